@@ -1,0 +1,54 @@
+# `make demo` and `make test` do everything on a fresh machine: they make .venv, install what they need and run.
+
+PYTHON ?= python3
+# Installed first and pinned: an unpinned torch may bring gigabytes that this machine has no use for.
+TORCH ?= 2.13.0
+JOBS ?= 2
+
+BIN := .venv/bin
+INSTALL ?= $(BIN)/python -m pip install --quiet --disable-pip-version-check
+CORE := .venv/.installed-core
+DEV := .venv/.installed-dev-$(TORCH)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint types format clean
+
+help:  ## this list
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+
+demo: $(CORE)  ## install the core and plan: the registry, a large model on one H200, a small one on this machine
+	$(BIN)/windlass models
+	$(BIN)/windlass plan GLM-4.5-Air --on 1xH200 --quant int4
+	$(BIN)/windlass plan SmolLM2-135M-Instruct
+
+test: lint types  ## install everything; lint, types, and all tests that need no GPU
+	$(BIN)/python -m pytest -n $(JOBS) -m "not gpu"
+
+lint: $(DEV)  ## ruff, rules and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(DEV)  ## pyright, strict on the packages without torch
+	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright
+
+format: $(DEV)  ## rewrite the code as ruff likes it
+	$(BIN)/ruff check --fix --exit-zero --quiet .
+	$(BIN)/ruff format .
+
+clean:  ## remove .venv and what tools leave behind
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The last thing that making a virtual environment writes, so that half of one is made again.
+$(BIN)/pip:
+	$(PYTHON) -m venv .venv
+
+$(CORE): pyproject.toml | $(BIN)/pip
+	$(INSTALL) -e '.[probe]'
+	@touch $@
+
+$(DEV): pyproject.toml | $(BIN)/pip
+	$(INSTALL) torch==$(TORCH)
+	$(INSTALL) -e '.[dev]'
+	@rm -f .venv/.installed-dev-*
+	@touch $(CORE) $@

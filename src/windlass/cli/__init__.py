@@ -1,0 +1,31 @@
+"""The command line: thin, imports on use. Turns every expected error into one line and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import NoReturn
+
+from windlass.errors import Error
+
+
+def main(argv: list[str] | None = None) -> NoReturn:
+    """0 done; 2 not understood or impossible; 3 does not fit; 130 interrupted."""
+    sys.exit(run(sys.argv[1:] if argv is None else argv))
+
+
+def run(argv: list[str]) -> int:
+    from windlass.cli.app import invoke
+
+    try:
+        return invoke(argv)
+    except Error as error:
+        print(f"windlass: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("windlass: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader went away (`| head`). Point stdout elsewhere so that the interpreter's last flush stays quiet.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0

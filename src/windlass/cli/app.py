@@ -1,0 +1,54 @@
+"""The table of commands."""
+
+from __future__ import annotations
+
+import typer
+import typer.main
+
+from windlass import __version__
+from windlass.cli import models, plan
+from windlass.errors import BadInput
+
+app = typer.Typer(
+    name="windlass",
+    help="Windlass lifts heavy weights: it takes an open-weight language model and the hardware you have, and does the whole job.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"windlass {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def windlass(version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version and stop.")) -> None:
+    pass
+
+
+app.command("plan")(plan.plan)
+app.add_typer(models.app, name="models")
+
+
+def invoke(argv: list[str]) -> int:
+    """Runs a command; a usage mistake becomes BadInput, so that it too is one line."""
+    command = typer.main.get_command(app)
+    try:
+        result = command.main(args=argv, prog_name="windlass", standalone_mode=False)
+    except typer.Exit as stop:
+        return stop.exit_code
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+    except Exception as error:  # noqa: BLE001 - told apart by what usage errors have; anything else is raised again
+        usage = getattr(error, "format_message", None)
+        if usage is None:
+            raise
+        message = " ".join(str(usage()).split())
+        if not message:  # no arguments: the help was printed
+            return getattr(error, "exit_code", 2)
+        raise BadInput(f"{message} (see `windlass {argv[0] if argv else ''} --help`)") from None
+    return result if isinstance(result, int) else 0

@@ -1,0 +1,39 @@
+"""`windlass models`: the registry."""
+
+from __future__ import annotations
+
+import typer
+
+app = typer.Typer(help="The models known by name.", no_args_is_help=False)
+
+
+@app.callback(invoke_without_command=True)
+def models(
+    context: typer.Context,
+    as_json: bool = typer.Option(False, "--json", help="Print JSON for machines."),
+    filter_by: str = typer.Option("", "--filter", metavar="TEXT", help="Only names or families that contain TEXT."),
+) -> None:
+    """List the registry: sizes, context, cache per token, and the smallest listed hardware that runs each."""
+    if context.invoked_subcommand is not None:
+        return
+    from windlass.cli import model_tables
+
+    rows = model_tables.registry_rows(filter_by)
+    model_tables.print_json(rows) if as_json else model_tables.print_registry(rows)
+
+
+@app.command()
+def show(
+    name: str = typer.Argument(..., metavar="MODEL", help="A path, a name of the registry, or a hub name."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON for machines."),
+    tensors: bool = typer.Option(False, "--tensors", help="List every tensor rule."),
+) -> None:
+    """Show one model: its shape, its counts and, with --tensors, its tensors."""
+    from windlass.cli import model_tables
+    from windlass.cli.resolve import resolve_model
+
+    resolved = resolve_model(name)
+    if as_json:
+        model_tables.print_json(model_tables.model_json(resolved, tensors))
+    else:
+        model_tables.print_model(resolved, tensors)

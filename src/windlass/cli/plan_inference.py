@@ -1,0 +1,80 @@
+"""`windlass plan MODEL`: from the command line's words to a Question, and its answer out."""
+
+from __future__ import annotations
+
+import msgspec
+
+from windlass.cli.plan_output import Output
+from windlass.cli.resolve import Resolved, resolve_hardware, resolve_model
+from windlass.core.hardware import Hardware
+from windlass.core.plan import Plan
+from windlass.errors import BadInput
+from windlass.plan.assemble import make_plan
+from windlass.plan.cloud import cloud_offers
+from windlass.plan.search import Question
+from windlass.units import parse_context
+
+DEFAULT_CONTEXT = 8192
+
+
+def run(
+    target: str,
+    *,
+    on: str | None,
+    engine: str,
+    goal: str,
+    context: str | None,
+    concurrency: int | None,
+    quant: str,
+    group: int,
+    kv: str,
+    pins: dict[str, int],
+    lengths: tuple[str | None, str | None],
+    cloud: bool,
+    all_offers: bool,
+    region: str,
+    output: Output,
+) -> int:
+    resolved = resolve_model(target)
+    prompt, new = (parse_context(text) if text is not None else None for text in lengths)
+    asked = Question(
+        spec=resolved.spec,
+        rules=resolved.rules,
+        hardware=_hardware(on, cloud),
+        context_tokens=parse_context(context) if context is not None else min(DEFAULT_CONTEXT, resolved.spec.context_tokens),
+        concurrency=concurrency,
+        goal=goal,
+        engine=engine,
+        quant=quant,
+        group=group,
+        kv=kv,
+        pins=pins,
+        prompt_tokens=prompt,
+        new_tokens=new,
+        region=region,
+    )
+    if (prompt or 0) + (new or 0) > asked.context_tokens:
+        raise BadInput(f"a prompt of {prompt or 0:,} and an answer of {new or 0:,} tokens exceed --context {asked.context_tokens:,}")
+    made = make_plan(asked, source=resolved.source, digest=resolved.digest)
+    if cloud or not made.fits:
+        made = _with_offers(made, asked, resolved, cloud, all_offers)
+    return output.write(made)
+
+
+def _hardware(on: str | None, cloud: bool) -> Hardware:
+    """With --cloud and no --on the offers are the hardware; a plan beside them is made for a common card."""
+    return resolve_hardware(on) if on is not None or not cloud else resolve_hardware("1xH200")
+
+
+def _with_offers(made: Plan, asked: Question, resolved: Resolved, cloud: bool, all_offers: bool) -> Plan:
+    checkpoint = made.checkpoint
+    assert checkpoint is not None
+    found = cloud_offers(asked, checkpoint.bytes_as_published, checkpoint.bytes_converted, all_offers=all_offers)
+    would_fit = made.would_fit
+    if found and not made.fits:
+        cheapest = min(found, key=lambda offer: offer.usd_per_hour)
+        would_fit = (*would_fit, f"{cheapest.provider} {cheapest.num_devices}x{cheapest.device} at ${cheapest.usd_per_hour:.2f}/h ({cheapest.priced_at})")
+    offers = tuple(msgspec.to_builtins(offer) for offer in found) if cloud else ()
+    return msgspec.structs.replace(made, cloud=offers, would_fit=would_fit)
+
+

@@ -1,0 +1,189 @@
+"""What to train, on what and how: a recipe a person writes in TOML. Strict: every unknown key is refused with the nearest name.
+
+A recipe is a request, so what it leaves out (`None`) is for the planner to choose; a plan has no such holes. Knows no defaults
+that depend on a model or on hardware; those are `plan.training`'s. A trainer adds sections here, it does not read TOML itself.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import msgspec
+
+from windlass.core.model import Frozen
+from windlass.errors import BadInput, UnknownName
+from windlass.units import parse_context, parse_count
+
+Recompute = Literal["none", "selective", "full"]
+Offload = Literal["none", "cpu", "nvme"]
+Compute = Literal["bf16", "fp16", "fp32", "fp8"]
+GradientType = Literal["fp32", "bf16", "fp16"]
+OptimizerName = Literal["adamw", "muon", "sgd"]
+Schedule = Literal["1f1b", "zero_bubble", "dualpipe"]
+TensorOverlap = Literal["none", "backward", "all"]
+Dispatch = Literal["all_to_all", "per_node"]
+
+Degree = int | None
+
+
+class ModelSource(Frozen):
+    """Exactly one of `name` (registry or hub), `path` (a folder or config.json) and `config` (the table itself)."""
+
+    name: str | None = None
+    path: str | None = None
+    config: dict[str, Any] | None = None
+    mtp: bool = False
+    """Train the multi-token-prediction layer too, where the model has one."""
+    dropout: bool | None = None
+    """Overrides what the config says."""
+
+
+class HardwareSource(Frozen):
+    on: str | None = None
+    """As `windlass plan --on` takes it: `128x(8xH100-80GB)@400Gb`."""
+
+
+class DataSection(Frozen):
+    tokens: int | None = None
+    sequence_length: int | None = None
+
+
+class Batch(Frozen):
+    """Of one optimizer step, counted in sequences or in tokens."""
+
+    global_batch: int | None = None
+    tokens: int | None = None
+    micro_batch: int | None = None
+
+
+class Parallel(Frozen):
+    tp: Degree = None
+    cp: Degree = None
+    pp: Degree = None
+    ep: Degree = None
+    expert_tp: Degree = None
+    virtual_stages: Degree = None
+    """Chunks of layers per pipeline rank; 1 is the plain schedule."""
+    zero: int | None = None
+    """0 nothing, 1 optimizer states, 2 and gradients, 3 and parameters are spread over the data-parallel ranks."""
+    sequence_parallel: bool | None = None
+    schedule: Schedule = "1f1b"
+    dispatch: Dispatch = "all_to_all"
+    """`per_node`: a token goes to each node once however many of its experts live there (DeepEP, HybridEP)."""
+
+
+class Overlap(Frozen):
+    """Which communication the trainer hides behind computation."""
+
+    tp: TensorOverlap = "backward"
+    """`backward`: gradient collectives run beside the other gradient's matrix product (Megatron-Core's linear layer);
+    `all`: also cut into pieces and pipelined with the products (Transformer Engine user buffers, async TP)."""
+    pp: bool = True
+    dp: bool = True
+    ep: bool = False
+
+
+class Memory(Frozen):
+    recompute: Recompute | None = None
+    flash_attention: bool = True
+    offload: Offload = "none"
+
+
+class Precision(Frozen):
+    compute: Compute = "bf16"
+    gradients: GradientType = "fp32"
+
+
+class Optimizer(Frozen):
+    name: OptimizerName = "adamw"
+
+
+class CheckpointSection(Frozen):
+    interval_minutes: float | None = None
+    """None: Young and Daly's."""
+    asynchronous: bool = True
+    """Training waits only for the copy to host memory."""
+    restart_minutes: float = 10.0
+    """From a failure to the first new step."""
+
+
+class Recipe(Frozen):
+    model: ModelSource
+    hardware: HardwareSource = HardwareSource()
+    data: DataSection = DataSection()
+    batch: Batch = Batch()
+    parallel: Parallel = Parallel()
+    overlap: Overlap = Overlap()
+    memory: Memory = Memory()
+    precision: Precision = Precision()
+    optimizer: Optimizer = Optimizer()
+    checkpoint: CheckpointSection = CheckpointSection()
+
+
+def load_recipe(path: str | Path) -> Recipe:
+    import tomllib
+
+    try:
+        table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadInput(f"cannot read the recipe {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path} is not TOML: {error}") from None
+    return recipe_from(table, str(path))
+
+
+def recipe_from(table: dict[str, Any], origin: str = "recipe") -> Recipe:
+    """A recipe from the table a TOML file (or a program) holds."""
+    refuse_unknown(table, Recipe, origin)
+    try:
+        recipe = msgspec.convert(_read_numbers(table), Recipe)
+    except msgspec.ValidationError as error:
+        raise BadInput(f"{origin}: {_plain(str(error))}") from None
+    _check(recipe, origin)
+    return recipe
+
+
+def refuse_unknown(table: dict[str, Any], kind: type[msgspec.Struct], origin: str, prefix: str = "") -> None:
+    """Every key must be a field of `kind`, section by section, so that a typing mistake never passes for a default."""
+    fields = {field.name: field.type for field in msgspec.structs.fields(kind)}
+    for key, value in table.items():
+        if key not in fields:
+            raise UnknownName(f"key in {origin}:", prefix + key, [prefix + name for name in fields])
+        inner = fields[key]
+        if isinstance(value, dict) and isinstance(inner, type) and issubclass(inner, msgspec.Struct):
+            refuse_unknown(cast("dict[str, Any]", value), inner, origin, f"{prefix}{key}.")
+
+
+_NUMBERS = (("data", "tokens", parse_count), ("data", "sequence_length", parse_context), ("batch", "tokens", parse_count))
+
+
+def _read_numbers(table: dict[str, Any]) -> dict[str, Any]:
+    """`tokens = "15T"` and `sequence_length = "8k"` are allowed; everything inside is a plain integer."""
+    read = {name: dict(cast("dict[str, Any]", section)) if isinstance(section, dict) else section for name, section in table.items()}
+    for section, key, parse in _NUMBERS:
+        held = read.get(section)
+        if isinstance(held, dict) and isinstance(held.get(key), str):
+            held[key] = parse(held[key])
+    return read
+
+
+def _plain(message: str) -> str:
+    """msgspec says "Expected `int`, got `str` - at `$.parallel.tp`"; the key goes first."""
+    what, _, where = message.partition(" - at `$")
+    return f"{where.strip('.`')}: {what[:1].lower()}{what[1:]}" if where else what
+
+
+def _check(recipe: Recipe, origin: str) -> None:
+    given = [name for name in ("name", "path", "config") if getattr(recipe.model, name) is not None]
+    if len(given) != 1:
+        raise BadInput(f"{origin}: [model] needs exactly one of name, path and config; it has {' and '.join(given) or 'none'}")
+    if recipe.batch.global_batch is not None and recipe.batch.tokens is not None:
+        raise BadInput(f"{origin}: [batch] takes global_batch (sequences) or tokens, not both")
+    if recipe.parallel.zero not in (None, 0, 1, 2, 3):
+        raise BadInput(f"{origin}: parallel.zero is {recipe.parallel.zero}; ZeRO has stages 0, 1, 2 and 3")
+    for section in (recipe.data, recipe.batch, recipe.parallel):
+        for name in section.__struct_fields__:
+            value = getattr(section, name)
+            if isinstance(value, int) and not isinstance(value, bool) and value < 1 and name != "zero":
+                raise BadInput(f"{origin}: {name} is {value}; it must be at least 1")

@@ -1,0 +1,33 @@
+"""What is asked of the model: how long, how many at once, and what matters."""
+
+from __future__ import annotations
+
+from windlass.core.model import Frozen
+
+GOALS = ("latency", "throughput", "cost")
+
+
+class Workload(Frozen):
+    context_tokens: int
+    """Memory is kept for this many tokens per sequence."""
+    concurrency: int
+    prompt_tokens: int
+    new_tokens: int
+    goal: str = "latency"
+
+    @property
+    def mean_decode_context(self) -> float:
+        """Tokens in the cache halfway through an answer."""
+        return self.prompt_tokens + self.new_tokens / 2
+
+
+def workload(context_tokens: int, concurrency: int, goal: str = "latency", prompt_tokens: int | None = None, new_tokens: int | None = None) -> Workload:
+    """Prompt and answer default to 1k + 1k (the shape serving tables are published for), or half the context each if that is less."""
+    half = max(context_tokens // 2, 1)
+    return Workload(
+        context_tokens=context_tokens,
+        concurrency=concurrency,
+        prompt_tokens=prompt_tokens or min(1024, half),
+        new_tokens=new_tokens or min(1024, half),
+        goal=goal,
+    )

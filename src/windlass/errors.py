@@ -1,0 +1,57 @@
+"""Every error a user can meet.
+
+Error
+├── BadInput        what was asked for cannot be understood                       (exit code 2)
+│   ├── BadConfig   a model's config.json: a key is missing, wrong or unknown
+│   ├── UnknownName a model, device, region or key that is not known; offers the nearest
+│   └── Impossible  understood, but no engine can do it (TP that cuts a head, EP that cuts an expert)
+├── DoesNotFit      it would work with more memory; carries how many bytes are short  (exit code 3)
+└── MissingExtra    an optional dependency is not installed; says how to install it   (exit code 2)
+
+A message says what is wrong, why, and what to do, in one line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class Error(Exception):
+    """Anything that is the user's to mend. Printed as one line, never as a traceback."""
+
+    exit_code = 2
+
+
+class BadInput(Error):
+    pass
+
+
+class BadConfig(BadInput):
+    pass
+
+
+class Impossible(BadInput):
+    pass
+
+
+class UnknownName(BadInput):
+    def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
+        import difflib  # only on the way out
+
+        lowered = {candidate.lower(): candidate for candidate in known}
+        near = [lowered[match] for match in difflib.get_close_matches(name.lower(), lowered, n=3, cutoff=0.4)]
+        hint = f"did you mean {', '.join(near)}?" if near else f"known: {', '.join(sorted(lowered.values())[:12])}"
+        super().__init__(f"unknown {what} {name!r}; {hint}")
+
+
+class DoesNotFit(Error):
+    exit_code = 3
+
+    def __init__(self, message: str, short_bytes: int) -> None:
+        super().__init__(message)
+        self.short_bytes = short_bytes
+
+
+class MissingExtra(Error):
+    def __init__(self, package: str, extra: str, purpose: str) -> None:
+        super().__init__(f"{purpose} needs {package}, which is not installed: pip install 'windlass[{extra}]'")

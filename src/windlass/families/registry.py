@@ -1,0 +1,60 @@
+"""The models known by name: what they are called, where they come from, and how sure we are of their configs."""
+
+from __future__ import annotations
+
+import tomllib
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import msgspec
+
+from windlass.core.model import Frozen, ModelSpec
+from windlass.errors import UnknownName
+from windlass.families import Hints, describe
+
+
+class Known(Frozen):
+    name: str
+    hub: str
+    check: str
+    """`count`, `read`, `cross` or `memory`: how the config was verified."""
+    config: str = ""
+    aliases: tuple[str, ...] = ()
+    own_next_token_embeddings: bool | None = None
+    """Set where the published config does not tell what the files hold."""
+    note: str = ""
+
+    def names(self) -> tuple[str, ...]:
+        return (self.name, self.hub, self.hub.split("/")[-1], *self.aliases)
+
+
+@cache
+def known_models() -> tuple[Known, ...]:
+    text = files("windlass.families").joinpath("registry.toml").read_text()
+    return tuple(msgspec.convert(tomllib.loads(text)["model"], list[Known]))
+
+
+def find(name: str) -> Known | None:
+    wanted = name.lower()
+    for strict in (True, False):
+        for model in known_models():
+            names = (model.name, model.hub) if strict else model.names()
+            if wanted in (candidate.lower() for candidate in names):
+                return model
+    return None
+
+
+def unknown_model(name: str) -> UnknownName:
+    return UnknownName("model", name, [model.name for model in known_models()])
+
+
+def published_config(model: Known) -> dict[str, Any]:
+    """The config.json as published."""
+    file = model.config or model.hub.replace("/", "--") + ".json"
+    return msgspec.json.decode(files("windlass.families").joinpath("configs", file).read_bytes(), type=dict[str, Any])
+
+
+def spec_of(model: Known) -> ModelSpec:
+    hints = Hints(own_next_token_embeddings=model.own_next_token_embeddings)
+    return describe(published_config(model), model.name, hints=hints, where=f"{model.hub}: config.json")

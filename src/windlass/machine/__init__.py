@@ -1,0 +1,1 @@
+"""What this machine is: its GPUs, cores, memory, disk and memory speed."""

@@ -1,0 +1,1 @@
+"""Memory, speed, cost and layout, worked out before anything starts. No torch."""

@@ -1,0 +1,95 @@
+"""What each engine needs and how near it comes to the roofline. Data with sources; decides nothing.
+
+Windlass's own figures on GPUs are what its design aims at (kernel floors measured on an H200, docs/plan.md), not yet a measurement
+of it; `docs/plan.md` says which predictions have been checked against a run.
+"""
+
+from __future__ import annotations
+
+from windlass.core.model import Frozen
+from windlass.errors import UnknownName
+
+
+class Engine(Frozen):
+    name: str
+    memory_fraction: float
+    """Share of a device's memory the engine lets itself use."""
+    context_bytes: int
+    """Driver context, code, graphs: what is gone before the first weight."""
+    group_bytes: int
+    """Buffers of a communicator, once more than one device talks."""
+    step_tokens: int
+    """Prompt tokens of one step: long prompts are fed in chunks of this."""
+    bandwidth_efficiency: float
+    """Of the measured read bandwidth, over a whole step."""
+    matmul_efficiency: float
+    """Of the measured matrix rate, over a whole prefill."""
+    kernel_seconds: float
+    """What a kernel costs beyond its bytes, inside a captured graph."""
+    kernels_attention: int
+    kernels_dense: int
+    kernels_moe: int
+    windowed_cache: bool
+    """Frees what a sliding window no longer sees."""
+    uneven: bool
+    """May split heads and channels unevenly."""
+    offload: bool
+    max_sequences: int
+    kinds: tuple[str, ...]
+    block_tokens: int = 16
+
+
+# NCCL buffers 342 MB at two GPUs, 392 MB at four to eight; other 551 MB (aiconfigurator@095f58a systems/*.yaml).
+_CUDA_CONTEXT_BYTES = 551_000_000
+_NCCL_BYTES = 392_000_000
+
+ENGINES = {
+    "windlass": Engine(
+        name="windlass",
+        memory_fraction=0.97,
+        context_bytes=_CUDA_CONTEXT_BYTES,
+        group_bytes=_NCCL_BYTES,
+        step_tokens=2048,
+        bandwidth_efficiency=0.9,
+        matmul_efficiency=0.6,
+        # Read kernels of 3 to 100 MB on an H200 take 2.1 us longer than bytes / 4.46 TB/s (facts measured 2026-11, docs/plan.md).
+        kernel_seconds=2.1e-6,
+        kernels_attention=4,  # norm+QKV, rotate+cache, attention, out
+        kernels_dense=2,  # norm+gate/up, down
+        kernels_moe=4,  # norm+router, gate/up of routed and shared, down, combine
+        windowed_cache=False,
+        uneven=True,
+        offload=True,
+        max_sequences=256,
+        kinds=("cuda", "rocm", "metal", "cpu"),
+    ),
+    "vllm": Engine(
+        name="vllm",
+        memory_fraction=0.92,  # gpu_memory_utilization's default (vllm@a014e35 config/cache.py:111)
+        context_bytes=_CUDA_CONTEXT_BYTES,
+        group_bytes=_NCCL_BYTES,
+        step_tokens=8192,  # max_num_batched_tokens' default for serving
+        bandwidth_efficiency=0.8,  # memory derate, and 3 us a kernel: aiconfigurator@095f58a
+        matmul_efficiency=0.6,
+        kernel_seconds=3e-6,
+        kernels_attention=6,
+        kernels_dense=4,
+        kernels_moe=10,
+        windowed_cache=True,
+        uneven=False,
+        offload=False,
+        max_sequences=256,
+        kinds=("cuda", "rocm"),
+    ),
+}
+
+CPU_CONTEXT_BYTES = 300_000_000
+"""A Python process with torch loaded, on a device that is a CPU (measured: 250 to 300 MB resident)."""
+CPU_KERNEL_SECONDS = 8e-6
+"""Waking and joining a few threads per matrix product."""
+
+
+def engine(name: str) -> Engine:
+    if name not in ENGINES:
+        raise UnknownName("engine", name, ENGINES)
+    return ENGINES[name]

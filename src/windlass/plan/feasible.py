@@ -1,0 +1,146 @@
+"""Which layouts an engine accepts for a model, and what to say about those it does not. Pure; knows no speeds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from windlass.core.layout import Layout
+from windlass.core.model import Attention, ModelSpec
+from windlass.core.place import place, stored
+from windlass.core.rule import AxisName, Rule
+from windlass.core.scheme import Scheme
+from windlass.errors import Impossible
+from windlass.plan.engines import Engine
+
+
+def check_layout(engine: Engine, spec: ModelSpec, rules: tuple[Rule, ...], scheme: Scheme, layout: Layout) -> None:
+    """Raises Impossible in the model's own terms; says nothing of memory."""
+    if layout.pp > spec.num_layers:
+        raise Impossible(f"pp {layout.pp} asks for more stages than {spec.name} has layers ({spec.num_layers})")
+    _check_experts(engine, spec, layout)
+    if engine.uneven:
+        place(rules, spec.num_layers, layout, scheme)
+    else:
+        _check_even(engine, spec, rules, scheme, layout)
+
+
+def _check_experts(engine: Engine, spec: ModelSpec, layout: Layout) -> None:
+    experts = spec.experts
+    if layout.ep == 1:
+        return
+    if experts is None:
+        raise Impossible(f"ep {layout.ep}: {spec.name} has no experts to spread")
+    if experts.num_experts % layout.ep:
+        nearest = ", ".join(map(str, nearest_divisors(experts.num_experts, layout.ep)))
+        raise Impossible(f"ep {layout.ep} does not divide the {experts.num_experts} experts of {spec.name}; ep may be {nearest}")
+    if layout.tp % layout.ep:
+        raise Impossible(
+            f"ep {layout.ep} is not a divisor of tp {layout.tp}: expert ranks are the tp ranks again, not further devices; "
+            f"use ep {' or '.join(map(str, divisors(layout.tp)))}"
+        )
+    if not engine.uneven and layout.ep != layout.tp:
+        raise Impossible(f"{engine.name} spreads experts over all tp ranks or none: ep must be 1 or {layout.tp}")
+
+
+def _check_even(engine: Engine, spec: ModelSpec, rules: tuple[Rule, ...], scheme: Scheme, layout: Layout) -> None:
+    if layout.tp not in valid_tp(spec, layout.tp):
+        raise Impossible(_heads_message(engine, spec, layout.tp))
+    torn = _torn_group(rules, scheme, layout)
+    if torn is not None:
+        rule, part, group = torn
+        raise Impossible(
+            f"{engine.name} cannot cut {_plain(rule.ours)} at tp {layout.tp}: {rule.shape[-1]} inputs give {part} a rank, "
+            f"which groups of {group} do not divide; use a smaller tp, ep {layout.tp} for experts, or fp8"
+        )
+
+
+def _heads_message(engine: Engine, spec: ModelSpec, tp: int) -> str:
+    mixer = spec.attention
+    allowed = ", ".join(map(str, valid_tp(spec, 64)))
+    if mixer.num_heads % tp:
+        problem = f"the {mixer.num_heads} attention heads of {spec.name} do not divide by tp {tp} ({mixer.num_heads} % {tp} = {mixer.num_heads % tp})"
+    else:
+        assert isinstance(mixer, Attention)
+        problem = f"the {mixer.num_kv_heads} KV heads of {spec.name} neither divide by tp {tp} nor divide it"
+    return f"{problem}; {engine.name} accepts tp {allowed}"
+
+
+def valid_tp(spec: ModelSpec, limit: int) -> tuple[int, ...]:
+    """TP sizes that split heads evenly: heads % tp == 0, and KV heads divide or are divided by tp (vLLM's and Megatron's rule)."""
+    mixer = spec.attention
+    kv = mixer.num_kv_heads if isinstance(mixer, Attention) else None
+    return tuple(tp for tp in divisors(mixer.num_heads) if tp <= limit and (kv is None or kv % tp == 0 or tp % kv == 0))
+
+
+def _torn_group(rules: tuple[Rule, ...], scheme: Scheme, layout: Layout) -> tuple[Rule, int, int] | None:
+    """The first matrix whose inputs an even split would cut inside a quantization group."""
+    for rule in rules:
+        if len(rule.axes) != 2 or rule.axes[1].name not in (AxisName.HEADS, AxisName.FFN, AxisName.EXPERT_FFN, AxisName.SHARED_FFN):
+            continue
+        parts = layout.expert_tp if rule.axes[1].name is AxisName.EXPERT_FFN else layout.tp
+        quantum = stored(rule, scheme).quantum(1)
+        if rule.shape[1] % parts or rule.shape[1] // parts % quantum:
+            return rule, rule.shape[1] // parts, quantum
+    return None
+
+
+def _plain(ours: str) -> str:
+    return ours.replace("layers.{layer}.", "").replace(".{expert}", "").removesuffix(".weight")
+
+
+def divisors(number: int) -> tuple[int, ...]:
+    small = [value for value in range(1, int(number**0.5) + 1) if number % value == 0]
+    return tuple(sorted({*small, *(number // value for value in small)}))
+
+
+def nearest_divisors(number: int, wanted: int, how_many: int = 3) -> tuple[int, ...]:
+    return tuple(sorted(sorted(divisors(number), key=lambda value: abs(value - wanted))[:how_many]))
+
+
+def layouts(spec: ModelSpec, num_devices: int, pins: dict[str, int]) -> Iterator[Layout]:
+    """Every layout of the devices that respects the pins; devices that no layout can use together may stay idle when nothing is pinned."""
+    for tp in _tp_choices(spec, num_devices, pins):
+        for pp in _degree(pins, "pp", [value for value in range(1, num_devices // tp + 1) if _usable(num_devices, tp * value)]):
+            if pp > spec.num_layers or tp * pp > num_devices:
+                continue
+            dp = pins.get("dp", num_devices // (tp * pp))
+            for ep in _degree(pins, "ep", _ep_choices(spec, tp)):
+                if tp * pp * dp <= num_devices:
+                    yield Layout(tp=tp, pp=pp, ep=ep, dp=dp)
+
+
+def _usable(num_devices: int, used: int) -> bool:
+    """Large clusters are filled evenly; on a few devices leaving one idle may be the best there is."""
+    return num_devices % used == 0 if num_devices > 16 else used <= num_devices
+
+
+def _tp_choices(spec: ModelSpec, num_devices: int, pins: dict[str, int]) -> list[int]:
+    if "tp" in pins:
+        return [pins["tp"]]
+    return [tp for tp in range(1, min(num_devices, spec.attention.num_heads, 64) + 1) if _usable(num_devices, tp)]
+
+
+def _degree(pins: dict[str, int], name: str, choices: list[int]) -> list[int]:
+    return [pins[name]] if name in pins else choices
+
+
+def _ep_choices(spec: ModelSpec, tp: int) -> list[int]:
+    if spec.experts is None or tp == 1:
+        return [1]
+    return [ep for ep in {1, tp} if spec.experts.num_experts % ep == 0]
+
+
+def check_pins(spec: ModelSpec, num_devices: int, pins: dict[str, int]) -> None:
+    """Pinned degrees must multiply to the devices; ep is not a factor."""
+    for name, value in pins.items():
+        if value < 1:
+            raise Impossible(f"{name} {value}: a degree is 1 or more")
+    factors = {name: pins[name] for name in ("tp", "pp", "dp") if name in pins}
+    product = 1
+    for value in factors.values():
+        product *= value
+    text = " x ".join(f"{name} {value}" for name, value in factors.items())
+    if len(factors) == 3 and product != num_devices:
+        raise Impossible(f"{text} = {product}, but there are {num_devices} devices (ep is no further factor: it reuses the tp ranks)")
+    if factors and (product > num_devices or num_devices % product):
+        raise Impossible(f"{text} does not multiply to {num_devices} devices; choose degrees among its divisors {divisors(num_devices)}")

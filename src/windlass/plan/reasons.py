@@ -1,0 +1,151 @@
+"""Why each choice was made, in a sentence with numbers: value and reason travel together."""
+
+from __future__ import annotations
+
+from windlass.core.model import Attention
+from windlass.core.place import Placement
+from windlass.core.plan import Alternative, Reason
+from windlass.plan.candidates import Candidate
+from windlass.plan.feasible import valid_tp
+from windlass.plan.search import BATCH_FOR_SERVER, Answer, Question
+from windlass.units import format_bytes, format_context
+
+
+def reasons_for(question: Question, answer: Answer, placement: Placement) -> tuple[Reason, ...]:
+    best = answer.best
+    made = [
+        _engine_reason(question, best),
+        _scheme_reason(question, best),
+        *_layout_reasons(question, best, placement),
+        _context_reason(question, best),
+        _concurrency_reason(question, best),
+    ]
+    made += _tier_reasons(best)
+    if not question.spec.runnable:
+        made.append(Reason(choice="scope", value="memory only", why=f"no engine here runs {question.spec.name}; its memory is planned all the same"))
+    return tuple(made)
+
+
+def _engine_reason(question: Question, best: Candidate) -> Reason:
+    kinds = {seat.device.kind for seat in best.fit.seats}
+    if question.engine != "auto":
+        why = "asked for"
+    elif "vllm" == best.engine.name:
+        why = f"{best.workload.concurrency} sequences at once: its batched kernels and scheduler are made for that (from {BATCH_FOR_SERVER} on)"
+    elif kinds & {"cpu", "metal"}:
+        why = f"vLLM has no int4 kernels for {'/'.join(sorted(kinds))}; the embedded engine runs here"
+    elif best.fit.host_bytes or best.fit.disk_bytes:
+        why = "weights must be kept outside the devices, which the embedded engine streams"
+    elif not _divides(best):
+        why = f"heads do not divide by tp {best.layout.tp}, which the embedded engine may split unevenly"
+    else:
+        why = f"embedded, quickest to start; vLLM is the better engine from about {BATCH_FOR_SERVER} sequences at once"
+    return Reason(choice="engine", value=best.engine.name, why=why)
+
+
+def _divides(best: Candidate) -> bool:
+    return best.layout.tp in valid_tp(best.spec, best.layout.tp)
+
+
+def _scheme_reason(question: Question, best: Candidate) -> Reason:
+    group = f", groups of {best.scheme.group}" if best.scheme.group else ""
+    if question.quant != "auto":
+        why = "asked for"
+    elif best.fit.host_bytes or best.fit.disk_bytes:
+        why = "no scheme fits the devices; the smallest moves the fewest bytes over the slow links"
+    elif best.scheme.name == question.spec.native_scheme:
+        why = "as published, and it fits with the cache"
+    else:
+        why = f"the least lossy that fits with the cache, {format_bytes(best.fit.free_bytes)} to spare on the fullest device"
+    return Reason(choice="quantization", value=f"{best.scheme.name}{group}", why=why)
+
+
+def _layout_reasons(question: Question, best: Candidate, placement: Placement) -> list[Reason]:
+    made: list[Reason] = []
+    for name in ("tp", "pp", "ep", "dp"):
+        degree = getattr(best.layout, name)
+        if name in question.pins:
+            made.append(Reason(choice=name, value=str(degree), why="pinned"))
+        elif degree > 1 or name == "tp":
+            made.append(Reason(choice=name, value=str(degree), why=_degree_why(name, question, best)))
+    uneven = [made_cut for made_cut in placement.cuts if made_cut.imbalance > 1.001]
+    if uneven:
+        worst = max(uneven, key=lambda one: one.imbalance)
+        sizes = sorted({stop - start for start, stop in worst.intervals}, reverse=True)
+        why = f"{worst.count} {worst.name.value} in pieces of {worst.quantum} over tp {best.layout.tp} give {' or '.join(map(str, sizes))} a rank"
+        made.append(Reason(choice="imbalance", value=f"{worst.imbalance:.2f}x", why=f"{why}: the largest waits for none, the others for it"))
+    replicated = _replicated(best)
+    if replicated:
+        made.append(Reason(choice="KV heads", value="replicated", why=replicated))
+    idle = question.hardware.num_devices - best.layout.world
+    if idle:
+        made.append(Reason(choice="idle devices", value=str(idle), why="no layout that uses them is better for this goal"))
+    return made
+
+
+def _replicated(best: Candidate) -> str:
+    mixer = best.spec.attention
+    if isinstance(mixer, Attention) and best.layout.tp > mixer.num_kv_heads:
+        return f"tp {best.layout.tp} is more than {mixer.num_kv_heads} KV heads, so ranks that share one each keep its cache"
+    if not isinstance(mixer, Attention) and best.layout.tp > 1:
+        return "the latent has no heads to split: every tp rank keeps the whole cache"
+    return ""
+
+
+def _degree_why(name: str, question: Question, best: Candidate) -> str:
+    layout = best.layout
+    return {
+        "tp": "one device has room for it"
+        if layout.tp == 1 and layout.pp == 1
+        else "every device reads its part of every layer at once"
+        if layout.tp > 1
+        else "the link between devices is too slow, or one device per stage suffices",
+        "pp": f"{layout.pp} stages of consecutive layers: little traffic between them, and no stage overflows",
+        "ep": "whole experts per rank: no expert is cut, and no extra traffic beside the all-reduce",
+        "dp": f"{layout.dp} replicas use the devices that one copy leaves",
+    }[name]
+
+
+def _context_reason(question: Question, best: Candidate) -> Reason:
+    kv = max(held.kv_bytes for held in best.fit.memory)
+    why = f"{format_bytes(kv)} of {best.scheme.kv} cache on the fullest device for {best.workload.concurrency} at full length"
+    return Reason(choice="context", value=format_context(question.context_tokens), why=why)
+
+
+def _concurrency_reason(question: Question, best: Candidate) -> Reason:
+    if question.concurrency is not None:
+        why = "asked for"
+    elif question.goal == "latency":
+        why = "one sequence at a time answers soonest; --concurrency plans for more"
+    else:
+        why = "as many at full context as the memory holds"
+    return Reason(choice="concurrency", value=str(best.workload.concurrency), why=why)
+
+
+def _tier_reasons(best: Candidate) -> list[Reason]:
+    made: list[Reason] = []
+    if best.fit.host_bytes:
+        made.append(Reason(choice="host memory", value=format_bytes(best.fit.host_bytes), why="experts leave the devices first: a step reads few of them"))
+    if best.fit.disk_bytes:
+        made.append(Reason(choice="disk", value=format_bytes(best.fit.disk_bytes), why="beyond host memory; read while running"))
+    return made
+
+
+def alternative(question: Question, best: Candidate, other: Candidate) -> Alternative:
+    return Alternative(
+        layout=other.layout,
+        scheme=other.scheme.name,
+        engine=other.engine.name,
+        decode_tokens_per_second=other.speed.decode_tokens_per_second,
+        prefill_tokens_per_second=other.speed.prefill_tokens_per_second,
+        free_bytes=other.fit.free_bytes,
+        why_not=_why_not(question, best, other),
+    )
+
+
+def _why_not(question: Question, best: Candidate, other: Candidate) -> str:
+    ratio = other.speed.decode_tokens_per_second / max(best.speed.decode_tokens_per_second, 1e-9)
+    pace = f"{ratio:.2f}x the tokens/s"
+    if other.scheme.name != best.scheme.name:
+        return f"{pace}, but lossier" if other.scheme.bits < best.scheme.bits else pace
+    return pace

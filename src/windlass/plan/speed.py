@@ -1,0 +1,232 @@
+"""Time of a decode step and of a prefill, by roofline: bytes over bandwidth, operations over the measured matrix rate, kernels, network.
+
+The ceiling is the same arithmetic with nothing lost and an empty cache.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, log2
+
+import msgspec
+
+from windlass.core.hardware import Device, Hardware
+from windlass.core.layout import Layout
+from windlass.core.model import MoE, Wiring
+from windlass.core.place import Interval
+from windlass.core.plan import Speed
+from windlass.plan.engines import CPU_KERNEL_SECONDS, Engine
+from windlass.plan.memory import Fit, MemoryModel, Offloaded, Seat
+from windlass.plan.shards import Shard, busiest_share, touched_share
+
+RING_EFFICIENCY = 0.8
+"""A ring collective reaches about 80 % of a link's one-way specification (nccl-tests on A100, H100, H200: 78 to 82 %)."""
+COLLECTIVE_SECONDS = {"nvlink": 8e-6, "pcie": 20e-6}
+"""Latency of a small all-reduce inside a node; 10 us point to point is aiconfigurator's figure, ours lies around it."""
+
+
+@dataclass(frozen=True)
+class StepTime:
+    memory: float = 0.0
+    compute: float = 0.0
+    kernels: float = 0.0
+    network: float = 0.0
+    host_link: float = 0.0
+    disk: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """Reads and arithmetic overlap; launches and network do not; tiers below stream beside all of it."""
+        return max(max(self.memory, self.compute) + self.kernels + self.network, self.host_link, self.disk)
+
+    @property
+    def parts(self) -> dict[str, float]:
+        return {name: getattr(self, name) for name in ("memory", "compute", "kernels", "network", "host_link", "disk")}
+
+    @property
+    def bound_by(self) -> str:
+        return max(self.parts.items(), key=lambda item: item[1])[0].replace("_", " ")
+
+
+class SpeedModel:
+    """Times of one fitted layout."""
+
+    def __init__(self, model: MemoryModel, hardware: Hardware, layout: Layout, fit: Fit) -> None:
+        self.model, self.hardware, self.layout, self.fit = model, hardware, layout, fit
+        self.spec, self.scheme, self.engine = model.spec, model.scheme, model.engine
+        self.ideal = msgspec.structs.replace(self.engine, bandwidth_efficiency=1.0, matmul_efficiency=1.0, kernel_seconds=0.0)
+
+    # --- one stage, as slow as its slowest member
+
+    def decode_stage(self, pp: int, batch: float, context: float, engine: Engine) -> StepTime:
+        lossless = engine is self.ideal
+        times = [
+            self._decode_seat(seat, moved, batch, context, engine)
+            for seat, moved in zip(self.fit.seats, self.fit.offloaded, strict=True)
+            if seat.pp == pp
+        ]
+        slowest = max(times, key=lambda time: time.total)
+        network = 0.0 if lossless else self._stage_network(pp, batch)
+        return StepTime(**{**slowest.parts, "network": network})
+
+    def _decode_seat(self, seat: Seat, moved: Offloaded, batch: float, context: float, engine: Engine) -> StepTime:
+        shard, layers = self._shard(seat), self.fit.stages[seat.pp]
+        share = touched_share(self.spec, batch) if engine is self.ideal else busiest_share(self.spec, batch, self.layout.ep)
+        here, host, disk = self._reads(shard, layers, moved, share)
+        here += self.model.sizes.cache_bytes(layers, round(context), self.scheme, windowed=True) * shard.kv_share * batch
+        flops = batch * self._flops(shard, layers, context)
+        node = self.hardware.nodes[seat.node]
+        sharing = len(node.devices)
+        return StepTime(
+            memory=here / (seat.device.measured_bandwidth * engine.bandwidth_efficiency),
+            compute=flops / (self._matmul_rate(seat.device) * engine.matmul_efficiency),
+            kernels=self._kernels(layers) * (CPU_KERNEL_SECONDS if seat.device.kind == "cpu" and engine.kernel_seconds else engine.kernel_seconds),
+            host_link=host / min(seat.device.host_bandwidth or node.ram_bandwidth, node.ram_bandwidth / sharing),
+            disk=disk / (node.disk_bandwidth / sharing),
+        )
+
+    def _reads(self, shard: Shard, layers: Interval, moved: Offloaded, share: float) -> tuple[float, float, float]:
+        """Weight bytes of a step from the device, from host memory and from disk."""
+        always = shard.between(shard.always, layers)
+        if self.model.is_last(layers):
+            always += shard.head_bytes + (shard.embed_bytes if self.spec.tied_head else 0.0)
+        experts = shard.between(shard.experts, layers)
+        host = moved.host_always + moved.host_experts * share
+        disk = moved.disk_always + moved.disk_experts * share
+        return always + experts * share - host - disk, host, disk
+
+    def _flops(self, shard: Shard, layers: Interval, context: float) -> float:
+        """Per token: matrix products, scores over `context` keys, and the head on the last stage."""
+        scores = 2.0 * shard.between(shard.score_width, layers) * context
+        head = shard.head_flops_per_token if self.model.is_last(layers) else 0.0
+        return shard.between(shard.flops_per_token, layers) + scores + head
+
+    def _shard(self, seat: Seat) -> Shard:
+        return self.model.sizes.shard(self.layout, self.scheme, seat.tp, self.fit.shares)
+
+    def _matmul_rate(self, device: Device) -> float:
+        """fp8 weights meet fp8 activations where the device can; integer weights are widened to bf16 first."""
+        return device.matmul_flops("fp8" if self.scheme.name == "fp8" else "bf16")
+
+    def _kernels(self, layers: Interval) -> int:
+        counted = 0
+        for layer in self.spec.layers[layers[0] : layers[1]]:
+            mixture = isinstance(layer.feed_forward, MoE)
+            counted += self.engine.kernels_attention + (self.engine.kernels_moe if mixture else self.engine.kernels_dense)
+        return counted + (3 if self.model.is_last(layers) else 1)
+
+    # --- network
+
+    def _stage_network(self, pp: int, tokens: float) -> float:
+        layers = self.fit.stages[pp]
+        message = tokens * self.spec.hidden_size * 2
+        reduces = sum(1 if layer.wiring in (Wiring.PARALLEL, Wiring.PARALLEL_ONE_NORM) else 2 for layer in self.spec.layers[layers[0] : layers[1]])
+        seconds = reduces * self._all_reduce(pp, message)
+        if pp + 1 < self.layout.pp:
+            seconds += self._hop(pp, message)
+        return seconds
+
+    def _group(self, pp: int) -> list[Seat]:
+        return [seat for seat in self.fit.seats if seat.pp == pp]
+
+    def _all_reduce(self, pp: int, num_bytes: float) -> float:
+        """Ring volume 2 (n - 1) / n of the message (nccl-tests), plus a latency that grows with log n between nodes."""
+        ranks = self.layout.tp
+        if ranks == 1:
+            return 0.0
+        group = self._group(pp)
+        bandwidth, latency = self._link(group, ranks)
+        return latency + 2 * (ranks - 1) / ranks * num_bytes / (bandwidth * RING_EFFICIENCY)
+
+    def _link(self, group: list[Seat], ranks: int) -> tuple[float, float]:
+        if len({seat.node for seat in group}) > 1:
+            return self.hardware.network_bandwidth or 1.25e9, 2 * self.hardware.network_latency_seconds * ceil(log2(ranks))
+        slowest = min(group, key=lambda seat: seat.device.link_bandwidth).device
+        bandwidth = slowest.link_among(ranks) or slowest.host_bandwidth or slowest.bandwidth
+        kind = "nvlink" if bandwidth > 100e9 else "pcie"
+        return bandwidth, COLLECTIVE_SECONDS[kind]
+
+    def _hop(self, pp: int, num_bytes: float) -> float:
+        here, there = self._group(pp)[0], self._group(pp + 1)[0]
+        if here.node != there.node:
+            return self.hardware.network_latency_seconds + num_bytes / (self.hardware.network_bandwidth or 1.25e9)
+        return 10e-6 + num_bytes / (here.device.link_bandwidth or here.device.host_bandwidth or 1e9)
+
+    # --- whole steps
+
+    def decode(self, batch: int, context: float, engine: Engine) -> tuple[float, float, StepTime]:
+        """(tokens per second of a replica, seconds a token takes, what the slowest stage spends).
+
+        Sequences may go through the stages together, or in pp groups that follow one another and keep every stage busy.
+        """
+        whole = [self.decode_stage(pp, batch, context, engine) for pp in range(self.layout.pp)]
+        seconds = sum(time.total for time in whole)
+        rate = batch / seconds
+        worst = max(whole, key=lambda time: time.total)
+        if self.layout.pp > 1 and batch >= self.layout.pp:
+            group = batch / self.layout.pp
+            parts = [self.decode_stage(pp, group, context, engine) for pp in range(self.layout.pp)]
+            slowest = max(parts, key=lambda time: time.total)
+            if group / slowest.total > rate:
+                return group / slowest.total, slowest.total * self.layout.pp, slowest
+        return rate, seconds, worst
+
+    def prefill(self, tokens: int, engine: Engine) -> tuple[float, float]:
+        """(seconds until a prompt of `tokens` is through, seconds of its slowest stage)."""
+        chunks = ceil(tokens / engine.step_tokens)
+        stages = [self._prefill_stage(pp, tokens, chunks, engine) for pp in range(self.layout.pp)]
+        return sum(stages), max(stages)
+
+    def _prefill_stage(self, pp: int, tokens: int, chunks: int, engine: Engine) -> float:
+        slowest = 0.0
+        for seat, moved in zip(self.fit.seats, self.fit.offloaded, strict=True):
+            if seat.pp != pp:
+                continue
+            shard, layers = self._shard(seat), self.fit.stages[pp]
+            share = touched_share(self.spec, tokens / chunks)
+            here, host, disk = self._reads(shard, layers, moved, share)
+            # Only the last token of a prompt needs the head.
+            head = shard.head_flops_per_token * (tokens - 1) if self.model.is_last(layers) else 0.0
+            flops = tokens * self._flops(shard, layers, tokens / 2) - head
+            node = self.hardware.nodes[seat.node]
+            time = StepTime(
+                memory=chunks * here / (seat.device.measured_bandwidth * engine.bandwidth_efficiency),
+                compute=flops / (self._matmul_rate(seat.device) * engine.matmul_efficiency),
+                kernels=chunks * self._kernels(layers) * engine.kernel_seconds,
+                host_link=chunks * host / (seat.device.host_bandwidth or node.ram_bandwidth),
+                disk=chunks * disk * len(node.devices) / node.disk_bandwidth,
+            )
+            slowest = max(slowest, time.total)
+        return slowest + (0.0 if engine is self.ideal else self._stage_network(pp, tokens))
+
+    def speed(self) -> Speed:
+        work = self.model.workload
+        batch = self.model.sequences(self.layout)
+        rate, seconds, worst = self.decode(batch, work.mean_decode_context, self.engine)
+        ceiling, _, _ = self.decode(batch, 0, self.ideal)
+        prompt_seconds, slowest_stage = self.prefill(work.prompt_tokens, self.engine)
+        through = slowest_stage if batch >= self.layout.pp > 1 else prompt_seconds
+        experts = self.spec.experts
+        busy = min(self.layout.dp, work.concurrency)  # one sequence keeps one replica busy, however many there are
+        return Speed(
+            decode_tokens_per_second=round(rate * busy, 3),
+            decode_ceiling_tokens_per_second=round(ceiling * busy, 3),
+            prefill_tokens_per_second=round(work.prompt_tokens / through * busy, 1),
+            time_to_first_token_seconds=round(prompt_seconds + seconds, 6),
+            bound_by=worst.bound_by,
+            step_seconds=seconds,
+            concurrency=work.concurrency,
+            decode_bytes_per_step=round(self._step_bytes(batch)),
+            distinct_experts=round(touched_share(self.spec, batch) * experts.num_experts, 1) if experts else 0.0,
+            breakdown={name: value for name, value in worst.parts.items() if value},
+        )
+
+    def _step_bytes(self, batch: int) -> float:
+        """Weights and cache one replica reads for a step, all its devices."""
+        total, context = 0.0, round(self.model.workload.mean_decode_context)
+        share = touched_share(self.spec, batch)
+        for seat, moved in zip(self.fit.seats, self.fit.offloaded, strict=True):
+            shard, layers = self._shard(seat), self.fit.stages[seat.pp]
+            total += sum(self._reads(shard, layers, moved, share))
+            total += self.model.sizes.cache_bytes(layers, context, self.scheme, windowed=True) * shard.kv_share * batch
+        return total

@@ -1,0 +1,380 @@
+"""The house rules that are enforced, read from the syntax trees of src/windlass; nothing is imported.
+
+1. Imports point down the rows, never sideways.
+2. Packages without torch stay without it.
+3. Family words appear only in families/.
+4. Every package has a place in the table.
+5. Files hold one thing.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.pure
+
+SRC = Path(__file__).parents[1] / "src"
+FAMILIES = SRC / "windlass" / "families"
+
+# Lowest first. A package imports itself and the rows below its own.
+ROWS: tuple[tuple[str, ...], ...] = (
+    ("errors",),
+    ("units",),
+    ("core",),
+    ("families", "formats", "text", "wire", "parallel", "kernels", "machine"),
+    ("quant",),
+    ("nn", "offload"),
+    ("engine",),
+    ("plan", "convert", "launch", "check", "measure", "serve", "evaluate", "route", "train", "observe"),
+    ("cli",),
+    ("__main__",),
+)
+ROW = {package: row for row, packages in enumerate(ROWS) for package in packages}
+
+TORCH_FREE = frozenset(
+    "errors units core families machine text wire plan launch serve evaluate route observe cli __main__ __init__".split()
+)
+HEAVY = frozenset({"torch", "numpy", "transformers", "triton", "deepspeed", "vllm"})
+"""Never in a torch-free package; in `cli` only inside a function."""
+LATE = frozenset({"matplotlib", "pynvml", "huggingface_hub"})
+"""Optional or slow: only inside a function, in whatever package."""
+
+FAMILY_WORDS = frozenset(
+    "glm chatglm llama codellama qwen mixtral mistral falcon bloom deepseek gpt2 gpt_oss neox bigcode starcoder evo2".split()
+)
+# Programs whose formats and speed we deal with; their names are not families.
+PROGRAMS = re.compile(r"distributed[ _-]?llama|llama[._]cpp", re.IGNORECASE)
+
+MAX_LINES = 500
+"""Aim for 300; past 400 think about splitting."""
+
+
+@dataclass(frozen=True)
+class Import:
+    module: str
+    line: int
+    in_function: bool
+
+
+@dataclass(frozen=True)
+class Module:
+    """A source file; `name` is dotted, `windlass.core.model`."""
+
+    name: str
+    source: str
+    is_init: bool = False
+
+    @property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.source)
+
+    @property
+    def package(self) -> str:
+        """Its place in the table: `core` of windlass.core.model, `errors` of windlass.errors."""
+        return [*self.name.split("."), "__init__"][1]
+
+
+def read_modules() -> list[Module]:
+    found: list[Module] = []
+    for path in sorted((SRC / "windlass").rglob("*.py")):
+        parts = list(path.relative_to(SRC).with_suffix("").parts)
+        is_init = parts[-1] == "__init__"
+        found.append(Module(".".join(parts[:-1] if is_init else parts), path.read_text(), is_init))
+    return found
+
+
+MODULES = read_modules()
+
+
+# --- reading imports -------------------------------------------------------------------------------------------------
+
+
+def _imported(node: ast.AST, module: Module) -> list[str]:
+    match node:
+        case ast.Import():
+            return [alias.name for alias in node.names]
+        case ast.ImportFrom(level=0):
+            return [f"{node.module}.{alias.name}" for alias in node.names]
+        case ast.ImportFrom():
+            package = module.name.split(".") if module.is_init else module.name.split(".")[:-1]
+            above = package[: len(package) - node.level + 1]
+            return [".".join([*above, *([node.module] if node.module else []), alias.name]) for alias in node.names]
+        case ast.Call(func=ast.Name(id="__import__" | "import_module") | ast.Attribute(attr="import_module"), args=[first, *_]):
+            return [first.value] if isinstance(first, ast.Constant) and isinstance(first.value, str) else []
+        case _:
+            return []
+
+
+def imports(module: Module) -> Iterator[Import]:
+    def visit(node: ast.AST, in_function: bool) -> Iterator[Import]:
+        for name in _imported(node, module):
+            yield Import(name, getattr(node, "lineno", 0), in_function)
+        inside = in_function or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for child in ast.iter_child_nodes(node):
+            yield from visit(child, inside)
+
+    yield from visit(module.tree, False)
+
+
+def _own_package(imported: str) -> str | None:
+    """`plan` of windlass.plan.search; None for other people's modules and for `windlass.__version__`."""
+    parts = imported.split(".")
+    if parts[0] != "windlass" or len(parts) == 1 or parts[1] == "__version__":
+        return None
+    return parts[1]
+
+
+# --- the rules -------------------------------------------------------------------------------------------------------
+
+
+def upward_imports(module: Module) -> list[str]:
+    problems: list[str] = []
+    row = ROW.get(module.package, -1)  # windlass/__init__.py stands below everything
+    for found in imports(module):
+        target = _own_package(found.module)
+        if target is not None and target != module.package and ROW.get(target, len(ROWS)) >= row:
+            problems.append(f"{module.name}:{found.line} imports {found.module}: {module.package} may not import {target}")
+    return problems
+
+
+def heavy_imports(module: Module) -> list[str]:
+    problems: list[str] = []
+    for found in imports(module):
+        top, own = found.module.split(".")[0], _own_package(found.module)
+        late_enough = found.in_function and module.package == "cli"
+        if top in LATE and not found.in_function:
+            problems.append(f"{module.name}:{found.line} imports {top} at the top; import it in the function that needs it")
+        if module.package not in TORCH_FREE or late_enough:
+            continue
+        if top in HEAVY:
+            problems.append(f"{module.name}:{found.line} imports {top}: {module.package} is torch-free")
+        if own in ROW and own not in TORCH_FREE:
+            problems.append(
+                f"{module.name}:{found.line} imports {found.module}, which may import torch: {module.package} is torch-free"
+            )
+    return problems
+
+
+def is_family(source: str) -> bool:
+    """A family is a file that describes one: it has a `describe` function (families/ holds their tools too)."""
+    return any(isinstance(node, ast.FunctionDef) and node.name == "describe" for node in ast.parse(source).body)
+
+
+def family_words() -> frozenset[str]:
+    files = [path for path in FAMILIES.glob("*.py") if path.stem != "__init__"]
+    return FAMILY_WORDS | {path.stem for path in files if is_family(path.read_text())}
+
+
+def words_in(text: str, words: frozenset[str]) -> list[str]:
+    """Which of `words` the text names, whether as deepseek_v3, DeepSeekV3 or DeepSeek-V3: runs of its pieces are compared."""
+    pieces = [piece.lower() for piece in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", PROGRAMS.sub(" ", text))]
+    runs = {"".join(pieces[first:stop]) for first in range(len(pieces)) for stop in range(first + 1, first + 5)}
+    return sorted(word for word in words if word.replace("_", "") in runs)
+
+
+def _names_and_strings(node: ast.AST) -> list[str]:
+    match node:
+        case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name):
+            return [name]
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            return [name]
+        case ast.alias():
+            return [node.name, node.asname or ""]
+        case ast.keyword(arg=str(name)):
+            return [name]
+        case ast.ImportFrom(module=str(name)):
+            return [name]
+        case ast.Constant(value=str(text)):
+            return [text]
+        case _:
+            return []
+
+
+def _may_name_families(node: ast.AST, module: Module) -> bool:
+    """Docstrings may; so may the command line's examples, which are kept in one constant."""
+    match node:
+        case ast.Expr(value=ast.Constant()):
+            return True
+        case ast.Assign(targets=[ast.Name(id="EXAMPLES")]) | ast.AnnAssign(target=ast.Name(id="EXAMPLES")):
+            return module.package == "cli"
+        case _:
+            return False
+
+
+def family_mentions(module: Module, words: frozenset[str]) -> list[str]:
+    if module.package == "families":
+        return []
+
+    def visit(node: ast.AST, line: int) -> Iterator[str]:
+        if _may_name_families(node, module):
+            return
+        line = getattr(node, "lineno", line)
+        for text in _names_and_strings(node):
+            for word in words_in(text, words):
+                yield f"{module.name}:{line} says {word!r} in {text[:60]!r}; what belongs to one family stands in families/"
+        for child in ast.iter_child_nodes(node):
+            yield from visit(child, line)
+
+    in_name = [f"{module.name} is named after {word!r}" for word in words_in(module.name, words)]
+    return in_name + list(visit(module.tree, 0))
+
+
+def misplaced(names: set[str]) -> list[str]:
+    return [
+        f"windlass.{name} is in no row; give it one in ROWS and in docs/architecture.md" for name in sorted(names - ROW.keys())
+    ]
+
+
+# --- the tests -------------------------------------------------------------------------------------------------------
+
+
+def test_there_is_something_to_check() -> None:
+    assert {"errors", "units", "core", "families"} <= {module.package for module in MODULES}
+
+
+def test_imports_point_down() -> None:
+    assert [problem for module in MODULES for problem in upward_imports(module)] == []
+
+
+def test_torch_free_packages_import_no_torch() -> None:
+    assert [problem for module in MODULES for problem in heavy_imports(module)] == []
+
+
+def test_family_words_only_in_families() -> None:
+    words = family_words()
+    assert [problem for module in MODULES for problem in family_mentions(module, words)] == []
+
+
+def test_every_package_has_a_row() -> None:
+    assert misplaced({module.package for module in MODULES} - {"__init__"}) == []
+
+
+def test_files_hold_one_thing() -> None:
+    long = {module.name: num_lines for module in MODULES if (num_lines := module.source.count("\n")) > MAX_LINES}
+    assert long == {}, f"over {MAX_LINES} lines"
+
+
+def test_no_package_stands_in_two_rows() -> None:
+    assert len(ROW) == sum(map(len, ROWS))
+    assert ROW.keys() >= TORCH_FREE - {"__init__"}
+
+
+# --- the checks can fail ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("windlass.core.model", "from windlass.plan import search"),
+        ("windlass.core.model", "import windlass.families.rope"),
+        ("windlass.core.model", "from windlass import cli"),
+        ("windlass.core.model", "from ..engine import scheduler"),
+        ("windlass.core.model", "def f():\n    from windlass.nn import decoder"),
+        ("windlass.core.model", "from importlib import import_module\nimport_module('windlass.nn.decoder')"),
+        ("windlass.core.model", "from windlass.unheard_of import thing"),
+        ("windlass.families.one", "from windlass.machine import probe"),
+        ("windlass.plan.search", "from windlass.serve import app"),
+        ("windlass.errors", "from windlass.units import GIB"),
+        ("windlass", "from windlass.core import model"),
+    ],
+)
+def test_an_import_that_does_not_point_down_is_caught(name: str, source: str) -> None:
+    assert len(upward_imports(Module(name, source))) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        (
+            "windlass.plan.search",
+            "from windlass.plan import memory\nfrom windlass.core.model import MoE\nfrom windlass import __version__",
+        ),
+        ("windlass.plan.search", "from .memory import weights\nimport msgspec"),
+        ("windlass.cli.main", "def f():\n    from windlass.serve import app"),
+        ("windlass.units", "from windlass.errors import BadInput"),
+    ],
+)
+def test_an_import_that_points_down_passes(name: str, source: str) -> None:
+    assert upward_imports(Module(name, source)) == []
+
+
+def test_relative_imports_of_a_package_itself_are_resolved() -> None:
+    assert [found.module for found in imports(Module("windlass.core", "from .model import MoE", is_init=True))] == [
+        "windlass.core.model.MoE"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("windlass.core.model", "import torch"),
+        ("windlass.core.model", "def f():\n    import torch.nn as nn"),
+        ("windlass.plan.search", "from numpy import array"),
+        ("windlass.plan.search", "def f():\n    from windlass.nn import decoder"),
+        ("windlass.cli.main", "import torch"),
+        ("windlass.cli.main", "from windlass.engine import engine"),
+        ("windlass.machine.probe", "import pynvml"),
+        ("windlass.formats.hub", "import huggingface_hub"),
+    ],
+)
+def test_a_heavy_import_is_caught(name: str, source: str) -> None:
+    assert len(heavy_imports(Module(name, source))) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("windlass.nn.decoder", "import torch"),
+        ("windlass.cli.main", "def f():\n    import torch\n    from windlass.engine import engine"),
+        ("windlass.machine.probe", "def f():\n    import pynvml"),
+    ],
+)
+def test_a_heavy_import_in_its_place_passes(name: str, source: str) -> None:
+    assert heavy_imports(Module(name, source)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("windlass.nn.decoder", "is_glm = True"),
+        ("windlass.nn.decoder", "def load_llama(): ..."),
+        ("windlass.nn.decoder", "class DeepSeekMixer: ..."),
+        ("windlass.nn.decoder", "x = spec.family == 'gpt-oss'"),
+        ("windlass.nn.decoder", "x = f'a {y} GPTNeoX model'"),
+        ("windlass.nn.decoder", "f(qwen3=1)"),
+        ("windlass.nn.decoder", "EXAMPLES = 'plan GLM-4.5-Air'"),
+        ("windlass.nn.llama", "x = 1"),
+        ("windlass.cli.main", "HELP = 'plan GLM-4.5-Air'"),
+    ],
+)
+def test_a_family_word_is_caught(name: str, source: str) -> None:
+    assert len(family_mentions(Module(name, source), FAMILY_WORDS)) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("windlass.families.one", "is_glm = True"),
+        ("windlass.nn.decoder", '"""Runs GLM."""\nx: int = 1\n"""As in Llama."""  # and Qwen'),
+        ("windlass.cli.main", "EXAMPLES = 'plan GLM-4.5-Air'"),
+        ("windlass.formats.distributed_llama", "x = 'Distributed Llama file'"),
+        ("windlass.nn.decoder", "engine = 'vllm' if blooming else ''"),
+    ],
+)
+def test_what_is_no_family_word_passes(name: str, source: str) -> None:
+    assert family_mentions(Module(name, source), FAMILY_WORDS) == []
+
+
+def test_a_family_is_a_file_that_describes_one() -> None:
+    assert is_family("def describe(config): ...")
+    assert not is_family("def rotate(config): ...")
+
+
+def test_an_unplaced_package_is_caught() -> None:
+    assert len(misplaced({"core", "utils"})) == 1
