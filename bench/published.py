@@ -102,7 +102,7 @@ def _hardware(device: str, network: str, world: int) -> Hardware:
 def _model(name: str, dropout: bool | None) -> tuple[ModelSpec, tuple[Rule, ...]]:
     held = published()["models"][name]
     if "config" in held:
-        config = json.loads((CONFIGS / f"{held['config']}.json").read_text(encoding="utf-8")) | held.get("change", {})
+        config = json.loads((CONFIGS / f"{held['config']}.json").read_text(encoding="utf-8"))
         spec = describe(config, name)
     else:
         spec = describe(gpt_config(held["h"], held["layers"], held["heads"]), name)
@@ -145,7 +145,14 @@ def predict(run: Run) -> StepTime:
 
 def layout_text(run: Run) -> str:
     groups = run.job.groups
-    degrees = [("tp", groups.tp), ("cp", groups.cp), ("pp", groups.pp), ("v", run.job.virtual_stages), ("ep", groups.ep), ("dp", groups.dp)]
+    degrees = [
+        ("tp", groups.tp),
+        ("cp", groups.cp),
+        ("pp", groups.pp),
+        ("v", run.job.virtual_stages),
+        ("ep", groups.ep),
+        ("dp", groups.dp),
+    ]
     return " ".join(f"{name}{degree}" for name, degree in degrees if degree > 1)
 
 
@@ -168,7 +175,11 @@ def times_table(detail: bool = False) -> str:
         seconds, true = step.step_seconds, run.published_seconds
         device = run.row["on"].partition("@")[0]
         note = f" ({run.row['note']})" if "note" in run.row else ""
-        more = (step.compute, step.memory, step.tp, step.ep, step.cp, step.pp_bubble, step.pp_transfer, step.dp, step.optimizer) if detail else ()
+        more = (
+            (step.compute, step.memory, step.tp, step.ep, step.cp, step.pp_bubble, step.pp_transfer, step.dp, step.optimizer)
+            if detail
+            else ()
+        )
         what = f"{run.row['model']}{note}{', ' + run.job.recompute + ' recompute' if run.row['source'] == 'seqpar' else ''}"
         lines.append(
             f"| {run.row['source']} | {what} | {run.job.groups.world} {device} | {layout_text(run)} | {true:.4g} | {seconds:.4g} "
@@ -181,7 +192,9 @@ def summary() -> str:
     lines: list[str] = []
     for source in published()["sources"]:
         errors = [predict(run).step_seconds / run.published_seconds - 1 for run in runs() if run.row["source"] == source]
-        lines.append(f"{source}: {len(errors)} rows, median error {statistics.median(errors):+.1%}, from {min(errors):+.1%} to {max(errors):+.1%}")
+        lines.append(
+            f"{source}: {len(errors)} rows, median error {statistics.median(errors):+.1%}, from {min(errors):+.1%} to {max(errors):+.1%}"
+        )
     return "\n".join(lines)
 
 

@@ -71,7 +71,9 @@ def products_fp8() -> None:
     one = torch.ones((), device="cuda")
     for name, (tokens, inputs, outputs) in SHAPES.items():
         x, w = normal(tokens, inputs).to(torch.float8_e4m3fn), normal(outputs, inputs).to(torch.float8_e4m3fn)
-        taken = seconds(lambda: torch._scaled_mm(x, w.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True))
+        taken = seconds(
+            lambda: torch._scaled_mm(x, w.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True)
+        )
         print(f"fp8   {name:16s} {2 * tokens * inputs * outputs / taken / 1e12:6.0f} TFLOP/s", flush=True)
 
 
@@ -103,7 +105,9 @@ def attention() -> None:
                     g = torch.randn_like(out)
                     ahead = flops / seconds(lambda: functional.scaled_dot_product_attention(q, k, v, is_causal=True)) / 1e12
                     back = 2.5 * flops / seconds(lambda: torch.autograd.grad(out, (q, k, v), g, retain_graph=True)) / 1e12
-                print(f"flash {backend.name:16s} {batch}x{length:6d} forward {ahead:5.0f} backward {back:5.0f} TFLOP/s", flush=True)
+                print(
+                    f"flash {backend.name:16s} {batch}x{length:6d} forward {ahead:5.0f} backward {back:5.0f} TFLOP/s", flush=True
+                )
             except RuntimeError as error:
                 print(f"flash {backend.name} {length}: {str(error)[:80]}", flush=True)
 
@@ -114,7 +118,10 @@ class Block(torch.nn.Module):
     def __init__(self, hidden: int, heads: int, kv_heads: int, ffn: int) -> None:
         super().__init__()
         self.heads, self.kv_heads = heads, kv_heads
-        made = [torch.nn.Linear(i, o, bias=False) for i, o in ((hidden, (heads + 2 * kv_heads) * 128), (heads * 128, hidden), (hidden, 2 * ffn), (ffn, hidden))]
+        made = [
+            torch.nn.Linear(i, o, bias=False)
+            for i, o in ((hidden, (heads + 2 * kv_heads) * 128), (heads * 128, hidden), (hidden, 2 * ffn), (ffn, hidden))
+        ]
         self.qkv, self.out, self.up, self.down = made
         self.norm1, self.norm2 = torch.nn.RMSNorm(hidden), torch.nn.RMSNorm(hidden)
 
@@ -128,7 +135,12 @@ class Block(torch.nn.Module):
         return x + self.down(functional.silu(gate) * up)
 
 
-BLOCKS = {"8B": (4096, 32, 8, 14336, 1, 8192), "70B tp4": (8192, 16, 2, 7168, 1, 8192), "405B tp8": (16384, 16, 1, 6656, 1, 8192), "1B": (2048, 16, 8, 8192, 4, 4096)}
+BLOCKS = {
+    "8B": (4096, 32, 8, 14336, 1, 8192),
+    "70B tp4": (8192, 16, 2, 7168, 1, 8192),
+    "405B tp8": (16384, 16, 1, 6656, 1, 8192),
+    "1B": (2048, 16, 8, 8192, 4, 4096),
+}
 
 
 def blocks() -> None:
@@ -145,12 +157,113 @@ def blocks() -> None:
             both = seconds(step, 0.6)
             with torch.no_grad():
                 ahead = seconds(lambda: call(x), 0.3)
-            print("block " + json.dumps({"name": name, "compiled": compiled, "forward_ms": ahead * 1e3, "step_ms": both * 1e3}), flush=True)
+            print(
+                "block " + json.dumps({"name": name, "compiled": compiled, "forward_ms": ahead * 1e3, "step_ms": both * 1e3}),
+                flush=True,
+            )
+
+
+EXPERTS = {
+    # name: (experts on the rank, rows each, hidden, intermediate)
+    "30B-A3B ep16": (8, 4096, 2048, 768),
+    "235B ep32": (4, 4096, 4096, 1536),
+    "671B ep64": (4, 4096, 7168, 2048),
+    "106B ep8": (16, 2048, 4096, 1408),
+    "106B ep1": (128, 512, 4096, 1408),
+    "small 32": (32, 2048, 2048, 1024),
+    "small 64": (64, 512, 2048, 1024),
+}
+
+
+def grouped() -> None:
+    """Products of routed experts, the rows spread unevenly (a tenth) as a balanced router leaves them."""
+    for name, (experts, each, hidden, width) in EXPERTS.items():
+        sizes = (each * (1 + 0.1 * torch.randn(experts))).clamp(min=16).round().to(torch.int32)
+        offsets = sizes.cumsum(0).to(torch.int32).cuda()
+        rows = int(offsets[-1])
+        x, dy = normal(rows, hidden), normal(rows, 2 * width)
+        w = normal(experts, hidden, 2 * width)
+        flops = 2 * rows * hidden * 2 * width
+        calls = {
+            "forward": lambda: torch._grouped_mm(x, w, offs=offsets),
+            "dgrad": lambda: torch._grouped_mm(dy, w.transpose(-2, -1), offs=offsets),
+            "wgrad": lambda: torch._grouped_mm(x.t(), dy, offs=offsets),
+        }
+        told = " ".join(f"{what} {flops / seconds(call) / 1e12:5.0f}" for what, call in calls.items())
+        print(f"group {name:14s} rows {rows:6d} {told} TFLOP/s", flush=True)
+
+
+def permutes() -> None:
+    for rows, hidden in ((32768, 2048), (32768, 4096), (16384, 7168)):
+        tokens = rows // 8
+        x, out = normal(tokens, hidden), normal(rows, hidden)
+        order = torch.randperm(rows, device="cuda") // 8
+        gather = 4 * rows * hidden / seconds(lambda: x[order]) / 1e9
+        back = torch.zeros(tokens, hidden, device="cuda", dtype=torch.bfloat16)
+        scatter = 4 * rows * hidden / seconds(lambda: back.index_add_(0, order, out)) / 1e9
+        inverse = torch.randperm(rows, device="cuda")
+        summed = 4 * rows * hidden / seconds(lambda: out[inverse].view(tokens, 8, hidden).sum(1)) / 1e9
+        print(
+            f"perm  {rows}x{hidden} gather {gather:.0f} index_add {scatter:.0f} gather+sum {summed:.0f} GB/s (4 bytes counted)",
+            flush=True,
+        )
+
+
+class Experts(torch.nn.Module):
+    """Router in fp32, tokens sorted by expert, grouped products, weighed and summed back."""
+
+    def __init__(self, hidden: int, width: int, experts: int, chosen: int) -> None:
+        super().__init__()
+        self.chosen, self.experts = chosen, experts
+        self.router = torch.nn.Parameter(torch.randn(experts, hidden) / hidden**0.5)
+        self.up = torch.nn.Parameter(normal(experts, hidden, 2 * width) / hidden**0.5)
+        self.down = torch.nn.Parameter(normal(experts, width, hidden) / width**0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores = torch.sigmoid(x.float() @ self.router.t())
+        weight, choice = scores.topk(self.chosen, dim=-1)
+        weight = (weight / weight.sum(-1, keepdim=True)).to(x.dtype)
+        order = choice.flatten().argsort()
+        offsets = torch.bincount(choice.flatten(), minlength=self.experts).cumsum(0).to(torch.int32)
+        rows = x[order // self.chosen]
+        gate, up = torch._grouped_mm(rows, self.up, offs=offsets).chunk(2, dim=-1)
+        out = torch._grouped_mm(functional.silu(gate) * up * weight.flatten()[order].unsqueeze(-1), self.down, offs=offsets)
+        back = torch.empty_like(order)
+        back[order] = torch.arange(order.numel(), device=order.device)
+        return out[back].view(x.shape[0], self.chosen, -1).sum(1)
+
+
+ROUTED = {
+    "32 of 2048x1024 top 4": (2048, 1024, 32, 4, 16384),
+    "64 of 2048x1024 top 8": (2048, 1024, 64, 8, 8192),
+    "128 of 4096x1408 top 8": (4096, 1408, 128, 8, 8192),
+}
+
+
+def routed() -> None:
+    for name, (hidden, width, experts, chosen, tokens) in ROUTED.items():
+        block = Experts(hidden, width, experts, chosen).cuda()
+        x, g = normal(tokens, hidden).requires_grad_(), normal(tokens, hidden)
+
+        def step() -> None:
+            block(x).backward(g)
+
+        for compiled in (False, True):
+            if compiled:
+                block.forward = torch.compile(block.forward)
+            both = seconds(step, 0.5)
+            with torch.no_grad():
+                ahead = seconds(lambda: block(x), 0.3)
+            print(
+                "moe   " + json.dumps({"name": name, "compiled": compiled, "forward_ms": ahead * 1e3, "step_ms": both * 1e3}),
+                flush=True,
+            )
 
 
 if __name__ == "__main__":
     print(torch.cuda.get_device_name(), torch.__version__, flush=True)
     parts = {"products": products, "fp8": products_fp8, "passes": passes, "attention": attention, "blocks": blocks}
+    parts |= {"grouped": grouped, "permutes": permutes, "routed": routed}
     for part in sys.argv[1:] or parts:
         try:
             parts[part]()

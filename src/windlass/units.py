@@ -78,6 +78,13 @@ def format_count(number: float) -> str:
     return f"{number:.0f}"
 
 
+def format_rate(per_second: float) -> str:
+    """Tokens per second: 0.907, 36.8, 366, 18,635."""
+    if per_second >= 100:
+        return f"{per_second:,.0f}"
+    return f"{per_second:.3g}"
+
+
 def format_context(tokens: int) -> str:
     return f"{tokens // 1024}k" if tokens % 1024 == 0 else f"{tokens:,}"
 

@@ -80,7 +80,9 @@ def test_same_shape_same_counts(hub: str, twin: str) -> None:
 
 def test_published_totals_that_the_table_lacks() -> None:
     """Llama-3.1-8B 8,030,261,248 and SmolLM2-135M 134,515,008 (the hub's pages); Falcon-7B 7,217,189,760 with its stored head."""
-    totals = {name: count_parameters(spec_at(name), rules(spec_at(name))) for name in ("meta-llama/Llama-3.1-8B", "tiiuae/falcon-7b")}
+    totals = {
+        name: count_parameters(spec_at(name), rules(spec_at(name))) for name in ("meta-llama/Llama-3.1-8B", "tiiuae/falcon-7b")
+    }
     assert totals["meta-llama/Llama-3.1-8B"].total == 8_030_261_248
     assert totals["tiiuae/falcon-7b"].checkpoint == 7_217_189_760
     small = spec_at("HuggingFaceTB/SmolLM2-135M-Instruct")

@@ -107,7 +107,12 @@ def test_two_spellings_of_one_model(pair: tuple[Values, Values]) -> None:
 def test_head_dim_is_not_always_a_share_of_the_hidden_size() -> None:
     attention = describe(published("GLM-4.5-Air")).attention
     assert isinstance(attention, Attention)
-    assert (attention.num_heads * attention.head_dim, attention.num_kv_heads, attention.qkv_bias, attention.out_bias) == (12288, 8, True, False)
+    assert (attention.num_heads * attention.head_dim, attention.num_kv_heads, attention.qkv_bias, attention.out_bias) == (
+        12288,
+        8,
+        True,
+        False,
+    )
     plain = describe(tiny("gpt2")).attention
     assert isinstance(plain, Attention) and plain.head_dim == 6
 
@@ -122,7 +127,9 @@ def test_rope() -> None:
     assert rope("GLM-4-9B-0414") == Rope(theta=1e4, rotary_dim=64, interleaved=True)
     assert rope("glm-4-9b-chat") == Rope(theta=5e6, rotary_dim=64, interleaved=True)
     assert rope("GPT-NeoX-20B") == Rope(theta=1e4, rotary_dim=24)
-    assert rope("Llama-3.1-405B").scaling == BandScaling(factor=8, low_freq_factor=1, high_freq_factor=4, original_context_tokens=8192)
+    assert rope("Llama-3.1-405B").scaling == BandScaling(
+        factor=8, low_freq_factor=1, high_freq_factor=4, original_context_tokens=8192
+    )
     assert rope("CodeLlama-70B-Instruct").theta == 1e4
     yarn = rope("DeepSeek-V3").scaling
     assert isinstance(yarn, YarnScaling) and (yarn.factor, yarn.original_context_tokens, yarn.mscale_all_dim) == (40, 4096, 1.0)
@@ -153,7 +160,11 @@ def test_layers_differ_where_they_should() -> None:
     assert [isinstance(layer.feed_forward, Dense) for layer in air[:4]] == [True, True, True, False]
     windows = [layer.mixer.window for layer in describe(published("gpt-oss-120b")).layers if isinstance(layer.mixer, Attention)]
     assert windows == [128, None] * 18
-    own = [layer.mixer.indexer.own for layer in describe(published("GLM-5.2")).layers if isinstance(layer.mixer, LatentAttention) and layer.mixer.indexer]
+    own = [
+        layer.mixer.indexer.own
+        for layer in describe(published("GLM-5.2")).layers
+        if isinstance(layer.mixer, LatentAttention) and layer.mixer.indexer
+    ]
     assert (sum(own), len(own)) == (21, 78)
     mixed = [isinstance(layer.feed_forward, MoE) for layer in describe(tiny("qwen3_moe")).layers]
     assert mixed == [False, True, False, False]  # every second is a mixture, and the last is listed as dense
@@ -186,7 +197,10 @@ def test_native_schemes() -> None:
     assert describe(published("DeepSeek-V3")).native_scheme == "fp8"
     assert describe(published("gpt-oss-120b")).native_scheme == "mxfp4"
     assert describe(published("GLM-4.6")).native_scheme == "bf16"
-    assert describe(tiny("glm4_moe", quantization_config={"quant_method": "compressed-tensors"})).native_scheme == "compressed-tensors"
+    assert (
+        describe(tiny("glm4_moe", quantization_config={"quant_method": "compressed-tensors"})).native_scheme
+        == "compressed-tensors"
+    )
 
 
 def test_stop_tokens() -> None:

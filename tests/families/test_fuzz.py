@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from windlass.core.count import count_parameters, forward_flops
@@ -53,13 +53,13 @@ def damaged(draw: st.DrawFn) -> dict[str, Any]:
         if kind == "drop":
             target.pop(key, None)
         elif kind == "replace":
-            target[key] = draw(json_values)
+            target[key] = copy.deepcopy(draw(json_values))
         elif kind == "edge":
-            target[key] = draw(edges)
+            target[key] = copy.deepcopy(draw(edges))
         elif kind == "nudge" and isinstance(target.get(key), int):
             target[key] = target[key] * draw(st.sampled_from([0, 2, 3, -1, 1000])) + draw(st.integers(-2, 2))
         elif kind == "add":
-            target[draw(st.sampled_from(KEYS))] = draw(edges)
+            target[draw(st.sampled_from(KEYS))] = copy.deepcopy(draw(edges))
         else:
             values["model_type"] = draw(st.sampled_from([*MODEL_TYPES, "none"]))
     return values
@@ -86,16 +86,21 @@ def read_or_refuse(values: object) -> None:
     assert time.process_time() - began < LIMIT_SECONDS
 
 
+@settings(max_examples=500)
 @given(damaged())
 @example(CONFIGS["Llama-2-70B"] | {"num_hidden_layers": 4096})
 @example(CONFIGS["DeepSeek-V3"] | {"n_routed_experts": 65536, "num_hidden_layers": 4096, "n_group": 1, "topk_group": 1})
+@example(CONFIGS["gpt-oss-120b"] | {"quantization_config": {"quant_method": []}})
 @example(CONFIGS["Mistral-7B-v0.1"] | {"model_type": "é\n"})
 @example(CONFIGS["Mistral-7B-v0.1"] | {"line\nbreak": 1})
 def test_damaged_configs(values: dict[str, Any]) -> None:
     read_or_refuse(values)
 
 
-@given(json_values | st.fixed_dictionaries({"model_type": st.sampled_from(sorted(MODEL_TYPES))}, optional=dict.fromkeys(OTHER_KEYS, edges)))
+@given(
+    json_values
+    | st.fixed_dictionaries({"model_type": st.sampled_from(sorted(MODEL_TYPES))}, optional=dict.fromkeys(OTHER_KEYS, edges))
+)
 def test_any_json(values: object) -> None:
     read_or_refuse(values)
 

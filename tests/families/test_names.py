@@ -99,7 +99,11 @@ def test_hints_overrule_the_config() -> None:
 
 
 def test_glm_4_6_has_no_copies_and_4_7_has() -> None:
-    names = {model.name: {t.name for t in stored_tensors(rules(spec_of(model)))} for model in known_models() if model.name.startswith("GLM-4.")}
+    names = {
+        model.name: {t.name for t in stored_tensors(rules(spec_of(model)))}
+        for model in known_models()
+        if model.name.startswith("GLM-4.")
+    }
     assert "model.layers.92.eh_proj.weight" in names["GLM-4.6"]
     assert "model.layers.92.embed_tokens.weight" not in names["GLM-4.6"]
     assert "model.layers.92.embed_tokens.weight" in names["GLM-4.7"]

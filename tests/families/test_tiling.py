@@ -127,7 +127,9 @@ def test_only_gpt2_is_stored_transposed() -> None:
     for name in TINY:
         turned = {rule.ours for rule in tiny_rules(name) if rule.sources[-1].transposed}
         if name == "gpt2":
-            assert turned == {f"layers.{{layer}}.{part}.weight" for part in ("mixer.q", "mixer.k", "mixer.v", "mixer.o", "ffn.up", "ffn.down")}
+            assert turned == {
+                f"layers.{{layer}}.{part}.weight" for part in ("mixer.q", "mixer.k", "mixer.v", "mixer.o", "ffn.up", "ffn.down")
+            }
         elif name == "gpt_oss":
             assert turned == {f"layers.{{layer}}.ffn.experts.{{expert}}.{part}.weight" for part in ("gate", "up", "down")}
         else:

@@ -23,7 +23,9 @@ pytestmark = [
 ]
 
 NOT_IN_TRANSFORMERS = {"chatglm", "evo2"}
-TINY = {path.stem: path for path in sorted((Path(__file__).parent / "tiny").glob("*.json")) if path.stem not in NOT_IN_TRANSFORMERS}
+TINY = {
+    path.stem: path for path in sorted((Path(__file__).parent / "tiny").glob("*.json")) if path.stem not in NOT_IN_TRANSFORMERS
+}
 # In these the file differs from what is published; the test says how.
 PUBLISHED_OTHERWISE = {"bloom", "gpt_oss"}
 PUBLISHED, IN_MEMORY = 0, -1

@@ -26,7 +26,9 @@ def _version(asked: bool) -> None:
 
 
 @app.callback()
-def windlass(version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version and stop.")) -> None:
+def windlass(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version and stop."),
+) -> None:
     pass
 
 
@@ -43,7 +45,7 @@ def invoke(argv: list[str]) -> int:
         return stop.exit_code
     except typer.Abort:
         raise KeyboardInterrupt from None
-    except Exception as error:  # noqa: BLE001 - told apart by what usage errors have; anything else is raised again
+    except Exception as error:  # usage errors have a message of their own; anything else is raised again
         usage = getattr(error, "format_message", None)
         if usage is None:
             raise

@@ -45,7 +45,15 @@ def _row(model: Known) -> dict[str, Any]:
 
 def print_registry(rows: list[dict[str, Any]]) -> None:
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for name, right in (("model", 0), ("family", 0), ("total", 1), ("active", 1), ("context", 1), ("KV / token", 1), ("smallest hardware (8k context)", 0)):
+    for name, right in (
+        ("model", 0),
+        ("family", 0),
+        ("total", 1),
+        ("active", 1),
+        ("context", 1),
+        ("KV / token", 1),
+        ("smallest hardware (8k context)", 0),
+    ):
         table.add_column(name, justify="right" if right else "left", no_wrap=True)
     for row in rows:
         active = format_count(row["active_parameters"]) if row["active_parameters"] != row["parameters"] else "dense"
@@ -59,7 +67,9 @@ def print_registry(rows: list[dict[str, Any]]) -> None:
             row["smallest_hardware"],
         )
     console().print(table)
-    console().print(f"\n{len(rows)} models. `windlass models show NAME` tells more; `windlass plan NAME` says what running it takes.")
+    console().print(
+        f"\n{len(rows)} models. `windlass models show NAME` tells more; `windlass plan NAME` says what running it takes."
+    )
 
 
 def model_json(resolved: Resolved, tensors: bool) -> dict[str, Any]:
@@ -78,7 +88,7 @@ def print_model(resolved: Resolved, tensors: bool) -> None:
     table.add_column(style="bold")
     for name, value in (
         ("model", f"{spec.name} ({resolved.source})"),
-        ("family", spec.family if spec.runnable else f"{spec.family} (planned only: no engine here runs it)"),
+        ("family", f"{spec.family} (runs in {', '.join(spec.engines) or 'no engine here: planned only'})"),
         ("parameters", f"{facts.parameters:,} ({format_count(facts.parameters)})"),
         ("active per token", f"{facts.active_parameters:,}"),
         ("in the checkpoint", f"{facts.checkpoint_parameters:,}{', with an MTP layer' if spec.next_token else ''}"),
@@ -102,7 +112,8 @@ def _layers(spec: ModelSpec) -> str:
     if not moe:
         return f"{spec.num_layers}, dense"
     shared = ", one shared" if moe[0].shared_intermediate_size else ""
-    return f"{spec.num_layers}: {spec.num_layers - len(moe)} dense, {len(moe)} with {moe[0].num_experts} experts of {moe[0].intermediate_size} (top {moe[0].num_active}{shared})"
+    experts = f"{moe[0].num_experts} experts of {moe[0].intermediate_size} (top {moe[0].num_active}{shared})"
+    return f"{spec.num_layers}: {spec.num_layers - len(moe)} dense, {len(moe)} with {experts}"
 
 
 def _attention(spec: ModelSpec) -> str:
@@ -116,7 +127,9 @@ def _attention(spec: ModelSpec) -> str:
             texts.append(f"{mixer.num_heads} heads over a latent of {mixer.kv_lora_rank} + {mixer.rope_head_dim}")
         else:
             assert isinstance(mixer, Convolution)
-    return "; ".join(sorted(set(texts))) + (" and convolutions" if any(isinstance(mixer, Convolution) for mixer in mixers) else "")
+    return "; ".join(sorted(set(texts))) + (
+        " and convolutions" if any(isinstance(mixer, Convolution) for mixer in mixers) else ""
+    )
 
 
 def _positions(spec: ModelSpec) -> str:
@@ -132,5 +145,3 @@ def _tensor_table(its_rules: tuple[Rule, ...]) -> Table:
     for rule in its_rules:
         table.add_row(rule.sources[0].name, " x ".join(map(str, rule.shape)), f"{rule.copies:,}", rule.ours)
     return table
-
-

@@ -18,14 +18,20 @@ windlass plan INTELLECT-3 --cloud"""
 
 
 def plan(
-    target: str = typer.Argument(..., metavar="MODEL|RECIPE.toml", help="A path, a name of the registry, a hub name, or a training recipe."),
+    target: str = typer.Argument(
+        ..., metavar="MODEL|RECIPE.toml", help="A path, a name of the registry, a hub name, or a training recipe."
+    ),
     on: str | None = typer.Option(
-        None, metavar="HARDWARE", help="8xH100-80GB, 2xA100-80GB[70GB],ram=200GB,disk=500GB, 4x(8xH100-80GB)@400Gb, 3x(cpu:16,ram=32GB)@1Gb or cluster.toml; without it, this machine."
+        None,
+        metavar="HARDWARE",
+        help="8xH100-80GB, 2xA100-80GB[70GB],ram=200GB, 4x(8xH100-80GB)@400Gb, 3x(cpu:16,ram=32GB)@1Gb or cluster.toml; else this machine.",
     ),
     engine: str = typer.Option("auto", metavar="auto|windlass|vllm", help="What will run it."),
     goal: str = typer.Option("latency", metavar="latency|throughput|cost", help="What to pick by."),
     context: str | None = typer.Option(None, metavar="8k", help="Tokens of context to keep memory for, per sequence."),
-    concurrency: int | None = typer.Option(None, metavar="N", help="Sequences at once; without it one, or as many as fit for throughput and cost."),
+    concurrency: int | None = typer.Option(
+        None, metavar="N", help="Sequences at once; without it one, or as many as fit for throughput and cost."
+    ),
     quant: str = typer.Option("auto", metavar="auto|bf16|fp8|int8|int4", help="How weights are stored."),
     group: int = typer.Option(128, metavar="128|64|32", help="Weights that share a scale (int4, int8)."),
     kv: str = typer.Option("bf16", metavar="bf16|fp8|fp32", help="How keys and values are stored."),
@@ -56,7 +62,9 @@ def plan(
     output = Output(as_json=as_json, save=save, plot=plot)
     pins = {name: value for name, value in (("tp", tp), ("pp", pp), ("ep", ep), ("dp", dp)) if value is not None}
     if train or target.endswith(".toml"):
-        return plan_training.run(target, on=on, pins=pins, tokens=tokens, sequence=sequence, batch=batch, region=region, cloud=cloud, output=output)
+        return plan_training.run(
+            target, on=on, pins=pins, tokens=tokens, sequence=sequence, batch=batch, region=region, cloud=cloud, output=output
+        )
     return plan_inference.run(
         target,
         on=on,

@@ -54,7 +54,9 @@ def run(
         region=region,
     )
     if (prompt or 0) + (new or 0) > asked.context_tokens:
-        raise BadInput(f"a prompt of {prompt or 0:,} and an answer of {new or 0:,} tokens exceed --context {asked.context_tokens:,}")
+        raise BadInput(
+            f"a prompt of {prompt or 0:,} and an answer of {new or 0:,} tokens exceed --context {asked.context_tokens:,}"
+        )
     made = make_plan(asked, source=resolved.source, digest=resolved.digest)
     if cloud or not made.fits:
         made = _with_offers(made, asked, resolved, cloud, all_offers)
@@ -73,8 +75,8 @@ def _with_offers(made: Plan, asked: Question, resolved: Resolved, cloud: bool, a
     would_fit = made.would_fit
     if found and not made.fits:
         cheapest = min(found, key=lambda offer: offer.usd_per_hour)
-        would_fit = (*would_fit, f"{cheapest.provider} {cheapest.num_devices}x{cheapest.device} at ${cheapest.usd_per_hour:.2f}/h ({cheapest.priced_at})")
-    offers = tuple(msgspec.to_builtins(offer) for offer in found) if cloud else ()
-    return msgspec.structs.replace(made, cloud=offers, would_fit=would_fit)
-
-
+        would_fit = (
+            *would_fit,
+            f"{cheapest.provider} {cheapest.num_devices}x{cheapest.device} at ${cheapest.usd_per_hour:.2f}/h ({cheapest.priced_at})",
+        )
+    return msgspec.structs.replace(made, cloud=found if cloud else (), would_fit=would_fit)

@@ -1,4 +1,6 @@
 """Memory per device as stacked bars."""
+# pyright: basic
+# matplotlib's own types are partial.
 
 from __future__ import annotations
 
@@ -30,10 +32,24 @@ def draw(plan: Plan, path: Path) -> None:
     base = [0.0] * len(devices)
     for part, colour in PARTS:
         sizes = [getattr(held, f"{part}_bytes") / GIB for held in devices]
-        axes.bar(places, sizes, bottom=base, label={"kv": "KV cache", "activation": "activations"}.get(part, part), color=colour, width=0.7)
+        axes.bar(
+            places,
+            sizes,
+            bottom=base,
+            label={"kv": "KV cache", "activation": "activations"}.get(part, part),
+            color=colour,
+            width=0.7,
+        )
         base = [low + size for low, size in zip(base, sizes, strict=True)]
     for place, held in zip(places, devices, strict=True):
-        axes.hlines(held.capacity_bytes / GIB, place - 0.42, place + 0.42, colors="#d62728", linewidth=2, label="capacity" if place == 0 else None)
+        axes.hlines(
+            held.capacity_bytes / GIB,
+            place - 0.42,
+            place + 0.42,
+            colors="#d62728",
+            linewidth=2,
+            label="capacity" if place == 0 else "",
+        )
     axes.set_xticks(list(places), [f"{held.name}\n{index}" for index, held in enumerate(devices)], fontsize=8)
     axes.set_ylabel("GiB")
     more = len(plan.memory.per_device) - len(devices)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from windlass.core.model import Attention, Frozen, LatentAttention, Mixer, MoE, ModelSpec
+from windlass.core.model import Attention, Frozen, LatentAttention, Mixer, ModelSpec, MoE
 from windlass.core.rule import AxisName, Part, Role, Rule
 
 
@@ -27,7 +27,11 @@ def count_parameters(spec: ModelSpec, rules: tuple[Rule, ...]) -> ParameterCount
     main = [rule for rule in rules if rule.part is Part.MAIN and rule.copy_of is None]
     total = _numbers(main)
     lookups = _numbers(rule for rule in main if rule.role is Role.LOOKUP)
-    idle = sum(rule.elements * rule.copies // rule.num_experts * (rule.num_experts - rule.num_active) for rule in main if rule.num_experts)
+    idle = sum(
+        rule.elements * rule.copies // rule.num_experts * (rule.num_experts - rule.num_active)
+        for rule in main
+        if rule.num_experts
+    )
     untouched = idle + (lookups if spec.experts and not spec.tied_head else 0)
     return ParameterCount(total=total, checkpoint=_numbers(rules), active=total - untouched, embedding=lookups)
 

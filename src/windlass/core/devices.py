@@ -84,7 +84,7 @@ def canonical_name(name: str) -> str:
     """`h100`, `RTX 4090` or `4090` -> the catalog's own spelling."""
     found = _spellings().get(_key(name))
     if found is None:
-        raise UnknownName("device", name, names())
+        raise UnknownName("device", name, [*names(), *(alias for found in catalog().values() for alias in found.aliases)])
     return found
 
 

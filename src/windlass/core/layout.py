@@ -29,7 +29,11 @@ class Layout(Frozen):
         return max(self.tp // self.ep, 1)
 
     def __str__(self) -> str:
-        parts = [f"{name}={degree}" for name, degree in (("tp", self.tp), ("pp", self.pp), ("ep", self.ep), ("dp", self.dp)) if degree > 1]
+        parts = [
+            f"{name}={degree}"
+            for name, degree in (("tp", self.tp), ("pp", self.pp), ("ep", self.ep), ("dp", self.dp))
+            if degree > 1
+        ]
         return " ".join(parts) or "one device"
 
 
@@ -67,7 +71,9 @@ def training_groups(world: int, *, tp: int = 1, cp: int = 1, pp: int = 1, ep: in
     """
     dense, expert = tp * cp * pp, expert_tp * ep * pp
     if world % dense:
-        raise Impossible(f"{world} devices cannot be arranged as tp {tp} x cp {cp} x pp {pp}: {world} is not a multiple of {dense}")
+        raise Impossible(
+            f"{world} devices cannot be arranged as tp {tp} x cp {cp} x pp {pp}: {world} is not a multiple of {dense}"
+        )
     if world % expert:
         raise Impossible(
             f"ep {ep} does not fit: expert ranks are the tp, cp and dp ranks again, so {world} devices must be a multiple of"

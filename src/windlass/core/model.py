@@ -254,8 +254,8 @@ class ModelSpec(Frozen):
     stop_token_ids: tuple[int, ...] = ()
     dropout: bool = False
     """Trained with dropout; only counts in the activations of training."""
-    runnable: bool = True
-    """False: described so that it can be planned; no engine here runs it."""
+    engines: tuple[str, ...] = ("windlass", "vllm")
+    """Who can run it. Empty: described so that its memory can be planned."""
 
     @property
     def num_layers(self) -> int:

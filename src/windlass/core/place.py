@@ -171,7 +171,9 @@ def local_shape(rule: Rule, placement: Placement, tp_index: int) -> tuple[int, .
 
 def slices(rule: Rule, placement: Placement, tp_index: int) -> tuple[Interval, ...]:
     """The elements of our tensor that tp index holds, one interval per dimension."""
-    return tuple((start * axis.unit, stop * axis.unit) for axis in rule.axes for start, stop in (placement.interval(axis, tp_index),))
+    return tuple(
+        (start * axis.unit, stop * axis.unit) for axis in rule.axes for start, stop in (placement.interval(axis, tp_index),)
+    )
 
 
 def local_bytes(rule: Rule, placement: Placement, scheme: Scheme, tp_index: int) -> int:

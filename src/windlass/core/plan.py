@@ -53,6 +53,8 @@ class Speed(Frozen):
     prefill_tokens_per_second: float
     time_to_first_token_seconds: float
     bound_by: str
+    sustained_tokens_per_second: float = 0.0
+    """Output tokens when prompts have to be read too: what a month of such requests averages, and what a token costs by."""
     step_seconds: float = 0.0
     concurrency: int = 1
     decode_bytes_per_step: int = 0
@@ -115,6 +117,34 @@ class Checkpoint(Frozen):
     bytes_converted: int
 
 
+class CloudOffer(Frozen):
+    """What a provider asks for hardware that runs the model, with what else it costs."""
+
+    provider: str
+    instance: str
+    device: str
+    num_devices: int
+    num_instances: int
+    spot: bool
+    usd_per_hour: float
+    priced_at: str
+    stale: bool
+    verified: bool
+    source: str
+    layout: str
+    scheme: str
+    decode_tokens_per_second: float
+    usd_per_million_output_tokens: float
+    storage_usd_per_month: float
+    download_hours: float
+    convert_hours: float
+    break_even_hours: float | None
+    """Hours of renting that cost as much as buying the cards; None where no card price is known."""
+    run_days: float | None = None
+    """Of a training run."""
+    run_usd: float | None = None
+
+
 class Plan(Frozen):
     model: ModelFacts
     fits: bool
@@ -134,7 +164,7 @@ class Plan(Frozen):
     checkpoint: Checkpoint | None = None
     ranks: tuple[Rank, ...] = ()
     train: dict[str, Any] | None = None
-    cloud: tuple[dict[str, Any], ...] = ()
+    cloud: tuple[CloudOffer, ...] = ()
     short_bytes: int = 0
     """How much the fullest device lacks; 0 where it fits."""
     would_fit: tuple[str, ...] = ()

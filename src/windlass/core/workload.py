@@ -14,6 +14,8 @@ class Workload(Frozen):
     prompt_tokens: int
     new_tokens: int
     goal: str = "latency"
+    reserve_tokens: int = 0
+    """Cache kept per sequence: the whole context for sequences that were asked for, the mean length where as many as fit were."""
 
     @property
     def mean_decode_context(self) -> float:
@@ -21,7 +23,9 @@ class Workload(Frozen):
         return self.prompt_tokens + self.new_tokens / 2
 
 
-def workload(context_tokens: int, concurrency: int, goal: str = "latency", prompt_tokens: int | None = None, new_tokens: int | None = None) -> Workload:
+def workload(
+    context_tokens: int, concurrency: int, goal: str = "latency", prompt_tokens: int | None = None, new_tokens: int | None = None
+) -> Workload:
     """Prompt and answer default to 1k + 1k (the shape serving tables are published for), or half the context each if that is less."""
     half = max(context_tokens // 2, 1)
     return Workload(
@@ -30,4 +34,5 @@ def workload(context_tokens: int, concurrency: int, goal: str = "latency", promp
         prompt_tokens=prompt_tokens or min(1024, half),
         new_tokens=new_tokens or min(1024, half),
         goal=goal,
+        reserve_tokens=context_tokens,
     )

@@ -62,7 +62,9 @@ class Config:
             return None
         for name, value in present[1:]:
             if value != present[0][1]:
-                raise self.refuse(f"{present[0][0]} is {shown(present[0][1])} but {name} is {shown(value)}; they name the same thing")
+                raise self.refuse(
+                    f"{present[0][0]} is {shown(present[0][1])} but {name} is {shown(value)}; they name the same thing"
+                )
         return present[0]
 
     def _missing(self, names: tuple[str, ...]) -> BadConfig:

@@ -51,7 +51,7 @@ def describe(config: Config, hints: Hints) -> ModelSpec:
         ),
         native_scheme=read_native_scheme(config),
         stop_token_ids=read_stops(config),
-        runnable=model_type != "glm_moe_dsa",
+        engines=("vllm",) if model_type == "glm_moe_dsa" else ("windlass", "vllm"),
     )
 
 

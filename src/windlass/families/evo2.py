@@ -34,7 +34,7 @@ def describe(config: Config, hints: Hints) -> ModelSpec:
         norm=Norm(kind="rms", eps=config.number("eps", default=1e-6, high=1.0)),
         positions=Rope(theta=theta, rotary_dim=attention.head_dim, scaling=scaling),
         tied_head=config.flag("tie_embeddings", default=True),
-        runnable=False,
+        engines=(),
     )
 
 

@@ -91,11 +91,11 @@ def read_native_scheme(config: Config) -> str:
     method = section.values.get("quant_method")
     if method == "compressed-tensors":
         return "compressed-tensors"
-    if method not in _NATIVE:
+    if not isinstance(method, str) or method not in _NATIVE:
         raise section.refuse(
             f"quant_method {shown(method)} is not understood; known: {', '.join([*_NATIVE, 'compressed-tensors'])}"
         )
-    return _NATIVE[str(method)]
+    return _NATIVE[method]
 
 
 def read_dropout(config: Config) -> bool:

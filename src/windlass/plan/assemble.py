@@ -16,7 +16,7 @@ from windlass.plan.cost import cost_of, energy_of
 from windlass.plan.memory import padded
 from windlass.plan.reasons import alternative, reasons_for
 from windlass.plan.remedy import remedies
-from windlass.plan.search import Question, answer
+from windlass.plan.search import Question, answer, runs_on
 from windlass.plan.shards import Sizes
 
 
@@ -24,15 +24,18 @@ def make_plan(question: Question, *, source: str = "", digest: str = "") -> Plan
     found = answer(question)
     best = found.best
     sizes = Sizes(question.spec, question.rules)
-    placement: Placement = msgspec.structs.replace(sizes.placement(best.layout, best.scheme, best.fit.shares), stages=best.fit.stages)
+    placement: Placement = msgspec.structs.replace(
+        sizes.placement(best.layout, best.scheme, best.fit.shares), stages=best.fit.stages
+    )
     used = question.hardware.devices[: best.layout.world]
-    speed = best.speed if question.spec.runnable else None
-    rate = best.speed.decode_tokens_per_second if speed else 0.0
+    runs = runs_on(best.engine, question)
+    speed = best.speed if runs and best.fits else None
+    rate = best.speed.sustained_tokens_per_second if speed else 0.0
     spilled = bool(best.fit.host_bytes or best.fit.disk_bytes)
     return Plan(
         model=model_facts(question.spec, question.rules),
         fits=best.fits,
-        engine=best.engine.name if question.spec.runnable else "none",
+        engine=best.engine.name if runs else "none",
         layout=best.layout,
         scheme=best.scheme,
         memory=_memory(question, best),
@@ -68,7 +71,11 @@ def model_facts(spec: ModelSpec, rules: tuple[Rule, ...]) -> ModelFacts:
 def _memory(question: Question, best: Candidate) -> Memory:
     """Replicas hold the same, so the first one's devices are repeated."""
     replicas = best.layout.dp
-    return Memory(per_device=best.fit.memory * replicas, host_bytes=best.fit.host_bytes * replicas, disk_bytes=best.fit.disk_bytes * replicas)
+    return Memory(
+        per_device=best.fit.memory * replicas,
+        host_bytes=best.fit.host_bytes * replicas,
+        disk_bytes=best.fit.disk_bytes * replicas,
+    )
 
 
 def _ranks(question: Question, layout: Layout) -> tuple[Rank, ...]:
@@ -87,7 +94,7 @@ def _kv_blocks(best: Candidate, sizes: Sizes) -> KvBlocks:
     """Blocks the workload needs in each replica, and how many the fullest device has room for."""
     block = best.engine.block_tokens
     sequences = -(-best.workload.concurrency // best.layout.dp)
-    needed = sequences * padded(best.workload.context_tokens, block) // block
+    needed = sequences * padded(best.workload.reserve_tokens, block) // block
     rooms: list[int] = []
     for seat, held in zip(best.fit.seats, best.fit.memory, strict=True):
         share = sizes.shard(best.layout, best.scheme, seat.tp, best.fit.shares).kv_share

@@ -75,7 +75,17 @@ def tp_shares(site: Site, layout: Layout) -> tuple[float, ...]:
     return tuple(min(share, 1.25 * limit) for share, limit in zip(shares, limits, strict=True))
 
 
-def evaluate(sizes: Sizes, site: Site, engine: Engine, scheme: Scheme, layout: Layout, workload: Workload, *, spill: bool = False, every: bool = False) -> Candidate:
+def evaluate(
+    sizes: Sizes,
+    site: Site,
+    engine: Engine,
+    scheme: Scheme,
+    layout: Layout,
+    workload: Workload,
+    *,
+    spill: bool = False,
+    every: bool = False,
+) -> Candidate:
     """`spill`: what does not fit goes to host memory and disk. `every`: all devices of the replica, for the plan that is kept."""
     model = MemoryModel(sizes, engine, workload, scheme)
     shares = tp_shares(site, layout)
@@ -112,10 +122,13 @@ def _stage_speeds(model: MemoryModel, site: Site, layout: Layout) -> tuple[list[
     return speeds, rooms
 
 
-def _fit(model: MemoryModel, site: Site, layout: Layout, stages: tuple[Interval, ...], shares: tuple[float, ...], every: bool) -> Fit:
+def _fit(
+    model: MemoryModel, site: Site, layout: Layout, stages: tuple[Interval, ...], shares: tuple[float, ...], every: bool
+) -> Fit:
     seats = site.seats(layout, every=every)
     memory = tuple(
-        model.device_memory(seat, model.sizes.shard(layout, model.scheme, seat.tp, shares), stages[seat.pp], layout) for seat in seats
+        model.device_memory(seat, model.sizes.shard(layout, model.scheme, seat.tp, shares), stages[seat.pp], layout)
+        for seat in seats
     )
     worst = max(held.total_bytes - held.capacity_bytes for held in memory)
     return Fit(
@@ -129,12 +142,28 @@ def _fit(model: MemoryModel, site: Site, layout: Layout, stages: tuple[Interval,
     )
 
 
-def most_sequences(sizes: Sizes, site: Site, engine: Engine, scheme: Scheme, layout: Layout, workload: Workload) -> Workload | None:
-    """The workload with as many sequences as the memory holds; None where not even one fits."""
+def most_sequences(
+    sizes: Sizes, site: Site, engine: Engine, scheme: Scheme, layout: Layout, workload: Workload
+) -> Candidate | None:
+    """With as many sequences as the memory holds; None where not even one of full length fits.
+
+    A paged cache holds what sequences have written, not what they may: on average a prompt and half an answer each.
+    """
     single = msgspec.structs.replace(workload, concurrency=layout.dp)
     found = evaluate(sizes, site, engine, scheme, layout, single)
     if not found.fits:
         return None
-    per_sequence = max((held.kv_bytes for held in found.fit.memory), default=0)
+    mean = msgspec.structs.replace(workload, reserve_tokens=round(workload.mean_decode_context))
+    count = _room_for(evaluate(sizes, site, engine, scheme, layout, msgspec.structs.replace(mean, concurrency=layout.dp)), engine)
+    while count > 1:  # logits and steps grow with the sequences too, so the first guess may be a few too many
+        grown = evaluate(sizes, site, engine, scheme, layout, msgspec.structs.replace(mean, concurrency=count * layout.dp))
+        if grown.fits:
+            return grown
+        count = min(count - 1, int(count * 0.97))
+    return found
+
+
+def _room_for(found: Candidate, engine: Engine) -> int:
+    per_sequence = max(held.kv_bytes for held in found.fit.memory)
     extra = found.fit.free_bytes // per_sequence if per_sequence else engine.max_sequences
-    return msgspec.structs.replace(workload, concurrency=min(1 + extra, engine.max_sequences) * layout.dp)
+    return min(1 + extra, engine.max_sequences)

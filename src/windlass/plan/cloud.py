@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from windlass.core.devices import device, nic_bandwidth
 from windlass.core.hardware import Hardware, Node
-from windlass.core.model import Frozen
+from windlass.core.plan import CloudOffer
 from windlass.core.typical import DISK_BYTES, node_ram_bytes
 from windlass.errors import UnknownName
 from windlass.plan.candidates import Candidate
@@ -22,30 +22,9 @@ CONVERT_BYTES_PER_SECOND = 0.5e9
 """Reading, quantizing and writing, on the cores of a rented machine (an assumption until measured there)."""
 
 
-class CloudOffer(Frozen):
-    provider: str
-    instance: str
-    device: str
-    num_devices: int
-    num_instances: int
-    spot: bool
-    usd_per_hour: float
-    priced_at: str
-    stale: bool
-    verified: bool
-    source: str
-    layout: str
-    scheme: str
-    decode_tokens_per_second: float
-    usd_per_million_output_tokens: float
-    storage_usd_per_month: float
-    download_hours: float
-    convert_hours: float
-    break_even_hours: float | None
-    """Hours of renting that cost as much as buying the cards; None where no card price is known."""
-
-
-def cloud_offers(question: Question, checkpoint_bytes: int, stored_bytes: int, *, all_offers: bool = False) -> tuple[CloudOffer, ...]:
+def cloud_offers(
+    question: Question, checkpoint_bytes: int, stored_bytes: int, *, all_offers: bool = False
+) -> tuple[CloudOffer, ...]:
     """`all_offers`: also stale and unverified ones. Pins and the user's own hardware do not matter here: the offer is the hardware."""
     asked = replace(question, pins={}, engine="auto")
     planned: dict[tuple[str, int], Candidate | None] = {}
@@ -70,7 +49,9 @@ def _plan_on(question: Question, offer: Offer, count: int) -> Candidate | None:
     except UnknownName:
         return None
     devices = (one,) * (offer.num_devices * count)
-    node = Node(devices=devices, ram_bytes=(offer.ram_bytes or node_ram_bytes(devices)), disk_bytes=offer.disk_bytes or DISK_BYTES)
+    node = Node(
+        devices=devices, ram_bytes=(offer.ram_bytes or node_ram_bytes(devices)), disk_bytes=offer.disk_bytes or DISK_BYTES
+    )
     hardware = Hardware(nodes=(node,), network_bandwidth=nic_bandwidth(one.name), description=f"{len(devices)}x{one.name}")
     if sum(found.memory_bytes for found in devices) < _least_bytes(question):
         return None
@@ -86,8 +67,8 @@ def _offer(offer: Offer, count: int, candidate: Candidate, checkpoint_bytes: int
     usd_per_hour = offer.usd_per_hour * count
     num_devices = offer.num_devices * count
     card = purchase_price(offer.device)
-    speed = candidate.speed.decode_tokens_per_second
-    cheapest = min(storage_prices(), key=lambda one: one.usd_per_gb_month)
+    speed = candidate.speed
+    storage = min(storage_prices(), key=lambda one: (not one.name.startswith(offer.provider), one.usd_per_gb_month))
     return CloudOffer(
         provider=offer.provider,
         instance=offer.instance if count == 1 else f"{count}x {offer.instance}",
@@ -102,9 +83,9 @@ def _offer(offer: Offer, count: int, candidate: Candidate, checkpoint_bytes: int
         source=offer.source,
         layout=str(candidate.layout),
         scheme=candidate.scheme.name,
-        decode_tokens_per_second=speed,
-        usd_per_million_output_tokens=round(per_million(usd_per_hour, speed), 4),
-        storage_usd_per_month=round(cheapest.usd_per_gb_month * (checkpoint_bytes + stored_bytes) / 1e9, 2),
+        decode_tokens_per_second=speed.decode_tokens_per_second,
+        usd_per_million_output_tokens=round(per_million(usd_per_hour, speed.sustained_tokens_per_second), 4),
+        storage_usd_per_month=round(storage.usd_per_gb_month * (checkpoint_bytes + stored_bytes) / 1e9, 2),
         download_hours=round(checkpoint_bytes / DOWNLOAD_BYTES_PER_SECOND / 3600, 3),
         convert_hours=round(checkpoint_bytes / CONVERT_BYTES_PER_SECOND / 3600, 3),
         break_even_hours=round(card.usd * num_devices / usd_per_hour, 1) if card else None,

@@ -78,7 +78,7 @@ ENGINES = {
         windowed_cache=True,
         uneven=False,
         offload=False,
-        max_sequences=256,
+        max_sequences=1024,  # max_num_seqs' default for serving on devices of 70 GiB and more
         kinds=("cuda", "rocm"),
     ),
 }

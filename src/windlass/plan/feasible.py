@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from windlass.core.layout import Layout
-from windlass.core.model import Attention, ModelSpec
+from windlass.core.model import Attention, Convolution, ModelSpec
 from windlass.core.place import place, stored
 from windlass.core.rule import AxisName, Rule
 from windlass.core.scheme import Scheme
@@ -54,6 +54,23 @@ def _check_even(engine: Engine, spec: ModelSpec, rules: tuple[Rule, ...], scheme
         )
 
 
+def working_layouts(
+    engine: Engine, spec: ModelSpec, rules: tuple[Rule, ...], scheme: Scheme, asked: Layout, num_devices: int
+) -> str:
+    """The layouts of these devices nearest to the one asked for that the engine accepts, in words."""
+    accepted: list[Layout] = []
+    for layout in layouts(spec, num_devices, {}):
+        if layout.world != num_devices or layout.ep not in (1, asked.ep):
+            continue
+        try:
+            check_layout(engine, spec, rules, scheme, layout)
+        except Impossible:
+            continue
+        accepted.append(layout)
+    accepted.sort(key=lambda one: (abs(one.tp - asked.tp), one.pp != asked.pp, one.dp))
+    return ", or ".join(str(one) for one in accepted[:3])
+
+
 def _heads_message(engine: Engine, spec: ModelSpec, tp: int) -> str:
     mixer = spec.attention
     allowed = ", ".join(map(str, valid_tp(spec, 64)))
@@ -75,7 +92,12 @@ def valid_tp(spec: ModelSpec, limit: int) -> tuple[int, ...]:
 def _torn_group(rules: tuple[Rule, ...], scheme: Scheme, layout: Layout) -> tuple[Rule, int, int] | None:
     """The first matrix whose inputs an even split would cut inside a quantization group."""
     for rule in rules:
-        if len(rule.axes) != 2 or rule.axes[1].name not in (AxisName.HEADS, AxisName.FFN, AxisName.EXPERT_FFN, AxisName.SHARED_FFN):
+        if len(rule.axes) != 2 or rule.axes[1].name not in (
+            AxisName.HEADS,
+            AxisName.FFN,
+            AxisName.EXPERT_FFN,
+            AxisName.SHARED_FFN,
+        ):
             continue
         parts = layout.expert_tp if rule.axes[1].name is AxisName.EXPERT_FFN else layout.tp
         quantum = stored(rule, scheme).quantum(1)
@@ -117,6 +139,8 @@ def _usable(num_devices: int, used: int) -> bool:
 def _tp_choices(spec: ModelSpec, num_devices: int, pins: dict[str, int]) -> list[int]:
     if "tp" in pins:
         return [pins["tp"]]
+    if any(isinstance(layer.mixer, Convolution) for layer in spec.layers):
+        return [1]  # its code splits layers over devices, not channels
     return [tp for tp in range(1, min(num_devices, spec.attention.num_heads, 64) + 1) if _usable(num_devices, tp)]
 
 
@@ -141,6 +165,10 @@ def check_pins(spec: ModelSpec, num_devices: int, pins: dict[str, int]) -> None:
         product *= value
     text = " x ".join(f"{name} {value}" for name, value in factors.items())
     if len(factors) == 3 and product != num_devices:
-        raise Impossible(f"{text} = {product}, but there are {num_devices} devices (ep is no further factor: it reuses the tp ranks)")
+        raise Impossible(
+            f"{text} = {product}, but there are {num_devices} devices (ep is no further factor: it reuses the tp ranks)"
+        )
     if factors and (product > num_devices or num_devices % product):
-        raise Impossible(f"{text} does not multiply to {num_devices} devices; choose degrees among its divisors {divisors(num_devices)}")
+        raise Impossible(
+            f"{text} does not multiply to {num_devices} devices; choose degrees among its divisors {divisors(num_devices)}"
+        )

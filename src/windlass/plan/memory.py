@@ -96,7 +96,7 @@ class MemoryModel:
         return layers[1] == self.spec.num_layers
 
     def kv(self, shard: Shard, layers: Interval, layout: Layout) -> float:
-        tokens = padded(self.workload.context_tokens, self.engine.block_tokens)
+        tokens = padded(self.workload.reserve_tokens, self.engine.block_tokens)
         one = self.sizes.cache_bytes(layers, tokens, self.scheme, self.engine.windowed_cache)
         return one * shard.kv_share * self.sequences(layout)
 

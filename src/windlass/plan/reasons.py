@@ -7,7 +7,7 @@ from windlass.core.place import Placement
 from windlass.core.plan import Alternative, Reason
 from windlass.plan.candidates import Candidate
 from windlass.plan.feasible import valid_tp
-from windlass.plan.search import BATCH_FOR_SERVER, Answer, Question
+from windlass.plan.search import BATCH_FOR_SERVER, Answer, Question, runs_on
 from windlass.units import format_bytes, format_context
 
 
@@ -21,8 +21,9 @@ def reasons_for(question: Question, answer: Answer, placement: Placement) -> tup
         _concurrency_reason(question, best),
     ]
     made += _tier_reasons(best)
-    if not question.spec.runnable:
-        made.append(Reason(choice="scope", value="memory only", why=f"no engine here runs {question.spec.name}; its memory is planned all the same"))
+    if not runs_on(best.engine, question):
+        why = f"no engine here runs {question.spec.name} on these devices; its memory is planned all the same"
+        made.append(Reason(choice="scope", value="memory only", why=why))
     return tuple(made)
 
 
@@ -30,7 +31,11 @@ def _engine_reason(question: Question, best: Candidate) -> Reason:
     kinds = {seat.device.kind for seat in best.fit.seats}
     if question.engine != "auto":
         why = "asked for"
-    elif "vllm" == best.engine.name:
+    elif not runs_on(best.engine, question):
+        return Reason(choice="engine", value="none", why=f"{question.spec.name} is described for planning only")
+    elif "windlass" not in question.spec.engines:
+        why = f"the embedded engine does not run {question.spec.family} yet"
+    elif best.engine.name == "vllm":
         why = f"{best.workload.concurrency} sequences at once: its batched kernels and scheduler are made for that (from {BATCH_FOR_SERVER} on)"
     elif kinds & {"cpu", "metal"}:
         why = f"vLLM has no int4 kernels for {'/'.join(sorted(kinds))}; the embedded engine runs here"
@@ -73,7 +78,11 @@ def _layout_reasons(question: Question, best: Candidate, placement: Placement) -
         worst = max(uneven, key=lambda one: one.imbalance)
         sizes = sorted({stop - start for start, stop in worst.intervals}, reverse=True)
         why = f"{worst.count} {worst.name.value} in pieces of {worst.quantum} over tp {best.layout.tp} give {' or '.join(map(str, sizes))} a rank"
-        made.append(Reason(choice="imbalance", value=f"{worst.imbalance:.2f}x", why=f"{why}: the largest waits for none, the others for it"))
+        made.append(
+            Reason(
+                choice="imbalance", value=f"{worst.imbalance:.2f}x", why=f"{why}: the largest waits for none, the others for it"
+            )
+        )
     replicated = _replicated(best)
     if replicated:
         made.append(Reason(choice="KV heads", value="replicated", why=replicated))
@@ -108,7 +117,8 @@ def _degree_why(name: str, question: Question, best: Candidate) -> str:
 
 def _context_reason(question: Question, best: Candidate) -> Reason:
     kv = max(held.kv_bytes for held in best.fit.memory)
-    why = f"{format_bytes(kv)} of {best.scheme.kv} cache on the fullest device for {best.workload.concurrency} at full length"
+    length = "full" if best.workload.reserve_tokens == best.workload.context_tokens else "mean"
+    why = f"{format_bytes(kv)} of {best.scheme.kv} cache on the fullest device for {best.workload.concurrency} at {length} length"
     return Reason(choice="context", value=format_context(question.context_tokens), why=why)
 
 
@@ -118,14 +128,19 @@ def _concurrency_reason(question: Question, best: Candidate) -> Reason:
     elif question.goal == "latency":
         why = "one sequence at a time answers soonest; --concurrency plans for more"
     else:
-        why = "as many at full context as the memory holds"
+        why = f"as many as the cache holds at their mean length of {best.workload.reserve_tokens:,} tokens"
     return Reason(choice="concurrency", value=str(best.workload.concurrency), why=why)
 
 
 def _tier_reasons(best: Candidate) -> list[Reason]:
     made: list[Reason] = []
     if best.fit.host_bytes:
-        made.append(Reason(choice="host memory", value=format_bytes(best.fit.host_bytes), why="experts leave the devices first: a step reads few of them"))
+        why = (
+            "experts leave the devices first: a step reads few of them"
+            if best.spec.experts
+            else "streamed to the devices every step"
+        )
+        made.append(Reason(choice="host memory", value=format_bytes(best.fit.host_bytes), why=why))
     if best.fit.disk_bytes:
         made.append(Reason(choice="disk", value=format_bytes(best.fit.disk_bytes), why="beyond host memory; read while running"))
     return made

@@ -70,15 +70,25 @@ def _more_devices(question: Question) -> Iterator[tuple[str, Question]]:
         return
     node = question.hardware.nodes[0]
     device = node.devices[0]
-    counts = [count for count in (2, 3, 4, 6, 8) if count > len(node.devices)] if len(question.hardware.nodes) == 1 and device.kind != "cpu" else []
+    counts = (
+        [count for count in (2, 3, 4, 6, 8) if count > len(node.devices)]
+        if len(question.hardware.nodes) == 1 and device.kind != "cpu"
+        else []
+    )
     for count in counts:
         grown: Node = msgspec.structs.replace(node, devices=(device,) * count)
-        yield f"{count}x{device.name} instead of {len(node.devices)}", replace(question, hardware=_with_nodes(question.hardware, (grown,)), pins={})
+        yield (
+            f"{count}x{device.name} instead of {len(node.devices)}",
+            replace(question, hardware=_with_nodes(question.hardware, (grown,)), pins={}),
+        )
     biggest: Node = msgspec.structs.replace(node, devices=(device,) * max([*counts, len(node.devices)]))
     for num_nodes in (2, 3, 4, 6, 8, 16, 32):
         if num_nodes > len(question.hardware.nodes):
             grown_nodes = _with_nodes(question.hardware, (biggest,) * num_nodes)
-            yield f"{num_nodes} such nodes of {len(biggest.devices)}x{device.name}", replace(question, hardware=grown_nodes, pins={})
+            yield (
+                f"{num_nodes} such nodes of {len(biggest.devices)}x{device.name}",
+                replace(question, hardware=grown_nodes, pins={}),
+            )
 
 
 def _with_nodes(hardware: Hardware, nodes: tuple[Node, ...]) -> Hardware:

@@ -19,7 +19,7 @@ from windlass.errors import BadInput, Impossible
 from windlass.plan.candidates import Candidate, Site, evaluate, most_sequences
 from windlass.plan.cost import cost_of
 from windlass.plan.engines import ENGINES, Engine, engine
-from windlass.plan.feasible import check_layout, check_pins, layouts
+from windlass.plan.feasible import check_layout, check_pins, layouts, working_layouts
 from windlass.plan.shards import Sizes
 
 LARGE = 64
@@ -67,7 +67,7 @@ def answer(question: Question) -> Answer:
         return _answer(question, site, sizes, [*chosen, *rest], refused)
     spilled = _spilled(question, site, sizes)
     if not spilled:
-        raise Impossible(refused[0] if refused else f"{question.spec.name} has no layout on {question.hardware.description}")
+        raise Impossible(_no_layout(question, refused))
     return _answer(question, site, sizes, spilled, refused)
 
 
@@ -78,6 +78,15 @@ def _answer(question: Question, site: Site, sizes: Sizes, ranked: list[Candidate
     best = evaluate(sizes, site, first.engine, first.scheme, first.layout, first.workload, spill=spill, every=True)
     others = tuple(candidate for candidate in ranked[1:] if candidate.fits)[:2]
     return Answer(best=best, others=others, refused=tuple(dict.fromkeys(refused)))
+
+
+def _no_layout(question: Question, refused: list[str]) -> str:
+    """Why the asked-for layout is impossible, and the nearest that work on the same devices."""
+    why = refused[0] if refused else f"{question.spec.name} has no layout on {question.hardware.description}"
+    asked = Layout(**{name: question.pins.get(name, 1) for name in ("tp", "pp", "ep", "dp")})
+    how = schemes(question)[0]
+    working = working_layouts(engines(question)[0], question.spec, question.rules, how, asked, question.hardware.num_devices)
+    return f"{why}; on {question.hardware.num_devices} devices use {working}" if working else why
 
 
 def check(question: Question) -> None:
@@ -96,15 +105,25 @@ def check(question: Question) -> None:
     check_pins(spec, question.hardware.num_devices, question.pins)
 
 
+def runs_on(found: Engine, question: Question) -> bool:
+    kinds = {device.kind for device in question.hardware.distinct_devices}
+    return found.name in question.spec.engines and not kinds - set(found.kinds)
+
+
 def engines(question: Question) -> list[Engine]:
-    """Asked for, or all that run on these devices."""
+    """Asked for, or all that run the model on these devices; where none does, the embedded one lends its memory model."""
     kinds = {device.kind for device in question.hardware.distinct_devices}
     if question.engine != "auto":
         found = engine(question.engine)
         if kinds - set(found.kinds):
-            raise Impossible(f"{found.name} does not run on {', '.join(sorted(kinds - set(found.kinds)))} devices; use --engine windlass")
+            raise Impossible(
+                f"{found.name} does not run on {', '.join(sorted(kinds - set(found.kinds)))} devices; use --engine windlass"
+            )
+        if question.spec.engines and found.name not in question.spec.engines:
+            others = " or ".join(question.spec.engines)
+            raise Impossible(f"{found.name} does not run {question.spec.name} ({question.spec.family}); use --engine {others}")
         return [found]
-    return [found for found in ENGINES.values() if not kinds - set(found.kinds)]
+    return [found for found in ENGINES.values() if runs_on(found, question)] or [ENGINES["windlass"]]
 
 
 def schemes(question: Question) -> list[Scheme]:
@@ -124,7 +143,11 @@ def schemes(question: Question) -> list[Scheme]:
 
 def question_workload(question: Question) -> Workload:
     return workload(
-        question.context_tokens, question.concurrency or 1, question.goal, prompt_tokens=question.prompt_tokens, new_tokens=question.new_tokens
+        question.context_tokens,
+        question.concurrency or 1,
+        question.goal,
+        prompt_tokens=question.prompt_tokens,
+        new_tokens=question.new_tokens,
     )
 
 
@@ -161,10 +184,7 @@ def _best_of(question: Question, site: Site, sizes: Sizes, how: Scheme, refused:
 def _evaluate(question: Question, site: Site, sizes: Sizes, one: Engine, how: Scheme, layout: Layout) -> Candidate | None:
     work = question_workload(question)
     if question.concurrency is None and question.goal != "latency":
-        grown = most_sequences(sizes, site, one, how, layout, work)
-        if grown is None:
-            return None
-        work = grown
+        return most_sequences(sizes, site, one, how, layout, work)
     return evaluate(sizes, site, one, how, layout, work)
 
 
@@ -175,10 +195,9 @@ def rank(question: Question, candidate: Candidate) -> tuple[float, ...]:
     if question.goal == "latency":
         return (round(speed.step_seconds, 6), round(speed.time_to_first_token_seconds, 4), *plain)
     if question.goal == "throughput":
-        return (-round(speed.decode_tokens_per_second, 1), *plain)
-    used = question.hardware.devices[: layout.world]
-    priced = cost_of(used, speed.decode_tokens_per_second)
-    return (priced.usd_per_million_output_tokens or -speed.decode_tokens_per_second, *plain)
+        return (-round(speed.sustained_tokens_per_second, 1), *plain)
+    priced = cost_of(question.hardware.devices[: layout.world], speed.sustained_tokens_per_second)
+    return (priced.usd_per_million_output_tokens or -speed.sustained_tokens_per_second, *plain)
 
 
 BATCH_FOR_SERVER = 64
@@ -206,7 +225,3 @@ def _spilled(question: Question, site: Site, sizes: Sizes) -> list[Candidate]:
         if any(candidate.fits for candidate in found):
             break
     return sorted(found, key=lambda candidate: (candidate.fit.short_bytes, *rank(question, candidate)))
-
-
-def with_hardware(question: Question, hardware: Hardware) -> Question:
-    return Question(**{**question.__dict__, "hardware": hardware})

@@ -47,7 +47,9 @@ class Shard:
         return totals[layers[1]] - totals[layers[0]]
 
 
-def make_shard(spec: ModelSpec, rules: tuple[Rule, ...], placement: Placement, layout: Layout, scheme: Scheme, tp_index: int) -> Shard:
+def make_shard(
+    spec: ModelSpec, rules: tuple[Rule, ...], placement: Placement, layout: Layout, scheme: Scheme, tp_index: int
+) -> Shard:
     always, experts, flops = ([0.0] * spec.num_layers for _ in range(3))
     embed = head = 0.0
     held = local_experts(placement, layout, tp_index)
@@ -108,7 +110,12 @@ def _widest(spec: ModelSpec, rules: tuple[Rule, ...], placement: Placement, layo
     widths: dict[str, int] = {"mixer": 0, "ffn": 0, "experts": 0}
     seen: set[str] = set()
     for rule in rules:
-        if rule.role is not Role.MATRIX or rule.part is not Part.MAIN or rule.ours in seen or rule.axes[0].name is AxisName.HIDDEN:
+        if (
+            rule.role is not Role.MATRIX
+            or rule.part is not Part.MAIN
+            or rule.ours in seen
+            or rule.axes[0].name is AxisName.HIDDEN
+        ):
             continue
         seen.add(rule.ours)
         out = local_shape(rule, placement, tp_index)[0]
@@ -143,7 +150,10 @@ class Sizes:
 
     def cache_bytes(self, layers: Interval, tokens: int, scheme: Scheme, windowed: bool) -> float:
         """Keys and values of one sequence over some layers, unsplit."""
-        made = (layer_cache_bytes(layer.mixer, tokens, scheme.kv_element_bytes, windowed) for layer in self.spec.layers[layers[0] : layers[1]])
+        made = (
+            layer_cache_bytes(layer.mixer, tokens, scheme.kv_element_bytes, windowed)
+            for layer in self.spec.layers[layers[0] : layers[1]]
+        )
         return sum(made)
 
 

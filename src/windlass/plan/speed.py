@@ -80,7 +80,8 @@ class SpeedModel:
         return StepTime(
             memory=here / (seat.device.measured_bandwidth * engine.bandwidth_efficiency),
             compute=flops / (self._matmul_rate(seat.device) * engine.matmul_efficiency),
-            kernels=self._kernels(layers) * (CPU_KERNEL_SECONDS if seat.device.kind == "cpu" and engine.kernel_seconds else engine.kernel_seconds),
+            kernels=self._kernels(layers)
+            * (CPU_KERNEL_SECONDS if seat.device.kind == "cpu" and engine.kernel_seconds else engine.kernel_seconds),
             host_link=host / min(seat.device.host_bandwidth or node.ram_bandwidth, node.ram_bandwidth / sharing),
             disk=disk / (node.disk_bandwidth / sharing),
         )
@@ -120,7 +121,10 @@ class SpeedModel:
     def _stage_network(self, pp: int, tokens: float) -> float:
         layers = self.fit.stages[pp]
         message = tokens * self.spec.hidden_size * 2
-        reduces = sum(1 if layer.wiring in (Wiring.PARALLEL, Wiring.PARALLEL_ONE_NORM) else 2 for layer in self.spec.layers[layers[0] : layers[1]])
+        reduces = sum(
+            1 if layer.wiring in (Wiring.PARALLEL, Wiring.PARALLEL_ONE_NORM) else 2
+            for layer in self.spec.layers[layers[0] : layers[1]]
+        )
         seconds = reduces * self._all_reduce(pp, message)
         if pp + 1 < self.layout.pp:
             seconds += self._hop(pp, message)
@@ -171,47 +175,54 @@ class SpeedModel:
                 return group / slowest.total, slowest.total * self.layout.pp, slowest
         return rate, seconds, worst
 
-    def prefill(self, tokens: int, engine: Engine) -> tuple[float, float]:
-        """(seconds until a prompt of `tokens` is through, seconds of its slowest stage)."""
-        chunks = ceil(tokens / engine.step_tokens)
-        stages = [self._prefill_stage(pp, tokens, chunks, engine) for pp in range(self.layout.pp)]
+    def prefill(self, prompt: int, prompts: int, engine: Engine) -> tuple[float, float]:
+        """(seconds until `prompts` of this length, read together, are through; seconds of the slowest stage)."""
+        stages = [self._prefill_stage(pp, prompt, prompts, engine) for pp in range(self.layout.pp)]
         return sum(stages), max(stages)
 
-    def _prefill_stage(self, pp: int, tokens: int, chunks: int, engine: Engine) -> float:
-        slowest = 0.0
-        for seat, moved in zip(self.fit.seats, self.fit.offloaded, strict=True):
-            if seat.pp != pp:
-                continue
-            shard, layers = self._shard(seat), self.fit.stages[pp]
-            share = touched_share(self.spec, tokens / chunks)
-            here, host, disk = self._reads(shard, layers, moved, share)
-            # Only the last token of a prompt needs the head.
-            head = shard.head_flops_per_token * (tokens - 1) if self.model.is_last(layers) else 0.0
-            flops = tokens * self._flops(shard, layers, tokens / 2) - head
-            node = self.hardware.nodes[seat.node]
-            time = StepTime(
-                memory=chunks * here / (seat.device.measured_bandwidth * engine.bandwidth_efficiency),
-                compute=flops / (self._matmul_rate(seat.device) * engine.matmul_efficiency),
-                kernels=chunks * self._kernels(layers) * engine.kernel_seconds,
-                host_link=chunks * host / (seat.device.host_bandwidth or node.ram_bandwidth),
-                disk=chunks * disk * len(node.devices) / node.disk_bandwidth,
-            )
-            slowest = max(slowest, time.total)
-        return slowest + (0.0 if engine is self.ideal else self._stage_network(pp, tokens))
+    def _prefill_stage(self, pp: int, prompt: int, prompts: int, engine: Engine) -> float:
+        tokens = prompt * prompts
+        chunks = ceil(tokens / engine.step_tokens)
+        times = [
+            self._prefill_seat(seat, moved, prompt, prompts, chunks, engine)
+            for seat, moved in zip(self.fit.seats, self.fit.offloaded, strict=True)
+            if seat.pp == pp
+        ]
+        return max(time.total for time in times) + self._stage_network(pp, tokens)
+
+    def _prefill_seat(self, seat: Seat, moved: Offloaded, prompt: int, prompts: int, chunks: int, engine: Engine) -> StepTime:
+        shard, layers = self._shard(seat), self.fit.stages[seat.pp]
+        tokens = prompt * prompts
+        here, host, disk = self._reads(shard, layers, moved, touched_share(self.spec, tokens / chunks))
+        # Only the last token of a prompt needs the head.
+        head = shard.head_flops_per_token * (tokens - prompts) if self.model.is_last(layers) else 0.0
+        flops = tokens * self._flops(shard, layers, prompt / 2) - head
+        node = self.hardware.nodes[seat.node]
+        return StepTime(
+            memory=chunks * here / (seat.device.measured_bandwidth * engine.bandwidth_efficiency),
+            compute=flops / (self._matmul_rate(seat.device) * engine.matmul_efficiency),
+            kernels=chunks * self._kernels(layers) * engine.kernel_seconds,
+            host_link=chunks * host / (seat.device.host_bandwidth or node.ram_bandwidth),
+            disk=chunks * disk * len(node.devices) / node.disk_bandwidth,
+        )
 
     def speed(self) -> Speed:
         work = self.model.workload
         batch = self.model.sequences(self.layout)
         rate, seconds, worst = self.decode(batch, work.mean_decode_context, self.engine)
         ceiling, _, _ = self.decode(batch, 0, self.ideal)
-        prompt_seconds, slowest_stage = self.prefill(work.prompt_tokens, self.engine)
-        through = slowest_stage if batch >= self.layout.pp > 1 else prompt_seconds
+        prompt_seconds, _ = self.prefill(work.prompt_tokens, 1, self.engine)
+        prompts = max(1, min(batch, self.engine.step_tokens // work.prompt_tokens))  # short prompts share a step
+        together, slowest_stage = self.prefill(work.prompt_tokens, prompts, self.engine)
+        through = (slowest_stage if batch >= self.layout.pp > 1 else together) / prompts
         experts = self.spec.experts
+        prompt_rate = work.prompt_tokens / through
         busy = min(self.layout.dp, work.concurrency)  # one sequence keeps one replica busy, however many there are
         return Speed(
             decode_tokens_per_second=round(rate * busy, 3),
             decode_ceiling_tokens_per_second=round(ceiling * busy, 3),
-            prefill_tokens_per_second=round(work.prompt_tokens / through * busy, 1),
+            prefill_tokens_per_second=round(prompt_rate * busy, 1),
+            sustained_tokens_per_second=round(busy / (1 / rate + work.prompt_tokens / work.new_tokens / prompt_rate), 3),
             time_to_first_token_seconds=round(prompt_seconds + seconds, 6),
             bound_by=worst.bound_by,
             step_seconds=seconds,

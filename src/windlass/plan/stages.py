@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from windlass.core.place import Interval, stages_of
 
 
-def balance(layer_bytes: Sequence[float], speeds: Sequence[float], rooms: Sequence[float], first: float = 0.0, last: float = 0.0) -> tuple[Interval, ...]:
+def balance(
+    layer_bytes: Sequence[float], speeds: Sequence[float], rooms: Sequence[float], first: float = 0.0, last: float = 0.0
+) -> tuple[Interval, ...]:
     """Stages for `len(speeds)` pipeline ranks, by bisection on the time of the slowest one.
 
     A stage's time is its bytes over its speed (decode reads every weight it holds); `rooms` are bytes it may hold; `first` and

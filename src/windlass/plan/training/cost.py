@@ -11,7 +11,13 @@ from collections.abc import Iterable
 from windlass.core.hardware import Hardware
 from windlass.core.model import Attention, Frozen, LatentAttention, Layer, MoE, ModelSpec
 from windlass.plan.training.job import Job
-from windlass.plan.training.layers import TENSOR_REGIONS, embedding_operations, head_operations, layer_operations, next_token_operations
+from windlass.plan.training.layers import (
+    TENSOR_REGIONS,
+    embedding_operations,
+    head_operations,
+    layer_operations,
+    next_token_operations,
+)
 from windlass.plan.training.links import Links, group_of, links_of, remote_copies
 from windlass.plan.training.mixing import BF16
 from windlass.plan.training.operation import Kind, Operation, Work
@@ -147,7 +153,9 @@ def ends_cost(spec: ModelSpec, job: Job, machine: Machine, *, first: bool, last:
     cost = Cost()
     if first:
         times = kernels(embedding_operations(spec, job), job, machine, repeats=False)
-        cost = cost.plus(_assemble(times, _tensor_exposed((spec.hidden_size,), spec.hidden_size, times, job, machine), Exposed(), Exposed()))
+        cost = cost.plus(
+            _assemble(times, _tensor_exposed((spec.hidden_size,), spec.hidden_size, times, job, machine), Exposed(), Exposed())
+        )
     if last:
         operations = (*head_operations(spec, job), *next_token_operations(spec, job))
         times = kernels(operations, job, machine, repeats=False)
@@ -207,7 +215,10 @@ def _tensor_exposed(regions: tuple[int, ...], hidden: int, times: Kernels, job: 
     hidden_backward = max(0.0, beside - times.backward_compute)
     if job.overlap.tp == "backward":
         return Exposed(forward=forward, backward=open_backward + hidden_backward)
-    return Exposed(forward=_pipelined(forward, times.forward_compute, tp), backward=_pipelined(open_backward + beside, times.backward_compute, tp))
+    return Exposed(
+        forward=_pipelined(forward, times.forward_compute, tp),
+        backward=_pipelined(open_backward + beside, times.backward_compute, tp),
+    )
 
 
 def _pipelined(communication: float, computation: float, pieces: int) -> float:

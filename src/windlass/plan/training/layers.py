@@ -67,6 +67,13 @@ def next_token_operations(spec: ModelSpec, job: Job) -> tuple[Operation, ...]:
     if spec.next_token is None or not job.next_token:
         return ()
     hidden, outside = spec.hidden_size, job.outside_tokens
-    join = matmul("join", job.micro_tokens, 2 * hidden, hidden / job.groups.tp, compute=job.compute, saved_bytes=2 * input_bytes(job) * outside * hidden)
+    join = matmul(
+        "join",
+        job.micro_tokens,
+        2 * hidden,
+        hidden / job.groups.tp,
+        compute=job.compute,
+        saved_bytes=2 * input_bytes(job) * outside * hidden,
+    )
     norm = memory("norm", 2 * outside * hidden, 4, 6, saved_bytes=2 * BF16 * outside * hidden)
     return (norm, join, *layer_operations(spec, spec.next_token.layer, job), *head_operations(spec, job))

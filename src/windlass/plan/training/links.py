@@ -52,11 +52,11 @@ class Links(Frozen):
         nodes = -(-group.size // group.local)
         return (group.size - nodes) * RING_STEP_SECONDS + (nodes - 1) * self.network_latency_seconds
 
-    def gather(self, full_bytes: float, group: Group) -> float:
-        """All-gather to, or reduce-scatter from, `full_bytes` on every rank."""
+    def gather(self, full_bytes: float, group: Group, pieces: int = 1) -> float:
+        """All-gather to, or reduce-scatter from, `full_bytes` on every rank, in so many collectives."""
         if group.size == 1 or not full_bytes:
             return 0.0
-        return (group.size - 1) / group.size * full_bytes / self.ring_bandwidth(group) + self.ring_latency(group)
+        return (group.size - 1) / group.size * full_bytes / self.ring_bandwidth(group) + pieces * self.ring_latency(group)
 
     def all_reduce(self, full_bytes: float, group: Group) -> float:
         return 2 * self.gather(full_bytes, group)

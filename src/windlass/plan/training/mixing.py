@@ -21,7 +21,9 @@ FLASH_BACKWARD = 2.5
 class Projected:
     """Widths on one rank after the projections."""
 
-    def __init__(self, query: float, key: float, value: float, output: float, heads: float, key_dim: float, value_dim: float) -> None:
+    def __init__(
+        self, query: float, key: float, value: float, output: float, heads: float, key_dim: float, value_dim: float
+    ) -> None:
         self.query, self.key, self.value, self.output = query, key, value, output
         self.heads, self.key_dim, self.value_dim = heads, key_dim, value_dim
 
@@ -48,7 +50,9 @@ def _grouped(mixer: Attention, hidden: int, job: Job) -> tuple[Projected, tuple[
     heads, kv_heads = mixer.num_heads / tp, max(mixer.num_kv_heads / tp, 1.0)
     query, key = heads * mixer.head_dim, kv_heads * mixer.head_dim
     outputs = query + 2 * key
-    project = matmul("qkv", tokens, hidden, outputs, compute=job.compute, saved_bytes=input_bytes(job) * job.outside_tokens * hidden)
+    project = matmul(
+        "qkv", tokens, hidden, outputs, compute=job.compute, saved_bytes=input_bytes(job) * job.outside_tokens * hidden
+    )
     operations = (*casts("qkv", job.compute, tokens, hidden, outputs), project)
     if mixer.qk_norm:
         elements = tokens * (query + key)
@@ -111,7 +115,9 @@ def _flash(mixer: Attention | LatentAttention, widths: Projected, inputs: float,
     )
 
 
-def _product(name: str, multiply_adds: float, elements: float, scores: float, saved_bytes: float = 0.0, core: bool = True) -> Operation:
+def _product(
+    name: str, multiply_adds: float, elements: float, scores: float, saved_bytes: float = 0.0, core: bool = True
+) -> Operation:
     """A batched product that reads or writes the scores; its backward is two of the same size."""
     work = Work(flops=2.0 * multiply_adds, moved_bytes=BF16 * (elements + scores))
     return Operation(name=name, kind=Kind.PRODUCT, forward=(work,), backward=(work, work), saved_bytes=saved_bytes, core=core)

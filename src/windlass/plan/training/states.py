@@ -34,7 +34,9 @@ class ParameterBytes(Frozen):
         return self.weights + self.gradients + self.optimizer
 
 
-def parameter_bytes(compute: Compute = "bf16", gradients: GradientType = "fp32", optimizer: OptimizerName = "adamw") -> ParameterBytes:
+def parameter_bytes(
+    compute: Compute = "bf16", gradients: GradientType = "fp32", optimizer: OptimizerName = "adamw"
+) -> ParameterBytes:
     """Megatron-LM docs/user-guide/features/dist_optimizer.md: fp16/fp16 2+2+16, bf16/fp32 2+4+12, fp32/fp32 4+4+8."""
     weights = 4.0 if compute == "fp32" else 2.0
     held = 4.0 if gradients == "fp32" else 2.0

@@ -75,7 +75,9 @@ def _stage_cost(stage: Stage, numbers: tuple[int, ...], each: list[Cost], first:
     return reduce(lambda sum_, part: sum_.plus(part[0], part[1]), (*parts, *ends), Cost())
 
 
-def assemble_step(spec: ModelSpec, hardware: Hardware, job: Job, machine: Machine, costs: StageCosts, elements: Elements) -> StepTime:
+def assemble_step(
+    spec: ModelSpec, hardware: Hardware, job: Job, machine: Machine, costs: StageCosts, elements: Elements
+) -> StepTime:
     slowest, batches = costs.slowest, job.num_micro_batches
     return StepTime(
         compute=batches * slowest.compute,
@@ -120,7 +122,7 @@ def data_parallel_seconds(spec: ModelSpec, job: Job, machine: Machine, slowest: 
     """Gradients summed (ZeRO-0), or scattered and the new weights gathered (ZeRO-1); ZeRO-2 scatters every micro-batch, ZeRO-3 also
     gathers the weights for each forward and each backward (arXiv 1910.02054, 7). Overlap hides the scatter behind a backward and the
     gather behind a forward, but for one layer's share (Megatron-Bridge performance guide: first and last micro-batch)."""
-    gathered, scattered = _exchanges(job, machine, elements)
+    gathered, scattered = _exchanges(spec, job, machine, elements)
     if job.zero == 0:
         return _hidden(2 * scattered, slowest.backward, spec, job)
     if job.zero == 3:
@@ -130,23 +132,28 @@ def data_parallel_seconds(spec: ModelSpec, job: Job, machine: Machine, slowest: 
     return _hidden(gathered, slowest.forward, spec, job) + times * _hidden(scattered, slowest.backward, spec, job)
 
 
-def _exchanges(job: Job, machine: Machine, elements: Elements) -> tuple[float, float]:
-    """Seconds to gather all weights of a rank, and to scatter all its gradients: dense ones and experts in their own groups."""
+def _exchanges(spec: ModelSpec, job: Job, machine: Machine, elements: Elements) -> tuple[float, float]:
+    """Seconds to gather all weights of a rank, and to scatter all its gradients: dense ones and experts in their own groups, a
+    collective per layer, so that each can start when its layer is done. A long ring pays its latency every time."""
     groups = job.groups
     dense = group_of(groups.dp * groups.cp, groups.tp, machine.devices_per_node)
     expert = group_of(groups.expert_dp, groups.expert_tp * groups.ep, machine.devices_per_node)
     each = parameter_bytes(job.compute, job.gradients, job.optimizer)
-    links = machine.links
-    gathered = links.gather(elements.dense * each.weights, dense) + links.gather(elements.experts * each.weights, expert)
-    scattered = links.gather(elements.dense * each.gradients, dense) + links.gather(elements.experts * each.gradients, expert)
+    links, layers = machine.links, layers_per_stage(spec, job)
+    gathered = links.gather(elements.dense * each.weights, dense, layers) + links.gather(elements.experts * each.weights, expert, layers)
+    scattered = links.gather(elements.dense * each.gradients, dense, layers)
+    scattered += links.gather(elements.experts * each.gradients, expert, layers)
     return gathered, scattered
 
 
 def _hidden(communication: float, computation: float, spec: ModelSpec, job: Job) -> float:
     if not job.overlap.dp:
         return communication
-    layers = max(spec.num_layers // job.groups.pp, 1)
-    return max(communication / layers, communication - computation)
+    return max(communication / layers_per_stage(spec, job), communication - computation)
+
+
+def layers_per_stage(spec: ModelSpec, job: Job) -> int:
+    return max(spec.num_layers // job.groups.pp, 1)
 
 
 def optimizer_seconds(spec: ModelSpec, hardware: Hardware, job: Job, machine: Machine, elements: Elements) -> float:
