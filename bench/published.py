@@ -26,9 +26,10 @@ from windlass.core.model import Frozen, ModelSpec  # noqa: E402
 from windlass.core.recipe import Overlap  # noqa: E402
 from windlass.core.rule import Rule  # noqa: E402
 from windlass.families import describe, rules  # noqa: E402
+from windlass.plan.training.evaluate import predict_step  # noqa: E402
 from windlass.plan.training.job import Job  # noqa: E402
 from windlass.plan.training.rates import flops_per_token  # noqa: E402
-from windlass.plan.training.time import StepTime, predict_step  # noqa: E402
+from windlass.plan.training.time import StepTime  # noqa: E402
 
 PUBLISHED = ROOT / "tests" / "data" / "published.toml"
 CONFIGS = ROOT / "src" / "windlass" / "families" / "configs"

@@ -50,7 +50,9 @@ def main() -> None:
                 f"| {speed.sustained_tokens_per_second:,.0f} | {error:+.0%} | {speed.decode_ceiling_tokens_per_second:,.0f} |"
             )
     absolute = sorted(map(abs, errors))
-    print(f"\n{len(errors)} rows; median error {statistics.median(errors):+.0%}, median absolute error {statistics.median(absolute):.0%}.")
+    print(
+        f"\n{len(errors)} rows; median error {statistics.median(errors):+.0%}, median absolute error {statistics.median(absolute):.0%}."
+    )
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@ The planner's cost model (plan/training/cost.py) takes its derating factors from
 docs/plan-training.md with the device and the date. Needs torch and a CUDA device. Run: python bench/training_kernels.py
 """
 
+# ruff: noqa: B023 (every closure is called before its loop goes on)
+
 from __future__ import annotations
 
 import json
@@ -267,5 +269,5 @@ if __name__ == "__main__":
     for part in sys.argv[1:] or parts:
         try:
             parts[part]()
-        except Exception as error:  # one part that this torch cannot do must not lose the others
+        except Exception as error:  # noqa: BLE001 (one part that this torch cannot do must not lose the others)
             print(f"{part}: {type(error).__name__}: {str(error)[:200]}", flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from math import prod
 from typing import NamedTuple
 
@@ -38,7 +39,7 @@ def test_cut_covers_once_on_the_quantum(count: int, quantum: int, shares: list[f
     parts = cut(count, quantum, shares)
     assert len(parts) == len(shares)
     assert parts[0][0] == 0 and parts[-1][1] == count
-    assert all(before[1] == after[0] for before, after in zip(parts, parts[1:], strict=False))
+    assert all(before[1] == after[0] for before, after in itertools.pairwise(parts))
     assert all(start < stop for start, stop in parts)
     assert all(start % quantum == 0 for start, _ in parts)
 
@@ -248,7 +249,9 @@ def test_one_device_holds_everything(name: str) -> None:
 # --- by hand
 
 
-def cuts_of(name: str, layout: Layout, how: Scheme, shares: list[float] | None = None) -> dict[AxisName, tuple[tuple[int, int], ...]]:
+def cuts_of(
+    name: str, layout: Layout, how: Scheme, shares: list[float] | None = None
+) -> dict[AxisName, tuple[tuple[int, int], ...]]:
     return {made.name: made.intervals for made in place(RULES[name], SPECS[name].num_layers, layout, how, shares=shares).cuts}
 
 
@@ -293,7 +296,10 @@ def test_heads_are_cut_in_whole_groups_of_the_output_projection() -> None:
     placement = place(RULES["Falcon-40B"], 60, Layout(tp=8), scheme("int4"))
     heads = next(made for made in placement.cuts if made.name is AxisName.HEADS)
     assert heads.quantum == 2
-    assert next(m for m in place(RULES["Falcon-40B"], 60, Layout(tp=8), scheme("bf16")).cuts if m.name is AxisName.HEADS).quantum == 1
+    assert (
+        next(m for m in place(RULES["Falcon-40B"], 60, Layout(tp=8), scheme("bf16")).cuts if m.name is AxisName.HEADS).quantum
+        == 1
+    )
 
 
 def test_too_wide_is_refused_in_the_models_own_terms() -> None:

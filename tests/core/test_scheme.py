@@ -46,7 +46,16 @@ def test_zero_points_fill_whole_words() -> None:
 
 @pytest.mark.parametrize(
     ("asked", "row", "group"),
-    [(128, 4096, 128), (128, 10944, 64), (128, 1408, 128), (128, 2880, 64), (128, 4128, 32), (64, 1408, 64), (64, 4128, 32), (32, 4096, 32)],
+    [
+        (128, 4096, 128),
+        (128, 10944, 64),
+        (128, 1408, 128),
+        (128, 2880, 64),
+        (128, 4128, 32),
+        (64, 1408, 64),
+        (64, 4128, 32),
+        (32, 4096, 32),
+    ],
 )
 def test_groups_that_divide(asked: int, row: int, group: int) -> None:
     found = scheme("int4", group=asked).stored(Keep.QUANTIZE, row)

@@ -27,10 +27,29 @@ KEYS = sorted({key for values in CONFIGS.values() for key in values})
 OTHER_KEYS = [key for key in KEYS if key != "model_type"]
 LIMIT_SECONDS = 1.0
 
-edges = st.sampled_from(
-    [0, 1, -1, 2, 3, 7, 2**31, 2**63, 2**64, 10**30, True, False, None, "", "1", "silu", [], {}, [[]], {"type": "yarn"}]
-    + [0.0, -0.0, 0.5, 1e-300, 1e300, float("nan"), float("inf"), float("-inf"), "\x00", "é\n" * 100, [1] * 5000, ["full"] * 78]
-)
+numbers = [
+    0,
+    1,
+    -1,
+    2,
+    3,
+    7,
+    2**31,
+    2**63,
+    2**64,
+    10**30,
+    0.0,
+    -0.0,
+    0.5,
+    1e-300,
+    1e300,
+    float("nan"),
+    float("inf"),
+    float("-inf"),
+]
+texts = ["", "1", "silu", "\x00", "é\n" * 100]
+nests = [[], {}, [[]], {"type": "yarn"}, [1] * 5000, ["full"] * 78]
+edges = st.sampled_from([*numbers, *texts, *nests, True, False, None])
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | edges,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=10) | st.sampled_from(KEYS), inner, max_size=4),

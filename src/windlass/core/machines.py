@@ -35,6 +35,8 @@ __all__ = ["describe", "parse_hardware"]
 
 MAX_DEVICES = 10**6
 MAX_CORES = 4096
+LARGEST_BOX = 16
+"""PCIe servers with ten or twelve cards exist; beyond this many, nodes must be told apart."""
 USUAL_PER_NODE = 8
 """What boxes hold where the largest one of a device's kind does not divide the count: 24 A100s are three nodes of eight."""
 MAX_BYTES = 2**53  # beyond, a size is no longer exact as a float
@@ -114,7 +116,7 @@ def _flat(body: str) -> list[tuple[int, Node]]:
         name_and_cap, comma, _ = match[2].partition(",")
         found = _device(name_and_cap)
         count, per_node = _count(match[1], MAX_DEVICES, "devices"), entry(found.name).per_node
-        if count > per_node:
+        if count > per_node and (count % USUAL_PER_NODE == 0 or count > LARGEST_BOX or per_node < USUAL_PER_NODE):
             per_node = per_node if count % per_node == 0 else min(per_node, USUAL_PER_NODE)
             if comma or count % per_node:
                 raise BadInput(

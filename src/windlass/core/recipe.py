@@ -160,13 +160,14 @@ _NUMBERS = (("data", "tokens", parse_count), ("data", "sequence_length", parse_c
 
 def _read_numbers(table: dict[str, Any]) -> dict[str, Any]:
     """`tokens = "15T"` and `sequence_length = "8k"` are allowed; everything inside is a plain integer."""
-    read = {
-        name: dict(cast("dict[str, Any]", section)) if isinstance(section, dict) else section for name, section in table.items()
-    }
+    read = dict(table)
     for section, key, parse in _NUMBERS:
-        held = read.get(section)
-        if isinstance(held, dict) and isinstance(held.get(key), str):
-            held[key] = parse(held[key])
+        held: object = read.get(section)
+        if isinstance(held, dict):
+            fields = dict(cast("dict[str, Any]", held))
+            if isinstance(fields.get(key), str):
+                fields[key] = parse(fields[key])
+            read[section] = fields
     return read
 
 

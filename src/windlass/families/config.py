@@ -138,7 +138,7 @@ class Config:
         name, value = found
         items: list[Any] = value if isinstance(value, list) else [value]  # pyright: ignore[reportUnknownVariableType]
         if not all(isinstance(item, int) and not isinstance(item, bool) and 0 <= item <= high for item in items):
-            raise self.refuse(f"{name} should be whole numbers from 0 to {high}, found {shown(value)}")
+            raise self.refuse(f"{name} should be whole numbers from 0 to {high}, found {shown(items)}")
         return tuple(items)
 
     def section(self, *names: str) -> Config | None:

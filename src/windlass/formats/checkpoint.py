@@ -47,7 +47,7 @@ def _index_names(index: Path) -> Iterator[str]:
         raise BadInput(f"{index} is not a safetensors index: {error}") from None
 
 
-def _header_names(file: Path) -> Iterator[str]:
+def _header(file: Path) -> bytes:
     """A safetensors file begins with the length of its JSON header, eight bytes, little endian."""
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
@@ -55,22 +55,31 @@ def _header_names(file: Path) -> Iterator[str]:
             raise BadInput(
                 f"{file} is not a safetensors file: its header claims {length} bytes of a {file.stat().st_size}-byte file"
             )
-        try:
-            header = json.loads(stream.read(length))
-        except (ValueError, RecursionError) as error:
-            raise BadInput(f"{file} has a damaged header: {error}") from None
+        return stream.read(length)
+
+
+def _header_names(file: Path) -> Iterator[str]:
+    try:
+        header = json.loads(_header(file))
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{file} has a damaged header: {error}") from None
     if not isinstance(header, dict):
         raise BadInput(f"{file} has a damaged header: expected a JSON object")
     yield from (str(name) for name in header if name != "__metadata__")  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
 
 
 def digest(path: Path) -> str:
-    """SHA-256 over the config and the index or headers: changes when any tensor's name, shape or place does."""
+    """SHA-256 over the config and the index, or the headers where there is no index: changes when a tensor's name or place does."""
     import hashlib
 
+    if path.is_file():
+        return hashlib.sha256(path.read_bytes()).hexdigest()
     found = hashlib.sha256()
-    sources = [path] if path.is_file() else [path / "config.json", path / "model.safetensors.index.json"]
-    for file in sources:
+    config, index = path / "config.json", path / "model.safetensors.index.json"
+    for file in (config, index):
         if file.is_file():
             found.update(file.read_bytes())
+    if not index.is_file():
+        for file in sorted(path.glob("*.safetensors")):
+            found.update(_header(file))
     return found.hexdigest()

@@ -1,4 +1,4 @@
-"""The model hub: the only file that downloads. Needs huggingface_hub (extra `hub`); respects HF_HOME, HF_ENDPOINT and the user's token."""
+"""The model hub: the only file that downloads. Needs huggingface_hub (extra `run`); respects HF_HOME, HF_ENDPOINT and the user's token."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def fetch_config(name: str) -> Path:
             RepositoryNotFoundError,
         )
     except ImportError:
-        raise MissingExtra("huggingface_hub", "hub", f"looking up {name} on the hub") from None
+        raise MissingExtra("huggingface_hub", "run", f"looking up {name} on the hub") from None
     try:
         config = Path(hf_hub_download(name, "config.json"))
     except GatedRepoError:

@@ -14,7 +14,7 @@ from windlass.plan.training.job import Job
 from windlass.plan.training.layers import embedding_operations, head_operations, layer_operations, next_token_operations
 from windlass.plan.training.mixing import BF16
 from windlass.plan.training.operation import Operation
-from windlass.plan.training.stages import Stage, layer_kinds, stages
+from windlass.plan.training.stages import Stage, layer_kinds
 
 
 def saved_bytes(operations: Iterable[Operation], job: Job) -> float:
@@ -85,9 +85,3 @@ def _ends_bytes(spec: ModelSpec, job: Job, stage: Stage, flying: float) -> float
     if stage.has_head:  # its backward follows at once, so one micro-batch is all that is ever kept
         kept += sum(operation.saved_bytes for operation in (*head_operations(spec, job), *next_token_operations(spec, job)))
     return kept
-
-
-def most_active(spec: ModelSpec, job: Job) -> ActivationBytes:
-    """Of the stage that keeps most: nearly always the first."""
-    made = [stage_activations(spec, job, stage, index) for index, stage in enumerate(stages(spec, job.groups.pp))]
-    return max(made, key=lambda activations: activations.total)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from windlass.core.hardware import Hardware
-from windlass.core.model import Attention, Frozen, LatentAttention, Layer, MoE, ModelSpec
+from windlass.core.model import Attention, Frozen, LatentAttention, Layer, ModelSpec, MoE
 from windlass.plan.training.job import Job
 from windlass.plan.training.layers import (
     TENSOR_REGIONS,

@@ -64,4 +64,6 @@ def _experts(moe: MoE, hidden: int, job: Job, shared_input: float) -> tuple[Oper
 def _bookkeeping() -> Operation:
     """Top-k, sort, counts, offsets and their inverse: small kernels, each no longer than its launch."""
     small = Work(flops=0.0, moved_bytes=0.0)
-    return Operation(name="routing", kind=Kind.MEMORY, forward=(small,) * ROUTING_KERNELS, backward=(small,) * (ROUTING_KERNELS // 3))
+    return Operation(
+        name="routing", kind=Kind.MEMORY, forward=(small,) * ROUTING_KERNELS, backward=(small,) * (ROUTING_KERNELS // 3)
+    )

@@ -15,7 +15,7 @@ from windlass.core.place import WHOLE
 from windlass.core.recipe import Compute, GradientType, OptimizerName
 from windlass.core.rule import AxisName, Part, Role, Rule
 from windlass.plan.training.job import Job
-from windlass.plan.training.stages import Stage, stages
+from windlass.plan.training.stages import Stage
 
 MOMENTS = {"adamw": 2, "muon": 1, "sgd": 1}
 """fp32 tensors the optimizer keeps beside the weights: two moments, or one momentum (Muon: github.com/KellerJordan/Muon)."""
@@ -122,7 +122,7 @@ class StateBytes(Frozen):
     gradients: float
     optimizer: float
     working: float = 0.0
-    """Whole layers gathered for use under ZeRO-3."""
+    """The layer that is whole while it is used, under ZeRO-2 and ZeRO-3."""
     host: float = 0.0
     """In the memory of the host instead (DeepSpeed offload), per device."""
     disk: float = 0.0
@@ -133,12 +133,13 @@ class StateBytes(Frozen):
 
 
 def stage_states(spec: ModelSpec, rules: tuple[Rule, ...], job: Job, stage: Stage) -> StateBytes:
-    elements = stage_elements(spec, rules, job, stage)
+    return stage_states_of(stage_elements(spec, rules, job, stage), job, stage)
+
+
+def stage_states_of(elements: Elements, job: Job, stage: Stage) -> StateBytes:
     copies = 2 if job.schedule == "dualpipe" else 1  # every rank holds two stages (arXiv 2412.19437, table 2: parameters 2x)
     states = states_of(elements, job, copies)
-    if job.zero < 3:
-        return states
-    return _gathered(states, elements, stage)
+    return states if job.zero < 2 else _gathered(states, elements, job, stage)
 
 
 def states_of(elements: Elements, job: Job, copies: int = 1) -> StateBytes:
@@ -152,10 +153,11 @@ def states_of(elements: Elements, job: Job, copies: int = 1) -> StateBytes:
     return _offloaded(StateBytes(weights=weights, gradients=gradients, optimizer=optimizer), job)
 
 
-def _gathered(states: StateBytes, elements: Elements, stage: Stage) -> StateBytes:
-    """DeepSpeed stage3.py `estimate_zero3_model_states_mem_needs`: 4 bytes per parameter of the largest layer (its weights
-    and their gradient in 16 bits); a layer here is the stage's mean one."""
-    return msgspec.structs.replace(states, working=4.0 * elements.total / max(stage.num_layers, 1))
+def _gathered(states: StateBytes, elements: Elements, job: Job, stage: Stage) -> StateBytes:
+    """One layer is whole while it is used: under ZeRO-3 its weights and their gradient in 16 bits, 4 bytes per parameter
+    (DeepSpeed stage3.py `estimate_zero3_model_states_mem_needs`), under ZeRO-2 its gradient. A layer here is the stage's mean one."""
+    each = 4.0 if job.zero == 3 else parameter_bytes(job.compute, job.gradients, job.optimizer).gradients
+    return msgspec.structs.replace(states, working=each * elements.total / max(stage.num_layers, 1))
 
 
 HOST_BUFFER = 1.5
@@ -177,8 +179,3 @@ def _offloaded(states: StateBytes, job: Job) -> StateBytes:
         host=HOST_BUFFER * (states.gradients + (0.0 if on_disk else away)),
         disk=away if on_disk else 0.0,
     )
-
-
-def most_loaded(spec: ModelSpec, rules: tuple[Rule, ...], job: Job) -> StateBytes:
-    """The states of the stage that holds most."""
-    return max((stage_states(spec, rules, job, stage) for stage in stages(spec, job.groups.pp)), key=lambda states: states.device)

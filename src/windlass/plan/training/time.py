@@ -6,17 +6,13 @@ what was published.
 
 from __future__ import annotations
 
-from functools import reduce
-
 from windlass.core.hardware import Hardware
 from windlass.core.model import Frozen, ModelSpec
-from windlass.core.rule import Rule
-from windlass.plan.training.cost import Cost, Machine, ends_cost, layer_cost, machine_of
+from windlass.plan.training.cost import Cost, Machine
 from windlass.plan.training.job import Job
 from windlass.plan.training.links import group_of
 from windlass.plan.training.mixing import BF16
-from windlass.plan.training.stages import Stage, layer_kinds, stages
-from windlass.plan.training.states import MOMENTS, Elements, parameter_bytes, stage_elements
+from windlass.plan.training.states import MOMENTS, Elements, parameter_bytes
 
 
 class StepTime(Frozen):
@@ -53,28 +49,6 @@ class StageCosts(Frozen):
         return sum(cost.total for cost in self.costs)
 
 
-def predict_step(spec: ModelSpec, rules: tuple[Rule, ...], hardware: Hardware, job: Job) -> StepTime:
-    machine = machine_of(hardware, job.compute)
-    made = stages(spec, job.groups.pp)
-    elements = max((stage_elements(spec, rules, job, stage) for stage in made), key=lambda held: held.total)
-    return assemble_step(spec, hardware, job, machine, stage_costs(spec, job, machine, made), elements)
-
-
-def stage_costs(spec: ModelSpec, job: Job, machine: Machine, made: tuple[Stage, ...]) -> StageCosts:
-    kinds, numbers = layer_kinds(spec)
-    each = [layer_cost(spec, layer, job, machine) for layer in kinds]
-    first = ends_cost(spec, job, machine, first=True, last=False)
-    last = ends_cost(spec, job, machine, first=False, last=True)
-    return StageCosts(costs=tuple(_stage_cost(stage, numbers, each, first, last) for stage in made))
-
-
-def _stage_cost(stage: Stage, numbers: tuple[int, ...], each: list[Cost], first: Cost, last: Cost) -> Cost:
-    held = numbers[stage.first_layer : stage.first_layer + stage.num_layers]
-    parts = [(each[kind], held.count(kind)) for kind in sorted(set(held))]
-    ends = [(first, 1)] * stage.has_embedding + [(last, 1)] * stage.has_head
-    return reduce(lambda sum_, part: sum_.plus(part[0], part[1]), (*parts, *ends), Cost())
-
-
 def assemble_step(
     spec: ModelSpec, hardware: Hardware, job: Job, machine: Machine, costs: StageCosts, elements: Elements
 ) -> StepTime:
@@ -86,7 +60,7 @@ def assemble_step(
         cp=batches * slowest.cp,
         ep=batches * slowest.ep,
         pp_bubble=bubble_seconds(job, costs),
-        pp_transfer=transfer_seconds(spec, job, machine),
+        pp_transfer=transfer_seconds(spec, job, machine, slowest),
         dp=data_parallel_seconds(spec, job, machine, slowest, elements),
         optimizer=optimizer_seconds(spec, hardware, job, machine, elements),
     )
@@ -106,16 +80,17 @@ def bubble_seconds(job: Job, costs: StageCosts) -> float:
     return (costs.total - slowest.total) / job.virtual_stages
 
 
-def transfer_seconds(spec: ModelSpec, job: Job, machine: Machine) -> float:
-    """Activations and their gradients between stages; each tensor-parallel rank sends its share (arXiv 2104.04473, 4.1).
-    Hidden ones still delay the filling and the draining of the pipeline."""
+def transfer_seconds(spec: ModelSpec, job: Job, machine: Machine, slowest: Cost) -> float:
+    """Activations and their gradients between stages, once per virtual stage; each tensor-parallel rank sends its share
+    (arXiv 2104.04473, 4.1). Hidden ones still delay the filling and the draining of the pipeline, and show where the link cannot keep up."""
     groups = job.groups
     if groups.pp == 1:
         return 0.0
     inside = groups.world <= machine.devices_per_node
     once = machine.links.send(BF16 * job.micro_tokens / groups.tp * spec.hidden_size, inside)
     filling = 2 * (groups.pp - 1) * once
-    return filling if job.overlap.pp else filling + 2 * job.num_micro_batches * job.virtual_stages * once
+    each = 2 * job.virtual_stages * once
+    return filling + job.num_micro_batches * (max(0.0, each - slowest.total) if job.overlap.pp else each)
 
 
 def data_parallel_seconds(spec: ModelSpec, job: Job, machine: Machine, slowest: Cost, elements: Elements) -> float:
@@ -140,7 +115,9 @@ def _exchanges(spec: ModelSpec, job: Job, machine: Machine, elements: Elements) 
     expert = group_of(groups.expert_dp, groups.expert_tp * groups.ep, machine.devices_per_node)
     each = parameter_bytes(job.compute, job.gradients, job.optimizer)
     links, layers = machine.links, layers_per_stage(spec, job)
-    gathered = links.gather(elements.dense * each.weights, dense, layers) + links.gather(elements.experts * each.weights, expert, layers)
+    gathered = links.gather(elements.dense * each.weights, dense, layers) + links.gather(
+        elements.experts * each.weights, expert, layers
+    )
     scattered = links.gather(elements.dense * each.gradients, dense, layers)
     scattered += links.gather(elements.experts * each.gradients, expert, layers)
     return gathered, scattered

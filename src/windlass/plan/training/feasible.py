@@ -1,0 +1,125 @@
+"""What cannot be arranged, said in the model's own terms: heads, experts, layers, sequences. Knows no memory and no time."""
+
+from __future__ import annotations
+
+from windlass.core.hardware import Hardware
+from windlass.core.model import Attention, Dense, LearnedPositions, ModelSpec
+from windlass.errors import BadInput, Impossible
+from windlass.plan.training.job import Job
+
+
+def divisors(number: int) -> tuple[int, ...]:
+    return tuple(degree for degree in range(1, number + 1) if number % degree == 0)
+
+
+def check_hardware(hardware: Hardware) -> None:
+    if not hardware.devices:
+        raise BadInput("there is no device to train on")
+    if not hardware.uniform:
+        raise Impossible("training is planned for like devices in like nodes: every rank waits for the slowest one at every step")
+
+
+def check_model(spec: ModelSpec, sequence_tokens: int) -> None:
+    if isinstance(spec.positions, LearnedPositions) and sequence_tokens > spec.positions.max_positions:
+        raise Impossible(
+            f"sequences of {sequence_tokens} do not fit {spec.name or 'the model'}:"
+            f" it has a learned position for each of {spec.positions.max_positions} tokens"
+        )
+
+
+def why_not_tp(spec: ModelSpec, tp: int) -> str | None:
+    """A reason in one line, or None."""
+    heads = spec.attention.num_heads
+    if heads % tp:
+        return f"tp {tp} cuts a head: {heads} heads are not a multiple of {tp}; tp may be {_listed(divisors(heads))}"
+    if isinstance(spec.attention, Attention) and spec.attention.num_kv_heads % tp and tp % spec.attention.num_kv_heads:
+        kept = spec.attention.num_kv_heads
+        return f"tp {tp} neither divides nor is divided by {kept} KV heads; tp may be {_listed(_kv_degrees(heads, kept))}"
+    for width, what in _widths(spec):
+        if width % tp:
+            return f"tp {tp} does not divide {what} of {width}; tp may be {_listed(_common(heads, width))}"
+    return None
+
+
+def _kv_degrees(heads: int, kv_heads: int) -> list[int]:
+    return [degree for degree in divisors(heads) if kv_heads % degree == 0 or degree % kv_heads == 0]
+
+
+def _common(heads: int, width: int) -> list[int]:
+    return [degree for degree in divisors(heads) if width % degree == 0]
+
+
+def _widths(spec: ModelSpec) -> list[tuple[int, str]]:
+    found: dict[int, str] = {}
+    for layer in spec.layers:
+        ffn = layer.feed_forward
+        if isinstance(ffn, Dense):
+            found[ffn.intermediate_size] = "a feed-forward"
+        elif ffn.shared_intermediate_size:
+            found[ffn.shared_intermediate_size] = "a shared expert"
+    return list(found.items())
+
+
+def why_not_ep(spec: ModelSpec, ep: int, expert_tp: int) -> str | None:
+    moe = spec.experts
+    if moe is None:
+        return (
+            None
+            if ep * expert_tp == 1
+            else f"ep {ep} x expert_tp {expert_tp} has nothing to spread: the model has no routed experts"
+        )
+    if moe.num_experts % ep:
+        return f"ep {ep} does not divide {moe.num_experts} experts; ep may be {_listed(divisors(moe.num_experts))}"
+    if moe.intermediate_size % expert_tp:
+        return f"expert_tp {expert_tp} does not divide an expert's width of {moe.intermediate_size}"
+    return None
+
+
+def why_not(spec: ModelSpec, job: Job) -> str | None:
+    """Everything that can be wrong with a job whose groups already multiply."""
+    groups = job.groups
+    if reason := why_not_tp(spec, groups.tp) or why_not_ep(spec, groups.ep, groups.expert_tp):
+        return reason
+    if groups.pp > spec.num_layers:
+        return f"pp {groups.pp} has more stages than the model has layers ({spec.num_layers})"
+    if job.global_batch % (groups.dp * job.micro_batch):
+        return (
+            f"a batch of {job.global_batch} sequences cannot be cut in {groups.dp} data-parallel parts of micro-batches of"
+            f" {job.micro_batch}: {job.global_batch} is not a multiple of {groups.dp * job.micro_batch}"
+        )
+    return _why_not_schedule(spec, job) or _why_not_sequence(job)
+
+
+def _why_not_schedule(spec: ModelSpec, job: Job) -> str | None:
+    groups = job.groups
+    per_stage = -(-spec.num_layers // groups.pp)
+    if job.virtual_stages > 1 and groups.pp == 1:
+        return f"virtual_stages {job.virtual_stages} needs a pipeline; pp is 1"
+    if job.virtual_stages > per_stage:
+        return f"virtual_stages {job.virtual_stages} is more than the {per_stage} layers of a stage"
+    if job.schedule == "dualpipe" and groups.pp % 2:
+        return f"dualpipe feeds the pipeline from both ends and needs an even pp; it is {groups.pp}"
+    if job.zero == 3 and groups.pp > 1:
+        return "zero 3 with a pipeline gathers every stage's weights for every micro-batch; use zero 1 or 2, or pp 1"
+    return None
+
+
+def _why_not_sequence(job: Job) -> str | None:
+    groups = job.groups
+    shards = groups.cp * (groups.tp if job.sequence_parallel else 1)
+    if job.sequence_tokens % shards:
+        return f"a sequence of {job.sequence_tokens} does not divide in {shards} (tp x cp)"
+    if groups.tp > 1 and groups.ep > 1 and not job.sequence_parallel:
+        return "tp and ep together need sequence parallelism (Megatron-Core): otherwise every tp rank would send the same tokens"
+    if job.offload != "none" and (groups.tp > 1 or groups.pp > 1):
+        return "offload is DeepSpeed ZeRO's, which is planned with tp 1 and pp 1"
+    return None
+
+
+def _listed(degrees: list[int] | tuple[int, ...]) -> str:
+    return ", ".join(map(str, degrees[:12]))
+
+
+def check_job(spec: ModelSpec, job: Job) -> None:
+    if reason := why_not(spec, job):
+        raise Impossible(reason)

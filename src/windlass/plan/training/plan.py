@@ -1,0 +1,264 @@
+"""A whole training run decided: layout, memory, step time, days, energy, money, checkpoints, and why. Pure; prints nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from windlass.core.count import ParameterCount, count_parameters
+from windlass.core.energy import DEFAULT_PUE, co2_kg, energy_kwh, grid
+from windlass.core.hardware import Hardware
+from windlass.core.layout import TrainingGroups
+from windlass.core.model import Frozen, ModelSpec
+from windlass.core.plan import Reason
+from windlass.core.recipe import Recipe
+from windlass.core.rule import Rule
+from windlass.errors import DoesNotFit
+from windlass.plan.training.checkpoint import CheckpointPlan, checkpoint_bytes, plan_checkpoints
+from windlass.plan.training.evaluate import OVERHEAD_BYTES
+from windlass.plan.training.job import Job
+from windlass.plan.training.rates import SECONDS_PER_DAY, Rates, flops_per_token, peak_flops, rates_of
+from windlass.plan.training.reasons import explain
+from windlass.plan.training.search import Candidate, Found, search_jobs
+from windlass.plan.training.time import StepTime
+from windlass.units import format_bytes
+
+CHINCHILLA_TOKENS_PER_PARAMETER = 20
+"""Compute-optimal tokens per parameter (arXiv 2203.15556, table 3), where a recipe names no tokens."""
+
+
+class Prices(Frozen):
+    """What a device-hour costs, in dollars and in carbon."""
+
+    usd_per_device_hour: float | None = None
+    grams_co2_per_kwh: float | None = None
+    """None: the world's mean."""
+    pue: float = DEFAULT_PUE
+
+
+class TrainingMemory(Frozen):
+    """Of the fullest device."""
+
+    weights_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    working_bytes: int
+    activation_bytes: int
+    overhead_bytes: int
+    total_bytes: int
+    capacity_bytes: int
+    host_bytes: int
+    """In host memory, per device."""
+    disk_bytes: int
+
+
+class TrainingAlternative(Frozen):
+    layout: TrainingGroups
+    micro_batch: int
+    virtual_stages: int
+    zero: int
+    recompute: str
+    step_seconds: float
+    total_bytes: int
+    why_not: str
+
+
+class RunTotals(Frozen):
+    """Of the whole run. Hours, energy and money include failures and checkpoints."""
+
+    tokens: int
+    steps: int
+    days: float
+    """Of steps alone."""
+    days_with_failures: float
+    device_hours: float
+    kwh: float
+    kg_co2: float
+    usd: float | None
+
+
+class TrainingPlan(Frozen):
+    fits: bool
+    short_bytes: int
+    would_fit: str
+    """What to change, where it does not fit."""
+    job: Job
+    layout: TrainingGroups
+    num_devices: int
+    memory: TrainingMemory
+    states_bytes_per_device: int
+    activation_bytes_per_device: int
+    step_seconds: float
+    breakdown: StepTime | None
+    rates: Rates | None
+    model_flops_utilization: float
+    days: float
+    """Of steps alone; `run` has the rest."""
+    run: RunTotals
+    checkpoint: CheckpointPlan
+    reasons: tuple[Reason, ...]
+    alternatives: tuple[TrainingAlternative, ...]
+
+
+class Asked(Frozen):
+    """What a plan is made from."""
+
+    spec: ModelSpec
+    rules: tuple[Rule, ...]
+    hardware: Hardware
+    recipe: Recipe
+    prices: Prices
+
+    @property
+    def num_devices(self) -> int:
+        return len(self.hardware.devices)
+
+
+def plan_training(
+    spec: ModelSpec, rules: tuple[Rule, ...], hardware: Hardware, recipe: Recipe, prices: Prices | None = None
+) -> TrainingPlan:
+    """The fastest job that fits; where none does, the one that needs least, with what is missing."""
+    if recipe.model.dropout is not None:
+        spec = msgspec.structs.replace(spec, dropout=recipe.model.dropout)
+    found = search_jobs(spec, rules, hardware, recipe)
+    best = found.fitting[0] if found.fitting else found.nearest
+    return _assemble(Asked(spec=spec, rules=rules, hardware=hardware, recipe=recipe, prices=prices or Prices()), found, best)
+
+
+def _assemble(asked: Asked, found: Found, best: Candidate) -> TrainingPlan:
+    job, step_seconds = best.job, best.step.step_seconds if best.step else 0.0
+    capacity = asked.hardware.devices[0].memory_bytes
+    counted = count_parameters(asked.spec, asked.rules)
+    rates, saved = _rates(asked, job, step_seconds), _checkpoints(asked, job, counted)
+    run = _run(asked, job, step_seconds, saved, counted)
+    short = round(best.short_bytes(capacity))
+    return TrainingPlan(
+        fits=best.step is not None,
+        short_bytes=short,
+        would_fit="" if best.step else _would_fit(best, asked.hardware, short),
+        job=job,
+        layout=job.groups,
+        num_devices=asked.num_devices,
+        memory=_memory(best, capacity),
+        states_bytes_per_device=round(best.memory.states.device),
+        activation_bytes_per_device=round(best.memory.activations),
+        step_seconds=step_seconds,
+        breakdown=best.step,
+        rates=rates,
+        model_flops_utilization=rates.model_flops_utilization if rates else 0.0,
+        days=run.days,
+        run=run,
+        checkpoint=saved,
+        reasons=explain(asked.spec, asked.hardware, asked.recipe, found, best, saved),
+        alternatives=_alternatives(found, best),
+    )
+
+
+def _run(asked: Asked, job: Job, step_seconds: float, saved: CheckpointPlan, counted: ParameterCount) -> RunTotals:
+    """Failures and checkpoints lengthen the run; devices draw power and cost money all the while."""
+    tokens = asked.recipe.data.tokens or CHINCHILLA_TOKENS_PER_PARAMETER * counted.total
+    steps = -(-tokens // job.tokens_per_step)
+    days = steps * step_seconds / SECONDS_PER_DAY
+    hours = days / saved.goodput * 24 * asked.num_devices
+    prices = asked.prices
+    kwh = energy_kwh(hours, asked.hardware.devices[0].watts, prices.pue)
+    grams = prices.grams_co2_per_kwh if prices.grams_co2_per_kwh is not None else grid().grams_per_kwh
+    return RunTotals(
+        tokens=tokens,
+        steps=steps,
+        days=days,
+        days_with_failures=days / saved.goodput,
+        device_hours=hours,
+        kwh=kwh,
+        kg_co2=co2_kg(kwh, grams),
+        usd=None if prices.usd_per_device_hour is None else hours * prices.usd_per_device_hour,
+    )
+
+
+def _rates(asked: Asked, job: Job, step_seconds: float) -> Rates | None:
+    if not step_seconds:
+        return None
+    flops = flops_per_token(asked.spec, asked.rules, job.sequence_tokens, recompute=job.recompute, next_token=job.next_token)
+    peak = peak_flops(asked.hardware.devices[0], job.compute)
+    return rates_of(flops, job.tokens_per_step, step_seconds, job.groups.world, peak)
+
+
+def _checkpoints(asked: Asked, job: Job, counted: ParameterCount) -> CheckpointPlan:
+    wanted = asked.recipe.checkpoint
+    return plan_checkpoints(
+        checkpoint_bytes(counted.checkpoint if job.next_token else counted.total, job),
+        asked.hardware,
+        asynchronous=wanted.asynchronous,
+        interval_seconds=None if wanted.interval_minutes is None else 60 * wanted.interval_minutes,
+        restart_seconds=60 * wanted.restart_minutes,
+    )
+
+
+def _memory(best: Candidate, capacity_bytes: int) -> TrainingMemory:
+    held, states = best.memory, best.memory.states
+    return TrainingMemory(
+        weights_bytes=round(states.weights),
+        gradients_bytes=round(states.gradients),
+        optimizer_bytes=round(states.optimizer),
+        working_bytes=round(states.working),
+        activation_bytes=round(held.activations),
+        overhead_bytes=round(held.overhead),
+        total_bytes=round(held.total),
+        capacity_bytes=capacity_bytes,
+        host_bytes=round(states.host),
+        disk_bytes=round(states.disk),
+    )
+
+
+def _would_fit(best: Candidate, hardware: Hardware, short: int) -> str:
+    """The nearest miss grows smaller with more devices (states spread) or with offload (states leave)."""
+    device, job = hardware.devices[0], best.job
+    need = format_bytes(best.memory.total)
+    states = best.memory.states.device
+    room = device.memory_bytes - best.memory.activations - OVERHEAD_BYTES
+    if room > 0 and states > room:
+        times = -(-states // room)
+        more = f"about {round(times)} times the devices ({round(times) * job.groups.world} x {device.name}), states being spread"
+    else:
+        more = f"devices with {need} or more, or shorter sequences"
+    offload = "" if job.offload != "none" else "; or memory.offload = 'cpu' (DeepSpeed ZeRO-3)"
+    return f"the leanest layout needs {need} a device, {format_bytes(short)} more than there is: {more}{offload}"
+
+
+def _alternatives(found: Found, best: Candidate) -> tuple[TrainingAlternative, ...]:
+    """The two next fastest with another layout."""
+    made, seen = list[TrainingAlternative](), {best.job.groups}
+    for other in found.fitting:
+        if other.step is None or other.job.groups in seen or best.step is None:
+            continue
+        seen.add(other.job.groups)
+        slower = other.step.step_seconds / best.step.step_seconds - 1
+        made.append(
+            TrainingAlternative(
+                layout=other.job.groups,
+                micro_batch=other.job.micro_batch,
+                virtual_stages=other.job.virtual_stages,
+                zero=other.job.zero,
+                recompute=other.job.recompute,
+                step_seconds=other.step.step_seconds,
+                total_bytes=round(other.memory.total),
+                why_not=f"{slower:.1%} slower",
+            )
+        )
+        if len(made) == 2:
+            break
+    return tuple(made)
+
+
+def check_fits(plan: TrainingPlan) -> None:
+    """Raises where the plan does not fit, for commands that must not go on."""
+    if not plan.fits:
+        raise DoesNotFit(f"the training run does not fit: {plan.would_fit}", plan.short_bytes)
+
+
+def train_section(plan: TrainingPlan) -> dict[str, Any]:
+    """The `train` object of the plan's JSON; the first five keys are stable."""
+    told: dict[str, Any] = msgspec.to_builtins(plan)
+    first = ("step_seconds", "model_flops_utilization", "days", "states_bytes_per_device", "activation_bytes_per_device")
+    return {**{key: told[key] for key in first}, **{key: value for key, value in told.items() if key not in first}}

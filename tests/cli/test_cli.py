@@ -1,0 +1,163 @@
+"""The commands as a user runs them: exit codes, one-line errors, JSON, files, speed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from windlass.cli import run
+
+pytestmark = pytest.mark.pure
+
+
+def windlass(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "windlass", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, **options)  # type: ignore[call-overload, no-any-return]
+
+
+def test_plan_json_has_the_stable_keys() -> None:
+    made = windlass("plan", "GLM-4.5-Air", "--on", "1xH200", "--quant", "int4", "--json")
+    assert made.returncode == 0 and made.stderr == ""
+    plan = json.loads(made.stdout)
+    stable = "model fits engine layout scheme memory speed cost energy train cloud reasons alternatives"
+    assert {*stable.split(), "placement", "kv_blocks", "checkpoint", "ranks"} <= set(plan)
+    assert plan["model"]["parameters"] == 106_852_251_264
+    assert {"name", "bits", "group", "kv"} <= set(plan["scheme"])
+    parts = {f"{part}_bytes" for part in ("weights", "kv", "activation", "overhead", "total", "capacity")}
+    assert parts <= set(plan["memory"]["per_device"][0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["plan", "GLM-4.5-Air", "--on", "8xH10O"], 2, "unknown device"),
+        (["plan", "GLM-4.5-Bair", "--on", "1xH200"], 2, "GLM-4.5-Air"),
+        (["plan", "GLM-4.5-Air", "--on", "1xH200", "--context", "900k"], 2, "131,072"),
+        (["plan", "GLM-4.5-Air", "--on", "1xH200", "--goal", "speed"], 2, "latency"),
+        (["plan", "GLM-4.5-Air", "--on", "1xH200", "--region", "atlantis"], 2, "region"),
+        (["plan", "GLM-4.5-Air", "--tp", "two"], 2, "--tp"),
+        (["plan"], 2, "MODEL"),
+        (["plan", "GLM-4.5-Air", "--on", "1xH200", "--no-such-option"], 2, "--no-such-option"),
+        (["frobnicate"], 2, "frobnicate"),
+        (["models", "show", "nothing-like-this"], 2, "unknown model"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(
+    arguments: list[str], code: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(arguments) == code
+    printed = capsys.readouterr()
+    assert printed.out == "" and words in printed.err and printed.err.count("\n") == 1
+
+
+def test_does_not_fit_is_exit_3(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "Llama-3.1-405B", "--on", "1xRTX-4090,ram=32GB,disk=50GB", "--json"]) == 3
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["fits"] is False and plan["short_bytes"] > 10**9 and plan["would_fit"]
+    assert run(["plan", "Llama-3.1-405B", "--on", "1xRTX-4090,ram=32GB,disk=50GB"]) == 3
+    assert "does not fit" in capsys.readouterr().out
+
+
+def test_save_and_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved, picture = tmp_path / "plan.json", tmp_path / "plan.png"
+    assert run(["plan", "Qwen3-8B", "--on", "1xRTX-4090", "--save", str(saved), "--plot", str(picture)]) == 0
+    assert json.loads(saved.read_text())["fits"] is True
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["plan.json", "plan.png"]
+    assert "written" in capsys.readouterr().out
+
+
+def test_unwritable_save_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "Qwen3-8B", "--on", "1xRTX-4090", "--save", str(tmp_path / "no" / "such" / "plan.json")]) == 2
+    assert "cannot write" in capsys.readouterr().err
+
+
+def test_a_path_comes_before_the_registry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder called like a known model is the folder."""
+    folder = tmp_path / "GLM-4.5-Air"
+    folder.mkdir()
+    config = {
+        "model_type": "llama",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
+    (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 100, "max_position_embeddings": 512}))
+    monkeypatch.chdir(tmp_path)
+    assert run(["plan", "GLM-4.5-Air", "--on", "1xH200", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["model"]["family"] == "llama"
+
+
+def test_damaged_config_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for text in ("{", "[]", '{"model_type": "llama"}', '{"model_type": 3}', "\x00"):
+        (tmp_path / "config.json").write_text(text)
+        assert run(["plan", str(tmp_path), "--on", "1xH200"]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_models_lists_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    from windlass.families.registry import known_models
+
+    assert run(["models", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {row["name"] for row in rows} == {model.name for model in known_models()}
+    air = next(row for row in rows if row["name"] == "GLM-4.5-Air")
+    assert air["smallest_hardware"].startswith("1xA100-80GB")
+    assert run(["models", "--filter", "air"]) == 0
+    listed = capsys.readouterr().out
+    assert "GLM-4.5-Air" in listed and "Falcon" not in listed
+
+
+def test_models_show(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["models", "show", "deepseek-ai/DeepSeek-V3", "--tensors"]) == 0
+    shown = capsys.readouterr().out
+    assert "671,026,419,200" in shown and "kv_a_proj_with_mqa" in shown
+
+
+def test_cloud(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "INTELLECT-3", "--cloud", "--json"]) == 0
+    offers = json.loads(capsys.readouterr().out)["cloud"]
+    assert offers and offers[0]["usd_per_hour"] <= offers[-1]["usd_per_hour"]
+
+
+def test_this_machine_is_probed(tmp_path: Path) -> None:
+    made = windlass("plan", "SmolLM2-135M-Instruct", "--json", env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)})
+    assert made.returncode == 0
+    assert json.loads(made.stdout)["memory"]["per_device"][0]["capacity_bytes"] > 10**8
+
+
+def test_a_closed_pipe_is_quiet() -> None:
+    made = subprocess.run(
+        f"{sys.executable} -m windlass models | head -1", shell=True, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert made.stderr == "" and made.stdout.startswith("model")
+
+
+def test_starts_in_a_blink() -> None:
+    """Half a second from a cold process; the best of a few, since the machine is shared."""
+    for arguments in (["--help"], ["plan", "GLM-4.5-Air", "--on", "1xH200", "--quant", "int4", "--json"]):
+        best = min(_seconds(arguments) for _ in range(4))
+        assert best < 0.5, f"windlass {' '.join(arguments)} took {best:.2f} s"
+
+
+def _seconds(arguments: list[str]) -> float:
+    began = time.perf_counter()
+    assert windlass(*arguments).returncode == 0
+    return time.perf_counter() - began
+
+
+def test_no_heavy_import_for_planning() -> None:
+    heavy = "('torch', 'numpy', 'matplotlib', 'transformers')"
+    code = "import sys; from windlass.cli import run; run(['plan', 'GLM-4.5-Air', '--on', '1xH200'])"
+    code += f"; print([name for name in {heavy} if name in sys.modules])"
+    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert made.stdout.splitlines()[-1] == "[]"
