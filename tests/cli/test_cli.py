@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -143,16 +142,17 @@ def test_a_closed_pipe_is_quiet() -> None:
 
 
 def test_starts_in_a_blink() -> None:
-    """Half a second from a cold process; the best of a few, since the machine is shared."""
+    """Half a second from a cold process, in processor time: the wall's depends on who else is running tests."""
     for arguments in (["--help"], ["plan", "GLM-4.5-Air", "--on", "1xH200", "--quant", "int4", "--json"]):
-        best = min(_seconds(arguments) for _ in range(4))
+        best = min(_processor_seconds(arguments) for _ in range(3))
         assert best < 0.5, f"windlass {' '.join(arguments)} took {best:.2f} s"
 
 
-def _seconds(arguments: list[str]) -> float:
-    began = time.perf_counter()
+def _processor_seconds(arguments: list[str]) -> float:
+    before = os.times()
     assert windlass(*arguments).returncode == 0
-    return time.perf_counter() - began
+    after = os.times()
+    return after.children_user + after.children_system - before.children_user - before.children_system
 
 
 def test_no_heavy_import_for_planning() -> None:
