@@ -1,0 +1,83 @@
+"""Device-hours, energy and checkpoints of published runs, as facts derive them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from windlass.core.count import count_parameters
+from windlass.core.energy import co2_kg, energy_kwh
+from windlass.core.layout import training_groups
+from windlass.core.machines import parse_hardware
+from windlass.core.model import ModelSpec
+from windlass.core.rule import Rule
+from windlass.plan.training.checkpoint import (
+    checkpoint_bytes,
+    goodput,
+    mean_seconds_between_failures,
+    plan_checkpoints,
+    young_daly_seconds,
+)
+from windlass.plan.training.job import Job
+from windlass.plan.training.rates import device_hours, flops_per_token
+from windlass.units import TIB
+
+pytestmark = pytest.mark.pure
+
+Model = Callable[[str], tuple[ModelSpec, tuple[Rule, ...]]]
+ONE = Job(groups=training_groups(1), sequence_tokens=4096, global_batch=1, micro_batch=1)
+
+
+def test_llama_3_hours(model: Model) -> None:
+    """15.6T tokens at 400 TFLOP/s are 27.3M hours; the card's 30.84M are a goodput of 0.89 (arXiv 2407.21783 and the model card)."""
+    spec, rules = model("meta-llama--Meta-Llama-3.1-405B")
+    hours = device_hours(flops_per_token(spec, rules, 8192).model * 15.6e12, 400e12)
+    assert hours == pytest.approx(27.3e6, rel=0.003)
+    assert hours / 30.84e6 == pytest.approx(0.89, abs=0.005)
+    assert flops_per_token(spec, rules, 8192).model * 15.6e12 == pytest.approx(3.8e25, rel=0.04)
+
+
+def test_deepseek_hours(model: Model) -> None:
+    """180K H800-hours per 10^12 tokens: 3.7 days on 2,048, 1,543 tokens/s each, 386 TFLOP/s with 250 GFLOP a token (arXiv 2412.19437)."""
+    spec, rules = model("deepseek-ai--DeepSeek-V3")
+    per_token = flops_per_token(spec, rules, 4096).model
+    assert per_token == pytest.approx(250e9, rel=0.01)
+    assert device_hours(per_token * 1e12, 386e12) == pytest.approx(180e3, rel=0.01)
+    assert pytest.approx(3.7, abs=0.05) == 180e3 / 2048 / 24
+    assert pytest.approx(1543, abs=1) == 1e12 / 180e3 / 3600
+
+
+def test_llama_65b_energy() -> None:
+    kwh = energy_kwh(1_022_362, 400, 1.1)
+    assert kwh / 1e3 == pytest.approx(449.8, abs=0.1)
+    assert co2_kg(kwh, 385) / 1e3 == pytest.approx(173.2, abs=0.1)
+
+
+def test_bloom_checkpoint(model: Model) -> None:
+    """2.3 TB by `du`, which rounds up in TiB, and 329 GB of 16-bit weights."""
+    spec, rules = model("bigscience--bloom")
+    total = count_parameters(spec, rules).total
+    size = checkpoint_bytes(total, ONE) / TIB
+    assert 2.2 < size <= 2.3
+    assert 328 < 2 * total / 2**30 <= 329
+
+
+def test_failures_scale_with_devices() -> None:
+    assert mean_seconds_between_failures(16_384) / 3600 == pytest.approx(3.1, abs=0.01)
+    assert mean_seconds_between_failures(8_192) == 2 * mean_seconds_between_failures(16_384)
+
+
+def test_young_daly_is_where_waste_is_least() -> None:
+    pause, failures = 30.0, 40_000.0
+    best = young_daly_seconds(pause, failures)
+    at_best = goodput(pause, best, failures, 0)
+    assert all(goodput(pause, best * factor, failures, 0) < at_best for factor in (0.5, 0.8, 1.25, 2))
+
+
+def test_asynchronous_saving_pauses_less() -> None:
+    hardware = parse_hardware("128x(8xH100-80GB)@400Gb")
+    fast, slow = (plan_checkpoints(5 * 10**12, hardware, asynchronous=way) for way in (True, False))
+    assert fast.pause_seconds < slow.pause_seconds
+    assert fast.goodput > slow.goodput
+    assert plan_checkpoints(5 * 10**12, hardware, interval_seconds=60).interval_seconds == 60

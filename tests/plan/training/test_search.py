@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from windlass.core.machines import parse_hardware
+from windlass.core.model import ModelSpec
+from windlass.core.recipe import recipe_from
+from windlass.core.rule import Rule
+from windlass.errors import DoesNotFit, Impossible
+from windlass.plan.training.activations import stage_activations
+from windlass.plan.training.evaluate import Evaluator
+from windlass.plan.training.feasible import why_not
+from windlass.plan.training.plan import Prices, TrainingPlan, check_fits, plan_training, train_section
+from windlass.plan.training.search import search_jobs
+from windlass.plan.training.stages import stages
+from windlass.plan.training.states import stage_states
+
+pytestmark = pytest.mark.pure
+
+Model = Callable[[str], tuple[ModelSpec, tuple[Rule, ...]]]
+AIR, LLAMA_8B, LLAMA_405B = "zai-org--GLM-4.5-Air", "meta-llama--Llama-3.1-8B", "meta-llama--Meta-Llama-3.1-405B"
+
+
+@pytest.mark.parametrize("name", [LLAMA_405B, "deepseek-ai--DeepSeek-V3"])
+def test_8192_devices_in_three_seconds(name: str, model: Model) -> None:
+    spec, rules = model(name)
+    hardware = parse_hardware("1024x(8xH100-80GB)@400Gb")
+    begun = time.perf_counter()
+    found = search_jobs(spec, rules, hardware, recipe_from({"model": {"name": name}, "batch": {"global_batch": 8192}}))
+    assert time.perf_counter() - begun < 3
+    assert found.fitting
+
+
+def test_what_is_found_divides_and_fits(model: Model) -> None:
+    spec, rules = model(AIR)
+    hardware = parse_hardware("8x(8xH100-80GB)@400Gb")
+    found = search_jobs(spec, rules, hardware, recipe_from({"model": {"name": AIR}}))
+    capacity = hardware.devices[0].memory_bytes
+    times = [made.step.step_seconds for made in found.fitting if made.step]
+    assert times == sorted(times)
+    assert len(times) == len(found.fitting)
+    for made in found.fitting[:50]:
+        assert why_not(spec, made.job) is None
+        assert made.memory.total <= capacity
+        assert made.job.groups.world == 64
+
+
+def test_the_fast_evaluator_says_what_the_plain_functions_say(model: Model) -> None:
+    spec, rules = model(AIR)
+    hardware = parse_hardware("8x(8xH100-80GB)@400Gb")
+    found = search_jobs(spec, rules, hardware, recipe_from({"model": {"name": AIR}}))
+    evaluator = Evaluator(spec, rules, hardware, "bf16")
+    for made in found.fitting[:: max(len(found.fitting) // 40, 1)]:
+        job = made.job
+        held = [
+            stage_states(spec, rules, job, stage).device + stage_activations(spec, job, stage, index).total
+            for index, stage in enumerate(stages(spec, job.groups.pp))
+        ]
+        assert evaluator.memory(job).states.device + evaluator.memory(job).activations == pytest.approx(max(held))
+
+
+def test_pins_are_kept_and_refused(model: Model) -> None:
+    spec, rules = model(AIR)
+    hardware = parse_hardware("8x(8xH100-80GB)@400Gb")
+    table = {"model": {"name": AIR}, "parallel": {"tp": 4, "pp": 2, "ep": 8, "zero": 1}, "memory": {"recompute": "full"}}
+    plan = plan_training(spec, rules, hardware, recipe_from(table))
+    assert (plan.layout.tp, plan.layout.pp, plan.layout.ep, plan.layout.dp) == (4, 2, 8, 8)
+    assert [reason.why for reason in plan.reasons if reason.choice == "tp"] == ["pinned by the recipe"]
+    for parallel, words in (
+        ({"tp": 5}, "96 heads are not a multiple of 5"),
+        ({"ep": 7}, "128 experts"),
+        ({"pp": 3}, "not a multiple of 3"),
+    ):
+        with pytest.raises(Impossible, match=words):
+            plan_training(spec, rules, hardware, recipe_from({"model": {"name": AIR}, "parallel": parallel}))
+
+
+def test_the_section_of_the_plan(model: Model) -> None:
+    spec, rules = model(LLAMA_8B)
+    table = {"model": {"name": LLAMA_8B}, "data": {"tokens": "1T", "sequence_length": "8k"}, "batch": {"global_batch": 128}}
+    plan = plan_training(spec, rules, parse_hardware("8xH100-80GB"), recipe_from(table), Prices(usd_per_device_hour=2.0))
+    told = train_section(plan)
+    first = ["step_seconds", "model_flops_utilization", "days", "states_bytes_per_device", "activation_bytes_per_device"]
+    assert list(told)[:5] == first
+    assert all(told[key] > 0 for key in first)
+    assert 0.3 < plan.model_flops_utilization < 0.8
+    assert plan.run.usd == pytest.approx(plan.run.device_hours * 2)
+    assert sum(getattr(plan.breakdown, name) for name in plan.breakdown.__struct_fields__) == pytest.approx(plan.step_seconds)  # type: ignore[union-attr]
+    again = msgspec.json.decode(msgspec.json.encode(plan), type=TrainingPlan)
+    assert again == plan
+
+
+def test_what_does_not_fit_says_how_much(model: Model) -> None:
+    spec, rules = model(LLAMA_8B)
+    plan = plan_training(spec, rules, parse_hardware("1xH100-80GB"), recipe_from({"model": {"name": LLAMA_8B}}))
+    assert not plan.fits
+    with pytest.raises(DoesNotFit, match="the leanest layout needs") as caught:
+        check_fits(plan)
+    assert caught.value.short_bytes > 50e9
+    offloaded = recipe_from({"model": {"name": LLAMA_8B}, "memory": {"offload": "cpu"}})
+    assert plan_training(spec, rules, parse_hardware("1xH100-80GB,ram=512GB"), offloaded).fits
+
+
+def test_unlike_devices_are_refused(model: Model) -> None:
+    spec, rules = model(LLAMA_8B)
+    with pytest.raises(Impossible, match="like devices"):
+        plan_training(spec, rules, parse_hardware("1xH100-80GB+1xA100-80GB"), recipe_from({"model": {"name": LLAMA_8B}}))
+
+
+def test_learned_positions_end(model: Model) -> None:
+    name = "AI-Sweden-Models--gpt-sw3-40b"
+    spec, rules = model(name)
+    with pytest.raises(Impossible, match="learned position"):
+        plan_training(
+            spec, rules, parse_hardware("8xH100-80GB"), recipe_from({"model": {"name": name}, "data": {"sequence_length": 4096}})
+        )
