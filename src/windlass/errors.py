@@ -3,6 +3,7 @@
 Error
 ├── BadInput        what was asked for cannot be understood                       (exit code 2)
 │   ├── BadConfig   a model's config.json: a key is missing, wrong or unknown
+│   ├── BadCheckpoint a file of weights is truncated, corrupt or inconsistent; names file, tensor and byte offset
 │   ├── UnknownName a model, device, region or key that is not known; offers the nearest
 │   └── Impossible  understood, but no engine can do it (TP that cuts a head, EP that cuts an expert)
 ├── DoesNotFit      it would work with more memory; carries how many bytes are short  (exit code 3)
@@ -14,6 +15,7 @@ A message says what is wrong, why, and what to do, in one line.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class Error(Exception):
@@ -28,6 +30,16 @@ class BadInput(Error):
 
 class BadConfig(BadInput):
     pass
+
+
+class BadCheckpoint(BadInput):
+    def __init__(self, what: str, file: Path | str = "", tensor: str = "", offset: int | None = None) -> None:
+        """`model.safetensors, tensor a.weight, byte 4096: what`, as far as it is known where."""
+        where = [str(file)] if file else []
+        where += [f"tensor {tensor}"] if tensor else []
+        where += [f"byte {offset}"] if offset is not None else []
+        super().__init__(f"{', '.join(where)}: {what}" if where else what)
+        self.file, self.tensor, self.offset = str(file), tensor, offset
 
 
 class Impossible(BadInput):

@@ -63,7 +63,16 @@ def plan(
     pins = {name: value for name, value in (("tp", tp), ("pp", pp), ("ep", ep), ("dp", dp)) if value is not None}
     if train or target.endswith(".toml"):
         return plan_training.run(
-            target, on=on, pins=pins, tokens=tokens, sequence=sequence, batch=batch, region=region, cloud=cloud, output=output
+            target,
+            on=on,
+            pins=pins,
+            tokens=tokens,
+            sequence=sequence,
+            batch=batch,
+            region=region,
+            cloud=cloud,
+            all_offers=all_offers,
+            output=output,
         )
     return plan_inference.run(
         target,

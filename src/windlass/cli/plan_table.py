@@ -8,6 +8,7 @@ from rich.table import Table
 
 from windlass.cli.cloud_table import cloud_table
 from windlass.cli.console import console
+from windlass.cli.train_table import training_summary
 from windlass.core.plan import DeviceMemory, Plan
 from windlass.units import format_bytes, format_context, format_count, format_rate, format_seconds
 
@@ -15,12 +16,7 @@ from windlass.units import format_bytes, format_context, format_count, format_ra
 def show(plan: Plan, saved: list[Path]) -> None:
     out = console()
     out.print(_verdict(plan))
-    if plan.train is not None:
-        from windlass.cli.train_table import show_training
-
-        show_training(plan)
-    else:
-        out.print(_summary(plan))
+    out.print(_summary(plan) if plan.train is None else training_summary(plan))
     out.print(_memory_table(plan))
     out.print(_reasons_table(plan))
     if plan.alternatives:
@@ -50,10 +46,8 @@ def _summary(plan: Plan) -> Table:
     group = f", groups of {plan.scheme.group}" if plan.scheme.group else ""
     table.add_row("how", f"{plan.engine}, {plan.scheme.name}{group}, {plan.layout}, KV in {plan.scheme.kv}")
     work = plan.workload
-    table.add_row(
-        "for",
-        f"{work.concurrency} at once, {format_context(work.context_tokens)} context, prompts of {work.prompt_tokens:,}, answers of {work.new_tokens:,}",
-    )
+    lengths = f"prompts of {work.prompt_tokens:,}, answers of {work.new_tokens:,}"
+    table.add_row("for", f"{work.concurrency:,} at once, {format_context(work.context_tokens)} context, {lengths}")
     speed = plan.speed
     if speed is not None:
         share = (
@@ -61,11 +55,9 @@ def _summary(plan: Plan) -> Table:
             if speed.decode_ceiling_tokens_per_second
             else 0
         )
-        table.add_row(
-            "decode",
-            f"{format_rate(speed.decode_tokens_per_second)} tokens/s predicted, {format_seconds(speed.step_seconds)} a step, bound by {speed.bound_by}"
-            f"\nceiling {format_rate(speed.decode_ceiling_tokens_per_second)} ({share:.0%} of it)",
-        )
+        pace = f"{format_rate(speed.decode_tokens_per_second)} tokens/s predicted, {format_seconds(speed.step_seconds)} a step"
+        ceiling = f"ceiling {format_rate(speed.decode_ceiling_tokens_per_second)} ({share:.0%} of it)"
+        table.add_row("decode", f"{pace}, bound by {speed.bound_by}\n{ceiling}")
         table.add_row(
             "prefill",
             f"{format_rate(speed.prefill_tokens_per_second)} tokens/s; first token after {format_seconds(speed.time_to_first_token_seconds)}",
@@ -84,10 +76,9 @@ def _summary(plan: Plan) -> Table:
 
 
 def _memory_table(plan: Plan) -> Table:
-    table = Table(
-        box=None, header_style="bold", pad_edge=False, title_justify="left", title="\nmemory per device", title_style="bold"
-    )
-    for name in ("device", "weights", "KV", "activations", "overhead", "total", "of", "used"):
+    title = "\nmemory of the fullest device" if plan.train else "\nmemory per device"
+    table = Table(box=None, header_style="bold", pad_edge=False, title_justify="left", title=title, title_style="bold")
+    for name in ("device", "states" if plan.train else "weights", "KV", "activations", "overhead", "total", "of", "used"):
         table.add_column(name, justify="left" if name == "device" else "right")
     for count, held in _grouped(plan.memory.per_device):
         used = held.total_bytes / held.capacity_bytes if held.capacity_bytes else 0

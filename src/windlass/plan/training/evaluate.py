@@ -58,6 +58,7 @@ class Evaluator:
         self._facts: dict[LayerKey, LayerFacts] = {}
         self._stages: dict[int, tuple[Stage, ...]] = {}
         self._counts: dict[int, tuple[tuple[int, ...], ...]] = {}
+        self._telling: dict[int, tuple[int, ...]] = {}
         self._elements: dict[tuple[int, ...], tuple[Elements, ...]] = {}
         self._stage_costs: dict[tuple[LayerKey, int], StageCosts] = {}
 
@@ -66,6 +67,7 @@ class Evaluator:
             made = stages(self.spec, pp)
             self._stages[pp] = made
             self._counts[pp] = tuple(self._count(stage) for stage in made)
+            self._telling[pp] = _first_of_each(made, self._counts[pp])
         return self._stages[pp]
 
     def _count(self, stage: Stage) -> tuple[int, ...]:
@@ -102,8 +104,8 @@ class Evaluator:
         """Of the stage that holds most."""
         pp = job.groups.pp
         made, elements = self.stages(pp), self.elements(job)
-        few = range(pp) if pp <= 16 else (0, 1, 2, pp // 2, pp - 2, pp - 1)  # in between nothing is larger
-        return max((self._stage_memory(job, index, made[index], elements[index]) for index in few), key=lambda held: held.total)
+        held = [self._stage_memory(job, index, made[index], elements[index]) for index in self._telling[pp]]
+        return max(held, key=lambda stage: stage.total)
 
     def _stage_memory(self, job: Job, index: int, stage: Stage, elements: Elements) -> DeviceBytes:
         facts, counts = self.facts(job), self._counts[job.groups.pp][index]
@@ -140,6 +142,14 @@ class Evaluator:
 def layer_key(job: Job) -> LayerKey:
     groups = job.groups
     return groups.tp, groups.cp, groups.ep, groups.expert_tp, job.micro_batch, job.recompute
+
+
+def _first_of_each(made: tuple[Stage, ...], counts: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
+    """Of stages that hold the same, the first has most micro-batches in flight."""
+    first: dict[tuple[tuple[int, ...], bool, bool], int] = {}
+    for index, (stage, held) in enumerate(zip(made, counts, strict=True)):
+        first.setdefault((held, stage.has_embedding, stage.has_head), index)
+    return tuple(first.values())
 
 
 def _sum_stage(facts: LayerFacts, counts: tuple[int, ...], stage: Stage) -> Cost:

@@ -1,0 +1,253 @@
+"""The head of a GGUF file: its metadata and where each tensor lies. Reads no weight and knows no model.
+
+Layout (ggml/docs/gguf.md, versions 2 and 3, little endian): magic, version, counts, key-value pairs, tensor infos, padding
+to the alignment, tensor data. Every count and length is checked against the bytes that are left, and against limits far
+beyond any real file, before anything of that size is made: a damaged file costs an error, not the machine's memory.
+"""
+
+from __future__ import annotations
+
+import struct
+from math import prod
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn
+
+from windlass.core.model import Frozen
+from windlass.errors import BadInput
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+DEFAULT_ALIGNMENT = 32
+MAX_ALIGNMENT = 2**20
+MAX_DIMENSIONS = 4
+MAX_NESTING = 4
+MAX_STRING_BYTES = 2**24
+"""A chat template is some kilobytes."""
+MAX_ITEMS = 2**22
+"""Array elements, keys and tensors of one file together: a vocabulary of 262,144 with types, scores and merges has a third."""
+
+
+class BlockType(Frozen):
+    """A way to store numbers: blocks of so many elements in so many bytes."""
+
+    name: str
+    elements: int
+    num_bytes: int
+
+
+# ggml's type numbers (ggml.h, enum ggml_type). Those that are not dequantized here are listed so that errors can name them.
+TYPES: dict[int, BlockType] = {
+    number: BlockType(name=name, elements=elements, num_bytes=num_bytes)
+    for number, name, elements, num_bytes in (
+        (0, "F32", 1, 4),
+        (1, "F16", 1, 2),
+        (2, "Q4_0", 32, 18),
+        (3, "Q4_1", 32, 20),
+        (6, "Q5_0", 32, 22),
+        (7, "Q5_1", 32, 24),
+        (8, "Q8_0", 32, 34),
+        (9, "Q8_1", 32, 40),
+        (10, "Q2_K", 256, 84),
+        (11, "Q3_K", 256, 110),
+        (12, "Q4_K", 256, 144),
+        (13, "Q5_K", 256, 176),
+        (14, "Q6_K", 256, 210),
+        (15, "Q8_K", 256, 292),
+        (16, "IQ2_XXS", 256, 66),
+        (17, "IQ2_XS", 256, 74),
+        (18, "IQ3_XXS", 256, 98),
+        (19, "IQ1_S", 256, 50),
+        (20, "IQ4_NL", 32, 18),
+        (21, "IQ3_S", 256, 110),
+        (22, "IQ2_S", 256, 82),
+        (23, "IQ4_XS", 256, 136),
+        (24, "I8", 1, 1),
+        (25, "I16", 1, 2),
+        (26, "I32", 1, 4),
+        (27, "I64", 1, 8),
+        (28, "F64", 1, 8),
+        (29, "IQ1_M", 256, 56),
+        (30, "BF16", 1, 2),
+        (34, "TQ1_0", 256, 54),
+        (35, "TQ2_0", 256, 66),
+        (39, "MXFP4", 32, 17),
+    )
+}
+
+# Metadata value types: number -> struct code. 8 is a string, 9 an array.
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_STRING, _ARRAY = 8, 9
+
+
+class GgufTensor(Frozen):
+    name: str
+    shape: tuple[int, ...]
+    """Slowest dimension first ([out, in]), as in PyTorch; the file lists the fastest first."""
+    type: BlockType
+    start: int
+    """Byte in the file."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the last dimension, all leading ones flattened."""
+        return prod(self.shape[:-1])
+
+    @property
+    def row_bytes(self) -> int:
+        return self.shape[-1] // self.type.elements * self.type.num_bytes
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_rows * self.row_bytes
+
+
+class GgufHeader(Frozen):
+    version: int
+    metadata: dict[str, Any]
+    tensors: dict[str, GgufTensor]
+
+
+def read_header(path: Path) -> GgufHeader:
+    try:
+        with path.open("rb", buffering=2**20) as stream:
+            return _HeaderReader(stream, path.stat().st_size, path).header()
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+class _HeaderReader:
+    """Reads forward once; `position` is the byte that an error names."""
+
+    def __init__(self, stream: BinaryIO, size: int, path: Path) -> None:
+        self.stream, self.size, self.path = stream, size, path
+        self.position = 0
+        self.items_left = MAX_ITEMS
+
+    def refuse(self, message: str, at: int | None = None) -> NoReturn:
+        printable = "".join(mark if mark.isprintable() else "?" for mark in message)
+        raise BadInput(f"{self.path} is not a sound GGUF file: byte {self.position if at is None else at}: {printable}")
+
+    def header(self) -> GgufHeader:
+        version = self._version()
+        num_tensors, num_keys = self.scalar("Q"), self.scalar("Q")
+        self.claim(num_keys, "keys", 13)  # a key's length, its value's type, a byte of value
+        metadata = self._metadata(num_keys)
+        self.claim(num_tensors, "tensors", 32)  # name length, dimensions, one of them, type, offset
+        infos = [self._tensor() for _ in range(num_tensors)]
+        return GgufHeader(version=version, metadata=metadata, tensors=self._placed(infos, self._alignment(metadata)))
+
+    def _version(self) -> int:
+        if (magic := self.take(4)) != MAGIC:
+            self.refuse(f"it begins with {magic!r}, not {MAGIC!r}", 0)
+        version = self.scalar("I")
+        if version in VERSIONS:
+            return version
+        if int.from_bytes(version.to_bytes(4, "little"), "big") in VERSIONS:
+            self.refuse("it is big-endian; convert it to little-endian first", 4)
+        self.refuse(f"version {version} is not read here, only {' and '.join(map(str, VERSIONS))}", 4)
+
+    # --- primitives
+
+    def take(self, count: int) -> bytes:
+        if count > self.size - self.position:
+            self.refuse(f"{count} bytes are needed and {self.size - self.position} are left; is the file complete?")
+        data = self.stream.read(count)
+        if len(data) != count:
+            self.refuse(f"{count} bytes are needed and the file ended; was it cut while being read?")
+        self.position += count
+        return data
+
+    def scalar(self, code: str) -> Any:
+        return struct.unpack(f"<{code}", self.take(struct.calcsize(f"<{code}")))[0]
+
+    def claim(self, count: int, what: str, least_bytes: int) -> None:
+        """Before anything is made: do so many things fit in the file, and in reason?"""
+        if count * least_bytes > self.size - self.position:
+            self.refuse(f"{count} {what} do not fit in the {self.size - self.position} bytes that are left")
+        if count > self.items_left:
+            self.refuse(f"{count} {what} are more than the {MAX_ITEMS} items that a header may have")
+        self.items_left -= count
+
+    def string(self) -> str:
+        at, length = self.position, self.scalar("Q")
+        if length > MAX_STRING_BYTES:
+            self.refuse(f"a string of {length} bytes; at most {MAX_STRING_BYTES} are read", at)
+        try:
+            return self.take(length).decode()
+        except UnicodeDecodeError:
+            self.refuse("a string that is not UTF-8", at)
+
+    def value(self, kind: int, depth: int = 0) -> Any:
+        if kind in _SCALARS:
+            return self.scalar(_SCALARS[kind])
+        if kind == _STRING:
+            return self.string()
+        if kind == _ARRAY:
+            return self._array(depth)
+        self.refuse(f"value type {kind} is unknown", self.position - 4)
+
+    def _array(self, depth: int) -> list[Any]:
+        if depth >= MAX_NESTING:
+            self.refuse(f"arrays nested more than {MAX_NESTING} deep")
+        kind, count = self.scalar("I"), self.scalar("Q")
+        if kind in _SCALARS:
+            code = _SCALARS[kind]
+            self.claim(count, "array elements", struct.calcsize(f"<{code}"))
+            return list(struct.unpack(f"<{count}{code}", self.take(count * struct.calcsize(f"<{code}"))))
+        self.claim(count, "array elements", 8)
+        return [self.value(kind, depth + 1) for _ in range(count)]
+
+    # --- the two tables
+
+    def _metadata(self, count: int) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for _ in range(count):
+            at, key = self.position, self.string()
+            if key in found:
+                self.refuse(f"key {key[:80]!r} appears twice", at)
+            found[key] = self.value(self.scalar("I"))
+        return found
+
+    def _tensor(self) -> GgufTensor:
+        """With `start` still counted from the beginning of the data."""
+        at, name = self.position, self.string()
+        num_dimensions = self.scalar("I")
+        if not 1 <= num_dimensions <= MAX_DIMENSIONS:
+            self.refuse(f"tensor {name[:80]!r} has {num_dimensions} dimensions; 1 to {MAX_DIMENSIONS} are possible", at)
+        shape = tuple(self.scalar("Q") for _ in range(num_dimensions))[::-1]
+        number, start = self.scalar("I"), self.scalar("Q")
+        if number not in TYPES:
+            self.refuse(f"tensor {name[:80]!r} is of type {number}, which is unknown", at)
+        kind = TYPES[number]
+        if min(shape) < 1 or shape[-1] % kind.elements:
+            self.refuse(f"tensor {name[:80]!r} of shape {shape} cannot be stored in {kind.name} blocks of {kind.elements}", at)
+        return GgufTensor(name=name, shape=shape, type=kind, start=start)
+
+    def _alignment(self, metadata: dict[str, Any]) -> int:
+        value = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+        if not isinstance(value, int) or not 1 <= value <= MAX_ALIGNMENT or value & (value - 1):
+            self.refuse(f"general.alignment is {value!r:.40}; a power of two is expected")
+        return value
+
+    def _placed(self, infos: list[GgufTensor], alignment: int) -> dict[str, GgufTensor]:
+        """Tensors by name, with their bytes counted from the beginning of the file: inside it, aligned, none over another."""
+        data = -(-self.position // alignment) * alignment
+        found: dict[str, GgufTensor] = {}
+        for info in infos:
+            end = data + info.start + info.num_bytes
+            if info.name in found:
+                self.refuse(f"tensor {info.name[:80]!r} appears twice")
+            if info.start % alignment:
+                self.refuse(f"tensor {info.name[:80]!r} starts at {info.start}, which is not a multiple of {alignment}")
+            if end > self.size:
+                self.refuse(f"tensor {info.name[:80]!r} would end at byte {end} of a file of {self.size}; is the file complete?")
+            found[info.name] = GgufTensor(name=info.name, shape=info.shape, type=info.type, start=data + info.start)
+        self._check_overlap(found)
+        return found
+
+    def _check_overlap(self, tensors: dict[str, GgufTensor]) -> None:
+        last: GgufTensor | None = None
+        for tensor in sorted(tensors.values(), key=lambda tensor: tensor.start):
+            if last is not None and tensor.start < last.start + last.num_bytes:
+                self.refuse(f"tensors {last.name[:80]!r} and {tensor.name[:80]!r} overlap", tensor.start)
+            last = tensor

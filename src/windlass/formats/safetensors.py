@@ -1,0 +1,182 @@
+"""The header of a safetensors file, read and doubted: what it says of every tensor is checked against the file before it is used.
+
+Layout (huggingface.co/docs/safetensors): eight bytes, little endian, with the length of a JSON object; the object, which may be
+padded with spaces; then the tensors' bytes without a hole. Knows no directory, no index, and reads no weight.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from windlass.core.model import Frozen
+from windlass.errors import BadCheckpoint
+
+MAX_HEADER_BYTES = 100_000_000
+"""The reference implementation's own limit; about a million tensors. It bounds what a damaged length can make us allocate."""
+
+LENGTH_BYTES = 8
+METADATA = "__metadata__"
+
+DTYPE_BITS = {
+    "BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "U32": 32, "I32": 32, "U64": 64, "I64": 64,
+    "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
+    "F16": 16, "BF16": 16, "F32": 32, "F64": 64, "C64": 64,
+}  # fmt: skip
+
+_LARGEST = 2**63 - 1
+
+
+class TensorInfo(Frozen):
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: Path
+    start: int
+    """Byte of the file where it begins."""
+    num_bytes: int
+
+
+_Size = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Entry(Frozen):
+    dtype: str
+    shape: tuple[_Size, ...]
+    data_offsets: tuple[_Size, _Size]
+
+
+_ENTRY = msgspec.json.Decoder(_Entry)
+_OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_STRINGS = msgspec.json.Decoder(dict[str, str])
+
+
+def read_header(path: Path) -> tuple[TensorInfo, ...]:
+    """Every tensor of the file in the order of its bytes. Whatever contradicts itself or the file's size is a BadCheckpoint."""
+    header, file_bytes = read_header_bytes(path)
+    infos = [_info(path, name, raw, header) for name, raw in _entries(path, header)]
+    _refuse_repeated_key(path, header)
+    infos.sort(key=lambda info: (info.start, info.num_bytes))
+    _check_tiling(path, infos, LENGTH_BYTES + len(header), file_bytes)
+    return tuple(infos)
+
+
+def read_header_bytes(path: Path) -> tuple[bytes, int]:
+    """The JSON text, unparsed, and the size of the file."""
+    try:
+        with path.open("rb") as stream:
+            file_bytes = os.fstat(stream.fileno()).st_size
+            length = int.from_bytes(stream.read(LENGTH_BYTES), "little")
+            _check_length(path, length, file_bytes)
+            header = stream.read(length)
+    except OSError as error:
+        raise BadCheckpoint(f"cannot be read: {error.strerror}", path) from None
+    if len(header) < length:
+        raise BadCheckpoint("the file ends within its header", path, offset=LENGTH_BYTES + len(header))
+    return header, file_bytes
+
+
+def _check_length(path: Path, length: int, file_bytes: int) -> None:
+    if file_bytes < LENGTH_BYTES:
+        raise BadCheckpoint(f"not a safetensors file: it has {file_bytes} bytes", path, offset=file_bytes)
+    if length > file_bytes - LENGTH_BYTES:
+        what = f"not a safetensors file, or cut short: its header claims {length} bytes of a {file_bytes}-byte file"
+        raise BadCheckpoint(what, path, offset=0)
+    if length > MAX_HEADER_BYTES:
+        raise BadCheckpoint(f"its header claims {length} bytes; at most {MAX_HEADER_BYTES} are read", path, offset=0)
+
+
+def _entries(path: Path, header: bytes) -> list[tuple[str, msgspec.Raw]]:
+    """Names and their unparsed values. Raw values keep a hostile header from becoming a large tree of objects."""
+    if not header.startswith(b"{"):
+        raise BadCheckpoint("damaged header: it is no JSON object", path, offset=LENGTH_BYTES)
+    try:
+        entries = _OBJECT.decode(header)
+        metadata = entries.pop(METADATA, None)
+        if metadata is not None:
+            _STRINGS.decode(metadata)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadCheckpoint(f"damaged header: {error}", path, offset=LENGTH_BYTES) from None
+    return list(entries.items())
+
+
+def _info(path: Path, name: str, raw: msgspec.Raw, header: bytes) -> TensorInfo:
+    try:
+        entry = _ENTRY.decode(raw)
+        start, stop = entry.data_offsets
+        num_bytes = _num_bytes(entry)
+        if start > stop:
+            raise ValueError(f"its bytes begin at {start} and end at {stop}")
+        if stop - start != num_bytes:
+            shape = list(entry.shape)
+            raise ValueError(f"{entry.dtype} of shape {shape} needs {num_bytes} bytes, its offsets give it {stop - start}")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        raise BadCheckpoint(f"damaged header: {error}", path, name, _place_of(name, header)) from None
+    first = LENGTH_BYTES + len(header) + start
+    return TensorInfo(name=name, dtype=entry.dtype, shape=entry.shape, file=path, start=first, num_bytes=num_bytes)
+
+
+def _num_bytes(entry: _Entry) -> int:
+    bits = DTYPE_BITS.get(entry.dtype)
+    if bits is None:
+        raise ValueError(f"unknown dtype {entry.dtype[:40]!r}")
+    for size in entry.shape:
+        bits *= size
+        if max(bits, size) > _LARGEST:  # also stops before a product of a million factors grows long
+            raise ValueError(f"a shape of {len(entry.shape)} dimensions whose product overflows")
+    if bits % 8:
+        raise ValueError(f"{entry.dtype} of shape {list(entry.shape)} does not fill whole bytes")
+    return bits // 8
+
+
+def _place_of(name: str, header: bytes) -> int:
+    """Where in the file the entry stands, or where the header begins when its name is written with escapes."""
+    return LENGTH_BYTES + max(header.find(f'"{name}"'.encode("utf-8", "replace")), 0)
+
+
+def _check_tiling(path: Path, infos: list[TensorInfo], first: int, file_bytes: int) -> None:
+    """The tensors follow one another from the header to the end of the file."""
+    expected = first
+    for info in infos:
+        if info.start + info.num_bytes > file_bytes:
+            what = f"ends at byte {info.start + info.num_bytes} of a {file_bytes}-byte file: the file is cut short"
+            raise BadCheckpoint(what, path, info.name, info.start)
+        if info.start != expected:
+            what = f"overlaps {expected - info.start} bytes of" if info.start < expected else "leaves a gap after"
+            raise BadCheckpoint(f"{what} what comes before it, which ends at byte {expected}", path, info.name, info.start)
+        expected += info.num_bytes
+    if expected != file_bytes:
+        what = f"{file_bytes - expected} bytes after the last tensor belong to none"
+        raise BadCheckpoint(what, path, infos[-1].name if infos else "", expected)
+
+
+# --- duplicate keys --------------------------------------------------------------------------------------------------
+
+
+def repeated_key(text: bytes) -> str | None:
+    """A key that one object of the JSON text has twice: which of them counts is left open, so two readers could see two files.
+
+    Only for text whose form has been checked; it is parsed again here, as msgspec does not tell.
+    """
+    repeated: list[str] = []
+
+    def check(pairs: list[tuple[str, Any]]) -> None:
+        if len({name for name, _ in pairs}) < len(pairs):
+            names = [name for name, _ in pairs]
+            repeated.append(next(name for name in names if names.count(name) > 1))
+
+    json.loads(text.decode(), object_pairs_hook=check)
+    return repeated[0] if repeated else None
+
+
+def _refuse_repeated_key(path: Path, header: bytes) -> None:
+    try:
+        name = repeated_key(header)
+    except (ValueError, RecursionError) as error:
+        raise BadCheckpoint(f"damaged header: {error}", path, offset=LENGTH_BYTES) from None
+    if name is not None:
+        raise BadCheckpoint("stands twice in the header", path, name, _place_of(name, header))
