@@ -285,6 +285,17 @@ def test_uneven_heads() -> None:
     assert found[AxisName.KV_HEADS][:2] == ((0, 2), (1, 3))
 
 
+def imbalances(name: str, layout: Layout) -> dict[AxisName, float]:
+    return {made.name: made.imbalance for made in place(RULES[name], SPECS[name].num_layers, layout, scheme("bf16")).cuts}
+
+
+def test_imbalance() -> None:
+    """Eleven heads where ten and two thirds are the mean. Equal copies, of KV heads or of experts' shards, are balanced."""
+    assert imbalances("Llama-2-70B", Layout(tp=6))[AxisName.HEADS] == pytest.approx(11 * 6 / 64)
+    assert set(imbalances("Llama-2-70B", Layout(tp=16)).values()) == {1.0}
+    assert set(imbalances("GLM-4.5-Air", Layout(tp=8, ep=8)).values()) == {1.0}
+
+
 def test_unlike_devices_take_unlike_shares() -> None:
     found = cuts_of("Llama-2-70B", Layout(tp=2), scheme("bf16"), [3.0, 1.0])
     assert found[AxisName.HEADS] == ((0, 48), (48, 64))

@@ -93,6 +93,7 @@ PAIRS: dict[str, tuple[Values, Values]] = {
     "falcon with a count that does not apply": (tiny("falcon-7b"), tiny("falcon-7b", num_kv_heads=5)),
     "kv heads left out": (tiny("llama", num_key_value_heads=6), tiny("llama", "num_key_value_heads")),
     "null is absent": (tiny("llama-tied"), tiny("llama-tied", rope_scaling=None, sliding_window=None, quantization_config=None)),
+    "what is off": (tiny("gpt2"), tiny("gpt2", add_cross_attention=False, is_encoder_decoder=False, pruned_heads={})),
     "bookkeeping": (tiny("llama"), tiny("llama", _name_or_path="x", torch_dtype="float16", bos_token_id=1, attention_dropout=0.0, id2label={})),
 }  # fmt: skip
 
@@ -246,6 +247,9 @@ REFUSED: dict[str, tuple[Values, str]] = {
     "more active experts than experts": (tiny("mixtral", num_experts_per_tok=4), "num_experts_per_tok"),
     "groups that do not divide": (tiny("glm4_moe", n_group=2), "n_group"),
     "another score": (tiny("deepseek_v3", scoring_func="softmax"), "scoring_func"),
+    "another way to choose experts": (tiny("deepseek_v3", topk_method="group_limited_greedy"), "topk_method"),
+    "an encoder to look at": (tiny("gpt2", add_cross_attention=True), "add_cross_attention"),
+    "heads cut off": (tiny("gpt2", pruned_heads={"0": [1]}), "pruned_heads"),
     "layer lists that disagree": (tiny("glm4_moe", mlp_layer_types=["sparse", "sparse", "sparse"]), "mlp_layer_types"),
     "a layer list that is short": (tiny("glm4_moe", mlp_layer_types=["dense"]), "mlp_layer_types"),
     "a layer type that is unknown": (tiny("glm4_moe", "first_k_dense_replace", mlp_layer_types=["dense", "wet", "dense"]), "mlp_layer_types"),

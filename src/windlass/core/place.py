@@ -77,7 +77,8 @@ class AxisCut(Frozen):
     @property
     def imbalance(self) -> float:
         """Largest part over the mean: 1.0 is even, and what everybody waits for."""
-        return max(stop - start for start, stop in self.intervals) * len(self.intervals) / self.count
+        sizes = [stop - start for start, stop in self.intervals]
+        return max(sizes) * len(sizes) / sum(sizes)
 
 
 class Placement(Frozen):

@@ -22,13 +22,21 @@ HARMLESS = frozenset(
     pretraining_tp output_router_logits router_aux_loss_coef gradient_checkpointing max_length min_length do_sample
     temperature top_p top_k num_beams repetition_penalty task_specific_params summary_activation summary_first_dropout
     summary_proj_to_labels summary_type summary_use_proj use_flash_attn return_dict output_attentions output_hidden_states
-    is_decoder is_encoder_decoder chunk_size_feed_forward id2label label2id problem_type finetuning_task prefix
+    is_decoder chunk_size_feed_forward id2label label2id problem_type finetuning_task prefix
     offset_alibi masked_softmax_fusion bias_dropout_fusion slow_but_exact skip_bias_add skip_bias_add_qkv unsloth_fixed
     inference_runner validate_runner_input pre_allocate_kv_cache max_batch_size max_sequence_length pad_key_length
-    attention_softmax_in_fp32 scale_attention_softmax_in_fp32 reorder_and_upcast_attn cross_attention add_cross_attention
-    ep_size aux_loss_alpha seq_aux topk_method moe_router_dtype router_jitter_noise hidden_act_param torchscript
-    use_bfloat16 tf_legacy_loss pruned_heads tie_encoder_decoder language name_or_path rope_theta_scaling""".split()
+    attention_softmax_in_fp32 scale_attention_softmax_in_fp32 reorder_and_upcast_attn
+    ep_size aux_loss_alpha seq_aux moe_router_dtype router_jitter_noise torchscript
+    use_bfloat16 tf_legacy_loss language name_or_path""".split()
 )
+# Harmless with this value, another model with any other.
+HARMLESS_WHEN: dict[str, object] = {
+    "add_cross_attention": False,
+    "cross_attention": False,
+    "is_encoder_decoder": False,
+    "tie_encoder_decoder": False,
+    "pruned_heads": {},
+}
 _HARMLESS_PATTERN = re.compile(r"_.*|.*_token_ids?|.*_token|.*dropout.*|.*_pdrop|.*_loss_coef")
 
 
@@ -164,5 +172,6 @@ class Config:
     def finish(self) -> None:
         """Refuses what nobody read."""
         for key, value in self.values.items():
-            if key not in self._read and key not in HARMLESS and not _HARMLESS_PATTERN.fullmatch(key) and value is not None:
+            known = key in self._read or key in HARMLESS or _HARMLESS_PATTERN.fullmatch(key)
+            if not known and value is not None and value != HARMLESS_WHEN.get(key):
                 raise self.refuse(f"{key:.60} is not understood for this kind of model (value {shown(value)})")

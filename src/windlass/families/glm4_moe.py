@@ -45,6 +45,7 @@ def read_sigmoid_moe(config: Config) -> MoE:
         raise config.refuse(f"n_group {num_groups} does not divide {num_experts} experts")
     width = config.integer("moe_intermediate_size")
     config.same("scoring_func", "sigmoid")
+    config.same("topk_method", "noaux_tc")
     return MoE(
         num_experts=num_experts,
         num_active=read_active(config, num_experts, "num_experts_per_tok"),

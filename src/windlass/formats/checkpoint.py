@@ -1,18 +1,26 @@
-"""A checkpoint directory: its config, and the names of its tensors, read without loading a weight."""
+"""A checkpoint directory: its config, the names of its tensors, its digest, and the store that reads it. No torch until one is opened."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+import hashlib
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from windlass.errors import BadInput
+from windlass.formats.files import (
+    SAFETENSORS_INDEX,
+    TORCH_INDEX,
+    nothing_found,
+    read_index,
+    safetensors_files,
+    torch_files,
+)
+from windlass.formats.safetensors import read_header, read_header_bytes
 
-MAX_HEADER_BYTES = 512 * 2**20
-"""A safetensors header beyond this is damage: half a gigabyte of names would be millions of tensors."""
+if TYPE_CHECKING:
+    from windlass.core.ports import TensorStore
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -30,56 +38,55 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def tensor_names(path: Path) -> frozenset[str]:
-    """Names in the index, or in the headers of the safetensors files; empty where there are none."""
+    """Names in the index, and in the headers of safetensors files it does not name; empty where there are none."""
     if not path.is_dir():
         return frozenset()
-    index = path / "model.safetensors.index.json"
-    if index.is_file():
-        return frozenset(_index_names(index))
-    return frozenset(name for file in sorted(path.glob("*.safetensors")) for name in _header_names(file))
+    index = path / SAFETENSORS_INDEX
+    listed = read_index(index) if index.is_file() else {}
+    others = set(safetensors_files(path)) - set(listed.values())
+    return frozenset(listed) | {info.name for name in others for info in read_header(path / name)}
 
 
-def _index_names(index: Path) -> Iterator[str]:
-    try:
-        weight_map = msgspec.json.decode(index.read_bytes(), type=dict[str, Any])["weight_map"]
-        yield from msgspec.convert(weight_map, dict[str, str])
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, KeyError) as error:
-        raise BadInput(f"{index} is not a safetensors index: {error}") from None
+def open_store(path: Path) -> TensorStore:
+    """A directory's safetensors files, or else its PyTorch files; or one safetensors file with a config.json beside it."""
+    from windlass.formats.store import SafetensorsStore
+    from windlass.formats.torch_bin import TorchStore
+
+    if path.is_file() and path.suffix == ".safetensors":
+        return SafetensorsStore(path.parent, [path.name])
+    if not path.is_dir():
+        raise BadInput(f"{path} is no checkpoint directory")
+    if (path / SAFETENSORS_INDEX).exists() or safetensors_files(path):
+        return SafetensorsStore(path)
+    if (path / TORCH_INDEX).exists() or torch_files(path):
+        return TorchStore(path)
+    raise nothing_found(path)
 
 
-def _header(file: Path) -> bytes:
-    """A safetensors file begins with the length of its JSON header, eight bytes, little endian."""
-    with file.open("rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        if not 2 <= length <= min(MAX_HEADER_BYTES, file.stat().st_size - 8):
-            raise BadInput(
-                f"{file} is not a safetensors file: its header claims {length} bytes of a {file.stat().st_size}-byte file"
-            )
-        return stream.read(length)
-
-
-def _header_names(file: Path) -> Iterator[str]:
-    try:
-        header = json.loads(_header(file))
-    except (ValueError, RecursionError) as error:
-        raise BadInput(f"{file} has a damaged header: {error}") from None
-    if not isinstance(header, dict):
-        raise BadInput(f"{file} has a damaged header: expected a JSON object")
-    yield from (str(name) for name in header if name != "__metadata__")  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+# --- identity --------------------------------------------------------------------------------------------------------
 
 
 def digest(path: Path) -> str:
-    """SHA-256 over the config and the index, or the headers where there is no index: changes when a tensor's name or place does."""
-    import hashlib
-
-    if path.is_file():
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+    """SHA-256 over the config and the index or headers: changes when any tensor's name, shape or place does."""
     found = hashlib.sha256()
-    config, index = path / "config.json", path / "model.safetensors.index.json"
-    for file in (config, index):
+    for file in [path] if path.is_file() else [path / "config.json", path / SAFETENSORS_INDEX]:
         if file.is_file():
             found.update(file.read_bytes())
-    if not index.is_file():
-        for file in sorted(path.glob("*.safetensors")):
-            found.update(_header(file))
+    if path.is_dir() and not (path / SAFETENSORS_INDEX).is_file():
+        for name in safetensors_files(path):
+            found.update(read_header_bytes(path / name)[0])
+    return found.hexdigest()
+
+
+def source_digest(path: Path) -> str:
+    """`digest`, and of every file of weights its name, size, content's hash where the hub's cache knows it, or else time of change.
+
+    For telling whether an unfinished conversion can go on: reading all weights to know would take as long as converting them.
+    """
+    found = hashlib.sha256(digest(path).encode())
+    for name in safetensors_files(path) + torch_files(path) if path.is_dir() else []:
+        real = (path / name).resolve()
+        state = real.stat()
+        identity = real.name if real.parent.name == "blobs" else str(state.st_mtime_ns)
+        found.update(f"{name}\0{state.st_size}\0{identity}\n".encode())
     return found.hexdigest()

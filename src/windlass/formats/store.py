@@ -1,32 +1,22 @@
-"""A directory of safetensors files as one store of tensors. Reads with plain reads: a mapped page would count as ours.
+"""A directory of safetensors files as one store of tensors.
 
 Implements core.ports.TensorStore; knows nothing of what the tensors mean.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Collection, Sequence
-from math import prod
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from windlass.errors import BadCheckpoint, BadInput
 from windlass.formats.checkpoint import read_config
 from windlass.formats.files import SAFETENSORS_INDEX, file_within, missing_files, nothing_found, read_index, safetensors_files
-from windlass.formats.open_files import OpenFiles
+from windlass.formats.reader import TensorReader
 from windlass.formats.safetensors import TensorInfo, read_header
-from windlass.formats.torch_dtypes import torch_dtype
 
 if TYPE_CHECKING:
     import torch
-
-
-def row_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """As a store reads it: rows of the last dimension, all leading ones flattened; a scalar is one element."""
-    if len(shape) < 2:
-        return shape or (1,)
-    return prod(shape[:-1]), shape[-1]
 
 
 class SafetensorsStore:
@@ -36,11 +26,13 @@ class SafetensorsStore:
         self.config: dict[str, Any] = read_config(directory)
         self.directory = directory
         index = _read_index(directory) if files is None else {}
-        self._tensors = _tensors(directory, _file_names(directory, index) if files is None else list(files))
+        names = _file_names(directory, index) if files is None else list(files)
+        real_files = {directory / name: file_within(directory, name) for name in names}
+        self._reader = TensorReader(real_files)
+        self._tensors = _tensors(directory, real_files)
         _check_index(directory, index, self._tensors)
         self.unlisted: tuple[str, ...] = tuple(name for name in self._tensors if name not in index) if index else ()
         """Tensors the index does not speak of; they are read like any other (GLM-4.6's MTP layer came so)."""
-        self._open_files = OpenFiles()
 
     def names(self) -> Collection[str]:
         return self._tensors.keys()
@@ -57,49 +49,24 @@ class SafetensorsStore:
         return self._tensors[name]
 
     def read(self, name: str, start: int, stop: int) -> torch.Tensor:
-        """Rows start..stop in memory of their own."""
-        import torch
-
-        info = self.info(name)
-        dtype, (num_rows, *columns) = torch_dtype(info.dtype), row_shape(info.shape)
-        if not 0 <= start <= stop <= num_rows:
-            raise IndexError(f"rows {start}..{stop} of {name}, which has {num_rows}")
-        row_bytes = prod(columns) * dtype.itemsize
-        raw = torch.empty((stop - start) * row_bytes, dtype=torch.uint8)
-        self.read_into(name, start * row_bytes, memoryview(raw.numpy()))
-        return raw.view(dtype).view(stop - start, *columns)
+        return self._reader.read(self.info(name), start, stop)
 
     def read_into(self, name: str, byte_offset: int, buffer: memoryview) -> None:
-        """Fills the buffer with the tensor's bytes from `byte_offset` on, for callers that use their memory again."""
-        info = self.info(name)
-        if not 0 <= byte_offset <= info.num_bytes - len(buffer):
-            raise IndexError(f"bytes {byte_offset}..{byte_offset + len(buffer)} of {name}, which has {info.num_bytes}")
-        with self._open_files.reading(info.file) as descriptor:
-            _read_fully(descriptor, info, info.start + byte_offset, buffer)
+        """Bytes as they are stored, for callers that use their memory again."""
+        self._reader.read_into(self.info(name), byte_offset, buffer)
 
     def close(self) -> None:
-        self._open_files.close()
-
-
-def _read_fully(descriptor: int, info: TensorInfo, position: int, buffer: memoryview) -> None:
-    """One read may give less than it was asked for (Linux gives 2 GiB at most), but never nothing before the end."""
-    while len(buffer):
-        try:
-            num_bytes = os.preadv(descriptor, [buffer], position)
-        except OSError as error:
-            raise BadCheckpoint(f"cannot be read: {error.strerror}", info.file, info.name, position) from None
-        if num_bytes == 0:
-            raise BadCheckpoint("the file ends within the tensor: it was cut short", info.file, info.name, position)
-        position += num_bytes
-        buffer = buffer[num_bytes:]
+        self._reader.close()
 
 
 # --- what the directory holds ----------------------------------------------------------------------------------------
 
 
 def _read_index(directory: Path) -> dict[str, str]:
-    index = directory / SAFETENSORS_INDEX
-    return read_index(index) if index.exists() else {}
+    if not (directory / SAFETENSORS_INDEX).exists():
+        return {}
+    file_within(directory, SAFETENSORS_INDEX)
+    return read_index(directory / SAFETENSORS_INDEX)
 
 
 def _file_names(directory: Path, index: dict[str, str]) -> list[str]:
@@ -116,13 +83,13 @@ def _file_names(directory: Path, index: dict[str, str]) -> list[str]:
     return names
 
 
-def _tensors(directory: Path, files: Sequence[str]) -> dict[str, TensorInfo]:
+def _tensors(directory: Path, files: Iterable[Path]) -> dict[str, TensorInfo]:
     found: dict[str, TensorInfo] = {}
-    for name in files:
-        for info in read_header(file_within(directory, name)):
+    for file in files:
+        for info in read_header(file):
             if info.name in found:
                 what = f"is in {found[info.name].file} too; which of them counts is not known, so remove one of the files"
-                raise BadCheckpoint(what, directory / name, info.name, info.start)
+                raise BadCheckpoint(what, file, info.name, info.start)
             found[info.name] = info
     if not found:
         raise BadInput(f"{directory}: its safetensors files hold no tensor")
@@ -133,6 +100,6 @@ def _check_index(directory: Path, index: dict[str, str], tensors: dict[str, Tens
     for name, file in index.items():
         if name not in tensors:
             raise BadCheckpoint(f"the index says it is in {file}, which does not have it", directory / SAFETENSORS_INDEX, name)
-        if tensors[name].file != file_within(directory, file):
-            what = f"the index says it is in {file}; it is in {tensors[name].file}"
+        if tensors[name].file != directory / file:
+            what = f"the index says it is in {file}; it is in {tensors[name].file.name}"
             raise BadCheckpoint(what, directory / SAFETENSORS_INDEX, name)

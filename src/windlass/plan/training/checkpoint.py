@@ -9,8 +9,8 @@ from windlass.core.model import Frozen
 from windlass.plan.training.job import Job
 from windlass.plan.training.states import MOMENTS
 
-LLAMA3_HOURS_BETWEEN_FAILURES = 54 * 24 / 419
-LLAMA3_DEVICES = 16_384
+OBSERVED_HOURS_BETWEEN_FAILURES = 54 * 24 / 419
+OBSERVED_DEVICES = 16_384
 """419 unexpected interruptions in 54 days on 16,384 H100s: one in 3.1 hours (arXiv 2407.21783, table 5)."""
 
 
@@ -36,7 +36,7 @@ def checkpoint_bytes(num_parameters: float, job: Job) -> int:
 
 def mean_seconds_between_failures(num_devices: int) -> float:
     """Failures come from parts, so their rate grows with the number of parts."""
-    return LLAMA3_HOURS_BETWEEN_FAILURES * 3600 * LLAMA3_DEVICES / num_devices
+    return OBSERVED_HOURS_BETWEEN_FAILURES * 3600 * OBSERVED_DEVICES / num_devices
 
 
 def young_daly_seconds(pause_seconds: float, between_failures_seconds: float) -> float:

@@ -8,7 +8,7 @@ from windlass.plan.training.mixing import BF16, input_bytes
 from windlass.plan.training.operation import Kind, Operation, Work, casts, matmul, memory
 
 ROUTING_KERNELS = 30
-"""Counted in a plain PyTorch router (bench/training_kernels.py): sigmoid, top-k, normalise, radix sort, histogram, scan, scatter."""
+"""An estimate, not a count: sigmoid, top-k, normalise, the passes of a radix sort, histogram, scan, scatter, gathers."""
 
 
 def feed_forward_operations(ffn: FeedForward, hidden: int, job: Job, *, own_input: bool = True) -> tuple[Operation, ...]:

@@ -1,0 +1,147 @@
+"""What a conversion will write: every tensor of the new checkpoint, known before a byte is read. Pure.
+
+Names are those of the published checkpoint, so that other programs find their modules; a packed matrix becomes the tensors of the
+compressed-tensors layout. Experts stacked in one tensor are written one by one, as loaders of packed experts expect them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+from windlass.core.model import Frozen, ModelSpec
+from windlass.core.rule import Part, Role, Rule, Source, source_names, stored_shape
+from windlass.core.scheme import Keep, Scheme, Stored
+
+DTYPE_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "I32": 4, "I64": 8}
+
+
+class Piece(Frozen):
+    """One tensor in the new files."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return prod(self.shape) * DTYPE_BYTES[self.dtype]
+
+
+class Output(Frozen):
+    """One matrix or vector of the model: where its rows come from and what it becomes."""
+
+    name: str
+    """Of the published tensor."""
+    shape: tuple[int, ...]
+    """[out, in] (or [n]), whatever the orientation in the source."""
+    rule: Rule
+    layer: int | None
+    expert: int | None
+    stored: Stored
+    pieces: tuple[Piece, ...]
+
+    @property
+    def packed(self) -> bool:
+        return self.stored.bits < 16
+
+    @property
+    def row_bytes(self) -> int:
+        """Of the source, in 16 bits: what a slice of rows is measured in."""
+        return self.shape[-1] * 2 if len(self.shape) == 2 else 2
+
+    @property
+    def module(self) -> str:
+        return self.name.removesuffix(".weight")
+
+
+class Choices(Frozen):
+    """What the user decides about a conversion."""
+
+    scheme: Scheme
+    high_dtype: str = "BF16"
+    """Of what stays in high precision."""
+    keep: tuple[str, ...] = ()
+    """Modules (by a part of their name) that are not packed, beside those that never are."""
+    mtp: bool = True
+
+
+def outputs(spec: ModelSpec, rules: tuple[Rule, ...], choices: Choices) -> tuple[Output, ...]:
+    """In the order of the layers, so that files can be read and written from front to back."""
+    made = [output for rule in _once_per_source(rules) if choices.mtp or rule.part is Part.MAIN for output in _of_rule(rule, choices)]
+    return tuple(sorted(made, key=lambda output: (-1 if output.layer is None else output.layer)))
+
+
+def _once_per_source(rules: tuple[Rule, ...]) -> Iterator[Rule]:
+    """Q, K and V of a fused projection are one stored tensor: rows are packed one by one, so it is packed as it lies."""
+    seen: set[tuple[str, tuple[int, ...] | None]] = set()
+    for rule in rules:
+        key = (published(rule).name, rule.layers)
+        if key not in seen:
+            seen.add(key)
+            yield rule
+
+
+def published(rule: Rule) -> Source:
+    """The layout conversion writes: the published one, but experts one by one wherever such names exist."""
+    return next((source for source in rule.sources if not source.stacked), rule.sources[0])
+
+
+def _of_rule(rule: Rule, choices: Choices) -> Iterator[Output]:
+    source = published(rule)
+    if source.stacked:
+        yield from _unstacked(rule, source, choices)
+        return
+    shape = stored_shape(rule, source)
+    if source.transposed:
+        shape = shape[::-1]
+    for name, layer, expert in source_names(rule, source):
+        yield _output(name, shape, rule, layer, expert, choices)
+
+
+def _unstacked(rule: Rule, source: Source, choices: Choices) -> Iterator[Output]:
+    """Experts that are only ever published stacked get names of their own: `experts.E.gate_up_proj.weight`."""
+    shape = rule.shape if source.fused_rows is None else (source.fused_rows, *rule.shape[1:])
+    for layer in rule.layers or ():
+        stem, _, leaf = source.name.format(layer=layer).rpartition(".")
+        leaf, kind = (leaf.removesuffix("_bias"), "bias") if leaf.endswith("_bias") else (leaf, "weight")
+        for expert in range(rule.num_experts):
+            yield _output(f"{stem}.{expert}.{leaf}.{kind}", shape, rule, layer, expert, choices)
+
+
+def _output(name: str, shape: tuple[int, ...], rule: Rule, layer: int | None, expert: int | None, choices: Choices) -> Output:
+    kept = len(shape) != 2 or not name.endswith(".weight") or any(part in name for part in choices.keep)
+    is_head = rule.role is Role.HEAD
+    how = Stored(bits=32 if rule.keep is Keep.FLOAT32 else 16) if kept else choices.scheme.stored(rule.keep, shape[-1], is_head=is_head)
+    return Output(
+        name=name,
+        shape=shape,
+        rule=rule,
+        layer=layer,
+        expert=expert,
+        stored=how,
+        pieces=tuple(_pieces(name, shape, how, choices.high_dtype)),
+    )
+
+
+def _pieces(name: str, shape: tuple[int, ...], how: Stored, high_dtype: str) -> Iterator[Piece]:
+    if how.bits >= 16:
+        yield Piece(name=name, dtype="F32" if how.bits == 32 else high_dtype, shape=shape)
+        return
+    num_out, num_in = shape
+    module = name.removesuffix(".weight")
+    if how.group is None:
+        yield Piece(name=name, dtype="F8_E4M3", shape=shape)
+        yield Piece(name=f"{module}.weight_scale", dtype="F32", shape=(num_out, 1))
+        return
+    yield Piece(name=f"{module}.weight_packed", dtype="I32", shape=(num_out, num_in * how.bits // 32))
+    yield Piece(name=f"{module}.weight_scale", dtype="BF16", shape=(num_out, num_in // how.group))
+    if how.zero_points:
+        yield Piece(name=f"{module}.weight_zero_point", dtype="I32", shape=(-(-num_out * how.bits // 32), num_in // how.group))
+    yield Piece(name=f"{module}.weight_shape", dtype="I64", shape=(2,))
+
+
+def total_bytes(made: tuple[Output, ...]) -> int:
+    return sum(piece.num_bytes for output in made for piece in output.pieces)
+
+

@@ -1,0 +1,67 @@
+"""The `quantization_config` that compressed-tensors readers (vLLM, transformers, Windlass) look for in config.json. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from windlass.convert.outputs import Output
+from windlass.core.scheme import Scheme
+
+
+def quantization_config(made: tuple[Output, ...], scheme: Scheme) -> dict[str, Any] | None:
+    """None where nothing is packed. Matrices whose rows took a smaller group get a config group of their own, named one by one."""
+    packed = [output for output in made if output.packed]
+    if not packed:
+        return None
+    groups: dict[str, Any] = {}
+    usual = scheme.group
+    groups["group_0"] = {"targets": ["Linear"], "weights": _weights(scheme, usual)}
+    for group in sorted({output.stored.group for output in packed if output.stored.group != usual and output.stored.group}, reverse=True):
+        names = [output.module for output in packed if output.stored.group == group]
+        others = [output.module for output in packed if output.stored.group != group]
+        groups[f"group_{len(groups)}"] = {"targets": patterns(names, others), "weights": _weights(scheme, group)}
+    for described in groups.values():
+        described.update(input_activations=None, output_activations=None)
+    kept = [output.module for output in made if not output.packed and len(output.shape) == 2 and output.name.endswith(".weight")]
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "float-quantized" if usual is None else "pack-quantized",
+        "quantization_status": "compressed",
+        "global_compression_ratio": None,
+        "kv_cache_scheme": None,
+        "ignore": patterns(kept, [output.module for output in packed]),
+        "config_groups": groups,
+    }
+
+
+def _weights(scheme: Scheme, group: int | None) -> dict[str, Any]:
+    return {
+        "num_bits": scheme.bits,
+        "type": "float" if group is None else "int",
+        "symmetric": not scheme.zero_points,
+        "strategy": "channel" if group is None else "group",
+        "group_size": group,
+        "dynamic": False,
+        "observer": "minmax",
+        "observer_kwargs": {},
+        "actorder": None,
+        "block_structure": None,
+    }
+
+
+def patterns(modules: list[str], others: list[str]) -> list[str]:
+    """One entry per kind of module, layers and experts as `\\d+`, unless that would also name one of `others`."""
+    taken = {_kind(module) for module in others}
+    kinds: dict[str, list[str]] = {}
+    for module in modules:
+        kinds.setdefault(_kind(module), []).append(module)
+    made: list[str] = []
+    for kind, members in kinds.items():
+        alone = len(members) == 1 or kind in taken
+        made += members if alone else ["re:^" + re.escape(kind).replace(re.escape("#"), r"\d+") + "$"]
+    return made
+
+
+def _kind(module: str) -> str:
+    return re.sub(r"(?<=\.)\d+(?=\.|$)", "#", module)

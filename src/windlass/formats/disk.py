@@ -1,0 +1,67 @@
+"""Writing so that a crash at any moment leaves the old file or the new one, and asking for room before starting."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from windlass.errors import BadInput, DoesNotFit
+from windlass.units import format_bytes
+
+
+def require_free(path: Path, num_bytes: int) -> None:
+    """Stops unless the disk that holds `path` (or will hold it) has room for `num_bytes` more."""
+    existing = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
+    free_bytes = shutil.disk_usage(existing).free
+    if free_bytes < num_bytes:
+        short = num_bytes - free_bytes
+        needs = f"{format_bytes(num_bytes)} are needed at {path}, {format_bytes(free_bytes)} are free"
+        raise DoesNotFit(f"not enough disk: {needs}; free {format_bytes(short)} or write elsewhere", short)
+
+
+@contextmanager
+def explained(path: Path, num_bytes: int) -> Iterator[None]:
+    """What goes wrong while writing, in one line: a full disk is short of the bytes that were to be written."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DoesNotFit(f"the disk is full: {path} needs {format_bytes(num_bytes)} more", num_bytes) from None
+        raise BadInput(f"{path} cannot be written: {error.strerror}") from None
+
+
+def write_fully(descriptor: int, buffer: memoryview, position: int) -> None:
+    while len(buffer):
+        written = os.pwrite(descriptor, buffer, position)
+        position += written
+        buffer = buffer[written:]
+
+
+def sync_directory(directory: Path) -> None:
+    """A new name is on disk only when its directory is."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def part_name(path: Path) -> Path:
+    """Hidden, and with an ending that no reader of checkpoints looks for."""
+    return path.with_name(f".{path.name}.part")
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Small files: configs, indexes, reports."""
+    part = part_name(path)
+    with explained(path, len(content)):
+        with part.open("wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        part.replace(path)
+        sync_directory(path.parent)

@@ -1,0 +1,218 @@
+"""Distributed Llama's `.t` tokenizer file: a header of integer pairs, the chat template, stop ids, then the vocabulary as bytes.
+
+The layout is that of src/tokenizer.cpp and converter/tokenizer-writer.py of Distributed Llama 0.16 (docs/formats.md). There are
+no merges in it: Distributed Llama joins the pair of tokens whose union has the highest score. Knows no other tokenizer format.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+from windlass.core.model import Frozen
+from windlass.errors import BadCheckpoint, BadInput
+
+MAGIC = 0x567124
+OLD_MAGIC = 0x567123
+"""Followed by five integers instead of pairs: vocabulary size, longest token, bos, eos, pad. Still read."""
+
+KEYS = {
+    "version": 0,
+    "vocab_size": 1,
+    "max_token_length": 2,
+    "bos_id": 3,
+    "eos_id": 4,
+    "pad_id": 5,
+    "chat_eos_id": 6,
+    "chat_template": 7,
+    "chat_stop": 8,
+    "n_eos_tokens": 9,
+    "add_bos": 10,
+}
+_NAMES = {number: name for name, number in KEYS.items()}
+VERSION = 1
+
+_PAIR = struct.Struct("<ii")
+_TOKEN = struct.Struct("<fI")
+_MAX_PAIRS = 1024
+
+# What Distributed Llama looks for in a template, which it never executes; without one of these it refuses to chat.
+CHAT_MARKS = ("[INST]", "<|start_header_id|>", "<｜Assistant｜>", "<|im_start|>")
+
+
+class DllamaTokenizer(Frozen):
+    vocabulary: list[bytes]
+    """By id, raw bytes."""
+    scores: list[float]
+    bos_id: int | None
+    eos_ids: tuple[int, ...]
+    chat_template: str = ""
+    add_bos: bool = True
+    max_token_length: int = 0
+    """Bytes of the longest token; 0: to be computed."""
+
+
+def check(tokenizer: DllamaTokenizer) -> None:
+    """What no reader of the file could make sense of."""
+    size = len(tokenizer.vocabulary)
+    if not size or len(tokenizer.scores) != size:
+        raise BadInput(f"a tokenizer needs tokens and as many scores; it has {size} and {len(tokenizer.scores)}")
+    if empty := next((index for index, token in enumerate(tokenizer.vocabulary) if not token), None):
+        raise BadInput(f"token {empty} is empty, and the file has no way to say so")
+    for name, index in (("bos", tokenizer.bos_id), *(("eos", index) for index in tokenizer.eos_ids)):
+        if index is not None and not 0 <= index < size:
+            raise BadInput(f"{name} id {index} is not in a vocabulary of {size}")
+
+
+def tokenizer_bytes(tokenizer: DllamaTokenizer) -> bytes:
+    check(tokenizer)
+    template = tokenizer.chat_template.encode()
+    values = {} if tokenizer.bos_id is None else {"bos_id": tokenizer.bos_id}
+    values |= {
+        "version": VERSION,
+        "vocab_size": len(tokenizer.vocabulary),
+        "max_token_length": max(tokenizer.max_token_length, *map(len, tokenizer.vocabulary), 1),
+    }
+    values |= {"chat_template": len(template)} if template else {}
+    values |= {"n_eos_tokens": len(tokenizer.eos_ids), "add_bos": int(tokenizer.add_bos)}
+    pairs = b"".join(_PAIR.pack(KEYS[name], value) for name, value in values.items())
+    stops = struct.pack(f"<{len(tokenizer.eos_ids)}i", *tokenizer.eos_ids)
+    tokens = b"".join(
+        _TOKEN.pack(score, len(token)) + token for score, token in zip(tokenizer.scores, tokenizer.vocabulary, strict=True)
+    )
+    return _PAIR.pack(MAGIC, _PAIR.size + len(pairs)) + pairs + template + stops + tokens
+
+
+def write_tokenizer(path: Path, tokenizer: DllamaTokenizer) -> int:
+    """Under another name until it is complete; returns its bytes."""
+    data = tokenizer_bytes(tokenizer)
+    partial = path.with_name(path.name + ".partial")
+    try:
+        partial.write_bytes(data)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return len(data)
+
+
+def read_tokenizer(path: Path) -> DllamaTokenizer:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise BadCheckpoint(f"cannot be read: {error.strerror}", path) from None
+    return _Reader(path, data).read()
+
+
+class _Reader:
+    """Walks the bytes once; whatever reaches past their end is refused with its offset."""
+
+    def __init__(self, path: Path, data: bytes) -> None:
+        self._path, self._data, self._at = path, data, 0
+
+    def read(self) -> DllamaTokenizer:
+        magic = self._integers(1)[0]
+        if magic == OLD_MAGIC:
+            return self._old()
+        if magic != MAGIC:
+            raise self._refuse(f"not a Distributed Llama tokenizer: it begins with {magic & 0xFFFFFFFF:#x}", 0)
+        values, legacy = self._pairs()
+        template = self._text(values.get("chat_template", 0))
+        self._take(values.get("chat_stop", 0))  # written by old converters after the template, used by nobody
+        stops = self._integers(values.get("n_eos_tokens", 0))
+        vocabulary, scores = self._tokens(values.get("vocab_size", 0))
+        return self._checked(
+            DllamaTokenizer(
+                vocabulary=vocabulary,
+                scores=scores,
+                bos_id=values.get("bos_id"),
+                eos_ids=tuple(dict.fromkeys((*legacy, *stops))),
+                chat_template=template,
+                add_bos=bool(values.get("add_bos", 1)),
+                max_token_length=values.get("max_token_length", 0),
+            )
+        )
+
+    def _old(self) -> DllamaTokenizer:
+        size, longest, bos, eos, _ = self._integers(5)
+        vocabulary, scores = self._tokens(size)
+        return self._checked(
+            DllamaTokenizer(
+                vocabulary=vocabulary,
+                scores=scores,
+                bos_id=bos if bos >= 0 else None,
+                eos_ids=(eos,) if eos >= 0 else (),
+                max_token_length=longest,
+            )
+        )
+
+    def _pairs(self) -> tuple[dict[str, int], list[int]]:
+        """Values by name, and the stop ids that old files give as pairs of their own."""
+        header_bytes = self._integers(1)[0]
+        if header_bytes % 8 or not 8 <= header_bytes <= min(len(self._data), 8 + 8 * _MAX_PAIRS):
+            raise self._refuse(f"the header claims {header_bytes} bytes of a {len(self._data)}-byte file", 4)
+        values: dict[str, int] = {}
+        legacy: list[int] = []
+        while self._at < header_bytes:
+            offset = self._at
+            key, value = self._integers(2)
+            name = _NAMES.get(key)
+            if name is None:
+                raise self._refuse(f"header key {key} is not known; 0 to {max(_NAMES)} are", offset)
+            if name in ("eos_id", "chat_eos_id"):
+                legacy += [value] if value >= 0 else []
+            elif value < 0 and name not in ("bos_id", "pad_id"):
+                raise self._refuse(f"header key {key} ({name}) is {value}; it cannot be negative", offset + 4)
+            elif value >= 0:
+                values[name] = value
+        if values.get("version") != VERSION:
+            raise self._refuse(f"version {values.get('version')} is not understood; {VERSION} is", 8)
+        return values, legacy
+
+    def _tokens(self, size: int) -> tuple[list[bytes], list[float]]:
+        if not 0 < size <= (len(self._data) - self._at) // (_TOKEN.size + 1):
+            raise self._refuse(
+                f"a vocabulary of {size} does not fit the {len(self._data) - self._at} bytes that are left", self._at
+            )
+        vocabulary: list[bytes] = []
+        scores: list[float] = []
+        for index in range(size):
+            offset = self._at
+            score, length = _TOKEN.unpack(self._take(_TOKEN.size))
+            if not length:
+                raise self._refuse(f"token {index} is empty", offset + 4)
+            vocabulary.append(self._take(length))
+            scores.append(score)
+        if self._at != len(self._data):
+            raise self._refuse(f"{len(self._data) - self._at} bytes follow the last token", self._at)
+        return vocabulary, scores
+
+    def _checked(self, tokenizer: DllamaTokenizer) -> DllamaTokenizer:
+        try:
+            check(tokenizer)
+        except BadInput as error:
+            raise self._refuse(str(error), 8) from None
+        longest = max(map(len, tokenizer.vocabulary))
+        if longest > tokenizer.max_token_length:
+            raise self._refuse(f"a token has {longest} bytes, more than the header's {tokenizer.max_token_length}", 8)
+        return tokenizer
+
+    def _text(self, length: int) -> str:
+        offset = self._at
+        try:
+            return self._take(length).decode()
+        except UnicodeDecodeError:
+            raise self._refuse("the chat template is not UTF-8", offset) from None
+
+    def _integers(self, count: int) -> Sequence[int]:
+        return struct.unpack(f"<{count}i", self._take(4 * count))
+
+    def _take(self, count: int) -> bytes:
+        found = self._data[self._at : self._at + count]
+        if len(found) < count:
+            raise self._refuse(f"{count} bytes are announced and {len(found)} are left", self._at)
+        self._at += count
+        return found
+
+    def _refuse(self, what: str, offset: int) -> BadCheckpoint:
+        return BadCheckpoint(what, self._path, offset=offset)

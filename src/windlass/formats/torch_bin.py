@@ -1,0 +1,153 @@
+"""PyTorch `.bin` files as a store of tensors. They are pickles, so they are only read through torch's unpickler that runs no code."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from windlass.core.model import Frozen
+from windlass.errors import BadCheckpoint
+from windlass.formats.checkpoint import read_config
+from windlass.formats.files import TORCH_INDEX, file_within, missing_files, nothing_found, read_index, torch_files
+from windlass.formats.reader import TensorReader, check_rows, row_shape
+from windlass.formats.safetensors import TensorInfo
+from windlass.formats.torch_dtypes import dtype_name
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Mapping(Frozen):
+    """A stretch of addresses that is a stretch of a file."""
+
+    first: int
+    stop: int
+    file_offset: int
+
+
+class TorchStore:
+    """torch maps each file once to tell where its tensors are; weights are then read with plain reads, as mapped pages would count."""
+
+    def __init__(self, directory: Path) -> None:
+        self.config: dict[str, Any] = read_config(directory)
+        self.directory = directory
+        index = _read_index(directory)
+        real_files = {directory / name: file_within(directory, name) for name in _file_names(directory, index)}
+        self._reader = TensorReader(real_files)
+        self._tensors: dict[str, TensorInfo | torch.Tensor] = {}
+        for file, real in real_files.items():
+            self._add(file, real)
+        for name, file_name in index.items():
+            if name not in self._tensors:
+                what = f"the index says it is in {file_name}, which does not have it"
+                raise BadCheckpoint(what, directory / TORCH_INDEX, name)
+        self.unlisted: tuple[str, ...] = tuple(name for name in self._tensors if name not in index) if index else ()
+
+    def names(self) -> Collection[str]:
+        return self._tensors.keys()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._tensor(name).shape)
+
+    def dtype(self, name: str) -> str:
+        dtype = self._tensor(name).dtype
+        return dtype if isinstance(dtype, str) else dtype_name(dtype)
+
+    def read(self, name: str, start: int, stop: int) -> torch.Tensor:
+        tensor = self._tensor(name)
+        if isinstance(tensor, TensorInfo):
+            return self._reader.read(tensor, start, stop)
+        shape = row_shape(tuple(tensor.shape))
+        check_rows(name, start, stop, shape[0])
+        return tensor.detach().reshape(shape)[start:stop].contiguous().clone()
+
+    def close(self) -> None:
+        self._tensors.clear()
+        self._reader.close()
+
+    def _tensor(self, name: str) -> TensorInfo | torch.Tensor:
+        if name not in self._tensors:
+            raise BadCheckpoint("the checkpoint has no such tensor", self.directory, name)
+        return self._tensors[name]
+
+    def _add(self, file: Path, real: Path) -> None:
+        tensors = load(real, file)
+        mappings = mappings_of(real)
+        for name, tensor in tensors.items():
+            if name in self._tensors:
+                raise BadCheckpoint("is in another file of the directory too; remove one of them", file, name)
+            self._tensors[name] = locate(name, tensor, file, mappings) or tensor
+
+
+def load(file: Path, label: Path) -> dict[str, torch.Tensor]:
+    """Tensors of one file, mapped. `label` is its name in messages: a hub cache keeps the file itself under its hash."""
+    import torch
+
+    try:
+        values = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    except pickle.UnpicklingError as error:
+        raise _refusal(label, str(error)) from None
+    except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError, EOFError, OSError, AssertionError) as error:
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise BadCheckpoint(f"cannot be loaded, it is damaged or older than PyTorch 1.6: {first}", label) from None
+    if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
+        raise BadCheckpoint("holds no dictionary of tensors", label)
+    for name, value in values.items():
+        if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.is_quantized:
+            raise BadCheckpoint(f"is a {type(value).__name__} where a plain tensor should be", label, name)
+    return values
+
+
+def _refusal(file: Path, message: str) -> BadCheckpoint:
+    """torch's own message is a page long, and suggests to load the file unsafely."""
+    code = re.search(r"GLOBAL ([\w.]+)", message)
+    if code is None:
+        return BadCheckpoint("is not a pickle of tensors, or damaged; nothing in it was run", file)
+    return BadCheckpoint(f"is a pickle that wants to run code ({code[1]}); nothing was run. Use a safetensors copy instead", file)
+
+
+def _read_index(directory: Path) -> dict[str, str]:
+    if not (directory / TORCH_INDEX).exists():
+        return {}
+    file_within(directory, TORCH_INDEX)
+    return read_index(directory / TORCH_INDEX)
+
+
+def _file_names(directory: Path, index: dict[str, str]) -> list[str]:
+    missing = missing_files(directory, set(index.values()))
+    if missing:
+        raise BadCheckpoint(f"the index names {missing[0]}, which is missing; download it again", directory / TORCH_INDEX)
+    names = sorted(set(index.values())) or torch_files(directory)
+    if not names:
+        raise nothing_found(directory)
+    return names
+
+
+# --- from mapped memory back to the file -----------------------------------------------------------------------------
+
+
+def locate(name: str, tensor: torch.Tensor, file: Path, mappings: list[Mapping]) -> TensorInfo | None:
+    """Where in the file a mapped tensor's bytes are; None for one that is not in the file as it stands (transposed, say)."""
+    first, num_bytes = tensor.data_ptr(), tensor.numel() * tensor.itemsize
+    for mapping in mappings if tensor.is_contiguous() and num_bytes else []:
+        if mapping.first <= first and first + num_bytes <= mapping.stop:
+            shape, start = tuple(tensor.shape), first - mapping.first + mapping.file_offset
+            return TensorInfo(name=name, dtype=dtype_name(tensor.dtype), shape=shape, file=file, start=start, num_bytes=num_bytes)
+    return None
+
+
+def mappings_of(file: Path) -> list[Mapping]:
+    """Where this process has the file mapped (man 5 proc_pid_maps). Nothing where there is no /proc: tensors then stay mapped."""
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        return []
+    found: list[Mapping] = []
+    for line in maps.read_text(errors="surrogateescape").splitlines():
+        addresses, _, offset, _, _, *path = line.split(maxsplit=5)
+        if path == [str(file)]:
+            first, stop = (int(address, 16) for address in addresses.split("-"))
+            found.append(Mapping(first=first, stop=stop, file_offset=int(offset, 16)))
+    return found
