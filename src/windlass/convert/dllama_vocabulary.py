@@ -19,7 +19,7 @@ from windlass.formats.dllama_tokenizer import CHAT_MARKS, DllamaTokenizer
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACE = "▁"
-MAX_TOKENS = 2**24
+MAX_TOKENS = 2**22
 
 
 def read_hugging_face(folder: Path) -> tuple[DllamaTokenizer, tuple[str, ...]]:
@@ -28,11 +28,15 @@ def read_hugging_face(folder: Path) -> tuple[DllamaTokenizer, tuple[str, ...]]:
     if tokenizer is None:
         raise BadInput(f"{folder} has no tokenizer.json; Distributed Llama's tokenizer file is made from it")
     settings = _json(folder / "tokenizer_config.json") or {}
-    tokens = _tokens_by_id(folder, tokenizer)
-    special = sorted(_added(tokenizer, only_special=True))
+    added, model = _added(folder, tokenizer), _model_tokens(folder, tokenizer)
+    tokens = model | {index: token.content for index, token in added.items()}
+    if min(tokens) < 0 or max(tokens) >= MAX_TOKENS:
+        raise BadInput(f"{folder / 'tokenizer.json'} has token ids outside 0 to {MAX_TOKENS - 1}")
+    special = sorted(index for index, token in added.items() if token.special)
     bos = _bos(folder, settings, tokens)
+    to_bytes = _raw_bytes if _is_byte_level(tokenizer) else _sentence_piece_bytes
     found = DllamaTokenizer(
-        vocabulary=_vocabulary(folder, tokenizer, tokens),
+        vocabulary=_vocabulary(tokens, {index: to_bytes(text) for index, text in model.items() if index not in added}),
         scores=[-float(index) for index in range(max(tokens) + 1)],
         # Distributed Llama takes every id from bos on as special, so a model without one names the first that is.
         bos_id=bos if bos is not None else next(iter(special), None),
@@ -40,7 +44,7 @@ def read_hugging_face(folder: Path) -> tuple[DllamaTokenizer, tuple[str, ...]]:
         chat_template=_template(folder, settings),
         add_bos=bos is not None and bool(settings.get("add_bos_token", True)),
     )
-    return found, tuple(_notes(found, special))
+    return found, tuple(_notes(found, special, max(model.keys() - added.keys(), default=0)))
 
 
 def _json(file: Path) -> dict[str, Any] | None:
@@ -55,33 +59,36 @@ def _json(file: Path) -> dict[str, Any] | None:
     return values
 
 
-def _added(tokenizer: dict[str, Any], *, only_special: bool = False) -> dict[int, str]:
-    return {
-        token["id"]: token["content"]
-        for token in tokenizer.get("added_tokens") or ()
-        if isinstance(token, dict) and (token.get("special") or not only_special)
-    }
+class _Added(msgspec.Struct):
+    """A token beside the model's own; its text stands for itself."""
+
+    id: int
+    content: str
+    special: bool = False
 
 
-def _tokens_by_id(folder: Path, tokenizer: dict[str, Any]) -> dict[int, str]:
+def _added(folder: Path, tokenizer: dict[str, Any]) -> dict[int, _Added]:
+    try:
+        found = msgspec.convert(tokenizer.get("added_tokens") or [], list[_Added])
+    except msgspec.ValidationError as error:
+        raise BadInput(f"{folder / 'tokenizer.json'}: added_tokens: {error}") from None
+    return {token.id: token for token in found}
+
+
+def _model_tokens(folder: Path, tokenizer: dict[str, Any]) -> dict[int, str]:
     model = tokenizer.get("model")
     vocabulary = model.get("vocab") if isinstance(model, dict) and model.get("type") == "BPE" else None
     if not isinstance(vocabulary, dict) or not vocabulary:
         raise BadInput(f"{folder / 'tokenizer.json'} is no byte-pair encoding; Distributed Llama knows no other")
-    tokens = {index: text for text, index in vocabulary.items()} | _added(tokenizer)
-    if not all(isinstance(index, int) and 0 <= index < MAX_TOKENS for index in tokens):
-        raise BadInput(f"{folder / 'tokenizer.json'} has token ids that are no numbers from 0 to {MAX_TOKENS}")
-    return tokens
+    if not all(isinstance(index, int) for index in vocabulary.values()):
+        raise BadInput(f"{folder / 'tokenizer.json'} has token ids that are no numbers")
+    return {index: text for text, index in vocabulary.items()}
 
 
-def _vocabulary(folder: Path, tokenizer: dict[str, Any], tokens: dict[int, str]) -> list[bytes]:
-    """An id that nobody uses gets a text of its own: the file cannot hold an empty token."""
-    added = _added(tokenizer)
-    to_bytes = _raw_bytes if _is_byte_level(tokenizer) else _sentence_piece_bytes
+def _vocabulary(tokens: dict[int, str], ordinary: dict[int, bytes]) -> list[bytes]:
+    """An id that nobody uses, or whose token is empty, gets a text of its own: the file cannot hold an empty token."""
     return [
-        (tokens[index].encode() if index in added else to_bytes(tokens[index]))
-        if index in tokens
-        else f"<|unused_{index}|>".encode()
+        ordinary.get(index) or tokens.get(index, "").encode() or f"<|unused_{index}|>".encode()
         for index in range(max(tokens) + 1)
     ]
 
@@ -157,13 +164,9 @@ def _template(folder: Path, settings: dict[str, Any]) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _notes(tokenizer: DllamaTokenizer, special: list[int]) -> Iterator[str]:
+def _notes(tokenizer: DllamaTokenizer, special: list[int], last_ordinary: int) -> Iterator[str]:
     first = tokenizer.bos_id
-    if (
-        first is None
-        or [index for index in special if index < first]
-        or len(tokenizer.vocabulary) - first > 2 * len(special) + 64
-    ):
+    if first is None or last_ordinary > first or min(special, default=first) < first:
         yield (
             "Distributed Llama takes every id from bos on as special and all before it as text; this vocabulary is ordered "
             "otherwise, so it will split text wrongly"

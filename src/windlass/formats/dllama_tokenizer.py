@@ -58,8 +58,8 @@ def check(tokenizer: DllamaTokenizer) -> None:
     size = len(tokenizer.vocabulary)
     if not size or len(tokenizer.scores) != size:
         raise BadInput(f"a tokenizer needs tokens and as many scores; it has {size} and {len(tokenizer.scores)}")
-    if empty := next((index for index, token in enumerate(tokenizer.vocabulary) if not token), None):
-        raise BadInput(f"token {empty} is empty, and the file has no way to say so")
+    if b"" in tokenizer.vocabulary:
+        raise BadInput(f"token {tokenizer.vocabulary.index(b'')} is empty, and the file has no way to say so")
     for name, index in (("bos", tokenizer.bos_id), *(("eos", index) for index in tokenizer.eos_ids)):
         if index is not None and not 0 <= index < size:
             raise BadInput(f"{name} id {index} is not in a vocabulary of {size}")

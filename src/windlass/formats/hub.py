@@ -96,22 +96,125 @@ def _remote_file(sibling: Any) -> RemoteFile:
 
 
 def pull(name: str, max_workers: int = 8, progress: Callable[[int, int], None] | None = None) -> Path:
-    """The whole model into the hub's cache; returns its directory. `progress` is told (bytes on disk, bytes in all) now and then.
-
-    What is in the cache is enough where the hub cannot be reached.
-    """
+    """The whole model into the hub's cache; returns its directory. `progress` is told (bytes here, bytes in all) now and then."""
     hub = _package(f"downloading {name}")
     try:
         model = list_files(name)
-    except Unreachable:
-        return _cached(hub, name)
+    except BadInput:
+        cached = _cached(hub, name)  # what is here is enough where the hub does not answer
+        if cached is None:
+            raise
+        return cached
     if not model.shards:
         raise BadInput(f"{name} on the hub has no safetensors and no PyTorch weights")
     blobs = Path(hub.constants.HF_HUB_CACHE) / f"models--{name.replace('/', '--')}" / "blobs"
     arrivals = Arrivals(blobs, {file.blob: file.num_bytes for file in model.files})
+    require_free(blobs, arrivals.total_bytes - arrivals.done_bytes())
     patterns = [glob.escape(file.name) for file in model.files]
     with _explained(name, "downloaded"), _quiet(hub, progress is not None), reporting(arrivals, progress):
-        found = hub.snapshot_download(name, revision=model.revision, allow_patterns=patterns, max_workers=max_workers)
-        _remember_main(hub, name, model.revision)
+        found = Path(hub.snapshot_download(name, allow_patterns=patterns, max_workers=max_workers))
     arrivals.remove_leftovers()
-    return Path(found)
+    return found
+
+
+def fetch_small_files(model: RemoteModel, directory: Path) -> None:
+    """Config, tokenizer, template and index, for a model whose weights will come one file at a time."""
+    for file in model.files:
+        if file.name not in model.shards:
+            _download(model, file.name, directory)
+
+
+def stream_shards(model: RemoteModel, directory: Path, skip: Collection[str] = ()) -> Iterator[tuple[Path, bool]]:
+    """Files of weights one after another, with whether it is the last; the next is on its way while the caller has one.
+
+    They are plain files in `directory`, not in the cache, so the caller may delete each when done with it: two are there at most.
+    """
+    names = [name for name in model.shards if name not in skip]
+    arriving = _begin(model, names[0], directory) if names else None
+    for following in [*names[1:], None]:
+        if arriving is None:
+            return
+        path = arriving.result()
+        arriving = _begin(model, following, directory) if following is not None else None
+        yield path, following is None
+
+
+def _begin(model: RemoteModel, file: str, directory: Path) -> Future[Path]:
+    """In a daemon thread: a caller that gives up should not have to wait for five gigabytes."""
+    future: Future[Path] = Future()
+
+    def work() -> None:
+        try:
+            future.set_result(_download(model, file, directory))
+        except Exception as error:  # noqa: BLE001 - the outermost edge of a thread; raised again where the result is asked for
+            future.set_exception(error)
+
+    Thread(target=work, name=f"download {file}", daemon=True).start()
+    return future
+
+
+def _download(model: RemoteModel, file: str, directory: Path) -> Path:
+    hub = _package(f"downloading {model.name}")
+    with _explained(model.name, "downloaded"):
+        return Path(hub.hf_hub_download(model.name, file, revision=model.revision, local_dir=directory))
+
+
+def _cached(hub: Any, name: str) -> Path | None:
+    """The model as an earlier download left it, if it is whole as far as can be told."""
+    patterns = ["*.safetensors", *SMALL_FILES]
+    try:
+        found = hub.snapshot_download(
+            name, local_files_only=True, allow_patterns=patterns, ignore_patterns=[*UNWANTED, "*/*", "*.bin"]
+        )
+    except (hub.errors.LocalEntryNotFoundError, ValueError):
+        return None
+    has_weights = safetensors_files(Path(found)) or torch_files(Path(found))
+    return Path(found) if has_weights else None
+
+
+# --- the package and its errors --------------------------------------------------------------------------------------
+
+
+def _package(purpose: str) -> Any:
+    try:
+        import huggingface_hub
+        import huggingface_hub.constants
+        import huggingface_hub.errors
+        import huggingface_hub.utils
+    except ImportError:
+        raise MissingExtra("huggingface_hub", "run", purpose) from None
+    return huggingface_hub
+
+
+@contextmanager
+def _quiet(hub: Any, wanted: bool) -> Iterator[None]:
+    """Without the package's own progress bars, where the caller shows one."""
+    if not wanted or hub.utils.are_progress_bars_disabled():
+        yield
+        return
+    hub.utils.disable_progress_bars()
+    try:
+        yield
+    finally:
+        hub.utils.enable_progress_bars()
+
+
+@contextmanager
+def _explained(name: str, done: str) -> Iterator[None]:
+    """Whatever goes wrong, in one line that says what to do."""
+    errors = _package(f"asking the hub for {name}").errors
+    try:
+        yield
+    except errors.GatedRepoError:
+        page = "" if done == "looked up" else f" ({_endpoint()}/{name})"
+        raise BadInput(
+            f"{name} is gated: ask for access on its page of the hub{page}, then set HF_TOKEN or run `hf auth login`"
+        ) from None
+    except errors.RepositoryNotFoundError:
+        raise BadInput(f"the hub has no model {name} (or it is private: set HF_TOKEN)") from None
+    except errors.LocalEntryNotFoundError:
+        raise BadInput(f"{name} is not in the registry, and the hub cannot be reached to look it up") from None
+    except errors.EntryNotFoundError:
+        raise BadInput(f"{name} on the hub has no config.json") from None
+    except (errors.HTTPError, OSError, ValueError, RuntimeError) as error:
+        raise BadInput(f"{name} could not be {done} on the hub: {(str(error).splitlines() or [type(error).__name__])[0]}") from None

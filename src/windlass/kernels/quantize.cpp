@@ -39,9 +39,9 @@ struct Search {
 };
 
 struct Job {
-    const void *input;
-    int64_t num_groups, length;
-    void *codes, *scales;
+    const char *input;
+    int64_t element_bytes, num_groups, length;
+    char *codes, *scales;
     int64_t code_stride;
     Statistics *total;
 };

@@ -98,25 +98,31 @@ struct Source {
     int lanes;
 };
 
-template <class In> constexpr int TILE = W * In::PER_WORD;
+constexpr int CHUNK = 32;
 
-// Elements start .. start + TILE of every lane, zeros beyond the end of a group.
-template <class In> INLINE void load_tile(const Source &source, int64_t start, F *out) {
-    I words[W];
+// Elements start .. start + CHUNK of every lane, zeros beyond the end of a group. A function of its own, called through a
+// pointer, so that what follows is compiled once and not once per type of input.
+typedef void (*Load)(const Source &source, int64_t start, F *x);
+
+template <class In> void load_chunk(const Source &source, int64_t start, F *x) {
+    constexpr int TILE = W * In::PER_WORD;
     int64_t group_bytes = source.length * In::BYTES, offset = start * In::BYTES;
-    int64_t bytes = group_bytes - offset < 4 * W ? group_bytes - offset : 4 * W;
-    if (bytes == 4 * W && source.lanes == W) {
+    for (int tile = 0; tile < CHUNK / TILE; ++tile, offset += 4 * W) {
+        I words[W];
+        if (group_bytes - offset >= 4 * W && source.lanes == W) {
 #pragma GCC unroll 16
-        for (int lane = 0; lane < W; ++lane) std::memcpy(&words[lane], source.first + lane * group_bytes + offset, 4 * W);
-    } else {
-        for (int lane = 0; lane < W; ++lane) {
-            words[lane] = I{};
-            if (lane < source.lanes) std::memcpy(&words[lane], source.first + lane * group_bytes + offset, bytes);
+            for (int lane = 0; lane < W; ++lane) std::memcpy(&words[lane], source.first + lane * group_bytes + offset, 4 * W);
+        } else {
+            int64_t left = group_bytes - offset, bytes = left < 0 ? 0 : left < 4 * W ? left : 4 * W;
+            for (int lane = 0; lane < W; ++lane) {
+                words[lane] = I{};
+                if (lane < source.lanes) std::memcpy(&words[lane], source.first + lane * group_bytes + offset, bytes);
+            }
         }
-    }
-    transpose(words);
+        transpose(words);
 #pragma GCC unroll 16
-    for (int i = 0; i < W; ++i) In::expand(words[i], out + i * In::PER_WORD);
+        for (int i = 0; i < W; ++i) In::expand(words[i], x + tile * TILE + i * In::PER_WORD);
+    }
 }
 
 // --- what comes of a group --------------------------------------------------------------------------------------------
@@ -132,21 +138,17 @@ INLINE void add_group(Statistics &total, int64_t group, double error, double wei
     }
 }
 
-template <class In> INLINE int64_t count_unusable(const char *first, int64_t length) {
-    int64_t count = 0;
-    for (int64_t start = 0; start < length; start += TILE<In>) {
-        F x[TILE<In>];
-        load_tile<In>(Source{first + start * In::BYTES, length - start < TILE<In> ? length - start : TILE<In>, 1}, 0, x);
-        for (int i = 0; i < TILE<In>; ++i) count += magnitude_bits(x[i])[0] > LARGEST_WEIGHT_BITS;
-    }
-    return count;
-}
-
 // A mask that keeps usable groups and makes the others zero; counts what is wrong with them.
-template <class In> INLINE I usable(const Source &source, I largest, Statistics &total) {
+INLINE I usable(const Source &source, Load load, I largest, Statistics &total) {
     I keep = largest <= LARGEST_WEIGHT_BITS;
-    for (int lane = 0; lane < source.lanes; ++lane)
-        if (!keep[lane]) total.num_unusable += count_unusable<In>(source.first + lane * source.length * In::BYTES, source.length);
+    bool all = true;
+    for (int lane = 0; lane < W; ++lane) all = all && keep[lane];
+    for (int64_t start = 0; !all && start < source.length; start += CHUNK) {
+        F x[CHUNK];
+        load(source, start, x);
+        for (int i = 0; i < CHUNK; ++i)
+            for (int lane = 0; lane < W; ++lane) total.num_unusable += magnitude_bits(x[i])[lane] > LARGEST_WEIGHT_BITS;
+    }
     return keep;
 }
 
@@ -241,17 +243,17 @@ template <bool ZERO_POINT> INLINE Grid search(const F *x, int length, const Rang
     return best.grid;
 }
 
-template <class In> INLINE Range load_groups(const Source &source, F *x, Statistics &total) {
+INLINE Range load_groups(const Source &source, Load load, F *x, Statistics &total) {
     Range range = {};
     I largest = {};
-    for (int64_t start = 0; start < source.length; start += TILE<In>) load_tile<In>(source, start, x + start);
+    for (int64_t start = 0; start < source.length; start += CHUNK) load(source, start, x + start);
     for (int i = 0; i < source.length; ++i) {
         I bits = magnitude_bits(x[i]);
         largest = bits > largest ? bits : largest;
         range.lowest = minimum(x[i], range.lowest);
         range.highest = maximum(x[i], range.highest);
     }
-    I keep = usable<In>(source, largest, total);
+    I keep = usable(source, load, largest, total);
     for (int lane = 0; lane < source.lanes; ++lane) {
         if (keep[lane]) continue;
         for (int i = 0; i < source.length; ++i) x[i][lane] = 0;
@@ -280,19 +282,19 @@ template <bool ZERO_POINT> INLINE void emit(const F *x, int length, const Grid &
     }
 }
 
-template <class In, bool ZERO_POINT> void int4_groups(const Job &job, const Search &how, int8_t *zeros) {
+template <bool ZERO_POINT> void int4_groups(const Job &job, Load load, const Search &how, int8_t *zeros) {
     F x[MAX_GROUP];
     I words[MAX_GROUP / 8];
     int length = (int)job.length, num_words = length / 8;
     for (int64_t group = 0; group < job.num_groups; group += W) {
         int lanes = job.num_groups - group < W ? (int)(job.num_groups - group) : W;
-        Source source = {(const char *)job.input + group * length * In::BYTES, length, lanes};
-        Range range = load_groups<In>(source, x, *job.total);
+        Source source = {job.input + group * length * job.element_bytes, length, lanes};
+        Range range = load_groups(source, load, x, *job.total);
         Grid grid = search<ZERO_POINT>(x, length, range, how);
         F error, weight;
         emit<ZERO_POINT>(x, length, grid, words, error, weight);
         for (int lane = 0; lane < lanes; ++lane) {
-            char *out = (char *)job.codes + (group + lane) * num_words * 4;
+            char *out = job.codes + (group + lane) * num_words * 4;
             for (int word = 0; word < num_words; ++word) store_word(out + 4 * word, words[word][lane]);
             ((uint16_t *)job.scales)[group + lane] = (uint16_t)((uint32_t)((I)grid.scale)[lane] >> 16);
             if (ZERO_POINT) zeros[group + lane] = (int8_t)(-8.0f - grid.low[lane]);
@@ -347,12 +349,12 @@ template <class Code> INLINE void store_codes(char *out, const I *words, int lan
     std::memcpy(out + 4 * word, &last, Code::PADDED ? 4 : rest);
 }
 
-template <class In> INLINE I largest_bits(const Source &source) {
+INLINE I largest_bits(const Source &source, Load load) {
     I largest = {};
-    for (int64_t start = 0; start < source.length; start += TILE<In>) {
-        F x[TILE<In>];
-        load_tile<In>(source, start, x);
-        for (int i = 0; i < TILE<In>; ++i) {
+    for (int64_t start = 0; start < source.length; start += CHUNK) {
+        F x[CHUNK];
+        load(source, start, x);
+        for (int i = 0; i < CHUNK; ++i) {
             I bits = magnitude_bits(x[i]);
             largest = bits > largest ? bits : largest;
         }
@@ -360,54 +362,55 @@ template <class In> INLINE I largest_bits(const Source &source) {
     return largest;
 }
 
-template <class In, class Code> void byte_groups(const Job &job) {
-    constexpr int64_t SUMMED = 32;  // elements summed in fp32 before double takes over
+// Codes of a chunk, four to a word, and its squares in units of the scale.
+template <class Code> INLINE void emit_bytes(const F *x, F scale, F inverse, I keep, I *words, F &error, F &weight) {
+    error = weight = F{};
+    for (int word = 0; word < CHUNK / 4; ++word) {
+        I packed = {};
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) {
+            F value = (F)((I)x[4 * word + i] & keep), t = value * inverse, coded;
+            packed |= Code::code(t, coded) << (8 * i);
+            F rest = (value - coded * scale) * inverse;
+            error = error + rest * rest;
+            weight = weight + t * t;
+        }
+        words[word] = packed;
+    }
+}
+
+template <class Code> void byte_groups(const Job &job, Load load) {
+    F x[CHUNK], error, weight;
+    I words[CHUNK / 4];
     for (int64_t group = 0; group < job.num_groups; group += W) {
         int lanes = job.num_groups - group < W ? (int)(job.num_groups - group) : W;
-        Source source = {(const char *)job.input + group * job.length * In::BYTES, job.length, lanes};
-        I largest = largest_bits<In>(source);
-        I keep = usable<In>(source, largest, *job.total);
+        Source source = {job.input + group * job.length * job.element_bytes, job.length, lanes};
+        I largest = largest_bits(source, load);
+        I keep = usable(source, load, largest, *job.total);
         F scale = Code::scale((F)(largest & keep)), inverse = 1.0f / scale;
-        F error = {}, weight = {};
         double errors[W] = {}, weights[W] = {};
-        for (int64_t start = 0; start < job.length; start += TILE<In>) {
-            F x[TILE<In>];
-            I words[(TILE<In> + 3) / 4];
-            load_tile<In>(source, start, x);
-#pragma GCC unroll 32
-            for (int i = 0; i < TILE<In>; ++i) {
-                F value = (F)((I)x[i] & keep), t = value * inverse, coded;
-                I code = Code::code(t, coded) << (8 * (i % 4));
-                words[i / 4] = i % 4 ? words[i / 4] | code : code;
-                F rest = (value - coded * scale) * inverse;
-                error = error + rest * rest;
-                weight = weight + t * t;
+        for (int64_t start = 0; start < job.length; start += CHUNK) {
+            load(source, start, x);
+            emit_bytes<Code>(x, scale, inverse, keep, words, error, weight);
+            int64_t bytes = job.length - start < CHUNK ? job.length - start : CHUNK;
+            for (int lane = 0; lane < lanes; ++lane) {
+                store_codes<Code>(job.codes + (group + lane) * job.code_stride + start, words, lane, bytes);
+                errors[lane] += error[lane], weights[lane] += weight[lane];
             }
-            int64_t stop = start + TILE<In>, bytes = (stop < job.length ? stop : job.length) - start;
-            for (int lane = 0; lane < lanes; ++lane)
-                store_codes<Code>((char *)job.codes + (group + lane) * job.code_stride + start, words, lane, bytes);
-            if (stop % SUMMED && stop < job.length) continue;
-            for (int lane = 0; lane < W; ++lane) errors[lane] += error[lane], weights[lane] += weight[lane];
-            error = weight = F{};
         }
         for (int lane = 0; lane < lanes; ++lane) {
-            Code::store((char *)job.scales, group + lane, scale[lane]);
+            Code::store(job.scales, group + lane, scale[lane]);
             add_group(*job.total, group + lane, errors[lane], weights[lane], scale[lane]);
         }
     }
 }
 
-template <class In> void run(const Job &job, Kind kind, const Search *how, int8_t *zeros) {
-    if (kind == INT8) return byte_groups<In, Int8>(job);
-    if (kind == FP8) return byte_groups<In, Fp8>(job);
-    if (zeros) return int4_groups<In, true>(job, *how, zeros);
-    return int4_groups<In, false>(job, *how, nullptr);
-}
-
 void quantize(const Job &job, Kind kind, Input input, const Search *how, int8_t *zeros) {
-    if (input == BF16) return run<Bf16>(job, kind, how, zeros);
-    if (input == FP16) return run<Fp16>(job, kind, how, zeros);
-    return run<Fp32>(job, kind, how, zeros);
+    Load load = input == BF16 ? load_chunk<Bf16> : input == FP16 ? load_chunk<Fp16> : load_chunk<Fp32>;
+    if (kind == INT8) return byte_groups<Int8>(job, load);
+    if (kind == FP8) return byte_groups<Fp8>(job, load);
+    if (zeros) return int4_groups<true>(job, load, *how, zeros);
+    return int4_groups<false>(job, load, *how, nullptr);
 }
 
 }  // namespace WINDLASS_ISA

@@ -1,0 +1,111 @@
+"""A model directory's tokenizer: text to tokens and back, whole or as tokens arrive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from windlass.errors import BadInput, MissingExtra
+
+if TYPE_CHECKING:
+    import tokenizers
+
+UNFINISHED = "�"
+"""What a decoder puts where bytes are not, or not yet, a character."""
+
+
+class Tokenizer:
+    def __init__(self, backend: tokenizers.Tokenizer, config: dict[str, Any]) -> None:
+        self.backend = backend
+        self.config = config
+        """tokenizer_config.json; its `chat_template` is for text.chat."""
+
+    @property
+    def vocab_size(self) -> int:
+        return self.backend.get_vocab_size()
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """`special`: with what the tokenizer sets around a text (BOS). A rendered chat has its own: say False."""
+        return self.backend.encode(text, add_special_tokens=special).ids
+
+    def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
+        return self.backend.decode(list(tokens), skip_special_tokens=skip_special)
+
+    def token_id(self, token: str) -> int | None:
+        return self.backend.token_to_id(token)
+
+    def incremental(self, prompt: Iterable[int] = (), *, skip_special: bool = True) -> IncrementalDecoder:
+        return IncrementalDecoder(self, prompt, skip_special)
+
+
+class IncrementalDecoder:
+    """Text as tokens arrive; a character is given out when all its bytes are there, never in part.
+
+    What a token says depends on those before it (a first space is dropped, bytes join to characters). So the new text is the
+    difference between two decodings of a short window: the tokens last given out, with and without the pending ones.
+    """
+
+    _LONGEST = 4
+    """Tokens that one character can be spread over: UTF-8 has at most four bytes."""
+    _PATIENCE = 8
+    """Pending tokens after which they are taken to be damage and given out as they are."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Iterable[int] = (), skip_special: bool = True) -> None:
+        self._tokenizer, self._skip_special = tokenizer, skip_special
+        self._given: list[int] = list(prompt)[-self._PATIENCE :]
+        self._pending: list[int] = []
+
+    def push(self, token: int) -> str:
+        """The text that this token completes; empty while a character is unfinished."""
+        self._pending.append(token)
+        text = self._new_text(self._pending)
+        if not text.endswith(UNFINISHED):
+            return self._give_out(len(self._pending), text)
+        if len(self._pending) < self._PATIENCE:
+            return ""
+        count = len(self._pending) - self._LONGEST + 1  # a character still to be finished can only be in the last three
+        return self._give_out(count, self._new_text(self._pending[:count]))
+
+    def finish(self) -> str:
+        """What is left when no more tokens come."""
+        return self._give_out(len(self._pending), self._new_text(self._pending))
+
+    def _new_text(self, tokens: list[int]) -> str:
+        before = self._decode(self._given)
+        return self._decode(self._given + tokens)[len(before) :]
+
+    def _decode(self, tokens: list[int]) -> str:
+        return self._tokenizer.decode(tokens, skip_special=self._skip_special) if tokens else ""
+
+    def _give_out(self, count: int, text: str) -> str:
+        if text:  # else the window stays: a special token that is skipped must not take its place
+            self._given = self._pending[:count]
+        self._pending = self._pending[count:]
+        return text
+
+
+def load_tokenizer(directory: Path) -> Tokenizer:
+    try:
+        import tokenizers
+    except ImportError:
+        raise MissingExtra("tokenizers", "run", "turning text into tokens") from None
+    file = directory / "tokenizer.json"
+    if not file.is_file():
+        raise BadInput(f"{directory} has no tokenizer.json; copy it from where the model came from")
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:  # noqa: BLE001 - the library raises Exception itself for a damaged file
+        raise BadInput(f"{file} is not a tokenizer: {str(error).splitlines()[0] if str(error) else 'unreadable'}") from None
+    return Tokenizer(backend, _config(directory / "tokenizer_config.json"))
+
+
+def _config(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadInput(f"{file} is not valid JSON: {error}") from None
