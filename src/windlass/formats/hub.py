@@ -9,13 +9,16 @@ from __future__ import annotations
 import fnmatch
 import glob
 from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from threading import Thread
+from typing import Any, Literal
 
 from windlass.core.model import Frozen
 from windlass.errors import BadInput, MissingExtra
-from windlass.formats.files import SAFETENSORS_INDEX
+from windlass.formats.disk import require_free
+from windlass.formats.files import SAFETENSORS_INDEX, safetensors_files, torch_files
 from windlass.formats.progress import Arrivals, reporting
 
 SMALL_FILES = ("*.json", "tokenizer*", "*.model", "*.tiktoken", "*.jinja", "merges.txt", "vocab.txt", "LICENSE*", "README.md")
@@ -46,6 +49,13 @@ class RemoteModel(Frozen):
         return sum(file.num_bytes for file in self.files)
 
 
+class RemoteTensor(Frozen):
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: str
+
+
 def looks_like_hub_name(name: str) -> bool:
     owner, slash, repository = name.partition("/")
     return bool(slash and owner and repository and "/" not in repository and not name.startswith((".", "/", "~")))
@@ -54,7 +64,9 @@ def looks_like_hub_name(name: str) -> bool:
 def wanted(files: Collection[str]) -> list[str]:
     """Of a repository's files those that a model is: its weights once, config, tokenizer and template. Nothing in subdirectories."""
     top = [name for name in sorted(files) if "/" not in name and not _matches(name, UNWANTED)]
-    weights = [name for name in top if name.endswith(".safetensors")] or [name for name in top if _matches(name, ("*model*.bin",))]
+    weights = [name for name in top if name.endswith(".safetensors")] or [
+        name for name in top if _matches(name, ("*model*.bin",))
+    ]
     others = [name for name in top if _matches(name, SMALL_FILES) and not name.endswith((".safetensors", ".bin"))]
     return sorted(weights + others)
 
@@ -90,6 +102,24 @@ def list_files(name: str, revision: str | None = None) -> RemoteModel:
 def _remote_file(sibling: Any) -> RemoteFile:
     blob = sibling.lfs.sha256 if sibling.lfs is not None else sibling.blob_id
     return RemoteFile(name=sibling.rfilename, num_bytes=sibling.size or 0, blob=blob or "")
+
+
+def remote_tensors(model: RemoteModel, max_workers: int = 8) -> tuple[RemoteTensor, ...]:
+    """Names, types and shapes out of the headers of its safetensors files, a hundred kilobytes of each, before any has been downloaded.
+
+    What they say is checked when the file itself is here.
+    """
+    api = _package(f"looking up {model.name} on the hub").HfApi()
+
+    def ask(file: str) -> list[RemoteTensor]:
+        with _explained(model.name, "looked up"):
+            header = api.parse_safetensors_file_metadata(model.name, file, revision=model.revision)
+        found = header.tensors.items()
+        return [RemoteTensor(name=name, dtype=info.dtype, shape=tuple(info.shape), file=file) for name, info in found]
+
+    files = [name for name in model.shards if name.endswith(".safetensors")]
+    with ThreadPoolExecutor(max_workers) as pool:
+        return tuple(tensor for tensors in pool.map(ask, files) for tensor in tensors)
 
 
 # --- downloading -----------------------------------------------------------------------------------------------------
@@ -200,21 +230,29 @@ def _quiet(hub: Any, wanted: bool) -> Iterator[None]:
 
 
 @contextmanager
-def _explained(name: str, done: str) -> Iterator[None]:
+def _explained(name: str, task: Literal["looked up", "downloaded"]) -> Iterator[None]:
     """Whatever goes wrong, in one line that says what to do."""
-    errors = _package(f"asking the hub for {name}").errors
+    hub = _package(f"asking the hub for {name}")
     try:
         yield
-    except errors.GatedRepoError:
-        page = "" if done == "looked up" else f" ({_endpoint()}/{name})"
-        raise BadInput(
-            f"{name} is gated: ask for access on its page of the hub{page}, then set HF_TOKEN or run `hf auth login`"
-        ) from None
-    except errors.RepositoryNotFoundError:
-        raise BadInput(f"the hub has no model {name} (or it is private: set HF_TOKEN)") from None
-    except errors.LocalEntryNotFoundError:
-        raise BadInput(f"{name} is not in the registry, and the hub cannot be reached to look it up") from None
-    except errors.EntryNotFoundError:
-        raise BadInput(f"{name} on the hub has no config.json") from None
-    except (errors.HTTPError, OSError, ValueError, RuntimeError) as error:
-        raise BadInput(f"{name} could not be {done} on the hub: {(str(error).splitlines() or [type(error).__name__])[0]}") from None
+    except (hub.errors.HTTPError, hub.errors.EntryNotFoundError, OSError, ValueError, RuntimeError) as error:
+        raise BadInput(_explanation(hub, name, task, error)) from None
+
+
+def _explanation(hub: Any, name: str, task: str, error: Exception) -> str:
+    errors, looking = hub.errors, task == "looked up"
+    first_line = (str(error).splitlines() or [type(error).__name__])[0]
+    match error:
+        case errors.GatedRepoError():
+            page = "" if looking else f", {hub.constants.ENDPOINT}/{name}"
+            return f"{name} is gated: ask for access on its page of the hub{page}, then set HF_TOKEN or run `hf auth login`"
+        case errors.RepositoryNotFoundError():
+            return f"the hub has no model {name} (or it is private: set HF_TOKEN)"
+        case errors.LocalEntryNotFoundError() | errors.OfflineModeIsEnabled() if looking:
+            return f"{name} is not in the registry, and the hub cannot be reached to look it up"
+        case errors.EntryNotFoundError() if looking and not isinstance(error, errors.LocalEntryNotFoundError):
+            return f"{name} on the hub has no config.json"
+        case _ if looking:
+            return f"{name} could not be looked up on the hub: {first_line}"
+        case _:
+            return f"{name} could not be downloaded from {hub.constants.ENDPOINT}: {first_line}; what has arrived is kept, run it again"

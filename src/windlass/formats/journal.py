@@ -88,7 +88,9 @@ class Journal:
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise BadInput(f"another process is writing to {self.path.parent}; wait for it or use another output directory") from None
+            raise BadInput(
+                f"another process is writing to {self.path.parent}; wait for it or use another output directory"
+            ) from None
 
     def _load(self) -> None:
         """Reads the whole lines before the first that is damaged, and cuts off the rest."""

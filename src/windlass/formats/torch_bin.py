@@ -90,7 +90,17 @@ def load(file: Path, label: Path) -> dict[str, torch.Tensor]:
         values = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
         raise _refusal(label, str(error)) from None
-    except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError, EOFError, OSError, AssertionError) as error:
+    except (
+        RuntimeError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        IndexError,
+        EOFError,
+        OSError,
+        AssertionError,
+    ) as error:
         first = (str(error).splitlines() or [type(error).__name__])[0]
         raise BadCheckpoint(f"cannot be loaded, it is damaged or older than PyTorch 1.6: {first}", label) from None
     if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):

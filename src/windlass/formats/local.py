@@ -1,0 +1,143 @@
+"""Models on this disk: in the hub's cache, and in Windlass's own directory, where conversions go. Lists them, and frees their room."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from windlass.core.model import Frozen
+from windlass.errors import UnknownName
+
+FORMATS = {".safetensors": "safetensors", ".bin": "pytorch", ".gguf": "gguf", ".m": "dllama"}
+INCOMPLETE = "incomplete"
+
+
+class LocalModel(Frozen):
+    name: str
+    path: Path
+    """The directory to read it from."""
+    num_bytes: int
+    """What removing it frees."""
+    last_used: float
+    """Seconds since 1970, as far as the file system keeps count."""
+    format: str
+    """`safetensors`, `pytorch`, `gguf`, `dllama`; `incomplete` where an interrupted download or conversion left no weights."""
+
+
+def models_directory() -> Path:
+    """$XDG_DATA_HOME/windlass/models (specifications.freedesktop.org/basedir-spec)."""
+    data = os.environ.get("XDG_DATA_HOME", "")
+    return (Path(data) if Path(data).is_absolute() else Path.home() / ".local" / "share") / "windlass" / "models"
+
+
+def local_models() -> list[LocalModel]:
+    """Both places, last used first."""
+    return sorted([*_cached(), *_own()], key=lambda model: (-model.last_used, model.name))
+
+
+def remove(name: str, dry_run: bool = False) -> int:
+    """Frees the room that the model takes; returns its bytes. `dry_run` only counts."""
+    models = local_models()
+    found = [model for model in models if model.name == name]
+    if not found:
+        raise UnknownName("local model", name, {model.name for model in models})
+    if not dry_run:
+        for model in found:
+            _remove(model)
+    return sum(model.num_bytes for model in found)
+
+
+def _remove(model: LocalModel) -> None:
+    if model.path.is_relative_to(models_directory()):
+        _remove_tree(model.path)
+        return
+    repository = next(folder for folder in (model.path, *model.path.parents) if folder.name.startswith("models--"))
+    # The package knows which blobs other models share; what it leaves are unfinished downloads.
+    revisions = [revision.commit_hash for repo in _repositories() if repo.repo_path == repository for revision in repo.revisions]
+    if revisions:
+        from huggingface_hub import scan_cache_dir
+
+        scan_cache_dir().delete_revisions(*revisions).execute()
+    _remove_tree(repository)
+
+
+def _remove_tree(path: Path) -> None:
+    if path.is_symlink():
+        path.unlink()  # what it points to lies elsewhere and is not ours
+    elif path.exists():
+        shutil.rmtree(path)
+
+
+# --- the hub's cache -------------------------------------------------------------------------------------------------
+
+
+def _repositories() -> Iterable[Any]:
+    """Whole ones, as huggingface_hub sees its cache; none without the package or the cache."""
+    try:
+        from huggingface_hub import scan_cache_dir
+        from huggingface_hub.errors import CacheNotFound
+    except ImportError:
+        return []
+    try:
+        return [repo for repo in scan_cache_dir().repos if repo.repo_type == "model"]
+    except (CacheNotFound, ValueError):
+        return []
+
+
+def _cached() -> Iterator[LocalModel]:
+    known: set[Path] = set()
+    for repo in _repositories():
+        known.add(repo.repo_path)
+        revision = max(repo.revisions, key=lambda revision: ("main" in revision.refs, revision.last_modified), default=None)
+        if revision is not None:
+            unfinished = sum(_size(file) for file in (repo.repo_path / "blobs").glob("*.incomplete"))
+            yield LocalModel(
+                name=repo.repo_id,
+                path=revision.snapshot_path,
+                num_bytes=repo.size_on_disk + unfinished,
+                last_used=repo.last_accessed,
+                format=_format(file.file_name for file in revision.files),
+            )
+    for folder in _cache_folders():
+        if folder not in known:
+            yield _described(folder.name.removeprefix("models--").replace("--", "/"), folder, INCOMPLETE)
+
+
+def _cache_folders() -> list[Path]:
+    try:
+        from huggingface_hub.constants import HF_HUB_CACHE
+    except ImportError:
+        return []
+    return sorted(folder for folder in Path(HF_HUB_CACHE).glob("models--*") if folder.is_dir())
+
+
+# --- our own directory -----------------------------------------------------------------------------------------------
+
+
+def _own() -> Iterator[LocalModel]:
+    """Every directory that holds weights or a config, named by its path: `NAME` or `OWNER/NAME`."""
+    top = models_directory()
+    for folder in sorted([*top.glob("*"), *top.glob("*/*")]):
+        names = [file.name for file in folder.iterdir() if file.is_file()] if folder.is_dir() else []
+        if "config.json" in names or _format(names) != INCOMPLETE or any(name.endswith(".part") for name in names):
+            yield _described(str(folder.relative_to(top)), folder, _format(names))
+
+
+def _described(name: str, folder: Path, format: str) -> LocalModel:
+    files = [Path(parent) / file for parent, _, names in os.walk(folder) for file in names]
+    states = [file.lstat() for file in files]
+    last_used = max((max(state.st_atime, state.st_mtime) for state in states), default=0.0)
+    num_bytes = sum(state.st_size for state in states)
+    return LocalModel(name=name, path=folder, num_bytes=num_bytes, last_used=last_used, format=format)
+
+
+def _format(names: Iterable[str]) -> str:
+    endings = {Path(name).suffix for name in names if not name.startswith(".")}
+    return next((FORMATS[ending] for ending in FORMATS if ending in endings), INCOMPLETE)
+
+
+def _size(file: Path) -> int:
+    return file.lstat().st_size
