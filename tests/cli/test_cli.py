@@ -74,7 +74,7 @@ def test_save_and_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 def test_unwritable_save_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", "Qwen3-8B", "--on", "1xRTX-4090", "--save", str(tmp_path / "no" / "such" / "plan.json")]) == 2
-    assert "cannot write" in capsys.readouterr().err
+    assert "cannot be written" in capsys.readouterr().err
 
 
 def test_a_path_comes_before_the_registry(

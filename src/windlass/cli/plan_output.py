@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from windlass.core.plan import Plan, encode_plan
-from windlass.errors import BadInput, DoesNotFit
+from windlass.errors import DoesNotFit
 
 
 class Output(msgspec.Struct, frozen=True):
@@ -18,6 +18,8 @@ class Output(msgspec.Struct, frozen=True):
 
     def write(self, plan: Plan) -> int:
         if self.save is not None:
+            from windlass.formats.disk import write_atomically
+
             write_atomically(self.save, msgspec.json.format(encode_plan(plan), indent=1))
         if self.plot is not None:
             from windlass.cli.plan_plot import draw
@@ -31,14 +33,3 @@ class Output(msgspec.Struct, frozen=True):
 
             show(plan, saved=[path for path in (self.save, self.plot) if path is not None])
         return 0 if plan.fits else DoesNotFit.exit_code
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """To a temporary name beside it, then renamed: never half a file, never a lost old one."""
-    temporary = path.with_name(f".{path.name}.part")
-    try:
-        temporary.write_bytes(data)
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise BadInput(f"cannot write {path}: {error.strerror or error}") from None

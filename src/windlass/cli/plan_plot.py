@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from windlass.cli.plan_output import write_atomically
 from windlass.core.plan import Plan
 from windlass.errors import BadInput, MissingExtra
 from windlass.units import GIB
@@ -25,6 +24,8 @@ def draw(plan: Plan, path: Path) -> None:
     except ImportError:
         raise MissingExtra("matplotlib", "plot", "--plot") from None
     from io import BytesIO
+
+    from windlass.formats.disk import write_atomically
 
     devices = plan.memory.per_device[:MOST_BARS]
     figure, axes = pyplot.subplots(figsize=(max(4.5, 1.2 + 0.7 * len(devices)), 4.5), layout="constrained")

@@ -40,6 +40,8 @@ class Output(Frozen):
     expert: int | None
     stored: Stored
     pieces: tuple[Piece, ...]
+    carried: str = ""
+    """The source's blocks, where their codes are copied."""
 
     @property
     def packed(self) -> bool:
@@ -64,12 +66,20 @@ class Choices(Frozen):
     keep: tuple[str, ...] = ()
     """Modules (by a part of their name) that are not packed, beside those that never are."""
     mtp: bool = True
+    carried: dict[str, str] = {}
+    """Tensors whose source already holds them in blocks of ours (`Q4_0`, `Q8_0`): codes are copied, not rounded again."""
+
+
+CARRIED_BITS = {"Q4_0": 4, "Q8_0": 8}
+CARRIED_GROUP = 32
 
 
 def outputs(spec: ModelSpec, rules: tuple[Rule, ...], choices: Choices) -> tuple[Output, ...]:
     """In the order of the layers, so that files can be read and written from front to back."""
-    made = [output for rule in _once_per_source(rules) if choices.mtp or rule.part is Part.MAIN for output in _of_rule(rule, choices)]
-    return tuple(sorted(made, key=lambda output: (-1 if output.layer is None else output.layer)))
+    made = [
+        output for rule in _once_per_source(rules) if choices.mtp or rule.part is Part.MAIN for output in _of_rule(rule, choices)
+    ]
+    return tuple(sorted(made, key=lambda output: -1 if output.layer is None else output.layer))
 
 
 def _once_per_source(rules: tuple[Rule, ...]) -> Iterator[Rule]:
@@ -111,8 +121,13 @@ def _unstacked(rule: Rule, source: Source, choices: Choices) -> Iterator[Output]
 
 def _output(name: str, shape: tuple[int, ...], rule: Rule, layer: int | None, expert: int | None, choices: Choices) -> Output:
     kept = len(shape) != 2 or not name.endswith(".weight") or any(part in name for part in choices.keep)
-    is_head = rule.role is Role.HEAD
-    how = Stored(bits=32 if rule.keep is Keep.FLOAT32 else 16) if kept else choices.scheme.stored(rule.keep, shape[-1], is_head=is_head)
+    how = Stored(bits=32 if rule.keep is Keep.FLOAT32 else 16)
+    if not kept:
+        how = choices.scheme.stored(rule.keep, shape[-1], is_head=rule.role is Role.HEAD)
+    blocks = choices.carried.get(name, "")
+    carried = blocks if how.bits == CARRIED_BITS.get(blocks) and how.group else ""
+    if carried:
+        how = Stored(bits=how.bits, group=CARRIED_GROUP, scale_bytes=2)
     return Output(
         name=name,
         shape=shape,
@@ -120,11 +135,12 @@ def _output(name: str, shape: tuple[int, ...], rule: Rule, layer: int | None, ex
         layer=layer,
         expert=expert,
         stored=how,
-        pieces=tuple(_pieces(name, shape, how, choices.high_dtype)),
+        pieces=tuple(_pieces(name, shape, how, choices.high_dtype, "F16" if carried else "BF16")),
+        carried=carried,
     )
 
 
-def _pieces(name: str, shape: tuple[int, ...], how: Stored, high_dtype: str) -> Iterator[Piece]:
+def _pieces(name: str, shape: tuple[int, ...], how: Stored, high_dtype: str, scale_dtype: str) -> Iterator[Piece]:
     if how.bits >= 16:
         yield Piece(name=name, dtype="F32" if how.bits == 32 else high_dtype, shape=shape)
         return
@@ -135,7 +151,7 @@ def _pieces(name: str, shape: tuple[int, ...], how: Stored, high_dtype: str) -> 
         yield Piece(name=f"{module}.weight_scale", dtype="F32", shape=(num_out, 1))
         return
     yield Piece(name=f"{module}.weight_packed", dtype="I32", shape=(num_out, num_in * how.bits // 32))
-    yield Piece(name=f"{module}.weight_scale", dtype="BF16", shape=(num_out, num_in // how.group))
+    yield Piece(name=f"{module}.weight_scale", dtype=scale_dtype, shape=(num_out, num_in // how.group))
     if how.zero_points:
         yield Piece(name=f"{module}.weight_zero_point", dtype="I32", shape=(-(-num_out * how.bits // 32), num_in // how.group))
     yield Piece(name=f"{module}.weight_shape", dtype="I64", shape=(2,))
@@ -143,5 +159,3 @@ def _pieces(name: str, shape: tuple[int, ...], how: Stored, high_dtype: str) -> 
 
 def total_bytes(made: tuple[Output, ...]) -> int:
     return sum(piece.num_bytes for output in made for piece in output.pieces)
-
-

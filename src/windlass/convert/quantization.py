@@ -17,7 +17,9 @@ def quantization_config(made: tuple[Output, ...], scheme: Scheme) -> dict[str, A
     groups: dict[str, Any] = {}
     usual = scheme.group
     groups["group_0"] = {"targets": ["Linear"], "weights": _weights(scheme, usual)}
-    for group in sorted({output.stored.group for output in packed if output.stored.group != usual and output.stored.group}, reverse=True):
+    for group in sorted(
+        {output.stored.group for output in packed if output.stored.group != usual and output.stored.group}, reverse=True
+    ):
         names = [output.module for output in packed if output.stored.group == group]
         others = [output.module for output in packed if output.stored.group != group]
         groups[f"group_{len(groups)}"] = {"targets": patterns(names, others), "weights": _weights(scheme, group)}

@@ -61,6 +61,9 @@ class Rope(Frozen, tag="rope"):
 class Alibi(Frozen, tag="alibi"):
     """A linear bias on attention scores, a slope per head; no position embedding (arXiv 2108.12409)."""
 
+    before_scaling: bool = False
+    """Added to the raw scores, so that it is scaled with them (Falcon-RW); otherwise added after scaling (BLOOM)."""
+
 
 class LearnedPositions(Frozen, tag="learned"):
     max_positions: int

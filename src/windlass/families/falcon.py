@@ -49,7 +49,7 @@ def describe(config: Config, hints: Hints) -> ModelSpec:
     tied = config.flag("tie_word_embeddings", default=True)
     if alibi:
         config.ignore("rope_parameters", "rope_theta", "rope_scaling")  # written all the same; nothing is rotated
-    positions = Alibi() if alibi else read_rope(config, attention.head_dim, layer_context=context)
+    positions = Alibi(before_scaling=True) if alibi else read_rope(config, attention.head_dim, layer_context=context)
     return ModelSpec(
         name="",
         family="falcon",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def require_free(path: Path, num_bytes: int) -> None:
 
 
 @contextmanager
-def explained(path: Path, num_bytes: int) -> Iterator[None]:
+def explained(path: Path, num_bytes: int) -> Generator[None]:
     """What goes wrong while writing, in one line: a full disk is short of the bytes that were to be written."""
     try:
         yield

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 import glob
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -65,7 +65,7 @@ def wanted(files: Collection[str]) -> list[str]:
     """Of a repository's files those that a model is: its weights once, config, tokenizer and template. Nothing in subdirectories."""
     top = [name for name in sorted(files) if "/" not in name and not _matches(name, UNWANTED)]
     weights = [name for name in top if name.endswith(".safetensors")] or [
-        name for name in top if _matches(name, ("*model*.bin",))
+        name for name in top if _matches(name, ("pytorch_model*.bin",))
     ]
     others = [name for name in top if _matches(name, SMALL_FILES) and not name.endswith((".safetensors", ".bin"))]
     return sorted(weights + others)
@@ -217,9 +217,9 @@ def _package(purpose: str) -> Any:
 
 
 @contextmanager
-def _quiet(hub: Any, wanted: bool) -> Iterator[None]:
+def _quiet(hub: Any, quiet: bool) -> Generator[None]:
     """Without the package's own progress bars, where the caller shows one."""
-    if not wanted or hub.utils.are_progress_bars_disabled():
+    if not quiet or hub.utils.are_progress_bars_disabled():
         yield
         return
     hub.utils.disable_progress_bars()
@@ -230,7 +230,7 @@ def _quiet(hub: Any, wanted: bool) -> Iterator[None]:
 
 
 @contextmanager
-def _explained(name: str, task: Literal["looked up", "downloaded"]) -> Iterator[None]:
+def _explained(name: str, task: Literal["looked up", "downloaded"]) -> Generator[None]:
     """Whatever goes wrong, in one line that says what to do."""
     hub = _package(f"asking the hub for {name}")
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
@@ -29,7 +29,7 @@ class OpenFiles:
         self._lock = Lock()
 
     @contextmanager
-    def reading(self, path: Path) -> Iterator[int]:
+    def reading(self, path: Path) -> Generator[int]:
         """A descriptor for os.pread, not closed while it is in use."""
         with self._lock:
             file = self._take(path)

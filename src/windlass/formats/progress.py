@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
@@ -31,7 +31,7 @@ class Arrivals:
 
     def _sizes(self) -> dict[str, int]:
         sizes: dict[str, int] = {}
-        for file in self._directory.iterdir() if self._directory.is_dir() else []:
+        for file in self._directory.glob("*"):
             blob = file.name.split(".")[0]
             try:
                 sizes[blob] = max(sizes.get(blob, 0), file.stat().st_size)
@@ -41,7 +41,7 @@ class Arrivals:
 
 
 @contextmanager
-def reporting(arrivals: Arrivals, progress: Callable[[int, int], None] | None) -> Iterator[None]:
+def reporting(arrivals: Arrivals, progress: Callable[[int, int], None] | None) -> Generator[None]:
     """Calls progress(bytes here, bytes in all) while the block runs, and once when it has ended well."""
     if progress is None:
         yield

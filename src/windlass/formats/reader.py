@@ -44,7 +44,7 @@ class TensorReader:
         check_rows(info.name, start, stop, num_rows)
         row_bytes = prod(columns) * dtype.itemsize
         raw = torch.empty((stop - start) * row_bytes, dtype=torch.uint8)
-        self.read_into(info, start * row_bytes, memoryview(raw.numpy()))
+        self.read_into(info, start * row_bytes, raw.numpy().data)
         return raw.view(dtype).view(stop - start, *columns)
 
     def read_into(self, info: TensorInfo, byte_offset: int, buffer: memoryview) -> None:

@@ -19,6 +19,16 @@ INLINE F maximum(F a, F b) { return a > b ? a : b; }
 constexpr float MAGIC = 12582912.0f;
 INLINE F round_even(F x) { return (x + MAGIC) - MAGIC; }
 
+// x rounded, kept within low .. high, and shifted by MAGIC (as those must be). Bits of floats of one sign are ordered as integers
+// are, and compilers know the integer minimum; of floats with a constant they make a comparison and a blend.
+INLINE I shifted_code(F x, I low, I high) {
+    I bits = (I)(x + MAGIC);
+    bits = bits > low ? bits : low;
+    return bits < high ? bits : high;
+}
+INLINE I shifted(F integer) { return (I)(integer + MAGIC); }
+INLINE F unshifted(I bits) { return (F)bits - MAGIC; }
+
 INLINE I magnitude_bits(F x) { return (I)x & 0x7fffffff; }
 
 // A scale as it will be stored: bf16 to nearest even, never below the smallest normal number, so that 1 / scale is finite.
@@ -154,12 +164,13 @@ INLINE I usable(const Source &source, Load load, I largest, Statistics &total) {
 
 // --- int4: a search over scales ---------------------------------------------------------------------------------------
 
-// How a group is coded: value = scale * clamp(round(x / scale), low, low + 15); low = -8 without a zero point.
+// How a group is coded: value = scale * clamp(round(x / scale), low, low + 15); low = -8 without a zero point. `low` is shifted.
 struct Grid {
-    F scale, inverse, low;
+    F scale, inverse;
+    I low;
 };
 
-INLINE Grid make_grid(F scale, F low) { return {scale, 1.0f / scale, low}; }
+INLINE Grid make_grid(F scale, I low) { return {scale, 1.0f / scale, low}; }
 
 struct Range {
     F lowest, highest;  // lowest <= 0 <= highest: zero must stay representable
@@ -172,16 +183,16 @@ template <bool ZERO_POINT> INLINE Grid candidate(const Range &range, float facto
         F middle = (range.highest * inverse + range.lowest * inverse) * 0.5f;
         F zero = round_even(splat(-0.5f) - middle);
         zero = minimum(maximum(zero, splat(-8.0f)), splat(7.0f));
-        return {scale, inverse, splat(-8.0f) - zero};
+        return {scale, inverse, shifted(splat(-8.0f) - zero)};
     }
     // The end with the larger magnitude goes to code -8, the one that has no positive twin: the scale takes the other sign.
     F extreme = range.highest >= -range.lowest ? range.highest : range.lowest;
-    return make_grid(bf16_scale(extreme * -factor), splat(-8.0f));
+    return make_grid(bf16_scale(extreme * -factor), shifted(splat(-8.0f)));
 }
 
-template <bool ZERO_POINT> INLINE F clamp(F t, F low) {
-    F floor = ZERO_POINT ? low : splat(-8.0f), ceiling = ZERO_POINT ? low + 15.0f : splat(7.0f);
-    return minimum(maximum(t, floor), ceiling);
+template <bool ZERO_POINT> INLINE I shifted_int4(F t, I low) {
+    I floor = ZERO_POINT ? low : shifted(splat(-8.0f));
+    return shifted_code(t, floor, floor + 15);
 }
 
 // Squared errors of N grids, each in units of its own scale.
@@ -191,7 +202,7 @@ template <bool ZERO_POINT, int N> INLINE void squared_errors(const F *x, int len
 #pragma GCC unroll 4
         for (int n = 0; n < N; ++n) {
             F t = x[i] * grids[n].inverse;
-            F rest = t - round_even(clamp<ZERO_POINT>(t, grids[n].low));
+            F rest = t - unshifted(shifted_int4<ZERO_POINT>(t, grids[n].low));
             sums[n] = sums[n] + rest * rest;
         }
     }
@@ -218,7 +229,7 @@ template <bool ZERO_POINT> INLINE void refit(const F *x, int length, Best &best)
     F products = {}, squares = {};
     for (int i = 0; i < length; ++i) {
         F t = x[i] * best.grid.inverse;
-        F code = round_even(clamp<ZERO_POINT>(t, best.grid.low));
+        F code = unshifted(shifted_int4<ZERO_POINT>(t, best.grid.low));
         products = products + t * code;
         squares = squares + code * code;
     }
@@ -262,9 +273,8 @@ INLINE Range load_groups(const Source &source, Load load, F *x, Statistics &tota
     return range;
 }
 
-// Codes as low + n is stored as n, eight to a word, lowest nibble first; and the exact error of what was stored.
+// A code low + n is stored as n, eight to a word, lowest nibble first; and the exact error of what was stored.
 template <bool ZERO_POINT> INLINE void emit(const F *x, int length, const Grid &grid, I *words, F &error, F &weight) {
-    I low = (I)(grid.low + MAGIC);
     error = weight = F{};
     for (int word = 0; word < length / 8; ++word) {
         I packed = {};
@@ -272,11 +282,11 @@ template <bool ZERO_POINT> INLINE void emit(const F *x, int length, const Grid &
         for (int i = 0; i < 8; ++i) {
             F value = x[8 * word + i];
             F t = value * grid.inverse;
-            F shifted = clamp<ZERO_POINT>(t, grid.low) + MAGIC;
-            F rest = (value - (shifted - MAGIC) * grid.scale) * grid.inverse;
+            I code = shifted_int4<ZERO_POINT>(t, grid.low);
+            F rest = (value - unshifted(code) * grid.scale) * grid.inverse;
             error = error + rest * rest;
             weight = weight + t * t;
-            packed |= (((I)shifted - low) & 15) << (4 * i);
+            packed |= (code - grid.low) << (4 * i);
         }
         words[word] = packed;
     }
@@ -297,7 +307,7 @@ template <bool ZERO_POINT> void int4_groups(const Job &job, Load load, const Sea
             char *out = job.codes + (group + lane) * num_words * 4;
             for (int word = 0; word < num_words; ++word) store_word(out + 4 * word, words[word][lane]);
             ((uint16_t *)job.scales)[group + lane] = (uint16_t)((uint32_t)((I)grid.scale)[lane] >> 16);
-            if (ZERO_POINT) zeros[group + lane] = (int8_t)(-8.0f - grid.low[lane]);
+            if (ZERO_POINT) zeros[group + lane] = (int8_t)(-8.0f - unshifted(grid.low)[lane]);
             add_group(*job.total, group + lane, error[lane], weight[lane], grid.scale[lane]);
         }
     }
@@ -309,9 +319,9 @@ template <bool ZERO_POINT> void int4_groups(const Job &job, Load load, const Sea
 struct Int8 {
     static INLINE F scale(F largest) { return bf16_scale(largest / 127.0f); }
     static INLINE I code(F t, F &value) {
-        F shifted = minimum(maximum(t, splat(-128.0f)), splat(127.0f)) + (MAGIC + 128.0f);
-        value = shifted - (MAGIC + 128.0f);
-        return (I)shifted & 0xff;
+        I low = shifted(splat(-128.0f)), code = shifted_code(t, low, low + 255);
+        value = unshifted(code);
+        return code - low;
     }
     static INLINE void store(char *scales, int64_t group, float scale) {
         int32_t bits;
@@ -323,10 +333,12 @@ struct Int8 {
 
 // E4M3 without infinities (OCP 8-bit Floating Point, revision 1.0): bias 7, three bits of mantissa, at most 448.
 struct Fp8 {
+    static constexpr int32_t LARGEST_FP8_BITS = 0x43e00000;  // of the float 448
     static INLINE F scale(F largest) { return maximum(largest / 448.0f, (F)(SMALLEST_SCALE_BITS - I{})); }
     static INLINE I code(F t, F &value) {
-        F size = minimum((F)magnitude_bits(t), splat(448.0f));
-        I bits = (I)size;
+        I bits = magnitude_bits(t);
+        bits = bits < LARGEST_FP8_BITS ? bits : LARGEST_FP8_BITS - I{};
+        F size = (F)bits;
         bits = (bits + 0x7ffff + ((bits >> 20) & 1)) & (int32_t)0xfff00000;
         F subnormal = size + 16384.0f;  // where the last bit of a float is 2^-9, the step below 2^-6
         I small = size < 0.015625f;

@@ -47,7 +47,7 @@ def make_plan(question: Question, *, source: str = "", digest: str = "") -> Plan
         workload=best.workload,
         hardware=question.hardware.description,
         placement=placement,
-        kv_blocks=_kv_blocks(best, sizes),
+        kv_blocks=_kv_blocks(best),
         checkpoint=_checkpoint(question, best.scheme, source, digest),
         ranks=_ranks(question, best.layout),
         short_bytes=best.fit.short_bytes,
@@ -90,17 +90,16 @@ def _ranks(question: Question, layout: Layout) -> tuple[Rank, ...]:
     return tuple(made)
 
 
-def _kv_blocks(best: Candidate, sizes: Sizes) -> KvBlocks:
+def _kv_blocks(best: Candidate) -> KvBlocks:
     """Blocks the workload needs in each replica, and how many the fullest device has room for."""
     block = best.engine.block_tokens
     sequences = -(-best.workload.concurrency // best.layout.dp)
     needed = sequences * padded(best.workload.reserve_tokens, block) // block
-    rooms: list[int] = []
-    for seat, held in zip(best.fit.seats, best.fit.memory, strict=True):
-        share = sizes.shard(best.layout, best.scheme, seat.tp, best.fit.shares).kv_share
-        one = sizes.cache_bytes(best.fit.stages[seat.pp], block, best.scheme, windowed=False) * share
-        if one:
-            rooms.append(int((held.capacity_bytes - held.total_bytes + held.kv_bytes) // one))
+    rooms = [
+        int((held.capacity_bytes - held.total_bytes + held.kv_bytes) / held.kv_bytes * needed)
+        for held in best.fit.memory
+        if held.kv_bytes
+    ]
     return KvBlocks(block_tokens=block, needed=needed, available=max(min(rooms, default=needed), 0))
 
 

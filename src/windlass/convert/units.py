@@ -1,0 +1,43 @@
+"""The work, cut into slices of rows small enough for the memory that was allowed. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from windlass.convert.outputs import Output
+from windlass.core.model import Frozen
+from windlass.units import MIB
+
+ROW_MULTIPLE = 32
+"""Slices begin on a multiple of this, so that zero points packed along the output are never shared by two of them."""
+LARGEST_BYTES = 16 * MIB
+SMALLEST_BYTES = MIB
+COPIES = 6
+"""A slice as read, widened to fp32 where its type asks for it, and its codes: what one worker may hold, in slices of 16 bits."""
+
+
+class Unit(Frozen):
+    output: int
+    """Index into the outputs."""
+    start: int
+    stop: int
+
+    @property
+    def key(self) -> str:
+        return f"{self.output}:{self.start}"
+
+
+def unit_bytes(max_memory_bytes: int, jobs: int) -> int:
+    """How much of the source a worker takes at a time: two slices may wait for each worker while it has one in hand."""
+    return max(SMALLEST_BYTES, min(LARGEST_BYTES, max_memory_bytes // (jobs * COPIES)))
+
+
+def units(outputs: tuple[Output, ...], slice_bytes: int) -> Iterator[Unit]:
+    for index, output in enumerate(outputs):
+        if len(output.shape) == 1:
+            yield Unit(output=index, start=0, stop=output.shape[0])
+            continue
+        rows = output.shape[0]
+        step = max(slice_bytes // output.row_bytes // ROW_MULTIPLE, 1) * ROW_MULTIPLE
+        for start in range(0, rows, step):
+            yield Unit(output=index, start=start, stop=min(start + step, rows))
