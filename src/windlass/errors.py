@@ -36,7 +36,8 @@ class BadCheckpoint(BadInput):
     def __init__(self, what: str, file: Path | str = "", tensor: str = "", offset: int | None = None) -> None:
         """`model.safetensors, tensor a.weight, byte 4096: what`, as far as it is known where."""
         where = [str(file)] if file else []
-        where += [f"tensor {tensor}"] if tensor else []
+        shown = tensor if tensor.isprintable() else ascii(tensor)  # a damaged name may hold anything, and the message is one line
+        where += [f"tensor {shown[:200]}"] if tensor else []
         where += [f"byte {offset}"] if offset is not None else []
         super().__init__(f"{', '.join(where)}: {what}" if where else what)
         self.file, self.tensor, self.offset = str(file), tensor, offset

@@ -11,7 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windlass.errors import BadCheckpoint, UnknownName
-from windlass.formats.dllama import KEYS, WeightType, header_bytes, read_header, read_weight_type, to_halves, to_pairs, weight_type
+from windlass.formats.dllama import (
+    KEYS,
+    WeightType,
+    header_bytes,
+    read_header,
+    read_weight_type,
+    to_halves,
+    to_pairs,
+    weight_type,
+)
 
 pytestmark = pytest.mark.cpu
 

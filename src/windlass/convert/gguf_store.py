@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from windlass.errors import BadInput
+from windlass.errors import BadCheckpoint
 from windlass.families.gguf_config import gguf_config
 from windlass.families.gguf_names import GgufSource, architecture_of, gguf_sources
 from windlass.formats.gguf import GgufFile, shard_paths
@@ -117,18 +117,18 @@ def _merged(files: list[GgufFile]) -> dict[str, GgufFile]:
     for file in files:
         for name in file.tensors:
             if name in found:
-                raise BadInput(f"tensor {name!r:.80} is both in {found[name].path.name} and in {file.path.name}")
+                raise BadCheckpoint(f"tensor {name!r:.80} is both in {found[name].path.name} and in {file.path.name}")
             found[name] = file
     claimed = files[0].metadata.get("split.tensors.count")
     if claimed is not None and claimed != len(found):
-        raise BadInput(f"{files[0].path} and its parts hold {len(found)} tensors and claim {claimed!r:.20}")
+        raise BadCheckpoint(f"{files[0].path} and its parts hold {len(found)} tensors and claim {claimed!r:.20}")
     return found
 
 
-def _by_name(sources: Collection[GgufSource] | Any, path: Path) -> dict[str, GgufSource]:
+def _by_name(sources: Iterable[GgufSource], path: Path) -> dict[str, GgufSource]:
     found: dict[str, GgufSource] = {}
     for source in sources:
         if source.name in found:
-            raise BadInput(f"{path}: {source.stored} and {found[source.name].stored} are the same tensor, {source.name}")
+            raise BadCheckpoint(f"{path}: {source.stored} and {found[source.name].stored} are the same tensor, {source.name}")
         found[source.name] = source
     return found

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from windlass.errors import BadInput
+from windlass.errors import BadCheckpoint, BadInput
 from windlass.formats.gguf_blocks import check_type, dequantize
 from windlass.formats.gguf_header import GgufTensor, read_header
 
@@ -62,7 +62,7 @@ class GgufFile:
         while done < count:  # one call gives at most 2 GiB on Linux
             got = os.preadv(self._descriptor, [view[done:]], position + done)
             if got == 0:
-                raise BadInput(f"{self.path} ended at byte {position + done} inside tensor {name}; was it cut while being read?")
+                raise BadCheckpoint(f"{self.path} ended at byte {position + done} inside tensor {name}; was it cut while being read?")
             done += got
         return buffer
 

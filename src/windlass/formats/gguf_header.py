@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
 from windlass.core.model import Frozen
-from windlass.errors import BadInput
+from windlass.errors import BadCheckpoint, BadInput
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -127,7 +127,7 @@ class _HeaderReader:
 
     def refuse(self, message: str, at: int | None = None) -> NoReturn:
         printable = "".join(mark if mark.isprintable() else "?" for mark in message)
-        raise BadInput(f"{self.path} is not a sound GGUF file: byte {self.position if at is None else at}: {printable}")
+        raise BadCheckpoint(f"{self.path} is not a sound GGUF file: byte {self.position if at is None else at}: {printable}")
 
     def header(self) -> GgufHeader:
         version = self._version()

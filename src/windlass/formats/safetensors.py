@@ -112,8 +112,7 @@ def _info(path: Path, name: str, raw: msgspec.Raw, header: bytes) -> TensorInfo:
         if start > stop:
             raise ValueError(f"its bytes begin at {start} and end at {stop}")
         if stop - start != num_bytes:
-            shape = list(entry.shape)
-            raise ValueError(f"{entry.dtype} of shape {shape} needs {num_bytes} bytes, its offsets give it {stop - start}")
+            raise ValueError(f"{_shown(entry)} needs {num_bytes} bytes, its offsets give it {stop - start}")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise BadCheckpoint(f"damaged header: {error}", path, name, _place_of(name, header)) from None
     first = LENGTH_BYTES + len(header) + start
@@ -129,8 +128,13 @@ def _num_bytes(entry: _Entry) -> int:
         if max(bits, size) > _LARGEST:  # also stops before a product of a million factors grows long
             raise ValueError(f"a shape of {len(entry.shape)} dimensions whose product overflows")
     if bits % 8:
-        raise ValueError(f"{entry.dtype} of shape {list(entry.shape)} does not fill whole bytes")
+        raise ValueError(f"{_shown(entry)} does not fill whole bytes")
     return bits // 8
+
+
+def _shown(entry: _Entry) -> str:
+    sizes = [str(size) for size in entry.shape[:8]] + ["..."] * (len(entry.shape) > 8)
+    return f"{entry.dtype} of shape [{', '.join(sizes)}]"
 
 
 def _place_of(name: str, header: bytes) -> int:
