@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import os
+import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -164,7 +166,12 @@ Change = Callable[[dict[str, Any], dict[str, torch.Tensor]], None]
 
 
 def write_gguf(
-    file: Path, name: str, config: dict[str, Any], tensors: dict[str, torch.Tensor], change: Change | None = None, kind: str = "F32"
+    file: Path,
+    name: str,
+    config: dict[str, Any],
+    tensors: dict[str, torch.Tensor],
+    change: Change | None = None,
+    kind: str = "F32",
 ) -> Path:
     gguf = pytest.importorskip("gguf")
     metadata, stored = metadata_of(name, config), stored_form(name, config, tensors)
@@ -217,7 +224,7 @@ def test_frequency_tables_of_llama_3_are_understood(tmp_path: Path) -> None:
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     config = small_config("llama")
-    inverse, _ = ROPE_INIT_FUNCTIONS["llama3"](LlamaConfig(**config), device="cpu")
+    inverse, _ = ROPE_INIT_FUNCTIONS["llama3"](LlamaConfig(**copy.deepcopy(config)), device="cpu")
     plain = 1.0 / config["rope_theta"] ** (torch.arange(0, 16, 2) / 16)
     table = plain / inverse
 
@@ -313,7 +320,9 @@ def refused(directory: Path, name: str, change: Change) -> str:
 
 
 def test_an_unknown_tensor_is_refused(tmp_path: Path) -> None:
-    assert "blk.0.attn_sinks" in refused(tmp_path, "llama", lambda _, stored: stored.update({"blk.0.attn_sinks.weight": torch.ones(4)}))
+    assert "blk.0.attn_sinks" in refused(
+        tmp_path, "llama", lambda _, stored: stored.update({"blk.0.attn_sinks.weight": torch.ones(4)})
+    )
 
 
 def test_an_unknown_key_is_refused(tmp_path: Path) -> None:
@@ -341,6 +350,29 @@ def test_an_unknown_architecture_is_refused(tmp_path: Path) -> None:
     writer.close()
     with pytest.raises(BadInput, match=r"'mamba' is not read.*llama"):
         GgufStore(tmp_path / "model.gguf")
+
+
+@pytest.mark.parametrize("name", ["llama", "glm4moe"])
+def test_mutated_files_are_read_or_refused(tmp_path: Path, name: str) -> None:
+    config = small_config(name)
+    sound = write_gguf(tmp_path / "sound.gguf", name, config, expected_tensors(config)).read_bytes()
+    header = len(sound) - sum(tensor.numel() * 4 for tensor in expected_tensors(config).values())
+    chance, opened = random.Random(1), 0
+    for _ in range(300):
+        content = bytearray(sound)
+        for _ in range(chance.choice([1, 1, 3])):
+            content[chance.randrange(header)] = chance.choice([0, 1, 0xFF, chance.randrange(256)])
+        (tmp_path / "model.gguf").write_bytes(content)
+        try:
+            store = GgufStore(tmp_path / "model.gguf")
+        except BadInput as error:
+            assert "\n" not in str(error)
+            continue
+        opened += 1
+        for tensor in store.names():
+            store.read(tensor, 0, store.shape(tensor)[0])
+        store.close()
+    assert 0 < opened < 300
 
 
 def test_a_file_cut_after_opening_is_named(tmp_path: Path) -> None:

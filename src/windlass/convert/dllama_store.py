@@ -74,7 +74,10 @@ class DllamaStore:
         where = f"{path} header"
         self.config: dict[str, Any] = config_from(header.values, where)
         self.spec = describe(self.config, where=where)
-        self._placed = _placed_within(path, header, self.spec, self.kind)
+        try:
+            self._placed = _placed_within(path, header, self.spec, self.kind)
+        except Impossible as error:
+            raise BadCheckpoint(f"the header is wrong: {error}", path) from None
         self._file = os.open(path, os.O_RDONLY)
 
     def names(self) -> Collection[str]:
@@ -84,8 +87,13 @@ class DllamaStore:
         return self._find(name).tensor.shape
 
     def dtype(self, name: str) -> str:
-        """Of what `read` gives: blocks come as float32."""
+        """Of what `read` gives: blocks come as float32. `block_type` says how it is stored."""
         return "F16" if self._find(name).kind is WeightType.F16 else "F32"
+
+    def block_type(self, name: str) -> str:
+        """`Q4_0`, `Q8_0`, `F16` or `F32`: how the file stores it."""
+        kind = self._find(name).kind
+        return _BLOCK_NAMES.get(kind, kind.name)
 
     def read(self, name: str, start: int, stop: int) -> torch.Tensor:
         found = self._find(name)
@@ -93,12 +101,12 @@ class DllamaStore:
             return decode(self._bytes(found, 0, 1), found.kind, found.width)[0, start:stop].clone()
         return decode(self._bytes(found, start, stop), found.kind, found.width)
 
-    def raw_blocks(self, name: str, start: int, stop: int) -> tuple[str, bytes] | None:
-        """Rows start..stop as `Q4_0` or `Q8_0` blocks, as they are in the file; None where the tensor is not in blocks."""
+    def raw_blocks(self, name: str, start: int, stop: int) -> tuple[str, bytes]:
+        """Rows start..stop in Hugging Face order, as the file has them: nothing is rounded again."""
         found = self._find(name)
-        if found.kind not in _BLOCK_NAMES:
-            return None
-        return _BLOCK_NAMES[found.kind], self._bytes(found, start, stop).tobytes()
+        if len(found.tensor.shape) == 1:
+            raise IndexError(f"{name} has one dimension; its blocks are not rows")
+        return self.block_type(name), self._bytes(found, start, stop).tobytes()
 
     def close(self) -> None:
         if self._file >= 0:

@@ -9,8 +9,9 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from io import BufferedWriter
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,8 +28,8 @@ from windlass.formats.dllama_blocks import encode
 ReadRows = Callable[[str, int, int], torch.Tensor]
 """`TensorStore.read`: rows start..stop of a tensor under its Hugging Face name, experts one by one, in any float type."""
 
-SLICE_ELEMENTS = 2**21
-"""Numbers read at a time: 8 MiB as float32, enough for a disk and little beside a model."""
+SLICE_ELEMENTS = 2**20
+"""Numbers read at a time: 4 MiB as float32, enough for a disk and little beside a model."""
 
 
 class Written(Frozen):
@@ -107,7 +108,7 @@ def _slices(placed: list[Placed], slice_elements: int) -> Iterator[Slice]:
 
 
 def _write_slices(
-    stream: BinaryIO, slices: Iterator[Slice], read: ReadRows, jobs: int, progress: Callable[[str, int], None] | None
+    stream: BufferedWriter, slices: Iterator[Slice], read: ReadRows, jobs: int, progress: Callable[[str, int], None] | None
 ) -> None:
     threads = torch.get_num_threads()
     pending: deque[tuple[Slice, Future[np.ndarray]]] = deque()
@@ -126,7 +127,7 @@ def _write_slices(
 
 
 def _write_next(
-    stream: BinaryIO, pending: deque[tuple[Slice, Future[np.ndarray]]], progress: Callable[[str, int], None] | None
+    stream: BufferedWriter, pending: deque[tuple[Slice, Future[np.ndarray]]], progress: Callable[[str, int], None] | None
 ) -> None:
     part, future = pending.popleft()
     stream.write(future.result())

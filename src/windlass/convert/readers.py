@@ -120,15 +120,37 @@ def _columns(store: TensorStore, name: str, first: int, output: Output, start: i
 
 def _decoded(store: TensorStore, output: Output, place: Place) -> ReadRows:
     """Reads rows of the stored tensor and widens published 8- and 4-bit weights."""
-    from windlass.quant import published as formats
-
-    names = store.names()
     if place.source.encoding:
-        return lambda start, stop: formats.mxfp4_rows(store.read, place.name, store.shape(f"{place.name}_blocks"), start, stop)
-    if store.dtype(place.name) == "F8_E4M3":
-        for suffix in ("_scale_inv", "_scale"):
-            scale = f"{place.name}{suffix}"
-            if scale in names:
-                return lambda start, stop: formats.fp8_rows(store.read, place.name, scale, store.shape(scale), start, stop)
-        raise BadCheckpoint(f"{place.name} is stored in 8 bits and has no {place.name}_scale or _scale_inv beside it")
-    return lambda start, stop: store.read(place.name, start, stop)
+        return lambda start, stop: _mxfp4(store, place.name, start, stop)
+    if store.dtype(place.name) != "F8_E4M3":
+        return lambda start, stop: store.read(place.name, start, stop)
+    names = store.names()
+    if f"{place.name}_scale_inv" in names:
+        return lambda start, stop: _fp8_blocks(store, place.name, start, stop)
+    if f"{place.name}_scale" in names:
+        return lambda start, stop: _fp8_rows(store, place.name, start, stop)
+    raise BadCheckpoint("stored in 8 bits without a scale beside it (_scale or _scale_inv)", tensor=place.name)
+
+
+def _mxfp4(store: TensorStore, name: str, start: int, stop: int) -> torch.Tensor:
+    from windlass.quant.published import mxfp4
+
+    scales = store.read(f"{name}_scales", start, stop)
+    per_row = scales.shape[1]
+    blocks = store.read(f"{name}_blocks", start * per_row, stop * per_row)
+    return mxfp4(blocks.view(stop - start, per_row, -1), scales)
+
+
+def _fp8_rows(store: TensorStore, name: str, start: int, stop: int) -> torch.Tensor:
+    from windlass.quant.published import fp8_rows
+
+    scale, whole = f"{name}_scale", store.shape(f"{name}_scale")
+    per_row = len(whole) > 0 and whole[0] > 1
+    return fp8_rows(store.read(name, start, stop), store.read(scale, start, stop) if per_row else store.read(scale, 0, 1))
+
+
+def _fp8_blocks(store: TensorStore, name: str, start: int, stop: int) -> torch.Tensor:
+    from windlass.quant.published import FP8_BLOCK, fp8_blocks
+
+    first, last = start // FP8_BLOCK, -(-stop // FP8_BLOCK)
+    return fp8_blocks(store.read(name, start, stop), store.read(f"{name}_scale_inv", first, last), start - first * FP8_BLOCK)

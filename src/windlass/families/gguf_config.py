@@ -35,7 +35,7 @@ def gguf_config(
     prefix = f"{name}."
     keys = Config({key[len(prefix) :]: value for key, value in metadata.items() if key.startswith(prefix)}, f"{where}: {name}")
     keys.ignore(*_HARMLESS)
-    config = {"architectures": [architecture.hf_class], "model_type": architecture.model_type}
+    config: dict[str, Any] = {"architectures": [architecture.hf_class], "model_type": architecture.model_type}
     config |= _common(keys, shapes)
     config |= _rope(keys, config["head_dim"], config["rope_theta"], rope_factors)
     config |= _EXTRA[name](keys, config, shapes)

@@ -12,6 +12,7 @@ from math import prod
 
 from windlass.core.model import Frozen
 from windlass.errors import BadInput
+from windlass.families.config import MAX_EXPERTS
 
 
 class HeadHalves(Frozen):
@@ -146,15 +147,17 @@ def _hugging_face_name(architecture: Architecture, stored: str, where: str) -> s
 
 
 def _experts(name: str, stored: str, shape: tuple[int, ...], where: str) -> Iterator[GgufSource]:
-    if len(shape) != 3:
-        raise BadInput(f"{where}: tensor {stored} should hold all experts in three dimensions, found {list(shape)}")
+    if len(shape) != 3 or shape[0] > MAX_EXPERTS:
+        raise BadInput(
+            f"{where}: tensor {stored} should hold at most {MAX_EXPERTS} experts in three dimensions, found {list(shape)}"
+        )
     rows = prod(shape[1:-1])
     for expert in range(shape[0]):
         yield GgufSource(name=name.format(expert=expert), stored=stored, shape=shape[1:], first_row=expert * rows)
 
 
 def _row_order(architecture: Architecture, stored: str, shape: tuple[int, ...], head_dim: int, where: str) -> HeadHalves | None:
-    if not architecture.halved_heads or ".attn_q." not in stored and ".attn_k." not in stored:
+    if not architecture.halved_heads or (".attn_q." not in stored and ".attn_k." not in stored):
         return None
     if head_dim % 2 or shape[0] % head_dim:
         raise BadInput(f"{where}: the {shape[0]} rows of {stored} are not whole heads of {head_dim}")

@@ -62,7 +62,9 @@ class GgufFile:
         while done < count:  # one call gives at most 2 GiB on Linux
             got = os.preadv(self._descriptor, [view[done:]], position + done)
             if got == 0:
-                raise BadCheckpoint(f"{self.path} ended at byte {position + done} inside tensor {name}; was it cut while being read?")
+                raise BadCheckpoint(
+                    f"{self.path} ended at byte {position + done} inside tensor {name}; was it cut while being read?"
+                )
             done += got
         return buffer
 

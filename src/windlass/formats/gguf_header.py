@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO
 
 from windlass.core.model import Frozen
 from windlass.errors import BadCheckpoint, BadInput
@@ -125,9 +125,9 @@ class _HeaderReader:
         self.position = 0
         self.items_left = MAX_ITEMS
 
-    def refuse(self, message: str, at: int | None = None) -> NoReturn:
+    def refuse(self, message: str, at: int | None = None) -> BadCheckpoint:
         printable = "".join(mark if mark.isprintable() else "?" for mark in message)
-        raise BadCheckpoint(f"{self.path} is not a sound GGUF file: byte {self.position if at is None else at}: {printable}")
+        return BadCheckpoint(f"{self.path} is not a sound GGUF file: byte {self.position if at is None else at}: {printable}")
 
     def header(self) -> GgufHeader:
         version = self._version()
@@ -140,22 +140,22 @@ class _HeaderReader:
 
     def _version(self) -> int:
         if (magic := self.take(4)) != MAGIC:
-            self.refuse(f"it begins with {magic!r}, not {MAGIC!r}", 0)
+            raise self.refuse(f"it begins with {magic!r}, not {MAGIC!r}", 0)
         version = self.scalar("I")
         if version in VERSIONS:
             return version
         if int.from_bytes(version.to_bytes(4, "little"), "big") in VERSIONS:
-            self.refuse("it is big-endian; convert it to little-endian first", 4)
-        self.refuse(f"version {version} is not read here, only {' and '.join(map(str, VERSIONS))}", 4)
+            raise self.refuse("it is big-endian; convert it to little-endian first", 4)
+        raise self.refuse(f"version {version} is not read here, only {' and '.join(map(str, VERSIONS))}", 4)
 
     # --- primitives
 
     def take(self, count: int) -> bytes:
         if count > self.size - self.position:
-            self.refuse(f"{count} bytes are needed and {self.size - self.position} are left; is the file complete?")
+            raise self.refuse(f"{count} bytes are needed and {self.size - self.position} are left; is the file complete?")
         data = self.stream.read(count)
         if len(data) != count:
-            self.refuse(f"{count} bytes are needed and the file ended; was it cut while being read?")
+            raise self.refuse(f"{count} bytes are needed and the file ended; was it cut while being read?")
         self.position += count
         return data
 
@@ -165,19 +165,19 @@ class _HeaderReader:
     def claim(self, count: int, what: str, least_bytes: int) -> None:
         """Before anything is made: do so many things fit in the file, and in reason?"""
         if count * least_bytes > self.size - self.position:
-            self.refuse(f"{count} {what} do not fit in the {self.size - self.position} bytes that are left")
+            raise self.refuse(f"{count} {what} do not fit in the {self.size - self.position} bytes that are left")
         if count > self.items_left:
-            self.refuse(f"{count} {what} are more than the {MAX_ITEMS} items that a header may have")
+            raise self.refuse(f"{count} {what} are more than the {MAX_ITEMS} items that a header may have")
         self.items_left -= count
 
     def string(self) -> str:
         at, length = self.position, self.scalar("Q")
         if length > MAX_STRING_BYTES:
-            self.refuse(f"a string of {length} bytes; at most {MAX_STRING_BYTES} are read", at)
+            raise self.refuse(f"a string of {length} bytes; at most {MAX_STRING_BYTES} are read", at)
         try:
             return self.take(length).decode()
         except UnicodeDecodeError:
-            self.refuse("a string that is not UTF-8", at)
+            raise self.refuse("a string that is not UTF-8", at) from None
 
     def value(self, kind: int, depth: int = 0) -> Any:
         if kind in _SCALARS:
@@ -186,11 +186,11 @@ class _HeaderReader:
             return self.string()
         if kind == _ARRAY:
             return self._array(depth)
-        self.refuse(f"value type {kind} is unknown", self.position - 4)
+        raise self.refuse(f"value type {kind} is unknown", self.position - 4)
 
     def _array(self, depth: int) -> list[Any]:
         if depth >= MAX_NESTING:
-            self.refuse(f"arrays nested more than {MAX_NESTING} deep")
+            raise self.refuse(f"arrays nested more than {MAX_NESTING} deep")
         kind, count = self.scalar("I"), self.scalar("Q")
         if kind in _SCALARS:
             code = _SCALARS[kind]
@@ -206,7 +206,7 @@ class _HeaderReader:
         for _ in range(count):
             at, key = self.position, self.string()
             if key in found:
-                self.refuse(f"key {key[:80]!r} appears twice", at)
+                raise self.refuse(f"key {key[:80]!r} appears twice", at)
             found[key] = self.value(self.scalar("I"))
         return found
 
@@ -215,20 +215,22 @@ class _HeaderReader:
         at, name = self.position, self.string()
         num_dimensions = self.scalar("I")
         if not 1 <= num_dimensions <= MAX_DIMENSIONS:
-            self.refuse(f"tensor {name[:80]!r} has {num_dimensions} dimensions; 1 to {MAX_DIMENSIONS} are possible", at)
+            raise self.refuse(f"tensor {name[:80]!r} has {num_dimensions} dimensions; 1 to {MAX_DIMENSIONS} are possible", at)
         shape = tuple(self.scalar("Q") for _ in range(num_dimensions))[::-1]
         number, start = self.scalar("I"), self.scalar("Q")
         if number not in TYPES:
-            self.refuse(f"tensor {name[:80]!r} is of type {number}, which is unknown", at)
+            raise self.refuse(f"tensor {name[:80]!r} is of type {number}, which is unknown", at)
         kind = TYPES[number]
         if min(shape) < 1 or shape[-1] % kind.elements:
-            self.refuse(f"tensor {name[:80]!r} of shape {shape} cannot be stored in {kind.name} blocks of {kind.elements}", at)
+            raise self.refuse(
+                f"tensor {name[:80]!r} of shape {shape} cannot be stored in {kind.name} blocks of {kind.elements}", at
+            )
         return GgufTensor(name=name, shape=shape, type=kind, start=start)
 
     def _alignment(self, metadata: dict[str, Any]) -> int:
         value = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
         if not isinstance(value, int) or not 1 <= value <= MAX_ALIGNMENT or value & (value - 1):
-            self.refuse(f"general.alignment is {value!r:.40}; a power of two is expected")
+            raise self.refuse(f"general.alignment is {value!r:.40}; a power of two is expected")
         return value
 
     def _placed(self, infos: list[GgufTensor], alignment: int) -> dict[str, GgufTensor]:
@@ -238,11 +240,13 @@ class _HeaderReader:
         for info in infos:
             end = data + info.start + info.num_bytes
             if info.name in found:
-                self.refuse(f"tensor {info.name[:80]!r} appears twice")
+                raise self.refuse(f"tensor {info.name[:80]!r} appears twice")
             if info.start % alignment:
-                self.refuse(f"tensor {info.name[:80]!r} starts at {info.start}, which is not a multiple of {alignment}")
+                raise self.refuse(f"tensor {info.name[:80]!r} starts at {info.start}, which is not a multiple of {alignment}")
             if end > self.size:
-                self.refuse(f"tensor {info.name[:80]!r} would end at byte {end} of a file of {self.size}; is the file complete?")
+                raise self.refuse(
+                    f"tensor {info.name[:80]!r} would end at byte {end} of a file of {self.size}; is the file complete?"
+                )
             found[info.name] = GgufTensor(name=info.name, shape=info.shape, type=info.type, start=data + info.start)
         self._check_overlap(found)
         return found
@@ -251,5 +255,5 @@ class _HeaderReader:
         last: GgufTensor | None = None
         for tensor in sorted(tensors.values(), key=lambda tensor: tensor.start):
             if last is not None and tensor.start < last.start + last.num_bytes:
-                self.refuse(f"tensors {last.name[:80]!r} and {tensor.name[:80]!r} overlap", tensor.start)
+                raise self.refuse(f"tensors {last.name[:80]!r} and {tensor.name[:80]!r} overlap", tensor.start)
             last = tensor

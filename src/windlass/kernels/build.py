@@ -56,7 +56,9 @@ def _load(name: str) -> Outcome:
         return Outcome(ctypes.CDLL(str(_compiled(name, compiler))))
     except subprocess.SubprocessError as error:
         said = getattr(error, "stderr", None) or str(error)
-        return Outcome(None, f"{compiler} could not compile {name}.cpp ({said.strip().splitlines()[0]}): the same results, slower")
+        return Outcome(
+            None, f"{compiler} could not compile {name}.cpp ({said.strip().splitlines()[0]}): the same results, slower"
+        )
     except OSError as error:
         return Outcome(None, f"the compiled {name} could not be loaded ({error}): the same results, slower")
 
@@ -72,12 +74,12 @@ def _compiled(name: str, compiler: str) -> Path:
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True, timeout=COMPILE_SECONDS).stdout
     parts = [path.read_bytes() for path in sources]
     parts += [text.encode() for text in (compiler, version, *FLAGS, platform.machine(), platform.system())]
-    file = f"{hashlib.sha256(b'\0'.join(parts)).hexdigest()[:32]}.so"
+    file = hashlib.sha256(b"\0".join(parts)).hexdigest()[:32] + ".so"
     for folder in (cache_folder(), None):
         try:
             return _made(SOURCES / f"{name}.cpp", compiler, folder or Path(tempfile.mkdtemp(prefix="windlass-kernels-")), file)
-        except (PermissionError, NotADirectoryError, FileNotFoundError, OSError) as error:
-            if folder is None or isinstance(error, subprocess.SubprocessError):
+        except OSError:  # a home that is missing, full or read-only
+            if folder is None:
                 raise
     raise AssertionError("the temporary folder either works or raises")
 
@@ -93,7 +95,7 @@ def _made(source: Path, compiler: str, folder: Path, file: str) -> Path:
     try:
         command = [compiler, *FLAGS, str(source), "-o", temporary]
         subprocess.run(command, capture_output=True, text=True, check=True, timeout=COMPILE_SECONDS)
-        os.replace(temporary, target)
+        Path(temporary).replace(target)
     finally:
         Path(temporary).unlink(missing_ok=True)
     return target

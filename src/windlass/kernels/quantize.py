@@ -16,7 +16,6 @@ Student's t with 4 degrees 18.3 -> 15.8; all within 0.3 % of an exhaustive searc
 from __future__ import annotations
 
 import ctypes
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -86,6 +85,7 @@ class _Job(ctypes.Structure):
 
 
 KINDS = {"int4": 0, "int8": 1, "fp8": 2}
+INSTRUCTION_SETS = ("baseline", "avx2", "avx512")
 
 
 def int4(weight: Tensor, group: int, *, zero_points: bool = False, search: str = DEFAULT_SEARCH) -> Quantized:
@@ -114,7 +114,9 @@ def int8(weight: Tensor, group: int | None = None) -> Quantized:
     _check(weight)
     length = group or weight.shape[1]
     if length == 0 or weight.shape[1] % length or (group and group % 4):
-        raise BadInput(f"int8 needs rows in whole groups of a multiple of 4; {weight.shape[1]} inputs in groups of {group} are not")
+        raise BadInput(
+            f"int8 needs rows in whole groups of a multiple of 4; {weight.shape[1]} inputs in groups of {group} are not"
+        )
     native = _native(weight)
     if native is None:
         return Quantized(*quantize_reference.int8(weight, length))
@@ -146,7 +148,7 @@ def pack_zero_points(zeros: Tensor) -> Tensor:
 def instruction_set() -> str:
     """What the loop runs on here: `avx512`, `avx2`, `baseline` (SSE2 or NEON), or `torch`."""
     native = build.library("quantize")
-    return "torch" if native is None else ("baseline", "avx2", "avx512")[native.windlass_instruction_set()]
+    return "torch" if native is None else INSTRUCTION_SETS[_best_set(native)]
 
 
 def _check(weight: Tensor) -> None:
@@ -156,6 +158,10 @@ def _check(weight: Tensor) -> None:
 
 def _native(weight: Tensor) -> ctypes.CDLL | None:
     return build.library("quantize") if weight.device.type == "cpu" else None
+
+
+def _best_set(native: ctypes.CDLL) -> int:
+    return native.windlass_instruction_set()
 
 
 def _run(
@@ -171,7 +177,7 @@ def _run(
     weight = weight.contiguous()
     total = _Statistics(worst_group=-1)
     table = (ctypes.c_float * max(len(factors), 1))(*factors)
-    search = _Search(ctypes.cast(table, ctypes.c_void_p), len(factors), num_fits(factors))
+    search = _Search(ctypes.cast(table, ctypes.c_void_p), len(factors), quantize_reference.NUM_FITS)
     job = _Job(
         input=weight.data_ptr(),
         element_bytes=weight.element_size(),
@@ -184,6 +190,7 @@ def _run(
         total=ctypes.pointer(total),
     )
     pointer = ctypes.c_void_p(0 if zeros is None else zeros.data_ptr())
-    set_ = native.windlass_instruction_set()
-    native.windlass_quantize(set_, KINDS[kind], INPUTS[weight.dtype], ctypes.byref(job), ctypes.byref(search), pointer)
+    native.windlass_quantize(
+        _best_set(native), KINDS[kind], INPUTS[weight.dtype], ctypes.byref(job), ctypes.byref(search), pointer
+    )
     return Statistics(total.squared_error, total.squared_weight, total.worst_squared, total.worst_group, total.num_unusable)

@@ -10,14 +10,26 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NoReturn
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
+import msgspec
+
+from windlass.core.model import Frozen
 from windlass.errors import BadInput, MissingExtra
 
 if TYPE_CHECKING:
     import jinja2
+    from jinja2 import nodes
+    from jinja2.ext import Extension
+    from jinja2.parser import Parser
 
 Message = Mapping[str, Any]
+
+
+class _Named(Frozen):
+    name: str
+    template: str
 
 
 def render_chat(
@@ -30,23 +42,26 @@ def render_chat(
     **variables: object,
 ) -> str:
     """`special_tokens` is bos_token, eos_token...; `variables` are the template's own (enable_thinking)."""
-    import jinja2
-
-    values = {"messages": messages, "tools": tools or None, "add_generation_prompt": add_generation_prompt}
+    values: dict[str, Any] = {**(special_tokens or {}), **variables, "messages": messages, "tools": tools or None}
+    values["add_generation_prompt"] = add_generation_prompt
     try:
-        return _compiled(template).render(**(special_tokens or {}), **variables, **_plain(values))
-    except jinja2.TemplateError as error:
+        return _compiled(template).render(_plain(values))
+    except _jinja().TemplateError as error:
         raise BadInput(f"the chat template refused: {_first_line(error)}") from None
-    except (TypeError, ValueError, KeyError, AttributeError, RecursionError, OverflowError) as error:
+    except (TypeError, ValueError, LookupError, AttributeError, RecursionError, ArithmeticError) as error:
         raise BadInput(f"the chat template failed on these messages: {type(error).__name__}: {_first_line(error)}") from None
 
 
 def chat_template(config: Mapping[str, Any], name: str = "default") -> str | None:
     """From tokenizer_config.json: one template, or a list of named ones."""
     value = config.get("chat_template")
-    if isinstance(value, list):
-        return next((entry["template"] for entry in value if isinstance(entry, dict) and entry.get("name") == name), None)
-    return value if isinstance(value, str) else None
+    if value is None or isinstance(value, str):
+        return value
+    try:
+        templates = msgspec.convert(value, list[_Named])
+    except msgspec.ValidationError:
+        raise BadInput("chat_template in tokenizer_config.json should be a text, or a list of names and templates") from None
+    return next((entry.template for entry in templates if entry.name == name), None)
 
 
 def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
@@ -54,7 +69,7 @@ def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     found: dict[str, str] = {}
     for key in ("bos_token", "eos_token", "unk_token", "pad_token"):
         value = config.get(key)
-        text = value.get("content") if isinstance(value, dict) else value
+        text: Any = cast(dict[str, Any], value).get("content") if isinstance(value, dict) else value
         if isinstance(text, str):
             found[key] = text
     return found
@@ -62,32 +77,34 @@ def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 @lru_cache(maxsize=16)
 def _compiled(template: str) -> jinja2.Template:
-    import jinja2
-
     try:
         return _environment().from_string(template)
-    except (jinja2.TemplateError, RecursionError) as error:
+    except (_jinja().TemplateError, RecursionError) as error:
         raise BadInput(f"the chat template cannot be read: {_first_line(error)}") from None
 
 
 def _environment() -> jinja2.Environment:
-    try:
-        from jinja2.ext import loopcontrols
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-    except ImportError:
-        raise MissingExtra("jinja2", "run", "rendering a chat") from None
+    _jinja()
+    from jinja2.ext import loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _generation()])
     environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    cast(dict[str, Any], environment.globals).update(raise_exception=_raise, strftime_now=_strftime_now)
     return environment
 
 
-def _generation() -> type[jinja2.ext.Extension]:
+def _jinja() -> ModuleType:
+    try:
+        import jinja2
+    except ImportError:
+        raise MissingExtra("jinja2", "run", "rendering a chat") from None
+    return jinja2
+
+
+def _generation() -> type[Extension]:
     """`{% generation %}` marks the assistant's words for training; here its body is rendered as it is."""
-    from jinja2 import nodes
     from jinja2.ext import Extension
-    from jinja2.parser import Parser
 
     class Generation(Extension):
         tags = {"generation"}
@@ -105,17 +122,19 @@ def _tojson(value: object, ensure_ascii: bool = False, indent: int | None = None
 
 
 def _raise(message: str) -> NoReturn:
-    import jinja2
+    raise _jinja().TemplateError(message)
 
-    raise jinja2.TemplateError(message)
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)
 
 
 def _plain(value: Any) -> Any:
     """Rebuilt of JSON's types: what a template sees has no methods that reach further."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): _plain(item) for key, item in cast(Mapping[Any, Any], value).items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [_plain(item) for item in cast(Sequence[Any], value)]
     if value is None or isinstance(value, (str, int, float, bool)):
         return value
     return str(value)

@@ -46,7 +46,9 @@ def _special_tokens(metadata: Mapping[str, Any], vocabulary: Vocabulary, where: 
         if number is None:
             continue
         if not isinstance(number, int) or not 0 <= number < len(vocabulary.tokens):
-            raise BadInput(f"{where}: tokenizer.ggml.{key}_token_id is {number!r:.40} in a vocabulary of {len(vocabulary.tokens)}")
+            raise BadInput(
+                f"{where}: tokenizer.ggml.{key}_token_id is {number!r:.40} in a vocabulary of {len(vocabulary.tokens)}"
+            )
         found[name] = vocabulary.tokens[number]
     return found
 
@@ -172,8 +174,8 @@ def _tokenizer_config(metadata: Mapping[str, Any], vocabulary: Vocabulary, speci
 def _chat_template(metadata: Mapping[str, Any]) -> str | list[Json] | None:
     """One template, or the default and named ones (`tool_use`, `rag`) as a list."""
     default = metadata.get("tokenizer.chat_template")
-    names = metadata.get("tokenizer.chat_templates")
-    named = {name: metadata.get(f"tokenizer.chat_template.{name}") for name in names} if isinstance(names, list) else {}
+    prefix = "tokenizer.chat_template."
+    named = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
     if not any(isinstance(template, str) for template in named.values()):
         return default if isinstance(default, str) else None
     every = {"default": default} | named

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from windlass.core.model import Frozen
 from windlass.errors import BadInput
@@ -13,6 +15,9 @@ NORMAL, UNKNOWN, CONTROL_TYPE, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 """tokenizer.ggml.token_type (llama.h, enum llama_token_type)."""
 CONTROL = frozenset({UNKNOWN, CONTROL_TYPE})
 ADDED = CONTROL | {USER_DEFINED}
+
+
+Number = TypeVar("Number", int, float)
 
 
 class Vocabulary(Frozen):
@@ -46,7 +51,7 @@ def read_vocabulary(metadata: Mapping[str, Any], where: str = "GGUF") -> Vocabul
     merges = reader.merges() if by_bytes else _merges_from_scores(reader, tokens, types)
     return Vocabulary(
         tokens=tokens,
-        types=[int(kind) for kind in types],
+        types=types,
         merges=merges,
         pre=pre,
         add_bos=reader.flag("add_bos_token", default=pre is None or pre.add_bos),
@@ -75,15 +80,16 @@ class _Reader:
         return value
 
     def strings(self, key: str) -> list[str]:
-        values = self.metadata.get(f"tokenizer.ggml.{key}", [])
-        if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-            raise self.refuse(key, "a list of texts")
-        return values
+        try:
+            return msgspec.convert(self.metadata.get(f"tokenizer.ggml.{key}", []), list[str])
+        except msgspec.ValidationError:
+            raise self.refuse(key, "a list of texts") from None
 
-    def numbers(self, key: str, kind: type, count: int) -> Sequence[float]:
-        values = self.metadata.get(f"tokenizer.ggml.{key}", [])
-        if not isinstance(values, list) or not all(isinstance(value, kind) for value in values):
-            raise self.refuse(key, "a list of numbers")
+    def numbers(self, key: str, kind: type[Number], count: int) -> list[Number]:
+        try:
+            values = msgspec.convert(self.metadata.get(f"tokenizer.ggml.{key}", []), list[kind])
+        except msgspec.ValidationError:
+            raise self.refuse(key, "a list of numbers") from None
         if values and len(values) != count:
             raise self.refuse(key, f"{count} numbers, one for each token; it has {len(values)}")
         return values
@@ -99,7 +105,7 @@ class _Reader:
         return found
 
 
-def _merges_from_scores(reader: _Reader, tokens: list[str], types: Sequence[float]) -> list[tuple[str, str]]:
+def _merges_from_scores(reader: _Reader, tokens: list[str], types: Sequence[int]) -> list[tuple[str, str]]:
     """SentencePiece joins the two neighbours whose union has the best score; so every cut of a token in two tokens is a merge,
     ranked by the token's score (as transformers derives them, convert_slow_tokenizer.py)."""
     scores = reader.numbers("scores", float, len(tokens))

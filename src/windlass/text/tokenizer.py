@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,11 @@ class Tokenizer:
         self.backend = backend
         self.config = config
         """tokenizer_config.json; its `chat_template` is for text.chat."""
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Control tokens: no part of the text they stand in."""
+        return frozenset(number for number, token in self.backend.get_added_tokens_decoder().items() if token.special)
 
     @property
     def vocab_size(self) -> int:
@@ -60,6 +66,8 @@ class IncrementalDecoder:
 
     def push(self, token: int) -> str:
         """The text that this token completes; empty while a character is unfinished."""
+        if self._skip_special and token in self._tokenizer.special_ids:
+            return ""
         self._pending.append(token)
         text = self._new_text(self._pending)
         if not text.endswith(UNFINISHED):
@@ -81,8 +89,8 @@ class IncrementalDecoder:
         return self._tokenizer.decode(tokens, skip_special=self._skip_special) if tokens else ""
 
     def _give_out(self, count: int, text: str) -> str:
-        if text:  # else the window stays: a special token that is skipped must not take its place
-            self._given = self._pending[:count]
+        # A token that says nothing (a first space) still counts for the next: the window grows until something is said.
+        self._given = self._pending[:count] if text else self._given + self._pending[:count]
         self._pending = self._pending[count:]
         return text
 

@@ -1,0 +1,220 @@
+"""A checkpoint to another: open, check, plan the output, run, and only then give it a config."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from windlass.convert.checked import carried_blocks, placed
+from windlass.convert.outputs import Choices, Output, outputs, total_bytes
+from windlass.convert.quantization import patterns, quantization_config
+from windlass.convert.readers import reader
+from windlass.convert.report import FileRecord, Report, markdown, overall_rms, tensor_errors
+from windlass.convert.run import Job, run
+from windlass.convert.source import Opened, open_source
+from windlass.convert.units import unit_bytes, units
+from windlass.core.model import Frozen
+from windlass.core.scheme import Scheme
+from windlass.errors import BadInput
+from windlass.formats.disk import require_free, write_atomically
+from windlass.formats.journal import Journal
+from windlass.formats.shards import plan_shards, write_index
+from windlass.kernels.statistics import Statistics
+from windlass.units import GB
+
+JOURNAL = ".windlass-convert.journal"
+REPORT = "windlass-report"
+
+# torch_dtype of a config -> what stays in high precision is written in; 32-bit sources are halved.
+HIGH_DTYPES = {"float16": "F16", "bfloat16": "BF16", "float32": "BF16"}
+
+
+class Settings(Frozen):
+    """What the user asked for."""
+
+    scheme: Scheme
+    max_memory_bytes: int = 2 * GB
+    jobs: int = 0
+    """Workers; 0 is one per core."""
+    keep: tuple[str, ...] = ()
+    mtp: bool = True
+
+
+Started = Callable[[int], Callable[[int], None]]
+"""Called with the bytes to do; gives what is called with the bytes of each slice."""
+
+
+def convert(source: Path, directory: Path, settings: Settings, started: Started = lambda _: lambda _: None) -> Report:
+    began = time.monotonic()
+    opened = open_source(source)
+    try:
+        return _convert(opened, source, directory, settings, started, began)
+    finally:
+        opened.store.close()
+
+
+def _convert(opened: Opened, source: Path, directory: Path, settings: Settings, started: Started, began: float) -> Report:
+    choices = _choices(opened, settings)
+    planned = outputs(opened.spec, opened.rules, choices)
+    places = placed(planned, opened.store, ignore_next_token=not settings.mtp)
+    planned = tuple(output for output in planned if output.name in places)
+    _prepare(directory, planned)
+    jobs = settings.jobs or len(os.sched_getaffinity(0))
+    slices = tuple(units(planned, unit_bytes(settings.max_memory_bytes, jobs)))
+    journal = Journal(directory / JOURNAL, _fingerprint(opened, choices, slices))
+    try:
+        job = Job(
+            outputs=planned,
+            units=slices,
+            read=lambda output: reader(opened.store, output, places[output.name]),
+            raw=lambda output: _raw(opened, output),
+            directory=directory,
+            journal=journal,
+            workers=jobs,
+            progress=started(sum((one.stop - one.start) * planned[one.output].row_bytes for one in slices)),
+        )
+        statistics = run(job)
+        report = _report(opened, source, planned, settings, statistics, job.digests, directory, began)
+        _finish(opened, directory, planned, settings, report)
+    except BaseException:
+        journal.close()
+        raise
+    journal.remove()
+    return report
+
+
+def _choices(opened: Opened, settings: Settings) -> Choices:
+    dtype = str(opened.config.get("torch_dtype") or opened.config.get("dtype") or "bfloat16").removeprefix("torch.")
+    return Choices(
+        scheme=settings.scheme,
+        high_dtype=HIGH_DTYPES.get(dtype, "BF16"),
+        keep=settings.keep,
+        mtp=settings.mtp,
+        carried=carried_blocks(opened.blocks, settings.scheme.bits),
+    )
+
+
+def _prepare(directory: Path, planned: tuple[Output, ...]) -> None:
+    """An empty or unfinished directory with room. A finished one is not overwritten."""
+    if (directory / "config.json").exists():
+        raise BadInput(f"{directory} holds a model already; delete it or choose another output directory")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"{directory} cannot be made: {error.strerror}") from None
+    there = sum(file.stat().st_size for file in directory.iterdir() if file.is_file())
+    require_free(directory, max(total_bytes(planned) - there, 0))
+
+
+def _fingerprint(opened: Opened, choices: Choices, slices: tuple[Any, ...]) -> dict[str, Any]:
+    return {
+        "source": opened.digest,
+        "choices": msgspec.to_builtins(choices),
+        "slices": len(slices),
+    }
+
+
+def _raw(opened: Opened, output: Output) -> Callable[[int, int], Any] | None:
+    if not output.carried:
+        return None
+
+    def rows(start: int, stop: int) -> Any:
+        import torch
+
+        _, blocks = opened.store.raw_blocks(output.name, start, stop)  # type: ignore[attr-defined]
+        return torch.frombuffer(bytearray(blocks), dtype=torch.uint8).view(stop - start, -1)
+
+    return rows
+
+
+def _report(
+    opened: Opened,
+    source: Path,
+    planned: tuple[Output, ...],
+    settings: Settings,
+    statistics: dict[int, Statistics],
+    digests: dict[str, str],
+    directory: Path,
+    began: float,
+) -> Report:
+    from windlass.kernels.quantize import instruction_set
+
+    usual = settings.scheme.group
+    smaller = [
+        f"{one.name}: groups of {one.stored.group}"
+        for one in planned
+        if one.packed and not one.carried and one.stored.group != usual
+    ]
+    kept = [one.module for one in planned if not one.packed and len(one.shape) == 2]
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return Report(
+        model=opened.spec.name,
+        family=opened.spec.family,
+        source=str(source),
+        scheme=settings.scheme.name,
+        group=usual,
+        source_bytes=_source_bytes(source),
+        output_bytes=total_bytes(planned),
+        relative_rms=overall_rms(planned, statistics),
+        tensors=tensor_errors(planned, statistics),
+        kept=tuple(patterns(kept, [])),
+        smaller_groups=tuple(smaller),
+        files=tuple(
+            FileRecord(file=file, num_bytes=(directory / file).stat().st_size, sha256=digest)
+            for file, digest in sorted(digests.items())
+        ),
+        seconds=time.monotonic() - began,
+        peak_memory_bytes=peak,
+        instruction_set=instruction_set(),
+        notes=_notes(planned),
+    )
+
+
+def _notes(planned: tuple[Output, ...]) -> tuple[str, ...]:
+    made: list[str] = []
+    carried = sum(1 for one in planned if one.carried)
+    if carried:
+        made.append(f"{carried} matrices were in such blocks already: their codes are copied, not rounded again")
+    if any(one.packed and one.rule.sources[0].transposed for one in planned):
+        made.append(
+            "matrices that the source stores [in, out] are packed [out, in]; other programs expect them unpacked, so only Windlass reads these"
+        )
+    return tuple(made)
+
+
+def _source_bytes(source: Path) -> int:
+    files = [source] if source.is_file() else [file for file in source.iterdir() if file.suffix in (".safetensors", ".bin")]
+    return sum(file.stat().st_size for file in files)
+
+
+def _finish(opened: Opened, directory: Path, planned: tuple[Output, ...], settings: Settings, report: Report) -> None:
+    """Companions, index, report; the config last, since it is what makes a directory a model."""
+    from windlass.convert.run import out_tensors
+
+    for file in opened.companions:
+        write_atomically(directory / file.name, file.read_bytes())
+    if opened.kind == "gguf":
+        from windlass.text.gguf_tokenizer import write_tokenizer
+
+        write_tokenizer(opened.store.metadata, directory)  # type: ignore[attr-defined]
+    write_index(directory, plan_shards(out_tensors(planned)))
+    encoded = msgspec.json.format(msgspec.json.encode(report), indent=1)
+    write_atomically(directory / f"{REPORT}.json", encoded)
+    write_atomically(directory / f"{REPORT}.md", markdown(report).encode())
+    config = {key: value for key, value in opened.config.items() if key not in ("quantization_config", "auto_map")}
+    quantization = quantization_config(planned, settings.scheme)
+    if quantization is not None:
+        config["quantization_config"] = quantization
+    if not settings.mtp or opened.spec.next_token is None:
+        config = {**config, **({"num_nextn_predict_layers": 0} if "num_nextn_predict_layers" in config else {})}
+    high = HIGH_DTYPES.get(str(config.get("torch_dtype") or config.get("dtype") or "bfloat16"), "BF16")
+    name = "dtype" if "dtype" in config else "torch_dtype"
+    config[name] = {"BF16": "bfloat16", "F16": "float16"}[high]
+    write_atomically(directory / "config.json", msgspec.json.format(msgspec.json.encode(config), indent=2) + b"\n")

@@ -1,0 +1,92 @@
+"""One slice of rows: read, packed, ready to be written. No state; any thread may run it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from windlass.convert.outputs import DTYPE_BYTES, Output
+from windlass.convert.readers import ReadRows
+from windlass.convert.units import Unit
+from windlass.errors import BadCheckpoint
+from windlass.kernels import repack
+from windlass.kernels.quantize import INPUTS
+from windlass.kernels.statistics import Statistics
+from windlass.quant import quantize_rows
+
+TORCH_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+
+RawBlocks = Callable[[int, int], Tensor]
+"""Rows start..stop as the source's own blocks, uint8 [rows, bytes]."""
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Bytes for the new file: (tensor, offset in it, bytes), and what was lost."""
+
+    writes: tuple[tuple[str, int, memoryview], ...]
+    statistics: Statistics
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(part.nbytes for _, _, part in self.writes)
+
+
+def pack_unit(output: Output, unit: Unit, read: ReadRows, raw: RawBlocks | None) -> Packed:
+    if output.carried:
+        assert raw is not None
+        codes, scale = (repack.q4_0 if output.carried == "Q4_0" else repack.q8_0)(raw(unit.start, unit.stop))
+        return _packed(output, unit, [codes, scale], Statistics())
+    rows = read(unit.start, unit.stop)
+    if output.packed:
+        return _quantized(output, unit, rows)
+    piece = output.pieces[0]
+    finite = torch.isfinite(rows).all()
+    if not finite:
+        raise _unusable(output, unit, int((~torch.isfinite(rows)).sum()))
+    kept = rows.to(TORCH_DTYPES[piece.dtype])
+    return _packed(output, unit, [kept], _rounding(rows, kept))
+
+
+def _rounding(rows: Tensor, kept: Tensor) -> Statistics:
+    """What a narrower float lost; nothing is computed where the type did not change."""
+    if rows.dtype == kept.dtype:
+        return Statistics()
+    exact = rows.double()
+    return Statistics(float((exact - kept.double()).square().sum()), float(exact.square().sum()))
+
+
+def _quantized(output: Output, unit: Unit, rows: Tensor) -> Packed:
+    made, statistics = quantize_rows(rows if rows.dtype in INPUTS else rows.float(), output.stored)
+    if statistics.num_unusable:
+        raise _unusable(output, unit, statistics.num_unusable)
+    tensors = [made.weight_packed, made.weight_scale]
+    return _packed(output, unit, tensors if made.weight_zero_point is None else [*tensors, made.weight_zero_point], statistics)
+
+
+def _unusable(output: Output, unit: Unit, count: int) -> BadCheckpoint:
+    return BadCheckpoint(
+        f"{count} weights in rows {unit.start} to {unit.stop} are NaN or infinite; the source is damaged", tensor=output.name
+    )
+
+
+def _packed(output: Output, unit: Unit, tensors: list[Tensor], statistics: Statistics) -> Packed:
+    """Where each tensor's rows go. Zero points are packed eight rows to a word, so theirs begin at an eighth."""
+    writes: list[tuple[str, int, memoryview]] = []
+    for piece, tensor in zip(output.pieces, tensors, strict=False):
+        start = unit.start
+        if piece.name.endswith("_zero_point"):
+            start = unit.start * output.stored.bits // 32
+        width = piece.shape[1] if len(piece.shape) == 2 else 1
+        writes.append((piece.name, start * width * DTYPE_BYTES[piece.dtype], _bytes(tensor)))
+    last = output.pieces[-1]
+    if last.name.endswith(".weight_shape") and unit.start == 0:
+        writes.append((last.name, 0, _bytes(torch.tensor(output.shape, dtype=torch.int64))))
+    return Packed(tuple(writes), statistics)
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    return memoryview(tensor.contiguous().view(torch.uint8).reshape(-1).numpy())

@@ -1,0 +1,102 @@
+"""A source of whatever format, opened: its tensors under Hugging Face names, what model it is, and the files that come along."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from windlass.core.model import ModelSpec
+from windlass.core.ports import TensorStore
+from windlass.core.rule import Rule
+from windlass.errors import BadInput
+from windlass.families import describe, hints_from, rules
+
+# Copied as they are, where the source has them. Everything a tokenizer or a generation needs; no code.
+COMPANIONS = (
+    "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "vocab.json", "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "chat_template.jinja",
+    "chat_template.json", "preprocessor_config.json", "LICENSE", "LICENSE.txt", "NOTICE",
+)  # fmt: skip
+
+
+class Opened(msgspec.Struct, frozen=True):
+    store: TensorStore
+    spec: ModelSpec
+    rules: tuple[Rule, ...]
+    config: dict[str, Any]
+    digest: str
+    """Of what the tensors are and where they lie; a resumed conversion must find the same."""
+    companions: tuple[Path, ...] = ()
+    blocks: Mapping[str, str] = {}
+    """Tensors held in blocks that may be carried over: name -> Q4_0 or Q8_0."""
+    kind: str = "hf"
+
+
+def open_source(path: Path) -> Opened:
+    if path.is_file() and path.suffix == ".gguf":
+        return _open_gguf(path)
+    if path.is_file() and path.suffix == ".m":
+        return _open_dllama(path)
+    if path.is_dir():
+        return _open_directory(path)
+    raise BadInput(f"{path} is neither a model directory, a .gguf file nor a .m file")
+
+
+def _open_directory(path: Path) -> Opened:
+    from windlass.formats.checkpoint import open_store
+
+    store = open_store(path)
+    companions = tuple(path / name for name in COMPANIONS if (path / name).is_file())
+    return _opened(store, path, companions, kind="hf")
+
+
+def _opened(
+    store: TensorStore, path: Path, companions: tuple[Path, ...], kind: str, blocks: Mapping[str, str] | None = None
+) -> Opened:
+    config = dict(store.config)
+    config_for_spec = {key: value for key, value in config.items() if key != "quantization_config"}
+    where = str(path / "config.json" if path.is_dir() else path)
+    spec = describe(config_for_spec, path.stem if path.is_file() else path.resolve().name, where=where)
+    spec = describe(config_for_spec, spec.name, hints=hints_from(store.names(), spec.num_layers), where=where)
+    return Opened(
+        store=store,
+        spec=spec,
+        rules=rules(spec),
+        config=config,
+        digest=_digest(store, path),
+        companions=companions,
+        blocks=blocks or {},
+        kind=kind,
+    )
+
+
+def _digest(store: TensorStore, path: Path) -> str:
+    """Names, types, shapes, and when the files were last written: other weights of the same shape are another source."""
+    found = hashlib.sha256(msgspec.json.encode(store.config, order="sorted"))
+    for name in sorted(store.names()):
+        found.update(f"{name} {store.dtype(name)} {store.shape(name)}\n".encode())
+    for file in sorted(path.iterdir()) if path.is_dir() else [path]:
+        if file.suffix in (".safetensors", ".bin", ".gguf", ".m"):
+            state = file.stat()
+            found.update(f"{file.name} {state.st_size} {state.st_mtime_ns}\n".encode())
+    return found.hexdigest()
+
+
+def _open_gguf(path: Path) -> Opened:
+    from windlass.convert.gguf_store import GgufStore
+
+    store = GgufStore(path)
+    blocks = {name: kind for name in store.names() if (kind := store.block_type(name)) in ("Q4_0", "Q8_0")}
+    return _opened(store, path, (), kind="gguf", blocks=blocks)
+
+
+def _open_dllama(path: Path) -> Opened:
+    from windlass.convert.dllama_store import DllamaStore
+
+    store = DllamaStore(path)
+    blocks = {name: kind for name in store.names() if (kind := store.block_type(name)) in ("Q4_0", "Q8_0")}
+    return _opened(store, path, (), kind="dllama", blocks=blocks)

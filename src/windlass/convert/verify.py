@@ -1,0 +1,68 @@
+"""Reads a conversion back and compares every tensor with its source: what was kept must be equal, what was packed within its bound."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from windlass.convert.outputs import Output
+from windlass.convert.pack import TORCH_DTYPES
+from windlass.convert.readers import ReadRows
+from windlass.convert.units import Unit
+from windlass.errors import BadCheckpoint
+from windlass.formats.checkpoint import open_store
+from windlass.formats.store import SafetensorsStore
+from windlass.quant import SMALLEST_ERROR, error_bound, from_tensors
+
+
+def verify(outputs: tuple[Output, ...], units: tuple[Unit, ...], read: dict[str, ReadRows], directory: Path, workers: int) -> int:
+    """How many tensors were compared. The first that differs stops it."""
+    store = open_store(directory)
+    assert isinstance(store, SafetensorsStore)
+    try:
+        with ThreadPoolExecutor(workers, thread_name_prefix="verify") as pool:
+            for _ in pool.map(
+                lambda unit: _check(outputs[unit.output], unit, read[outputs[unit.output].name], store, directory), units
+            ):
+                pass
+    finally:
+        store.close()
+    return len(outputs)
+
+
+def _check(output: Output, unit: Unit, read: ReadRows, store: SafetensorsStore, directory: Path) -> None:
+    rows = read(unit.start, unit.stop)
+    if not output.packed:
+        piece = output.pieces[0]
+        kept = store.read(piece.name, unit.start, unit.stop)
+        if not torch.equal(kept, rows.to(TORCH_DTYPES[piece.dtype]).view_as(kept)):
+            raise BadCheckpoint(f"rows {unit.start} to {unit.stop} differ from the source", directory, piece.name)
+        return
+    unpacked = dequantized(output, store, unit.start, unit.stop)
+    group = output.stored.group or output.shape[1]
+    exact = rows.float().view(-1, group)
+    error = (unpacked.view(-1, group) - exact).square().mean(dim=1).sqrt()
+    largest = exact.abs().amax(dim=1)
+    # Codes that were carried over are the source's own numbers, so only fp32's rounding may differ.
+    bound = 2.0**-20 if output.carried else error_bound(output.stored)
+    worst = (error - bound * largest - SMALLEST_ERROR).argmax()
+    if error[worst] > bound * largest[worst] + SMALLEST_ERROR:
+        what = f"a group of rows {unit.start} to {unit.stop} is off by {float(error[worst]):.3g} RMS; its largest weight is {float(largest[worst]):.3g}"
+        raise BadCheckpoint(what, directory, output.name)
+
+
+def dequantized(output: Output, store: SafetensorsStore, start: int, stop: int) -> Tensor:
+    """Rows of a packed output, in fp32."""
+    tensors: dict[str, Tensor] = {}
+    for piece in output.pieces:
+        suffix = piece.name.removeprefix(f"{output.module}.")
+        if suffix == "weight_shape":
+            tensors[suffix] = torch.tensor((stop - start, output.shape[1]))
+        elif suffix == "weight_zero_point":
+            tensors[suffix] = store.read(piece.name, start // 8, -(-stop // 8))
+        else:
+            tensors[suffix] = store.read(piece.name, start, stop)
+    return from_tensors(tensors, output.stored).dequantize()

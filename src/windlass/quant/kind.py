@@ -1,0 +1,45 @@
+"""Which of the packings a stored matrix has. One row per scheme; knows no arithmetic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from windlass.core.scheme import Stored
+from windlass.errors import BadInput
+
+
+@dataclass(frozen=True)
+class Kind:
+    name: str
+    format: str
+    """As compressed-tensors calls it."""
+    codes_per_word: int
+    """Codes in an int32 along the input; 1: codes are elements of their own."""
+    offset: int
+    """Added to a code to store it."""
+    codes_dtype: torch.dtype
+    codes_suffix: str
+    """Name of the codes' tensor in a checkpoint, after the module's."""
+
+
+INT4 = Kind("int4", "pack-quantized", 8, 8, torch.int32, "weight_packed")
+INT8 = Kind("int8", "pack-quantized", 4, 128, torch.int32, "weight_packed")
+FP8 = Kind("fp8", "float-quantized", 1, 0, torch.float8_e4m3fn, "weight")
+
+
+def kind_of(stored: Stored) -> Kind:
+    """Eight bits with a four-byte scale per row are fp8; other scales have two bytes."""
+    match stored:
+        case Stored(bits=4, group=int(), scale_bytes=2):
+            return INT4
+        case Stored(bits=8, group=None, scale_bytes=4, zero_points=False):
+            return FP8
+        case Stored(bits=8, scale_bytes=2, zero_points=False):
+            return INT8
+        case _:
+            raise BadInput(
+                f"no packing for {stored.bits} bits, group {stored.group}, {stored.scale_bytes}-byte scales"
+                f"{', zero points' if stored.zero_points else ''}: there are int4 in groups, int8, and fp8 per row"
+            )
