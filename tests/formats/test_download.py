@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -77,11 +78,11 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self.send_refusal(404, "RepoNotFound")
 
-    def described(self, name: str) -> dict[str, object]:
+    def described(self, name: str) -> dict[str, Any]:
         content = self.server.files[name]
         digest = hashlib.sha256(content).hexdigest()
         lfs = {"sha256": digest, "oid": digest, "size": len(content), "pointerSize": 1} if name.endswith(("s", "bin")) else None
-        about = {"type": "file", "path": name, "size": len(content), "oid": digest, "blobId": digest}
+        about: dict[str, Any] = {"type": "file", "path": name, "size": len(content), "oid": digest, "blobId": digest}
         return about | ({"lfs": lfs} if lfs else {})
 
     def send_json(self, value: object) -> None:
@@ -152,7 +153,7 @@ def hub() -> Iterator[Server]:
         "original/params.json": b"never",
         "training_args.bin": b"never",
     }
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     yield server
     server.shutdown()
     server.server_close()
@@ -267,7 +268,9 @@ def test_a_gated_model_says_where_to_ask(hub: Server, tmp_path: Path) -> None:
     code, message = run(PULL, hub.endpoint, tmp_path)
     page = f"{hub.endpoint}/org/model"
     assert code == 2
-    assert message == f"org/model is gated: ask for access on its page of the hub, {page}, then set HF_TOKEN or run `hf auth login`"
+    assert (
+        message == f"org/model is gated: ask for access on its page of the hub, {page}, then set HF_TOKEN or run `hf auth login`"
+    )
 
 
 def test_a_model_that_is_not_there(hub: Server, tmp_path: Path) -> None:
@@ -378,7 +381,9 @@ def test_a_caller_that_gives_up_does_not_wait(hub: Server, tmp_path: Path) -> No
 
 
 def test_tensors_before_anything_is_downloaded(hub: Server, tmp_path: Path) -> None:
-    code = "    for tensor in remote_tensors(list_files('org/model')): print(tensor.name, tensor.dtype, tensor.shape, tensor.file)"
+    code = (
+        "    for tensor in remote_tensors(list_files('org/model')): print(tensor.name, tensor.dtype, tensor.shape, tensor.file)"
+    )
     status, printed = run(code, hub.endpoint, tmp_path)
     assert status == 0
     assert printed.splitlines() == [f"a U8 (300000,) model-0000{number}-of-00002.safetensors" for number in (1, 2)]
@@ -398,7 +403,9 @@ def test_tensors_before_anything_is_downloaded(hub: Server, tmp_path: Path) -> N
     ],
 )
 def test_files_a_model_is_made_of(files: list[str], expected: list[str] | None) -> None:
-    assert wanted(files) == (expected if expected is not None else ["chat_template.jinja", "merges.txt", "tokenizer.model", "tokenizer_config.json"])
+    assert wanted(files) == (
+        expected if expected is not None else ["chat_template.jinja", "merges.txt", "tokenizer.model", "tokenizer_config.json"]
+    )
 
 
 def test_arrivals(tmp_path: Path) -> None:

@@ -42,7 +42,9 @@ def test_records_are_found_again(tmp_path: Path) -> None:
 
 def test_other_settings_are_refused(tmp_path: Path) -> None:
     before = written(tmp_path / "journal")
-    with pytest.raises(BadInput, match="unfinished work with another group, source; delete .*journal to begin anew, or use another"):
+    with pytest.raises(
+        BadInput, match=r"unfinished work with another group, source; delete .*journal to begin anew, or use another"
+    ):
         Journal(tmp_path / "journal", PRINT | {"group": 64, "source": "abd"})
     with pytest.raises(BadInput, match="another keep;"):
         Journal(tmp_path / "journal", PRINT | {"keep": ["head"]})
@@ -91,7 +93,9 @@ def test_a_damaged_line_ends_what_is_relied_on(tmp_path: Path) -> None:
 @given(st.binary(max_size=60), st.booleans())
 def test_any_bytes(tmp_path: Path, content: bytes, after_a_header: bool) -> None:
     path = tmp_path / "journal"
-    path.write_bytes((b'{"fingerprint":{"quant":"int4","group":128,"source":"abc"},"version":1}\n' if after_a_header else b"") + content)
+    path.write_bytes(
+        (b'{"fingerprint":{"quant":"int4","group":128,"source":"abc"},"version":1}\n' if after_a_header else b"") + content
+    )
     journal = Journal(path, PRINT)
     journal.record("key", 1)
     journal.close()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import pickle
+import subprocess
+import sys
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -52,9 +55,8 @@ def test_a_file_without_tensors(tmp_path: Path) -> None:
 
 
 def test_every_dtype_of_the_format(tmp_path: Path) -> None:
-    sizes = {name: bits for name, bits in DTYPE_BITS.items()}
     position, entries = 0, {}
-    for name, bits in sizes.items():
+    for name, bits in DTYPE_BITS.items():
         entries[name] = entry(position, position + bits, [8], name)
         position += bits
     assert {info.dtype for info in read_header(file_of(tmp_path, entries, position))} == set(DTYPE_BITS)
@@ -153,6 +155,28 @@ def test_keys_that_stand_twice(tmp_path: Path, header: bytes, key: str) -> None:
 
 def test_equal_keys_of_different_objects_are_no_repetition() -> None:
     assert repeated_key(b'{"a":' + A + b',"b":' + B + b"}") is None
+
+
+def test_a_pointer_instead_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n")
+    with pytest.raises(BadCheckpoint, match="a Git LFS pointer"):
+        read_header(file)
+
+
+def test_the_error_is_one_line_and_survives_a_process_boundary() -> None:
+    error = BadCheckpoint("what", Path("x.safetensors"), "a\x1b[31m\nb" * 100, 7)
+    assert str(error).startswith("x.safetensors, tensor 'a\\x1b[31m\\nb") and str(error).endswith(", byte 7: what")
+    assert len(str(error)) < 300 and "\n" not in str(error) and "\x1b" not in str(error)
+    copy = pickle.loads(pickle.dumps(error))
+    assert (str(copy), copy.offset, copy.exit_code) == (str(error), 7, 2)
+    assert str(BadCheckpoint("what")) == "what"
+
+
+def test_a_checkpoint_is_looked_at_without_torch() -> None:
+    code = "import sys, windlass.formats.checkpoint, windlass.formats.hub, windlass.formats.local; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert not {"torch", "numpy", "huggingface_hub"} & set(done.stdout.split())
 
 
 def test_a_missing_file(tmp_path: Path) -> None:

@@ -211,7 +211,9 @@ def test_an_index_with_a_name_twice(make_file: Make, tmp_path: Path) -> None:
         open_store(tmp_path)
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b"[" * 100_000, b'{"weight_map": {"a": 1}}', b"\xff", b'{"weight_map": {"a": "x"'])
+@pytest.mark.parametrize(
+    "content", [b"", b"{}", b"[" * 100_000, b'{"weight_map": {"a": 1}}', b"\xff", b'{"weight_map": {"a": "x"']
+)
 def test_a_damaged_index(make_file: Make, tmp_path: Path, content: bytes) -> None:
     make_file("model-1.safetensors", a=U8)
     (tmp_path / "model.safetensors.index.json").write_bytes(content)
@@ -258,7 +260,7 @@ def test_an_index_that_leaves_the_directory(make_file: Make, make_index: Make, t
     make_file("model-1.safetensors", a=U8)
     (tmp_path.parent / "secret.safetensors").write_bytes(b"secret")
     make_index(b=name)
-    with pytest.raises(BadCheckpoint, match="not inside the directory|missing"):
+    with pytest.raises(BadCheckpoint, match=r"not inside the directory|missing"):
         open_store(tmp_path)
 
 

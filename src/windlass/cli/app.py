@@ -6,7 +6,7 @@ import typer
 import typer.main
 
 from windlass import __version__
-from windlass.cli import models, plan
+from windlass.cli import convert, models, plan
 from windlass.errors import BadInput
 
 app = typer.Typer(
@@ -33,6 +33,7 @@ def windlass(
 
 
 app.command("plan")(plan.plan)
+app.command("convert")(convert.convert)
 app.add_typer(models.app, name="models")
 
 

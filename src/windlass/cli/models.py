@@ -37,3 +37,43 @@ def show(
         model_tables.print_json(model_tables.model_json(resolved, tensors))
     else:
         model_tables.print_model(resolved, tensors)
+
+
+@app.command("list")
+def list_models(
+    local: bool = typer.Option(False, "--local", help="What is on this disk instead of the registry."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON for machines."),
+) -> None:
+    """List the registry, or with --local the models on this disk with their sizes and last use."""
+    from windlass.cli import model_tables
+
+    if not local:
+        rows = model_tables.registry_rows("")
+        model_tables.print_json(rows) if as_json else model_tables.print_registry(rows)
+        return
+    from windlass.cli import local_tables
+
+    local_tables.print_local(as_json)
+
+
+@app.command()
+def pull(
+    name: str = typer.Argument(..., metavar="NAME", help="A name of the registry or of the hub."),
+    max_workers: int = typer.Option(8, metavar="N", help="Files downloaded at once."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON for machines."),
+) -> None:
+    """Download a model. Interrupted, it goes on where it was; HF_HOME and the user's token are respected."""
+    from windlass.cli import local_tables
+
+    local_tables.pull(name, max_workers, as_json)
+
+
+@app.command()
+def rm(
+    name: str = typer.Argument(..., metavar="NAME", help="As `windlass models list --local` calls it."),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Only say how much it would free."),
+) -> None:
+    """Delete a model from this disk."""
+    from windlass.cli import local_tables
+
+    local_tables.remove(name, dry_run)

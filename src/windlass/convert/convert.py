@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -13,12 +14,14 @@ from typing import Any
 import msgspec
 
 from windlass.convert.checked import carried_blocks, placed
+from windlass.convert.follow import follow, in_order_of_arrival
 from windlass.convert.outputs import Choices, Output, outputs, total_bytes
 from windlass.convert.quantization import patterns, quantization_config
 from windlass.convert.readers import reader
 from windlass.convert.report import FileRecord, Report, markdown, overall_rms, tensor_errors
 from windlass.convert.run import Job, run
 from windlass.convert.source import Opened, open_source
+from windlass.convert.streamed import StreamedStore
 from windlass.convert.units import unit_bytes, units
 from windlass.core.model import Frozen
 from windlass.core.scheme import Scheme
@@ -45,6 +48,7 @@ class Settings(Frozen):
     """Workers; 0 is one per core."""
     keep: tuple[str, ...] = ()
     mtp: bool = True
+    verify: bool = False
 
 
 Started = Callable[[int], Callable[[int], None]]
@@ -52,19 +56,25 @@ Started = Callable[[int], Callable[[int], None]]
 
 
 def convert(source: Path, directory: Path, settings: Settings, started: Started = lambda _: lambda _: None) -> Report:
+    return convert_opened(open_source(source), directory, settings, started)
+
+
+def convert_opened(opened: Opened, directory: Path, settings: Settings, started: Started = lambda _: lambda _: None) -> Report:
     began = time.monotonic()
-    opened = open_source(source)
     try:
-        return _convert(opened, source, directory, settings, started, began)
+        return _convert(opened, directory, settings, started, began)
     finally:
         opened.store.close()
 
 
-def _convert(opened: Opened, source: Path, directory: Path, settings: Settings, started: Started, began: float) -> Report:
+def _convert(opened: Opened, directory: Path, settings: Settings, started: Started, began: float) -> Report:
     choices = _choices(opened, settings)
     planned = outputs(opened.spec, opened.rules, choices)
     places = placed(planned, opened.store, ignore_next_token=not settings.mtp)
     planned = tuple(output for output in planned if output.name in places)
+    stream = opened.store if isinstance(opened.store, StreamedStore) else None
+    if stream is not None:
+        planned = in_order_of_arrival(planned, places, stream)
     _prepare(directory, planned)
     jobs = settings.jobs or len(os.sched_getaffinity(0))
     slices = tuple(units(planned, unit_bytes(settings.max_memory_bytes, jobs)))
@@ -80,14 +90,29 @@ def _convert(opened: Opened, source: Path, directory: Path, settings: Settings, 
             workers=jobs,
             progress=started(sum((one.stop - one.start) * planned[one.output].row_bytes for one in slices)),
         )
+        if stream is not None:
+            follow(job, places, stream)
         statistics = run(job)
-        report = _report(opened, source, planned, settings, statistics, job.digests, directory, began)
+        report = _report(opened, planned, settings, statistics, job.digests, directory, began)
+        if settings.verify:
+            report = _verified(report, job)
         _finish(opened, directory, planned, settings, report)
     except BaseException:
         journal.close()
         raise
     journal.remove()
     return report
+
+
+def _verified(report: Report, job: Job) -> Report:
+    from windlass.convert.verify import Written, verify
+
+    written = Written(job.directory, [record.file for record in report.files])
+    try:
+        compared = verify(job.outputs, job.units, job.read, written, job.workers)
+    finally:
+        written.close()
+    return msgspec.structs.replace(report, notes=(*report.notes, f"{compared} tensors read back and compared with the source"))
 
 
 def _choices(opened: Opened, settings: Settings) -> Choices:
@@ -136,7 +161,6 @@ def _raw(opened: Opened, output: Output) -> Callable[[int, int], Any] | None:
 
 def _report(
     opened: Opened,
-    source: Path,
     planned: tuple[Output, ...],
     settings: Settings,
     statistics: dict[int, Statistics],
@@ -157,10 +181,10 @@ def _report(
     return Report(
         model=opened.spec.name,
         family=opened.spec.family,
-        source=str(source),
+        source=opened.name,
         scheme=settings.scheme.name,
         group=usual,
-        source_bytes=_source_bytes(source),
+        source_bytes=opened.num_bytes,
         output_bytes=total_bytes(planned),
         relative_rms=overall_rms(planned, statistics),
         tensors=tensor_errors(planned, statistics),
@@ -189,11 +213,6 @@ def _notes(planned: tuple[Output, ...]) -> tuple[str, ...]:
     return tuple(made)
 
 
-def _source_bytes(source: Path) -> int:
-    files = [source] if source.is_file() else [file for file in source.iterdir() if file.suffix in (".safetensors", ".bin")]
-    return sum(file.stat().st_size for file in files)
-
-
 def _finish(opened: Opened, directory: Path, planned: tuple[Output, ...], settings: Settings, report: Report) -> None:
     """Companions, index, report; the config last, since it is what makes a directory a model."""
     from windlass.convert.run import out_tensors
@@ -204,6 +223,8 @@ def _finish(opened: Opened, directory: Path, planned: tuple[Output, ...], settin
         from windlass.text.gguf_tokenizer import write_tokenizer
 
         write_tokenizer(opened.store.metadata, directory)  # type: ignore[attr-defined]
+    if isinstance(opened.store, StreamedStore):
+        shutil.rmtree(opened.store.directory, ignore_errors=True)
     write_index(directory, plan_shards(out_tensors(planned)))
     encoded = msgspec.json.format(msgspec.json.encode(report), indent=1)
     write_atomically(directory / f"{REPORT}.json", encoded)

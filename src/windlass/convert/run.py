@@ -46,6 +46,10 @@ class Job:
     journal: Journal
     workers: int
     progress: Progress = lambda _: None
+    flush_after: frozenset[str] = frozenset()
+    """Slices after which to wait for the disk at once: the last ones of a source file that is waiting to be deleted."""
+    settled: Callable[[list[Unit]], None] = lambda _: None
+    """Told of slices whose bytes are safe."""
     digests: dict[str, str] = field(default_factory=dict[str, str])
 
 
@@ -142,6 +146,7 @@ class _Loop:
         try:
             for unit in self.job.units:
                 if self.shards.is_done(unit):
+                    self.job.settled([unit])
                     self._name(self._count(unit))  # complete, but killed before it got its name
                     continue
                 self.flying.append((unit, self.pool.submit(self._work, unit)))
@@ -171,7 +176,7 @@ class _Loop:
         self.pending.append((unit, [found.squared_error, found.squared_weight, found.worst_squared, found.worst_group]))
         self.unsynced_bytes += (unit.stop - unit.start) * self.job.outputs[unit.output].row_bytes
         ready = self._count(unit)
-        if ready or self.unsynced_bytes >= SYNC_BYTES:
+        if ready or self.unsynced_bytes >= SYNC_BYTES or unit.key in self.job.flush_after:
             self._flush()
         self._name(ready)
 
@@ -190,6 +195,7 @@ class _Loop:
         for unit, payload in self.pending:
             self.job.journal.record(unit.key, payload, sync=False)
         self.job.journal.sync()
+        self.job.settled([unit for unit, _ in self.pending])
         self.pending.clear()
         self.unsynced_bytes = 0
 

@@ -34,6 +34,25 @@ class Opened(msgspec.Struct, frozen=True):
     blocks: Mapping[str, str] = {}
     """Tensors held in blocks that may be carried over: name -> Q4_0 or Q8_0."""
     kind: str = "hf"
+    name: str = ""
+    """What the user called it."""
+    num_bytes: int = 0
+    """Of its files of weights."""
+
+
+def open_streamed(name: str, directory: Path) -> Opened:
+    """A model of the hub, to be converted while it arrives."""
+    from windlass.convert.streamed import StreamedStore
+    from windlass.formats.hub import list_files
+
+    model = list_files(name)
+    store = StreamedStore(model, directory)
+    companions = tuple(directory / file for file in COMPANIONS if (directory / file).is_file())
+    found = _opened(store, directory, companions, kind="hf")
+    spec = msgspec.structs.replace(found.spec, name=name.split("/")[-1])
+    return msgspec.structs.replace(
+        found, spec=spec, digest=f"{model.name}@{model.revision}", name=name, num_bytes=model.num_bytes
+    )
 
 
 def open_source(path: Path) -> Opened:
@@ -71,6 +90,8 @@ def _opened(
         companions=companions,
         blocks=blocks or {},
         kind=kind,
+        name=str(path),
+        num_bytes=sum(file.stat().st_size for file in _weight_files(path)),
     )
 
 
@@ -79,11 +100,15 @@ def _digest(store: TensorStore, path: Path) -> str:
     found = hashlib.sha256(msgspec.json.encode(store.config, order="sorted"))
     for name in sorted(store.names()):
         found.update(f"{name} {store.dtype(name)} {store.shape(name)}\n".encode())
-    for file in sorted(path.iterdir()) if path.is_dir() else [path]:
-        if file.suffix in (".safetensors", ".bin", ".gguf", ".m"):
-            state = file.stat()
-            found.update(f"{file.name} {state.st_size} {state.st_mtime_ns}\n".encode())
+    for file in _weight_files(path):
+        state = file.stat()
+        found.update(f"{file.name} {state.st_size} {state.st_mtime_ns}\n".encode())
     return found.hexdigest()
+
+
+def _weight_files(path: Path) -> list[Path]:
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    return [file for file in files if file.suffix in (".safetensors", ".bin", ".gguf", ".m")]
 
 
 def _open_gguf(path: Path) -> Opened:

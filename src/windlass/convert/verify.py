@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,33 +14,43 @@ from windlass.convert.pack import TORCH_DTYPES
 from windlass.convert.readers import ReadRows
 from windlass.convert.units import Unit
 from windlass.errors import BadCheckpoint
-from windlass.formats.checkpoint import open_store
-from windlass.formats.store import SafetensorsStore
+from windlass.formats.reader import TensorReader
+from windlass.formats.safetensors import read_header
 from windlass.quant import SMALLEST_ERROR, error_bound, from_tensors
 
 
-def verify(outputs: tuple[Output, ...], units: tuple[Unit, ...], read: dict[str, ReadRows], directory: Path, workers: int) -> int:
+class Written:
+    """The new files as they are, before a config makes them a model."""
+
+    def __init__(self, directory: Path, files: Iterable[str]) -> None:
+        paths = [directory / file for file in files]
+        self._infos = {info.name: info for path in paths for info in read_header(path)}
+        self._reader = TensorReader({path: path for path in paths})
+
+    def read(self, name: str, start: int, stop: int) -> Tensor:
+        return self._reader.read(self._infos[name], start, stop)
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+def verify(
+    outputs: tuple[Output, ...], units: tuple[Unit, ...], read: Callable[[Output], ReadRows], written: Written, workers: int
+) -> int:
     """How many tensors were compared. The first that differs stops it."""
-    store = open_store(directory)
-    assert isinstance(store, SafetensorsStore)
-    try:
-        with ThreadPoolExecutor(workers, thread_name_prefix="verify") as pool:
-            for _ in pool.map(
-                lambda unit: _check(outputs[unit.output], unit, read[outputs[unit.output].name], store, directory), units
-            ):
-                pass
-    finally:
-        store.close()
+    with ThreadPoolExecutor(workers, thread_name_prefix="verify") as pool:
+        for _ in pool.map(lambda unit: _check(outputs[unit.output], unit, read(outputs[unit.output]), written), units):
+            pass
     return len(outputs)
 
 
-def _check(output: Output, unit: Unit, read: ReadRows, store: SafetensorsStore, directory: Path) -> None:
+def _check(output: Output, unit: Unit, read: ReadRows, store: Written) -> None:
     rows = read(unit.start, unit.stop)
     if not output.packed:
         piece = output.pieces[0]
         kept = store.read(piece.name, unit.start, unit.stop)
         if not torch.equal(kept, rows.to(TORCH_DTYPES[piece.dtype]).view_as(kept)):
-            raise BadCheckpoint(f"rows {unit.start} to {unit.stop} differ from the source", directory, piece.name)
+            raise BadCheckpoint(f"rows {unit.start} to {unit.stop} differ from the source", tensor=piece.name)
         return
     unpacked = dequantized(output, store, unit.start, unit.stop)
     group = output.stored.group or output.shape[1]
@@ -50,11 +61,12 @@ def _check(output: Output, unit: Unit, read: ReadRows, store: SafetensorsStore, 
     bound = 2.0**-20 if output.carried else error_bound(output.stored)
     worst = (error - bound * largest - SMALLEST_ERROR).argmax()
     if error[worst] > bound * largest[worst] + SMALLEST_ERROR:
-        what = f"a group of rows {unit.start} to {unit.stop} is off by {float(error[worst]):.3g} RMS; its largest weight is {float(largest[worst]):.3g}"
-        raise BadCheckpoint(what, directory, output.name)
+        what = f"a group of rows {unit.start} to {unit.stop} is off by {float(error[worst]):.3g} RMS"
+        what += f"; its largest weight is {float(largest[worst]):.3g}"
+        raise BadCheckpoint(what, tensor=output.name)
 
 
-def dequantized(output: Output, store: SafetensorsStore, start: int, stop: int) -> Tensor:
+def dequantized(output: Output, store: Written, start: int, stop: int) -> Tensor:
     """Rows of a packed output, in fp32."""
     tensors: dict[str, Tensor] = {}
     for piece in output.pieces:

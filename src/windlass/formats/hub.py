@@ -1,4 +1,4 @@
-"""The model hub: the only file that downloads. Needs huggingface_hub (extra `run`); respects HF_HOME, HF_ENDPOINT and the user's token.
+"""The model hub: the only file that downloads. Needs huggingface_hub (extra `hub`); respects HF_HOME, HF_ENDPOINT and the user's token.
 
 Files that have arrived stay, so a download that was interrupted goes on with the next; within a file, a broken connection is
 taken up again where it broke. Knows no tensor.
@@ -212,7 +212,7 @@ def _package(purpose: str) -> Any:
         import huggingface_hub.errors
         import huggingface_hub.utils
     except ImportError:
-        raise MissingExtra("huggingface_hub", "run", purpose) from None
+        raise MissingExtra("huggingface_hub", "hub", purpose) from None
     return huggingface_hub
 
 
@@ -235,8 +235,14 @@ def _explained(name: str, task: Literal["looked up", "downloaded"]) -> Generator
     hub = _package(f"asking the hub for {name}")
     try:
         yield
-    except (hub.errors.HTTPError, hub.errors.EntryNotFoundError, OSError, ValueError, RuntimeError) as error:
+    except (*_troubles(hub.errors), OSError, ValueError, RuntimeError) as error:
         raise BadInput(_explanation(hub, name, task, error)) from None
+
+
+def _troubles(errors: Any) -> list[type[Exception]]:
+    """Of its own that are none of the usual kinds; the last came later than the oldest version we accept."""
+    found = [errors.HTTPError, errors.EntryNotFoundError, errors.SafetensorsParsingError]
+    return [*found, getattr(errors, "XetDownloadError", OSError)]
 
 
 def _explanation(hub: Any, name: str, task: str, error: Exception) -> str:

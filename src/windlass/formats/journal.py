@@ -85,12 +85,15 @@ class Journal:
         self.close()
 
     def _lock_file(self) -> None:
+        """Two runs into one directory would undo each other's work. A file system without locks is taken as it is."""
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             raise BadInput(
                 f"another process is writing to {self.path.parent}; wait for it or use another output directory"
             ) from None
+        except OSError:
+            return
 
     def _load(self) -> None:
         """Reads the whole lines before the first that is damaged, and cuts off the rest."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,13 +56,18 @@ def _remove(model: LocalModel) -> None:
         _remove_tree(model.path)
         return
     repository = next(folder for folder in (model.path, *model.path.parents) if folder.name.startswith("models--"))
-    # The package knows which blobs other models share; what it leaves are unfinished downloads.
-    revisions = [revision.commit_hash for repo in _repositories() if repo.repo_path == repository for revision in repo.revisions]
-    if revisions:
-        from huggingface_hub import scan_cache_dir
+    for repo in _repositories():
+        if repo.repo_path == repository:
+            _remove_revisions(repo)
+    _remove_tree(repository)  # unfinished downloads
 
-        scan_cache_dir().delete_revisions(*revisions).execute()
-    _remove_tree(repository)
+
+def _remove_revisions(repo: Any) -> None:
+    """The package knows which blobs other models share. It is shown this one alone: copies of a model have the same commits."""
+    from huggingface_hub import scan_cache_dir
+
+    alone = replace(scan_cache_dir(), repos=frozenset({repo}))
+    alone.delete_revisions(*(revision.commit_hash for revision in repo.revisions)).execute()
 
 
 def _remove_tree(path: Path) -> None:

@@ -70,7 +70,10 @@ def read_header_bytes(path: Path) -> tuple[bytes, int]:
     try:
         with path.open("rb") as stream:
             file_bytes = os.fstat(stream.fileno()).st_size
-            length = int.from_bytes(stream.read(LENGTH_BYTES), "little")
+            first = stream.read(LENGTH_BYTES)
+            if first == b"version ":
+                raise BadCheckpoint("a Git LFS pointer, not the file itself; fetch it with `git lfs pull`", path, offset=0)
+            length = int.from_bytes(first, "little")
             _check_length(path, length, file_bytes)
             header = stream.read(length)
     except OSError as error:

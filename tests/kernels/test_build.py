@@ -1,0 +1,83 @@
+"""A missing, broken or forbidden compiler costs speed and nothing else."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.cpu
+
+PROGRAM = """
+import hashlib, torch
+from windlass.kernels import build, quantize
+weight = torch.randn(40, 256, generator=torch.Generator().manual_seed(0)).bfloat16()
+digest = hashlib.sha256()
+for done in (quantize.int4(weight, 128), quantize.int4(weight, 32, zero_points=True), quantize.int8(weight, 64), quantize.fp8(weight)):
+    digest.update(done.codes.view(torch.uint8).numpy().tobytes() + done.scale.view(torch.uint8).numpy().tobytes())
+    digest.update(repr(done.statistics).encode())
+print(quantize.instruction_set(), digest.hexdigest())
+print(build.why_not("quantize"))
+"""
+
+
+def run(**environment: str) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, **environment},
+        timeout=120,
+    )
+    return done.stdout.splitlines()
+
+
+@pytest.fixture(scope="module")
+def slow() -> list[str]:
+    return run(WINDLASS_NO_NATIVE="1")
+
+
+@pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="no C++ compiler")
+def test_the_library_is_made_once_and_gives_the_same(tmp_path: Path, slow: list[str]) -> None:
+    first = run(XDG_CACHE_HOME=str(tmp_path))
+    assert first[1] == "None"
+    assert first[0].split()[1] == slow[0].split()[1]
+    made = list(tmp_path.rglob("*"))
+    assert [path.suffix for path in made if path.is_file()] == [".so"]
+    before = next(path for path in made if path.is_file()).stat().st_mtime_ns
+    assert run(XDG_CACHE_HOME=str(tmp_path)) == first
+    assert next(path for path in tmp_path.rglob("*.so")).stat().st_mtime_ns == before
+
+
+@pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="no C++ compiler")
+def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    (tmp_path / "temporary").mkdir()
+    assert run(XDG_CACHE_HOME=str(blocked), TMPDIR=str(tmp_path / "temporary"))[1] == "None"
+
+
+def test_native_code_can_be_forbidden(slow: list[str]) -> None:
+    assert slow[0].startswith("torch ")
+    assert "WINDLASS_NO_NATIVE" in slow[1]
+
+
+def test_no_compiler_is_said(tmp_path: Path, slow: list[str]) -> None:
+    said = run(PATH=str(tmp_path), XDG_CACHE_HOME=str(tmp_path), CXX="")
+    assert said[0] == slow[0]
+    assert "install g++" in said[1]
+
+
+def test_a_compiler_that_fails_is_said(tmp_path: Path, slow: list[str]) -> None:
+    compiler = tmp_path / "c++"
+    compiler.write_text('#!/bin/sh\n[ "$1" = --version ] && exit 0\necho "no headers" >&2\nexit 1\n')
+    compiler.chmod(compiler.stat().st_mode | stat.S_IXUSR)
+    said = run(PATH=f"{tmp_path}:/usr/bin:/bin", XDG_CACHE_HOME=str(tmp_path), CXX=str(compiler))
+    assert said[0] == slow[0]
+    assert "no headers" in said[1]
