@@ -19,7 +19,7 @@ from windlass.convert.outputs import Choices, Output, outputs, total_bytes
 from windlass.convert.quantization import patterns, quantization_config
 from windlass.convert.readers import reader
 from windlass.convert.report import FileRecord, Report, markdown, overall_rms, tensor_errors
-from windlass.convert.run import Job, run
+from windlass.convert.run import Job, out_tensors, run
 from windlass.convert.source import Opened, open_source
 from windlass.convert.streamed import StreamedStore
 from windlass.convert.units import unit_bytes, units
@@ -28,7 +28,7 @@ from windlass.core.scheme import Scheme
 from windlass.errors import BadInput
 from windlass.formats.disk import require_free, write_atomically
 from windlass.formats.journal import Journal
-from windlass.formats.shards import plan_shards, write_index
+from windlass.formats.shards import MAX_SHARD_BYTES, plan_shards, write_index
 from windlass.kernels.statistics import Statistics
 from windlass.units import GB
 
@@ -49,6 +49,7 @@ class Settings(Frozen):
     keep: tuple[str, ...] = ()
     mtp: bool = True
     verify: bool = False
+    max_shard_bytes: int = MAX_SHARD_BYTES
 
 
 Started = Callable[[int], Callable[[int], None]]
@@ -83,6 +84,7 @@ def _convert(opened: Opened, directory: Path, settings: Settings, started: Start
         job = Job(
             outputs=planned,
             units=slices,
+            shards=plan_shards(out_tensors(planned), settings.max_shard_bytes),
             read=lambda output: reader(opened.store, output, places[output.name]),
             raw=lambda output: _raw(opened, output),
             directory=directory,
@@ -96,7 +98,7 @@ def _convert(opened: Opened, directory: Path, settings: Settings, started: Start
         report = _report(opened, planned, settings, statistics, job.digests, directory, began)
         if settings.verify:
             report = _verified(report, job)
-        _finish(opened, directory, planned, settings, report)
+        _finish(opened, job, settings, report)
     except BaseException:
         journal.close()
         raise
@@ -171,10 +173,11 @@ def _report(
     from windlass.kernels.quantize import instruction_set
 
     usual = settings.scheme.group
+    others = [one for one in planned if one.packed and not one.carried and one.stored.group != usual]
     smaller = [
-        f"{one.name}: groups of {one.stored.group}"
-        for one in planned
-        if one.packed and not one.carried and one.stored.group != usual
+        f"{name}: groups of {group}"
+        for group in sorted({one.stored.group or 0 for one in others}, reverse=True)
+        for name in patterns([one.module for one in others if one.stored.group == group], [])
     ]
     kept = [one.module for one in planned if not one.packed and len(one.shape) == 2]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
@@ -213,10 +216,9 @@ def _notes(planned: tuple[Output, ...]) -> tuple[str, ...]:
     return tuple(made)
 
 
-def _finish(opened: Opened, directory: Path, planned: tuple[Output, ...], settings: Settings, report: Report) -> None:
+def _finish(opened: Opened, job: Job, settings: Settings, report: Report) -> None:
     """Companions, index, report; the config last, since it is what makes a directory a model."""
-    from windlass.convert.run import out_tensors
-
+    directory = job.directory
     for file in opened.companions:
         write_atomically(directory / file.name, file.read_bytes())
     if opened.kind == "gguf":
@@ -225,12 +227,12 @@ def _finish(opened: Opened, directory: Path, planned: tuple[Output, ...], settin
         write_tokenizer(opened.store.metadata, directory)  # type: ignore[attr-defined]
     if isinstance(opened.store, StreamedStore):
         shutil.rmtree(opened.store.directory, ignore_errors=True)
-    write_index(directory, plan_shards(out_tensors(planned)))
+    write_index(directory, job.shards)
     encoded = msgspec.json.format(msgspec.json.encode(report), indent=1)
     write_atomically(directory / f"{REPORT}.json", encoded)
     write_atomically(directory / f"{REPORT}.md", markdown(report).encode())
     config = {key: value for key, value in opened.config.items() if key not in ("quantization_config", "auto_map")}
-    quantization = quantization_config(planned, settings.scheme)
+    quantization = quantization_config(job.outputs, settings.scheme)
     if quantization is not None:
         config["quantization_config"] = quantization
     if not settings.mtp or opened.spec.next_token is None:

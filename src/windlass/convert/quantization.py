@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from windlass.convert.outputs import Output
+from windlass.core.rule import Role
 from windlass.core.scheme import Scheme
 
 
@@ -32,9 +33,14 @@ def quantization_config(made: tuple[Output, ...], scheme: Scheme) -> dict[str, A
         "quantization_status": "compressed",
         "global_compression_ratio": None,
         "kv_cache_scheme": None,
-        "ignore": patterns(kept, [output.module for output in packed]),
+        "ignore": sorted({*patterns(kept, [output.module for output in packed]), *_tied_head(made)}),
         "config_groups": groups,
     }
+
+
+def _tied_head(made: tuple[Output, ...]) -> list[str]:
+    """A head without weights of its own is a module all the same, and readers would look for its codes."""
+    return [] if any(output.rule.role is Role.HEAD for output in made) else ["lm_head"]
 
 
 def _weights(scheme: Scheme, group: int | None) -> dict[str, Any]:

@@ -68,6 +68,8 @@ def claimed(place: Place) -> set[str]:
 
 
 def reader(store: TensorStore, output: Output, place: Place) -> ReadRows:
+    if place.stacked and len(output.shape) == 1:
+        return lambda start, stop: _vector(store, output, place, start, stop)
     base = _decoded(store, output, place)
     first, rows = _first_row(output, place), _picked(output, place)
     if place.source.transposed:
@@ -75,6 +77,12 @@ def reader(store: TensorStore, output: Output, place: Place) -> ReadRows:
     if rows is None:
         return lambda start, stop: base(first + start, first + stop)
     return lambda start, stop: _interleaved(base, first, rows, start, stop)
+
+
+def _vector(store: TensorStore, output: Output, place: Place, start: int, stop: int) -> torch.Tensor:
+    """Vectors of all experts are stored as rows, and a store reads whole rows."""
+    expert = output.expert or 0
+    return store.read(place.name, expert, expert + 1)[0, start:stop]
 
 
 def _first_row(output: Output, place: Place) -> int:

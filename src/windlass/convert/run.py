@@ -21,7 +21,7 @@ from windlass.convert.pack import Packed, RawBlocks, pack_unit
 from windlass.convert.readers import ReadRows
 from windlass.convert.units import Unit
 from windlass.formats.journal import Journal
-from windlass.formats.shards import OutTensor, Shard, plan_shards
+from windlass.formats.shards import OutTensor, Shard
 from windlass.formats.writer import ShardWriter, file_digest
 from windlass.kernels.statistics import Statistics
 from windlass.units import MIB
@@ -40,6 +40,7 @@ class Job:
 
     outputs: tuple[Output, ...]
     units: tuple[Unit, ...]
+    shards: tuple[Shard, ...]
     read: Callable[[Output], ReadRows]
     raw: Callable[[Output], RawBlocks | None]
     directory: Path
@@ -62,7 +63,7 @@ def run(job: Job) -> dict[int, Statistics]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # slices are the parallelism; threads within a slice would fight over the same cores
     try:
-        shards = _Shards(job, plan_shards(out_tensors(job.outputs)))
+        shards = _Shards(job)
         with ThreadPoolExecutor(job.workers, thread_name_prefix="convert") as pool:
             _Loop(job, shards, pool).run()
     finally:
@@ -73,15 +74,15 @@ def run(job: Job) -> dict[int, Statistics]:
 class _Shards:
     """The new files: which slices each still waits for, and its digest once it is whole."""
 
-    def __init__(self, job: Job, shards: tuple[Shard, ...]) -> None:
-        self.job, self.shards = job, shards
-        self.file_of = {tensor.name: shard.file for shard in shards for tensor in shard.tensors}
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.file_of = {tensor.name: shard.file for shard in job.shards for tensor in shard.tensors}
         self.files_of = [tuple(dict.fromkeys(self.file_of[piece.name] for piece in output.pieces)) for output in job.outputs]
         self.writers: dict[str, ShardWriter] = {}
         self.closing: dict[str, ShardWriter] = {}
         """Complete, and being hashed and named."""
         self.whole: set[str] = set()
-        self.waiting: dict[str, int] = dict.fromkeys((shard.file for shard in shards), 0)
+        self.waiting: dict[str, int] = dict.fromkeys((shard.file for shard in job.shards), 0)
         for unit in job.units:
             for file in self.files_of[unit.output]:
                 self.waiting[file] += 1
@@ -93,7 +94,7 @@ class _Shards:
         for unit in self.job.units:
             for file in self.files_of[unit.output]:
                 units_of[file].append(unit)
-        for shard in self.shards:
+        for shard in self.job.shards:
             path = self.job.directory / shard.file
             done = all(self.job.journal.done(unit.key) for unit in units_of[shard.file])
             if path.exists() and done:
@@ -201,7 +202,7 @@ class _Loop:
 
     def _collect(self) -> None:
         self.job.digests.update(future.result() for future in self.finishing)
-        for shard in self.shards.shards:
+        for shard in self.job.shards:
             if shard.file in self.shards.whole:  # since an earlier run
                 self.job.digests[shard.file] = file_digest(self.job.directory / shard.file)
 

@@ -75,13 +75,14 @@ def _compiled(name: str, compiler: str) -> Path:
     parts = [path.read_bytes() for path in sources]
     parts += [text.encode() for text in (compiler, version, *FLAGS, platform.machine(), platform.system())]
     file = hashlib.sha256(b"\0".join(parts)).hexdigest()[:32] + ".so"
-    for folder in (cache_folder(), None):
-        try:
-            return _made(SOURCES / f"{name}.cpp", compiler, folder or Path(tempfile.mkdtemp(prefix="windlass-kernels-")), file)
-        except OSError:  # a home that is missing, full or read-only
-            if folder is None:
-                raise
-    raise AssertionError("the temporary folder either works or raises")
+    source = SOURCES / f"{name}.cpp"
+    try:
+        return _made(source, compiler, cache_folder(), file)
+    except (
+        OSError,
+        RuntimeError,
+    ):  # no home, or one that is read-only or full; a folder of our own, so that nobody else writes to it
+        return _made(source, compiler, Path(tempfile.mkdtemp(prefix="windlass-kernels-")), file)
 
 
 def _made(source: Path, compiler: str, folder: Path, file: str) -> Path:

