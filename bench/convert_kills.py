@@ -37,6 +37,8 @@ CONFIG = {
 SETTINGS = Settings(scheme=scheme("int4"), max_memory_bytes=1, jobs=2, max_shard_bytes=800_000)
 MOST_KILLS = 5
 """Of one conversion; then it may finish."""
+LAST_POINTS = 10
+"""Always tried: the config gets its name there, and the journal goes."""
 DIFFERS_FROM_RUN_TO_RUN = ("seconds", "peak_memory_bytes")
 
 
@@ -147,7 +149,7 @@ def random_kills(folder: Path, kills: int, seed: int) -> dict[str, Any]:
 # --- every moment that matters ----------------------------------------------------------------------------------------
 
 
-def ends_at(point: int) -> Callable[[], None]:
+def ends_at(point: int, tally: Path | None = None) -> Callable[[], None]:
     """In the child: the process ends at the `point`th change it makes to the disk; a write is half done by then."""
 
     def prepare() -> None:
@@ -157,6 +159,8 @@ def ends_at(point: int) -> Callable[[], None]:
             def call(*args: Any, **more: Any) -> Any:
                 nonlocal calls
                 calls += 1
+                if tally is not None:
+                    tally.write_text(str(calls))
                 if calls == point:
                     if is_write:
                         function(args[0], args[1][: len(args[1]) // 2], *args[2:])
@@ -176,25 +180,24 @@ def ends_at(point: int) -> Callable[[], None]:
 def every_point(folder: Path, step: int) -> dict[str, Any]:
     """Each point alone, then a chain in which every resumed conversion ends a little later than the one before."""
     source = make_source(folder / "source")
-    finish(source, folder / "whole")
-    expected = result(folder / "whole")
-    point, identical, outputs, stages = 1, 0, 0, Counter[str]()
-    while True:
+    whole, tally = folder / "whole", folder / "tally"
+    os.waitpid(start(source, whole, ends_at(0, tally)), 0)
+    expected, total = result(whole), int(tally.read_text())
+    points = sorted({*range(1, total + 1, step), *range(total - LAST_POINTS, total + 1)})
+    identical, stages = 0, Counter[str]()
+    for point in points:
         out = folder / f"out-{point}"
-        _, status = os.waitpid(start(source, out, ends_at(point)), 0)
-        if status == 0:
-            break
+        os.waitpid(start(source, out, ends_at(point)), 0)
         stages[stage(out)] += 1
-        finish(source, out)
-        outputs, identical = outputs + 1, identical + (result(out) == expected)
+        if stage(out) != "finished":
+            finish(source, out)
+        identical += result(out) == expected
         shutil.rmtree(out)
-        point += step
-    chain = folder / "chain"
-    links = 1
+    chain, links = folder / "chain", 1
     while os.waitpid(start(source, chain, ends_at(links)), 0)[1] != 0:
         links += 1
-    same = result(chain) == expected
-    return {"points": point - 1, "outputs": outputs, "identical": identical, "stages": dict(stages), "chain": links, "chain identical": same}
+    found = {"points": total, "outputs": len(points) + 1, "identical": identical + (result(chain) == expected)}
+    return found | {"stages": dict(stages), "kills of the last output": links - 1}
 
 
 def main() -> None:

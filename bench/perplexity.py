@@ -17,6 +17,12 @@ from windlass.cli import run
 
 ROOT = Path(__file__).parents[1]
 WINDOW = 512
+RUNS = {
+    "int8": ["--quant", "int8", "--group", "32"],
+    "int4": ["--quant", "int4", "--group", "32"],
+    "int4 asymmetric": ["--quant", "int4", "--group", "32", "--asymmetric"],
+    "fp8": ["--quant", "fp8"],
+}
 
 
 def packaged() -> Path:
@@ -48,11 +54,11 @@ def main(limit: int = 16384) -> dict[str, float]:
     gguf = Path(sys.argv[1]) if len(sys.argv) > 1 else packaged()
     found: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as scratch:
-        for name, options in (("int8", ["--group", "32"]), ("int4", ["--group", "32"]), ("fp8", [])):
-            assert run(["convert", str(gguf), f"{scratch}/{name}", "--quant", name, *options, "--json"]) == 0
+        for name, options in RUNS.items():
+            assert run(["convert", str(gguf), f"{scratch}/{name}", *options, "--json"]) == 0
         ids = torch.tensor(AutoTokenizer.from_pretrained(f"{scratch}/int8")(text())["input_ids"][:limit])
         found["gguf"] = perplexity(str(gguf.parent), ids, gguf_file=gguf.name)
-        for name in ("int8", "int4", "fp8"):
+        for name in RUNS:
             found[name] = perplexity(f"{scratch}/{name}", ids)
     return found
 

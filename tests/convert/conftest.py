@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from windlass.core.rule import Rule, Source, stored_shape
-from windlass.core.scheme import Keep
+from windlass.core.scheme import Keep, Stored
 from windlass.families import describe, rules
 
 if TYPE_CHECKING:
@@ -94,6 +95,9 @@ class Tiny:
         made = self.rules(config)
         return self.write(folder, config, self.stored(made, self.values(made, dtype), choice))
 
+    def read(self, folder: Path) -> Converted:
+        return Converted(folder)
+
 
 def keys(rule: Rule) -> list[Key]:
     layers = rule.layers if rule.layers is not None else (None,)
@@ -135,6 +139,56 @@ def mxfp4_blocks(value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     pairs = codes.to(torch.uint8).view(*codes.shape[:-1], 16, 2)
     return pairs[..., 0] | (pairs[..., 1] << 4), (exponent + 127).to(torch.uint8)
 
+
+class Converted:
+    """A new directory, read with safetensors' own reader."""
+
+    def __init__(self, folder: Path) -> None:
+        from safetensors.torch import load_file
+
+        self.tensors: dict[str, torch.Tensor] = {}
+        for file in folder.glob("*.safetensors"):
+            self.tensors |= load_file(file)
+        self.config = json.loads((folder / "config.json").read_text())
+        self.used: set[str] = set()
+
+    def ignored(self, module: str) -> bool:
+        return any(names(entry, module) for entry in self.config["quantization_config"]["ignore"])
+
+    def group(self, module: str) -> int | None:
+        """As compressed-tensors reads the config: names before classes."""
+        groups = list(self.config["quantization_config"]["config_groups"].values())
+        named = [one for one in groups if any(names(target, module) for target in one["targets"])]
+        (found,) = named or [one for one in groups if "Linear" in one["targets"]]
+        return found["weights"]["group_size"]
+
+    def stored(self, module: str) -> Stored | None:
+        """How a matrix is packed, told from its tensors; None: it is not."""
+        scale = self.tensors.get(f"{module}.weight_scale")
+        if scale is None:
+            return None
+        if f"{module}.weight_packed" not in self.tensors:
+            return Stored(bits=8, scale_bytes=4)
+        words, shape = self.tensors[f"{module}.weight_packed"], self.tensors[f"{module}.weight_shape"].tolist()
+        bits, group = words.shape[1] * 32 // shape[1], shape[1] // scale.shape[1]
+        return Stored(bits=bits, group=group, scale_bytes=2, zero_points=f"{module}.weight_zero_point" in self.tensors)
+
+    def matrix(self, name: str) -> tuple[torch.Tensor, Stored | None]:
+        """Unpacked, with how it was packed."""
+        from windlass.quant import from_tensors
+
+        module = name.removesuffix(".weight")
+        how = self.stored(module)
+        if how is None:
+            self.used.add(name)
+            return self.tensors[name], None
+        parts = {key: value for key, value in self.tensors.items() if key.startswith(f"{module}.weight")}
+        self.used |= parts.keys()
+        return from_tensors({key.removeprefix(f"{module}."): value for key, value in parts.items()}, how).dequantize(), how
+
+
+def names(target: str, module: str) -> bool:
+    return bool(re.match(target.removeprefix("re:"), module)) if target.startswith("re:") else target == module
 
 
 @pytest.fixture(scope="session")

@@ -19,8 +19,6 @@ pytestmark = pytest.mark.cpu
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 SETTINGS = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
-needs_native = pytest.mark.skipif(build.library("quantize") is None, reason=str(build.why_not("quantize")))
-
 
 def sets_here() -> list[int]:
     native = build.library("quantize")

@@ -62,6 +62,8 @@ def _check(options: Options) -> None:
         raise BadInput(f"--quant is int4, int8, fp8 or bf16, not {options.quant!r}")
     if options.jobs < 0:
         raise BadInput("--jobs is 0 (one per core) or more")
+    if options.stream and options.to == "dllama":
+        raise BadInput("--stream writes Hugging Face directories only; without it the model is downloaded whole, then converted")
     if options.stream and options.verify:
         raise BadInput("--verify reads the source again, which --stream has deleted; choose one")
 
@@ -74,9 +76,12 @@ def _need_torch() -> None:
 
 
 def _one(source: str, out: Path, options: Options) -> Any:
+    from windlass.convert.convert import refuse_finished
     from windlass.convert.source import Opened, open_source, open_streamed
 
     opened: Opened
+    if options.to == "hf":
+        refuse_finished(out)
     if options.stream:
         opened = open_streamed(_hub_name(source), out / SPOOL)
     else:

@@ -74,12 +74,13 @@ def _convert(opened: Opened, directory: Path, settings: Settings, started: Start
     places = placed(planned, opened.store, ignore_next_token=not settings.mtp)
     planned = tuple(output for output in planned if output.name in places)
     stream = opened.store if isinstance(opened.store, StreamedStore) else None
-    if stream is not None:
-        planned = in_order_of_arrival(planned, places, stream)
-    _prepare(directory, planned)
+    _prepare(directory, planned, stream)
     jobs = settings.jobs or len(os.sched_getaffinity(0))
-    slices = tuple(units(planned, unit_bytes(settings.max_memory_bytes, jobs)))
-    journal = Journal(directory / JOURNAL, _fingerprint(opened, choices, slices))
+    slice_bytes = unit_bytes(settings.max_memory_bytes, jobs)
+    slices = tuple(units(planned, slice_bytes))
+    if stream is not None:
+        slices = in_order_of_arrival(slices, planned, places, stream)
+    journal = Journal(directory / JOURNAL, _fingerprint(opened, choices, slice_bytes, settings.max_shard_bytes))
     try:
         job = Job(
             outputs=planned,
@@ -118,33 +119,49 @@ def _verified(report: Report, job: Job) -> Report:
 
 
 def _choices(opened: Opened, settings: Settings) -> Choices:
-    dtype = str(opened.config.get("torch_dtype") or opened.config.get("dtype") or "bfloat16").removeprefix("torch.")
     return Choices(
         scheme=settings.scheme,
-        high_dtype=HIGH_DTYPES.get(dtype, "BF16"),
+        high_dtype=_high_dtype(opened.config),
         keep=settings.keep,
         mtp=settings.mtp,
         carried=carried_blocks(opened.blocks, settings.scheme.bits),
     )
 
 
-def _prepare(directory: Path, planned: tuple[Output, ...]) -> None:
-    """An empty or unfinished directory with room. A finished one is not overwritten."""
-    if (directory / "config.json").exists():
+def _high_dtype(config: dict[str, Any]) -> str:
+    dtype = str(config.get("torch_dtype") or config.get("dtype") or "bfloat16").removeprefix("torch.")
+    return HIGH_DTYPES.get(dtype, "BF16")
+
+
+def refuse_finished(directory: Path) -> None:
+    """A model is not overwritten. One that still has its journal was interrupted at the very last, and is finished again."""
+    try:
+        finished = (directory / "config.json").exists() and not (directory / JOURNAL).exists()
+    except OSError as error:
+        raise BadInput(f"{directory} cannot be used: {error.strerror}") from None
+    if finished:
         raise BadInput(f"{directory} holds a model already; delete it or choose another output directory")
+
+
+def _prepare(directory: Path, planned: tuple[Output, ...], stream: StreamedStore | None) -> None:
+    """An empty or unfinished directory with room."""
+    refuse_finished(directory)
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadInput(f"{directory} cannot be made: {error.strerror}") from None
     there = sum(file.stat().st_size for file in directory.iterdir() if file.is_file())
-    require_free(directory, max(total_bytes(planned) - there, 0))
+    arriving = stream.most_bytes if stream is not None else 0
+    require_free(directory, max(total_bytes(planned) - there, 0) + arriving)
 
 
-def _fingerprint(opened: Opened, choices: Choices, slices: tuple[Any, ...]) -> dict[str, Any]:
+def _fingerprint(opened: Opened, choices: Choices, slice_bytes: int, max_shard_bytes: int) -> dict[str, Any]:
+    """The names are for a person who resumes with other settings."""
     return {
         "source": opened.digest,
         "choices": msgspec.to_builtins(choices),
-        "slices": len(slices),
+        "memory for each worker (--max-memory, --jobs)": slice_bytes,
+        "size of files": max_shard_bytes,
     }
 
 
@@ -213,6 +230,8 @@ def _notes(planned: tuple[Output, ...]) -> tuple[str, ...]:
         made.append(
             "matrices that the source stores [in, out] are packed [out, in]; other programs expect them unpacked, so only Windlass reads these"
         )
+    if any(one.stored.zero_points and one.expert is not None for one in planned):
+        made.append("experts have zero points, which vLLM and transformers do not read; without --asymmetric they do")
     return tuple(made)
 
 
@@ -237,7 +256,6 @@ def _finish(opened: Opened, job: Job, settings: Settings, report: Report) -> Non
         config["quantization_config"] = quantization
     if not settings.mtp or opened.spec.next_token is None:
         config = {**config, **({"num_nextn_predict_layers": 0} if "num_nextn_predict_layers" in config else {})}
-    high = HIGH_DTYPES.get(str(config.get("torch_dtype") or config.get("dtype") or "bfloat16"), "BF16")
     name = "dtype" if "dtype" in config else "torch_dtype"
-    config[name] = {"BF16": "bfloat16", "F16": "float16"}[high]
+    config[name] = {"BF16": "bfloat16", "F16": "float16"}[_high_dtype(config)]
     write_atomically(directory / "config.json", msgspec.json.format(msgspec.json.encode(config), indent=2) + b"\n")

@@ -39,15 +39,14 @@ def pack_unit(output: Output, unit: Unit, read: ReadRows, raw: RawBlocks | None)
     if output.carried:
         assert raw is not None
         codes, scale = (repack.q4_0 if output.carried == "Q4_0" else repack.q8_0)(raw(unit.start, unit.stop))
+        _check_finite(output, unit, scale)
         return _packed(output, unit, [codes, scale], Statistics())
     rows = read(unit.start, unit.stop)
     if output.packed:
         return _quantized(output, unit, rows)
     piece = output.pieces[0]
-    finite = torch.isfinite(rows).all()
-    if not finite:
-        raise _unusable(output, unit, int((~torch.isfinite(rows)).sum()))
     kept = rows.to(TORCH_DTYPES[piece.dtype])
+    _check_finite(output, unit, kept)  # as they will be written: a narrower float may not hold them
     return _packed(output, unit, [kept], _rounding(rows, kept))
 
 
@@ -67,10 +66,15 @@ def _quantized(output: Output, unit: Unit, rows: Tensor) -> Packed:
     return _packed(output, unit, tensors if made.weight_zero_point is None else [*tensors, made.weight_zero_point], statistics)
 
 
+def _check_finite(output: Output, unit: Unit, numbers: Tensor) -> None:
+    finite = torch.isfinite(numbers)
+    if not finite.all():
+        raise _unusable(output, unit, int((~finite).sum()))
+
+
 def _unusable(output: Output, unit: Unit, count: int) -> BadCheckpoint:
-    return BadCheckpoint(
-        f"{count} weights in rows {unit.start} to {unit.stop} are NaN or infinite; the source is damaged", tensor=output.name
-    )
+    what = f"{count} numbers in rows {unit.start} to {unit.stop} are NaN, infinite or too large to be stored"
+    return BadCheckpoint(f"{what}; the source is damaged", tensor=output.name)
 
 
 def _packed(output: Output, unit: Unit, tensors: list[Tensor], statistics: Statistics) -> Packed:

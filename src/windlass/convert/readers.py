@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection
+from math import prod
 from typing import TYPE_CHECKING
 
 from windlass.convert.outputs import Output, published
 from windlass.core.model import Frozen
 from windlass.core.ports import TensorStore
 from windlass.core.rule import Rows, Source
-from windlass.errors import BadCheckpoint
 
 if TYPE_CHECKING:
     import torch
@@ -47,17 +47,10 @@ def spellings(name: str) -> list[str]:
 def find_place(output: Output, names: Collection[str]) -> Place | None:
     """The published layout first, then the others the rule knows."""
     usual = published(output.rule)
-    if not usual.stacked:
-        for name in spellings(output.name):
-            if name in names or f"{name}_scale_inv" in names:
-                return Place(name=name, source=usual, stacked=False)
-    for source in output.rule.sources:
-        if not source.stacked:
-            continue
-        for name in spellings(source.name.format(layer=output.layer)):
-            stored = f"{name}_blocks" if source.encoding else name
-            if stored in names:
-                return Place(name=name, source=source, stacked=True)
+    for source in (usual, *(other for other in output.rule.sources if other != usual)):
+        for name in spellings(source.name.format(layer=output.layer, expert=output.expert)):
+            if (f"{name}_blocks" if source.encoding else name) in names:
+                return Place(name=name, source=source, stacked=source.stacked)
     return None
 
 
@@ -135,9 +128,7 @@ def _decoded(store: TensorStore, output: Output, place: Place) -> ReadRows:
     names = store.names()
     if f"{place.name}_scale_inv" in names:
         return lambda start, stop: _fp8_blocks(store, place.name, start, stop)
-    if f"{place.name}_scale" in names:
-        return lambda start, stop: _fp8_rows(store, place.name, start, stop)
-    raise BadCheckpoint("stored in 8 bits without a scale beside it (_scale or _scale_inv)", tensor=place.name)
+    return lambda start, stop: _fp8_rows(store, place.name, start, stop)
 
 
 def _mxfp4(store: TensorStore, name: str, start: int, stop: int) -> torch.Tensor:
@@ -153,7 +144,7 @@ def _fp8_rows(store: TensorStore, name: str, start: int, stop: int) -> torch.Ten
     from windlass.quant.published import fp8_rows
 
     scale, whole = f"{name}_scale", store.shape(f"{name}_scale")
-    per_row = len(whole) > 0 and whole[0] > 1
+    per_row = prod(whole) > 1
     return fp8_rows(store.read(name, start, stop), store.read(scale, start, stop) if per_row else store.read(scale, 0, 1))
 
 

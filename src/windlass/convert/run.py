@@ -47,10 +47,14 @@ class Job:
     journal: Journal
     workers: int
     progress: Progress = lambda _: None
+    starting: Callable[[list[Unit]], None] = lambda _: None
+    """Told, before anything is read, of the slices that are to be done."""
     flush_after: frozenset[str] = frozenset()
     """Slices after which to wait for the disk at once: the last ones of a source file that is waiting to be deleted."""
     settled: Callable[[list[Unit]], None] = lambda _: None
     """Told of slices whose bytes are safe."""
+    given_up: Callable[[], None] = lambda: None
+    """Told that nothing more will be read; workers that wait for the source must not wait any longer."""
     digests: dict[str, str] = field(default_factory=dict[str, str])
 
 
@@ -118,15 +122,16 @@ class _Shards:
         for file in self.files_of[unit.output]:
             self.waiting[file] -= 1
             if self.waiting[file] == 0 and file not in self.whole:
-                self.closing[file] = self.writers.pop(file)
                 yield file
 
     def sync(self) -> None:
         for writer in self.writers.values():
             writer.sync()
 
-    def finish(self, file: str) -> tuple[str, str]:
-        return file, self.closing[file].finish()
+    def take(self, file: str) -> ShardWriter:
+        """From here on nobody else writes to it or waits for it."""
+        self.closing[file] = self.writers.pop(file)
+        return self.closing[file]
 
     def close(self) -> None:
         for writer in (*self.writers.values(), *self.closing.values()):
@@ -145,6 +150,7 @@ class _Loop:
 
     def run(self) -> None:
         try:
+            self.job.starting([unit for unit in self.job.units if not self.shards.is_done(unit)])
             for unit in self.job.units:
                 if self.shards.is_done(unit):
                     self.job.settled([unit])
@@ -158,8 +164,8 @@ class _Loop:
             self._flush()
             self._collect()
         except BaseException:
-            for _, future in self.flying:
-                future.cancel()
+            self.job.given_up()
+            self.pool.shutdown(cancel_futures=True)  # a file may be closed only when nobody writes to it
             self._flush()
             raise
         finally:
@@ -182,7 +188,7 @@ class _Loop:
         self._name(ready)
 
     def _name(self, files: list[str]) -> None:
-        self.finishing += [self.pool.submit(self.shards.finish, file) for file in files]
+        self.finishing += [self.pool.submit(_finished, file, self.shards.take(file)) for file in files]
 
     def _count(self, unit: Unit) -> list[str]:
         self.job.progress((unit.stop - unit.start) * self.job.outputs[unit.output].row_bytes)
@@ -205,6 +211,10 @@ class _Loop:
         for shard in self.job.shards:
             if shard.file in self.shards.whole:  # since an earlier run
                 self.job.digests[shard.file] = file_digest(self.job.directory / shard.file)
+
+
+def _finished(file: str, writer: ShardWriter) -> tuple[str, str]:
+    return file, writer.finish()
 
 
 def _statistics(job: Job) -> dict[int, Statistics]:

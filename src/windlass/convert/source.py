@@ -14,6 +14,7 @@ from windlass.core.ports import TensorStore
 from windlass.core.rule import Rule
 from windlass.errors import BadInput
 from windlass.families import describe, hints_from, rules
+from windlass.formats.files import file_within
 
 # Copied as they are, where the source has them. Everything a tokenizer or a generation needs; no code.
 COMPANIONS = (
@@ -70,6 +71,8 @@ def _open_directory(path: Path) -> Opened:
 
     store = open_store(path)
     companions = tuple(path / name for name in COMPANIONS if (path / name).is_file())
+    for file in companions:
+        file_within(path, file.name)  # no link may bring something else along
     return _opened(store, path, companions, kind="hf")
 
 

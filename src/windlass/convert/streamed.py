@@ -48,9 +48,14 @@ class StreamedStore:
         """Which files, in the order they arrive, hold these tensors."""
         return sorted({self._order[self._tensors[name].file] for name in names if name in self._tensors})
 
-    def begin(self, done: Collection[int]) -> None:
-        """Starts the downloads, without files that are done already."""
-        skip = [file for file, index in self._order.items() if index in done]
+    @property
+    def most_bytes(self) -> int:
+        """What the disk holds of it at most."""
+        return sum(sorted(file.num_bytes for file in self.model.files)[-MOST_OPEN - 1 :])
+
+    def begin(self, needed: Collection[int]) -> None:
+        """Starts the downloads of these files; each must be released one day, or the next but one would never come."""
+        skip = [file for file, index in self._order.items() if index not in needed]
         Thread(target=self._feed, args=(skip,), name="stream", daemon=True).start()
 
     def _feed(self, skip: list[str]) -> None:
@@ -91,7 +96,7 @@ class StreamedStore:
             self._changed.notify_all()
         if opened is not None:
             opened.close()
-            (self.directory / file).unlink(missing_ok=True)
+        (self.directory / file).unlink(missing_ok=True)  # or an earlier run was killed before it could
 
     def close(self) -> None:
         with self._changed:

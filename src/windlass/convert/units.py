@@ -10,9 +10,9 @@ from windlass.units import MIB
 
 ROW_MULTIPLE = 32
 """Slices begin on a multiple of this, so that zero points packed along the output are never shared by two of them."""
-LARGEST_BYTES = 16 * MIB
+LARGEST_BYTES = 1 * MIB
 SMALLEST_BYTES = MIB
-COPIES = 6
+COPIES = 16
 """A slice as read, widened to fp32 where its type asks for it, and its codes: what one worker may hold, in slices of 16 bits."""
 
 
