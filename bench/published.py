@@ -1,7 +1,8 @@
 """Published training runs beside what the planner says of them, as Markdown. Run: python bench/published.py
 
 Reads tests/data/published.toml. For every row: the FLOPs counted from the config against the published rate (where the source gives
-both a time and a rate), and the step time predicted from config and hardware alone against the published time.
+both a time and a rate), the step time predicted from config and hardware alone against the published time, and whether the run fits
+by our count of memory. Every run in the table did fit where it was run, so a "no" there is a gap in the count or in the row.
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ from windlass.core.recipe import Overlap  # noqa: E402
 from windlass.core.rule import Rule  # noqa: E402
 from windlass.families import describe, rules  # noqa: E402
 from windlass.plan.training.evaluate import predict_step  # noqa: E402
+from windlass.plan.training.footprint import DeviceBytes, device_bytes  # noqa: E402
 from windlass.plan.training.job import Job  # noqa: E402
 from windlass.plan.training.rates import flops_per_token  # noqa: E402
 from windlass.plan.training.time import StepTime  # noqa: E402
+from windlass.units import GIB  # noqa: E402
 
 PUBLISHED = ROOT / "tests" / "data" / "published.toml"
 CONFIGS = ROOT / "src" / "windlass" / "families" / "configs"
@@ -144,6 +147,20 @@ def predict(run: Run) -> StepTime:
     return predict_step(run.spec, run.rules, run.hardware, run.job)
 
 
+def memory(run: Run) -> DeviceBytes:
+    return device_bytes(run.spec, run.rules, run.job)
+
+
+def fits(run: Run) -> bool:
+    return memory(run).total <= run.hardware.devices[0].memory_bytes
+
+
+def fits_text(run: Run) -> str:
+    """`54 of 80`, GiB of the fullest device."""
+    counted = f"{memory(run).total / GIB:.0f} of {run.hardware.devices[0].memory_bytes / GIB:.0f}"
+    return counted if fits(run) else f"**no**: {counted}"
+
+
 def layout_text(run: Run) -> str:
     groups = run.job.groups
     degrees = [
@@ -169,8 +186,8 @@ def counts_table() -> str:
 
 def times_table(detail: bool = False) -> str:
     parts = ["compute", "memory", "tp", "ep", "cp", "bubble", "transfer", "dp", "optimizer"] if detail else []
-    lines = [f"| source | model | devices | layout | published s | predicted s | error |{''.join(f' {p} |' for p in parts)}"]
-    lines.append("|---" * (7 + len(parts)) + "|")
+    lines = [f"| source | model | devices | layout | published s | predicted s | error | fits, GiB |{''.join(f' {p} |' for p in parts)}"]
+    lines.append("|---" * (8 + len(parts)) + "|")
     for run in runs():
         step = predict(run)
         seconds, true = step.step_seconds, run.published_seconds
@@ -184,7 +201,7 @@ def times_table(detail: bool = False) -> str:
         what = f"{run.row['model']}{note}{', ' + run.job.recompute + ' recompute' if run.row['source'] == 'seqpar' else ''}"
         lines.append(
             f"| {run.row['source']} | {what} | {run.job.groups.world} {device} | {layout_text(run)} | {true:.4g} | {seconds:.4g} "
-            f"| {seconds / true - 1:+.1%} |{''.join(f' {p / seconds:.0%} |' for p in more)}"
+            f"| {seconds / true - 1:+.1%} | {fits_text(run)} |{''.join(f' {p / seconds:.0%} |' for p in more)}"
         )
     return "\n".join(lines)
 

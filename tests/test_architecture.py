@@ -115,7 +115,9 @@ def imports(module: Module) -> Iterator[Import]:
     def visit(node: ast.AST, in_function: bool) -> Iterator[Import]:
         for name in _imported(node, module):
             yield Import(name, getattr(node, "lineno", 0), in_function)
-        inside = in_function or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        # What only type checkers see is imported as late as can be: never.
+        for_types = isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        inside = in_function or for_types or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
         for child in ast.iter_child_nodes(node):
             yield from visit(child, inside)
 

@@ -172,19 +172,38 @@ def test_old_spelling_of_the_dtype(tiny: Any, tmp_path: Path) -> None:
     assert converted.config["torch_dtype"] == "float16"
 
 
-def test_a_transposed_matrix_of_many_slabs(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slices of our rows are columns of theirs; small ones must meet without a seam."""
+SLICED = Settings(scheme=scheme("int4", 32), jobs=2, max_memory_bytes=1)
+
+
+@pytest.fixture
+def smallest_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With SLICED every slice is 32 rows."""
     from windlass.convert import units
 
-    config = tiny.config("gpt2")
+    monkeypatch.setattr(units, "SMALLEST_BYTES", 1)
+
+
+@pytest.mark.usefixtures("smallest_slices")
+@pytest.mark.parametrize("choice", [0, 9], ids=["published", "in memory"])
+@pytest.mark.parametrize("name", ["gpt2", "gpt_oss", "glm4_moe", "mixtral"])
+def test_slices_meet_without_a_seam(name: str, choice: int, tiny: Any, tmp_path: Path) -> None:
+    """Rows of ours may be columns of theirs, every other row, or begin in the middle of a stack."""
+    config = tiny.config(name)
+    made = tiny.rules(config)
+    values = tiny.values(made)
+    source = tiny.write(tmp_path / name, config, tiny.stored(made, values, choice))
+    convert(source, tmp_path / "out", SLICED)
+    assert check(tiny.read(tmp_path / "out"), made, values)
+
+
+def test_a_transposed_matrix_is_read_in_slabs(tiny: Any, tmp_path: Path) -> None:
+    """40,000 stored rows are more than one read takes."""
+    config = tiny.config("gpt2", n_inner=40_000, n_layer=1)
     made = tiny.rules(config)
     values = tiny.values(made)
     source = tiny.write(tmp_path / "gpt2", config, tiny.stored(made, values))
-    convert(source, tmp_path / "whole", int4())
-    monkeypatch.setattr(units, "SMALLEST_BYTES", 1)
-    convert(source, tmp_path / "sliced", Settings(scheme=scheme("int4", 32), jobs=2, max_memory_bytes=1))
-    assert digests(tmp_path / "whole") == digests(tmp_path / "sliced")
-    check(tiny.read(tmp_path / "sliced"), made, values)
+    convert(source, tmp_path / "out", int4())
+    assert check(tiny.read(tmp_path / "out"), made, values)
 
 
 # --- published in 8 and 4 bits ---------------------------------------------------------------------------------------
@@ -201,8 +220,9 @@ def with_fp8(
         for layer in rule.layers or ()
         for expert in range(max(rule.num_experts, 1))
     }
+    torch.manual_seed(0)
     stored, meant = dict(tensors), dict(tensors)
-    for name in packed_names:
+    for name in sorted(packed_names):
         weight = tensors[name].float()
         rows, inputs = weight.shape
         if blocks:
@@ -216,6 +236,7 @@ def with_fp8(
     return stored, meant
 
 
+@pytest.mark.usefixtures("smallest_slices")
 @pytest.mark.parametrize("quant", ["int4-32", "bf16"])
 @pytest.mark.parametrize("blocks", [True, False], ids=["blocks", "rows"])
 @pytest.mark.parametrize("name", ["glm4_moe", "deepseek_v3", "llama"])
@@ -224,13 +245,14 @@ def test_published_fp8(name: str, blocks: bool, quant: str, tiny: Any, tmp_path:
     config = tiny.config(name, **({"hidden_size": 192, "intermediate_size": 160} if blocks else {}))
     made = tiny.rules(config)
     stored, meant = with_fp8(tiny.stored(made, tiny.values(made)), made, blocks)
+    settings = Settings(scheme=SCHEMES[quant], jobs=1, max_memory_bytes=1)
     method = {"quant_method": "fp8", "weight_block_size": [128, 128]} if blocks else {"quant_method": "compressed-tensors"}
     convert(
         tiny.write(tmp_path / "fp8", {**config, "quantization_config": method}, stored),
         tmp_path / "a",
-        Settings(scheme=SCHEMES[quant], jobs=1),
+        settings,
     )
-    convert(tiny.write(tmp_path / "fp32", config, meant), tmp_path / "b", Settings(scheme=SCHEMES[quant], jobs=1))
+    convert(tiny.write(tmp_path / "fp32", config, meant), tmp_path / "b", settings)
     assert digests(tmp_path / "a") == digests(tmp_path / "b")
 
 
@@ -345,12 +367,10 @@ def test_quantized_head(quant: str, tiny: Any, tmp_path: Path) -> None:
 # --- the same bytes ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("smallest_slices")
 @pytest.mark.parametrize("quant", ["int4-32-asymmetric", "int8", "fp8", "bf16"])
-def test_workers_and_memory_do_not_change_a_byte(quant: str, tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from windlass.convert import units
-
+def test_workers_and_memory_do_not_change_a_byte(quant: str, tiny: Any, tmp_path: Path) -> None:
     source = tiny.make(tmp_path / "in", "glm4_moe", intermediate_size=1000)
-    monkeypatch.setattr(units, "SMALLEST_BYTES", 1)
     found = []
     for jobs, memory in ((1, 2 * 10**9), (2, 2 * 10**9), (2, 100_000), (1, 1)):
         out = tmp_path / f"out-{jobs}-{memory}"

@@ -132,6 +132,17 @@ def test_tied_head(tiny: Any, tmp_path: Path) -> None:
     assert "lm_head.weight" not in converted.tensors and converted.ignored("lm_head")
 
 
+def test_tied_head_that_is_stored_as_well(tiny: Any, tmp_path: Path) -> None:
+    """Not packed even when asked for: transformers ties it to the embedding again."""
+    config = tiny.config("llama-tied")
+    made = tiny.rules(config)
+    tensors = tiny.stored(made, tiny.values(made))
+    copy = {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}
+    source = tiny.write(tmp_path / "llama", config, {**tensors, **copy})
+    how = msgspec.structs.replace(scheme("int4", 32), quantize_head=True)
+    assert convert_and_compare(tiny, source, how, torch.bfloat16) == 0.0
+
+
 def test_kept_layers_and_a_packed_head(tiny: Any, tmp_path: Path) -> None:
     source = saved(tmp_path / "glm4_moe", "glm4_moe")
     how = msgspec.structs.replace(scheme("int4", 128), quantize_head=True)

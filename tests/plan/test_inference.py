@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from windlass.core.layout import Layout
 from windlass.core.machines import parse_hardware
 from windlass.core.plan import Plan, encode_plan, load_plan
 from windlass.core.scheme import scheme
@@ -84,7 +85,7 @@ def test_whole_weights_are_on_the_devices_once() -> None:
         ("Llama-2-70B", "6xA100-80GB", {"tp": 6}, ("64 attention heads", "64 % 6 = 4", "tp=2 pp=3")),
         ("Falcon-180B", "24xA100-80GB", {"tp": 12, "pp": 2}, ("232 attention heads", "232 % 12 = 4", "tp=8 pp=3")),
         ("GLM-4.5-Air", "8xH100-80GB", {"tp": 8, "ep": 3}, ("ep 3", "128 experts")),
-        ("GLM-4.5-Air", "8xH100-80GB", {"tp": 4, "ep": 8}, ("ep 8", "tp 4")),
+        ("GLM-4.5-Air", "8xH100-80GB", {"tp": 4, "pp": 2, "ep": 8}, ("tp 4 and dp 1", "ep is 1 or 4")),
         ("Llama-3.1-70B", "8xH100-80GB", {"ep": 2}, ("no experts",)),
         ("GLM-4.5-Air", "8xH100-80GB", {"tp": 3}, ("tp 3", "8 devices")),
         ("GLM-4.5-Air", "8xH100-80GB", {"tp": 4, "pp": 2, "dp": 2}, ("= 16", "8 devices")),
@@ -259,9 +260,82 @@ def test_more_bits_never_take_less_memory() -> None:
 
 
 def test_search_over_8192_devices_is_quick() -> None:
+    """In processor time, since other tests run beside it."""
     import time
 
-    began = time.perf_counter()
+    began = time.process_time()
     made = plan("DeepSeek-V3", "1024x(8xH100-80GB)@400Gb", goal="throughput")
-    assert time.perf_counter() - began < 3.0
+    assert time.process_time() - began < 3.0
     assert made.fits and made.layout.world == 8192
+
+
+@pytest.mark.parametrize(
+    ("hardware", "model"),
+    [("3xA100-80GB", "Llama-3.1-405B"), ("5xRTX-3090,ram=256GB", "GLM-4.5-Air"), ("3x(cpu:16,ram=64GB)@10Gb", "Falcon-180B")],
+)
+def test_throughput_fits_where_latency_does(hardware: str, model: str) -> None:
+    """With KV heads that do not divide, the fullest rank is neither the first nor the last."""
+    context = min(8192, ask(model, "1xH200").spec.context_tokens)
+    for goal in ("latency", "throughput"):
+        assert plan(model, hardware, goal=goal, context_tokens=context).fits
+
+
+@pytest.mark.parametrize(
+    "model", ["GLM-4.5-Air", "Llama-3.1-70B", "Falcon-40B", "GLM-4-32B-0414", "gpt-oss-120b", "GLM-4.7-Flash"]
+)
+def test_the_ranks_that_stand_for_all_are_the_fullest(model: str) -> None:
+    from windlass.plan.candidates import evaluate
+    from windlass.plan.engines import engine
+    from windlass.plan.search import question_workload
+    from windlass.plan.shards import Sizes
+    from windlass.plan.sites import whole_site
+
+    question = ask(model, "8xH200", concurrency=16)
+    sizes, site = Sizes(question.spec, question.rules), whole_site(question.hardware)
+    for tp in range(2, 9):
+        arguments = (sizes, site, engine("windlass"), scheme("bf16"), Layout(tp=tp), question_workload(question))
+        some, every = (evaluate(*arguments, every=flag) for flag in (False, True))
+        assert max(held.total_bytes for held in some.fit.memory) == max(held.total_bytes for held in every.fit.memory)
+
+
+def test_unlike_nodes_the_quick_ones_work_alone() -> None:
+    made = plan("GLM-4.5-Air", "1x(1xRTX-3090)+1x(8xH100-80GB)@25Gb")
+    assert {held.name for held in made.memory.per_device} == {"H100-80GB"}
+    assert {rank.node for rank in made.ranks} == {1}
+
+
+def test_idle_processors_change_nothing() -> None:
+    alone = plan("DeepSeek-V3", "1x(8xH200)")
+    beside = plan("DeepSeek-V3", "1x(cpu:16,ram=64GB)+1x(8xH200)@100Gb")
+    assert (beside.scheme, beside.layout, beside.engine) == (alone.scheme, alone.layout, alone.engine)
+
+
+def test_unlike_cards_share_by_what_they_can_hold() -> None:
+    made = plan("Llama-3.1-70B", "1xH100-80GB+1xA100-80GB", quant="bf16", pins={"tp": 2})
+    assert made.fits and made.memory.host_bytes == 0
+
+
+@given(wishes=st.lists(st.floats(0.1, 10), min_size=1, max_size=8), data=st.data())
+def test_water_fill(wishes: list[float], data: st.DataObject) -> None:
+    from windlass.plan.candidates import water_fill
+
+    limits = data.draw(st.lists(st.floats(0.05, 2), min_size=len(wishes), max_size=len(wishes)))
+    shares = water_fill(wishes, limits)
+    assert sum(shares) == pytest.approx(1.0)
+    if sum(limits) > 1:
+        assert all(share <= limit + 1e-9 for share, limit in zip(shares, limits, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("model", "hardware", "pins"),
+    [
+        ("GLM-4.6", "256xH100-80GB", {"tp": 8, "pp": 16, "dp": 2, "ep": 16}),
+        ("GLM-4.6", "512xH100-80GB", {"tp": 8, "pp": 16, "dp": 4, "ep": 32}),
+        ("DeepSeek-V3", "8xH200", {"tp": 1, "pp": 1, "dp": 8, "ep": 8}),
+    ],
+)
+def test_vllm_spreads_experts_over_replicas(model: str, hardware: str, pins: dict[str, int]) -> None:
+    made = plan(model, hardware, engine="vllm", pins=pins, concurrency=64, context_tokens=1024)
+    assert made.layout.ep == pins["ep"] == pins["tp"] * pins["dp"]
+    alone = plan(model, hardware, engine="vllm", pins={**pins, "ep": 1}, concurrency=64, context_tokens=1024)
+    assert made.memory.per_device[0].weights_bytes <= alone.memory.per_device[0].weights_bytes

@@ -18,7 +18,9 @@ def run(argv: list[str]) -> int:
     from windlass.cli.app import invoke
 
     try:
-        return invoke(argv)
+        code = invoke(argv)
+        sys.stdout.flush()
+        return code
     except Error as error:
         print(f"windlass: {error}", file=sys.stderr)
         return error.exit_code
@@ -27,5 +29,13 @@ def run(argv: list[str]) -> int:
         return 130
     except BrokenPipeError:
         # The reader went away (`| head`). Point stdout elsewhere so that the interpreter's last flush stays quiet.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _silence_stdout()
         return 0
+    except OSError as error:  # what no command expected: a full disk under stdout, a folder that vanished
+        print(f"windlass: {error.strerror or error}{f': {error.filename}' if error.filename else ''}", file=sys.stderr)
+        _silence_stdout()
+        return 2
+
+
+def _silence_stdout() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

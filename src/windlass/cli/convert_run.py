@@ -46,12 +46,29 @@ def run(words: list[str], out_dir: Path | None, options: Options) -> int:
 
 def _pairs(words: list[str], out_dir: Path | None, options: Options) -> list[tuple[str, Path]]:
     if out_dir is not None:
-        return [
-            (word, out_dir / f"{Path(word).stem if Path(word).is_file() else Path(word).name}-{options.quant}") for word in words
-        ]
+        pairs = [(word, out_dir / f"{_name(word)}-{options.quant}") for word in words]
+        outs = [out for _, out in pairs]
+        for out in outs:
+            if outs.count(out) > 1:
+                raise BadInput(f"{outs.count(out)} of the sources would be written to {out}; convert them one by one")
+        return pairs
     if len(words) != 2:
         raise BadInput("give one SOURCE and OUT, or several SOURCEs with --out-dir DIR")
     return [(words[0], Path(words[1]))]
+
+
+def _name(word: str) -> str:
+    path = _existing(word)
+    return path.stem if path and path.is_file() else Path(word).name
+
+
+def _existing(word: str) -> Path | None:
+    """The file or directory that a word means; None where it is no path at all."""
+    try:
+        path = Path(word).expanduser()
+        return path if path.exists() else None
+    except (OSError, RuntimeError):  # too long for a name; a home of nobody
+        return None
 
 
 def _check(options: Options) -> None:
@@ -60,10 +77,12 @@ def _check(options: Options) -> None:
             raise BadInput(f"{name} is {' or '.join(known)}, not {value!r}")
     if options.quant not in ("int4", "int8", "fp8", "bf16", "fp32"):
         raise BadInput(f"--quant is int4, int8, fp8 or bf16, not {options.quant!r}")
+    if options.quant == "fp32" and options.to == "hf":
+        raise BadInput("--quant fp32 is for --to dllama; a Hugging Face directory of the weights as they are is bf16")
+    if options.verify and options.to == "dllama":
+        raise BadInput("--verify compares Hugging Face directories with their source; leave it out with --to dllama")
     if options.jobs < 0:
         raise BadInput("--jobs is 0 (one per core) or more")
-    if options.stream and options.to == "dllama":
-        raise BadInput("--stream writes Hugging Face directories only; without it the model is downloaded whole, then converted")
     if options.stream and options.verify:
         raise BadInput("--verify reads the source again, which --stream has deleted; choose one")
 
@@ -76,18 +95,15 @@ def _need_torch() -> None:
 
 
 def _one(source: str, out: Path, options: Options) -> Any:
-    from windlass.convert.convert import refuse_finished
     from windlass.convert.source import Opened, open_source, open_streamed
 
     opened: Opened
-    if options.to == "hf":
-        refuse_finished(out)
     if options.stream:
         opened = open_streamed(_hub_name(source), out / SPOOL)
     else:
         opened = open_source(_local(source, options))
     if options.to == "dllama":
-        return _to_dllama(opened, source, out, options)
+        return _to_dllama(opened, out, options)
     return _to_hf(opened, out, options)
 
 
@@ -95,7 +111,7 @@ def _hub_name(source: str) -> str:
     from windlass.families.registry import find
     from windlass.formats.hub import looks_like_hub_name
 
-    if Path(source).exists():
+    if _existing(source):
         raise BadInput(f"--stream is for models of the hub; {source} is here already")
     known = find(source)
     name = known.hub if known else source
@@ -106,8 +122,8 @@ def _hub_name(source: str) -> str:
 
 def _local(source: str, options: Options) -> Path:
     """A path, or a name that is downloaded first."""
-    path = Path(source).expanduser()
-    if path.exists():
+    path = _existing(source)
+    if path is not None:
         return path
     from windlass.families.registry import find, unknown_model
     from windlass.formats.hub import looks_like_hub_name, pull
@@ -153,13 +169,13 @@ def _to_hf(opened: Any, out: Path, options: Options) -> Any:
     return report
 
 
-def _to_dllama(opened: Any, source: str, out: Path, options: Options) -> Any:
+def _to_dllama(opened: Any, out: Path, options: Options) -> Any:
     from windlass.convert.to_dllama import to_dllama
 
     jobs = options.jobs or len(os.sched_getaffinity(0))
     try:
         with byte_progress(f"converting {opened.spec.name}", not options.as_json) as started:
-            made = to_dllama(opened, Path(source), out, options.quant, jobs, started)
+            made = to_dllama(opened, Path(opened.name), out, options.quant, jobs, started)
     finally:
         opened.store.close()
     if not options.as_json:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 
 from windlass.cli.console import console
-from windlass.convert.report import Report
-from windlass.convert.to_dllama import DllamaFiles
 from windlass.units import GB, format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from windlass.convert.report import Report
+    from windlass.convert.to_dllama import DllamaFiles
 
 WORST_SHOWN = 5
 

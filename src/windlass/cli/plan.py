@@ -17,7 +17,12 @@ windlass plan GLM-4.6 --on "4x(8xH100-80GB)@400Gb" --goal throughput --context 3
 windlass plan INTELLECT-3 --cloud"""
 
 
+SERVING = ("engine", "goal", "context", "concurrency", "quant", "group", "kv", "prompt_tokens", "new_tokens")
+TRAINING = ("tokens", "sequence", "batch")
+
+
 def plan(
+    ctx: typer.Context,
     target: str = typer.Argument(
         ..., metavar="MODEL|RECIPE.toml", help="A path, a name of the registry, a hub name, or a training recipe."
     ),
@@ -62,6 +67,7 @@ def plan(
     output = Output(as_json=as_json, save=save, plot=plot)
     pins = {name: value for name, value in (("tp", tp), ("pp", pp), ("ep", ep), ("dp", dp)) if value is not None}
     if train or target.endswith(".toml"):
+        _refuse(ctx, SERVING, "about running a model, not about training one; a recipe says how to train")
         return plan_training.run(
             target,
             on=on,
@@ -74,6 +80,7 @@ def plan(
             all_offers=all_offers,
             output=output,
         )
+    _refuse(ctx, TRAINING, "about training; add --train, or leave it out")
     return plan_inference.run(
         target,
         on=on,
@@ -91,6 +98,16 @@ def plan(
         region=region,
         output=output,
     )
+
+
+def _refuse(ctx: typer.Context, names: tuple[str, ...], why: str) -> None:
+    """What would be ignored is a misunderstanding, and said."""
+    from windlass.errors import BadInput
+
+    for name in names:
+        source = ctx.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise BadInput(f"--{name.replace('_', '-')} is {why}")
 
 
 plan.__doc__ = f"{plan.__doc__}\n\n{EXAMPLES}"

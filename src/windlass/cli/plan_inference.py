@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 
 from windlass.cli.plan_output import Output
-from windlass.cli.resolve import Resolved, resolve_hardware, resolve_model
+from windlass.cli.resolve import resolve_hardware, resolve_model
 from windlass.core.hardware import Hardware
 from windlass.core.plan import Plan
 from windlass.errors import BadInput
@@ -53,30 +55,32 @@ def run(
         new_tokens=new,
         region=region,
     )
-    if (prompt or 0) + (new or 0) > asked.context_tokens:
-        raise BadInput(
-            f"a prompt of {prompt or 0:,} and an answer of {new or 0:,} tokens exceed --context {asked.context_tokens:,}"
-        )
+    if cloud and on is None:
+        asked = _on_the_cheapest(asked, all_offers)
     made = make_plan(asked, source=resolved.source, digest=resolved.digest)
     if cloud or not made.fits:
-        made = _with_offers(made, asked, resolved, cloud, all_offers)
+        made = _with_offers(made, asked, cloud, all_offers)
     return output.write(made)
 
 
 def _hardware(on: str | None, cloud: bool) -> Hardware:
-    """With --cloud and no --on the offers are the hardware; a plan beside them is made for a common card."""
+    """With --cloud and no --on the offers are the hardware, and the cheapest of them is planned in full."""
     return resolve_hardware(on) if on is not None or not cloud else resolve_hardware("1xH200")
 
 
-def _with_offers(made: Plan, asked: Question, resolved: Resolved, cloud: bool, all_offers: bool) -> Plan:
-    checkpoint = made.checkpoint
-    assert checkpoint is not None
-    found = cloud_offers(asked, checkpoint.bytes_as_published, checkpoint.bytes_converted, all_offers=all_offers)
+def _on_the_cheapest(asked: Question, all_offers: bool) -> Question:
+    found = cloud_offers(asked, all_offers=all_offers)
+    if not found:
+        raise BadInput(f"no offer of the price book runs {asked.spec.name} whole; plan it on --on HARDWARE of several machines")
+    return replace(asked, hardware=resolve_hardware(f"1x({found[0].num_devices}x{found[0].device})"))
+
+
+def _with_offers(made: Plan, asked: Question, cloud: bool, all_offers: bool) -> Plan:
+    found = cloud_offers(asked, all_offers=all_offers)
     would_fit = made.would_fit
     if found and not made.fits:
         cheapest = min(found, key=lambda offer: offer.usd_per_hour)
-        would_fit = (
-            *would_fit,
-            f"{cheapest.provider} {cheapest.num_devices}x{cheapest.device} at ${cheapest.usd_per_hour:.2f}/h ({cheapest.priced_at})",
-        )
+        kind = " spot" if cheapest.spot else ""
+        where = f"{cheapest.provider}{kind} {cheapest.num_devices}x{cheapest.device} at ${cheapest.usd_per_hour:.2f}/h ({cheapest.priced_at})"
+        would_fit = (*would_fit, where)
     return msgspec.structs.replace(made, cloud=found if cloud else (), would_fit=would_fit)

@@ -16,8 +16,7 @@ def training_summary(plan: Plan) -> Table:
     job: dict[str, Any] = train["job"]
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold")
-    groups = train["layout"]
-    degrees = " ".join(f"{name}={groups[name]}" for name in ("tp", "cp", "pp", "ep", "dp") if groups[name] > 1) or "one device"
+    degrees = _degrees(train["layout"])
     virtual = f", {job['virtual_stages']} virtual stages" if job["virtual_stages"] > 1 else ""
     table.add_row(
         "how", f"{job['compute']}, {degrees}{virtual}, ZeRO {job['zero']}, recompute {job['recompute']}, {job['optimizer']}"
@@ -44,12 +43,32 @@ def _speed_rows(table: Table, train: dict[str, Any], tokens: int) -> None:
         f"{format_count(run['tokens'])} tokens in {run['steps']:,} steps: {run['days']:,.1f} days, {run['days_with_failures']:,.1f} with failures",
     )
     money = f", ${run['usd']:,.0f}" if run["usd"] else ""
-    table.add_row(
-        "costs",
-        f"{run['device_hours']:,.0f} device-hours{money}, {run['kwh'] / 1000:,.0f} MWh, {run['kg_co2'] / 1000:,.0f} t CO2",
-    )
+    table.add_row("costs", f"{run['device_hours']:,.0f} device-hours{money}, {_energy(run['kwh'])}, {_mass(run['kg_co2'])} CO2")
     interval = format_seconds(saved["interval_seconds"])
     table.add_row(
-        "checkpoints",
-        f"{format_bytes(saved['bytes'])} every {interval} (Young/Daly), {saved['goodput']:.1%} of the time makes progress",
+        "checkpoints", f"{format_bytes(saved['bytes'])} every {interval}, {saved['goodput']:.1%} of the time makes progress"
     )
+    for other in train["alternatives"]:
+        table.add_row("or", _alternative(other))
+
+
+def _alternative(other: dict[str, Any]) -> str:
+    virtual = f", {other['virtual_stages']} virtual stages" if other["virtual_stages"] > 1 else ""
+    how = f"micro-batch {other['micro_batch']}, ZeRO {other['zero']}, recompute {other['recompute']}"
+    return f"{_degrees(other['layout'])}{virtual}, {how}: {format_seconds(other['step_seconds'])} a step, {other['why_not']}"
+
+
+def _degrees(groups: dict[str, int]) -> str:
+    return " ".join(f"{name}={groups[name]}" for name in ("tp", "cp", "pp", "ep", "dp") if groups[name] > 1) or "one device"
+
+
+def _energy(kwh: float) -> str:
+    return f"{_digits(kwh / 1000)} MWh" if kwh >= 10_000 else f"{_digits(kwh)} kWh"
+
+
+def _mass(kilograms: float) -> str:
+    return f"{_digits(kilograms / 1000)} t" if kilograms >= 10_000 else f"{_digits(kilograms)} kg"
+
+
+def _digits(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"

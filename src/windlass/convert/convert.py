@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -133,19 +132,20 @@ def _high_dtype(config: dict[str, Any]) -> str:
     return HIGH_DTYPES.get(dtype, "BF16")
 
 
-def refuse_finished(directory: Path) -> None:
+def _finished(directory: Path) -> bool:
     """A model is not overwritten. One that still has its journal was interrupted at the very last, and is finished again."""
     try:
-        finished = (directory / "config.json").exists() and not (directory / JOURNAL).exists()
+        return (directory / "config.json").exists() and not (directory / JOURNAL).exists()
     except OSError as error:
         raise BadInput(f"{directory} cannot be used: {error.strerror}") from None
-    if finished:
-        raise BadInput(f"{directory} holds a model already; delete it or choose another output directory")
 
 
 def _prepare(directory: Path, planned: tuple[Output, ...], stream: StreamedStore | None) -> None:
     """An empty or unfinished directory with room."""
-    refuse_finished(directory)
+    if _finished(directory):
+        if stream is not None:
+            stream.remove()
+        raise BadInput(f"{directory} holds a model already; delete it or choose another output directory")
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -245,7 +245,7 @@ def _finish(opened: Opened, job: Job, settings: Settings, report: Report) -> Non
 
         write_tokenizer(opened.store.metadata, directory)  # type: ignore[attr-defined]
     if isinstance(opened.store, StreamedStore):
-        shutil.rmtree(opened.store.directory, ignore_errors=True)
+        opened.store.remove()
     write_index(directory, job.shards)
     encoded = msgspec.json.format(msgspec.json.encode(report), indent=1)
     write_atomically(directory / f"{REPORT}.json", encoded)

@@ -120,7 +120,8 @@ def _unstacked(rule: Rule, source: Source, choices: Choices) -> Iterator[Output]
 
 
 def _output(name: str, shape: tuple[int, ...], rule: Rule, layer: int | None, expert: int | None, choices: Choices) -> Output:
-    kept = len(shape) != 2 or not name.endswith(".weight") or any(part in name for part in choices.keep)
+    tied = rule.copy_of is not None and rule.part is Part.MAIN  # readers tie it again, and a packed head cannot be tied
+    kept = tied or len(shape) != 2 or not name.endswith(".weight") or any(part in name for part in choices.keep)
     how = Stored(bits=32 if rule.keep is Keep.FLOAT32 else 16)
     if not kept:
         how = choices.scheme.stored(rule.keep, shape[-1], is_head=rule.role is Role.HEAD)

@@ -7,6 +7,7 @@ config.json comes last.
 
 from __future__ import annotations
 
+import ctypes
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,7 +20,7 @@ import torch
 from windlass.convert.outputs import Output
 from windlass.convert.pack import Packed, RawBlocks, pack_unit
 from windlass.convert.readers import ReadRows
-from windlass.convert.units import Unit
+from windlass.convert.units import LARGEST_BYTES, Unit
 from windlass.formats.journal import Journal
 from windlass.formats.shards import OutTensor, Shard
 from windlass.formats.writer import ShardWriter, file_digest
@@ -29,6 +30,8 @@ from windlass.units import MIB
 SYNC_BYTES = 256 * MIB
 """Written between two waits for the disk: what a power cut may cost, and far more than a wait takes."""
 QUEUED_PER_WORKER = 2
+M_MMAP_THRESHOLD = -3
+"""Of mallopt(3)."""
 
 Progress = Callable[[int], None]
 """Called with the source's bytes of every slice that is done, in 16 bits a weight."""
@@ -58,6 +61,13 @@ class Job:
     digests: dict[str, str] = field(default_factory=dict[str, str])
 
 
+def _keep_heaps_small() -> None:
+    """glibc comes to keep freed buffers of up to 32 MB, where they hold several times what is in use; slices are worth keeping, no more."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, LARGEST_BYTES + MIB)
+
+
 def out_tensors(outputs: tuple[Output, ...]) -> list[OutTensor]:
     return [OutTensor(name=piece.name, dtype=piece.dtype, shape=piece.shape) for output in outputs for piece in output.pieces]
 
@@ -65,6 +75,7 @@ def out_tensors(outputs: tuple[Output, ...]) -> list[OutTensor]:
 def run(job: Job) -> dict[int, Statistics]:
     """Writes every shard; returns what each output lost. Raises what a worker raised, the journal being up to date."""
     threads = torch.get_num_threads()
+    _keep_heaps_small()
     torch.set_num_threads(1)  # slices are the parallelism; threads within a slice would fight over the same cores
     try:
         shards = _Shards(job)

@@ -6,12 +6,13 @@ source and the result together.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from threading import Condition, Thread
 from typing import TYPE_CHECKING, Any
 
-from windlass.errors import BadCheckpoint, Error
+from windlass.errors import BadCheckpoint, Error, Impossible
 from windlass.formats.checkpoint import read_config
 from windlass.formats.hub import RemoteModel, RemoteTensor, fetch_small_files, remote_tensors, stream_shards
 from windlass.formats.store import SafetensorsStore
@@ -33,6 +34,7 @@ class StreamedStore:
         self._open: dict[str, SafetensorsStore] = {}
         self._changed = Condition()
         self._failed: BaseException | None = None
+        self._begun = False
         self._closed = False
 
     def names(self) -> Collection[str]:
@@ -56,6 +58,7 @@ class StreamedStore:
     def begin(self, needed: Collection[int]) -> None:
         """Starts the downloads of these files; each must be released one day, or the next but one would never come."""
         skip = [file for file, index in self._order.items() if index not in needed]
+        self._begun = True
         Thread(target=self._feed, args=(skip,), name="stream", daemon=True).start()
 
     def _feed(self, skip: list[str]) -> None:
@@ -74,6 +77,8 @@ class StreamedStore:
                 self._changed.notify_all()
 
     def read(self, name: str, start: int, stop: int) -> torch.Tensor:
+        if not self._begun:
+            raise Impossible("only a Hugging Face directory can be written while the source arrives; leave out --stream")
         tensor = self._tensors[name]
         with self._changed:
             self._changed.wait_for(lambda: tensor.file in self._open or self._failed is not None or self._closed)
@@ -97,6 +102,10 @@ class StreamedStore:
         if opened is not None:
             opened.close()
         (self.directory / file).unlink(missing_ok=True)  # or an earlier run was killed before it could
+
+    def remove(self) -> None:
+        """What is left: small files, which the result has by now."""
+        shutil.rmtree(self.directory, ignore_errors=True)
 
     def close(self) -> None:
         with self._changed:

@@ -8,13 +8,12 @@ from itertools import groupby
 from windlass.core.cpu import default_bandwidth, default_ram_bytes
 from windlass.core.devices import catalog
 from windlass.core.hardware import Device, Hardware, Node
-from windlass.core.typical import DISK_BYTES, node_ram_bytes
+from windlass.core.typical import DISK_BYTES, node_ram_bytes, usual_latency
 from windlass.units import GB, GIB, KB, KIB, MB, MIB, TB
 
 _SIZES = (("TB", TB), ("GB", GB), ("GiB", GIB), ("MB", MB), ("MiB", MIB), ("KB", KB), ("KiB", KIB))
 _RATES = (("Tb", 10**12), ("Gb", 10**9), ("Mb", 10**6), ("Kb", 10**3))
 _NODE_DEFAULTS = Node(devices=(), ram_bytes=0, disk_bytes=0)
-_LATENCY_SECONDS = Hardware(nodes=()).network_latency_seconds
 
 
 def describe(hardware: Hardware) -> str:
@@ -24,7 +23,8 @@ def describe(hardware: Hardware) -> str:
         return _one_node(hardware.nodes[0])
     nodes = "+".join(f"{count}x({_node(node)})" for node, count in groups)
     latency = hardware.network_latency_seconds
-    return f"{nodes}@{_rate(hardware.network_bandwidth)}" + (f",latency={_time(latency)}" if latency != _LATENCY_SECONDS else "")
+    stated = f",latency={_time(latency)}" if latency != usual_latency(hardware.network_bandwidth) else ""
+    return f"{nodes}@{_rate(hardware.network_bandwidth)}{stated}"
 
 
 def _one_node(node: Node) -> str:

@@ -27,7 +27,7 @@ from windlass.core.cpu import cpu_device, default_ram_bytes
 from windlass.core.describe import describe
 from windlass.core.devices import device, entry
 from windlass.core.hardware import Device, Hardware, Node
-from windlass.core.typical import DISK_BYTES, network_bandwidth, node_ram_bytes
+from windlass.core.typical import DISK_BYTES, network_bandwidth, node_ram_bytes, usual_latency
 from windlass.errors import BadInput, UnknownName
 from windlass.units import format_bytes, parse_bit_rate, parse_bytes
 
@@ -81,7 +81,8 @@ def _hardware(groups: list[tuple[int, Node]], network: tuple[float | None, float
     elif bandwidth is None:
         bandwidth = network_bandwidth(nodes)
     hardware = Hardware(nodes=nodes, network_bandwidth=bandwidth)
-    if latency is not None and len(nodes) > 1:
+    if len(nodes) > 1:
+        latency = usual_latency(bandwidth) if latency is None else latency
         hardware = msgspec.structs.replace(hardware, network_latency_seconds=latency)
     return msgspec.structs.replace(hardware, description=describe(hardware))
 

@@ -122,6 +122,8 @@ def place(
     cuts += [_kv_cut(axis, rules, scheme, cuts) for axis in axes if axis.name is AxisName.KV_HEADS]
     num_experts = max((rule.num_experts for rule in rules), default=0)
     group_weights = [sum(weights[first : first + layout.expert_tp]) for first in range(0, layout.tp, layout.expert_tp)]
+    if layout.ep > layout.tp:  # experts spread over replicas too: as many intervals as there are ranks that hold some
+        group_weights = [1.0] * layout.ep
     return Placement(
         stages=stages or stages_of(num_layers, layout.pp),
         cuts=tuple(cuts),

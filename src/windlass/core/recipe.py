@@ -6,6 +6,8 @@ that depend on a model or on hardware; those are `plan.training`'s. A trainer ad
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from math import isfinite
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -13,7 +15,7 @@ import msgspec
 
 from windlass.core.model import Frozen
 from windlass.errors import BadInput, UnknownName
-from windlass.units import parse_context, parse_count
+from windlass.units import parse_bytes, parse_context, parse_count
 
 Recompute = Literal["none", "selective", "full"]
 Offload = Literal["none", "cpu", "nvme"]
@@ -47,10 +49,12 @@ class HardwareSource(Frozen):
 class DataSection(Frozen):
     tokens: int | None = None
     sequence_length: int | None = None
+    allow_longer_context: bool = False
+    """Sequences may pass the model's own context: its context is being extended."""
 
 
 class Batch(Frozen):
-    """Of one optimizer step, counted in sequences or in tokens."""
+    """Of one optimizer step, counted in sequences (exact) or in tokens (a wish: the nearest that layouts can cut is taken)."""
 
     global_batch: int | None = None
     tokens: int | None = None
@@ -101,7 +105,9 @@ class Optimizer(Frozen):
 
 class CheckpointSection(Frozen):
     interval_minutes: float | None = None
-    """None: Young and Daly's."""
+    """None: Young and Daly's, but not under the planner's floor."""
+    bandwidth: float | None = None
+    """Bytes per second that all ranks together write to the shared store, or as text: "200GB"."""
     asynchronous: bool = True
     """Training waits only for the copy to host memory."""
     restart_minutes: float = 10.0
@@ -155,11 +161,20 @@ def refuse_unknown(table: dict[str, Any], kind: type[msgspec.Struct], origin: st
             refuse_unknown(cast("dict[str, Any]", value), inner, origin, f"{prefix}{key}.")
 
 
-_NUMBERS = (("data", "tokens", parse_count), ("data", "sequence_length", parse_context), ("batch", "tokens", parse_count))
+def _per_second(text: str) -> int:
+    return parse_bytes(text.removesuffix("/s"))
+
+
+_NUMBERS = (
+    ("data", "tokens", parse_count),
+    ("data", "sequence_length", parse_context),
+    ("batch", "tokens", parse_count),
+    ("checkpoint", "bandwidth", _per_second),
+)
 
 
 def _read_numbers(table: dict[str, Any]) -> dict[str, Any]:
-    """`tokens = "15T"` and `sequence_length = "8k"` are allowed; everything inside is a plain integer."""
+    """`tokens = "15T"` and `sequence_length = "8k"` are allowed; everything inside is a plain number."""
     read = dict(table)
     for section, key, parse in _NUMBERS:
         held: object = read.get(section)
@@ -185,8 +200,27 @@ def _check(recipe: Recipe, origin: str) -> None:
         raise BadInput(f"{origin}: [batch] takes global_batch (sequences) or tokens, not both")
     if recipe.parallel.zero not in (None, 0, 1, 2, 3):
         raise BadInput(f"{origin}: parallel.zero is {recipe.parallel.zero}; ZeRO has stages 0, 1, 2 and 3")
-    for section in (recipe.data, recipe.batch, recipe.parallel):
-        for name in section.__struct_fields__:
-            value = getattr(section, name)
-            if isinstance(value, int) and not isinstance(value, bool) and value < 1 and name != "zero":
-                raise BadInput(f"{origin}: {name} is {value}; it must be at least 1")
+    for name, value in _numbers(recipe):
+        if wrong := _why_bad(name, value):
+            raise BadInput(f"{origin}: {name} {wrong}")
+
+
+LARGEST = 10**18
+"""Beyond any run; larger numbers are typing mistakes, and would overflow where they are divided."""
+
+
+def _numbers(recipe: Recipe) -> Iterator[tuple[str, int | float]]:
+    """Every number of every section, by its full key."""
+    for section in recipe.__struct_fields__:
+        for key in getattr(recipe, section).__struct_fields__:
+            value: object = getattr(getattr(recipe, section), key)
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                yield f"{section}.{key}", value
+
+
+def _why_bad(name: str, value: int | float) -> str | None:
+    if isinstance(value, float) and (not isfinite(value) or value <= 0):
+        return f"is {value:g}; it must be a finite number above 0"
+    if value > LARGEST:
+        return "is more than 10^18"
+    return f"is {value}; it must be at least 1" if value < 1 and isinstance(value, int) and name != "parallel.zero" else None

@@ -18,6 +18,16 @@ CPU_NIC_BYTES_PER_SECOND = 0.125e9
 """1 Gb Ethernet, what machines without accelerators have at home; clouds give 10 Gb and more."""
 
 
+FAST_NETWORK = 100e9 / 8
+RDMA_LATENCY_SECONDS = 10e-6
+ETHERNET_LATENCY_SECONDS = 50e-6
+"""TCP through a kernel and a switch takes tens of microseconds; RDMA networks of 100 Gb and more under ten."""
+
+
+def usual_latency(bandwidth: float) -> float:
+    return RDMA_LATENCY_SECONDS if bandwidth >= FAST_NETWORK or bandwidth == 0 else ETHERNET_LATENCY_SECONDS
+
+
 def network_bandwidth(nodes: Iterable[Node]) -> float:
     """Bytes per second per device, one direction: that of the slowest kind of device present."""
     distinct = {id(node): node for node in nodes}.values()

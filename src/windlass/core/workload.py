@@ -28,6 +28,10 @@ def workload(
 ) -> Workload:
     """Prompt and answer default to 1k + 1k (the shape serving tables are published for), or half the context each if that is less."""
     half = max(context_tokens // 2, 1)
+    if prompt_tokens is not None and new_tokens is None:
+        new_tokens = max(min(1024, context_tokens - prompt_tokens), 1)
+    if new_tokens is not None and prompt_tokens is None:
+        prompt_tokens = max(min(1024, context_tokens - new_tokens), 1)
     return Workload(
         context_tokens=context_tokens,
         concurrency=concurrency,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 
 from windlass.core.count import count_parameters
@@ -11,13 +13,14 @@ from windlass.core.place import Placement
 from windlass.core.plan import Checkpoint, KvBlocks, Memory, ModelFacts, Plan, Rank
 from windlass.core.rule import Part, Rule
 from windlass.core.scheme import Scheme, scheme
-from windlass.plan.candidates import Candidate, Site
+from windlass.plan.candidates import Candidate
 from windlass.plan.cost import cost_of, energy_of
 from windlass.plan.memory import padded
 from windlass.plan.reasons import alternative, reasons_for
 from windlass.plan.remedy import remedies
 from windlass.plan.search import Question, answer, runs_on
 from windlass.plan.shards import Sizes
+from windlass.plan.sites import Site
 
 
 def make_plan(question: Question, *, source: str = "", digest: str = "") -> Plan:
@@ -27,8 +30,8 @@ def make_plan(question: Question, *, source: str = "", digest: str = "") -> Plan
     placement: Placement = msgspec.structs.replace(
         sizes.placement(best.layout, best.scheme, best.fit.shares), stages=best.fit.stages
     )
-    used = question.hardware.devices[: best.layout.world]
-    runs = runs_on(best.engine, question)
+    used = found.site.devices[: best.layout.world]
+    runs = runs_on(best.engine, replace(question, hardware=found.site.hardware))
     speed = best.speed if runs and best.fits else None
     rate = best.speed.sustained_tokens_per_second if speed else 0.0
     spilled = bool(best.fit.host_bytes or best.fit.disk_bytes)
@@ -49,7 +52,7 @@ def make_plan(question: Question, *, source: str = "", digest: str = "") -> Plan
         placement=placement,
         kv_blocks=_kv_blocks(best),
         checkpoint=_checkpoint(question, best.scheme, source, digest),
-        ranks=_ranks(question, best.layout),
+        ranks=_ranks(found.site, best.layout),
         short_bytes=best.fit.short_bytes,
         would_fit=remedies(question) if spilled or not best.fits else (),
         spec=question.spec,
@@ -78,15 +81,12 @@ def _memory(question: Question, best: Candidate) -> Memory:
     )
 
 
-def _ranks(question: Question, layout: Layout) -> tuple[Rank, ...]:
-    nodes = Site(question.hardware).nodes_of
-    firsts: dict[int, int] = {}
+def _ranks(site: Site, layout: Layout) -> tuple[Rank, ...]:
+    """Which device each rank is, as the user numbered nodes and devices."""
     made: list[Rank] = []
     for rank in range(layout.world):
-        node = nodes[rank]
-        first = firsts.setdefault(node, rank)
-        at = coordinates(layout, rank)
-        made.append(Rank(rank=rank, node=node, device=rank - first, tp=at.tp, pp=at.pp, dp=at.dp))
+        (node, device), at = site.places[rank], coordinates(layout, rank)
+        made.append(Rank(rank=rank, node=node, device=device, tp=at.tp, pp=at.pp, dp=at.dp))
     return tuple(made)
 
 
@@ -115,11 +115,19 @@ def checkpoint_bytes(rules: tuple[Rule, ...], how: Scheme, *, published: bool) -
     return total
 
 
+def native_scheme(spec: ModelSpec) -> str:
+    """What the published files are in, as far as it is one of our schemes."""
+    return spec.native_scheme if spec.native_scheme in ("fp8", "mxfp4") else "bf16"
+
+
+def published_bytes(question: Question) -> int:
+    return checkpoint_bytes(question.rules, scheme(native_scheme(question.spec)), published=True)
+
+
 def _checkpoint(question: Question, how: Scheme, source: str, digest: str) -> Checkpoint:
-    native = question.spec.native_scheme if question.spec.native_scheme in ("fp8", "mxfp4") else "bf16"
     return Checkpoint(
         source=source or question.spec.name,
         digest=digest,
-        bytes_as_published=checkpoint_bytes(question.rules, scheme(native), published=True),
+        bytes_as_published=published_bytes(question),
         bytes_converted=checkpoint_bytes(question.rules, how, published=False),
     )

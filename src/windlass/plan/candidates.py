@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import msgspec
 
-from windlass.core.hardware import Hardware
 from windlass.core.layout import Layout
 from windlass.core.model import ModelSpec
 from windlass.core.place import Interval, stages_of
 from windlass.core.plan import Speed
+from windlass.core.rule import AxisName
 from windlass.core.scheme import Scheme
 from windlass.core.workload import Workload
 from windlass.plan.engines import Engine
-from windlass.plan.memory import Fit, MemoryModel, Offloaded, Seat, offload
+from windlass.plan.memory import Fit, MemoryModel, Offloaded, offload
 from windlass.plan.shards import Sizes
+from windlass.plan.sites import Site
 from windlass.plan.speed import SpeedModel
 from windlass.plan.stages import balance
 
@@ -36,43 +36,53 @@ class Candidate:
         return self.fit.short_bytes == 0
 
 
-@dataclass(frozen=True)
-class Site:
-    """Hardware as the search walks it: every device with its node, looked up once."""
-
-    hardware: Hardware
-
-    @cached_property
-    def nodes_of(self) -> tuple[int, ...]:
-        return tuple(index for index, node in enumerate(self.hardware.nodes) for _ in node.devices)
-
-    @cached_property
-    def uniform(self) -> bool:
-        return self.hardware.uniform
-
-    def seats(self, layout: Layout, *, every: bool) -> tuple[Seat, ...]:
-        """The first replica. On alike devices the first and last of each tp group stand for all (the first holds most)."""
-        devices = self.hardware.devices
-        chosen = range(layout.tp) if every or not self.uniform else sorted({0, layout.tp - 1})
-        return tuple(
-            Seat(device=devices[pp * layout.tp + tp], node=self.nodes_of[pp * layout.tp + tp], tp=tp, pp=pp)
-            for pp in range(layout.pp)
-            for tp in chosen
-        )
+def tp_indices(model: MemoryModel, site: Site, layout: Layout) -> tuple[int, ...]:
+    """The ranks of a tp group that stand for all when devices are alike: the first (it has most of every axis), the last, and
+    the one whose query heads touch most KV heads."""
+    if not site.uniform:
+        return tuple(range(layout.tp))
+    placement = model.sizes.placement(layout, model.scheme)
+    made = next((one for one in placement.cuts if one.name is AxisName.KV_HEADS), None)
+    widest = max(range(layout.tp), key=lambda index: made.intervals[index][1] - made.intervals[index][0]) if made else 0
+    return tuple(sorted({0, widest, layout.tp - 1}))
 
 
-def tp_shares(site: Site, layout: Layout) -> tuple[float, ...]:
-    """How much each tp index takes: by bandwidth, since decode reads what it holds, but never beyond its part of the memory."""
+def tp_shares(model: MemoryModel, site: Site, layout: Layout) -> tuple[float, ...]:
+    """How much each tp index takes: by bandwidth, since decode reads what it holds, but never more than it has room for."""
     if site.uniform or layout.tp == 1:
         return ()
-    devices = site.hardware.devices
-    groups = [devices[first : first + layout.tp] for first in range(0, layout.tp * layout.pp, layout.tp)]
-    speed = [min(group[index].measured_bandwidth for group in groups) for index in range(layout.tp)]
-    room = [min(group[index].memory_bytes for group in groups) for index in range(layout.tp)]
-    shares = [one / sum(speed) for one in speed]
-    limits = [one / sum(room) for one in room]
-    # Memory binds before speed does only where a device is quick and small; then its share is its part of the memory.
-    return tuple(min(share, 1.25 * limit) for share, limit in zip(shares, limits, strict=True))
+    groups = [site.devices[first : first + layout.tp] for first in range(0, layout.tp * layout.pp, layout.tp)]
+    speeds = [min(group[index].measured_bandwidth for group in groups) for index in range(layout.tp)]
+    whole = model.sizes.shard(Layout(), model.scheme)
+    layers = (0, model.spec.num_layers)
+    needed = (model.weights(whole, layers) + model.kv(whole, layers, layout)) / layout.pp
+    working = model.activations(whole, layers, layout)
+    rooms = [
+        max(min(group[index].memory_bytes - model.overhead(group[index], layout) - working for group in groups), 1.0)
+        for index in range(layout.tp)
+    ]
+    return water_fill(speeds, [room / needed * 0.97 for room in rooms])
+
+
+def water_fill(wishes: list[float], limits: list[float]) -> tuple[float, ...]:
+    """Shares of one in proportion to `wishes`, none beyond its limit while another has room; by the limits where all are full."""
+    if sum(limits) <= 1:
+        return tuple(limit / sum(limits) for limit in limits)
+    shares = [0.0] * len(wishes)
+    open_ = set(range(len(wishes)))
+    left = 1.0
+    while open_:
+        total = sum(wishes[index] for index in open_)
+        full = {index for index in open_ if wishes[index] / total * left > limits[index]}
+        if not full:
+            for index in open_:
+                shares[index] = wishes[index] / total * left
+            break
+        for index in full:
+            shares[index] = limits[index]
+            left -= limits[index]
+        open_ -= full
+    return tuple(shares)
 
 
 def evaluate(
@@ -88,9 +98,10 @@ def evaluate(
 ) -> Candidate:
     """`spill`: what does not fit goes to host memory and disk. `every`: all devices of the replica, for the plan that is kept."""
     model = MemoryModel(sizes, engine, workload, scheme)
-    shares = tp_shares(site, layout)
+    shares = tp_shares(model, site, layout)
     stages = choose_stages(model, site, layout, shares)
-    fit = _fit(model, site, layout, stages, shares, every)
+    indices = tuple(range(layout.tp)) if every or spill else tp_indices(model, site, layout)
+    fit = _fit(model, site, layout, stages, shares, indices)
     if fit.short_bytes and spill and engine.offload:
         fit = offload(fit, model, site.hardware, layout)
     return Candidate(sizes.spec, engine, scheme, layout, workload, fit, SpeedModel(model, site.hardware, layout, fit).speed())
@@ -112,7 +123,7 @@ def choose_stages(model: MemoryModel, site: Site, layout: Layout, shares: tuple[
 
 def _stage_speeds(model: MemoryModel, site: Site, layout: Layout) -> tuple[list[float], list[float]]:
     """Per stage: bandwidth of its slowest member and room for weights and cache of its fullest."""
-    devices = site.hardware.devices
+    devices = site.devices
     speeds: list[float] = []
     rooms: list[float] = []
     for pp in range(layout.pp):
@@ -123,9 +134,14 @@ def _stage_speeds(model: MemoryModel, site: Site, layout: Layout) -> tuple[list[
 
 
 def _fit(
-    model: MemoryModel, site: Site, layout: Layout, stages: tuple[Interval, ...], shares: tuple[float, ...], every: bool
+    model: MemoryModel,
+    site: Site,
+    layout: Layout,
+    stages: tuple[Interval, ...],
+    shares: tuple[float, ...],
+    indices: tuple[int, ...],
 ) -> Fit:
-    seats = site.seats(layout, every=every)
+    seats = site.seats(layout, indices)
     memory = tuple(
         model.device_memory(seat, model.sizes.shard(layout, model.scheme, seat.tp, shares), stages[seat.pp], layout)
         for seat in seats

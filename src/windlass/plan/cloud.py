@@ -9,6 +9,7 @@ from windlass.core.hardware import Hardware, Node
 from windlass.core.plan import CloudOffer
 from windlass.core.typical import DISK_BYTES, node_ram_bytes
 from windlass.errors import UnknownName
+from windlass.plan.assemble import checkpoint_bytes, native_scheme, published_bytes
 from windlass.plan.candidates import Candidate
 from windlass.plan.cost import per_million
 from windlass.plan.prices import DOWNLOAD_BYTES_PER_SECOND, Offer, offers, purchase_price, storage_prices
@@ -22,9 +23,7 @@ CONVERT_BYTES_PER_SECOND = 0.5e9
 """Reading, quantizing and writing, on the cores of a rented machine (an assumption until measured there)."""
 
 
-def cloud_offers(
-    question: Question, checkpoint_bytes: int, stored_bytes: int, *, all_offers: bool = False
-) -> tuple[CloudOffer, ...]:
+def cloud_offers(question: Question, *, all_offers: bool = False) -> tuple[CloudOffer, ...]:
     """`all_offers`: also stale and unverified ones. Pins and the user's own hardware do not matter here: the offer is the hardware."""
     asked = replace(question, pins={}, engine="auto")
     planned: dict[tuple[str, int], Candidate | None] = {}
@@ -38,7 +37,7 @@ def cloud_offers(
                 planned[key] = _plan_on(asked, offer, count)
             candidate = planned[key]
             if candidate is not None:
-                found.append(_offer(offer, count, candidate, checkpoint_bytes, stored_bytes))
+                found.append(_offer(question, offer, count, candidate))
     by_token = question.goal in ("throughput", "cost")
     return tuple(sorted(found, key=lambda one: one.usd_per_million_output_tokens if by_token else one.usd_per_hour))
 
@@ -63,7 +62,10 @@ def _least_bytes(question: Question) -> int:
     return sum(rule.elements * rule.copies for rule in question.rules if rule.copy_of is None and rule.part.value == "main") // 2
 
 
-def _offer(offer: Offer, count: int, candidate: Candidate, checkpoint_bytes: int, stored_bytes: int) -> CloudOffer:
+def _offer(question: Question, offer: Offer, count: int, candidate: Candidate) -> CloudOffer:
+    fetched = published_bytes(question)
+    same = candidate.scheme.name == native_scheme(question.spec)
+    stored = 0 if same else checkpoint_bytes(question.rules, candidate.scheme, published=False)
     usd_per_hour = offer.usd_per_hour * count
     num_devices = offer.num_devices * count
     card = purchase_price(offer.device)
@@ -85,8 +87,8 @@ def _offer(offer: Offer, count: int, candidate: Candidate, checkpoint_bytes: int
         scheme=candidate.scheme.name,
         decode_tokens_per_second=speed.decode_tokens_per_second,
         usd_per_million_output_tokens=round(per_million(usd_per_hour, speed.sustained_tokens_per_second), 4),
-        storage_usd_per_month=round(storage.usd_per_gb_month * (checkpoint_bytes + stored_bytes) / 1e9, 2),
-        download_hours=round(checkpoint_bytes / DOWNLOAD_BYTES_PER_SECOND / 3600, 3),
-        convert_hours=round(checkpoint_bytes / CONVERT_BYTES_PER_SECOND / 3600, 3),
+        storage_usd_per_month=round(storage.usd_per_gb_month * (fetched + stored) / 1e9, 2),
+        download_hours=round(fetched / DOWNLOAD_BYTES_PER_SECOND / 3600, 3),
+        convert_hours=0.0 if same else round(fetched / CONVERT_BYTES_PER_SECOND / 3600, 3),
         break_even_hours=round(card.usd * num_devices / usd_per_hour, 1) if card else None,
     )

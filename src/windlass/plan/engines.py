@@ -34,6 +34,8 @@ class Engine(Frozen):
     uneven: bool
     """May split heads and channels unevenly."""
     offload: bool
+    experts_over_replicas: bool
+    """Expert parallelism spans the replicas too: ep is 1 or tp x dp (vLLM); otherwise it divides tp."""
     max_sequences: int
     kinds: tuple[str, ...]
     block_tokens: int = 16
@@ -60,6 +62,7 @@ ENGINES = {
         windowed_cache=False,
         uneven=True,
         offload=True,
+        experts_over_replicas=False,
         max_sequences=256,
         kinds=("cuda", "rocm", "metal", "cpu"),
     ),
@@ -78,6 +81,7 @@ ENGINES = {
         windowed_cache=True,
         uneven=False,
         offload=False,
+        experts_over_replicas=True,
         max_sequences=1024,  # max_num_seqs' default for serving on devices of 70 GiB and more
         kinds=("cuda", "rocm"),
     ),

@@ -33,13 +33,17 @@ def _check_experts(engine: Engine, spec: ModelSpec, layout: Layout) -> None:
     if experts.num_experts % layout.ep:
         nearest = ", ".join(map(str, nearest_divisors(experts.num_experts, layout.ep)))
         raise Impossible(f"ep {layout.ep} does not divide the {experts.num_experts} experts of {spec.name}; ep may be {nearest}")
-    if layout.tp % layout.ep:
+    if engine.experts_over_replicas:
+        if layout.ep != layout.tp * layout.dp:
+            raise Impossible(
+                f"{engine.name} spreads experts over all tp x dp ranks or none: with tp {layout.tp} and dp {layout.dp}, "
+                f"ep is 1 or {layout.tp * layout.dp}"
+            )
+    elif layout.tp % layout.ep:
         raise Impossible(
             f"ep {layout.ep} is not a divisor of tp {layout.tp}: expert ranks are the tp ranks again, not further devices; "
             f"use ep {' or '.join(map(str, divisors(layout.tp)))}"
         )
-    if not engine.uneven and layout.ep != layout.tp:
-        raise Impossible(f"{engine.name} spreads experts over all tp ranks or none: ep must be 1 or {layout.tp}")
 
 
 def _check_even(engine: Engine, spec: ModelSpec, rules: tuple[Rule, ...], scheme: Scheme, layout: Layout) -> None:
@@ -50,7 +54,7 @@ def _check_even(engine: Engine, spec: ModelSpec, rules: tuple[Rule, ...], scheme
         rule, part, group = torn
         raise Impossible(
             f"{engine.name} cannot cut {_plain(rule.ours)} at tp {layout.tp}: {rule.shape[-1]} inputs give {part} a rank, "
-            f"which groups of {group} do not divide; use a smaller tp, ep {layout.tp} for experts, or fp8"
+            f"which groups of {group} do not divide; use a smaller tp, --group 64 or 32, whole experts per rank (ep), or fp8"
         )
 
 
@@ -59,7 +63,7 @@ def working_layouts(
 ) -> str:
     """The layouts of these devices nearest to the one asked for that the engine accepts, in words."""
     accepted: list[Layout] = []
-    for layout in layouts(spec, num_devices, {}):
+    for layout in layouts(spec, engine, num_devices, {}):
         if layout.world != num_devices or layout.ep not in (1, asked.ep):
             continue
         try:
@@ -119,39 +123,43 @@ def nearest_divisors(number: int, wanted: int, how_many: int = 3) -> tuple[int, 
     return tuple(sorted(sorted(divisors(number), key=lambda value: abs(value - wanted))[:how_many]))
 
 
-def layouts(spec: ModelSpec, num_devices: int, pins: dict[str, int]) -> Iterator[Layout]:
-    """Every layout of the devices that respects the pins; devices that no layout can use together may stay idle when nothing is pinned."""
-    for tp in _tp_choices(spec, num_devices, pins):
-        for pp in _degree(pins, "pp", [value for value in range(1, num_devices // tp + 1) if _usable(num_devices, tp * value)]):
-            if pp > spec.num_layers or tp * pp > num_devices:
-                continue
-            dp = pins.get("dp", num_devices // (tp * pp))
-            for ep in _degree(pins, "ep", _ep_choices(spec, tp)):
+def layouts(
+    spec: ModelSpec, engine: Engine, num_devices: int, pins: dict[str, int], *, replicas: int | None = None, idle: bool = False
+) -> Iterator[Layout]:
+    """Every layout of the devices that respects the pins.
+
+    `replicas`: no more than can be busy. `idle`: also degrees that do not divide the devices, so that some are left over.
+    """
+    for tp in _tp_choices(spec, num_devices, pins, idle):
+        for pp in _pp_choices(spec, num_devices, tp, pins, idle):
+            most = num_devices // (tp * pp)
+            dp = pins.get("dp", min(most, replicas) if replicas else most)
+            for ep in [pins["ep"]] if "ep" in pins else _ep_choices(spec, engine, tp, dp):
                 if tp * pp * dp <= num_devices:
                     yield Layout(tp=tp, pp=pp, ep=ep, dp=dp)
 
 
-def _usable(num_devices: int, used: int) -> bool:
-    """Large clusters are filled evenly; on a few devices leaving one idle may be the best there is."""
-    return num_devices % used == 0 if num_devices > 16 else used <= num_devices
-
-
-def _tp_choices(spec: ModelSpec, num_devices: int, pins: dict[str, int]) -> list[int]:
+def _tp_choices(spec: ModelSpec, num_devices: int, pins: dict[str, int], idle: bool) -> list[int]:
     if "tp" in pins:
         return [pins["tp"]]
     if any(isinstance(layer.mixer, Convolution) for layer in spec.layers):
         return [1]  # its code splits layers over devices, not channels
-    return [tp for tp in range(1, min(num_devices, spec.attention.num_heads, 64) + 1) if _usable(num_devices, tp)]
+    most = min(num_devices, spec.attention.num_heads, 64)
+    return [tp for tp in (range(1, most + 1) if idle else divisors(num_devices)) if tp <= most]
 
 
-def _degree(pins: dict[str, int], name: str, choices: list[int]) -> list[int]:
-    return [pins[name]] if name in pins else choices
+def _pp_choices(spec: ModelSpec, num_devices: int, tp: int, pins: dict[str, int], idle: bool) -> list[int]:
+    if "pp" in pins:
+        return [pins["pp"]] if pins["pp"] <= spec.num_layers else []
+    most = min(num_devices // tp, spec.num_layers)
+    return [pp for pp in range(1, most + 1) if idle or num_devices % (tp * pp) == 0]
 
 
-def _ep_choices(spec: ModelSpec, tp: int) -> list[int]:
-    if spec.experts is None or tp == 1:
+def _ep_choices(spec: ModelSpec, engine: Engine, tp: int, dp: int) -> list[int]:
+    if spec.experts is None:
         return [1]
-    return [ep for ep in {1, tp} if spec.experts.num_experts % ep == 0]
+    widest = tp * dp if engine.experts_over_replicas else tp
+    return [ep for ep in sorted({1, widest}) if spec.experts.num_experts % ep == 0]
 
 
 def check_pins(spec: ModelSpec, num_devices: int, pins: dict[str, int]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from windlass.core.model import Attention
 from windlass.core.place import Placement
 from windlass.core.plan import Alternative, Reason
+from windlass.core.rule import AxisName
 from windlass.plan.candidates import Candidate
 from windlass.plan.feasible import valid_tp
 from windlass.plan.search import BATCH_FOR_SERVER, Answer, Question, runs_on
@@ -38,7 +39,7 @@ def _engine_reason(question: Question, best: Candidate) -> Reason:
     elif best.engine.name == "vllm":
         why = f"{best.workload.concurrency} sequences at once: its batched kernels and scheduler are made for that (from {BATCH_FOR_SERVER} on)"
     elif kinds & {"cpu", "metal"}:
-        why = f"vLLM has no int4 kernels for {'/'.join(sorted(kinds))}; the embedded engine runs here"
+        why = "vLLM is planned for CUDA and ROCm devices only; the embedded engine runs here"
     elif best.fit.host_bytes or best.fit.disk_bytes:
         why = "weights must be kept outside the devices, which the embedded engine streams"
     elif not _divides(best):
@@ -56,7 +57,7 @@ def _scheme_reason(question: Question, best: Candidate) -> Reason:
     group = f", groups of {best.scheme.group}" if best.scheme.group else ""
     if question.quant != "auto":
         why = "asked for"
-    elif best.fit.host_bytes or best.fit.disk_bytes:
+    elif best.fit.host_bytes or best.fit.disk_bytes or not best.fits:
         why = "no scheme fits the devices; the smallest moves the fewest bytes over the slow links"
     elif best.scheme.name == question.spec.native_scheme:
         why = "as published, and it fits with the cache"
@@ -73,23 +74,38 @@ def _layout_reasons(question: Question, best: Candidate, placement: Placement) -
             made.append(Reason(choice=name, value=str(degree), why="pinned"))
         elif degree > 1 or name == "tp":
             made.append(Reason(choice=name, value=str(degree), why=_degree_why(name, question, best)))
-    uneven = [made_cut for made_cut in placement.cuts if made_cut.imbalance > 1.001]
-    if uneven:
-        worst = max(uneven, key=lambda one: one.imbalance)
-        sizes = sorted({stop - start for start, stop in worst.intervals}, reverse=True)
-        why = f"{worst.count} {worst.name.value} in pieces of {worst.quantum} over tp {best.layout.tp} give {' or '.join(map(str, sizes))} a rank"
-        made.append(
-            Reason(
-                choice="imbalance", value=f"{worst.imbalance:.2f}x", why=f"{why}: the largest waits for none, the others for it"
-            )
-        )
+    made += _imbalance(best, placement)
     replicated = _replicated(best)
     if replicated:
         made.append(Reason(choice="KV heads", value="replicated", why=replicated))
     idle = question.hardware.num_devices - best.layout.world
     if idle:
-        made.append(Reason(choice="idle devices", value=str(idle), why="no layout that uses them is better for this goal"))
+        why = (
+            "one copy per sequence at most: more sequences (--concurrency) would use them"
+            if best.layout.dp >= best.workload.concurrency
+            else ""
+        )
+        made.append(Reason(choice="idle devices", value=str(idle), why=why or "no layout that uses them is better for this goal"))
     return made
+
+
+def _imbalance(best: Candidate, placement: Placement) -> list[Reason]:
+    """What uneven cuts cost: the fullest rank's weights over the mean, since decode waits for whoever reads most."""
+    uneven = [made for made in placement.cuts if made.imbalance > 1.001 and made.name is not AxisName.KV_HEADS]
+    first = [held.weights_bytes for seat, held in zip(best.fit.seats, best.fit.memory, strict=True) if seat.pp == 0]
+    if not uneven or best.fit.shares or not sum(first):
+        return []
+    worst = max(uneven, key=lambda one: one.imbalance)
+    sizes = sorted({stop - start for start, stop in worst.intervals}, reverse=True)
+    cost = max(first) * len(first) / sum(first) - 1
+    why = f"{worst.count} {worst.name.value} in pieces of {worst.quantum} over tp {best.layout.tp} give {' or '.join(map(str, sizes))} a rank"
+    return [
+        Reason(
+            choice="imbalance",
+            value=f"{worst.imbalance:.2f}x",
+            why=f"{why}; the fullest rank reads {cost:.1%} more than the mean",
+        )
+    ]
 
 
 def _replicated(best: Candidate) -> str:
@@ -104,7 +120,9 @@ def _replicated(best: Candidate) -> str:
 def _degree_why(name: str, question: Question, best: Candidate) -> str:
     layout = best.layout
     return {
-        "tp": "one device has room for it"
+        "tp": (
+            "one device has room for it" if best.fits and not best.fit.host_bytes and not best.fit.disk_bytes else "one device"
+        )
         if layout.tp == 1 and layout.pp == 1
         else "every device reads its part of every layer at once"
         if layout.tp > 1
@@ -128,7 +146,12 @@ def _concurrency_reason(question: Question, best: Candidate) -> Reason:
     elif question.goal == "latency":
         why = "one sequence at a time answers soonest; --concurrency plans for more"
     else:
-        why = f"as many as the cache holds at their mean length of {best.workload.reserve_tokens:,} tokens"
+        mean = best.workload.reserve_tokens != best.workload.context_tokens
+        why = (
+            f"as many as the cache holds at their mean length of {best.workload.reserve_tokens:,} tokens"
+            if mean
+            else "best of those tried"
+        )
     return Reason(choice="concurrency", value=str(best.workload.concurrency), why=why)
 
 

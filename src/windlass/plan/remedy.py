@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import msgspec
@@ -19,6 +19,7 @@ _FEWER_BITS = {"fp32": ("bf16", "fp8", "int8", "int4"), "bf16": ("fp8", "int8", 
 def remedies(question: Question) -> tuple[str, ...]:
     """One of each kind of change that alone makes it fit the devices, gentlest first."""
     found: list[str] = []
+    question = replace(question, goal="latency")  # what fits does not depend on what is optimized
     for kind in (_fewer_bits, _smaller_cache, _shorter_context, _fewer_sequences, _other_engine, _more_devices):
         working = next((text for text, changed in kind(question) if fits_devices(changed)), None)
         if working:
@@ -46,17 +47,33 @@ def _smaller_cache(question: Question) -> Iterator[tuple[str, Question]]:
 
 
 def _shorter_context(question: Question) -> Iterator[tuple[str, Question]]:
-    shorter = question.context_tokens // 2
-    while shorter >= 512:
-        yield f"--context {format_context(shorter)}", replace(question, context_tokens=shorter)
-        shorter //= 2
+    most = _largest(
+        lambda blocks: replace(question, context_tokens=blocks * 512, prompt_tokens=None, new_tokens=None),
+        question.context_tokens // 512,
+    )
+    if most:
+        yield (
+            f"--context {format_context(most * 512)}",
+            replace(question, context_tokens=most * 512, prompt_tokens=None, new_tokens=None),
+        )
 
 
 def _fewer_sequences(question: Question) -> Iterator[tuple[str, Question]]:
-    fewer = (question.concurrency or 1) // 2
-    while fewer >= 1:
-        yield f"--concurrency {fewer}", replace(question, concurrency=fewer)
-        fewer //= 2
+    most = _largest(lambda count: replace(question, concurrency=count), (question.concurrency or 1) - 1)
+    if most:
+        yield f"--concurrency {most}", replace(question, concurrency=most)
+
+
+def _largest(changed: Callable[[int], Question], high: int) -> int:
+    """The largest number up to `high` that fits, by bisection; 0 where not even one does."""
+    low = 0
+    while low < high:
+        middle = (low + high + 1) // 2
+        if fits_devices(changed(middle)):
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def _other_engine(question: Question) -> Iterator[tuple[str, Question]]:

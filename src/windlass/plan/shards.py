@@ -86,10 +86,10 @@ def make_shard(
 
 
 def _matrix_operations(rule: Rule, shape: tuple[int, ...], layout: Layout) -> float:
-    """Two per weight a token passes. A token's chosen experts are spread evenly over the ep ranks."""
+    """Two per weight a token passes. A token's chosen experts are spread evenly over the ep ranks, which work for all replicas."""
     if rule.role is not Role.MATRIX:
         return 0.0
-    return 2.0 * shape[0] * shape[1] * (rule.num_active / layout.ep if rule.num_experts else 1)
+    return 2.0 * shape[0] * shape[1] * (rule.num_active / min(layout.ep, layout.tp) if rule.num_experts else 1)
 
 
 def _extent(placement: Placement, axis: Axis, tp_index: int) -> int:
@@ -137,7 +137,7 @@ class Sizes:
     def placement(self, layout: Layout, scheme: Scheme, shares: tuple[float, ...] = ()) -> Placement:
         key = (layout.tp, layout.ep, scheme, shares)
         if key not in self._placements:
-            one_stage = Layout(tp=layout.tp, ep=layout.ep)
+            one_stage = Layout(tp=layout.tp, ep=layout.ep, dp=max(layout.ep // layout.tp, 1))
             self._placements[key] = place(self.rules, self.spec.num_layers, one_stage, scheme, shares=shares or None)
         return self._placements[key]
 

@@ -23,6 +23,8 @@ RING_EFFICIENCY = 0.8
 """A ring collective reaches about 80 % of a link's one-way specification (nccl-tests on A100, H100, H200: 78 to 82 %)."""
 COLLECTIVE_SECONDS = {"nvlink": 8e-6, "pcie": 20e-6}
 """Latency of a small all-reduce inside a node; 10 us point to point is aiconfigurator's figure, ours lies around it."""
+PEER_SECONDS = 0.5e-6
+"""What each further peer adds to an all-to-all of small messages (an assumption: about one posted write each)."""
 
 
 @dataclass(frozen=True)
@@ -33,15 +35,19 @@ class StepTime:
     network: float = 0.0
     host_link: float = 0.0
     disk: float = 0.0
+    expert_fetch: float = 0.0
+    """Experts from slower tiers: they can only be asked for when the router has spoken, so nothing hides them."""
 
     @property
     def total(self) -> float:
-        """Reads and arithmetic overlap; launches and network do not; tiers below stream beside all of it."""
-        return max(max(self.memory, self.compute) + self.kernels + self.network, self.host_link, self.disk)
+        """Reads and arithmetic overlap; launches and network do not; layers of slower tiers stream beside all of it."""
+        return max(max(self.memory, self.compute) + self.kernels + self.network, self.host_link, self.disk) + self.expert_fetch
 
     @property
     def parts(self) -> dict[str, float]:
-        return {name: getattr(self, name) for name in ("memory", "compute", "kernels", "network", "host_link", "disk")}
+        return {
+            name: getattr(self, name) for name in ("memory", "compute", "kernels", "network", "host_link", "disk", "expert_fetch")
+        }
 
     @property
     def bound_by(self) -> str:
@@ -71,30 +77,41 @@ class SpeedModel:
 
     def _decode_seat(self, seat: Seat, moved: Offloaded, batch: float, context: float, engine: Engine) -> StepTime:
         shard, layers = self._shard(seat), self.fit.stages[seat.pp]
-        share = touched_share(self.spec, batch) if engine is self.ideal else busiest_share(self.spec, batch, self.layout.ep)
-        here, host, disk = self._reads(shard, layers, moved, share)
+        here = self._weight_reads(shard, layers, moved, self._share(batch, engine))
         here += self.model.sizes.cache_bytes(layers, round(context), self.scheme, windowed=True) * shard.kv_share * batch
-        flops = batch * self._flops(shard, layers, context)
-        node = self.hardware.nodes[seat.node]
-        sharing = len(node.devices)
-        return StepTime(
-            memory=here / (seat.device.measured_bandwidth * engine.bandwidth_efficiency),
-            compute=flops / (self._matmul_rate(seat.device) * engine.matmul_efficiency),
-            kernels=self._kernels(layers)
-            * (CPU_KERNEL_SECONDS if seat.device.kind == "cpu" and engine.kernel_seconds else engine.kernel_seconds),
-            host_link=host / min(seat.device.host_bandwidth or node.ram_bandwidth, node.ram_bandwidth / sharing),
-            disk=disk / (node.disk_bandwidth / sharing),
+        return self._seat_time(
+            seat, moved, here, batch * self._flops(shard, layers, context), self._share(batch, engine), 1, engine
         )
 
-    def _reads(self, shard: Shard, layers: Interval, moved: Offloaded, share: float) -> tuple[float, float, float]:
-        """Weight bytes of a step from the device, from host memory and from disk."""
+    def _share(self, batch: float, engine: Engine) -> float:
+        """Of the experts held, how many a step reads; ranks that hold experts for several replicas see all their tokens."""
+        tokens = batch * max(self.layout.ep / self.layout.tp, 1.0)
+        return touched_share(self.spec, tokens) if engine is self.ideal else busiest_share(self.spec, tokens, self.layout.ep)
+
+    def _seat_time(
+        self, seat: Seat, moved: Offloaded, here: float, flops: float, share: float, passes: int, engine: Engine
+    ) -> StepTime:
+        """`passes`: how often weights are gone through, once a step or once a chunk of a prompt."""
+        node, layers = self.hardware.nodes[seat.node], self.fit.stages[seat.pp]
+        sharing = len(node.devices)
+        link = min(seat.device.host_bandwidth or node.ram_bandwidth, node.ram_bandwidth / sharing) * engine.bandwidth_efficiency
+        disk = node.disk_bandwidth / sharing * engine.bandwidth_efficiency
+        launch = CPU_KERNEL_SECONDS if seat.device.kind == "cpu" and engine.kernel_seconds else engine.kernel_seconds
+        return StepTime(
+            memory=passes * here / (seat.device.measured_bandwidth * engine.bandwidth_efficiency),
+            compute=flops / (self._matmul_rate(seat.device) * engine.matmul_efficiency),
+            kernels=passes * self._kernels(layers) * launch,
+            host_link=passes * moved.host_always / link,
+            disk=passes * moved.disk_always / disk,
+            expert_fetch=passes * share * (moved.host_experts / link + moved.disk_experts / disk),
+        )
+
+    def _weight_reads(self, shard: Shard, layers: Interval, moved: Offloaded, share: float) -> float:
+        """Weight bytes of a step, wherever they come from: what was streamed in is read from the device's memory too."""
         always = shard.between(shard.always, layers)
         if self.model.is_last(layers):
             always += shard.head_bytes + (shard.embed_bytes if self.spec.tied_head else 0.0)
-        experts = shard.between(shard.experts, layers)
-        host = moved.host_always + moved.host_experts * share
-        disk = moved.disk_always + moved.disk_experts * share
-        return always + experts * share - host - disk, host, disk
+        return always + shard.between(shard.experts, layers) * share
 
     def _flops(self, shard: Shard, layers: Interval, context: float) -> float:
         """Per token: matrix products, scores over `context` keys, and the head on the last stage."""
@@ -125,7 +142,7 @@ class SpeedModel:
             1 if layer.wiring in (Wiring.PARALLEL, Wiring.PARALLEL_ONE_NORM) else 2
             for layer in self.spec.layers[layers[0] : layers[1]]
         )
-        seconds = reduces * self._all_reduce(pp, message)
+        seconds = reduces * self._all_reduce(pp, message) + self._expert_exchange(pp, tokens)
         if pp + 1 < self.layout.pp:
             seconds += self._hop(pp, message)
         return seconds
@@ -142,11 +159,27 @@ class SpeedModel:
         bandwidth, latency = self._link(group, ranks)
         return latency + 2 * (ranks - 1) / ranks * num_bytes / (bandwidth * RING_EFFICIENCY)
 
+    def _expert_exchange(self, pp: int, tokens: float) -> float:
+        """Experts spread over replicas: every token goes to its experts' ranks and its results come back, two all-to-alls a layer."""
+        experts, ranks = self.spec.experts, self.layout.ep
+        if experts is None or ranks <= self.layout.tp:
+            return 0.0
+        layers = self.fit.stages[pp]
+        mixtures = sum(isinstance(layer.feed_forward, MoE) for layer in self.spec.layers[layers[0] : layers[1]])
+        sent = tokens / self.layout.tp * experts.num_active * self.spec.hidden_size * 2 * (ranks - 1) / ranks
+        near = ranks <= len(self.hardware.nodes[0].devices)
+        device = self._group(pp)[0].device
+        bandwidth = device.link_bandwidth if near else self.hardware.network_bandwidth
+        latency = COLLECTIVE_SECONDS["nvlink"] if near else 2 * self.hardware.network_latency_seconds
+        return mixtures * 2 * (latency + ranks * PEER_SECONDS + sent / ((bandwidth or device.host_bandwidth) * RING_EFFICIENCY))
+
     def _link(self, group: list[Seat], ranks: int) -> tuple[float, float]:
         if len({seat.node for seat in group}) > 1:
             return self.hardware.network_bandwidth or 1.25e9, 2 * self.hardware.network_latency_seconds * ceil(log2(ranks))
         slowest = min(group, key=lambda seat: seat.device.link_bandwidth).device
         bandwidth = slowest.link_among(ranks) or slowest.host_bandwidth or slowest.bandwidth
+        if len({seat.device.name for seat in group}) > 1:  # unlike cards have no NVLink between them
+            bandwidth = min(bandwidth, *(seat.device.host_bandwidth or bandwidth for seat in group))
         kind = "nvlink" if bandwidth > 100e9 else "pcie"
         return bandwidth, COLLECTIVE_SECONDS[kind]
 
@@ -193,18 +226,11 @@ class SpeedModel:
     def _prefill_seat(self, seat: Seat, moved: Offloaded, prompt: int, prompts: int, chunks: int, engine: Engine) -> StepTime:
         shard, layers = self._shard(seat), self.fit.stages[seat.pp]
         tokens = prompt * prompts
-        here, host, disk = self._reads(shard, layers, moved, touched_share(self.spec, tokens / chunks))
+        share = self._share(tokens / chunks, engine)
         # Only the last token of a prompt needs the head.
         head = shard.head_flops_per_token * (tokens - prompts) if self.model.is_last(layers) else 0.0
         flops = tokens * self._flops(shard, layers, prompt / 2) - head
-        node = self.hardware.nodes[seat.node]
-        return StepTime(
-            memory=chunks * here / (seat.device.measured_bandwidth * engine.bandwidth_efficiency),
-            compute=flops / (self._matmul_rate(seat.device) * engine.matmul_efficiency),
-            kernels=chunks * self._kernels(layers) * engine.kernel_seconds,
-            host_link=chunks * host / (seat.device.host_bandwidth or node.ram_bandwidth),
-            disk=chunks * disk * len(node.devices) / node.disk_bandwidth,
-        )
+        return self._seat_time(seat, moved, self._weight_reads(shard, layers, moved, share), flops, share, chunks, engine)
 
     def speed(self) -> Speed:
         work = self.model.workload
@@ -238,6 +264,6 @@ class SpeedModel:
         share = touched_share(self.spec, batch)
         for seat, moved in zip(self.fit.seats, self.fit.offloaded, strict=True):
             shard, layers = self._shard(seat), self.fit.stages[seat.pp]
-            total += sum(self._reads(shard, layers, moved, share))
+            total += self._weight_reads(shard, layers, moved, share)
             total += self.model.sizes.cache_bytes(layers, context, self.scheme, windowed=True) * shard.kv_share * batch
         return total

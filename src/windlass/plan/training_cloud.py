@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from windlass.core.devices import device, entry, nic_bandwidth
+from windlass.core.devices import device, entry
 from windlass.core.hardware import Hardware, Node
 from windlass.core.model import ModelSpec
-from windlass.core.plan import CloudOffer
+from windlass.core.plan import CloudOffer, Reason
 from windlass.core.recipe import Recipe
 from windlass.core.rule import Rule
 from windlass.core.typical import DISK_BYTES, node_ram_bytes
 from windlass.errors import Impossible
 from windlass.plan.cloud import BY_THE_DEVICE
 from windlass.plan.prices import DOWNLOAD_BYTES_PER_SECOND, Offer, offers, purchase_price, storage_prices
-from windlass.plan.training.plan import Prices, TrainingPlan, plan_training
+from windlass.plan.training.footprint import Footprints
+from windlass.plan.training.plan import TrainingPlan, as_trained, plan_training
+from windlass.plan.training.remedy import cluster
+from windlass.plan.training.search import something_fits
 
+COUNTS = tuple(2**power for power in range(3, 15))
+USUAL_DEVICE = "H200"
 KEPT_CHECKPOINTS = 3
 """Full checkpoints on storage at a time."""
 
@@ -22,6 +27,8 @@ def training_offers(
     spec: ModelSpec, rules: tuple[Rule, ...], recipe: Recipe, num_devices: int, *, all_offers: bool = False
 ) -> tuple[CloudOffer, ...]:
     """Cheapest run first. Spot prices assume the run is interrupted no more often than the plan's failures."""
+    spec = as_trained(spec, recipe)
+    footprints = Footprints(spec, rules)
     plans: dict[str, TrainingPlan | None] = {}
     found: list[CloudOffer] = []
     for offer in offers():
@@ -32,27 +39,41 @@ def training_offers(
         ):
             continue
         if offer.device not in plans:
-            plans[offer.device] = _plan_on(spec, rules, recipe, offer.device, num_devices)
+            plans[offer.device] = _plan_on(footprints, recipe, offer.device, num_devices)
         plan = plans[offer.device]
         if plan is not None and plan.fits:
             found.append(_priced(offer, plan, num_devices))
     return tuple(sorted(found, key=lambda one: one.run_usd or 0.0))
 
 
-def _plan_on(spec: ModelSpec, rules: tuple[Rule, ...], recipe: Recipe, name: str, num_devices: int) -> TrainingPlan | None:
+def smallest_cluster(spec: ModelSpec, rules: tuple[Rule, ...], recipe: Recipe) -> tuple[Hardware, Reason]:
+    """Where no hardware was named: the smallest that fits."""
+    spec = as_trained(spec, recipe)
+    for count in COUNTS:
+        hardware = _cluster(USUAL_DEVICE, count)
+        if hardware is not None and something_fits(spec, rules, hardware, recipe):
+            why = f"the smallest of {COUNTS[0]}, {COUNTS[1]}, {COUNTS[2]}, ... {USUAL_DEVICE} that fits; name more with --on for a shorter run"
+            return hardware, Reason(choice="devices", value=str(count), why=why)
+    raise Impossible(
+        f"the run fits no cluster of up to {COUNTS[-1]:,} {USUAL_DEVICE}; loosen the recipe's pins, or name hardware with --on"
+    )
+
+
+def _cluster(name: str, num_devices: int) -> Hardware | None:
     per_node = min(entry(name).per_node, 8, num_devices)
     if num_devices % per_node:
         return None
     devices = (device(name),) * per_node
     node = Node(devices=devices, ram_bytes=node_ram_bytes(devices), disk_bytes=DISK_BYTES)
-    nodes = (node,) * (num_devices // per_node)
-    hardware = Hardware(
-        nodes=nodes, network_bandwidth=nic_bandwidth(name) if len(nodes) > 1 else 0.0, description=f"{num_devices}x{name}"
-    )
-    try:
-        return plan_training(spec, rules, hardware, recipe, Prices())
-    except Impossible:
+    return cluster(node, num_devices // per_node)
+
+
+def _plan_on(footprints: Footprints, recipe: Recipe, name: str, num_devices: int) -> TrainingPlan | None:
+    """Searched coarsely: a price is not known to the percent either."""
+    hardware, spec, rules = _cluster(name, num_devices), footprints.spec, footprints.rules
+    if hardware is None or not something_fits(spec, rules, hardware, recipe, footprints):
         return None
+    return plan_training(spec, rules, hardware, recipe, breadth="coarse", footprints=footprints)
 
 
 def _priced(offer: Offer, plan: TrainingPlan, num_devices: int) -> CloudOffer:

@@ -14,6 +14,7 @@ from windlass.errors import DoesNotFit, Impossible
 from windlass.plan.training.activations import stage_activations
 from windlass.plan.training.evaluate import Evaluator
 from windlass.plan.training.feasible import why_not
+from windlass.plan.training.footprint import Footprints
 from windlass.plan.training.plan import Prices, TrainingPlan, check_fits, plan_training, train_section
 from windlass.plan.training.search import search_jobs
 from windlass.plan.training.stages import stages
@@ -53,7 +54,7 @@ def test_the_fast_evaluator_says_what_the_plain_functions_say(model: Model) -> N
     spec, rules = model(AIR)
     hardware = parse_hardware("8x(8xH100-80GB)@400Gb")
     found = search_jobs(spec, rules, hardware, recipe_from({"model": {"name": AIR}}))
-    evaluator = Evaluator(spec, rules, hardware, "bf16")
+    evaluator = Evaluator(Footprints(spec, rules), hardware, "bf16")
     for made in found.fitting[:: max(len(found.fitting) // 40, 1)]:
         job = made.job
         held = [

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from math import sqrt
+from typing import Literal
 
 from windlass.core.hardware import Hardware
 from windlass.core.model import Frozen
+from windlass.core.recipe import CheckpointSection
 from windlass.plan.training.job import Job
 from windlass.plan.training.states import MOMENTS
 
@@ -13,14 +15,27 @@ OBSERVED_HOURS_BETWEEN_FAILURES = 54 * 24 / 419
 OBSERVED_DEVICES = 16_384
 """419 unexpected interruptions in 54 days on 16,384 H100s: one in 3.1 hours (arXiv 2407.21783, table 5)."""
 
+STORE_BANDWIDTH = 2e12
+"""What the store of those 16,384 devices sustains (7,500 storage servers; it peaks at 7 TB/s; arXiv 2407.21783, 3.3.1). A smaller
+cluster is given the same per device, 122 MB/s; a single node writes to its own disk."""
+
+SHORTEST_INTERVAL_SECONDS = 300.0
+"""An assumption: Young and Daly count only the pause, which is milliseconds where copies are asynchronous, and would save every few
+seconds. But a store is shared, old checkpoints have to be deleted, and bursts of them saturate networks (same source)."""
+
 
 class CheckpointPlan(Frozen):
     bytes: int
     pause_seconds: float
     """How long training stands still for one."""
     write_seconds: float
-    """Until it is safe on disk."""
+    """Until it is safe in the store."""
+    write_bandwidth: float
+    """Bytes per second, all ranks together."""
     interval_seconds: float
+    young_daly_seconds: float
+    """What the interval would be if only the pause counted."""
+    limited_by: Literal["recipe", "young_daly", "write", "floor"]
     mean_seconds_between_failures: float
     goodput: float
     """Share of the time that makes progress: saving, lost work and restarts taken off."""
@@ -44,29 +59,47 @@ def young_daly_seconds(pause_seconds: float, between_failures_seconds: float) ->
     return sqrt(2 * pause_seconds * between_failures_seconds)
 
 
-def plan_checkpoints(
-    num_bytes: int,
-    hardware: Hardware,
-    *,
-    asynchronous: bool = True,
-    interval_seconds: float | None = None,
-    restart_seconds: float = 600.0,
-) -> CheckpointPlan:
-    """Every device copies its share to the host; nodes write theirs to disk beside the training, or before it goes on."""
-    devices, node = len(hardware.devices), hardware.nodes[0]
+def store_bandwidth(hardware: Hardware) -> float:
+    """Bytes per second that all ranks together can write, where the recipe does not say."""
+    if len(hardware.nodes) == 1:
+        return hardware.nodes[0].disk_bandwidth
+    return min(hardware.num_devices / OBSERVED_DEVICES, 1.0) * STORE_BANDWIDTH
+
+
+def plan_checkpoints(num_bytes: int, hardware: Hardware, wanted: CheckpointSection | None = None) -> CheckpointPlan:
+    """Every device copies its share to the host; from there it goes to the store beside the training, or before it goes on."""
+    wanted = wanted or CheckpointSection()
+    devices, node = hardware.num_devices, hardware.nodes[0]
     copy = num_bytes / devices / (node.devices[0].host_bandwidth or node.ram_bandwidth)
-    write = num_bytes / len(hardware.nodes) / node.disk_bandwidth
-    pause = copy if asynchronous else copy + write
+    bandwidth = wanted.bandwidth or store_bandwidth(hardware)
+    write = num_bytes / bandwidth
+    pause = copy if wanted.asynchronous else copy + write
     failures = mean_seconds_between_failures(devices)
-    every = interval_seconds or max(young_daly_seconds(pause, failures), write)
+    ideal = young_daly_seconds(pause, failures)
+    every, limited_by = _interval(wanted.interval_minutes, ideal, write)
+    unsafe = write if wanted.asynchronous else 0.0  # a failure while one is being written goes back to the one before
     return CheckpointPlan(
         bytes=num_bytes,
         pause_seconds=pause,
         write_seconds=write,
+        write_bandwidth=bandwidth,
         interval_seconds=every,
+        young_daly_seconds=ideal,
+        limited_by=limited_by,
         mean_seconds_between_failures=failures,
-        goodput=goodput(pause, every, failures, restart_seconds),
+        goodput=goodput(pause, every, failures, 60 * wanted.restart_minutes + unsafe),
     )
+
+
+def _interval(
+    minutes: float | None, ideal: float, write: float
+) -> tuple[float, Literal["recipe", "young_daly", "write", "floor"]]:
+    """Never shorter than a write takes: the next save would wait for the last one."""
+    if minutes is not None:
+        return (60 * minutes, "recipe") if 60 * minutes >= write else (write, "write")
+    if ideal >= max(write, SHORTEST_INTERVAL_SECONDS):
+        return ideal, "young_daly"
+    return (write, "write") if write > SHORTEST_INTERVAL_SECONDS else (SHORTEST_INTERVAL_SECONDS, "floor")
 
 
 def goodput(pause_seconds: float, interval_seconds: float, between_failures_seconds: float, restart_seconds: float) -> float:

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 from windlass.core.hardware import Hardware
 from windlass.core.model import Attention, Dense, LearnedPositions, ModelSpec
+from windlass.core.recipe import DataSection, Offload
 from windlass.errors import BadInput, Impossible
+from windlass.plan.feasible import divisors
 from windlass.plan.training.job import Job
 
 
-def divisors(number: int) -> tuple[int, ...]:
-    return tuple(degree for degree in range(1, number + 1) if number % degree == 0)
-
-
-def check_hardware(hardware: Hardware) -> None:
+def check_hardware(hardware: Hardware, offload: Offload = "none") -> None:
     if not hardware.devices:
         raise BadInput("there is no device to train on")
     if not hardware.uniform:
         raise Impossible("training is planned for like devices in like nodes: every rank waits for the slowest one at every step")
+    if offload == "cpu" and hardware.devices[0].kind == "cpu":
+        raise Impossible("memory.offload = 'cpu' does nothing on CPUs: their memory is the host's; leave it out")
 
 
-def check_model(spec: ModelSpec, sequence_tokens: int) -> None:
+def check_sequence(spec: ModelSpec, sequence_tokens: int, data: DataSection) -> None:
     if isinstance(spec.positions, LearnedPositions) and sequence_tokens > spec.positions.max_positions:
         raise Impossible(
             f"sequences of {sequence_tokens} do not fit {spec.name or 'the model'}:"
             f" it has a learned position for each of {spec.positions.max_positions} tokens"
+        )
+    if sequence_tokens > spec.context_tokens and not data.allow_longer_context:
+        raise Impossible(
+            f"a sequence of {sequence_tokens:,} tokens is beyond {spec.name or 'the model'}'s {spec.context_tokens:,};"
+            f" use --sequence {spec.context_tokens} or less, or data.allow_longer_context = true in a recipe that extends its context"
         )
 
 
@@ -78,8 +83,12 @@ def why_not_ep(spec: ModelSpec, ep: int, expert_tp: int) -> str | None:
 def why_not(spec: ModelSpec, job: Job) -> str | None:
     """Everything that can be wrong with a job whose groups already multiply."""
     groups = job.groups
-    if reason := why_not_tp(spec, groups.tp) or why_not_ep(spec, groups.ep, groups.expert_tp):
-        return reason
+    return why_not_tp(spec, groups.tp) or why_not_ep(spec, groups.ep, groups.expert_tp) or why_not_job(spec, job)
+
+
+def why_not_job(spec: ModelSpec, job: Job) -> str | None:
+    """The same, where tp and ep are known to cut the model."""
+    groups = job.groups
     if groups.pp > spec.num_layers:
         return f"pp {groups.pp} has more stages than the model has layers ({spec.num_layers})"
     if job.global_batch % (groups.dp * job.micro_batch):
@@ -111,8 +120,16 @@ def _why_not_sequence(job: Job) -> str | None:
         return f"a sequence of {job.sequence_tokens} does not divide in {shards} (tp x cp)"
     if groups.tp > 1 and groups.ep > 1 and not job.sequence_parallel:
         return "tp and ep together need sequence parallelism (Megatron-Core): otherwise every tp rank would send the same tokens"
-    if job.offload != "none" and (groups.tp > 1 or groups.pp > 1):
-        return "offload is DeepSpeed ZeRO's, which is planned with tp 1 and pp 1"
+    return _why_not_offload(job)
+
+
+def _why_not_offload(job: Job) -> str | None:
+    """DeepSpeed runs alone (tp 1, pp 1); Megatron-Core's optimizer on the host works beside any tp and pp."""
+    alone = job.groups.tp * job.groups.pp == 1
+    if job.offload == "nvme" and not alone:
+        return "offload to nvme is DeepSpeed ZeRO's, which is planned with tp 1 and pp 1; offload to cpu works with both"
+    if job.offload == "cpu" and not alone and job.zero == 3:
+        return "offload with tp or pp is Megatron-Core's optimizer on the host, which keeps whole weights; use zero 1 or 2"
     return None
 
 

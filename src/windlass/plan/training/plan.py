@@ -16,11 +16,12 @@ from windlass.core.recipe import Recipe
 from windlass.core.rule import Rule
 from windlass.errors import DoesNotFit
 from windlass.plan.training.checkpoint import CheckpointPlan, checkpoint_bytes, plan_checkpoints
-from windlass.plan.training.evaluate import OVERHEAD_BYTES
+from windlass.plan.training.footprint import Footprints
 from windlass.plan.training.job import Job
 from windlass.plan.training.rates import SECONDS_PER_DAY, Rates, flops_per_token, peak_flops, rates_of
 from windlass.plan.training.reasons import explain
-from windlass.plan.training.search import Candidate, Found, search_jobs
+from windlass.plan.training.remedy import Case, remedies
+from windlass.plan.training.search import Breadth, Candidate, Found, search_jobs
 from windlass.plan.training.time import StepTime
 from windlass.units import format_bytes
 
@@ -81,8 +82,8 @@ class RunTotals(Frozen):
 class TrainingPlan(Frozen):
     fits: bool
     short_bytes: int
-    would_fit: str
-    """What to change, where it does not fit."""
+    would_fit: tuple[str, ...]
+    """Changes that would make it fit, where it does not: each alone, each tried, gentlest first."""
     job: Job
     layout: TrainingGroups
     num_devices: int
@@ -112,18 +113,33 @@ class Asked(Frozen):
 
     @property
     def num_devices(self) -> int:
-        return len(self.hardware.devices)
+        return self.hardware.num_devices
+
+    @property
+    def case(self) -> Case:
+        return Case(spec=self.spec, rules=self.rules, hardware=self.hardware, recipe=self.recipe)
 
 
 def plan_training(
-    spec: ModelSpec, rules: tuple[Rule, ...], hardware: Hardware, recipe: Recipe, prices: Prices | None = None
+    spec: ModelSpec,
+    rules: tuple[Rule, ...],
+    hardware: Hardware,
+    recipe: Recipe,
+    prices: Prices | None = None,
+    *,
+    breadth: Breadth = "all",
+    footprints: Footprints | None = None,
 ) -> TrainingPlan:
     """The fastest job that fits; where none does, the one that needs least, with what is missing."""
-    if recipe.model.dropout is not None:
-        spec = msgspec.structs.replace(spec, dropout=recipe.model.dropout)
-    found = search_jobs(spec, rules, hardware, recipe)
+    spec = as_trained(spec, recipe)
+    found = search_jobs(spec, rules, hardware, recipe, breadth=breadth, footprints=footprints)
     best = found.fitting[0] if found.fitting else found.nearest
     return _assemble(Asked(spec=spec, rules=rules, hardware=hardware, recipe=recipe, prices=prices or Prices()), found, best)
+
+
+def as_trained(spec: ModelSpec, recipe: Recipe) -> ModelSpec:
+    """The model with the dropout that the recipe says."""
+    return spec if recipe.model.dropout is None else msgspec.structs.replace(spec, dropout=recipe.model.dropout)
 
 
 def _assemble(asked: Asked, found: Found, best: Candidate) -> TrainingPlan:
@@ -136,7 +152,7 @@ def _assemble(asked: Asked, found: Found, best: Candidate) -> TrainingPlan:
     return TrainingPlan(
         fits=best.step is not None,
         short_bytes=short,
-        would_fit="" if best.step else _would_fit(best, asked.hardware, short),
+        would_fit=() if best.step else remedies(asked.case),
         job=job,
         layout=job.groups,
         num_devices=asked.num_devices,
@@ -185,14 +201,8 @@ def _rates(asked: Asked, job: Job, step_seconds: float) -> Rates | None:
 
 
 def _checkpoints(asked: Asked, job: Job, counted: ParameterCount) -> CheckpointPlan:
-    wanted = asked.recipe.checkpoint
-    return plan_checkpoints(
-        checkpoint_bytes(counted.checkpoint if job.next_token else counted.total, job),
-        asked.hardware,
-        asynchronous=wanted.asynchronous,
-        interval_seconds=None if wanted.interval_minutes is None else 60 * wanted.interval_minutes,
-        restart_seconds=60 * wanted.restart_minutes,
-    )
+    size = checkpoint_bytes(counted.checkpoint if job.next_token else counted.total, job)
+    return plan_checkpoints(size, asked.hardware, asked.recipe.checkpoint)
 
 
 def _memory(best: Candidate, capacity_bytes: int) -> TrainingMemory:
@@ -209,21 +219,6 @@ def _memory(best: Candidate, capacity_bytes: int) -> TrainingMemory:
         host_bytes=round(states.host),
         disk_bytes=round(states.disk),
     )
-
-
-def _would_fit(best: Candidate, hardware: Hardware, short: int) -> str:
-    """The nearest miss grows smaller with more devices (states spread) or with offload (states leave)."""
-    device, job = hardware.devices[0], best.job
-    need = format_bytes(best.memory.total)
-    states = best.memory.states.device
-    room = device.memory_bytes - best.memory.activations - OVERHEAD_BYTES
-    if room > 0 and states > room:
-        times = -(-states // room)
-        more = f"about {round(times)} times the devices ({round(times) * job.groups.world} x {device.name}), states being spread"
-    else:
-        more = f"devices with {need} or more, or shorter sequences"
-    offload = "" if job.offload != "none" else "; or memory.offload = 'cpu' (DeepSpeed ZeRO-3)"
-    return f"the leanest layout needs {need} a device, {format_bytes(short)} more than there is: {more}{offload}"
 
 
 def _alternatives(found: Found, best: Candidate) -> tuple[TrainingAlternative, ...]:
@@ -254,11 +249,13 @@ def _alternatives(found: Found, best: Candidate) -> tuple[TrainingAlternative, .
 def check_fits(plan: TrainingPlan) -> None:
     """Raises where the plan does not fit, for commands that must not go on."""
     if not plan.fits:
-        raise DoesNotFit(f"the training run does not fit: {plan.would_fit}", plan.short_bytes)
+        need = f"the leanest layout needs {format_bytes(plan.memory.total_bytes)} a device, {format_bytes(plan.short_bytes)} too much"
+        help_ = f"; what would fit: {', or '.join(plan.would_fit)}" if plan.would_fit else ""
+        raise DoesNotFit(f"the training run does not fit: {need}{help_}", plan.short_bytes)
 
 
 def train_section(plan: TrainingPlan) -> dict[str, Any]:
     """The `train` object of the plan's JSON; the first five keys are stable."""
-    told: dict[str, Any] = msgspec.to_builtins(plan)
+    told: dict[str, Any] = {**msgspec.to_builtins(plan), "cp": plan.layout.cp}
     first = ("step_seconds", "model_flops_utilization", "days", "states_bytes_per_device", "activation_bytes_per_device")
     return {**{key: told[key] for key in first}, **{key: value for key, value in told.items() if key not in first}}

@@ -10,7 +10,7 @@ from windlass.core.plan import Reason
 from windlass.core.recipe import Recipe
 from windlass.plan.training.checkpoint import CheckpointPlan
 from windlass.plan.training.search import Candidate, Found
-from windlass.units import format_bytes, format_seconds
+from windlass.units import format_bytes, format_count, format_seconds
 
 DEGREES = ("tp", "cp", "pp", "ep")
 
@@ -18,7 +18,13 @@ DEGREES = ("tp", "cp", "pp", "ep")
 def explain(
     spec: ModelSpec, hardware: Hardware, recipe: Recipe, found: Found, best: Candidate, saved: CheckpointPlan
 ) -> tuple[Reason, ...]:
-    return (*_degrees(spec, recipe, best), *_choices(recipe, found, best), *_run(hardware, found, best, saved))
+    return (
+        *_degrees(spec, recipe, best),
+        *_lengths(spec, found, best),
+        *_choices(recipe, found, best),
+        *_step(best),
+        _saving(hardware, saved),
+    )
 
 
 def _degrees(spec: ModelSpec, recipe: Recipe, best: Candidate) -> Iterator[Reason]:
@@ -32,31 +38,58 @@ def _degrees(spec: ModelSpec, recipe: Recipe, best: Candidate) -> Iterator[Reaso
     for name in DEGREES:
         degree, pin = getattr(groups, name), getattr(recipe.parallel, name)
         if pin is not None:
-            yield Reason(choice=name, value=str(degree), why="pinned by the recipe")
+            yield Reason(choice=name, value=str(degree), why="pinned")
         elif degree > 1:
             yield Reason(choice=name, value=str(degree), why=why[name])
-    yield Reason(choice="dp", value=str(groups.dp), why=f"what is left: {groups.world} = tp x cp x pp x dp")
+    yield Reason(choice="dp", value=str(groups.dp), why=f"what is left: {groups.world:,} = tp x cp x pp x dp")
     if spec.experts:
         yield Reason(
             choice="expert_dp", value=str(groups.expert_dp), why="the expert grid is etp x ep x pp x edp over the same devices"
         )
 
 
+def _lengths(spec: ModelSpec, found: Found, best: Candidate) -> Iterator[Reason]:
+    job = best.job
+    if job.sequence_tokens > spec.context_tokens:
+        why = f"beyond the model's {spec.context_tokens:,}, as data.allow_longer_context says: its context is extended"
+        yield Reason(choice="sequence", value=f"{job.sequence_tokens:,}", why=why)
+    wanted, size = format_count(found.batch.wanted_tokens), format_count(job.tokens_per_step)
+    origin = {
+        "pinned": "pinned",
+        "nearest": f"the nearest to {wanted} that divides",
+        "default": f"the default for this model on {_devices(job.groups.world)}; name another with --batch",
+    }[found.batch.how]
+    bubble = f"; {_bubble(best)}" if best.step else ""
+    yield Reason(choice="batch", value=f"{job.global_batch:,}", why=f"sequences = {size} tokens, {origin}{bubble}")
+
+
+def _bubble(best: Candidate) -> str:
+    """What a larger batch would win: the pipeline fills and drains once a step."""
+    if best.job.groups.pp == 1 or best.step is None:
+        return "no pipeline, so no bubble"
+    batches = f"{best.job.num_micro_batches:,} micro-batches a replica"
+    return f"with {batches} the pipeline's bubble costs {best.step.pp_bubble / best.step.step_seconds:.0%} of a step"
+
+
+def _devices(count: int) -> str:
+    return f"{count:,} device{'s' if count > 1 else ''}"
+
+
 def _choices(recipe: Recipe, found: Found, best: Candidate) -> Iterator[Reason]:
     job, held = best.job, best.memory
-    batches = f"{job.num_micro_batches} micro-batches a step"
+    batches = f"{job.num_micro_batches:,} micro-batch{'es' if job.num_micro_batches > 1 else ''} a step"
     yield Reason(
-        choice="micro_batch", value=str(job.micro_batch), why="pinned by the recipe" if recipe.batch.micro_batch else batches
+        choice="micro_batch", value=str(job.micro_batch), why=f"pinned; {batches}" if recipe.batch.micro_batch else batches
     )
     if job.virtual_stages > 1 or recipe.parallel.virtual_stages:
         yield Reason(choice="virtual_stages", value=str(job.virtual_stages), why=f"divides the bubble by {job.virtual_stages}")
     states = f"states take {format_bytes(held.states.device)} a device"
-    yield Reason(
-        choice="zero", value=str(job.zero), why=f"pinned by the recipe; {states}" if recipe.parallel.zero is not None else states
-    )
+    yield Reason(choice="zero", value=str(job.zero), why=f"pinned; {states}" if recipe.parallel.zero is not None else states)
     kept = f"activations take {format_bytes(held.activations)} a device"
-    pinned = f"pinned by the recipe; {kept}"
-    yield Reason(choice="recompute", value=job.recompute, why=pinned if recipe.memory.recompute else kept)
+    yield Reason(choice="recompute", value=job.recompute, why=f"pinned; {kept}" if recipe.memory.recompute else kept)
+    if job.offload != "none":
+        away = f"pinned; {format_bytes(held.states.host)} a device in host memory"
+        yield Reason(choice="offload", value=job.offload, why=away)
     yield Reason(
         choice="search",
         value=f"{len(found.fitting)} of {found.num_tried}",
@@ -64,7 +97,7 @@ def _choices(recipe: Recipe, found: Found, best: Candidate) -> Iterator[Reason]:
     )
 
 
-def _run(hardware: Hardware, found: Found, best: Candidate, saved: CheckpointPlan) -> Iterator[Reason]:
+def _step(best: Candidate) -> Iterator[Reason]:
     step = best.step
     if step is not None:
         lost = [
@@ -73,6 +106,24 @@ def _run(hardware: Hardware, found: Found, best: Candidate, saved: CheckpointPla
         worst = max(lost)
         share = f"{step.compute / step.step_seconds:.0%} computes; the largest loss is {worst[1]} with {worst[0] / step.step_seconds:.0%}"
         yield Reason(choice="step", value=format_seconds(step.step_seconds), why=share)
-    every = f"a failure every {format_seconds(saved.mean_seconds_between_failures)} on {len(hardware.devices)} devices"
-    why = f"Young and Daly: {format_bytes(saved.bytes)}, a pause of {format_seconds(saved.pause_seconds)}, {every}"
-    yield Reason(choice="checkpoint_interval", value=format_seconds(saved.interval_seconds), why=why)
+
+
+def _saving(hardware: Hardware, saved: CheckpointPlan) -> Reason:
+    rate = (
+        f"{saved.write_bandwidth / 1e12:.3g} TB/s" if saved.write_bandwidth >= 1e12 else f"{saved.write_bandwidth / 1e9:.3g} GB/s"
+    )
+    write = f"{format_bytes(saved.bytes)} take {format_seconds(saved.write_seconds)} to write at {rate}"
+    ideal = f"Young and Daly's interval is {format_seconds(saved.young_daly_seconds)}"
+    rule = {
+        "recipe": "pinned",
+        "young_daly": "Young and Daly's interval",
+        "write": f"no shorter than a write takes; {ideal}",
+        "floor": f"the shortest that is planned; {ideal}",
+    }[saved.limited_by]
+    failures = f"a failure every {format_seconds(saved.mean_seconds_between_failures)} on {_devices(hardware.num_devices)}"
+    pause = f"a pause of {format_seconds(saved.pause_seconds)}"
+    return Reason(
+        choice="checkpoint_interval",
+        value=format_seconds(saved.interval_seconds),
+        why=f"{rule} ({pause}, {failures}); {write}",
+    )

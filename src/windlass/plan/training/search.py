@@ -6,30 +6,34 @@ A degree the recipe pins is the only one tried, and is refused if the model cann
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
+from windlass.core.count import count_parameters
 from windlass.core.hardware import Hardware
 from windlass.core.layout import TrainingGroups, training_groups
 from windlass.core.model import Frozen, ModelSpec
 from windlass.core.recipe import Recipe, Recompute
 from windlass.core.rule import Rule
 from windlass.errors import Impossible
-from windlass.plan.training.evaluate import DeviceBytes, Evaluator
-from windlass.plan.training.feasible import check_hardware, check_model, divisors, why_not, why_not_ep, why_not_tp
+from windlass.plan.feasible import divisors
+from windlass.plan.training.batch import BatchChoice, choose_batch, default_tokens
+from windlass.plan.training.evaluate import Evaluator
+from windlass.plan.training.feasible import check_hardware, check_sequence, why_not, why_not_ep, why_not_job, why_not_tp
+from windlass.plan.training.footprint import DeviceBytes, Footprints
 from windlass.plan.training.job import Job
 from windlass.plan.training.time import StepTime
 
 Choice = TypeVar("Choice")
 
-MAX_MICRO_BATCH = 16
+Breadth = Literal["all", "coarse", "lean"]
+"""How much is tried: everything; enough to price a machine by; what needs least memory, to learn whether anything fits."""
+MICRO_BATCHES: dict[Breadth, tuple[int, ...]] = {"all": tuple(range(1, 17)), "coarse": (1, 2, 4), "lean": (1,)}
 LONG_CONTEXT_TOKENS = 32_768
 """From here on context parallelism is tried: below, it only makes products thinner (Megatron-Bridge performance guide)."""
 CONTEXT_DEGREES = (1, 2, 4, 8, 16)
 DEFAULT_SEQUENCE_TOKENS = 4096
-DEFAULT_BATCH_TOKENS = 4 * 2**20
-"""What large pre-training runs begin with (Llama 3: 4M tokens, arXiv 2407.21783, 3.4.1)."""
 
 
 class Candidate(Frozen):
@@ -48,36 +52,81 @@ class Found(Frozen):
     nearest: Candidate
     """The one that needs least memory."""
     num_tried: int
+    batch: BatchChoice
 
 
-def search_jobs(spec: ModelSpec, rules: tuple[Rule, ...], hardware: Hardware, recipe: Recipe) -> Found:
-    check_hardware(hardware)
-    basis = job_basis(spec, recipe)
-    check_model(spec, basis.sequence_tokens)
-    evaluator = Evaluator(spec, rules, hardware, recipe.precision.compute)
+def search_jobs(
+    spec: ModelSpec,
+    rules: tuple[Rule, ...],
+    hardware: Hardware,
+    recipe: Recipe,
+    *,
+    breadth: Breadth = "all",
+    footprints: Footprints | None = None,
+) -> Found:
+    """`footprints`: of the same model and recipe, where they were worked out for another kind of device."""
+    space = _space(spec, rules, hardware, recipe)
+    evaluator = Evaluator(footprints or Footprints(spec, rules), hardware, recipe.precision.compute)
     fitting, nearest, tried = list[Candidate](), list[Candidate](), 0
-    for groups in _groups(spec, hardware, recipe, basis):
-        for job in _jobs(spec, recipe, basis, groups):
+    for ladder in _ladders(space, breadth):
+        for job in ladder:
             tried += 1
             candidate = _try(evaluator, job)
             if candidate.step is None:
                 nearest = [min((*nearest, candidate), key=lambda made: made.memory.total)]
-            else:
-                fitting.append(candidate)
+                continue
+            fitting.append(candidate)
+            if job.recompute == ladder[0].recompute:
+                break  # what follows spreads more or recomputes more, for nothing
     if not tried:
-        raise Impossible(_nothing(spec, hardware, recipe, basis))
+        raise Impossible(_nothing(space))
     fitting.sort(key=lambda made: (made.step.step_seconds if made.step else 0.0, made.job.groups.pp, made.job.groups.tp))
-    return Found(fitting=tuple(fitting), nearest=min((*nearest, *fitting), key=lambda made: made.memory.total), num_tried=tried)
+    nearest = [min((*nearest, *fitting), key=lambda made: made.memory.total)]
+    return Found(fitting=tuple(fitting), nearest=nearest[0], num_tried=tried, batch=space.batch)
 
 
-def job_basis(spec: ModelSpec, recipe: Recipe) -> Job:
+def something_fits(
+    spec: ModelSpec, rules: tuple[Rule, ...], hardware: Hardware, recipe: Recipe, footprints: Footprints | None = None
+) -> bool:
+    """Whether any layout fits, by the leanest of each kind; times nothing, and stops at the first."""
+    try:
+        space = _space(spec, rules, hardware, recipe)
+    except Impossible:
+        return False
+    evaluator = Evaluator(footprints or Footprints(spec, rules), hardware, recipe.precision.compute)
+    return any(evaluator.fits(job) for ladder in _ladders(space, "lean") for job in ladder)
+
+
+class Space(Frozen):
+    """What is searched."""
+
+    spec: ModelSpec
+    recipe: Recipe
+    basis: Job
     """What every candidate shares; degrees of one."""
+    groups: tuple[TrainingGroups, ...]
+    batch: BatchChoice
+    num_devices: int
+
+
+def _space(spec: ModelSpec, rules: tuple[Rule, ...], hardware: Hardware, recipe: Recipe) -> Space:
+    check_hardware(hardware, recipe.memory.offload)
     sequence = recipe.data.sequence_length or min(DEFAULT_SEQUENCE_TOKENS, spec.context_tokens)
-    batch = recipe.batch.global_batch or max((recipe.batch.tokens or DEFAULT_BATCH_TOKENS) // sequence, 1)
+    check_sequence(spec, sequence, recipe.data)
+    world = hardware.num_devices
+    groups = tuple(_groups(spec, hardware, recipe, sequence))
+    parts = {(recipe.batch.micro_batch or 1) * made.dp for made in groups}
+    default = default_tokens(count_parameters(spec, rules).total, world, sequence)
+    batch = choose_batch(recipe.batch, default, sequence, parts)
+    basis = job_basis(recipe, sequence, batch.sequences)
+    return Space(spec=spec, recipe=recipe, basis=basis, groups=groups, batch=batch, num_devices=world)
+
+
+def job_basis(recipe: Recipe, sequence_tokens: int, global_batch: int) -> Job:
     return Job(
         groups=TrainingGroups(tp=1, cp=1, pp=1, dp=1, ep=1, expert_tp=1, expert_dp=1),
-        sequence_tokens=sequence,
-        global_batch=batch,
+        sequence_tokens=sequence_tokens,
+        global_batch=global_batch,
         micro_batch=recipe.batch.micro_batch or 1,
         schedule=recipe.parallel.schedule,
         flash_attention=recipe.memory.flash_attention,
@@ -92,57 +141,69 @@ def job_basis(spec: ModelSpec, recipe: Recipe) -> Job:
 
 
 def _try(evaluator: Evaluator, job: Job) -> Candidate:
-    memory = evaluator.memory(job)
-    fits = memory.total <= evaluator.capacity_bytes and _fits_host(evaluator.hardware, memory)
-    return Candidate(job=job, memory=memory, step=evaluator.step(job) if fits else None)
+    return Candidate(job=job, memory=evaluator.memory(job), step=evaluator.step(job) if evaluator.fits(job) else None)
 
 
-def _fits_host(hardware: Hardware, memory: DeviceBytes) -> bool:
-    node = hardware.nodes[0]
-    share = len(node.devices)
-    return memory.states.host * share <= node.ram_bytes and memory.states.disk * share <= node.disk_bytes
-
-
-def _groups(spec: ModelSpec, hardware: Hardware, recipe: Recipe, basis: Job) -> Iterator[TrainingGroups]:
+def _groups(spec: ModelSpec, hardware: Hardware, recipe: Recipe, sequence_tokens: int) -> Iterator[TrainingGroups]:
     """Both grids, dense and expert, over all devices."""
-    parallel, world = recipe.parallel, len(hardware.devices)
+    parallel, world = recipe.parallel, hardware.num_devices
     inside = hardware.devices_per_node
-    for tp in _pinned(parallel.tp, (degree for degree in divisors(inside) if not why_not_tp(spec, degree))):
-        for cp in _pinned(parallel.cp, CONTEXT_DEGREES if basis.sequence_tokens >= LONG_CONTEXT_TOKENS else (1,)):
+    experts = [ep for ep in _pinned(parallel.ep, _expert_degrees(spec)) if not why_not_ep(spec, ep, parallel.expert_tp or 1)]
+    for tp in _pinned(parallel.tp, divisors(inside)):
+        if why_not_tp(spec, tp):
+            continue
+        for cp in _pinned(parallel.cp, CONTEXT_DEGREES if sequence_tokens >= LONG_CONTEXT_TOKENS else (1,)):
             for pp in _pinned(parallel.pp, (degree for degree in divisors(world) if degree <= spec.num_layers)):
                 if world % (tp * cp * pp) == 0:
-                    yield from _expert_groups(spec, recipe, world, tp, cp, pp)
+                    yield from _expert_groups(experts, parallel.expert_tp or 1, world, tp, cp, pp)
 
 
-def _expert_groups(spec: ModelSpec, recipe: Recipe, world: int, tp: int, cp: int, pp: int) -> Iterator[TrainingGroups]:
+def _expert_degrees(spec: ModelSpec) -> tuple[int, ...]:
+    return divisors(spec.experts.num_experts) if spec.experts else (1,)
+
+
+def _expert_groups(experts: list[int], expert_tp: int, world: int, tp: int, cp: int, pp: int) -> Iterator[TrainingGroups]:
     """expert_tp is 1 unless pinned: cutting an expert's small matrices costs more than it saves (Megatron-Bridge performance guide)."""
-    parallel, expert_tp = recipe.parallel, recipe.parallel.expert_tp or 1
-    num_experts = spec.experts.num_experts if spec.experts else 1
-    for ep in _pinned(parallel.ep, divisors(num_experts)):
-        if (world // pp) % (ep * expert_tp) == 0 and not why_not_ep(spec, ep, expert_tp):
+    for ep in experts:
+        if (world // pp) % (ep * expert_tp) == 0:
             yield training_groups(world, tp=tp, cp=cp, pp=pp, ep=ep, expert_tp=expert_tp)
 
 
-def _jobs(spec: ModelSpec, recipe: Recipe, basis: Job, groups: TrainingGroups) -> Iterator[Job]:
-    if basis.global_batch % groups.dp:
-        return
-    parallel, per_replica = recipe.parallel, basis.global_batch // groups.dp
+def _ladders(space: Space, breadth: Breadth) -> Iterator[tuple[Job, ...]]:
+    """Jobs that differ in ZeRO and recomputation alone, quickest first as far as that is known beforehand: a higher stage of ZeRO
+    moves no less, and recomputing computes more."""
+    for groups in space.groups:
+        if space.basis.global_batch % groups.dp == 0:
+            for micro, virtual in _pieces(space, groups, breadth):
+                if ladder := tuple(_ladder(space, groups, micro, virtual)):
+                    yield ladder
+
+
+def _pieces(space: Space, groups: TrainingGroups, breadth: Breadth) -> Iterator[tuple[int, int]]:
+    """Micro-batches and virtual stages."""
+    recipe, per_replica = space.recipe, space.basis.global_batch // groups.dp
+    for micro in _pinned(recipe.batch.micro_batch, (size for size in MICRO_BATCHES[breadth] if per_replica % size == 0)):
+        chunks = (1,) if breadth == "lean" else _virtual_stages(space.spec, groups.pp, per_replica // micro)
+        for virtual in _pinned(recipe.parallel.virtual_stages, chunks):
+            yield micro, virtual
+
+
+def _ladder(space: Space, groups: TrainingGroups, micro: int, virtual: int) -> Iterator[Job]:
+    basis, parallel = space.basis, space.recipe.parallel
     sequence_parallel = parallel.sequence_parallel if parallel.sequence_parallel is not None else groups.tp > 1
-    for micro in _pinned(recipe.batch.micro_batch, (size for size in divisors(per_replica) if size <= MAX_MICRO_BATCH)):
-        for virtual in _pinned(parallel.virtual_stages, _virtual_stages(spec, groups.pp, per_replica // micro)):
-            for zero in _pinned(parallel.zero, _zero_stages(groups, basis)):
-                for recompute in _pinned(recipe.memory.recompute, _recomputes(basis)):
-                    job = msgspec.structs.replace(
-                        basis,
-                        groups=groups,
-                        micro_batch=micro,
-                        virtual_stages=virtual,
-                        zero=zero,
-                        recompute=recompute,
-                        sequence_parallel=sequence_parallel,
-                    )
-                    if not why_not(spec, job):
-                        yield job
+    for zero in _pinned(parallel.zero, _zero_stages(groups, basis)):
+        for recompute in _pinned(space.recipe.memory.recompute, _recomputes(basis)):
+            job = msgspec.structs.replace(
+                basis,
+                groups=groups,
+                micro_batch=micro,
+                virtual_stages=virtual,
+                zero=zero,
+                recompute=recompute,
+                sequence_parallel=sequence_parallel,
+            )
+            if not why_not_job(space.spec, job):
+                yield job
 
 
 def _virtual_stages(spec: ModelSpec, pp: int, num_micro_batches: int) -> tuple[int, ...]:
@@ -154,11 +215,11 @@ def _virtual_stages(spec: ModelSpec, pp: int, num_micro_batches: int) -> tuple[i
 
 
 def _zero_stages(groups: TrainingGroups, basis: Job) -> tuple[int, ...]:
-    if basis.offload != "none":
+    if basis.offload != "none" and groups.tp * groups.pp == 1:
         return (3,)
     if groups.dp * groups.cp == 1:
         return (1,)
-    return (1, 2, 3) if groups.pp == 1 else (1, 2)
+    return (1, 2, 3) if groups.pp == 1 and basis.offload == "none" else (1, 2)
 
 
 def _recomputes(basis: Job) -> tuple[Recompute, ...]:
@@ -170,9 +231,9 @@ def _pinned(pin: Choice | None, choices: Iterable[Choice]) -> Iterable[Choice]:
     return choices if pin is None else (pin,)
 
 
-def _nothing(spec: ModelSpec, hardware: Hardware, recipe: Recipe, basis: Job) -> str:
+def _nothing(space: Space) -> str:
     """Why no candidate was left: what is pinned, looked at one by one."""
-    parallel, world = recipe.parallel, len(hardware.devices)
+    spec, basis, parallel, world = space.spec, space.basis, space.recipe.parallel, space.num_devices
     tp, pp, cp, ep = parallel.tp or 1, parallel.pp or 1, parallel.cp or 1, parallel.ep or 1
     expert_tp = parallel.expert_tp or 1
     reason = why_not_tp(spec, tp) or why_not_ep(spec, ep, expert_tp)

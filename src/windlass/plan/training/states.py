@@ -169,6 +169,8 @@ def _offloaded(states: StateBytes, job: Job) -> StateBytes:
     NVMe takes the optimizer states and, under ZeRO-3, the weights; gradients pass through host buffers."""
     if job.offload == "none":
         return states
+    if job.groups.tp * job.groups.pp > 1:
+        return _optimizer_on_host(states, job)
     moved_weights = states.weights if job.zero >= 3 else 0.0
     away = states.optimizer + moved_weights
     on_disk = job.offload == "nvme"
@@ -179,3 +181,10 @@ def _offloaded(states: StateBytes, job: Job) -> StateBytes:
         host=HOST_BUFFER * (states.gradients + (0.0 if on_disk else away)),
         disk=away if on_disk else 0.0,
     )
+
+
+def _optimizer_on_host(states: StateBytes, job: Job) -> StateBytes:
+    """Megatron-Core (optimizer/cpu_offloading/hybrid_optimizer.py, everything offloaded): fp32 weights, moments and a pinned fp32
+    copy of the gradients a rank owns are on the host; weights and the gradient buffer stay."""
+    each = parameter_bytes(job.compute, job.gradients, job.optimizer).optimizer
+    return msgspec.structs.replace(states, optimizer=0.0, host=states.optimizer * (each + 4.0) / each)

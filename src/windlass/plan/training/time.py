@@ -156,11 +156,13 @@ def _orthogonalize_seconds(spec: ModelSpec, job: Job, machine: Machine, owned: f
 
 
 def _host_update_seconds(hardware: Hardware, job: Job, owned: float) -> float:
-    """DeepSpeed's CPU optimizer: gradients down and weights up the host link, states through host memory, which the node's
-    devices share; with NVMe every state is read and written once more on disk."""
+    """The optimizer on the host: gradients down and weights up the host link, states through host memory, which the node's
+    devices share; with NVMe every state is read and written once more on disk. DeepSpeed moves 2 bytes each way, Megatron-Core
+    fp32 gradients down and weights, cast on the host, up."""
     node = hardware.nodes[0]
     share = len(node.devices)
-    link = 4.0 * owned / node.devices[0].host_bandwidth
+    moved = 6.0 if job.groups.tp * job.groups.pp > 1 else 4.0
+    link = moved * owned / node.devices[0].host_bandwidth
     states = owned * (18.0 + 8.0 * MOMENTS[job.optimizer])
     update = states * share / node.ram_bandwidth
     disk = 2 * owned * (4.0 + 4.0 * MOMENTS[job.optimizer]) * share / node.disk_bandwidth if job.offload == "nvme" else 0.0

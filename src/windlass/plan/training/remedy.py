@@ -1,0 +1,152 @@
+"""What would make a training run fit that does not: one change of each kind, gentlest first, each tried before it is offered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from windlass.core.count import count_parameters
+from windlass.core.devices import nic_bandwidth
+from windlass.core.hardware import Hardware, Node
+from windlass.core.model import Frozen, ModelSpec
+from windlass.core.recipe import Recipe
+from windlass.core.rule import Rule
+from windlass.core.typical import CPU_NIC_BYTES_PER_SECOND
+from windlass.plan.training.search import DEFAULT_SEQUENCE_TOKENS, something_fits
+from windlass.plan.training.states import parameter_bytes
+from windlass.units import format_context
+
+MOST_TRIES = 4
+SHORTEST_SEQUENCE = 1024
+PINS = {
+    "parallel": ("tp", "cp", "pp", "ep", "expert_tp", "virtual_stages", "zero"),
+    "batch": ("micro_batch",),
+    "memory": ("recompute",),
+}
+
+
+class Case(Frozen):
+    """A run that does not fit, or one that might."""
+
+    spec: ModelSpec
+    rules: tuple[Rule, ...]
+    hardware: Hardware
+    recipe: Recipe
+
+    @property
+    def fits(self) -> bool:
+        return something_fits(self.spec, self.rules, self.hardware, self.recipe)
+
+    def changed(self, section: str, **values: Any) -> Case:
+        inner = msgspec.structs.replace(getattr(self.recipe, section), **values)
+        return msgspec.structs.replace(self, recipe=msgspec.structs.replace(self.recipe, **{section: inner}))
+
+
+Option = tuple[str, Case]
+
+
+def remedies(case: Case) -> tuple[str, ...]:
+    """What is not pinned was searched already, so only pins are loosened; then states leave the devices, or devices are added."""
+    kinds = (_recompute, _micro_batch, _virtual_stages, _zero, _flash, _no_pins, _offload, _sequence, _devices)
+    working = (next((text for text, changed in kind(case) if changed.fits), None) for kind in kinds)
+    return tuple(text for text in working if text)
+
+
+def _recompute(case: Case) -> Iterator[Option]:
+    memory = case.recipe.memory
+    if memory.recompute == "none" and not memory.flash_attention:
+        yield 'memory.recompute = "selective"', case.changed("memory", recompute="selective")
+    if memory.recompute in ("none", "selective"):
+        yield 'memory.recompute = "full"', case.changed("memory", recompute="full")
+
+
+def _micro_batch(case: Case) -> Iterator[Option]:
+    if (case.recipe.batch.micro_batch or 1) > 1:
+        yield "batch.micro_batch = 1", case.changed("batch", micro_batch=1)
+
+
+def _virtual_stages(case: Case) -> Iterator[Option]:
+    fewer = (case.recipe.parallel.virtual_stages or 1) // 2
+    while fewer:
+        yield f"parallel.virtual_stages = {fewer}", case.changed("parallel", virtual_stages=fewer)
+        fewer //= 2
+
+
+def _zero(case: Case) -> Iterator[Option]:
+    pinned = case.recipe.parallel.zero
+    for stage in (1, 2, 3):
+        if pinned is not None and stage > pinned:
+            yield f"parallel.zero = {stage}", case.changed("parallel", zero=stage)
+
+
+def _flash(case: Case) -> Iterator[Option]:
+    if not case.recipe.memory.flash_attention:
+        yield "memory.flash_attention = true", case.changed("memory", flash_attention=True)
+
+
+def _no_pins(case: Case) -> Iterator[Option]:
+    """Where more than one pin has to go."""
+    given = [(section, name) for section, names in PINS.items() for name in names if _value(case, section, name) is not None]
+    if not given:
+        return
+    free = case
+    for section, name in given:
+        free = free.changed(section, **{name: None})
+    yield f"leave {', '.join(name for _, name in given)} to the planner", free
+
+
+def _value(case: Case, section: str, name: str) -> object:
+    return getattr(getattr(case.recipe, section), name)
+
+
+def _offload(case: Case) -> Iterator[Option]:
+    if case.recipe.memory.offload == "none" and case.hardware.devices[0].kind != "cpu":
+        free = case.changed("memory", offload="cpu")
+        yield 'memory.offload = "cpu" (optimizer states in host memory)', free
+        if case.recipe.parallel.zero is not None:
+            yield 'memory.offload = "cpu" with parallel.zero left to the planner', free.changed("parallel", zero=None)
+
+
+def _sequence(case: Case) -> Iterator[Option]:
+    shorter = (case.recipe.data.sequence_length or min(DEFAULT_SEQUENCE_TOKENS, case.spec.context_tokens)) // 2
+    while shorter >= SHORTEST_SEQUENCE:
+        yield f"--sequence {format_context(shorter)}", case.changed("data", sequence_length=shorter)
+        shorter //= 2
+
+
+def _devices(case: Case) -> Iterator[Option]:
+    """More of the same, doubled and doubled again: with the pins, then without them, since they counted the old devices. Counts that
+    could not even hold the states once are passed over; of the rest a few are tried."""
+    precision = case.recipe.precision
+    each = parameter_bytes(precision.compute, precision.gradients, case.recipe.optimizer.name).total
+    states = each * count_parameters(case.spec, case.rules).total
+    capacity = case.hardware.devices[0].memory_bytes
+    needed = states / (capacity * case.hardware.num_devices) if case.recipe.memory.offload == "none" else 1.0
+    counts = [2**power for power in range(1, 13) if 2**power >= needed][:MOST_TRIES]
+    for times in counts:
+        grown = msgspec.structs.replace(case, hardware=more_devices(case.hardware, times))
+        text = f"{times} times the devices ({grown.hardware.description})"
+        yield text, grown
+        for without, free in _no_pins(grown):
+            yield f"{text}, and {without}", free
+
+
+def more_devices(hardware: Hardware, times: int) -> Hardware:
+    """First in the node, up to eight; then more nodes."""
+    node = hardware.nodes[0]
+    device, count = node.devices[0], len(hardware.nodes) * len(node.devices) * times
+    alone = len(hardware.nodes) == 1 and device.kind != "cpu"
+    per_node = min(count, 8) if alone and len(node.devices) < 8 and count % min(count, 8) == 0 else len(node.devices)
+    return cluster(msgspec.structs.replace(node, devices=(device,) * per_node), count // per_node, hardware.network_bandwidth)
+
+
+def cluster(node: Node, num_nodes: int, network_bandwidth: float = 0.0) -> Hardware:
+    """So many such nodes; 0: the network the devices usually come with."""
+    device = node.devices[0]
+    usual = CPU_NIC_BYTES_PER_SECOND if device.kind == "cpu" else nic_bandwidth(device.name)
+    bandwidth = (network_bandwidth or usual) if num_nodes > 1 else 0.0
+    inside = device.name if device.kind == "cpu" else f"{len(node.devices)}x{device.name}"
+    text = f"{num_nodes}x({inside})@{bandwidth * 8 / 1e9:g}Gb" if num_nodes > 1 else inside
+    return Hardware(nodes=(node,) * num_nodes, network_bandwidth=bandwidth, description=text)
