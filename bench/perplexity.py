@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 import tempfile
+from math import exp
 from pathlib import Path
 
 import torch
@@ -32,39 +33,48 @@ def packaged() -> Path:
     return next(Path(found.submodule_search_locations[0]).glob("*.gguf"))
 
 
-def text() -> str:
-    """Prose and code that no tokenizer was made for: this repository."""
-    files = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "src/windlass/core").glob("*.py"))]
+PROSE = ("docs/architecture.md", "docs/glossary.md", "CONTRIBUTING.md", "docs/log.md", "docs/convert.md")
+
+
+def text(kind: str) -> str:
+    """Texts no model was trained on: this repository's prose, or its code."""
+    files = [ROOT / name for name in PROSE] if kind == "prose" else sorted((ROOT / "src/windlass/core").glob("*.py"))
     return "\n\n".join(file.read_text() for file in files)
 
 
 @torch.inference_mode()
-def perplexity(folder: str, ids: torch.Tensor, **options: object) -> float:
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options).eval()
+def perplexity(model: torch.nn.Module, ids: torch.Tensor) -> float:
     total, count = 0.0, 0
     for start in range(0, ids.numel() - 1, WINDOW):
         window = ids[start : start + WINDOW + 1].unsqueeze(0)
         logits = model(window[:, :-1]).logits.float()
         total += float(torch.nn.functional.cross_entropy(logits[0], window[0, 1:], reduction="sum"))
         count += window.shape[1] - 1
-    return float(torch.tensor(total / count).exp())
+    return exp(total / count)
 
 
-def main(limit: int = 16384) -> dict[str, float]:
+def measure(folder: str, texts: dict[str, torch.Tensor], **options: object) -> dict[str, float]:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options).eval()
+    return {kind: perplexity(model, ids) for kind, ids in texts.items()}
+
+
+def main(limit: int = 6144) -> dict[str, dict[str, float]]:
     gguf = Path(sys.argv[1]) if len(sys.argv) > 1 else packaged()
-    found: dict[str, float] = {}
+    found: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         for name, options in RUNS.items():
             assert run(["convert", str(gguf), f"{scratch}/{name}", *options, "--json"]) == 0
-        ids = torch.tensor(AutoTokenizer.from_pretrained(f"{scratch}/int8")(text())["input_ids"][:limit])
-        found["gguf"] = perplexity(str(gguf.parent), ids, gguf_file=gguf.name)
+        tokenizer = AutoTokenizer.from_pretrained(f"{scratch}/int8")
+        texts = {kind: torch.tensor(tokenizer(text(kind))["input_ids"][:limit]) for kind in ("prose", "code")}
+        found["gguf"] = measure(str(gguf.parent), texts, gguf_file=gguf.name)
         for name in RUNS:
-            found[name] = perplexity(f"{scratch}/{name}", ids)
+            found[name] = measure(f"{scratch}/{name}", texts)
     return found
 
 
 if __name__ == "__main__":
     measured = main()
-    print(f"| weights | perplexity over {WINDOW}-token windows | change |\n|---|---|---|", file=sys.stderr)
-    for name, value in measured.items():
-        print(f"| {name} | {value:.4f} | {value / measured['gguf'] - 1:+.3%} |", file=sys.stderr)
+    print("| weights | prose | change | code | change |\n|---|---|---|---|---|", file=sys.stderr)
+    for name, values in measured.items():
+        cells = [f"{values[kind]:.3f} | {values[kind] / measured['gguf'][kind] - 1:+.2%}" for kind in ("prose", "code")]
+        print(f"| {name} | {' | '.join(cells)} |", file=sys.stderr)

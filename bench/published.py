@@ -186,7 +186,9 @@ def counts_table() -> str:
 
 def times_table(detail: bool = False) -> str:
     parts = ["compute", "memory", "tp", "ep", "cp", "bubble", "transfer", "dp", "optimizer"] if detail else []
-    lines = [f"| source | model | devices | layout | published s | predicted s | error | fits, GiB |{''.join(f' {p} |' for p in parts)}"]
+    lines = [
+        f"| source | model | devices | layout | published s | predicted s | error | fits, GiB |{''.join(f' {p} |' for p in parts)}"
+    ]
     lines.append("|---" * (8 + len(parts)) + "|")
     for run in runs():
         step = predict(run)

@@ -122,7 +122,7 @@ def test_other_slices_are_refused(source: Path, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         convert(source, out, bench.SETTINGS, stopped_after(5))
     with pytest.raises(BadInput, match="--max-memory, --jobs"):
-        convert(source, out, msgspec.structs.replace(bench.SETTINGS, max_memory_bytes=48 * 2**20))
+        convert(source, out, msgspec.structs.replace(bench.SETTINGS, max_memory_bytes=60 * 2**20))
     with pytest.raises(BadInput, match="size of files"):
         convert(source, out, msgspec.structs.replace(bench.SETTINGS, max_shard_bytes=10**9))
 
@@ -194,7 +194,7 @@ def test_no_worker_writes_once_files_are_closed(source: Path, tmp_path: Path, mo
 
 
 def command(source: Path, out: Path) -> list[str]:
-    return [sys.executable, "-m", "windlass", "convert", str(source), str(out), "--quant", "int4", "--max-memory", "1MB"]
+    return [sys.executable, "-m", "windlass", "convert", str(source), str(out), "--quant", "int4", "--max-memory", "42MB"]
 
 
 @pytest.fixture(scope="module")

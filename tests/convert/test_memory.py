@@ -93,15 +93,20 @@ def peak_bytes(*words: str) -> int:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "model", "limit"),
-    [("BF16", large_head(75_000), 100), ("F32", large_head(40_000), 100), ("F32", transposed(16_384), 50)],
-    ids=["bf16 head", "fp32 head", "fp32 transposed"],
+    ("dtype", "model", "limit", "jobs"),
+    [
+        ("BF16", large_head(75_000), 100, 2),
+        ("F32", large_head(40_000), 100, 2),
+        ("F32", transposed(16_384), 50, 2),
+        ("BF16", large_head(20_000), 50, 64),
+    ],
+    ids=["bf16 head", "fp32 head", "fp32 transposed", "many jobs"],
 )
-def test_peak_memory(tmp_path: Path, dtype: str, model: tuple[dict[str, Any], Shapes], limit: int) -> None:
+def test_peak_memory(tmp_path: Path, dtype: str, model: tuple[dict[str, Any], Shapes], limit: int, jobs: int) -> None:
     config, shapes = model
     largest = max(map(prod, shapes.values())) * (2 if dtype == "BF16" else 4)
     assert largest > limit * MB
     source = write(tmp_path / "source", config, shapes, dtype)
-    peak = peak_bytes(str(source), str(tmp_path / "out"), "--quantize-head", "--max-memory", f"{limit}MB")
+    peak = peak_bytes(str(source), str(tmp_path / "out"), "--quantize-head", "--max-memory", f"{limit}MB", "--jobs", str(jobs))
     print(f"\n{largest / MB:.0f} MB tensor, {limit} MB allowed: {peak / MB:.0f} MB at most")
     assert peak < limit * MB + PROGRAM_BYTES

@@ -21,7 +21,7 @@ from windlass.convert.report import FileRecord, Report, markdown, overall_rms, t
 from windlass.convert.run import Job, out_tensors, run
 from windlass.convert.source import Opened, open_source
 from windlass.convert.streamed import StreamedStore
-from windlass.convert.units import unit_bytes, units
+from windlass.convert.units import affordable_jobs, unit_bytes, units
 from windlass.core.model import Frozen
 from windlass.core.scheme import Scheme
 from windlass.errors import BadInput
@@ -75,6 +75,7 @@ def _convert(opened: Opened, directory: Path, settings: Settings, started: Start
     stream = opened.store if isinstance(opened.store, StreamedStore) else None
     _prepare(directory, planned, stream)
     jobs = settings.jobs or len(os.sched_getaffinity(0))
+    jobs = affordable_jobs(planned, settings.max_memory_bytes, jobs)
     slice_bytes = unit_bytes(settings.max_memory_bytes, jobs)
     slices = tuple(units(planned, slice_bytes))
     if stream is not None:

@@ -13,8 +13,9 @@ ROW_MULTIPLE = 32
 LARGEST_BYTES = 4 * MIB
 """Larger ones are no faster: memory that is used again stays in the caches, and 16 MiB took half as long again."""
 SMALLEST_BYTES = MIB
-COPIES = 16
-"""What one worker may hold, in slices of 16 bits: fp32 rows are two, and what rounding them lost is computed in fp64, three times four."""
+COPIES = 20
+"""What one worker may hold, in slices of 16 bits: fp32 rows are two, what rounding them lost is computed in fp64, three times four;
+the rest is what the heap keeps."""
 
 
 class Unit(Frozen):
@@ -28,8 +29,14 @@ class Unit(Frozen):
         return f"{self.output}:{self.start}"
 
 
+def affordable_jobs(outputs: tuple[Output, ...], max_memory_bytes: int, jobs: int) -> int:
+    """Workers of those that were asked for: slices cannot be smaller than some, so little memory makes workers fewer."""
+    smallest = max(SMALLEST_BYTES, ROW_MULTIPLE * max((output.row_bytes for output in outputs), default=0))
+    return max(1, min(jobs, max_memory_bytes // (smallest * COPIES)))
+
+
 def unit_bytes(max_memory_bytes: int, jobs: int) -> int:
-    """How much of the source a worker takes at a time: two slices may wait for each worker while it has one in hand."""
+    """How much of the source a worker takes at a time."""
     return max(SMALLEST_BYTES, min(LARGEST_BYTES, max_memory_bytes // (jobs * COPIES)))
 
 

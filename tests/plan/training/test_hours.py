@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from windlass.core.count import count_parameters
@@ -11,8 +12,11 @@ from windlass.core.energy import co2_kg, energy_kwh
 from windlass.core.layout import training_groups
 from windlass.core.machines import parse_hardware
 from windlass.core.model import ModelSpec
+from windlass.core.recipe import CheckpointSection
 from windlass.core.rule import Rule
 from windlass.plan.training.checkpoint import (
+    SHORTEST_INTERVAL_SECONDS,
+    CheckpointPlan,
     checkpoint_bytes,
     goodput,
     mean_seconds_between_failures,
@@ -77,7 +81,40 @@ def test_young_daly_is_where_waste_is_least() -> None:
 
 def test_asynchronous_saving_pauses_less() -> None:
     hardware = parse_hardware("128x(8xH100-80GB)@400Gb")
-    fast, slow = (plan_checkpoints(5 * 10**12, hardware, asynchronous=way) for way in (True, False))
+    fast, slow = (plan_checkpoints(5 * 10**12, hardware, CheckpointSection(asynchronous=way)) for way in (True, False))
     assert fast.pause_seconds < slow.pause_seconds
     assert fast.goodput > slow.goodput
-    assert plan_checkpoints(5 * 10**12, hardware, interval_seconds=60).interval_seconds == 60
+
+
+def saving(on: str, num_bytes: float = 5e12, **wanted: float) -> CheckpointPlan:
+    return plan_checkpoints(round(num_bytes), parse_hardware(on), msgspec.convert(wanted, CheckpointSection))
+
+
+def test_the_store_is_shared() -> None:
+    """2 TB/s for 16,384 devices (arXiv 2407.21783, 3.3.1), the same per device for fewer; a single node has its disk."""
+    assert saving("2048x(8xH100-80GB)@400Gb").write_bandwidth == 2e12
+    assert saving("4096x(8xH100-80GB)@400Gb").write_bandwidth == 2e12
+    assert saving("128x(8xH100-80GB)@400Gb").write_bandwidth == pytest.approx(125e9)
+    assert saving("8xH100-80GB").write_bandwidth == parse_hardware("8xH100-80GB").nodes[0].disk_bandwidth
+    assert saving("128x(8xH100-80GB)@400Gb", bandwidth=200e9).write_seconds == pytest.approx(25)
+
+
+def test_intervals_have_a_floor() -> None:
+    """Young and Daly alone would save 405B every 12 seconds."""
+    often = saving("2048x(8xH100-80GB)@400Gb", 5.68e12)
+    assert often.young_daly_seconds < 15
+    assert (often.interval_seconds, often.limited_by) == (SHORTEST_INTERVAL_SECONDS, "floor")
+    assert often.goodput == pytest.approx(
+        1 / (1 + (150 + 600 + often.write_seconds) / often.mean_seconds_between_failures), rel=1e-3
+    )
+    slow = saving("128x(8xH100-80GB)@400Gb", bandwidth=1e9)
+    assert (slow.interval_seconds, slow.limited_by) == (5000, "write")
+    rare = saving("1xH100-80GB", 1e11)
+    assert (rare.interval_seconds, rare.limited_by) == (rare.young_daly_seconds, "young_daly")
+
+
+def test_a_pinned_interval_is_kept_unless_a_write_takes_longer() -> None:
+    on = "128x(8xH100-80GB)@400Gb"
+    assert saving(on, interval_minutes=1).interval_seconds == 60
+    assert saving(on, interval_minutes=1).limited_by == "recipe"
+    assert saving(on, interval_minutes=0.1).interval_seconds == pytest.approx(40)

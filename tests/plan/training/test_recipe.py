@@ -59,6 +59,15 @@ def test_a_whole_recipe(tmp_path: Path) -> None:
         ({"model": {"name": "x", "path": "y"}}, "name and path"),
         ({"model": {"name": "x"}, "batch": {"tokens": "4M", "global_batch": 3}}, "not both"),
         ({"model": {"name": "x"}, "data": {"tokens": "many"}}, "is not a count"),
+        ({"model": {"name": "x"}, "checkpoint": {"interval_minutes": -3}}, "checkpoint.interval_minutes is -3"),
+        ({"model": {"name": "x"}, "checkpoint": {"interval_minutes": float("nan")}}, "checkpoint.interval_minutes is nan"),
+        ({"model": {"name": "x"}, "checkpoint": {"restart_minutes": -600}}, "checkpoint.restart_minutes is -600"),
+        ({"model": {"name": "x"}, "checkpoint": {"restart_minutes": float("inf")}}, "finite"),
+        ({"model": {"name": "x"}, "checkpoint": {"bandwidth": 0}}, "checkpoint.bandwidth is 0"),
+        ({"model": {"name": "x"}, "checkpoint": {"bandwidth": "fast"}}, "is not a size"),
+        ({"model": {"name": "x"}, "data": {"tokens": 0}}, "data.tokens is 0"),
+        ({"model": {"name": "x"}, "batch": {"global_batch": 10**30}}, "batch.global_batch"),
+        ({"model": {"name": "x"}, "data": {"tokens": "9e20T"}}, "data.tokens is more than 10^18"),
         ({"model": 3}, "model"),
         ({}, "model"),
     ],
@@ -70,6 +79,12 @@ def test_bad_recipes_give_one_line(table: dict[str, Any], words: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_the_stores_bandwidth() -> None:
+    for text in ("200GB", "200GB/s", 200e9):
+        recipe = recipe_from({"model": {"name": "x"}, "checkpoint": {"bandwidth": text}})
+        assert recipe.checkpoint.bandwidth == 200e9
+
+
 def test_unreadable_files(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="cannot read"):
         load_recipe(tmp_path / "none.toml")
@@ -79,10 +94,12 @@ def test_unreadable_files(tmp_path: Path) -> None:
 
 
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: (
         st.lists(inner, max_size=2)
-        | st.dictionaries(st.sampled_from(["tp", "tokens", "name", "recompute", "x"]), inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["tp", "tokens", "name", "recompute", "interval_minutes", "bandwidth", "x"]), inner, max_size=3
+        )
     ),
     max_leaves=6,
 )

@@ -16,7 +16,7 @@ from windlass.plan.training.evaluate import Evaluator
 from windlass.plan.training.feasible import why_not
 from windlass.plan.training.footprint import Footprints
 from windlass.plan.training.plan import Prices, TrainingPlan, check_fits, plan_training, train_section
-from windlass.plan.training.search import search_jobs
+from windlass.plan.training.search import Breadth, search_jobs
 from windlass.plan.training.stages import stages
 from windlass.plan.training.states import stage_states
 
@@ -24,6 +24,8 @@ pytestmark = pytest.mark.pure
 
 Model = Callable[[str], tuple[ModelSpec, tuple[Rule, ...]]]
 AIR, LLAMA_8B, LLAMA_405B = "zai-org--GLM-4.5-Air", "meta-llama--Llama-3.1-8B", "meta-llama--Meta-Llama-3.1-405B"
+
+BREADTHS: tuple[Breadth, ...] = ("all", "coarse")
 
 
 @pytest.mark.parametrize("name", [LLAMA_405B, "deepseek-ai--DeepSeek-V3"])
@@ -70,7 +72,7 @@ def test_pins_are_kept_and_refused(model: Model) -> None:
     table = {"model": {"name": AIR}, "parallel": {"tp": 4, "pp": 2, "ep": 8, "zero": 1}, "memory": {"recompute": "full"}}
     plan = plan_training(spec, rules, hardware, recipe_from(table))
     assert (plan.layout.tp, plan.layout.pp, plan.layout.ep, plan.layout.dp) == (4, 2, 8, 8)
-    assert [reason.why for reason in plan.reasons if reason.choice == "tp"] == ["pinned by the recipe"]
+    assert [reason.why for reason in plan.reasons if reason.choice == "tp"] == ["pinned"]
     for parallel, words in (
         ({"tp": 5}, "96 heads are not a multiple of 5"),
         ({"ep": 7}, "128 experts"),
@@ -99,7 +101,7 @@ def test_what_does_not_fit_says_how_much(model: Model) -> None:
     spec, rules = model(LLAMA_8B)
     plan = plan_training(spec, rules, parse_hardware("1xH100-80GB"), recipe_from({"model": {"name": LLAMA_8B}}))
     assert not plan.fits
-    with pytest.raises(DoesNotFit, match="the leanest layout needs") as caught:
+    with pytest.raises(DoesNotFit, match=r"the leanest layout needs .* what would fit: 2 times the devices") as caught:
         check_fits(plan)
     assert caught.value.short_bytes > 50e9
     offloaded = recipe_from({"model": {"name": LLAMA_8B}, "memory": {"offload": "cpu"}})
@@ -119,3 +121,38 @@ def test_learned_positions_end(model: Model) -> None:
         plan_training(
             spec, rules, parse_hardware("8xH100-80GB"), recipe_from({"model": {"name": name}, "data": {"sequence_length": 4096}})
         )
+
+
+def test_longer_than_the_models_context(model: Model) -> None:
+    spec, rules = model(AIR)
+    hardware = parse_hardware("64x(8xH100-80GB)@400Gb")
+    asked = {"model": {"name": AIR}, "data": {"sequence_length": "256k"}}
+    with pytest.raises(Impossible, match=r"262,144 tokens is beyond .* 131,072"):
+        plan_training(spec, rules, hardware, recipe_from(asked))
+    allowed = recipe_from({**asked, "data": {"sequence_length": "256k", "allow_longer_context": True}})
+    plan = plan_training(spec, rules, hardware, allowed)
+    assert any(told.choice == "sequence" and "131,072" in told.why for told in plan.reasons)
+
+
+def test_leaving_out_what_is_dominated_loses_nothing(model: Model) -> None:
+    """Where less recomputation or a lower stage of ZeRO fits too, the rest of the ladder is not tried; pinning it shows why."""
+    spec, rules = model(AIR)
+    hardware = parse_hardware("8x(8xH100-80GB)@400Gb")
+    best = search_jobs(spec, rules, hardware, recipe_from({"model": {"name": AIR}})).fitting[0].step
+    assert best is not None
+    for zero in (1, 2):
+        for recompute in ("none", "full"):
+            table = {"model": {"name": AIR}, "parallel": {"zero": zero}, "memory": {"recompute": recompute}}
+            for made in search_jobs(spec, rules, hardware, recipe_from(table)).fitting[:1]:
+                assert made.step is not None
+                assert made.step.step_seconds >= best.step_seconds * (1 - 1e-12)
+
+
+def test_a_coarse_search_is_nearly_as_good(model: Model) -> None:
+    spec, rules = model(AIR)
+    hardware = parse_hardware("16x(8xH100-80GB)@400Gb")
+    fine, coarse = (search_jobs(spec, rules, hardware, recipe_from({"model": {"name": AIR}}), breadth=how) for how in BREADTHS)
+    assert fine.fitting[0].step is not None
+    assert coarse.fitting[0].step is not None
+    assert coarse.num_tried < fine.num_tried
+    assert coarse.fitting[0].step.step_seconds < 1.05 * fine.fitting[0].step.step_seconds

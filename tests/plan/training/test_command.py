@@ -1,0 +1,95 @@
+"""`windlass plan --train` as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from windlass.cli import run
+
+pytestmark = pytest.mark.pure
+
+ON = ("--on", "8xH100-80GB")
+
+
+def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert run(["plan", *arguments, "--json"]) in (0, 3)
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--train", "--quant", "int4"], "--quant is about running"),
+        (["--train", "--quant", "auto"], "--quant is about running"),
+        (["--train", "--engine", "vllm"], "--engine"),
+        (["--train", "--context", "8k"], "--context"),
+        (["--train", "--concurrency", "2"], "--concurrency"),
+        (["--train", "--kv", "fp8"], "--kv"),
+        (["--train", "--goal", "cost"], "--goal"),
+        (["--train", "--group", "64"], "--group"),
+        (["--train", "--prompt-tokens", "1k"], "--prompt-tokens"),
+        (["--train", "--new-tokens", "1k"], "--new-tokens"),
+        (["--train", "--dp", "2"], "--dp follows"),
+        (["--tokens", "1T"], "--tokens is about training"),
+        (["--sequence", "4k"], "--sequence is about training"),
+        (["--batch", "4M"], "--batch is about training"),
+        (["--train", "--sequence", "256k"], "a sequence of 262,144 tokens is beyond Llama-3.1-8B's 131,072"),
+    ],
+)
+def test_flags_of_the_other_half_are_refused(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "Llama-3.1-8B", *ON, *arguments]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == "" and words in printed.err and printed.err.count("\n") == 1
+
+
+def test_the_json_of_a_training_plan(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text('[model]\nname = "Llama-3.1-8B"\n[precision]\ncompute = "fp8"\n[parallel]\ncp = 2\n')
+    plan = planned(capsys, str(recipe), *ON)
+    assert plan["scheme"]["name"] == "fp8"
+    assert plan["train"]["cp"] == plan["train"]["layout"]["cp"] == 2
+    assert "PUE 1.1" in plan["energy"]["grid"]
+    assert plan["alternatives"] == []  # they would have to tell decoding speeds
+    assert plan["train"]["alternatives"][0]["step_seconds"] > plan["train"]["step_seconds"]
+    assert plan["would_fit"] == []
+
+
+def test_a_pin_is_a_pin_wherever_it_comes_from(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = planned(capsys, "Llama-3.1-8B", "--train", *ON, "--tp", "2")
+    assert [told["why"] for told in plan["reasons"] if told["choice"] == "tp"] == ["pinned"]
+
+
+def test_remedies_are_a_list(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = planned(capsys, "Llama-3.1-70B", "--train", *ON)
+    assert not plan["fits"]
+    assert plan["would_fit"] == plan["train"]["would_fit"]
+    assert all(isinstance(text, str) for text in plan["would_fit"])
+
+
+def test_cloud_without_hardware(capsys: pytest.CaptureFixture[str]) -> None:
+    begun = time.process_time()
+    plan = planned(capsys, "GLM-4.6", "--train", "--cloud")
+    assert time.process_time() - begun < 3
+    assert plan["fits"] and plan["cloud"]
+    assert plan["reasons"][0]["choice"] == "devices"
+    assert {offer["num_devices"] for offer in plan["cloud"]} == {64}
+
+
+def test_offers_for_a_thousand_devices_in_three_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+    begun = time.process_time()
+    plan = planned(capsys, "GLM-4.6", "--train", "--cloud", "--on", "128x(8xH800)@400Gb")
+    assert time.process_time() - begun < 3
+    assert len({offer["device"] for offer in plan["cloud"]}) >= 5
+
+
+def test_small_runs_are_not_rounded_away(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "SmolLM2-135M-Instruct", "--train", "--on", "1xRTX-4090", "--tokens", "100M"]) == 0
+    printed = capsys.readouterr().out
+    assert " kWh" in printed and " kg CO2" in printed
+    assert "0 MWh" not in printed and " 0 kg" not in printed
+    assert "decode" not in printed
