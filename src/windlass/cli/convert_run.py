@@ -83,6 +83,10 @@ def _check(options: Options) -> None:
         raise BadInput("--verify compares Hugging Face directories with their source; leave it out with --to dllama")
     if options.jobs < 0:
         raise BadInput("--jobs is 0 (one per core) or more")
+    if options.stream and options.to == "dllama":
+        raise BadInput(
+            "--stream follows the order in which files arrive, and a .m file has an order of its own; download the model first"
+        )
     if options.stream and options.verify:
         raise BadInput("--verify reads the source again, which --stream has deleted; choose one")
 
