@@ -84,12 +84,29 @@ print(os.waitstatus_to_exitcode(status), used.ru_maxrss * 1024)
 
 
 def peak_bytes(*words: str) -> int:
+    """By the kernel's account, which the report must agree with."""
     command = [sys.executable, "-S", "-c", LAUNCHER, "-m", "windlass", "convert", *words, "--json"]
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     code, peak = done.stdout.splitlines()[-1].split()
     assert code == "0", done.stderr
+    said = json.loads("\n".join(done.stdout.splitlines()[:-1]))["peak_memory_bytes"]
+    assert 0.9 * int(peak) < said <= int(peak)
     return int(peak)
+
+
+def test_the_report_does_not_count_what_the_parent_holds(tmp_path: Path) -> None:
+    """A child of a large process starts with that process's peak, as getrusage has it."""
+    source = write(tmp_path / "source", *large_head(256), "BF16")
+    code = """
+import subprocess, sys
+held = b"x" * 700_000_000
+print(subprocess.run([sys.executable, "-m", "windlass", "convert", *sys.argv[1:], "--json"], capture_output=True, text=True).stdout)
+"""
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    command = [sys.executable, "-c", code, str(source), str(tmp_path / "out")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=True)
+    assert json.loads(done.stdout)["peak_memory_bytes"] < 600 * MB
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import msgspec
 from windlass.core.hardware import Hardware
 from windlass.core.model import Frozen, ModelSpec
 from windlass.core.rule import Rule
+from windlass.errors import BadInput
 from windlass.families import describe, hints_from, rules
 from windlass.families.registry import find, spec_of, unknown_model
 
@@ -41,6 +42,8 @@ def from_path(path: Path, name: str = "") -> Resolved:
     from windlass.formats.checkpoint import digest, read_config, tensor_names
 
     config = read_config(path)
+    if {"layout", "scheme", "ranks"} <= config.keys():
+        raise BadInput(f"{path} is a saved plan, not a model; a run starts from it with --plan")
     where = str(path / "config.json" if path.is_dir() else path)
     label = name or (path.resolve().name if path.is_dir() else path.stem)
     spec = describe(config, label, where=where)

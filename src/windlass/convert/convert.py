@@ -198,7 +198,6 @@ def _report(
         for name in patterns([one.module for one in others if one.stored.group == group], [])
     ]
     kept = [one.module for one in planned if not one.packed and len(one.shape) == 2]
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     return Report(
         model=opened.spec.name,
         family=opened.spec.family,
@@ -216,10 +215,19 @@ def _report(
             for file, digest in sorted(digests.items())
         ),
         seconds=time.monotonic() - began,
-        peak_memory_bytes=peak,
+        peak_memory_bytes=_peak_bytes(),
         instruction_set=instruction_set(),
         notes=_notes(planned),
     )
+
+
+def _peak_bytes() -> int:
+    """Of resident memory. Linux's ru_maxrss begins with what the parent had when it forked; the status file does not."""
+    status = Path("/proc/self/status")
+    for line in status.read_text().splitlines() if status.exists() else ():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def _notes(planned: tuple[Output, ...]) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from windlass.core.model import Attention, Frozen, LatentAttention, Mixer, ModelSpec, MoE
-from windlass.core.rule import AxisName, Part, Role, Rule
+from windlass.core.rule import Part, Role, Rule
 
 
 class ParameterCount(Frozen):
@@ -110,7 +110,3 @@ def training_flops(forward: ForwardFlops, recompute: str) -> TrainingFlops:
 def distinct_experts(moe: MoE, batch_tokens: float) -> float:
     """Expected number of different experts that `batch_tokens` tokens touch when choices are even: E (1 - (1 - k/E)^B)."""
     return moe.num_experts * (1 - (1 - moe.num_active / moe.num_experts) ** batch_tokens)
-
-
-def split_axes(rules: Iterable[Rule]) -> frozenset[AxisName]:
-    return frozenset(axis.name for rule in rules for axis in rule.axes)

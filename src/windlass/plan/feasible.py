@@ -17,6 +17,10 @@ def check_layout(engine: Engine, spec: ModelSpec, rules: tuple[Rule, ...], schem
     """Raises Impossible in the model's own terms; says nothing of memory."""
     if layout.pp > spec.num_layers:
         raise Impossible(f"pp {layout.pp} asks for more stages than {spec.name} has layers ({spec.num_layers})")
+    if layout.tp > 1 and any(isinstance(layer.mixer, Convolution) for layer in spec.layers):
+        raise Impossible(
+            f"tp {layout.tp}: the code that runs {spec.name} splits layers over devices, not channels; use --pp {layout.tp}"
+        )
     _check_experts(engine, spec, layout)
     if engine.uneven:
         place(rules, spec.num_layers, layout, scheme)

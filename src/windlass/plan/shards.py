@@ -38,7 +38,6 @@ class Shard:
     head_flops_per_token: float
     widest: int
     """Widest activation of a layer, in elements per token."""
-    local_experts: int
     kv_share: float
     """Part of a layer's cached keys and values held here."""
     vocab: int
@@ -79,7 +78,6 @@ def make_shard(
         head_bytes=head,
         head_flops_per_token=2.0 * spec.hidden_size * spec.vocab_size / layout.tp,
         widest=_widest(spec, rules, placement, layout, tp_index),
-        local_experts=held,
         kv_share=_kv_share(spec, placement, tp_index),
         vocab=_extent(placement, Axis(name=AxisName.VOCAB, count=spec.vocab_size), tp_index),
     )
