@@ -13,11 +13,10 @@ from windlass.core.count import (
     matrix_flops,
     mixer_flops,
     next_token_flops,
-    split_axes,
     training_flops,
 )
 from windlass.core.model import Attention, Indexer, LatentAttention, ModelSpec
-from windlass.core.rule import AxisName, Part, Role
+from windlass.core.rule import Part, Role
 from windlass.families import describe, rules
 from windlass.families.registry import find, spec_of
 
@@ -137,9 +136,3 @@ def test_active_parameters_of_a_tied_mixture_keep_the_table() -> None:
     assert count_parameters(tied, rules(tied)).active == expected
     assert count_parameters(untied, rules(untied)).active == expected
     assert count_parameters(untied, rules(untied)).total - count_parameters(tied, rules(tied)).total == 800
-
-
-def test_split_axes() -> None:
-    assert AxisName.EXPERT_FFN in split_axes(rules(known("Mixtral-8x7B")))
-    assert AxisName.EXPERT_FFN not in split_axes(rules(known("Llama-2-70B")))
-    assert AxisName.KV_HEADS not in split_axes(rules(known("DeepSeek-V3")))
