@@ -212,9 +212,22 @@ def interrupted(source: Path) -> tuple[Path, int, str, str]:
     return out, process.returncode, printed, said
 
 
-@pytest.mark.xfail(reason="typer 0.29 makes an exit code of KeyboardInterrupt before cli.run can see it")
 def test_control_c_says_one_line(interrupted: tuple[Path, int, str, str]) -> None:
     assert interrupted[2:] == ("", "windlass: interrupted\n")
+
+
+def test_files_are_hashed_while_they_are_written(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hashing all of a file at its end is work for one core, while the others wait."""
+    hashed: list[float] = []
+    finish = run_module.ShardWriter.finish
+
+    def finishing(self: Any) -> str:
+        hashed.append(self._digest._position / self.num_bytes)
+        return finish(self)
+
+    monkeypatch.setattr(run_module.ShardWriter, "finish", finishing)
+    convert(source, tmp_path / "out", msgspec.structs.replace(bench.SETTINGS, max_shard_bytes=10**9))
+    assert len(hashed) == 1 and hashed[0] > 0.5
 
 
 def test_control_c_and_the_same_command_again(source: Path, interrupted: tuple[Path, int, str, str]) -> None:

@@ -37,6 +37,9 @@ app.command("convert")(convert.convert)
 app.add_typer(models.app, name="models")
 
 
+INTERRUPTED = 130
+
+
 def invoke(argv: list[str]) -> int:
     """Runs a command; a usage mistake becomes BadInput, so that it too is one line."""
     command = typer.main.get_command(app)
@@ -54,4 +57,6 @@ def invoke(argv: list[str]) -> int:
         if not message:  # no arguments: the help was printed
             return getattr(error, "exit_code", 2)
         raise BadInput(f"{message} (see `windlass {argv[0] if argv else ''} --help`)") from None
+    if result == INTERRUPTED:  # Typer has made an exit code of Ctrl-C already
+        raise KeyboardInterrupt
     return result if isinstance(result, int) else 0

@@ -12,7 +12,7 @@ from pathlib import Path
 from threading import Condition, Thread
 from typing import TYPE_CHECKING, Any
 
-from windlass.errors import BadCheckpoint, Error, Impossible
+from windlass.errors import BadCheckpoint, Error
 from windlass.formats.checkpoint import read_config
 from windlass.formats.hub import RemoteModel, RemoteTensor, fetch_small_files, remote_tensors, stream_shards
 from windlass.formats.store import SafetensorsStore
@@ -34,7 +34,6 @@ class StreamedStore:
         self._open: dict[str, SafetensorsStore] = {}
         self._changed = Condition()
         self._failed: BaseException | None = None
-        self._begun = False
         self._closed = False
 
     def names(self) -> Collection[str]:
@@ -58,7 +57,6 @@ class StreamedStore:
     def begin(self, needed: Collection[int]) -> None:
         """Starts the downloads of these files; each must be released one day, or the next but one would never come."""
         skip = [file for file, index in self._order.items() if index not in needed]
-        self._begun = True
         Thread(target=self._feed, args=(skip,), name="stream", daemon=True).start()
 
     def _feed(self, skip: list[str]) -> None:
@@ -77,8 +75,6 @@ class StreamedStore:
                 self._changed.notify_all()
 
     def read(self, name: str, start: int, stop: int) -> torch.Tensor:
-        if not self._begun:
-            raise Impossible("only a Hugging Face directory can be written while the source arrives; leave out --stream")
         tensor = self._tensors[name]
         with self._changed:
             self._changed.wait_for(lambda: tensor.file in self._open or self._failed is not None or self._closed)

@@ -21,7 +21,9 @@ from windlass.formats.shards import FORMAT, OutTensor, header_bytes
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-_CHUNK_BYTES = 4 * 2**20
+_CHUNK_BYTES = 2**20
+CATCH_UP_BYTES = 16 * 2**20
+"""Hashed by one write at most, so that no thread is kept long from its own work."""
 
 
 class ShardWriter:
@@ -51,7 +53,7 @@ class ShardWriter:
         position = self._starts[name] + byte_offset
         with explained(self.part, len(view)):
             write_fully(self._descriptor, view, position)
-        self._digest.saw(position, view)
+        self._digest.saw(self._descriptor, position, view)
 
     def sync(self) -> None:
         """Returns when all that was written is on disk; a journal may speak of it then."""
@@ -125,35 +127,49 @@ def file_digest(path: Path) -> str:
 
 
 class _RunningDigest:
-    """SHA-256 of a file as it is written: free where bytes come in order, read back where they do not."""
+    """SHA-256 of a file while it is written: bytes are hashed once all before them are there; those that came early are read back."""
 
     def __init__(self, beginning: bytes) -> None:
         self._hash = hashlib.sha256(beginning)
         self._position = len(beginning)
+        self._written: dict[int, int] = {}
+        """Start -> end of what came early."""
         self._valid = True
         self._lock = Lock()
 
-    def saw(self, position: int, view: memoryview) -> None:
-        """Never waits: another writer that is busy here leaves these bytes to be read back."""
+    def saw(self, descriptor: int, position: int, view: memoryview) -> None:
+        """Never waits: where another thread is at it, these bytes are left to a later one or to the end."""
         if position < self._position:
             self._valid = False  # hashed bytes were written again, perhaps with others
         if not self._lock.acquire(blocking=False):
+            self._written[position] = position + len(view)
             return
         try:
             if position == self._position:
                 self._hash.update(view)
                 self._position += len(view)
+            else:
+                self._written[position] = position + len(view)
+            self._catch_up(descriptor, CATCH_UP_BYTES)
         finally:
             self._lock.release()
 
     def over(self, descriptor: int, num_bytes: int) -> str:
         if not self._valid:
             self._hash, self._position = hashlib.sha256(), 0
-        buffer = memoryview(bytearray(_CHUNK_BYTES))
-        while self._position < num_bytes:
-            read = os.preadv(descriptor, [buffer[: num_bytes - self._position]], self._position)
+        self._read_back(descriptor, num_bytes)
+        return self._hash.hexdigest()
+
+    def _catch_up(self, descriptor: int, most_bytes: int) -> None:
+        stop = self._position + most_bytes
+        while self._position < stop and (end := self._written.pop(self._position, None)) is not None:
+            self._read_back(descriptor, end)
+
+    def _read_back(self, descriptor: int, end: int) -> None:
+        buffer = memoryview(bytearray(min(_CHUNK_BYTES, max(end - self._position, 0))))
+        while self._position < end:
+            read = os.preadv(descriptor, [buffer[: end - self._position]], self._position)
             if read == 0:
-                raise BadInput(f"a file that was being hashed became shorter than {num_bytes} bytes")
+                raise BadInput(f"a file that was being hashed became shorter than {end} bytes")
             self._hash.update(buffer[:read])
             self._position += read
-        return self._hash.hexdigest()
