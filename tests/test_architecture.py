@@ -29,6 +29,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("core",),
     ("families", "formats", "text", "wire", "parallel", "kernels", "machine"),
     ("quant",),
+    ("weights",),
     ("nn", "offload"),
     ("engine",),
     ("plan", "convert", "launch", "check", "measure", "serve", "evaluate", "route", "train", "observe"),

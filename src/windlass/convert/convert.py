@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import resource
 import sys
@@ -12,14 +13,13 @@ from typing import Any
 
 import msgspec
 
+from windlass.convert.calibration import Calibration
 from windlass.convert.checked import carried_blocks, placed
 from windlass.convert.follow import follow, in_order_of_arrival
 from windlass.convert.outputs import Choices, Output, outputs, total_bytes
 from windlass.convert.quantization import patterns, quantization_config
-from windlass.convert.readers import reader
 from windlass.convert.report import FileRecord, Report, markdown, overall_rms, tensor_errors
 from windlass.convert.run import Job, out_tensors, run
-from windlass.convert.source import Opened, open_source
 from windlass.convert.streamed import StreamedStore
 from windlass.convert.units import affordable_jobs, unit_bytes, units
 from windlass.core.model import Frozen
@@ -30,6 +30,8 @@ from windlass.formats.journal import Journal
 from windlass.formats.shards import MAX_SHARD_BYTES, plan_shards, write_index
 from windlass.kernels.statistics import Statistics
 from windlass.units import GB
+from windlass.weights.readers import reader
+from windlass.weights.source import Opened, open_source
 
 JOURNAL = ".windlass-convert.journal"
 REPORT = "windlass-report"
@@ -48,6 +50,8 @@ class Settings(Frozen):
     keep: tuple[str, ...] = ()
     mtp: bool = True
     verify: bool = False
+    samples: tuple[tuple[int, ...], ...] = ()
+    """Sequences of tokens, all of one length, that int4 is calibrated on; none: weights are rounded for themselves."""
     max_shard_bytes: int = MAX_SHARD_BYTES
 
 
@@ -80,7 +84,7 @@ def _convert(opened: Opened, directory: Path, settings: Settings, started: Start
     slices = tuple(units(planned, slice_bytes))
     if stream is not None:
         slices = in_order_of_arrival(slices, planned, places, stream)
-    journal = Journal(directory / JOURNAL, _fingerprint(opened, choices, slice_bytes, settings.max_shard_bytes))
+    journal = Journal(directory / JOURNAL, _fingerprint(opened, choices, slice_bytes, settings.max_shard_bytes, settings.samples))
     try:
         job = Job(
             outputs=planned,
@@ -91,6 +95,7 @@ def _convert(opened: Opened, directory: Path, settings: Settings, started: Start
             directory=directory,
             journal=journal,
             workers=jobs,
+            calibration=_calibration(opened, settings),
             progress=started(sum((one.stop - one.start) * planned[one.output].row_bytes for one in slices)),
         )
         if stream is not None:
@@ -107,12 +112,20 @@ def _convert(opened: Opened, directory: Path, settings: Settings, started: Start
     return report
 
 
+def _calibration(opened: Opened, settings: Settings) -> Calibration | None:
+    if not settings.samples:
+        return None
+    import torch
+
+    return Calibration(opened, torch.tensor(settings.samples))
+
+
 def _verified(report: Report, job: Job) -> Report:
     from windlass.convert.verify import Written, verify
 
     written = Written(job.directory, [record.file for record in report.files])
     try:
-        compared = verify(job.outputs, job.units, job.read, written, job.workers)
+        compared = verify(job.outputs, job.units, job.read, written, job.workers, calibrated=job.calibration is not None)
     finally:
         written.close()
     return msgspec.structs.replace(report, notes=(*report.notes, f"{compared} tensors read back and compared with the source"))
@@ -156,13 +169,20 @@ def _prepare(directory: Path, planned: tuple[Output, ...], stream: StreamedStore
     require_free(directory, max(total_bytes(planned) - there, 0) + arriving)
 
 
-def _fingerprint(opened: Opened, choices: Choices, slice_bytes: int, max_shard_bytes: int) -> dict[str, Any]:
+def _samples_digest(samples: tuple[tuple[int, ...], ...]) -> str:
+    return hashlib.sha256(msgspec.json.encode(samples)).hexdigest() if samples else ""
+
+
+def _fingerprint(
+    opened: Opened, choices: Choices, slice_bytes: int, max_shard_bytes: int, samples: tuple[tuple[int, ...], ...]
+) -> dict[str, Any]:
     """The names are for a person who resumes with other settings."""
     return {
         "source": opened.digest,
         "choices": msgspec.to_builtins(choices),
         "memory for each worker (--max-memory, --jobs)": slice_bytes,
         "size of files": max_shard_bytes,
+        "samples (--calibrate)": _samples_digest(samples),
     }
 
 
@@ -217,7 +237,7 @@ def _report(
         seconds=time.monotonic() - began,
         peak_memory_bytes=_peak_bytes(),
         instruction_set=instruction_set(),
-        notes=_notes(planned),
+        notes=_notes(planned) + _calibrated_note(settings),
     )
 
 
@@ -242,6 +262,15 @@ def _notes(planned: tuple[Output, ...]) -> tuple[str, ...]:
     if any(one.stored.zero_points and one.expert is not None for one in planned):
         made.append("experts have zero points, which vLLM and transformers do not read; without --asymmetric they do")
     return tuple(made)
+
+
+def _calibrated_note(settings: Settings) -> tuple[str, ...]:
+    if not settings.samples:
+        return ()
+    tokens = len(settings.samples) * len(settings.samples[0])
+    return (
+        f"int4 codes keep the products with {tokens:,} sample tokens' activations; errors of single weights are larger for it",
+    )
 
 
 def _finish(opened: Opened, job: Job, settings: Settings, report: Report) -> None:

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from windlass.convert.dllama_store import Placed, place
 from windlass.core.model import Frozen, ModelSpec
 from windlass.errors import BadCheckpoint, BadInput
 from windlass.families import describe
@@ -24,6 +23,7 @@ from windlass.families.dllama_header import header_values
 from windlass.families.dllama_names import notes
 from windlass.formats.dllama import WeightType, header_bytes, to_pairs, weight_type
 from windlass.formats.dllama_blocks import encode
+from windlass.weights.dllama_store import Placed, place
 
 ReadRows = Callable[[str, int, int], torch.Tensor]
 """`TensorStore.read`: rows start..stop of a tensor under its Hugging Face name, experts one by one, in any float type."""

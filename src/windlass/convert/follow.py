@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from windlass.convert.outputs import Output
-from windlass.convert.readers import Place, claimed
 from windlass.convert.run import Job
 from windlass.convert.streamed import MOST_OPEN, StreamedStore
 from windlass.convert.units import Unit
 from windlass.errors import Impossible
+from windlass.weights.readers import Place, claimed
 
 
 def in_order_of_arrival(

@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
+import msgspec
+
 from windlass.core.model import Frozen, ModelSpec
 from windlass.core.rule import Part, Role, Rule, Source, source_names, stored_shape
 from windlass.core.scheme import Keep, Scheme, Stored
+from windlass.weights.readers import published, unstacked_name
 
 DTYPE_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "I32": 4, "I64": 8}
 
@@ -34,7 +37,7 @@ class Output(Frozen):
     name: str
     """Of the published tensor."""
     shape: tuple[int, ...]
-    """[out, in] (or [n]), whatever the orientation in the source."""
+    """[out, in] (or [n]), whatever the orientation in the source, unless it is `as_stored`."""
     rule: Rule
     layer: int | None
     expert: int | None
@@ -42,6 +45,8 @@ class Output(Frozen):
     pieces: tuple[Piece, ...]
     carried: str = ""
     """The source's blocks, where their codes are copied."""
+    as_stored: bool = False
+    """Rows are the source's own, [in, out]."""
 
     @property
     def packed(self) -> bool:
@@ -92,31 +97,29 @@ def _once_per_source(rules: tuple[Rule, ...]) -> Iterator[Rule]:
             yield rule
 
 
-def published(rule: Rule) -> Source:
-    """The layout conversion writes: the published one, but experts one by one wherever such names exist."""
-    return next((source for source in rule.sources if not source.stacked), rule.sources[0])
-
-
 def _of_rule(rule: Rule, choices: Choices) -> Iterator[Output]:
     source = published(rule)
     if source.stacked:
         yield from _unstacked(rule, source, choices)
         return
     shape = stored_shape(rule, source)
-    if source.transposed:
-        shape = shape[::-1]
     for name, layer, expert in source_names(rule, source):
-        yield _output(name, shape, rule, layer, expert, choices)
+        output = _output(name, shape[::-1] if source.transposed else shape, rule, layer, expert, choices)
+        yield _as_stored(output, shape) if source.transposed and not output.packed else output
+
+
+def _as_stored(output: Output, shape: tuple[int, ...]) -> Output:
+    """What is stored [in, out] and not packed stays so: its name promises it to every reader."""
+    pieces = tuple(msgspec.structs.replace(piece, shape=shape) for piece in output.pieces)
+    return msgspec.structs.replace(output, shape=shape, pieces=pieces, as_stored=True)
 
 
 def _unstacked(rule: Rule, source: Source, choices: Choices) -> Iterator[Output]:
     """Experts that are only ever published stacked get names of their own: `experts.E.gate_up_proj.weight`."""
     shape = rule.shape if source.fused_rows is None else (source.fused_rows, *rule.shape[1:])
     for layer in rule.layers or ():
-        stem, _, leaf = source.name.format(layer=layer).rpartition(".")
-        leaf, kind = (leaf.removesuffix("_bias"), "bias") if leaf.endswith("_bias") else (leaf, "weight")
         for expert in range(rule.num_experts):
-            yield _output(f"{stem}.{expert}.{leaf}.{kind}", shape, rule, layer, expert, choices)
+            yield _output(unstacked_name(source, layer, expert), shape, rule, layer, expert, choices)
 
 
 def _output(name: str, shape: tuple[int, ...], rule: Rule, layer: int | None, expert: int | None, choices: Choices) -> Output:

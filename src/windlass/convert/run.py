@@ -17,15 +17,16 @@ from typing import Any
 
 import torch
 
+from windlass.convert.calibration import Calibration
 from windlass.convert.outputs import Output
 from windlass.convert.pack import Packed, RawBlocks, pack_unit
-from windlass.convert.readers import ReadRows
 from windlass.convert.units import LARGEST_BYTES, Unit
 from windlass.formats.journal import Journal
 from windlass.formats.shards import OutTensor, Shard
 from windlass.formats.writer import ShardWriter, file_digest
 from windlass.kernels.statistics import Statistics
 from windlass.units import MIB
+from windlass.weights.readers import ReadRows
 
 SYNC_BYTES = 256 * MIB
 """Written between two waits for the disk: what a power cut may cost, and far more than a wait takes."""
@@ -56,6 +57,8 @@ class Job:
     """Slices after which to wait for the disk at once: the last ones of a source file that is waiting to be deleted."""
     settled: Callable[[list[Unit]], None] = lambda _: None
     """Told of slices whose bytes are safe."""
+    calibration: Calibration | None = None
+    """What is known of the inputs of every matrix; None: weights are rounded for themselves."""
     given_up: Callable[[], None] = lambda: None
     """Told that nothing more will be read; workers that wait for the source must not wait any longer."""
     digests: dict[str, str] = field(default_factory=dict[str, str])
@@ -161,7 +164,10 @@ class _Loop:
 
     def run(self) -> None:
         try:
-            self.job.starting([unit for unit in self.job.units if not self.shards.is_done(unit)])
+            missing = [unit for unit in self.job.units if not self.shards.is_done(unit)]
+            self.job.starting(missing)
+            if self.job.calibration is not None:
+                self.job.calibration.expect(self.job.outputs[unit.output] for unit in missing)
             for unit in self.job.units:
                 if self.shards.is_done(unit):
                     self.job.settled([unit])
@@ -184,7 +190,11 @@ class _Loop:
 
     def _work(self, unit: Unit) -> Packed:
         output = self.job.outputs[unit.output]
-        packed = pack_unit(output, unit, self.job.read(output), self.job.raw(output))
+        measured = self.job.calibration
+        factor = None if measured is None or output.carried else measured.factor(output)
+        packed = pack_unit(output, unit, self.job.read(output), self.job.raw(output), factor)
+        if measured is not None:
+            measured.done(output)
         self.shards.write(packed)
         return Packed((), packed.statistics) if packed.writes else packed
 

@@ -12,15 +12,30 @@ from pathlib import Path
 from threading import Condition, Thread
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from windlass.errors import BadCheckpoint, Error
 from windlass.formats.checkpoint import read_config
-from windlass.formats.hub import RemoteModel, RemoteTensor, fetch_small_files, remote_tensors, stream_shards
+from windlass.formats.hub import RemoteModel, RemoteTensor, fetch_small_files, list_files, remote_tensors, stream_shards
 from windlass.formats.store import SafetensorsStore
+from windlass.weights.source import COMPANIONS, Opened, opened_store
 
 if TYPE_CHECKING:
     import torch
 
 MOST_OPEN = 2
+
+
+def open_streamed(name: str, directory: Path) -> Opened:
+    """A model of the hub, to be converted while it arrives."""
+    model = list_files(name)
+    store = StreamedStore(model, directory)
+    companions = tuple(directory / file for file in COMPANIONS if (directory / file).is_file())
+    found = opened_store(store, directory, companions, kind="hf")
+    spec = msgspec.structs.replace(found.spec, name=name.split("/")[-1])
+    return msgspec.structs.replace(
+        found, spec=spec, digest=f"{model.name}@{model.revision}", name=name, num_bytes=model.num_bytes
+    )
 
 
 class StreamedStore:

@@ -9,13 +9,13 @@ from windlass.convert.checked import placed
 from windlass.convert.dllama_vocabulary import read_hugging_face
 from windlass.convert.dllama_writer import file_bytes, write_model
 from windlass.convert.outputs import Choices, outputs
-from windlass.convert.readers import reader
-from windlass.convert.source import Opened
 from windlass.core.model import Frozen
 from windlass.core.scheme import scheme
 from windlass.errors import BadInput, Impossible
 from windlass.formats.disk import require_free
 from windlass.formats.dllama_tokenizer import write_tokenizer
+from windlass.weights.readers import reader
+from windlass.weights.source import Opened
 
 WEIGHTS = {"int4": "q40", "int8": "q80", "bf16": "f16", "fp32": "f32"}
 

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from windlass.convert.outputs import Output
 from windlass.convert.pack import TORCH_DTYPES
-from windlass.convert.readers import ReadRows
 from windlass.convert.units import Unit
 from windlass.errors import BadCheckpoint
 from windlass.formats.reader import TensorReader
 from windlass.formats.safetensors import read_header
 from windlass.quant import SMALLEST_ERROR, error_bound, from_tensors
+from windlass.weights.readers import ReadRows
 
 
 class Written:
@@ -34,17 +34,29 @@ class Written:
         self._reader.close()
 
 
+CALIBRATED_BOUND = 1.0
+"""Calibrated codes answer for their products, not for each weight: here only a group that has nothing of its source is found."""
+
+
 def verify(
-    outputs: tuple[Output, ...], units: tuple[Unit, ...], read: Callable[[Output], ReadRows], written: Written, workers: int
+    outputs: tuple[Output, ...],
+    units: tuple[Unit, ...],
+    read: Callable[[Output], ReadRows],
+    written: Written,
+    workers: int,
+    *,
+    calibrated: bool = False,
 ) -> int:
     """How many tensors were compared. The first that differs stops it."""
     with ThreadPoolExecutor(workers, thread_name_prefix="verify") as pool:
-        for _ in pool.map(lambda unit: _check(outputs[unit.output], unit, read(outputs[unit.output]), written), units):
+        for _ in pool.map(
+            lambda unit: _check(outputs[unit.output], unit, read(outputs[unit.output]), written, calibrated), units
+        ):
             pass
     return len(outputs)
 
 
-def _check(output: Output, unit: Unit, read: ReadRows, store: Written) -> None:
+def _check(output: Output, unit: Unit, read: ReadRows, store: Written, calibrated: bool) -> None:
     rows = read(unit.start, unit.stop)
     if not output.packed:
         piece = output.pieces[0]
@@ -58,7 +70,7 @@ def _check(output: Output, unit: Unit, read: ReadRows, store: Written) -> None:
     error = (unpacked.view(-1, group) - exact).square().mean(dim=1).sqrt()
     largest = exact.abs().amax(dim=1)
     # Codes that were carried over are the source's own numbers, so only fp32's rounding may differ.
-    bound = 2.0**-20 if output.carried else error_bound(output.stored)
+    bound = 2.0**-20 if output.carried else CALIBRATED_BOUND if calibrated else error_bound(output.stored)
     worst = (error - bound * largest - SMALLEST_ERROR).argmax()
     if error[worst] > bound * largest[worst] + SMALLEST_ERROR:
         what = f"a group of rows {unit.start} to {unit.stop} is off by {float(error[worst]):.3g} RMS"

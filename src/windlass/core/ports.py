@@ -29,3 +29,35 @@ class TensorStore(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class Weights(Protocol):
+    """Where a decoder takes its tensors from while it is built: a checkpoint, random numbers, a trainer's parameters.
+
+    Names are ours (`layers.3.mixer.q.weight`). What comes back is this rank's slice, on its device, in the layout its kernels
+    want: a plain tensor, or packed panels. Several names are stacked along the output, which is how fused projections are made.
+    """
+
+    device: Any
+    dtype: Any
+    """Of activations."""
+
+    def matrix(self, *names: str) -> Any:
+        """[out, in]."""
+        ...
+
+    def dense_matrix(self, *names: str) -> Any:
+        """[out, in] as a plain tensor, however it is stored: for matrices that are not only multiplied with."""
+        ...
+
+    def vector(self, *names: str) -> Any:
+        """A float32 tensor [n], or None where the model has none of them (an absent bias)."""
+        ...
+
+    def experts(self, layer: int, *parts: str) -> Any:
+        """[experts, out, in] of `gate`, `up`, `down` of one layer, parts stacked along the output."""
+        ...
+
+    def expert_vectors(self, layer: int, *parts: str) -> Any:
+        """Biases [experts, out], or None."""
+        ...

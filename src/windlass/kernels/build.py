@@ -7,12 +7,17 @@ Nothing depends on it: without a compiler every operation takes its PyTorch path
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import hashlib
 import os
 import platform
+import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -21,6 +26,8 @@ SOURCES = Path(__file__).parent
 # No -march=native: a cache directory may be shared by unlike machines, so the sources choose instructions at run time.
 # No contraction: a fused multiply-add rounds once where PyTorch rounds twice.
 FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-pthread", "-ffp-contract=off", "-w")
+# Kernels that only have to be near their reference may fuse.
+FAST_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-pthread", "-fno-math-errno", "-w")
 COMPILERS = ("c++", "g++", "clang++")
 COMPILE_SECONDS = 120
 
@@ -32,7 +39,7 @@ class Outcome:
 
 
 def library(name: str) -> ctypes.CDLL | None:
-    """The compiled NAME.cpp, or None where there is none; then `why_not` says why."""
+    """The compiled NAME.cpp (or all of NAME/*.cpp), or None where there is none; then `why_not` says why."""
     return _outcome(name).library
 
 
@@ -53,7 +60,8 @@ def _load(name: str) -> Outcome:
     if compiler is None:
         return Outcome(None, "no C++ compiler found: the same results, slower; install g++ or clang++, or set CXX")
     try:
-        return Outcome(ctypes.CDLL(str(_compiled(name, compiler))))
+        made = _linked(name, compiler) if (SOURCES / name).is_dir() else _compiled(name, compiler)
+        return Outcome(ctypes.CDLL(str(made)))
     except subprocess.SubprocessError as error:
         said = getattr(error, "stderr", None) or str(error)
         return Outcome(
@@ -71,31 +79,79 @@ def _compiler() -> str | None:
 def _compiled(name: str, compiler: str) -> Path:
     """The shared library, from the cache or made now."""
     sources = sorted(path for path in SOURCES.glob(f"{name}*") if path.suffix in (".cpp", ".h"))
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True, timeout=COMPILE_SECONDS).stdout
-    parts = [path.read_bytes() for path in sources]
-    parts += [text.encode() for text in (compiler, version, *FLAGS, platform.machine(), platform.system())]
-    file = hashlib.sha256(b"\0".join(parts)).hexdigest()[:32] + ".so"
-    source = SOURCES / f"{name}.cpp"
+    file = _fingerprint([path.read_bytes() for path in sources], compiler, FLAGS) + ".so"
+    command = [compiler, *FLAGS, str(SOURCES / f"{name}.cpp"), "-o"]
     try:
-        return _made(source, compiler, cache_folder(), file)
-    except (
-        OSError,
-        RuntimeError,
-    ):  # no home, or one that is read-only or full; a folder of our own, so that nobody else writes to it
-        return _made(source, compiler, Path(tempfile.mkdtemp(prefix="windlass-kernels-")), file)
+        return _written(cache_folder() / file, command)
+    except (OSError, RuntimeError):
+        # No home, or one that is read-only or full: a folder of our own, so that nobody else writes to it.
+        return _written(Path(tempfile.mkdtemp(prefix="windlass-kernels-")) / file, command)
 
 
-def _made(source: Path, compiler: str, folder: Path, file: str) -> Path:
-    target = folder / file
+def _linked(name: str, compiler: str) -> Path:
+    """A library of several files: each compiled for itself, side by side, and again only where it changed."""
+    sources = sorted((SOURCES / name).glob("*.cpp"))
+    try:
+        return _linked_in(cache_folder(), sources, compiler)
+    except (OSError, RuntimeError):
+        return _linked_in(Path(tempfile.mkdtemp(prefix="windlass-kernels-")), sources, compiler)
+
+
+def _linked_in(folder: Path, sources: list[Path], compiler: str) -> Path:
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        objects = list(pool.map(lambda source: _object(source, compiler, folder), sources))
+    file = _fingerprint([path.name.encode() for path in objects], compiler, ("link",)) + ".so"
+    return _written(folder / file, [compiler, "-shared", "-pthread", *map(str, objects), "-o"])
+
+
+def _object(source: Path, compiler: str, folder: Path) -> Path:
+    parts = [path.read_bytes() for path in _with_headers(source)]
+    file = _fingerprint(parts, compiler, FAST_FLAGS) + ".o"
+    return _written(folder / file, [compiler, *FAST_FLAGS, "-c", str(source), "-o"])
+
+
+def _with_headers(source: Path) -> list[Path]:
+    """The file and the headers of ours that it includes, directly or not."""
+    found = [source]
+    for path in found:  # grows while it is read
+        names = re.findall(r'^\s*#\s*include\s*"([^"]+)"', path.read_text(), re.MULTILINE)
+        found += [header for name in names if (header := source.parent / name).is_file() and header not in found]
+    return found
+
+
+def _fingerprint(parts: list[bytes], compiler: str, flags: tuple[str, ...]) -> str:
+    words = (compiler, _version(compiler), *flags, platform.machine(), platform.system())
+    return hashlib.sha256(b"\0".join([*parts, *(word.encode() for word in words)])).hexdigest()[:32]
+
+
+@cache
+def _version(compiler: str) -> str:
+    return subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True, timeout=COMPILE_SECONDS).stdout
+
+
+def _written(target: Path, command: list[str]) -> Path:
+    """`target`, made by `command TARGET` unless it is there."""
     if target.is_file():
         return target
-    folder.mkdir(parents=True, exist_ok=True)
-    # Another process may be compiling too, and this one may be killed: a library appears whole or not at all.
-    handle, temporary = tempfile.mkstemp(dir=folder, suffix=".tmp")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with _alone(target):
+        return target if target.is_file() else _made(target, command)
+
+
+@contextmanager
+def _alone(target: Path) -> Iterator[None]:
+    """One process compiles, others wait for it."""
+    with target.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _made(target: Path, command: list[str]) -> Path:
+    # This process may be killed: a library appears whole or not at all.
+    handle, temporary = tempfile.mkstemp(dir=target.parent, suffix=".tmp" + target.suffix)
     os.close(handle)
     try:
-        command = [compiler, *FLAGS, str(source), "-o", temporary]
-        subprocess.run(command, capture_output=True, text=True, check=True, timeout=COMPILE_SECONDS)
+        subprocess.run([*command, temporary], capture_output=True, text=True, check=True, timeout=COMPILE_SECONDS)
         Path(temporary).replace(target)
     finally:
         Path(temporary).unlink(missing_ok=True)

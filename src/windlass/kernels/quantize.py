@@ -145,6 +145,12 @@ def pack_zero_points(zeros: Tensor) -> Tensor:
     return (stored.view(-1, 8, groups) << shifts).sum(dim=1, dtype=torch.int32)
 
 
+def unpack_zero_points(packed: Tensor, rows: int) -> Tensor:
+    """int32 [ceil(rows / 8), groups] to fp32 [rows, groups] of -8 .. 7."""
+    shifts = torch.arange(0, 32, 4, dtype=torch.int32, device=packed.device).view(1, 8, 1)
+    return ((packed.unsqueeze(1) >> shifts) & 15).flatten(0, 1)[:rows].float() - 8.0
+
+
 def instruction_set() -> str:
     """What the loop runs on here: `avx512`, `avx2`, `baseline` (SSE2 or NEON), or `torch`."""
     native = build.library("quantize")

@@ -1,7 +1,9 @@
-"""GGML's Q4_0 and Q8_0 blocks as int4 and int8 in groups of 32: the same numbers in another order, nothing is rounded.
+"""Others' blocks as int4 and int8 in groups of 32: the same numbers in another order, nothing is rounded.
 
-A block is 32 weights (https://github.com/ggml-org/llama.cpp, ggml-common.h): an fp16 scale and either 16 bytes, of which byte j
-holds code j in its low nibble and code j + 16 in its high one, each plus 8; or 32 signed bytes. Scales stay fp16.
+GGML's Q4_0 and Q8_0 are 32 weights (https://github.com/ggml-org/llama.cpp, ggml-common.h): an fp16 scale and either 16 bytes, of
+which byte j holds code j in its low nibble and code j + 16 in its high one, each plus 8; or 32 signed bytes. Scales stay fp16.
+Q5_0 has a fifth bit for each code beside them; Q4_K has 256 weights in eight groups, each with a scale and a minimum of six bits.
+MXFP4 is 32 numbers of four bits under an exponent.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ from windlass.errors import BadInput
 
 BLOCK = 32
 Q4_0_BYTES = 18
+Q5_0_BYTES = 22
+Q4_K_BYTES = 144
 Q8_0_BYTES = 34
 TOP_BITS = 0x8080 - 0x10000
 """Of both bytes of an int16."""
@@ -34,9 +38,51 @@ def q8_0(rows: Tensor) -> tuple[Tensor, Tensor]:
     return (pairs ^ TOP_BITS).view(torch.int32).flatten(1), scales
 
 
-def _blocks(rows: Tensor, block_bytes: int) -> tuple[Tensor, Tensor]:
-    """Scales, and what follows them two bytes at a time: a third as many operations as by nibbles."""
+def q5_0(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Raw rows (uint8 [n, blocks * 22]) to int32 [n, blocks * 8] and fp16 scales [n, blocks]: codes -16 .. 15 in eight bits each."""
+    blocks = _bytes(rows, Q5_0_BYTES)
+    scales, fifth, packed = blocks[..., :2], blocks[..., 2:6], blocks[..., 6:]
+    bits = (fifth.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8) & 1).flatten(-2) << 4
+    codes = (torch.cat((packed & 15, packed >> 4), dim=-1) | bits) + (128 - 16)
+    return codes.flatten(1).view(torch.int32), scales.contiguous().view(torch.float16).squeeze(-1)
+
+
+def q4_k(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Raw rows (uint8 [n, blocks * 144]) to int32 [n, blocks * 32], fp32 scales and fp32 minima [n, blocks * 8].
+
+    The scale of a group is the block's fp16 scale times six bits, which fp32 holds exactly; so for the minimum, which is subtracted.
+    """
+    blocks = _bytes(rows, Q4_K_BYTES)
+    numbers = blocks[..., :4].contiguous().view(torch.float16).float()
+    low, high, rest = blocks[..., 4:8], blocks[..., 8:12], blocks[..., 12:16]
+    scales = torch.cat((low & 63, rest & 15 | low >> 6 << 4), dim=-1) * numbers[..., :1]
+    minima = torch.cat((high & 63, rest >> 4 | high >> 6 << 4), dim=-1) * -numbers[..., 1:]
+    # Four runs of 32 bytes, each with two groups: low nibbles, then high ones.
+    pairs = blocks[..., 16:].unflatten(-1, (4, 1, 16, 2))
+    nibbles = torch.cat((pairs & 15, pairs >> 4), dim=-3)
+    words = (nibbles[..., 0] | nibbles[..., 1] << 4).flatten(1).view(torch.int32)
+    return words, scales.flatten(1), minima.flatten(1)
+
+
+# E2M1 by code, doubled: whole numbers, so that eight bits hold them and half the scale makes them right again.
+_FP4_DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+
+
+def mxfp4(blocks: Tensor, exponents: Tensor) -> tuple[Tensor, Tensor]:
+    """uint8 [n, b, 16] and uint8 [n, b] to int32 [n, b * 8] and bf16 scales [n, b]: twice the number in eight bits, half the scale."""
+    table = torch.tensor([128 + value for value in _FP4_DOUBLED], dtype=torch.uint8)
+    codes = torch.stack((blocks & 15, blocks >> 4), dim=-1).flatten(-2)
+    scales = torch.ldexp(torch.ones(exponents.shape), exponents.int() - 128).to(torch.bfloat16)
+    return table[codes.int()].flatten(1).view(torch.int32), scales
+
+
+def _bytes(rows: Tensor, block_bytes: int) -> Tensor:
     if rows.dtype is not torch.uint8 or rows.dim() != 2 or rows.shape[1] % block_bytes:
         raise BadInput(f"expected rows of whole {block_bytes}-byte blocks (uint8), got {rows.dtype} {tuple(rows.shape)}")
-    pairs = rows.contiguous().view(torch.int16).view(rows.shape[0], -1, block_bytes // 2)
+    return rows.view(rows.shape[0], -1, block_bytes)
+
+
+def _blocks(rows: Tensor, block_bytes: int) -> tuple[Tensor, Tensor]:
+    """Scales, and what follows them two bytes at a time: a third as many operations as by nibbles."""
+    pairs = _bytes(rows.contiguous(), block_bytes).view(torch.int16)
     return pairs[..., 0].contiguous().view(torch.float16), pairs[..., 1:]

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from windlass.core.scheme import Stored
 from windlass.errors import BadInput
+from windlass.kernels.quantize import unpack_zero_points
 from windlass.quant.kind import FP8, INT4, Kind, kind_of
 
 MATMUL_BLOCK_BYTES = 32 * 2**20
@@ -99,12 +100,6 @@ class Packed:
             scale = scale[:, first:last].contiguous()
             zeros = None if zeros is None else zeros[:, first:last].contiguous()
         return Packed(self.stored, codes, scale, zeros, (self.shape[0], stop - start))
-
-
-def unpack_zero_points(packed: Tensor, rows: int) -> Tensor:
-    """int32 [ceil(rows / 8), groups] to fp32 [rows, groups] of -8 .. 7."""
-    shifts = torch.arange(0, 32, 4, dtype=torch.int32, device=packed.device).view(1, 8, 1)
-    return ((packed.unsqueeze(1) >> shifts) & 15).flatten(0, 1)[:rows].float() - 8.0
 
 
 def from_tensors(tensors: Mapping[str, Tensor], stored: Stored) -> Packed:

@@ -1,20 +1,23 @@
-"""A source of whatever format, opened: its tensors under Hugging Face names, what model it is, and the files that come along."""
+"""A checkpoint of whatever format, opened: its tensors under Hugging Face names, what model it is, and the files that come along."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
 from windlass.core.model import ModelSpec
 from windlass.core.ports import TensorStore
 from windlass.core.rule import Rule
-from windlass.errors import BadInput
+from windlass.errors import BadInput, Impossible
 from windlass.families import describe, hints_from, rules
 from windlass.formats.files import file_within
+from windlass.weights.checked import placed
+from windlass.weights.files import model_file
+from windlass.weights.readers import Place
 
 # Copied as they are, where the source has them. Everything a tokenizer or a generation needs; no code.
 COMPANIONS = (
@@ -22,6 +25,10 @@ COMPANIONS = (
     "vocab.json", "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "chat_template.jinja",
     "chat_template.json", "preprocessor_config.json", "LICENSE", "LICENSE.txt", "NOTICE",
 )  # fmt: skip
+
+
+QUANT_METHODS = ("compressed-tensors", "fp8", "mxfp4")
+"""Published ways to pack weights that are read here."""
 
 
 class Opened(msgspec.Struct, frozen=True):
@@ -35,35 +42,32 @@ class Opened(msgspec.Struct, frozen=True):
     blocks: Mapping[str, str] = {}
     """Tensors held in blocks that may be carried over: name -> Q4_0 or Q8_0."""
     kind: str = "hf"
+    places: Mapping[str, Place] = {}
+    """Of a model that is to be run: where each of our tensors lies, checked."""
     name: str = ""
     """What the user called it."""
     num_bytes: int = 0
     """Of its files of weights."""
 
 
-def open_streamed(name: str, directory: Path) -> Opened:
-    """A model of the hub, to be converted while it arrives."""
-    from windlass.convert.streamed import StreamedStore
-    from windlass.formats.hub import list_files
-
-    model = list_files(name)
-    store = StreamedStore(model, directory)
-    companions = tuple(directory / file for file in COMPANIONS if (directory / file).is_file())
-    found = _opened(store, directory, companions, kind="hf")
-    spec = msgspec.structs.replace(found.spec, name=name.split("/")[-1])
-    return msgspec.structs.replace(
-        found, spec=spec, digest=f"{model.name}@{model.revision}", name=name, num_bytes=model.num_bytes
-    )
+def open_model(path: Path) -> Opened:
+    """A model to be run. What cannot be run is refused here, before anything large is read."""
+    opened = open_source(path)
+    try:
+        _check_quantization(opened.config, path)
+        check_runnable(opened.spec)
+        return msgspec.structs.replace(opened, places=placed(opened.rules, opened.store))
+    except BaseException:
+        opened.store.close()
+        raise
 
 
 def open_source(path: Path) -> Opened:
-    if path.is_file() and path.suffix == ".gguf":
-        return _open_gguf(path)
-    if path.is_file() and path.suffix == ".m":
-        return _open_dllama(path)
-    if path.is_dir():
-        return _open_directory(path)
-    raise BadInput(f"{path} is neither a model directory, a .gguf file nor a .m file")
+    """A model to be converted or run."""
+    found = model_file(path)
+    if found.is_dir():
+        return _open_directory(found)
+    return _open_gguf(found) if found.suffix == ".gguf" else _open_dllama(found)
 
 
 def _open_directory(path: Path) -> Opened:
@@ -73,10 +77,10 @@ def _open_directory(path: Path) -> Opened:
     companions = tuple(path / name for name in COMPANIONS if (path / name).is_file())
     for file in companions:
         file_within(path, file.name)  # no link may bring something else along
-    return _opened(store, path, companions, kind="hf")
+    return opened_store(store, path, companions, kind="hf")
 
 
-def _opened(
+def opened_store(
     store: TensorStore, path: Path, companions: tuple[Path, ...], kind: str, blocks: Mapping[str, str] | None = None
 ) -> Opened:
     config = dict(store.config)
@@ -98,6 +102,23 @@ def _opened(
     )
 
 
+def check_runnable(spec: ModelSpec) -> None:
+    if "windlass" not in spec.engines:
+        run_by = f"only {', '.join(spec.engines)} can" if spec.engines else "it is described so that its memory can be planned"
+        raise Impossible(f"{spec.name or 'this model'} cannot be run here: no engine of ours has its mathematics; {run_by}")
+
+
+def _check_quantization(config: Mapping[str, Any], path: Path) -> None:
+    """Others' ways to pack weights have tensors of their own, which would only be reported as missing."""
+    section = config.get("quantization_config")
+    method = cast(dict[str, Any], section).get("quant_method") if isinstance(section, dict) else None
+    if section is not None and method not in QUANT_METHODS:
+        raise BadInput(
+            f"{path}: weights packed with quant_method {method!r:.40} are not read; known: {', '.join(QUANT_METHODS)}. "
+            "Take the original weights, and `windlass convert` them"
+        )
+
+
 def _digest(store: TensorStore, path: Path) -> str:
     """Names, types, shapes, and when the files were last written: other weights of the same shape are another source."""
     found = hashlib.sha256(msgspec.json.encode(store.config, order="sorted"))
@@ -115,16 +136,16 @@ def _weight_files(path: Path) -> list[Path]:
 
 
 def _open_gguf(path: Path) -> Opened:
-    from windlass.convert.gguf_store import GgufStore
+    from windlass.weights.gguf_store import GgufStore
 
     store = GgufStore(path)
     blocks = {name: kind for name in store.names() if (kind := store.block_type(name)) in ("Q4_0", "Q8_0")}
-    return _opened(store, path, (), kind="gguf", blocks=blocks)
+    return opened_store(store, path, (), kind="gguf", blocks=blocks)
 
 
 def _open_dllama(path: Path) -> Opened:
-    from windlass.convert.dllama_store import DllamaStore
+    from windlass.weights.dllama_store import DllamaStore
 
     store = DllamaStore(path)
     blocks = {name: kind for name in store.names() if (kind := store.block_type(name)) in ("Q4_0", "Q8_0")}
-    return _opened(store, path, (), kind="dllama", blocks=blocks)
+    return opened_store(store, path, (), kind="dllama", blocks=blocks)

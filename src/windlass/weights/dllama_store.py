@@ -101,12 +101,12 @@ class DllamaStore:
             return decode(self._bytes(found, 0, 1), found.kind, found.width)[0, start:stop].clone()
         return decode(self._bytes(found, start, stop), found.kind, found.width)
 
-    def raw_blocks(self, name: str, start: int, stop: int) -> tuple[str, bytes]:
+    def raw_blocks(self, name: str, start: int, stop: int) -> tuple[str, bytearray]:
         """Rows start..stop in Hugging Face order, as the file has them: nothing is rounded again."""
         found = self._find(name)
         if len(found.tensor.shape) == 1:
             raise IndexError(f"{name} has one dimension; its blocks are not rows")
-        return self.block_type(name), self._bytes(found, start, stop).tobytes()
+        return self.block_type(name), bytearray(self._bytes(found, start, stop))
 
     def close(self) -> None:
         if self._file >= 0:

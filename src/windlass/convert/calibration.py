@@ -1,0 +1,176 @@
+"""What every matrix is multiplied with, measured layer by layer on sample tokens, just before the layer's matrices are packed.
+
+The samples go through the model as it is (not as it is being made), one layer in memory at a time; for each input of a layer the
+second moments are summed, and `kernels.calibrated` rounds with them. Memory: one layer in the source's type, the samples' rows, and
+the moments of the layers that are being packed: for each distinct input, its width squared in fp32. The experts of a layer share
+the moments of what enters them; what their down projections see is kept apart.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from windlass.convert.outputs import Output
+from windlass.core import model
+from windlass.kernels.activate import activate
+from windlass.kernels.calibrated import factor_of
+from windlass.kernels.linear import embed, linear
+from windlass.kernels.norm import add
+from windlass.kernels.route import route
+from windlass.kernels.step import Step
+from windlass.nn.layer import Layer
+from windlass.nn.moe import MixtureOfExperts
+from windlass.nn.norm import Norm
+from windlass.nn.positions import Rotary
+from windlass.weights import CheckpointWeights, Opened
+
+ROWS_AT_A_TIME = 4096
+"""Of the samples, in one pass through a layer."""
+
+# The end of our name -> the module whose input the matrix multiplies, as nn's layers are built.
+MODULES = {
+    "mixer.q": ("mixer.qkv", "mixer.q"),
+    "mixer.k": ("mixer.qkv",),
+    "mixer.v": ("mixer.qkv",),
+    "mixer.o": ("mixer.o",),
+    "mixer.q_a": ("mixer.q.0",),
+    "mixer.q_b": ("mixer.q.2",),
+    "mixer.kv_a": ("mixer.kv",),
+    "ffn.gate": ("feed_forward.up",),
+    "ffn.up": ("feed_forward.up",),
+    "ffn.down": ("feed_forward.down",),
+    "ffn.shared.gate": ("feed_forward.shared.up",),
+    "ffn.shared.up": ("feed_forward.shared.up",),
+    "ffn.shared.down": ("feed_forward.shared.down",),
+}
+EXPERT_INPUT = "experts"
+
+
+class Calibration:
+    """Workers ask for `factor` in any order within a few layers; the forward pass goes on when the next layer is asked for."""
+
+    def __init__(self, opened: Opened, samples: Tensor) -> None:
+        """`samples`: int tokens [sequences, length]."""
+        self.spec, self.samples = opened.spec, samples
+        self._weights = CheckpointWeights(opened)
+        self._rotary = (
+            Rotary(self.spec.positions, samples.shape[1], self._weights) if isinstance(self.spec.positions, model.Rope) else None
+        )
+        self._lock = threading.Lock()
+        self._next = 0
+        self._hidden: Tensor | None = None
+        self._left: Counter[int] = Counter()
+        self._moments: dict[tuple[int, str], Tensor] = {}
+        self._factors: dict[tuple[int, str], Tensor] = {}
+
+    def expect(self, outputs: Iterable[Output]) -> None:
+        """The output of every slice that is still to be packed; a layer none of them is in is only passed through."""
+        self._left.update(output.layer for output in outputs if output.layer is not None)
+
+    def factor(self, output: Output) -> Tensor | None:
+        """For the rounding of an output's rows; None where nothing is known of its inputs."""
+        if output.layer is None or output.layer >= self.spec.num_layers or not output.packed:
+            return None
+        with self._lock:
+            while self._next <= output.layer:
+                self._advance()
+            key = (output.layer, self._point(output))
+            if key not in self._factors and key in self._moments:
+                self._factors[key] = factor_of(self._moments.pop(key))
+            return self._factors.get(key)
+
+    def done(self, output: Output) -> None:
+        """One slice less to pack; a layer's moments go with its last."""
+        if output.layer is None:
+            return
+        with self._lock:
+            self._left[output.layer] -= 1
+            if self._left[output.layer] <= 0:
+                for kept in (self._moments, self._factors):
+                    for key in [key for key in kept if key[0] == output.layer]:
+                        del kept[key]
+
+    # --- the forward pass
+
+    @torch.no_grad()
+    def _advance(self) -> None:
+        index = self._next
+        if self._hidden is None:
+            self._hidden = self._embedded()
+        layer = Layer(self.spec, index, self._weights, self._rotary)
+        hooks = self._watch(layer, index) if self._left[index] > 0 else []
+        length = self.samples.shape[1]
+        per_pass = max(ROWS_AT_A_TIME // length, 1)
+        passed = [
+            layer(rows, _whole_sequences(rows.shape[0] // length, length), None) for rows in self._hidden.split(per_pass * length)
+        ]
+        for hook in hooks:
+            hook.remove()
+        self._hidden = torch.cat(passed)
+        self._next += 1
+
+    def _embedded(self) -> Tensor:
+        tokens = self.samples.flatten().int()
+        x = embed(tokens, self._weights.matrix("embed.weight"))
+        if isinstance(self.spec.positions, model.LearnedPositions):
+            positions = torch.arange(self.samples.shape[1], dtype=torch.int32).repeat(self.samples.shape[0])
+            x = add(x, embed(positions, self._weights.matrix("positions.weight")))
+        return Norm(self.spec.norm, self._weights, "embed_norm")(x) if self.spec.embedding_norm else x
+
+    # --- moments
+
+    def _watch(self, layer: Layer, index: int) -> list[torch.utils.hooks.RemovableHandle]:
+        wanted = {path for paths in MODULES.values() for path in paths}
+        hooks = [
+            module.register_forward_pre_hook(lambda _, args, path=path: self._add(index, path, args[0]))
+            for path, module in layer.named_modules()
+            if path in wanted and not isinstance(module, nn.Sequential)
+        ]
+        if isinstance(layer.feed_forward, MixtureOfExperts):
+            hooks.append(layer.feed_forward.register_forward_pre_hook(lambda moe, args: self._add_experts(index, moe, args[0])))
+        return hooks
+
+    def _add(self, index: int, point: str, rows: Tensor) -> None:
+        rows = rows.float()
+        key = (index, point)
+        self._moments[key] = self._moments[key].addmm_(rows.T, rows) if key in self._moments else rows.T @ rows
+
+    def _add_experts(self, index: int, moe: MixtureOfExperts, rows: Tensor) -> None:
+        self._add(index, EXPERT_INPUT, rows)
+        ids, _ = route(moe.router(rows), moe.correction, moe.moe.router, moe.moe.num_active)
+        for expert in ids.unique().tolist():
+            chosen = rows[(ids == expert).any(dim=1)]
+            bias = None if moe.gate_up_bias is None else moe.gate_up_bias[expert]
+            matrix = moe.gate_up[expert] if isinstance(moe.gate_up, Tensor) else moe.gate_up.dense(expert)
+            inner = activate(linear(chosen, matrix, bias), moe.moe.activation, True, moe.moe.clamp)
+            self._add(index, f"{EXPERT_INPUT}.{expert}", inner)
+
+    def _point(self, output: Output) -> str:
+        """Which input of the layer the output's matrix multiplies."""
+        ours = output.rule.ours.removesuffix(".weight").partition("layers.{layer}.")[2]
+        if output.expert is not None:
+            return f"{EXPERT_INPUT}.{output.expert}" if ours.endswith("down") else EXPERT_INPUT
+        paths = MODULES.get(ours, ())
+        known = [path for path in paths if (output.layer, path) in self._moments or (output.layer, path) in self._factors]
+        return known[0] if known else ""
+
+
+def _whole_sequences(count: int, length: int) -> Step:
+    rows = count * length
+    positions = torch.arange(length, dtype=torch.int32).repeat(count)
+    nothing = torch.zeros(0, dtype=torch.int32)
+    return Step(
+        tokens=nothing,
+        positions=positions,
+        slots=nothing,
+        starts=torch.arange(0, rows + 1, length, dtype=torch.int32),
+        lengths=torch.full((count,), length, dtype=torch.int32),
+        blocks=nothing,
+        logit_rows=nothing,
+        counts=torch.tensor([rows, count, 0], dtype=torch.int32),
+    )

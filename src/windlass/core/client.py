@@ -1,0 +1,97 @@
+"""The waist of every run: whoever answers requests is a Client, whether an engine, a server far away, a router or a test's fake.
+
+The protocol is asynchronous, because what stands in front of it (a server, a router, an evaluation) has many requests in flight and
+one thread. `SyncClient` is the same for programs that wait: it keeps an event loop in a thread of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Coroutine, Generator
+from concurrent.futures import CancelledError
+from typing import Any, Protocol, Self, TypeVar
+
+from windlass.core.request import Delta, Info, Request, ScoreRequest, Scores
+from windlass.errors import Error
+
+Result = TypeVar("Result")
+
+
+class Unavailable(Error):
+    """Whoever should answer is not there: it crashed, was closed, or cannot be reached. Asking again may help."""
+
+    exit_code = 4
+
+
+class Client(Protocol):
+    def generate(self, request: Request) -> AsyncGenerator[Delta, None]:
+        """Deltas until one has a finish reason. Closing the generator early, or cancelling its task, cancels the request."""
+        ...
+
+    async def score(self, request: ScoreRequest) -> Scores: ...
+
+    async def info(self) -> Info: ...
+
+    async def close(self) -> None:
+        """Gives everything back. Requests in flight end with `Unavailable`."""
+        ...
+
+
+class SyncClient:
+    """A Client for programs without an event loop. Usable from several threads.
+
+    An exception that interrupts waiting (KeyboardInterrupt) cancels the request and leaves the client usable.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="windlass-client", daemon=True)
+        self._thread.start()
+
+    def generate(self, request: Request) -> Generator[Delta, None, None]:
+        deltas = self._client.generate(request)
+        try:
+            while (delta := self._wait(anext(deltas, None))) is not None:
+                yield delta
+        finally:
+            self._wait(deltas.aclose())
+
+    def score(self, request: ScoreRequest) -> Scores:
+        return self._wait(self._client.score(request))
+
+    def info(self) -> Info:
+        return self._wait(self._client.info())
+
+    def close(self) -> None:
+        """May be called twice."""
+        if self._loop.is_closed():
+            return
+        try:
+            self._wait(self._client.close())
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _wait(self, awaitable: Any) -> Any:
+        future = asyncio.run_coroutine_threadsafe(_awaited(awaitable), self._loop)
+        try:
+            return future.result()
+        except CancelledError:
+            raise Unavailable("the request was cancelled because its client was closed") from None
+        except BaseException:
+            future.cancel()  # nothing to do where the exception came from the future itself
+            raise
+
+
+async def _awaited(awaitable: Coroutine[Any, Any, Result]) -> Result:
+    """run_coroutine_threadsafe takes coroutines only."""
+    return await awaitable

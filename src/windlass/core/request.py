@@ -1,0 +1,250 @@
+"""What a client is asked and what it answers. Values only: knows no engine, no tokenizer, no HTTP."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from windlass.core.model import Frozen
+from windlass.errors import BadInput
+
+FinishReason = Literal["stop", "length", "cancelled", "error"]
+"""`stop`: a stop token or string; `length`: max_tokens or the context is used up."""
+
+GREEDY_BELOW = 1e-5
+"""Temperatures under this take the most likely token: dividing by them would overflow."""
+MAX_TOP_LOGPROBS = 128
+MAX_STOP_STRINGS = 64
+MAX_BIAS = 100.0
+MAX_PENALTY = 2.0
+"""Of presence and frequency, and of a bias: the limits of OpenAI's API."""
+
+
+def _check(name: str, value: float, low: float, high: float) -> None:
+    if not (math.isfinite(value) and low <= value <= high):
+        allowed = f"between {low:g} and {high:g}" if math.isfinite(high) else f"at least {low:g}"
+        raise BadInput(f"{name} is {value:g}; it should be {allowed}")
+
+
+class Sampling(Frozen):
+    """How the next token is drawn. Applied in this order: bias, penalties, temperature, min-p, top-k, top-p."""
+
+    temperature: float = 1.0
+    """0 always takes the most likely token (the lowest id of equals)."""
+    top_k: int | None = None
+    """Only the k most likely; None: all."""
+    top_p: float = 1.0
+    """Only the most likely ones that together reach this probability."""
+    min_p: float = 0.0
+    """Only those at least this many times as likely as the most likely one."""
+    repetition_penalty: float = 1.0
+    """Logits of tokens in prompt or output: divided by it where positive, multiplied where negative (arXiv 1909.05858)."""
+    presence_penalty: float = 0.0
+    """Taken off the logits of tokens that the output has."""
+    frequency_penalty: float = 0.0
+    """Taken off as many times as the output has the token."""
+    logit_bias: dict[int, float] = {}
+    """Token id -> what is added to its logit."""
+    seed: int | None = None
+    """The same seed gives the same tokens, whatever else runs at the same time. None: a new one for every request."""
+
+    def __post_init__(self) -> None:
+        _check("temperature", self.temperature, 0.0, math.inf)
+        if self.top_k is not None and self.top_k < 1:
+            raise BadInput(f"top_k is {self.top_k}; it should be at least 1, or left out")
+        if not 0.0 < self.top_p <= 1.0:
+            raise BadInput(f"top_p is {self.top_p:g}; it should be more than 0 and at most 1")
+        _check("min_p", self.min_p, 0.0, 1.0)
+        if not (math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0):
+            raise BadInput(f"repetition_penalty is {self.repetition_penalty:g}; it should be more than 0 (1 changes nothing)")
+        _check("presence_penalty", self.presence_penalty, -MAX_PENALTY, MAX_PENALTY)
+        _check("frequency_penalty", self.frequency_penalty, -MAX_PENALTY, MAX_PENALTY)
+        for token, bias in self.logit_bias.items():
+            if token < 0:
+                raise BadInput(f"logit_bias names token {token}; token ids begin at 0")
+            _check(f"logit_bias of token {token}", bias, -MAX_BIAS, MAX_BIAS)
+        if self.seed is not None and not -(2**63) <= self.seed < 2**64:
+            raise BadInput(f"seed {self.seed} does not fit in 64 bits")
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature < GREEDY_BELOW
+
+    @property
+    def has_penalties(self) -> bool:
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+GREEDY = Sampling(temperature=0.0)
+
+
+def _check_top(name: str, value: int | None) -> None:
+    if value is not None and not 0 <= value <= MAX_TOP_LOGPROBS:
+        raise BadInput(f"{name} is {value}; it should be between 0 and {MAX_TOP_LOGPROBS}")
+
+
+class Request(Frozen):
+    """Give exactly one of `messages` (a chat), `prompt` (text, taken as it is) and `token_ids`."""
+
+    messages: tuple[dict[str, Any], ...] | None = None
+    prompt: str | None = None
+    token_ids: tuple[int, ...] | None = None
+    tools: tuple[dict[str, Any], ...] = ()
+    """Functions the model may call, as OpenAI's API describes them; chats only."""
+    thinking: bool | None = None
+    """Whether a model that can reason first should; None leaves it to its template. Chats only."""
+    sampling: Sampling = Sampling()
+    max_tokens: int | None = None
+    """None: until the model stops or the context is full."""
+    stop: tuple[str, ...] = ()
+    """The answer ends before the first of these; they may span tokens and are never given out."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Besides the model's own."""
+    ignore_eos: bool = False
+    """The model's own stop tokens do not stop it."""
+    logprobs: int | None = None
+    """Give the log-probability of every new token, and of this many of the most likely ones there."""
+    prompt_logprobs: int | None = None
+    """The same of the prompt's tokens, each given those before it."""
+    prompt_logprobs_start: int = 0
+    """Of the prompt's tokens from this one on; what lies before may come from the cache."""
+    cache_salt: str = ""
+    """Cached prefixes are shared only among requests with the same salt."""
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("messages", "prompt", "token_ids") if getattr(self, name) is not None]
+        if len(given) != 1:
+            found = " and ".join(given) or "none of them"
+            raise BadInput(f"a request has exactly one of messages, prompt and token_ids; this one has {found}")
+        if self.messages is None and (self.tools or self.thinking is not None):
+            raise BadInput("tools and thinking need messages: a plain prompt has no template to put them in")
+        if self.max_tokens is not None and self.max_tokens < 0:
+            raise BadInput(f"max_tokens is {self.max_tokens}; it should be at least 0")
+        if len(self.stop) > MAX_STOP_STRINGS or not all(self.stop):
+            raise BadInput(f"stop has {len(self.stop)} texts; it may have {MAX_STOP_STRINGS}, none of them empty")
+        _check_top("logprobs", self.logprobs)
+        _check_top("prompt_logprobs", self.prompt_logprobs)
+        if self.prompt_logprobs_start < 0:
+            raise BadInput(f"prompt_logprobs_start is {self.prompt_logprobs_start}; it should be at least 0")
+
+
+class ScoreRequest(Frozen):
+    """How likely a text is: give exactly one of `prompt` and `token_ids`."""
+
+    prompt: str | None = None
+    token_ids: tuple[int, ...] | None = None
+    start: int = 0
+    """The first token to be scored; those before are only context."""
+    top: int = 0
+    """Also the most likely tokens at each place."""
+    cache_salt: str = ""
+
+    def __post_init__(self) -> None:
+        if (self.prompt is None) == (self.token_ids is None):
+            raise BadInput("a request to score has exactly one of prompt and token_ids")
+        _check_top("top", self.top)
+
+
+class TokenLogprob(Frozen):
+    token_id: int
+    logprob: float
+    """Natural, of the model's own distribution: before bias, penalties, temperature and filters."""
+    rank: int = 0
+    """1 for the most likely token at its place; 0: not counted."""
+    token: str = ""
+    """Its text, where the client has a tokenizer."""
+    top: tuple[TokenLogprob, ...] = ()
+    """The most likely tokens at this place, best first."""
+
+
+class Scores(Frozen):
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob | None, ...]
+    """One per token; None before `start` and for the very first token, which nothing precedes."""
+
+    @property
+    def total(self) -> float:
+        return sum(found.logprob for found in self.logprobs if found is not None)
+
+
+class ToolCall(Frozen):
+    id: str
+    name: str
+    arguments: str
+    """JSON, as the model wrote it."""
+
+
+class Usage(Frozen):
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+    """Of the prompt, those whose keys and values were still there from an earlier request."""
+
+
+class Timings(Frozen):
+    queue_seconds: float = 0.0
+    """From being handed to the engine to its first step."""
+    prefill_seconds: float = 0.0
+    """From then to the first token."""
+    decode_seconds: float = 0.0
+    """From the first token to the last."""
+
+
+class Delta(Frozen):
+    """A piece of an answer. The last one, and only it, has a finish reason, usage and timings."""
+
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    token_ids: tuple[int, ...] = ()
+    """May run ahead of the text, which waits until a character, a tag or a stop string is certain."""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    """Once, before or with the first token."""
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    """The token that ended it, the last of `token_ids` and no part of the text; None where a stop string or the length did."""
+    usage: Usage | None = None
+    timings: Timings | None = None
+
+
+class Stats(Frozen):
+    """What an engine is doing and has done since it started."""
+
+    waiting: int = 0
+    running: int = 0
+    num_blocks: int = 0
+    blocks_used: int = 0
+    """Held by sequences; blocks only kept for later requests are not counted."""
+    blocks_cached: int = 0
+    """Free, with a prefix in them that a request may still find."""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    prefix_query_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    preemptions: int = 0
+    steps: int = 0
+    finished: int = 0
+    cancelled: int = 0
+    failed: int = 0
+
+
+class Info(Frozen):
+    model: str
+    context_tokens: int
+    """Prompt and answer together."""
+    vocab_size: int = 0
+    max_sequences: int = 1
+    stop_token_ids: tuple[int, ...] = ()
+    has_text: bool = True
+    """Takes and gives text; otherwise token ids only."""
+    has_chat: bool = True
+    device: str = ""
+    scheme: str = ""
+    kv: str = ""
+    weights_bytes: int = 0
+    kv_bytes: int = 0
+    load_seconds: float = 0.0
+    details: Mapping[str, str] = {}
+    stats: Stats | None = None

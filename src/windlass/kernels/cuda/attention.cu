@@ -1,0 +1,284 @@
+// Attention of one new token per sequence over a paged cache, split over the sequence: rotary, cache write, scores, values, combination.
+// Block (split, kv head, sequence) of WARPS warps; a warp takes every WARPS-th page of 16 tokens of its split, DEPTH of them ahead. The last block of a
+// (sequence, kv head) to arrive adds up the splits in their order, so results do not depend on who was last.
+//
+// Compiled with: HEADS (query heads of a kv head, at most 16), KV_HEADS, ROTARY (rotated dims), INTERLEAVED, WARPS (4 or 8), DEPTH. Head dim is 128, pages 16 tokens:
+// keys [page, kv head, dim, token], values [page, kv head, token, dim].
+
+constexpr u32 DIM = 128, PAGE = 16, PAGE_BYTES = DIM * PAGE * 2;
+constexpr u32 Q_STRIDE = DIM * 2 + 16;  // bytes
+constexpr u32 WIDTH = (HEADS + 2) * KV_HEADS * DIM;
+
+struct Arguments {
+    const u16* qkv;        // [sequences, WIDTH]
+    const float* table;    // [positions, 2, ROTARY/2]: cos, sin
+    const int* positions;  // [sequences]
+    const int* slots;      // [sequences]
+    const int* lengths;    // [sequences], the new token counted
+    const int* blocks;     // [sequences, max_blocks]
+    u16* keys;
+    u16* values;
+    u16* out;              // [sequences, HEADS * KV_HEADS * DIM]
+    float* workspace;      // [sequences, KV_HEADS, splits, HEADS, DIM + 2]
+    int* arrived;          // [sequences, KV_HEADS], zero between launches
+    u32 max_blocks;
+    float scale;
+};
+
+DEVICE void floats8(const u16* p, float (&v)[8]) {
+    const uint4 w = __ldcg((const uint4*)p);
+    v[0] = bf16_float(w.x), v[1] = __uint_as_float(w.x & 0xffff0000u), v[2] = bf16_float(w.y), v[3] = __uint_as_float(w.y & 0xffff0000u);
+    v[4] = bf16_float(w.z), v[5] = __uint_as_float(w.z & 0xffff0000u), v[6] = bf16_float(w.w), v[7] = __uint_as_float(w.w & 0xffff0000u);
+}
+// Elements 8c .. 8c + 7 of a head after rotation; cosines, then sines, in shared memory.
+DEVICE uint4 rotated8(const u16* head, const float* cosines, u32 c) {
+    float v[8];
+    floats8(head + c * 8, v);
+    if (c * 8 < ROTARY) {
+        const float* sines = cosines + ROTARY / 2;
+#if INTERLEAVED
+#pragma unroll
+        for (u32 i = 0; i < 8; i += 2) {
+            const float p = v[i], q = v[i + 1], co = cosines[c * 4 + i / 2], si = sines[c * 4 + i / 2];
+            v[i] = p * co - q * si, v[i + 1] = q * co + p * si;
+        }
+#else
+        constexpr u32 HALF = ROTARY / 16;
+        float w[8];
+        floats8(head + (c < HALF ? c + HALF : c - HALF) * 8, w);
+        const u32 at = c % HALF * 8;
+        const float sign = c < HALF ? -1.f : 1.f;
+#pragma unroll
+        for (u32 i = 0; i < 8; i++) v[i] = v[i] * cosines[at + i] + sign * w[i] * sines[at + i];
+#endif
+    }
+    return uint4{pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]), pack_bf16(v[4], v[5]), pack_bf16(v[6], v[7])};
+}
+DEVICE void copy16(u32 to, const void* from) { asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory"); }
+DEVICE void load_matrices(u32 (&r)[4], u32 address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address));
+}
+DEVICE void load_transposed(u32 (&r)[4], u32 address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address));
+}
+DEVICE float power2(float x) {
+    float r;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
+}
+
+extern "C" __global__ void __launch_bounds__(WARPS * 32) run(const __grid_constant__ Arguments a) {
+    extern __shared__ __align__(128) u8 memory[];  // pages [WARPS][DEPTH][2][PAGE_BYTES], queries, warps' maxima and sums
+    u8* queries = memory + WARPS * DEPTH * 2 * PAGE_BYTES;
+    float* tops = (float*)(queries + 16 * Q_STRIDE);  // [WARPS][16], then sums [WARPS][16]
+    __shared__ u32 is_last;
+    __shared__ float cosines[ROTARY];
+    __shared__ __align__(16) u16 fresh[2][DIM];  // the new token's key and value
+    const u32 split = blockIdx.x, head = blockIdx.y, sequence = blockIdx.z, thread = thread_number(), warp = thread / 32, lane = thread & 31;
+    launch_next();
+    // Lengths, tables and all but the newest token of the cache were written in steps before this one: only qkv is waited for.
+    const u32 length = (u32)__ldg(a.lengths + sequence), pages = (length + PAGE - 1) / PAGE;
+    const u32 per = (pages + gridDim.x - 1) / gridDim.x, active = (pages + per - 1) / per;
+    if (split >= active) return;
+    const u32 first = split * per, last = min(first + per, pages);
+    const u32 mine = shared_address(memory) + warp * DEPTH * 2 * PAGE_BYTES;
+    const int* table = a.blocks + (u64)sequence * a.max_blocks;
+    auto fetch = [&](u32 page, u32 buffer) {
+        if (page < last) {
+            const u64 at = ((u64)(u32)__ldg(table + page) * KV_HEADS + head) * DIM * PAGE;
+            const u32 to = mine + buffer * 2 * PAGE_BYTES;
+#pragma unroll
+            for (u32 i = 0; i < 8; i++) {
+                const u32 c = i * 32 + lane, d = c / 2, t = c / 16;
+                copy16(to + d * 32 + ((c & 1) ^ ((d >> 2) & 1)) * 16, a.keys + at + c * 8);
+                copy16(to + PAGE_BYTES + t * 256 + ((c & 15) ^ (t & 7)) * 16, a.values + at + c * 8);
+            }
+        }
+        asm volatile("cp.async.commit_group;" ::: "memory");
+    };
+#pragma unroll
+    for (u32 n = 0; n < DEPTH; n++) fetch(first + warp + n * WARPS, n);
+    const u32 slot = (u32)__ldg(a.slots + sequence);
+    if (thread < ROTARY) cosines[thread] = __ldg(a.table + (u64)__ldg(a.positions + sequence) * ROTARY + thread);
+    for (u32 i = thread; i < (16 - HEADS) * (Q_STRIDE / 16); i += WARPS * 32) *(uint4*)(queries + HEADS * Q_STRIDE + i * 16) = uint4{0, 0, 0, 0};
+    const u16* row = a.qkv + (u64)sequence * WIDTH;
+    __syncthreads();
+    wait_previous();
+
+    const bool newest = split == active - 1;
+    constexpr u32 CHUNKS = DIM / 8;
+#pragma unroll
+    for (u32 r = 0; r < (HEADS * CHUNKS + 2 * CHUNKS + WARPS * 32 - 1) / (WARPS * 32); r++) {
+        const u32 i = r * WARPS * 32 + thread, h = i / CHUNKS, c = i % CHUNKS;
+        if (h < HEADS) *(uint4*)(queries + h * Q_STRIDE + c * 16) = rotated8(row + (head * HEADS + h) * DIM, cosines, c);
+        else if (h == HEADS && newest) *(uint4*)(fresh[0] + c * 8) = rotated8(row + (HEADS * KV_HEADS + head) * DIM, cosines, c);
+        else if (h == HEADS + 1 && newest) *(uint4*)(fresh[1] + c * 8) = __ldcg((const uint4*)(row + ((HEADS + 1) * KV_HEADS + head) * DIM) + c);
+    }
+    if (newest) asm volatile("cp.async.wait_group 0;" ::: "memory");
+    __syncthreads();
+    if (newest) {
+        // Into the cache, and into the page where it has been fetched already.
+        const u32 d = thread % DIM, t = slot % PAGE, place = pages - 1 - first;
+        const u64 page = ((u64)(slot / PAGE) * KV_HEADS + head) * DIM * PAGE;
+        a.keys[page + d * PAGE + t] = fresh[0][d];
+        a.values[page + t * DIM + d] = fresh[1][d];
+        if (place / WARPS < DEPTH) {
+            u8* at = memory + (place % WARPS * DEPTH + place / WARPS) * 2 * PAGE_BYTES;
+            *(u16*)(at + d * 32 + ((t / 8) ^ ((d >> 2) & 1)) * 16 + t % 8 * 2) = fresh[0][d];
+            *(u16*)(at + PAGE_BYTES + t * 256 + ((d / 8) ^ (t & 7)) * 16 + d % 8 * 2) = fresh[1][d];
+        }
+        __threadfence();
+        __syncthreads();
+    }
+
+    u32 q[8][4];
+#pragma unroll
+    for (u32 k = 0; k < 8; k++) load_matrices(q[k], shared_address(queries) + (lane & 15) * Q_STRIDE + k * 32 + (lane / 16) * 16);
+
+    float o[16][4] = {};
+    float top[2] = {-1e30f, -1e30f}, sum[2] = {0.f, 0.f};
+    const float scale = a.scale * 1.4426950408889634f;
+    for (u32 page = first + warp, n = 0; page < last; page += WARPS, n++) {
+        asm volatile("cp.async.wait_group %0;" ::"n"(DEPTH - 1) : "memory");
+        __syncwarp();
+        const u32 keys = mine + (n % DEPTH) * 2 * PAGE_BYTES, values = keys + PAGE_BYTES;
+        float s[2][4] = {}, odd[2][4] = {};  // two chains of sums each
+#pragma unroll
+        for (u32 k = 0; k < 8; k++) {
+            u32 b[4];
+            const u32 d = k * 16 + (lane & 15), half = lane / 16;
+            load_transposed(b, keys + d * 32 + (half ^ ((d >> 2) & 1)) * 16);
+            multiply(k & 1 ? odd[0] : s[0], q[k][0], q[k][1], q[k][2], q[k][3], b[0], b[1]);
+            multiply(k & 1 ? odd[1] : s[1], q[k][0], q[k][1], q[k][2], q[k][3], b[2], b[3]);
+        }
+        float high[2] = {-1e30f, -1e30f};
+#pragma unroll
+        for (u32 i = 0; i < 2; i++)
+#pragma unroll
+            for (u32 j = 0; j < 4; j++) {
+                const u32 token = page * PAGE + i * 8 + (lane & 3) * 2 + (j & 1);
+                s[i][j] = token < length ? (s[i][j] + odd[i][j]) * scale : -1e30f;
+                high[j / 2] = fmaxf(high[j / 2], s[i][j]);
+            }
+        bool changed = false;
+        float rescale[2];
+#pragma unroll
+        for (u32 r = 0; r < 2; r++) {
+            high[r] = fmaxf(high[r], __shfl_xor_sync(~0u, high[r], 1));
+            high[r] = fmaxf(high[r], __shfl_xor_sync(~0u, high[r], 2));
+            high[r] = fmaxf(high[r], top[r]);
+            changed |= high[r] != top[r];
+            rescale[r] = power2(top[r] - high[r]);
+            top[r] = high[r];
+            sum[r] *= rescale[r];
+        }
+        if (__any_sync(~0u, changed)) {
+#pragma unroll
+            for (u32 i = 0; i < 16; i++) o[i][0] *= rescale[0], o[i][1] *= rescale[0], o[i][2] *= rescale[1], o[i][3] *= rescale[1];
+        }
+        u32 p[4];
+#pragma unroll
+        for (u32 i = 0; i < 2; i++) {
+            float e[4];
+#pragma unroll
+            for (u32 j = 0; j < 4; j++) e[j] = power2(s[i][j] - top[j / 2]), sum[j / 2] += e[j];
+            p[i * 2] = pack_bf16(e[0], e[1]), p[i * 2 + 1] = pack_bf16(e[2], e[3]);
+        }
+#pragma unroll
+        for (u32 i = 0; i < 8; i++) {
+            u32 b[4];
+            const u32 token = lane & 15, chunk = i * 2 + lane / 16;
+            load_transposed(b, values + token * 256 + (chunk ^ (token & 7)) * 16);
+            multiply(o[i * 2], p[0], p[1], p[2], p[3], b[0], b[1]);
+            multiply(o[i * 2 + 1], p[0], p[1], p[2], p[3], b[2], b[3]);
+        }
+        __syncwarp();
+        fetch(page + DEPTH * WARPS, n % DEPTH);
+    }
+    asm volatile("cp.async.wait_group 0;" ::: "memory");
+    __syncthreads();
+
+    // The warps' results over the pages' memory.
+    float* gathered = (float*)memory;  // [WARPS][16][DIM]
+    const u32 g = lane / 4, t = lane & 3;
+#pragma unroll
+    for (u32 r = 0; r < 2; r++) {
+        sum[r] += __shfl_xor_sync(~0u, sum[r], 1);
+        sum[r] += __shfl_xor_sync(~0u, sum[r], 2);
+        if (t == 0) tops[warp * 16 + g + r * 8] = top[r], tops[(WARPS + warp) * 16 + g + r * 8] = sum[r];
+#pragma unroll
+        for (u32 i = 0; i < 16; i++) *(float2*)(gathered + (warp * 16 + g + r * 8) * DIM + i * 8 + t * 2) = float2{o[i][r * 2], o[i][r * 2 + 1]};
+    }
+    __syncthreads();
+    const u64 group = (u64)sequence * KV_HEADS + head;
+    constexpr u32 RECORD = HEADS * (DIM + 2), THREADS = WARPS * 32;
+    float* to = a.workspace + (group * gridDim.x + split) * RECORD;
+    u16* out = a.out + (group * HEADS) * DIM;
+    float* factors = tops + 2 * WARPS * 16;  // [16][max(WARPS, 64)]
+    // Each warp's share of the result, per head; or, with several splits, relative to the block's maximum.
+    if (thread < HEADS) {
+        const u32 h = thread;
+        float best = tops[h], total = 0.f;
+#pragma unroll
+        for (u32 w = 1; w < WARPS; w++) best = fmaxf(best, tops[w * 16 + h]);
+#pragma unroll
+        for (u32 w = 0; w < WARPS; w++) total += power2(tops[w * 16 + h] - best) * tops[(WARPS + w) * 16 + h];
+        const float unit = active == 1 ? 1.f / total : 1.f;
+#pragma unroll
+        for (u32 w = 0; w < WARPS; w++) factors[h * 64 + w] = power2(tops[w * 16 + h] - best) * unit;
+        if (active > 1) to[HEADS * DIM + h * 2] = best, to[HEADS * DIM + h * 2 + 1] = total;
+    }
+    __syncthreads();
+#pragma unroll
+    for (u32 r = 0; r < (HEADS * DIM / 4 + THREADS - 1) / THREADS; r++) {
+        const u32 i = (r * THREADS + thread) * 4, h = i / DIM;
+        if (i >= HEADS * DIM) break;
+        float4 v = {0.f, 0.f, 0.f, 0.f};
+#pragma unroll
+        for (u32 w = 0; w < WARPS; w++) {
+            const float f = factors[h * 64 + w];
+            const float4 y = *(const float4*)(gathered + w * 16 * DIM + i);
+            v.x += f * y.x, v.y += f * y.y, v.z += f * y.z, v.w += f * y.w;
+        }
+        if (active == 1) *(uint2*)(out + i) = uint2{pack_bf16(v.x, v.y), pack_bf16(v.z, v.w)};
+        else *(float4*)(to + i) = v;
+    }
+    if (active == 1) return;
+    __threadfence();
+    __syncthreads();
+    if (thread == 0) is_last = atomicAdd(a.arrived + group, 1) == (int)active - 1;
+    __syncthreads();
+    if (!is_last) return;
+    __threadfence();
+    if (thread == 0) a.arrived[group] = 0;
+    const float* from = a.workspace + group * gridDim.x * RECORD;
+    for (u32 h = warp; h < HEADS; h += WARPS) {
+        float top[2], sum[2], best = -1e30f;
+#pragma unroll
+        for (u32 j = 0; j < 2; j++) {
+            const u32 s = j * 32 + lane;
+            const float2 v = s < active ? __ldcg((const float2*)(from + s * RECORD + HEADS * DIM + h * 2)) : float2{-1e30f, 0.f};
+            top[j] = v.x, sum[j] = v.y;
+        }
+        best = fmaxf(top[0], top[1]);
+#pragma unroll
+        for (int o = 16; o; o >>= 1) best = fmaxf(best, __shfl_xor_sync(~0u, best, o));
+        top[0] = power2(top[0] - best), top[1] = power2(top[1] - best);
+        const float unit = 1.f / warp_sum(top[0] * sum[0] + top[1] * sum[1]);
+        factors[h * 64 + lane] = top[0] * unit, factors[h * 64 + 32 + lane] = top[1] * unit;
+    }
+    __syncthreads();
+#pragma unroll
+    for (u32 r = 0; r < (HEADS * DIM / 4 + THREADS - 1) / THREADS; r++) {
+        const u32 i = (r * THREADS + thread) * 4, h = i / DIM;
+        if (i >= HEADS * DIM) break;
+        float4 v = {0.f, 0.f, 0.f, 0.f};
+#pragma unroll 8
+        for (u32 s = 0; s < active; s++) {
+            const float f = factors[h * 64 + s];
+            const float4 y = __ldcg((const float4*)(from + s * RECORD + i));
+            v.x += f * y.x, v.y += f * y.y, v.z += f * y.z, v.w += f * y.w;
+        }
+        *(uint2*)(out + i) = uint2{pack_bf16(v.x, v.y), pack_bf16(v.z, v.w)};
+    }
+}

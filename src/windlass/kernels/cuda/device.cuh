@@ -1,0 +1,191 @@
+// What every kernel here shares: fragments of 4-bit weights, the asynchronous copy ring, dependent launch. No headers needed.
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef unsigned short u16;
+typedef unsigned char u8;
+
+constexpr u32 BLOCK_ROWS = 16;
+constexpr u32 BLOCK_K = 128;
+constexpr u32 CODE_BYTES = BLOCK_ROWS * BLOCK_K / 2;
+#ifndef GROUP
+#define GROUP 128
+#endif
+constexpr u32 GROUPS = BLOCK_K / GROUP;
+constexpr u32 BLOCK_BYTES = CODE_BYTES + GROUPS * BLOCK_ROWS * 2;
+
+#define DEVICE __device__ __forceinline__
+
+DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+DEVICE float bf16_float(u32 bits) { return __uint_as_float(bits << 16); }
+DEVICE u32 pack_bf16(float low, float high) {
+    u32 r;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+    return r;
+}
+DEVICE u16 to_bf16(float x) { return (u16)pack_bf16(x, 0.f); }
+DEVICE float silu(float x) { return x / (1.f + __expf(-x)); }
+
+DEVICE uint4 load_once(const void* p) {
+    uint4 r;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w) : "l"(p));
+    return r;
+}
+
+// Two codes an instruction: 128 + code is 0x4300 | code in bf16, exactly.
+DEVICE u32 codes_raised(u32 q) {
+    u32 r;
+    asm("lop3.b32 %0, %1, 0x000f000f, 0x43004300, 0xea;" : "=r"(r) : "r"(q));
+    return r;
+}
+// Minus 136: code - 8, exactly.
+DEVICE u32 codes_bf16(u32 q) {
+    u32 r;
+    asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(codes_raised(q)), "r"(0x43084308u));
+    return r;
+}
+constexpr float RAISED = 136.f;
+DEVICE void multiply(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    asm(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+// 16 rows x 16 inputs of weights (one word of codes per lane) against 8 columns, each weight 136 too high.
+DEVICE void multiply_raised(float (&c)[4], u32 q, u32 b0, u32 b1) {
+    multiply(c, codes_raised(q), codes_raised(q >> 4), codes_raised(q >> 8), codes_raised(q >> 12), b0, b1);
+}
+
+// One block (16 rows x 128 inputs) in shared memory, x as this lane's 4 x 16 bytes: inputs t*16.. of either half, column lane/4.
+// start0, start1: -136 times the sums of x over the block for columns 2t and 2t+1, from which the sum starts; so weights need not be
+// lowered one by one. (Sums are fp32, and 136 * sum(x) is some 30 times the result: nothing that bf16 results would notice.)
+// Groups smaller than the block scale the codes before they are multiplied.
+DEVICE void multiply_block(float (&acc)[4], const u8* block, const uint4 (&x)[4], float start0, float start1, u32 lane, float factor) {
+    const uint4 q0 = *(const uint4*)(block + lane * 16), q1 = *(const uint4*)(block + 512 + lane * 16);
+    const u8* scales = block + CODE_BYTES + (lane >> 2) * 4;
+    if constexpr (GROUPS == 1) {
+        float c[4] = {start0, start1, start0, start1}, d[4] = {0.f, 0.f, 0.f, 0.f};
+        multiply_raised(c, q0.x, x[0].x, x[0].y);
+        multiply_raised(d, q1.x, x[2].x, x[2].y);
+        multiply_raised(c, q0.y, x[0].z, x[0].w);
+        multiply_raised(d, q1.y, x[2].z, x[2].w);
+        multiply_raised(c, q0.z, x[1].x, x[1].y);
+        multiply_raised(d, q1.z, x[3].x, x[3].y);
+        multiply_raised(c, q0.w, x[1].z, x[1].w);
+        multiply_raised(d, q1.w, x[3].z, x[3].w);
+        const u32 s = *(const u32*)scales;
+        const float low = bf16_float(s) * factor, high = __uint_as_float(s & 0xffff0000u) * factor;
+        acc[0] += low * (c[0] + d[0]);
+        acc[1] += low * (c[1] + d[1]);
+        acc[2] += high * (c[2] + d[2]);
+        acc[3] += high * (c[3] + d[3]);
+    } else {
+        const u32 lane_k = (lane & 3) * 16;
+        const u32 s0 = *(const u32*)(scales + lane_k / GROUP * 32), s1 = *(const u32*)(scales + (64 + lane_k) / GROUP * 32);
+        const u32 low0 = __byte_perm(s0, s0, 0x1010), high0 = __byte_perm(s0, s0, 0x3232);
+        const u32 low1 = __byte_perm(s1, s1, 0x1010), high1 = __byte_perm(s1, s1, 0x3232);
+        float c[4] = {0.f, 0.f, 0.f, 0.f}, d[4] = {0.f, 0.f, 0.f, 0.f};
+        auto scaled = [](u32 q, u32 scale) {
+            u32 r;
+            asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(codes_bf16(q)), "r"(scale));
+            return r;
+        };
+        auto step = [&](float (&a)[4], u32 q, u32 b0, u32 b1, u32 low, u32 high) {
+            multiply(a, scaled(q, low), scaled(q >> 4, high), scaled(q >> 8, low), scaled(q >> 12, high), b0, b1);
+        };
+        step(c, q0.x, x[0].x, x[0].y, low0, high0);
+        step(d, q1.x, x[2].x, x[2].y, low1, high1);
+        step(c, q0.y, x[0].z, x[0].w, low0, high0);
+        step(d, q1.y, x[2].z, x[2].w, low1, high1);
+        step(c, q0.z, x[1].x, x[1].y, low0, high0);
+        step(d, q1.z, x[3].x, x[3].y, low1, high1);
+        step(c, q0.w, x[1].z, x[1].w, low0, high0);
+        step(d, q1.w, x[3].z, x[3].w, low1, high1);
+#pragma unroll
+        for (int i = 0; i < 4; i++) acc[i] += factor * (c[i] + d[i]);
+    }
+}
+DEVICE float pair_sum(u32 pair) { return bf16_float(pair) + __uint_as_float(pair & 0xffff0000u); }
+DEVICE float eight_sum(uint4 v) { return (pair_sum(v.x) + pair_sum(v.y)) + (pair_sum(v.z) + pair_sum(v.w)); }
+
+// Ring of stages in shared memory filled by bulk copies.
+DEVICE void barrier_init(u32 barrier, u32 count) { asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory"); }
+DEVICE void barrier_expect(u32 barrier, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+DEVICE void barrier_arrive(u32 barrier) { asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory"); }
+DEVICE void barrier_wait(u32 barrier, u32 phase) {
+    asm volatile(
+        "{ .reg .pred p; W: mbarrier.try_wait.parity.shared.b64 p, [%0], %1; @p bra D; bra W; D: }" ::"r"(barrier), "r"(phase) : "memory");
+}
+DEVICE void bulk_copy(u32 destination, const void* source, u32 bytes, u32 barrier, u64 policy) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(destination),
+                 "l"(source), "r"(bytes), "r"(barrier), "l"(policy)
+                 : "memory");
+}
+constexpr u32 LINE = 128;
+DEVICE void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+// The grid's blocks share a stretch of memory that a later kernel will read: into the L2 cache. One warp of each block.
+DEVICE void prefetch_share(const u8* source, u64 bytes, u32 lane) {
+    for (u64 at = ((u64)blockIdx.x * 32 + lane) * LINE; at < bytes; at += (u64)gridDim.x * 32 * LINE) prefetch(source + at);
+}
+DEVICE u64 read_once_policy() {
+    u64 policy;
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+// Programmatic dependent launch: the next kernel may start; everything before this one is done and visible.
+DEVICE void launch_next() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+DEVICE void wait_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+DEVICE void named_barrier(u32 id, u32 threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+
+// Floats as integers in the same order, for reductions in one instruction.
+DEVICE u32 ordered(float x) {
+    const u32 b = __float_as_uint(x);
+    return b & 0x80000000u ? ~b : b | 0x80000000u;
+}
+// A warp chooses `active` of `PER` * 32 scores by score + correction, the lowest number first among equals; lane r has the r-th.
+template <u32 PER>
+DEVICE void choose(const float* logits, const float* correction, u32 per, u32 active, float routed_scale, u32 lane, int& id, float& weight) {
+    float score[PER];
+    u32 key[PER];
+#pragma unroll
+    for (u32 i = 0; i < PER; i++) {
+        score[i] = 0.f, key[i] = 0;
+        if (i < per) {
+            const u32 e = i * 32 + lane;
+            score[i] = 1.f / (1.f + expf(-__ldcg(logits + e)));
+            key[i] = ordered(score[i] + (correction ? __ldg(correction + e) : 0.f));
+        }
+    }
+    float total = 0.f, mine = 0.f;
+    for (u32 r = 0; r < active; r++) {
+        u32 best = key[0], at = lane;
+        float s = score[0];
+#pragma unroll
+        for (u32 i = 1; i < PER; i++)
+            if (key[i] > best) best = key[i], at = i * 32 + lane, s = score[i];
+        const u32 top = __reduce_max_sync(~0u, best);
+        const u32 chosen = __reduce_min_sync(~0u, best == top ? at : ~0u);
+        s = __shfl_sync(~0u, s, chosen & 31);
+#pragma unroll
+        for (u32 i = 0; i < PER; i++)
+            if (chosen == i * 32 + lane) key[i] = 0;
+        total += s;
+        if (lane == r) mine = s, id = (int)chosen;
+    }
+    weight = mine / total * routed_scale;
+}
+
+// Read once and kept: the compiler would read the special register again in every turn of a loop.
+DEVICE u32 thread_number() {
+    u32 r;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(r));
+    return r;
+}
+
+DEVICE float warp_sum(float x) {
+#pragma unroll
+    for (int i = 16; i; i >>= 1) x += __shfl_xor_sync(~0u, x, i);
+    return x;
+}

@@ -1,0 +1,183 @@
+"""CUDA C++ compiled at run time by NVRTC (it comes with torch) and launched through the driver, with dependent launch.
+
+Knows no operation. A kernel may start while the one before it on the stream still runs (programmatic dependent launch): each
+waits with `griddepcontrol.wait` before it reads what others wrote, so weights flow before that.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from windlass.errors import Error
+
+FOLDER = Path(__file__).parent
+MAX_SHARED_ATTRIBUTE = 8
+"""CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
+CARVEOUT_ATTRIBUTE = 9
+"""CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, in percent."""
+DEPENDENT_LAUNCH = 6
+"""CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION."""
+
+DEPENDENT = True
+"""Whether kernels may start before the one ahead of them is done; off, to time them one by one."""
+
+Argument = Tensor | int | float | None
+
+
+class CudaFailed(Error):
+    """NVRTC or the driver refused."""
+
+
+class _Config(ctypes.Structure):
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("num_attributes", ctypes.c_uint),
+    )
+
+
+class _Attribute(ctypes.Structure):
+    _fields_ = (("id", ctypes.c_int), ("padding", ctypes.c_int), ("value", ctypes.c_int), ("rest", ctypes.c_int * 15))
+
+
+@functools.cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+@functools.cache
+def _nvrtc() -> ctypes.CDLL:
+    major = (torch.version.cuda or "0").split(".")[0]
+    beside = sorted(Path(torch.__file__).parents[1].glob(f"nvidia/*/lib/libnvrtc.so.{major}*"))
+    for name in [f"libnvrtc.so.{major}", *map(str, beside)]:
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            continue
+    raise CudaFailed(f"libnvrtc.so.{major} was not found, so kernels cannot be compiled; install torch with CUDA {major}")
+
+
+def _check(status: int, what: str) -> None:
+    if status:
+        text = ctypes.c_char_p()
+        _driver().cuGetErrorString(status, ctypes.byref(text))
+        raise CudaFailed(f"{what}: {(text.value or b'unknown error').decode()} ({status})")
+
+
+@functools.cache
+def source(name: str) -> str:
+    return (FOLDER / "device.cuh").read_text() + (FOLDER / name).read_text()
+
+
+def architecture(device: torch.device | int | None = None) -> str:
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}" + ("a" if major >= 9 else "")
+
+
+def compile_cubin(text: str, defines: Mapping[str, int], target: str) -> bytes:
+    nvrtc, program = _nvrtc(), ctypes.c_void_p()
+    nvrtc.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"kernel.cu", 0, None, None)
+    options = [f"--gpu-architecture={target}", "--std=c++17", *(f"-D{name}={value}" for name, value in defines.items())]
+    array = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+    failed = nvrtc.nvrtcCompileProgram(program, len(options), array)
+    size = ctypes.c_size_t()
+    if failed:
+        nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+        log = ctypes.create_string_buffer(size.value)
+        nvrtc.nvrtcGetProgramLog(program, log)
+        raise CudaFailed(f"a kernel did not compile for {target}: {log.value.decode()[:2000]}")
+    nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size))
+    image = ctypes.create_string_buffer(size.value)
+    nvrtc.nvrtcGetCUBIN(program, image)
+    nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+    return image.raw
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A function on the device; `signature` has a letter per argument as in `struct`: P pointer, I u32, Q u64, f float."""
+
+    function: int
+    signature: str
+    packed: bool
+    """Whether the arguments are the fields of one structure passed by value."""
+
+    def __call__(
+        self, grid: Sequence[int], threads: int, *arguments: Argument, shared_bytes: int = 0, dependent: bool | None = None
+    ) -> None:
+        values = [_value(kind, argument) for kind, argument in zip(self.signature, arguments, strict=True)]
+        buffers = (
+            [_pack(self.signature, values)]
+            if self.packed
+            else [_pack(k, [v]) for k, v in zip(self.signature, values, strict=True)]
+        )
+        pointers = (ctypes.c_void_p * len(buffers))(*(ctypes.addressof(buffer) for buffer in buffers))
+        attribute = _Attribute(id=DEPENDENT_LAUNCH, value=1)
+        config = _Config(
+            grid=(ctypes.c_uint * 3)(*grid, *(1,) * (3 - len(grid))),
+            block=(ctypes.c_uint * 3)(threads, 1, 1),
+            shared_bytes=shared_bytes,
+            stream=torch.cuda.current_stream().cuda_stream,
+            attributes=ctypes.addressof(attribute),
+            num_attributes=int(DEPENDENT if dependent is None else dependent),
+        )
+        _check(
+            _driver().cuLaunchKernelEx(ctypes.byref(config), ctypes.c_void_p(self.function), pointers, None), "launching a kernel"
+        )
+
+
+def _value(kind: str, argument: Argument) -> int | float:
+    if kind == "P":
+        return 0 if argument is None else argument.data_ptr() if isinstance(argument, Tensor) else int(argument)
+    assert isinstance(argument, int | float)
+    return float(argument) if kind == "f" else int(argument)
+
+
+def _pack(signature: str, values: Sequence[int | float]) -> ctypes.Array[ctypes.c_char]:
+    data = struct.pack("@" + signature + "0Q", *values)
+    return ctypes.create_string_buffer(data, len(data))
+
+
+@functools.cache
+def _module(name: str, defines: tuple[tuple[str, int], ...], device: int) -> int:
+    image = compile_cubin(source(name), dict(defines), architecture(device))
+    module = ctypes.c_void_p()
+    torch.cuda.current_stream(device).synchronize()  # makes sure that a context exists
+    _check(_driver().cuModuleLoadData(ctypes.byref(module), image), f"loading {name}")
+    return module.value or 0
+
+
+@functools.cache
+def kernel(
+    name: str, signature: str, function: str = "run", *, packed: bool = True, shared_bytes: int = 0, **defines: int
+) -> Kernel:
+    """A function of the source file `name` compiled with `defines` for the current device."""
+    module = _module(name, tuple(sorted(defines.items())), torch.cuda.current_device())
+    handle = ctypes.c_void_p()
+    _check(
+        _driver().cuModuleGetFunction(ctypes.byref(handle), ctypes.c_void_p(module), function.encode()),
+        f"finding {function} in {name}",
+    )
+    if shared_bytes > 48 * 1024:
+        _check(
+            _driver().cuFuncSetAttribute(handle, MAX_SHARED_ATTRIBUTE, shared_bytes), f"asking for {shared_bytes} bytes in {name}"
+        )
+    # A processor that has to change the split of its memory first runs empty, and nothing overlaps: all kernels ask for the same.
+    _check(_driver().cuFuncSetAttribute(handle, CARVEOUT_ATTRIBUTE, 100), f"asking for shared memory in {name}")
+    return Kernel(function=handle.value or 0, signature=signature, packed=packed)
+
+
+@functools.cache
+def num_processors(device: int = 0) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count

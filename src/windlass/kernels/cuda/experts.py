@@ -1,0 +1,136 @@
+"""The experts of a mixture over 4-bit weights: gate and up with SiLU, down, and their weighted sum. The shared expert is the one after the routed.
+
+One row: choice of experts inside gate and up, weighted sum and residual inside down. 2 to 64 rows: items from `route_many`; each
+(row, slot) has a place of its own for its result and `norm.add_norm` adds them up in order, so nothing depends on timing.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from windlass.kernels.cuda import driver
+from windlass.kernels.cuda.layout import Tiles, dequantize
+from windlass.kernels.cuda.linear import MANY, ONE, SHARED_BUDGET, WHOLE_BUDGET, Ahead, Ring, divisor, many_ring, one_ring
+from windlass.kernels.cuda.route import Routes
+
+
+def _one(kind: int, norm: int, weight: Tiles, routes: Routes, ring: Ring) -> driver.Kernel:
+    return driver.kernel(
+        "one.cu", ONE, shared_bytes=ring.shared_bytes, KIND=kind, TEAMS=ring.teams, TEAM_WARPS=ring.warps,
+        STAGES=ring.stages, TILE_BLOCKS=weight.tile_blocks, NORM=norm, GROUP=weight.group, TILES=weight.num_tiles,
+        ACTIVE=routes.num_active, SHARED=routes.num_shared, EXPERTS=routes.num_experts,
+    )  # fmt: skip
+
+
+def gate_up_one(
+    x: Tensor, norm: Tensor, weight: Tiles, out: Tensor, logits: Tensor, correction: Tensor | None, routes: Routes,
+    *, eps: float, routed_scale: float = 1.0, down: Tiles | None = None, ahead: Ahead | None = None, choice: tuple[int, int] | None = None,
+) -> Tensor:  # fmt: skip
+    """x fp32 [inputs]; out bf16 [shared + active, width], the shared expert first; the choice goes into `routes`, row 0.
+
+    With `down`, the chosen experts' part of it is fetched into the cache as soon as they are known; `ahead` while they are not.
+    """
+    ring = one_ring(weight, choice=choice)
+    run = _one(1, 1, weight, routes, ring)
+    tiles = (routes.num_active + routes.num_shared) * weight.num_tiles
+    later = (ahead.data, int(ahead.num_bytes)) if ahead else (None, 0)
+    following = (down.data, down.num_tiles, down.tile_bytes) if down else (None, 0, 0)
+    arguments = (weight.data, x, norm, None, None, out, logits, correction, routes.ids, routes.weights, *later, *following)
+    run(
+        (min(driver.num_processors(), tiles),),
+        ring.threads,
+        *arguments,
+        tiles,
+        0,
+        0,
+        eps,
+        routed_scale,
+        shared_bytes=ring.shared_bytes,
+    )
+    return out
+
+
+def down_one(
+    x: Tensor,
+    weight: Tiles,
+    out: Tensor,
+    routes: Routes,
+    *,
+    residual: Tensor | None = None,
+    choice: tuple[int, int] | None = None,
+) -> Tensor:
+    """x bf16 [shared + active, width] as `gate_up_one` leaves it; out fp32 [outputs]."""
+    ring = one_ring(weight, routes.num_active + routes.num_shared, choice)
+    run = _one(2, 0, weight, routes, ring)
+    arguments = (weight.data, x, None, None, residual, out, None, None, routes.ids, routes.weights, None, 0, None, 0, 0)
+    grid = min(driver.num_processors(), weight.num_tiles)
+    run((grid,), ring.threads, *arguments, weight.num_tiles, 0, 1, 0.0, 1.0, shared_bytes=ring.shared_bytes)
+    return out
+
+
+def gate_up_many(
+    x: Tensor,
+    weight: Tiles,
+    out: Tensor,
+    routes: Routes,
+    *,
+    unit: int = 2,
+    resident: int = 1,
+    choice: tuple[int, int] | None = None,
+) -> Tensor:
+    """x bf16 [rows, inputs]; out bf16 [rows * (active + shared), width]."""
+    return _many(1, x, weight, out, routes, routes.item_rows, unit, resident, choice)
+
+
+def down_many(
+    x: Tensor,
+    weight: Tiles,
+    out: Tensor,
+    routes: Routes,
+    *,
+    unit: int = 4,
+    resident: int = 1,
+    choice: tuple[int, int] | None = None,
+) -> Tensor:
+    """x bf16 [rows * (active + shared), width]; out fp32 [rows * (active + shared), outputs], not yet weighted."""
+    return _many(2, x, weight, out, routes, routes.item_places, unit, resident, choice)
+
+
+def _many(
+    kind: int,
+    x: Tensor,
+    weight: Tiles,
+    out: Tensor,
+    routes: Routes,
+    rows: Tensor,
+    unit: int,
+    resident: int,
+    choice: tuple[int, int] | None,
+) -> Tensor:
+    unit = divisor(weight.num_tiles, unit)
+    ring = many_ring(weight, weight.tile_blocks, unit, WHOLE_BUDGET if resident == 1 else SHARED_BUDGET, choice)
+    run = driver.kernel(
+        "many.cu", MANY, shared_bytes=ring.shared_bytes, KIND=kind, WARPS=ring.warps, TILE_BLOCKS=weight.tile_blocks, UNIT=unit,
+        JOINT=ring.joint, STAGES=ring.stages, ITEMS=1, GROUP=weight.group, RESIDENT=resident,
+    )  # fmt: skip
+    run(
+        (driver.num_processors() * resident,), ring.threads, weight.data, x, None, out, routes.num_items, routes.item_expert, rows,
+        routes.item_places, weight.num_tiles * weight.tile_bytes, weight.tile_bytes, out.stride(0), 0, x.stride(0),
+        weight.num_tiles // unit, 1, 0, shared_bytes=ring.shared_bytes,
+    )  # fmt: skip
+    return out
+
+
+def experts_reference(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tiles, down: Tiles, *, num_shared: int = 0) -> Tensor:
+    """fp32 [rows, outputs]: the weighted sum over a row's experts and the shared one."""
+    first, second = dequantize(gate_up), dequantize(down)
+    result = torch.zeros(x.shape[0], down.rows, dtype=torch.float32, device=x.device)
+    for row in range(x.shape[0]):
+        chosen = [*zip(ids[row].tolist(), weights[row].tolist(), strict=True)]
+        chosen += [(first.shape[0] - 1, 1.0)] * num_shared
+        for expert, weight in chosen:
+            gate, up = (x[row].float() @ first[expert].T).chunk(2)
+            hidden = (torch.nn.functional.silu(gate) * up).to(torch.bfloat16).float()
+            result[row] += weight * (hidden @ second[expert].T)
+    return result

@@ -1,0 +1,143 @@
+"""4-bit weights as the device's kernels read them, and the way there from a checkpoint's layout.
+
+A tile is 16 rows; along the inputs it is a run of blocks of 128 inputs: 1,024 bytes of codes, then the scales,
+bf16 [128 / group][8][2]: row g beside row g + 8.
+A block's codes are two halves of 64 inputs; lane l = 4 g + t of a warp has 16 bytes of a half: rows g and g + 8, inputs 16 t .. 16 t + 15.
+Word s of them is what one 16 x 16 tensor-core step takes, inputs 16 t + 4 s + 0..3: nibbles 0, 4, 2, 6 are row g, nibbles 1, 5, 3, 7 row g + 8.
+So a word becomes four pairs of numbers with one mask each, a warp's load is 512 bytes in one piece, and a tile streams as one.
+Rows of `paired` matrices (gate, then up) are dealt 8 and 8, so that a tile has both halves of 8 results.
+Inputs are filled up to a multiple of 128 with zeros.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from windlass.errors import BadInput
+from windlass.kernels.cuda import driver
+
+ROWS = 16
+INPUTS = 128
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """`num_matrices` matrices [rows, inputs], one after another."""
+
+    data: Tensor
+    """uint8 [num_matrices, rows / 16, blocks, block bytes]"""
+    rows: int
+    inputs: int
+    group: int
+    paired: bool = False
+
+    @property
+    def num_matrices(self) -> int:
+        return self.data.shape[0]
+
+    @property
+    def num_tiles(self) -> int:
+        """Of one matrix."""
+        return self.data.shape[1]
+
+    @property
+    def tile_blocks(self) -> int:
+        return self.data.shape[2]
+
+    @property
+    def block_bytes(self) -> int:
+        return self.data.shape[3]
+
+    @property
+    def tile_bytes(self) -> int:
+        return self.tile_blocks * self.block_bytes
+
+
+def block_bytes(group: int) -> int:
+    return ROWS * INPUTS // 2 + INPUTS // group * ROWS * 2
+
+
+def empty(
+    num_matrices: int, rows: int, inputs: int, group: int, *, paired: bool = False, device: torch.device | str = "cuda"
+) -> Tiles:
+    if group not in (32, 64, 128) or inputs % group or rows % ROWS:
+        raise BadInput(
+            f"4-bit weights [{rows}, {inputs}] in groups of {group}: need groups of 32, 64 or 128 that divide the inputs, rows in sixteens"
+        )
+    shape = (num_matrices, rows // ROWS, -(-inputs // INPUTS), block_bytes(group))
+    return Tiles(torch.empty(shape, dtype=torch.uint8, device=device), rows, inputs, group, paired)
+
+
+def repack(codes: Tensor, scales: Tensor, *, paired: bool = False, out: Tiles | None = None, first: int = 0) -> Tiles:
+    """codes int32 [(matrices,) rows, inputs / 8], eight in order to a word, each plus 8; scales bf16 [(matrices,) rows, inputs / group].
+
+    With `out`, into its matrices from `first` on, so that experts can be streamed into one allocation.
+    """
+    codes, scales = (x if x.dim() == 3 else x[None] for x in (codes, scales))
+    num_matrices, rows, inputs = codes.shape[0], codes.shape[1], codes.shape[2] * 8
+    group = inputs // scales.shape[2]
+    out = out or empty(num_matrices, rows, inputs, group, paired=paired, device=codes.device)
+    assert (out.rows, out.inputs, out.group, out.paired) == (rows, inputs, group, paired)
+    part = out.data[first : first + num_matrices]
+    if codes.is_cuda:
+        _repack_cuda(codes.contiguous(), scales.to(torch.bfloat16).contiguous(), part, out)
+    else:
+        part.copy_(_reference(codes, scales, out))
+    return out
+
+
+def _repack_cuda(codes: Tensor, scales: Tensor, part: Tensor, out: Tiles) -> None:
+    run = driver.kernel("small.cu", "PPPIIIIQ", "repack", packed=False, GROUP=out.group)
+    blocks = part.shape[0] * part.shape[1] * part.shape[2]
+    run(
+        (-(-blocks // 8),),
+        256,
+        codes,
+        scales,
+        part,
+        out.rows,
+        out.inputs,
+        out.tile_blocks,
+        int(out.paired),
+        blocks,
+        dependent=False,
+    )
+
+
+def _dealt(x: Tensor, paired: bool) -> Tensor:
+    """[m, rows, n] to [m, tiles, 16, n]."""
+    m, rows, n = x.shape
+    if not paired:
+        return x.reshape(m, rows // ROWS, ROWS, n)
+    return x.reshape(m, 2, rows // ROWS, ROWS // 2, n).transpose(1, 2).reshape(m, rows // ROWS, ROWS, n)
+
+
+def _reference(codes: Tensor, scales: Tensor, out: Tiles) -> Tensor:
+    shifts = torch.arange(0, 32, 4, dtype=torch.int32, device=codes.device)
+    nibbles = (codes[..., None] >> shifts & 15).flatten(-2).to(torch.uint8)
+    padding = out.tile_blocks * INPUTS - out.inputs
+    nibbles = torch.nn.functional.pad(nibbles, (0, padding), value=8)
+    scales = torch.nn.functional.pad(scales.to(torch.bfloat16), (0, padding // out.group))
+    # [m, tile, high, g, block, half, t, s, pair, element] -> words whose nibble is 4 * element + 2 * pair + high
+    n = _dealt(nibbles, out.paired).reshape(-1, out.num_tiles, 2, 8, out.tile_blocks, 2, 4, 4, 2, 2)
+    n = n.permute(0, 1, 4, 5, 3, 6, 7, 9, 8, 2).reshape(-1, out.num_tiles, out.tile_blocks, 1024, 2)
+    packed = n[..., 0] | n[..., 1] << 4
+    tail = _dealt(scales, out.paired).reshape(-1, out.num_tiles, ROWS, out.tile_blocks, INPUTS // out.group)
+    tail = tail.unflatten(2, (2, 8)).permute(0, 1, 4, 5, 3, 2).contiguous().view(torch.uint8).flatten(3)
+    return torch.cat((packed, tail), dim=-1)
+
+
+def dequantize(tiles: Tiles, dtype: torch.dtype = torch.float32) -> Tensor:
+    """[matrices, rows, inputs]: what the kernels multiply with. Plain torch."""
+    m, num_tiles, blocks, _ = tiles.data.shape
+    codes, tail = tiles.data[..., :1024], tiles.data[..., 1024:]
+    n = torch.stack((codes & 15, codes >> 4), dim=-1).reshape(m, num_tiles, blocks, 2, 8, 4, 4, 2, 2, 2)
+    n = n.permute(0, 1, 9, 4, 2, 3, 5, 6, 8, 7).reshape(m, num_tiles, ROWS, blocks * INPUTS // tiles.group, tiles.group)
+    scales = tail.contiguous().view(torch.bfloat16).reshape(m, num_tiles, -1, 8, 2).permute(0, 1, 4, 3, 2).flatten(2, 3)
+    values = ((n.to(torch.float32) - 8) * scales[..., None].to(torch.float32)).to(dtype).flatten(3)[..., : tiles.inputs]
+    if tiles.paired:
+        values = values.reshape(m, num_tiles, 2, 8, tiles.inputs).transpose(1, 2)
+    return values.reshape(m, tiles.rows, tiles.inputs)

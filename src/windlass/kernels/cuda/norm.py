@@ -1,0 +1,31 @@
+"""Residual sums, the norm after them, and the output head of one row."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from windlass.kernels.cuda import driver
+
+
+def add_norm(
+    residual: Tensor, norm: Tensor, out: Tensor, eps: float, *, parts: Tensor | None = None, weights: Tensor | None = None
+) -> Tensor:
+    """residual fp32 [rows, width] += the parts, in order; out bf16 [rows, width] = rms norm of it.
+
+    parts fp32 [parts, rows, width] (slices of a product), or with `weights` [rows, n] fp32: [rows, parts, width], the first n weighted.
+    """
+    run = driver.kernel("small.cu", "PPPIIQQPPIf", "add_norm", packed=False)
+    rows, width = residual.shape
+    num_parts = 0 if parts is None else parts.shape[0] if weights is None else parts.shape[1]
+    by_part = 0 if parts is None else parts.stride(0) if weights is None else parts.stride(1)
+    by_row = 0 if parts is None else parts.stride(1) if weights is None else parts.stride(0)
+    num_weights = 0 if weights is None else weights.shape[1]
+    run((rows,), 1024, residual, parts, weights, num_parts, num_weights, by_part, by_row, norm, out, width, eps)
+    return out
+
+
+def head_one(x: Tensor, norm: Tensor, weight: Tensor, out: Tensor, eps: float) -> Tensor:
+    """out fp32 [outputs] = norm(x) @ weight.T, x fp32 [inputs], weight bf16 [outputs, inputs]."""
+    run = driver.kernel("small.cu", "PPPPIIf", "head_one", packed=False)
+    run((driver.num_processors(),), 512, x, norm, weight, out, weight.shape[1], weight.shape[0], eps)
+    return out

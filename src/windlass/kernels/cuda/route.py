@@ -1,0 +1,99 @@
+"""Which experts see which rows, without the host: logits, choice, and a list of items (an expert and up to 8 rows that chose it)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from windlass.kernels.cuda import driver
+
+ITEM_ROWS = 8
+MAX_ROWS = 64
+
+
+@dataclass(frozen=True)
+class Routes:
+    """Buffers for the routing of up to `rows` rows; place = row * (active + shared) + slot, the shared expert has the last slot."""
+
+    ids: Tensor
+    """int32 [rows, active]"""
+    weights: Tensor
+    """fp32 [rows, active]"""
+    num_items: Tensor
+    """int32 [2]: the number of items, and a counter that is zero between launches"""
+    item_expert: Tensor
+    """int32 [items]"""
+    item_rows: Tensor
+    """int32 [items, 8], -1 for none"""
+    item_places: Tensor
+    num_experts: int
+    num_active: int
+    num_shared: int
+
+
+def routes(rows: int, num_experts: int, num_active: int, num_shared: int = 0, device: torch.device | str = "cuda") -> Routes:
+    # Each expert's last item may be part empty.
+    items = min(rows * num_active, num_experts + rows * num_active // ITEM_ROWS) + num_shared * -(-rows // ITEM_ROWS)
+    integers = {"dtype": torch.int32, "device": device}
+    return Routes(
+        ids=torch.zeros(rows, num_active, **integers),
+        weights=torch.zeros(rows, num_active, dtype=torch.float32, device=device),
+        num_items=torch.zeros(2, **integers),
+        item_expert=torch.zeros(items, **integers),
+        item_rows=torch.full((items, ITEM_ROWS), -1, **integers),
+        item_places=torch.full((items, ITEM_ROWS), -1, **integers),
+        num_experts=num_experts,
+        num_active=num_active,
+        num_shared=num_shared,
+    )
+
+
+def router_one(x: Tensor, norm: Tensor, weight: Tensor, logits: Tensor, eps: float) -> Tensor:
+    """Logits fp32 [experts] of norm(x), x fp32 [inputs], weight fp32 [experts, inputs]; inputs 1,024 to 4,096, a multiple of 1,024."""
+    run = driver.kernel("small.cu", "PPPPIf", "router_one", packed=False)
+    run((weight.shape[0],), 256, x, norm, weight, logits, weight.shape[1], eps)
+    return logits
+
+
+def router_many(x: Tensor, weight: Tensor, logits: Tensor) -> Tensor:
+    """Logits fp32 [rows, experts] of x bf16 [rows, inputs]; inputs at most 4,096."""
+    run = driver.kernel("small.cu", "PPPIII", "router_many", packed=False)
+    run((weight.shape[0] // 4, -(-x.shape[0] // 8)), 256, x, weight, logits, weight.shape[1], x.shape[0], weight.shape[0])
+    return logits
+
+
+def route_many(logits: Tensor, correction: Tensor | None, into: Routes, routed_scale: float = 1.0) -> Routes:
+    run = driver.kernel("small.cu", "PPPPPPPPIIIf", "route_many", packed=False, EXPERTS=into.num_experts)
+    rows = logits.shape[0]
+    assert rows <= MAX_ROWS
+    run(
+        (-(-rows // 4),), 128, logits, correction, into.ids, into.weights, into.num_items, into.item_expert, into.item_rows, into.item_places,
+        rows, into.num_active, into.num_shared, routed_scale,
+    )  # fmt: skip
+    return into
+
+
+def route_reference(
+    logits: Tensor, correction: Tensor | None, num_active: int, routed_scale: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    scores = logits.float().sigmoid()
+    ids = (scores if correction is None else scores + correction).topk(num_active, dim=-1).indices
+    weights = scores.gather(-1, ids)
+    return ids.to(torch.int32), weights / weights.sum(-1, keepdim=True) * routed_scale
+
+
+def items_reference(ids: Tensor, num_experts: int, num_shared: int) -> list[tuple[int, list[int], list[int]]]:
+    """(expert, rows, places) in order."""
+    rows, active = ids.shape
+    chosen: list[list[tuple[int, int]]] = [[] for _ in range(num_experts)]
+    for row, experts in enumerate(ids.tolist()):
+        for slot, expert in enumerate(experts):
+            chosen[expert].append((row, row * (active + num_shared) + slot))
+    chosen += [[(row, row * (active + 1) + active) for row in range(rows)]] * num_shared
+    return [
+        (expert, [row for row, _ in pairs[i : i + 8]], [place for _, place in pairs[i : i + 8]])
+        for expert, pairs in enumerate(chosen)
+        for i in range(0, len(pairs), ITEM_ROWS)
+    ]

@@ -1,0 +1,286 @@
+// Small kernels around the matmuls: repacking of 4-bit weights, router logits, routing and dispatch of many rows,
+// sums with norm, and one row against bf16 weights.
+
+// ---- repack: int32 codes [rows, inputs/8] in order and bf16 scales [rows, inputs/GROUP] to blocks of 16 rows x 128 inputs.
+// One warp a block. pair_rows: of each matrix of `rows` rows a tile takes 8 of the first half and 8 of the second (gate and up).
+extern "C" __global__ void repack(const u32* codes, const u16* scales, u8* out, u32 rows, u32 inputs, u32 tile_blocks, u32 pair_rows, u64 blocks) {
+    const u64 block = (u64)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+    if (block >= blocks) return;
+    const u32 lane = threadIdx.x & 31, g = lane / 4, t = lane & 3;
+    const u64 tile = block / tile_blocks;
+    const u32 k = (u32)(block % tile_blocks) * BLOCK_K, tiles = rows / 16;
+    const u64 matrix = tile / tiles;
+    const u32 r = (u32)(tile % tiles);
+    auto source_row = [&](u32 i) -> u64 { return matrix * rows + (pair_rows ? (i < 8 ? r * 8 + i : rows / 2 + r * 8 + i - 8) : r * 16 + i); };
+    u8* to = out + block * BLOCK_BYTES;
+    const u64 low = source_row(g), high = source_row(g + 8);
+#pragma unroll
+    for (u32 half = 0; half < 2; half++) {
+        const u32 at = k + half * 64 + t * 16;
+        uint2 p = {0x88888888u, 0x88888888u}, q = p;
+        if (at < inputs) p = *(const uint2*)(codes + (low * inputs + at) / 8), q = *(const uint2*)(codes + (high * inputs + at) / 8);
+        u32 word[4];
+#pragma unroll
+        for (u32 s = 0; s < 4; s++) {
+            const u32 v = ((s & 2 ? p.y : p.x) >> (s & 1) * 16) & 0xffff, w = ((s & 2 ? q.y : q.x) >> (s & 1) * 16) & 0xffff;
+            word[s] = (v & 0x0f0f) | (v & 0xf0f0) << 12 | ((w & 0x0f0f) | (w & 0xf0f0) << 12) << 4;
+        }
+        *(uint4*)(to + half * 512 + lane * 16) = uint4{word[0], word[1], word[2], word[3]};
+    }
+    for (u32 i = lane; i < GROUPS * 16; i += 32) {
+        const u32 group = k / GROUP + i / 16;
+        const u32 j = i % 16;  // row g beside row g + 8
+        ((u16*)(to + CODE_BYTES))[i] = group * GROUP < inputs ? scales[source_row(j / 2 + (j & 1) * 8) * (inputs / GROUP) + group] : (u16)0;
+    }
+}
+
+// ---- router logits of one row: norm and dot product in one pass. One block an expert, 256 threads.
+extern "C" __global__ void __launch_bounds__(256) router_one(const float* x, const float* norm, const float* weight, float* logits, u32 inputs, float eps) {
+    __shared__ float sums[16];
+    launch_next();
+    const float* row = weight + (u64)blockIdx.x * inputs;
+    float4 w[4];
+    const u32 per = inputs / 1024;
+#pragma unroll
+    for (u32 i = 0; i < 4; i++)
+        if (i < per) {
+            const u32 k = (i * 256 + threadIdx.x) * 4;
+            const float4 n = *(const float4*)(norm + k), v = *(const float4*)(row + k);
+            w[i] = float4{n.x * v.x, n.y * v.y, n.z * v.z, n.w * v.w};
+        }
+    wait_previous();
+    float square = 0.f, dot = 0.f;
+#pragma unroll
+    for (u32 i = 0; i < 4; i++)
+        if (i < per) {
+            const float4 h = __ldcg((const float4*)(x + (i * 256 + threadIdx.x) * 4));
+            square += h.x * h.x + h.y * h.y + h.z * h.z + h.w * h.w;
+            dot += h.x * w[i].x + h.y * w[i].y + h.z * w[i].z + h.w * w[i].w;
+        }
+    square = warp_sum(square), dot = warp_sum(dot);
+    if ((threadIdx.x & 31) == 0) sums[threadIdx.x / 32] = square, sums[8 + threadIdx.x / 32] = dot;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        square = dot = 0.f;
+        for (u32 i = 0; i < 8; i++) square += sums[i], dot += sums[8 + i];
+        logits[blockIdx.x] = dot * rsqrtf(square / inputs + eps);
+    }
+}
+
+template <u32 WIDTH>
+DEVICE void exchange(float (&acc)[32], u32 lane) {
+    const bool upper = lane & WIDTH;
+#pragma unroll
+    for (u32 i = 0; i < WIDTH; i++) {
+        const float keep = upper ? acc[i + WIDTH] : acc[i], give = upper ? acc[i] : acc[i + WIDTH];
+        acc[i] = keep + __shfl_xor_sync(~0u, give, WIDTH);
+    }
+}
+
+// ---- router logits of many rows: x bf16 [rows, inputs], weight fp32 [experts, inputs]. A block: 8 rows x 4 experts, its threads share the
+// inputs; inputs a multiple of 1,024, at most 4,096, are held in registers.
+extern "C" __global__ void __launch_bounds__(256) router_many(const u16* x, const float* weight, float* logits, u32 inputs, u32 rows, u32 experts) {
+    __shared__ float sums[8][32];
+    launch_next();
+    const u32 warp = threadIdx.x / 32, lane = threadIdx.x & 31, expert = blockIdx.x * 4, first = blockIdx.y * 8;
+    float4 w[4][4];
+#pragma unroll
+    for (u32 i = 0; i < 4; i++)
+#pragma unroll
+        for (u32 e = 0; e < 4; e++) {
+            const u32 k = (i * 256 + threadIdx.x) * 4;
+            w[i][e] = k < inputs ? *(const float4*)(weight + (u64)(expert + e) * inputs + k) : float4{0.f, 0.f, 0.f, 0.f};
+        }
+    wait_previous();
+    float acc[32];
+#pragma unroll
+    for (u32 r = 0; r < 8; r++) {
+        float s[4] = {0.f, 0.f, 0.f, 0.f};
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            const u32 k = (i * 256 + threadIdx.x) * 4;
+            uint2 v = {0, 0};
+            if (first + r < rows && k < inputs) v = __ldcg((const uint2*)(x + (u64)(first + r) * inputs + k));
+            const float a = bf16_float(v.x), b = __uint_as_float(v.x & 0xffff0000u), c = bf16_float(v.y), d = __uint_as_float(v.y & 0xffff0000u);
+#pragma unroll
+            for (u32 e = 0; e < 4; e++) s[e] += a * w[i][e].x + b * w[i][e].y + c * w[i][e].z + d * w[i][e].w;
+        }
+#pragma unroll
+        for (u32 e = 0; e < 4; e++) acc[r * 4 + e] = s[e];
+    }
+    // 32 sums over 32 lanes: each exchange halves what a lane has left; lane l ends with sum l.
+    exchange<16>(acc, lane);
+    exchange<8>(acc, lane);
+    exchange<4>(acc, lane);
+    exchange<2>(acc, lane);
+    exchange<1>(acc, lane);
+    sums[warp][lane] = acc[0];
+    __syncthreads();
+    if (warp == 0) {
+        float total = 0.f;
+#pragma unroll
+        for (u32 i = 0; i < 8; i++) total += sums[i][lane];
+        const u32 row = first + lane / 4;
+        if (row < rows) logits[(u64)row * experts + expert + lane % 4] = total;
+    }
+}
+
+// ---- routing and dispatch of up to 64 rows, no host involved. Four rows a block, a warp each; the last block to arrive makes the items.
+// An item is up to 8 rows that share an expert: (expert, row numbers, places of results).
+// Items come in the order of experts, rows in order within: the same input gives the same items. The shared expert's rows are items too.
+// place = row * (active + shared) + slot; the shared expert has the last slot. counts: number of items, blocks arrived (zero between launches).
+#ifndef EXPERTS
+#define EXPERTS 128
+#endif
+extern "C" __global__ void __launch_bounds__(128)
+    route_many(const float* logits, const float* correction, int* ids, float* weights, int* counts, int* item_expert, int* item_rows,
+               int* item_places, u32 rows, u32 active, u32 shared, float routed_scale) {
+    __shared__ u64 mask[EXPERTS + 1];
+    __shared__ u32 offset[EXPERTS + 1];
+    __shared__ u32 is_last;
+    launch_next();
+    const u32 warp = threadIdx.x / 32, lane = threadIdx.x & 31, all = EXPERTS + shared, row = blockIdx.x * 4 + warp;
+    for (u32 i = threadIdx.x; i < all; i += 128) mask[i] = i < EXPERTS ? 0 : rows == 64 ? ~0ull : (1ull << rows) - 1;
+    wait_previous();
+    if (row < rows) {
+        int id = 0;
+        float weight = 0.f;
+        choose<EXPERTS / 32>(logits + (u64)row * EXPERTS, correction, EXPERTS / 32, active, routed_scale, lane, id, weight);
+        if (lane < active) {
+            __stcg(ids + row * active + lane, id);
+            weights[row * active + lane] = weight;
+            __threadfence();
+        }
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) is_last = atomicAdd(counts + 1, 1) == (int)gridDim.x - 1;
+    __syncthreads();
+    if (!is_last) return;
+    __threadfence();
+    if (threadIdx.x == 0) counts[1] = 0;
+    for (u32 i = threadIdx.x; i < rows * active; i += 128) atomicOr((unsigned long long*)&mask[__ldcg(ids + i)], 1ull << (i / active));
+    __syncthreads();
+    if (warp == 0) {
+        u32 total = 0;
+        for (u32 base = 0; base < all; base += 32) {
+            const u32 e = base + lane, items = e < all ? (__popcll(mask[e]) + 7) / 8 : 0;
+            u32 sum = items;
+#pragma unroll
+            for (int o = 1; o < 32; o <<= 1) {
+                const u32 other = __shfl_up_sync(~0u, sum, o);
+                if (lane >= o) sum += other;
+            }
+            if (e < all) offset[e] = total + sum - items;
+            total += __shfl_sync(~0u, sum, 31);
+        }
+        if (lane == 0) counts[0] = (int)total;
+    }
+    __syncthreads();
+    const u32 slots = active + shared;
+    for (u32 i = threadIdx.x; i < rows * slots; i += 128) {
+        const u32 r = i / slots, slot = i % slots, e = slot < active ? (u32)__ldcg(ids + r * active + slot) : EXPERTS;
+        const u32 at = offset[e] * 8 + __popcll(mask[e] & ((1ull << r) - 1));
+        item_rows[at] = (int)r;
+        item_places[at] = (int)i;
+    }
+    for (u32 e = threadIdx.x; e < all; e += 128) {
+        const u32 count = __popcll(mask[e]), items = (count + 7) / 8;
+        for (u32 i = 0; i < items; i++) item_expert[offset[e] + i] = (int)e;
+        for (u32 i = count; i < items * 8; i++) item_rows[offset[e] * 8 + i] = -1, item_places[offset[e] * 8 + i] = -1;
+    }
+}
+
+// ---- h += sum over parts of weight * part; x = norm(h). One block of 1024 threads a row; width a multiple of 4, at most 8192.
+extern "C" __global__ void __launch_bounds__(1024)
+    add_norm(float* h, const float* parts, const float* part_weights, u32 num_parts, u32 num_weights, u64 part_stride, u64 row_stride,
+             const float* norm, u16* x, u32 width, float eps) {
+    __shared__ float sums[32];
+    launch_next();
+    const u32 row = blockIdx.x;
+    float4 v[2], n[2];
+#pragma unroll
+    for (u32 i = 0; i < 2; i++) {
+        const u32 k = (i * 1024 + threadIdx.x) * 4;
+        if (k < width) n[i] = *(const float4*)(norm + k);
+    }
+    wait_previous();
+    float square = 0.f;
+#pragma unroll
+    for (u32 i = 0; i < 2; i++) {
+        const u32 k = (i * 1024 + threadIdx.x) * 4;
+        if (k < width) {
+            float4 s = __ldcg((const float4*)(h + (u64)row * width + k));
+            const float* from = parts + row * row_stride + k;
+#pragma unroll 3
+            for (u32 p = 0; p < num_parts; p++) {
+                const float4 y = __ldcg((const float4*)(from + p * part_stride));
+                const float w = p < num_weights ? __ldcg(part_weights + row * num_weights + p) : 1.f;
+                s.x += w * y.x, s.y += w * y.y, s.z += w * y.z, s.w += w * y.w;
+            }
+            if (num_parts) *(float4*)(h + (u64)row * width + k) = s;
+            v[i] = s;
+            square += s.x * s.x + s.y * s.y + s.z * s.z + s.w * s.w;
+        }
+    }
+    square = warp_sum(square);
+    if ((threadIdx.x & 31) == 0) sums[threadIdx.x / 32] = square;
+    __syncthreads();
+    square = warp_sum(sums[threadIdx.x & 31]);
+    const float r = rsqrtf(square / width + eps);
+#pragma unroll
+    for (u32 i = 0; i < 2; i++) {
+        const u32 k = (i * 1024 + threadIdx.x) * 4;
+        if (k < width)
+            *(uint2*)(x + (u64)row * width + k) =
+                uint2{pack_bf16(v[i].x * r * n[i].x, v[i].y * r * n[i].y), pack_bf16(v[i].z * r * n[i].z, v[i].w * r * n[i].w)};
+    }
+}
+
+// ---- one row against bf16 weights [rows, inputs]: norm first, fp32 out. A warp takes a row at a time; inputs a multiple of 256, at most 8192.
+extern "C" __global__ void __launch_bounds__(512) head_one(const float* x, const float* norm, const u16* weight, float* out, u32 inputs, u32 rows, float eps) {
+    __shared__ __align__(16) float xs[8192];
+    __shared__ float sums[16];
+    launch_next();
+    const u32 warp = threadIdx.x / 32, lane = threadIdx.x & 31, steps = inputs / 256;
+    const u32 stride = gridDim.x * 16;
+    u32 row = blockIdx.x * 16 + warp;
+    wait_previous();
+    float square = 0.f;
+    for (u32 k = threadIdx.x; k < inputs; k += 512) {
+        const float h = __ldcg(x + k);
+        square += h * h;
+    }
+    square = warp_sum(square);
+    if (lane == 0) sums[warp] = square;
+    __syncthreads();
+    square = 0.f;
+    for (u32 i = 0; i < 16; i++) square += sums[i];
+    const float r = rsqrtf(square / inputs + eps);
+    // x of a lane's 8 inputs as two vectors of 4, apart, so that a warp reads 16 bytes a lane without conflicts.
+    for (u32 k = threadIdx.x; k < inputs; k += 512) {
+        const u32 step = k / 256, l = (k / 8) & 31, j = k & 7;
+        xs[step * 256 + (j / 4) * 128 + l * 4 + (j & 3)] = __ldcg(x + k) * r * norm[k];
+    }
+    __syncthreads();
+    for (; row < rows; row += stride) {
+        const u16* from = weight + (u64)row * inputs + lane * 8;
+        float acc = 0.f;
+        for (u32 base = 0; base < steps; base += 16) {
+            uint4 w[16];
+#pragma unroll
+            for (u32 i = 0; i < 16; i++)
+                if (base + i < steps) w[i] = load_once(from + (base + i) * 256);
+#pragma unroll
+            for (u32 i = 0; i < 16; i++)
+                if (base + i < steps) {
+                    const float4 p = *(const float4*)(xs + (base + i) * 256 + lane * 4), q = *(const float4*)(xs + (base + i) * 256 + 128 + lane * 4);
+                    acc += p.x * bf16_float(w[i].x & 0xffff) + p.y * __uint_as_float(w[i].x & 0xffff0000u);
+                    acc += p.z * bf16_float(w[i].y & 0xffff) + p.w * __uint_as_float(w[i].y & 0xffff0000u);
+                    acc += q.x * bf16_float(w[i].z & 0xffff) + q.y * __uint_as_float(w[i].z & 0xffff0000u);
+                    acc += q.z * bf16_float(w[i].w & 0xffff) + q.w * __uint_as_float(w[i].w & 0xffff0000u);
+                }
+        }
+        acc = warp_sum(acc);
+        if (lane == 0) out[row] = acc;
+    }
+}

@@ -1,0 +1,70 @@
+"""The routed feed-forward: every row through the experts chosen for it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from windlass.core.model import Activation
+from windlass.kernels import native_experts, program
+from windlass.kernels.activate import _reference as activate
+from windlass.kernels.linear import Matrix, plain_product, stored
+
+
+def experts(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    gate_up: Matrix,
+    down: Matrix,
+    activation: Activation,
+    *,
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+    clamp: float | None = None,
+    add: Tensor | None = None,
+) -> Tensor:
+    """x [rows, hidden]; ids and weights [rows, active], see `route`; the sum over a row's experts of weight * expert(x), plus `add`.
+
+    gate_up [experts, 2 * width, hidden] (gate first) and down [experts, hidden, width] are tensors or Panels of as many experts.
+    """
+    inputs = (x, ids, weights, gate_up, down, activation)
+    how = {"gate_up_bias": gate_up_bias, "down_bias": down_bias, "clamp": clamp, "add": add}
+    fits = program.usable(x, weights, stored(gate_up), stored(down), gate_up_bias, down_bias, add)
+    made = native_experts.experts(*inputs, **how) if fits else None
+    return _reference(*inputs, **how) if made is None else made
+
+
+def _reference(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    gate_up: Matrix,
+    down: Matrix,
+    activation: Activation,
+    *,
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+    clamp: float | None = None,
+    add: Tensor | None = None,
+) -> Tensor:
+    """Rows are sorted by expert, so that each expert sees its own once."""
+    chosen = ids.flatten().long()
+    order = chosen.argsort(stable=True)
+    rows = order // ids.shape[1]
+    said: list[Tensor] = []
+    first = 0
+    for expert, count in enumerate(chosen.bincount().tolist()):
+        if not count:
+            continue
+        inner = _product(x[rows[first : first + count]], gate_up, gate_up_bias, expert)
+        said.append(_product(activate(inner, activation, True, clamp), down, down_bias, expert))
+        first += count
+    weighed = torch.cat(said) * weights.flatten()[order, None]
+    total = torch.zeros_like(x, dtype=weighed.dtype).index_add(0, rows, weighed).to(x.dtype)
+    return total if add is None else total + add
+
+
+def _product(x: Tensor, stacked: Matrix, biases: Tensor | None, expert: int) -> Tensor:
+    matrix = stacked[expert] if isinstance(stacked, Tensor) else stacked.dense(expert, x.dtype)
+    return plain_product(x, matrix, None if biases is None else biases[expert])

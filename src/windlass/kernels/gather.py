@@ -1,0 +1,17 @@
+"""Some of the rows: those whose logits are wanted."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from windlass.kernels import native_gather, program
+
+
+def gather(x: Tensor, rows: Tensor) -> Tensor:
+    """x[rows]."""
+    made = native_gather.gather(x, rows) if program.usable(x, rows) else None
+    return _reference(x, rows) if made is None else made
+
+
+def _reference(x: Tensor, rows: Tensor) -> Tensor:
+    return x[rows.long()]

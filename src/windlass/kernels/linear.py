@@ -1,0 +1,48 @@
+"""Products with a weight matrix, plain or packed, and rows looked up in one."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from windlass.kernels import native_embed, native_linear, program
+from windlass.kernels.panels import Panels
+
+Matrix = Tensor | Panels
+"""[out, in]"""
+
+
+def linear(x: Tensor, weight: Matrix, bias: Tensor | None = None, add: Tensor | None = None) -> Tensor:
+    """x [rows, in] @ weight.T + bias + add; `add` (the residual) has the shape of the result."""
+    made = native_linear.linear(x, weight, bias, add) if program.usable(x, stored(weight), bias, add) else None
+    return _reference(x, weight, bias, add) if made is None else made
+
+
+def _reference(x: Tensor, weight: Matrix, bias: Tensor | None = None, add: Tensor | None = None) -> Tensor:
+    product = plain_product(x, weight if isinstance(weight, Tensor) else weight.dense(dtype=x.dtype), bias)
+    return product if add is None else product + add
+
+
+def plain_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """In the wider of the two types: bf16 weights with fp32 activations on the CPU, an fp32 router with bf16 activations."""
+    kind = torch.promote_types(x.dtype, weight.dtype)
+    return functional.linear(x.to(kind), weight.to(kind), None if bias is None else bias.to(kind))
+
+
+def embed(tokens: Tensor, table: Matrix, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Rows of `table` as activations: in `dtype`, or in the table's own type where that is wider."""
+    made = None
+    if dtype == torch.float32 and program.usable(tokens, stored(table)):
+        made = native_embed.embed(tokens, table) if isinstance(table, Tensor) else native_linear.embed(tokens, table)
+    return _embed_reference(tokens, table, dtype) if made is None else made
+
+
+def _embed_reference(tokens: Tensor, table: Matrix, dtype: torch.dtype = torch.float32) -> Tensor:
+    rows = functional.embedding(tokens.long(), table) if isinstance(table, Tensor) else table.rows(tokens.long()).to(dtype)
+    return rows.to(torch.promote_types(rows.dtype, dtype))
+
+
+def stored(weight: Matrix) -> Tensor:
+    """The tensor that holds its numbers, packed or not: it says where they are and whether they learn."""
+    return weight if isinstance(weight, Tensor) else weight.data

@@ -1,0 +1,98 @@
+// Queries times keys that lie across their blocks, so that the scores of a block's 16 tokens are one vector (or two, or four).
+// Included once per instruction set.
+
+namespace windlass {
+namespace {
+namespace WINDLASS_ISA {
+
+constexpr int64_t PIECE_TOKENS = 64;  // whose scores are made, weighed and spent together
+constexpr int PIECE_BLOCKS = PIECE_TOKENS / BLOCK_TOKENS;
+constexpr int VECTORS = BLOCK_TOKENS / W;  // in a block
+
+// Blocks side by side in a tile of R queries: as many as there are registers for.
+constexpr int tile_blocks(int rows) { return W == 16 ? 4 : W == 8 ? (rows == 1 ? 4 : rows <= 3 ? 2 : 1) : rows == 1 ? 2 : 1; }
+
+// Where keys and values of the blocks of a piece lie. Those of the piece after this one are fetched while this one is worked on: a
+// head's blocks are far apart, and a processor that waits for each of them reaches a tenth of the memory's bandwidth.
+template <class T> struct Piece {
+    const T *keys[PIECE_BLOCKS], *values[PIECE_BLOCKS];
+    int64_t start, end;
+
+    int64_t num_blocks() const { return (end - start + BLOCK_TOKENS - 1) / BLOCK_TOKENS; }
+};
+
+// Into the second level of caches: the first has no room for more than is in use.
+INLINE void fetch(const void* from, int64_t bytes) {
+    for (int64_t offset = 0; offset < bytes; offset += 64) __builtin_prefetch(static_cast<const char*>(from) + offset, 0, 2);
+}
+
+// scores [R, PIECE_TOKENS]: every one a chain of multiply-adds in the order of the dimensions.
+template <int R, int B, class T>
+INLINE void scores_tile(const float* queries, int64_t dim, const T* const* keys, const Piece<T>* ahead, float* scores) {
+    F sums[R][B * VECTORS] = {};
+    auto add = [&](int64_t d) __attribute__((always_inline)) {
+        F key[B * VECTORS];
+#pragma GCC unroll 16
+        for (int b = 0; b < B; b++)
+#pragma GCC unroll 4
+            for (int v = 0; v < VECTORS; v++) key[b * VECTORS + v] = load(keys[b] + d * BLOCK_TOKENS + v * W);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++) {
+            const F query = splat(queries[r * dim + d]);
+#pragma GCC unroll 16
+            for (int v = 0; v < B * VECTORS; v++) sums[r][v] += query * key[v];
+        }
+    };
+    int64_t d = 0;
+    if (ahead)
+        for (; d + 2 <= dim; d += 2) {
+#pragma GCC unroll 4
+            for (int b = 0; b < PIECE_BLOCKS; b++) fetch(ahead->keys[b] + d * BLOCK_TOKENS, 2 * BLOCK_TOKENS * sizeof(T));
+            add(d);
+#pragma GCC unroll 4
+            for (int b = 0; b < PIECE_BLOCKS; b++) fetch(ahead->values[b] + d * BLOCK_TOKENS, 2 * BLOCK_TOKENS * sizeof(T));
+            add(d + 1);
+        }
+    for (; d < dim; d++) add(d);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 16
+        for (int v = 0; v < B * VECTORS; v++) store(scores + r * PIECE_TOKENS + v * W, sums[r][v]);
+}
+
+template <int R, class T>
+void scores_rows(const float* queries, int64_t dim, const T* const* keys, int64_t num_blocks, const Piece<T>* ahead, float* scores) {
+    constexpr int B = tile_blocks(R);
+    int64_t block = 0;
+    for (; block + B <= num_blocks; block += B, ahead = nullptr)
+        scores_tile<R, B>(queries, dim, keys + block, ahead, scores + block * BLOCK_TOKENS);
+    if (B > 2 && block + 2 <= num_blocks) {
+        scores_tile<R, 2>(queries, dim, keys + block, ahead, scores + block * BLOCK_TOKENS);
+        block += 2;
+        ahead = nullptr;
+    }
+    for (; block < num_blocks; block++, ahead = nullptr)
+        scores_tile<R, 1>(queries, dim, keys + block, ahead, scores + block * BLOCK_TOKENS);
+}
+
+// queries [count, dim] by the keys of a piece; the piece `ahead` (or null) is fetched meanwhile.
+template <class T>
+void make_scores(int64_t count, const float* queries, int64_t dim, const Piece<T>& piece, const Piece<T>* ahead, float* scores) {
+    const int64_t blocks = piece.num_blocks();
+    for (int64_t row = 0, rows; row < count; row += rows, ahead = nullptr) {
+        rows = tile_rows(count - row);
+        const float* from = queries + row * dim;
+        float* to = scores + row * PIECE_TOKENS;
+        switch (rows) {
+            case 1: scores_rows<1>(from, dim, piece.keys, blocks, ahead, to); break;
+            case 2: scores_rows<2>(from, dim, piece.keys, blocks, ahead, to); break;
+            case 3: scores_rows<3>(from, dim, piece.keys, blocks, ahead, to); break;
+            case 4: scores_rows<4>(from, dim, piece.keys, blocks, ahead, to); break;
+            default: scores_rows<6>(from, dim, piece.keys, blocks, ahead, to); break;
+        }
+    }
+}
+
+}  // namespace WINDLASS_ISA
+}  // namespace
+}  // namespace windlass

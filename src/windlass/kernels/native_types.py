@@ -1,0 +1,18 @@
+"""What native operations call the types of stored numbers, and what they ask of a tensor."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+STORED = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+"""As StoredType in native/lanes.h numbers them."""
+
+
+def is_plain(*tensors: Tensor | None) -> bool:
+    """Whether all are fp32 with neighbours in the last dimension side by side."""
+    return all(tensor is None or (tensor.dtype == torch.float32 and tensor.stride(-1) == 1) for tensor in tensors)
+
+
+def is_index(*tensors: Tensor | None) -> bool:
+    return all(tensor is None or (tensor.dtype == torch.int32 and tensor.is_contiguous()) for tensor in tensors)

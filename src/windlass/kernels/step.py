@@ -1,0 +1,96 @@
+"""What one forward pass works on: buffers that a runner owns and refills in place, and the paged cache of one layer.
+
+Buffers may be longer than what is in them (`counts` has the truth), so that a recorded program or a captured graph, which
+knows addresses and not numbers, serves every batch. Knows no model and no requests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+BLOCK_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class Step:
+    """Sequences lie one after another in the rows: sequence s has rows starts[s] .. starts[s + 1]."""
+
+    tokens: Tensor
+    """int32 [rows]"""
+    positions: Tensor
+    """int32 [rows], from 0 within each sequence"""
+    slots: Tensor
+    """int32 [rows]: where a row's key and value go, block * BLOCK_TOKENS + offset"""
+    starts: Tensor
+    """int32 [sequences + 1]"""
+    lengths: Tensor
+    """int32 [sequences]: tokens of the sequence once this step's are stored"""
+    blocks: Tensor
+    """int32 [sequences, blocks]: the blocks of each sequence in order"""
+    logit_rows: Tensor
+    """int32 [logits]: rows whose logits are wanted"""
+    counts: Tensor
+    """int32 [3] on the host: true numbers of rows, sequences and logit rows"""
+
+    def trimmed(self) -> Step:
+        """The same without padding: what plain PyTorch works on."""
+        rows, sequences, logits = self.counts.tolist()
+        return Step(
+            tokens=self.tokens[:rows],
+            positions=self.positions[:rows],
+            slots=self.slots[:rows],
+            starts=self.starts[: sequences + 1],
+            lengths=self.lengths[:sequences],
+            blocks=self.blocks[:sequences],
+            logit_rows=self.logit_rows[:logits],
+            counts=self.counts,
+        )
+
+
+@dataclass(frozen=True)
+class Cache:
+    """Keys and values of one layer in blocks.
+
+    Keys lie transposed within a block, [blocks, kv heads, head dim, BLOCK_TOKENS]: the scores of a block's tokens are one vector.
+    Values are [blocks, kv heads, BLOCK_TOKENS, value dim]. A latent cache has no values of its own: they are the first
+    `latent_values` elements of the keys, which then lie as values do, [blocks, 1, BLOCK_TOKENS, width].
+    """
+
+    keys: Tensor
+    values: Tensor | None
+    latent_values: int = 0
+
+    def store(self, keys: Tensor, values: Tensor | None, slots: Tensor) -> None:
+        """keys [rows, kv heads, dim], values [rows, kv heads, value dim] into `slots`. The reference."""
+        block, offset = slots.long() // BLOCK_TOKENS, slots.long() % BLOCK_TOKENS
+        if self.values is None:
+            self.keys[block, :, offset] = keys.to(self.keys.dtype)
+            return
+        assert values is not None
+        self.keys[block, :, :, offset] = keys.to(self.keys.dtype)
+        self.values[block, :, offset] = values.to(self.values.dtype)
+
+    def gather(self, blocks: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """The first `length` tokens of a sequence: keys [length, kv heads, dim], values [length, kv heads, value dim]."""
+        used = blocks[: -(-length // BLOCK_TOKENS)].long()
+        if self.values is None:
+            keys = self.keys[used].transpose(1, 2).flatten(0, 1)[:length]
+            return keys, keys[..., : self.latent_values]
+        keys = self.keys[used].permute(0, 3, 1, 2).flatten(0, 1)[:length]
+        return keys, self.values[used].transpose(1, 2).flatten(0, 1)[:length]
+
+
+def attention_cache(num_blocks: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: str = "cpu") -> Cache:
+    shape = (num_blocks, num_kv_heads)
+    return Cache(
+        keys=torch.zeros(*shape, head_dim, BLOCK_TOKENS, dtype=dtype, device=device),
+        values=torch.zeros(*shape, BLOCK_TOKENS, head_dim, dtype=dtype, device=device),
+    )
+
+
+def latent_cache(num_blocks: int, latent: int, rope: int, dtype: torch.dtype, device: str = "cpu") -> Cache:
+    keys = torch.zeros(num_blocks, 1, BLOCK_TOKENS, latent + rope, dtype=dtype, device=device)
+    return Cache(keys=keys, values=None, latent_values=latent)

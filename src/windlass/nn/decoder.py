@@ -1,0 +1,104 @@
+"""The decoder of every family: tokens in, logits out. What a family is, its ModelSpec says; nothing here asks for its name.
+
+A call works on a `Step`: tokens of several sequences, one after another in rows, each with its position and its place in the
+caches. `decoder(step, caches)` serves; `decoder(step)` needs no cache, sees each sequence whole and lets gradients through.
+
+The forward pass only calls operations of `kernels` and takes views, because on the CPU it is recorded once and replayed without
+Python. Whatever depends on the model alone is computed when the decoder is built.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from windlass.core import model
+from windlass.core.ports import Weights
+from windlass.errors import BadInput, Impossible
+from windlass.kernels import program
+from windlass.kernels.gather import gather
+from windlass.kernels.linear import embed, linear
+from windlass.kernels.norm import add
+from windlass.kernels.precision import widened
+from windlass.kernels.step import Cache, Step
+from windlass.nn.layer import Layer
+from windlass.nn.linear import held
+from windlass.nn.norm import Norm
+from windlass.nn.positions import Rotary
+
+
+class Decoder(nn.Module):
+    def __init__(self, spec: model.ModelSpec, weights: Weights, context_tokens: int | None = None) -> None:
+        """`context_tokens`: no sequence will be longer; by default as long as the model allows."""
+        super().__init__()
+        self.spec, self.dtype = spec, weights.dtype
+        self.context_tokens = _context(spec, context_tokens)
+        self.table = held(weights.matrix("embed.weight"))
+        learned = isinstance(spec.positions, model.LearnedPositions)
+        self.position_table = held(weights.matrix("positions.weight")) if learned else None
+        self.embed_norm = Norm(spec.norm, weights, "embed_norm") if spec.embedding_norm else None
+        rotary = Rotary(spec.positions, self.context_tokens, weights) if isinstance(spec.positions, model.Rope) else None
+        self.layers = nn.ModuleList(Layer(spec, index, weights, rotary) for index in range(spec.num_layers))
+        self.norm = Norm(spec.norm, weights, "norm") if spec.final_norm else None
+        self.head = self.table if spec.tied_head else held(weights.matrix("head.weight"))
+
+    def forward(self, step: Step, caches: Sequence[Cache] | None = None) -> Tensor:
+        """fp32 [logit rows, vocabulary]."""
+        if not program.is_recording():
+            step = step.trimmed()
+            self._check(step)
+        hidden = self.forward_hidden(step, caches)
+        with program.rows_counted_by(step.counts[2:3]):
+            return self.logits(gather(hidden, step.logit_rows))
+
+    def forward_hidden(self, step: Step, caches: Sequence[Cache] | None = None) -> Tensor:
+        """What the last layer leaves in every row of a step without padding, before the final norm: [rows, hidden]."""
+        x = embed(step.tokens, self.table, self.dtype)
+        if self.position_table is not None:
+            x = add(x, embed(step.positions, self.position_table, self.dtype))
+        if self.embed_norm is not None:
+            x = self.embed_norm(x)
+        for index, layer in enumerate(self.layers):
+            x = layer(x, step, None if caches is None else caches[index])
+        return x
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        if self.norm is not None:
+            hidden = self.norm(hidden)
+        return widened(linear(hidden, self.head))
+
+    def make_caches(self, num_blocks: int, dtype: torch.dtype = torch.bfloat16, device: str = "cpu") -> list[Cache]:
+        return [layer.mixer.make_cache(num_blocks, dtype, device) for layer in self.layers]
+
+    def _check(self, step: Step) -> None:
+        """On the CPU only: elsewhere looking would mean waiting for the device, and whoever made the step knows the lengths."""
+        if step.positions.device.type == "cpu" and step.positions.numel():
+            longest = int(step.positions.max()) + 1
+            if longest > self.context_tokens:
+                raise BadInput(
+                    f"a sequence of {longest} tokens, where this decoder was made for {self.context_tokens}: shorten it"
+                )
+
+
+def _context(spec: model.ModelSpec, wanted: int | None) -> int:
+    """As many tokens as are asked for, or as the model allows; never more than can be computed here."""
+    limit, why = _limit(spec)
+    if wanted is None:
+        return min(spec.context_tokens, limit)
+    if wanted > limit:
+        raise Impossible(
+            f"a context of {wanted} tokens, where this model goes no further than {limit} here ({why}): ask for less"
+        )
+    return wanted
+
+
+def _limit(spec: model.ModelSpec) -> tuple[int, str]:
+    """Tables of learned positions end. Sparse attention is dense, and so exact, as long as its indexer picks every token."""
+    if isinstance(spec.positions, model.LearnedPositions):
+        return spec.positions.max_positions, "its positions are learned"
+    mixers = [layer.mixer for layer in spec.layers if isinstance(layer.mixer, model.LatentAttention)]
+    picked = [mixer.indexer.top_k for mixer in mixers if mixer.indexer is not None]
+    return min(picked, default=sys.maxsize), "sparse attention is not built in"

@@ -1,0 +1,69 @@
+"""One layer: a mixer and a feed-forward, each behind its norm, added to the stream that runs past them."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from windlass.core import model
+from windlass.core.model import Wiring
+from windlass.core.ports import Weights
+from windlass.errors import Impossible
+from windlass.kernels.norm import add
+from windlass.kernels.step import Cache, Step
+from windlass.nn.attention import Attention
+from windlass.nn.feed_forward import FeedForward
+from windlass.nn.latent import LatentAttention
+from windlass.nn.moe import MixtureOfExperts
+from windlass.nn.norm import Norm
+from windlass.nn.positions import Rotary
+
+
+class Layer(nn.Module):
+    def __init__(self, spec: model.ModelSpec, index: int, weights: Weights, rotary: Rotary | None) -> None:
+        super().__init__()
+        layer, name = spec.layers[index], f"layers.{index}"
+        self.wiring = layer.wiring
+        self.mixer = _mixer(spec, layer.mixer, weights, f"{name}.mixer", rotary)
+        self.feed_forward = _feed_forward(layer.feed_forward, weights, index, f"{name}.ffn")
+        self.mixer_norm = Norm(spec.norm, weights, f"{name}.mixer_norm")
+        if self.wiring is not Wiring.PARALLEL_ONE_NORM:
+            self.ffn_norm = Norm(spec.norm, weights, f"{name}.ffn_norm")
+        if self.wiring is Wiring.SANDWICH:
+            self.mixer_post_norm = Norm(spec.norm, weights, f"{name}.mixer_post_norm")
+            self.ffn_post_norm = Norm(spec.norm, weights, f"{name}.ffn_post_norm")
+
+    def forward(self, x: Tensor, step: Step, cache: Cache | None) -> Tensor:
+        """Both halves add `x` themselves where they can: one pass over memory less."""
+        match self.wiring:
+            case Wiring.PRE:
+                x = self.mixer(self.mixer_norm(x), step, cache, add=x)
+                return self.feed_forward(self.ffn_norm(x), add=x)
+            case Wiring.SANDWICH:
+                x = add(x, self.mixer_post_norm(self.mixer(self.mixer_norm(x), step, cache)))
+                return add(x, self.ffn_post_norm(self.feed_forward(self.ffn_norm(x))))
+            case Wiring.PARALLEL:
+                return self.mixer(self.mixer_norm(x), step, cache, add=self.feed_forward(self.ffn_norm(x), add=x))
+            case Wiring.PARALLEL_ONE_NORM:
+                normed = self.mixer_norm(x)
+                return self.mixer(normed, step, cache, add=self.feed_forward(normed, add=x))
+
+
+def _mixer(
+    spec: model.ModelSpec, mixer: model.Mixer, weights: Weights, name: str, rotary: Rotary | None
+) -> Attention | LatentAttention:
+    match mixer:
+        case model.Attention():
+            return Attention(spec, mixer, weights, name, rotary)
+        case model.LatentAttention():
+            assert rotary is not None, "latent attention has rotary positions"
+            return LatentAttention(spec, mixer, weights, name, rotary)
+        case model.Convolution():
+            raise Impossible("this model mixes tokens by long convolutions: its memory can be planned, but nothing here runs it")
+
+
+def _feed_forward(ffn: model.FeedForward, weights: Weights, index: int, name: str) -> FeedForward | MixtureOfExperts:
+    match ffn:
+        case model.Dense():
+            return FeedForward(ffn.activation, ffn.gated, weights, name)
+        case model.MoE():
+            return MixtureOfExperts(ffn, weights, index, name)

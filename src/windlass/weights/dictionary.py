@@ -1,0 +1,49 @@
+"""A decoder's tensors out of a dictionary under Hugging Face names: another library's state_dict(), a trainer's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from windlass.core.model import ModelSpec
+from windlass.core.rule import Rule
+from windlass.weights.checked import placed
+from windlass.weights.checkpoint import CheckpointWeights, Loaded
+from windlass.weights.memory_store import MemoryStore
+from windlass.weights.parts import Part
+from windlass.weights.source import Opened
+
+
+class DictWeights(CheckpointWeights):
+    """Everything plain and in `dtype`, vectors too; every name that the rules know is found, published or as transformers stacks it.
+
+    `requires_grad`: what is given out are leaves to be differentiated.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        rules: tuple[Rule, ...],
+        state_dict: Mapping[str, Tensor],
+        *,
+        requires_grad: bool = False,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        store = MemoryStore(state_dict)
+        opened = Opened(
+            store=store, spec=spec, rules=rules, config={}, digest="", places=placed(rules, store, others_allowed=True)
+        )
+        super().__init__(opened, device=device, dtype=dtype, keep_quantized=False)
+        self._requires_grad = requires_grad
+
+    def _dense_dtype(self, parts: list[Part]) -> torch.dtype:
+        return self.dtype
+
+    def _vector_dtype(self) -> torch.dtype:
+        return self.dtype
+
+    def _given(self, parts: list[Part], loaded: Loaded) -> Loaded:
+        return loaded.requires_grad_(self._requires_grad) if isinstance(loaded, Tensor) else loaded

@@ -1,0 +1,36 @@
+"""Which file or directory a model is read from: a directory may hold nothing but one .gguf or .m file. No torch."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from windlass.errors import BadInput
+
+_LATER_SHARD = re.compile(r".*-(?!00001)\d{5}-of-\d{5}\.gguf")
+
+
+def model_file(path: Path) -> Path:
+    """A model directory, a .gguf file, or a .m file; a directory without a config stands for the one such file in it."""
+    if path.is_dir():
+        return _within(path)
+    if path.is_file() and path.suffix in (".gguf", ".m"):
+        return path
+    if not path.exists():
+        raise BadInput(
+            f"{path} does not exist; give a model directory, a .gguf file, a .m file, or a name from `windlass models`"
+        )
+    raise BadInput(f"{path} is neither a model directory, a .gguf file nor a .m file")
+
+
+def _within(directory: Path) -> Path:
+    if (directory / "config.json").is_file():
+        return directory
+    found = sorted(file for file in directory.iterdir() if file.suffix in (".gguf", ".m") and file.is_file())
+    found = [file for file in found if not _LATER_SHARD.fullmatch(file.name)]
+    if len(found) > 1:
+        names = ", ".join(file.name for file in found[:4])
+        raise BadInput(
+            f"{directory} holds {len(found)} models ({names}{', ...' if len(found) > 4 else ''}); name one of the files"
+        )
+    return found[0] if found else directory

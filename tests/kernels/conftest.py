@@ -1,0 +1,62 @@
+"""Native operations are tested on every instruction set this machine has, with one thread and with two, run at once and replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from windlass.kernels import build, program
+
+INSTRUCTION_SETS = ("plain", "avx2", "avx512")
+
+
+def _sets_here() -> list[int]:
+    native = build.library("native")
+    return [] if native is None else list(range(_use(native.windlass_use_instruction_set(2)) + 1))
+
+
+def _use(number: int) -> int:
+    native = build.library("native")
+    assert native is not None
+    native.windlass_use_instruction_set(-1)
+    return number
+
+
+@pytest.fixture(params=_sets_here(), ids=lambda number: INSTRUCTION_SETS[number])
+def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
+    native = build.library("native")
+    assert native is not None
+    native.windlass_use_instruction_set(request.param)
+    yield INSTRUCTION_SETS[request.param]
+    native.windlass_use_instruction_set(-1)
+
+
+@pytest.fixture(params=(1, 2), ids=lambda number: f"{number}-threads")
+def num_threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    program.set_threads(request.param)
+    yield request.param
+    program.set_threads(program.num_threads())
+
+
+@pytest.fixture
+def run(instruction_set: str, num_threads: int) -> Callable[..., tuple[Tensor, ...]]:
+    """run(operation, rows): the operation's results, which are the same at once and replayed."""
+
+    def both(operation: Callable[[], Tensor | Sequence[Tensor] | None], rows: int) -> tuple[Tensor, ...]:
+        at_once = _several(operation())
+        with program.record(torch.tensor([rows], dtype=torch.int32)) as recorded:
+            later = _several(operation())
+        recorded.run()
+        for one, other in zip(at_once, later, strict=True):
+            assert torch.equal(one[:rows], other[:rows]), "a replay gives something else"
+        return at_once
+
+    return both
+
+
+def _several(results: Tensor | Sequence[Tensor] | None) -> tuple[Tensor, ...]:
+    assert results is not None, "the native operation does not cover this case"
+    return (results,) if isinstance(results, Tensor) else tuple(results)

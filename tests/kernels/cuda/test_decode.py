@@ -1,0 +1,201 @@
+"""The decode kernels against plain torch, on a GPU."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from windlass.kernels.cuda import attention, experts, layout, linear, norm, route
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+
+EPS = 1e-5
+
+
+def random_tiles(num_matrices: int, rows: int, inputs: int, group: int = 128, *, paired: bool = False) -> layout.Tiles:
+    """From a checkpoint's layout, on the device."""
+    codes = torch.randint(-(1 << 31), 1 << 31, (num_matrices, rows, inputs // 8), device="cuda").to(torch.int32)
+    scales = ((torch.rand(num_matrices, rows, inputs // group, device="cuda") + 0.5) / 4.6 / inputs**0.5).to(torch.bfloat16)
+    return layout.repack(codes, scales, paired=paired)
+
+
+def close(actual: Tensor, expected: Tensor, bound: float) -> None:
+    """Relative error in norm; poisoned or missing results are NaN and fail."""
+    error = ((actual.double() - expected.double()).norm() / expected.double().norm()).item()
+    assert error < bound, f"relative error {error:.2e}, bound {bound:.0e}"
+
+
+def poisoned(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.full(shape, float("nan"), dtype=dtype, device="cuda")
+
+
+def test_repack_on_the_device_equals_the_reference() -> None:
+    for rows, inputs, group, paired in ((64, 512, 128, False), (64, 512, 128, True), (32, 320, 64, True), (32, 96, 32, False)):
+        codes = torch.randint(-(1 << 31), 1 << 31, (3, rows, inputs // 8)).to(torch.int32)
+        scales = torch.rand(3, rows, inputs // group).to(torch.bfloat16)
+        expected = layout.repack(codes, scales, paired=paired).data
+        assert torch.equal(layout.repack(codes.cuda(), scales.cuda(), paired=paired).data.cpu(), expected)
+
+
+def test_linear_one() -> None:
+    for rows, inputs, group in (
+        (14336, 4096, 128),
+        (4096, 12288, 128),
+        (512, 4096, 32),
+        (512, 4096, 64),
+        (16, 128, 128),
+        (160, 1408, 128),
+    ):
+        weight = random_tiles(1, rows, inputs, group)
+        x, gain, bias = (
+            torch.randn(inputs, device="cuda"),
+            torch.rand(inputs, device="cuda") + 0.5,
+            torch.randn(rows, device="cuda"),
+        )
+        normed = linear.norm_reference(x, gain, EPS).to(torch.bfloat16)
+        expected = linear.linear_reference(normed, weight, bias=bias)
+        bound = 1e-3 if group == 128 else 3e-3
+        close(linear.linear_one(x, weight, poisoned(rows), bias=bias, norm=gain, eps=EPS), expected, bound)
+        close(linear.linear_one(normed, weight, poisoned(rows, dtype=torch.bfloat16), bias=bias), expected, 4e-3)
+        residual = torch.randn(rows, device="cuda")
+        expected = expected - bias + residual
+        close(linear.linear_one(normed, weight, residual, residual=residual), expected, bound)
+
+
+def test_linear_of_several_rows() -> None:
+    for rows, inputs, group in ((14336, 4096, 128), (4096, 12288, 128), (512, 4096, 32), (208, 1408, 128)):
+        weight = random_tiles(1, rows, inputs, group)
+        bias = torch.randn(rows, device="cuda")
+        for count in (2, 8, 13, 32, 64):
+            x = torch.randn(count, inputs, device="cuda").to(torch.bfloat16)
+            plain = linear.linear_reference(x, weight)
+            bound = 1e-3 if group == 128 else 3e-3
+            slices = linear.num_slices(weight)
+            close(linear.linear_eight(x, weight, poisoned(slices, count, rows)).sum(0), plain, bound)
+            if slices == 1:
+                close(linear.linear_eight(x, weight, poisoned(count, rows, dtype=torch.bfloat16), bias=bias), plain + bias, 4e-3)
+            slices = linear.dense_slices(weight)
+            close(linear.linear_dense(x, weight, poisoned(slices, count, rows), slices=slices).sum(0), plain, bound)
+            close(linear.linear_dense(x, weight, poisoned(count, rows, dtype=torch.bfloat16), bias=bias), plain + bias, 4e-3)
+
+
+def mixture(num_experts: int = 32, hidden: int = 1024, width: int = 1408) -> tuple[layout.Tiles, layout.Tiles]:
+    return random_tiles(num_experts + 1, 2 * width, hidden, paired=True), random_tiles(num_experts + 1, hidden, width)
+
+
+def test_experts_of_one_row() -> None:
+    gate_up, down = mixture()
+    x, gain, router = (
+        torch.randn(1024, device="cuda"),
+        torch.rand(1024, device="cuda") + 0.5,
+        torch.randn(32, 1024, device="cuda") / 32,
+    )
+    correction, chosen = torch.rand(32, device="cuda"), route.routes(1, 32, 8, 1)
+    logits = route.router_one(x, gain, router, poisoned(32), EPS)
+    normed = linear.norm_reference(x, gain, EPS)
+    close(logits, normed @ router.T, 1e-5)
+    hidden = experts.gate_up_one(
+        x, gain, gate_up, poisoned(9, 1408, dtype=torch.bfloat16), logits, correction, chosen, eps=EPS, routed_scale=2.5
+    )
+    ids, weights = route.route_reference(logits[None], correction, 8, 2.5)
+    assert torch.equal(chosen.ids, ids)
+    close(chosen.weights, weights, 1e-6)
+    expected = experts.experts_reference(normed[None].to(torch.bfloat16), ids, weights, gate_up, down, num_shared=1)[0]
+    close(experts.down_one(hidden, down, poisoned(1024), chosen), expected, 4e-3)
+    residual = x.clone()
+    close(experts.down_one(hidden, down, residual, chosen, residual=residual), expected + x, 4e-3)
+
+
+def test_experts_of_several_rows() -> None:
+    gate_up, down = mixture()
+    router, correction = torch.randn(32, 1024, device="cuda") / 32, torch.rand(32, device="cuda")
+    for rows in (1, 2, 8, 29, 64):
+        x = torch.randn(rows, 1024, device="cuda").to(torch.bfloat16)
+        logits = route.router_many(x, router, poisoned(rows, 32))
+        close(logits, x.float() @ router.T, 1e-5)
+        chosen = route.route_many(logits, correction, route.routes(rows, 32, 8, 1))
+        ids, weights = route.route_reference(logits, correction, 8)
+        assert torch.equal(chosen.ids, ids)
+        close(chosen.weights, weights, 1e-6)
+        items = route.items_reference(ids, 32, 1)
+        assert chosen.num_items.tolist() == [len(items), 0]
+        assert len(items) <= chosen.item_expert.shape[0]
+        for number, (expert, members, places) in enumerate(items):
+            assert chosen.item_expert[number].item() == expert
+            assert [r for r in chosen.item_rows[number].tolist() if r >= 0] == members
+            assert [p for p in chosen.item_places[number].tolist() if p >= 0] == places
+        hidden = experts.gate_up_many(x, gate_up, poisoned(rows * 9, 1408, dtype=torch.bfloat16), chosen)
+        parts = experts.down_many(hidden, down, poisoned(rows * 9, 1024), chosen).view(rows, 9, 1024)
+        residual, gain = torch.randn(rows, 1024, device="cuda"), torch.rand(1024, device="cuda")
+        expected = residual + experts.experts_reference(x, ids, weights, gate_up, down, num_shared=1)
+        out = norm.add_norm(residual, gain, poisoned(rows, 1024, dtype=torch.bfloat16), EPS, parts=parts, weights=chosen.weights)
+        close(residual, expected, 4e-3)
+        close(out, linear.norm_reference(residual, gain, EPS), 4e-3)
+
+
+def test_add_norm_of_slices() -> None:
+    residual, parts, gain = (
+        torch.randn(5, 4096, device="cuda"),
+        torch.randn(3, 5, 4096, device="cuda"),
+        torch.rand(4096, device="cuda"),
+    )
+    expected = residual + parts.sum(0)
+    out = norm.add_norm(residual, gain, poisoned(5, 4096, dtype=torch.bfloat16), EPS, parts=parts)
+    close(residual, expected, 1e-6)
+    close(out, linear.norm_reference(expected, gain, EPS), 4e-3)
+
+
+def test_head_of_one_row() -> None:
+    x, gain = torch.randn(4096, device="cuda"), torch.rand(4096, device="cuda")
+    weight = torch.randn(5003, 4096, device="cuda").to(torch.bfloat16)
+    close(norm.head_one(x, gain, weight, poisoned(5003), EPS), linear.norm_reference(x, gain, EPS) @ weight.float().T, 1e-5)
+
+
+def attention_case(lengths: list[int], heads: int, kv_heads: int, rotary: int) -> dict[str, Tensor]:
+    pages = [-(-n // 16) for n in lengths]
+    order = torch.randperm(sum(pages)).to(torch.int32)
+    blocks = torch.zeros(len(lengths), max(pages), dtype=torch.int32)
+    for row, count in enumerate(pages):
+        blocks[row, :count] = order[sum(pages[:row]) :][:count]
+    positions = torch.tensor(lengths, dtype=torch.int32) - 1
+    slots = torch.stack([blocks[row, p // 16] * 16 + p % 16 for row, p in enumerate(positions.tolist())])
+    angles = torch.rand(max(lengths), rotary // 2) * 6.28
+    case = {
+        "qkv": torch.randn(len(lengths), (heads + 2 * kv_heads) * 128).to(torch.bfloat16),
+        "table": torch.stack((angles.cos(), angles.sin()), dim=1),
+        "positions": positions,
+        "slots": slots.to(torch.int32),
+        "lengths": torch.tensor(lengths, dtype=torch.int32),
+        "blocks": blocks,
+        "keys": torch.randn(sum(pages), kv_heads, 128, 16).to(torch.bfloat16),
+        "values": torch.randn(sum(pages), kv_heads, 16, 128).to(torch.bfloat16),
+    }
+    return {name: tensor.cuda() for name, tensor in case.items()}
+
+
+def test_decode_attention() -> None:
+    for lengths, splits, heads, interleaved in (
+        ([1], 1, 12, False),
+        ([200], 1, 12, False),
+        ([200], 4, 12, True),
+        ([17, 640, 1, 1500], 8, 12, False),
+        ([33000], 48, 12, False),
+        ([100, 16], 2, 4, False),
+    ):
+        kv_heads = 8
+        case = attention_case(lengths, heads * kv_heads, kv_heads, 64)
+        expected_case = {name: tensor.clone() for name, tensor in case.items()}
+        expected = attention.decode_attention_reference(**expected_case, scale=1 / math.sqrt(128), interleaved=interleaved)
+        space = attention.workspace(len(lengths), heads * kv_heads, kv_heads, splits)
+        for _ in range(2):
+            out = poisoned(len(lengths), heads * kv_heads * 128, dtype=torch.bfloat16)
+            attention.decode_attention(
+                **case, out=out, space=space, scale=1 / math.sqrt(128), splits=splits, interleaved=interleaved
+            )
+            close(out, expected, 6e-3)
+        assert torch.equal(case["keys"], expected_case["keys"])
+        assert torch.equal(case["values"], expected_case["values"])
+        assert not space.arrived.any()
