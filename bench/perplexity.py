@@ -22,6 +22,8 @@ RUNS = {
     "int8": ["--quant", "int8", "--group", "32"],
     "int4": ["--quant", "int4", "--group", "32"],
     "int4 asymmetric": ["--quant", "int4", "--group", "32", "--asymmetric"],
+    "int4 calibrated": ["--quant", "int4", "--group", "32", "--calibrate", "self"],
+    "int4 asymmetric calibrated": ["--quant", "int4", "--group", "32", "--asymmetric", "--calibrate", "self"],
     "fp8": ["--quant", "fp8"],
 }
 

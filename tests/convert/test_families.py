@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from windlass.convert.outputs import published
 from windlass.core.rule import Role, Rule
 from windlass.core.scheme import GROUPS, Keep, Scheme, Stored, scheme
+from windlass.weights.readers import published
 
 torch = pytest.importorskip("torch")
 
@@ -53,6 +53,8 @@ def ours_in(converted: Any, rule: Rule, name: str) -> tuple[torch.Tensor, Stored
     """Our rows of what was written, which may be fused."""
     whole, how = converted.matrix(name)
     rows = published(rule).rows
+    if how is None and published(rule).transposed:  # what is not packed lies as its name promises
+        whole = whole.t()
     return (whole if rows is None else whole[[rows.stored(row) for row in range(rule.shape[0])]]), how
 
 

@@ -99,9 +99,9 @@ def test_what_was_done_is_not_done_again(
     packed: list[str] = []
     original = run_module.pack_unit
 
-    def counted(output: Any, unit: Any, read: Any, raw: Any) -> Any:
+    def counted(output: Any, unit: Any, read: Any, raw: Any, inputs: Any) -> Any:
         packed.append(unit.key)
-        return original(output, unit, read, raw)
+        return original(output, unit, read, raw, inputs)
 
     monkeypatch.setattr(run_module, "pack_unit", counted)
     out = tmp_path / "out"

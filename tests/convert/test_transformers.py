@@ -47,13 +47,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "attention_bias": True, "use_qk_norm": True,
     },
 }  # fmt: skip
+PLAIN_ONLY: dict[str, dict[str, Any]] = {
+    "gpt2": {"vocab_size": 101, "n_embd": 128, "n_head": 4, "n_layer": 2, "n_positions": 128}
+}
 TOKENS = 24
 
 
 def saved(folder: Path, family: str, **changes: Any) -> Path:
     """As transformers saves it; every weight random, biases and norms too."""
     torch.manual_seed(0)
-    config = transformers.CONFIG_MAPPING[family](**{**CONFIGS[family], **changes})
+    config = transformers.CONFIG_MAPPING[family](**{**(CONFIGS | PLAIN_ONLY)[family], **changes})
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     for name, value in model.state_dict().items():
         value.normal_(1.0 if "norm" in name else 0.0, 0.05)
@@ -165,7 +168,9 @@ def test_experts_with_zero_points_are_ours_alone(tmp_path: Path) -> None:
         logits(tmp_path / "out", torch.bfloat16)
 
 
-def test_bf16_output_is_a_plain_model(tmp_path: Path) -> None:
-    source = saved(tmp_path / "glm4_moe", "glm4_moe")
+@pytest.mark.parametrize("family", ["glm4_moe", "gpt2"])
+def test_bf16_output_is_a_plain_model(family: str, tmp_path: Path) -> None:
+    """Matrices that a family stores [in, out] too."""
+    source = saved(tmp_path / family, family)
     convert(source, tmp_path / "out", Settings(scheme=scheme("bf16"), jobs=1))
     assert torch.equal(logits(tmp_path / "out", torch.bfloat16), logits(source, torch.bfloat16))

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from windlass.kernels import build, native_linear, panels_reference, program
+from windlass.kernels import build, native_limits, native_linear, panels_reference, program
 from windlass.kernels.panels import KINDS, Panels
 
 pytestmark = [pytest.mark.cpu, pytest.mark.skipif(build.library("native") is None, reason="no C++ compiler")]
@@ -36,7 +36,7 @@ def quantized(x: Tensor) -> Tensor:
     largest = blocks.abs().amax(dim=-1, keepdim=True)
     inverse = torch.where(largest > 0, 127 / largest, 0)
     codes = (blocks * inverse).clamp(-127, 127).round()
-    return (codes.double() * (largest / 127).double()).view(x.shape)
+    return (codes.double() * (largest * torch.tensor(1 / 127)).double()).view(x.shape)
 
 
 def magnitudes(panels: Panels) -> Tensor:
@@ -186,6 +186,11 @@ def test_fewer_rows_than_recorded() -> None:
         counter[0] = rows
         recorded.run()
         assert torch.equal(result[:rows], expected)
+
+
+def test_limits_of_the_machine_are_measured() -> None:
+    assert 1e8 < native_limits.read_bytes_per_second(torch.ones(2**20, dtype=torch.int64)) < 1e13
+    assert 1e8 < native_limits.int8_operations_per_second(times=20) < 1e15
 
 
 def test_what_is_not_covered_is_left_to_the_reference() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 from itertools import pairwise
 
 import gguf
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from windlass.core.scheme import Stored
 from windlass.errors import BadInput
-from windlass.kernels import build, native_linear, panels_reference, quantize
+from windlass.kernels import build, memory, native_linear, panels_reference, quantize
 from windlass.kernels.panels import BLOCKS, KINDS, WORDS, Panels
 from windlass.quant.packed import Packed, unpack_zero_points
 
@@ -153,6 +154,23 @@ def test_random_weights_deviate_as_asked(kind: str, native: bool, monkeypatch: p
     assert not torch.equal(numbers[0], numbers[1])
     again = Panels.random(kind, 100, 256, 64, num_experts=2, scale_dtype=dtype, deviation=0.05, seed=4)
     assert torch.equal(torch.stack([again.dense(0), again.dense(1)]), numbers)
+
+
+def test_small_matrices_share_memory_that_is_given_back() -> None:
+    some = [Panels.random("int4", 512, 512, 32, seed=seed) for seed in range(3)]
+    assert memory._slab is not None
+    slab = memory._slab()
+    assert slab is not None
+    for panels in some:
+        assert slab.ctypes.data <= panels.data.data_ptr() < slab.ctypes.data + slab.nbytes
+        assert panels.data.data_ptr() % memory.ALIGNMENT == 0
+    first = some[0].dense()
+    some[1].data.fill_(0)
+    assert torch.equal(some[0].dense(), first), "neighbours do not overlap"
+    del slab, panels
+    some.clear()
+    gc.collect()
+    assert memory._slab() is None
 
 
 def test_what_does_not_fit_is_refused() -> None:

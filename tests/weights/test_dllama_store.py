@@ -14,13 +14,13 @@ import msgspec
 import pytest
 import torch
 
-from windlass.convert.dllama_store import DllamaStore
 from windlass.convert.dllama_writer import Written, file_bytes, write_model
 from windlass.core.model import ModelSpec
 from windlass.core.rule import stored_tensors
 from windlass.errors import BadCheckpoint, BadConfig, BadInput, Error, Impossible, UnknownName
 from windlass.families import describe, rules
 from windlass.formats.dllama import KEYS, header_bytes, read_header
+from windlass.weights.dllama_store import DllamaStore
 
 pytestmark = pytest.mark.cpu
 

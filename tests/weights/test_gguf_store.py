@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from windlass import families
-from windlass.convert.gguf_store import GgufStore
 from windlass.core.rule import stored_tensors
 from windlass.errors import BadInput
 from windlass.families.registry import find, published_config, spec_of
 from windlass.formats.gguf import GgufFile
+from windlass.weights.gguf_store import GgufStore
 
 pytestmark = pytest.mark.cpu
 

@@ -6,7 +6,7 @@ import typer
 import typer.main
 
 from windlass import __version__
-from windlass.cli import convert, models, plan
+from windlass.cli import bench, convert, models, plan, run_command
 from windlass.errors import BadInput
 
 app = typer.Typer(
@@ -34,6 +34,8 @@ def windlass(
 
 app.command("plan")(plan.plan)
 app.command("convert")(convert.convert)
+app.command("run")(run_command.run)
+app.command("bench")(bench.bench)
 app.add_typer(models.app, name="models")
 
 

@@ -24,6 +24,9 @@ def convert(
     quant: str = typer.Option("int4", metavar="int4|int8|fp8|bf16", help="How matrices are stored."),
     group: int = typer.Option(128, metavar="128|64|32", help="Weights that share a scale (int4, int8)."),
     asymmetric: bool = typer.Option(False, "--asymmetric", help="int4 with zero points: a little closer, a little larger."),
+    calibrate: str = typer.Option(
+        "", metavar="self|TEXT", help="int4 that keeps products: measured on the model's own text, or on a text file."
+    ),
     to: str = typer.Option("hf", metavar="hf|dllama", help="A Hugging Face directory, or Distributed Llama's .m and .t files."),
     out_dir: Path | None = typer.Option(None, metavar="DIR", help="Convert several SOURCEs, each to a folder in DIR."),
     max_memory: str = typer.Option("2GB", metavar="2GB", help="What the work may hold in memory, beside the program."),
@@ -42,6 +45,7 @@ def convert(
         quant=quant,
         group=group,
         asymmetric=asymmetric,
+        calibrate=calibrate,
         to=to,
         max_memory=max_memory,
         jobs=jobs,

@@ -22,6 +22,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     quant: str
     group: int
     asymmetric: bool
+    calibrate: str
     to: str
     max_memory: str
     jobs: int
@@ -87,6 +88,8 @@ def _check(options: Options) -> None:
         raise BadInput(
             "--stream follows the order in which files arrive, and a .m file has an order of its own; download the model first"
         )
+    if options.calibrate and (options.quant != "int4" or options.stream or options.to == "dllama"):
+        raise BadInput("--calibrate is for --quant int4 of a model that is here: not with --stream or --to dllama")
     if options.stream and options.verify:
         raise BadInput("--verify reads the source again, which --stream has deleted; choose one")
 
@@ -99,7 +102,8 @@ def _need_torch() -> None:
 
 
 def _one(source: str, out: Path, options: Options) -> Any:
-    from windlass.convert.source import Opened, open_source, open_streamed
+    from windlass.convert.streamed import open_streamed
+    from windlass.weights.source import Opened, open_source
 
     opened: Opened
     if options.stream:
@@ -163,6 +167,7 @@ def _to_hf(opened: Any, out: Path, options: Options) -> Any:
         keep=options.keep,
         mtp=options.mtp == "keep",
         verify=options.verify,
+        samples=_samples(opened, options),
     )
     with byte_progress(f"converting {opened.spec.name}", not options.as_json) as started:
         report = convert_opened(opened, out, settings, started)
@@ -171,6 +176,17 @@ def _to_hf(opened: Any, out: Path, options: Options) -> Any:
 
         show_report(report, out)
     return report
+
+
+def _samples(opened: Any, options: Options) -> tuple[tuple[int, ...], ...]:
+    if not options.calibrate:
+        return ()
+    from windlass.cli.console import console
+    from windlass.convert.samples import samples_for
+
+    if not options.as_json:
+        console().print(f"sampling {'the model itself' if options.calibrate == 'self' else options.calibrate}")
+    return samples_for(Path(opened.name), options.calibrate)
 
 
 def _to_dllama(opened: Any, out: Path, options: Options) -> Any:

@@ -12,13 +12,14 @@ import threading
 from collections import Counter
 from collections.abc import Iterable
 
+import msgspec
 import torch
 from torch import Tensor, nn
 
 from windlass.convert.outputs import Output
 from windlass.core import model
 from windlass.kernels.activate import activate
-from windlass.kernels.calibrated import factor_of
+from windlass.kernels.calibrated import Inputs, inputs_from
 from windlass.kernels.linear import embed, linear
 from windlass.kernels.norm import add
 from windlass.kernels.route import route
@@ -28,6 +29,8 @@ from windlass.nn.moe import MixtureOfExperts
 from windlass.nn.norm import Norm
 from windlass.nn.positions import Rotary
 from windlass.weights import CheckpointWeights, Opened
+from windlass.weights.checked import placed
+from windlass.weights.source import check_runnable
 
 ROWS_AT_A_TIME = 4096
 """Of the samples, in one pass through a layer."""
@@ -52,12 +55,13 @@ EXPERT_INPUT = "experts"
 
 
 class Calibration:
-    """Workers ask for `factor` in any order within a few layers; the forward pass goes on when the next layer is asked for."""
+    """Workers ask for `inputs` in any order within a few layers; the forward pass goes on when the next layer is asked for."""
 
     def __init__(self, opened: Opened, samples: Tensor) -> None:
         """`samples`: int tokens [sequences, length]."""
+        check_runnable(opened.spec)
         self.spec, self.samples = opened.spec, samples
-        self._weights = CheckpointWeights(opened)
+        self._weights = CheckpointWeights(msgspec.structs.replace(opened, places=placed(opened.rules, opened.store)))
         self._rotary = (
             Rotary(self.spec.positions, samples.shape[1], self._weights) if isinstance(self.spec.positions, model.Rope) else None
         )
@@ -66,13 +70,13 @@ class Calibration:
         self._hidden: Tensor | None = None
         self._left: Counter[int] = Counter()
         self._moments: dict[tuple[int, str], Tensor] = {}
-        self._factors: dict[tuple[int, str], Tensor] = {}
+        self._inputs: dict[tuple[int, str], Inputs] = {}
 
     def expect(self, outputs: Iterable[Output]) -> None:
         """The output of every slice that is still to be packed; a layer none of them is in is only passed through."""
         self._left.update(output.layer for output in outputs if output.layer is not None)
 
-    def factor(self, output: Output) -> Tensor | None:
+    def inputs(self, output: Output) -> Inputs | None:
         """For the rounding of an output's rows; None where nothing is known of its inputs."""
         if output.layer is None or output.layer >= self.spec.num_layers or not output.packed:
             return None
@@ -80,9 +84,9 @@ class Calibration:
             while self._next <= output.layer:
                 self._advance()
             key = (output.layer, self._point(output))
-            if key not in self._factors and key in self._moments:
-                self._factors[key] = factor_of(self._moments.pop(key))
-            return self._factors.get(key)
+            if key not in self._inputs and key in self._moments:
+                self._inputs[key] = inputs_from(self._moments.pop(key))
+            return self._inputs.get(key)
 
     def done(self, output: Output) -> None:
         """One slice less to pack; a layer's moments go with its last."""
@@ -91,7 +95,7 @@ class Calibration:
         with self._lock:
             self._left[output.layer] -= 1
             if self._left[output.layer] <= 0:
-                for kept in (self._moments, self._factors):
+                for kept in (self._moments, self._inputs):
                     for key in [key for key in kept if key[0] == output.layer]:
                         del kept[key]
 
@@ -156,7 +160,7 @@ class Calibration:
         if output.expert is not None:
             return f"{EXPERT_INPUT}.{output.expert}" if ours.endswith("down") else EXPERT_INPUT
         paths = MODULES.get(ours, ())
-        known = [path for path in paths if (output.layer, path) in self._moments or (output.layer, path) in self._factors]
+        known = [path for path in paths if (output.layer, path) in self._moments or (output.layer, path) in self._inputs]
         return known[0] if known else ""
 
 

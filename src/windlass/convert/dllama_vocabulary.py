@@ -16,6 +16,7 @@ import msgspec
 
 from windlass.errors import BadInput
 from windlass.formats.dllama_tokenizer import CHAT_MARKS, DllamaTokenizer
+from windlass.weights.dllama_text import byte_characters
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACE = "▁"
@@ -103,10 +104,7 @@ def _is_byte_level(tokenizer: dict[str, Any]) -> bool:
 
 @cache
 def _byte_of_character() -> dict[str, int]:
-    """github.com/openai/gpt-2/blob/master/src/encoder.py: printable bytes stand for themselves, others from 256 on."""
-    shown = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    hidden = [byte for byte in range(256) if byte not in shown]
-    return {chr(byte): byte for byte in shown} | {chr(256 + index): byte for index, byte in enumerate(hidden)}
+    return {character: byte for byte, character in enumerate(byte_characters())}
 
 
 def _raw_bytes(token: str) -> bytes:

@@ -12,6 +12,7 @@ from windlass.convert.outputs import DTYPE_BYTES, Output
 from windlass.convert.units import Unit
 from windlass.errors import BadCheckpoint
 from windlass.kernels import repack
+from windlass.kernels.calibrated import Inputs
 from windlass.kernels.quantize import INPUTS
 from windlass.kernels.statistics import Statistics
 from windlass.quant import quantize_rows
@@ -35,8 +36,8 @@ class Packed:
         return sum(part.nbytes for _, _, part in self.writes)
 
 
-def pack_unit(output: Output, unit: Unit, read: ReadRows, raw: RawBlocks | None, factor: Tensor | None = None) -> Packed:
-    """`factor`: what was measured of the inputs, see `convert.calibration`."""
+def pack_unit(output: Output, unit: Unit, read: ReadRows, raw: RawBlocks | None, inputs: Inputs | None = None) -> Packed:
+    """`inputs`: what was measured of the inputs, see `convert.calibration`."""
     if output.carried:
         assert raw is not None
         codes, scale = (repack.q4_0 if output.carried == "Q4_0" else repack.q8_0)(raw(unit.start, unit.stop))
@@ -44,7 +45,7 @@ def pack_unit(output: Output, unit: Unit, read: ReadRows, raw: RawBlocks | None,
         return _packed(output, unit, [codes, scale], Statistics())
     rows = read(unit.start, unit.stop)
     if output.packed:
-        return _quantized(output, unit, rows, factor)
+        return _quantized(output, unit, rows, inputs)
     piece = output.pieces[0]
     kept = rows.to(TORCH_DTYPES[piece.dtype])
     _check_finite(output, unit, kept)  # as they will be written: a narrower float may not hold them
@@ -59,8 +60,8 @@ def _rounding(rows: Tensor, kept: Tensor) -> Statistics:
     return Statistics(float((exact - kept.double()).square().sum()), float(exact.square().sum()))
 
 
-def _quantized(output: Output, unit: Unit, rows: Tensor, factor: Tensor | None) -> Packed:
-    made, statistics = quantize_rows(rows if rows.dtype in INPUTS else rows.float(), output.stored, factor=factor)
+def _quantized(output: Output, unit: Unit, rows: Tensor, inputs: Inputs | None) -> Packed:
+    made, statistics = quantize_rows(rows if rows.dtype in INPUTS else rows.float(), output.stored, inputs=inputs)
     if statistics.num_unusable:
         raise _unusable(output, unit, statistics.num_unusable)
     tensors = [made.weight_packed, made.weight_scale]

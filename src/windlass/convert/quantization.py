@@ -9,6 +9,9 @@ from windlass.convert.outputs import Output
 from windlass.core.rule import Role
 from windlass.core.scheme import Scheme
 
+ANY_NUMBER = "\0"
+"""Stands for one in the kind of a module; no name has it."""
+
 
 def quantization_config(made: tuple[Output, ...], scheme: Scheme) -> dict[str, Any] | None:
     """None where nothing is packed. Matrices whose rows took a smaller group get a config group of their own, named one by one."""
@@ -67,9 +70,9 @@ def patterns(modules: list[str], others: list[str]) -> list[str]:
     made: list[str] = []
     for kind, members in kinds.items():
         alone = len(members) == 1 or kind in taken
-        made += members if alone else ["re:^" + re.escape(kind).replace(re.escape("#"), r"\d+") + "$"]
+        made += members if alone else ["re:^" + re.escape(kind).replace(re.escape(ANY_NUMBER), r"\d+") + "$"]
     return made
 
 
 def _kind(module: str) -> str:
-    return re.sub(r"(?<=\.)\d+(?=\.|$)", "#", module)
+    return re.sub(r"(?<=\.)\d+(?=\.|$)", ANY_NUMBER, module)

@@ -191,8 +191,8 @@ class _Loop:
     def _work(self, unit: Unit) -> Packed:
         output = self.job.outputs[unit.output]
         measured = self.job.calibration
-        factor = None if measured is None or output.carried else measured.factor(output)
-        packed = pack_unit(output, unit, self.job.read(output), self.job.raw(output), factor)
+        inputs = None if measured is None or output.carried else measured.inputs(output)
+        packed = pack_unit(output, unit, self.job.read(output), self.job.raw(output), inputs)
         if measured is not None:
             measured.done(output)
         self.shards.write(packed)

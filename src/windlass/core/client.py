@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Coroutine, Generator
+from collections.abc import AsyncGenerator, Awaitable, Generator
 from concurrent.futures import CancelledError
 from typing import Any, Protocol, Self, TypeVar
 
@@ -16,6 +16,7 @@ from windlass.core.request import Delta, Info, Request, ScoreRequest, Scores
 from windlass.errors import Error
 
 Result = TypeVar("Result")
+SECONDS_TO_CANCEL = 2.0
 
 
 class Unavailable(Error):
@@ -82,16 +83,21 @@ class SyncClient:
         self.close()
 
     def _wait(self, awaitable: Any) -> Any:
-        future = asyncio.run_coroutine_threadsafe(_awaited(awaitable), self._loop)
+        ended = threading.Event()
+        future = asyncio.run_coroutine_threadsafe(_awaited(awaitable, ended), self._loop)
         try:
             return future.result()
         except CancelledError:
             raise Unavailable("the request was cancelled because its client was closed") from None
         except BaseException:
-            future.cancel()  # nothing to do where the exception came from the future itself
+            if not future.done():  # waiting was interrupted; what is waited for must end before anything else is asked
+                future.cancel()
+                ended.wait(SECONDS_TO_CANCEL)
             raise
 
 
-async def _awaited(awaitable: Coroutine[Any, Any, Result]) -> Result:
-    """run_coroutine_threadsafe takes coroutines only."""
-    return await awaitable
+async def _awaited(awaitable: Awaitable[Result], ended: threading.Event) -> Result:
+    try:
+        return await awaitable
+    finally:
+        ended.set()

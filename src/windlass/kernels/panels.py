@@ -6,7 +6,6 @@ into place slice by slice (`put`, `put_blocks`), nothing is rounded again, and r
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass
 from math import sqrt
 
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from windlass.errors import BadInput
 from windlass.kernels import panels_reference, program
+from windlass.kernels.memory import memory
 
 PANEL_ROWS = 16
 BLOCK = 32
@@ -26,8 +26,6 @@ CODE_BYTES = {"int4": 0.5, "int4_zeros": 0.5, "int4_minima": 0.5, "int8": 1, "fp
 GGML_NUMBERS = {"int4": 2, "int4_minima": 4, "int8": 2}
 """Bytes in front of a block's codes: an fp16 scale, and a minimum (Q4_0, Q4_1, Q8_0; ggml-common.h)."""
 WORDS, BLOCKS = 0, 1
-HUGE_PAGE_BYTES = 2 * 2**20
-MADV_HUGEPAGE = 14
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,7 @@ class Panels:
         """Room for a matrix whose rows are still to be put."""
         _check(kind, num_out, num_in, group, scale_dtype)
         empty = Panels(kind, (num_out, num_in), group, scale_dtype, torch.empty(0, dtype=torch.uint8), num_experts)
-        data = _memory(empty.expert_bytes * max(num_experts, 1))
+        data = memory(empty.expert_bytes * max(num_experts, 1))
         if empty.is_packed and num_out % PANEL_ROWS:  # rows that are not there must not be numbers at random, which may be NaN
             data.view(max(num_experts, 1), -1)[:, -empty.panel_bytes :] = 0
         return Panels(kind, (num_out, num_in), group, scale_dtype, data, num_experts)
@@ -223,19 +221,6 @@ def _check(kind: str, num_out: int, num_in: int, group: int, scale_dtype: torch.
         raise BadInput(f"there are no panels of {kind} with {scale_dtype} scales; kinds are {', '.join(KINDS)}")
     if num_out < 1 or num_in < 1 or group < 1 or num_in % group or group % BLOCK:
         raise BadInput(f"{num_in} inputs in groups of {group}: panels need whole groups, and groups a multiple of {BLOCK}")
-
-
-def _memory(num_bytes: int) -> Tensor:
-    """Memory of large pages where the system gives them: 12 % more bandwidth measured on the reference machine."""
-    data = torch.empty(num_bytes, dtype=torch.uint8)
-    if num_bytes < HUGE_PAGE_BYTES:
-        return data
-    first = -(-data.data_ptr() // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
-    last = (data.data_ptr() + num_bytes) // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
-    advise = getattr(ctypes.CDLL(None), "madvise", None)
-    if advise is not None and last > first:
-        advise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), MADV_HUGEPAGE)  # advice: a system without them says no
-    return data
 
 
 def _row_bytes(tensor: Tensor | None) -> int:

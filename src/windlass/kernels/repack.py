@@ -70,10 +70,10 @@ _FP4_DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 def mxfp4(blocks: Tensor, exponents: Tensor) -> tuple[Tensor, Tensor]:
     """uint8 [n, b, 16] and uint8 [n, b] to int32 [n, b * 8] and bf16 scales [n, b]: twice the number in eight bits, half the scale."""
-    table = torch.tensor([128 + value for value in _FP4_DOUBLED], dtype=torch.uint8)
-    codes = torch.stack((blocks & 15, blocks >> 4), dim=-1).flatten(-2)
+    pairs = [[128 + _FP4_DOUBLED[byte & 15], 128 + _FP4_DOUBLED[byte >> 4]] for byte in range(256)]
+    table = torch.tensor(pairs, dtype=torch.uint8).view(torch.int16).squeeze(-1)
     scales = torch.ldexp(torch.ones(exponents.shape), exponents.int() - 128).to(torch.bfloat16)
-    return table[codes.int()].flatten(1).view(torch.int32), scales
+    return table[blocks.int()].flatten(1).view(torch.int32), scales
 
 
 def _bytes(rows: Tensor, block_bytes: int) -> Tensor:

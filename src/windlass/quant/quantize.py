@@ -8,22 +8,23 @@ from windlass.core.scheme import Stored
 from windlass.errors import BadInput
 from windlass.kernels import calibrated
 from windlass.kernels import quantize as kernels
+from windlass.kernels.calibrated import Inputs
 from windlass.kernels.statistics import Statistics
 from windlass.quant.kind import FP8, INT4, kind_of
 from windlass.quant.packed import Packed
 
 
 def quantize_rows(
-    weight: Tensor, stored: Stored, search: str = kernels.DEFAULT_SEARCH, factor: Tensor | None = None
+    weight: Tensor, stored: Stored, search: str = kernels.DEFAULT_SEARCH, inputs: Inputs | None = None
 ) -> tuple[Packed, Statistics]:
     """Rows [n, in] of a matrix. Blocks give the same bytes as the whole, if they start on `stored.quantum(0)` rows.
 
-    `factor` (kernels.calibrated.factor_of): what is known of the inputs; int4 codes then keep the products, not the weights.
+    `inputs`: what is known of them; int4 codes then keep the products, not the weights.
     The caller must look at `num_unusable`: rows with NaN or Inf come out as zeros.
     """
     kind = kind_of(stored)
-    if kind is INT4 and factor is not None:
-        done = calibrated.int4(weight, stored.group or 0, factor, zero_points=stored.zero_points)
+    if kind is INT4 and inputs is not None:
+        done = calibrated.int4(weight, stored.group or 0, inputs, zero_points=stored.zero_points)
     elif kind is INT4:
         done = kernels.int4(weight, stored.group or 0, zero_points=stored.zero_points, search=search)
     elif kind is FP8:

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from windlass.weights.dictionary import DictWeights
     from windlass.weights.random import RandomWeights
     from windlass.weights.source import Opened, open_model, open_source
-    from windlass.weights.text_of import ModelText, SamplingDefaults, text_of, tokenizer_for
+    from windlass.weights.stream import give_back_memory
+    from windlass.weights.text_of import ModelText, SamplingDefaults, model_text, tokenizer_for
 
 _PLACES = {
     "CheckpointWeights": "checkpoint",
@@ -22,9 +23,10 @@ _PLACES = {
     "Opened": "source",
     "RandomWeights": "random",
     "SamplingDefaults": "text_of",
+    "give_back_memory": "stream",
     "open_model": "source",
     "open_source": "source",
-    "text_of": "text_of",
+    "model_text": "text_of",
     "tokenizer_for": "text_of",
 }
 
@@ -35,9 +37,10 @@ __all__ = [
     "Opened",
     "RandomWeights",
     "SamplingDefaults",
+    "give_back_memory",
+    "model_text",
     "open_model",
     "open_source",
-    "text_of",
     "tokenizer_for",
 ]
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from windlass.core.place import Interval, Placement
 from windlass.errors import UnknownName
 from windlass.kernels.panels import Panels
-from windlass.weights.checked import missing
+from windlass.weights.checked import missing, placed
 from windlass.weights.coded import load_panels, panels_bytes
 from windlass.weights.dense import load_dense, load_vector
 from windlass.weights.forms import Codes, common_codes, common_dense, form_of
@@ -24,6 +24,7 @@ from windlass.weights.named import Named
 from windlass.weights.parts import Part, Share, part_at
 from windlass.weights.readers import Ours
 from windlass.weights.source import Opened
+from windlass.weights.stream import give_back_memory
 
 Progress = Callable[[int, int], None]
 """Called with the bytes of the checkpoint that are done, and with all of them."""
@@ -52,7 +53,7 @@ class CheckpointWeights:
     ) -> None:
         self.spec, self.device = opened.spec, torch.device(device)
         self.dtype = dtype or (torch.float32 if self.device.type == "cpu" else torch.bfloat16)
-        self._store, self._places = opened.store, opened.places
+        self._store, self._places = opened.store, opened.places or placed(opened.rules, opened.store)
         self._named = Named(opened.rules)
         self._share = Share(placement=placement, tp_index=tp_index, ep_index=ep_index)
         self._keep_quantized = keep_quantized
@@ -60,6 +61,7 @@ class CheckpointWeights:
         self._progress, self._done, self._total = progress, 0, 0
         self._counted: set[str] = set()
         self._embedding: Matrix | None = None
+        give_back_memory()  # of a model that was here before
         if progress is not None:
             self._total = self.total_bytes()
             progress(0, self._total)

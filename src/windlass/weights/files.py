@@ -6,12 +6,13 @@ import re
 from pathlib import Path
 
 from windlass.errors import BadInput
+from windlass.formats.files import safetensors_files, torch_files
 
 _LATER_SHARD = re.compile(r".*-(?!00001)\d{5}-of-\d{5}\.gguf")
 
 
 def model_file(path: Path) -> Path:
-    """A model directory, a .gguf file, or a .m file; a directory without a config stands for the one such file in it."""
+    """A model directory, a .gguf file, or a .m file; a directory without weights of its own stands for the one such file in it."""
     if path.is_dir():
         return _within(path)
     if path.is_file() and path.suffix in (".gguf", ".m"):
@@ -24,7 +25,7 @@ def model_file(path: Path) -> Path:
 
 
 def _within(directory: Path) -> Path:
-    if (directory / "config.json").is_file():
+    if safetensors_files(directory) or torch_files(directory):
         return directory
     found = sorted(file for file in directory.iterdir() if file.suffix in (".gguf", ".m") and file.is_file())
     found = [file for file in found if not _LATER_SHARD.fullmatch(file.name)]

@@ -23,6 +23,7 @@ from windlass.kernels.panels import BLOCK, Panels
 from windlass.weights.named import Named
 from windlass.weights.parts import Share
 from windlass.weights.source import check_runnable
+from windlass.weights.stream import give_back_memory
 
 POOL = 4_194_301
 """Random numbers that are made; a prime, so that rows that repeat them begin elsewhere. Drawing them all would take minutes."""
@@ -54,6 +55,7 @@ class RandomWeights:
         self._share = Share(placement=placement, tp_index=tp_index)
         self._embedding: Matrix | None = None
         self._pools: dict[torch.dtype, Tensor] = {}
+        give_back_memory()  # of a model that was here before
 
     # --- core.ports.Weights
 

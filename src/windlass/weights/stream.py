@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from functools import cache
+from itertools import count
+from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 
-SLICE_BYTES = 4 * 2**20
+SLICE_BYTES = 2 * 2**20
 """Of a matrix in fp32. Two are held at a time with what decoding them takes: at most 32 MiB, which a test measures."""
+SLICES_BETWEEN_TRIMS = 4
 
 
 def ahead(jobs: Iterable[Callable[[], Result]]) -> Iterator[Result]:
@@ -17,6 +21,7 @@ def ahead(jobs: Iterable[Callable[[], Result]]) -> Iterator[Result]:
     waiting = list(jobs)
     if len(waiting) == 1:
         yield waiting[0]()
+        _trim()
         return
     with ThreadPoolExecutor(1, thread_name_prefix="weights") as pool:
         coming = pool.submit(waiting[0]) if waiting else None
@@ -26,3 +31,28 @@ def ahead(jobs: Iterable[Callable[[], Result]]) -> Iterator[Result]:
             coming = pool.submit(job) if job is not None else None
             yield result
             del result
+            _trim()
+
+
+def give_back_memory() -> None:
+    """Gives memory that was freed back to the system: after a model has been let go, and now and then while one is loaded.
+
+    glibc's heap does not find the room of an aligned block again that was freed (it looks for a larger one), so a heap that sees
+    slice after slice of the same size grows as if nothing were freed: by as much as the matrix that is loaded.
+    """
+    trim = _malloc_trim()
+    if trim is not None:
+        trim(0)
+
+
+_slices = count(1)
+
+
+def _trim() -> None:
+    if next(_slices) % SLICES_BETWEEN_TRIMS == 0:
+        give_back_memory()
+
+
+@cache
+def _malloc_trim() -> Any:
+    return getattr(ctypes.CDLL(None), "malloc_trim", None)

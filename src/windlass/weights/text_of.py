@@ -45,10 +45,10 @@ class ModelText:
 
 
 def tokenizer_for(path: Path) -> Tokenizer:
-    return text_of(path).tokenizer
+    return model_text(path).tokenizer
 
 
-def text_of(path: Path) -> ModelText:
+def model_text(path: Path) -> ModelText:
     """Of a model directory, a .gguf file, or a .m file with its .t file beside it."""
     found = model_file(path)
     if found.is_dir():

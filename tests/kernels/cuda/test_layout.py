@@ -35,8 +35,9 @@ def test_tiles_hold_the_weights(rows: int, inputs: int, group: int, paired: bool
 def test_first_word_is_as_documented() -> None:
     codes, scales, _ = checkpoint(16, 128, group=128)
     word = layout.repack(codes, scales).data.flatten()[:4].view(torch.int32).item()
-    row = [codes[0, 0].item() >> 4 * i & 15 for i in range(4)]
-    below = [codes[8, 0].item() >> 4 * i & 15 for i in range(4)]
+    inputs = (0, 1, 8, 9)
+    row = [codes[0, k // 8].item() >> 4 * (k % 8) & 15 for k in inputs]
+    below = [codes[8, k // 8].item() >> 4 * (k % 8) & 15 for k in inputs]
     assert [word >> 4 * i & 15 for i in (0, 4, 2, 6)] == row
     assert [word >> 4 * i & 15 for i in (1, 5, 3, 7)] == below
 

@@ -76,6 +76,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) run(const __grid_consta
     __shared__ __align__(16) u16 fresh[2][DIM];  // the new token's key and value
     const u32 split = blockIdx.x, head = blockIdx.y, sequence = blockIdx.z, thread = thread_number(), warp = thread / 32, lane = thread & 31;
     launch_next();
+    if (thread == 0) trace(8, 0);
     // Lengths, tables and all but the newest token of the cache were written in steps before this one: only qkv is waited for.
     const u32 length = (u32)__ldg(a.lengths + sequence), pages = (length + PAGE - 1) / PAGE;
     const u32 per = (pages + gridDim.x - 1) / gridDim.x, active = (pages + per - 1) / per;
@@ -104,6 +105,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) run(const __grid_consta
     const u16* row = a.qkv + (u64)sequence * WIDTH;
     __syncthreads();
     wait_previous();
+    if (thread == 0) trace(8, 1);
 
     const bool newest = split == active - 1;
     constexpr u32 CHUNKS = DIM / 8;
@@ -127,7 +129,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) run(const __grid_consta
             *(u16*)(at + d * 32 + ((t / 8) ^ ((d >> 2) & 1)) * 16 + t % 8 * 2) = fresh[0][d];
             *(u16*)(at + PAGE_BYTES + t * 256 + ((d / 8) ^ (t & 7)) * 16 + d % 8 * 2) = fresh[1][d];
         }
-        __threadfence();
+        if (place / WARPS >= DEPTH) __threadfence();  // a later fetch of this block reads it
         __syncthreads();
     }
 
@@ -243,6 +245,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) run(const __grid_consta
         if (active == 1) *(uint2*)(out + i) = uint2{pack_bf16(v.x, v.y), pack_bf16(v.z, v.w)};
         else *(float4*)(to + i) = v;
     }
+    if (thread == 0) trace(8, 3);
     if (active == 1) return;
     __threadfence();
     __syncthreads();

@@ -39,7 +39,7 @@ def launch_shape(max_tokens: int, sequences: int, num_kv_heads: int) -> tuple[in
     """Splits of the sequence, and warps and pages in flight of each: adding up splits costs 2 us, so short sequences stay whole."""
     groups = sequences * num_kv_heads
     if max_tokens <= 512 or groups >= 2 * driver.num_processors():
-        return 1, (4, 2) if max_tokens <= 512 else (8, 2)
+        return 1, (4, 2) if max_tokens <= 512 and groups > driver.num_processors() else (8, 2)
     return max(1, min(driver.num_processors() // groups, -(-max_tokens // 256), MAX_SPLITS)), (8, 2)
 
 
@@ -60,10 +60,29 @@ def decode_attention(
         ROTARY=2 * table.shape[2], INTERLEAVED=int(interleaved),
     )  # fmt: skip
     run(
-        (splits, num_kv_heads, qkv.shape[0]), warps * 32, qkv, table, positions, slots, lengths, blocks, keys, values, out, space.partial, space.arrived,
-        blocks.shape[1], scale, shared_bytes=shared,
+        (splits, num_kv_heads, qkv.shape[0]), warps * 32, qkv, table, positions, slots, lengths, blocks, keys, values, out,
+        space.partial, space.arrived,         blocks.shape[1], scale, shared_bytes=shared,
     )  # fmt: skip
     return out
+
+
+def rotate_store(
+    qkv: Tensor, table: Tensor, positions: Tensor, slots: Tensor, keys: Tensor | None, values: Tensor | None, num_kv_heads: int,
+    *, interleaved: bool = False,
+) -> Tensor:  # fmt: skip
+    """qkv bf16 [rows, (heads + 2 kv heads) * 128]: queries and keys rotated in place, keys and values stored at `slots`. For prefill."""
+    heads = qkv.shape[1] // HEAD_DIM - 2 * num_kv_heads
+    run = driver.kernel(
+        "rotary.cu",
+        "PPPPPP",
+        packed=False,
+        HEADS=heads,
+        KV_HEADS=num_kv_heads,
+        ROTARY=2 * table.shape[2],
+        INTERLEAVED=int(interleaved),
+    )
+    run((qkv.shape[0],), 256, qkv, table, positions, slots, keys, values)
+    return qkv
 
 
 def rotate_reference(x: Tensor, table: Tensor, positions: Tensor, interleaved: bool = False) -> Tensor:

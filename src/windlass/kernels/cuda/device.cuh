@@ -55,7 +55,8 @@ DEVICE void multiply_raised(float (&c)[4], u32 q, u32 b0, u32 b1) {
     multiply(c, codes_raised(q), codes_raised(q >> 4), codes_raised(q >> 8), codes_raised(q >> 12), b0, b1);
 }
 
-// One block (16 rows x 128 inputs) in shared memory, x as this lane's 4 x 16 bytes: inputs t*16.. of either half, column lane/4.
+// One block (16 rows x 128 inputs) in shared memory, x as this lane's 4 x 16 bytes, two for either half:
+// for each step of 16 inputs the pairs 2t and 2t + 8, column lane/4.
 // start0, start1: -136 times the sums of x over the block for columns 2t and 2t+1, from which the sum starts; so weights need not be
 // lowered one by one. (Sums are fp32, and 136 * sum(x) is some 30 times the result: nothing that bf16 results would notice.)
 // Groups smaller than the block scale the codes before they are multiplied.
@@ -79,31 +80,30 @@ DEVICE void multiply_block(float (&acc)[4], const u8* block, const uint4 (&x)[4]
         acc[2] += high * (c[2] + d[2]);
         acc[3] += high * (c[3] + d[3]);
     } else {
-        const u32 lane_k = (lane & 3) * 16;
-        const u32 s0 = *(const u32*)(scales + lane_k / GROUP * 32), s1 = *(const u32*)(scales + (64 + lane_k) / GROUP * 32);
-        const u32 low0 = __byte_perm(s0, s0, 0x1010), high0 = __byte_perm(s0, s0, 0x3232);
-        const u32 low1 = __byte_perm(s1, s1, 0x1010), high1 = __byte_perm(s1, s1, 0x3232);
         float c[4] = {0.f, 0.f, 0.f, 0.f}, d[4] = {0.f, 0.f, 0.f, 0.f};
         auto scaled = [](u32 q, u32 scale) {
             u32 r;
             asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(codes_bf16(q)), "r"(scale));
             return r;
         };
-        auto step = [&](float (&a)[4], u32 q, u32 b0, u32 b1, u32 low, u32 high) {
+        auto step = [&](float (&a)[4], u32 q, u32 b0, u32 b1, u32 k) {
+            const u32 s = *(const u32*)(scales + k / GROUP * 32), low = __byte_perm(s, s, 0x1010), high = __byte_perm(s, s, 0x3232);
             multiply(a, scaled(q, low), scaled(q >> 4, high), scaled(q >> 8, low), scaled(q >> 12, high), b0, b1);
         };
-        step(c, q0.x, x[0].x, x[0].y, low0, high0);
-        step(d, q1.x, x[2].x, x[2].y, low1, high1);
-        step(c, q0.y, x[0].z, x[0].w, low0, high0);
-        step(d, q1.y, x[2].z, x[2].w, low1, high1);
-        step(c, q0.z, x[1].x, x[1].y, low0, high0);
-        step(d, q1.z, x[3].x, x[3].y, low1, high1);
-        step(c, q0.w, x[1].z, x[1].w, low0, high0);
-        step(d, q1.w, x[3].z, x[3].w, low1, high1);
+        step(c, q0.x, x[0].x, x[0].y, 0);
+        step(d, q1.x, x[2].x, x[2].y, 64);
+        step(c, q0.y, x[0].z, x[0].w, 16);
+        step(d, q1.y, x[2].z, x[2].w, 80);
+        step(c, q0.z, x[1].x, x[1].y, 32);
+        step(d, q1.z, x[3].x, x[3].y, 96);
+        step(c, q0.w, x[1].z, x[1].w, 48);
+        step(d, q1.w, x[3].z, x[3].w, 112);
 #pragma unroll
         for (int i = 0; i < 4; i++) acc[i] += factor * (c[i] + d[i]);
     }
 }
+// Where the pair of inputs k, k + 1 (k even) of a row goes so that a lane finds its 16 inputs of a half in 32 bytes.
+DEVICE u32 lane_order(u32 k) { return (k & ~63u) | (k & 6) << 3 | (k & 48) >> 2 | (k & 8) >> 2 | (k & 1); }
 DEVICE float pair_sum(u32 pair) { return bf16_float(pair) + __uint_as_float(pair & 0xffff0000u); }
 DEVICE float eight_sum(uint4 v) { return (pair_sum(v.x) + pair_sum(v.y)) + (pair_sum(v.z) + pair_sum(v.w)); }
 
@@ -188,4 +188,16 @@ DEVICE float warp_sum(float x) {
 #pragma unroll
     for (int i = 16; i; i >>= 1) x += __shfl_xor_sync(~0u, x, i);
     return x;
+}
+
+// Where the time goes: with TRACE_AT, the address of [count, (time, kind << 32 | event << 16 | block) ...], a thread notes when it got here.
+DEVICE void trace(u32 kind, u32 event) {
+#ifdef TRACE_AT
+    if (blockIdx.x % 33 || blockIdx.y || blockIdx.z) return;
+    u64 time;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(time)::"memory");
+    u64* buffer = (u64*)(u64)TRACE_AT;
+    const u64 at = atomicAdd((unsigned long long*)buffer, 1ull);
+    if (at < 100000) buffer[1 + at * 2] = time, buffer[2 + at * 2] = (u64)kind << 32 | event << 16 | blockIdx.x;
+#endif
 }

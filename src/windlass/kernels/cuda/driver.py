@@ -29,6 +29,9 @@ DEPENDENT_LAUNCH = 6
 DEPENDENT = True
 """Whether kernels may start before the one ahead of them is done; off, to time them one by one."""
 
+DEFINES: dict[str, int] = {}
+"""For every kernel compiled from now on; TRACE_AT is the address of a buffer for device.cuh's `trace`."""
+
 Argument = Tensor | int | float | None
 
 
@@ -151,7 +154,7 @@ def _pack(signature: str, values: Sequence[int | float]) -> ctypes.Array[ctypes.
 
 @functools.cache
 def _module(name: str, defines: tuple[tuple[str, int], ...], device: int) -> int:
-    image = compile_cubin(source(name), dict(defines), architecture(device))
+    image = compile_cubin(source(name), {**dict(defines), **DEFINES}, architecture(device))
     module = ctypes.c_void_p()
     torch.cuda.current_stream(device).synchronize()  # makes sure that a context exists
     _check(_driver().cuModuleLoadData(ctypes.byref(module), image), f"loading {name}")

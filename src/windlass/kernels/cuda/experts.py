@@ -9,15 +9,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from windlass.kernels.cuda import driver
+from windlass.kernels.cuda import driver, linear
 from windlass.kernels.cuda.layout import Tiles, dequantize
-from windlass.kernels.cuda.linear import MANY, ONE, SHARED_BUDGET, WHOLE_BUDGET, Ahead, Ring, divisor, many_ring, one_ring
 from windlass.kernels.cuda.route import Routes
 
 
-def _one(kind: int, norm: int, weight: Tiles, routes: Routes, ring: Ring) -> driver.Kernel:
+def _one(kind: int, norm: int, weight: Tiles, routes: Routes, ring: linear.Ring) -> driver.Kernel:
     return driver.kernel(
-        "one.cu", ONE, shared_bytes=ring.shared_bytes, KIND=kind, TEAMS=ring.teams, TEAM_WARPS=ring.warps,
+        "one.cu", linear.ONE, shared_bytes=ring.shared_bytes, KIND=kind, TEAMS=ring.teams, TEAM_WARPS=ring.warps,
         STAGES=ring.stages, TILE_BLOCKS=weight.tile_blocks, NORM=norm, GROUP=weight.group, TILES=weight.num_tiles,
         ACTIVE=routes.num_active, SHARED=routes.num_shared, EXPERTS=routes.num_experts,
     )  # fmt: skip
@@ -25,29 +24,24 @@ def _one(kind: int, norm: int, weight: Tiles, routes: Routes, ring: Ring) -> dri
 
 def gate_up_one(
     x: Tensor, norm: Tensor, weight: Tiles, out: Tensor, logits: Tensor, correction: Tensor | None, routes: Routes,
-    *, eps: float, routed_scale: float = 1.0, down: Tiles | None = None, ahead: Ahead | None = None, choice: tuple[int, int] | None = None,
+    *, eps: float, routed_scale: float = 1.0, down: Tiles | None = None, ahead: linear.Ahead | None = None, choice: tuple[int, int] | None = None,
+    budget: int = linear.ONE_BUDGET,
 ) -> Tensor:  # fmt: skip
     """x fp32 [inputs]; out bf16 [shared + active, width], the shared expert first; the choice goes into `routes`, row 0.
 
     With `down`, the chosen experts' part of it is fetched into the cache as soon as they are known; `ahead` while they are not.
     """
-    ring = one_ring(weight, choice=choice)
+    ring = linear.one_ring(weight, 1, choice or (1, linear.divisor(weight.tile_blocks, 16)), budget)
     run = _one(1, 1, weight, routes, ring)
     tiles = (routes.num_active + routes.num_shared) * weight.num_tiles
     later = (ahead.data, int(ahead.num_bytes)) if ahead else (None, 0)
     following = (down.data, down.num_tiles, down.tile_bytes) if down else (None, 0, 0)
-    arguments = (weight.data, x, norm, None, None, out, logits, correction, routes.ids, routes.weights, *later, *following)
-    run(
-        (min(driver.num_processors(), tiles),),
-        ring.threads,
-        *arguments,
-        tiles,
-        0,
-        0,
-        eps,
-        routed_scale,
-        shared_bytes=ring.shared_bytes,
-    )
+    arguments = (
+        weight.data, x, norm, None, None, out, logits, correction, routes.ids, routes.weights, linear.counter(), *later, *following
+    )  # fmt: skip
+    grid = min(driver.num_processors(), tiles)
+    fixed = linear.fixed_tiles(ring, weight.tile_blocks, tiles, grid)
+    run((grid,), ring.threads, *arguments, tiles, fixed, 0, 0, eps, routed_scale, shared_bytes=ring.shared_bytes)
     return out
 
 
@@ -59,13 +53,18 @@ def down_one(
     *,
     residual: Tensor | None = None,
     choice: tuple[int, int] | None = None,
+    budget: int = linear.FINAL_BUDGET,
 ) -> Tensor:
     """x bf16 [shared + active, width] as `gate_up_one` leaves it; out fp32 [outputs]."""
-    ring = one_ring(weight, routes.num_active + routes.num_shared, choice)
+    slots = routes.num_active + routes.num_shared
+    ring = linear.one_ring(weight, slots, choice or (1, linear.divisor(weight.tile_blocks, 11)), budget)
     run = _one(2, 0, weight, routes, ring)
-    arguments = (weight.data, x, None, None, residual, out, None, None, routes.ids, routes.weights, None, 0, None, 0, 0)
+    arguments = (
+        weight.data, x, None, None, residual, out, None, None, routes.ids, routes.weights, linear.counter(), None, 0, None, 0, 0
+    )  # fmt: skip
     grid = min(driver.num_processors(), weight.num_tiles)
-    run((grid,), ring.threads, *arguments, weight.num_tiles, 0, 1, 0.0, 1.0, shared_bytes=ring.shared_bytes)
+    fixed = linear.fixed_tiles(ring, slots * weight.tile_blocks, weight.num_tiles, grid)
+    run((grid,), ring.threads, *arguments, weight.num_tiles, fixed, 0, 1, 0.0, 1.0, shared_bytes=ring.shared_bytes)
     return out
 
 
@@ -75,7 +74,7 @@ def gate_up_many(
     out: Tensor,
     routes: Routes,
     *,
-    unit: int = 2,
+    unit: int = 4,
     resident: int = 1,
     choice: tuple[int, int] | None = None,
 ) -> Tensor:
@@ -89,7 +88,7 @@ def down_many(
     out: Tensor,
     routes: Routes,
     *,
-    unit: int = 4,
+    unit: int = 8,
     resident: int = 1,
     choice: tuple[int, int] | None = None,
 ) -> Tensor:
@@ -108,16 +107,38 @@ def _many(
     resident: int,
     choice: tuple[int, int] | None,
 ) -> Tensor:
-    unit = divisor(weight.num_tiles, unit)
-    ring = many_ring(weight, weight.tile_blocks, unit, WHOLE_BUDGET if resident == 1 else SHARED_BUDGET, choice)
+    unit = linear.divisor(weight.num_tiles, unit)
+    ring = linear.many_ring(
+        weight, weight.tile_blocks, unit, linear.WHOLE_BUDGET if resident == 1 else linear.SHARED_BUDGET, choice
+    )
     run = driver.kernel(
-        "many.cu", MANY, shared_bytes=ring.shared_bytes, KIND=kind, WARPS=ring.warps, TILE_BLOCKS=weight.tile_blocks, UNIT=unit,
+        "many.cu", linear.MANY, shared_bytes=ring.shared_bytes, KIND=kind, WARPS=ring.warps, TILE_BLOCKS=weight.tile_blocks, UNIT=unit,
         JOINT=ring.joint, STAGES=ring.stages, ITEMS=1, GROUP=weight.group, RESIDENT=resident,
     )  # fmt: skip
     run(
         (driver.num_processors() * resident,), ring.threads, weight.data, x, None, out, routes.num_items, routes.item_expert, rows,
         routes.item_places, weight.num_tiles * weight.tile_bytes, weight.tile_bytes, out.stride(0), 0, x.stride(0),
         weight.num_tiles // unit, 1, 0, shared_bytes=ring.shared_bytes,
+    )  # fmt: skip
+    return out
+
+
+def gate_up_wide(x: Tensor, weight: Tiles, out: Tensor, routes: Routes, *, deep: int = 2) -> Tensor:
+    """As `gate_up_many` for items of 64, 128 or 160 rows, from `route.dispatch`."""
+    return _wide(1, x, weight, out, routes, routes.item_rows, deep)
+
+
+def down_wide(x: Tensor, weight: Tiles, out: Tensor, routes: Routes, *, deep: int = 2) -> Tensor:
+    """As `down_many` for such items; out bf16."""
+    return _wide(3, x, weight, out, routes, routes.item_places, deep)
+
+
+def _wide(kind: int, x: Tensor, weight: Tiles, out: Tensor, routes: Routes, rows: Tensor, deep: int) -> Tensor:
+    run, shared = linear.wide_kernel(kind, weight, rows.shape[1], weight.tile_blocks, items=1, deep=deep)
+    run(
+        (driver.num_processors(),), 384, weight.data, x, None, out, routes.num_items, routes.item_expert, rows, routes.item_places,
+        weight.num_tiles * weight.tile_bytes, weight.tile_bytes, out.stride(0), 0, x.stride(0), weight.num_tiles, 1, weight.tile_blocks, 0,
+        shared_bytes=shared,
     )  # fmt: skip
     return out
 

@@ -2,8 +2,8 @@
 
 A tile is 16 rows; along the inputs it is a run of blocks of 128 inputs: 1,024 bytes of codes, then the scales,
 bf16 [128 / group][8][2]: row g beside row g + 8.
-A block's codes are two halves of 64 inputs; lane l = 4 g + t of a warp has 16 bytes of a half: rows g and g + 8, inputs 16 t .. 16 t + 15.
-Word s of them is what one 16 x 16 tensor-core step takes, inputs 16 t + 4 s + 0..3: nibbles 0, 4, 2, 6 are row g, nibbles 1, 5, 3, 7 row g + 8.
+A block's codes are two halves of 64 inputs; lane l = 4 g + t of a warp has 16 bytes of a half, word s of them for inputs 16 s .. 16 s + 15:
+what one tensor-core step takes of rows g and g + 8, inputs 2 t, 2 t + 1, 2 t + 8, 2 t + 9; nibbles 0, 4, 2, 6 are row g, 1, 5, 3, 7 row g + 8.
 So a word becomes four pairs of numbers with one mask each, a warp's load is 512 bytes in one piece, and a tile streams as one.
 Rows of `paired` matrices (gate, then up) are dealt 8 and 8, so that a tile has both halves of 8 results.
 Inputs are filled up to a multiple of 128 with zeros.
@@ -121,9 +121,9 @@ def _reference(codes: Tensor, scales: Tensor, out: Tiles) -> Tensor:
     padding = out.tile_blocks * INPUTS - out.inputs
     nibbles = torch.nn.functional.pad(nibbles, (0, padding), value=8)
     scales = torch.nn.functional.pad(scales.to(torch.bfloat16), (0, padding // out.group))
-    # [m, tile, high, g, block, half, t, s, pair, element] -> words whose nibble is 4 * element + 2 * pair + high
-    n = _dealt(nibbles, out.paired).reshape(-1, out.num_tiles, 2, 8, out.tile_blocks, 2, 4, 4, 2, 2)
-    n = n.permute(0, 1, 4, 5, 3, 6, 7, 9, 8, 2).reshape(-1, out.num_tiles, out.tile_blocks, 1024, 2)
+    # [m, tile, high, g, block, half, s, pair, t, element] -> words whose nibble is 4 * element + 2 * pair + high
+    n = _dealt(nibbles, out.paired).reshape(-1, out.num_tiles, 2, 8, out.tile_blocks, 2, 4, 2, 4, 2)
+    n = n.permute(0, 1, 4, 5, 3, 8, 6, 9, 7, 2).reshape(-1, out.num_tiles, out.tile_blocks, 1024, 2)
     packed = n[..., 0] | n[..., 1] << 4
     tail = _dealt(scales, out.paired).reshape(-1, out.num_tiles, ROWS, out.tile_blocks, INPUTS // out.group)
     tail = tail.unflatten(2, (2, 8)).permute(0, 1, 4, 5, 3, 2).contiguous().view(torch.uint8).flatten(3)
@@ -135,7 +135,7 @@ def dequantize(tiles: Tiles, dtype: torch.dtype = torch.float32) -> Tensor:
     m, num_tiles, blocks, _ = tiles.data.shape
     codes, tail = tiles.data[..., :1024], tiles.data[..., 1024:]
     n = torch.stack((codes & 15, codes >> 4), dim=-1).reshape(m, num_tiles, blocks, 2, 8, 4, 4, 2, 2, 2)
-    n = n.permute(0, 1, 9, 4, 2, 3, 5, 6, 8, 7).reshape(m, num_tiles, ROWS, blocks * INPUTS // tiles.group, tiles.group)
+    n = n.permute(0, 1, 9, 4, 2, 3, 6, 8, 5, 7).reshape(m, num_tiles, ROWS, blocks * INPUTS // tiles.group, tiles.group)
     scales = tail.contiguous().view(torch.bfloat16).reshape(m, num_tiles, -1, 8, 2).permute(0, 1, 4, 3, 2).flatten(2, 3)
     values = ((n.to(torch.float32) - 8) * scales[..., None].to(torch.float32)).to(dtype).flatten(3)[..., : tiles.inputs]
     if tiles.paired:

@@ -1,11 +1,12 @@
-"""x @ weight.T with 4-bit weights, 1 to 64 rows: what a decode step multiplies with.
+"""x @ weight.T with 4-bit weights.
 
 `linear_one` takes the norm before and the residual after into the kernel. Up to 8 rows stream the weights past activations in registers;
-up to 64 share them between the warps of a block. Sums are made in a fixed order.
+more rows go through Hopper's warpgroup products. Sums are made in a fixed order.
 """
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -14,11 +15,14 @@ from torch import Tensor
 from windlass.kernels.cuda import driver
 from windlass.kernels.cuda.layout import Tiles, dequantize
 
-ONE = "PPPPPPPPPPPQPIIIIIff"
+ONE = "PPPPPPPPPPPPQPIIIIIIff"
 MANY = "PPPPPPPPQQQQIIII"
-DENSE = "PPPPQQQIIIII"
+WIDE = "PPPPPPPPQQQQIIIII"
 SHARED_BUDGET = 112 * 1024
 """Bytes of shared memory a block may take so that the next kernel's fits beside it."""
+ONE_BUDGET, FINAL_BUDGET = 136 * 1024, 200 * 1024
+"""For one.cu: kernels that begin with a norm, and those that end with the residual. Large rings were worth more than room for the next kernel's
+blocks beside them (docs/cuda-notes.md)."""
 WHOLE_BUDGET = 220 * 1024
 """Where nothing else need fit."""
 
@@ -44,13 +48,13 @@ class Ring:
         return self.teams * self.warps * 32 + 32
 
 
-def one_ring(weight: Tiles, segments: int = 1, choice: tuple[int, int] | None = None) -> Ring:
+def one_ring(weight: Tiles, segments: int = 1, choice: tuple[int, int] | None = None, budget: int = ONE_BUDGET) -> Ring:
     """For one.cu; `choice` is teams and warps of each."""
     warps = divisor(weight.tile_blocks, 11)
-    teams, warps = choice or (2 if warps <= 8 else 1, warps)
-    stage = warps * weight.block_bytes + 16
-    fixed = segments * weight.tile_blocks * (256 + 4) + 8 + 8 * teams * warps * 64 + 128 + 128
-    stages = min(32, (SHARED_BUDGET - fixed) // stage)
+    teams, warps = choice or (2 if warps <= 8 and segments * weight.tile_blocks // warps >= 2 else 1, warps)
+    stage = warps * weight.block_bytes + 16 + 4
+    fixed = segments * weight.tile_blocks * (256 + 4 + 8 * (128 // weight.group)) + 8 + 8 * teams * warps * 64 + 128 + 128 + 32
+    stages = min(32, (budget - fixed) // stage) // teams * teams
     return Ring(teams, warps, 1, stages, fixed + stages * stage)
 
 
@@ -62,6 +66,17 @@ def many_ring(weight: Tiles, blocks: int, unit: int, budget: int, choice: tuple[
     joint = joint or next(j for j in (4, 2, 1) if unit * blocks // warps % j == 0 and (3 * j <= stages or j == 1))
     stages = stages // joint * joint
     return Ring(1, warps, joint, stages, fixed + stages * stage)
+
+
+@functools.cache
+def counter(device: int = 0) -> Tensor:
+    """Zero between launches: what blocks of one.cu take tiles by. One is enough, since only one kernel at a time makes claims."""
+    return torch.zeros(1, dtype=torch.int32, device=f"cuda:{device}")
+
+
+def fixed_tiles(ring: Ring, tile_blocks: int, tiles: int, grid: int) -> int:
+    """Tiles of each block to start with: as many as its ring holds, so that they can be under way before claims can be made."""
+    return max(1, min(ring.stages * ring.warps // tile_blocks, tiles // grid)) if tiles >= grid else 1
 
 
 @dataclass(frozen=True)
@@ -81,21 +96,21 @@ def linear_one(
     residual: Tensor | None = None,
     norm: Tensor | None = None,
     eps: float = 0.0,
-    prefetch: bool = True,
+    budget: int = 0,
+    prefetch_bytes: int = 0,
     choice: tuple[int, int] | None = None,
 ) -> Tensor:
     """x [inputs]: fp32 with `norm`, else bf16. out [rows]: bf16 or fp32; fp32 with `residual`, which may be `out` itself."""
-    ring = one_ring(weight, choice=choice)
+    ring = one_ring(weight, 1, choice, budget or (FINAL_BUDGET if norm is None else ONE_BUDGET))
     run = driver.kernel(
         "one.cu", ONE, shared_bytes=ring.shared_bytes, KIND=0, TEAMS=ring.teams, TEAM_WARPS=ring.warps,
         STAGES=ring.stages, TILE_BLOCKS=weight.tile_blocks, NORM=int(norm is not None), GROUP=weight.group,
     )  # fmt: skip
     grid = min(driver.num_processors(), weight.num_tiles)
-    # A processor's share beyond what its ring holds; a large matrix would only push itself out of the cache.
-    prefetch = prefetch and weight.data.numel() < 40e6
+    fixed = fixed_tiles(ring, weight.tile_blocks, weight.num_tiles, grid)
     run(
-        (grid,), ring.threads, weight.data, x, norm, bias, residual, out, None, None, None, None, None, 0, None, 0, 0,
-        weight.num_tiles, int(prefetch), int(out.dtype == torch.float32), eps, 1.0, shared_bytes=ring.shared_bytes,
+        (grid,), ring.threads, weight.data, x, norm, bias, residual, out, None, None, None, None, counter(), None, 0, None, 0, 0,
+        weight.num_tiles, fixed, prefetch_bytes, int(out.dtype == torch.float32), eps, 1.0, shared_bytes=ring.shared_bytes,
     )  # fmt: skip
     return out
 
@@ -134,8 +149,8 @@ def linear_eight(
     return out
 
 
-def dense_slices(weight: Tiles) -> int:
-    """Slices of the inputs that fill the device's processors once."""
+def wide_slices(weight: Tiles) -> int:
+    """Slices of the inputs that fill the device's processors once, with up to 64 rows."""
     groups = -(-weight.num_tiles // 8)
     fitting = [
         s for s in range(1, weight.tile_blocks + 1) if weight.tile_blocks % s == 0 and groups * s <= driver.num_processors()
@@ -143,30 +158,34 @@ def dense_slices(weight: Tiles) -> int:
     return max(fitting, default=1)
 
 
-def linear_dense(
-    x: Tensor, weight: Tiles, out: Tensor, *, bias: Tensor | None = None, slices: int = 1, stage_blocks: int = 0
-) -> Tensor:
-    """As `linear_eight` for up to 64 rows; out fp32 [slices, rows, outputs] where there are several slices."""
-    columns = 2 if x.shape[0] <= 16 else 4 if x.shape[0] <= 32 else 8
-    stage_blocks = stage_blocks or divisor(weight.tile_blocks // slices, 2)
-    stage_bytes = stage_blocks * 8 * weight.block_bytes + columns * 8 * (stage_blocks * 256 + 16)
+def wide_kernel(kind: int, weight: Tiles, rows: int, blocks: int, *, items: int, deep: int = 1) -> tuple[driver.Kernel, int]:
+    """wide.cu for units of `rows` rows of x (64, 128, 160 or 256) and 128 * deep rows of weights, and its bytes of shared memory."""
+    stage_blocks = 2 if rows == 64 and deep == 1 and blocks % 2 == 0 else 1
+    stage_bytes = stage_blocks * rows * 256 + -(-8 * deep * stage_blocks * weight.block_bytes // 1024) * 1024
     stages = min(8, WHOLE_BUDGET // (stage_bytes + 16))
-    shared = max(stages * (stage_bytes + 16), columns * 8 * 132 * 4)
-    partial = out.dtype == torch.float32
-    assert partial or slices == 1
+    shared = stages * (stage_bytes + 16) + rows * 4
     run = driver.kernel(
-        "dense.cu",
-        DENSE,
-        shared_bytes=shared,
-        KIND=2 if partial else 0,
-        COLUMNS=columns,
-        STAGES=stages,
-        STAGE_BLOCKS=stage_blocks,
-        GROUP=weight.group,
-    )
+        "wide.cu", WIDE, shared_bytes=shared, KIND=kind, N=rows, STAGES=stages, STAGE_BLOCKS=stage_blocks, ITEMS=items, DEEP=deep,
+        EXACT=int(rows == 64 and deep == 1), GROUP=weight.group,
+    )  # fmt: skip
+    return run, shared
+
+
+def linear_wide(
+    x: Tensor, weight: Tiles, out: Tensor, *, bias: Tensor | None = None, slices: int = 1, unit: tuple[int, int] | None = None
+) -> Tensor:
+    """x bf16 [rows, inputs], any number of rows, best from 16. out bf16 [rows, outputs], or fp32 [slices, rows, outputs].
+
+    `unit` is the rows of x, and of weights in units of 128, that a block takes at a time.
+    """
+    rows, deep = unit or ((64, 1) if x.shape[0] <= 64 else (128, 2))
+    blocks, partial = weight.tile_blocks // slices, out.dtype == torch.float32
+    assert partial or slices == 1
+    run, shared = wide_kernel(2 if partial else 0, weight, rows, blocks, items=0, deep=deep)
+    units = -(-weight.num_tiles // (8 * deep)) * slices * -(-x.shape[0] // rows)
     run(
-        (-(-weight.num_tiles // 8) * slices,), 416, weight.data, x, bias, out, weight.tile_bytes, out.stride(-2), out.stride(0),
-        x.stride(0), weight.num_tiles, slices, weight.tile_blocks // slices, x.shape[0], shared_bytes=shared,
+        (min(units, driver.num_processors()),), 384, weight.data, x, bias, out, None, None, None, None, 0, weight.tile_bytes, out.stride(-2),
+        out.stride(0), x.stride(0), weight.num_tiles, slices, blocks, x.shape[0], shared_bytes=shared,
     )  # fmt: skip
     return out
 

@@ -31,6 +31,17 @@ struct Arguments {
     u32 rows;               // of x, where there is no list
 };
 
+// Word i of lane j of four to word j of lane i.
+DEVICE void exchange4(uint4& v, u32 lane) {
+    const bool odd = lane & 1, high = lane & 2;
+    u32 p = __shfl_xor_sync(~0u, odd ? v.x : v.y, 1), q = __shfl_xor_sync(~0u, odd ? v.z : v.w, 1);
+    if (odd) v.x = p, v.z = q;
+    else v.y = p, v.w = q;
+    p = __shfl_xor_sync(~0u, high ? v.x : v.z, 2), q = __shfl_xor_sync(~0u, high ? v.y : v.w, 2);
+    if (high) v.x = p, v.y = q;
+    else v.z = p, v.w = q;
+}
+
 extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, RESIDENT) run(const __grid_constant__ Arguments a) {
     extern __shared__ __align__(128) u8 memory[];
     float* partial = (float*)(memory + STAGES * STAGE_BYTES);  // [2][UNIT][WARPS][PARTIAL]
@@ -100,9 +111,16 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, RESIDENT) run(const
 #endif
 #pragma unroll
             for (u32 s = 0; s < TILE_STAGES; s++) {
+                // Four lanes read 64 inputs in one piece, 16 each, and exchange them for the pairs that the products want.
                 const u16* p = from + (s * WARPS + warp) * BLOCK_K + (lane & 3) * 16;
 #pragma unroll
-                for (u32 j = 0; j < 4; j++) x[s][j] = row >= 0 ? __ldcg((const uint4*)(p + (j / 2) * 64 + (j & 1) * 8)) : uint4{0, 0, 0, 0};
+                for (u32 half = 0; half < 2; half++) {
+                    uint4 v = {0, 0, 0, 0}, w = v;
+                    if (row >= 0) v = __ldcg((const uint4*)(p + half * 64)), w = __ldcg((const uint4*)(p + half * 64 + 8));
+                    exchange4(v, lane), exchange4(w, lane);
+                    x[s][half * 2] = uint4{v.x, w.x, v.y, w.y};
+                    x[s][half * 2 + 1] = uint4{v.z, w.z, v.w, w.w};
+                }
             }
 #pragma unroll
             for (u32 s = 0; s < TILE_STAGES; s++) {

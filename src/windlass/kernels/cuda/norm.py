@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from windlass.kernels.cuda import driver
@@ -12,15 +13,16 @@ def add_norm(
 ) -> Tensor:
     """residual fp32 [rows, width] += the parts, in order; out bf16 [rows, width] = rms norm of it.
 
-    parts fp32 [parts, rows, width] (slices of a product), or with `weights` [rows, n] fp32: [rows, parts, width], the first n weighted.
+    parts fp32 or bf16 [parts, rows, width] (slices of a product), or with `weights` [rows, n] fp32: [rows, parts, width], the first n weighted.
     """
-    run = driver.kernel("small.cu", "PPPIIQQPPIf", "add_norm", packed=False)
+    run = driver.kernel("small.cu", "PPIPIIQQPPIf", "add_norm", packed=False)
     rows, width = residual.shape
     num_parts = 0 if parts is None else parts.shape[0] if weights is None else parts.shape[1]
     by_part = 0 if parts is None else parts.stride(0) if weights is None else parts.stride(1)
     by_row = 0 if parts is None else parts.stride(1) if weights is None else parts.stride(0)
     num_weights = 0 if weights is None else weights.shape[1]
-    run((rows,), 1024, residual, parts, weights, num_parts, num_weights, by_part, by_row, norm, out, width, eps)
+    bf16 = int(parts is not None and parts.dtype == torch.bfloat16)
+    run((rows,), 1024, residual, parts, bf16, weights, num_parts, num_weights, by_part, by_row, norm, out, width, eps)
     return out
 
 

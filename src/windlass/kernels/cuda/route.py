@@ -75,6 +75,51 @@ def route_many(logits: Tensor, correction: Tensor | None, into: Routes, routed_s
     return into
 
 
+def choose_many(logits: Tensor, correction: Tensor | None, num_active: int, routed_scale: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Choice and weights alone, any number of rows."""
+    rows, num_experts = logits.shape
+    ids = torch.empty(rows, num_active, dtype=torch.int32, device=logits.device)
+    weights = torch.empty(rows, num_active, dtype=torch.float32, device=logits.device)
+    run = driver.kernel("small.cu", "PPPPIIf", "choose_many", packed=False, EXPERTS=num_experts)
+    run((-(-rows // 4),), 128, logits, correction, ids, weights, rows, num_active, routed_scale)
+    return ids, weights
+
+
+def dispatch(ids: Tensor, weights: Tensor, num_experts: int, num_shared: int, item_rows: int = 128) -> Routes:
+    """Items of up to `item_rows` rows for any number of rows, without the host: buffers have the largest size possible."""
+    rows, active = ids.shape
+    most = num_experts + num_shared + rows * (active + num_shared) // item_rows
+    integers = {"dtype": torch.int32, "device": ids.device}
+    result = Routes(
+        ids=ids, weights=weights, num_items=torch.empty(1, **integers), item_expert=torch.empty(most, **integers),
+        item_rows=torch.empty(most, item_rows, **integers), item_places=torch.empty(most, item_rows, **integers),
+        num_experts=num_experts, num_active=active, num_shared=num_shared,
+    )  # fmt: skip
+    if not ids.is_cuda:
+        return _dispatch_reference(result)
+    counts = torch.empty(num_experts, **integers)
+    count = driver.kernel("small.cu", "PPI", "dispatch_count", packed=False, EXPERTS=num_experts)
+    count((num_experts,), 1024, ids, counts, rows * active)
+    fill = driver.kernel("small.cu", "PPPPPPIIII", "dispatch_fill", packed=False, EXPERTS=num_experts)
+    fill(
+        (num_experts + num_shared,), 1024, ids, counts, result.num_items, result.item_expert, result.item_rows, result.item_places,
+        rows, active, num_shared, item_rows,
+    )  # fmt: skip
+    return result
+
+
+def _dispatch_reference(result: Routes) -> Routes:
+    items = items_reference(result.ids, result.num_experts, result.num_shared, result.item_rows.shape[1])
+    result.num_items.fill_(len(items))
+    result.item_rows.fill_(-1)
+    result.item_places.fill_(-1)
+    for number, (expert, rows, places) in enumerate(items):
+        result.item_expert[number] = expert
+        result.item_rows[number, : len(rows)] = torch.tensor(rows, dtype=torch.int32)
+        result.item_places[number, : len(places)] = torch.tensor(places, dtype=torch.int32)
+    return result
+
+
 def route_reference(
     logits: Tensor, correction: Tensor | None, num_active: int, routed_scale: float = 1.0
 ) -> tuple[Tensor, Tensor]:
@@ -84,7 +129,9 @@ def route_reference(
     return ids.to(torch.int32), weights / weights.sum(-1, keepdim=True) * routed_scale
 
 
-def items_reference(ids: Tensor, num_experts: int, num_shared: int) -> list[tuple[int, list[int], list[int]]]:
+def items_reference(
+    ids: Tensor, num_experts: int, num_shared: int, item_rows: int = ITEM_ROWS
+) -> list[tuple[int, list[int], list[int]]]:
     """(expert, rows, places) in order."""
     rows, active = ids.shape
     chosen: list[list[tuple[int, int]]] = [[] for _ in range(num_experts)]
@@ -93,7 +140,7 @@ def items_reference(ids: Tensor, num_experts: int, num_shared: int) -> list[tupl
             chosen[expert].append((row, row * (active + num_shared) + slot))
     chosen += [[(row, row * (active + 1) + active) for row in range(rows)]] * num_shared
     return [
-        (expert, [row for row, _ in pairs[i : i + 8]], [place for _, place in pairs[i : i + 8]])
+        (expert, [row for row, _ in pairs[i : i + item_rows]], [place for _, place in pairs[i : i + item_rows]])
         for expert, pairs in enumerate(chosen)
-        for i in range(0, len(pairs), ITEM_ROWS)
+        for i in range(0, len(pairs), item_rows)
     ]

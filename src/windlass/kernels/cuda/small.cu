@@ -16,13 +16,16 @@ extern "C" __global__ void repack(const u32* codes, const u16* scales, u8* out, 
     const u64 low = source_row(g), high = source_row(g + 8);
 #pragma unroll
     for (u32 half = 0; half < 2; half++) {
-        const u32 at = k + half * 64 + t * 16;
-        uint2 p = {0x88888888u, 0x88888888u}, q = p;
-        if (at < inputs) p = *(const uint2*)(codes + (low * inputs + at) / 8), q = *(const uint2*)(codes + (high * inputs + at) / 8);
+        const u32 at = k + half * 64;
         u32 word[4];
 #pragma unroll
         for (u32 s = 0; s < 4; s++) {
-            const u32 v = ((s & 2 ? p.y : p.x) >> (s & 1) * 16) & 0xffff, w = ((s & 2 ? q.y : q.x) >> (s & 1) * 16) & 0xffff;
+            uint2 p = {0x88888888u, 0x88888888u}, q = p;
+            if (at + s * 16 < inputs) {
+                p = *(const uint2*)(codes + (low * inputs + at) / 8 + s * 2);
+                q = *(const uint2*)(codes + (high * inputs + at) / 8 + s * 2);
+            }
+            const u32 v = (p.x >> t * 8 & 0xff) | (p.y >> t * 8 & 0xff) << 8, w = (q.x >> t * 8 & 0xff) | (q.y >> t * 8 & 0xff) << 8;
             word[s] = (v & 0x0f0f) | (v & 0xf0f0) << 12 | ((w & 0x0f0f) | (w & 0xf0f0) << 12) << 4;
         }
         *(uint4*)(to + half * 512 + lane * 16) = uint4{word[0], word[1], word[2], word[3]};
@@ -38,6 +41,7 @@ extern "C" __global__ void repack(const u32* codes, const u16* scales, u8* out, 
 extern "C" __global__ void __launch_bounds__(256) router_one(const float* x, const float* norm, const float* weight, float* logits, u32 inputs, float eps) {
     __shared__ float sums[16];
     launch_next();
+    if (threadIdx.x == 0) trace(9, 0);
     const float* row = weight + (u64)blockIdx.x * inputs;
     float4 w[4];
     const u32 per = inputs / 1024;
@@ -49,6 +53,7 @@ extern "C" __global__ void __launch_bounds__(256) router_one(const float* x, con
             w[i] = float4{n.x * v.x, n.y * v.y, n.z * v.z, n.w * v.w};
         }
     wait_previous();
+    if (threadIdx.x == 0) trace(9, 1);
     float square = 0.f, dot = 0.f;
 #pragma unroll
     for (u32 i = 0; i < 4; i++)
@@ -64,6 +69,7 @@ extern "C" __global__ void __launch_bounds__(256) router_one(const float* x, con
         square = dot = 0.f;
         for (u32 i = 0; i < 8; i++) square += sums[i], dot += sums[8 + i];
         logits[blockIdx.x] = dot * rsqrtf(square / inputs + eps);
+        trace(9, 3);
     }
 }
 
@@ -125,13 +131,26 @@ extern "C" __global__ void __launch_bounds__(256) router_many(const u16* x, cons
     }
 }
 
+// ---- choice of experts alone, any number of rows: a warp each.
+#ifndef EXPERTS
+#define EXPERTS 128
+#endif
+extern "C" __global__ void __launch_bounds__(128)
+    choose_many(const float* logits, const float* correction, int* ids, float* weights, u32 rows, u32 active, float routed_scale) {
+    launch_next();
+    wait_previous();
+    const u32 row = blockIdx.x * 4 + threadIdx.x / 32, lane = threadIdx.x & 31;
+    if (row >= rows) return;
+    int id = 0;
+    float weight = 0.f;
+    choose<EXPERTS / 32>(logits + (u64)row * EXPERTS, correction, EXPERTS / 32, active, routed_scale, lane, id, weight);
+    if (lane < active) ids[row * active + lane] = id, weights[row * active + lane] = weight;
+}
+
 // ---- routing and dispatch of up to 64 rows, no host involved. Four rows a block, a warp each; the last block to arrive makes the items.
 // An item is up to 8 rows that share an expert: (expert, row numbers, places of results).
 // Items come in the order of experts, rows in order within: the same input gives the same items. The shared expert's rows are items too.
 // place = row * (active + shared) + slot; the shared expert has the last slot. counts: number of items, blocks arrived (zero between launches).
-#ifndef EXPERTS
-#define EXPERTS 128
-#endif
 extern "C" __global__ void __launch_bounds__(128)
     route_many(const float* logits, const float* correction, int* ids, float* weights, int* counts, int* item_expert, int* item_rows,
                int* item_places, u32 rows, u32 active, u32 shared, float routed_scale) {
@@ -192,7 +211,7 @@ extern "C" __global__ void __launch_bounds__(128)
 
 // ---- h += sum over parts of weight * part; x = norm(h). One block of 1024 threads a row; width a multiple of 4, at most 8192.
 extern "C" __global__ void __launch_bounds__(1024)
-    add_norm(float* h, const float* parts, const float* part_weights, u32 num_parts, u32 num_weights, u64 part_stride, u64 row_stride,
+    add_norm(float* h, const void* parts, u32 parts_bf16, const float* part_weights, u32 num_parts, u32 num_weights, u64 part_stride, u64 row_stride,
              const float* norm, u16* x, u32 width, float eps) {
     __shared__ float sums[32];
     launch_next();
@@ -210,10 +229,14 @@ extern "C" __global__ void __launch_bounds__(1024)
         const u32 k = (i * 1024 + threadIdx.x) * 4;
         if (k < width) {
             float4 s = __ldcg((const float4*)(h + (u64)row * width + k));
-            const float* from = parts + row * row_stride + k;
+            const u64 from = row * row_stride + k;
 #pragma unroll 3
             for (u32 p = 0; p < num_parts; p++) {
-                const float4 y = __ldcg((const float4*)(from + p * part_stride));
+                float4 y;
+                if (parts_bf16) {
+                    const uint2 v = __ldcg((const uint2*)((const u16*)parts + from + p * part_stride));
+                    y = float4{bf16_float(v.x), __uint_as_float(v.x & 0xffff0000u), bf16_float(v.y), __uint_as_float(v.y & 0xffff0000u)};
+                } else y = __ldcg((const float4*)((const float*)parts + from + p * part_stride));
                 const float w = p < num_weights ? __ldcg(part_weights + row * num_weights + p) : 1.f;
                 s.x += w * y.x, s.y += w * y.y, s.z += w * y.z, s.w += w * y.w;
             }
@@ -282,5 +305,65 @@ extern "C" __global__ void __launch_bounds__(512) head_one(const float* x, const
         }
         acc = warp_sum(acc);
         if (lane == 0) out[row] = acc;
+    }
+}
+
+// ---- dispatch of any number of rows: items of up to `size` rows, as route_many makes them of 8. First the rows of each expert are counted, a block
+// an expert; then each block finds its place among the items and writes its rows in order.
+extern "C" __global__ void __launch_bounds__(1024) dispatch_count(const int* ids, int* counts, u32 total) {
+    __shared__ int sums[32];
+    launch_next();
+    wait_previous();
+    int count = 0;
+    for (u32 i = threadIdx.x; i < total; i += 1024) count += __ldcg(ids + i) == (int)blockIdx.x;
+    count = __reduce_add_sync(~0u, count);
+    if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = count;
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        count = __reduce_add_sync(~0u, sums[threadIdx.x]);
+        if (threadIdx.x == 0) counts[blockIdx.x] = count;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(1024)
+    dispatch_fill(const int* ids, const int* counts, int* num_items, int* item_expert, int* item_rows, int* item_places, u32 rows, u32 active, u32 shared,
+                  u32 size) {
+    __shared__ u32 before, all, found[33];
+    launch_next();
+    wait_previous();
+    const u32 thread = threadIdx.x, warp = thread / 32, lane = thread & 31, expert = blockIdx.x, slots = active + shared;
+    if (warp == 0) {
+        u32 mine = 0, sum = 0;
+        for (u32 e = lane; e < EXPERTS + shared; e += 32) {
+            const u32 items = ((e < EXPERTS ? (u32)__ldcg(counts + e) : rows) + size - 1) / size;
+            sum += items;
+            if (e < expert) mine += items;
+        }
+        mine = __reduce_add_sync(~0u, mine), sum = __reduce_add_sync(~0u, sum);
+        if (lane == 0) before = mine, all = sum;
+    }
+    __syncthreads();
+    const u32 first = before, count = expert < EXPERTS ? (u32)__ldcg(counts + expert) : rows, items = (count + size - 1) / size;
+    if (expert == 0 && thread == 0) *num_items = (int)all;
+    for (u32 i = thread; i < items; i += 1024) item_expert[first + i] = (int)expert;
+    for (u32 i = count + thread; i < items * size; i += 1024) item_rows[first * size + i] = -1, item_places[first * size + i] = -1;
+    if (expert == EXPERTS) {
+        for (u32 i = thread; i < rows; i += 1024) item_rows[first * size + i] = (int)i, item_places[first * size + i] = (int)(i * slots + active);
+        return;
+    }
+    u32 base = first * size;
+    for (u32 start = 0; start < rows * active; start += 1024) {
+        const u32 i = start + thread;
+        const bool here = i < rows * active && __ldcg(ids + i) == (int)expert;
+        const u32 votes = __ballot_sync(~0u, here);
+        if (lane == 0) found[warp] = __popc(votes);
+        __syncthreads();
+        const u32 value = found[lane], ahead = __reduce_add_sync(~0u, lane < warp ? value : 0), sum = __reduce_add_sync(~0u, value);
+        if (here) {
+            const u32 at = base + ahead + __popc(votes & ((1u << lane) - 1)), row = i / active;
+            item_rows[at] = (int)row, item_places[at] = (int)(row * slots + i % active);
+        }
+        base += sum;
+        __syncthreads();
     }
 }

@@ -167,7 +167,7 @@ void fold_all(const Batch& batch, const Tile& tile, const Mixture& all, const Mi
 }
 
 template <class T> void attend_item(const Batch& batch, const Scratch& scratch, const Item& item, const Piece<T>* after) {
-    take_queries(batch, item.tile, scratch.queries);
+    take_pairs(batch, item.tile, scratch);
     const Mixture all(item.left_at ? item.left_at : scratch.one, item.tile.count), chunk(scratch.other, item.tile.count);
     for (int64_t i = 0; i < item.num_chunks; i++) {
         const bool last = i + 1 == item.num_chunks;

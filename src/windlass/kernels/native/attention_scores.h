@@ -17,14 +17,9 @@ constexpr int tile_blocks(int rows) { return W == 16 ? 4 : W == 8 ? (rows == 1 ?
 template <class T> struct Piece {
     const T *keys[PIECE_BLOCKS], *values[PIECE_BLOCKS];
     int64_t start, end;
-
-    int64_t num_blocks() const { return (end - start + BLOCK_TOKENS - 1) / BLOCK_TOKENS; }
 };
 
-// Into the second level of caches: the first has no room for more than is in use.
-INLINE void fetch(const void* from, int64_t bytes) {
-    for (int64_t offset = 0; offset < bytes; offset += 64) __builtin_prefetch(static_cast<const char*>(from) + offset, 0, 2);
-}
+INLINE int64_t blocks_of(int64_t tokens) { return (tokens + BLOCK_TOKENS - 1) / BLOCK_TOKENS; }
 
 // scores [R, PIECE_TOKENS]: every one a chain of multiply-adds in the order of the dimensions.
 template <int R, int B, class T>
@@ -40,7 +35,7 @@ INLINE void scores_tile(const float* queries, int64_t dim, const T* const* keys,
         for (int r = 0; r < R; r++) {
             const F query = splat(queries[r * dim + d]);
 #pragma GCC unroll 16
-            for (int v = 0; v < B * VECTORS; v++) sums[r][v] += query * key[v];
+            for (int v = 0; v < B * VECTORS; v++) sums[r][v] = multiply_add(query, key[v], sums[r][v]);
         }
     };
     int64_t d = 0;
@@ -49,8 +44,6 @@ INLINE void scores_tile(const float* queries, int64_t dim, const T* const* keys,
 #pragma GCC unroll 4
             for (int b = 0; b < PIECE_BLOCKS; b++) fetch(ahead->keys[b] + d * BLOCK_TOKENS, 2 * BLOCK_TOKENS * sizeof(T));
             add(d);
-#pragma GCC unroll 4
-            for (int b = 0; b < PIECE_BLOCKS; b++) fetch(ahead->values[b] + d * BLOCK_TOKENS, 2 * BLOCK_TOKENS * sizeof(T));
             add(d + 1);
         }
     for (; d < dim; d++) add(d);
@@ -75,21 +68,16 @@ void scores_rows(const float* queries, int64_t dim, const T* const* keys, int64_
         scores_tile<R, 1>(queries, dim, keys + block, ahead, scores + block * BLOCK_TOKENS);
 }
 
-// queries [count, dim] by the keys of a piece; the piece `ahead` (or null) is fetched meanwhile.
+// `rows` queries (1, 2, 3, 4 or 6) by the keys of some blocks; the piece `ahead` (or null) is fetched meanwhile.
 template <class T>
-void make_scores(int64_t count, const float* queries, int64_t dim, const Piece<T>& piece, const Piece<T>* ahead, float* scores) {
-    const int64_t blocks = piece.num_blocks();
-    for (int64_t row = 0, rows; row < count; row += rows, ahead = nullptr) {
-        rows = tile_rows(count - row);
-        const float* from = queries + row * dim;
-        float* to = scores + row * PIECE_TOKENS;
-        switch (rows) {
-            case 1: scores_rows<1>(from, dim, piece.keys, blocks, ahead, to); break;
-            case 2: scores_rows<2>(from, dim, piece.keys, blocks, ahead, to); break;
-            case 3: scores_rows<3>(from, dim, piece.keys, blocks, ahead, to); break;
-            case 4: scores_rows<4>(from, dim, piece.keys, blocks, ahead, to); break;
-            default: scores_rows<6>(from, dim, piece.keys, blocks, ahead, to); break;
-        }
+void make_scores(int64_t rows, const float* queries, int64_t dim, const T* const* keys, int64_t num_blocks, const Piece<T>* ahead,
+                 float* scores) {
+    switch (rows) {
+        case 1: return scores_rows<1>(queries, dim, keys, num_blocks, ahead, scores);
+        case 2: return scores_rows<2>(queries, dim, keys, num_blocks, ahead, scores);
+        case 3: return scores_rows<3>(queries, dim, keys, num_blocks, ahead, scores);
+        case 4: return scores_rows<4>(queries, dim, keys, num_blocks, ahead, scores);
+        default: return scores_rows<6>(queries, dim, keys, num_blocks, ahead, scores);
     }
 }
 

@@ -52,25 +52,32 @@ struct Mixture {
 
 struct Scratch {
     float *queries, *scores, *totals, *corrections, *keys, *values, *one, *other;
+    float* slopes;       // of each pair; zero where there are none
+    int32_t* positions;  // of each pair
 
     static constexpr int64_t aligned(int64_t floats) { return (floats + 15) / 16 * 16; }
 
     Scratch(const Batch& batch, Worker& worker) {
         const int64_t sizes[] = {MAX_PAIRS * batch.dim, MAX_PAIRS * PIECE_TOKENS, MAX_PAIRS * W, MAX_PAIRS,
                                  PIECE_TOKENS * batch.dim, PIECE_TOKENS * batch.value_dim, Mixture::floats(batch, MAX_PAIRS),
-                                 Mixture::floats(batch, MAX_PAIRS)};
-        float** parts[] = {&queries, &scores, &totals, &corrections, &keys, &values, &one, &other};
-        int64_t total = 0;
+                                 Mixture::floats(batch, MAX_PAIRS), MAX_PAIRS};
+        float** parts[] = {&queries, &scores, &totals, &corrections, &keys, &values, &one, &other, &slopes};
+        int64_t total = MAX_PAIRS;
         for (int64_t size : sizes) total += aligned(size);
         float* next = static_cast<float*>(worker.scratch(total * sizeof(float)));
-        for (int part = 0; part < 8; next += aligned(sizes[part++])) *parts[part] = next;
+        for (int part = 0; part < 9; next += aligned(sizes[part++])) *parts[part] = next;
+        positions = reinterpret_cast<int32_t*>(next);
     }
 };
 
-// Queries of the tile one after another, times the scale.
-void take_queries(const Batch& batch, const Tile& tile, float* queries) {
+// Queries of the tile one after another, times the scale, and what else its pairs have.
+void take_pairs(const Batch& batch, const Tile& tile, const Scratch& scratch) {
+    float* queries = scratch.queries;
     for (int64_t pair = 0; pair < tile.count; pair++, queries += batch.dim) {
-        const float* q = batch.q + tile.row(batch, pair) * batch.q_row_stride + tile.head(batch, pair) * batch.q_head_stride;
+        const int64_t head = tile.head(batch, pair);
+        scratch.positions[pair] = int32_t(tile.position(batch, pair));
+        scratch.slopes[pair] = batch.slopes ? batch.slopes[head] : 0.0f;
+        const float* q = batch.q + tile.row(batch, pair) * batch.q_row_stride + head * batch.q_head_stride;
         int64_t d = 0;
         for (; d + W <= batch.dim; d += W) store(queries + d, load(q + d) * batch.scale);
         for (; d < batch.dim; d++) queries[d] = q[d] * batch.scale;
@@ -98,50 +105,76 @@ template <class T> void widen_across(const T* from, int64_t width, float* to) {
     }
 }
 
-// A query sees tokens behind `before` up to its own position.
+// Tokens that a query sees: those behind `before` up to its own position.
 struct Sight {
     int64_t position, before;
 };
 
-// Scores of one pair to weights, relative to the largest score so far; returns what older weights must be multiplied with.
-INLINE float weigh(float* scores, int64_t num_vectors, int64_t start, Sight sight, bool masked, float slope, float* peak, float* totals) {
+// Scores of one pair as softmax wants them, with the bias of distance and without what is out of sight; returns the largest.
+INLINE float look(float* scores, int64_t num_vectors, int64_t start, Sight sight, bool masked, float slope) {
     F most = splat(NEVER);
     for (int64_t v = 0; v < num_vectors; v++) {
         F score = load(scores + v * W);
-        const I token = iota() + int32_t(start + v * W);
-        if (slope != 0.0f) score += slope * __builtin_convertvector(token - int32_t(sight.position), F);
-        if (masked) score = (token <= int32_t(sight.position)) & (token > int32_t(sight.before)) ? score : splat(NEVER);
-        if (masked || slope != 0.0f) store(scores + v * W, score);
+        if (masked || slope != 0.0f) {
+            const I token = iota() + int32_t(start + v * W);
+            const I seen = (token <= int32_t(sight.position)) & (token > int32_t(sight.before));
+            score = multiply_add(splat(slope), __builtin_convertvector(token - int32_t(sight.position), F), score);
+            score = seen ? score : splat(NEVER);
+            store(scores + v * W, score);
+        }
         most = maximum(most, score);
     }
-    const float before = *peak;
-    const float now = *peak = std::max(before, largest(most));
-    if (now == NEVER) {
-        std::memset(scores, 0, num_vectors * W * sizeof(float));
-        return 1.0f;
-    }
-    const float correction = exponential(splat(before - now))[0];
+    return largest(most);
+}
+
+// Scores of one pair to weights, relative to its largest score so far.
+INLINE void weigh(float* scores, int64_t num_vectors, float peak, float correction, float* totals) {
+    if (peak == NEVER) peak = 0.0f;
     F total = load(totals) * correction;
     for (int64_t v = 0; v < num_vectors; v++) {
-        const F score = load(scores + v * W);
-        F weight = exponential(score - now);
-        if (masked) weight = score == NEVER ? F{} : weight;
+        const F weight = exponential(load(scores + v * W) - peak);
         store(scores + v * W, weight);
         total += weight;
     }
     store(totals, total);
-    return correction;
 }
 
-void weigh_all(const Batch& batch, const Tile& tile, const Scratch& scratch, int64_t start, int64_t num_blocks, float* peaks) {
-    for (int64_t pair = 0; pair < tile.count; pair++) {
-        const int64_t position = tile.position(batch, pair);
-        const Sight sight{position, std::max<int64_t>(position - batch.window, -1)};
-        const bool masked = start + num_blocks * BLOCK_TOKENS - 1 > position || start <= sight.before;
-        const float slope = batch.slopes ? batch.slopes[tile.head(batch, pair)] : 0.0f;
-        scratch.corrections[pair] = weigh(scratch.scores + pair * PIECE_TOKENS, num_blocks * VECTORS, start, sight, masked, slope,
-                                          peaks + pair, scratch.totals + pair * W);
+// Pairs first .. first + count of a tile that are worked on together, and how many tokens of a piece the last of them sees.
+struct Few {
+    int64_t first, count, tokens;
+};
+
+// Goes over all pairs of a tile but those that see nothing of the piece.
+template <class Function> INLINE void in_few(const Tile& tile, const Scratch& scratch, int64_t start, int64_t end, Function function) {
+    for (int64_t first = 0, count; first < tile.count; first += count) {
+        count = tile_rows(tile.count - first);
+        const int64_t tokens = std::min<int64_t>(end, scratch.positions[first + count - 1] + 1) - start;
+        if (tokens > 0) function(Few{first, count, tokens});
     }
+}
+
+// Scores of all pairs to weights. Corrections are what older weights must be multiplied with, now that larger scores are known.
+void weigh_all(const Batch& batch, const Tile& tile, const Scratch& scratch, int64_t start, int64_t end, float* peaks) {
+    in_few(tile, scratch, start, end, [&](Few few) {
+        const int64_t blocks = blocks_of(few.tokens);
+        for (int64_t pair = few.first; pair < few.first + few.count; pair++) {
+            const int64_t position = scratch.positions[pair];
+            const Sight sight{position, std::max<int64_t>(position - batch.window, -1)};
+            const bool masked = start + blocks * BLOCK_TOKENS - 1 > position || start <= sight.before;
+            const float most =
+                look(scratch.scores + pair * PIECE_TOKENS, blocks * VECTORS, start, sight, masked, scratch.slopes[pair]);
+            const float before = peaks[pair];
+            peaks[pair] = std::max(before, most);
+            scratch.corrections[pair] = peaks[pair] == before ? 0.0f : before - peaks[pair];
+        }
+    });
+    for (int64_t pair = 0; pair < tile.count; pair += W)
+        store(scratch.corrections + pair, exponential(load(scratch.corrections + pair)));
+    in_few(tile, scratch, start, end, [&](Few few) {
+        for (int64_t pair = few.first; pair < few.first + few.count; pair++)
+            weigh(scratch.scores + pair * PIECE_TOKENS, blocks_of(few.tokens) * VECTORS, peaks[pair], scratch.corrections[pair],
+                  scratch.totals + pair * W);
+    });
 }
 
 // The piece of the sequence that holds token `start`, up to `end` at most. Blocks it does not have are its first again.
@@ -150,7 +183,7 @@ template <class T> Piece<T> piece_at(const Batch& batch, const Tile& tile, int64
     piece.start = start / PIECE_TOKENS * PIECE_TOKENS;
     piece.end = std::min(end, piece.start + PIECE_TOKENS);
     const int32_t* blocks = batch.blocks + tile.sequence * batch.blocks_stride + piece.start / BLOCK_TOKENS;
-    const int64_t num_blocks = piece.num_blocks();
+    const int64_t num_blocks = blocks_of(piece.end - piece.start);
     for (int64_t block = 0; block < PIECE_BLOCKS; block++) {
         const int64_t place = blocks[block < num_blocks ? block : 0] * batch.num_kv_heads + tile.kv_head;
         piece.keys[block] = static_cast<const T*>(batch.keys) + place * batch.head_elements();
@@ -163,10 +196,19 @@ template <class T> Piece<T> piece_at(const Batch& batch, const Tile& tile, int64
 template <class T>
 void attend_piece(const Batch& batch, const Tile& tile, const Scratch& scratch, const Piece<T>& piece, const Piece<T>* ahead,
                   int64_t value_stride, const Mixture& mixture) {
-    make_scores(tile.count, scratch.queries, batch.dim, piece, ahead, scratch.scores);
-    weigh_all(batch, tile, scratch, piece.start, piece.num_blocks(), mixture.peak);
-    product(tile.count, scratch.scores, PIECE_TOKENS, Pieces<T>{piece.values, BLOCK_TOKENS, value_stride}, piece.end - piece.start,
-            batch.value_dim, scratch.corrections, mixture.mixed, batch.mixed_stride());
+    const Piece<T>* fetched = ahead;
+    in_few(tile, scratch, piece.start, piece.end, [&](Few few) {
+        make_scores(few.count, scratch.queries + few.first * batch.dim, batch.dim, piece.keys, blocks_of(few.tokens), fetched,
+                    scratch.scores + few.first * PIECE_TOKENS);
+        fetched = nullptr;
+    });
+    weigh_all(batch, tile, scratch, piece.start, piece.end, mixture.peak);
+    Pieces<T> values{piece.values, BLOCK_TOKENS, value_stride, ahead ? ahead->values : nullptr};
+    in_few(tile, scratch, piece.start, piece.end, [&](Few few) {
+        product(few.count, scratch.scores + few.first * PIECE_TOKENS, PIECE_TOKENS, values, few.tokens, batch.value_dim,
+                scratch.corrections + few.first, mixture.mixed + few.first * batch.mixed_stride(), batch.mixed_stride());
+        values.ahead = nullptr;
+    });
 }
 
 // As above, of keys and values made fp32 first.
@@ -176,7 +218,7 @@ void attend_panels(const Batch& batch, const Tile& tile, const Scratch& scratch,
     Piece<float> wide;
     wide.start = piece.start;
     wide.end = piece.end;
-    for (int64_t block = 0; block < piece.num_blocks(); block++) {
+    for (int64_t block = 0; block < blocks_of(piece.end - piece.start); block++) {
         float* key = scratch.keys + block * BLOCK_TOKENS * batch.dim;
         float* value = scratch.values + block * BLOCK_TOKENS * batch.value_dim;
         wide.keys[block] = key;
@@ -195,7 +237,7 @@ void attend_panels(const Batch& batch, const Tile& tile, const Scratch& scratch,
     attend_piece<float>(batch, tile, scratch, wide, nullptr, batch.value_dim, mixture);
 }
 
-// What the tile sees of chunk number `chunk`; scratch.queries are taken already. `after`: what will be wanted next, or null.
+// What the tile sees of chunk number `chunk`; its pairs are taken already. `after`: what will be wanted next, or null.
 template <class T>
 void attend_chunk(const Batch& batch, const Tile& tile, const Scratch& scratch, int64_t chunk, const Piece<T>* after, const Mixture& mixture) {
     std::fill(mixture.peak, mixture.peak + tile.count, NEVER);
@@ -221,8 +263,8 @@ INLINE void fold(float* peak, float* total, float* mixed, float chunk_peak, floa
     const float now = std::max(*peak, chunk_peak);
     const float mine = *peak == NEVER ? 0.0f : exponential(splat(*peak - now))[0], theirs = exponential(splat(chunk_peak - now))[0];
     *peak = now;
-    *total = *total * mine + chunk_total * theirs;
-    for (int64_t i = 0; i < width; i += W) store(mixed + i, load(mixed + i) * mine + load(chunk_mixed + i) * theirs);
+    *total = multiply_add(*total, mine, chunk_total * theirs);
+    for (int64_t i = 0; i < width; i += W) store(mixed + i, multiply_add(load(mixed + i), splat(mine), load(chunk_mixed + i) * theirs));
 }
 
 // A sink takes its share, and the rest goes out.

@@ -3,9 +3,11 @@
 // Pairs of (row, expert) are sorted by expert, so that an expert's weights are read once for all rows that chose it. Packed weights take
 // two steps: a thread that has made 32 activated values of a row quantizes them on the spot, as the down product wants them. In the
 // second step a thread owns some outputs and adds up all experts for them, in the order of experts: a result depends on neither
-// the threads nor the other rows. Other weights take one step more, with floats in between.
+// the threads nor the other rows. Other weights take one step more, with floats in between. (A feed-forward that is not routed gains nothing
+// from being one operation: gate and up are two stretches of memory here, one there.)
 #ifndef WINDLASS_ISA
 #include "panel.h"
+#include "panel_vectors.h"
 
 namespace windlass {
 
@@ -17,7 +19,6 @@ struct Tile {
 
 // Up to so many rows every thread quantizes them for itself, and every pair is a tile.
 constexpr int64_t FEW_ROWS = 2;
-constexpr int64_t STREAMED_TILE_ROWS = 6;
 
 }  // namespace windlass
 
@@ -67,6 +68,7 @@ struct Experts {
         if (is_few()) return x + order[tile.first] / active * x_stride;
         return (const float*)x_tiles + tile.first * gate_up.inputs;
     }
+    int64_t row_stride() const { return is_few() ? x_stride : gate_up.inputs; }
     uint8_t* inner_tile(const Tile& tile) const { return inner_tiles + tile.above * (width / BLOCK * TILE_BYTES); }
     float* activated() const { return inner + rows * active * 2 * width; }
 };
@@ -105,6 +107,18 @@ inline void make_plan(Experts& all) {
     all.runs[all.num_runs] = int32_t(all.num_tiles);
 }
 
+// `work` for this thread's share of all rows of all tiles.
+template <class Work> INLINE void each_row(const Experts& all, Work work) {
+    const Tile* last_tile = all.tiles + all.num_tiles - 1;
+    int64_t first, last;
+    all.worker.share(all.num_tiles ? last_tile->first + last_tile->rows : 0, 1, &first, &last);
+    for (int64_t index = 0; index < all.num_tiles; index++) {
+        const Tile& tile = all.tiles[index];
+        for (int64_t i = std::max<int64_t>(first, tile.first); i < std::min<int64_t>(last, tile.first + tile.rows); i++)
+            work(tile, int(i - tile.first));
+    }
+}
+
 // Rows of x as the gate and up product wants them: int8 tiles, or rows of floats in the order of experts.
 inline void gather_rows(const Experts& all) {
     const int64_t blocks = all.gate_up.inputs / BLOCK;
@@ -115,14 +129,11 @@ inline void gather_rows(const Experts& all) {
             quantize_row(all.x + row * all.x_stride, 0, blocks, correction, all.few + row * tile_bytes(all.gate_up.inputs, 1), 1, 1, 0);
         return;
     }
-    for (int64_t index = all.worker.take(); index < all.num_tiles; index = all.worker.take()) {
-        const Tile& tile = all.tiles[index];
-        for (int row = 0; row < tile.rows; row++) {
-            const float* from = all.x + all.order[tile.first + row] / all.active * all.x_stride;
-            if (all.gate_up.is_packed()) quantize_row(from, 0, blocks, correction, (uint8_t*)all.x_tile(tile), tile.height, tile.rows, row);
-            else std::memcpy((float*)all.x_rows(tile) + row * all.gate_up.inputs, from, all.gate_up.inputs * 4);
-        }
-    }
+    each_row(all, [&](const Tile& tile, int row) {
+        const float* from = all.x + all.order[tile.first + row] / all.active * all.x_stride;
+        if (all.gate_up.is_packed()) quantize_row(from, 0, blocks, correction, (uint8_t*)all.x_tile(tile), tile.height, tile.rows, row);
+        else std::memcpy((float*)all.x_rows(tile) + row * all.gate_up.inputs, from, all.gate_up.inputs * 4);
+    });
     all.worker.barrier();
 }
 
@@ -140,7 +151,8 @@ INLINE F activated(Gate gate, float clamp, F x, F up) {
 }
 
 // 32 columns of one tile: sums of two gate panels and two up panels become a block of the down product's tile.
-inline void activate_tile(const Experts& all, const Tile& tile, int64_t block, const float (*sums)[TILE_FLOATS]) {
+using Sums = const float (*)[TILE_FLOATS];
+inline void activate_tile(const Experts& all, const Tile& tile, int64_t block, Sums gates, Sums ups) {
     const Gate gate = Gate(all.op.ints[2 * MATRIX_INTS + 4]);
     const Correction correction = correction_of(all.down.kind);
     uint8_t* to = all.inner_tile(tile) + block * tile.height * TILE_BYTES;
@@ -150,7 +162,7 @@ inline void activate_tile(const Experts& all, const Tile& tile, int64_t block, c
 #pragma GCC unroll 8
         for (int i = 0; i < BLOCK; i += W) {
             const int from = row * PANEL_ROWS + i % PANEL_ROWS;
-            F x = load(sums[i / PANEL_ROWS] + from), up = load(sums[2 + i / PANEL_ROWS] + from);
+            F x = load(gates[i / PANEL_ROWS] + from), up = load(ups[i / PANEL_ROWS] + from);
             if (bias) {
                 x += load(bias + i);
                 up += load(bias + all.width + i);
@@ -161,18 +173,27 @@ inline void activate_tile(const Experts& all, const Tile& tile, int64_t block, c
     }
 }
 
-// Gate, up and activation: a thread takes 32 columns of one expert at a time.
+// Gate, up and activation: a thread takes some blocks of 32 columns of one expert at a time, as many as leave work for all: the longer
+// a stretch of memory, the faster it is read.
 inline void fused_step(const Experts& all) {
+    constexpr int64_t MOST_BLOCKS = 8;
     const int64_t blocks = all.width / BLOCK, up = all.width / PANEL_ROWS;
-    alignas(64) float sums[4][TILE_FLOATS];
-    for (int64_t item = all.worker.take(); item < all.num_runs * blocks; item = all.worker.take()) {
-        const int64_t run = item / blocks, block = item % blocks;
+    const int64_t even = std::min(MOST_BLOCKS, all.num_runs * blocks / (all.worker.count * 8));
+    // Weights that several tiles meet should stay in a core's own cache meanwhile.
+    const int64_t cached = all.rows > TILE_ROWS ? CACHED_BYTES / (4 * all.gate_up.panel_bytes) : MOST_BLOCKS;
+    const int64_t some = std::max<int64_t>(1, std::min(even, cached));
+    const int64_t pieces = (blocks + some - 1) / some;
+    alignas(64) float sums[2][2 * MOST_BLOCKS][TILE_FLOATS];
+    for (int64_t item = all.worker.take(); item < all.num_runs * pieces; item = all.worker.take()) {
+        const int64_t run = item / pieces, first = item % pieces * some, last = std::min(first + some, blocks);
         const Matrix matrix = all.gate_up.expert(all.tiles[all.runs[run]].expert);
         for (int64_t index = all.runs[run]; index < all.runs[run + 1]; index++) {
             const Tile& tile = all.tiles[index];
-            for (int i = 0; i < 4; i++)
-                all.multiply(matrix, matrix.panel(2 * block + i % 2 + i / 2 * up), all.x_tile(tile), tile.height, sums[i]);
-            activate_tile(all, tile, block, sums);
+            for (int half = 0; half < 2; half++)
+                for (int64_t panel = 2 * first; panel < 2 * last; panel++)
+                    all.multiply(matrix, matrix.panel(panel + half * up), all.x_tile(tile), tile.height, sums[half][panel - 2 * first]);
+            for (int64_t block = first; block < last; block++)
+                activate_tile(all, tile, block, sums[0] + 2 * (block - first), sums[1] + 2 * (block - first));
         }
     }
     all.worker.barrier();
@@ -191,7 +212,7 @@ inline void product_step(const Experts& all) {
             for (int64_t panel = first; panel < std::min(first + PANELS, panels); panel++) {
                 const int64_t column = panel * PANEL_ROWS, count = std::min<int64_t>(PANEL_ROWS, matrix.outputs - column);
                 if (matrix.is_packed()) all.multiply(matrix, matrix.panel(panel), all.x_tile(tile), tile.height, sums);
-                else all.floats(matrix, panel, all.x_rows(tile), matrix.inputs, tile.rows, tile.rows <= STREAMED_TILE_ROWS, sums);
+                else all.floats(matrix, panel, all.x_rows(tile), all.row_stride(), tile.rows, tile.rows, sums);
                 const float* bias = all.gate_up_bias ? all.gate_up_bias + tile.expert * matrix.outputs + column : nullptr;
                 for (int row = 0; row < tile.rows; row++) {
                     float* to = all.inner + (tile.first + row) * matrix.outputs + column;
@@ -207,21 +228,18 @@ inline void product_step(const Experts& all) {
 inline void activate_step(const Experts& all) {
     const Gate gate = Gate(all.op.ints[2 * MATRIX_INTS + 4]);
     const int64_t width = all.width;
-    for (int64_t index = all.worker.take(); index < all.num_tiles; index = all.worker.take()) {
-        const Tile& tile = all.tiles[index];
-        for (int row = 0; row < tile.rows; row++) {
-            const float* from = all.inner + (tile.first + row) * 2 * width;
-            float* to = all.activated() + (tile.first + row) * width;
-            int64_t i = 0;
-            for (; i + W <= width; i += W) store(to + i, activated(gate, all.op.floats[0], load(from + i), load(from + width + i)));
-            if (i < width) {
-                const F x = load_part(from + i, width - i), up = load_part(from + width + i, width - i);
-                store_part(to + i, activated(gate, all.op.floats[0], x, up), width - i);
-            }
-            if (all.down.is_packed())
-                quantize_row(to, 0, width / BLOCK, correction_of(all.down.kind), all.inner_tile(tile), tile.height, tile.rows, row);
+    each_row(all, [&](const Tile& tile, int row) {
+        const float* from = all.inner + (tile.first + row) * 2 * width;
+        float* to = all.activated() + (tile.first + row) * width;
+        int64_t i = 0;
+        for (; i + W <= width; i += W) store(to + i, activated(gate, all.op.floats[0], load(from + i), load(from + width + i)));
+        if (i < width) {
+            const F x = load_part(from + i, width - i), up = load_part(from + width + i, width - i);
+            store_part(to + i, activated(gate, all.op.floats[0], x, up), width - i);
         }
-    }
+        if (all.down.is_packed())
+            quantize_row(to, 0, width / BLOCK, correction_of(all.down.kind), all.inner_tile(tile), tile.height, tile.rows, row);
+    });
     all.worker.barrier();
 }
 
@@ -266,7 +284,7 @@ inline void down_step(const Experts& all) {
             for (int64_t panel = first; panel < last; panel++) {
                 const float* values = all.activated() + tile.first * all.width;
                 if (matrix.is_packed()) all.multiply(matrix, matrix.panel(panel), all.inner_tile(tile), tile.height, sums);
-                else all.floats(matrix, panel, values, all.width, tile.rows, tile.rows <= STREAMED_TILE_ROWS, sums);
+                else all.floats(matrix, panel, values, all.width, tile.rows, tile.rows, sums);
                 add_tile(all, tile, panel * PANEL_ROWS, sums);
             }
         }

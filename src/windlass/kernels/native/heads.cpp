@@ -30,10 +30,12 @@ template <class T> void heads_matmul_of(const Op& op, Worker& worker) {
         float ones[ROWS_AT_A_TIME];
         std::fill(ones, ones + ROWS_AT_A_TIME, 1.0f);
         for (int64_t start = 0; start < depth; start += DEPTH) {
-            const T* piece = op.at<T>(2) + (head * depth + start) * width;
-            const Pieces<T> matrix{&piece, DEPTH, width};
-            product(std::min(ROWS_AT_A_TIME, rows - row), x + start, op.ints[3], matrix, std::min(DEPTH, depth - start), width,
-                    start ? ones : nullptr, result, heads * width);
+            const int64_t here = head * depth + start, count = std::min(DEPTH, depth - start);
+            const bool last = here + 2 * DEPTH > heads * depth;
+            const T *piece = op.at<T>(2) + here * width, *next = piece + count * width;
+            const Pieces<T> matrix{&piece, DEPTH, width, last ? nullptr : &next};
+            product(std::min(ROWS_AT_A_TIME, rows - row), x + start, op.ints[3], matrix, count, width, start ? ones : nullptr, result,
+                    heads * width);
         }
     }
 }

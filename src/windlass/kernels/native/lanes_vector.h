@@ -15,6 +15,26 @@ INLINE I splat_int(int32_t value) { return value - I{}; }
 INLINE F minimum(F a, F b) { return a < b ? a : b; }
 INLINE F maximum(F a, F b) { return a > b ? a : b; }
 
+// a * b + c, rounded once where the machine can. Said outright where bits must not depend on how the compiler reads an expression.
+INLINE F multiply_add(F a, F b, F c) {
+#if WINDLASS_LANES == 16
+    return (F)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif WINDLASS_LANES == 8
+    return (F)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+    return (F)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+    return a * b + c;
+#endif
+}
+INLINE float multiply_add(float a, float b, float c) {
+#if WINDLASS_LANES > 4 || defined(__aarch64__)
+    return __builtin_fmaf(a, b, c);
+#else
+    return a * b + c;
+#endif
+}
+
 // --- memory -----------------------------------------------------------------------------------------------------------
 
 INLINE F load(const float* from) {
@@ -65,6 +85,11 @@ INLINE I bf16_bits(F x) {
     return x == x ? rounded : splat_int(0x7fc0);
 }
 INLINE void store(Bf16* to, F x) { narrow(&to->bits, bf16_bits(x)); }
+
+// Into the second level of caches, where there is room for more than is in use. (Zen 4 makes nothing of fetching to the first.)
+INLINE void fetch(const void* from, int64_t bytes) {
+    for (int64_t offset = 0; offset < bytes; offset += 64) __builtin_prefetch(static_cast<const char*>(from) + offset, 0, 2);
+}
 
 // The first `count` (fewer than W) elements; the others read as zeros and are not written.
 template <class T> INLINE F load_part(const T* from, int64_t count) {
@@ -183,23 +208,38 @@ INLINE void pair(F* a, F* b) {
 
 // --- functions --------------------------------------------------------------------------------------------------------
 
-// e^x within 2 ulp: 2^n times a polynomial (Cephes, expf) of what is left. Below e^-87.3 it stays there: never zero nor subnormal.
+// e^x within 2 ulp, and nothing below e^-87.3 (nor of minus infinity): a power of two times a polynomial of what is left (Cephes).
+#if WINDLASS_LANES == 16
 INLINE F exponential(F x) {
-    x = maximum(splat(-87.3f), minimum(splat(88.72f), x));
-    // Adding 1.5 * 2^23 leaves no bits for a fraction, and the integer in the lowest bits.
-    F shifted = x * 1.44269504088896341f + 12582912.0f;
-    F n = shifted - 12582912.0f;
-    F rest = x - n * 0.693359375f;
-    rest = rest + n * 2.12194440e-4f;
-    F y = splat(1.9875691500e-4f);
-    y = y * rest + 1.3981999507e-3f;
-    y = y * rest + 8.3334519073e-3f;
-    y = y * rest + 4.1665795894e-2f;
-    y = y * rest + 1.6666665459e-1f;
-    y = y * rest + 5.0000001201e-1f;
-    y = y * (rest * rest) + rest + 1.0f;
-    return (F)((I)y + ((I)shifted << 23));
+    x = maximum(splat(-110.0f), minimum(splat(89.0f), x));
+    const __m512 wide = (__m512)x, log2e = _mm512_set1_ps(1.44269502f);
+    const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(wide, log2e), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const F rest = (F)_mm512_fmadd_ps(wide, _mm512_set1_ps(1.92596299e-8f), _mm512_fmsub_ps(wide, log2e, n));
+    F y = splat(1.535336188319500e-4f);
+    y = multiply_add(y, rest, splat(1.339887440266574e-3f));
+    y = multiply_add(y, rest, splat(9.618437357674640e-3f));
+    y = multiply_add(y, rest, splat(5.550332471162809e-2f));
+    y = multiply_add(y, rest, splat(2.402264791363012e-1f));
+    y = multiply_add(y, rest, splat(6.931472028550421e-1f));
+    y = multiply_add(y, rest, splat(1.0f));
+    return (F)_mm512_scalef_ps((__m512)y, n);
 }
+#else
+INLINE F exponential(F x) {
+    const F kept = maximum(splat(-87.3f), minimum(splat(88.72f), x));
+    // Adding 1.5 * 2^23 leaves no bits for a fraction, and the integer in the lowest bits.
+    const F shifted = kept * 1.44269504088896341f + 12582912.0f, n = shifted - 12582912.0f;
+    const F rest = kept - n * 0.693359375f + n * 2.12194440e-4f;
+    F y = splat(1.9875691500e-4f);
+    y = multiply_add(y, rest, splat(1.3981999507e-3f));
+    y = multiply_add(y, rest, splat(8.3334519073e-3f));
+    y = multiply_add(y, rest, splat(4.1665795894e-2f));
+    y = multiply_add(y, rest, splat(1.6666665459e-1f));
+    y = multiply_add(y, rest, splat(5.0000001201e-1f));
+    y = multiply_add(y, rest * rest, rest) + 1.0f;
+    return x < -87.3f ? F{} : (F)((I)y + ((I)shifted << 23));
+}
+#endif
 
 INLINE F sigmoid(F x) { return 1.0f / (1.0f + exponential(-x)); }
 

@@ -1,15 +1,12 @@
 // x @ weight.T + bias + add, for weights in panels or in plain rows.
 #ifndef WINDLASS_ISA
 #include "panel.h"
+#include "panel_vectors.h"
 
 namespace windlass {
 
 // Up to so many rows every thread quantizes them for itself: less than the wait for one another would cost.
 constexpr int64_t PRIVATE_ROWS = 2;
-// Up to so many rows of floats the weights are read as one stream.
-constexpr int64_t STREAMED_ROWS = 6;
-// Weights that stay in a core's own cache while tiles of activations pass.
-constexpr int64_t CACHED_BYTES = 256 << 10;
 // Chunks of work per thread: small enough that a thread which is held up leaves little for the others to wait for.
 constexpr int64_t CHUNKS = 8;
 
@@ -106,7 +103,7 @@ void linear(const Op& op, Worker& worker) {
                     const uint8_t* tile = tiles + row / TILE_ROWS * tile_bytes(matrix.inputs, TILE_ROWS);
                     multiply(matrix, matrix.panel(panel), tile, tile_height(count), sums);
                 } else {
-                    floats(matrix, panel, x + row * stride, stride, count, rows <= STREAMED_ROWS, sums);
+                    floats(matrix, panel, x + row * stride, stride, count, rows, sums);
                 }
                 finish(result, sums, row, count, panel * PANEL_ROWS, outputs);
             }

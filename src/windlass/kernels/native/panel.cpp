@@ -6,14 +6,10 @@
 
 #include "lanes.h"
 #include "panel_number.h"
+#include "panel_vectors.h"
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#elif defined(__aarch64__)
-#include <arm_neon.h>
-#if defined(__linux__)
+#if defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
-#endif
 #endif
 
 #include "panel_plain.h"

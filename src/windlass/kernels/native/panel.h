@@ -22,6 +22,11 @@ constexpr int PANEL_ROWS = 16;
 constexpr int BLOCK = 32;
 constexpr int TILE_ROWS = 12;
 constexpr int TILE_BYTES = BLOCK + 8;  // of one row and block
+// Weights that stay in a core's own cache while tiles of activations pass.
+constexpr int64_t CACHED_BYTES = 256 << 10;
+// With so many rows or more a product takes longer than its weights take to come, and processors stop looking ahead on their own.
+constexpr int PREFETCHED_ROWS = 3;
+constexpr int64_t PREFETCH_BYTES = 2048;
 
 // As kernels/panels.py numbers them.
 enum class Kind : int64_t { INT4, INT4_ZEROS, INT4_MINIMA, INT8, FP8, FLOAT32, BFLOAT16, FLOAT16 };
@@ -102,9 +107,9 @@ struct PackedKernels {
 };
 const PackedKernels& packed_kernels();
 
-// The same of up to 12 rows of floats and the 16 outputs of a matrix of floats (linear_dense.cpp). A result depends on `is_stream` (few
-// rows) and the instruction set, and on nothing else.
-using MultiplyFloats = void (*)(const Matrix& matrix, int64_t panel, const float* x, int64_t stride, int rows, bool is_stream, float* sums);
+// The same of up to 12 rows of floats and the 16 outputs of a matrix of floats (linear_dense.cpp). `total_rows`: how many will meet these
+// weights in all. A result depends on whether those are one or more, and on the instruction set.
+using MultiplyFloats = void (*)(const Matrix& matrix, int64_t panel, const float* x, int64_t stride, int rows, int64_t total_rows, float* sums);
 MultiplyFloats floats_kernel();
 
 }  // namespace windlass

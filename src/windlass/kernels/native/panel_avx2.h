@@ -100,6 +100,9 @@ void multiply_rows(const Matrix& matrix, const uint8_t* panel, const uint8_t* ti
 #pragma GCC unroll 4
             for (int row = 0; row < R; row++)
                 sums[row][0] = sums[row][1] = BITS == 8 || OFFSETS ? _mm256_setzero_si256() : _mm256_set1_epi32(corrections[row]);
+            if (R >= PREFETCHED_ROWS && first == 0)
+#pragma GCC unroll 8
+                for (int chunk = 0; chunk < BITS; chunk++) __builtin_prefetch(panel + (block * BITS + chunk) * 64 + PREFETCH_BYTES);
             if (BITS == 8) add_block_int8<R>(sums, panel + block * 512, codes);
             else add_block_int4<R>(sums, panel + block * 256, codes);
 #pragma GCC unroll 4

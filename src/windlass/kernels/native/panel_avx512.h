@@ -30,6 +30,7 @@ template <int R, int BITS> INLINE void add_block(__m512i* sums, const uint8_t* w
 #pragma GCC unroll 8
     for (int chunk = 0; chunk < BITS; chunk++) {
         const __m512i loaded = _mm512_loadu_si512(weights + 64 * chunk);
+        if (R >= PREFETCHED_ROWS) __builtin_prefetch(weights + 64 * chunk + PREFETCH_BYTES);
         if (BITS == 8) {
             add_chunk<R>(sums, loaded, codes + chunk);
         } else {

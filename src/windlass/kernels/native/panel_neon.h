@@ -81,6 +81,8 @@ void multiply_rows(const Matrix& matrix, const uint8_t* panel, const uint8_t* ti
             int32x4_t sums[R][4];
             for (int row = 0; row < R; row++)
                 for (int part = 0; part < 4; part++) sums[row][part] = vdupq_n_s32(BITS == 8 || OFFSETS ? 0 : corrections[row]);
+            if (R >= PREFETCHED_ROWS && first == 0)
+                for (int chunk = 0; chunk < BITS; chunk++) __builtin_prefetch(panel + (block * BITS + chunk) * 64 + PREFETCH_BYTES);
             add_half<R, BITS>(sums, panel + block * BITS * 64, codes);
             add_half<R, BITS>(sums, panel + block * BITS * 64 + BITS * 32, codes + 16);
             for (int row = 0; row < R; row++) {

@@ -25,7 +25,7 @@ namespace windlass {
 
 namespace {
 
-constexpr int SPINS_BEFORE_YIELD = 20000;                           // about 0.3 ms: longer than any imbalance within an operation
+constexpr int SPINS_BEFORE_YIELD = 2000;                            // about 30 us; then whoever else wants the core may have it
 constexpr auto AWAKE = std::chrono::microseconds(2000);             // threads stay awake this long between runs: a token's host work
 
 std::map<std::string, Run>& operations() {
@@ -103,11 +103,15 @@ public:
 
 private:
     void work(Worker& worker) {
-        for (int64_t index = 0; index < num_ops; index++) {
-            const int64_t started = timed && worker.index == 0 ? now() : 0;
-            ops[index].run(ops[index], worker);
+        // Copies: after the last barrier the caller may begin another run before this thread has left the loop.
+        Op* const list = ops;
+        const int64_t length = num_ops;
+        const bool is_timed = timed;
+        for (int64_t index = 0; index < length; index++) {
+            const int64_t started = is_timed && worker.index == 0 ? now() : 0;
+            list[index].run(list[index], worker);
             barrier();
-            if (started) ops[index].nanoseconds += now() - started;
+            if (started) list[index].nanoseconds += now() - started;
         }
     }
 

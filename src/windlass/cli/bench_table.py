@@ -1,0 +1,91 @@
+"""A measurement as a person reads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from windlass.cli.console import console
+from windlass.units import format_bytes, format_count, format_rate, format_seconds
+
+if TYPE_CHECKING:
+    from windlass.measure.report import Change, Report, Run
+
+
+def show(report: Report, written: list[Path], changes: tuple[Change, ...] = ()) -> None:
+    out = console()
+    weights = f"{report.scheme} {'random ' if report.random_weights else ''}weights".strip()
+    out.print(
+        f"[bold]{report.model}[/] ({format_count(report.parameters)}), {weights}, KV in {report.kv}, "
+        f"on {report.device}, {report.num_threads} threads; ready in {format_seconds(report.start_seconds)}"
+    )
+    limits = report.limits
+    out.print(
+        f"{report.machine}: reads {limits.read_bytes_per_second / 1e9:.1f} GB/s, "
+        f"multiplies {limits.matmul_flops / 1e9:,.0f} GFLOP/s in {limits.matmul_dtype} (both measured now)"
+    )
+    first = report.runs[0]
+    out.print(
+        f"prompts of {first.prompt_tokens:,}, answers of {first.new_tokens:,} tokens; per cents are of what this machine can do"
+    )
+    out.print(_runs(report))
+    shares = [f"batch {run.batch} {run.python_share:.1%}" for run in report.runs if run.python_share is not None]
+    if shares:
+        out.print(f"of a decode step outside the kernels: {', '.join(shares)}")
+    out.print(_memory(report))
+    if changes:
+        out.print(_changes(changes))
+    for path in written:
+        out.print(f"written: {path}")
+
+
+COLUMNS = ("batch", "first token", "prefill", "computes", "decode", "a step", "it must read", "reads", "computes")
+
+
+def _runs(report: Report) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for name in COLUMNS:
+        table.add_column(name, justify="right")
+    for run in report.runs:
+        table.add_row(*_row(run, report))
+    return table
+
+
+def _row(run: Run, report: Report) -> list[str]:
+    limits = report.limits
+    prefill, decode = run.prefill_flops_per_second / 1e9, run.decode_flops_per_second / 1e9
+    return [
+        str(run.batch),
+        format_seconds(run.time_to_first_token_seconds),
+        f"{format_rate(run.prefill_tokens_per_second)} tok/s",
+        f"{prefill:,.0f} GFLOP/s, {run.prefill_flops_share(limits):.0%}",
+        f"{format_rate(run.decode_tokens_per_second)} tok/s",
+        format_seconds(run.step_seconds),
+        f"{format_bytes(run.step_weight_bytes)} + {format_bytes(run.step_kv_bytes)} KV",
+        f"{run.read_bytes_per_second / 1e9:.1f} GB/s, {run.read_share(limits):.0%}",
+        f"{decode:,.0f} GFLOP/s, {run.decode_flops_share(limits):.0%}",
+    ]
+
+
+def _memory(report: Report) -> str:
+    held = report.memory
+    text = f"memory: {format_bytes(held.resident_bytes)}"
+    if held.over_plan is not None:
+        assert held.planned_bytes is not None
+        more = "more" if held.over_plan >= 0 else "less"
+        text += f", {abs(held.over_plan):.1%} {more} than the {format_bytes(held.planned_bytes)} planned"
+    text += f"; weights {format_bytes(held.weights.total)}, cache {format_bytes(held.kv_bytes)}"
+    return f"{text}, at most {format_bytes(held.loading_peak_bytes)} while loading"
+
+
+def _changes(changes: tuple[Change, ...]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", title="against the earlier measurement", title_justify="left")
+    table.add_column("")
+    for name in ("then", "now", "better by"):
+        table.add_column(name, justify="right")
+    for change in changes:
+        colour = "green" if change.ratio > 1.02 else "red" if change.ratio < 0.98 else "dim"
+        table.add_row(change.what, f"{change.old:,.4g}", f"{change.new:,.4g}", f"[{colour}]{change.ratio:.2f}x[/]")
+    return table

@@ -1,0 +1,65 @@
+"""`windlass run`: a chat in the terminal, or one answer. (Not called run.py: the package's own `run` would be hidden by it.)"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+EXAMPLES = """Examples:
+
+windlass run SmolLM2-135M-Instruct.gguf
+
+windlass run ./GLM-4.5-Air-int4 --prompt "Why is the sky blue?" --max-tokens 200
+
+cat letter.txt | windlass run ./Qwen3-8B-int8 --system "Summarise in one sentence." --temperature 0
+
+windlass run meta-llama/Llama-3.1-8B --plan plan.json"""
+
+
+def run(
+    model: str = typer.Argument(
+        ..., metavar="MODEL", help="A model directory, .gguf or .m file, or a name of the registry or the hub."
+    ),
+    prompt: str | None = typer.Option(
+        None, metavar="TEXT", help="Answer this and stop. Without it: a chat, or what is piped in."
+    ),
+    max_tokens: int | None = typer.Option(None, metavar="N", help="Longest answer; without it until the model stops."),
+    temperature: float | None = typer.Option(None, metavar="T", help="0 takes the most likely token; 1 draws as the model says."),
+    top_p: float | None = typer.Option(None, metavar="P", help="Draw among the most likely tokens that together reach P."),
+    top_k: int | None = typer.Option(None, metavar="K", help="Draw among the K most likely tokens."),
+    seed: int | None = typer.Option(None, metavar="S", help="The same seed gives the same answer."),
+    system: str | None = typer.Option(None, metavar="TEXT", help="What the model is told before the chat begins."),
+    device: str = typer.Option("auto", metavar="cpu|cuda|mps", help="Where it runs; without it the best there is."),
+    kv: str | None = typer.Option(None, metavar="bf16|fp32", help="How keys and values are stored."),
+    context: str | None = typer.Option(None, metavar="8k", help="Tokens of chat and answer to keep memory for."),
+    plan: Path | None = typer.Option(None, metavar="plan.json", help="Run as `windlass plan --save` decided."),
+    exact: bool = typer.Option(False, "--exact", help="Packed weights as plain fp32: slower, larger, no rounding."),
+    as_json: bool = typer.Option(False, "--json", help="Print the answer as JSON, with its tokens and times."),
+) -> int:
+    """Run a model on this machine: chat with it, or have one answer.
+
+    Sampling follows the model's own generation config where it has one. Ctrl-C stops an answer; a second one, or Ctrl-D, leaves.
+    """
+    from windlass.cli.run_options import Options
+    from windlass.cli.run_session import start
+
+    options = Options(
+        prompt=prompt,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        seed=seed,
+        system=system,
+        device=device,
+        kv=kv,
+        context=context,
+        plan=plan,
+        exact=exact,
+        as_json=as_json,
+    )
+    return start(model, options)
+
+
+run.__doc__ = f"{run.__doc__}\n\n{EXAMPLES}"

@@ -1,0 +1,63 @@
+"""The engine behind `windlass run`: started in a process of its own, with a progress bar while it loads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from windlass.cli.progress import byte_progress
+from windlass.errors import MissingExtra
+
+if TYPE_CHECKING:
+    from windlass.cli.run_plan import Wanted
+    from windlass.core.client import SyncClient
+    from windlass.engine.protocol import Launch
+
+
+@contextmanager
+def open_client(wanted: Wanted, shown: bool) -> Generator[SyncClient]:
+    """Ready when it is given out; its process ends with the block."""
+    from importlib.util import find_spec
+
+    if find_spec("torch") is None:
+        raise MissingExtra("torch", "run", "running a model")
+    from windlass.engine.client import open_sync_client
+
+    with byte_progress(f"loading {wanted.path.name}", shown) as started:
+        client = open_sync_client(launch_of(wanted), Loaded(started))
+        try:
+            client.info()
+        except BaseException:
+            client.close()
+            raise
+    with client:
+        yield client
+
+
+def launch_of(wanted: Wanted) -> Launch:
+    from windlass.engine.protocol import Launch
+
+    return Launch(
+        model=str(wanted.path),
+        device=wanted.device,
+        kv=wanted.kv,
+        exact=wanted.exact,
+        context_tokens=wanted.context_tokens,
+        max_sequences=wanted.max_sequences or 1,  # one person asks
+    )
+
+
+class Loaded:
+    """Bytes so far -> steps of a bar."""
+
+    def __init__(self, started: Callable[[int], Callable[[int], None]]) -> None:
+        self._started = started
+        self._advance: Callable[[int], None] | None = None
+        self._done = 0
+
+    def __call__(self, done_bytes: int, total_bytes: int) -> None:
+        if self._advance is None:
+            self._advance = self._started(total_bytes)
+        self._advance(done_bytes - self._done)
+        self._done = done_bytes

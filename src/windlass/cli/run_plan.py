@@ -1,0 +1,144 @@
+"""What to run and how: the command line's words, or a saved plan's decisions, checked against the files that are there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from windlass.cli.run_options import Options
+from windlass.core.model import Frozen, ModelSpec
+from windlass.core.plan import Plan, load_plan
+from windlass.errors import BadInput, DoesNotFit, Impossible
+from windlass.units import format_bytes, parse_context
+
+DEVICES = ("auto", "cpu", "cuda", "mps")
+KV_TYPES = ("bf16", "fp32")
+
+
+class Wanted(Frozen):
+    """All that an engine needs to be told."""
+
+    path: Path
+    device: str = "auto"
+    kv: str = "bf16"
+    context_tokens: int | None = None
+    """None: the engine's own choice."""
+    max_sequences: int | None = None
+    exact: bool = False
+
+
+def wanted(path: Path, options: Options) -> Wanted:
+    if options.device.split(":")[0] not in DEVICES:
+        raise BadInput(f"--device is cpu, cuda or mps, not {options.device!r}")
+    if options.kv is not None and options.kv not in KV_TYPES:
+        raise BadInput(f"--kv is {' or '.join(KV_TYPES)}, not {options.kv!r}")
+    context = parse_context(options.context) if options.context is not None else None
+    if context is not None and context < 2:
+        raise BadInput("--context must be at least two tokens: one of a prompt and one of an answer")
+    asked = Wanted(path=path, device=options.device, kv=options.kv or "bf16", context_tokens=context, exact=options.exact)
+    return asked if options.plan is None else _as_planned(asked, options, _read(options.plan))
+
+
+def _read(file: Path) -> Plan:
+    try:
+        return load_plan(file.read_bytes())
+    except OSError as error:
+        raise BadInput(f"{file} cannot be read: {error.strerror}") from None
+
+
+def _as_planned(asked: Wanted, options: Options, plan: Plan) -> Wanted:
+    """What the plan decided. A word on the command line that says otherwise is a misunderstanding, and said."""
+    _check_runnable(plan)
+    _check_model(plan, asked.path)
+    if options.kv not in (None, plan.scheme.kv):
+        raise BadInput(f"--kv {options.kv} is not what the plan says ({plan.scheme.kv}); leave it out, or plan with it")
+    if plan.scheme.kv not in KV_TYPES:
+        raise Impossible(f"the plan keeps keys and values in {plan.scheme.kv}; here they are kept in {' or '.join(KV_TYPES)}")
+    if asked.context_tokens not in (None, plan.workload.context_tokens):
+        raise BadInput(
+            f"--context {options.context} is not what the plan says ({plan.workload.context_tokens:,}); leave it out, or plan with it"
+        )
+    return msgspec.structs.replace(
+        asked,
+        kv=plan.scheme.kv,
+        context_tokens=plan.workload.context_tokens,
+        max_sequences=plan.workload.concurrency,
+    )
+
+
+def _check_runnable(plan: Plan) -> None:
+    if plan.train is not None:
+        raise BadInput("the plan is one of training; `windlass plan MODEL --save plan.json` makes one for running")
+    if not plan.fits:
+        raise DoesNotFit(f"the plan itself says that it does not fit: {format_bytes(plan.short_bytes)} short", plan.short_bytes)
+    if plan.engine != "windlass":
+        raise Impossible(f"the plan is for {plan.engine}; plan with --engine windlass")
+    if plan.layout.world > 1:
+        raise Impossible(
+            f"the plan spreads the model over {plan.layout.world} devices; `windlass run` takes one: plan with --on 1x..."
+        )
+    if plan.memory.host_bytes or plan.memory.disk_bytes:
+        raise Impossible("the plan keeps weights outside the device, which is not built yet; plan with a smaller --quant")
+
+
+def _check_model(plan: Plan, path: Path) -> None:
+    """The same files, or a conversion of them into what was planned."""
+    if not path.is_dir():
+        raise BadInput(f"--plan is for model directories; {path} has no config.json that a plan could have been made from")
+    from windlass.cli.resolve import from_path
+    from windlass.formats.checkpoint import read_config
+
+    found, (stored, _) = from_path(path), stored_scheme(read_config(path))
+    same = plan.checkpoint is not None and plan.checkpoint.digest == found.digest
+    alike = plan.spec is not None and _shape(plan.spec) == _shape(found.spec)
+    known = plan.checkpoint is not None and plan.checkpoint.digest != ""
+    if not same and not alike:
+        raise BadInput(
+            f"the plan was made for {plan.model.name}, and {path} is another model; plan it, or give the model it was made for"
+        )
+    if stored != plan.scheme.name:
+        raise BadInput(
+            f"the plan is for {plan.scheme.name} weights, and those of {path} are {stored}; "
+            f"`windlass convert {path} OUT --quant {plan.scheme.name}`, then run OUT"
+        )
+    if known and not same and stored == "bf16":
+        raise BadInput(f"the files of {path} are not those the plan was made for (their digest differs); plan again")
+
+
+def _shape(spec: ModelSpec) -> ModelSpec:
+    """What does not change when a model is converted."""
+    return msgspec.structs.replace(spec, name="", native_scheme="", next_token=None, head_copy=False, stop_token_ids=())
+
+
+class _Weights(msgspec.Struct):
+    num_bits: int
+    type: str = "int"
+    group_size: int | None = None
+
+
+class _Group(msgspec.Struct):
+    weights: _Weights | None = None
+
+
+class _Quantization(msgspec.Struct):
+    """Of compressed-tensors, as far as it is asked for here."""
+
+    quant_method: str = ""
+    config_groups: dict[str, _Group] = {}
+
+
+def stored_scheme(config: dict[str, Any]) -> tuple[str, int | None]:
+    """How a directory's matrices are stored, from its config.json: int4, int8, fp8, mxfp4 or bf16 (any plain floats), and the group."""
+    if not config.get("quantization_config"):
+        return "bf16", None
+    try:
+        section = msgspec.convert(config["quantization_config"], _Quantization)
+    except msgspec.ValidationError:
+        return "unknown", None
+    found = next((group.weights for group in section.config_groups.values() if group.weights is not None), None)
+    if section.quant_method != "compressed-tensors" or found is None:
+        return section.quant_method, None
+    kind = "fp" if found.type == "float" else "int"
+    return f"{kind}{found.num_bits}", found.group_size if found.group_size and found.group_size > 0 else None

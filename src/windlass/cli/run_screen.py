@@ -1,0 +1,65 @@
+"""An answer on the screen as it comes: reasoning dim, the answer plain, and what it took in the end.
+
+The answer goes to standard output and nothing else does, so that it can be piped; remarks go to standard error.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import TextIO
+
+DIM, PLAIN = "\x1b[2m", "\x1b[0m"
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""All but tab and line feed: a model's words must not steer the terminal."""
+
+
+class Screen:
+    def __init__(self, out: TextIO | None = None, remarks: TextIO | None = None) -> None:
+        self._out, self._remarks = out or sys.stdout, remarks or sys.stderr
+        self.is_terminal = self._out.isatty()
+        self._dim = False
+        self._written = ""
+        """The last piece, by which a line is known to be finished."""
+
+    def reasoning(self, text: str) -> None:
+        """Shown to a person; a pipe gets the answer alone."""
+        if text and self.is_terminal:
+            self._shade(True)
+            self._write(text)
+
+    def content(self, text: str) -> None:
+        if not text:
+            return
+        if self._dim:
+            self._shade(False)
+            self._write("\n\n")
+        self._write(text)
+
+    def end(self) -> None:
+        """Leaves the cursor at the beginning of a line."""
+        self._shade(False)
+        if self._written and not self._written.endswith("\n"):
+            self._write("\n")
+        self._written = ""
+
+    def remark(self, text: str) -> None:
+        shaded = f"{DIM}{text}{PLAIN}" if _shades(self._remarks) else text
+        print(shaded, file=self._remarks, flush=True)
+
+    def _shade(self, dim: bool) -> None:
+        if dim != self._dim and _shades(self._out):
+            self._out.write(DIM if dim else PLAIN)
+            self._out.flush()
+        self._dim = dim
+
+    def _write(self, text: str) -> None:
+        self._out.write(CONTROL.sub("\N{REPLACEMENT CHARACTER}", text) if self.is_terminal else text)
+        self._out.flush()
+        self._written = text
+
+
+def _shades(stream: TextIO) -> bool:
+    from os import environ
+
+    return stream.isatty() and "NO_COLOR" not in environ and environ.get("TERM", "") != "dumb"

@@ -1,0 +1,221 @@
+"""The local engine as a Client: text on top, tokens below, the engine in a process of its own. No torch is imported here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from windlass.core.client import SyncClient, Unavailable
+from windlass.core.request import Delta, Info, Request, ScoreRequest, Scores, Timings, TokenLogprob, Usage
+from windlass.engine.calls import Calls, Progress
+from windlass.engine.port import Port, ProcessPort, ThreadPort
+from windlass.engine.protocol import Begun, Finish, Launch, Output, Submit
+from windlass.engine.wording import NoWording, Silent, Wording
+from windlass.errors import BadInput
+from windlass.text.stream import Piece, TextStream
+
+if TYPE_CHECKING:
+    from windlass.engine.engine import Engine
+    from windlass.weights.text_of import ModelText
+
+
+class EngineClient:
+    """Whatever way leads to the engine."""
+
+    def __init__(self, make_port: Callable[[], Port], text: ModelText | None = None, progress: Progress | None = None) -> None:
+        self._calls = Calls(make_port, progress)
+        self._wording = NoWording() if text is None else Wording(text)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether an engine is ready now; the next request starts one where not."""
+        return self._calls.is_alive
+
+    async def generate(self, request: Request) -> AsyncGenerator[Delta, None]:
+        tokens, stream = self._wording.opened(request)
+        submit = await self._submit(request, tokens)
+        answer = _Answer(stream)
+        async with aclosing(self._calls.outputs(submit)) as arriving:
+            async for outputs in arriving:
+                delta, finish = answer.add(outputs)
+                yield self._worded(delta)
+                if finish is not None:
+                    return
+                if answer.is_stopped:
+                    break
+        yield answer.stopped(len(tokens))  # by a stop string, of which only the text knows
+
+    async def score(self, request: ScoreRequest) -> Scores:
+        tokens = self._wording.prompt_tokens(request)
+        submit = Submit(
+            id=0,
+            token_ids=tokens,
+            max_tokens=0,
+            prompt_logprobs=request.top,
+            prompt_logprobs_start=request.start,
+            cache_salt=request.cache_salt,
+        )
+        found: list[TokenLogprob | None] = []
+        async with aclosing(self._calls.outputs(submit)) as arriving:
+            async for outputs in arriving:
+                for output in outputs:
+                    _check(output.finish)
+                    found = output.prompt_logprobs if output.prompt_logprobs is not None else found
+        return Scores(token_ids=tuple(tokens), logprobs=self._worded_prompt(found) or ())
+
+    async def info(self) -> Info:
+        found = await self._calls.info()
+        has_text = isinstance(self._wording, Wording)
+        return msgspec.structs.replace(
+            found, has_text=has_text, has_chat=self._wording.has_chat, stop_token_ids=self._stops(found.stop_token_ids)
+        )
+
+    async def close(self) -> None:
+        await self._calls.close()
+
+    async def _submit(self, request: Request, tokens: list[int]) -> Submit:
+        own = () if request.ignore_eos else self._stops((await self._calls.ready()).stop_token_ids)
+        return Submit(
+            id=0,
+            token_ids=tokens,
+            sampling=request.sampling,
+            max_tokens=request.max_tokens,
+            stop_token_ids=[*request.stop_token_ids, *own],
+            logprobs=request.logprobs,
+            prompt_logprobs=request.prompt_logprobs,
+            prompt_logprobs_start=request.prompt_logprobs_start,
+            cache_salt=request.cache_salt,
+        )
+
+    def _stops(self, of_model: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(dict.fromkeys((*self._wording.stop_ids, *of_model)))
+
+    def _worded(self, delta: Delta) -> Delta:
+        if not delta.logprobs and delta.prompt_logprobs is None:
+            return delta
+        prompt = None if delta.prompt_logprobs is None else self._worded_prompt(list(delta.prompt_logprobs))
+        return msgspec.structs.replace(delta, logprobs=self._wording.with_text(delta.logprobs), prompt_logprobs=prompt)
+
+    def _worded_prompt(self, found: list[TokenLogprob | None]) -> tuple[TokenLogprob | None, ...]:
+        return tuple(None if entry is None else self._wording.with_text([entry])[0] for entry in found)
+
+
+class _Answer:
+    """Outputs of one request -> deltas."""
+
+    def __init__(self, stream: TextStream | Silent) -> None:
+        self._stream = stream
+        self._num_tokens = 0
+        self._begun = Begun(0, 0.0, 0.0)
+        self._first = 0.0
+        self.is_stopped = False
+
+    def add(self, outputs: list[Output]) -> tuple[Delta, Finish | None]:
+        """All that has come at once makes one delta; the second is there where it is the last."""
+        finish = outputs[-1].finish
+        _check(finish)
+        tokens = [token for output in outputs for token in output.token_ids]
+        self._num_tokens += len(tokens)
+        self._begin(outputs[0].begun)
+        stop_token = None if finish is None else finish.stop_token_id
+        piece = self._stream.push(tokens if stop_token is None else tokens[:-1])
+        self.is_stopped = piece.stopped
+        if finish is not None and not piece.stopped:
+            piece = _joined(piece, self._stream.finish())
+        prompt = next((output.prompt_logprobs for output in outputs if output.prompt_logprobs is not None), None)
+        delta = Delta(
+            content=piece.content,
+            reasoning=piece.reasoning,
+            tool_calls=piece.tool_calls,
+            token_ids=tuple(tokens),
+            logprobs=tuple(entry for output in outputs for entry in output.logprobs),
+            prompt_logprobs=None if prompt is None else tuple(prompt),
+        )
+        return (delta, None) if finish is None else (_last(delta, finish, piece.stopped), finish)
+
+    def stopped(self, num_prompt: int) -> Delta:
+        """The engine goes on for a step or so, which is nobody's."""
+        usage = Usage(prompt_tokens=num_prompt, completion_tokens=self._num_tokens, cached_tokens=self._begun.cached_tokens)
+        timings = Timings(
+            queue_seconds=self._begun.queue_seconds,
+            prefill_seconds=self._begun.prefill_seconds,
+            decode_seconds=time.perf_counter() - self._first,
+        )
+        return Delta(finish_reason="stop", usage=usage, timings=timings)
+
+    def _begin(self, begun: Begun | None) -> None:
+        if begun is not None:
+            self._begun, self._first = begun, time.perf_counter()
+
+
+def _last(delta: Delta, finish: Finish, by_string: bool) -> Delta:
+    return msgspec.structs.replace(
+        delta,
+        finish_reason="stop" if by_string else finish.reason,
+        stop_token_id=None if by_string else finish.stop_token_id,
+        usage=finish.usage,
+        timings=finish.timings,
+    )
+
+
+def _joined(first: Piece, second: Piece) -> Piece:
+    return Piece(
+        content=first.content + second.content,
+        reasoning=first.reasoning + second.reasoning,
+        tool_calls=first.tool_calls + second.tool_calls,
+        stopped=second.stopped,
+    )
+
+
+def _check(finish: Finish | None) -> None:
+    if finish is not None and finish.reason == "error":
+        raise Unavailable(f"the engine failed: {finish.error}")
+
+
+class LocalClient(EngineClient):
+    """An engine in a process of its own: started with the first request, started anew with the next one after a crash.
+
+    `progress` is called with bytes while a model is loaded.
+    """
+
+    def __init__(self, launch: Launch, text: ModelText | None = None, progress: Progress | None = None) -> None:
+        super().__init__(lambda: ProcessPort(launch), text, progress)
+
+    async def ready(self) -> Info:
+        """Loads the model now rather than with the first request."""
+        await self._calls.ready()
+        return await self.info()
+
+
+class InProcessClient(EngineClient):
+    """An engine of this process, which the client takes over: for tests, and for programs that want no second process."""
+
+    def __init__(self, engine: Engine, info: Info, text: ModelText | None = None) -> None:
+        super().__init__(lambda: ThreadPort(engine, info), text)
+
+
+def open_client(launch: Launch, progress: Progress | None = None, *, needs_text: bool = True) -> LocalClient:
+    """A client for a path: the tokenizer is read here, the weights in the process. Without `needs_text` a model without one runs too."""
+    from windlass.weights.text_of import model_text
+
+    text = None
+    if launch.random_weights is None:
+        try:
+            text = model_text(Path(launch.model))
+        except BadInput:
+            if needs_text:
+                raise
+    if text is not None and launch.num_tokens is None:
+        highest = max(text.tokenizer.backend.get_vocab(with_added_tokens=True).values())  # ids may have gaps
+        launch = msgspec.structs.replace(launch, num_tokens=highest + 1)
+    return LocalClient(launch, text, progress)
+
+
+def open_sync_client(launch: Launch, progress: Progress | None = None, *, needs_text: bool = True) -> SyncClient:
+    """The same for programs that wait."""
+    return SyncClient(open_client(launch, progress, needs_text=needs_text))

@@ -1,0 +1,263 @@
+"""The engine: requests in, tokens out, a step at a time. Tokens only: text belongs to the client.
+
+A request's life: submit -> waiting -> (scheduler) running -> its prompt computed in chunks -> a token drawn per step -> finished.
+Nothing here waits or starts threads: whoever owns the engine calls `step` while there is work.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+from torch import Tensor
+
+from windlass.core.request import FinishReason, Stats, Timings, TokenLogprob, Usage
+from windlass.engine.protocol import Begun, Finish, Output, Submit
+from windlass.engine.runner import Decoder, Runner
+from windlass.engine.sampler import Drawing, Sampler
+from windlass.engine.scheduler import Batch, Chunk, Limits, Scheduler
+from windlass.engine.sequence import Sequence as EngineSequence
+from windlass.errors import BadInput, Error
+from windlass.kernels.step import Cache
+from windlass.weights.stream import give_back_memory
+
+NOT_NUMBERS = "the model's logits are not numbers (NaN or infinite); its weights may be damaged, or too large for their type"
+
+
+@dataclass(slots=True, eq=False)
+class Asked:
+    """What the engine keeps of a request beside its sequence."""
+
+    submit: Submit
+    drawing: Drawing
+    submitted: float
+    started: float | None = None
+    first_token: float | None = None
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+
+
+@dataclass(slots=True)
+class Totals:
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    steps: int = 0
+    by_reason: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("stop", "length", "cancelled", "error"), 0))
+
+
+class Engine:
+    def __init__(
+        self,
+        decoder: Decoder,
+        caches: Sequence[Cache],
+        limits: Limits,
+        num_tokens: int,
+        *,
+        device: str = "cpu",
+        record: bool = True,
+    ) -> None:
+        """`num_tokens`: token ids that exist; the decoder's logits may have more columns, which only pad."""
+        self.limits, self.num_tokens = limits, num_tokens
+        self.scheduler = Scheduler(limits)
+        self.runner = Runner(decoder, caches, limits, device, record)
+        self.sampler = Sampler(num_tokens)
+        self._sequences: dict[int, EngineSequence] = {}
+        self._totals = Totals()
+        self._is_closed = False
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    def submit(self, submit: Submit) -> None:
+        """Refuses, with BadInput, what could never be answered."""
+        if self._is_closed:
+            raise Error("the engine is closed")
+        if submit.id in self._sequences:
+            raise BadInput(f"a request with the number {submit.id} is running already")
+        self._check_tokens(submit.token_ids)
+        sequence = self._sequence(submit)
+        self.scheduler.submit(sequence)
+        self._sequences[submit.id] = sequence
+
+    def cancel(self, number: int) -> Output | None:
+        """Frees what the request holds, at once. None: it is not there (any more)."""
+        sequence = self._sequences.get(number)
+        return None if sequence is None else Output(number, [], finish=self._finish(sequence, "cancelled"))
+
+    def step(self) -> list[Output]:
+        """Computes one step. Sequences that got nothing (their prompt is still being read) have no output."""
+        batch = self.scheduler.schedule()
+        if not batch.chunks:
+            return []
+        self._mark_started(batch)
+        logits = self.runner.run(batch.chunks)
+        self.scheduler.computed(batch)
+        self._totals.steps += 1
+        return self._outputs(batch, logits)
+
+    def stats(self) -> Stats:
+        scheduler, pool, totals = self.scheduler, self.scheduler.pool, self._totals
+        return Stats(
+            waiting=len(scheduler.waiting),
+            running=len(scheduler.running),
+            num_blocks=pool.num_blocks,
+            blocks_used=pool.num_blocks - pool.num_free,
+            blocks_cached=pool.num_idle,
+            prompt_tokens=totals.prompt_tokens,
+            completion_tokens=totals.completion_tokens,
+            prefix_query_tokens=scheduler.prefix_query_tokens,
+            prefix_hit_tokens=scheduler.prefix_hit_tokens,
+            preemptions=scheduler.num_preemptions,
+            steps=totals.steps,
+            finished=totals.by_reason["stop"] + totals.by_reason["length"],
+            cancelled=totals.by_reason["cancelled"],
+            failed=totals.by_reason["error"],
+        )
+
+    def close(self) -> None:
+        """Lets go of weights, cache and buffers; requests that are still there end nowhere. May be called twice."""
+        self._is_closed = True
+        for number in list(self._sequences):
+            self.cancel(number)
+        if hasattr(self, "runner"):
+            del self.runner
+            give_back_memory()
+
+    # --- how
+
+    def _check_tokens(self, tokens: list[int]) -> None:
+        lowest, highest = min(tokens, default=0), max(tokens, default=0)
+        if lowest < 0 or highest >= self.num_tokens:
+            unknown = lowest if lowest < 0 else highest
+            raise BadInput(f"the prompt has token {unknown}; this model's tokens are 0 to {self.num_tokens - 1}")
+
+    def _sequence(self, submit: Submit) -> EngineSequence:
+        num_prompt = len(submit.token_ids)
+        room = max(self.limits.longest_sequence - num_prompt, 1)  # a prompt that leaves no room is refused for its length
+        prompt_logprobs = None if submit.prompt_logprobs is None else [None] * num_prompt
+        asked = Asked(
+            submit=submit,
+            drawing=self.sampler.drawing(submit.sampling, submit.token_ids),
+            submitted=time.perf_counter(),
+            prompt_logprobs=prompt_logprobs,
+        )
+        return EngineSequence(
+            id=submit.id,
+            tokens=list(submit.token_ids),
+            num_prompt=num_prompt,
+            max_tokens=room if submit.max_tokens is None else submit.max_tokens,
+            stop_token_ids=frozenset(submit.stop_token_ids),
+            salt=submit.cache_salt,
+            chain=submit.cache_salt,
+            scored_from=None if submit.prompt_logprobs is None else submit.prompt_logprobs_start,
+            request=asked,
+        )
+
+    def _mark_started(self, batch: Batch) -> None:
+        for chunk in batch.chunks:
+            asked: Asked = chunk.sequence.request
+            if asked.started is None:
+                asked.started = time.perf_counter()
+                self._totals.prompt_tokens += chunk.sequence.num_prompt
+
+    def _outputs(self, batch: Batch, logits: Tensor) -> list[Output]:
+        drawn: list[EngineSequence] = []
+        rows: list[int] = []
+        ended: list[Output] = []
+        row = 0
+        for chunk in batch.chunks:
+            row += chunk.num_logits
+            sequence = chunk.sequence
+            if sequence.request.prompt_logprobs is not None:
+                self._score(chunk, logits[row - chunk.num_logits : row])
+            if not chunk.is_sampled:
+                continue
+            if sequence.max_tokens:
+                drawn.append(sequence)
+                rows.append(row - 1)
+            else:  # only the prompt was asked about
+                finish = self._finish(sequence, "length")
+                ended.append(Output(sequence.id, [], prompt_logprobs=sequence.request.prompt_logprobs, finish=finish))
+        if not drawn:
+            return ended
+        return ended + self._drawn(drawn, logits if len(rows) == row else logits[rows])
+
+    def _drawn(self, sequences: list[EngineSequence], logits: Tensor) -> list[Output]:
+        """The next token of each; `logits` has a row for each."""
+        tokens = self.sampler.sample(logits, [sequence.request.drawing for sequence in sequences])
+        logprobs = self._logprobs(sequences, tokens, logits)
+        return [
+            self._output(sequence, token, logprobs.get(sequence.id, []))
+            for sequence, token in zip(sequences, tokens, strict=True)
+        ]
+
+    def _logprobs(
+        self, sequences: list[EngineSequence], tokens: list[int | None], logits: Tensor
+    ) -> dict[int, list[TokenLogprob]]:
+        """Of those who asked, by the number of their request; all rows at once."""
+        rows = [
+            (row, sequence, token)
+            for row, (sequence, token) in enumerate(zip(sequences, tokens, strict=True))
+            if sequence.request.submit.logprobs is not None and token is not None
+        ]
+        if not rows:
+            return {}
+        most = max(sequence.request.submit.logprobs for _, sequence, _ in rows)
+        wanted = logits if len(rows) == len(logits) else logits[[row for row, _, _ in rows]]
+        found = self.sampler.logprobs(wanted, [token for _, _, token in rows], most)
+        return {
+            sequence.id: [msgspec.structs.replace(entry, top=entry.top[: sequence.request.submit.logprobs])]
+            for (_, sequence, _), entry in zip(rows, found, strict=True)
+        }
+
+    def _output(self, sequence: EngineSequence, token: int | None, logprobs: list[TokenLogprob]) -> Output:
+        asked: Asked = sequence.request
+        if token is None:
+            return Output(sequence.id, [], finish=self._finish(sequence, "error", NOT_NUMBERS))
+        asked.drawing.drawn(token)
+        self._totals.completion_tokens += 1
+        reason = self.scheduler.append(sequence, token)
+        prompt_logprobs = begun = None
+        if asked.first_token is None:
+            asked.first_token = time.perf_counter()
+            prompt_logprobs, begun = asked.prompt_logprobs, _begun(sequence, asked.first_token)
+        finish = None if reason is None else self._finish(sequence, reason)
+        return Output(sequence.id, [token], logprobs, prompt_logprobs, begun, finish)
+
+    def _score(self, chunk: Chunk, logits: Tensor) -> None:
+        """Log-probabilities of the prompt tokens that follow the chunk's tokens."""
+        sequence, asked = chunk.sequence, chunk.sequence.request
+        stop = min(chunk.stop, sequence.num_prompt - 1)
+        if chunk.logits_from >= stop:
+            return
+        first, last = chunk.logits_from + 1, stop + 1
+        found = self.sampler.logprobs(logits[: last - first], sequence.tokens[first:last], asked.submit.prompt_logprobs)
+        asked.prompt_logprobs[first:last] = found
+
+    def _finish(self, sequence: EngineSequence, reason: FinishReason, error: str = "") -> Finish:
+        """Lets go of a sequence."""
+        self.scheduler.remove(sequence)
+        del self._sequences[sequence.id]
+        self._totals.by_reason[reason] += 1
+        usage = Usage(
+            prompt_tokens=sequence.num_prompt, completion_tokens=sequence.num_output, cached_tokens=max(sequence.num_cached, 0)
+        )
+        stop_token_id = sequence.tokens[-1] if reason == "stop" else None
+        return Finish(reason, usage, _timings(sequence.request, time.perf_counter()), stop_token_id, error)
+
+
+def _begun(sequence: EngineSequence, now: float) -> Begun:
+    timings = _timings(sequence.request, now)
+    return Begun(max(sequence.num_cached, 0), timings.queue_seconds, timings.prefill_seconds)
+
+
+def _timings(asked: Asked, now: float) -> Timings:
+    started = now if asked.started is None else asked.started
+    first = now if asked.first_token is None else asked.first_token
+    return Timings(
+        queue_seconds=started - asked.submitted,
+        prefill_seconds=first - started,
+        decode_seconds=now - first,
+    )

@@ -1,0 +1,154 @@
+"""From a launch description to an engine that is ready. What does not fit is said before anything large is read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from windlass.core.place import stored
+from windlass.core.request import Info
+from windlass.core.rule import Part, Rule
+from windlass.core.scheme import Scheme, scheme
+from windlass.engine.engine import Engine
+from windlass.engine.memory import (
+    MAX_SEQUENCES,
+    OTHER_STEP_TOKENS,
+    STEP_TOKENS,
+    block_bytes,
+    cache_bytes,
+    check_weights,
+    limits_for,
+)
+from windlass.engine.protocol import Launch, RandomWeightsOf
+from windlass.errors import Impossible, UnknownName
+from windlass.families import describe, rules
+from windlass.machine.system import this_system
+from windlass.nn.decoder import Decoder
+from windlass.weights.checkpoint import CheckpointWeights
+from windlass.weights.random import RandomWeights
+from windlass.weights.source import open_model
+from windlass.weights.stream import give_back_memory
+
+KV_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+DEVICES = ("cpu", "cuda", "mps")
+
+Progress = Callable[[int, int], None]
+"""Bytes read, and of how many."""
+
+
+def load_model(launch: Launch, progress: Progress | None = None) -> tuple[Engine, Info]:
+    began = time.perf_counter()
+    device = chosen_device(launch.device)
+    if launch.kv not in KV_DTYPES:
+        raise UnknownName("KV type", launch.kv, KV_DTYPES)
+    if launch.random_weights is not None:
+        decoder, weights_bytes, stored_as = _random(launch, launch.random_weights, device)
+    else:
+        decoder, weights_bytes, stored_as = _from_checkpoint(launch, device, progress)
+    give_back_memory()
+    engine = _engine(launch, decoder, device)
+    return engine, _info(launch, engine, decoder, weights_bytes, stored_as, device, time.perf_counter() - began)
+
+
+def _from_checkpoint(launch: Launch, device: str, progress: Progress | None) -> tuple[Decoder, int, str]:
+    opened = open_model(Path(launch.model))
+    try:
+        dtype = torch.float32 if launch.exact else None
+        weights = CheckpointWeights(opened, device=device, dtype=dtype, keep_quantized=not launch.exact, progress=progress)
+        weights_bytes = weights.memory_bytes()
+        check_weights(opened.spec.name, weights_bytes, free_bytes(device))
+        stored_as = "fp32" if launch.exact else _most_of(weights.storage())
+        return Decoder(opened.spec, weights, launch.context_tokens), weights_bytes, stored_as
+    finally:
+        opened.store.close()
+
+
+def _random(launch: Launch, asked: RandomWeightsOf, device: str) -> tuple[Decoder, int, str]:
+    spec = describe(asked.config, launch.model)
+    how = scheme(asked.scheme, asked.group, launch.kv)
+    table = rules(spec)
+    weights_bytes = _planned_bytes(table, how)
+    check_weights(spec.name, weights_bytes, free_bytes(device))
+    weights = RandomWeights(spec, table, quant=how, seed=asked.seed, device=device)
+    return Decoder(spec, weights, launch.context_tokens), weights_bytes, how.name
+
+
+def _engine(launch: Launch, decoder: Decoder, device: str) -> Engine:
+    spec, num_sequences = decoder.spec, launch.max_sequences or MAX_SEQUENCES
+    kv_bytes = cache_bytes(spec, launch.kv, launch.context_tokens, num_sequences, launch.kv_bytes, free_bytes(device))
+    limits = limits_for(
+        spec,
+        launch.kv,
+        kv_bytes,
+        context=launch.context_tokens,
+        num_sequences=num_sequences,
+        step_tokens=launch.max_step_tokens or STEP_TOKENS.get(_kind(device), OTHER_STEP_TOKENS),
+        model_context=decoder.context_tokens,
+    )
+    caches = decoder.make_caches(limits.num_blocks, KV_DTYPES[launch.kv], device)
+    num_tokens = min(launch.num_tokens or spec.vocab_size, spec.vocab_size)
+    return Engine(decoder, caches, limits, num_tokens, device=device)
+
+
+def _info(
+    launch: Launch, engine: Engine, decoder: Decoder, weights_bytes: int, stored_as: str, device: str, seconds: float
+) -> Info:
+    spec, runner = decoder.spec, engine.runner
+    return Info(
+        model=spec.name,
+        context_tokens=engine.limits.longest_sequence,
+        vocab_size=spec.vocab_size,
+        max_sequences=engine.limits.max_sequences,
+        stop_token_ids=spec.stop_token_ids,
+        device=device,
+        scheme=stored_as,
+        kv=launch.kv,
+        weights_bytes=weights_bytes,
+        kv_bytes=engine.limits.num_blocks * block_bytes(spec, launch.kv),
+        load_seconds=seconds,
+        details={"steps": "replayed" if runner.program is not None else f"called ({runner.why_not_recorded})"},
+    )
+
+
+def chosen_device(asked: str) -> str:
+    """`auto` takes a GPU where PyTorch sees one."""
+    if asked == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    kind = _kind(asked)
+    if kind not in DEVICES:
+        raise UnknownName("device", asked, DEVICES)
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise Impossible("this PyTorch sees no CUDA or ROCm device; run with --device cpu, or install a build that has them")
+    if kind == "mps" and not torch.backends.mps.is_available():
+        raise Impossible("this machine has no Metal device that PyTorch can use; run with --device cpu")
+    return asked
+
+
+def free_bytes(device: str) -> int:
+    if _kind(device) == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return this_system().ram_bytes
+
+
+def _kind(device: str) -> str:
+    return device.split(":")[0]
+
+
+def _most_of(storage: dict[str, int]) -> str:
+    """How most of the bytes are stored."""
+    return max(storage, key=storage.__getitem__, default="")
+
+
+def _planned_bytes(table: tuple[Rule, ...], how: Scheme) -> int:
+    """As conversion would store them."""
+    held = [rule for rule in table if rule.part is Part.MAIN and rule.copy_of is None]
+    return sum(_rule_bytes(rule, how) * rule.copies for rule in held)
+
+
+def _rule_bytes(rule: Rule, how: Scheme) -> int:
+    shape: Any = rule.shape
+    return stored(rule, how).matrix_bytes(*shape) if len(shape) == 2 else rule.elements * 4

@@ -1,0 +1,46 @@
+"""Commands in, steps, reports out: what an engine does all day, the same in a process of its own and in a thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from windlass.core.request import Info
+from windlass.engine.engine import Engine
+from windlass.engine.protocol import AskInfo, Cancel, Command, Refused, Report, Stepped, Submit, Told, describe_error
+from windlass.errors import Error
+
+Take = Callable[[bool], "list[Command] | None"]
+"""Commands that have come; told to wait, at least one. None: there will be no more."""
+Send = Callable[[Report], None]
+
+
+class Loop:
+    def __init__(self, engine: Engine, info: Info, send: Send) -> None:
+        self._engine, self._info, self._send = engine, info, send
+
+    def run(self, take: Take) -> None:
+        """Until there are no more commands. Waits for them only while there is nothing to compute."""
+        engine = self._engine
+        while (commands := take(not engine.has_work)) is not None:
+            for command in commands:
+                self._obey(command)
+            if engine.has_work:
+                outputs = engine.step()
+                if outputs:
+                    self._send(Stepped(outputs))
+
+    def _obey(self, command: Command) -> None:
+        match command:
+            case Submit():
+                try:
+                    self._engine.submit(command)
+                except Error as error:
+                    self._send(Refused(command.id, **describe_error(error)))
+            case Cancel():
+                output = self._engine.cancel(command.id)
+                if output is not None:
+                    self._send(Stepped([output]))
+            case AskInfo():
+                self._send(Told(command.id, msgspec.structs.replace(self._info, stats=self._engine.stats())))

@@ -1,0 +1,28 @@
+"""Random numbers that depend on a request's seed and on how many it has drawn, and on nothing else: no state, no order of calls.
+
+So a request with a seed gives the same tokens alone, in a batch, and after a preemption.
+"""
+
+from __future__ import annotations
+
+import secrets
+
+_MASK = 2**64 - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+def fresh_seed() -> int:
+    return secrets.randbits(64)
+
+
+def uniform(seed: int, draw: int) -> float:
+    """In [0, 1), 50 bits: so that times a sum in double precision it is still less than the sum."""
+    return (_mixed((_mixed(seed & _MASK) + draw * _GOLDEN) & _MASK) >> 14) * 2.0**-50
+
+
+def _mixed(value: int) -> int:
+    """The finalizer of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014)."""
+    value = (value + _GOLDEN) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)

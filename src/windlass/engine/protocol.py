@@ -1,0 +1,226 @@
+"""What goes between an engine and whoever stands in front of it, in another process or in this one: tokens, never text. No torch.
+
+On a socket every message is four bytes of length (big endian) and that many bytes of msgpack, of fixed types: nothing is ever
+unpickled. A step's tokens of all sequences are one message.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from windlass import errors
+from windlass.core.client import Unavailable
+from windlass.core.model import Frozen
+from windlass.core.request import FinishReason, Info, Sampling, Timings, TokenLogprob, Usage
+
+MAX_MESSAGE_BYTES = 2**30
+_LENGTH_BYTES = 4
+LOADER = "windlass.engine.load:load_model"
+
+
+class RandomWeightsOf(Frozen):
+    """No checkpoint: a shape with numbers at random."""
+
+    config: dict[str, Any]
+    """As config.json has it."""
+    scheme: str = "int4"
+    group: int | None = None
+    seed: int = 0
+
+
+class Launch(Frozen):
+    """What to load and how. What is None is chosen by the engine, as far as memory goes."""
+
+    model: str
+    """A path."""
+    device: str = "auto"
+    kv: str = "bf16"
+    exact: bool = False
+    """Packed weights as plain fp32: slower, larger, and equal to what other programs compute."""
+    context_tokens: int | None = None
+    max_sequences: int | None = None
+    kv_bytes: int | None = None
+    """For keys and values."""
+    max_step_tokens: int | None = None
+    num_tokens: int | None = None
+    """That the tokenizer has; None: every row of the head is a token."""
+    random_weights: RandomWeightsOf | None = None
+    loader: str = LOADER
+    """module:function that makes the engine: (launch, progress) -> (Engine, Info)."""
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    pass
+
+
+# --- to the engine
+
+
+class Submit(Message, frozen=True):
+    id: int
+    token_ids: list[int]
+    sampling: Sampling = Sampling()
+    max_tokens: int | None = None
+    """None: until a stop token, or the context is full."""
+    stop_token_ids: list[int] = []
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    prompt_logprobs_start: int = 0
+    cache_salt: str = ""
+
+
+class Cancel(Message, frozen=True):
+    id: int
+
+
+class AskInfo(Message, frozen=True):
+    id: int
+
+
+Command = Submit | Cancel | AskInfo
+
+
+# --- from the engine
+
+
+class Finish(msgspec.Struct, frozen=True, array_like=True):
+    reason: FinishReason
+    usage: Usage
+    timings: Timings
+    stop_token_id: int | None = None
+    error: str = ""
+
+
+class Begun(msgspec.Struct, frozen=True, array_like=True):
+    """What is known with the first token."""
+
+    cached_tokens: int
+    queue_seconds: float
+    prefill_seconds: float
+
+
+class Output(msgspec.Struct, frozen=True, array_like=True):
+    """What a step brought to one sequence."""
+
+    id: int
+    token_ids: list[int]
+    logprobs: list[TokenLogprob] = []
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+    begun: Begun | None = None
+    finish: Finish | None = None
+
+
+class Stepped(Message, frozen=True):
+    outputs: list[Output]
+
+
+class Refused(Message, frozen=True):
+    """A request that cannot be: the engine goes on."""
+
+    id: int
+    kind: str
+    message: str
+    short_bytes: int = 0
+
+
+class Loading(Message, frozen=True):
+    done_bytes: int
+    total_bytes: int
+
+
+class Ready(Message, frozen=True):
+    info: Info
+
+
+class Told(Message, frozen=True):
+    """To AskInfo."""
+
+    id: int
+    info: Info
+
+
+class Failed(Message, frozen=True):
+    """The last message: the engine could not be made, or broke."""
+
+    kind: str
+    message: str
+    short_bytes: int = 0
+
+
+Report = Stepped | Refused | Loading | Ready | Told | Failed
+
+
+# --- errors across the border
+
+
+def describe_error(error: BaseException) -> dict[str, Any]:
+    """For Refused and Failed."""
+    is_ours = isinstance(error, errors.Error)
+    message = str(error) if is_ours else f"{type(error).__name__}: {_first_line(error)}"
+    return {
+        "kind": type(error).__name__ if is_ours else "",
+        "message": message,
+        "short_bytes": getattr(error, "short_bytes", 0),
+    }
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or ["no reason given"])[0][:300]
+
+
+def as_error(told: Refused | Failed) -> errors.Error:
+    """What was raised there, to be raised here; what is not the user's to mend is the engine's failure."""
+    if told.kind == "DoesNotFit":
+        return errors.DoesNotFit(told.message, told.short_bytes)
+    kind: Any = getattr(errors, told.kind, None) if told.kind else None
+    if not isinstance(kind, type) or not issubclass(kind, errors.Error):
+        return Unavailable(f"the engine failed: {told.message}")
+    # Some errors are made of parts; their message already says all of them.
+    made = kind if kind in (errors.BadConfig, errors.Impossible, errors.Error) else errors.BadInput
+    return made(told.message)
+
+
+# --- frames
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_command = msgspec.msgpack.Decoder(Command).decode
+_decode_report = msgspec.msgpack.Decoder(Report).decode
+
+
+def frame(message: Command | Report) -> bytes:
+    body = _encode(message)
+    return len(body).to_bytes(_LENGTH_BYTES, "big") + body
+
+
+class Frames:
+    """Bytes as they arrive -> whole messages."""
+
+    def __init__(self) -> None:
+        self._waiting = bytearray()
+
+    def commands(self, data: bytes) -> list[Command]:
+        return [_decode_command(body) for body in self._push(data)]
+
+    def reports(self, data: bytes) -> list[Report]:
+        return [_decode_report(body) for body in self._push(data)]
+
+    def _push(self, data: bytes) -> list[bytes]:
+        self._waiting += data
+        found: list[bytes] = []
+        start = 0
+        while len(self._waiting) - start >= _LENGTH_BYTES:
+            end = start + _LENGTH_BYTES + self._length(start)
+            if len(self._waiting) < end:
+                break
+            found.append(bytes(self._waiting[start + _LENGTH_BYTES : end]))
+            start = end
+        del self._waiting[:start]
+        return found
+
+    def _length(self, start: int) -> int:
+        length = int.from_bytes(self._waiting[start : start + _LENGTH_BYTES], "big")
+        if length > MAX_MESSAGE_BYTES:
+            raise Unavailable(f"a message of {length:,} bytes on the engine's socket; it is not ours")
+        return length

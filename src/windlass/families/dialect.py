@@ -1,0 +1,38 @@
+"""Which style a model writes in: its chat template decides, since models of one family were taught different ones (dialects.toml)."""
+
+from __future__ import annotations
+
+import tomllib
+from functools import cache
+from importlib.resources import files
+
+import msgspec
+
+from windlass.core.model import Frozen
+
+
+class Dialect(Frozen):
+    style: str = "plain"
+    thinking: str = ""
+    """The template's variable that turns reasoning on and off; empty: it has none."""
+
+
+class _Row(Frozen):
+    models: str
+    template_has: tuple[str, ...]
+    style: str
+    thinking: str = ""
+
+
+def dialect(template: str | None) -> Dialect:
+    """Of a chat template; without one, or with one that has no such tags, all text is content."""
+    for row in _rows() if template else ():
+        if all(mark in (template or "") for mark in row.template_has):
+            return Dialect(style=row.style, thinking=row.thinking if row.thinking in (template or "") else "")
+    return Dialect()
+
+
+@cache
+def _rows() -> tuple[_Row, ...]:
+    text = files("windlass.families").joinpath("dialects.toml").read_text(encoding="utf-8")
+    return tuple(msgspec.convert(tomllib.loads(text)["dialect"], list[_Row], strict=True))

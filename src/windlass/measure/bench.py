@@ -1,0 +1,215 @@
+"""A model measured through the engine that serves, in this process: load it, run batches, set what they took beside what is possible."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Protocol, cast
+
+import torch
+
+from windlass import __version__
+from windlass.core.count import count_parameters
+from windlass.core.model import layer_cache_bytes
+from windlass.core.request import GREEDY, Info
+from windlass.core.scheme import KV_BYTES
+from windlass.engine.engine import Engine
+from windlass.engine.load import load_model
+from windlass.engine.protocol import Launch, RandomWeightsOf, Submit
+from windlass.kernels.program import num_threads
+from windlass.kernels.step import BLOCK_TOKENS
+from windlass.machine.system import this_system
+from windlass.measure.held import weight_bytes
+from windlass.measure.limits import Limits, measure_limits, wait_for
+from windlass.measure.loop import Timed, random_prompts, run_batch
+from windlass.measure.memory import MemoryLog, resident
+from windlass.measure.profile import profiled
+from windlass.measure.report import Memory, Report, Run
+from windlass.measure.setup import Setup
+from windlass.measure.trace import Trace
+from windlass.measure.work import WeightBytes, decode_work, prefill_work
+from windlass.nn.decoder import Decoder
+
+WARM_TOKENS = 3
+"""A first run, which does not count: pages are touched, threads are woken."""
+PROFILED_TOKENS = 8
+
+
+class Progress(Protocol):
+    """Told what goes on."""
+
+    def loading(self, done_bytes: int, total_bytes: int) -> None: ...
+
+    def doing(self, what: str) -> None: ...
+
+
+class Silence:
+    def loading(self, done_bytes: int, total_bytes: int) -> None:
+        pass
+
+    def doing(self, what: str) -> None:
+        pass
+
+
+class Submitted:
+    """An engine as the timing loop sees it (loop.Stepping)."""
+
+    def __init__(self, engine: Engine, device: str) -> None:
+        self._engine, self._device, self._number = engine, device, 0
+
+    def submit(self, tokens: Sequence[int], max_tokens: int) -> int:
+        """Greedy, and without stop tokens: nothing but the length ends it."""
+        self._number += 1
+        self._engine.submit(Submit(id=self._number, token_ids=list(tokens), sampling=GREEDY, max_tokens=max_tokens))
+        return self._number
+
+    def step(self) -> Sequence[int]:
+        outputs = self._engine.step()
+        wait_for(self._device)
+        return [output.id for output in outputs if output.token_ids]
+
+
+def bench(
+    setup: Setup, begin: float, log: MemoryLog, trace: Trace | None, planned_bytes: int | None, progress: Progress | None = None
+) -> Report:
+    """`begin`: when the program was started, by time.perf_counter."""
+    told = progress or Silence()
+    log.base_bytes = before = resident().own_bytes
+    with log.watching():
+        log.mark("load")
+        engine, info = load_model(launch_of(setup), told.loading)
+    start_seconds = time.perf_counter() - begin
+    try:
+        device = info.device or "cpu"
+        told.doing("measuring what this machine can do")
+        limits = measure_limits(device, num_threads())
+        with log.watching():
+            runs, weights = _runs(setup, engine, device, log, trace, told)
+            held = _held_bytes(device, before)
+    finally:
+        engine.close()
+    told.doing("measuring the machine again")
+    limits = limits.at_least(measure_limits(device, num_threads()))
+    memory = Memory(
+        weights=weights,
+        kv_bytes=info.kv_bytes,
+        resident_bytes=held,
+        loading_peak_bytes=log.peak_bytes - before,
+        planned_bytes=planned_bytes,
+    )
+    return _report(setup, info, limits, start_seconds, runs, memory)
+
+
+def launch_of(setup: Setup) -> Launch:
+    random = None
+    if setup.path is None:
+        assert setup.scheme is not None
+        random = RandomWeightsOf(config=setup.config, scheme=setup.scheme.name, group=setup.scheme.group)
+    return Launch(
+        model=str(setup.path or setup.name),
+        device=setup.device,
+        kv=setup.kv,
+        exact=setup.exact,
+        context_tokens=setup.context_tokens,
+        max_sequences=max(setup.batches),
+        kv_bytes=kv_bytes(setup),
+        random_weights=random,
+    )
+
+
+def kv_bytes(setup: Setup) -> int:
+    """Blocks for the largest batch, and one more for each sequence to grow into."""
+    tokens = (-(-setup.context_tokens // BLOCK_TOKENS) + 1) * BLOCK_TOKENS
+    layers = (layer_cache_bytes(layer.mixer, tokens, KV_BYTES[setup.kv], windowed=False) for layer in setup.spec.layers)
+    return int(max(setup.batches) * sum(layers))
+
+
+def _runs(
+    setup: Setup, engine: Engine, device: str, log: MemoryLog, trace: Trace | None, told: Progress
+) -> tuple[tuple[Run, ...], WeightBytes]:
+    weights = weight_bytes(cast(Decoder, engine.runner._decoder))
+    runs: list[Run] = []
+    for batch in setup.batches:
+        told.doing(f"measuring batch {batch}")
+        log.mark(f"batch {batch}")
+        runs.append(_run(setup, engine, device, weights, batch, trace))
+    return tuple(runs), weights
+
+
+def _held_bytes(device: str, before: int) -> int:
+    """Own pages of the process beyond what it had before it loaded anything; of an accelerator, what PyTorch has taken."""
+    return torch.cuda.memory_allocated(device) if device.startswith("cuda") else resident().own_bytes - before
+
+
+def _run(setup: Setup, engine: Engine, device: str, weights: WeightBytes, batch: int, trace: Trace | None) -> Run:
+    submitted = Submitted(engine, device)
+    prompts = _prompts(setup, engine, batch)
+    run_batch(submitted, next(prompts), _enough(setup, engine, batch, WARM_TOKENS))
+    timed = run_batch(submitted, next(prompts), setup.new_tokens)
+    python_share = None
+    if trace is not None:
+        tokens = _enough(setup, engine, batch, PROFILED_TOKENS)
+        with profiled(engine, trace) as steps:
+            run_batch(submitted, next(prompts), tokens, around_step=lambda: trace.span("step", batch=batch))
+        python_share = steps.python_share(batch)
+    return _found(setup, batch, timed, weights, python_share)
+
+
+def _prompts(setup: Setup, engine: Engine, batch: int) -> Iterator[list[list[int]]]:
+    """Sets of prompts, each new to the engine's cache."""
+    seed = batch * 1000
+    while True:
+        seed += 1
+        yield random_prompts(batch, setup.prompt_tokens, engine.num_tokens, seed)
+
+
+def _enough(setup: Setup, engine: Engine, batch: int, tokens: int) -> int:
+    """So many that all sequences decode together for `tokens` steps, though the first begin before the last has been read."""
+    a_step = max(engine.limits.max_step_tokens - batch, 1)
+    return min(-(-batch * setup.prompt_tokens // a_step) + tokens, setup.new_tokens)
+
+
+def _found(setup: Setup, batch: int, timed: Timed, weights: WeightBytes, python_share: float | None) -> Run:
+    element = KV_BYTES[setup.kv]
+    step = decode_work(setup.spec, setup.rules, weights, batch, timed.mean_context_tokens, element)
+    prefill = prefill_work(setup.spec, setup.rules, weights, batch, setup.prompt_tokens, timed.prefill_steps)
+    return Run(
+        batch=batch,
+        prompt_tokens=setup.prompt_tokens,
+        new_tokens=setup.new_tokens,
+        prefill_tokens_per_second=batch * setup.prompt_tokens / timed.prefill_seconds,
+        time_to_first_token_seconds=timed.prefill_seconds,
+        decode_tokens_per_second=batch / timed.median_step_seconds,
+        mean_decode_tokens_per_second=batch * len(timed.step_seconds) / sum(timed.step_seconds),
+        step_seconds=timed.median_step_seconds,
+        step_read_bytes=step.read_bytes,
+        step_weight_bytes=step.weight_bytes,
+        step_kv_bytes=step.kv_bytes,
+        step_flops=step.flops,
+        prefill_flops=prefill.flops,
+        prefill_seconds=timed.prefill_seconds,
+        python_share=python_share,
+    )
+
+
+def _report(setup: Setup, info: Info, limits: Limits, start_seconds: float, runs: tuple[Run, ...], held: Memory) -> Report:
+    device = info.device or "cpu"
+    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else this_system().cpu_model
+    return Report(
+        model=setup.name,
+        parameters=count_parameters(setup.spec, setup.rules).total,
+        scheme=info.scheme or (setup.scheme.name if setup.scheme else ""),
+        kv=info.kv or setup.kv,
+        device=device,
+        machine=name,
+        num_threads=num_threads() if device == "cpu" else os.cpu_count() or 1,
+        limits=limits,
+        start_seconds=start_seconds,
+        runs=runs,
+        memory=held,
+        random_weights=setup.path is None,
+        made_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        windlass=__version__,
+    )

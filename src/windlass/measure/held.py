@@ -1,0 +1,45 @@
+"""How many bytes a decoder's weights take, told apart by how often a step reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor, nn
+
+from windlass.kernels.panels import Panels
+from windlass.measure.work import WeightBytes
+from windlass.nn.decoder import Decoder
+from windlass.nn.moe import MixtureOfExperts
+
+EXPERT_PARTS = ("gate_up", "down", "gate_up_bias", "down_bias")
+
+
+def weight_bytes(decoder: Decoder) -> WeightBytes:
+    """Every tensor once, wherever it is used again (a tied head, a table of angles)."""
+    seen: set[int] = set()
+    counted = {"always": 0, "experts": 0, "lookup": 0}
+    for module in decoder.modules():
+        for name, held in _held(module):
+            if id(held) not in seen:
+                seen.add(id(held))
+                counted[_kind(decoder, module, name, held)] += num_bytes(held)
+    return WeightBytes(**counted)
+
+
+def _held(module: nn.Module) -> Iterator[tuple[str, Tensor | Panels]]:
+    """Parameters and buffers, and panels, which are neither to PyTorch."""
+    values: dict[str, Any] = {**module._parameters, **module._buffers, **vars(module)}
+    return ((name, value) for name, value in values.items() if isinstance(value, Tensor | Panels))
+
+
+def _kind(decoder: Decoder, module: nn.Module, name: str, held: Tensor | Panels) -> str:
+    if isinstance(module, MixtureOfExperts) and name in EXPERT_PARTS:
+        return "experts"
+    if module is decoder and name in ("table", "position_table") and held is not decoder.head:
+        return "lookup"
+    return "lookup" if name in module._buffers else "always"  # tables of angles and slopes: a row a token
+
+
+def num_bytes(held: Tensor | Panels) -> int:
+    return held.num_bytes if isinstance(held, Panels) else held.numel() * held.element_size()

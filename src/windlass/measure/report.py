@@ -1,0 +1,179 @@
+"""What a measurement found, as JSON, and how it compares with an earlier one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from windlass.core.model import Frozen
+from windlass.errors import BadInput
+from windlass.measure.limits import Limits
+from windlass.measure.work import WeightBytes
+
+REPORT_VERSION = 1
+
+
+class Run(Frozen):
+    """`batch` sequences at once, all of the same length."""
+
+    batch: int
+    prompt_tokens: int
+    new_tokens: int
+    prefill_tokens_per_second: float
+    """All prompts together."""
+    time_to_first_token_seconds: float
+    """Of the sequence that waited longest."""
+    decode_tokens_per_second: float
+    """All sequences together, by the median step: who else uses the machine lengthens single steps."""
+    mean_decode_tokens_per_second: float
+    step_seconds: float
+    """Median of the decode steps."""
+    step_read_bytes: float
+    """Weights and cache that a decode step cannot but read."""
+    step_weight_bytes: float
+    step_kv_bytes: float
+    step_flops: float
+    prefill_flops: float
+    """Of all prompts together."""
+    prefill_seconds: float
+    python_share: float | None = None
+    """Of a decode step, what is not native kernels; None where they were not timed."""
+
+    @property
+    def read_bytes_per_second(self) -> float:
+        return self.step_read_bytes / self.step_seconds
+
+    @property
+    def decode_flops_per_second(self) -> float:
+        return self.step_flops / self.step_seconds
+
+    @property
+    def prefill_flops_per_second(self) -> float:
+        return self.prefill_flops / self.prefill_seconds
+
+    def read_share(self, limits: Limits) -> float:
+        """Of what this machine reads at most."""
+        return self.read_bytes_per_second / limits.read_bytes_per_second
+
+    def decode_flops_share(self, limits: Limits) -> float:
+        """Of its matrix products. Products of small integers, which packed weights allow, may be faster than those of floats."""
+        return self.decode_flops_per_second / limits.matmul_flops
+
+    def prefill_flops_share(self, limits: Limits) -> float:
+        return self.prefill_flops_per_second / limits.matmul_flops
+
+    def memory_limit_tokens_per_second(self, limits: Limits) -> float:
+        """Were there nothing to do but to read."""
+        return self.batch * limits.read_bytes_per_second / self.step_read_bytes
+
+
+class Memory(Frozen):
+    weights: WeightBytes
+    kv_bytes: int
+    resident_bytes: int
+    """The process's own pages once the model is loaded; on an accelerator what its memory holds."""
+    loading_peak_bytes: int
+    planned_bytes: int | None = None
+    """What the plan said it would be."""
+
+    @property
+    def over_plan(self) -> float | None:
+        """0.03: three per cent more than planned."""
+        return self.resident_bytes / self.planned_bytes - 1 if self.planned_bytes else None
+
+
+class Report(Frozen):
+    model: str
+    parameters: int
+    scheme: str
+    kv: str
+    device: str
+    machine: str
+    num_threads: int
+    limits: Limits
+    start_seconds: float
+    """From nothing to ready for the first request, programs imported and weights read."""
+    runs: tuple[Run, ...]
+    memory: Memory
+    random_weights: bool = False
+    made_at: str = ""
+    windlass: str = ""
+    version: int = REPORT_VERSION
+
+
+class Change(Frozen):
+    what: str
+    old: float
+    new: float
+    more_is_better: bool
+
+    @property
+    def ratio(self) -> float:
+        """New over old where more is better, old over new otherwise: above 1 is an improvement either way."""
+        better, worse = (self.new, self.old) if self.more_is_better else (self.old, self.new)
+        return better / worse if worse else float("inf")
+
+
+def encode_report(report: Report) -> bytes:
+    """With what is reached and its share of what is possible written out, so that nobody has to divide."""
+    values: dict[str, Any] = msgspec.to_builtins(report)
+    for run, shown in zip(report.runs, values["runs"], strict=True):
+        shown["reached"] = {
+            "read_bytes_per_second": run.read_bytes_per_second,
+            "read_share": run.read_share(report.limits),
+            "decode_flops_per_second": run.decode_flops_per_second,
+            "decode_flops_share": run.decode_flops_share(report.limits),
+            "prefill_flops_per_second": run.prefill_flops_per_second,
+            "prefill_flops_share": run.prefill_flops_share(report.limits),
+            "memory_limit_tokens_per_second": run.memory_limit_tokens_per_second(report.limits),
+        }
+    values["memory"]["over_plan"] = report.memory.over_plan
+    return msgspec.json.format(msgspec.json.encode(values), indent=1)
+
+
+def read_report(text: bytes, where: str) -> Report:
+    try:
+        found = msgspec.convert(_given(msgspec.json.decode(text, type=dict[str, Any])), Report)
+    except (msgspec.DecodeError, UnicodeDecodeError, TypeError) as error:
+        raise BadInput(f"{where} is no measurement of `windlass bench --save`: {error}") from None
+    if found.version != REPORT_VERSION:
+        raise BadInput(f"{where} is of version {found.version}; this Windlass reads version {REPORT_VERSION}: measure again")
+    return found
+
+
+def _given(values: dict[str, Any]) -> dict[str, Any]:
+    """Without what follows from the rest."""
+    for run in values.get("runs") or ():
+        if isinstance(run, dict):
+            run.pop("reached", None)
+    if isinstance(values.get("memory"), dict):
+        values["memory"].pop("over_plan", None)
+    return values
+
+
+def compare(new: Report, old: Report) -> tuple[Change, ...]:
+    """Runs of the same size are set side by side."""
+    return tuple(_changes(new, old))
+
+
+def _changes(new: Report, old: Report) -> Iterator[Change]:
+    before = {(run.batch, run.prompt_tokens, run.new_tokens): run for run in old.runs}
+    for run in new.runs:
+        found = before.get((run.batch, run.prompt_tokens, run.new_tokens))
+        if found is None:
+            continue
+        name = f"batch {run.batch}: "
+        yield _change(name + "decode tokens/s", found.decode_tokens_per_second, run.decode_tokens_per_second)
+        yield _change(name + "prefill tokens/s", found.prefill_tokens_per_second, run.prefill_tokens_per_second)
+        yield _change(
+            name + "first token, s", found.time_to_first_token_seconds, run.time_to_first_token_seconds, more_is_better=False
+        )
+    yield _change("memory, bytes", old.memory.resident_bytes, new.memory.resident_bytes, more_is_better=False)
+    yield _change("start, s", old.start_seconds, new.start_seconds, more_is_better=False)
+    yield _change("this machine's reads, bytes/s", old.limits.read_bytes_per_second, new.limits.read_bytes_per_second)
+
+
+def _change(what: str, old: float, new: float, more_is_better: bool = True) -> Change:
+    return Change(what=what, old=old, new=new, more_is_better=more_is_better)

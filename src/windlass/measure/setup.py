@@ -1,0 +1,32 @@
+"""What is to be measured. Imports no torch, so that a mistake is answered at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from windlass.core.model import Frozen, ModelSpec
+from windlass.core.rule import Rule
+from windlass.core.scheme import Scheme
+
+
+class Setup(Frozen):
+    name: str
+    spec: ModelSpec
+    rules: tuple[Rule, ...]
+    path: Path | None = None
+    """None: random weights."""
+    config: dict[str, Any] = {}
+    """Of random weights: the shape."""
+    scheme: Scheme | None = None
+    """How matrices are stored, where it is one of our schemes."""
+    batches: tuple[int, ...] = (1,)
+    prompt_tokens: int = 128
+    new_tokens: int = 128
+    device: str = "auto"
+    kv: str = "bf16"
+    exact: bool = False
+
+    @property
+    def context_tokens(self) -> int:
+        return self.prompt_tokens + self.new_tokens

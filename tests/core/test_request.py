@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+import pytest
+
+from windlass.core.request import GREEDY, Delta, Request, Sampling, ScoreRequest, Scores, TokenLogprob, Usage
+from windlass.errors import BadInput
+
+pytestmark = pytest.mark.pure
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"temperature": -0.1}, "temperature is -0.1; it should be at least 0"),
+        ({"temperature": math.nan}, "temperature is nan"),
+        ({"temperature": math.inf}, "temperature is inf"),
+        ({"top_k": 0}, "top_k is 0; it should be at least 1, or left out"),
+        ({"top_p": 0.0}, "top_p is 0; it should be more than 0 and at most 1"),
+        ({"top_p": 1.01}, "top_p is 1.01"),
+        ({"top_p": math.nan}, "top_p is nan"),
+        ({"min_p": -0.5}, "min_p is -0.5; it should be between 0 and 1"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty is 0; it should be more than 0"),
+        ({"repetition_penalty": math.inf}, "repetition_penalty is inf"),
+        ({"presence_penalty": 2.5}, "presence_penalty is 2.5; it should be between -2 and 2"),
+        ({"frequency_penalty": -3.0}, "frequency_penalty is -3"),
+        ({"logit_bias": {-1: 1.0}}, "logit_bias names token -1"),
+        ({"logit_bias": {5: 200.0}}, "logit_bias of token 5 is 200"),
+        ({"seed": 2**64}, "does not fit in 64 bits"),
+    ],
+)
+def test_sampling_that_cannot_be_is_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(BadInput, match=words):
+        Sampling(**changes)
+
+
+def test_sampling_knows_what_it_asks_for() -> None:
+    assert GREEDY.is_greedy
+    assert Sampling(temperature=1e-6).is_greedy
+    assert not Sampling().is_greedy
+    assert not Sampling().has_penalties
+    for changes in ({"repetition_penalty": 1.1}, {"presence_penalty": -1.0}, {"frequency_penalty": 0.1}):
+        assert Sampling(**changes).has_penalties
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "exactly one of messages, prompt and token_ids; this one has none of them"),
+        ({"prompt": "a", "token_ids": (1,)}, "prompt and token_ids"),
+        ({"prompt": "a", "thinking": True}, "thinking need messages"),
+        ({"prompt": "a", "tools": ({"name": "f"},)}, "tools and thinking need messages"),
+        ({"prompt": "a", "max_tokens": -1}, "max_tokens is -1"),
+        ({"prompt": "a", "stop": ("",)}, "none of them empty"),
+        ({"prompt": "a", "stop": ("x",) * 65}, "stop has 65 texts"),
+        ({"prompt": "a", "logprobs": 129}, "logprobs is 129; it should be between 0 and 128"),
+        ({"prompt": "a", "prompt_logprobs": -1}, "prompt_logprobs is -1"),
+        ({"prompt": "a", "prompt_logprobs_start": -1}, "prompt_logprobs_start is -1"),
+    ],
+)
+def test_requests_that_cannot_be_are_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(BadInput, match=words):
+        Request(**changes)
+
+
+def test_scoring_takes_text_or_tokens() -> None:
+    for given in ({}, {"prompt": "a", "token_ids": (1,)}, {"prompt": "a", "top": 1000}):
+        with pytest.raises(BadInput):
+            ScoreRequest(**given)
+    assert ScoreRequest(token_ids=(1, 2)).start == 0
+
+
+def test_empty_text_is_text() -> None:
+    """Whether it is too short is for the engine to say."""
+    assert Request(prompt="").prompt == ""
+    assert Request(token_ids=()).token_ids == ()
+
+
+def test_values_survive_the_wire() -> None:
+    request = Request(
+        messages=({"role": "user", "content": [{"type": "text", "text": "Hi"}]},),
+        sampling=Sampling(logit_bias={3: -1.0}, seed=2**63, top_k=4),
+        stop=("\n",),
+        thinking=False,
+    )
+    for encode, decode in ((msgspec.json.encode, msgspec.json.decode), (msgspec.msgpack.encode, msgspec.msgpack.decode)):
+        assert decode(encode(request), type=Request) == request
+    nested = TokenLogprob(token_id=1, logprob=-0.5, top=(TokenLogprob(token_id=2, logprob=-1.0),))
+    delta = Delta(
+        token_ids=(1,), logprobs=(nested,), prompt_logprobs=(None, nested), usage=Usage(prompt_tokens=1, completion_tokens=1)
+    )
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(delta), type=Delta) == delta
+
+
+def test_what_is_decoded_is_checked_too() -> None:
+    with pytest.raises((BadInput, msgspec.ValidationError), match="top_p"):
+        msgspec.json.decode(b'{"prompt": "a", "sampling": {"top_p": 7}}', type=Request)
+    with pytest.raises(msgspec.ValidationError, match="unknown field `temprature`"):
+        msgspec.json.decode(b'{"temprature": 1}', type=Sampling)
+
+
+def test_scores_add_up() -> None:
+    entries = (None, TokenLogprob(token_id=1, logprob=-0.5), TokenLogprob(token_id=2, logprob=-0.25))
+    assert Scores(token_ids=(0, 1, 2), logprobs=entries).total == -0.75

@@ -1,0 +1,35 @@
+"""A tokenizer of 64 single characters, with and without a chat template. No torch."""
+
+from __future__ import annotations
+
+import string
+
+import tokenizers
+
+from windlass.text.tokenizer import Tokenizer
+from windlass.weights.text_of import ModelText, SamplingDefaults
+
+CHARACTERS = (string.ascii_lowercase + string.ascii_uppercase + string.digits + " .")[:64]
+TEMPLATE = "{% for message in messages %}{{ message.role[0] }}.{{ message.content }}{% endfor %}a."
+THINKING_TEMPLATE = TEMPLATE + "{% if enable_thinking is defined and not enable_thinking %}N{% endif %}{# <tool_call> </think> #}"
+
+
+def model_text(template: str | None = TEMPLATE, stop_ids: tuple[int, ...] = ()) -> ModelText:
+    vocabulary = {character: number for number, character in enumerate(CHARACTERS)}
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, []))
+    backend.decoder = tokenizers.decoders.Fuse()
+    return ModelText(
+        tokenizer=Tokenizer(backend, {}),
+        chat_template=template,
+        special_tokens={},
+        stop_ids=stop_ids,
+        defaults=SamplingDefaults(),
+    )
+
+
+def ids(text: str) -> list[int]:
+    return [CHARACTERS.index(character) for character in text]
+
+
+def words(token_ids: list[int]) -> str:
+    return "".join(CHARACTERS[token] for token in token_ids)

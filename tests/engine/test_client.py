@@ -1,0 +1,323 @@
+"""Text in, text out, over an engine in a thread of this process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from fake_decoder import CrashingDecoder, FakeDecoder, SlowDecoder, make_engine
+from fake_text import TEMPLATE, THINKING_TEMPLATE, ids, model_text, words
+
+from windlass.core.client import SyncClient, Unavailable
+from windlass.core.request import GREEDY, Delta, Info, Request, Sampling, ScoreRequest
+from windlass.engine.client import InProcessClient
+from windlass.errors import BadInput
+from windlass.weights.text_of import ModelText
+
+pytestmark = pytest.mark.cpu
+
+DECODER = FakeDecoder()
+INFO = Info(model="fake", context_tokens=256, vocab_size=64, max_sequences=4)
+
+
+def client_for(text: ModelText | None, decoder: FakeDecoder | None = None, **limits: Any) -> InProcessClient:
+    return InProcessClient(make_engine(decoder or FakeDecoder(), **limits), INFO, text)
+
+
+@asynccontextmanager
+async def opened(
+    text: ModelText | None = None, decoder: FakeDecoder | None = None, **limits: Any
+) -> AsyncGenerator[InProcessClient, None]:
+    client = client_for(model_text() if text is None else text, decoder, **limits)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+def in_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    def run() -> None:
+        asyncio.run(asyncio.wait_for(test(), 60))
+
+    run.__name__ = test.__name__
+    return run
+
+
+async def gathered(client: InProcessClient, request: Request) -> Delta:
+    """All deltas of an answer as one; the rules of a stream are checked on the way."""
+    deltas = [delta async for delta in client.generate(request)]
+    assert [delta.finish_reason is None for delta in deltas] == [True] * (len(deltas) - 1) + [False]
+    last = deltas[-1]
+    assert last.usage is not None
+    assert last.timings is not None
+    return Delta(
+        content="".join(delta.content for delta in deltas),
+        reasoning="".join(delta.reasoning for delta in deltas),
+        token_ids=tuple(token for delta in deltas for token in delta.token_ids),
+        logprobs=tuple(entry for delta in deltas for entry in delta.logprobs),
+        prompt_logprobs=next((delta.prompt_logprobs for delta in deltas if delta.prompt_logprobs is not None), None),
+        finish_reason=last.finish_reason,
+        stop_token_id=last.stop_token_id,
+        usage=last.usage,
+        timings=last.timings,
+    )
+
+
+@in_loop
+async def test_a_prompt_is_continued() -> None:
+    async with opened() as client:
+        found = await gathered(client, Request(prompt="hello", sampling=GREEDY, max_tokens=30))
+    expected = DECODER.greedy(ids("hello"), 30)
+    assert found.token_ids == tuple(expected)
+    assert found.content == words(expected)
+    assert found.finish_reason == "length"
+    assert found.usage is not None
+    assert (found.usage.prompt_tokens, found.usage.completion_tokens) == (5, 30)
+
+
+@in_loop
+async def test_a_chat_is_put_in_its_template() -> None:
+    async with opened() as client:
+        messages = ({"role": "user", "content": "Hi"},)
+        found = await gathered(client, Request(messages=messages, sampling=GREEDY, max_tokens=12))
+    assert found.content == words(DECODER.greedy(ids("u.Hia."), 12))
+
+
+@in_loop
+async def test_token_ids_are_taken_as_they_are() -> None:
+    async with opened() as client:
+        found = await gathered(client, Request(token_ids=(7, 8, 9), sampling=GREEDY, max_tokens=5))
+    assert list(found.token_ids) == DECODER.greedy([7, 8, 9], 5)
+
+
+@pytest.mark.parametrize("length", [1, 2, 4])
+def test_stop_strings_end_the_answer_and_never_show(length: int) -> None:
+    expected = words(DECODER.greedy(ids("stop here"), 40))
+    stop = expected[10 : 10 + length]
+    place = expected.index(stop)
+
+    async def run() -> None:
+        async with opened() as client:
+            seen = ""
+            async for delta in client.generate(Request(prompt="stop here", sampling=GREEDY, max_tokens=40, stop=("zzzz", stop))):
+                seen += delta.content
+                assert expected[:place].startswith(seen), "a stop string leaked"
+                last = delta
+            assert seen == expected[:place]
+            assert last.finish_reason == "stop"
+            assert last.stop_token_id is None
+            assert last.usage is not None
+            assert place + length <= last.usage.completion_tokens <= 40
+            stats = (await client.info()).stats
+            assert stats is not None
+            assert stats.running == 0
+
+    asyncio.run(run())
+
+
+@in_loop
+async def test_a_stop_string_in_the_last_token_stops_rather_than_runs_out() -> None:
+    expected = words(DECODER.greedy(ids("end"), 9))
+    async with opened() as client:
+        stop = expected[-2:]
+        found = await gathered(client, Request(prompt="end", sampling=GREEDY, max_tokens=9, stop=(stop,)))
+    assert found.content == expected[: expected.index(stop)]
+    assert found.finish_reason == "stop"
+
+
+@in_loop
+async def test_what_only_began_to_be_a_stop_string_is_given_out_at_the_end() -> None:
+    expected = words(DECODER.greedy(ids("end"), 9))
+    async with opened() as client:
+        found = await gathered(client, Request(prompt="end", sampling=GREEDY, max_tokens=9, stop=(expected[-2:] + "?",)))
+    assert found.content == expected
+    assert found.finish_reason == "length"
+
+
+@in_loop
+async def test_stop_tokens_are_no_text() -> None:
+    expected = DECODER.greedy(ids("abc"), 40)
+    stop = expected[6]
+    place = expected.index(stop)
+    async with opened(model_text(stop_ids=(stop,))) as client:
+        found = await gathered(client, Request(prompt="abc", sampling=GREEDY, max_tokens=40))
+        assert found.content == words(expected[:place])
+        assert found.token_ids == tuple(expected[: place + 1])
+        assert (found.finish_reason, found.stop_token_id) == ("stop", stop)
+        on = await gathered(client, Request(prompt="abc", sampling=GREEDY, max_tokens=40, ignore_eos=True))
+        assert on.content == words(expected)
+        other = Request(prompt="abc", sampling=GREEDY, max_tokens=40, ignore_eos=True, stop_token_ids=(expected[2], 63))
+        assert (await gathered(client, other)).finish_reason == "stop"
+        assert stop in (await client.info()).stop_token_ids
+
+
+@in_loop
+async def test_many_at_once_do_not_mix() -> None:
+    prompts = [f"request number {number}" for number in range(20)]
+    async with opened(num_blocks=24) as client:
+        requests = [Request(prompt=prompt, sampling=GREEDY, max_tokens=20) for prompt in prompts]
+        found = await asyncio.gather(*(gathered(client, request) for request in requests))
+    for prompt, answer in zip(prompts, found, strict=True):
+        assert answer.content == words(DECODER.greedy(ids(prompt), 20))
+
+
+@in_loop
+async def test_leaving_early_cancels() -> None:
+    async with opened(decoder=SlowDecoder()) as client:
+        answer = client.generate(Request(prompt="long", sampling=GREEDY, max_tokens=200))
+        await anext(answer)
+        await answer.aclose()
+        task = asyncio.create_task(gathered(client, Request(prompt="other", sampling=GREEDY, max_tokens=200)))
+        await asyncio.sleep(0.1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        stats = (await client.info()).stats
+        assert stats is not None
+        assert (stats.cancelled, stats.running, stats.blocks_used) == (2, 0, 0)
+
+
+@in_loop
+async def test_logprobs_have_texts() -> None:
+    async with opened() as client:
+        request = Request(prompt="hello", sampling=Sampling(seed=1), max_tokens=6, logprobs=2, prompt_logprobs=1)
+        found = await gathered(client, request)
+    assert "".join(entry.token for entry in found.logprobs) == found.content
+    assert all(len(entry.top) == 2 and entry.top[0].token for entry in found.logprobs)
+    prompt = found.prompt_logprobs or ()
+    assert prompt[0] is None
+    assert "".join(entry.token for entry in prompt if entry is not None) == "ello"
+
+
+@in_loop
+async def test_scores_are_those_of_the_model() -> None:
+    async with opened() as client:
+        found = await client.score(ScoreRequest(prompt="a longer text to be scored", start=10, top=1))
+        tokens = ids("a longer text to be scored")
+        assert found.token_ids == tuple(tokens)
+        assert [entry is None for entry in found.logprobs] == [True] * 10 + [False] * 16
+        expected = DECODER.logprobs(tokens)[9:]
+        assert [entry.logprob for entry in found.logprobs if entry is not None] == pytest.approx(expected, abs=1e-4)
+        assert found.total == pytest.approx(sum(expected), abs=1e-3)
+        assert (await client.score(ScoreRequest(token_ids=(1,)))).logprobs == (None,)
+
+
+@pytest.mark.parametrize(
+    ("request_", "words_"),
+    [
+        (Request(prompt="x" * 300), "300 tokens"),
+        (Request(prompt="hello", max_tokens=1000), "lower max_tokens"),
+        (Request(token_ids=(64,)), "token 64"),
+        (Request(token_ids=()), "empty"),
+        (Request(messages=({"role": "user", "content": "Hi"},), thinking=False), "no switch for reasoning"),
+    ],
+)
+def test_bad_requests_are_refused_and_others_go_on(request_: Request, words_: str) -> None:
+    async def run() -> None:
+        async with opened() as client:
+            with pytest.raises(BadInput, match=words_):
+                await gathered(client, request_)
+            assert len((await gathered(client, Request(prompt="fine", max_tokens=3))).token_ids) == 3
+
+    asyncio.run(run())
+
+
+@in_loop
+async def test_reasoning_can_be_switched_where_the_template_can() -> None:
+    async with opened(model_text(THINKING_TEMPLATE)) as client:
+        messages = ({"role": "user", "content": "Hi"},)
+        found = await gathered(client, Request(messages=messages, thinking=False, sampling=GREEDY, max_tokens=6))
+    assert found.content.strip() == words(DECODER.greedy(ids("u.Hia.N"), 6)).strip()
+
+
+@in_loop
+async def test_without_a_chat_template_a_chat_is_refused() -> None:
+    async with opened(model_text(None)) as client:
+        assert not (await client.info()).has_chat
+        with pytest.raises(BadInput, match="no chat template"):
+            await gathered(client, Request(messages=({"role": "user", "content": "Hi"},)))
+
+
+@in_loop
+async def test_without_a_tokenizer_there_are_tokens() -> None:
+    client = client_for(None)
+    found = await gathered(client, Request(token_ids=(1, 2), sampling=GREEDY, max_tokens=4))
+    assert list(found.token_ids) == DECODER.greedy([1, 2], 4)
+    assert found.content == ""
+    assert not (await client.info()).has_text
+    for request in (Request(prompt="text"), Request(token_ids=(1,), stop=("x",))):
+        with pytest.raises(BadInput, match="tokenizer"):
+            await gathered(client, request)
+    await client.close()
+
+
+@in_loop
+async def test_an_engine_that_breaks_fails_everybody_with_its_reason() -> None:
+    async with opened(decoder=CrashingDecoder()) as client:
+        with pytest.raises(Unavailable, match="the device caught fire"):
+            await gathered(client, Request(token_ids=(14,), max_tokens=2))
+
+
+@in_loop
+async def test_a_model_that_makes_no_numbers_is_an_error() -> None:
+    decoder = FakeDecoder()
+    decoder.broken_after = 4
+    async with opened(decoder=decoder) as client:
+        with pytest.raises(Unavailable, match="not numbers"):
+            await gathered(client, Request(token_ids=(1, 2, 3, 4, 5), max_tokens=2))
+
+
+@in_loop
+async def test_closing_ends_what_runs() -> None:
+    client = client_for(model_text(), SlowDecoder())
+    task = asyncio.create_task(gathered(client, Request(prompt="long", sampling=GREEDY, max_tokens=200)))
+    await asyncio.sleep(0.1)
+    await client.close()
+    with pytest.raises(Unavailable, match="closed"):
+        await task
+    with pytest.raises(Unavailable, match="closed"):
+        await gathered(client, Request(prompt="more"))
+    await client.close()
+
+
+# --- programs that wait ----------------------------------------------------------------------------------------------
+
+
+def test_the_same_without_an_event_loop() -> None:
+    with SyncClient(client_for(model_text())) as client:
+        deltas = list(client.generate(Request(prompt="hello", sampling=GREEDY, max_tokens=10)))
+        assert "".join(delta.content for delta in deltas) == words(DECODER.greedy(ids("hello"), 10))
+        assert client.info().model == "fake"
+        assert len(client.score(ScoreRequest(prompt="abc")).logprobs) == 3
+        with pytest.raises(BadInput, match="lower max_tokens"):
+            list(client.generate(Request(prompt="hello", max_tokens=1000)))
+    client.close()
+    assert TEMPLATE
+
+
+def test_an_interrupted_answer_is_cancelled_and_the_client_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    with SyncClient(client_for(model_text(), SlowDecoder())) as client:
+        answer = client.generate(Request(prompt="long", sampling=GREEDY, max_tokens=200))
+        next(answer)
+        real = client._wait
+
+        def interrupted(awaitable: Any) -> Any:
+            monkeypatch.setattr(client, "_wait", real)
+            with monkeypatch.context() as patch:
+                patch.setattr("concurrent.futures.Future.result", _interrupt)
+                return real(awaitable)
+
+        monkeypatch.setattr(client, "_wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            next(answer)
+        stats = client.info().stats
+        assert stats is not None
+        assert (stats.cancelled, stats.running) == (1, 0)
+        assert len(list(client.generate(Request(prompt="more", max_tokens=2)))) >= 1
+
+
+def _interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,242 @@
+"""The engine in a process of its own: what is left when something dies."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_decoder import FakeDecoder
+from fake_text import ids, model_text, words
+
+from windlass.core.client import SyncClient, Unavailable
+from windlass.core.request import GREEDY, Request, ScoreRequest
+from windlass.engine.client import LocalClient
+from windlass.engine.port import ProcessPort
+from windlass.engine.protocol import Launch
+from windlass.errors import DoesNotFit
+
+pytestmark = [pytest.mark.multi, pytest.mark.usefixtures("importable")]
+
+DECODER = FakeDecoder()
+HERE = Path(__file__).parent
+
+
+def launch(model: str = "fake") -> Launch:
+    return Launch(model=model, loader="fake_decoder:load")
+
+
+class Watched(LocalClient):
+    """Remembers the processes it started."""
+
+    def __init__(self, model: str = "fake", progress: Any = None) -> None:
+        super().__init__(launch(model), model_text(), progress)
+        self.ports: list[ProcessPort] = []
+        self._calls._make_port = self._port
+
+    def _port(self) -> ProcessPort:
+        self.ports.append(ProcessPort(launch(self.model)))
+        return self.ports[-1]
+
+    model = "fake"
+
+    @property
+    def pid(self) -> int:
+        found = self.ports[-1].pid
+        assert found is not None
+        return found
+
+
+class Slow(Watched):
+    model = "slow"
+
+
+class Crashing(Watched):
+    model = "crashing"
+
+
+def is_running(pid: int) -> bool:
+    """A zombie is over, whoever ought to bury it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def until(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def text_of(client: SyncClient, prompt: str, max_tokens: int) -> str:
+    request = Request(prompt=prompt, sampling=GREEDY, max_tokens=max_tokens)
+    return "".join(delta.content for delta in client.generate(request))
+
+
+def test_answers_and_progress_come_from_the_other_process() -> None:
+    progress: list[tuple[int, int]] = []
+    inner = Watched(progress=lambda done, total: progress.append((done, total)))
+    with SyncClient(inner) as client:
+        assert text_of(client, "hello", 20) == words(DECODER.greedy(ids("hello"), 20))
+        info = client.info()
+        assert info.model == "fake"
+        assert info.stats is not None
+        assert info.stats.finished == 1
+        scores = client.score(ScoreRequest(prompt="hello", top=2))
+        assert [entry.logprob for entry in scores.logprobs if entry] == pytest.approx(DECODER.logprobs(ids("hello")), abs=1e-4)
+        pid = inner.pid
+        assert pid != os.getpid()
+        assert inner.is_alive
+    assert progress[0] == (0, 100)
+    assert progress[-1] == (100, 100)
+    assert not is_running(pid)
+    assert not inner.is_alive
+
+
+def test_a_killed_engine_fails_its_requests_and_the_next_one_starts_another() -> None:
+    inner = Slow()
+
+    async def run() -> None:
+        async def ask(prompt: str, max_tokens: int) -> str:
+            request = Request(prompt=prompt, sampling=GREEDY, max_tokens=max_tokens)
+            return "".join([delta.content async for delta in inner.generate(request)])
+
+        await ask("warm", 2)
+        first = inner.pid
+        tasks = [asyncio.create_task(ask(f"number {number}", 100)) for number in range(3)]
+        await asyncio.sleep(0.2)
+        os.kill(first, signal.SIGKILL)
+        for task in tasks:
+            with pytest.raises(Unavailable, match="SIGKILL"):
+                await task
+        assert await ask("again", 3)
+        assert inner.pid != first
+        await inner.close()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+    assert not any(is_running(port.pid or 0) for port in inner.ports)
+
+
+def test_a_crash_in_a_step_is_survived() -> None:
+    with SyncClient(Crashing()) as client:
+        with pytest.raises(Unavailable, match="SIGABRT"):
+            list(client.generate(Request(token_ids=(13,), max_tokens=2)))
+        with pytest.raises(Unavailable, match=r"RuntimeError: the device caught fire$"):
+            list(client.generate(Request(token_ids=(14,), max_tokens=2)))
+        assert len(text_of(client, "fine", 5)) == 5
+
+
+@pytest.mark.parametrize(
+    ("model", "error", "message"),
+    [("too large", DoesNotFit, "5 bytes short"), ("dies while loading", Unavailable, "ended with status 3")],
+)
+def test_a_model_that_does_not_load_says_why(model: str, error: type[Exception], message: str) -> None:
+    with SyncClient(LocalClient(launch(model), model_text())) as client:
+        with pytest.raises(error, match=message) as caught:
+            list(client.generate(Request(prompt="hello", max_tokens=2)))
+        if isinstance(caught.value, DoesNotFit):
+            assert caught.value.short_bytes == 5
+        with pytest.raises(error, match=message):
+            client.info()
+
+
+def test_closing_while_loading_leaves_nothing() -> None:
+    inner = Watched()
+
+    async def run() -> None:
+        task = asyncio.create_task(inner.ready())
+        await asyncio.sleep(0.05)
+        await inner.close()
+        with pytest.raises(Unavailable, match="closed"):
+            await task
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+    assert not is_running(inner.pid)
+
+
+def test_nothing_stays_open() -> None:
+    def num_open() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    counts: list[int] = []
+    for _ in range(3):
+        with SyncClient(Watched()) as client:
+            text_of(client, "hello", 1)
+        counts.append(num_open())
+    assert counts[0] == counts[-1]
+
+
+PROGRAM = f"""
+import sys, os, time
+sys.path.insert(0, {str(HERE)!r})
+from fake_text import model_text
+from windlass.core.client import SyncClient
+from windlass.core.request import GREEDY, Request
+from windlass.engine.client import LocalClient
+from windlass.engine.protocol import Launch
+assert "torch" not in sys.modules and "numpy" not in sys.modules
+inner = LocalClient(Launch(model="slow", loader="fake_decoder:load"), model_text())
+ports = []
+make = inner._calls._make_port
+inner._calls._make_port = lambda: ports.append(make()) or ports[-1]
+client = SyncClient(inner)
+client.info()
+print(ports[0].pid, flush=True)
+while True:
+    try:
+        for delta in client.generate(Request(prompt="hello", sampling=GREEDY, max_tokens=200)):
+            print("token", flush=True)
+        print("finished", flush=True)
+    except KeyboardInterrupt:
+        stats = client.info().stats
+        print("cancelled", stats.cancelled, "running", stats.running, flush=True)
+"""
+
+
+def start_program() -> tuple[subprocess.Popen[str], int]:
+    program = subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert program.stdout is not None
+    pid = int(program.stdout.readline())
+    assert is_running(pid)
+    assert program.stdout.readline() == "token\n"
+    return program, pid
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_the_engine_ends_with_the_program(how: signal.Signals) -> None:
+    program, pid = start_program()
+    program.send_signal(how)
+    program.communicate()
+    assert until(lambda: not is_running(pid))
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_engine() -> None:
+    """As a terminal sends it: to every process of the group."""
+    program, pid = start_program()
+    assert program.stdout is not None
+    os.killpg(program.pid, signal.SIGINT)
+    lines = iter(program.stdout.readline, "")
+    assert next(line for line in lines if line != "token\n") == "cancelled 1 running 0\n"
+    assert next(lines) == "token\n"
+    assert is_running(pid)
+    program.kill()
+    program.communicate()
+    assert until(lambda: not is_running(pid))
+
+
+def test_the_client_needs_no_torch() -> None:
+    script = (
+        "import sys, windlass.engine.client, windlass.weights.text_of; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

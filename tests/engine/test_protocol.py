@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from windlass import errors
+from windlass.core.client import Unavailable
+from windlass.core.request import GREEDY, Info, Sampling, Timings, TokenLogprob, Usage
+from windlass.engine.protocol import (
+    AskInfo,
+    Begun,
+    Cancel,
+    Failed,
+    Finish,
+    Frames,
+    Launch,
+    Loading,
+    Output,
+    RandomWeightsOf,
+    Ready,
+    Refused,
+    Stepped,
+    Submit,
+    Told,
+    as_error,
+    describe_error,
+    frame,
+)
+
+pytestmark = pytest.mark.pure
+
+ENTRY = TokenLogprob(token_id=4, logprob=-1.5, rank=2, top=(TokenLogprob(token_id=5, logprob=-0.1, rank=1),))
+FINISH = Finish("stop", Usage(prompt_tokens=3, completion_tokens=2, cached_tokens=1), Timings(decode_seconds=0.5), 7)
+INFO = Info(model="m", context_tokens=8)
+COMMANDS = [
+    Submit(1, [1, 2, 3], GREEDY, 5, [9], 2, 0, 1, "salt"),
+    Submit(2, list(range(5000)), Sampling(seed=2**64 - 1, logit_bias={3: 1.5})),
+    Cancel(1),
+    AskInfo(3),
+]
+REPORTS = [
+    Loading(5, 10),
+    Ready(INFO),
+    Stepped([Output(1, [4], [ENTRY], [None, ENTRY], Begun(16, 0.1, 0.2), FINISH), Output(2, [7])]),
+    Refused(4, "BadInput", "no"),
+    Told(3, INFO),
+    Failed("", "RuntimeError: broken"),
+]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(1, 40), max_size=200))
+def test_messages_arrive_whole_however_they_are_cut(cuts: list[int]) -> None:
+    for messages, read in ((COMMANDS, Frames().commands), (REPORTS, Frames().reports)):
+        data = b"".join(map(frame, messages))
+        found = []
+        for cut in cuts:
+            found += read(data[:cut])
+            data = data[cut:]
+        assert found + read(data) == messages
+
+
+def test_what_is_not_ours_is_refused() -> None:
+    with pytest.raises(Unavailable, match="not ours"):
+        Frames().reports(b"\xff\xff\xff\xff")
+    with pytest.raises(msgspec.ValidationError):
+        Frames().commands(frame(Ready(INFO)))
+    with pytest.raises((msgspec.DecodeError, Unavailable)):
+        Frames().commands(frame(Cancel(1))[:4] + b"junk" * 5)
+
+
+def test_a_launch_survives_the_wire() -> None:
+    launch = Launch(model="/m", kv="fp32", random_weights=RandomWeightsOf(config={"model_type": "x"}), max_sequences=3)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(launch), type=Launch) == launch
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (errors.BadInput("a"), errors.BadInput),
+        (errors.BadConfig("b"), errors.BadConfig),
+        (errors.BadCheckpoint("c", "file", "tensor", 5), errors.BadInput),
+        (errors.Impossible("d"), errors.Impossible),
+        (errors.UnknownName("device", "tpu", ["cpu"]), errors.BadInput),
+        (errors.MissingExtra("x", "run", "y"), errors.BadInput),
+        (errors.Error("e"), errors.Error),
+    ],
+)
+def test_errors_cross_the_border(error: errors.Error, kind: type[errors.Error]) -> None:
+    found = as_error(Failed(**describe_error(error)))
+    assert type(found) is kind
+    assert str(found) == str(error)
+
+
+def test_lack_of_memory_crosses_with_its_number() -> None:
+    found = as_error(Refused(1, **describe_error(errors.DoesNotFit("5 short", 5))))
+    assert isinstance(found, errors.DoesNotFit)
+    assert found.short_bytes == 5
+
+
+def test_other_errors_are_the_engines_failure() -> None:
+    found = as_error(Failed(**describe_error(ValueError("two\nlines"))))
+    assert isinstance(found, Unavailable)
+    assert str(found) == "the engine failed: ValueError: two"

@@ -1,0 +1,55 @@
+"""Tiny checkpoints in every format, made by the neighbouring tests' own writers."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+def load(file: Path) -> ModuleType:
+    """Test files are no package: one that makes files for others is loaded by its path."""
+    spec = importlib.util.spec_from_file_location(f"made_by_{file.stem}", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def tiny() -> Any:
+    """tests/convert's maker of Hugging Face directories of every family."""
+    pytest.importorskip("torch")
+    pytest.importorskip("safetensors")
+    return load(HERE.parent / "convert" / "conftest.py").Tiny()
+
+
+@pytest.fixture(scope="session")
+def gguf_maker() -> ModuleType:
+    pytest.importorskip("gguf")
+    return load(HERE / "test_gguf_store.py")
+
+
+@pytest.fixture(scope="session")
+def dllama_maker() -> ModuleType:
+    return load(HERE / "test_dllama_store.py")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tensors here are small, and tests run side by side: a second thread would only wait for a core."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        yield
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
