@@ -16,12 +16,15 @@ DEV := .venv/.installed-dev-$(TORCH)
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
 
-demo: $(RUN)  ## plan a large model and a small one, then convert the small one to 4 bits and read it back
+demo: $(RUN)  ## plan a large model; plan, convert, measure and run a small one; with a terminal, chat with it
 	$(BIN)/windlass models
 	$(BIN)/windlass plan GLM-4.5-Air --on 1xH200 --quant int4
-	$(BIN)/windlass plan SmolLM2-135M-Instruct
+	$(BIN)/windlass plan SmolLM2-135M-Instruct --quant int8 --group 32
 	rm -rf .demo
-	$(BIN)/windlass convert "$$(find .venv -name 'SmolLM2-135M-Instruct*.gguf')" .demo/smollm2-int4 --quant int4 --group 32 --verify
+	$(BIN)/windlass convert "$$(find .venv -name 'SmolLM2-135M-Instruct*.gguf')" .demo/smollm2-int8 --quant int8 --group 32 --verify
+	$(BIN)/windlass bench .demo/smollm2-int8 --batch 1,8 --new-tokens 64
+	$(BIN)/windlass run .demo/smollm2-int8 --prompt "What is the capital of France?" --temperature 0
+	@if [ -t 0 ] && [ -t 1 ]; then $(BIN)/windlass run .demo/smollm2-int8; fi
 
 test: lint types  ## install everything; lint, types, and all tests that need no GPU
 	$(BIN)/python -m pytest -n $(JOBS) -m "not gpu"

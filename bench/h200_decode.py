@@ -66,7 +66,8 @@ def report(name: str, num_bytes: float, make: Callable[[int], Callable[[], objec
         row.append(graph_seconds(calls))
     driver.DEPENDENT = True
     alone, chained = row
-    rates = f"{num_bytes / alone / 1e12:5.2f} TB/s | {chained * 1e6:7.2f} us {num_bytes / chained / 1e12:5.2f} TB/s {num_bytes / chained / LIMIT:4.0%}"
+    rates = f"{num_bytes / alone / 1e12:5.2f} TB/s | {chained * 1e6:7.2f} us {num_bytes / chained / 1e12:5.2f} TB/s"
+    rates += f" {num_bytes / chained / LIMIT:4.0%}"
     print(f"{name:34s} {num_bytes / 1e6:8.1f} MB | {alone * 1e6:7.2f} us {rates}", flush=True)
 
 
@@ -295,7 +296,7 @@ class Stack:
 
     def __init__(self, layers: list[Layer], head: Tensor, batch: int, tokens: int) -> None:
         self.layers, self.head, self.batch = layers, head, batch
-        self.options = {"down": False, "ahead": 0, "skip": "", "budgets": "LXLX", "attend": (8, 2), "choice": (None, None)}
+        self.options = {"skip": "", "budgets": "LXLX", "attend": (8, 2), "choice": (None, None)}
         self.caches = Caches(batch, tokens, len(layers))
         self.gain = torch.ones(HIDDEN, device="cuda")
         self.start, self.h = floats(batch, HIDDEN), floats(batch, HIDDEN)
@@ -326,12 +327,10 @@ class Stack:
                 linear.linear_one(self.attended[0], layer.out, h, residual=h, budget=budgets[1], choice=self.options["choice"][0])
             if skip != "router":
                 route.router_one(h, layer.norm_after, layer.router, self.router_logits[0], EPS)
-            following = self.layers[(number + 1) % len(self.layers)].qkv.data
             if skip != "gate+up":
                 experts.gate_up_one(
                     h, layer.norm_after, layer.gate_up, self.act, self.router_logits[0], layer.correction, routes, eps=EPS,
-                    down=layer.down if self.options["down"] else None, budget=budgets[2],
-                    ahead=linear.Ahead(following, self.options["ahead"]) if self.options["ahead"] else None,
+                    budget=budgets[2],
                 )  # fmt: skip
             if skip != "down":
                 experts.down_one(self.act, layer.down, h, routes, residual=h, budget=budgets[3], choice=self.options["choice"][1])
@@ -371,8 +370,6 @@ def stack(batches: Sequence[int], num_layers: int, tokens: int) -> None:
                 driver.DEPENDENT = dependent
                 model.options.update(
                     {
-                        "down": False,
-                        "ahead": 0,
                         "skip": "",
                         "budgets": "LXLX",
                         "attend": (8, 2),
@@ -381,7 +378,7 @@ def stack(batches: Sequence[int], num_layers: int, tokens: int) -> None:
                     }
                 )
                 measure(model, f"{name} dependent {dependent!s:5s}", tokens)
-        model.options.update({"down": False, "ahead": 0, "skip": "", "budgets": "LXLX", "attend": (8, 2), "choice": (None, None)})
+        model.options.update({"skip": "", "budgets": "LXLX", "attend": (8, 2), "choice": (None, None)})
         for dependent in (False, True):
             driver.DEPENDENT = dependent
             results = []
@@ -407,8 +404,6 @@ VARIANTS: dict[str, dict[str, object]] = {
     "budgets XXXX": {"budgets": "XXXX"},
     "budgets LLLL": {"budgets": "LLLL"},
     "budgets LSLS": {"budgets": "LSLS"},
-    "down prefetch": {"down": True},
-    "next layer prefetch 12 MB": {"ahead": 12e6},
     **{f"without {name}": {"skip": name} for name in ("qkv", "attention", "out", "router", "gate+up", "down", "head")},
 }
 
@@ -419,7 +414,7 @@ def timeline(num_layers: int, tokens: int) -> None:
     buffer = torch.zeros(300000, dtype=torch.int64, device="cuda")
     driver.DEFINES["TRACE_AT"] = buffer.data_ptr()
     model = Stack(layers, halves(VOCABULARY, HIDDEN) / 64, 1, tokens)
-    model.options.update({"down": False})
+    model.options.update({})
     names = {1: "qkv", 0: "out", 3: "gate+up", 4: "down", 8: "attention", 9: "router"}
     for dependent in (False, True):
         driver.DEPENDENT = dependent

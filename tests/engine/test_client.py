@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
@@ -178,6 +179,33 @@ async def test_leaving_early_cancels() -> None:
         stats = (await client.info()).stats
         assert stats is not None
         assert (stats.cancelled, stats.running, stats.blocks_used) == (2, 0, 0)
+
+
+@in_loop
+async def test_requests_that_come_and_go_leave_nothing() -> None:
+    """Some wait to the end, some leave at once, some in the middle, while the cache is too small for all of them."""
+    chance = random.Random(3)
+
+    async def one(client: InProcessClient, number: int) -> None:
+        prompt = f"request {number % 7} " * chance.randrange(1, 5)
+        answer = client.generate(Request(prompt=prompt, sampling=GREEDY, max_tokens=chance.randrange(1, 40)))
+        patience = chance.choice([0, 1, 5, 1000])
+        seen: list[int] = []
+        async for delta in answer:
+            seen += delta.token_ids
+            if len(seen) > patience:
+                break
+        await answer.aclose()
+        assert seen == DECODER.greedy(ids(prompt), len(seen))
+
+    async with opened(num_blocks=12) as client:
+        for _ in range(4):
+            await asyncio.gather(*(one(client, number) for number in range(25)))
+        stats = (await client.info()).stats
+        assert stats is not None
+        assert (stats.waiting, stats.running, stats.blocks_used) == (0, 0, 0)
+        assert stats.finished + stats.cancelled == 100
+        assert stats.cancelled > 0
 
 
 @in_loop

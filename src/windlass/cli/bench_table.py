@@ -19,7 +19,7 @@ def show(report: Report, written: list[Path], changes: tuple[Change, ...] = ()) 
     weights = f"{report.scheme} {'random ' if report.random_weights else ''}weights".strip()
     out.print(
         f"[bold]{report.model}[/] ({format_count(report.parameters)}), {weights}, KV in {report.kv}, "
-        f"on {report.device}, {report.num_threads} threads; ready in {format_seconds(report.start_seconds)}"
+        f"on {report.device}{f', {report.num_threads} threads' if report.device == 'cpu' else ''}; ready in {format_seconds(report.start_seconds)}"
     )
     limits = report.limits
     out.print(

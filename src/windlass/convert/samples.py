@@ -12,8 +12,8 @@ from windlass.weights.text_of import model_text
 
 Samples = tuple[tuple[int, ...], ...]
 
-SEQUENCES, LENGTH = 96, 256
-"""24,576 tokens: with half as many SmolLM2 loses little more, with a quarter clearly (docs/log.md)."""
+SEQUENCES, LENGTH = 64, 192
+"""12,288 tokens (docs/log.md has what fewer and other texts give)."""
 SELF = "self"
 
 

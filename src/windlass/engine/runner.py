@@ -26,19 +26,23 @@ Ints = NDArray[np.int32]
 
 
 class Buffers:
-    """A Step on the device, and arrays in host memory that are the same on a CPU and are copied to it elsewhere."""
+    """A Step on the device, and arrays in host memory that are the same on a CPU and are copied to it elsewhere.
 
-    def __init__(self, limits: Limits, device: torch.device) -> None:
+    `apart`: two copies on a CPU too, as a test of the copying.
+    """
+
+    def __init__(self, limits: Limits, device: torch.device, apart: bool = False) -> None:
+        apart = apart or device.type != "cpu"
         rows, sequences, logits = limits.max_step_tokens, limits.max_sequences, limits.max_step_logits
         sizes = (rows, rows, rows, sequences + 1, sequences, logits, 3)
         self._host = _zeros(sum(sizes), device)
-        self._device = self._host if device.type == "cpu" else self._host.to(device)
+        self._device = self._host.to(device, copy=True) if apart else self._host
         self.tokens, self.positions, self.slots, self.starts, self.lengths, self.logit_rows, self.counts = (
             part.numpy() for part in self._host.split(sizes)
         )
         blocks = _zeros(sequences * limits.max_blocks, device).view(sequences, limits.max_blocks)
         self._host_blocks, self.blocks = blocks, blocks.numpy()
-        self._device_blocks = blocks if device.type == "cpu" else blocks.to(device)
+        self._device_blocks = blocks.to(device, copy=True) if apart else blocks
         tokens, positions, slots, starts, lengths, logit_rows, _ = self._device.split(sizes)
         counts = self._host.split(sizes)[-1]
         self.step = Step(tokens, positions, slots, starts, lengths, self._device_blocks, logit_rows, counts)

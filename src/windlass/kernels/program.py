@@ -96,7 +96,7 @@ def record(counter: Tensor, arena: Arena | None = None) -> Iterator[Program]:
     program.count_rows_by(counter)
     _local.program = program
     try:
-        with OnlyViews(), torch.no_grad():
+        with torch.no_grad(), OnlyViews():
             yield program
     finally:
         _local.program = None

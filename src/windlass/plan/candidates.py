@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from windlass.core.hardware import Device
 from windlass.core.layout import Layout
 from windlass.core.model import ModelSpec
 from windlass.core.place import Interval, stages_of
@@ -56,11 +57,11 @@ def tp_shares(model: MemoryModel, site: Site, layout: Layout) -> tuple[float, ..
     whole = model.sizes.shard(Layout(), model.scheme)
     layers = (0, model.spec.num_layers)
     needed = (model.weights(whole, layers) + model.kv(whole, layers, layout)) / layout.pp
-    working = model.activations(whole, layers, layout)
-    rooms = [
-        max(min(group[index].memory_bytes - model.overhead(group[index], layout) - working for group in groups), 1.0)
-        for index in range(layout.tp)
-    ]
+
+    def room(device: Device) -> float:
+        return device.memory_bytes - model.overhead(device, layout) - model.activations(device, whole, layers, layout)
+
+    rooms = [max(min(room(group[index]) for group in groups), 1.0) for index in range(layout.tp)]
     return water_fill(speeds, [room / needed * 0.97 for room in rooms])
 
 

@@ -89,8 +89,12 @@ ENGINES = {
 
 CPU_CONTEXT_BYTES = 300_000_000
 """A Python process with torch loaded, on a device that is a CPU (measured: 250 to 300 MB resident)."""
-CPU_KERNEL_SECONDS = 8e-6
-"""Waking and joining a few threads per matrix product."""
+ACTIVATION_BYTES, CPU_ACTIVATION_BYTES = 2, 4
+"""bf16 on accelerators, fp32 on a CPU."""
+CPU_STEP_TOKENS = 512
+"""Rows of a step there (engine/memory.py)."""
+CPU_KERNEL_SECONDS = 1e-6
+"""What an operation of a recorded program costs beyond its bytes, the barrier after it included: 0.2 to 1.5 us (bench/attention.py)."""
 
 
 def engine(name: str) -> Engine:

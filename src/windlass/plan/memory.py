@@ -11,7 +11,7 @@ from windlass.core.place import Interval
 from windlass.core.plan import DeviceMemory
 from windlass.core.scheme import Scheme
 from windlass.core.workload import Workload
-from windlass.plan.engines import CPU_CONTEXT_BYTES, Engine
+from windlass.plan.engines import ACTIVATION_BYTES, CPU_ACTIVATION_BYTES, CPU_CONTEXT_BYTES, CPU_STEP_TOKENS, Engine
 from windlass.plan.shards import Shard, Sizes
 
 HOST_FRACTION = 0.9
@@ -100,11 +100,15 @@ class MemoryModel:
         one = self.sizes.cache_bytes(layers, tokens, self.scheme, self.engine.windowed_cache)
         return one * shard.kv_share * self.sequences(layout)
 
-    def activations(self, shard: Shard, layers: Interval, layout: Layout) -> float:
-        """A step's tokens: residual, normed input, a layer's widest output and its input again, in bf16; logits in fp32."""
-        tokens = max(min(self.engine.step_tokens, self.workload.context_tokens), self.sequences(layout))
-        logits = self.sequences(layout) * shard.vocab * 4 if self.is_last(layers) else 0
-        return tokens * (4 * self.spec.hidden_size + 2 * shard.widest) * 2 + logits
+    def activations(self, device: Device, shard: Shard, layers: Interval, layout: Layout) -> float:
+        """A step's tokens: residual, normed input, a layer's widest output and its input again; logits in fp32."""
+        on_cpu = device.kind == "cpu"
+        largest = CPU_STEP_TOKENS if on_cpu else self.engine.step_tokens
+        sequences = self.sequences(layout)
+        tokens = max(min(largest, self.workload.context_tokens * (sequences if on_cpu else 1)), sequences)
+        logits = sequences * shard.vocab * 4 if self.is_last(layers) else 0
+        element_bytes = CPU_ACTIVATION_BYTES if on_cpu else ACTIVATION_BYTES
+        return tokens * (4 * self.spec.hidden_size + 2 * shard.widest) * element_bytes + logits
 
     def overhead(self, device: Device, layout: Layout) -> float:
         kept_free = (1 - self.engine.memory_fraction) * device.memory_bytes
@@ -118,7 +122,7 @@ class MemoryModel:
             for part in (
                 self.weights(shard, layers),
                 self.kv(shard, layers, layout),
-                self.activations(shard, layers, layout),
+                self.activations(seat.device, shard, layers, layout),
                 self.overhead(seat.device, layout),
             )
         ]

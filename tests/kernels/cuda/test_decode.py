@@ -248,6 +248,7 @@ def test_decode_attention() -> None:
                 **case, out=out, space=space, scale=1 / math.sqrt(128), splits=splits, interleaved=interleaved
             )
             close(out, expected, 6e-3)
-        assert torch.equal(case["keys"], expected_case["keys"])
+        # Fused and separate products round the last bit of some keys differently.
+        torch.testing.assert_close(case["keys"], expected_case["keys"], rtol=2**-7, atol=1e-5)
         assert torch.equal(case["values"], expected_case["values"])
         assert not space.arrived.any()

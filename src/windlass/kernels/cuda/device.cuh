@@ -122,12 +122,6 @@ DEVICE void bulk_copy(u32 destination, const void* source, u32 bytes, u32 barrie
                  "l"(source), "r"(bytes), "r"(barrier), "l"(policy)
                  : "memory");
 }
-constexpr u32 LINE = 128;
-DEVICE void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
-// The grid's blocks share a stretch of memory that a later kernel will read: into the L2 cache. One warp of each block.
-DEVICE void prefetch_share(const u8* source, u64 bytes, u32 lane) {
-    for (u64 at = ((u64)blockIdx.x * 32 + lane) * LINE; at < bytes; at += (u64)gridDim.x * 32 * LINE) prefetch(source + at);
-}
 DEVICE u64 read_once_policy() {
     u64 policy;
     asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));

@@ -24,24 +24,19 @@ def _one(kind: int, norm: int, weight: Tiles, routes: Routes, ring: linear.Ring)
 
 def gate_up_one(
     x: Tensor, norm: Tensor, weight: Tiles, out: Tensor, logits: Tensor, correction: Tensor | None, routes: Routes,
-    *, eps: float, routed_scale: float = 1.0, down: Tiles | None = None, ahead: linear.Ahead | None = None, choice: tuple[int, int] | None = None,
+    *, eps: float, routed_scale: float = 1.0, choice: tuple[int, int] | None = None,
     budget: int = linear.ONE_BUDGET,
 ) -> Tensor:  # fmt: skip
-    """x fp32 [inputs]; out bf16 [shared + active, width], the shared expert first; the choice goes into `routes`, row 0.
-
-    With `down`, the chosen experts' part of it is fetched into the cache as soon as they are known; `ahead` while they are not.
-    """
+    """x fp32 [inputs]; out bf16 [shared + active, width], the shared expert first; the choice goes into `routes`, row 0."""
     ring = linear.one_ring(weight, 1, choice or (1, linear.divisor(weight.tile_blocks, 16)), budget)
     run = _one(1, 1, weight, routes, ring)
     tiles = (routes.num_active + routes.num_shared) * weight.num_tiles
-    later = (ahead.data, int(ahead.num_bytes)) if ahead else (None, 0)
-    following = (down.data, down.num_tiles, down.tile_bytes) if down else (None, 0, 0)
     arguments = (
-        weight.data, x, norm, None, None, out, logits, correction, routes.ids, routes.weights, linear.counter(), *later, *following
+        weight.data, x, norm, None, None, out, logits, correction, routes.ids, routes.weights, linear.counter()
     )  # fmt: skip
     grid = min(driver.num_processors(), tiles)
     fixed = linear.fixed_tiles(ring, weight.tile_blocks, tiles, grid)
-    run((grid,), ring.threads, *arguments, tiles, fixed, 0, 0, eps, routed_scale, shared_bytes=ring.shared_bytes)
+    run((grid,), ring.threads, *arguments, tiles, fixed, 0, eps, routed_scale, shared_bytes=ring.shared_bytes)
     return out
 
 
@@ -60,11 +55,11 @@ def down_one(
     ring = linear.one_ring(weight, slots, choice or (1, linear.divisor(weight.tile_blocks, 11)), budget)
     run = _one(2, 0, weight, routes, ring)
     arguments = (
-        weight.data, x, None, None, residual, out, None, None, routes.ids, routes.weights, linear.counter(), None, 0, None, 0, 0
+        weight.data, x, None, None, residual, out, None, None, routes.ids, routes.weights, linear.counter()
     )  # fmt: skip
     grid = min(driver.num_processors(), weight.num_tiles)
     fixed = linear.fixed_tiles(ring, slots * weight.tile_blocks, weight.num_tiles, grid)
-    run((grid,), ring.threads, *arguments, weight.num_tiles, fixed, 0, 1, 0.0, 1.0, shared_bytes=ring.shared_bytes)
+    run((grid,), ring.threads, *arguments, weight.num_tiles, fixed, 1, 0.0, 1.0, shared_bytes=ring.shared_bytes)
     return out
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from windlass.kernels.cuda import driver
 from windlass.kernels.cuda.layout import Tiles, dequantize
 
-ONE = "PPPPPPPPPPPPQPIIIIIIff"
+ONE = "PPPPPPPPPPPIIIff"
 MANY = "PPPPPPPPQQQQIIII"
 WIDE = "PPPPPPPPQQQQIIIII"
 SHARED_BUDGET = 112 * 1024
@@ -68,8 +68,12 @@ def many_ring(weight: Tiles, blocks: int, unit: int, budget: int, choice: tuple[
     return Ring(1, warps, joint, stages, fixed + stages * stage)
 
 
+def counter() -> Tensor:
+    return _counter(torch.cuda.current_device())
+
+
 @functools.cache
-def counter(device: int = 0) -> Tensor:
+def _counter(device: int) -> Tensor:
     """Zero between launches: what blocks of one.cu take tiles by. One is enough, since only one kernel at a time makes claims."""
     return torch.zeros(1, dtype=torch.int32, device=f"cuda:{device}")
 
@@ -77,14 +81,6 @@ def counter(device: int = 0) -> Tensor:
 def fixed_tiles(ring: Ring, tile_blocks: int, tiles: int, grid: int) -> int:
     """Tiles of each block to start with: as many as its ring holds, so that they can be under way before claims can be made."""
     return max(1, min(ring.stages * ring.warps // tile_blocks, tiles // grid)) if tiles >= grid else 1
-
-
-@dataclass(frozen=True)
-class Ahead:
-    """What a later kernel will read, to be fetched into the cache while this one waits."""
-
-    data: Tensor
-    num_bytes: int
 
 
 def linear_one(
@@ -97,7 +93,6 @@ def linear_one(
     norm: Tensor | None = None,
     eps: float = 0.0,
     budget: int = 0,
-    prefetch_bytes: int = 0,
     choice: tuple[int, int] | None = None,
 ) -> Tensor:
     """x [inputs]: fp32 with `norm`, else bf16. out [rows]: bf16 or fp32; fp32 with `residual`, which may be `out` itself."""
@@ -109,8 +104,8 @@ def linear_one(
     grid = min(driver.num_processors(), weight.num_tiles)
     fixed = fixed_tiles(ring, weight.tile_blocks, weight.num_tiles, grid)
     run(
-        (grid,), ring.threads, weight.data, x, norm, bias, residual, out, None, None, None, None, counter(), None, 0, None, 0, 0,
-        weight.num_tiles, fixed, prefetch_bytes, int(out.dtype == torch.float32), eps, 1.0, shared_bytes=ring.shared_bytes,
+        (grid,), ring.threads, weight.data, x, norm, bias, residual, out, None, None, None, None, counter(),
+        weight.num_tiles, fixed, int(out.dtype == torch.float32), eps, 1.0, shared_bytes=ring.shared_bytes,
     )  # fmt: skip
     return out
 

@@ -37,14 +37,8 @@ struct Arguments {
     int* chosen;           // [ACTIVE]: written by kind 1, read by kind 2
     float* chosen_weight;  // [ACTIVE]
     u32* counter;          // zero between launches: tiles are taken as blocks get to them, since blocks may share processors unevenly
-    const u8* later;       // what a later kernel reads and may be fetched into cache while this one waits, or null
-    u64 later_bytes;
-    const u8* next;        // kind 1: the weights of down, of which the chosen experts' are fetched into cache, or null
-    u32 next_tiles;        // of one expert
-    u32 next_tile_bytes;
     u32 tiles;             // row tiles of the whole launch
     u32 fixed;             // tiles that every block has, before it takes others
-    u32 prefetch;          // whether the fixed tiles' rest and more of the weights come into the cache before the kernel ahead is done
     u32 out_float;
     float eps;
     float routed_scale;
@@ -109,7 +103,6 @@ DEVICE void multiply_fixed(float& low, float& high, const u8* block, const u8* x
 #if KIND == 1
 // By the producer warp, as soon as logits may be read.
 DEVICE void choose_experts(const Arguments& a, int* ids, u32 lane) {
-    if (a.later) prefetch_share(a.later, a.later_bytes, lane);
     wait_previous();
     int id = 0;
     float weight = 0.f;
@@ -209,26 +202,11 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32) run(const __grid_co
         }
 #if KIND == 1
         if (!waited) choose_experts(a, ids, lane);
-        // Down's blocks take tiles as this kernel's do: block, block + grid, ...
-        if (a.next)
-            for (u32 slot = 0; slot < ACTIVE + SHARED; slot++) {
-                const u32 expert = slot < ACTIVE ? (u32)ids[slot] : EXPERTS;
-                for (u32 tile = blockIdx.x; tile < a.next_tiles; tile += gridDim.x)
-                    for (u32 at = lane * LINE; at < a.next_tile_bytes; at += 32 * LINE)
-                        prefetch(a.next + ((u64)expert * a.next_tiles + tile) * a.next_tile_bytes + at);
-            }
 #endif
         return;
     }
 
-    // Consumers. What the ring does not hold of this block's likely tiles comes into the cache while the memory has nothing else to do.
-    constexpr u32 TILE_BYTES = TILE_BLOCKS * BLOCK_BYTES;
-    if (KIND == 0 && a.prefetch)
-        for (u32 at = STAGES * STAGE_BYTES + thread * LINE; at < a.prefetch; at += CONSUMERS * LINE) {
-            const u32 tile = blockIdx.x + at / TILE_BYTES * gridDim.x;
-            if (tile < a.tiles) prefetch(a.weights + (u64)tile * TILE_BYTES + at % TILE_BYTES);
-        }
-    // First the activations.
+    // Consumers: first the activations.
     constexpr u32 BLOCKS = SEGMENTS * TILE_BLOCKS, TURNS = (BLOCKS + WARPS - 1) / WARPS;
     const u32 mine = (lane >> 2) * 16 + (lane & 3) * 2;  // this lane's first input of a block
 #if NORM

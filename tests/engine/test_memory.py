@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from windlass.engine.memory import FREE_SHARE, MAX_SEQUENCES, USUAL_TOKENS, block_bytes, cache_bytes, check_weights, limits_for
+from windlass.errors import BadInput, DoesNotFit
+from windlass.families import describe, rules
+from windlass.nn.decoder import Decoder
+from windlass.weights.random import RandomWeights
+
+pytestmark = pytest.mark.cpu
+
+TINY = Path(__file__).parents[1] / "families" / "tiny"
+
+
+def spec_of(family: str) -> Any:
+    return describe(json.loads((TINY / f"{family}.json").read_text()), family)
+
+
+@pytest.mark.parametrize("family", ["llama", "glm4_moe_lite", "gpt_oss", "falcon-7b", "bloom"])
+@pytest.mark.parametrize(("kv", "dtype"), [("bf16", torch.bfloat16), ("fp32", torch.float32)])
+def test_a_block_takes_what_the_decoder_makes(family: str, kv: str, dtype: torch.dtype) -> None:
+    spec = spec_of(family)
+    decoder = Decoder(spec, RandomWeights(spec, rules(spec), quant="bf16"))
+    caches = decoder.make_caches(7, dtype)
+    made = sum(part.nbytes for cache in caches for part in (cache.keys, cache.values) if part is not None)
+    assert made == 7 * block_bytes(spec, kv)
+
+
+def test_the_cache_takes_what_was_given_or_what_is_usual_or_what_there_is() -> None:
+    spec = spec_of("llama")  # a context of 128
+    per_block = block_bytes(spec, "bf16")
+    assert cache_bytes(spec, "bf16", None, 4, 12345, 10) == 12345
+    assert cache_bytes(spec, "bf16", None, 4, None, 10**12) == 4 * 8 * per_block
+    assert cache_bytes(spec, "bf16", 64, 4, None, 10**12) == 4 * 4 * per_block
+    assert cache_bytes(spec, "bf16", None, 4, None, 1000) == 1000 * FREE_SHARE
+    assert MAX_SEQUENCES * USUAL_TOKENS > 0
+
+
+def limits(num_blocks: int, context: int | None = None, num_sequences: int = 4) -> Any:
+    spec = spec_of("llama")
+    return limits_for(
+        spec,
+        "bf16",
+        num_blocks * block_bytes(spec, "bf16"),
+        context=context,
+        num_sequences=num_sequences,
+        step_tokens=512,
+        model_context=128,
+    )
+
+
+def test_the_context_is_what_fits_unless_it_was_asked_for() -> None:
+    assert limits(100).longest_sequence == 128
+    assert limits(8).longest_sequence == 128
+    assert limits(100, context=64).longest_sequence == 64
+    with pytest.raises(DoesNotFit, match="keys and values of 128 tokens") as caught:
+        limits(7)
+    assert caught.value.short_bytes == block_bytes(spec_of("llama"), "bf16")
+    with pytest.raises(DoesNotFit, match="keys and values of 64 tokens"):
+        limits(3, context=64)
+    with pytest.raises(BadInput, match="a context of 129 tokens, where llama has 128"):
+        limits(100, context=129)
+
+
+def test_many_sequences_widen_the_step() -> None:
+    found = limits(100, num_sequences=600)
+    assert found.max_step_tokens > 600
+    assert found.max_step_logits >= 600
+
+
+def test_weights_that_do_not_fit_are_refused_with_numbers() -> None:
+    check_weights("m", 10, 10)
+    with pytest.raises(DoesNotFit, match=r"the weights of m take 2\.00 GiB and 1\.00 GiB are free: 1\.00 GiB short") as caught:
+        check_weights("m", 2 * 2**30, 2**30)
+    assert caught.value.short_bytes == 2**30
