@@ -9,6 +9,11 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Several workers share the cores; kernels that wait for each other's threads would wait for each other's processes.
+    os.environ.setdefault("WINDLASS_THREADS", "1")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # No deadline: a first call that imports something is slow, not wrong. In CI the same examples every time.
 settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)

@@ -10,7 +10,7 @@ from windlass.errors import Error
 
 
 def main(argv: list[str] | None = None) -> NoReturn:
-    """0 done; 2 not understood or impossible; 3 does not fit; 130 interrupted."""
+    """0 done; 2 not understood or impossible; 3 does not fit; 4 the engine failed; 130 interrupted."""
     sys.exit(run(sys.argv[1:] if argv is None else argv))
 
 

@@ -24,7 +24,7 @@ from windlass.engine.memory import (
     limits_for,
 )
 from windlass.engine.protocol import Launch, RandomWeightsOf
-from windlass.errors import Impossible, UnknownName
+from windlass.errors import BadInput, Impossible, UnknownName
 from windlass.families import describe, rules
 from windlass.machine.system import this_system
 from windlass.nn.decoder import Decoder
@@ -62,7 +62,7 @@ def _from_checkpoint(launch: Launch, device: str, progress: Progress | None) -> 
         weights_bytes = weights.memory_bytes()
         check_weights(opened.spec.name, weights_bytes, free_bytes(device))
         stored_as = "fp32" if launch.exact else _most_of(weights.storage())
-        return Decoder(opened.spec, weights, launch.context_tokens), weights_bytes, stored_as
+        return Decoder(opened.spec, weights, _context(opened.spec, launch)), weights_bytes, stored_as
     finally:
         opened.store.close()
 
@@ -74,7 +74,16 @@ def _random(launch: Launch, asked: RandomWeightsOf, device: str) -> tuple[Decode
     weights_bytes = _planned_bytes(table, how)
     check_weights(spec.name, weights_bytes, free_bytes(device))
     weights = RandomWeights(spec, table, quant=how, seed=asked.seed, device=device)
-    return Decoder(spec, weights, launch.context_tokens), weights_bytes, how.name
+    return Decoder(spec, weights, _context(spec, launch)), weights_bytes, how.name
+
+
+def _context(spec: ModelSpec, launch: Launch) -> int | None:
+    """Refused before anything large is read."""
+    if launch.context_tokens is not None and launch.context_tokens > spec.context_tokens:
+        raise BadInput(
+            f"a context of {launch.context_tokens:,} tokens, where {spec.name or 'the model'} has {spec.context_tokens:,}; ask for less"
+        )
+    return launch.context_tokens
 
 
 def _engine(launch: Launch, decoder: Decoder, device: str) -> Engine:

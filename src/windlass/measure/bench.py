@@ -129,7 +129,7 @@ def kv_bytes(setup: Setup) -> int:
 def _runs(
     setup: Setup, engine: Engine, device: str, log: MemoryLog, trace: Trace | None, told: Progress
 ) -> tuple[tuple[Run, ...], WeightBytes]:
-    weights = weight_bytes(cast(Decoder, engine.runner._decoder))
+    weights = weight_bytes(cast(Decoder, engine.runner.decoder))
     runs: list[Run] = []
     for batch in setup.batches:
         told.doing(f"measuring batch {batch}")

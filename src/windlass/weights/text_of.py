@@ -63,7 +63,7 @@ def _of_directory(path: Path) -> ModelText:
     if not (path / "tokenizer.json").is_file():
         others = [name for name in ("tokenizer.model", "spiece.model", "vocab.json") if (path / name).is_file()]
         there = f"; {others[0]} alone is not read" if others else ""
-        raise BadInput(f"{path} has no tokenizer.json{there}. Copy it from where the model came from, or give --tokenizer")
+        raise BadInput(f"{path} has no tokenizer.json{there}. Copy it from where the model came from")
     tokenizer = load_tokenizer(path)
     generation, config = _json(path / "generation_config.json"), _json(path / "config.json")
     stops = _ids(generation.get("eos_token_id")) or _ids(config.get("eos_token_id"))
