@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from windlass.core.place import stored
 from windlass.core.model import ModelSpec
+from windlass.core.place import stored
 from windlass.core.request import Info
 from windlass.core.rule import Part, Rule
 from windlass.core.scheme import Scheme, scheme
