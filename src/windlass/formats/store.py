@@ -75,7 +75,8 @@ def _file_names(directory: Path, index: dict[str, str]) -> list[str]:
     missing = missing_files(directory, named)
     if missing:
         first = next(name for name, file in index.items() if file == missing[0])
-        what = f"the index names {missing[0]}, which is missing ({len(missing)} of {len(named)} files are); download it again"
+        file = missing[0] if missing[0].isprintable() else ascii(missing[0])  # the message is one line
+        what = f"the index names {file}, which is missing ({len(missing)} of {len(named)} files are); download it again"
         raise BadCheckpoint(what, directory / SAFETENSORS_INDEX, first)
     names = sorted(named) + [name for name in safetensors_files(directory) if name not in named]
     if not names:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 
-SLICE_BYTES = 2 * 2**20
+SLICE_BYTES = 2**20
 """Of a matrix in fp32. Two are held at a time with what decoding them takes: at most 32 MiB, which a test measures."""
 SLICES_BETWEEN_TRIMS = 4
 
