@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from windlass.cli.compiled import compile_kernels
 from windlass.cli.run_plan import DEVICES, KV_TYPES, stored_scheme
 from windlass.core.scheme import SCHEME_NAMES, Scheme, scheme
 from windlass.errors import BadInput, Error, MissingExtra, UnknownName
@@ -39,9 +40,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run(word: str, options: Options) -> int:
-    begin = time.perf_counter()
     batches = parse_batches(options.batches)
     _check(options)
+    compile_kernels(not options.as_json)  # not part of what starting takes
+    begin = time.perf_counter()
     old = _earlier(options.compare)
     setup = _setup(word, options, batches)
     from windlass.measure.bench import bench

@@ -22,8 +22,10 @@ def open_client(wanted: Wanted, shown: bool) -> Generator[SyncClient]:
 
     if find_spec("torch") is None:
         raise MissingExtra("torch", "run", "running a model")
+    from windlass.cli.compiled import compile_kernels
     from windlass.engine.client import open_sync_client
 
+    compile_kernels(shown)
     with byte_progress(f"loading {wanted.path.name}", shown) as started:
         client = open_sync_client(launch_of(wanted), Loaded(started))
         try:

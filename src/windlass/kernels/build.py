@@ -43,6 +43,17 @@ def library(name: str) -> ctypes.CDLL | None:
     return _outcome(name).library
 
 
+def will_compile(name: str) -> bool:
+    """Whether asking for the library of NAME/*.cpp now would take the better part of a minute."""
+    compiler = _compiler()
+    if compiler is None or os.environ.get("WINDLASS_NO_NATIVE", "") not in ("", "0"):
+        return False
+    try:
+        return not all((cache_folder() / _object_file(source, compiler)).is_file() for source in (SOURCES / name).glob("*.cpp"))
+    except (OSError, RuntimeError, subprocess.SubprocessError):
+        return True
+
+
 def why_not(name: str) -> str | None:
     """One line for the user on why NAME runs on the slow path; None where it does not."""
     return _outcome(name).why_not
@@ -105,9 +116,12 @@ def _linked_in(folder: Path, sources: list[Path], compiler: str) -> Path:
 
 
 def _object(source: Path, compiler: str, folder: Path) -> Path:
+    return _written(folder / _object_file(source, compiler), [compiler, *FAST_FLAGS, "-c", str(source), "-o"])
+
+
+def _object_file(source: Path, compiler: str) -> str:
     parts = [path.read_bytes() for path in _with_headers(source)]
-    file = _fingerprint(parts, compiler, FAST_FLAGS) + ".o"
-    return _written(folder / file, [compiler, *FAST_FLAGS, "-c", str(source), "-o"])
+    return _fingerprint(parts, compiler, FAST_FLAGS) + ".o"
 
 
 def _with_headers(source: Path) -> list[Path]:
