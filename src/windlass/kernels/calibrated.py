@@ -3,8 +3,8 @@
 Rounding weight by weight minimises the error of the weights. What counts is the error of their products with real inputs x, whose
 second moments H = sum of x x^T are measured first. The inputs are rounded one after the other, the strongest first, and the error of
 each is spread over those not yet rounded so that the products change least (GPTQ, arXiv 2210.17323; optimal brain surgeon before it).
-With U the upper Cholesky factor of H^-1, rounding input j with error e adds -e / U_jj * U_jk to every later weight k. Scales are those
-of plain rounding, found before. Rows do not know each other.
+With U the upper Cholesky factor of H^-1, rounding input j with error e adds -e / U_jj * U_jk to every later weight k. Scales are
+found before, by the search of plain rounding with errors weighed by what no later input can make good. Rows do not know each other.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from windlass.kernels import quantize
 from windlass.kernels.quantize import Quantized
+from windlass.kernels.quantize_reference import weighed_grid
 from windlass.kernels.statistics import Statistics
 
 DAMPING = 0.01
@@ -33,6 +34,13 @@ class Inputs:
     factor: Tensor
     """Upper Cholesky factor of the inverse moments, rows and columns in that order."""
 
+    @property
+    def importance(self) -> Tensor:
+        """What is left of each input's second moment when those after it have made good what they can; mean 1."""
+        found = torch.empty_like(self.factor[0])
+        found[self.order] = self.factor.diagonal() ** -2
+        return found / found.mean()
+
 
 def inputs_from(moments: Tensor, damping: float = DAMPING) -> Inputs:
     """From second moments [in, in]. Inputs that never came count as unrelated to all."""
@@ -46,11 +54,12 @@ def inputs_from(moments: Tensor, damping: float = DAMPING) -> Inputs:
 
 def int4(weight: Tensor, group: int, inputs: Inputs, *, zero_points: bool = False) -> Quantized:
     """As quantize.int4, with the error of each input carried on."""
-    grid = quantize.int4(weight, group, zero_points=zero_points)
     rows, width = weight.shape
+    factors = [1 / over for over in (quantize.ASYMMETRIC if zero_points else quantize.SYMMETRIC)[quantize.DEFAULT_SEARCH]]
+    scales, lows, num_unusable = weighed_grid(weight, group, factors, zero_points, inputs.importance)
     # Inputs are rows here: each is rounded at once for all outputs, and its numbers lie side by side.
     groups = inputs.order // group
-    scale, low = grid.scale.float().T[groups], _lowest(grid, rows).T[groups]
+    scale, low = scales.T[groups], lows.T[groups]
     left = weight.float().T[inputs.order]
     chosen = torch.empty(width, rows, dtype=torch.uint8)
     for start in range(0, width, BLOCK):
@@ -60,7 +69,9 @@ def int4(weight: Tensor, group: int, inputs: Inputs, *, zero_points: bool = Fals
     codes = torch.empty(rows, width, dtype=torch.uint8)
     codes[:, inputs.order] = chosen.T
     packed = (codes[:, 0::2] | (codes[:, 1::2] << 4)).contiguous().view(torch.int32)
-    return Quantized(packed, grid.scale, grid.zero_point, _statistics(weight.float(), codes, grid, group))
+    zeros = quantize.pack_zero_points((-8.0 - lows).to(torch.int8)) if zero_points else None
+    found = _statistics(weight.float(), codes, scales, lows, num_unusable)
+    return Quantized(packed, scales.to(torch.bfloat16), zeros, found)
 
 
 def _round(left: Tensor, scale: Tensor, low: Tensor, factor: Tensor, codes: Tensor) -> Tensor:
@@ -74,21 +85,12 @@ def _round(left: Tensor, scale: Tensor, low: Tensor, factor: Tensor, codes: Tens
     return errors
 
 
-def _lowest(grid: Quantized, rows: int) -> Tensor:
-    """The number that code 0 stands for, in steps: -8, moved by the zero point. [rows, groups or 1]"""
-    if grid.zero_point is None:
-        return torch.full(grid.scale.shape, -8.0)
-    return -8.0 - quantize.unpack_zero_points(grid.zero_point, rows)
-
-
-def _statistics(weight: Tensor, codes: Tensor, grid: Quantized, group: int) -> Statistics:
+def _statistics(weight: Tensor, codes: Tensor, scales: Tensor, lows: Tensor, num_unusable: int) -> Statistics:
     """Of the weights, as for any other rounding, though it is not what was minimised."""
-    shape = (weight.shape[0], weight.shape[1] // group, group)
-    low = _lowest(grid, shape[0]).unsqueeze(-1)
-    stored = (codes.view(shape).float() + low) * grid.scale.float().unsqueeze(-1)
+    shape = (*scales.shape, weight.shape[1] // scales.shape[1])
+    stored = (codes.view(shape).float() + lows.unsqueeze(-1)) * scales.unsqueeze(-1)
     error = (weight.view(shape) - stored).double().square().sum(-1)
     size = weight.view(shape).double().square().sum(-1)
     relative = torch.where(size > 0, error / size, torch.zeros_like(error)).flatten()
     worst = int(relative.argmax()) if bool((relative > 0).any()) else -1
-    unusable = grid.statistics.num_unusable
-    return Statistics(float(error.sum()), float(size.sum()), float(relative[worst]) if worst >= 0 else 0.0, worst, unusable)
+    return Statistics(float(error.sum()), float(size.sum()), float(relative[worst]) if worst >= 0 else 0.0, worst, num_unusable)

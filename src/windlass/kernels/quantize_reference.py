@@ -80,7 +80,17 @@ def fp8(weight: Tensor) -> Result:
 # --- the search ------------------------------------------------------------------------------------------------------
 
 
-def _search(x: Tensor, factors: Sequence[float], zero_points: bool) -> _Grid:
+def weighed_grid(
+    weight: Tensor, group: int, factors: Sequence[float], zero_points: bool, importance: Tensor
+) -> tuple[Tensor, Tensor, int]:
+    """Scales and the numbers of the lowest codes, [rows, groups], by errors weighed with each input's `importance`; and bad weights."""
+    rows, groups = weight.shape[0], weight.shape[1] // group
+    x, num_unusable = _usable(weight.reshape(-1, group).float().T.contiguous())
+    grid = _search(x, factors, zero_points, importance.view(groups, group).T.repeat(1, rows))
+    return grid.scale.view(rows, groups), grid.low.view(rows, groups), num_unusable
+
+
+def _search(x: Tensor, factors: Sequence[float], zero_points: bool, weights: Tensor | None = None) -> _Grid:
     highest, lowest = x.amax(dim=0), x.amin(dim=0)
     highest = torch.where(highest > 0, highest, torch.zeros_like(highest))
     lowest = torch.where(lowest < 0, lowest, torch.zeros_like(lowest))
@@ -91,9 +101,9 @@ def _search(x: Tensor, factors: Sequence[float], zero_points: bool) -> _Grid:
     unit = best.inverse  # errors are compared in units of the first scale
     least = torch.full_like(unit, float("inf"))
     for factor in factors:
-        best, least = _better(x, best, least, candidate(lowest, highest, factor), unit)
+        best, least = _better(x, best, least, candidate(lowest, highest, factor), unit, weights)
     for _ in range(NUM_FITS):
-        best, least = _better(x, best, least, _refitted(x, best), unit)
+        best, least = _better(x, best, least, _refitted(x, best, weights), unit, weights)
     return best
 
 
@@ -110,20 +120,28 @@ def _with_zero_point(lowest: Tensor, highest: Tensor, factor: float) -> _Grid:
     return _Grid(scale, -8.0 - zero)
 
 
-def _better(x: Tensor, best: _Grid, least: Tensor, grid: _Grid, unit: Tensor) -> tuple[_Grid, Tensor]:
+def _better(x: Tensor, best: _Grid, least: Tensor, grid: _Grid, unit: Tensor, weights: Tensor | None) -> tuple[_Grid, Tensor]:
     t = x * grid.inverse
     rest = t - grid.codes(t)
     ratio = grid.scale * unit
-    error = _sum(rest * rest) * (ratio * ratio)
+    error = _sum(_weighed(rest * rest, weights)) * (ratio * ratio)
     chosen = error < least
     return grid.where(chosen, best), torch.where(chosen, error, least)
 
 
-def _refitted(x: Tensor, grid: _Grid) -> _Grid:
+def _weighed(values: Tensor, weights: Tensor | None) -> Tensor:
+    return values if weights is None else values * weights
+
+
+def _refitted(x: Tensor, grid: _Grid, weights: Tensor | None) -> _Grid:
     """The same codes with their least-squares scale."""
     t = x * grid.inverse
     codes = grid.codes(t)
-    ratio = _sum(t * codes) / torch.clamp(_sum(codes * codes), min=1.0)
+    if weights is None:
+        ratio = _sum(t * codes) / torch.clamp(_sum(codes * codes), min=1.0)
+    else:
+        size = _sum(codes * codes * weights)
+        ratio = torch.where(size > 0, _sum(t * codes * weights) / size, torch.ones_like(size))
     return _Grid(_bf16_scale(grid.scale * ratio), grid.low)
 
 
