@@ -65,7 +65,6 @@ def test_mistakes_are_one_line(words: list[str], expected: str, capsys: pytest.C
 
 
 def test_a_tiny_model_is_measured(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("windlass.engine.load")
     saved, trace, picture = tmp_path / "one.json", tmp_path / "trace.json", tmp_path / "memory.png"
     words = ["bench", str(config), "--random-weights", "--quant", "int4", "--group", "32", "--batch", "1,2"]
     words += ["--prompt-tokens", "20", "--new-tokens", "12", "--device", "cpu"]

@@ -79,3 +79,11 @@ def test_weights_that_do_not_fit_are_refused_with_numbers() -> None:
     with pytest.raises(DoesNotFit, match=r"the weights of m take 2\.00 GiB and 1\.00 GiB are free: 1\.00 GiB short") as caught:
         check_weights("m", 2 * 2**30, 2**30)
     assert caught.value.short_bytes == 2**30
+
+
+def test_the_plan_counts_the_rows_that_a_step_has() -> None:
+    """Planning imports no engine, so it has a number of its own."""
+    from windlass.engine.memory import STEP_TOKENS
+    from windlass.plan.engines import CPU_STEP_TOKENS
+
+    assert STEP_TOKENS["cpu"] == CPU_STEP_TOKENS

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from windlass.kernels import build
+
 pytestmark = pytest.mark.cpu
 
 PROGRAM = """
@@ -81,3 +83,11 @@ def test_a_compiler_that_fails_is_said(tmp_path: Path, slow: list[str]) -> None:
     said = run(PATH=f"{tmp_path}:/usr/bin:/bin", XDG_CACHE_HOME=str(tmp_path), CXX=str(compiler))
     assert said[0] == slow[0]
     assert "no headers" in said[1]
+
+
+def test_a_compiler_that_is_there_compiles_the_kernels() -> None:
+    """Tests of native operations are left out where nothing is compiled; a mistake in the sources must not hide behind that."""
+    if build._compiler() is None or os.environ.get("WINDLASS_NO_NATIVE", "") not in ("", "0"):
+        pytest.skip("no compiler, or compiled kernels are off")
+    assert build.why_not("native") is None
+    assert not build.will_compile("native")

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from windlass.engine.scheduler import Chunk, Limits
@@ -22,7 +21,6 @@ from windlass.kernels.step import BLOCK_TOKENS, Cache, Step
 
 Decoder = Callable[[Step, Sequence[Cache]], Tensor]
 """nn.Decoder, or a test's: logits fp32 of the rows that a step wants."""
-Ints = NDArray[np.int32]
 
 
 class Buffers:

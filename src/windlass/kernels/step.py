@@ -84,13 +84,14 @@ class Cache:
 
 
 def attention_cache(num_blocks: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: str = "cpu") -> Cache:
+    """Slots that were never stored to hold anything, and nobody reads them: a cache takes memory as it fills, not when it is made."""
     shape = (num_blocks, num_kv_heads)
     return Cache(
-        keys=torch.zeros(*shape, head_dim, BLOCK_TOKENS, dtype=dtype, device=device),
-        values=torch.zeros(*shape, BLOCK_TOKENS, head_dim, dtype=dtype, device=device),
+        keys=torch.empty(*shape, head_dim, BLOCK_TOKENS, dtype=dtype, device=device),
+        values=torch.empty(*shape, BLOCK_TOKENS, head_dim, dtype=dtype, device=device),
     )
 
 
 def latent_cache(num_blocks: int, latent: int, rope: int, dtype: torch.dtype, device: str = "cpu") -> Cache:
-    keys = torch.zeros(num_blocks, 1, BLOCK_TOKENS, latent + rope, dtype=dtype, device=device)
+    keys = torch.empty(num_blocks, 1, BLOCK_TOKENS, latent + rope, dtype=dtype, device=device)
     return Cache(keys=keys, values=None, latent_values=latent)
