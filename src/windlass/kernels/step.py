@@ -7,7 +7,9 @@ knows addresses and not numbers, serves every batch. Knows no model and no reque
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -84,14 +86,20 @@ class Cache:
 
 
 def attention_cache(num_blocks: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: str = "cpu") -> Cache:
-    """Slots that were never stored to hold anything, and nobody reads them: a cache takes memory as it fills, not when it is made."""
     shape = (num_blocks, num_kv_heads)
     return Cache(
-        keys=torch.empty(*shape, head_dim, BLOCK_TOKENS, dtype=dtype, device=device),
-        values=torch.empty(*shape, BLOCK_TOKENS, head_dim, dtype=dtype, device=device),
+        keys=_zeros((*shape, head_dim, BLOCK_TOKENS), dtype, device),
+        values=_zeros((*shape, BLOCK_TOKENS, head_dim), dtype, device),
     )
 
 
 def latent_cache(num_blocks: int, latent: int, rope: int, dtype: torch.dtype, device: str = "cpu") -> Cache:
-    keys = torch.empty(num_blocks, 1, BLOCK_TOKENS, latent + rope, dtype=dtype, device=device)
+    keys = _zeros((num_blocks, 1, BLOCK_TOKENS, latent + rope), dtype, device)
     return Cache(keys=keys, values=None, latent_values=latent)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:
+    """In host memory NumPy's, which the system hands out page by page when they are written: a cache takes memory as it fills."""
+    if torch.device(device).type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(numpy.zeros(prod(shape) * dtype.itemsize, dtype=numpy.uint8)).view(dtype).view(shape)
