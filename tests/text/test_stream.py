@@ -110,20 +110,20 @@ def test_any_tokens_in_any_pieces(text: str, places: list[int], stop: list[str],
 def test_a_tag_is_a_tag_as_a_token_of_its_own_too(text: str, style: str, inside: bool) -> None:
     if style == "plain":
         return
+    if style == "tags":  # calls are not looked for, so their tags are special tokens like any other, which are no text
+        text = _untagged(text)
     results = [
         streamed(tokenizer, [tokenizer.encode(text, special=False)], style=style, starts_in_reasoning=inside)
         for tokenizer in (PLAIN_BYTES, TAGS_ARE_SPECIAL)
     ]
-    if style == "tags":  # calls are not looked for, so their tags are special tokens like any other
-        results = [
-            msgspec.structs.replace(found, content=_untagged(found.content), reasoning=_untagged(found.reasoning))
-            for found in results
-        ]
     assert results[0] == results[1]
 
 
 def _untagged(text: str) -> str:
-    return text.replace("<tool_call>", "").replace("</tool_call>", "").strip()
+    """Until none is left: taking one out may make another."""
+    while any(tag in text for tag in ("<tool_call>", "</tool_call>")):
+        text = text.replace("<tool_call>", "").replace("</tool_call>", "")
+    return text
 
 
 @given(text=TEXTS)
