@@ -6,10 +6,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from windlass.core.request import GREEDY, Delta, Request, Sampling, ScoreRequest, Scores, TokenLogprob, Usage
+from windlass.core.request import GREEDY, Constraint, Delta, Request, Sampling, ScoreRequest, Scores, TokenLogprob, Usage
 from windlass.errors import BadInput
 
 pytestmark = pytest.mark.pure
+
+TOOL = {"name": "f", "parameters": {"type": "object"}}
 
 
 @pytest.mark.parametrize(
@@ -59,11 +61,47 @@ def test_sampling_knows_what_it_asks_for() -> None:
         ({"prompt": "a", "logprobs": 129}, "logprobs is 129; it should be between 0 and 128"),
         ({"prompt": "a", "prompt_logprobs": -1}, "prompt_logprobs is -1"),
         ({"prompt": "a", "prompt_logprobs_start": -1}, "prompt_logprobs_start is -1"),
+        ({"prompt": "a", "deadline_seconds": 0.0}, "deadline_seconds is 0; it should be more than 0"),
+        ({"prompt": "a", "deadline_seconds": math.nan}, "deadline_seconds is nan"),
+        ({"prompt": "a", "tool_choice": "required"}, "tool_choice is 'required' and there are no tools"),
+        ({"messages": (), "tools": (TOOL,), "tool_choice": "g"}, "tool_choice names 'g', which is none of the tools: f"),
+        (
+            {"messages": (), "tools": (TOOL,), "tool_choice": "f", "constraint": Constraint(kind="json_object")},
+            "leave one of them out",
+        ),
     ],
 )
 def test_requests_that_cannot_be_are_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(BadInput, match=words):
         Request(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"kind": "jsonschema", "value": "{}"}, "constraint of kind 'jsonschema'; there are json_object, "),
+        ({"kind": "json_object", "value": "{}"}, "json_object takes nothing"),
+        ({"kind": "regex"}, "regex takes a value"),
+        ({"kind": "json_schema", "value": "{"}, "a JSON schema that is not valid JSON"),
+        ({"kind": "json_schema", "value": "[" * 100_000}, "a JSON schema that is n"),
+        ({"kind": "json_schema", "value": "3"}, "a JSON schema is an object"),
+        ({"kind": "choice", "value": "a"}, "a list of choices that is not valid JSON"),
+        ({"kind": "choice", "value": "[1]"}, "a JSON list of texts"),
+        ({"kind": "choice", "value": "[]"}, "at least one text"),
+    ],
+)
+def test_constraints_that_cannot_be_are_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(BadInput, match=words):
+        Constraint(**changes)
+
+
+def test_tools_are_chosen_by_name_with_or_without_their_wrapping() -> None:
+    for tool in (TOOL, {"type": "function", "function": TOOL}):
+        assert Request(messages=(), tools=(tool,), tool_choice="f").tool_choice == "f"
+
+
+def test_choices_are_texts() -> None:
+    assert Constraint(kind="choice", value='["yes", "n\\u00f6"]').choices == ("yes", "nö")
 
 
 def test_scoring_takes_text_or_tokens() -> None:
@@ -85,6 +123,9 @@ def test_values_survive_the_wire() -> None:
         sampling=Sampling(logit_bias={3: -1.0}, seed=2**63, top_k=4),
         stop=("\n",),
         thinking=False,
+        constraint=Constraint(kind="regex", value="a+"),
+        deadline_seconds=1.5,
+        owner="me",
     )
     for encode, decode in ((msgspec.json.encode, msgspec.json.decode), (msgspec.msgpack.encode, msgspec.msgpack.decode)):
         assert decode(encode(request), type=Request) == request

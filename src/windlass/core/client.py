@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Generator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from typing import Any, Protocol, Self, TypeVar
 
@@ -25,6 +25,12 @@ class Unavailable(Error):
     exit_code = 4
 
 
+class Late(Error):
+    """A request's deadline passed before its answer was whole."""
+
+    exit_code = 4
+
+
 class Client(Protocol):
     def generate(self, request: Request) -> AsyncGenerator[Delta, None]:
         """Deltas until one has a finish reason. Closing the generator early, or cancelling its task, cancels the request."""
@@ -36,6 +42,18 @@ class Client(Protocol):
 
     async def close(self) -> None:
         """Gives everything back. Requests in flight end with `Unavailable`."""
+        ...
+
+
+class Tokenizes(Protocol):
+    """What a Client with a tokenizer of its own can do besides."""
+
+    async def tokenize(self, text: str | Sequence[Mapping[str, Any]]) -> list[int]:
+        """Of a text, as it would be read as a prompt; or of a chat's messages, through the template."""
+        ...
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        """Special tokens too."""
         ...
 
 

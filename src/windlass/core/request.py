@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, cast, get_args
+
+import msgspec
 
 from windlass.core.model import Frozen
 from windlass.errors import BadInput
@@ -84,6 +86,46 @@ def _check_top(name: str, value: int | None) -> None:
         raise BadInput(f"{name} is {value}; it should be between 0 and {MAX_TOP_LOGPROBS}")
 
 
+ConstraintKind = Literal["json_object", "json_schema", "regex", "grammar", "choice"]
+
+
+class Constraint(Frozen):
+    """What the whole answer must be. Reasoning that comes before an answer is free."""
+
+    kind: ConstraintKind
+    value: str = ""
+    """A JSON schema, a regular expression, a grammar in Lark's form, or a JSON list of texts; nothing for `json_object`."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(ConstraintKind):
+            raise BadInput(f"constraint of kind {self.kind!r}; there are {', '.join(get_args(ConstraintKind))}")
+        if (self.kind == "json_object") != (not self.value):
+            wanted = "nothing" if self.kind == "json_object" else "a value"
+            raise BadInput(f"a constraint of kind {self.kind} takes {wanted}")
+        if self.kind == "choice" and not self.choices:
+            raise BadInput("a constraint of kind choice needs at least one text to choose from")
+        if self.kind == "json_schema" and not isinstance(_json(self.value, "a JSON schema"), (dict, bool)):
+            raise BadInput("a JSON schema is an object (or true or false)")
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """Of kind `choice`."""
+        found = _json(self.value, "a list of choices")
+        try:
+            return msgspec.convert(found, tuple[str, ...])
+        except msgspec.ValidationError:
+            raise BadInput("a constraint of kind choice is a JSON list of texts") from None
+
+
+def _json(text: str, what: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeEncodeError) as error:
+        raise BadInput(f"{what} that is not valid JSON: {error}") from None
+    except RecursionError:
+        raise BadInput(f"{what} that is nested too deeply") from None
+
+
 class Request(Frozen):
     """Give exactly one of `messages` (a chat), `prompt` (text, taken as it is) and `token_ids`."""
 
@@ -92,9 +134,12 @@ class Request(Frozen):
     token_ids: tuple[int, ...] | None = None
     tools: tuple[dict[str, Any], ...] = ()
     """Functions the model may call, as OpenAI's API describes them; chats only."""
+    tool_choice: str = "auto"
+    """`none`: the model may call nothing; `auto`: it chooses; `required`: it must call something; otherwise the name of what it must call."""
     thinking: bool | None = None
     """Whether a model that can reason first should; None leaves it to its template. Chats only."""
     sampling: Sampling = Sampling()
+    constraint: Constraint | None = None
     max_tokens: int | None = None
     """None: until the model stops or the context is full."""
     stop: tuple[str, ...] = ()
@@ -111,6 +156,10 @@ class Request(Frozen):
     """Of the prompt's tokens from this one on; what lies before may come from the cache."""
     cache_salt: str = ""
     """Cached prefixes are shared only among requests with the same salt."""
+    deadline_seconds: float | None = None
+    """From being asked; an answer that takes longer ends with `core.client.Late`."""
+    owner: str = ""
+    """Where many wait, owners get equal shares of the engine's tokens."""
 
     def __post_init__(self) -> None:
         given = [name for name in ("messages", "prompt", "token_ids") if getattr(self, name) is not None]
@@ -127,6 +176,27 @@ class Request(Frozen):
         _check_top("prompt_logprobs", self.prompt_logprobs)
         if self.prompt_logprobs_start < 0:
             raise BadInput(f"prompt_logprobs_start is {self.prompt_logprobs_start}; it should be at least 0")
+        if self.deadline_seconds is not None and not (math.isfinite(self.deadline_seconds) and self.deadline_seconds > 0):
+            raise BadInput(f"deadline_seconds is {self.deadline_seconds:g}; it should be more than 0")
+        self._check_tool_choice()
+
+    def _check_tool_choice(self) -> None:
+        choice = self.tool_choice
+        if choice in ("none", "auto"):
+            return
+        if not self.tools:
+            raise BadInput(f"tool_choice is {choice!r} and there are no tools to choose from")
+        if choice != "required" and choice not in (names := [tool_name(tool) for tool in self.tools]):
+            raise BadInput(f"tool_choice names {choice!r}, which is none of the tools: {', '.join(names)}")
+        if self.constraint is not None:
+            raise BadInput(f"tool_choice {choice!r} asks for a call and the constraint for an answer; leave one of them out")
+
+
+def tool_name(tool: Mapping[str, Any]) -> str:
+    """As the API has tools, with or without the wrapping `function`; empty: it has no name."""
+    function: Any = tool.get("function", tool)
+    name: Any = cast(Mapping[str, Any], function).get("name") if isinstance(function, Mapping) else None
+    return name if isinstance(name, str) else ""
 
 
 class ScoreRequest(Frozen):
