@@ -11,7 +11,7 @@ RUN := .venv/.installed-run-$(TORCH)
 DEV := .venv/.installed-dev-$(TORCH)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types format clean
+.PHONY: help demo test lint types format harness clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -39,6 +39,9 @@ types: $(DEV)  ## pyright, strict on the packages without torch
 format: $(DEV)  ## rewrite the code as ruff likes it
 	$(BIN)/ruff check --fix --exit-zero --quiet .
 	$(BIN)/ruff format .
+
+harness: $(DEV)  ## also lm-evaluation-harness, so that its tests against our server run
+	$(INSTALL) -e '.[harness]'
 
 clean:  ## remove .venv and what tools leave behind
 	rm -rf .venv .demo .pytest_cache .ruff_cache .hypothesis build dist
