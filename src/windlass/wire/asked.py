@@ -37,7 +37,7 @@ class CommonRequest(Asked):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: dict[int, Bias] | None = None
-    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    seed: int | None = None
     stop: str | list[str] | None = None
     max_tokens: Natural | None = None
     n: Count | None = None

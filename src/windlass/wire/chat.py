@@ -36,7 +36,7 @@ class Called(Asked, kw_only=True):
     """A call that the model made earlier."""
 
     id: str | None = None
-    type: Literal["function"] = "function"
+    type: Literal["function"] | None = None
     function: CalledFunction
     index: int | None = None
     """Of streamed calls, which some programs send back as they came."""
@@ -69,7 +69,7 @@ class Function(Asked):
 
 
 class Tool(Asked):
-    type: str = "function"
+    type: str
     function: Function | None = None
     custom: Any = None
 
@@ -79,7 +79,7 @@ class NamedFunction(Asked):
 
 
 class NamedTool(Asked):
-    type: str = "function"
+    type: str
     function: NamedFunction | None = None
     custom: Any = None
     allowed_tools: Any = None
