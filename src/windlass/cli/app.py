@@ -6,7 +6,7 @@ import typer
 import typer.main
 
 from windlass import __version__
-from windlass.cli import bench, convert, models, plan, run_command
+from windlass.cli import bench, convert, models, plan, run_command, setup
 from windlass.errors import BadInput
 
 app = typer.Typer(
@@ -37,6 +37,7 @@ app.command("convert")(convert.convert)
 app.command("run")(run_command.run)
 app.command("bench")(bench.bench)
 app.add_typer(models.app, name="models")
+app.add_typer(setup.app, name="setup")
 
 
 INTERRUPTED = 130

@@ -1,0 +1,94 @@
+"""`--engine vllm`: from a model's files, and a plan where there is one, to a vLLM server that answers. For `windlass serve`."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from windlass.core.plan import Plan
+from windlass.errors import Error, Impossible
+from windlass.launch.command import Command, Options, ServedModel
+from windlass.launch.vllm import VllmServer, find_python, free_port, render, start
+from windlass.launch.vllm_checks import nodes_of
+from windlass.launch.vllm_environment import cache_dir
+
+
+class NotInstalled(Error):
+    def __init__(self) -> None:
+        super().__init__("vLLM is not installed: `windlass setup vllm` makes an environment for it (--cpu without a GPU)")
+
+
+def served_model(path: Path, name: str = "") -> ServedModel:
+    """What a server must know of the files. Only directories: vLLM reads no .m file, and a .gguf only with a plug-in."""
+    if not path.is_dir():
+        raise Impossible(f"vLLM serves model directories; {path} is a file, which --engine windlass runs")
+    from windlass.cli.run_plan import stored_scheme
+    from windlass.formats.checkpoint import read_config
+    from windlass.weights.text_of import model_text
+
+    stored, _ = stored_scheme(read_config(path))
+    template = model_text(path).chat_template if (path / "tokenizer.json").is_file() else None
+    where = path.resolve()
+    return ServedModel(path=str(where), name=name or where.name, stored=stored, chat_template=template)
+
+
+def plan_vllm(path: Path, *, context: int, concurrency: int, quant: str = "", kv: str = "bf16") -> Plan:
+    """For this machine. Weights as they are stored, unless said otherwise (`fp32`: plain floats computed in fp32)."""
+    from windlass.cli.resolve import from_path, resolve_hardware
+    from windlass.plan.assemble import make_plan
+    from windlass.plan.search import Question
+
+    resolved = from_path(path)
+    asked = Question(
+        spec=resolved.spec,
+        rules=resolved.rules,
+        hardware=resolve_hardware(None),
+        context_tokens=context,
+        concurrency=concurrency,
+        engine="vllm",
+        quant=quant or served_model(path).stored,
+        kv=kv,
+    )
+    return make_plan(asked, source=resolved.source, digest=resolved.digest)
+
+
+def vllm_command(plan: Plan, model: ServedModel, *, extra: tuple[str, ...] = ()) -> Command:
+    """On a port of this machine that nobody uses, with a key that nobody else knows."""
+    python = find_python()
+    if python is None:
+        raise NotInstalled
+    if len(nodes_of(plan)) > 1:
+        raise Impossible(
+            f"the plan is for {len(nodes_of(plan))} nodes; start vLLM on each with the commands of docs/vllm.md, "
+            "and put `windlass serve` in front of the first one's address"
+        )
+    options = Options(
+        python=python,
+        port=free_port(),
+        api_key=secrets.token_urlsafe(32),
+        cpus=tuple(sorted(os.sched_getaffinity(0))),
+        device_bytes=_device_bytes(),
+        extra=extra,
+    )
+    return render(plan, model, options)
+
+
+@asynccontextmanager
+async def open_vllm(command: Command, told: Callable[[str], None] = lambda _: None) -> AsyncGenerator[VllmServer]:
+    """Answers when it is given out; all its processes are gone after the block."""
+    server = start(command, logs=cache_dir() / "logs")
+    try:
+        await server.wait_healthy(told)
+        yield server
+    finally:
+        server.close()
+
+
+def _device_bytes() -> int:
+    """The smallest GPU's memory; 0 where there is none."""
+    from windlass.machine.probe import probe
+
+    return min((device.memory_bytes for device in probe(measure=False).devices if device.kind == "cuda"), default=0)

