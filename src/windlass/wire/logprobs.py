@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
 from msgspec import UNSET
 
 from windlass.core.request import TokenLogprob
@@ -128,11 +127,13 @@ def _top(entry: TokenLogprob) -> dict[str, float]:
 
 
 def joined(first: CompletionLogprobs, second: CompletionLogprobs) -> CompletionLogprobs:
+    if not first.tokens:
+        return second
     return CompletionLogprobs(
-        **{
-            field.name: [*(getattr(first, field.name) or ()), *(getattr(second, field.name) or ())]
-            for field in msgspec.structs.fields(CompletionLogprobs)
-        }
+        tokens=first.tokens + second.tokens,
+        token_logprobs=first.token_logprobs + second.token_logprobs,
+        top_logprobs=(first.top_logprobs or []) + (second.top_logprobs or []),
+        text_offset=first.text_offset + second.text_offset,
     )
 
 
