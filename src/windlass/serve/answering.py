@@ -1,0 +1,195 @@
+"""A request from its first byte to its last: read, let in, asked of the engine, answered or streamed; ended when its client goes away.
+
+One task waits for the client's end; everything else happens in the request's own task, one write for every wake-up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import aclosing
+
+from starlette.types import Receive, Scope, Send
+
+from windlass.core.client import Unavailable
+from windlass.core.request import Delta, Request, Usage
+from windlass.errors import Error
+from windlass.serve import failures
+from windlass.serve.flight import Flight
+from windlass.serve.guard import DETAILS, KEY
+from windlass.serve.http import EVENTS, Gone, read_body, send_bytes, start
+from windlass.serve.jobs import Asker, Job, MakeJob
+from windlass.serve.log import MAX_PROMPT_CHARACTERS
+from windlass.serve.merge import Batch, batches
+from windlass.serve.metrics import Watch
+from windlass.serve.service import Full, Service
+from windlass.wire.answers import error_event
+from windlass.wire.errors import Refusal
+
+
+class Answering:
+    """An ASGI application: one of the two routes that ask the engine."""
+
+    def __init__(self, service: Service, make_job: MakeJob) -> None:
+        self._service, self._make_job = service, make_job
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        service = self._service
+        arrived = time.perf_counter()
+        try:
+            raw = await read_body(scope, receive, service.settings.max_body_bytes, service.settings.head_seconds)
+            _ = service.info  # 503 where there is nobody to ask, whatever is asked
+            job: Job = await self._make_job(service, raw, asker(scope))
+            if service.settings.log_prompts:
+                service.log.line(f"prompt: {shown_prompt(job.requests[0])}")
+            with service.admitted(len(job.requests), job.owner) as flight:
+                await _Answer(service, job, flight, scope, send, arrived).give(receive)
+        except Refusal as refusal:
+            service.metrics.ended(outcome(refusal))
+            raise
+        except Gone:
+            service.metrics.ended("cancelled")
+            raise
+        except Error as error:
+            await self._failed(error)
+
+    async def _failed(self, error: Error) -> None:
+        refusal = failed(self._service, error)
+        self._service.metrics.ended(outcome(refusal))
+        raise refusal from None
+
+
+def failed(service: Service, error: Error, prompt: str | None = None) -> Refusal:
+    """An engine that is not there is looked after at once."""
+    refusal = failures.refused(error, prompt)
+    if refusal.status != failures.UNAVAILABLE:
+        return refusal
+    service.log.line(f"{type(error).__name__}: {error}")
+    if isinstance(error, Unavailable):
+        service.supervisor.suspect()
+    return Full(refusal, service.supervisor.retry_seconds)
+
+
+def outcome(refusal: Refusal) -> str:
+    known = {429: "full", 408: "late", 503: "unavailable", 500: "error"}
+    return known.get(refusal.status, "refused")
+
+
+def asker(scope: Scope) -> Asker:
+    client = scope.get("client")
+    return Asker(scope.get(KEY, 0), client[0] if client else "")
+
+
+def shown_prompt(request: Request) -> str:
+    text = (
+        request.prompt if request.prompt is not None else request.messages if request.messages is not None else request.token_ids
+    )
+    return str(text)[:MAX_PROMPT_CHARACTERS]
+
+
+class _Answer:
+    """To one request that was let in."""
+
+    def __init__(self, service: Service, job: Job, flight: Flight, scope: Scope, send: Send, arrived: float) -> None:
+        self._service, self._job, self._flight, self._scope, self._send = service, job, flight, scope, send
+        self._watches = [Watch(service.metrics, arrived) for _ in job.requests]
+        self._ends: dict[int, Delta] = {}
+        self._has_calls = False
+        self._begun = False
+
+    async def give(self, receive: Receive) -> None:
+        self._listening = listening = asyncio.create_task(_listen(receive, self._flight))
+        deadline = self._job.requests[0].deadline_seconds or self._service.settings.deadline_seconds
+        timer = asyncio.get_running_loop().call_later(deadline, self._flight.end, "late")
+        try:
+            await (self._whole() if self._job.events is None else self._stream())
+            self._service.metrics.ended(self._finish())
+        except asyncio.CancelledError:
+            if not self._flight.was_ended():
+                raise
+            if self._flight.why == "gone":
+                raise Gone from None
+            await self._broken(failures.ended(self._flight.why))
+        except Error as error:
+            prompt = "messages" if self._job.requests[0].messages is not None else "prompt"
+            await self._broken(failed(self._service, error, prompt))
+        finally:
+            timer.cancel()
+            listening.cancel()
+            self._scope[DETAILS] = self._details()
+
+    async def _stream(self) -> None:
+        events, send = self._job.events, self._send
+        assert events is not None
+        num_open = len(self._job.requests)
+        async with aclosing(batches(self._service.client, self._job.requests)) as arriving:
+            async for batch in arriving:
+                num_open -= self._saw(batch)
+                data = b"".join([events.event(index, delta) for index, delta in batch])
+                if not num_open:
+                    data += events.ending()
+                    self._listening.cancel()  # whoever leaves now has it all
+                if not self._begun:  # only now: an error before it has a status of its own
+                    self._begun = True
+                    await send(start(200, EVENTS))
+                if data:
+                    await send({"type": "http.response.body", "body": data, "more_body": num_open > 0})
+
+    async def _whole(self) -> None:
+        choices: list[list[Delta]] = [[] for _ in self._job.requests]
+        async with aclosing(batches(self._service.client, self._job.requests)) as arriving:
+            async for batch in arriving:
+                self._saw(batch)
+                for index, delta in batch:
+                    choices[index].append(delta)
+        body = self._job.whole(choices)
+        self._listening.cancel()
+        self._begun = True
+        await send_bytes(self._send, 200, body)
+
+    def _saw(self, batch: Batch) -> int:
+        """How many have ended with this."""
+        ended = 0
+        for index, delta in batch:
+            self._watches[index].saw(delta)
+            if delta.tool_calls:
+                self._has_calls = True
+            if delta.finish_reason is not None:
+                self._ends[index] = delta
+                ended += 1
+        return ended
+
+    async def _broken(self, refusal: Refusal) -> None:
+        """Before the first byte it is an answer with a status; in the middle of a stream it is an event."""
+        if not self._begun:
+            raise refusal
+        self._service.metrics.ended(outcome(refusal))
+        event = error_event(str(refusal), type=refusal.type, code=refusal.code)
+        await self._send({"type": "http.response.body", "body": event, "more_body": False})
+
+    def _finish(self) -> str:
+        reasons = {delta.finish_reason for delta in self._ends.values()}
+        if self._has_calls and "stop" in reasons:
+            return "tool_calls"
+        return "length" if "length" in reasons else "stop"
+
+    def _details(self) -> str:
+        usages = [delta.usage for delta in self._ends.values() if delta.usage is not None]
+        told = tokens_line(usages)
+        return f"{told}, {self._flight.why}" if self._flight.why else told
+
+
+def tokens_line(usages: Sequence[Usage]) -> str:
+    if not usages:
+        return "unfinished"
+    prompt, new = sum(one.prompt_tokens for one in usages), sum(one.completion_tokens for one in usages)
+    cached = sum(one.cached_tokens for one in usages)
+    return f"{prompt:,} + {new:,} tokens{f', {cached:,} cached' if cached else ''}"
+
+
+async def _listen(receive: Receive, flight: Flight) -> None:
+    """Everything of the request has been read, so the next thing to hear is that the client has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    flight.end("gone")

@@ -1,0 +1,76 @@
+"""One client's connection: uvicorn's, with bounds on what a client may do before it has asked for anything.
+
+Headers must come within a time and a size. Requests that were sent ahead of their turn (pipelining) are few, and when the client goes
+away every one of them learns of it: uvicorn tells only the last, and stops listening for the client's end while others wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+MAX_HEAD_BYTES = 64 * 1024
+MAX_AHEAD = 8
+"""Requests that a client may send before the first is answered."""
+
+
+def connection_class(head_seconds: float) -> type[HttpToolsProtocol]:
+    """uvicorn makes the connections itself, so what they are told must be in the class."""
+    return cast(type[HttpToolsProtocol], type("BoundedConnection", (Connection,), {"head_seconds": head_seconds}))
+
+
+class Connection(HttpToolsProtocol):
+    head_seconds = 20.0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._timer: asyncio.TimerHandle | None = None
+        self._head_bytes = 0
+        self._in_head = True
+        self._cycles: list[RequestResponseCycle] = []
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._timer = self.loop.call_later(self.head_seconds, self._too_slow)
+
+    def data_received(self, data: bytes) -> None:
+        if self._in_head:
+            self._head_bytes += len(data)
+        super().data_received(data)
+        if self._in_head and self._head_bytes > MAX_HEAD_BYTES:
+            self.transport.abort()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head, self._head_bytes = True, 0
+        if self._timer is None:
+            self._timer = self.loop.call_later(self.head_seconds, self._too_slow)
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        self._in_head = False
+        self._stop_timer()
+        self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete]
+        self._cycles.append(self.cycle)
+        self.flow.resume_reading()  # or the client's end would not be noticed
+        if len(self.pipeline) > MAX_AHEAD:
+            self.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+        for cycle in self._cycles:
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+
+    def _too_slow(self) -> None:
+        self._timer = None
+        self.transport.abort()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -1,0 +1,72 @@
+"""Lines for whoever operates the server. Writing them never fails: a full disk or a closed pipe loses lines, not requests.
+
+No prompt, no key and no path that a client made up is written; prompts only where the operator asked for them.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from typing import TextIO
+
+MAX_PROMPT_CHARACTERS = 2000
+
+
+class Log:
+    """`stream` None: standard error as it is at the time."""
+
+    def __init__(self, stream: TextIO | None = None, enabled: bool = True) -> None:
+        self._stream, self._enabled = stream, enabled
+        self.lost = 0
+        """Lines that could not be written."""
+        self.status = ""
+        """A line that stays at the bottom of a terminal; set by `show_status`."""
+
+    def line(self, text: str) -> None:
+        if self._enabled:
+            cleared = "\r\x1b[K" if self.status else ""
+            self._write(f"{cleared}{time.strftime('%H:%M:%S')} {printable(text)}\n{self.status}")
+
+    def show_status(self, text: str) -> None:
+        """For terminals only."""
+        self.status = printable(text)
+        self._write(f"\r\x1b[K{self.status}")
+
+    def end_status(self) -> None:
+        if self.status:
+            self.status = ""
+            self._write("\r\x1b[K")
+
+    def _write(self, text: str) -> None:
+        stream = sys.stderr if self._stream is None else self._stream
+        try:
+            stream.write(text)
+            stream.flush()
+        except (OSError, ValueError, AttributeError):  # full disk, closed pipe; closed file; no stream at all
+            self.lost += 1
+
+
+class LogHandler(logging.Handler):
+    """What uvicorn has to say, as one line without a traceback: those quote what clients sent."""
+
+    def __init__(self, log: Log) -> None:
+        super().__init__()
+        self._log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            kind = record.exc_info[0].__name__ if record.exc_info and record.exc_info[0] else ""
+            words = record.getMessage().splitlines()
+        except (TypeError, ValueError):
+            return
+        self._log.line(f"{words[0] if words else ''}{f': {kind}' if kind else ''}")
+
+
+def printable(text: str) -> str:
+    """One line that cannot steer a terminal."""
+    return "".join(character if character.isprintable() else "\ufffd" for character in text)
+
+
+def access_line(method: str, route: str, status: int, seconds: float, details: str = "") -> str:
+    return f"{method} {route} {status} {seconds:.3f} s{f', {details}' if details else ''}"
