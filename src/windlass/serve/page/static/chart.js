@@ -1,0 +1,79 @@
+// A line of the last minutes. Drawn in a box of 0..100 by 0..100 that stretches, so it needs no measuring.
+
+import { h, s, say } from "./dom.js";
+import { ceiling } from "./format.js";
+import { WINDOW_SECONDS } from "./status.js";
+
+const GAP_MS = 5000; // nothing heard for this long is a hole in the line
+
+/** Points of one series as runs without holes: [[x, y], ...], x and y in 0..100. Pure. */
+export function runs(history, key, now, top) {
+  const found = [];
+  let before = -Infinity;
+  for (const point of history) {
+    const value = point[key];
+    if (typeof value !== "number" || !Number.isFinite(value)) continue;
+    if (point.at - before > GAP_MS) found.push([]);
+    before = point.at;
+    const x = 100 - ((now - point.at) / (WINDOW_SECONDS * 1000)) * 100;
+    found.at(-1).push([x, 100 - Math.min(1, Math.max(0, value / top)) * 100]);
+  }
+  return found;
+}
+
+const join = (run) => run.map(([x, y]) => `${x.toFixed(2)} ${y.toFixed(2)}`).join("L");
+const linePath = (all) => all.map((run) => `M${join(run)}`).join("");
+const areaPath = (all) => all.map((run) => `M${run[0][0].toFixed(2)} 100L${join(run)}L${run.at(-1)[0].toFixed(2)} 100Z`).join("");
+
+export class Chart {
+  /** series: [{key, name}], the first is drawn with the accent; `top` fixes the scale; `show` writes a value. */
+  constructor({ label, series, show, top = null }) {
+    Object.assign(this, { label, series, show, top });
+    this.area = s("path", { class: "area" });
+    this.lines = series.map((_, index) => s("path", { class: `line line-${index}` })).reverse();
+    this.svg = s("svg", { viewBox: "0 0 100 100", preserveAspectRatio: "none", role: "img", "aria-label": label }, this.area, this.lines);
+    this.cursor = h("div", { class: "cursor", hidden: true });
+    this.bubble = h("div", { class: "bubble-value", hidden: true });
+    this.scale = h("span", { class: "scale" });
+    this.element = h("div", { class: "chart" }, this.svg, this.scale, this.cursor, this.bubble);
+    this.element.addEventListener("pointermove", (event) => this.#point(event));
+    this.element.addEventListener("pointerleave", () => this.#leave());
+    this.history = [];
+  }
+
+  update(history, now) {
+    this.history = history;
+    this.now = now;
+    const values = history.flatMap((point) => this.series.map(({ key }) => point[key])).filter(Number.isFinite);
+    const top = this.top ?? ceiling(Math.max(0, ...values));
+    this.series.forEach(({ key }, index) => {
+      const drawn = runs(history, key, now, top);
+      this.lines[this.lines.length - 1 - index].setAttribute("d", linePath(drawn));
+      if (index === 0) this.area.setAttribute("d", areaPath(drawn));
+    });
+    say(this.scale, this.show(top));
+    const last = history.at(-1);
+    this.svg.setAttribute("aria-label", `${this.label}, now ${last ? this.#words(last) : "unknown"}`);
+  }
+
+  #words(point) {
+    return this.series.map(({ key, name }) => `${name ? `${name} ` : ""}${this.show(point[key])}`).join(", ");
+  }
+
+  #point(event) {
+    if (!this.history.length) return;
+    const box = this.element.getBoundingClientRect();
+    const at = this.now - (1 - (event.clientX - box.left) / box.width) * WINDOW_SECONDS * 1000;
+    const near = this.history.reduce((best, point) => (Math.abs(point.at - at) < Math.abs(best.at - at) ? point : best));
+    const x = 100 - ((this.now - near.at) / (WINDOW_SECONDS * 1000)) * 100;
+    this.cursor.style.left = `${x}%`;
+    this.bubble.style.left = `${Math.min(92, Math.max(8, x))}%`;
+    const ago = Math.round((this.now - near.at) / 1000);
+    say(this.bubble, `${this.#words(near)}${ago > 0 ? `, ${ago} s ago` : ""}`);
+    this.cursor.hidden = this.bubble.hidden = false;
+  }
+
+  #leave() {
+    this.cursor.hidden = this.bubble.hidden = true;
+  }
+}
