@@ -34,15 +34,18 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("engine",),
     ("plan", "convert", "launch", "check", "measure", "serve", "evaluate", "route", "train", "observe"),
     ("cli",),
+    ("client",),  # windlass.Client: an edge like cli, where names become paths as `windlass run` reads them
     ("__main__",),
 )
 ROW = {package: row for row, packages in enumerate(ROWS) for package in packages}
 
 TORCH_FREE = frozenset(
-    "errors units core families machine text wire plan launch serve evaluate route observe cli __main__ __init__".split()
+    "errors units core families machine text wire plan launch serve evaluate route observe cli client __main__ __init__".split()
 )
 HEAVY = frozenset({"torch", "numpy", "transformers", "triton", "deepspeed", "vllm"})
-"""Never in a torch-free package; in `cli` only inside a function."""
+"""Never in a torch-free package; in EDGES only inside a function."""
+EDGES = frozenset({"cli", "client"})
+"""Where everything is wired together, as late as can be."""
 LATE = frozenset({"matplotlib", "pynvml", "huggingface_hub"})
 """Optional or slow: only inside a function, in whatever package."""
 
@@ -141,6 +144,8 @@ def upward_imports(module: Module) -> list[str]:
     row = ROW.get(module.package, -1)  # windlass/__init__.py stands below everything
     for found in imports(module):
         target = _own_package(found.module)
+        if module.is_init and module.package == "__init__" and target == "client" and found.in_function:
+            continue  # the names that the package itself gives out, imported when they are first used
         if target is not None and target != module.package and ROW.get(target, len(ROWS)) >= row:
             problems.append(f"{module.name}:{found.line} imports {found.module}: {module.package} may not import {target}")
     return problems
@@ -150,7 +155,7 @@ def heavy_imports(module: Module) -> list[str]:
     problems: list[str] = []
     for found in imports(module):
         top, own = found.module.split(".")[0], _own_package(found.module)
-        late_enough = found.in_function and module.package == "cli"
+        late_enough = found.in_function and module.package in EDGES
         if top in LATE and not found.in_function:
             problems.append(f"{module.name}:{found.line} imports {top} at the top; import it in the function that needs it")
         if module.package not in TORCH_FREE or late_enough:
@@ -285,6 +290,8 @@ def test_no_package_stands_in_two_rows() -> None:
         ("windlass.plan.search", "from windlass.serve import app"),
         ("windlass.errors", "from windlass.units import GIB"),
         ("windlass", "from windlass.core import model"),
+        ("windlass", "from windlass import client"),
+        ("windlass.cli.run", "def f():\n    from windlass.client import Client"),
     ],
 )
 def test_an_import_that_does_not_point_down_is_caught(name: str, source: str) -> None:
@@ -300,11 +307,18 @@ def test_an_import_that_does_not_point_down_is_caught(name: str, source: str) ->
         ),
         ("windlass.plan.search", "from .memory import weights\nimport msgspec"),
         ("windlass.cli.main", "def f():\n    from windlass.serve import app"),
+        ("windlass.client", "def f():\n    from windlass.cli import run_locate"),
         ("windlass.units", "from windlass.errors import BadInput"),
     ],
 )
 def test_an_import_that_points_down_passes(name: str, source: str) -> None:
     assert upward_imports(Module(name, source)) == []
+
+
+@pytest.mark.parametrize(("name", "num_problems"), [("client", 0), ("cli", 1)])
+def test_only_the_client_is_given_out_by_the_package_and_late(name: str, num_problems: int) -> None:
+    source = f"def __getattr__(name):\n    from windlass import {name}"
+    assert len(upward_imports(Module("windlass", source, is_init=True))) == num_problems
 
 
 def test_relative_imports_of_a_package_itself_are_resolved() -> None:

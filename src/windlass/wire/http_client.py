@@ -70,12 +70,13 @@ class HttpClient:
         """Without `timings`, and with token ids only where the server gives them."""
         until = None if request.deadline_seconds is None else time.monotonic() + request.deadline_seconds
         server = await within(self._look(), until)
+        request = _sent(request, server)
         if request.prompt_logprobs is not None:
             yield await within(self._echoed(request, server), until)
             return
         is_chat = request.messages is not None
         reader = ChatReader() if is_chat else CompletionReader()
-        path, body = await self._body(_sent(request, server), server)
+        path, body = await self._body(request, server)
         async with aclosing(self._connection.events(f"{self._address.api}{path}", body)) as events:
             while (data := await within(anext(events, None), until)) is not None:
                 delta = reader.add(data)
