@@ -29,6 +29,7 @@ from windlass.errors import BadInput, Impossible, UnknownName
 from windlass.families import describe, rules
 from windlass.machine.system import this_system
 from windlass.nn.decoder import Decoder
+from windlass.nn.fused import why_not
 from windlass.weights.checkpoint import CheckpointWeights
 from windlass.weights.random import RandomWeights
 from windlass.weights.source import open_model
@@ -36,6 +37,8 @@ from windlass.weights.stream import give_back_memory
 
 KV_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 DEVICES = ("cpu", "cuda", "mps")
+HOPPER = 9
+"""The major compute capability that kernels/cuda is written for."""
 
 Progress = Callable[[int, int], None]
 """Bytes read, and of how many."""
@@ -59,7 +62,14 @@ def _from_checkpoint(launch: Launch, device: str, progress: Progress | None) -> 
     opened = open_model(Path(launch.model))
     try:
         dtype = torch.float32 if launch.exact else None
-        weights = CheckpointWeights(opened, device=device, dtype=dtype, keep_quantized=not launch.exact, progress=progress)
+        weights = CheckpointWeights(
+            opened,
+            device=device,
+            dtype=dtype,
+            keep_quantized=not launch.exact,
+            tiled=_tiled(opened.spec, launch.kv, device),
+            progress=progress,
+        )
         weights_bytes = weights.memory_bytes()
         check_weights(opened.spec.name, weights_bytes, free_bytes(device))
         stored_as = "fp32" if launch.exact else _most_of(weights.storage())
@@ -74,8 +84,15 @@ def _random(launch: Launch, asked: RandomWeightsOf, device: str) -> tuple[Decode
     table = rules(spec)
     weights_bytes = _planned_bytes(table, how)
     check_weights(spec.name, weights_bytes, free_bytes(device))
-    weights = RandomWeights(spec, table, quant=how, seed=asked.seed, device=device)
+    weights = RandomWeights(spec, table, quant=how, seed=asked.seed, device=device, tiled=_tiled(spec, launch.kv, device))
     return Decoder(spec, weights, _context(spec, launch)), weights_bytes, how.name
+
+
+def _tiled(spec: ModelSpec, kv: str, device: str) -> bool:
+    """Whether the kernels written for one generation of GPUs (Hopper) can run the whole model there."""
+    if _kind(device) != "cuda" or torch.version.hip is not None or torch.cuda.get_device_capability(device)[0] != HOPPER:
+        return False
+    return kv == "bf16" and not why_not(spec)
 
 
 def _context(spec: ModelSpec, launch: Launch) -> int | None:
@@ -99,7 +116,8 @@ def _engine(launch: Launch, decoder: Decoder, device: str) -> Engine:
         step_tokens=launch.max_step_tokens or STEP_TOKENS.get(_kind(device), OTHER_STEP_TOKENS),
         model_context=decoder.context_tokens,
     )
-    caches = decoder.make_caches(limits.num_blocks, KV_DTYPES[launch.kv], device)
+    spare = int(_kind(device) == "cuda")  # see Runner
+    caches = decoder.make_caches(limits.num_blocks + spare, KV_DTYPES[launch.kv], device)
     num_tokens = min(launch.num_tokens or spec.vocab_size, spec.vocab_size)
     return Engine(decoder, caches, limits, num_tokens, device=device)
 
@@ -120,7 +138,7 @@ def _info(
         weights_bytes=weights_bytes,
         kv_bytes=engine.limits.num_blocks * block_bytes(spec, launch.kv),
         load_seconds=seconds,
-        details={"steps": "replayed" if runner.program is not None else f"called ({runner.why_not_recorded})"},
+        details={"steps": runner.how},
     )
 
 

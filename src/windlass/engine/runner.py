@@ -1,8 +1,8 @@
 """Puts a step's tokens into buffers and runs the decoder on them. Owns the buffers; knows no requests, no sampling and no model.
 
 The buffers have their largest size from the beginning and are refilled in place, so that on the CPU the decoder is recorded once, as
-a flat list of native operations, and replayed; that costs no Python. Where something in a decoder cannot be recorded, and on other
-devices, it is called as it is.
+a flat list of native operations, and replayed; that costs no Python. On CUDA, steps in which every sequence has one token are graphs
+(graphs.py). Where something in a decoder cannot be recorded, and for all other steps, it is called as it is.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from windlass.engine.graphs import Graphs
 from windlass.engine.scheduler import Chunk, Limits
 from windlass.engine.sequence import Sequence as EngineSequence
 from windlass.kernels import program
@@ -42,15 +43,26 @@ class Buffers:
         self._host_blocks, self.blocks = blocks, blocks.numpy()
         self._device_blocks = blocks.to(device, copy=True) if apart else blocks
         tokens, positions, slots, starts, lengths, logit_rows, _ = self._device.split(sizes)
-        counts = self._host.split(sizes)[-1]
-        self.step = Step(tokens, positions, slots, starts, lengths, self._device_blocks, logit_rows, counts)
+        _, _, _, host_starts, host_lengths, _, counts = self._host.split(sizes)
+        self.step = Step(
+            tokens, positions, slots, starts, lengths, self._device_blocks, logit_rows, counts, host_starts, host_lengths
+        )
+        self._uploaded = torch.cuda.Event() if device.type == "cuda" else None
+
+    def wait(self) -> None:
+        """Until the host's side may be refilled: a copy from it may still be under way."""
+        if self._uploaded is not None:
+            self._uploaded.synchronize()
 
     def upload(self, num_sequences: int, blocks_changed: bool) -> None:
         if self._device is self._host:
             return
-        self._device.copy_(self._host)  # waits: the host refills its side for the next step
+        is_cuda = self._uploaded is not None
+        self._device.copy_(self._host, non_blocking=is_cuda)
         if blocks_changed:
-            self._device_blocks[:num_sequences].copy_(self._host_blocks[:num_sequences])
+            self._device_blocks[:num_sequences].copy_(self._host_blocks[:num_sequences], non_blocking=is_cuda)
+        if self._uploaded is not None:
+            self._uploaded.record()
 
 
 def _zeros(count: int, device: torch.device) -> Tensor:
@@ -68,7 +80,10 @@ class Runner:
         """Whose blocks each row of the table holds, how many of them, and since which preemption."""
         self._program: program.Program | None = None
         self._logits: Tensor | None = None
-        self.why_not_recorded = self._record() if record and device == "cpu" else "not on a CPU" if record else "not asked for"
+        self._graphs: Graphs | None = None
+        self._spare_block = limits.num_blocks
+        """After those that sequences may have, where the caches have one more: for rows that only fill a graph up."""
+        self.why_not_recorded = self._prepared(torch.device(device).type, limits) if record else "not asked for"
 
     @property
     def decoder(self) -> Decoder:
@@ -79,9 +94,22 @@ class Runner:
         """What is replayed; None: the decoder is called."""
         return self._program
 
+    @property
+    def how(self) -> str:
+        """In words."""
+        if self._program is not None:
+            return "replayed"
+        if self._graphs is not None and not self._graphs.why_not:
+            return "CUDA graphs"
+        return f"called ({self.why_not_recorded or (self._graphs and self._graphs.why_not)})"
+
     def run(self, chunks: Sequence[Chunk]) -> Tensor:
         """Logits fp32 of the chunks' wanted rows, one after another; valid until the next run."""
+        self._buffers.wait()
         changed = self._fill(chunks)
+        size = self._graph_size(chunks)
+        if size is not None:
+            return self._replayed(chunks, size, changed)
         self._buffers.upload(len(chunks), changed)
         if self._program is not None:
             assert self._logits is not None
@@ -89,6 +117,48 @@ class Runner:
             return self._logits[: int(self._buffers.counts[2])]
         with torch.inference_mode():
             return self._decoder(self._buffers.step, self._caches)
+
+    def _prepared(self, device: str, limits: Limits) -> str:
+        """Empty where steps will be replayed."""
+        if device == "cpu":
+            return self._record()
+        if device != "cuda" or torch.version.hip is not None:
+            return "not on a CPU or an NVIDIA GPU"
+        if any(cache.keys.shape[0] <= limits.num_blocks for cache in self._caches):
+            return "caches without a spare block"
+        self._graphs = Graphs(self._decoder, self._caches, self._buffers.step, limits.max_sequences)
+        return ""
+
+    # --- graphs
+
+    def _graph_size(self, chunks: Sequence[Chunk]) -> int | None:
+        """Where every sequence has one new token and wants its logits."""
+        counts = self._buffers.counts
+        if self._graphs is None or not (counts[0] == counts[1] == counts[2] == len(chunks)):
+            return None
+        return self._graphs.size(len(chunks))
+
+    def _replayed(self, chunks: Sequence[Chunk], size: int, changed: bool) -> Tensor:
+        assert self._graphs is not None
+        count, buffers = len(chunks), self._buffers
+        if size > count:
+            changed |= self._fill_up(count, size)
+        buffers.upload(size, changed)
+        return self._graphs.run(size, int(buffers.lengths[:count].max()))[:count]
+
+    def _fill_up(self, count: int, size: int) -> bool:
+        """Rows count..size are nobody's. Whether the table of blocks has changed."""
+        buffers = self._buffers
+        buffers.tokens[count:size] = 0
+        buffers.positions[count:size] = 0
+        buffers.slots[count:size] = self._spare_block * BLOCK_TOKENS
+        buffers.lengths[count:size] = 1
+        buffers.starts[count + 1 : size + 1] = np.arange(count + 1, size + 1)
+        buffers.logit_rows[count:size] = np.arange(count, size)
+        changed = bool((buffers.blocks[count:size, 0] != self._spare_block).any())
+        buffers.blocks[count:size, 0] = self._spare_block
+        del self._in_rows[count:]
+        return changed
 
     def _record(self) -> str:
         """Empty where it was recorded."""

@@ -7,6 +7,7 @@ knows addresses and not numbers, serves every batch. Knows no model and no reque
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 
 import numpy
@@ -36,6 +37,20 @@ class Step:
     """int32 [logits]: rows whose logits are wanted"""
     counts: Tensor
     """int32 [3] on the host: true numbers of rows, sequences and logit rows"""
+    host_starts: Tensor | None = None
+    """`starts` and `lengths` on the host, where the step is on another device: kernels are chosen without asking it."""
+    host_lengths: Tensor | None = None
+
+    def longest(self) -> int:
+        """Tokens of the longest sequence."""
+        return int((self.lengths if self.host_lengths is None else self.host_lengths).max())
+
+    def fresh_bounds(self) -> list[tuple[int, int]] | None:
+        """First and last row of each sequence, where all of them begin with this step; None where some have tokens in the cache."""
+        starts = (self.starts if self.host_starts is None else self.host_starts).tolist()
+        lengths = (self.lengths if self.host_lengths is None else self.host_lengths).tolist()
+        bounds = list(pairwise(starts))
+        return bounds if all(last - first == length for (first, last), length in zip(bounds, lengths, strict=True)) else None
 
     def trimmed(self) -> Step:
         """The same without padding: what plain PyTorch works on."""
@@ -49,6 +64,8 @@ class Step:
             blocks=self.blocks[:sequences],
             logit_rows=self.logit_rows[:logits],
             counts=self.counts,
+            host_starts=None if self.host_starts is None else self.host_starts[: sequences + 1],
+            host_lengths=None if self.host_lengths is None else self.host_lengths[:sequences],
         )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Protocol, cast
 
+import msgspec
 import torch
 
 from windlass import __version__
@@ -154,7 +155,13 @@ def _run(setup: Setup, engine: Engine, device: str, weights: WeightBytes, batch:
         with profiled(engine, trace) as steps:
             run_batch(submitted, next(prompts), tokens, around_step=lambda: trace.span("step", batch=batch))
         python_share = steps.python_share(batch)
-    return _found(setup, batch, timed, weights, python_share)
+    found = _found(setup, batch, timed, weights, python_share)
+    return msgspec.structs.replace(found, experts_touched=_experts_touched(engine, batch))
+
+
+def _experts_touched(engine: Engine, batch: int) -> float | None:
+    fused = getattr(engine.runner.decoder, "fused", None)
+    return None if fused is None else fused.experts_touched(batch)
 
 
 def _prompts(setup: Setup, engine: Engine, batch: int) -> Iterator[list[list[int]]]:

@@ -7,10 +7,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from windlass.kernels.cuda.layout import Tiles
 from windlass.kernels.panels import Panels
 from windlass.measure.work import WeightBytes
 from windlass.nn.decoder import Decoder
 from windlass.nn.moe import MixtureOfExperts
+
+Held = Tensor | Panels | Tiles
 
 EXPERT_PARTS = ("gate_up", "down", "gate_up_bias", "down_bias")
 
@@ -27,13 +30,13 @@ def weight_bytes(decoder: Decoder) -> WeightBytes:
     return WeightBytes(**counted)
 
 
-def _held(module: nn.Module) -> Iterator[tuple[str, Tensor | Panels]]:
+def _held(module: nn.Module) -> Iterator[tuple[str, Held]]:
     """Parameters and buffers, and panels, which are neither to PyTorch."""
     values: dict[str, Any] = {**module._parameters, **module._buffers, **vars(module)}
-    return ((name, value) for name, value in values.items() if isinstance(value, Tensor | Panels))
+    return ((name, value) for name, value in values.items() if isinstance(value, Tensor | Panels | Tiles))
 
 
-def _kind(decoder: Decoder, module: nn.Module, name: str, held: Tensor | Panels) -> str:
+def _kind(decoder: Decoder, module: nn.Module, name: str, held: Held) -> str:
     if isinstance(module, MixtureOfExperts) and name in EXPERT_PARTS:
         return "experts"
     if module is decoder and name in ("table", "position_table") and held is not decoder.head:
@@ -41,5 +44,5 @@ def _kind(decoder: Decoder, module: nn.Module, name: str, held: Tensor | Panels)
     return "lookup" if name in module._buffers else "always"  # tables of angles and slopes: a row a token
 
 
-def num_bytes(held: Tensor | Panels) -> int:
-    return held.num_bytes if isinstance(held, Panels) else held.numel() * held.element_size()
+def num_bytes(held: Held) -> int:
+    return held.num_bytes if isinstance(held, Panels | Tiles) else held.numel() * held.element_size()

@@ -40,6 +40,8 @@ class Run(Frozen):
     prefill_seconds: float
     python_share: float | None = None
     """Of a decode step, what is not native kernels; None where they were not timed."""
+    experts_touched: float | None = None
+    """Routed experts that the last step read, of a layer on average; None where the kernels do not tell."""
 
     @property
     def read_bytes_per_second(self) -> float:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +30,9 @@ from windlass.nn.linear import held
 from windlass.nn.norm import Norm
 from windlass.nn.positions import Rotary
 
+if TYPE_CHECKING:
+    from windlass.nn.fused import Fused
+
 
 class Decoder(nn.Module):
     def __init__(self, spec: model.ModelSpec, weights: Weights, context_tokens: int | None = None) -> None:
@@ -44,12 +48,15 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(Layer(spec, index, weights, rotary) for index in range(spec.num_layers))
         self.norm = Norm(spec.norm, weights, "norm") if spec.final_norm else None
         self.head = self.table if spec.tied_head else held(weights.matrix("head.weight"))
+        self.fused = _fused(self, weights)
 
     def forward(self, step: Step, caches: Sequence[Cache] | None = None) -> Tensor:
         """fp32 [logit rows, vocabulary]."""
         if not program.is_recording():
             step = step.trimmed()
             self._check(step)
+        if self.fused is not None and caches is not None:
+            return self.fused(step, caches)
         hidden = self.forward_hidden(step, caches)
         with program.rows_counted_by(step.counts[2:3]):
             return self.logits(gather(hidden, step.logit_rows))
@@ -81,6 +88,15 @@ class Decoder(nn.Module):
                 raise BadInput(
                     f"a sequence of {longest} tokens, where this decoder was made for {self.context_tokens}: shorten it"
                 )
+
+
+def _fused(decoder: Decoder, weights: Weights) -> Fused | None:
+    """Where matrices lie as a GPU's own kernels want them, those make the whole pass."""
+    if not getattr(weights, "tiled", False):
+        return None
+    from windlass.nn.fused import Fused
+
+    return Fused(decoder)
 
 
 def _context(spec: model.ModelSpec, wanted: int | None) -> int:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from windlass.core.place import Interval, Placement
 from windlass.errors import UnknownName
+from windlass.kernels.cuda.layout import Tiles
 from windlass.kernels.panels import Panels
 from windlass.weights.checked import missing, placed
 from windlass.weights.coded import load_panels, panels_bytes
@@ -25,12 +26,13 @@ from windlass.weights.parts import Part, Share, part_at
 from windlass.weights.readers import Ours
 from windlass.weights.source import Opened
 from windlass.weights.stream import give_back_memory
+from windlass.weights.tiled import are_paired, can_tile, load_tiles
 
 Progress = Callable[[int, int], None]
 """Called with the bytes of the checkpoint that are done, and with all of them."""
 
-Matrix = Tensor | Panels
-Loaded = TypeVar("Loaded", Tensor, Panels)
+Matrix = Tensor | Panels | Tiles
+Loaded = TypeVar("Loaded", bound=Matrix)
 
 EMBED, HEAD = "embed.weight", "head.weight"
 
@@ -49,8 +51,10 @@ class CheckpointWeights:
         device: torch.device | str = "cpu",
         dtype: torch.dtype | None = None,
         keep_quantized: bool = True,
+        tiled: bool = False,
         progress: Progress | None = None,
     ) -> None:
+        """`tiled`: for the kernels of kernels/cuda, where all of the layers' matrices are stored such that they take them."""
         self.spec, self.device = opened.spec, torch.device(device)
         self.dtype = dtype or (torch.float32 if self.device.type == "cpu" else torch.bfloat16)
         self._store, self._places = opened.store, opened.places or placed(opened.rules, opened.store)
@@ -58,6 +62,7 @@ class CheckpointWeights:
         self._share = Share(placement=placement, tp_index=tp_index, ep_index=ep_index)
         self._keep_quantized = keep_quantized
         self._layers = layers or (0, opened.spec.num_layers)
+        self.tiled = tiled and keep_quantized and self._can_be_tiled()
         self._progress, self._done, self._total = progress, 0, 0
         self._counted: set[str] = set()
         self._embedding: Matrix | None = None
@@ -93,9 +98,9 @@ class CheckpointWeights:
         found = self._expert_parts(layer, parts, "weight")
         every = [part for one in found for part in one]
         codes = self._codes(every)
-        if codes is not None:
-            return self._given(every, load_panels(self._store, found, codes, len(found)))
-        return self._given(every, self._dense(found))
+        if codes is None:
+            return self._given(every, self._dense(found))
+        return self._given(every, self._packed(found, codes, parts, len(found)))
 
     def expert_vectors(self, layer: int, *parts: str) -> Tensor | None:
         if self._named.expert_rule(layer, parts[0], "bias") is None:
@@ -142,15 +147,29 @@ class CheckpointWeights:
     def _matrix(self, names: Sequence[str]) -> Matrix:
         parts = [self._part(name) for name in names]
         codes = self._codes(parts)
-        if codes is not None:
-            return self._given(parts, load_panels(self._store, [parts], codes, 0))
-        return self._given(parts, self._dense([parts])[0])
+        if codes is None:
+            return self._given(parts, self._dense([parts])[0])
+        return self._given(parts, self._packed([parts], codes, names, 0))
+
+    def _packed(self, rows_of: list[list[Part]], codes: Codes, names: Sequence[str], num_experts: int) -> Panels | Tiles:
+        if self.tiled:
+            return load_tiles(self._store, rows_of, codes, paired=are_paired(names), device=self.device)
+        return load_panels(self._store, rows_of, codes, num_experts)
 
     def _codes(self, parts: list[Part]) -> Codes | None:
-        """Panels are the CPU's; elsewhere, and where numbers are asked for, everything is plain."""
-        if not self._keep_quantized or self.device.type != "cpu":
+        """None: everything is plain, because it is stored so, or asked for, or the device has no kernels for anything else."""
+        if not self._keep_quantized or not (self.tiled or self.device.type == "cpu"):
             return None
         return common_codes(parts, {form_of(self._store, part) for part in parts})
+
+    def _can_be_tiled(self) -> bool:
+        """Every matrix of the layers but the routers."""
+        layers = (part for part in self._held() if part.ours.layer is not None and len(part.ours.shape) == 2)
+        return all(
+            can_tile(form_of(self._store, part).codes, part.num_rows, part.num_in)
+            for part in layers
+            if not part.ours.name.endswith(".router.weight")
+        )
 
     def _dense(self, rows_of: list[list[Part]]) -> Tensor:
         dtype = self._dense_dtype([part for one in rows_of for part in one])

@@ -47,6 +47,8 @@ class Coded:
 
 
 ReadCodes = Callable[[int, int], Coded]
+Job = Callable[[], tuple[int | None, int, Coded]]
+"""-> expert, first row, rows."""
 
 
 def panels_bytes(codes: Codes, num_out: int, num_in: int) -> int:
@@ -62,12 +64,7 @@ def load_panels(store: TensorStore, rows_of: Sequence[Sequence[Part]], codes: Co
     made = Panels.allocate(
         codes.kind, num_out, num_in, codes.local_group(num_in), num_experts, scale_dtype=torch_dtype(codes.scale)
     )
-    jobs: list[Callable[[], tuple[int | None, int, Coded]]] = []
-    for expert, parts in enumerate(rows_of):
-        row = 0
-        for part in parts:
-            jobs += _jobs(store, part, row, expert if num_experts else None)
-            row += part.num_rows
+    jobs = [job for expert, parts in enumerate(rows_of) for job in coded_jobs(store, parts, expert if num_experts else None)]
     for expert, row, rows in ahead(jobs):
         if rows.scale is None:
             made.put_blocks(row, rows.codes, expert)
@@ -76,10 +73,18 @@ def load_panels(store: TensorStore, rows_of: Sequence[Sequence[Part]], codes: Co
     return made
 
 
-def _jobs(store: TensorStore, part: Part, row: int, expert: int | None) -> Iterator[Callable[[], tuple[int | None, int, Coded]]]:
+def coded_jobs(store: TensorStore, parts: Sequence[Part], expert: int | None, slice_bytes: int = SLICE_BYTES) -> Iterator[Job]:
+    """Slices of a matrix of these parts, each with the row it begins with."""
+    row = 0
+    for part in parts:
+        yield from _jobs(store, part, row, expert, slice_bytes)
+        row += part.num_rows
+
+
+def _jobs(store: TensorStore, part: Part, row: int, expert: int | None, slice_bytes: int) -> Iterator[Job]:
     read, (first, last) = coded_reader(store, part), part.rows
     num_in = part.ours.shape[1]
-    step = max(1, SLICE_BYTES // num_in // PANEL_ROWS) * PANEL_ROWS
+    step = max(1, slice_bytes // num_in // PANEL_ROWS) * PANEL_ROWS
     for start in range(first, last, step):
         stop = min(start + step, last)
 

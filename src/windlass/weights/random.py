@@ -16,19 +16,22 @@ from torch import Tensor
 
 from windlass.core.model import ModelSpec
 from windlass.core.place import Placement, stored
-from windlass.core.rule import Role, Rule
+from windlass.core.rule import Part, Role, Rule
 from windlass.core.scheme import Scheme, Stored, scheme
 from windlass.errors import BadInput, UnknownName
+from windlass.kernels.cuda.layout import ROWS, Tiles
+from windlass.kernels.cuda.layout import random as random_tiles
 from windlass.kernels.panels import BLOCK, Panels
 from windlass.weights.named import Named
 from windlass.weights.parts import Share
 from windlass.weights.source import check_runnable
 from windlass.weights.stream import give_back_memory
+from windlass.weights.tiled import are_paired
 
 POOL = 4_194_301
 """Random numbers that are made; a prime, so that rows that repeat them begin elsewhere. Drawing them all would take minutes."""
 
-Matrix = Tensor | Panels
+Matrix = Tensor | Panels | Tiles
 
 
 class RandomWeights:
@@ -46,7 +49,9 @@ class RandomWeights:
         tp_index: int = 0,
         device: torch.device | str = "cpu",
         dtype: torch.dtype | None = None,
+        tiled: bool = False,
     ) -> None:
+        """`tiled`: for the kernels of kernels/cuda, where all of the layers' matrices are such that they take them."""
         check_runnable(spec)
         self.spec, self.device = spec, torch.device(device)
         self.dtype = dtype or (torch.float32 if self.device.type == "cpu" else torch.bfloat16)
@@ -55,6 +60,7 @@ class RandomWeights:
         self._share = Share(placement=placement, tp_index=tp_index)
         self._embedding: Matrix | None = None
         self._pools: dict[torch.dtype, Tensor] = {}
+        self.tiled = tiled and self._can_be_tiled()
         give_back_memory()  # of a model that was here before
 
     # --- core.ports.Weights
@@ -103,11 +109,30 @@ class RandomWeights:
 
     def _made(self, rules: list[Rule], name: str, num_experts: int = 0) -> Matrix:
         how, shape, spread = stored(rules[0], self.scheme), self._shape(rules), self._spread(rules[0])
+        if self.tiled and how.bits == 4:
+            assert how.group is not None
+            paired = are_paired([rule.ours for rule in rules])
+            return random_tiles(
+                max(num_experts, 1), *shape, how.group, spread, paired=paired, device=self.device, seed=self._seed_of(name)
+            )
         if how.bits >= 16 or self.device.type != "cpu" or not _has_panels(how, shape[1]):
             return self._dense((num_experts, *shape) if num_experts else shape, spread, name, wide=how.bits > 16)
         kind, scale_dtype = _panels(how, self.scheme)
         return Panels.random(
             kind, *shape, how.group or shape[1], num_experts, scale_dtype, deviation=spread, seed=self._seed_of(name)
+        )
+
+    def _can_be_tiled(self) -> bool:
+        """Every matrix of the layers but the routers."""
+        if self.scheme.name != "int4" or self.scheme.zero_points:
+            return False
+        layers = [
+            rule for rule in self._named.rules if rule.layers is not None and len(rule.shape) == 2 and rule.part is Part.MAIN
+        ]
+        return all(
+            stored(rule, self.scheme).bits == 4 and rule.shape[0] % ROWS == 0
+            for rule in layers
+            if not rule.ours.endswith(".router.weight")
         )
 
     def _shape(self, rules: list[Rule]) -> tuple[int, int]:
@@ -124,6 +149,9 @@ class RandomWeights:
 
     def _dense(self, shape: tuple[int, ...], spread: float, name: str, *, wide: bool = False) -> Tensor:
         dtype = torch.float32 if wide else torch.bfloat16
+        if self.device.type == "cuda":
+            source = torch.Generator(self.device).manual_seed(self._seed_of(name))
+            return torch.randn(shape, dtype=self.dtype, device=self.device, generator=source).mul_(spread)
         pool = self._pools.get(dtype)
         if pool is None:
             drawn = torch.randn(POOL, generator=torch.Generator().manual_seed(self._seed))

@@ -85,6 +85,23 @@ def rotate_store(
     return qkv
 
 
+def head_norm(qkv: Tensor, q_norm: Tensor, k_norm: Tensor, num_kv_heads: int, eps: float) -> Tensor:
+    """An rms norm over each head of queries and keys of qkv bf16 [rows, (heads + 2 kv heads) * 128], in place; norms fp32 [128]."""
+    heads = qkv.shape[1] // HEAD_DIM - 2 * num_kv_heads
+    run = driver.kernel(
+        "rotary.cu", "PPPf", "head_norm", packed=False, HEADS=heads, KV_HEADS=num_kv_heads, ROTARY=HEAD_DIM, INTERLEAVED=0
+    )
+    run((qkv.shape[0], 4 if qkv.shape[0] <= 64 else 1), 256, qkv, q_norm, k_norm, eps)
+    return qkv
+
+
+def head_norm_reference(qkv: Tensor, q_norm: Tensor, k_norm: Tensor, num_kv_heads: int, eps: float) -> Tensor:
+    parts = qkv.float().view(qkv.shape[0], -1, HEAD_DIM)
+    q, k, v = parts.split((parts.shape[1] - 2 * num_kv_heads, num_kv_heads, num_kv_heads), dim=1)
+    normed = (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * w for x, w in ((q, q_norm), (k, k_norm)))
+    return torch.cat((*normed, v), dim=1).flatten(1)
+
+
 def rotate_reference(x: Tensor, table: Tensor, positions: Tensor, interleaved: bool = False) -> Tensor:
     """x [rows, heads, dim]; the first dims rotated."""
     cos, sin = (part[:, None] for part in table[positions.long()].unbind(1))

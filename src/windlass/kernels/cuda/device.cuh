@@ -139,18 +139,35 @@ DEVICE u32 ordered(float x) {
     return b & 0x80000000u ? ~b : b | 0x80000000u;
 }
 // A warp chooses `active` of `PER` * 32 scores by score + correction, the lowest number first among equals; lane r has the r-th.
+// Scores are sigmoids or, with SOFTMAX, exponentials: weights are divided by the sum of those chosen, so no other sum is needed.
+#ifndef SOFTMAX
+#define SOFTMAX 0
+#endif
 template <u32 PER>
-DEVICE void choose(const float* logits, const float* correction, u32 per, u32 active, float routed_scale, u32 lane, int& id, float& weight) {
+DEVICE void choose(const float* logits, const float* correction, u32 active, float routed_scale, u32 lane, int& id, float& weight) {
     float score[PER];
     u32 key[PER];
 #pragma unroll
+    for (u32 i = 0; i < PER; i++) score[i] = __ldcg(logits + i * 32 + lane);
+#if SOFTMAX
+    float most = score[0];
+#pragma unroll
+    for (u32 i = 1; i < PER; i++) most = fmaxf(most, score[i]);
+#pragma unroll
+    for (int i = 16; i; i >>= 1) most = fmaxf(most, __shfl_xor_sync(~0u, most, i));
+#endif
+#pragma unroll
     for (u32 i = 0; i < PER; i++) {
-        score[i] = 0.f, key[i] = 0;
-        if (i < per) {
-            const u32 e = i * 32 + lane;
-            score[i] = 1.f / (1.f + expf(-__ldcg(logits + e)));
-            key[i] = ordered(score[i] + (correction ? __ldg(correction + e) : 0.f));
-        }
+        // Softmax keeps the order of logits: keys are logits, which do not vanish as exponentials of small ones do.
+        const float shift = correction ? __ldg(correction + i * 32 + lane) : 0.f;
+#if SOFTMAX
+        const float logit = score[i];
+        score[i] = expf(logit - most);
+        key[i] = ordered(correction ? score[i] + shift : logit);
+#else
+        score[i] = 1.f / (1.f + expf(-score[i]));
+        key[i] = ordered(score[i] + shift);
+#endif
     }
     float total = 0.f, mine = 0.f;
     for (u32 r = 0; r < active; r++) {

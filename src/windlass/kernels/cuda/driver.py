@@ -9,7 +9,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +29,19 @@ DEPENDENT_LAUNCH = 6
 
 DEPENDENT = True
 """Whether kernels may start before the one ahead of them is done; off, to time them one by one."""
+
+
+@contextmanager
+def dependent_launches(wanted: bool) -> Iterator[None]:
+    """Only where they are allowed at all."""
+    global DEPENDENT
+    before = DEPENDENT
+    DEPENDENT = before and wanted
+    try:
+        yield
+    finally:
+        DEPENDENT = before
+
 
 DEFINES: dict[str, int] = {}
 """For every kernel compiled from now on; TRACE_AT is the address of a buffer for device.cuh's `trace`."""

@@ -6,12 +6,12 @@ A block's codes are two halves of 64 inputs; lane l = 4 g + t of a warp has 16 b
 what one tensor-core step takes of rows g and g + 8, inputs 2 t, 2 t + 1, 2 t + 8, 2 t + 9; nibbles 0, 4, 2, 6 are row g, 1, 5, 3, 7 row g + 8.
 So a word becomes four pairs of numbers with one mask each, a warp's load is 512 bytes in one piece, and a tile streams as one.
 Rows of `paired` matrices (gate, then up) are dealt 8 and 8, so that a tile has both halves of 8 results.
-Inputs are filled up to a multiple of 128 with zeros.
+Inputs are filled up to a multiple of 128 with zeros, and beyond where that number of blocks divides badly (`Tiles.width`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -55,9 +55,29 @@ class Tiles:
     def tile_bytes(self) -> int:
         return self.tile_blocks * self.block_bytes
 
+    @property
+    def width(self) -> int:
+        """Inputs with what fills them up: activations must be as wide, with zeros at the end."""
+        return self.tile_blocks * INPUTS
+
+    @property
+    def num_bytes(self) -> int:
+        return self.data.numel()
+
+    def part(self, first: int, last: int) -> Tiles:
+        return replace(self, data=self.data[first:last])
+
 
 def block_bytes(group: int) -> int:
     return ROWS * INPUTS // 2 + INPUTS // group * ROWS * 2
+
+
+def num_blocks(inputs: int) -> int:
+    """Warps share the blocks of a tile: a number that up to 11 warps divide evenly, at least five of them."""
+    count = -(-inputs // INPUTS)
+    while count > 16 and not any(count % warps == 0 for warps in range(5, 12)):
+        count += 1
+    return count
 
 
 def empty(
@@ -67,7 +87,7 @@ def empty(
         raise BadInput(
             f"4-bit weights [{rows}, {inputs}] in groups of {group}: need groups of 32, 64 or 128 that divide the inputs, rows in sixteens"
         )
-    shape = (num_matrices, rows // ROWS, -(-inputs // INPUTS), block_bytes(group))
+    shape = (num_matrices, rows // ROWS, num_blocks(inputs), block_bytes(group))
     return Tiles(torch.empty(shape, dtype=torch.uint8, device=device), rows, inputs, group, paired)
 
 
@@ -87,6 +107,63 @@ def repack(codes: Tensor, scales: Tensor, *, paired: bool = False, out: Tiles | 
     else:
         part.copy_(_reference(codes, scales, out))
     return out
+
+
+def random(
+    num_matrices: int,
+    rows: int,
+    inputs: int,
+    group: int,
+    deviation: float,
+    *,
+    paired: bool = False,
+    device: torch.device | str = "cuda",
+    seed: int = 0,
+) -> Tiles:
+    """Codes and signs of scales at random; for benchmarks.
+
+    Uniform codes have a mean of -0.5, and signs take it away: otherwise all rows of activations would become alike.
+    """
+    made = empty(num_matrices, rows, inputs, group, paired=paired, device=device)
+    source = torch.Generator(device).manual_seed(seed)
+    codes, scales = made.data[..., : ROWS * INPUTS // 2], made.data[..., ROWS * INPUTS // 2 :]
+    for matrix in range(num_matrices):  # one at a time: what is drawn is held twice
+        codes[matrix] = torch.randint(0, 256, codes[matrix].shape, dtype=torch.uint8, device=device, generator=source)
+    signs = torch.randint(0, 2, (*scales.shape[:3], scales.shape[3] // 2), dtype=torch.int8, device=device, generator=source)
+    drawn = signs * 2 - 1
+    # Deviation of 16 equally likely codes about their middle.
+    scales.copy_((drawn.to(torch.bfloat16) * (deviation / ((16**2 - 1) / 12) ** 0.5)).view(torch.uint8))
+    _clear_filling(made)
+    return made
+
+
+def _clear_filling(made: Tiles) -> None:
+    """Scales of inputs that are not there are zero."""
+    first, rest = divmod(made.inputs, INPUTS)
+    tail = made.data[..., ROWS * INPUTS // 2 :].unflatten(-1, (INPUTS // made.group, -1))
+    if rest:
+        tail[..., first, rest // made.group :, :] = 0
+        first += 1
+    tail[..., first:, :, :] = 0
+
+
+class Filling:
+    """Tiles that are made of a checkpoint's rows as they are read; a matrix is repacked on the device once all of its rows are there."""
+
+    def __init__(self, num_matrices: int, rows: int, inputs: int, group: int, *, paired: bool, device: torch.device) -> None:
+        self.tiles = empty(num_matrices, rows, inputs, group, paired=paired, device=device)
+        self._codes = torch.empty(rows, inputs // 8, dtype=torch.int32, device=device)
+        self._scales = torch.empty(rows, inputs // group, dtype=torch.bfloat16, device=device)
+        self._num_put = 0
+
+    def put(self, row: int, codes: Tensor, scale: Tensor, matrix: int) -> None:
+        """Rows from `row` on, all inputs. Matrices come one after another."""
+        self._codes[row : row + len(codes)].copy_(codes, non_blocking=True)
+        self._scales[row : row + len(codes)].copy_(scale, non_blocking=True)
+        self._num_put += len(codes)
+        if self._num_put == self.tiles.rows:
+            repack(self._codes, self._scales, paired=self.tiles.paired, out=self.tiles, first=matrix)
+            self._num_put = 0
 
 
 def _repack_cuda(codes: Tensor, scales: Tensor, part: Tensor, out: Tiles) -> None:

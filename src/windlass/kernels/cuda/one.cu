@@ -7,7 +7,8 @@
 //
 // Compiled with: KIND (0 linear, 1 gate and up, 2 down), TEAMS of TEAM_WARPS warps (a stage has a block for each warp of a team; teams take stages
 // in turn, so that stages can be small and warps many), STAGES, TILE_BLOCKS (of one matrix along its inputs), NORM, and for kinds 1 and 2
-// TILES (of one expert), ACTIVE (routed experts of a token), SHARED (0 or 1 expert after the routed ones), EXPERTS.
+// TILES (of one expert), ACTIVE (routed experts of a token; 0 is a dense feed-forward, which is a shared expert alone), SHARED (0 or 1 expert after
+// the routed ones), EXPERTS.
 
 #ifndef ACTIVE
 #define ACTIVE 0
@@ -104,14 +105,16 @@ DEVICE void multiply_fixed(float& low, float& high, const u8* block, const u8* x
 // By the producer warp, as soon as logits may be read.
 DEVICE void choose_experts(const Arguments& a, int* ids, u32 lane) {
     wait_previous();
+#if ACTIVE
     int id = 0;
     float weight = 0.f;
-    choose<EXPERTS / 32>(a.logits, a.correction, EXPERTS / 32, ACTIVE, a.routed_scale, lane, id, weight);
+    choose<EXPERTS / 32>(a.logits, a.correction, ACTIVE, a.routed_scale, lane, id, weight);
     if (lane < ACTIVE) {
         ids[lane] = id;
         if (blockIdx.x == 0) a.chosen[lane] = id, a.chosen_weight[lane] = weight;
     }
     __syncwarp();
+#endif
 }
 #endif
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -31,9 +31,23 @@ class Routes:
     num_experts: int
     num_active: int
     num_shared: int
+    softmax: bool = False
+    """Scores are a softmax over the chosen rather than sigmoids divided by their sum."""
+
+    def first(self, rows: int) -> Routes:
+        """For the first rows."""
+        return replace(self, ids=self.ids[:rows], weights=self.weights[:rows])
 
 
-def routes(rows: int, num_experts: int, num_active: int, num_shared: int = 0, device: torch.device | str = "cuda") -> Routes:
+def routes(
+    rows: int,
+    num_experts: int,
+    num_active: int,
+    num_shared: int = 0,
+    device: torch.device | str = "cuda",
+    *,
+    softmax: bool = False,
+) -> Routes:
     # Each expert's last item may be part empty.
     items = min(rows * num_active, num_experts + rows * num_active // ITEM_ROWS) + num_shared * -(-rows // ITEM_ROWS)
     integers = {"dtype": torch.int32, "device": device}
@@ -47,25 +61,50 @@ def routes(rows: int, num_experts: int, num_active: int, num_shared: int = 0, de
         num_experts=num_experts,
         num_active=num_active,
         num_shared=num_shared,
+        softmax=softmax,
     )
 
 
+def all_rows(rows: int, item_rows: int, device: torch.device | str = "cuda") -> Routes:
+    """Every row to the one matrix there is: a dense feed-forward as a mixture of nothing but a shared expert."""
+    items = -(-rows // item_rows)
+    numbers = torch.arange(items * item_rows, dtype=torch.int32, device=device)
+    places = torch.where(numbers < rows, numbers, -1).view(items, item_rows)
+    return Routes(
+        ids=torch.zeros(rows, 0, dtype=torch.int32, device=device),
+        weights=torch.zeros(rows, 0, dtype=torch.float32, device=device),
+        num_items=torch.tensor([items, 0], dtype=torch.int32, device=device),
+        item_expert=torch.zeros(items, dtype=torch.int32, device=device),
+        item_rows=places,
+        item_places=places,
+        num_experts=0,
+        num_active=0,
+        num_shared=1,
+    )
+
+
+def parts_of(inputs: int) -> int:
+    return -(-inputs // 1024)
+
+
 def router_one(x: Tensor, norm: Tensor, weight: Tensor, logits: Tensor, eps: float) -> Tensor:
-    """Logits fp32 [experts] of norm(x), x fp32 [inputs], weight fp32 [experts, inputs]; inputs 1,024 to 4,096, a multiple of 1,024."""
-    run = driver.kernel("small.cu", "PPPPIf", "router_one", packed=False)
+    """Logits fp32 [experts] of norm(x), x fp32 [inputs], weight fp32 [experts, inputs]; inputs in fours, at most 8,192."""
+    run = driver.kernel("small.cu", "PPPPIf", "router_one", packed=False, PARTS=parts_of(weight.shape[1]))
     run((weight.shape[0],), 256, x, norm, weight, logits, weight.shape[1], eps)
     return logits
 
 
 def router_many(x: Tensor, weight: Tensor, logits: Tensor) -> Tensor:
-    """Logits fp32 [rows, experts] of x bf16 [rows, inputs]; inputs at most 4,096."""
-    run = driver.kernel("small.cu", "PPPIII", "router_many", packed=False)
+    """Logits fp32 [rows, experts] of x bf16 [rows, inputs]; inputs in fours, at most 8,192, experts likewise in fours."""
+    run = driver.kernel("small.cu", "PPPIII", "router_many", packed=False, PARTS=parts_of(weight.shape[1]))
     run((weight.shape[0] // 4, -(-x.shape[0] // 8)), 256, x, weight, logits, weight.shape[1], x.shape[0], weight.shape[0])
     return logits
 
 
 def route_many(logits: Tensor, correction: Tensor | None, into: Routes, routed_scale: float = 1.0) -> Routes:
-    run = driver.kernel("small.cu", "PPPPPPPPIIIf", "route_many", packed=False, EXPERTS=into.num_experts)
+    run = driver.kernel(
+        "small.cu", "PPPPPPPPIIIf", "route_many", packed=False, EXPERTS=into.num_experts, SOFTMAX=int(into.softmax)
+    )
     rows = logits.shape[0]
     assert rows <= MAX_ROWS
     run(
@@ -75,12 +114,14 @@ def route_many(logits: Tensor, correction: Tensor | None, into: Routes, routed_s
     return into
 
 
-def choose_many(logits: Tensor, correction: Tensor | None, num_active: int, routed_scale: float = 1.0) -> tuple[Tensor, Tensor]:
+def choose_many(
+    logits: Tensor, correction: Tensor | None, num_active: int, routed_scale: float = 1.0, *, softmax: bool = False
+) -> tuple[Tensor, Tensor]:
     """Choice and weights alone, any number of rows."""
     rows, num_experts = logits.shape
     ids = torch.empty(rows, num_active, dtype=torch.int32, device=logits.device)
     weights = torch.empty(rows, num_active, dtype=torch.float32, device=logits.device)
-    run = driver.kernel("small.cu", "PPPPIIf", "choose_many", packed=False, EXPERTS=num_experts)
+    run = driver.kernel("small.cu", "PPPPIIf", "choose_many", packed=False, EXPERTS=num_experts, SOFTMAX=int(softmax))
     run((-(-rows // 4),), 128, logits, correction, ids, weights, rows, num_active, routed_scale)
     return ids, weights
 
@@ -121,9 +162,9 @@ def _dispatch_reference(result: Routes) -> Routes:
 
 
 def route_reference(
-    logits: Tensor, correction: Tensor | None, num_active: int, routed_scale: float = 1.0
+    logits: Tensor, correction: Tensor | None, num_active: int, routed_scale: float = 1.0, *, softmax: bool = False
 ) -> tuple[Tensor, Tensor]:
-    scores = logits.float().sigmoid()
+    scores = logits.float().softmax(-1) if softmax else logits.float().sigmoid()
     ids = (scores if correction is None else scores + correction).topk(num_active, dim=-1).indices
     weights = scores.gather(-1, ids)
     return ids.to(torch.int32), weights / weights.sum(-1, keepdim=True) * routed_scale

@@ -37,31 +37,37 @@ extern "C" __global__ void repack(const u32* codes, const u16* scales, u8* out, 
     }
 }
 
-// ---- router logits of one row: norm and dot product in one pass. One block an expert, 256 threads.
+// ---- router logits of one row: norm and dot product in one pass. One block an expert, 256 threads; PARTS thousands (1,024) of inputs.
+#ifndef PARTS
+#define PARTS 4
+#endif
 extern "C" __global__ void __launch_bounds__(256) router_one(const float* x, const float* norm, const float* weight, float* logits, u32 inputs, float eps) {
     __shared__ float sums[16];
     launch_next();
     if (threadIdx.x == 0) trace(9, 0);
     const float* row = weight + (u64)blockIdx.x * inputs;
-    float4 w[4];
-    const u32 per = inputs / 1024;
+    float4 w[PARTS];
 #pragma unroll
-    for (u32 i = 0; i < 4; i++)
-        if (i < per) {
-            const u32 k = (i * 256 + threadIdx.x) * 4;
+    for (u32 i = 0; i < PARTS; i++) {
+        const u32 k = (i * 256 + threadIdx.x) * 4;
+        w[i] = float4{0.f, 0.f, 0.f, 0.f};
+        if (k < inputs) {
             const float4 n = *(const float4*)(norm + k), v = *(const float4*)(row + k);
             w[i] = float4{n.x * v.x, n.y * v.y, n.z * v.z, n.w * v.w};
         }
+    }
     wait_previous();
     if (threadIdx.x == 0) trace(9, 1);
     float square = 0.f, dot = 0.f;
 #pragma unroll
-    for (u32 i = 0; i < 4; i++)
-        if (i < per) {
-            const float4 h = __ldcg((const float4*)(x + (i * 256 + threadIdx.x) * 4));
+    for (u32 i = 0; i < PARTS; i++) {
+        const u32 k = (i * 256 + threadIdx.x) * 4;
+        if (k < inputs) {
+            const float4 h = __ldcg((const float4*)(x + k));
             square += h.x * h.x + h.y * h.y + h.z * h.z + h.w * h.w;
             dot += h.x * w[i].x + h.y * w[i].y + h.z * w[i].z + h.w * w[i].w;
         }
+    }
     square = warp_sum(square), dot = warp_sum(dot);
     if ((threadIdx.x & 31) == 0) sums[threadIdx.x / 32] = square, sums[8 + threadIdx.x / 32] = dot;
     __syncthreads();
@@ -84,14 +90,14 @@ DEVICE void exchange(float (&acc)[32], u32 lane) {
 }
 
 // ---- router logits of many rows: x bf16 [rows, inputs], weight fp32 [experts, inputs]. A block: 8 rows x 4 experts, its threads share the
-// inputs; inputs a multiple of 1,024, at most 4,096, are held in registers.
+// inputs, PARTS thousands of them, held in registers.
 extern "C" __global__ void __launch_bounds__(256) router_many(const u16* x, const float* weight, float* logits, u32 inputs, u32 rows, u32 experts) {
     __shared__ float sums[8][32];
     launch_next();
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x & 31, expert = blockIdx.x * 4, first = blockIdx.y * 8;
-    float4 w[4][4];
+    float4 w[PARTS][4];
 #pragma unroll
-    for (u32 i = 0; i < 4; i++)
+    for (u32 i = 0; i < PARTS; i++)
 #pragma unroll
         for (u32 e = 0; e < 4; e++) {
             const u32 k = (i * 256 + threadIdx.x) * 4;
@@ -103,7 +109,7 @@ extern "C" __global__ void __launch_bounds__(256) router_many(const u16* x, cons
     for (u32 r = 0; r < 8; r++) {
         float s[4] = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll
-        for (u32 i = 0; i < 4; i++) {
+        for (u32 i = 0; i < PARTS; i++) {
             const u32 k = (i * 256 + threadIdx.x) * 4;
             uint2 v = {0, 0};
             if (first + r < rows && k < inputs) v = __ldcg((const uint2*)(x + (u64)(first + r) * inputs + k));
@@ -143,7 +149,7 @@ extern "C" __global__ void __launch_bounds__(128)
     if (row >= rows) return;
     int id = 0;
     float weight = 0.f;
-    choose<EXPERTS / 32>(logits + (u64)row * EXPERTS, correction, EXPERTS / 32, active, routed_scale, lane, id, weight);
+    choose<EXPERTS / 32>(logits + (u64)row * EXPERTS, correction, active, routed_scale, lane, id, weight);
     if (lane < active) ids[row * active + lane] = id, weights[row * active + lane] = weight;
 }
 
@@ -164,7 +170,7 @@ extern "C" __global__ void __launch_bounds__(128)
     if (row < rows) {
         int id = 0;
         float weight = 0.f;
-        choose<EXPERTS / 32>(logits + (u64)row * EXPERTS, correction, EXPERTS / 32, active, routed_scale, lane, id, weight);
+        choose<EXPERTS / 32>(logits + (u64)row * EXPERTS, correction, active, routed_scale, lane, id, weight);
         if (lane < active) {
             __stcg(ids + row * active + lane, id);
             weights[row * active + lane] = weight;

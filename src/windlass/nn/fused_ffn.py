@@ -1,0 +1,141 @@
+"""Feed-forwards of nn.fused: dense, which is a mixture of nothing but a shared expert, and routed."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from windlass.core.model import Scoring
+from windlass.kernels.cuda import experts, linear, route
+from windlass.kernels.cuda.layout import Tiles
+from windlass.kernels.cuda.route import MAX_ROWS, Routes
+from windlass.nn.feed_forward import FeedForward
+from windlass.nn.moe import MixtureOfExperts
+
+WIDE_ITEMS = (64, 128, 160)
+"""Rows of an expert that are multiplied at once; the more, the better weights are used, and the more are empty."""
+
+Parts = tuple[Tensor, Tensor | None]
+"""What is to be added to the stream, and how much each part counts: see norm.add_norm."""
+
+
+def _halves(*shape: int, device: torch.device) -> Tensor:
+    return torch.empty(*shape, dtype=torch.bfloat16, device=device)
+
+
+class DenseFeed:
+    def __init__(self, feed: FeedForward) -> None:
+        self.gate_up: Tiles = feed.up.weight
+        self.down: Tiles = feed.down.weight
+        device = self.down.data.device
+        # Wider than what is written where the kernels' blocks are: the rest stays zero.
+        self._act = torch.zeros(MAX_ROWS, self.down.width, dtype=torch.bfloat16, device=device)
+        self._routes = {1: route.all_rows(1, 8, device)}
+
+    def one(self, h: Tensor, norm: Tensor, eps: float) -> None:
+        routes = self._routes[1]
+        experts.gate_up_one(h, norm, self.gate_up, self._act[:1], h, None, routes, eps=eps)
+        experts.down_one(self._act[:1], self.down, h, routes, residual=h)
+
+    def several(self, x: Tensor) -> Parts:
+        from windlass.nn.fused import sliced_product
+
+        rows = x.shape[0]
+        act = self._act[:rows]
+        if rows <= 8:
+            experts.gate_up_many(x, self.gate_up, act, self._all_rows(rows, 8))
+        else:
+            experts.gate_up_wide(x, self.gate_up, act, self._all_rows(rows, 64), deep=1)
+        return sliced_product(act, self.down), None
+
+    def wide(self, x: Tensor) -> Parts:
+        rows = x.shape[0]
+        act = torch.zeros(rows, self.down.width, dtype=torch.bfloat16, device=x.device)
+        experts.gate_up_wide(x, self.gate_up, act, route.all_rows(rows, 128, x.device))
+        parts = _halves(1, rows, self.down.rows, device=x.device)
+        linear.linear_wide(act, self.down, parts[0])
+        return parts, None
+
+    def _all_rows(self, rows: int, item_rows: int) -> Routes:
+        if rows not in self._routes:
+            self._routes[rows] = route.all_rows(rows, item_rows, self.down.data.device)
+        return self._routes[rows]
+
+
+class RoutedFeed:
+    def __init__(self, feed: MixtureOfExperts) -> None:
+        moe = feed.moe
+        self.num_experts, self.num_active, self.scale = moe.num_experts, moe.num_active, moe.router.scale
+        self.num_shared = int(feed.shared is not None)
+        self.softmax = moe.router.scoring is not Scoring.SIGMOID
+        self.correction: Tensor | None = feed.correction
+        self.router: Tensor = feed.router.weight
+        self._router_parts = _three_parts(self.router)
+        self.gate_up, self.down = _with_shared(feed)
+        self.slots = self.num_active + self.num_shared
+        self.routes = route.routes(
+            MAX_ROWS, self.num_experts, self.num_active, self.num_shared, self.router.device, softmax=self.softmax
+        )
+
+    @property
+    def width(self) -> int:
+        return self.gate_up.rows // 2
+
+    def one(self, h: Tensor, norm: Tensor, eps: float) -> None:
+        device = h.device
+        logits = torch.empty(self.num_experts, dtype=torch.float32, device=device)
+        act = _halves(self.slots, self.width, device=device)
+        route.router_one(h, norm, self.router, logits, eps)
+        experts.gate_up_one(h, norm, self.gate_up, act, logits, self.correction, self.routes, eps=eps, routed_scale=self.scale)
+        experts.down_one(act, self.down, h, self.routes, residual=h)
+
+    def several(self, x: Tensor) -> Parts:
+        rows, device = x.shape[0], x.device
+        routes = self.routes.first(rows)
+        logits = torch.empty(rows, self.num_experts, dtype=torch.float32, device=device)
+        route.route_many(route.router_many(x, self.router, logits), self.correction, routes, self.scale)
+        act = _halves(rows * self.slots, self.width, device=device)
+        parts = torch.empty(rows * self.slots, x.shape[1], dtype=torch.float32, device=device)
+        experts.gate_up_many(x, self.gate_up, act, routes)
+        experts.down_many(act, self.down, parts, routes)
+        return parts.view(rows, self.slots, -1), routes.weights
+
+    def wide(self, x: Tensor) -> Parts:
+        rows, device = x.shape[0], x.device
+        logits = torch.mm(x, self._router_parts.T, out_dtype=torch.float32).view(rows, 3, -1).sum(1)
+        ids, weights = route.choose_many(logits, self.correction, self.num_active, self.scale, softmax=self.softmax)
+        routes = route.dispatch(ids, weights, self.num_experts, self.num_shared, self._item_rows(rows))
+        act = _halves(rows * self.slots, self.width, device=device)
+        parts = _halves(rows * self.slots, x.shape[1], device=device)
+        experts.gate_up_wide(x, self.gate_up, act, routes)
+        experts.down_wide(act, self.down, parts, routes)
+        return parts.view(rows, self.slots, -1), weights
+
+    def _item_rows(self, rows: int) -> int:
+        """So that most experts are one item: the mean and twice its deviation."""
+        mean = rows * self.num_active / self.num_experts
+        return next((size for size in WIDE_ITEMS if size >= mean + 2 * mean**0.5), WIDE_ITEMS[-1])
+
+
+def _three_parts(router: Tensor) -> Tensor:
+    """bf16 [3 * experts, hidden]: three numbers whose sum is the fp32 weight, to about 24 bits."""
+    parts: list[Tensor] = []
+    rest = router.float()
+    for _ in range(3):
+        parts.append(rest.to(torch.bfloat16))
+        rest = rest - parts[-1].float()
+    return torch.cat(parts)
+
+
+def _with_shared(feed: MixtureOfExperts) -> tuple[Tiles, Tiles]:
+    """The shared expert after the routed ones, in one piece of memory; the module keeps views of it."""
+    if feed.shared is None:
+        return feed.gate_up, feed.down
+    joined: list[Tiles] = []
+    for routed, shared in ((feed.gate_up, feed.shared.up), (feed.down, feed.shared.down)):
+        data = torch.cat((routed.data, shared.weight.data))
+        whole = Tiles(data, routed.rows, routed.inputs, routed.group, routed.paired)
+        joined.append(whole)
+        shared.weight = whole.part(routed.num_matrices, routed.num_matrices + 1)
+    feed.gate_up, feed.down = (whole.part(0, whole.num_matrices - 1) for whole in joined)
+    return joined[0], joined[1]

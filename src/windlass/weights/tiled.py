@@ -1,0 +1,45 @@
+"""Parts of 4-bit matrices to tiles on a GPU (kernels.cuda.layout): codes and scales go over as they are stored and are laid out there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from windlass.core.ports import TensorStore
+from windlass.kernels.cuda.layout import ROWS, Filling, Tiles
+from windlass.weights.coded import coded_jobs
+from windlass.weights.forms import Codes
+from windlass.weights.parts import Part
+from windlass.weights.stream import ahead
+
+SLICE_BYTES = 2**26
+"""Of a matrix in fp32, an eighth of it in codes: few large copies rather than many small ones."""
+GROUPS = (32, 64, 128)
+
+
+def can_tile(codes: Codes | None, num_out: int, num_in: int) -> bool:
+    """Symmetric, in groups that the kernels know, scales as they use them."""
+    if codes is None or codes.kind != "int4" or codes.scale != "BF16":
+        return False
+    group = codes.local_group(num_in)
+    return group in GROUPS and num_in % group == 0 and num_out % ROWS == 0
+
+
+def are_paired(names: Sequence[str]) -> bool:
+    """Gate above up: their rows are dealt in turn, so that a tile has both halves of its results."""
+    return len(names) == 2 and "gate" in names[0] and "up" in names[1]
+
+
+def load_tiles(
+    store: TensorStore, rows_of: Sequence[Sequence[Part]], codes: Codes, *, paired: bool, device: torch.device
+) -> Tiles:
+    """For each expert (or for the one matrix there is) its parts below each other."""
+    first = rows_of[0]
+    num_out, num_in = sum(part.num_rows for part in first), first[0].num_in
+    filling = Filling(len(rows_of), num_out, num_in, codes.local_group(num_in), paired=paired, device=device)
+    jobs = [job for number, parts in enumerate(rows_of) for job in coded_jobs(store, parts, number, SLICE_BYTES)]
+    for number, row, rows in ahead(jobs):
+        assert number is not None and rows.scale is not None
+        filling.put(row, rows.codes, rows.scale, number)
+    return filling.tiles
