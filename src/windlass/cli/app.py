@@ -6,7 +6,7 @@ import typer
 import typer.main
 
 from windlass import __version__
-from windlass.cli import bench, convert, models, plan, run_command, setup
+from windlass.cli import bench, convert, models, plan, run_command, serve, setup
 from windlass.errors import BadInput
 
 app = typer.Typer(
@@ -35,6 +35,7 @@ def windlass(
 app.command("plan")(plan.plan)
 app.command("convert")(convert.convert)
 app.command("run")(run_command.run)
+app.command("serve")(serve.serve)
 app.command("bench")(bench.bench)
 app.add_typer(models.app, name="models")
 app.add_typer(setup.app, name="setup")

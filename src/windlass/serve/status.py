@@ -6,7 +6,7 @@ import time
 
 from windlass.core.model import Frozen
 from windlass.core.plan import Plan
-from windlass.core.request import Stats
+from windlass.core.request import Info, Stats
 from windlass.serve.machine_now import MachineNow
 from windlass.serve.metrics import Metrics, kv_share
 from windlass.serve.service import Service
@@ -93,7 +93,7 @@ def status(service: Service) -> Status:
         now=now(service.metrics, service.stats, info.kv_bytes if info else 0),
         totals=totals(service.metrics),
         machine=service.machine.now(),
-        plan=plan_shown(service.plan) if service.plan else None,
+        plan=plan_shown(service.plan) if service.plan else chosen_shown(info) if info else None,
         workers=(WorkerShown(name="this machine", address="local", state=service.supervisor.state, share=1.0),),
     )
 
@@ -122,6 +122,19 @@ def totals(metrics: Metrics) -> Totals:
         completion_tokens=metrics.total_completion_tokens,
         by_outcome=dict(metrics.outcomes),
     )
+
+
+def chosen_shown(info: Info) -> PlanShown:
+    """Without a plan the engine chooses, as far as memory goes."""
+    chosen = (
+        ("device", info.device, "what there is"),
+        ("weights", info.scheme, "as they are stored"),
+        ("KV", info.kv, "asked for, or the default"),
+        ("context", f"{info.context_tokens:,} tokens", "asked for, or what the model and the memory have room for"),
+        ("sequences", f"{info.max_sequences:,} at once", "asked for, or what the memory has room for"),
+    )
+    rows = tuple(PlanRow(what=what, value=value, reason=why) for what, value, why in chosen if value)
+    return PlanShown(title=f"{info.model}, without a plan", rows=rows)
 
 
 def plan_shown(plan: Plan) -> PlanShown:

@@ -85,11 +85,9 @@ class Supervisor:
         self._woken.set()
 
     async def became_ready(self) -> Info:
-        """Raises what made it hopeless at the first start."""
+        """Or raises why the first start failed; whoever waits for it decides whether there is a second."""
         while self.info is None:
-            if self.error is not None and not isinstance(self.error, Unavailable):
-                raise self.error
-            if self.state == "dead" and self.error is not None:
+            if self.error is not None:
                 raise self.error
             self._changed.clear()
             await self._changed.wait()
