@@ -15,8 +15,10 @@ from windlass.core.request import ToolCall
 from windlass.errors import UnknownName
 from windlass.text.gguf_tokenizer import tokenizer_files
 from windlass.text.held import unfinished
-from windlass.text.stream import STYLES, Piece, TextStream
+from windlass.text.stream import Piece, TextStream
+from windlass.text.styles import STYLES
 from windlass.text.tokenizer import UNFINISHED, Tokenizer
+from windlass.text.tools import FORMS
 
 pytestmark = pytest.mark.cpu
 
@@ -81,6 +83,19 @@ TEXTS = st.lists(
             "<tool_call>",
             "</tool_call>",
             '{"name": "f", "arguments": {"é": "🚢"}}',
+            "[TOOL_CALLS]",
+            "[TOOL_CALLS] [",
+            "f[ARGS]",
+            "]",
+            '{"name": "f", "parameters": {"a": "}\\\\""}}',
+            "; ",
+            "<|python_tag|>",
+            "<|channel|>",
+            "<|start|>assistant",
+            "commentary to=functions.f",
+            "analysis",
+            "<|message|>",
+            "<|call|>",
             "STOP",
             "STO",
             "\n\n",
@@ -110,8 +125,10 @@ def test_any_tokens_in_any_pieces(text: str, places: list[int], stop: list[str],
 def test_a_tag_is_a_tag_as_a_token_of_its_own_too(text: str, style: str, inside: bool) -> None:
     if style == "plain":
         return
-    if style == "tags":  # calls are not looked for, so their tags are special tokens like any other, which are no text
+    if style not in FORMS:  # these tags are not looked for, so they are special tokens like any other, which are no text
         text = _untagged(text)
+    if style not in ("tags", "bare_json", *FORMS):
+        text = _untagged(text, ("<think>", "</think>"))
     results = [
         streamed(tokenizer, [tokenizer.encode(text, special=False)], style=style, starts_in_reasoning=inside)
         for tokenizer in (PLAIN_BYTES, TAGS_ARE_SPECIAL)
@@ -119,10 +136,10 @@ def test_a_tag_is_a_tag_as_a_token_of_its_own_too(text: str, style: str, inside:
     assert results[0] == results[1]
 
 
-def _untagged(text: str) -> str:
+def _untagged(text: str, tags: tuple[str, str] = ("<tool_call>", "</tool_call>")) -> str:
     """Until none is left: taking one out may make another."""
-    while any(tag in text for tag in ("<tool_call>", "</tool_call>")):
-        text = text.replace("<tool_call>", "").replace("</tool_call>", "")
+    while any(tag in text for tag in tags):
+        text = text.replace(tags[0], "").replace(tags[1], "")
     return text
 
 

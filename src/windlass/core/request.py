@@ -138,6 +138,8 @@ class Request(Frozen):
     """`none`: the model may call nothing; `auto`: it chooses; `required`: it must call something; otherwise the name of what it must call."""
     thinking: bool | None = None
     """Whether a model that can reason first should; None leaves it to its template. Chats only."""
+    reasoning_effort: str | None = None
+    """How much to reason, in a word that the model's template knows; None leaves it to the template. Chats only."""
     sampling: Sampling = Sampling()
     constraint: Constraint | None = None
     max_tokens: int | None = None
@@ -166,7 +168,7 @@ class Request(Frozen):
         if len(given) != 1:
             found = " and ".join(given) or "none of them"
             raise BadInput(f"a request has exactly one of messages, prompt and token_ids; this one has {found}")
-        if self.messages is None and (self.tools or self.thinking is not None):
+        if self.messages is None and (self.tools or self.thinking is not None or self.reasoning_effort):
             raise BadInput("tools and thinking need messages: a plain prompt has no template to put them in")
         if self.max_tokens is not None and self.max_tokens < 0:
             raise BadInput(f"max_tokens is {self.max_tokens}; it should be at least 0")

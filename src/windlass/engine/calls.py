@@ -26,6 +26,7 @@ from windlass.engine.protocol import (
     Stepped,
     Submit,
     Told,
+    Vocabulary,
     as_error,
 )
 from windlass.errors import Error
@@ -35,8 +36,14 @@ Progress = Callable[[int, int], None]
 
 
 class Calls:
-    def __init__(self, make_port: Callable[[], Port], progress: Progress | None = None) -> None:
-        self._make_port, self._progress = make_port, progress
+    def __init__(
+        self,
+        make_port: Callable[[], Port],
+        progress: Progress | None = None,
+        vocabulary: Callable[[], Vocabulary] | None = None,
+    ) -> None:
+        """`vocabulary` is sent to an engine once, before the first request with a grammar."""
+        self._make_port, self._progress, self._vocabulary = make_port, progress, vocabulary
         self._connection: _Connection | None = None
         self._lost: list[_Connection] = []
         self._numbers = 0
@@ -58,6 +65,7 @@ class Calls:
         self._numbers += 1
         number = self._numbers
         arrived: asyncio.Queue[Output | Error] = asyncio.Queue()
+        self._teach(connection, submit)
         connection.calls[number] = arrived
         connection.port.send(msgspec.structs.replace(submit, id=number))
         finished = False
@@ -87,6 +95,11 @@ class Calls:
         for connection in connections:
             await connection.close()
 
+    def _teach(self, connection: _Connection, submit: Submit) -> None:
+        if submit.grammar and self._vocabulary is not None and not connection.knows_words:
+            connection.port.send(self._vocabulary())
+            connection.knows_words = True
+
     def _connected(self) -> _Connection:
         if self._is_closed:
             raise Unavailable("this client is closed")
@@ -105,7 +118,7 @@ class _Connection:
         self.info.add_done_callback(_look_at)
         self.calls: dict[int, asyncio.Queue[Output | Error]] = {}
         self.questions: dict[int, asyncio.Future[Info]] = {}
-        self.is_lost = self._is_closed = False
+        self.is_lost = self._is_closed = self.knows_words = False
         self._closing: asyncio.Task[None] | None = None
         port.open(self._receive, self._lost)
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from windlass.core.client import SyncClient, Unavailable
+from windlass.core.client import SyncClient
 from windlass.core.request import Delta, Info, Request, ScoreRequest, Scores, Timings, TokenLogprob, Usage
 from windlass.engine.calls import Calls, Progress
 from windlass.engine.port import Port, ProcessPort, ThreadPort
-from windlass.engine.protocol import Begun, Finish, Launch, Output, Submit
-from windlass.engine.wording import NoWording, Silent, Wording
+from windlass.engine.protocol import Begun, Finish, Launch, Output, Submit, finish_error
+from windlass.engine.wording import NoWording, Opened, Silent, Wording
 from windlass.errors import BadInput
 from windlass.text.stream import Piece, TextStream
 
@@ -28,8 +28,8 @@ class EngineClient:
     """Whatever way leads to the engine."""
 
     def __init__(self, make_port: Callable[[], Port], text: ModelText | None = None, progress: Progress | None = None) -> None:
-        self._calls = Calls(make_port, progress)
         self._wording = NoWording() if text is None else Wording(text)
+        self._calls = Calls(make_port, progress, self._wording.vocabulary)
 
     @property
     def is_alive(self) -> bool:
@@ -37,9 +37,9 @@ class EngineClient:
         return self._calls.is_alive
 
     async def generate(self, request: Request) -> AsyncGenerator[Delta, None]:
-        tokens, stream = self._wording.opened(request)
-        submit = await self._submit(request, tokens)
-        answer = _Answer(stream)
+        opened = self._wording.opened(request)
+        submit = await self._submit(request, opened)
+        answer = _Answer(opened.stream)
         async with aclosing(self._calls.outputs(submit)) as arriving:
             async for outputs in arriving:
                 delta, finish = answer.add(outputs)
@@ -48,7 +48,7 @@ class EngineClient:
                     return
                 if answer.is_stopped:
                     break
-        yield answer.stopped(len(tokens))  # by a stop string, of which only the text knows
+        yield answer.stopped(len(opened.tokens))  # by a stop string, of which only the text knows
 
     async def score(self, request: ScoreRequest) -> Scores:
         tokens = self._wording.prompt_tokens(request)
@@ -75,14 +75,23 @@ class EngineClient:
             found, has_text=has_text, has_chat=self._wording.has_chat, stop_token_ids=self._stops(found.stop_token_ids)
         )
 
+    async def tokenize(self, text: str | Sequence[Mapping[str, Any]]) -> list[int]:
+        """Of a text, as it would be read as a prompt; or of a chat's messages, through the template. Needs no engine."""
+        if isinstance(text, str):
+            return self._wording.prompt_tokens(Request(prompt=text))
+        return self._wording.chat_tokens(text)
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        return self._wording.decoded(token_ids)
+
     async def close(self) -> None:
         await self._calls.close()
 
-    async def _submit(self, request: Request, tokens: list[int]) -> Submit:
+    async def _submit(self, request: Request, opened: Opened) -> Submit:
         own = () if request.ignore_eos else self._stops((await self._calls.ready()).stop_token_ids)
         return Submit(
             id=0,
-            token_ids=tokens,
+            token_ids=opened.tokens,
             sampling=request.sampling,
             max_tokens=request.max_tokens,
             stop_token_ids=[*request.stop_token_ids, *own],
@@ -90,6 +99,8 @@ class EngineClient:
             prompt_logprobs=request.prompt_logprobs,
             prompt_logprobs_start=request.prompt_logprobs_start,
             cache_salt=request.cache_salt,
+            grammar=opened.grammar,
+            owner=request.owner,
         )
 
     def _stops(self, of_model: tuple[int, ...]) -> tuple[int, ...]:
@@ -174,7 +185,7 @@ def _joined(first: Piece, second: Piece) -> Piece:
 
 def _check(finish: Finish | None) -> None:
     if finish is not None and finish.reason == "error":
-        raise Unavailable(f"the engine failed: {finish.error}")
+        raise finish_error(finish)
 
 
 class LocalClient(EngineClient):

@@ -14,7 +14,8 @@ import msgspec
 from torch import Tensor
 
 from windlass.core.request import FinishReason, Stats, Timings, TokenLogprob, Usage
-from windlass.engine.protocol import Begun, Finish, Output, Submit
+from windlass.engine.guide import Guide, Guides
+from windlass.engine.protocol import Begun, Finish, Output, Submit, Vocabulary
 from windlass.engine.runner import Decoder, Runner
 from windlass.engine.sampler import Drawing, Sampler
 from windlass.engine.scheduler import Batch, Chunk, Limits, Scheduler
@@ -62,6 +63,7 @@ class Engine:
         self.scheduler = Scheduler(limits)
         self.runner = Runner(decoder, caches, limits, device, record)
         self.sampler = Sampler(num_tokens)
+        self._guides = Guides()
         self._sequences: dict[int, EngineSequence] = {}
         self._totals = Totals()
         self._is_closed = False
@@ -80,6 +82,10 @@ class Engine:
         sequence = self._sequence(submit)
         self.scheduler.submit(sequence)
         self._sequences[submit.id] = sequence
+
+    def learn(self, vocabulary: Vocabulary) -> None:
+        """What tokens say: without it no grammar can be followed."""
+        self._guides.learn(vocabulary)
 
     def cancel(self, number: int) -> Output | None:
         """Frees what the request holds, at once. None: it is not there (any more)."""
@@ -137,9 +143,10 @@ class Engine:
         num_prompt = len(submit.token_ids)
         room = max(self.limits.longest_sequence - num_prompt, 1)  # a prompt that leaves no room is refused for its length
         prompt_logprobs = None if submit.prompt_logprobs is None else [None] * num_prompt
+        guide = self._guides.guide(submit.grammar, submit.stop_token_ids) if submit.grammar else None
         asked = Asked(
             submit=submit,
-            drawing=self.sampler.drawing(submit.sampling, submit.token_ids),
+            drawing=self.sampler.drawing(submit.sampling, submit.token_ids, guide),
             submitted=time.perf_counter(),
             prompt_logprobs=prompt_logprobs,
         )
@@ -215,10 +222,10 @@ class Engine:
     def _output(self, sequence: EngineSequence, token: int | None, logprobs: list[TokenLogprob]) -> Output:
         asked: Asked = sequence.request
         if token is None:
-            return Output(sequence.id, [], finish=self._finish(sequence, "error", NOT_NUMBERS))
+            return Output(sequence.id, [], finish=self._failed(sequence))
         asked.drawing.drawn(token)
         self._totals.completion_tokens += 1
-        reason = self.scheduler.append(sequence, token)
+        reason = _guided(asked.drawing.guide, token, self.scheduler.append(sequence, token))
         prompt_logprobs = begun = None
         if asked.first_token is None:
             asked.first_token = time.perf_counter()
@@ -236,7 +243,14 @@ class Engine:
         found = self.sampler.logprobs(logits[: last - first], sequence.tokens[first:last], asked.submit.prompt_logprobs)
         asked.prompt_logprobs[first:last] = found
 
-    def _finish(self, sequence: EngineSequence, reason: FinishReason, error: str = "") -> Finish:
+    def _failed(self, sequence: EngineSequence) -> Finish:
+        """No token could be drawn."""
+        guide = sequence.request.drawing.guide
+        if guide is not None and guide.error:
+            return self._finish(sequence, "error", guide.error, "BadInput")
+        return self._finish(sequence, "error", NOT_NUMBERS)
+
+    def _finish(self, sequence: EngineSequence, reason: FinishReason, error: str = "", kind: str = "") -> Finish:
         """Lets go of a sequence."""
         self.scheduler.remove(sequence)
         del self._sequences[sequence.id]
@@ -244,8 +258,16 @@ class Engine:
         usage = Usage(
             prompt_tokens=sequence.num_prompt, completion_tokens=sequence.num_output, cached_tokens=max(sequence.num_cached, 0)
         )
-        stop_token_id = sequence.tokens[-1] if reason == "stop" else None
-        return Finish(reason, usage, _timings(sequence.request, time.perf_counter()), stop_token_id, error)
+        stop_token_id = sequence.tokens[-1] if reason == "stop" and sequence.tokens[-1] in sequence.stop_token_ids else None
+        return Finish(reason, usage, _timings(sequence.request, time.perf_counter()), stop_token_id, error, kind)
+
+
+def _guided(guide: Guide | None, token: int, reason: FinishReason | None) -> FinishReason | None:
+    """A grammar that is complete ends an answer as a stop token does."""
+    if guide is None or reason == "stop":
+        return reason
+    guide.advance(token)
+    return "stop" if guide.is_complete else reason
 
 
 def _begun(sequence: EngineSequence, now: float) -> Begun:

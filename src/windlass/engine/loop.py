@@ -8,7 +8,7 @@ import msgspec
 
 from windlass.core.request import Info
 from windlass.engine.engine import Engine
-from windlass.engine.protocol import AskInfo, Cancel, Command, Refused, Report, Stepped, Submit, Told, describe_error
+from windlass.engine.protocol import AskInfo, Cancel, Command, Refused, Report, Stepped, Submit, Told, Vocabulary, describe_error
 from windlass.errors import Error
 
 Take = Callable[[bool], "list[Command] | None"]
@@ -38,6 +38,8 @@ class Loop:
                     self._engine.submit(command)
                 except Error as error:
                     self._send(Refused(command.id, **describe_error(error)))
+            case Vocabulary():
+                self._engine.learn(command)
             case Cancel():
                 output = self._engine.cancel(command.id)
                 if output is not None:

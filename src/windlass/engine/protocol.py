@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from windlass import errors
-from windlass.core.client import Unavailable
+from windlass.core.client import Late, Unavailable
 from windlass.core.model import Frozen
 from windlass.core.request import FinishReason, Info, Sampling, Timings, TokenLogprob, Usage
 
@@ -69,6 +69,18 @@ class Submit(Message, frozen=True):
     prompt_logprobs: int | None = None
     prompt_logprobs_start: int = 0
     cache_salt: str = ""
+    grammar: str = ""
+    """In llguidance's form; empty: any answer will do. A `Vocabulary` must have come before."""
+    deadline_seconds: float | None = None
+    """From when it arrives."""
+    owner: str = ""
+
+
+class Vocabulary(Message, frozen=True):
+    """What the tokens say, for grammars: once in an engine's life, before the first request that needs it."""
+
+    tokenizer_json: str
+    stop_token_ids: list[int] = []
 
 
 class Cancel(Message, frozen=True):
@@ -79,7 +91,7 @@ class AskInfo(Message, frozen=True):
     id: int
 
 
-Command = Submit | Cancel | AskInfo
+Command = Submit | Vocabulary | Cancel | AskInfo
 
 
 # --- from the engine
@@ -90,7 +102,10 @@ class Finish(msgspec.Struct, frozen=True, array_like=True):
     usage: Usage
     timings: Timings
     stop_token_id: int | None = None
+    """None where a grammar or the length ended it."""
     error: str = ""
+    error_kind: str = ""
+    """`Late` or the name of a class in windlass.errors; empty: the engine's own failure."""
 
 
 class Begun(msgspec.Struct, frozen=True, array_like=True):
@@ -180,6 +195,15 @@ def as_error(told: Refused | Failed) -> errors.Error:
     # Some errors are made of parts; their message already says all of them.
     made = kind if kind in (errors.BadConfig, errors.Impossible, errors.Error) else errors.BadInput
     return made(told.message)
+
+
+def finish_error(finish: Finish) -> errors.Error:
+    """Of a request that ended with one."""
+    if finish.error_kind == Late.__name__:
+        return Late(finish.error)
+    if finish.error_kind == errors.BadInput.__name__:
+        return errors.BadInput(finish.error)
+    return Unavailable(f"the engine failed: {finish.error}")
 
 
 # --- frames

@@ -16,6 +16,8 @@ from torch import Tensor
 from windlass.core.request import Sampling, TokenLogprob
 from windlass.engine.draw_row import draw_row
 from windlass.engine.filters import Filters, draw, most_likely
+from windlass.engine.guide import Guide
+from windlass.engine.masks import apply_masks
 from windlass.engine.noise import fresh_seed, uniform
 from windlass.engine.penalties import Bias, TokenCounts, add_biases, apply_penalties, bias_of
 
@@ -30,6 +32,7 @@ class Drawing:
     bias: Bias | None
     is_plain: bool
     """The most likely token as it is."""
+    guide: Guide | None = None
     num_drawn: int = 0
 
     def drawn(self, token: int) -> None:
@@ -43,7 +46,7 @@ class Sampler:
         """`num_tokens`: that exist. A head may have more rows, which only pad it; they are never drawn."""
         self.num_tokens = num_tokens
 
-    def drawing(self, sampling: Sampling, prompt: Sequence[int]) -> Drawing:
+    def drawing(self, sampling: Sampling, prompt: Sequence[int], guide: Guide | None = None) -> Drawing:
         counts = TokenCounts(token for token in prompt if token < self.num_tokens) if sampling.has_penalties else None
         bias = bias_of(sampling, self.num_tokens)
         return Drawing(
@@ -51,7 +54,8 @@ class Sampler:
             seed=fresh_seed() if sampling.seed is None else sampling.seed,
             counts=counts,
             bias=bias,
-            is_plain=sampling.is_greedy and counts is None and bias is None,
+            is_plain=sampling.is_greedy and counts is None and bias is None and guide is None,
+            guide=guide,
         )
 
     def sample(self, logits: Tensor, drawings: Sequence[Drawing]) -> list[int | None]:
@@ -124,6 +128,8 @@ def _sampled(logits: Tensor, drawings: list[Drawing]) -> list[int | None]:
     """`logits` is a copy and may be changed."""
     samplings = [drawing.sampling for drawing in drawings]
     sound = _finite(logits)
+    apply_masks(logits, [drawing.guide for drawing in drawings])
+    sound = [fine and not (drawing.guide and drawing.guide.error) for fine, drawing in zip(sound, drawings, strict=True)]
     for row in [row for row, fine in enumerate(sound) if not fine]:
         logits[row].zero_()
     add_biases(logits, [drawing.bias for drawing in drawings])

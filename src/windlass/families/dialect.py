@@ -11,10 +11,18 @@ import msgspec
 from windlass.core.model import Frozen
 
 
+_REASONING_MARKS = ("</think>", "[/THINK]", "analysis")
+_EFFORT = "reasoning_effort"
+
+
 class Dialect(Frozen):
     style: str = "plain"
     thinking: str = ""
     """The template's variable that turns reasoning on and off; empty: it has none."""
+    reasons: bool = False
+    """Whether the template knows of reasoning."""
+    effort: str = ""
+    """The template's variable that says how much to reason; empty: it has none."""
 
 
 class _Row(Frozen):
@@ -28,8 +36,17 @@ def dialect(template: str | None) -> Dialect:
     """Of a chat template; without one, or with one that has no such tags, all text is content."""
     for row in _rows() if template else ():
         if all(mark in (template or "") for mark in row.template_has):
-            return Dialect(style=row.style, thinking=row.thinking if row.thinking in (template or "") else "")
+            return _dialect(row, template or "")
     return Dialect()
+
+
+def _dialect(row: _Row, template: str) -> Dialect:
+    return Dialect(
+        style=row.style,
+        thinking=row.thinking if row.thinking in template else "",
+        reasons=any(mark in template for mark in _REASONING_MARKS),
+        effort=_EFFORT if _EFFORT in template else "",
+    )
 
 
 @cache

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from windlass.text.held import SPACE, unfinished
 
-OPEN, CLOSE = "<think>", "</think>"
+OPEN, CLOSE = TAGS = "<think>", "</think>"
 
 
-def opens_reasoning(prompt: str) -> bool:
+def opens_reasoning(prompt: str, tags: tuple[str, str] = TAGS) -> bool:
     """Whether a rendered prompt leaves the model in the middle of its reasoning."""
-    return prompt.rstrip(SPACE).endswith(OPEN)
+    return prompt.rstrip(SPACE).endswith(tags[0])
 
 
 class ReasoningSplitter:
-    def __init__(self, starts_in_reasoning: bool = False) -> None:
+    def __init__(self, starts_in_reasoning: bool = False, tags: tuple[str, str] = TAGS) -> None:
+        self._open, self._close = tags
         self._inside = starts_in_reasoning
         self._begun = False
         """Whether it is known how the text begins."""
@@ -41,10 +42,10 @@ class ReasoningSplitter:
 
     def _begin(self, text: str) -> str:
         stripped = text.lstrip(SPACE)
-        if stripped.startswith(OPEN):
+        if stripped.startswith(self._open):
             self._begun = self._inside = self._at_edge = True
-            return stripped[len(OPEN) :]
-        if OPEN.startswith(stripped):  # it may still become the tag
+            return stripped[len(self._open) :]
+        if self._open.startswith(stripped):  # it may still become the tag
             self._waiting = text
             return ""
         self._begun = True
@@ -52,11 +53,11 @@ class ReasoningSplitter:
 
     def _reason(self, text: str) -> tuple[str, str]:
         text = self._after_tag(text)
-        end = text.find(CLOSE)
+        end = text.find(self._close)
         if end >= 0:
             self._inside, self._at_edge = False, True
-            return text[:end].rstrip(SPACE), text[end + len(CLOSE) :]
-        certain = text[: len(text) - unfinished(text, (CLOSE,))].rstrip(SPACE)
+            return text[:end].rstrip(SPACE), text[end + len(self._close) :]
+        certain = text[: len(text) - unfinished(text, (self._close,))].rstrip(SPACE)
         self._waiting = text[len(certain) :]
         return certain, ""
 

@@ -7,22 +7,19 @@ who knows the model chooses it (families/dialects.toml).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from windlass.core.model import Frozen
 from windlass.core.request import ToolCall
 from windlass.errors import UnknownName
-from windlass.text import reasoning, tools
+from windlass.text.bare_json import BareJsonSplitter
+from windlass.text.brackets import BracketSplitter
+from windlass.text.channels import ChannelSplitter
 from windlass.text.held import StopFilter
 from windlass.text.reasoning import ReasoningSplitter
+from windlass.text.styles import BARE_JSON, BRACKETS, CHANNELS, PLAIN, STYLES, TAGS, style_marks, style_tags
 from windlass.text.tokenizer import Tokenizer
 from windlass.text.tools import CallSplitter
-
-PLAIN = "plain"
-"""All is content."""
-TAGS = "tags"
-"""Reasoning between tags. The styles named after a form of tool call have it too."""
-STYLES = (PLAIN, TAGS, *tools.FORMS)
 
 
 class Piece(Frozen):
@@ -51,10 +48,9 @@ class TextStream:
         if style not in STYLES:
             raise UnknownName("style of text", style, STYLES)
         self._decoder = tokenizer.incremental(prompt)
-        self._markers = _markers(tokenizer, style)
+        self._markers = {number: mark for mark, number in special_marks(tokenizer, style).items()}
         self._stops = StopFilter(stop)
-        self._reasoning = ReasoningSplitter(starts_in_reasoning) if style != PLAIN else None
-        self._calls = CallSplitter(style, tools or ()) if style not in (PLAIN, TAGS) and (tools is None or tools) else None
+        self._parts = _splitter(style, starts_in_reasoning, tools)
         self._finished = False
 
     def push(self, token_ids: Iterable[int]) -> Piece:
@@ -76,23 +72,71 @@ class TextStream:
         return self._decoder.push(token) if marker is None else self._decoder.finish() + marker
 
     def _split(self, text: str) -> Piece:
-        thought, content = self._reasoning.push(text) if self._reasoning else ("", text)
-        content, calls = self._calls.push(content) if self._calls else (content, ())
+        thought, content, calls = self._parts.push(text) if self._parts else ("", text, ())
         return Piece(content=content, reasoning=thought, tool_calls=calls, stopped=self._stops.stopped)
 
     def _close(self) -> Piece:
         self._finished = True
-        thought, content = self._reasoning.finish() if self._reasoning else ("", "")
+        thought, content, calls = self._parts.finish() if self._parts else ("", "", ())
+        return Piece(content=content, reasoning=thought, tool_calls=calls, stopped=self._stops.stopped)
+
+
+Parts = tuple[str, str, tuple[ToolCall, ...]]
+"""Reasoning, content, calls."""
+
+
+class _Splits(Protocol):
+    def push(self, text: str) -> Parts: ...
+
+    def finish(self) -> Parts: ...
+
+
+class _SplitsCalls(Protocol):
+    def push(self, text: str) -> tuple[str, tuple[ToolCall, ...]]: ...
+
+    def finish(self) -> tuple[str, tuple[ToolCall, ...]]: ...
+
+
+class _ThoughtsThenCalls:
+    """Reasoning first, between tags; calls in what comes after it."""
+
+    def __init__(self, thoughts: ReasoningSplitter, calls: _SplitsCalls | None) -> None:
+        self._thoughts, self._calls = thoughts, calls
+
+    def push(self, text: str) -> Parts:
+        thought, content = self._thoughts.push(text)
+        content, calls = self._calls.push(content) if self._calls else (content, ())
+        return thought, content, calls
+
+    def finish(self) -> Parts:
+        thought, content = self._thoughts.finish()
         before, calls = self._calls.push(content) if self._calls else (content, ())
         after, more = self._calls.finish() if self._calls else ("", ())
-        return Piece(content=before + after, reasoning=thought, tool_calls=calls + more, stopped=self._stops.stopped)
+        return thought, before + after, calls + more
 
 
-def _markers(tokenizer: Tokenizer, style: str) -> dict[int, str]:
-    """Tags that this vocabulary counts among the special tokens, which are no text otherwise."""
-    wanted = () if style == PLAIN else (reasoning.OPEN, reasoning.CLOSE, *(tools.MARKERS if style != TAGS else ()))
-    found = {tokenizer.token_id(tag): tag for tag in wanted}
-    return {number: tag for number, tag in found.items() if number is not None and number in tokenizer.special_ids}
+def _splitter(style: str, starts_in_reasoning: bool, tools: Sequence[Mapping[str, Any]] | None) -> _Splits | None:
+    has_tools = tools is None or bool(tools)
+    if style == PLAIN:
+        return None
+    if style == CHANNELS:
+        return ChannelSplitter(has_tools)
+    calls = _call_splitter(style, tools or ()) if has_tools else None
+    return _ThoughtsThenCalls(ReasoningSplitter(starts_in_reasoning, style_tags(style)), calls)
+
+
+def _call_splitter(style: str, tools: Sequence[Mapping[str, Any]]) -> _SplitsCalls | None:
+    if style == TAGS:
+        return None
+    if style in BRACKETS:
+        return BracketSplitter()
+    return BareJsonSplitter() if style == BARE_JSON else CallSplitter(style, tools)
+
+
+def special_marks(tokenizer: Tokenizer, style: str) -> dict[str, int]:
+    """Marks of a style that this vocabulary counts among the special tokens, which are no text otherwise."""
+    found = {mark: tokenizer.token_id(mark) for mark in style_marks(style)}
+    return {mark: number for mark, number in found.items() if number is not None and number in tokenizer.special_ids}
 
 
 def _joined(first: Piece, second: Piece) -> Piece:

@@ -105,23 +105,29 @@ _PARAMETER = re.compile(r"\s*<parameter=([^\s<>=]+)>(.*?)</parameter>", re.DOTAL
 _FUNCTION_END = re.compile(r"\s*</function>\s*")
 
 
-def _made(name: str, arguments: dict[str, Any]) -> ToolCall:
+def made_call(name: str, arguments: dict[str, Any], id_characters: int | None = None) -> ToolCall:
     """With an id of its own, by which the tool's answer will refer to it."""
-    return ToolCall(id=f"call_{uuid4().hex[:24]}", name=name, arguments=json.dumps(arguments, ensure_ascii=False))
+    number = uuid4().hex
+    chosen = f"call_{number[:24]}" if id_characters is None else number[:id_characters]
+    return ToolCall(id=chosen, name=name, arguments=json.dumps(arguments, ensure_ascii=False))
 
 
-def _from_json(body: str, schemas: Schemas) -> ToolCall | None:
-    """Typed already."""
-    value = _decoded(body)
+def call_from(value: Any, id_characters: int | None = None) -> ToolCall | None:
+    """From decoded JSON: a name, and arguments (or parameters) that are an object; None: it is no call."""
     if not isinstance(value, dict):
         return None
     call = cast(dict[str, Any], value)
     name, arguments = call.get("name"), call.get("arguments", call.get("parameters", {}))
     if isinstance(arguments, str):  # JSON within JSON, as the API has it
-        arguments = _decoded(arguments)
+        arguments = decoded(arguments)
     if not isinstance(name, str) or not name or not isinstance(arguments, dict):
         return None
-    return _made(name, cast(dict[str, Any], arguments))
+    return made_call(name, cast(dict[str, Any], arguments), id_characters)
+
+
+def _from_json(body: str, schemas: Schemas) -> ToolCall | None:
+    """Typed already."""
+    return call_from(decoded(body))
 
 
 def _in_string(body: str) -> bool:
@@ -138,7 +144,7 @@ def _from_pairs(body: str, schemas: Schemas) -> ToolCall | None:
     while match := _PAIR.match(body, position):
         key, position = match[1].strip(SPACE), match.end()
         arguments[key] = typed(match[2], schemas.get(name, {}).get(key))
-    return None if body[position:].strip(SPACE) else _made(name, arguments)
+    return None if body[position:].strip(SPACE) else made_call(name, arguments)
 
 
 def _in_pair(body: str) -> bool:
@@ -154,7 +160,7 @@ def _from_function(body: str, schemas: Schemas) -> ToolCall | None:
         position = match.end()
         value = match[2].removeprefix("\n").removesuffix("\n")  # the template sets each value on lines of its own
         arguments[match[1]] = typed(value, schemas.get(opened[1], {}).get(match[1]))
-    return _made(opened[1], arguments) if _FUNCTION_END.fullmatch(body, position) else None
+    return made_call(opened[1], arguments) if _FUNCTION_END.fullmatch(body, position) else None
 
 
 def _in_parameter(body: str) -> bool:
@@ -201,17 +207,17 @@ def typed(text: str, schema: Any) -> Any:
 
     Of a parameter without a schema, what reads as JSON is JSON: templates write everything but strings so.
     """
-    types = _types(schema)
+    types = schema_types(schema)
     if types == {"string"}:
         return text
     stripped = text.strip(SPACE)
-    value = _WORDS[stripped] if stripped in _WORDS else _decoded(stripped)
+    value = _WORDS[stripped] if stripped in _WORDS else decoded(stripped)
     if value is _NOTHING:
         return text
     return value if not types or any(_OF_TYPE[kind](value) for kind in types if kind in _OF_TYPE) else text
 
 
-def _types(schema: Any) -> set[str]:
+def schema_types(schema: Any) -> set[str]:
     """All that it may be; empty: not said."""
     if not isinstance(schema, Mapping):
         return set()
@@ -227,7 +233,7 @@ def _types(schema: Any) -> set[str]:
     for key in ("anyOf", "oneOf"):
         choices = given.get(key)
         for choice in cast(list[Any], choices) if isinstance(choices, list) else []:
-            found |= _types(choice)
+            found |= schema_types(choice)
     return found
 
 
@@ -238,7 +244,7 @@ class _Nothing:
 _NOTHING = _Nothing()
 
 
-def _decoded(text: str) -> Any:
+def decoded(text: str) -> Any:
     """Lenient where models are careless: line breaks within strings are let through. What could not be written again is refused."""
     try:
         value = json.loads(text, strict=False, parse_constant=_refuse, parse_float=_finite)

@@ -1,0 +1,142 @@
+"""Grammars that an answer must follow: which tokens may come next. Knows no logits and no model; llguidance does the work.
+
+A grammar is compiled here, in the engine's process, for the vocabulary that the client sent once. llguidance is imported with the first
+grammar, so whoever never asks for one never pays for it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windlass.engine.protocol import Vocabulary
+from windlass.errors import BadInput, MissingExtra
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+Words = NDArray[np.uint32]
+"""A bit for every token, the lowest first: set where the token may come."""
+MAX_COMPILED = 32
+"""Grammars kept ready: the same schema is asked for again and again."""
+MAX_LEXER_STATES = 50_000
+"""Of 1-2 kB each (llguidance, LLParserLimits): a grammar out of control ends with its request and not with the memory."""
+
+
+class Guide:
+    """One answer's place in its grammar."""
+
+    def __init__(self, matcher: LLMatcher, vocab_size: int, ends: NDArray[np.int64], stops: Iterable[int]) -> None:
+        """`ends`: what llguidance takes for the end of a text; `stops`: what ends this answer."""
+        self._matcher, self.num_words = matcher, num_words(vocab_size)
+        self._ends, self._stops = ends, np.array(sorted(set(stops)), np.int64)
+        self.error = ""
+        """Why nothing can come next."""
+
+    def fill(self, row: Words) -> None:
+        """What may come next. A stop only where the grammar is satisfied, also where it is a text's token like any other."""
+        part = row[: self.num_words]
+        row[self.num_words :] = 0
+        self._matcher.unsafe_compute_mask_ptr(part.ctypes.data, part.nbytes)
+        _set(row, self._ends, False)
+        _set(row, self._stops, self._matcher.is_accepting())
+        if self._matcher.is_error():
+            self.error = f"the grammar could not be followed any further: {_reason(self._matcher)}"
+        elif not row.any():
+            self.error = "the grammar could not be followed any further: no token of this model continues it"
+        if self.error:
+            row[:] = 0
+
+    def advance(self, token: int) -> None:
+        """It came; it is no stop."""
+        self._matcher.consume_token(token)
+
+    @property
+    def is_complete(self) -> bool:
+        """Nothing may follow."""
+        return self._matcher.is_stopped() and not self._matcher.is_error()
+
+
+class Guides:
+    """Grammars compiled for one vocabulary."""
+
+    def __init__(self) -> None:
+        self._vocabulary: Vocabulary | None = None
+        self._tokenizer: LLTokenizer | None = None
+        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+
+    def learn(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary, self._tokenizer = vocabulary, None
+        self._compiled.clear()
+
+    def guide(self, grammar: str, stops: Iterable[int]) -> Guide:
+        """Refuses, with BadInput, a grammar that cannot be."""
+        tokenizer = self._known_tokenizer()
+        if grammar not in self._compiled:
+            self._compiled[grammar] = _compiled(tokenizer, grammar)
+            if len(self._compiled) > MAX_COMPILED:
+                self._compiled.popitem(last=False)
+        self._compiled.move_to_end(grammar)
+        matcher = self._compiled[grammar].deep_copy()
+        return Guide(matcher, tokenizer.vocab_size, np.array(tokenizer.eos_tokens, np.int64), stops)
+
+    def _known_tokenizer(self) -> LLTokenizer:
+        """Made with the first grammar: it takes some 4 microseconds a token of the vocabulary."""
+        if self._tokenizer is None:
+            if self._vocabulary is None:
+                raise BadInput("constrained output needs the model's tokenizer, which this engine was not given")
+            self._tokenizer = _tokenizer(self._vocabulary)
+        return self._tokenizer
+
+
+def num_words(num_tokens: int) -> int:
+    return -(-num_tokens // 32)
+
+
+def _library() -> Any:
+    try:
+        import llguidance
+    except ImportError:
+        raise MissingExtra("llguidance", "serve", "constrained output") from None
+    return llguidance
+
+
+def _tokenizer(vocabulary: Vocabulary) -> LLTokenizer:
+    library = _library()
+    try:
+        return library.LLTokenizer(vocabulary.tokenizer_json, eos_token=list(vocabulary.stop_token_ids) or None)
+    except ValueError as error:
+        raise BadInput(
+            f"answers of this model cannot be constrained; llguidance cannot use its tokenizer: {_short(error)}"
+        ) from None
+
+
+def _compiled(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
+    library = _library()
+    limits = library.LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
+    matcher = library.LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
+    if matcher.is_error():
+        raise BadInput(f"the constraint cannot be compiled: {_reason(matcher)}")
+    return matcher
+
+
+def _reason(matcher: LLMatcher) -> str:
+    return _short(matcher.get_error())
+
+
+def _short(error: object) -> str:
+    """On one line; a regular expression's error has its reason on the last one that says something."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    told = [line for line in lines if line.startswith("error:")] or lines[:1] or ["no reason given"]
+    return told[0].removeprefix("error:").strip()[:300]
+
+
+def _set(row: Words, tokens: NDArray[np.int64], value: bool) -> None:
+    for token in tokens.tolist():
+        word, bit = divmod(token, 32)
+        if word < len(row):
+            row[word] = row[word] | np.uint32(1 << bit) if value else row[word] & np.uint32(~(1 << bit) & 0xFFFFFFFF)

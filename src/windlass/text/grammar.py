@@ -1,0 +1,99 @@
+"""Grammars of answers, in llguidance's form: what an answer must be, framed by what a model writes around it. Text only: whoever has
+the library compiles it. A piece of text that is a special token in the vocabulary is asked for as that token.
+
+https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, cast
+
+from windlass.core.request import Constraint
+from windlass.errors import BadInput
+
+_JSON_SPACE = r"\r?\n[ \t]{0,32}|[ \t]{1,4}"
+"""Between two parts of JSON: a new line and its indentation. Models that may write any amount of space sometimes write nothing else."""
+_SPACE = r"/[ \n\r\t]{1,8}/"
+_ANYTHING = "/(?s:.*)/"
+
+
+class Grammar:
+    """Collects rules; its methods give what stands for a part in the expression of another."""
+
+    def __init__(self, special: Mapping[str, int] | None = None) -> None:
+        """`special`: texts that are tokens of their own and no text otherwise -> their ids."""
+        self._special = dict(special or {})
+        self._rules: list[str] = []
+        self._parts: list[dict[str, Any]] = []
+
+    def built(self, start: str) -> str:
+        rules = "\n".join([f"start: {start}", *self._rules])
+        return json.dumps({"grammars": [{"lark_grammar": rules + "\n"}, *self._parts]})
+
+    def literal(self, text: str) -> str:
+        found = [self._piece(piece) for piece in self._pieces(text) if piece]
+        return " ".join(found) or '""'
+
+    def space(self) -> str:
+        """A little of it, or none."""
+        return self.rule(_SPACE, "space") + "?"
+
+    def until(self, end: str) -> str:
+        """Any text up to and with `end`."""
+        if end in self._special:
+            return self.rule(f"{_ANYTHING} {self._piece(end)}")
+        return self.rule(_ANYTHING, options=f"[suffix={_quoted(end)}]")
+
+    def schema(self, schema: Any) -> str:
+        if schema is False:
+            raise BadInput("the JSON schema is false, which no answer can be")
+        given = dict(cast(Mapping[str, Any], schema)) if isinstance(schema, Mapping) else dict[str, Any]()
+        return self._part({"json_schema": {"x-guidance": {"whitespace_pattern": _JSON_SPACE}} | given})
+
+    def constraint(self, constraint: Constraint) -> str:
+        match constraint.kind:
+            case "json_object":
+                return self.schema({"type": "object"})
+            case "json_schema":
+                return self.schema(json.loads(constraint.value))
+            case "regex":
+                return self._part({"lark_grammar": f"start: /{_in_slashes(constraint.value)}/\n"})
+            case "choice":
+                return self._part({"lark_grammar": f"start: {' | '.join(map(_quoted, constraint.choices))}\n"})
+            case "grammar":
+                return self._part({"lark_grammar": constraint.value})
+
+    def rule(self, expression: str, name: str = "", options: str = "") -> str:
+        """A rule's name; the same one again where it has been given."""
+        chosen = name or f"rule_{len(self._rules)}"
+        line = f"{chosen}{options}: {expression}"
+        if line not in self._rules:
+            self._rules.append(line)
+        return chosen
+
+    def _part(self, content: dict[str, Any]) -> str:
+        name = f"part_{len(self._parts)}"
+        self._parts.append({"name": name, **content})
+        return f"@{name}"
+
+    def _pieces(self, text: str) -> list[str]:
+        if not self._special:
+            return [text]
+        return re.split(f"({'|'.join(map(re.escape, self._special))})", text)
+
+    def _piece(self, text: str) -> str:
+        number = self._special.get(text)
+        return _quoted(text) if number is None else f"<[{number}]>"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _in_slashes(regex: str) -> str:
+    """A regular expression as it is written between slashes on one line."""
+    escaped = re.sub(r"\\.|/", lambda found: r"\/" if found[0] == "/" else found[0], regex, flags=re.DOTALL)
+    return escaped.replace("\\\n", "\n").replace("\n", r"\n").replace("\r", r"\r")

@@ -1,0 +1,200 @@
+"""Answers that must follow a grammar, from a real model with a real vocabulary: whatever is asked for, the answer is of that form."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.cpu
+
+pytest.importorskip("torch")
+pytest.importorskip("llguidance")
+jsonschema = pytest.importorskip("jsonschema")
+
+from windlass.core.request import GREEDY, Constraint, Delta, Request, Sampling  # noqa: E402
+from windlass.engine.client import InProcessClient  # noqa: E402
+from windlass.engine.load import load_model  # noqa: E402
+from windlass.engine.protocol import Launch  # noqa: E402
+from windlass.errors import BadInput  # noqa: E402
+from windlass.weights.text_of import model_text  # noqa: E402
+
+NUM_SCHEMAS = 50
+QUESTION = ({"role": "user", "content": "Tell me about a ship."},)
+SAMPLED = Sampling(temperature=0.8, seed=7)
+
+
+class Running:
+    """A client and the event loop it belongs to."""
+
+    def __init__(self, path: Path) -> None:
+        self.loop = asyncio.new_event_loop()
+        launch = Launch(model=str(path), context_tokens=1024, max_sequences=16, device="cpu")
+        self.client = InProcessClient(*load_model(launch), model_text(path))
+
+    def all(self, requests: list[Request]) -> list[list[Delta]]:
+        async def one(request: Request) -> list[Delta]:
+            return [delta async for delta in self.client.generate(request)]
+
+        async def together() -> list[list[Delta]]:
+            return list(await asyncio.gather(*map(one, requests)))
+
+        return self.loop.run_until_complete(together())
+
+    def texts(self, requests: list[Request]) -> list[str]:
+        return ["".join(delta.content for delta in deltas) for deltas in self.all(requests)]
+
+    def text(self, request: Request) -> str:
+        return self.texts([request])[0]
+
+    def close(self) -> None:
+        self.loop.run_until_complete(self.client.close())
+        self.loop.close()
+
+
+@pytest.fixture(scope="module")
+def running(smollm2: Path) -> Iterator[Running]:
+    found = Running(smollm2)
+    yield found
+    found.close()
+
+
+def asked(kind: Any, value: str = "", sampling: Sampling = GREEDY, **changes: Any) -> Request:
+    given: dict[str, Any] = {"messages": QUESTION, "max_tokens": 400} | changes
+    return Request(constraint=Constraint(kind=kind, value=value), sampling=sampling, **given)
+
+
+def random_schema(chance: random.Random, depth: int = 0) -> dict[str, Any]:
+    """Everything bounded, so that an answer is whole before its tokens are used up."""
+    kinds = ["string", "integer", "number", "boolean", "enum", "null", "union"]
+    kind = chance.choice(kinds + ["object", "array"] * (2 if depth < 2 else 0)) if depth else "object"
+    match kind:
+        case "string":
+            return {"type": "string", "maxLength": chance.randint(0, 12)}
+        case "integer":
+            return {"type": "integer", "minimum": chance.randint(-50, 0), "maximum": chance.randint(1, 5000)}
+        case "number":
+            return {"type": "number", "minimum": 0, "exclusiveMaximum": 10, "multipleOf": 0.5}
+        case "enum":
+            return {"enum": chance.sample(["red", "näve", 'quo"te', 1, None, True, [1, 2]], chance.randint(1, 4))}
+        case "union":
+            return {"anyOf": [random_schema(chance, 9), random_schema(chance, 9)]}
+        case "array":
+            low = chance.randint(0, 2)
+            return {"type": "array", "items": random_schema(chance, depth + 1), "minItems": low, "maxItems": low + 1}
+        case "object":
+            names = chance.sample(["name", "a b", "größe", "x-1", "list", "ok"], chance.randint(1, 3))
+            properties = {name: random_schema(chance, depth + 1) for name in names}
+            required = [name for name in names if chance.random() < 0.7]
+            return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+        case _:
+            return {"type": kind}
+
+
+def test_random_schemas_are_kept(running: Running) -> None:
+    """Some of the sampling settings that could bring back what a grammar has ruled out, and all at once."""
+    chance = random.Random(3)
+    schemas = [random_schema(chance) for _ in range(NUM_SCHEMAS)]
+    ways = [
+        GREEDY,
+        SAMPLED,
+        Sampling(temperature=1.5, top_k=5, seed=1),
+        Sampling(temperature=1.0, top_p=0.5, min_p=0.01, seed=2),
+        Sampling(temperature=0.0, repetition_penalty=1.5, logit_bias={17: 100.0}),
+        Sampling(temperature=1.0, frequency_penalty=1.0, presence_penalty=1.0, logit_bias={2: 100.0}, seed=3),
+    ]
+    requests = [asked("json_schema", json.dumps(schema), ways[i % len(ways)]) for i, schema in enumerate(schemas)]
+    answers = running.all(requests)
+    for schema, deltas in zip(schemas, answers, strict=True):
+        text = "".join(delta.content for delta in deltas)
+        assert deltas[-1].finish_reason == "stop", (schema, text)
+        jsonschema.validate(json.loads(text), schema)
+
+
+def test_seeds_reproduce_alone_and_in_a_batch(running: Running) -> None:
+    request = asked("json_schema", '{"type": "array", "items": {"type": "string", "maxLength": 8}, "maxItems": 4}', SAMPLED)
+    free = Request(messages=QUESTION, sampling=GREEDY, max_tokens=15)
+    alone = running.text(request)
+    assert running.texts([free, request, free, request])[1::2] == [alone, alone]
+
+
+def test_the_other_kinds(running: Running) -> None:
+    found = running.texts(
+        [
+            asked("json_object", max_tokens=60, sampling=SAMPLED),
+            asked("regex", r"[A-Z][a-z]{2,8}/[0-9]{4}\n", SAMPLED),
+            asked("choice", '["yes", "no", "per\\"haps"]'),
+            asked("grammar", 'start: PART ("-" PART)~2\nPART: /[abc]{2}/\n'),
+            asked("regex", r"\d{3} \w+", messages=None, prompt="The number is"),
+        ]
+    )
+    assert re.fullmatch(r"[A-Z][a-z]{2,8}/[0-9]{4}\n", found[1])
+    assert found[2] in ("yes", "no", 'per"haps')
+    assert re.fullmatch(r"[abc]{2}(-[abc]{2}){2}", found[3])
+    assert re.match(r"\d{3} \w+", found[4])
+    assert found[0].startswith("{")
+
+
+def test_a_stop_waits_for_the_grammar(running: Running) -> None:
+    """`,` is asked to stop the answer, and may only where the answer is whole."""
+    comma = model_text_ids(running, ",")
+    digits = {"type": "integer", "minimum": 0, "maximum": 99}
+    schema = json.dumps(
+        {"type": "object", "properties": {"a": digits, "b": digits}, "required": ["a", "b"], "additionalProperties": False}
+    )
+    bias = Sampling(temperature=0.0, logit_bias={comma[0]: 50.0})
+    (deltas,) = running.all([asked("json_schema", schema, bias, stop_token_ids=tuple(comma), max_tokens=100)])
+    assert json.loads("".join(delta.content for delta in deltas)).keys() >= {"a", "b"}
+
+
+def model_text_ids(running: Running, text: str) -> list[int]:
+    return running.loop.run_until_complete(running.client.tokenize(text))
+
+
+def test_an_answer_ends_with_its_grammar_even_where_nothing_stops_it(running: Running) -> None:
+    (deltas,) = running.all([asked("choice", '["blue"]', ignore_eos=True)])
+    assert "".join(delta.content for delta in deltas) == "blue"
+    assert deltas[-1].finish_reason == "stop"
+    assert deltas[-1].stop_token_id is None
+
+
+def test_an_answer_that_is_cut_off_says_so(running: Running) -> None:
+    (deltas,) = running.all([asked("regex", "[a-z]{500}", max_tokens=5)])
+    assert deltas[-1].finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "words"),
+    [
+        ("regex", "(unclosed", "the constraint cannot be compiled: .*unclosed group"),
+        ("grammar", "begin: /a/", "the constraint cannot be compiled: .*no start rule"),
+        ("json_schema", '{"type": "strin"}', "the constraint cannot be compiled: .*strin"),
+        ("json_schema", '{"not": {"type": "string"}}', "the constraint cannot be compiled: .*not"),
+        ("json_schema", "false", "no answer can be"),
+    ],
+)
+def test_what_does_not_compile_is_refused_and_the_engine_goes_on(running: Running, kind: Any, value: str, words: str) -> None:
+    with pytest.raises(BadInput, match=words) as caught:
+        running.text(asked(kind, value))
+    assert "\n" not in str(caught.value)
+    assert running.text(asked("choice", '["still here"]')) == "still here"
+
+
+def test_free_requests_beside_constrained_ones_stay_as_they_are(running: Running) -> None:
+    free = Request(messages=QUESTION, sampling=GREEDY, max_tokens=15)
+    alone = running.text(free)
+    assert running.texts([free, asked("regex", "[0-9]{20}"), free])[::2] == [alone, alone]
+
+
+def test_logprobs_are_the_models_own(running: Running) -> None:
+    """The most likely token is told even where the grammar ruled it out."""
+    (deltas,) = running.all([asked("regex", "[0-9]{3}", logprobs=1)])
+    first = next(delta.logprobs[0] for delta in deltas if delta.logprobs)
+    assert first.rank > 1
+    assert first.top[0].token_id != first.token_id
