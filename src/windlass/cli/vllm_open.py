@@ -12,7 +12,6 @@ from windlass.core.plan import Plan
 from windlass.errors import Error, Impossible
 from windlass.launch.command import Command, Options, ServedModel
 from windlass.launch.vllm import VllmServer, find_python, free_port, render, start
-from windlass.launch.vllm_checks import nodes_of
 from windlass.launch.vllm_environment import cache_dir
 
 
@@ -55,25 +54,24 @@ def plan_vllm(path: Path, *, context: int, concurrency: int, quant: str = "", kv
     return make_plan(asked, source=resolved.source, digest=resolved.digest)
 
 
-def vllm_command(plan: Plan, model: ServedModel, *, extra: tuple[str, ...] = ()) -> Command:
-    """On a port of this machine that nobody uses, with a key that nobody else knows."""
+def vllm_command(
+    plan: Plan, model: ServedModel, *, node: int = 0, master_address: str = "", extra: tuple[str, ...] = ()
+) -> Command:
+    """For this machine: on a port that nobody uses, with a key that nobody else knows. `node`: which of the plan's it is."""
     python = find_python()
     if python is None:
         raise NotInstalled
-    if len(nodes_of(plan)) > 1:
-        raise Impossible(
-            f"the plan is for {len(nodes_of(plan))} nodes; start vLLM on each with the commands of docs/vllm.md, "
-            "and put `windlass serve` in front of the first one's address"
-        )
     options = Options(
         python=python,
         port=free_port(),
         api_key=secrets.token_urlsafe(32),
-        cpus=tuple(sorted(os.sched_getaffinity(0))),
+        master_address=master_address,
         device_bytes=_device_bytes(),
+        visible=tuple(word.strip() for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word.strip()),
+        cpus=tuple(sorted(os.sched_getaffinity(0))),
         extra=extra,
     )
-    return render(plan, model, options)
+    return render(plan, model, options, node)
 
 
 @asynccontextmanager

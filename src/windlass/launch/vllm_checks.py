@@ -38,7 +38,10 @@ def _check_layout(plan: Plan) -> None:
         raise Impossible(
             f"vLLM spreads experts over all tp x dp = {layout.tp * layout.dp} ranks or none; the plan has ep {layout.ep}: plan again"
         )
-    nodes_of(plan)
+    if len(nodes_of(plan)) > 1 and is_cpu(plan):
+        raise Impossible(
+            f"vLLM's CPU build runs on one machine, and the plan is for {len(nodes_of(plan))}; plan with --engine windlass"
+        )
 
 
 def _check_types(plan: Plan) -> None:

@@ -81,8 +81,7 @@ def install(package: str, told: Told, cache: Path | None = None) -> str:
         told("making an environment")
         log = where / "vllm-setup.log"
         log.write_bytes(b"")
-        _run([sys.executable, "-m", "venv", "--clear", str(folder)], log, told)
-        for command in _steps(package, _python(folder)):
+        for command in (_venv(folder), *_steps(package, _python(folder))):
             _run(command, log, told)
         told("trying it")
         version = _version(folder, log)
@@ -102,6 +101,11 @@ def remove(cache: Path | None = None) -> bool:
         if folder.exists():
             raise Error(f"{folder} could not be removed whole; remove what is left of it by hand")
     return True
+
+
+def _venv(folder: Path) -> list[str]:
+    """What an interrupted one has left is cleared."""
+    return [sys.executable, "-m", "venv", "--clear", str(folder)]
 
 
 def _steps(package: str, python: Path) -> list[list[str]]:

