@@ -75,9 +75,13 @@ def test_linear_of_several_rows() -> None:
             plain = linear.linear_reference(x, weight)
             bound = 1e-3 if group == 128 else 3e-3
             slices = linear.num_slices(weight)
-            close(linear.linear_eight(x, weight, poisoned(slices, count, rows)).sum(0), plain, bound)
-            if slices == 1:
-                close(linear.linear_eight(x, weight, poisoned(count, rows, dtype=torch.bfloat16), bias=bias), plain + bias, 4e-3)
+            for product, columns in ((0, 1), (1, 1), (0, 2), (1, 2)):
+                how = {"product": product, "columns": columns}
+                fine = 1e-4 if product else bound
+                close(linear.linear_eight(x, weight, poisoned(slices, count, rows), **how).sum(0), plain, fine)
+                if slices == 1:
+                    out = poisoned(count, rows, dtype=torch.bfloat16)
+                    close(linear.linear_eight(x, weight, out, bias=bias, **how), plain + bias, 4e-3)
             slices = linear.wide_slices(weight)
             close(
                 linear.linear_wide(x, weight, poisoned(slices, count, rows), slices=slices).sum(0),
@@ -134,13 +138,34 @@ def test_experts_of_several_rows() -> None:
             assert chosen.item_expert[number].item() == expert
             assert [r for r in chosen.item_rows[number].tolist() if r >= 0] == members
             assert [p for p in chosen.item_places[number].tolist() if p >= 0] == places
-        hidden = experts.gate_up_many(x, gate_up, poisoned(rows * 9, 1408, dtype=torch.bfloat16), chosen)
-        parts = experts.down_many(hidden, down, poisoned(rows * 9, 1024), chosen).view(rows, 9, 1024)
-        residual, gain = torch.randn(rows, 1024, device="cuda"), torch.rand(1024, device="cuda")
-        expected = residual + experts.experts_reference(x, ids, weights, gate_up, down, num_shared=1)
-        out = norm.add_norm(residual, gain, poisoned(rows, 1024, dtype=torch.bfloat16), EPS, parts=parts, weights=chosen.weights)
-        close(residual, expected, 4e-3)
-        close(out, linear.norm_reference(residual, gain, EPS), 4e-3)
+        plain = experts.experts_reference(x, ids, weights, gate_up, down, num_shared=1)
+        for product in (0, 1):
+            for items in (chosen, route.dispatch(ids, weights, 32, 1, 16)):  # of 8 rows, of 16
+                act = poisoned(rows * 9, 1408, dtype=torch.bfloat16)
+                hidden = experts.gate_up_many(x, gate_up, act, items, product=product)
+                parts = experts.down_many(hidden, down, poisoned(rows * 9, 1024), items, product=product).view(rows, 9, 1024)
+                residual, gain = torch.randn(rows, 1024, device="cuda"), torch.rand(1024, device="cuda")
+                expected, out = residual + plain, poisoned(rows, 1024, dtype=torch.bfloat16)
+                norm.add_norm(residual, gain, out, EPS, parts=parts, weights=chosen.weights)
+                close(residual, expected, 4e-3)
+                close(out, linear.norm_reference(residual, gain, EPS), 4e-3)
+
+
+def test_rows_with_outliers_and_without_anything() -> None:
+    """Fixed-point activations: a row of zeros gives zeros, one large input costs its row little and the others nothing."""
+    weight = random_tiles(1, 256, 4096)
+    x = torch.randn(8, 4096, device="cuda")
+    x[1], x[2, 77], x[3] = 0.0, 300.0, x[3] * 1e-12
+    x = x.to(torch.bfloat16)
+    expected = linear.linear_reference(x, weight)
+    actual = linear.linear_eight(x, weight, poisoned(1, 8, 256), product=1)[0]
+    assert not actual[1].any()
+    for row in (0, 2, 3, 4, 5, 6, 7):
+        close(actual[row], expected[row], 5e-4 if row == 2 else 1e-4)
+    x[5, 9] = float("nan")
+    actual = linear.linear_eight(x, weight, poisoned(1, 8, 256), product=1)[0]
+    assert actual[5].isnan().all()
+    close(actual[6], expected[6], 1e-4)
 
 
 def test_experts_of_many_rows() -> None:

@@ -1,6 +1,6 @@
 """The experts of a mixture over 4-bit weights: gate and up with SiLU, down, and their weighted sum. The shared expert is the one after the routed.
 
-One row: choice of experts inside gate and up, weighted sum and residual inside down. 2 to 64 rows: items from `route_many`; each
+One row: choice of experts inside gate and up, weighted sum and residual inside down. 2 to 64 rows: items of 8 or 16 rows from `route_many`; each
 (row, slot) has a place of its own for its result and `norm.add_norm` adds them up in order, so nothing depends on timing.
 """
 
@@ -18,7 +18,7 @@ def _one(kind: int, norm: int, weight: Tiles, routes: Routes, ring: linear.Ring)
     return driver.kernel(
         "one.cu", linear.ONE, shared_bytes=ring.shared_bytes, KIND=kind, TEAMS=ring.teams, TEAM_WARPS=ring.warps,
         STAGES=ring.stages, TILE_BLOCKS=weight.tile_blocks, NORM=norm, GROUP=weight.group, TILES=weight.num_tiles,
-        ACTIVE=routes.num_active, SHARED=routes.num_shared, EXPERTS=routes.num_experts,
+        ACTIVE=routes.num_active, SHARED=routes.num_shared, EXPERTS=routes.num_experts, SOFTMAX=int(routes.softmax),
     )  # fmt: skip
 
 
@@ -72,9 +72,10 @@ def gate_up_many(
     unit: int = 4,
     resident: int = 1,
     choice: tuple[int, int] | None = None,
+    product: int | None = None,
 ) -> Tensor:
     """x bf16 [rows, inputs]; out bf16 [rows * (active + shared), width]."""
-    return _many(1, x, weight, out, routes, routes.item_rows, unit, resident, choice)
+    return _many(1, x, weight, out, routes, routes.item_rows, unit, resident, choice, product)
 
 
 def down_many(
@@ -86,9 +87,10 @@ def down_many(
     unit: int = 8,
     resident: int = 1,
     choice: tuple[int, int] | None = None,
+    product: int | None = None,
 ) -> Tensor:
     """x bf16 [rows * (active + shared), width]; out fp32 [rows * (active + shared), outputs], not yet weighted."""
-    return _many(2, x, weight, out, routes, routes.item_places, unit, resident, choice)
+    return _many(2, x, weight, out, routes, routes.item_places, unit, resident, choice, product)
 
 
 def _many(
@@ -101,14 +103,17 @@ def _many(
     unit: int,
     resident: int,
     choice: tuple[int, int] | None,
+    product: int | None,
 ) -> Tensor:
-    unit = linear.divisor(weight.num_tiles, unit)
-    ring = linear.many_ring(
-        weight, weight.tile_blocks, unit, linear.WHOLE_BUDGET if resident == 1 else linear.SHARED_BUDGET, choice
-    )
+    columns = rows.shape[1] // 8
+    # Sums of more tiles or columns than this leave no room for weights.
+    unit = linear.divisor(weight.num_tiles, unit if columns == 1 else min(unit, 4))
+    budget = linear.WHOLE_BUDGET if resident == 1 else linear.SHARED_BUDGET
+    ring = linear.many_ring(weight, weight.tile_blocks, unit, budget, choice, columns=columns, resident=resident)
     run = driver.kernel(
         "many.cu", linear.MANY, shared_bytes=ring.shared_bytes, KIND=kind, WARPS=ring.warps, TILE_BLOCKS=weight.tile_blocks, UNIT=unit,
-        JOINT=ring.joint, STAGES=ring.stages, ITEMS=1, GROUP=weight.group, RESIDENT=resident,
+        JOINT=ring.joint, STAGES=ring.stages, ITEMS=1, GROUP=weight.group, RESIDENT=resident, COLUMNS=columns,
+        PRODUCT=linear.PRODUCT if product is None else product,
     )  # fmt: skip
     run(
         (driver.num_processors() * resident,), ring.threads, weight.data, x, None, out, routes.num_items, routes.item_expert, rows,

@@ -25,6 +25,8 @@ ONE_BUDGET, FINAL_BUDGET = 136 * 1024, 200 * 1024
 blocks beside them (docs/cuda-notes.md)."""
 WHOLE_BUDGET = 220 * 1024
 """Where nothing else need fit."""
+PRODUCT = 0
+"""How many.cu multiplies where nobody says: 0 in bf16, 1 with activations as 16-bit fixed-point numbers in integer products."""
 
 
 def divisor(n: int, most: int) -> int:
@@ -42,10 +44,12 @@ class Ring:
     """Stages that a warp takes at once."""
     stages: int
     shared_bytes: int
+    producers: int = 1
+    """Warps that fill it, or give up their registers."""
 
     @property
     def threads(self) -> int:
-        return self.teams * self.warps * 32 + 32
+        return (self.teams * self.warps + self.producers) * 32
 
 
 def one_ring(weight: Tiles, segments: int = 1, choice: tuple[int, int] | None = None, budget: int = ONE_BUDGET) -> Ring:
@@ -58,14 +62,24 @@ def one_ring(weight: Tiles, segments: int = 1, choice: tuple[int, int] | None = 
     return Ring(teams, warps, 1, stages, fixed + stages * stage)
 
 
-def many_ring(weight: Tiles, blocks: int, unit: int, budget: int, choice: tuple[int, int] | None = None) -> Ring:
-    """For many.cu; `choice` is warps and stages at once."""
-    warps, joint = choice or (divisor(blocks, 16), 0)
-    stage, fixed = warps * weight.block_bytes + 16, 2 * unit * warps * 640
+def many_ring(
+    weight: Tiles,
+    blocks: int,
+    unit: int,
+    budget: int,
+    choice: tuple[int, int] | None = None,
+    *,
+    columns: int = 1,
+    resident: int = 1,
+) -> Ring:
+    """For many.cu; `choice` is warps and stages at once. Activations of 16 rows fill the registers of 8 warps."""
+    warps, joint = choice or (divisor(blocks, 16 if columns == 1 or blocks <= 16 else 8), 0)
+    stage, fixed = warps * weight.block_bytes + 16, 2 * unit * columns * warps * 640
     stages = min(24, (budget - fixed) // stage)
     joint = joint or next(j for j in (4, 2, 1) if unit * blocks // warps % j == 0 and (3 * j <= stages or j == 1))
     stages = stages // joint * joint
-    return Ring(1, warps, joint, stages, fixed + stages * stage)
+    producers = 4 if warps % 4 == 0 and warps >= 8 and resident == 1 else 1
+    return Ring(1, warps, joint, stages, fixed + stages * stage, producers)
 
 
 def counter() -> Tensor:
@@ -122,19 +136,25 @@ def linear_eight(
     *,
     bias: Tensor | None = None,
     unit: int = 0,
-    budget: int = SHARED_BUDGET,
+    budget: int = 0,
     choice: tuple[int, int] | None = None,
+    product: int | None = None,
+    columns: int = 1,
 ) -> Tensor:
-    """x bf16 [rows, inputs], a few rows. out bf16 [rows, outputs], or fp32 [slices, rows, outputs]: sums of slices of the inputs."""
+    """x bf16 [rows, inputs], a few rows. out bf16 [rows, outputs], or fp32 [slices, rows, outputs]: sums of slices of the inputs.
+
+    Weights are read once for every 8 * `columns` (1 or 2) rows.
+    """
     slices = num_slices(weight)
     blocks = weight.tile_blocks // slices
     unit = unit or divisor(weight.num_tiles, 2)
-    ring = many_ring(weight, blocks, unit, budget, choice)
+    ring = many_ring(weight, blocks, unit, budget or (SHARED_BUDGET if columns == 1 else WHOLE_BUDGET), choice, columns=columns)
     partial = out.dtype == torch.float32
     assert partial or slices == 1
     run = driver.kernel(
         "many.cu", MANY, shared_bytes=ring.shared_bytes, KIND=2 if partial else 0, WARPS=ring.warps, TILE_BLOCKS=blocks, UNIT=unit,
-        JOINT=ring.joint, STAGES=ring.stages, ITEMS=0, GROUP=weight.group, RESIDENT=1,
+        JOINT=ring.joint, STAGES=ring.stages, ITEMS=0, GROUP=weight.group, RESIDENT=1, COLUMNS=columns,
+        PRODUCT=PRODUCT if product is None else product,
     )  # fmt: skip
     run(
         (driver.num_processors(),), ring.threads, weight.data, x, bias, out, None, None, None, None, blocks * weight.block_bytes,
