@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import random
 import re
@@ -22,6 +23,7 @@ from windlass.core.request import GREEDY, Constraint, Delta, Request, Sampling  
 from windlass.engine.client import InProcessClient  # noqa: E402
 from windlass.engine.load import load_model  # noqa: E402
 from windlass.engine.protocol import Launch  # noqa: E402
+from windlass.engine.wording import Wording  # noqa: E402
 from windlass.errors import BadInput  # noqa: E402
 from windlass.weights.text_of import model_text  # noqa: E402
 
@@ -35,8 +37,9 @@ class Running:
 
     def __init__(self, path: Path) -> None:
         self.loop = asyncio.new_event_loop()
+        self.text_of_model = model_text(path)
         launch = Launch(model=str(path), context_tokens=1024, max_sequences=16, device="cpu")
-        self.client = InProcessClient(*load_model(launch), model_text(path))
+        self.client = InProcessClient(*load_model(launch), self.text_of_model)
 
     def all(self, requests: list[Request]) -> list[list[Delta]]:
         async def one(request: Request) -> list[Delta]:
@@ -131,7 +134,7 @@ def test_the_other_kinds(running: Running) -> None:
             asked("regex", r"[A-Z][a-z]{2,8}/[0-9]{4}\n", SAMPLED),
             asked("choice", '["yes", "no", "per\\"haps"]'),
             asked("grammar", 'start: PART ("-" PART)~2\nPART: /[abc]{2}/\n'),
-            asked("regex", r"\d{3} \w+", messages=None, prompt="The number is"),
+            asked("regex", r"\d{3} \w+", messages=None, prompt="The number is", max_tokens=20),
         ]
     )
     assert re.fullmatch(r"[A-Z][a-z]{2,8}/[0-9]{4}\n", found[1])
@@ -198,3 +201,44 @@ def test_logprobs_are_the_models_own(running: Running) -> None:
     first = next(delta.logprobs[0] for delta in deltas if delta.logprobs)
     assert first.rank > 1
     assert first.top[0].token_id != first.token_id
+
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "book_cabin",
+        "description": "Books a cabin on a ship",
+        "parameters": {
+            "type": "object",
+            "properties": {"deck": {"enum": ["upper", "lower"]}, "nights": {"type": "integer", "minimum": 1, "maximum": 30}},
+            "required": ["deck", "nights"],
+            "additionalProperties": False,
+        },
+    },
+}
+OTHER = {"type": "function", "function": {"name": "leave", "parameters": {"type": "object", "properties": {}}}}
+MARKS = {
+    "json": "<tool_call>",
+    "arg_pairs": "<tool_call><arg_key>",
+    "bracket_args": "[TOOL_CALLS][ARGS]",
+    "bare_json": '<|start_header_id|>"parameters"',
+}
+
+
+@pytest.mark.parametrize("style", MARKS)
+def test_a_named_tool_is_called_in_the_models_own_form(running: Running, style: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same small model with templates of several families: the grammar does the rest."""
+    template = "{% if tools %}{{ tools | tojson }}{% endif %}{% for message in messages %}{{ message.content }}\n{% endfor %}"
+    text = dataclasses.replace(running.text_of_model, chat_template=template + "{# " + MARKS[style] + " #}")
+    monkeypatch.setattr(running.client, "_wording", Wording(text))
+    asking: dict[str, Any] = {"messages": QUESTION, "sampling": GREEDY, "max_tokens": 120, "tools": (TOOL, OTHER)}
+    named, none = running.all(
+        [Request(**asking, tool_choice="book_cabin"), Request(**asking | {"max_tokens": 5}, tool_choice="none")]
+    )
+    (call,) = [call for delta in named for call in delta.tool_calls]
+    assert call.name == "book_cabin"
+    jsonschema.validate(json.loads(call.arguments), TOOL["function"]["parameters"])  # type: ignore[index]
+    assert "".join(delta.content for delta in named) == ""
+    assert named[-1].finish_reason == "stop"
+    assert not [call for delta in none for call in delta.tool_calls]
+    assert none[-1].usage.prompt_tokens < named[-1].usage.prompt_tokens, "tools that may not be called are not shown"  # type: ignore[union-attr]

@@ -19,10 +19,15 @@ def apply_masks(logits: Tensor, guides: Sequence[Guide | None]) -> None:
     words = np.zeros((len(rows), num_words(logits.shape[1])), np.uint32)
     for place, row in enumerate(rows):
         _fill(words[place], guides[row])
-    if logits.device.type == "cpu" and logits.dtype == torch.float32:
+    if is_on_host(logits):
         _on_host(logits, rows, words)
     else:
         _on_device(logits, rows, words)
+
+
+def is_on_host(logits: Tensor) -> bool:
+    """Where NumPy can reach them."""
+    return logits.device.type == "cpu" and logits.dtype == torch.float32
 
 
 def _fill(row: Words, guide: Guide | None) -> None:

@@ -1,0 +1,62 @@
+"""A vocabulary of bytes, and some special tokens, with what is compiled for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import tokenizers
+
+from windlass.engine.guide import Guide, Guides, num_words
+from windlass.engine.protocol import Vocabulary
+from windlass.text.call_grammar import Asked, answer_grammar
+from windlass.text.gguf_tokenizer import tokenizer_files
+from windlass.text.stream import special_marks
+from windlass.text.tokenizer import Tokenizer
+
+END = "<|stop|>"
+
+
+def tokenizer_of(*special: str) -> Tokenizer:
+    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    metadata = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": [*letters, END, *special],
+        "tokenizer.ggml.token_type": [1] * 256 + [3] * (1 + len(special)),
+    }
+    return Tokenizer(tokenizers.Tokenizer.from_str(msgspec.json.encode(tokenizer_files(metadata)["tokenizer.json"]).decode()), {})
+
+
+class Vocab:
+    """A vocabulary and what is compiled for it."""
+
+    def __init__(self, *special: str) -> None:
+        self.tokenizer = tokenizer_of(*special)
+        self.end = self.tokenizer.token_id(END) or 0
+        self.guides = Guides()
+        self.guides.learn(Vocabulary(self.tokenizer.backend.to_str(), [self.end]))
+
+    def guide(self, asked: Asked, stops: tuple[int, ...] | None = None) -> Guide:
+        grammar = answer_grammar(asked, special_marks(self.tokenizer, asked.style))
+        return self.guides.guide(grammar, (self.end,) if stops is None else stops)
+
+    def accepts(self, asked: Asked, text: str) -> bool:
+        guide, stopped = self.guide(asked), num_words(self.tokenizer.vocab_size)
+        for token in self.tokenizer.encode(text, special=False):
+            row = np.zeros(stopped, np.uint32)
+            guide.fill(row)
+            if token not in allowed(row):
+                return False
+            guide.advance(token)
+        row = np.zeros(stopped, np.uint32)
+        guide.fill(row)
+        return guide.is_complete or self.end in allowed(row)
+
+
+def allowed(row: np.ndarray[Any, np.dtype[np.uint32]]) -> list[int]:
+    return np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist()
+
+
+TEXTUAL = Vocab()
