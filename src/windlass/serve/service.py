@@ -90,6 +90,7 @@ class Service:
         if self.ending.is_set():
             raise Full(failures.closing(), supervisor.retry_seconds)
         if not supervisor.is_ready or supervisor.info is None:
+            supervisor.suspect()
             why = failures.loading() if supervisor.info is None else failures.engine_gone()
             raise Full(why, supervisor.retry_seconds)
         return supervisor.info
