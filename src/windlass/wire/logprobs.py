@@ -89,15 +89,22 @@ class Offsets:
         """`text`: all of it, as far as it is known; tokens may run ahead of it."""
         if PIECE in token:
             return self._piece(token)
-        begin = self._at
         if self._pieces:
-            begin = text.find(token, begin, begin + self._pieces + len(token)) if token else -1
-            if begin < 0:
-                return self._at
-            self._pieces = 0
-        elif begin + len(token) <= len(text) and not text.startswith(token, begin):
-            return begin  # no part of the text
-        self._at = begin + len(token)
+            return self._behind_pieces(token, text)
+        begin = self._at
+        space = (
+            1 if text.startswith(" ", begin) and not token.startswith(" ") else 0
+        )  # some tokenizers leave it out of a lone token
+        known = text[begin + space : begin + space + len(token)]
+        if token.startswith(known):  # what is not known yet is believed
+            self._at = begin + space + len(token)
+        return begin
+
+    def _behind_pieces(self, token: str, text: str) -> int:
+        begin = text.find(token, self._at, self._at + self._pieces + len(token)) if token else -1
+        if begin < 0:
+            return self._at
+        self._at, self._pieces = begin + len(token), 0
         return begin
 
     def _piece(self, token: str) -> int:
