@@ -158,7 +158,7 @@ INERT = [
     "[a](file:///etc/passwd)",
     "[a](blob:https://a.org/1)",
     "<javascript:alert(1)>",
-    "<a href='https://evil.org'>x</a>",
+    "<a href='javascript:alert(1)'>x</a>",
     "<img src=x onerror=alert(1)>",
     '<iframe srcdoc="x">',
 ]

@@ -59,7 +59,13 @@ export class Answer {
     const tokens = this.usage?.completion_tokens ?? this.pieces;
     const span = seconds(this.first, this.last);
     const rate = tokens > 1 && span > 0 ? (tokens - 1) / span : null;
-    const figures = { tokens, exact: this.usage !== null, rate, ttft: seconds(this.sent, this.first), prompt_tokens: this.usage?.prompt_tokens ?? null };
+    const figures = {
+      tokens,
+      exact: this.usage !== null,
+      rate,
+      ttft: seconds(this.sent, this.first),
+      prompt_tokens: this.usage?.prompt_tokens ?? null,
+    };
     const calls = this.message.tool_calls.filter(Boolean);
     return { ...this.message, tool_calls: calls, finish, figures, thought_seconds: this.thoughtSeconds(this.last) };
   }

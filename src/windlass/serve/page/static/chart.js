@@ -4,10 +4,11 @@ import { h, s, say } from "./dom.js";
 import { ceiling } from "./format.js";
 import { WINDOW_SECONDS } from "./status.js";
 
+const LEAST_SECONDS = 60; // a page just opened has little to show; it need not look empty
 const GAP_MS = 5000; // nothing heard for this long is a hole in the line
 
 /** Points of one series as runs without holes: [[x, y], ...], x and y in 0..100. Pure. */
-export function runs(history, key, now, top) {
+export function runs(history, key, now, span, top) {
   const found = [];
   let before = -Infinity;
   for (const point of history) {
@@ -15,8 +16,7 @@ export function runs(history, key, now, top) {
     if (typeof value !== "number" || !Number.isFinite(value)) continue;
     if (point.at - before > GAP_MS) found.push([]);
     before = point.at;
-    const x = 100 - ((now - point.at) / (WINDOW_SECONDS * 1000)) * 100;
-    found.at(-1).push([x, 100 - Math.min(1, Math.max(0, value / top)) * 100]);
+    found.at(-1).push([100 - ((now - point.at) / span) * 100, 98 - Math.min(1, Math.max(0, value / top)) * 96]);
   }
   return found;
 }
@@ -31,11 +31,17 @@ export class Chart {
     Object.assign(this, { label, series, show, top });
     this.area = s("path", { class: "area" });
     this.lines = series.map((_, index) => s("path", { class: `line line-${index}` })).reverse();
-    this.svg = s("svg", { viewBox: "0 0 100 100", preserveAspectRatio: "none", role: "img", "aria-label": label }, this.area, this.lines);
+    this.svg = s(
+      "svg",
+      { viewBox: "0 0 100 100", preserveAspectRatio: "none", role: "img", "aria-label": label },
+      this.area,
+      this.lines,
+    );
     this.cursor = h("div", { class: "cursor", hidden: true });
     this.bubble = h("div", { class: "bubble-value", hidden: true });
     this.scale = h("span", { class: "scale" });
-    this.element = h("div", { class: "chart" }, this.svg, this.scale, this.cursor, this.bubble);
+    this.since = h("span", { class: "scale since" });
+    this.element = h("div", { class: "chart" }, this.svg, this.scale, this.since, this.cursor, this.bubble);
     this.element.addEventListener("pointermove", (event) => this.#point(event));
     this.element.addEventListener("pointerleave", () => this.#leave());
     this.history = [];
@@ -44,14 +50,16 @@ export class Chart {
   update(history, now) {
     this.history = history;
     this.now = now;
+    this.span = Math.min(WINDOW_SECONDS, Math.max(LEAST_SECONDS, (now - (history[0]?.at ?? now)) / 1000)) * 1000;
     const values = history.flatMap((point) => this.series.map(({ key }) => point[key])).filter(Number.isFinite);
     const top = this.top ?? ceiling(Math.max(0, ...values));
     this.series.forEach(({ key }, index) => {
-      const drawn = runs(history, key, now, top);
+      const drawn = runs(history, key, now, this.span, top);
       this.lines[this.lines.length - 1 - index].setAttribute("d", linePath(drawn));
       if (index === 0) this.area.setAttribute("d", areaPath(drawn));
     });
     say(this.scale, this.show(top));
+    say(this.since, `${Math.round(this.span / 1000)} s ago`);
     const last = history.at(-1);
     this.svg.setAttribute("aria-label", `${this.label}, now ${last ? this.#words(last) : "unknown"}`);
   }
@@ -63,9 +71,9 @@ export class Chart {
   #point(event) {
     if (!this.history.length) return;
     const box = this.element.getBoundingClientRect();
-    const at = this.now - (1 - (event.clientX - box.left) / box.width) * WINDOW_SECONDS * 1000;
+    const at = this.now - (1 - (event.clientX - box.left) / box.width) * this.span;
     const near = this.history.reduce((best, point) => (Math.abs(point.at - at) < Math.abs(best.at - at) ? point : best));
-    const x = 100 - ((this.now - near.at) / (WINDOW_SECONDS * 1000)) * 100;
+    const x = 100 - ((this.now - near.at) / this.span) * 100;
     this.cursor.style.left = `${x}%`;
     this.bubble.style.left = `${Math.min(92, Math.max(8, x))}%`;
     const ago = Math.round((this.now - near.at) / 1000);

@@ -9,7 +9,11 @@ import { SettingsSheet } from "./settings.js";
 import { Talk } from "./talk.js";
 import { Thread } from "./thread.js";
 
-const STARTERS = ["Explain how a windlass works", "Write a haiku about a quiet server room", "Compare TCP and UDP in a small table"];
+const STARTERS = [
+  "Explain how a windlass works",
+  "Write a haiku about a quiet server room",
+  "Compare TCP and UDP in a small table",
+];
 
 export class Chat {
   /** page: {toast(text, action), announce(text), askKey(), go(route)} */
@@ -18,8 +22,16 @@ export class Chat {
     this.settings = loadSettings();
     this.talk = new Talk(this, this.settings);
     this.thread = new Thread({ again: () => this.talk.regenerate(), edit: (text) => this.talk.edit(text) });
-    this.composer = new Composer({ send: (text) => this.send(text), stop: () => this.talk.stop(), editLast: () => this.#editLast() });
-    this.sheet = new SettingsSheet(this.settings, () => this.#settingsChanged(), () => this.#removeAll());
+    this.composer = new Composer({
+      send: (text) => this.send(text),
+      stop: () => this.talk.stop(),
+      editLast: () => this.#editLast(),
+    });
+    this.sheet = new SettingsSheet(
+      this.settings,
+      () => this.#settingsChanged(),
+      () => this.#removeAll(),
+    );
     this.context = null;
     this.#furnish();
     this.list();
@@ -81,7 +93,10 @@ export class Chat {
 
   #welcome() {
     const room = this.context ? `, with room for ${count(this.context)} tokens` : "";
-    say(find("#welcome-model"), this.talk.model ? `You are talking to ${this.talk.model}${room}.` : "The model is not ready yet.");
+    say(
+      find("#welcome-model"),
+      this.talk.model ? `You are talking to ${this.talk.model}${room}.` : "The model is not ready yet.",
+    );
   }
 
   // --- what the talk tells -------------------------------------------------------------------------------------------
@@ -110,7 +125,9 @@ export class Chat {
     this.thread.done(this.talk.current);
     if (message.error?.kind === "key") this.page.askKey();
     // Once, when it is complete: read out word by word it would drown everything else.
-    this.page.announce(message.error ? "" : `${message.finish === "stopped" ? "Stopped. " : ""}${message.content.slice(0, 2000)}`);
+    this.page.announce(
+      message.error ? "" : `${message.finish === "stopped" ? "Stopped. " : ""}${message.content.slice(0, 2000)}`,
+    );
   }
 
   full() {
@@ -143,9 +160,17 @@ export class Chat {
   }
 
   #item(conversation) {
-    const open = h("button", { type: "button", class: "open", onclick: () => this.#leave(conversation.id) }, h("span", {}, conversation.title));
+    const open = h(
+      "button",
+      { type: "button", class: "open", onclick: () => this.#leave(conversation.id) },
+      h("span", {}, conversation.title),
+    );
     const remove = iconButton("trash", `Delete “${conversation.title}”`, () => this.#remove(conversation.id));
-    const classes = ["conversation", conversation === this.talk.current && "current", this.talk.isAnswering(conversation.id) && "busy"];
+    const classes = [
+      "conversation",
+      conversation === this.talk.current && "current",
+      this.talk.isAnswering(conversation.id) && "busy",
+    ];
     return h("li", { class: classes.filter(Boolean).join(" "), "data-id": conversation.id }, open, remove);
   }
 

@@ -40,10 +40,15 @@ const PATHS = {
 
 /** A decorative picture: whatever holds it says what it means. */
 export function icon(name) {
-  const shape = name === "stop" ? s("rect", { x: 5.5, y: 5.5, width: 9, height: 9, rx: 1.5, class: "solid" }) : s("path", { d: PATHS[name] });
+  const shape =
+    name === "stop" ? s("rect", { x: 5.5, y: 5.5, width: 9, height: 9, rx: 1.5, class: "solid" }) : s("path", { d: PATHS[name] });
   return s("svg", { viewBox: "0 0 20 20", class: "icon", "aria-hidden": "true" }, shape);
 }
 
 export function iconButton(name, label, onclick, properties = {}) {
-  return h("button", { type: "button", class: "icon-button", "aria-label": label, title: label, onclick, ...properties }, icon(name));
+  return h(
+    "button",
+    { type: "button", class: "icon-button", "aria-label": label, title: label, onclick, ...properties },
+    icon(name),
+  );
 }

@@ -2,7 +2,8 @@
 
 const ABSENT = "–";
 const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
-const grouped = (value, digits = 0) => value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+const grouped = (value, digits = 0) =>
+  value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
 
 /** Three figures are enough for a number that moves: 0.42, 7.31, 42.8, 1,250. */
 export function number(value) {
@@ -12,7 +13,8 @@ export function number(value) {
 }
 
 export const count = (value) => (isNumber(value) ? grouped(Math.round(value)) : ABSENT);
-export const percent = (fraction) => (isNumber(fraction) ? `${grouped(fraction * 100, fraction > 0 && fraction < 0.0995 ? 1 : 0)} %` : ABSENT);
+export const percent = (fraction) =>
+  isNumber(fraction) ? `${grouped(fraction * 100, fraction > 0 && fraction < 0.0995 ? 1 : 0)} %` : ABSENT;
 
 /** Times that are waited for: 0.42 ms, 38 ms, 1.24 s. */
 export function latency(seconds) {

@@ -7,16 +7,59 @@ import { MachinePanel } from "./machine.js";
 import { stateOf } from "./state.js";
 import { PlanPanel, TotalsPanel, WorkersPanel } from "./panels.js";
 
-const pair = (unit, first, second) => ({ now }) => [unit(now[first]), `p95 ${unit(now[second])}`];
+const pair =
+  (unit, first, second) =>
+  ({ now }) => [unit(now[first]), `p95 ${unit(now[second])}`];
 
 // read: the number and what is said under it.
 const TILES = [
-  { label: "Prompt tokens", series: [{ key: "prompt_tokens_per_second" }], show: number, read: ({ now }) => [number(now.prompt_tokens_per_second), "per second read"] },
-  { label: "Requests", series: [{ key: "running", name: "running" }, { key: "waiting", name: "waiting" }], show: number, read: ({ now }) => [count(now.running), `running, ${count(now.waiting)} waiting`] },
-  { label: "KV cache", series: [{ key: "kv_used" }], show: percent, top: 1, read: ({ now }) => [percent(now.kv_used), now.kv_total > 0 ? `of ${bytes(now.kv_total)}` : "in use"] },
-  { label: "Prefix hits", series: [{ key: "prefix_hit_rate" }], show: percent, top: 1, read: ({ now }) => [percent(now.prefix_hit_rate), "of prompt tokens were known"] },
-  { label: "Time to first token", series: [{ key: "ttft_p50", name: "p50" }, { key: "ttft_p95", name: "p95" }], show: latency, read: pair(latency, "ttft_p50", "ttft_p95") },
-  { label: "Between tokens", series: [{ key: "itl_p50", name: "p50" }, { key: "itl_p95", name: "p95" }], show: latency, read: pair(latency, "itl_p50", "itl_p95") },
+  {
+    label: "Prompt tokens",
+    series: [{ key: "prompt_tokens_per_second" }],
+    show: number,
+    read: ({ now }) => [number(now.prompt_tokens_per_second), "per second read"],
+  },
+  {
+    label: "Requests",
+    series: [
+      { key: "running", name: "running" },
+      { key: "waiting", name: "waiting" },
+    ],
+    show: number,
+    read: ({ now }) => [count(now.running), `running, ${count(now.waiting)} waiting`],
+  },
+  {
+    label: "KV cache",
+    series: [{ key: "kv_used" }],
+    show: percent,
+    top: 1,
+    read: ({ now }) => [percent(now.kv_used), now.kv_total > 0 ? `of ${bytes(now.kv_total)}` : "in use"],
+  },
+  {
+    label: "Prefix hits",
+    series: [{ key: "prefix_hit_rate" }],
+    show: percent,
+    top: 1,
+    read: ({ now }) => [percent(now.prefix_hit_rate), "of prompt tokens were known"],
+  },
+  {
+    label: "Time to first token",
+    series: [
+      { key: "ttft_p50", name: "p50" },
+      { key: "ttft_p95", name: "p95" },
+    ],
+    show: latency,
+    read: pair(latency, "ttft_p50", "ttft_p95"),
+  },
+  {
+    label: "Between tokens",
+    series: [
+      { key: "itl_p50", name: "p50" },
+      { key: "itl_p95", name: "p95" },
+    ],
+    show: latency,
+    read: pair(latency, "itl_p50", "itl_p95"),
+  },
 ];
 
 class Tile {
@@ -25,7 +68,12 @@ class Tile {
     this.value = h("p", { class: "value" });
     this.under = h("p", { class: "under" });
     this.chart = new Chart({ label, series, show, top });
-    this.element = h("section", { class: className, "aria-label": label }, h("h3", {}, label), this.value, this.under, this.chart.element);
+    this.element = h(
+      "section",
+      { class: className, "aria-label": label },
+      h("div", {}, h("h3", {}, label), this.value, this.under),
+      this.chart.element,
+    );
   }
 
   update(status, history, now) {
@@ -42,11 +90,33 @@ class Tile {
 export class LiveView {
   constructor(element, askKey) {
     this.element = element;
-    this.hero = new Tile({ label: "Tokens written", series: [{ key: "tokens_per_second" }], show: number, read: ({ now }) => [`${number(now.tokens_per_second)} tokens/s`, "over the last three minutes"] }, "tile hero");
+    this.hero = new Tile(
+      {
+        label: "Tokens written",
+        series: [{ key: "tokens_per_second" }],
+        show: number,
+        read: ({ now }) => [`${number(now.tokens_per_second)} tokens/s`, "by all answers together"],
+      },
+      "tile hero",
+    );
     this.tiles = TILES.map((tile) => new Tile(tile));
     this.panels = [new MachinePanel(), new TotalsPanel(), new WorkersPanel(), new PlanPanel()];
     this.banner = this.#banner(askKey);
-    this.body = h("div", { class: "live-body", hidden: true }, h("div", { class: "tiles" }, this.hero.element, this.tiles.map((tile) => tile.element)), h("div", { class: "panels" }, this.panels.map((panel) => panel.element)));
+    this.body = h(
+      "div",
+      { class: "live-body", hidden: true },
+      h(
+        "div",
+        { class: "tiles" },
+        this.hero.element,
+        this.tiles.map((tile) => tile.element),
+      ),
+      h(
+        "div",
+        { class: "panels" },
+        this.panels.map((panel) => panel.element),
+      ),
+    );
     element.setAttribute("tabindex", "-1");
     element.append(h("div", { class: "live-inner" }, this.banner.element, this.body));
   }
@@ -55,7 +125,12 @@ export class LiveView {
     const [title, text, facts] = [h("h1"), h("p", { class: "banner-text" }), h("p", { class: "facts" })];
     const bar = h("progress", { max: 1, hidden: true, "aria-label": "Loaded" });
     const key = h("button", { type: "button", class: "button primary", hidden: true, onclick: askKey }, "Give the key");
-    const words = h("div", { class: "banner-words", role: "status" }, h("div", { class: "banner-title" }, h("span", { class: "dot", "aria-hidden": "true" }), title), text);
+    const words = h(
+      "div",
+      { class: "banner-words", role: "status" },
+      h("div", { class: "banner-title" }, h("span", { class: "dot", "aria-hidden": "true" }), title),
+      text,
+    );
     return { title, text, facts, bar, key, element: h("header", { class: "banner" }, words, facts, key, bar) };
   }
 
@@ -90,7 +165,14 @@ export class LiveView {
 
   #facts(status) {
     const context = status?.context_tokens ? `${count(status.context_tokens)} tokens of context` : null;
-    const facts = [status?.model, status?.scheme, status?.kv && `KV ${status.kv}`, context, status?.device, status?.engine && `${status.engine} engine`].filter(Boolean);
+    const facts = [
+      status?.model,
+      status?.scheme,
+      status?.kv && `KV ${status.kv}`,
+      context,
+      status?.device,
+      status?.engine && `${status.engine} engine`,
+    ].filter(Boolean);
     const key = facts.join("\n");
     if (this.shownFacts !== key) this.banner.facts.replaceChildren(...facts.map((fact) => h("span", {}, fact)));
     this.shownFacts = key;

@@ -71,22 +71,43 @@ export class MachinePanel {
     this.#bar(this.memory, `memory-${index}`, device.name).update({ used, total, planned, text, note });
     if (!Number.isFinite(device.use_percent)) return;
     const power = Number.isFinite(device.power_watts) ? `${watts(device.power_watts)}` : "";
-    this.#bar(this.use, `use-${index}`, device.name).update({ used: device.use_percent, total: 100, text: percent(device.use_percent / 100), note: power });
+    this.#bar(this.use, `use-${index}`, device.name).update({
+      used: device.use_percent,
+      total: 100,
+      text: percent(device.use_percent / 100),
+      note: power,
+    });
   }
 
   #host({ memory_bytes: used, memory_total_bytes: total, process_bytes: part, cpu_percent: cpu }, planned) {
     const own = `${bytes(part)} of it by this server and its engine`;
     const note = planned > 0 ? `${own}; planned ${bytes(planned)}` : own;
-    this.#bar(this.memory, "host", "Host memory").update({ used, total, part, planned, text: `${bytes(used)} of ${bytes(total)}`, note });
+    this.#bar(this.memory, "host", "Host memory").update({
+      used,
+      total,
+      part,
+      planned,
+      text: `${bytes(used)} of ${bytes(total)}`,
+      note,
+    });
     if (Number.isFinite(cpu)) this.#bar(this.use, "cpu", "CPU").update({ used: cpu, total: 100, text: percent(cpu / 100) });
   }
 
   #energy({ energy_joules: joules, energy_source: source }, totals) {
     const known = Number.isFinite(joules);
     const each = known && totals?.completion_tokens > 0 ? `${number(joules / totals.completion_tokens)} J` : null;
-    const rows = known ? [["Energy since start", energy(joules)], ["Per token written", each], ["Measured by", source]] : [["Energy", "not measured here"]];
+    const rows = known
+      ? [
+          ["Energy since start", energy(joules)],
+          ["Per token written", each],
+          ["Measured by", source],
+        ]
+      : [["Energy", "not measured here"]];
     const key = JSON.stringify(rows);
-    if (this.shown !== key) this.facts.replaceChildren(...rows.filter(([, value]) => value).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
+    if (this.shown !== key)
+      this.facts.replaceChildren(
+        ...rows.filter(([, value]) => value).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))),
+      );
     this.shown = key;
   }
 }

@@ -99,7 +99,16 @@ function math(lines, at) {
     end = at + 1;
     while (end < lines.length && !closes(lines[end], 0) && !isBlank(lines[end])) end += 1;
   }
-  return [{ kind: "math", text: lines.slice(at, end + 1).join("\n").trim() }, end + 1];
+  return [
+    {
+      kind: "math",
+      text: lines
+        .slice(at, end + 1)
+        .join("\n")
+        .trim(),
+    },
+    end + 1,
+  ];
 }
 
 // --- lists -----------------------------------------------------------------------------------------------------------
@@ -110,7 +119,14 @@ function marker(line) {
   const [, indent, mark, gap = " ", rest = ""] = found;
   const width = gap.length > 4 ? 1 : gap.length;
   const ordered = mark.length > 1;
-  return { indent: indent.length, ordered, style: mark.at(-1), number: ordered ? Number.parseInt(mark, 10) : null, inset: indent.length + mark.length + width, rest };
+  return {
+    indent: indent.length,
+    ordered,
+    style: mark.at(-1),
+    number: ordered ? Number.parseInt(mark, 10) : null,
+    inset: indent.length + mark.length + width,
+    rest,
+  };
 }
 
 function list(lines, at, depth) {
@@ -124,7 +140,9 @@ function list(lines, at, depth) {
     if (!next || next.style !== first.style || next.indent > first.indent + 3) break;
     const [inside, after] = itemLines(lines, end, next);
     const ahead = skipBlank(lines, after);
-    loose ||= inside.some((line, index) => isBlank(line) && index < inside.length - 1) || (ahead > after && marker(lines[ahead] ?? "")?.style === first.style);
+    loose ||=
+      inside.some((line, index) => isBlank(line) && index < inside.length - 1) ||
+      (ahead > after && marker(lines[ahead] ?? "")?.style === first.style);
     items.push(item(inside, depth));
     end = ahead;
   }
@@ -163,7 +181,10 @@ function skipBlank(lines, at) {
 // --- tables and paragraphs -------------------------------------------------------------------------------------------
 
 function cells(line) {
-  const inside = line.trim().replace(/^\|/, "").replace(/(?<!\\)\|$/, "");
+  const inside = line
+    .trim()
+    .replace(/^\|/, "")
+    .replace(/(?<!\\)\|$/, "");
   return inside.split(/(?<!\\)\|/).map((cell) => cell.trim().replaceAll("\\|", "|"));
 }
 
@@ -193,12 +214,17 @@ function starts(lines, at) {
   const line = lines[at];
   const listed = marker(line);
   if (listed) return listed.rest !== "" && (listed.number ?? 1) <= 1;
-  return HEADING.test(line) || RULE.test(line) || QUOTE.test(line) || FENCE.test(line) || MATH_OPEN.test(line) || isTable(lines, at);
+  return (
+    HEADING.test(line) || RULE.test(line) || QUOTE.test(line) || FENCE.test(line) || MATH_OPEN.test(line) || isTable(lines, at)
+  );
 }
 
 function paragraph(lines, at, depth) {
   let end = at + 1;
   while (end < lines.length && !isBlank(lines[end]) && (depth > MAX_DEPTH || !starts(lines, end))) end += 1;
-  const text = lines.slice(at, end).map((line) => line.trimStart()).join("\n");
+  const text = lines
+    .slice(at, end)
+    .map((line) => line.trimStart())
+    .join("\n");
   return [{ kind: "paragraph", children: inline(text.trimEnd()) }, end];
 }

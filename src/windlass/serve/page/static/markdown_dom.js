@@ -39,29 +39,54 @@ export class MarkdownView {
 
 function draw(block) {
   switch (block.kind) {
-    case "heading": return h(`h${Math.min(6, block.level + 2)}`, { class: `level-${block.level}` }, spans(block.children));
-    case "rule": return h("hr");
-    case "quote": return h("blockquote", {}, block.children.map(draw));
-    case "code": return code(block);
-    case "math": return h("p", { class: "math block" }, block.text);
-    case "list": return list(block);
-    case "table": return table(block);
-    default: return h("p", {}, spans(block.children));
+    case "heading":
+      return h(`h${Math.min(6, block.level + 2)}`, { class: `level-${block.level}` }, spans(block.children));
+    case "rule":
+      return h("hr");
+    case "quote":
+      return h("blockquote", {}, block.children.map(draw));
+    case "code":
+      return code(block);
+    case "math":
+      return h("p", { class: "math block" }, block.text);
+    case "list":
+      return list(block);
+    case "table":
+      return table(block);
+    default:
+      return h("p", {}, spans(block.children));
   }
 }
 
 function list({ ordered, first, loose, items }) {
   const drawn = items.map(({ done, children }) => {
     const inside = children.flatMap((block) => (block.kind === "paragraph" && !loose ? spans(block.children) : [draw(block)]));
-    const box = done === null ? null : h("input", { type: "checkbox", disabled: true, checked: done, "aria-label": done ? "done" : "to do" });
+    const box =
+      done === null
+        ? null
+        : h("input", { type: "checkbox", disabled: true, checked: done, "aria-label": done ? "done" : "to do" });
     return h("li", { class: done === null ? null : "task" }, box, inside);
   });
   return h(ordered ? "ol" : "ul", { start: ordered && first !== 1 ? first : null }, drawn);
 }
 
 function table({ align, head, rows }) {
-  const row = (tag, cells) => h("tr", {}, cells.map((cell, column) => h(tag, { class: align[column], scope: tag === "th" ? "col" : null }, spans(cell))));
-  const drawn = h("table", {}, h("thead", {}, row("th", head)), h("tbody", {}, rows.map((cells) => row("td", cells))));
+  const row = (tag, cells) =>
+    h(
+      "tr",
+      {},
+      cells.map((cell, column) => h(tag, { class: align[column], scope: tag === "th" ? "col" : null }, spans(cell))),
+    );
+  const drawn = h(
+    "table",
+    {},
+    h("thead", {}, row("th", head)),
+    h(
+      "tbody",
+      {},
+      rows.map((cells) => row("td", cells)),
+    ),
+  );
   // Wide ones scroll by themselves; with a place in the tab order the keyboard can do it too.
   return h("div", { class: "table-box", tabindex: 0, role: "region", "aria-label": "Table" }, drawn);
 }
@@ -72,7 +97,12 @@ function code(block) {
   const figure = h(
     "figure",
     { class: "code" },
-    h("figcaption", {}, h("span", {}, name), copyButton(() => body.textContent, "Copy code")),
+    h(
+      "figcaption",
+      {},
+      h("span", {}, name),
+      copyButton(() => body.textContent, "Copy code"),
+    ),
     h("pre", { tabindex: 0, "aria-label": `Code, ${name}` }, body),
   );
   fillCode(figure, block);
@@ -82,7 +112,12 @@ function code(block) {
 const fillCode = (figure, block) => say(figure.querySelector("code"), block.text);
 
 export function copyButton(text, label) {
-  const button = h("button", { type: "button", class: "quiet", "aria-label": label, title: label }, icon("copy"), h("span", {}, "Copy"));
+  const button = h(
+    "button",
+    { type: "button", class: "quiet", "aria-label": label, title: label },
+    icon("copy"),
+    h("span", {}, "Copy"),
+  );
   button.addEventListener("click", async () => {
     const copied = await copy(text());
     button.replaceChildren(icon(copied ? "check" : "close"), h("span", {}, copied ? "Copied" : "Not copied"));
@@ -111,17 +146,27 @@ const spans = (nodes) => nodes.map(span);
 
 function span(node) {
   switch (node.kind) {
-    case "text": return document.createTextNode(node.text);
-    case "break": return h("br");
-    case "code": return h("code", {}, node.text);
-    case "math": return h("span", { class: "math" }, node.text);
-    case "strong": return h("strong", {}, spans(node.children));
-    case "emphasis": return h("em", {}, spans(node.children));
-    case "deleted": return h("del", {}, spans(node.children));
-    case "link": return anchor(node.address, spans(node.children));
+    case "text":
+      return document.createTextNode(node.text);
+    case "break":
+      return h("br");
+    case "code":
+      return h("code", {}, node.text);
+    case "math":
+      return h("span", { class: "math" }, node.text);
+    case "strong":
+      return h("strong", {}, spans(node.children));
+    case "emphasis":
+      return h("em", {}, spans(node.children));
+    case "deleted":
+      return h("del", {}, spans(node.children));
+    case "link":
+      return anchor(node.address, spans(node.children));
     // Never loaded: a picture's address can carry what was said to whoever owns it.
-    case "image": return anchor(node.address, ["Picture: ", ...spans(node.children)]);
-    default: return h("span", {}, spans(node.children));
+    case "image":
+      return anchor(node.address, ["Picture: ", ...spans(node.children)]);
+    default:
+      return h("span", {}, spans(node.children));
   }
 }
 

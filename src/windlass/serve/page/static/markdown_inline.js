@@ -8,7 +8,19 @@ const ENTITY = /&(?:#(\d{1,7})|#[xX]([\da-fA-F]{1,6})|(\w{2,6}));/y;
 const MATH = /\$\$[^$\n]+\$\$|\$(?=\S)[^$\n]*(?<=\S)\$(?!\d)/y;
 const DESTINATION = /\(\s*(?:<([^<>\n]*)>|((?:[^\s()\\]|\\.|\((?:[^\s()\\]|\\.)*\))*))(?:\s+(?:"[^"\n]*"|'[^'\n]*'))?\s*\)/y;
 const PUNCTUATION = /[\p{P}\p{S}]/u;
-const NAMED = { amp: "&", lt: "<", gt: ">", quot: '"', apos: "'", nbsp: "\u00a0", copy: "©", mdash: "—", ndash: "–", hellip: "…", times: "×" };
+const NAMED = {
+  amp: "&",
+  lt: "<",
+  gt: ">",
+  quot: '"',
+  apos: "'",
+  nbsp: "\u00a0",
+  copy: "©",
+  mdash: "—",
+  ndash: "–",
+  hellip: "…",
+  times: "×",
+};
 const MAX_OPEN = 48; // emphasis in emphasis; what is deeper is text
 const SCHEMES = new Set(["http:", "https:", "mailto:"]);
 
@@ -64,17 +76,30 @@ class Scanner {
 
   special(mark) {
     switch (mark) {
-      case "\\": return this.escape();
-      case "`": return this.code();
-      case "*": case "_": case "~": return this.delimiter(mark);
-      case "[": return this.open(false, 1);
-      case "!": return this.source[this.at + 1] === "[" && this.open(true, 2);
-      case "]": return this.close();
-      case "<": return this.angled();
-      case "$": return this.whole(MATH, "math");
-      case "&": return this.entity();
-      case "\n": return this.push({ kind: "break" }, 1);
-      default: return this.bare();
+      case "\\":
+        return this.escape();
+      case "`":
+        return this.code();
+      case "*":
+      case "_":
+      case "~":
+        return this.delimiter(mark);
+      case "[":
+        return this.open(false, 1);
+      case "!":
+        return this.source[this.at + 1] === "[" && this.open(true, 2);
+      case "]":
+        return this.close();
+      case "<":
+        return this.angled();
+      case "$":
+        return this.whole(MATH, "math");
+      case "&":
+        return this.entity();
+      case "\n":
+        return this.push({ kind: "break" }, 1);
+      default:
+        return this.bare();
     }
   }
 
@@ -181,7 +206,10 @@ class Scanner {
     const left = !space.test(after) && (word(after) || !word(before));
     const right = !space.test(before) && (word(before) || !word(after));
     const inWord = mark === "_" && word(before) && word(after);
-    return this.push({ kind: "delimiter", mark, length, whole: length, opens: left && !inWord, closes: right && !inWord }, length);
+    return this.push(
+      { kind: "delimiter", mark, length, whole: length, opens: left && !inWord, closes: right && !inWord },
+      length,
+    );
   }
 }
 

@@ -7,8 +7,20 @@ import { copyButton, MarkdownView } from "./markdown_dom.js";
 const thoughtFor = (seconds) => (seconds === null || seconds === undefined ? "Reasoning" : `Thought for ${latency(seconds)}`);
 
 export function userMessage(message, onEdit) {
-  const edit = onEdit && h("button", { type: "button", class: "quiet", onclick: onEdit, "aria-label": "Edit this message" }, icon("pencil"), h("span", {}, "Edit"));
-  const actions = h("div", { class: "actions" }, edit, copyButton(() => message.content, "Copy message"));
+  const edit =
+    onEdit &&
+    h(
+      "button",
+      { type: "button", class: "quiet", onclick: onEdit, "aria-label": "Edit this message" },
+      icon("pencil"),
+      h("span", {}, "Edit"),
+    );
+  const actions = h(
+    "div",
+    { class: "actions" },
+    edit,
+    copyButton(() => message.content, "Copy message"),
+  );
   return h("article", { class: "message user", "aria-label": "You" }, h("div", { class: "bubble" }, message.content), actions);
 }
 
@@ -26,7 +38,12 @@ export function editMessage(message, done) {
   });
   const cancel = h("button", { type: "button", class: "button", onclick: () => done(null) }, "Cancel");
   const send = h("button", { type: "button", class: "button primary", onclick: finish }, "Send");
-  const element = h("article", { class: "message user editing", "aria-label": "Edit your message" }, field, h("div", { class: "actions shown" }, cancel, send));
+  const element = h(
+    "article",
+    { class: "message user editing", "aria-label": "Edit your message" },
+    field,
+    h("div", { class: "actions shown" }, cancel, send),
+  );
   return { element, focus: () => field.focus() };
 }
 
@@ -34,12 +51,25 @@ export function editMessage(message, done) {
 export class AnswerView {
   constructor(model) {
     this.prose = new MarkdownView();
-    this.waiting = h("p", { class: "waiting" }, h("span", { class: "pulse", "aria-hidden": "true" }), h("span", { class: "unseen" }, "Waiting for the first word"));
+    this.waiting = h(
+      "p",
+      { class: "waiting" },
+      h("span", { class: "pulse", "aria-hidden": "true" }),
+      h("span", { class: "unseen" }, "Waiting for the first word"),
+    );
     this.before = h("div", { class: "reasoning-slot" });
     this.calls = h("div", { class: "calls" });
     this.after = h("div", { class: "after" });
     this.reasoning = null;
-    this.element = h("article", { class: "message answer", "aria-label": `Answer of ${model || "the model"}` }, this.before, this.waiting, this.prose.element, this.calls, this.after);
+    this.element = h(
+      "article",
+      { class: "message answer", "aria-label": `Answer of ${model || "the model"}` },
+      this.before,
+      this.waiting,
+      this.prose.element,
+      this.calls,
+      this.after,
+    );
   }
 
   update(answer, now) {
@@ -47,7 +77,11 @@ export class AnswerView {
     this.element.classList.toggle("writing", true);
     this.element.classList.toggle("thinking", answer.isThinking);
     this.waiting.hidden = Boolean(message.content || message.reasoning || message.tool_calls.length);
-    if (message.reasoning) this.#reason(message.reasoning, answer.isThinking ? `Thinking, ${latency(answer.thoughtSeconds(now))}` : thoughtFor(answer.thoughtSeconds(now)));
+    if (message.reasoning)
+      this.#reason(
+        message.reasoning,
+        answer.isThinking ? `Thinking, ${latency(answer.thoughtSeconds(now))}` : thoughtFor(answer.thoughtSeconds(now)),
+      );
     this.prose.update(message.content);
     this.#call(message.tool_calls);
   }
@@ -64,7 +98,14 @@ export class AnswerView {
   #reason(text, summary) {
     if (!this.reasoning) {
       this.reasoning = { view: new MarkdownView(), summary: h("span") };
-      this.before.append(h("details", { class: "reasoning" }, h("summary", {}, icon("chevron"), this.reasoning.summary), this.reasoning.view.element));
+      this.before.append(
+        h(
+          "details",
+          { class: "reasoning" },
+          h("summary", {}, icon("chevron"), this.reasoning.summary),
+          this.reasoning.view.element,
+        ),
+      );
     }
     say(this.reasoning.summary, summary);
     this.reasoning.view.update(text);
@@ -95,8 +136,15 @@ function pretty(text) {
 
 function notes(message) {
   if (message.error) return [];
-  const said = { length: "The answer stopped at its longest allowed length.", stopped: "You stopped this answer.", content_filter: "The server held back the rest." }[message.finish];
-  const empty = !message.content && !message.reasoning && !message.tool_calls?.length && message.finish !== "stopped" ? "The model answered with nothing." : null;
+  const said = {
+    length: "The answer stopped at its longest allowed length.",
+    stopped: "You stopped this answer.",
+    content_filter: "The server held back the rest.",
+  }[message.finish];
+  const empty =
+    !message.content && !message.reasoning && !message.tool_calls?.length && message.finish !== "stopped"
+      ? "The model answered with nothing."
+      : null;
   return [said, empty].filter(Boolean).map((text) => h("p", { class: "note" }, text));
 }
 
@@ -110,7 +158,19 @@ function footer(message, actions) {
     message.model,
   ].filter(Boolean);
   const copy = message.content ? copyButton(() => message.content, "Copy answer") : null;
-  const again = actions.again && h("button", { type: "button", class: "quiet", onclick: actions.again, "aria-label": "Regenerate this answer" }, icon("again"), h("span", {}, "Regenerate"));
+  const again =
+    actions.again &&
+    h(
+      "button",
+      { type: "button", class: "quiet", onclick: actions.again, "aria-label": "Regenerate this answer" },
+      icon("again"),
+      h("span", {}, "Regenerate"),
+    );
   const spans = parts.map((part) => h("span", {}, part));
-  return h("footer", { class: actions.again ? "shown" : null }, h("div", { class: "figures" }, spans), h("div", { class: "actions" }, copy, again));
+  return h(
+    "footer",
+    { class: actions.again ? "shown" : null },
+    h("div", { class: "figures" }, spans),
+    h("div", { class: "actions" }, copy, again),
+  );
 }

@@ -25,14 +25,24 @@ export class TotalsPanel extends Panel {
   constructor() {
     super("Since the start", "totals");
     const figure = (label) => ({ value: h("dd"), label: h("dt", {}, label) });
-    this.figures = { requests: figure("requests"), prompt_tokens: figure("tokens read"), completion_tokens: figure("tokens written") };
-    const list = h("dl", { class: "big-list" }, Object.values(this.figures).map(({ value, label }) => h("div", {}, value, label)));
+    this.figures = {
+      requests: figure("requests"),
+      prompt_tokens: figure("tokens read"),
+      completion_tokens: figure("tokens written"),
+    };
+    const list = h(
+      "dl",
+      { class: "big-list" },
+      Object.values(this.figures).map(({ value, label }) => h("div", {}, value, label)),
+    );
     this.element.insertBefore(list, this.body);
   }
 
   update({ totals }) {
     for (const [name, { value }] of Object.entries(this.figures)) say(value, count(totals?.[name]));
-    const outcomes = Object.entries(totals?.by_outcome ?? {}).filter(([, number]) => number > 0).sort((a, b) => b[1] - a[1]);
+    const outcomes = Object.entries(totals?.by_outcome ?? {})
+      .filter(([, number]) => number > 0)
+      .sort((a, b) => b[1] - a[1]);
     this.draw(outcomes, () => (outcomes.length ? drawOutcomes(outcomes) : []));
   }
 }
@@ -46,7 +56,14 @@ function drawOutcomes(outcomes) {
     return part;
   });
   const rows = outcomes.map(([name, number]) =>
-    h("li", {}, h("span", { class: `swatch ${tone(name)}` }), h("span", {}, name.replaceAll("_", " ")), h("span", { class: "number" }, count(number)), h("span", { class: "number dim" }, percent(number / total))),
+    h(
+      "li",
+      {},
+      h("span", { class: `swatch ${tone(name)}` }),
+      h("span", {}, name.replaceAll("_", " ")),
+      h("span", { class: "number" }, count(number)),
+      h("span", { class: "number dim" }, percent(number / total)),
+    ),
   );
   return [h("div", { class: "outcome-bar", "aria-hidden": "true" }, parts), h("ul", { class: "outcomes" }, rows)];
 }
@@ -69,7 +86,16 @@ export class WorkersPanel extends Panel {
   }
 
   update(status) {
-    const workers = status.workers?.length ? status.workers : [{ name: `${status.engine ?? "The"} engine`, address: status.device ?? "this machine", state: status.state, share: "the whole model" }];
+    const workers = status.workers?.length
+      ? status.workers
+      : [
+          {
+            name: `${status.engine ?? "The"} engine`,
+            address: status.device ?? "this machine",
+            state: status.state,
+            share: "the whole model",
+          },
+        ];
     this.draw([workers, status.model], () => [drawWorkers(workers, status)]);
     this.element.classList.toggle("flowing", status.now?.running > 0);
   }
@@ -86,9 +112,23 @@ function card({ name, address, state, share }, className = "node") {
 
 function drawWorkers(workers, status) {
   const { height, paths } = edges(workers.length);
-  const lines = s("svg", { viewBox: `0 0 64 ${height}`, width: 64, height, class: "edges", "aria-hidden": "true" }, paths.map((d, index) => s("path", { d, class: isWell(workers[index].state) ? "edge" : "edge down" })));
+  const lines = s(
+    "svg",
+    { viewBox: `0 0 64 ${height}`, width: 64, height, class: "edges", "aria-hidden": "true" },
+    paths.map((d, index) => s("path", { d, class: isWell(workers[index].state) ? "edge" : "edge down" })),
+  );
   const server = card({ name: "This server", address: "API and page", state: status.state }, "node server");
-  return h("div", { class: "topology" }, h("ul", { class: "column" }, server), lines, h("ul", { class: "column" }, workers.map((worker) => card(worker))));
+  return h(
+    "div",
+    { class: "topology" },
+    h("ul", { class: "column" }, server),
+    lines,
+    h(
+      "ul",
+      { class: "column" },
+      workers.map((worker) => card(worker)),
+    ),
+  );
 }
 
 // --- plan ------------------------------------------------------------------------------------------------------------
@@ -105,7 +145,17 @@ export class PlanPanel extends Panel {
 }
 
 function drawPlan(rows) {
-  const head = h("tr", {}, ["What", "Chosen", "Why"].map((name) => h("th", { scope: "col" }, name)));
-  const body = rows.map(({ what, value, reason }) => h("tr", {}, h("th", { scope: "row" }, what), h("td", {}, String(value)), h("td", {}, reason)));
-  return h("div", { class: "table-box", tabindex: 0, role: "region", "aria-label": "Plan with its reasons" }, h("table", {}, h("thead", {}, head), h("tbody", {}, body)));
+  const head = h(
+    "tr",
+    {},
+    ["What", "Chosen", "Why"].map((name) => h("th", { scope: "col" }, name)),
+  );
+  const body = rows.map(({ what, value, reason }) =>
+    h("tr", {}, h("th", { scope: "row" }, what), h("td", {}, String(value)), h("td", {}, reason)),
+  );
+  return h(
+    "div",
+    { class: "table-box", tabindex: 0, role: "region", "aria-label": "Plan with its reasons" },
+    h("table", {}, h("thead", {}, head), h("tbody", {}, body)),
+  );
 }

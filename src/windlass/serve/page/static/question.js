@@ -12,7 +12,8 @@ export function problem(name, value) {
   const limits = NUMBERS[name];
   if (!limits || value.trim() === "") return "";
   const parsed = Number(value);
-  const fits = Number.isFinite(parsed) && parsed >= limits.low && parsed <= limits.high && (!limits.whole || Number.isInteger(parsed));
+  const fits =
+    Number.isFinite(parsed) && parsed >= limits.low && parsed <= limits.high && (!limits.whole || Number.isInteger(parsed));
   if (fits) return "";
   const range = limits.high >= 1e7 ? `${limits.low} or more` : `between ${limits.low} and ${limits.high}`;
   return `${limits.name} should be a ${limits.whole ? "whole " : ""}number, ${range}.`;
@@ -30,6 +31,14 @@ function history(messages) {
 
 export function question(model, settings, messages) {
   const system = settings.system.trim() ? [{ role: "system", content: settings.system }] : [];
-  const thinking = settings.thinking === "default" ? {} : { chat_template_kwargs: { enable_thinking: settings.thinking === "on" } };
-  return { model, messages: [...system, ...history(messages)], stream: true, stream_options: { include_usage: true }, ...asked(settings), ...thinking };
+  const thinking =
+    settings.thinking === "default" ? {} : { chat_template_kwargs: { enable_thinking: settings.thinking === "on" } };
+  return {
+    model,
+    messages: [...system, ...history(messages)],
+    stream: true,
+    stream_options: { include_usage: true },
+    ...asked(settings),
+    ...thinking,
+  };
 }

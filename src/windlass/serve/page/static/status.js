@@ -45,7 +45,7 @@ export class StatusFeed {
   }
 
   async #run() {
-    for (let failures = 0; ; ) {
+    for (let failures = 0; ;) {
       const heard = await this.#connect();
       failures = heard ? 0 : failures + 1;
       await this.#pause(Math.min(MAX_WAIT_MS, 500 * 2 ** failures));

@@ -4,7 +4,15 @@ const PREFIX = "windlass.conversation.";
 const SETTINGS = "windlass.settings";
 const MAX_TITLE = 60;
 
-export const DEFAULTS = Object.freeze({ model: "", system: "", temperature: "", top_p: "", max_tokens: "", seed: "", thinking: "default" });
+export const DEFAULTS = Object.freeze({
+  model: "",
+  system: "",
+  temperature: "",
+  top_p: "",
+  max_tokens: "",
+  seed: "",
+  thinking: "default",
+});
 
 function read(key) {
   try {
@@ -37,7 +45,10 @@ const isConversation = (value) => typeof value?.id === "string" && Array.isArray
 /** Newest first. */
 export function loadConversations() {
   const keys = Object.keys(localStorage).filter((key) => key.startsWith(PREFIX));
-  return keys.map(read).filter(isConversation).sort((a, b) => b.changed - a.changed);
+  return keys
+    .map(read)
+    .filter(isConversation)
+    .sort((a, b) => b.changed - a.changed);
 }
 
 export function newConversation() {

@@ -23,7 +23,9 @@ export class Thread {
 
   show(conversation, answer) {
     const last = conversation.messages.findLastIndex(({ role }) => role === "user");
-    const elements = conversation.messages.map((message, index) => this.#element(message, index, last, conversation.messages.length, answer));
+    const elements = conversation.messages.map((message, index) =>
+      this.#element(message, index, last, conversation.messages.length, answer),
+    );
     this.writing = answer ? new AnswerView(answer.message.model) : null;
     this.element.replaceChildren(...elements, ...(this.writing ? [this.writing.element] : []));
     if (this.writing) this.writing.update(answer, performance.now());
