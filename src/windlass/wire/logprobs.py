@@ -92,9 +92,8 @@ class Offsets:
         if self._pieces:
             return self._behind_pieces(token, text)
         begin = self._at
-        space = (
-            1 if text.startswith(" ", begin) and not token.startswith(" ") else 0
-        )  # some tokenizers leave it out of a lone token
+        # Some tokenizers leave the space out of a token that stands alone.
+        space = 1 if token and text.startswith(" ", begin) and not token.startswith(" ") else 0
         known = text[begin + space : begin + space + len(token)]
         if token.startswith(known):  # what is not known yet is believed
             self._at = begin + space + len(token)
