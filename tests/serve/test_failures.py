@@ -15,7 +15,7 @@ from windlass.wire.errors import Refusal
     ("error", "status", "code"),
     [
         (Refusal("n is 99", param="n", status=400, code="invalid_value"), 400, "invalid_value"),
-        (BadInput("the prompt is empty"), 400, None),
+        (BadInput("the prompt is empty"), 400, "invalid_value"),
         (BadInput("prompt of 9,000 tokens and 16 new ones do not fit in 4,096 tokens"), 400, "context_length_exceeded"),
         (Late("late"), 408, "deadline_exceeded"),
         (Unavailable("ended by SIGKILL: /secret"), 503, "engine_unavailable"),
@@ -31,6 +31,12 @@ def test_every_error_has_a_status_and_no_secret(error: BaseException, status: in
     found = failures.refused(error)
     assert (found.status, found.code) == (status, code)
     assert "secret" not in str(found)
+
+
+@pytest.mark.pure
+def test_the_engines_words_name_the_parameter() -> None:
+    assert failures.refused(BadInput("tool_choice is 'weather', and this model cannot")).param == "tool_choice"
+    assert failures.refused(BadInput("this model has no chat template")).param is None
 
 
 @pytest.mark.cpu

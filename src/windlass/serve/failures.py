@@ -11,6 +11,7 @@ from windlass.core.client import Late, Unavailable
 from windlass.errors import BadCheckpoint, BadConfig, BadInput, Error
 from windlass.serve.flight import Why
 from windlass.wire.errors import Refusal
+from windlass.wire.requests import named
 
 TOO_LONG = re.compile(r"prompt of [\d,]+ tokens .*do(es)? not fit")
 """As the scheduler says it (tests/serve/test_failures.py holds it to that)."""
@@ -30,7 +31,7 @@ def refused(error: BaseException, prompt: str | None = None) -> Refusal:
         case BadInput() if TOO_LONG.search(str(error)):
             return Refusal(str(error), param=prompt, code="context_length_exceeded")
         case BadInput():
-            return Refusal(str(error))
+            return _by_name(error)
         case Late():
             return late()
         case Unavailable() | Error():
@@ -39,6 +40,15 @@ def refused(error: BaseException, prompt: str | None = None) -> Refusal:
             return Refusal(
                 "something went wrong in the server; its log says more", code="internal", status=500, type="server_error"
             )
+
+
+def _by_name(error: BadInput) -> Refusal:
+    """With the parameter that its words begin with."""
+    try:
+        with named():
+            raise error
+    except Refusal as refusal:
+        return refusal
 
 
 def ended(why: Why) -> Refusal:

@@ -13,7 +13,7 @@ from windlass.serve.admission import SOME_SECONDS
 Why = Literal["", "gone", "late", "closing"]
 """Nothing; the client went away; its deadline passed; the server ends."""
 NEW_SHARE = 0.1
-"""Of the newest in the running mean."""
+"""Of the newest in the running mean, once there are ten."""
 
 
 class Flight:
@@ -44,6 +44,7 @@ class Flights:
         self.in_flight = 0
         """Sequences."""
         self.seconds_each = SOME_SECONDS
+        self._num_ended = 0
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -62,7 +63,9 @@ class Flights:
             self._open.discard(flight)
             self.in_flight -= num_sequences
             if not flight.why:
-                self.seconds_each += NEW_SHARE * (time.perf_counter() - flight.started - self.seconds_each)
+                self._num_ended += 1
+                share = max(NEW_SHARE, 1 / self._num_ended)
+                self.seconds_each += share * (time.perf_counter() - flight.started - self.seconds_each)
             if not self._open:
                 self._idle.set()
 
