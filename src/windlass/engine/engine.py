@@ -61,7 +61,7 @@ class Engine:
         """`num_tokens`: token ids that exist; the decoder's logits may have more columns, which only pad."""
         self.limits, self.num_tokens = limits, num_tokens
         self.scheduler = Scheduler(limits)
-        self.runner = Runner(decoder, caches, limits, device, record)
+        self.runner = Runner(decoder, caches, limits, device, record, num_tokens)
         self.sampler = Sampler(num_tokens)
         self._guides = Guides()
         self._sequences: dict[int, EngineSequence] = {}
@@ -98,10 +98,14 @@ class Engine:
         if not batch.chunks:
             return []
         self._mark_started(batch)
-        logits = self.runner.run(batch.chunks)
-        self.scheduler.computed(batch)
         self._totals.steps += 1
-        return self._outputs(batch, logits)
+        tokens = self._chosen(batch) if self.runner.chooses else None
+        logits = None if tokens is not None else self.runner.run(batch.chunks)
+        self.scheduler.computed(batch)
+        if logits is not None:
+            return self._outputs(batch, logits)
+        assert tokens is not None
+        return [self._output(chunk.sequence, token, []) for chunk, token in zip(batch.chunks, tokens, strict=True)]
 
     def stats(self) -> Stats:
         scheduler, pool, totals = self.scheduler, self.scheduler.pool, self._totals
@@ -168,6 +172,20 @@ class Engine:
             if asked.started is None:
                 asked.started = time.perf_counter()
                 self._totals.prompt_tokens += chunk.sequence.num_prompt
+
+    def _chosen(self, batch: Batch) -> list[int | None] | None:
+        """Where all that is wanted of the step is the most likely tokens, the device finds them itself."""
+        wanted = [chunk.sequence.request for chunk in batch.chunks]
+        for asked in wanted:
+            if not asked.drawing.is_plain or asked.submit.logprobs is not None or asked.submit.prompt_logprobs is not None:
+                return None
+        return self.runner.next_tokens(batch.chunks, self._goes_on(batch))
+
+    def _goes_on(self, batch: Batch) -> bool:
+        """Whether, as far as can be known, the next step is of the same sequences."""
+        return not self.scheduler.waiting and all(
+            chunk.sequence.num_output + 1 < chunk.sequence.max_tokens for chunk in batch.chunks
+        )
 
     def _outputs(self, batch: Batch, logits: Tensor) -> list[Output]:
         drawn: list[EngineSequence] = []

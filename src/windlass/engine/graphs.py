@@ -1,17 +1,19 @@
 """Decode steps as CUDA graphs: one per number of rows and class of lengths, captured when first needed, then replayed with one call.
 
-A step of fewer rows than its graph has is filled up with rows that go to a block of their own. Knows no model and no requests.
+A step of fewer rows than its graph has is filled up with rows that go to a block of their own. A graph ends with the most likely token of
+each row and moves the buffers on to the step after it, so that one can follow without the host. Knows no model and no requests.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from windlass.kernels.cuda.greedy import greedy
 from windlass.kernels.step import Cache, Step
 
 # Each row that fills a graph up costs experts of its own, so steps are fine where there are few.
@@ -21,9 +23,26 @@ LENGTHS = (512, 2048, 8192, 32768, 131072, 2**20)
 
 
 @dataclass
-class _Captured:
+class Captured:
     graph: torch.cuda.CUDAGraph
     logits: Tensor
+    chosen: Tensor
+    """int32, the most likely token of each row; -1: its logits are no numbers."""
+    longest: int
+    """Of its class of lengths."""
+
+
+@dataclass
+class Flying:
+    """A step that is under way."""
+
+    captured: Captured
+    sequences: list[tuple[object, int]]
+    """Which, and which of their tokens."""
+    longest: int
+    tokens: Tensor
+    """In host memory, once it is done."""
+    done: torch.cuda.Event
 
 
 class Graphs:
@@ -33,9 +52,11 @@ class Graphs:
         """`step`: the buffers at their full size; `most`: rows that a step may have."""
         self._decoder, self._caches, self._step = decoder, caches, step
         self._sizes = [size for size in SIZES if size < most] + [most]
-        self._graphs: dict[tuple[int, int], _Captured] = {}
+        self._graphs: dict[tuple[int, int], Captured] = {}
         self._stream = torch.cuda.Stream(step.tokens.device)
         self._pool = torch.cuda.graph_pool_handle()
+        # Two, for a step and the one that follows it.
+        self._host_tokens = [torch.empty(most, dtype=torch.int32, pin_memory=True) for _ in range(2)]
         self.why_not = ""
         """Why steps are not captured (any more)."""
 
@@ -44,24 +65,41 @@ class Graphs:
         at = bisect_left(self._sizes, rows)
         return None if self.why_not or at == len(self._sizes) else self._sizes[at]
 
-    def run(self, size: int, longest: int) -> Tensor:
-        """Logits of what the buffers hold, those of rows that only fill it up included. Valid until the next run."""
-        key = size, LENGTHS[bisect_left(LENGTHS, longest)]
+    def launch(self, captured: Captured, sequences: list[tuple[object, int]], longest: int) -> Flying:
+        """Replays it on what the buffers hold then, and has the tokens brought to the host."""
+        captured.graph.replay()
+        self._host_tokens.reverse()
+        tokens = self._host_tokens[0]
+        tokens[: captured.chosen.shape[0]].copy_(captured.chosen, non_blocking=True)
+        done = torch.cuda.Event()
+        done.record()
+        return Flying(captured, sequences, longest, tokens, done)
+
+    def serves(self, captured: Captured, longest: int) -> bool:
+        """Whether it was made for sequences of that length too."""
+        return captured.longest == _class(longest)
+
+    def get(self, size: int, longest: int) -> Captured:
+        """To be replayed on what the buffers hold. Its results have rows for those that only fill it up, and hold until the next replay."""
+        key = size, _class(longest)
         captured = self._graphs.get(key)
         if captured is None:
             captured = self._graphs[key] = self._capture(*key)
-        captured.graph.replay()
-        return captured.logits
+        return captured
 
-    def _capture(self, size: int, longest: int) -> _Captured:
+    def _capture(self, size: int, longest: int) -> Captured:
         step = self._view(size, longest)
         with torch.inference_mode():
-            self._decoder(step, self._caches)  # compiles kernels, which cannot be done while capturing
+            # Compiles kernels, which cannot be done while capturing.
+            logits = self._decoder(step, self._caches)
+            num_tokens = self._num_tokens or logits.shape[1]
+            greedy(logits, num_tokens, _elsewhere(step), self._counts, self._space)
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
                 logits = self._decoder(step, self._caches)
-        return _Captured(graph, logits)
+                chosen = greedy(logits, num_tokens, step, self._counts, self._space)
+        return Captured(graph, logits, chosen, longest)
 
     def _view(self, size: int, longest: int) -> Step:
         step = self._step
@@ -77,3 +115,14 @@ class Graphs:
             host_starts=torch.arange(size + 1, dtype=torch.int32),
             host_lengths=torch.full((size,), longest, dtype=torch.int32),
         )
+
+
+def _class(longest: int) -> int:
+    return LENGTHS[bisect_left(LENGTHS, longest)]
+
+
+def _elsewhere(step: Step) -> Step:
+    """The same in memory of its own: the buffers still have to serve this step."""
+    return replace(
+        step, tokens=step.tokens.clone(), positions=step.positions.clone(), slots=step.slots.clone(), lengths=step.lengths.clone()
+    )

@@ -115,6 +115,7 @@ def _engine(launch: Launch, decoder: Decoder, device: str) -> Engine:
         num_sequences=num_sequences,
         step_tokens=launch.max_step_tokens or STEP_TOKENS.get(_kind(device), OTHER_STEP_TOKENS),
         model_context=decoder.context_tokens,
+        room_ahead=_kind(device) == "cuda",
     )
     spare = int(_kind(device) == "cuda")  # see Runner
     caches = decoder.make_caches(limits.num_blocks + spare, KV_DTYPES[launch.kv], device)

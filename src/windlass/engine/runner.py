@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from windlass.engine.graphs import Graphs
+from windlass.engine.graphs import Captured, Flying, Graphs
 from windlass.engine.scheduler import Chunk, Limits
 from windlass.engine.sequence import Sequence as EngineSequence
 from windlass.kernels import program
@@ -47,6 +47,7 @@ class Buffers:
         self.step = Step(
             tokens, positions, slots, starts, lengths, self._device_blocks, logit_rows, counts, host_starts, host_lengths
         )
+        self.device_counts = self._device.split(sizes)[-1]
         self._uploaded = torch.cuda.Event() if device.type == "cuda" else None
 
     def wait(self) -> None:
@@ -60,7 +61,13 @@ class Buffers:
         is_cuda = self._uploaded is not None
         self._device.copy_(self._host, non_blocking=is_cuda)
         if blocks_changed:
-            self._device_blocks[:num_sequences].copy_(self._host_blocks[:num_sequences], non_blocking=is_cuda)
+            self.upload_blocks(num_sequences)
+        elif self._uploaded is not None:
+            self._uploaded.record()
+
+    def upload_blocks(self, num_sequences: int) -> None:
+        is_cuda = self._uploaded is not None
+        self._device_blocks[:num_sequences].copy_(self._host_blocks[:num_sequences], non_blocking=is_cuda)
         if self._uploaded is not None:
             self._uploaded.record()
 
@@ -71,8 +78,15 @@ def _zeros(count: int, device: torch.device) -> Tensor:
 
 class Runner:
     def __init__(
-        self, decoder: Decoder, caches: Sequence[Cache], limits: Limits, device: str = "cpu", record: bool = True
+        self,
+        decoder: Decoder,
+        caches: Sequence[Cache],
+        limits: Limits,
+        device: str = "cpu",
+        record: bool = True,
+        num_tokens: int | None = None,
     ) -> None:
+        """`num_tokens`: columns of the logits that are tokens; None: all."""
         assert limits.block_tokens == BLOCK_TOKENS, "kernels have one size of block"
         self._decoder, self._caches = decoder, caches
         self._buffers = Buffers(limits, torch.device(device))
@@ -81,6 +95,8 @@ class Runner:
         self._program: program.Program | None = None
         self._logits: Tensor | None = None
         self._graphs: Graphs | None = None
+        self._flying: Flying | None = None
+        self._num_tokens = num_tokens
         self._spare_block = limits.num_blocks
         """After those that sequences may have, where the caches have one more: for rows that only fill a graph up."""
         self.why_not_recorded = self._prepared(torch.device(device).type, limits) if record else "not asked for"
@@ -95,6 +111,11 @@ class Runner:
         return self._program
 
     @property
+    def chooses(self) -> bool:
+        """Whether `next_tokens` may have an answer."""
+        return self._graphs is not None
+
+    @property
     def how(self) -> str:
         """In words."""
         if self._program is not None:
@@ -105,12 +126,11 @@ class Runner:
 
     def run(self, chunks: Sequence[Chunk]) -> Tensor:
         """Logits fp32 of the chunks' wanted rows, one after another; valid until the next run."""
-        self._buffers.wait()
-        changed = self._fill(chunks)
-        size = self._graph_size(chunks)
-        if size is not None:
-            return self._replayed(chunks, size, changed)
-        self._buffers.upload(len(chunks), changed)
+        self._flying = None
+        captured = self._filled(chunks)
+        if captured is not None:
+            captured.graph.replay()
+            return captured.logits[: len(chunks)]
         if self._program is not None:
             assert self._logits is not None
             self._program.run()
@@ -126,25 +146,65 @@ class Runner:
             return "not on a CPU or an NVIDIA GPU"
         if any(cache.keys.shape[0] <= limits.num_blocks for cache in self._caches):
             return "caches without a spare block"
-        self._graphs = Graphs(self._decoder, self._caches, self._buffers.step, limits.max_sequences)
+        buffers, most = self._buffers, limits.max_sequences
+        self._graphs = Graphs(self._decoder, self._caches, buffers.step, buffers.device_counts, most, self._num_tokens)
         return ""
 
     # --- graphs
 
-    def _graph_size(self, chunks: Sequence[Chunk]) -> int | None:
-        """Where every sequence has one new token and wants its logits."""
-        counts = self._buffers.counts
-        if self._graphs is None or not (counts[0] == counts[1] == counts[2] == len(chunks)):
-            return None
-        return self._graphs.size(len(chunks))
+    def next_tokens(self, chunks: Sequence[Chunk], ahead: bool) -> list[int | None] | None:
+        """The most likely token of each chunk, or None where its logits are no numbers. None instead of all: `run` has to be asked.
 
-    def _replayed(self, chunks: Sequence[Chunk], size: int, changed: bool) -> Tensor:
+        `ahead`: the step after this one is begun before this one is done, with the same sequences. It is taken if the next call asks for
+        exactly that; otherwise what it wrote lies behind the last token of a sequence, and is written again or never read.
+        """
+        flying, self._flying = self._flying, None
+        if self._graphs is None or not all(_is_next(chunk) for chunk in chunks):
+            return None
+        if flying is None or flying.sequences != _identities(chunks):
+            flying = self._launched(chunks)
+        if flying is None:
+            return None
+        if ahead:
+            self._flying = self._followed(flying, chunks)
+        flying.done.synchronize()
+        return [token if token >= 0 else None for token in flying.tokens[: len(chunks)].tolist()]
+
+    def _launched(self, chunks: Sequence[Chunk]) -> Flying | None:
+        captured = self._filled(chunks)
+        if captured is None or self._graphs is None:
+            return None
+        return self._graphs.launch(captured, _identities(chunks), max(chunk.stop for chunk in chunks))
+
+    def _followed(self, flying: Flying, chunks: Sequence[Chunk]) -> Flying | None:
+        """The same sequences with one token more each, which the device has put into the buffers; None: there is no room for these yet."""
         assert self._graphs is not None
-        count, buffers = len(chunks), self._buffers
+        longest = flying.longest + 1
+        if any(len(chunk.sequence.blocks) * BLOCK_TOKENS <= chunk.stop for chunk in chunks):
+            return None
+        if not self._graphs.serves(flying.captured, longest):
+            return None
+        self._buffers.wait()
+        changed = [self._fill_blocks(number, chunk.sequence) for number, chunk in enumerate(chunks)]
+        if any(changed):
+            self._buffers.upload_blocks(len(chunks))
+        return self._graphs.launch(flying.captured, [(who, at + 1) for who, at in flying.sequences], longest)
+
+    def _filled(self, chunks: Sequence[Chunk]) -> Captured | None:
+        """Fills the buffers. The graph to be replayed on them, where every sequence has one new token and wants its logits."""
+        buffers, count = self._buffers, len(chunks)
+        buffers.wait()
+        changed = self._fill(chunks)
+        is_decode = self._graphs is not None and bool((buffers.counts == count).all())
+        size = self._graphs.size(count) if self._graphs is not None and is_decode else None
+        if size is None:
+            buffers.upload(count, changed)
+            return None
+        assert self._graphs is not None
         if size > count:
             changed |= self._fill_up(count, size)
         buffers.upload(size, changed)
-        return self._graphs.run(size, int(buffers.lengths[:count].max()))[:count]
+        return self._graphs.get(size, int(buffers.lengths[:count].max()))
 
     def _fill_up(self, count: int, size: int) -> bool:
         """Rows count..size are nobody's. Whether the table of blocks has changed."""
@@ -219,3 +279,12 @@ class Runner:
         self._buffers.blocks[number, num_written : len(sequence.blocks)] = sequence.blocks[num_written:]
         self._in_rows[number] = (sequence, len(sequence.blocks), sequence.num_preemptions)
         return True
+
+
+def _is_next(chunk: Chunk) -> bool:
+    """One token, after which another is drawn."""
+    return chunk.stop - chunk.start == 1 and chunk.is_sampled and chunk.num_logits == 1
+
+
+def _identities(chunks: Sequence[Chunk]) -> list[tuple[object, int]]:
+    return [(chunk.sequence, chunk.start) for chunk in chunks]  # which compare by identity

@@ -1,7 +1,7 @@
 """A decoder's tensors at random (core.ports.Weights): any shape, true to its bytes and types, with no checkpoint. For benchmarks.
 
 Every matrix keeps the spread of its inputs, and those that end a half layer are divided by the root of twice the layers (GPT-2,
-section 2.3), so that activations stay finite however deep the model is. Norms are near one. A router's rows are as any matrix's,
+section 2.3), so that activations stay finite however deep the model is. Norms are near one. A router's rows are of one length,
 so that every token has favourites of its own and experts are taken about alike.
 """
 
@@ -116,7 +116,8 @@ class RandomWeights:
                 max(num_experts, 1), *shape, how.group, spread, paired=paired, device=self.device, seed=self._seed_of(name)
             )
         if how.bits >= 16 or self.device.type != "cpu" or not _has_panels(how, shape[1]):
-            return self._dense((num_experts, *shape) if num_experts else shape, spread, name, wide=how.bits > 16)
+            made = self._dense((num_experts, *shape) if num_experts else shape, spread, name, wide=how.bits > 16)
+            return torch.nn.functional.normalize(made, dim=-1) if rules[0].ours.endswith(".router.weight") else made
         kind, scale_dtype = _panels(how, self.scheme)
         return Panels.random(
             kind, *shape, how.group or shape[1], num_experts, scale_dtype, deviation=spread, seed=self._seed_of(name)
@@ -169,6 +170,8 @@ class RandomWeights:
         """A vector: norms near one, everything else near zero."""
         ((start, stop),) = self._share.slices(rule)
         drawn = torch.randn(*before, rule.shape[0], generator=torch.Generator().manual_seed(self._seed_of(name)))[..., start:stop]
+        if rule.ours.endswith(".router.correction"):
+            return torch.zeros_like(drawn).to(self.device)  # or some experts would be everybody's favourites
         is_norm = rule.ours.endswith("norm.weight")
         return (1 + 0.05 * drawn if is_norm else 0.02 * drawn).to(self.device)
 

@@ -105,7 +105,8 @@ def architecture(device: torch.device | int | None = None) -> str:
 def compile_cubin(text: str, defines: Mapping[str, int], target: str) -> bytes:
     nvrtc, program = _nvrtc(), ctypes.c_void_p()
     nvrtc.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"kernel.cu", 0, None, None)
-    options = [f"--gpu-architecture={target}", "--std=c++17", *(f"-D{name}={value}" for name, value in defines.items())]
+    # Generic lambdas count as host functions otherwise.
+    options = [f"--gpu-architecture={target}", "--std=c++17", "-default-device", *(f"-D{name}={value}" for name, value in defines.items())]
     array = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
     failed = nvrtc.nvrtcCompileProgram(program, len(options), array)
     size = ctypes.c_size_t()

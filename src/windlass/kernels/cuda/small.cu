@@ -373,3 +373,53 @@ extern "C" __global__ void __launch_bounds__(1024)
         __syncthreads();
     }
 }
+
+// ---- the most likely token of each row, the lowest of equals, -1 where the largest logit is no finite number; and with it the next step's input:
+// token, position, length and slot of every row that a sequence has (`counts[0]` of them) move on by one.
+// Blocks (x) share a row (y); the last one to arrive decides. `arrived` is zero between launches.
+DEVICE u64 larger(u64 a, u64 b) { return a > b ? a : b; }
+extern "C" __global__ void __launch_bounds__(512)
+    greedy(const float* logits, u64 stride, u32 count, u64* partial, int* arrived, int* chosen, const int* counts, int* tokens, int* positions,
+           int* lengths, int* slots, const int* blocks, u32 max_blocks) {
+    __shared__ u64 best[16];
+    __shared__ u32 is_last;
+    launch_next();
+    wait_previous();
+    const u32 row = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x & 31;
+    const float* from = logits + row * stride;
+    u64 most = 0;
+    for (u32 i = blockIdx.x * 512 + threadIdx.x; i < count; i += gridDim.x * 512) {
+        const float v = __ldcg(from + i);
+        most = larger(most, (u64)(v == v ? ordered(v) : ~0u) << 32 | ~i);
+    }
+    auto reduced = [&](u64 v) {
+#pragma unroll
+        for (int o = 16; o; o >>= 1) v = larger(v, __shfl_xor_sync(~0u, v, o));
+        return v;
+    };
+    most = reduced(most);
+    if (lane == 0) best[warp] = most;
+    __syncthreads();
+    if (warp == 0) {
+        most = reduced(lane < 16 ? best[lane] : 0);
+        if (lane == 0) {
+            __stcg(partial + row * gridDim.x + blockIdx.x, most);
+            __threadfence();
+            is_last = atomicAdd(arrived + row, 1) == (int)gridDim.x - 1;
+        }
+    }
+    __syncthreads();
+    if (!is_last || warp) return;
+    __threadfence();
+    most = reduced(lane < gridDim.x ? __ldcg(partial + row * gridDim.x + lane) : 0);
+    if (lane) return;
+    arrived[row] = 0;
+    const u32 key = (u32)(most >> 32);
+    const bool finite = key < 0xff800000u && key > 0x007fffffu;
+    const int token = finite ? (int)~(u32)most : -1;
+    chosen[row] = token;
+    if ((int)row >= counts[0]) return;
+    const int position = positions[row] + 1;
+    tokens[row] = finite ? token : 0, positions[row] = position, lengths[row] = position + 1;
+    slots[row] = blocks[(u64)row * max_blocks + min((u32)position / 16, max_blocks - 1)] * 16 + position % 16;
+}
