@@ -23,7 +23,7 @@ from windlass.kernels.program import num_threads
 from windlass.kernels.step import BLOCK_TOKENS
 from windlass.machine.system import this_system
 from windlass.measure.held import weight_bytes
-from windlass.measure.limits import Limits, measure_limits, wait_for
+from windlass.measure.limits import Limits, measure_limits
 from windlass.measure.loop import Timed, random_prompts, run_batch
 from windlass.measure.memory import MemoryLog, resident
 from windlass.measure.profile import profiled
@@ -57,8 +57,8 @@ class Silence:
 class Submitted:
     """An engine as the timing loop sees it (loop.Stepping)."""
 
-    def __init__(self, engine: Engine, device: str) -> None:
-        self._engine, self._device, self._number = engine, device, 0
+    def __init__(self, engine: Engine) -> None:
+        self._engine, self._number = engine, 0
 
     def submit(self, tokens: Sequence[int], max_tokens: int) -> int:
         """Greedy, and without stop tokens: nothing but the length ends it."""
@@ -67,9 +67,8 @@ class Submitted:
         return self._number
 
     def step(self) -> Sequence[int]:
-        outputs = self._engine.step()
-        wait_for(self._device)
-        return [output.id for output in outputs if output.token_ids]
+        """Whoever has a token has waited for the device that made it, and for no more: it may be at work on the next step."""
+        return [output.id for output in self._engine.step() if output.token_ids]
 
 
 def bench(
@@ -87,7 +86,7 @@ def bench(
         told.doing("measuring what this machine can do")
         limits = measure_limits(device, num_threads())
         with log.watching():
-            runs, weights = _runs(setup, engine, device, log, trace, told)
+            runs, weights = _runs(setup, engine, log, trace, told)
             held = _held_bytes(device, before)
     finally:
         engine.close()
@@ -128,14 +127,14 @@ def kv_bytes(setup: Setup) -> int:
 
 
 def _runs(
-    setup: Setup, engine: Engine, device: str, log: MemoryLog, trace: Trace | None, told: Progress
+    setup: Setup, engine: Engine, log: MemoryLog, trace: Trace | None, told: Progress
 ) -> tuple[tuple[Run, ...], WeightBytes]:
     weights = weight_bytes(cast(Decoder, engine.runner.decoder))
     runs: list[Run] = []
     for batch in setup.batches:
         told.doing(f"measuring batch {batch}")
         log.mark(f"batch {batch}")
-        runs.append(_run(setup, engine, device, weights, batch, trace))
+        runs.append(_run(setup, engine, weights, batch, trace))
     return tuple(runs), weights
 
 
@@ -144,8 +143,8 @@ def _held_bytes(device: str, before: int) -> int:
     return torch.cuda.memory_allocated(device) if device.startswith("cuda") else resident().own_bytes - before
 
 
-def _run(setup: Setup, engine: Engine, device: str, weights: WeightBytes, batch: int, trace: Trace | None) -> Run:
-    submitted = Submitted(engine, device)
+def _run(setup: Setup, engine: Engine, weights: WeightBytes, batch: int, trace: Trace | None) -> Run:
+    submitted = Submitted(engine)
     prompts = _prompts(setup, engine, batch)
     run_batch(submitted, next(prompts), _enough(setup, engine, batch, WARM_TOKENS))
     timed = run_batch(submitted, next(prompts), setup.new_tokens)
