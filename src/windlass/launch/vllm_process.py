@@ -64,8 +64,8 @@ class VllmServer:
                     told(words)
                 said = words
                 await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
-        except BaseException:  # a cancelled wait leaves nothing behind either
-            self.close()
+        except (Exception, asyncio.CancelledError):  # a cancelled wait leaves nothing behind either
+            await asyncio.to_thread(self.close)  # may take a while, and the loop may have others to serve
             raise
 
     def why_ended(self) -> Unavailable:

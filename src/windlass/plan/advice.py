@@ -8,8 +8,9 @@ from __future__ import annotations
 from windlass.core.model import Frozen
 from windlass.core.plan import Reason
 
-PACKED_KERNELS = ("int4",)
-"""Schemes that the embedded engine has GPU kernels for, in layers of experts; others take plain PyTorch there (docs/cuda-notes.md)."""
+KERNEL_SCHEMES = ("int4",)
+KERNEL_DEVICES = ("H100", "H200", "H800", "H20", "GH200")
+"""What the embedded engine has GPU kernels for (Hopper); others take plain PyTorch (docs/cuda-notes.md). `nn.fused.why_not` has the rest."""
 BATCH_FOR_SERVER = 64
 """Sequences at once from which a server built for batches is the better engine."""
 
@@ -22,6 +23,8 @@ class Setting(Frozen):
     """That run the model at all."""
     kinds: frozenset[str]
     """Of the devices."""
+    devices: frozenset[str]
+    """Their names."""
     scheme: str
     has_experts: bool
     concurrency: int
@@ -87,11 +90,19 @@ def _one_gpu(setting: Setting) -> Advice:
         return Advice(
             engine="vllm", why=f"its batched kernels and scheduler are made for {BATCH_FOR_SERVER} sequences at once and more"
         )
-    if setting.has_experts and setting.scheme in PACKED_KERNELS:
+    if not _has_kernels(setting):
+        where = ", ".join(sorted(setting.devices))
+        return Advice(
+            engine="vllm", why=f"the embedded engine has no kernels for {setting.scheme} on {where} yet and takes plain PyTorch"
+        )
+    if setting.has_experts:
         # vLLM 0.24 on an H200, 106.85B parameters of which 12.8B active, 4-bit, one sequence: 140 of 593 tokens/s.
         why = "it has kernels for 4-bit experts; vLLM 0.24 reached 24% of what an H200's memory allows there, one sequence at a time"
-        return Advice(engine="windlass", why=why)
-    what = "experts" if setting.has_experts else "dense layers"
-    return Advice(
-        engine="vllm", why=f"the embedded engine has no GPU kernels for {setting.scheme} {what} yet and takes plain PyTorch"
-    )
+    else:
+        why = "it has kernels for 4-bit weights on this device, and starts quickest"
+    return Advice(engine="windlass", why=why)
+
+
+def _has_kernels(setting: Setting) -> bool:
+    known = all(name.split("-")[0] in KERNEL_DEVICES for name in setting.devices)
+    return known and setting.scheme in KERNEL_SCHEMES

@@ -40,6 +40,7 @@ def _setting(question: Question, best: Candidate) -> Setting:
         engine=best.engine.name,
         engines=question.spec.engines,
         kinds=frozenset(device.kind for device in devices),
+        devices=frozenset(device.name for device in devices),
         scheme=best.scheme.name,
         has_experts=question.spec.experts is not None,
         concurrency=best.workload.concurrency,
