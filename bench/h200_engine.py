@@ -22,11 +22,13 @@ from windlass.core.model import ModelSpec
 from windlass.core.scheme import scheme
 from windlass.families import describe, rules
 from windlass.families.registry import find, published_config
+from windlass.kernels.cuda import linear
 from windlass.kernels.cuda.layout import Tiles, dequantize
 from windlass.kernels.step import BLOCK_TOKENS, Cache, Step
 from windlass.measure.bench import Silence, bench
 from windlass.measure.memory import MemoryLog
 from windlass.measure.setup import Setup
+from windlass.nn import fused_ffn
 from windlass.nn.decoder import Decoder
 from windlass.weights.random import RandomWeights
 
@@ -220,8 +222,14 @@ def main() -> int:
     parser.add_argument("--layers", type=int)
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--new", type=int, default=64)
+    parser.add_argument("--product", type=int, help="kernels/cuda/linear.py's PRODUCT")
+    parser.add_argument("--item", type=int, help="nn/fused_ffn.py's ITEM_ROWS")
     options = parser.parse_args()
     batches = [int(b) for b in options.batch.split(",")]
+    if options.product is not None:
+        linear.PRODUCT = options.product
+    if options.item is not None:
+        fused_ffn.ITEM_ROWS = options.item
     print(torch.cuda.get_device_name(), torch.__version__, torch.version.cuda, flush=True)
     if "check" in options.what:
         check(options.model, options.layers or 4)

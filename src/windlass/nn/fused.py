@@ -217,7 +217,7 @@ class Fused:
 
     def experts_touched(self, rows: int) -> float | None:
         """By the last step of up to 64 rows, of a routed layer on average. Waits for the device."""
-        ids = [layer.feed.routes.ids[:rows] for layer in self.layers if isinstance(layer.feed, RoutedFeed)]
+        ids = [layer.feed.chosen(rows).ids for layer in self.layers if isinstance(layer.feed, RoutedFeed)]
         return sum(chosen.unique().numel() for chosen in ids) / len(ids) if ids and rows <= MAX_ROWS else None
 
     def _one(self, h: Tensor, step: Step, caches: Sequence[Cache]) -> Tensor:

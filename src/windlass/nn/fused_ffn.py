@@ -15,6 +15,10 @@ from windlass.nn.moe import MixtureOfExperts
 WIDE_ITEMS = (64, 128, 160)
 """Rows of an expert that are multiplied at once; the more, the better weights are used, and the more are empty."""
 
+FEW_ROWS = 8
+ITEM_ROWS = 8
+"""Of more than a few rows, how many that chose an expert are an item."""
+
 Parts = tuple[Tensor, Tensor | None]
 """What is to be added to the stream, and how much each part counts: see norm.add_norm."""
 
@@ -73,9 +77,23 @@ class RoutedFeed:
         self._router_parts = _three_parts(self.router)
         self.gate_up, self.down = _with_shared(feed)
         self.slots = self.num_active + self.num_shared
-        self.routes = route.routes(
-            MAX_ROWS, self.num_experts, self.num_active, self.num_shared, self.router.device, softmax=self.softmax
+        self.routes = self._routes(FEW_ROWS, 8)
+        self._more_routes = self._routes(MAX_ROWS, ITEM_ROWS)
+
+    def _routes(self, rows: int, item_rows: int) -> Routes:
+        return route.routes(
+            rows,
+            self.num_experts,
+            self.num_active,
+            self.num_shared,
+            self.router.device,
+            softmax=self.softmax,
+            item_rows=item_rows,
         )
+
+    def chosen(self, rows: int) -> Routes:
+        """Of the last step of up to 64 rows."""
+        return (self.routes if rows <= FEW_ROWS else self._more_routes).first(rows)
 
     @property
     def width(self) -> int:
@@ -91,7 +109,7 @@ class RoutedFeed:
 
     def several(self, x: Tensor) -> Parts:
         rows, device = x.shape[0], x.device
-        routes = self.routes.first(rows)
+        routes = self.chosen(rows)
         logits = torch.empty(rows, self.num_experts, dtype=torch.float32, device=device)
         route.route_many(route.router_many(x, self.router, logits), self.correction, routes, self.scale)
         act = _halves(rows * self.slots, self.width, device=device)

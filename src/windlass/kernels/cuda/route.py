@@ -26,7 +26,7 @@ class Routes:
     item_expert: Tensor
     """int32 [items]"""
     item_rows: Tensor
-    """int32 [items, 8], -1 for none"""
+    """int32 [items, 8 or more], -1 for none"""
     item_places: Tensor
     num_experts: int
     num_active: int
@@ -56,8 +56,8 @@ def routes(
         weights=torch.zeros(rows, num_active, dtype=torch.float32, device=device),
         num_items=torch.zeros(2, **integers),
         item_expert=torch.zeros(items, **integers),
-        item_rows=torch.full((items, ITEM_ROWS), -1, **integers),
-        item_places=torch.full((items, ITEM_ROWS), -1, **integers),
+        item_rows=torch.full((items, item_rows), -1, **integers),
+        item_places=torch.full((items, item_rows), -1, **integers),
         num_experts=num_experts,
         num_active=num_active,
         num_shared=num_shared,
@@ -103,8 +103,9 @@ def router_many(x: Tensor, weight: Tensor, logits: Tensor) -> Tensor:
 
 def route_many(logits: Tensor, correction: Tensor | None, into: Routes, routed_scale: float = 1.0) -> Routes:
     run = driver.kernel(
-        "small.cu", "PPPPPPPPIIIf", "route_many", packed=False, EXPERTS=into.num_experts, SOFTMAX=int(into.softmax)
-    )
+        "small.cu", "PPPPPPPPIIIf", "route_many", packed=False, EXPERTS=into.num_experts, SOFTMAX=int(into.softmax),
+        ITEM=into.item_rows.shape[1],
+    )  # fmt: skip
     rows = logits.shape[0]
     assert rows <= MAX_ROWS
     run(

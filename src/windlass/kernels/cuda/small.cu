@@ -154,9 +154,12 @@ extern "C" __global__ void __launch_bounds__(128)
 }
 
 // ---- routing and dispatch of up to 64 rows, no host involved. Four rows a block, a warp each; the last block to arrive makes the items.
-// An item is up to 8 rows that share an expert: (expert, row numbers, places of results).
+// An item is up to ITEM rows that share an expert: (expert, row numbers, places of results).
 // Items come in the order of experts, rows in order within: the same input gives the same items. The shared expert's rows are items too.
 // place = row * (active + shared) + slot; the shared expert has the last slot. counts: number of items, blocks arrived (zero between launches).
+#ifndef ITEM
+#define ITEM 8
+#endif
 extern "C" __global__ void __launch_bounds__(128)
     route_many(const float* logits, const float* correction, int* ids, float* weights, int* counts, int* item_expert, int* item_rows,
                int* item_places, u32 rows, u32 active, u32 shared, float routed_scale) {
@@ -188,7 +191,7 @@ extern "C" __global__ void __launch_bounds__(128)
     if (warp == 0) {
         u32 total = 0;
         for (u32 base = 0; base < all; base += 32) {
-            const u32 e = base + lane, items = e < all ? (__popcll(mask[e]) + 7) / 8 : 0;
+            const u32 e = base + lane, items = e < all ? (__popcll(mask[e]) + ITEM - 1) / ITEM : 0;
             u32 sum = items;
 #pragma unroll
             for (int o = 1; o < 32; o <<= 1) {
@@ -204,14 +207,14 @@ extern "C" __global__ void __launch_bounds__(128)
     const u32 slots = active + shared;
     for (u32 i = threadIdx.x; i < rows * slots; i += 128) {
         const u32 r = i / slots, slot = i % slots, e = slot < active ? (u32)__ldcg(ids + r * active + slot) : EXPERTS;
-        const u32 at = offset[e] * 8 + __popcll(mask[e] & ((1ull << r) - 1));
+        const u32 at = offset[e] * ITEM + __popcll(mask[e] & ((1ull << r) - 1));
         item_rows[at] = (int)r;
         item_places[at] = (int)i;
     }
     for (u32 e = threadIdx.x; e < all; e += 128) {
-        const u32 count = __popcll(mask[e]), items = (count + 7) / 8;
+        const u32 count = __popcll(mask[e]), items = (count + ITEM - 1) / ITEM;
         for (u32 i = 0; i < items; i++) item_expert[offset[e] + i] = (int)e;
-        for (u32 i = count; i < items * 8; i++) item_rows[offset[e] * 8 + i] = -1, item_places[offset[e] * 8 + i] = -1;
+        for (u32 i = count; i < items * ITEM; i++) item_rows[offset[e] * ITEM + i] = -1, item_places[offset[e] * ITEM + i] = -1;
     }
 }
 
