@@ -110,7 +110,7 @@ def test_a_preempted_sequence_finds_its_own_prefix_again() -> None:
     scheduler.submit(sequence(2, [2] * 8, max_tokens=12))
     while not scheduler.num_preemptions and scheduler.has_work:
         step(scheduler)
-    assert scheduler.waiting[0].id == 2
+    assert scheduler.waiting.first.id == 2
     while scheduler.has_work:
         step(scheduler)
     assert scheduler.prefix_hit_tokens > 0

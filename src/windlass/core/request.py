@@ -281,6 +281,15 @@ class Delta(Frozen):
     timings: Timings | None = None
 
 
+class DeviceMemory(Frozen):
+    name: str
+    used_bytes: int
+    """By everybody."""
+    total_bytes: int
+    own_bytes: int = 0
+    """By the engine, of that."""
+
+
 class Stats(Frozen):
     """What an engine is doing and has done since it started."""
 
@@ -300,6 +309,12 @@ class Stats(Frozen):
     finished: int = 0
     cancelled: int = 0
     failed: int = 0
+    late: int = 0
+    """Ended by their deadline."""
+    process_bytes: int = 0
+    """Of memory, that the engine's process holds; 0: not known."""
+    devices: tuple[DeviceMemory, ...] = ()
+    """Accelerators in use, where it is known."""
 
 
 class Info(Frozen):

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import msgspec
 
-from windlass.core.client import Unavailable
+from windlass.core.client import Late, Unavailable
 from windlass.core.request import Info
 from windlass.engine.port import Port
 from windlass.engine.protocol import (
@@ -28,6 +28,7 @@ from windlass.engine.protocol import (
     Told,
     Vocabulary,
     as_error,
+    late_words,
 )
 from windlass.errors import Error
 
@@ -69,12 +70,15 @@ class Calls:
         connection.calls[number] = arrived
         connection.port.send(msgspec.structs.replace(submit, id=number))
         finished = False
+        timer = self._deadline(submit, arrived)
         try:
             while not finished:
                 found = _raised([await arrived.get(), *_waiting(arrived)])
                 finished = found[-1].finish is not None
                 yield found
         finally:
+            if timer is not None:
+                timer.cancel()
             if connection.calls.pop(number, None) is not None and not finished:
                 connection.port.send(Cancel(number))
 
@@ -94,6 +98,14 @@ class Calls:
         self._connection, self._lost = None, []
         for connection in connections:
             await connection.close()
+
+    @staticmethod
+    def _deadline(submit: Submit, arrived: asyncio.Queue[Output | Error]) -> asyncio.TimerHandle | None:
+        """The engine ends late requests itself; this is for one that is in the middle of a long step, or stuck."""
+        if submit.deadline_seconds is None:
+            return None
+        error = Late(late_words(submit.deadline_seconds))
+        return asyncio.get_running_loop().call_later(submit.deadline_seconds, arrived.put_nowait, error)
 
     def _teach(self, connection: _Connection, submit: Submit) -> None:
         if submit.grammar and self._vocabulary is not None and not connection.knows_words:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -10,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from windlass.core.client import SyncClient
+from windlass.core.client import Late, SyncClient
 from windlass.core.request import Delta, Info, Request, ScoreRequest, Scores, Timings, TokenLogprob, Usage
 from windlass.engine.calls import Calls, Progress
 from windlass.engine.port import Port, ProcessPort, ThreadPort
-from windlass.engine.protocol import Begun, Finish, Launch, Output, Submit, finish_error
+from windlass.engine.protocol import Begun, Finish, Launch, Output, Submit, finish_error, late_words
 from windlass.engine.wording import NoWording, Opened, Silent, Wording
 from windlass.errors import BadInput
 from windlass.text.stream import Piece, TextStream
@@ -88,20 +89,31 @@ class EngineClient:
         await self._calls.close()
 
     async def _submit(self, request: Request, opened: Opened) -> Submit:
-        own = () if request.ignore_eos else self._stops((await self._calls.ready()).stop_token_ids)
+        began = time.monotonic()
+        own = self._stops((await self._ready(request)).stop_token_ids)
+        left = None if request.deadline_seconds is None else max(request.deadline_seconds - (time.monotonic() - began), 0.001)
         return Submit(
             id=0,
             token_ids=opened.tokens,
             sampling=request.sampling,
             max_tokens=request.max_tokens,
-            stop_token_ids=[*request.stop_token_ids, *own],
+            stop_token_ids=[*request.stop_token_ids, *(() if request.ignore_eos else own)],
             logprobs=request.logprobs,
             prompt_logprobs=request.prompt_logprobs,
             prompt_logprobs_start=request.prompt_logprobs_start,
             cache_salt=request.cache_salt,
             grammar=opened.grammar,
+            deadline_seconds=left,
             owner=request.owner,
         )
+
+    async def _ready(self, request: Request) -> Info:
+        """An engine that is still being loaded makes requests late too."""
+        try:
+            async with asyncio.timeout(request.deadline_seconds):
+                return await self._calls.ready()
+        except TimeoutError:
+            raise Late(late_words(request.deadline_seconds)) from None
 
     def _stops(self, of_model: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(dict.fromkeys((*self._wording.stop_ids, *of_model)))

@@ -6,6 +6,7 @@ Nothing here waits or starts threads: whoever owns the engine calls `step` while
 
 from __future__ import annotations
 
+import heapq
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,9 +14,10 @@ from dataclasses import dataclass, field
 import msgspec
 from torch import Tensor
 
+from windlass.core.client import Late
 from windlass.core.request import FinishReason, Stats, Timings, TokenLogprob, Usage
 from windlass.engine.guide import Guide, Guides
-from windlass.engine.protocol import Begun, Finish, Output, Submit, Vocabulary
+from windlass.engine.protocol import Begun, Finish, Output, Submit, Vocabulary, late_words
 from windlass.engine.runner import Decoder, Runner
 from windlass.engine.sampler import Drawing, Sampler
 from windlass.engine.scheduler import Batch, Chunk, Limits, Scheduler
@@ -25,6 +27,8 @@ from windlass.kernels.step import Cache
 from windlass.weights.stream import give_back_memory
 
 NOT_NUMBERS = "the model's logits are not numbers (NaN or infinite); its weights may be damaged, or too large for their type"
+
+LATE = Late.__name__
 
 
 @dataclass(slots=True, eq=False)
@@ -44,7 +48,7 @@ class Totals:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     steps: int = 0
-    by_reason: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("stop", "length", "cancelled", "error"), 0))
+    by_reason: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("stop", "length", "cancelled", "error", LATE), 0))
 
 
 class Engine:
@@ -65,6 +69,8 @@ class Engine:
         self.sampler = Sampler(num_tokens)
         self._guides = Guides()
         self._sequences: dict[int, EngineSequence] = {}
+        self._due: list[tuple[float, int]] = []
+        """A heap: when which request is late."""
         self._totals = Totals()
         self._is_closed = False
 
@@ -82,6 +88,8 @@ class Engine:
         sequence = self._sequence(submit)
         self.scheduler.submit(sequence)
         self._sequences[submit.id] = sequence
+        if submit.deadline_seconds is not None:
+            heapq.heappush(self._due, (sequence.request.submitted + submit.deadline_seconds, submit.id))
 
     def learn(self, vocabulary: Vocabulary) -> None:
         """What tokens say: without it no grammar can be followed."""
@@ -93,6 +101,11 @@ class Engine:
         return None if sequence is None else Output(number, [], finish=self._finish(sequence, "cancelled"))
 
     def step(self) -> list[Output]:
+        """Ends what is late, and computes one step."""
+        late = self._late() if self._due else []
+        return late + self._stepped() if late else self._stepped()
+
+    def _stepped(self) -> list[Output]:
         """Computes one step. Sequences that got nothing (their prompt is still being read) have no output."""
         batch = self.scheduler.schedule()
         if not batch.chunks:
@@ -124,6 +137,7 @@ class Engine:
             finished=totals.by_reason["stop"] + totals.by_reason["length"],
             cancelled=totals.by_reason["cancelled"],
             failed=totals.by_reason["error"],
+            late=totals.by_reason[LATE],
         )
 
     def close(self) -> None:
@@ -161,10 +175,23 @@ class Engine:
             max_tokens=room if submit.max_tokens is None else submit.max_tokens,
             stop_token_ids=frozenset(submit.stop_token_ids),
             salt=submit.cache_salt,
+            owner=submit.owner,
             chain=submit.cache_salt,
             scored_from=None if submit.prompt_logprobs is None else submit.prompt_logprobs_start,
             request=asked,
         )
+
+    def _late(self) -> list[Output]:
+        """Whoever is past its deadline, waiting or running; those that ended before it are passed over."""
+        now, ended = time.perf_counter(), list[Output]()
+        while self._due and self._due[0][0] <= now:
+            due, number = heapq.heappop(self._due)
+            sequence = self._sequences.get(number)
+            if sequence is None or sequence.request.submitted + (sequence.request.submit.deadline_seconds or 0.0) != due:
+                continue
+            seconds = sequence.request.submit.deadline_seconds
+            ended.append(Output(number, [], finish=self._finish(sequence, "error", late_words(seconds), LATE)))
+        return ended
 
     def _mark_started(self, batch: Batch) -> None:
         for chunk in batch.chunks:
@@ -272,7 +299,7 @@ class Engine:
         """Lets go of a sequence."""
         self.scheduler.remove(sequence)
         del self._sequences[sequence.id]
-        self._totals.by_reason[reason] += 1
+        self._totals.by_reason[LATE if kind == LATE else reason] += 1
         usage = Usage(
             prompt_tokens=sequence.num_prompt, completion_tokens=sequence.num_output, cached_tokens=max(sequence.num_cached, 0)
         )

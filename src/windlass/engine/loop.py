@@ -8,6 +8,7 @@ import msgspec
 
 from windlass.core.request import Info
 from windlass.engine.engine import Engine
+from windlass.engine.footprint import device_memory, process_bytes
 from windlass.engine.protocol import AskInfo, Cancel, Command, Refused, Report, Stepped, Submit, Told, Vocabulary, describe_error
 from windlass.errors import Error
 
@@ -45,4 +46,8 @@ class Loop:
                 if output is not None:
                     self._send(Stepped([output]))
             case AskInfo():
-                self._send(Told(command.id, msgspec.structs.replace(self._info, stats=self._engine.stats())))
+                self._send(Told(command.id, self._info_now()))
+
+    def _info_now(self) -> Info:
+        stats = msgspec.structs.replace(self._engine.stats(), process_bytes=process_bytes(), devices=device_memory())
+        return msgspec.structs.replace(self._info, stats=stats)

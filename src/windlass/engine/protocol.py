@@ -197,6 +197,10 @@ def as_error(told: Refused | Failed) -> errors.Error:
     return made(told.message)
 
 
+def late_words(seconds: float | None) -> str:
+    return f"the answer was not whole after {seconds or 0:.3g} s, its deadline; allow more time, or ask for fewer tokens"
+
+
 def finish_error(finish: Finish) -> errors.Error:
     """Of a request that ended with one."""
     if finish.error_kind == Late.__name__:

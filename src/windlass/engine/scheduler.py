@@ -1,17 +1,19 @@
 """Which tokens of which sequences the next step computes. Pure: sequences, numbers of blocks and budgets; no torch, no clock.
 
-First come, first served. Every step first gives each decoding sequence its token, so that nobody's answer stands still while somebody
+First come, first served, among the requests of one owner; between owners, who was served least (waiting.py).
+
+Every step first gives each decoding sequence its token, so that nobody's answer stands still while somebody
 else's prompt is read; what is left of the budget goes to prompts, oldest first, cut into chunks where they are long. A sequence is
 admitted when the blocks of all its tokens are free, and takes them at once. When a growing sequence finds no free block, the youngest
 one loses its own and waits again; it will compute its tokens anew, as far as they are no longer kept. Since the oldest is never made
 to wait, and every sequence fits alone, all of them finish.
 
-Every running sequence is older than every waiting one; `running` and `waiting` are each in order of arrival.
+`running` is in order of admission: the oldest is who has run for longest. With one owner that is the order of arrival, and every running
+sequence is older than every waiting one.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -19,6 +21,7 @@ from windlass.core.model import Frozen
 from windlass.core.request import FinishReason
 from windlass.engine.blocks import BlockPool, Match
 from windlass.engine.sequence import Sequence
+from windlass.engine.waiting import Waiting
 from windlass.errors import BadInput
 
 
@@ -32,6 +35,8 @@ class Limits(Frozen):
     max_step_tokens: int = 512
     max_step_logits: int = 128
     """Rows of logits in one step: a sampled token needs one, a scored prompt one for each of its tokens."""
+    room_ahead: bool = False
+    """Decoding sequences have room for the token after next, where there are blocks: a device may begin a step before it is asked to."""
 
     def __post_init__(self) -> None:
         if min(self.num_blocks, self.context_tokens, self.block_tokens, self.max_sequences) < 1:
@@ -94,7 +99,7 @@ class Scheduler:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.pool = BlockPool(limits.num_blocks, limits.block_tokens)
-        self.waiting: deque[Sequence] = deque()
+        self.waiting = Waiting()
         self.running: list[Sequence] = []
         self.num_preemptions = 0
         self.prefix_query_tokens = 0
@@ -119,7 +124,7 @@ class Scheduler:
             )
         sequence.arrival = self._arrivals = self._arrivals + 1
         sequence.num_scored = self._unscored(sequence)
-        self.waiting.append(sequence)
+        self.waiting.enter(sequence)
 
     def _why(self, longest: int) -> str:
         return "the context" if longest == self.limits.context_tokens else f"a cache of {self.limits.num_blocks:,} blocks"
@@ -138,10 +143,12 @@ class Scheduler:
             self._release(sequence)
         else:
             self.waiting.remove(sequence)
+        self.waiting.leave(sequence)
 
     def append(self, sequence: Sequence, token: int) -> FinishReason | None:
         """A token was drawn. The caller removes a sequence that is finished."""
         sequence.tokens.append(token)
+        self.waiting.serve(sequence.owner, 1)
         if token in sequence.stop_token_ids:
             return "stop"
         return "length" if sequence.num_output >= sequence.max_tokens else None
@@ -185,6 +192,8 @@ class Scheduler:
             if end > len(sequence.blocks) * size and not self._grow(sequence, batch):
                 continue
             batch.chunks.append(Chunk(sequence, end - 1, end, end - 1))
+            if self.limits.room_ahead and end == len(sequence.blocks) * size:
+                self._grow_ahead(sequence)
 
     def _grow(self, sequence: Sequence, batch: Batch) -> bool:
         """One more block, if need be from the youngest; False: it is itself the youngest."""
@@ -197,13 +206,18 @@ class Scheduler:
         sequence.blocks.append(self.pool.take())
         return True
 
+    def _grow_ahead(self, sequence: Sequence) -> None:
+        """Only what nobody needs now."""
+        if self.pool.num_free > len(self.running) and len(sequence.blocks) < self.limits.max_blocks:
+            sequence.blocks.append(self.pool.take())
+
     def _prompts(self, batch: Batch) -> Iterator[Sequence]:
         """Those being read, then those that can be admitted: not in a step that had to take blocks away."""
         for sequence in self.running:
             if sequence.num_pending > 1:
                 yield sequence
         while self.waiting and not batch.preempted and len(self.running) < self.limits.max_sequences:
-            if not self._admit(self.waiting[0]):
+            if not self._admit(self.waiting.first):
                 return
             yield self.running[-1]
 
@@ -219,9 +233,11 @@ class Scheduler:
         sequence.num_computed = len(match.blocks) * self.limits.block_tokens
         if sequence.num_cached < 0:
             sequence.num_cached = sequence.num_computed
+            self.waiting.serve(sequence.owner, sequence.num_prompt - sequence.num_computed)
         self.prefix_query_tokens += len(sequence.tokens)
         self.prefix_hit_tokens += sequence.num_computed
-        self.running.append(self.waiting.popleft())
+        self.waiting.take(sequence)
+        self.running.append(sequence)
         return True
 
     def _match(self, sequence: Sequence) -> Match:
@@ -236,7 +252,7 @@ class Scheduler:
         sequence.num_computed = 0
         sequence.num_preemptions += 1
         self.num_preemptions += 1
-        self.waiting.appendleft(sequence)
+        self.waiting.put_back(sequence)
 
     def _release(self, sequence: Sequence) -> None:
         self.pool.release(sequence.blocks)

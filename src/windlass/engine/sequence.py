@@ -20,6 +20,8 @@ class Sequence:
     """Of the output."""
     stop_token_ids: frozenset[int] = frozenset()
     salt: str = ""
+    owner: str = ""
+    """Whose it is: owners share the engine."""
     scored_from: int | None = None
     """The first prompt token whose log-probability is wanted; None: none is."""
     request: Any = None
