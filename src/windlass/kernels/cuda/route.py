@@ -47,9 +47,10 @@ def routes(
     device: torch.device | str = "cuda",
     *,
     softmax: bool = False,
+    item_rows: int = ITEM_ROWS,
 ) -> Routes:
     # Each expert's last item may be part empty.
-    items = min(rows * num_active, num_experts + rows * num_active // ITEM_ROWS) + num_shared * -(-rows // ITEM_ROWS)
+    items = min(rows * num_active, num_experts + rows * num_active // item_rows) + num_shared * -(-rows // item_rows)
     integers = {"dtype": torch.int32, "device": device}
     return Routes(
         ids=torch.zeros(rows, num_active, **integers),
