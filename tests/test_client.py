@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import subprocess
 import sys
 from collections.abc import AsyncGenerator
@@ -91,6 +92,33 @@ def test_who_stops_listening_stops_the_answer() -> None:
         for _ in client.stream("Hi"):
             break
     assert scripted.is_stopped
+
+
+class Careless(Scripted):
+    """Leaves a generator behind, as httpx does with a stream that is not read to its end."""
+
+    async def generate(self, request: Request) -> AsyncGenerator[Delta, None]:
+        async for number in self._numbers():
+            yield Delta(content=str(number))
+
+    async def _numbers(self) -> AsyncGenerator[int, None]:
+        try:
+            while True:
+                yield 1
+        finally:
+            await asyncio.sleep(0.01)
+            self.is_stopped = True
+
+
+@pure
+def test_what_is_left_behind_ends_before_the_client_does(caplog: pytest.LogCaptureFixture) -> None:
+    careless = Careless()
+    with Client(careless) as client:
+        for _ in client.stream("Hi"):
+            break
+    gc.collect()
+    assert careless.is_stopped
+    assert caplog.text == ""
 
 
 @pure

@@ -186,6 +186,11 @@ def test_a_server_that_cannot_score_says_so() -> None:
         run(scored(client_of(server), ScoreRequest(token_ids=(1,))))
 
 
+def test_a_server_that_scores_too_little() -> None:
+    with pytest.raises(Unavailable, match="3 tokens were to be scored and the server scored 2"):
+        run(scored(client_of(FakeServer(echoed)), ScoreRequest(token_ids=(7, 8, 9))))
+
+
 def test_log_probabilities_of_prompt_and_answer_come_apart() -> None:
     new = Delta(content="!", token_ids=(3,), logprobs=(TokenLogprob(token_id=3, logprob=-1.0, token="!"),))
     for asked in ({"prompt": "It is"}, {"token_ids": (7, 8)}):
@@ -196,6 +201,7 @@ def test_log_probabilities_of_prompt_and_answer_come_apart() -> None:
         assert [one.token for one in found.logprobs] == ["!"]
         assert found.prompt_logprobs is not None
         assert [one.logprob if one else None for one in found.prompt_logprobs] == [None, -0.5]
+        assert [one.token_id if one else None for one in found.prompt_logprobs] == [None, 8 if "token_ids" in asked else NO_ID]
     with pytest.raises(BadInput, match="chats"):
         run(all_of(client_of(FakeServer(echoed)), Request(messages=CHAT.messages, prompt_logprobs=0)))
 

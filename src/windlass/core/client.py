@@ -89,6 +89,7 @@ class SyncClient:
             return
         try:
             self._wait(self._client.close())
+            self._wait(_settled())
         finally:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
@@ -112,6 +113,14 @@ class SyncClient:
                 future.cancel()
                 ended.wait(SECONDS_TO_CANCEL)
             raise
+
+
+async def _settled() -> None:
+    """Generators that were left early are closed by tasks of their own; the loop must not stop before them."""
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    if left:
+        await asyncio.wait(left, timeout=SECONDS_TO_CANCEL)
+    await asyncio.get_running_loop().shutdown_asyncgens()
 
 
 async def _awaited(awaitable: Awaitable[Result], ended: threading.Event) -> Result:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Generator
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 from windlass.core.client import Unavailable
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     import httpx
 
 CONNECT_SECONDS = 10.0
+DRAIN_SECONDS = 1.0
+"""For a server to close a stream that it has said is done."""
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 MAX_ERROR_BYTES = 65_536
 
@@ -67,11 +70,13 @@ class Connection:
                 if "event-stream" not in response.headers.get("content-type", ""):
                     raise Unavailable(f"{self._address.shown} was asked to stream and did not")
                 parser = Parser()
-                async for piece in response.aiter_bytes():
-                    for data in parser.feed(piece):
-                        if data == DONE:
-                            return
-                        yield data
+                async with aclosing(cast(AsyncGenerator[bytes, None], response.aiter_bytes())) as pieces:
+                    async for piece in pieces:
+                        for data in parser.feed(piece):
+                            if data == DONE:
+                                await _drain(pieces)
+                                return
+                            yield data
 
     async def close(self) -> None:
         await self._http.aclose()
@@ -97,6 +102,14 @@ class Connection:
 
 
 _JSON = {"content-type": "application/json"}
+
+
+async def _drain(pieces: AsyncGenerator[bytes, None]) -> None:
+    """To the end of an answer that is whole, so that its connection can be used again."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(DRAIN_SECONDS):
+            async for _ in pieces:
+                pass
 
 
 async def _start_of(response: httpx.Response) -> bytes:

@@ -23,9 +23,7 @@ def scores_of(
 ) -> Scores:
     """`token_ids` may be empty: then they are not known. Servers that write a token all the same are forgiven."""
     entries = _entries(choice)
-    if request.token_ids is not None and len(request.token_ids) > len(entries):
-        raise Unavailable(f"{len(request.token_ids)} tokens were to be scored and the server scored {len(entries)}")
-    count = len(request.token_ids) if request.token_ids is not None else _num_prompt(entries, usage)
+    count = _num_prompt(entries, request, usage)
     ids = tuple(token_ids) if len(token_ids) == count else (NO_ID,) * count
     found = [_named(entry, number, request.top) for entry, number in zip(entries[:count], ids, strict=True)]
     skipped = min(request.start, count)
@@ -34,8 +32,9 @@ def scores_of(
 
 def echoed_delta(choice: CompletionChoice, request: Request, usage: UsageBody | UnsetType | None) -> Delta:
     entries = _entries(choice)
-    count = len(request.token_ids) if request.token_ids is not None else _num_prompt(entries, usage)
-    prompt = [_named(entry, None, request.prompt_logprobs or 0) for entry in entries[:count]]
+    count = _num_prompt(entries, request, usage)
+    ids = request.token_ids if request.token_ids is not None else (NO_ID,) * count
+    prompt = [_named(entry, number, request.prompt_logprobs or 0) for entry, number in zip(entries[:count], ids, strict=True)]
     for number in range(min(request.prompt_logprobs_start, count)):
         prompt[number] = None
     answer = _answer(entries[count:], tuple(choice.token_ids or ()), request.logprobs)
@@ -55,8 +54,12 @@ def _entries(choice: CompletionChoice) -> Entries:
     return read_completion_logprobs(choice.logprobs)
 
 
-def _num_prompt(entries: Entries, usage: UsageBody | UnsetType | None) -> int:
-    return min(usage.prompt_tokens, len(entries)) if isinstance(usage, UsageBody) else len(entries)
+def _num_prompt(entries: Entries, request: Request | ScoreRequest, usage: UsageBody | UnsetType | None) -> int:
+    if request.token_ids is None:
+        return min(usage.prompt_tokens, len(entries)) if isinstance(usage, UsageBody) else len(entries)
+    if len(request.token_ids) > len(entries):
+        raise Unavailable(f"{len(request.token_ids)} tokens were to be scored and the server scored {len(entries)}")
+    return len(request.token_ids)
 
 
 def _answer(entries: Entries, token_ids: tuple[int, ...], top: int | None) -> tuple[TokenLogprob, ...]:
