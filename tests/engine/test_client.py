@@ -12,8 +12,8 @@ import pytest
 from fake_decoder import CrashingDecoder, FakeDecoder, SlowDecoder, make_engine
 from fake_text import TEMPLATE, THINKING_TEMPLATE, ids, model_text, words
 
-from windlass.core.client import SyncClient, Unavailable
-from windlass.core.request import GREEDY, Delta, Info, Request, Sampling, ScoreRequest
+from windlass.core.client import Late, SyncClient, Tokenizes, Unavailable
+from windlass.core.request import GREEDY, Constraint, Delta, Info, Request, Sampling, ScoreRequest
 from windlass.engine.client import InProcessClient
 from windlass.errors import BadInput
 from windlass.weights.text_of import ModelText
@@ -349,3 +349,62 @@ def test_an_interrupted_answer_is_cancelled_and_the_client_lives(monkeypatch: py
 
 def _interrupt(*_: Any) -> None:
     raise KeyboardInterrupt
+
+
+@in_loop
+async def test_late_requests_end_and_leave_nothing() -> None:
+    """One runs, one waits behind it; both have little time, a third has enough."""
+    async with opened(decoder=SlowDecoder(), max_sequences=1) as client:
+        hurried = Request(prompt="hello", sampling=GREEDY, max_tokens=200, deadline_seconds=0.2)
+        patient = Request(prompt="hello", sampling=GREEDY, max_tokens=5, deadline_seconds=50.0)
+        found = await asyncio.gather(
+            gathered(client, hurried), gathered(client, hurried), gathered(client, patient), return_exceptions=True
+        )
+        assert [type(answer) for answer in found] == [Late, Late, Delta]
+        stats = (await client.info()).stats
+        assert stats is not None
+        assert (stats.running, stats.waiting, stats.blocks_used) == (0, 0, 0)
+        assert stats.late + stats.cancelled == 2
+
+
+@in_loop
+async def test_text_to_tokens_and_back() -> None:
+    async with opened() as client:
+        asked: Tokenizes = client
+        assert await asked.tokenize("hello") == ids("hello")
+        assert await asked.tokenize([{"role": "user", "content": "hi"}]) == ids("u.hia.")
+        assert await asked.detokenize(ids("hello")) == "hello"
+        assert await asked.detokenize([]) == ""
+        for wrong in ([-1], [64], [2**40]):
+            with pytest.raises(BadInput, match="there is no token"):
+                await asked.detokenize(wrong)
+        assert not client.is_alive, "no engine is needed for it"
+    bare = client_for(None)
+    for asking in (bare.tokenize("a"), bare.tokenize([{"role": "user", "content": "hi"}]), bare.detokenize([1])):
+        with pytest.raises(BadInput, match="no tokenizer"):
+            await asking
+    with pytest.raises(BadInput, match="a constraint needs a tokenizer"):
+        await gathered(bare, Request(token_ids=(1,), constraint=Constraint(kind="choice", value='["a"]')))
+    await bare.close()
+
+
+@in_loop
+async def test_effort_goes_to_a_template_that_knows_it() -> None:
+    template = TEMPLATE + "{{ reasoning_effort }}{# <tool_call> #}"
+    async with opened(model_text(template)) as client:
+        found = await gathered(
+            client, Request(messages=({"role": "user", "content": "hi"},), reasoning_effort="high", max_tokens=1)
+        )
+        assert found.usage is not None
+        assert found.usage.prompt_tokens == len("u.hia.high")
+    async with opened() as client:
+        with pytest.raises(BadInput, match="leave reasoning_effort out"):
+            await gathered(client, Request(messages=({"role": "user", "content": "hi"},), reasoning_effort="high"))
+
+
+@in_loop
+async def test_tools_that_cannot_be_called_are_refused() -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    async with opened() as client:
+        with pytest.raises(BadInput, match="tool_choice is 'f', and this model's chat template shows no way"):
+            await gathered(client, Request(messages=({"role": "user", "content": "hi"},), tools=(tool,), tool_choice="f"))

@@ -365,3 +365,32 @@ def test_steps_cost_little_python(record_property: Any) -> None:
         best = min(best, (time.thread_time() - begin) / 50)
     record_property("seconds_per_step", best)
     assert best < 0.3e-3
+
+
+def test_what_is_late_ends_whether_it_runs_or_waits() -> None:
+    engine = make_engine(max_sequences=1)
+    for number in (1, 2):
+        engine.submit(Submit(number, [1, 2, 3], GREEDY, 200, deadline_seconds=0.05))
+    engine.submit(Submit(3, [1, 2, 3], GREEDY, 4, deadline_seconds=60.0))
+    engine.step()
+    assert engine.stats().running == 1
+    time.sleep(0.06)
+    ended = {output.id: output.finish for output in engine.step() if output.finish}
+    assert ended.keys() == {1, 2}
+    for finish in ended.values():
+        assert finish is not None
+        assert (finish.reason, finish.error_kind) == ("error", "Late")
+        assert "after 0.05 s" in finish.error
+    while engine.has_work:
+        engine.step()
+    stats = engine.stats()
+    assert (stats.late, stats.finished, stats.failed, stats.blocks_used) == (2, 1, 0, 0)
+
+
+def test_deadlines_of_those_that_ended_do_not_pile_up() -> None:
+    engine = make_engine()
+    for number in range(500):
+        engine.submit(Submit(number, [1, 2, 3], GREEDY, 1, deadline_seconds=600.0))
+        engine.step()
+    assert not engine.has_work
+    assert len(engine._due) < 100

@@ -16,7 +16,7 @@ import pytest
 from fake_decoder import FakeDecoder
 from fake_text import ids, model_text, words
 
-from windlass.core.client import SyncClient, Unavailable
+from windlass.core.client import Late, SyncClient, Unavailable
 from windlass.core.request import GREEDY, Request, ScoreRequest
 from windlass.engine.client import LocalClient
 from windlass.engine.port import ProcessPort
@@ -126,6 +126,92 @@ def test_a_killed_engine_fails_its_requests_and_the_next_one_starts_another() ->
 
     asyncio.run(asyncio.wait_for(run(), 60))
     assert not any(is_running(port.pid or 0) for port in inner.ports)
+
+
+def test_twenty_requests_end_with_their_engine() -> None:
+    """Some running, most waiting, some with a deadline; none is left hanging."""
+    inner = Slow()
+
+    async def run() -> None:
+        async def ask(number: int) -> str:
+            deadline = 30.0 if number % 2 else None
+            request = Request(token_ids=(number + 1,) * 9, sampling=GREEDY, max_tokens=200, deadline_seconds=deadline)
+            return "".join([delta.content async for delta in inner.generate(request)])
+
+        assert await inner.health(5.0) == "absent"
+        first = (await inner.ready()).stats
+        assert first is not None
+        assert first.process_bytes > 1_000_000
+        pid = inner.pid
+        tasks = [asyncio.create_task(ask(number)) for number in range(20)]
+        await asyncio.sleep(0.3)
+        assert await inner.health(5.0) == "ready"
+        os.kill(pid, signal.SIGKILL)
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(error) for error in ended] == [Unavailable] * 20
+        assert await inner.health(5.0) == "dead"
+        assert await inner.health(5.0) == "dead", "asking starts none"
+        request = Request(prompt="again", sampling=GREEDY, max_tokens=3)
+        assert [delta async for delta in inner.generate(request)][-1].finish_reason == "length"
+        assert inner.pid != pid
+        await inner.close()
+        assert await inner.health(5.0) == "absent"
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_a_stuck_engine_is_told_from_a_busy_one_and_can_be_replaced() -> None:
+    inner = Slow()
+
+    async def run() -> None:
+        request = Request(prompt="hello", sampling=GREEDY, max_tokens=200)
+
+        async def ask() -> None:
+            async for _ in inner.generate(request):
+                pass
+
+        loading = asyncio.create_task(inner.ready())
+        await asyncio.sleep(0)
+        assert await inner.health(5.0) == "loading"
+        await loading
+        task = asyncio.create_task(ask())
+        await asyncio.sleep(0.1)
+        assert await inner.health(5.0) == "ready"
+        stuck = inner.pid
+        os.kill(stuck, signal.SIGSTOP)
+        assert await inner.health(0.2) == "stuck"
+        assert inner.is_alive, "its process is there"
+        os.kill(stuck, signal.SIGCONT)
+        assert await inner.health(5.0) == "ready"
+        os.kill(stuck, signal.SIGSTOP)
+        began = time.monotonic()
+        late = Request(prompt="hello", deadline_seconds=0.2)
+        with pytest.raises(Late, match=r"not whole after 0\.2 s"):
+            await anext(inner.generate(late))
+        assert time.monotonic() - began < 5
+        await inner.restart()
+        with pytest.raises(Unavailable, match="stuck"):
+            await task
+        assert not is_running(stuck)
+        assert await inner.health(5.0) == "absent"
+        await inner.ready()
+        assert await inner.health(5.0) == "ready"
+        await inner.close()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_loading_makes_requests_late_too() -> None:
+    """It goes on being loaded, and the next one finds it."""
+
+    async def run() -> None:
+        inner = Watched()
+        with pytest.raises(Late):
+            await anext(inner.generate(Request(prompt="hello", deadline_seconds=0.01)))
+        assert (await inner.ready()).model == "fake"
+        await inner.close()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
 
 
 def test_a_crash_in_a_step_is_survived() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
+from typing import Literal
 
 import msgspec
 
@@ -34,6 +35,9 @@ from windlass.errors import Error
 
 Progress = Callable[[int, int], None]
 """Bytes loaded, and of how many."""
+
+Health = Literal["absent", "loading", "ready", "stuck", "dead"]
+"""`absent`: none was started yet; `stuck`: it is there and gave no sign of life in time, though it may only be busy."""
 
 
 class Calls:
@@ -88,9 +92,38 @@ class Calls:
         await asyncio.shield(connection.info)
         self._numbers += 1
         answer: asyncio.Future[Info] = asyncio.get_running_loop().create_future()
-        connection.questions[self._numbers] = answer
-        connection.port.send(AskInfo(self._numbers))
-        return await answer
+        number = self._numbers
+        connection.questions[number] = answer
+        connection.port.send(AskInfo(number))
+        try:
+            return await answer
+        finally:
+            connection.questions.pop(number, None)  # whoever gave up waiting wants no answer any more
+
+    async def health(self, timeout_seconds: float) -> Health:
+        """Asks an engine that is there for a sign of life, which it gives between two steps. Starts none."""
+        connection = self._connection
+        if self._is_closed or connection is None:
+            return "absent"
+        if connection.is_lost:
+            return "dead"
+        if not connection.info.done():
+            return "loading"
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await self.info()
+        except TimeoutError:
+            return "stuck"
+        except Unavailable:
+            return "dead"
+        return "ready"
+
+    async def restart(self) -> None:
+        """Ends an engine that is there, and what it was asked, with Unavailable; the next request starts another."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.port.kill()
+            await connection.close(Unavailable("the engine was stuck and is started anew; ask again"))
 
     async def close(self) -> None:
         self._is_closed = True
@@ -143,9 +176,9 @@ class _Connection:
         """Lost, and nothing of it left."""
         return self._closing is not None and self._closing.done()
 
-    async def close(self) -> None:
+    async def close(self, error: Error | None = None) -> None:
         self._is_closed = True
-        self._fail(Unavailable("the engine was closed"))
+        self._fail(error or Unavailable("the engine was closed"))
         await self.port.close()
         if self._closing is not None:
             await self._closing

@@ -13,7 +13,7 @@ import msgspec
 
 from windlass.core.client import Late, SyncClient
 from windlass.core.request import Delta, Info, Request, ScoreRequest, Scores, Timings, TokenLogprob, Usage
-from windlass.engine.calls import Calls, Progress
+from windlass.engine.calls import Calls, Health, Progress
 from windlass.engine.port import Port, ProcessPort, ThreadPort
 from windlass.engine.protocol import Begun, Finish, Launch, Output, Submit, finish_error, late_words
 from windlass.engine.wording import NoWording, Opened, Silent, Wording
@@ -75,6 +75,10 @@ class EngineClient:
         return msgspec.structs.replace(
             found, has_text=has_text, has_chat=self._wording.has_chat, stop_token_ids=self._stops(found.stop_token_ids)
         )
+
+    async def health(self, timeout_seconds: float = 30.0) -> Health:
+        """Whether an engine is there and gives a sign of life in time: to tell one that is dead from one that is busy. Starts none."""
+        return await self._calls.health(timeout_seconds)
 
     async def tokenize(self, text: str | Sequence[Mapping[str, Any]]) -> list[int]:
         """Of a text, as it would be read as a prompt; or of a chat's messages, through the template. Needs no engine."""
@@ -213,6 +217,10 @@ class LocalClient(EngineClient):
         """Loads the model now rather than with the first request."""
         await self._calls.ready()
         return await self.info()
+
+    async def restart(self) -> None:
+        """For an engine that is stuck: its process is ended, its requests with Unavailable; the next request starts another."""
+        await self._calls.restart()
 
 
 class InProcessClient(EngineClient):

@@ -89,7 +89,7 @@ class Engine:
         self.scheduler.submit(sequence)
         self._sequences[submit.id] = sequence
         if submit.deadline_seconds is not None:
-            heapq.heappush(self._due, (sequence.request.submitted + submit.deadline_seconds, submit.id))
+            self._remember(sequence.request.submitted + submit.deadline_seconds, submit.id)
 
     def learn(self, vocabulary: Vocabulary) -> None:
         """What tokens say: without it no grammar can be followed."""
@@ -180,6 +180,13 @@ class Engine:
             scored_from=None if submit.prompt_logprobs is None else submit.prompt_logprobs_start,
             request=asked,
         )
+
+    def _remember(self, due: float, number: int) -> None:
+        """Those that ended before they were due are forgotten when they are most of all."""
+        if len(self._due) > 2 * len(self._sequences) + 64:
+            self._due = [entry for entry in self._due if entry[1] in self._sequences]
+            heapq.heapify(self._due)
+        heapq.heappush(self._due, (due, number))
 
     def _late(self) -> list[Output]:
         """Whoever is past its deadline, waiting or running; those that ended before it are passed over."""

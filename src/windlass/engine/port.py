@@ -38,6 +38,10 @@ class Port(Protocol):
 
     def send(self, command: Command) -> None: ...
 
+    def kill(self) -> None:
+        """Ends an engine that may not listen any more, if it can be ended from outside. `close` must follow."""
+        ...
+
     async def close(self) -> None:
         """Returns when the engine and all it held are gone. May be called at any time, and twice."""
         ...
@@ -94,6 +98,11 @@ class ProcessPort:
             self._waiting.append(frame(command))
         elif not self._transport.is_closing():
             self._transport.write(frame(command))
+
+    def kill(self) -> None:
+        self._is_closed = True
+        if self._process is not None:
+            self._process.kill()
 
     async def close(self) -> None:
         self._is_closed = True
@@ -196,6 +205,9 @@ class ThreadPort:
 
     def send(self, command: Command) -> None:
         self._commands.put(command)
+
+    def kill(self) -> None:
+        """A thread cannot be."""
 
     async def close(self) -> None:
         self._commands.put(None)

@@ -62,9 +62,10 @@ class Wording:
         return self._encoded(self._rendered(Request(messages=tuple(map(dict, messages)))))
 
     def decoded(self, token_ids: Sequence[int]) -> str:
-        unknown = [token for token in token_ids if not 0 <= token < 2**32]
-        if unknown:
-            raise BadInput(f"there is no token {unknown[0]}")
+        text_of = self._text.tokenizer.backend.id_to_token
+        for token in token_ids:
+            if not 0 <= token < 2**32 or text_of(token) is None:
+                raise BadInput(f"there is no token {token}; this model's tokens are 0 to {self._text.tokenizer.vocab_size - 1}")
         return self._text.tokenizer.decode(token_ids, skip_special=False)
 
     def vocabulary(self) -> Vocabulary:
