@@ -1,6 +1,7 @@
 """What the decode kernels reach at the shape of a 106B mixture (46 layers, hidden 4,096, 128 experts of 1,408, 4 bits in groups of 128).
 
-`kernels` times each alone in a CUDA graph over buffers that are never in cache; `stack` times whole steps over 46 layers of distinct weights.
+`kernels` times each alone in a CUDA graph over buffers that are never in cache, `many` the ways that 2 to 64 rows can go; `stack` times whole
+steps over 46 layers of distinct weights, `prefill` a prompt.
 Run: PYTHONPATH=src python bench/h200_decode.py kernels stack --batch 1,8,32,64
 """
 
@@ -210,6 +211,87 @@ def kernels(batches: Sequence[int]) -> None:
     report("head int4 1 row", small.data.numel(), lambda i: lambda: linear.linear_one(h, small, logits, norm=gain, eps=EPS), 1)
 
 
+def many(batches: Sequence[int]) -> None:
+    """What 2 to 64 rows can be multiplied by: bf16 or integers, items of 8 or 16 rows, units of 16 to 64 rows, one block or two."""
+    for name, rows, inputs in (("qkv", QKV, HIDDEN), ("out", HIDDEN, HEADS * DIM)):
+        sets = [random_tiles(1, rows, inputs) for _ in range(12)]
+        for batch in batches:
+            many_linear(f"{name} {batch}", sets, halves(batch, inputs))
+        del sets
+    first = [random_tiles(EXPERTS + 1, 2 * WIDTH, HIDDEN, paired=True) for _ in range(3)]
+    second = [random_tiles(EXPERTS + 1, HIDDEN, WIDTH) for _ in range(3)]
+    for batch in batches:
+        many_experts(batch, first, second)
+
+
+def many_linear(name: str, sets: list[layout.Tiles], x: Tensor) -> None:
+    batch, size, rows = x.shape[0], sets[0].data.numel(), sets[0].rows
+    parts = torch.empty(linear.num_slices(sets[0]), batch, rows, device="cuda")
+    ways = ((112, 2, (16, 2)), (220, 2, (16, 2)), (220, 4, (16, 2)), (220, 2, (16, 4))) if batch <= 8 else ()
+    for product in (0, 1):
+        for budget, unit, choice in ways:
+            report(
+                f"{name} {('bf16', 'int')[product]} {budget} {unit} {choice}",
+                size,
+                lambda i: (
+                    lambda: linear.linear_eight(
+                        x, sets[i], parts, unit=unit, choice=choice, budget=budget * 1024, product=product
+                    )
+                ),
+                len(sets),
+            )
+    for unit, choice in ((2, (8, 2)), (2, (8, 4)), (4, (8, 4)), (2, (16, 2))) if 8 < batch <= 32 else ():
+        report(
+            f"{name} int 16 rows {unit} {choice}",
+            size,
+            lambda i: lambda: linear.linear_eight(x, sets[i], parts, unit=unit, choice=choice, product=1, columns=2),
+            len(sets),
+        )
+    if batch > 8:
+        fit = next(n for n in (16, 32, 64) if batch <= n)
+        slices = linear.wide_slices(sets[0])
+        sums = torch.empty(slices, batch, rows, device="cuda")
+        for unit in dict.fromkeys(((64, 1, 1), (fit, 1, 1), (fit, 2, 2))):
+            report(
+                f"{name} wide {slices} slices {unit}",
+                size,
+                lambda i: lambda: linear.linear_wide(x, sets[i], sums, slices=slices, unit=unit),
+                len(sets),
+            )
+
+
+def many_experts(batch: int, first: list[layout.Tiles], second: list[layout.Tiles]) -> None:
+    logits = floats(batch, EXPERTS)
+    eight = route.route_many(logits, None, route.routes(batch, EXPERTS, ACTIVE, 1))
+    sixteen = route.dispatch(eight.ids, eight.weights, EXPERTS, 1, 16)
+    distinct = eight.ids.unique().numel()
+    x, act = halves(batch, HIDDEN), halves(batch * 9, WIDTH)
+    parts = torch.empty(batch * 9, HIDDEN, device="cuda")
+    ways = [(eight, product, unit, choice) for product in (0, 1) for unit, choice in ((4, (16, 2)), (4, (16, 4)), (4, (8, 4)))]
+    ways += [(eight, 1, 8, (8, 4)), (eight, 1, 2, (16, 2))]
+    if batch > 8:
+        ways += [(sixteen, 1, unit, choice) for unit, choice in ((4, (8, 2)), (4, (8, 4)), (2, (16, 2)), (2, (16, 1)))]
+    for items, product, unit, choice in ways:
+        count = f"{items.num_items[0].item()} of {items.item_rows.shape[1]}"
+        report(
+            f"gate+up {batch}, {count} {('bf16', 'int')[product]} {unit} {choice}",
+            (distinct + 1) * first[0].data[0].numel(),
+            lambda i: lambda: experts.gate_up_many(x, first[i], act, items, unit=unit, choice=choice, product=product),
+            3,
+        )
+    ways = [(eight, product, unit, choice) for product in (0, 1) for unit, choice in ((8, (11, 2)), (8, (11, 4)), (4, (11, 4)))]
+    if batch > 8:
+        ways += [(sixteen, 1, 4, choice) for choice in ((11, 2), (11, 4), (11, 1))]
+    for items, product, unit, choice in ways:
+        count = f"{items.num_items[0].item()} of {items.item_rows.shape[1]}"
+        report(
+            f"down {batch}, {count} {('bf16', 'int')[product]} {unit} {choice}",
+            (distinct + 1) * second[0].data[0].numel(),
+            lambda i: lambda: experts.down_many(act, second[i], parts, items, unit=unit, choice=choice, product=product),
+            3,
+        )
+
+
 def attention_table(cases: Sequence[tuple[int, int]]) -> None:
     for batch, tokens in cases:
         cache = Caches(batch, tokens, layers=1 if tokens * batch > 20000 else 8)
@@ -365,8 +447,10 @@ def stack(batches: Sequence[int], num_layers: int, tokens: int) -> None:
     print(f"{num_layers} layers made in {time.time() - start:.1f} s, {torch.cuda.memory_allocated() / 2**30:.1f} GiB", flush=True)
     for batch in batches:
         model = Stack(layers, head, batch, tokens)
-        for name, options in VARIANTS.items() if batch == 1 else (("", {}),):
-            for dependent in (True,) if options else (False, True):
+        for name, options in VARIANTS.items() if batch == 1 else ((way, {"way": way}) for way in WAYS):
+            if "way" in options:
+                linear.PRODUCT, linear.PAIRS = WAYS[options["way"]]
+            for dependent in (True,) if options and batch == 1 else (False, True):
                 driver.DEPENDENT = dependent
                 model.options.update(
                     {
@@ -394,6 +478,13 @@ def stack(batches: Sequence[int], num_layers: int, tokens: int) -> None:
             )
         del model
 
+
+WAYS = {
+    "bf16": (0, False),
+    "integers": (1, False),
+    "integers, pairs of blocks": (1, True),
+}
+"""Of many rows: `linear.PRODUCT` and `linear.PAIRS`; the checks that follow are of the last."""
 
 VARIANTS: dict[str, dict[str, object]] = {
     "plain": {},
@@ -531,7 +622,7 @@ def prefill_kernels(rows: int) -> None:
             flush=True,
         )
 
-    for unit in ((128, 1), (128, 2), (160, 2), (256, 1)):
+    for unit in ((128, 1, 1), (128, 2, 1), (144, 2, 1), (160, 2, 1), (256, 1, 1)):
         show(
             f"qkv, unit {unit}",
             lambda: linear.linear_wide(x, layer.qkv, qkv, bias=layer.bias, unit=unit),
@@ -546,7 +637,7 @@ def prefill_kernels(rows: int) -> None:
     logits = torch.mm(x, layer.router_parts.T, out_dtype=torch.float32).view(rows, 3, EXPERTS).sum(1)
     show("choose", lambda: route.choose_many(logits, layer.correction, ACTIVE))
     ids, weights = route.choose_many(logits, layer.correction, ACTIVE)
-    for size in (64, 128, 160):
+    for size in (64, 128, 144, 160):
         show(f"dispatch, items of {size}", lambda: route.dispatch(ids, weights, EXPERTS, 1, size))
         chosen = route.dispatch(ids, weights, EXPERTS, 1, size)
         note = f"{chosen.num_items.item()} items of {size}"
@@ -576,7 +667,7 @@ def prefill(num_layers: int, rows: int) -> None:
     layers = [random_layer() for _ in range(num_layers)]
     model = Prefill(layers, halves(VOCABULARY, HIDDEN) / 64, rows)
     matrices = {"qkv": QKV * HIDDEN, "out": HIDDEN * HEADS * DIM, "gate+up": 9 * 2 * WIDTH * HIDDEN, "down": 9 * WIDTH * HIDDEN}
-    for model.size in (64, 128, 160):
+    for model.size in (128, 144, 160):
         seconds = graph_seconds([model.step], repeat=5)
         print(f"prefill {rows} tokens, items of {model.size}: {seconds * 1e3:8.2f} ms {rows / seconds:8.0f} tokens/s", flush=True)
     whole = 0.0
@@ -598,7 +689,7 @@ def prefill(num_layers: int, rows: int) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", nargs="+", choices=("kernels", "attention", "stack", "timeline", "prefill"))
+    parser.add_argument("what", nargs="+", choices=("kernels", "many", "attention", "stack", "timeline", "prefill"))
     parser.add_argument("--batch", default="1,8,32,64")
     parser.add_argument("--layers", type=int, default=LAYERS)
     parser.add_argument("--tokens", type=int, default=200)
@@ -607,6 +698,8 @@ def main() -> int:
     print(torch.cuda.get_device_name(), torch.__version__, torch.version.cuda)
     if "kernels" in options.what:
         kernels(batches)
+    if "many" in options.what:
+        many([b for b in batches if b > 1])
     if "attention" in options.what:
         attention_table(((1, 200), (8, 200), (64, 200), (1, 32768), (8, 32768), (1, 131072), (3, 131072)))
     if "timeline" in options.what:

@@ -88,7 +88,13 @@ def test_linear_of_several_rows() -> None:
                 plain,
                 bound if count <= 64 else 3e-3,
             )
-            for unit in ((64, 1), (128, 1), (128, 2), (160, 2), (256, 1)):
+            for unit in ((16, 1, 1), (32, 1, 1), (64, 1, 1), (128, 1, 1), (128, 2, 1), (144, 2, 1), (160, 2, 1), (256, 1, 1)):
+                out = poisoned(count, rows, dtype=torch.bfloat16)
+                close(linear.linear_wide(x, weight, out, bias=bias, unit=unit), plain + bias, 4e-3)
+            for unit in ((16, 2, 2), (32, 2, 2), (64, 2, 2)) if weight.tile_blocks % 8 == 0 else ():
+                for slices in (1, 4):
+                    out = poisoned(slices, count, rows)
+                    close(linear.linear_wide(x, weight, out, slices=slices, unit=unit).sum(0), plain, bound)
                 out = poisoned(count, rows, dtype=torch.bfloat16)
                 close(linear.linear_wide(x, weight, out, bias=bias, unit=unit), plain + bias, 4e-3)
 
@@ -178,7 +184,7 @@ def test_experts_of_many_rows() -> None:
     assert torch.equal(ids, expected_ids)
     close(weights, expected_weights, 1e-6)
     gain, plain = torch.rand(1024, device="cuda"), experts.experts_reference(x, ids, weights, gate_up, down, num_shared=1)
-    for size in (64, 128, 160):
+    for size in (64, 128, 144, 160):
         chosen, expected = route.dispatch(ids, weights, 32, 1, size), route.dispatch(ids.cpu(), weights.cpu(), 32, 1, size)
         count = int(expected.num_items.item())
         assert chosen.num_items.item() == count

@@ -27,6 +27,8 @@ WHOLE_BUDGET = 220 * 1024
 """Where nothing else need fit."""
 PRODUCT = 0
 """How many.cu multiplies where nobody says: 0 in bf16, 1 with activations as 16-bit fixed-point numbers in integer products."""
+PAIRS = False
+"""Whether up to 64 rows go, where nobody says, to pairs of blocks that share the inputs of 256 rows of weights, in units of 16, 32 or 64 rows."""
 
 
 def divisor(n: int, most: int) -> int:
@@ -78,7 +80,7 @@ def many_ring(
     stages = min(24, (budget - fixed) // stage)
     joint = joint or next(j for j in (4, 2, 1) if unit * blocks // warps % j == 0 and (3 * j <= stages or j == 1))
     stages = stages // joint * joint
-    producers = 4 if warps % 4 == 0 and warps >= 8 and resident == 1 else 1
+    producers = 4 if columns > 1 and warps % 4 == 0 and warps >= 8 and resident == 1 else 1
     return Ring(1, warps, joint, stages, fixed + stages * stage, producers)
 
 
@@ -173,34 +175,54 @@ def wide_slices(weight: Tiles) -> int:
     return max(fitting, default=1)
 
 
-def wide_kernel(kind: int, weight: Tiles, rows: int, blocks: int, *, items: int, deep: int = 1) -> tuple[driver.Kernel, int]:
-    """wide.cu for units of `rows` rows of x (64, 128, 160 or 256) and 128 * deep rows of weights, and its bytes of shared memory."""
-    stage_blocks = 2 if rows == 64 and deep == 1 and blocks % 2 == 0 else 1
+def wide_kernel(
+    kind: int, weight: Tiles, rows: int, blocks: int, *, items: int, deep: int = 1, cluster: int = 1
+) -> tuple[driver.Kernel, int]:
+    """wide.cu for units of `rows` rows of x (16, 32, 64, 128, 144, 160 or 256) and 128 * deep rows of weights, and its bytes of shared memory."""
+    exact = rows <= 64 and (deep == 1 or cluster > 1)
+    # Copies of less than 2 KB are slow, and weights are most of what few rows need.
+    stage_blocks = 2 if exact and blocks % 2 == 0 else 1
     stage_bytes = stage_blocks * rows * 256 + -(-8 * deep * stage_blocks * weight.block_bytes // 1024) * 1024
     stages = min(8, WHOLE_BUDGET // (stage_bytes + 16))
     shared = stages * (stage_bytes + 16) + rows * 4
     run = driver.kernel(
         "wide.cu", WIDE, shared_bytes=shared, KIND=kind, N=rows, STAGES=stages, STAGE_BLOCKS=stage_blocks, ITEMS=items, DEEP=deep,
-        EXACT=int(rows == 64 and deep == 1), GROUP=weight.group,
+        EXACT=int(exact), CLUSTER=cluster, GROUP=weight.group,
     )  # fmt: skip
     return run, shared
 
 
+def wide_unit(rows: int, weight: Tiles, slices: int) -> tuple[int, int, int]:
+    """Rows of x, rows of weights in units of 128, and blocks that share the inputs of such a unit."""
+    if rows > 64:
+        return 128, 2, 1
+    if not PAIRS or weight.tile_blocks % (2 * slices):
+        return 64, 1, 1
+    return next(n for n in (16, 32, 64) if rows <= n), 2, 2
+
+
 def linear_wide(
-    x: Tensor, weight: Tiles, out: Tensor, *, bias: Tensor | None = None, slices: int = 1, unit: tuple[int, int] | None = None
+    x: Tensor,
+    weight: Tiles,
+    out: Tensor,
+    *,
+    bias: Tensor | None = None,
+    slices: int = 1,
+    unit: tuple[int, int, int] | None = None,
 ) -> Tensor:
     """x bf16 [rows, inputs], any number of rows, best from 16. out bf16 [rows, outputs], or fp32 [slices, rows, outputs].
 
-    `unit` is the rows of x, and of weights in units of 128, that a block takes at a time.
+    `unit` as of `wide_unit`.
     """
-    rows, deep = unit or ((64, 1) if x.shape[0] <= 64 else (128, 2))
-    blocks, partial = weight.tile_blocks // slices, out.dtype == torch.float32
-    assert partial or slices == 1
-    run, shared = wide_kernel(2 if partial else 0, weight, rows, blocks, items=0, deep=deep)
-    units = -(-weight.num_tiles // (8 * deep)) * slices * -(-x.shape[0] // rows)
+    rows, deep, cluster = unit or wide_unit(x.shape[0], weight, slices)
+    blocks, partial = weight.tile_blocks // (slices * cluster), out.dtype == torch.float32
+    assert (partial or slices == 1) and blocks * slices * cluster == weight.tile_blocks
+    run, shared = wide_kernel(2 if partial else 0, weight, rows, blocks, items=0, deep=deep, cluster=cluster)
+    units = -(-weight.num_tiles // (8 * deep)) * slices * cluster * -(-x.shape[0] // rows)
+    grid = units if cluster > 1 else min(units, driver.num_processors())
     run(
-        (min(units, driver.num_processors()),), 384, weight.data, x, bias, out, None, None, None, None, 0, weight.tile_bytes, out.stride(-2),
-        out.stride(0), x.stride(0), weight.num_tiles, slices, blocks, x.shape[0], shared_bytes=shared,
+        (grid,), 384, weight.data, x, bias, out, None, None, None, None, 0, weight.tile_bytes, out.stride(-2), out.stride(0), x.stride(0),
+        weight.num_tiles, slices * cluster, blocks, x.shape[0], shared_bytes=shared,
     )  # fmt: skip
     return out
 

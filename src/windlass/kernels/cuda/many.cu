@@ -13,8 +13,9 @@
 #define COLUMNS 1
 #endif
 constexpr u32 CONSUMERS = WARPS * 32;
-// Where consumers are whole warpgroups, so are the producers (three warps of them do nothing): then registers can move from these to those.
-constexpr u32 MOVES = WARPS % 4 == 0 && WARPS >= 8 && RESIDENT == 1, THREADS = CONSUMERS + (MOVES ? 128 : 32);
+// Where items of 16 rows need the registers and consumers are whole warpgroups, so are the producers (three warps of them do nothing):
+// then registers can move from these to those.
+constexpr u32 MOVES = COLUMNS > 1 && WARPS % 4 == 0 && WARPS >= 8 && RESIDENT == 1, THREADS = CONSUMERS + (MOVES ? 128 : 32);
 constexpr u32 AT_FIRST = 65536 / THREADS / 8 * 8, AT_LAST = (AT_FIRST * THREADS - 24 * 128) / CONSUMERS / 8 * 8;
 constexpr u32 STAGE_BYTES = WARPS * BLOCK_BYTES;
 constexpr u32 TILE_STAGES = TILE_BLOCKS / WARPS;

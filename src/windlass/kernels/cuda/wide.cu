@@ -4,13 +4,18 @@
 // (what is read of x per product is what limits large units: the more rows of weights see it the better); a third one
 // streams weights by bulk copies and gathers rows of x, and runs ahead into the next unit while the others write results.
 //
-// Compiled with: EXACT (needs DEEP 1), KIND (0 bf16 with bias, 1 gate and up, 2 fp32 partial results of slices, 3 bf16), N (64, 128, 160 or 256), DEEP (1 or 2: 64 rows
-// of weights of a warpgroup), STAGES, STAGE_BLOCKS (along the
-// inputs), ITEMS (1: items of up to N rows that share an expert, from a list; 0: blocks of N rows, slices of the inputs).
+// Compiled with: EXACT, KIND (0 bf16 with bias, 1 gate and up, 2 fp32 partial results of slices, 3 bf16), N (16, 32, 64, 128, 144, 160 or 256), DEEP (1
+// or 2: 64 rows of weights of a warpgroup), STAGES, STAGE_BLOCKS (along the inputs), ITEMS (1: items of up to N rows that share an expert, from a list; 0:
+// blocks of N rows, slices of the inputs), CLUSTER (1, or DEEP: so many blocks take slices of the inputs of the same unit and add up their sums in
+// each other's memory. Each then reads a part of x for as many more rows of weights; x is most of what few rows read).
 
+#ifndef CLUSTER
+#define CLUSTER 1
+#endif
 constexpr u32 CONSUMERS = 256, LOADERS = 128, TILES = 8 * DEEP, LAG = STAGES > 3 ? 2 : 1;
 constexpr u32 TILE_BYTES = STAGE_BLOCKS * BLOCK_BYTES, HALF_BYTES = N * 128, X_BYTES = STAGE_BLOCKS * 2 * HALF_BYTES;
 constexpr u32 STAGE_BYTES = X_BYTES + (TILES * TILE_BYTES + 1023) / 1024 * 1024;
+static_assert(CLUSTER == 1 || (CLUSTER == DEEP && EXACT && !ITEMS && (CLUSTER - 1) * N * 512 <= STAGES * STAGE_BYTES));
 
 struct Arguments {
     const u8* weights;
@@ -32,90 +37,75 @@ struct Arguments {
     u32 rows;                // of x, where there is no list
 };
 
-DEVICE void product(float (&c)[N / 2], const u32* f, u64 b, u32 add) {
-#if N == 256
-    asm volatile(
-        "{ .reg .pred p; setp.ne.b32 p, %133, 0;"
-        "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31,"
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47,"
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63,"
-        "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79,"
-        "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95,"
-        "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111,"
-        "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
-        "{%128, %129, %130, %131}, %132, p, 1, 1, 0; }"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]),
-          "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]),
-          "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23]),
-          "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31]),
-          "+f"(c[32]), "+f"(c[33]), "+f"(c[34]), "+f"(c[35]), "+f"(c[36]), "+f"(c[37]), "+f"(c[38]), "+f"(c[39]),
-          "+f"(c[40]), "+f"(c[41]), "+f"(c[42]), "+f"(c[43]), "+f"(c[44]), "+f"(c[45]), "+f"(c[46]), "+f"(c[47]),
-          "+f"(c[48]), "+f"(c[49]), "+f"(c[50]), "+f"(c[51]), "+f"(c[52]), "+f"(c[53]), "+f"(c[54]), "+f"(c[55]),
-          "+f"(c[56]), "+f"(c[57]), "+f"(c[58]), "+f"(c[59]), "+f"(c[60]), "+f"(c[61]), "+f"(c[62]), "+f"(c[63]),
-          "+f"(c[64]), "+f"(c[65]), "+f"(c[66]), "+f"(c[67]), "+f"(c[68]), "+f"(c[69]), "+f"(c[70]), "+f"(c[71]),
-          "+f"(c[72]), "+f"(c[73]), "+f"(c[74]), "+f"(c[75]), "+f"(c[76]), "+f"(c[77]), "+f"(c[78]), "+f"(c[79]),
-          "+f"(c[80]), "+f"(c[81]), "+f"(c[82]), "+f"(c[83]), "+f"(c[84]), "+f"(c[85]), "+f"(c[86]), "+f"(c[87]),
-          "+f"(c[88]), "+f"(c[89]), "+f"(c[90]), "+f"(c[91]), "+f"(c[92]), "+f"(c[93]), "+f"(c[94]), "+f"(c[95]),
-          "+f"(c[96]), "+f"(c[97]), "+f"(c[98]), "+f"(c[99]), "+f"(c[100]), "+f"(c[101]), "+f"(c[102]), "+f"(c[103]),
-          "+f"(c[104]), "+f"(c[105]), "+f"(c[106]), "+f"(c[107]), "+f"(c[108]), "+f"(c[109]), "+f"(c[110]), "+f"(c[111]),
-          "+f"(c[112]), "+f"(c[113]), "+f"(c[114]), "+f"(c[115]), "+f"(c[116]), "+f"(c[117]), "+f"(c[118]), "+f"(c[119]),
-          "+f"(c[120]), "+f"(c[121]), "+f"(c[122]), "+f"(c[123]), "+f"(c[124]), "+f"(c[125]), "+f"(c[126]), "+f"(c[127])
-        : "r"(f[0]), "r"(f[1]), "r"(f[2]), "r"(f[3]), "l"(b), "r"(add));
-#elif N == 160
-    asm volatile(
-        "{ .reg .pred p; setp.ne.b32 p, %85, 0;"
-        "wgmma.mma_async.sync.aligned.m64n160k16.f32.bf16.bf16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31,"
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47,"
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63,"
-        "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79}, "
-        "{%80, %81, %82, %83}, %84, p, 1, 1, 0; }"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]),
-          "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]),
-          "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23]),
-          "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31]),
-          "+f"(c[32]), "+f"(c[33]), "+f"(c[34]), "+f"(c[35]), "+f"(c[36]), "+f"(c[37]), "+f"(c[38]), "+f"(c[39]),
-          "+f"(c[40]), "+f"(c[41]), "+f"(c[42]), "+f"(c[43]), "+f"(c[44]), "+f"(c[45]), "+f"(c[46]), "+f"(c[47]),
-          "+f"(c[48]), "+f"(c[49]), "+f"(c[50]), "+f"(c[51]), "+f"(c[52]), "+f"(c[53]), "+f"(c[54]), "+f"(c[55]),
-          "+f"(c[56]), "+f"(c[57]), "+f"(c[58]), "+f"(c[59]), "+f"(c[60]), "+f"(c[61]), "+f"(c[62]), "+f"(c[63]),
-          "+f"(c[64]), "+f"(c[65]), "+f"(c[66]), "+f"(c[67]), "+f"(c[68]), "+f"(c[69]), "+f"(c[70]), "+f"(c[71]),
-          "+f"(c[72]), "+f"(c[73]), "+f"(c[74]), "+f"(c[75]), "+f"(c[76]), "+f"(c[77]), "+f"(c[78]), "+f"(c[79])
-        : "r"(f[0]), "r"(f[1]), "r"(f[2]), "r"(f[3]), "l"(b), "r"(add));
+// Names of eight sums each, and the sums.
+#define L0 "%0,%1,%2,%3,%4,%5,%6,%7"
+#define L1 "%8,%9,%10,%11,%12,%13,%14,%15"
+#define L2 "%16,%17,%18,%19,%20,%21,%22,%23"
+#define L3 "%24,%25,%26,%27,%28,%29,%30,%31"
+#define L4 "%32,%33,%34,%35,%36,%37,%38,%39"
+#define L5 "%40,%41,%42,%43,%44,%45,%46,%47"
+#define L6 "%48,%49,%50,%51,%52,%53,%54,%55"
+#define L7 "%56,%57,%58,%59,%60,%61,%62,%63"
+#define L8 "%64,%65,%66,%67,%68,%69,%70,%71"
+#define L9 "%72,%73,%74,%75,%76,%77,%78,%79"
+#define L10 "%80,%81,%82,%83,%84,%85,%86,%87"
+#define L11 "%88,%89,%90,%91,%92,%93,%94,%95"
+#define L12 "%96,%97,%98,%99,%100,%101,%102,%103"
+#define L13 "%104,%105,%106,%107,%108,%109,%110,%111"
+#define L14 "%112,%113,%114,%115,%116,%117,%118,%119"
+#define L15 "%120,%121,%122,%123,%124,%125,%126,%127"
+#define O(i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), "+f"(c[i + 6]), "+f"(c[i + 7])
+#if N == 16
+#define SHAPE "m64n16k16"
+#define NAMES L0
+#define OUTPUTS O(0)
+#define REST "{%8,%9,%10,%11}, %12, p"
+#define ADD "%13"
+#elif N == 32
+#define SHAPE "m64n32k16"
+#define NAMES L0 "," L1
+#define OUTPUTS O(0), O(8)
+#define REST "{%16,%17,%18,%19}, %20, p"
+#define ADD "%21"
 #elif N == 64
-    asm volatile(
-        "{ .reg .pred p; setp.ne.b32 p, %37, 0;"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-        "{%32, %33, %34, %35}, %36, p, 1, 1, 0; }"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]),
-          "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]),
-          "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23]),
-          "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31])
-        : "r"(f[0]), "r"(f[1]), "r"(f[2]), "r"(f[3]), "l"(b), "r"(add));
-#else
-    asm volatile(
-        "{ .reg .pred p; setp.ne.b32 p, %69, 0;"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31,"
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47,"
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-        "{%64, %65, %66, %67}, %68, p, 1, 1, 0; }"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]),
-          "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]),
-          "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23]),
-          "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31]),
-          "+f"(c[32]), "+f"(c[33]), "+f"(c[34]), "+f"(c[35]), "+f"(c[36]), "+f"(c[37]), "+f"(c[38]), "+f"(c[39]),
-          "+f"(c[40]), "+f"(c[41]), "+f"(c[42]), "+f"(c[43]), "+f"(c[44]), "+f"(c[45]), "+f"(c[46]), "+f"(c[47]),
-          "+f"(c[48]), "+f"(c[49]), "+f"(c[50]), "+f"(c[51]), "+f"(c[52]), "+f"(c[53]), "+f"(c[54]), "+f"(c[55]),
-          "+f"(c[56]), "+f"(c[57]), "+f"(c[58]), "+f"(c[59]), "+f"(c[60]), "+f"(c[61]), "+f"(c[62]), "+f"(c[63])
-        : "r"(f[0]), "r"(f[1]), "r"(f[2]), "r"(f[3]), "l"(b), "r"(add));
+#define SHAPE "m64n64k16"
+#define NAMES L0 "," L1 "," L2 "," L3
+#define OUTPUTS O(0), O(8), O(16), O(24)
+#define REST "{%32,%33,%34,%35}, %36, p"
+#define ADD "%37"
+#elif N == 128
+#define SHAPE "m64n128k16"
+#define NAMES L0 "," L1 "," L2 "," L3 "," L4 "," L5 "," L6 "," L7
+#define OUTPUTS O(0), O(8), O(16), O(24), O(32), O(40), O(48), O(56)
+#define REST "{%64,%65,%66,%67}, %68, p"
+#define ADD "%69"
+#elif N == 144
+#define SHAPE "m64n144k16"
+#define NAMES L0 "," L1 "," L2 "," L3 "," L4 "," L5 "," L6 "," L7 "," L8
+#define OUTPUTS O(0), O(8), O(16), O(24), O(32), O(40), O(48), O(56), O(64)
+#define REST "{%72,%73,%74,%75}, %76, p"
+#define ADD "%77"
+#elif N == 160
+#define SHAPE "m64n160k16"
+#define NAMES L0 "," L1 "," L2 "," L3 "," L4 "," L5 "," L6 "," L7 "," L8 "," L9
+#define OUTPUTS O(0), O(8), O(16), O(24), O(32), O(40), O(48), O(56), O(64), O(72)
+#define REST "{%80,%81,%82,%83}, %84, p"
+#define ADD "%85"
+#elif N == 256
+#define SHAPE "m64n256k16"
+#define NAMES L0 "," L1 "," L2 "," L3 "," L4 "," L5 "," L6 "," L7 "," L8 "," L9 "," L10 "," L11 "," L12 "," L13 "," L14 "," L15
+#define OUTPUTS O(0), O(8), O(16), O(24), O(32), O(40), O(48), O(56), O(64), O(72), O(80), O(88), O(96), O(104), O(112), O(120)
+#define REST "{%128,%129,%130,%131}, %132, p"
+#define ADD "%133"
 #endif
+DEVICE void product(float (&c)[N / 2], const u32* f, u64 b, u32 add) {
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, " ADD ", 0; wgmma.mma_async.sync.aligned." SHAPE ".f32.bf16.bf16 {" NAMES "}, " REST ", 1, 1, 0; }"
+                 : OUTPUTS
+                 : "r"(f[0]), "r"(f[1]), "r"(f[2]), "r"(f[3]), "l"(b), "r"(add));
 }
+// All products but the last `ALLOWED` groups are done.
+template <u32 ALLOWED>
+DEVICE void products_done() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(ALLOWED) : "memory"); }
 // Rows of 128 bytes, eight to a swizzled kilobyte.
 DEVICE u64 descriptor(u32 address) { return (u64)((address & 0x3ffff) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62; }
 DEVICE u32 transposed(u32 v) {
@@ -125,17 +115,19 @@ DEVICE u32 transposed(u32 v) {
 }
 
 struct Unit {
-    u32 item, first, slice;  // item or block of rows, first tile
+    u32 item, first, slice, out_slice;  // item or block of rows, first tile, slices of inputs and of results
     const u8* weights;
 };
 DEVICE Unit unit_of(const Arguments& a, u32 unit, u32 groups) {
     Unit r;
 #if ITEMS
-    r.item = unit / groups, r.first = unit % groups * TILES, r.slice = 0;
+    r.item = unit / groups, r.first = unit % groups * TILES, r.slice = r.out_slice = 0;
     r.weights = a.weights + (u64)__ldcg(a.item_expert + r.item) * a.expert_stride + r.first * a.tile_stride;
 #else
     // Units side by side take all of the weights against few rows: x, which may be larger than the cache, is read once.
-    r.first = unit % groups * TILES, r.slice = unit / groups % a.slices, r.item = unit / groups / a.slices;
+    const u32 place = unit / CLUSTER, outs = a.slices / CLUSTER;
+    r.first = place % groups * TILES, r.out_slice = place / groups % outs, r.item = place / groups / outs;
+    r.slice = r.out_slice * CLUSTER + unit % CLUSTER;
     r.weights = a.weights + r.first * a.tile_stride + (u64)r.slice * a.slice_blocks * BLOCK_BYTES;
 #endif
     return r;
@@ -149,7 +141,63 @@ DEVICE int column(const Arguments& a, const int* list, u32 item, u32 n) {
 #endif
 }
 
-extern "C" __global__ void __launch_bounds__(CONSUMERS + LOADERS, 1) run(const __grid_constant__ Arguments a) {
+// A warp's sums of one tile: lane (g, t) has rows g and g + 8, columns 2t and 2t + 1 of every eight.
+DEVICE void write(const Arguments& a, const float (&acc)[N / 2], const Unit& unit, u32 tile, u32 g, u32 t) {
+    if (tile >= a.tiles) return;
+#if KIND == 2
+#pragma unroll
+    for (u32 i = 0; i < N / 8; i++)
+#pragma unroll
+        for (u32 j = 0; j < 2; j++) {
+            const int place = column(a, a.item_places, unit.item, i * 8 + t * 2 + j);
+            if (place < 0) continue;
+            float* to = (float*)a.out + unit.out_slice * a.slice_stride + place * a.out_stride + tile * 16 + g;
+            to[0] = acc[i * 4 + j], to[8] = acc[i * 4 + 2 + j];
+        }
+#else
+    // Transposed in registers: lane (g, t) then has rows 2t and 2t + 1 of column g.
+#if KIND != 1
+    float low = 0.f, high = 0.f;
+    if (KIND == 0 && a.bias) low = a.bias[tile * 16 + g], high = a.bias[tile * 16 + 8 + g];
+#endif
+#pragma unroll
+    for (u32 i = 0; i < N / 8; i++) {
+        const float* v = acc + i * 4;
+        const int place = column(a, a.item_places, unit.item, i * 8 + g);
+#if KIND == 1
+        const u32 r = transposed(pack_bf16(silu(v[0]) * v[2], silu(v[1]) * v[3]));
+        if (place >= 0) *(u32*)((u16*)a.out + place * a.out_stride + tile * 8 + t * 2) = r;
+#else
+        const u32 r = transposed(pack_bf16(v[0] + low, v[1] + low)), q = transposed(pack_bf16(v[2] + high, v[3] + high));
+        if (place >= 0) {
+            u16* to = (u16*)a.out + place * a.out_stride + tile * 16 + t * 2;
+            *(u32*)to = r, *(u32*)(to + 8) = q;
+        }
+#endif
+    }
+#endif
+}
+
+#if CLUSTER > 1
+// A thread's sums, N / 2 of them, in the memory of block `rank` of the cluster: there they are the ones of block `from`.
+DEVICE void send(const float (&v)[N / 2], u32 base, u32 rank, u32 from, u32 thread) {
+    u32 to;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(base), "r"(rank));
+    to += (from - (from > rank)) * (N * 512) + thread * 16;
+#pragma unroll
+    for (u32 i = 0; i < N / 2; i += 4)
+        asm volatile("st.shared::cluster.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(to + i * 1024), "f"(v[i]), "f"(v[i + 1]), "f"(v[i + 2]), "f"(v[i + 3]) : "memory");
+}
+// Waits for all threads of the cluster that have not ended; what they wrote is then visible.
+DEVICE void cluster_barrier() {
+    asm volatile("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+#define IN_CLUSTER __cluster_dims__(CLUSTER, 1, 1)
+#else
+#define IN_CLUSTER
+#endif
+
+extern "C" __global__ void IN_CLUSTER __launch_bounds__(CONSUMERS + LOADERS, 1) run(const __grid_constant__ Arguments a) {
     extern __shared__ __align__(1024) u8 memory[];
     u64* barriers = (u64*)(memory + STAGES * STAGE_BYTES);
     int* rows = (int*)(barriers + 2 * STAGES);  // [N]: of x, of the unit that is being loaded
@@ -180,21 +228,30 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + LOADERS, 1) run(const _
             barrier_arrive(full + sent * 8);
             if (++sent == STAGES) sent = 0;
         };
+        auto fetch = [&](const Unit& unit, u32 s, u32 stage) {
+            if (warp > 8) return;
+            const u32 present = min(TILES, a.tiles - unit.first);
+            if (lane == 0) barrier_expect(full + stage * 8, present * TILE_BYTES);
+            __syncwarp();
+            if (lane < present)
+                bulk_copy(ring_at + stage * STAGE_BYTES + X_BYTES + lane * TILE_BYTES, unit.weights + lane * a.tile_stride + (u64)s * TILE_BYTES, TILE_BYTES,
+                          full + stage * 8, policy);
+        };
+        // As many weights as the ring holds are under way before x may be read.
+        const u32 early = blockIdx.x < units ? min(stages, STAGES) : 0;
+        if (early) {
+            const Unit unit = unit_of(a, blockIdx.x, groups);
+            for (u32 s = 0; s < early; s++) fetch(unit, s, s);
+        }
         for (u32 u = blockIdx.x; u < units; u += gridDim.x) {
             const Unit unit = unit_of(a, u, groups);
-            const u32 present = min(TILES, a.tiles - unit.first);
             named_barrier(2, LOADERS);
             for (u32 n = number; n < N; n += LOADERS) rows[n] = column(a, a.item_rows, unit.item, n);
             named_barrier(2, LOADERS);
             for (u32 s = 0; s < stages; s++) {
                 barrier_wait(empty + stage * 8, phase);
                 const u32 at = ring_at + stage * STAGE_BYTES;
-                if (warp == 8) {
-                    if (lane == 0) barrier_expect(full + stage * 8, present * TILE_BYTES);
-                    __syncwarp();
-                    if (lane < present)
-                        bulk_copy(at + X_BYTES + lane * TILE_BYTES, unit.weights + lane * a.tile_stride + (u64)s * TILE_BYTES, TILE_BYTES, full + stage * 8, policy);
-                }
+                if (u != blockIdx.x || s >= early) fetch(unit, s, stage);
                 if (!waited) wait_previous(), waited = true;
                 const u16* source = a.x + (unit.slice * a.slice_blocks + s * STAGE_BLOCKS) * BLOCK_K + chunk * 8;
 #pragma unroll
@@ -227,46 +284,49 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + LOADERS, 1) run(const _
     for (u32 u = blockIdx.x; u < units; u += gridDim.x) {
         const Unit unit = unit_of(a, u, groups);
 #if EXACT
-        // Scales multiply the sums of a group, in fp32.
-        float acc[1][N / 2] = {};
+        // Scales multiply the sums of a group, in fp32: those of one block while the products of the next one run, within a stage.
+        constexpr u32 TURNS = STAGE_BLOCKS * DEEP;
+        float acc[DEEP][N / 2] = {};
         for (u32 s = 0; s < stages; s++) {
             barrier_wait(full + stage * 8, phase);
-#pragma unroll 1
-            for (u32 b = 0; b < STAGE_BLOCKS; b++) {
-                const u8* weights = memory + stage * STAGE_BYTES + X_BYTES + warp * TILE_BYTES + b * BLOCK_BYTES;
+            float c[2][N / 2], low[2] = {1.f, 1.f}, high[2] = {1.f, 1.f};
+            u32 f[2][8][4];
+            auto collect = [&](u32 turn) {
+#pragma unroll
+                for (u32 i = 0; i < N / 2; i++) acc[turn % DEEP][i] += (i & 2 ? high : low)[turn % 2] * c[turn % 2][i];
+            };
+#pragma unroll
+            for (u32 turn = 0; turn < TURNS; turn++) {
+                const u32 m = turn % DEEP, b = turn / DEEP, set = turn % 2;
+                const u8* weights = memory + stage * STAGE_BYTES + X_BYTES + (warp / 4 * DEEP * 4 + m * 4 + warp % 4) * TILE_BYTES + b * BLOCK_BYTES;
                 const u64 x = descriptor(ring_at + stage * STAGE_BYTES + b * 2 * HALF_BYTES);
                 const uint4 q0 = *(const uint4*)(weights + lane * 16), q1 = *(const uint4*)(weights + 512 + lane * 16);
                 const u32 words[8] = {q0.x, q0.y, q0.z, q0.w, q1.x, q1.y, q1.z, q1.w};
-                float c[N / 2];
-                u32 f[8][4];
-#pragma unroll
-                for (u32 half = 0; half < 2; half++) {
-#pragma unroll
-                    for (u32 i = 0; i < 4; i++) {
-#pragma unroll
-                        for (u32 j = 0; j < 4; j++) f[half * 4 + i][j] = codes_bf16(words[half * 4 + i] >> (4 * j));
-#if GROUP != 128
-                        const u32 scale = *(const u32*)(weights + CODE_BYTES + (half * 64 + i * 16) / GROUP * 32 + g * 4);
-#pragma unroll
-                        for (u32 j = 0; j < 4; j++)
-                            asm("mul.rn.bf16x2 %0, %0, %1;" : "+r"(f[half * 4 + i][j]) : "r"(__byte_perm(scale, scale, j & 1 ? 0x3232 : 0x1010)));
-#endif
-                    }
-                    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-#pragma unroll
-                    for (u32 i = 0; i < 4; i++) product(c, f[half * 4 + i], x + half * (HALF_BYTES >> 4) + i * 2, half + i > 0);
-                    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-                }
-                float low = 1.f, high = 1.f;
 #if GROUP == 128
                 const u32 scale = *(const u32*)(weights + CODE_BYTES + g * 4);
-                low = bf16_float(scale), high = __uint_as_float(scale & 0xffff0000u);
+                low[set] = bf16_float(scale), high[set] = __uint_as_float(scale & 0xffff0000u);
 #endif
-                asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 #pragma unroll
-                for (u32 i = 0; i < N / 2; i++) acc[0][i] += (i & 2 ? high : low) * c[i];
+                for (u32 i = 0; i < 8; i++) {
+#pragma unroll
+                    for (u32 j = 0; j < 4; j++)
+                        asm volatile("sub.rn.bf16x2 %0, %1, %2;" : "=r"(f[set][i][j]) : "r"(codes_raised(words[i] >> (4 * j))), "r"(0x43084308u));
+#if GROUP != 128
+                    const u32 scale = *(const u32*)(weights + CODE_BYTES + i * 16 / GROUP * 32 + g * 4);
+#pragma unroll
+                    for (u32 j = 0; j < 4; j++)
+                        asm volatile("mul.rn.bf16x2 %0, %0, %1;" : "+r"(f[set][i][j]) : "r"(__byte_perm(scale, scale, j & 1 ? 0x3232 : 0x1010)));
+#endif
+                }
+                asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#pragma unroll
+                for (u32 i = 0; i < 8; i++) product(c[set], f[set][i], x + i / 4 * (HALF_BYTES >> 4) + i % 4 * 2, i > 0);
+                asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+                if (turn > 0) products_done<1>(), collect(turn - 1);
             }
+            products_done<0>();
             if (lane == 0) barrier_arrive(empty + stage * 8);
+            collect(TURNS - 1);
             if (++stage == STAGES) stage = 0, phase ^= 1;
         }
 #else
@@ -286,7 +346,7 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + LOADERS, 1) run(const _
                     const uint4 q = *(const uint4*)(weights + half * 512 + lane * 16);
                     const u32 words[4] = {q.x, q.y, q.z, q.w};
                     // All products but the last four are done: these registers are free, and so is the stage before this one.
-                    asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+                    products_done<1>();
                     if (b == 0 && turn == 1 && s > 0 && lane == 0) barrier_arrive(empty + last * 8);
 #pragma unroll
                     for (u32 i = 0; i < 4; i++) {
@@ -305,43 +365,31 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + LOADERS, 1) run(const _
             last = stage;
             if (++stage == STAGES) stage = 0, phase ^= 1;
         }
-        asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+        products_done<0>();
         if (lane == 0) barrier_arrive(empty + last * 8);
+#endif
+#if CLUSTER > 1
+        // Block `rank` of the cluster has the last word on the warpgroups' rank-th 64 rows. All rings are at rest, so sums may lie there.
+        const u32 rank = blockIdx.x % CLUSTER;
+        cluster_barrier();
+#pragma unroll
+        for (u32 m = 0; m < DEEP; m++)
+            if (m != rank) send(acc[m], ring_at, m, rank, thread);
+        cluster_barrier();
 #endif
 #pragma unroll
         for (u32 m = 0; m < DEEP; m++) {
-        const u32 tile = unit.first + warp / 4 * DEEP * 4 + m * 4 + warp % 4;
-        if (tile >= a.tiles) continue;
-#if KIND == 2
+#if CLUSTER > 1
+            if (m != rank) continue;
 #pragma unroll
-        for (u32 i = 0; i < N / 8; i++)
+            for (u32 r = 0; r < CLUSTER - 1; r++)
 #pragma unroll
-            for (u32 j = 0; j < 2; j++) {
-                const int place = column(a, a.item_places, unit.item, i * 8 + t * 2 + j);
-                if (place < 0) continue;
-                float* to = (float*)a.out + unit.slice * a.slice_stride + place * a.out_stride + tile * 16 + g;
-                to[0] = acc[m][i * 4 + j], to[8] = acc[m][i * 4 + 2 + j];
-            }
-#else
-        // Transposed in registers: lane (g, t) then has rows 2t and 2t + 1 of column g.
-        float low = 0.f, high = 0.f;
-        if (KIND == 0 && a.bias) low = a.bias[tile * 16 + g], high = a.bias[tile * 16 + 8 + g];
-#pragma unroll
-        for (u32 i = 0; i < N / 8; i++) {
-            const float* v = acc[m] + i * 4;
-            const int place = column(a, a.item_places, unit.item, i * 8 + g);
-#if KIND == 1
-            const u32 r = transposed(pack_bf16(silu(v[0]) * v[2], silu(v[1]) * v[3]));
-            if (place >= 0) *(u32*)((u16*)a.out + place * a.out_stride + tile * 8 + t * 2) = r;
-#else
-            const u32 r = transposed(pack_bf16(v[0] + low, v[1] + low)), q = transposed(pack_bf16(v[2] + high, v[3] + high));
-            if (place >= 0) {
-                u16* to = (u16*)a.out + place * a.out_stride + tile * 16 + t * 2;
-                *(u32*)to = r, *(u32*)(to + 8) = q;
-            }
+                for (u32 i = 0; i < N / 2; i += 4) {
+                    const float4 v = *(const float4*)(memory + r * (N * 512) + i * 1024 + thread * 16);
+                    acc[m][i] += v.x, acc[m][i + 1] += v.y, acc[m][i + 2] += v.z, acc[m][i + 3] += v.w;
+                }
 #endif
-        }
-#endif
+            write(a, acc[m], unit, unit.first + warp / 4 * DEEP * 4 + m * 4 + warp % 4, g, t);
         }
     }
 }
