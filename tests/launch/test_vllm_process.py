@@ -107,6 +107,14 @@ def test_what_a_crash_leaves_is_ended(tmp_path: Path) -> None:
     assert gone(pids_of(tmp_path))
 
 
+def test_only_the_last_logs_are_kept(tmp_path: Path) -> None:
+    for number in range(15):
+        (tmp_path / f"vllm-20260101-0000{number:02}-x.log").touch()
+    with start(command("", tmp_path), logs=tmp_path) as server:
+        kept = sorted(file.name for file in tmp_path.glob("vllm-*.log"))
+    assert len(kept) == 10 and server.log.name in kept and "vllm-20260101-000014-x.log" in kept
+
+
 def test_a_killed_program_is_named(tmp_path: Path) -> None:
     server = start(command(SERVER, tmp_path), logs=tmp_path)
     asyncio.run(server.wait_healthy())
@@ -133,13 +141,14 @@ def test_waiting_has_an_end(tmp_path: Path) -> None:
 
 def test_a_wait_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
     async def interrupted(server: VllmServer) -> None:
-        async with asyncio.timeout(0.5):
+        async with asyncio.timeout(0.3):
             await server.wait_healthy()
 
     server = start(command(SERVER, tmp_path, SLOW="600"), logs=tmp_path)
+    pids = pids_of(tmp_path)
     with pytest.raises(TimeoutError):
         asyncio.run(interrupted(server))
-    assert gone(pids_of(tmp_path))
+    assert gone(pids)
 
 
 OURS = """

@@ -17,7 +17,8 @@ import sys
 import time
 from collections.abc import Callable
 
-SECONDS_TO_END = 10.0
+SECONDS_TO_END = 5.0
+"""vLLM that serves ends in less than one; while it loads it does not listen to signals."""
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 """linux/prctl.h"""
 

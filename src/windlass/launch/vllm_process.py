@@ -26,6 +26,7 @@ SECONDS_TO_START = 3600.0
 SECONDS_BETWEEN_LOOKS = 0.25
 HEALTH_SECONDS = 5.0
 TAIL_BYTES = 64 * 1024
+KEPT_LOGS = 10
 MOST_CHARACTERS, MOST_PROGRESS = 300, 120
 
 Told = Callable[[str], None]
@@ -127,6 +128,8 @@ def free_port() -> int:
 def _new_log(folder: Path | None) -> Path:
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
+        for old in sorted(folder.glob("vllm-*.log"))[: -KEPT_LOGS + 1]:  # names begin with the time
+            old.unlink(missing_ok=True)
     descriptor, name = tempfile.mkstemp(prefix=f"vllm-{time.strftime('%Y%m%d-%H%M%S')}-", suffix=".log", dir=folder)
     os.close(descriptor)  # only its owner may read it: mkstemp's mode
     return Path(name)
