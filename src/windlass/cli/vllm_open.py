@@ -6,6 +6,7 @@ import os
 import secrets
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from windlass.core.plan import Plan
@@ -13,6 +14,10 @@ from windlass.errors import Error, Impossible
 from windlass.launch.command import Command, Options, ServedModel
 from windlass.launch.vllm import VllmServer, find_python, free_port, render, start
 from windlass.launch.vllm_environment import cache_dir
+
+CONTEXT = 8192
+CONCURRENCY = (64, 16, 4, 1)
+"""Tried in turn where nobody says."""
 
 
 class NotInstalled(Error):
@@ -34,8 +39,11 @@ def served_model(path: Path, name: str = "") -> ServedModel:
     return ServedModel(path=str(where), name=name or where.name, stored=stored, chat_template=template)
 
 
-def plan_vllm(path: Path, *, context: int, concurrency: int, quant: str = "", kv: str = "bf16") -> Plan:
-    """For this machine. Weights as they are stored, unless said otherwise (`fp32`: plain floats computed in fp32)."""
+def plan_vllm(path: Path, *, context: int | None, concurrency: int | None, quant: str = "", kv: str = "bf16") -> Plan:
+    """For this machine. Weights as they are stored, unless said otherwise (`fp32`: plain floats computed in fp32).
+
+    `context` None: the model's own, 8k at most. `concurrency` None: the most of a few that fit.
+    """
     from windlass.cli.resolve import from_path, resolve_hardware
     from windlass.plan.assemble import make_plan
     from windlass.plan.search import Question
@@ -45,13 +53,17 @@ def plan_vllm(path: Path, *, context: int, concurrency: int, quant: str = "", kv
         spec=resolved.spec,
         rules=resolved.rules,
         hardware=resolve_hardware(None),
-        context_tokens=context,
-        concurrency=concurrency,
+        context_tokens=context or min(CONTEXT, resolved.spec.context_tokens),
         engine="vllm",
         quant=quant or served_model(path).stored,
         kv=kv,
     )
-    return make_plan(asked, source=resolved.source, digest=resolved.digest)
+    *tried, last = (concurrency,) if concurrency is not None else CONCURRENCY
+    for count in tried:
+        made = make_plan(replace(asked, concurrency=count), source=resolved.source, digest=resolved.digest)
+        if made.fits and not made.memory.host_bytes and not made.memory.disk_bytes:
+            return made
+    return make_plan(replace(asked, concurrency=last), source=resolved.source, digest=resolved.digest)
 
 
 def vllm_command(
