@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any
 
+import msgspec
 import pytest
 from fake import FakeClient
 from hypothesis import HealthCheck, given, settings
@@ -14,13 +15,16 @@ from windlass.serve.app import make_app
 from windlass.serve.openapi import openapi
 from windlass.serve.routes_table import ROUTES
 from windlass.serve.settings import Settings
+from windlass.wire.chat import ChatChunk
+from windlass.wire.completions import CompletionResponse
+from windlass.wire.errors import ErrorBody
 
 schemathesis = pytest.importorskip("schemathesis")
 pytestmark = pytest.mark.pure
 
 from schemathesis import checks  # noqa: E402
 
-EXAMPLES = 40
+EXAMPLES = 30
 """Requests per route, besides those that schemathesis always makes."""
 CHECKS = (
     checks.not_a_server_error,
@@ -49,15 +53,45 @@ OPERATIONS = [
 ]
 
 
+def check_events(answer: Any) -> None:
+    """schemathesis does not look into the data of events."""
+    if "text/event-stream" not in answer.headers["content-type"][0] or not answer.content:
+        return
+    events = [line.removeprefix(b"data: ") for line in answer.content.split(b"\n\n") if line]
+    kind = ChatChunk if b"chat.completion.chunk" in answer.content else CompletionResponse
+    for data in events[:-1]:
+        msgspec.json.decode(data, type=kind)
+    assert events[-1] == b"[DONE]" or msgspec.json.decode(events[-1], type=ErrorBody)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("route", [route for route in ROUTES if route.asked], ids=lambda route: route.path)
+def test_the_examples_work(server: Running, route: Any, stream: bool) -> None:
+    """What is shown to people as an example is answered, and as described."""
+    operation = next(operation for operation in OPERATIONS if operation.path == route.path)
+    for body in route.examples.values():
+        asked = {**body, "stream": stream} if stream and "stream" in route.asked.__struct_fields__ else body
+        asked = asked if stream else {name: value for name, value in asked.items() if name not in ("stream", "stream_options")}
+        case = operation.Case(body=asked, media_type="application/json")
+        answer = case.call(base_url=server.url, headers={"Authorization": f"Bearer {KEY}"})
+        assert answer.status_code == 200
+        case.validate_response(answer, checks=CHECKS[:5])
+        check_events(answer)
+
+
 @pytest.mark.parametrize("mode", list(schemathesis.GenerationMode), ids=lambda mode: mode.value)
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.label)
 def test_every_answer_is_as_described(server: Running, operation: Any, mode: Any) -> None:
     @given(case=operation.as_strategy(generation_mode=mode))
-    @settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck), derandomize=True, database=None)
+    @settings(
+        max_examples=EXAMPLES if operation.body else 5, suppress_health_check=list(HealthCheck), derandomize=True, database=None
+    )
     def ask(case: Any) -> None:
-        case.call_and_validate(base_url=server.url, headers={"Authorization": f"Bearer {KEY}"}, checks=CHECKS, timeout=30)
+        answer = case.call(base_url=server.url, headers={"Authorization": f"Bearer {KEY}"}, timeout=30)
+        case.validate_response(answer, checks=CHECKS)
+        check_events(answer)
 
-    if operation.body or operation.path_parameters or mode is schemathesis.GenerationMode.POSITIVE:
+    if operation.body or mode is schemathesis.GenerationMode.POSITIVE:
         ask()
 
 

@@ -44,7 +44,7 @@ def openapi(has_keys: bool) -> dict[str, Any]:
     kinds = [kind for route in ROUTES for kind in (route.asked, route.answered, *route.events) if kind is not None]
     _, components = msgspec.json.schema_components([*kinds, ErrorBody], ref_template="#/components/schemas/{name}")
     found: dict[str, Any] = {
-        "openapi": "3.1.0",
+        "openapi": "3.2.0",
         "info": {"title": "Windlass", "version": __version__, "description": "OpenAI's API over a model on your own hardware."},
         "paths": {},
         "components": {"schemas": components},
@@ -84,14 +84,20 @@ def _content(route: RouteShown) -> dict[str, Any]:
     if route.answered is not None:
         content["application/json"] = {"schema": _reference(route.answered)}
     if route.events:
-        names = ", ".join(kind.__name__ for kind in route.events)
-        about = f"Events; the data of each is one of {names}, and `[DONE]` at the end."
-        content["text/event-stream"] = {"schema": {"type": "string", "description": about}}
+        content["text/event-stream"] = {"itemSchema": _event(route)}
     if route.is_text:
         content["text/plain"] = {"schema": {"type": "string"}}
     if route.is_any:
         content["application/json"] = {"schema": {"type": "object"}}
     return content
+
+
+def _event(route: RouteShown) -> dict[str, Any]:
+    """An event's data is JSON in a text; a stream of answers ends with `[DONE]`, or with an error in place of it."""
+    kinds = [_reference(kind) for kind in (*route.events, ErrorBody)]
+    json_text = {"type": "string", "contentMediaType": "application/json", "contentSchema": {"anyOf": kinds}}
+    done = [{"type": "string", "const": "[DONE]"}] if route.asked is not None else []
+    return {"type": "object", "properties": {"data": {"anyOf": [json_text, *done]}}, "required": ["data"]}
 
 
 def _error(status: int, route: RouteShown) -> dict[str, Any]:
