@@ -28,7 +28,7 @@ from windlass.kernels.step import BLOCK_TOKENS, Cache, Step
 from windlass.measure.bench import Silence, bench
 from windlass.measure.memory import MemoryLog
 from windlass.measure.setup import Setup
-from windlass.nn import fused_ffn
+from windlass.nn import fused, fused_ffn
 from windlass.nn.decoder import Decoder
 from windlass.weights.random import RandomWeights
 
@@ -223,6 +223,7 @@ def main() -> int:
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--new", type=int, default=64)
     parser.add_argument("--product", type=int, help="kernels/cuda/linear.py's PRODUCT")
+    parser.add_argument("--dependent", type=int, help="nn/fused.py's DEPENDENT_ROWS")
     parser.add_argument("--item", type=int, help="nn/fused_ffn.py's ITEM_ROWS")
     options = parser.parse_args()
     batches = [int(b) for b in options.batch.split(",")]
@@ -230,6 +231,8 @@ def main() -> int:
         linear.PRODUCT = options.product
     if options.item is not None:
         fused_ffn.ITEM_ROWS = options.item
+    if options.dependent is not None:
+        fused.DEPENDENT_ROWS = options.dependent
     print(torch.cuda.get_device_name(), torch.__version__, torch.version.cuda, flush=True)
     if "check" in options.what:
         check(options.model, options.layers or 4)

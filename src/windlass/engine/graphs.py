@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from windlass.kernels.cuda.greedy import greedy
+from windlass.kernels.cuda.greedy import greedy, workspace
 from windlass.kernels.step import Cache, Step
 
 # Each row that fills a graph up costs experts of its own, so steps are fine where there are few.
@@ -47,10 +47,18 @@ class Flying:
 
 class Graphs:
     def __init__(
-        self, decoder: Callable[[Step, Sequence[Cache]], Tensor], caches: Sequence[Cache], step: Step, most: int
+        self,
+        decoder: Callable[[Step, Sequence[Cache]], Tensor],
+        caches: Sequence[Cache],
+        step: Step,
+        counts: Tensor,
+        most: int,
+        num_tokens: int | None,
     ) -> None:
-        """`step`: the buffers at their full size; `most`: rows that a step may have."""
-        self._decoder, self._caches, self._step = decoder, caches, step
+        """`step`: the buffers at their full size; `counts`: step.counts on the device; `most`: rows that a step may have."""
+        self._decoder, self._caches, self._step, self._counts = decoder, caches, step, counts
+        self._num_tokens = num_tokens
+        self._space = workspace(most, step.tokens.device)
         self._sizes = [size for size in SIZES if size < most] + [most]
         self._graphs: dict[tuple[int, int], Captured] = {}
         self._stream = torch.cuda.Stream(step.tokens.device)

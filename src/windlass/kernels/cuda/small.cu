@@ -239,7 +239,7 @@ extern "C" __global__ void __launch_bounds__(1024)
         if (k < width) {
             float4 s = __ldcg((const float4*)(h + (u64)row * width + k));
             const u64 from = row * row_stride + k;
-#pragma unroll 3
+#pragma unroll 9
             for (u32 p = 0; p < num_parts; p++) {
                 float4 y;
                 if (parts_bf16) {
