@@ -7,6 +7,7 @@ from torch.nn import functional
 
 from windlass.core.model import Activation
 from windlass.kernels import native_activate, program
+from windlass.kernels.triton import available
 
 CLAMPED_SWIGLU_SLOPE = 1.702
 """As in gpt-oss: sigmoid(1.702 x) x is near GELU (arXiv 1606.08415, section 2)."""
@@ -15,6 +16,8 @@ CLAMPED_SWIGLU_SLOPE = 1.702
 def activate(x: Tensor, activation: Activation, gated: bool, clamp: float | None = None) -> Tensor:
     """`gated`: the first half of x is activated and multiplies the second. `clamp` limits both halves first."""
     made = native_activate.activate(x, activation, gated, clamp) if program.usable(x) else None
+    if made is None and (gpu := available.kernels(x)):
+        made = gpu.activate(x, activation, gated, clamp)
     return _reference(x, activation, gated, clamp) if made is None else made
 
 

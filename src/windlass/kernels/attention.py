@@ -11,6 +11,7 @@ from torch import Tensor
 from windlass.kernels import native_attention, program
 from windlass.kernels.precision import widened
 from windlass.kernels.step import Cache, Step
+from windlass.kernels.triton import available
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,8 @@ def attention(
     """
     how = {"scale": scale, "window": window, "sinks": sinks, "slopes": slopes}
     made = native_attention.attention(q, k, v, step, cache, **how) if program.usable(q, k, v, sinks, slopes) else None
+    if made is None and (gpu := available.kernels(q, k, v, sinks, slopes)):
+        made = gpu.attention(q, k, v, step, cache, **how)
     return _reference(q, k, v, step, cache, **how) if made is None else made
 
 

@@ -9,6 +9,7 @@ from windlass.core.model import Activation
 from windlass.kernels import native_experts, program
 from windlass.kernels.activate import _reference as activate
 from windlass.kernels.linear import Matrix, plain_product, stored
+from windlass.kernels.triton import available
 
 
 def experts(
@@ -26,12 +27,14 @@ def experts(
 ) -> Tensor:
     """x [rows, hidden]; ids and weights [rows, active], see `route`; the sum over a row's experts of weight * expert(x), plus `add`.
 
-    gate_up [experts, 2 * width, hidden] (gate first) and down [experts, hidden, width] are tensors or Panels of as many experts.
+    gate_up [experts, 2 * width, hidden] (gate first) and down [experts, hidden, width] are tensors, Panels or Rows of as many experts.
     """
     inputs = (x, ids, weights, gate_up, down, activation)
     how = {"gate_up_bias": gate_up_bias, "down_bias": down_bias, "clamp": clamp, "add": add}
-    fits = program.usable(x, weights, stored(gate_up), stored(down), gate_up_bias, down_bias, add)
-    made = native_experts.experts(*inputs, **how) if fits else None
+    tensors = x, weights, stored(gate_up), stored(down), gate_up_bias, down_bias, add
+    made = native_experts.experts(*inputs, **how) if program.usable(*tensors) else None
+    if made is None and (gpu := available.kernels(*tensors)):
+        made = gpu.experts(*inputs, **how)
     return _reference(*inputs, **how) if made is None else made
 
 

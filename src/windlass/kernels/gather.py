@@ -5,11 +5,14 @@ from __future__ import annotations
 from torch import Tensor
 
 from windlass.kernels import native_gather, program
+from windlass.kernels.triton import available
 
 
 def gather(x: Tensor, rows: Tensor) -> Tensor:
     """x[rows]."""
     made = native_gather.gather(x, rows) if program.usable(x, rows) else None
+    if made is None and (gpu := available.kernels(x, rows)):
+        made = gpu.gather(x, rows)
     return _reference(x, rows) if made is None else made
 
 

@@ -6,11 +6,14 @@ import torch
 from torch import Tensor
 
 from windlass.kernels import native_heads, program
+from windlass.kernels.triton import available
 
 
 def heads_matmul(x: Tensor, weight: Tensor) -> Tensor:
     """x [rows, heads, a] @ weight [heads, a, b] -> [rows, heads, b]. x may be a slice of wider heads."""
     made = native_heads.heads_matmul(x, weight) if program.usable(x, weight) else None
+    if made is None and (gpu := available.kernels(x, weight)):
+        made = gpu.heads_matmul(x, weight)
     return _reference(x, weight) if made is None else made
 
 

@@ -9,6 +9,7 @@ from windlass.kernels import native_qkv, program
 from windlass.kernels.norm import rms
 from windlass.kernels.rotary import rotate
 from windlass.kernels.step import Cache
+from windlass.kernels.triton import available
 
 
 def join_latent(
@@ -33,6 +34,8 @@ def join_latent(
     how = {"norm": norm, "eps": eps, "table": table, "interleaved": interleaved}
     where = {"positions": positions, "cache": cache, "slots": slots}
     made = native_qkv.join_latent(absorbed, q, kv, **how, **where) if program.usable(absorbed, q, kv, norm, table) else None
+    if made is None and (gpu := available.kernels(absorbed, q, kv, norm, table)):
+        made = gpu.join_latent(absorbed, q, kv, **how, **where)
     return _reference(absorbed, q, kv, **how, **where) if made is None else made
 
 

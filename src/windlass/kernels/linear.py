@@ -8,14 +8,18 @@ from torch.nn import functional
 
 from windlass.kernels import native_embed, native_linear, program
 from windlass.kernels.panels import Panels
+from windlass.kernels.triton import available
+from windlass.kernels.triton.rows import Rows
 
-Matrix = Tensor | Panels
+Matrix = Tensor | Panels | Rows
 """[out, in]"""
 
 
 def linear(x: Tensor, weight: Matrix, bias: Tensor | None = None, add: Tensor | None = None) -> Tensor:
     """x [rows, in] @ weight.T + bias + add; `add` (the residual) has the shape of the result."""
     made = native_linear.linear(x, weight, bias, add) if program.usable(x, stored(weight), bias, add) else None
+    if made is None and (gpu := available.kernels(x, stored(weight), bias, add)):
+        made = gpu.linear(x, weight, bias, add)
     return _reference(x, weight, bias, add) if made is None else made
 
 
@@ -33,8 +37,10 @@ def plain_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def embed(tokens: Tensor, table: Matrix, dtype: torch.dtype = torch.float32) -> Tensor:
     """Rows of `table` as activations: in `dtype`, or in the table's own type where that is wider."""
     made = None
-    if dtype == torch.float32 and program.usable(tokens, stored(table)):
+    if dtype == torch.float32 and program.usable(tokens, stored(table)) and not isinstance(table, Rows):
         made = native_embed.embed(tokens, table) if isinstance(table, Tensor) else native_linear.embed(tokens, table)
+    elif gpu := available.kernels(tokens, stored(table)):
+        made = gpu.embed(tokens, table, dtype)
     return _embed_reference(tokens, table, dtype) if made is None else made
 
 

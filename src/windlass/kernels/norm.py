@@ -6,11 +6,14 @@ from torch import Tensor
 
 from windlass.kernels import native_norm, program
 from windlass.kernels.precision import widened
+from windlass.kernels.triton import available
 
 
 def norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, kind: str) -> Tensor:
     """`rms` divides each row by its root mean square (arXiv 1910.07467); `layer` takes off the mean first (arXiv 1607.06450)."""
     made = native_norm.norm(x, weight, bias, eps, kind) if program.usable(x, weight, bias) else None
+    if made is None and (gpu := available.kernels(x, weight, bias)):
+        made = gpu.norm(x, weight, bias, eps, kind)
     return _reference(x, weight, bias, eps, kind) if made is None else made
 
 

@@ -8,6 +8,7 @@ from windlass.kernels import native_qkv, program
 from windlass.kernels.norm import rms
 from windlass.kernels.rotary import rotate
 from windlass.kernels.step import Cache
+from windlass.kernels.triton import available
 
 
 def split_qkv(
@@ -33,6 +34,8 @@ def split_qkv(
     how = {"norms": norms, "eps": eps, "table": table, "interleaved": interleaved}
     where = {"positions": positions, "cache": cache, "slots": slots}
     made = native_qkv.split_qkv(qkv, *shape, **how, **where) if program.usable(qkv, table, *(norms or ())) else None
+    if made is None and (gpu := available.kernels(qkv, table, *(norms or ()))):
+        made = gpu.split_qkv(qkv, *shape, **how, **where)
     return _reference(qkv, *shape, **how, **where) if made is None else made
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from windlass.core.model import Router, Scoring
 from windlass.kernels import native_route, program
 from windlass.kernels.precision import widened
+from windlass.kernels.triton import available
 
 TINY = 1e-20
 """Keeps a sum of scores that all vanish from dividing by zero (as the published code of sigmoid routers does)."""
@@ -16,6 +17,8 @@ TINY = 1e-20
 def route(logits: Tensor, correction: Tensor | None, router: Router, num_active: int) -> tuple[Tensor, Tensor]:
     """logits [rows, experts] -> ids int32 and weights fp32, both [rows, num_active]."""
     made = native_route.route(logits, correction, router, num_active) if program.usable(logits, correction) else None
+    if made is None and (gpu := available.kernels(logits, correction)):
+        made = gpu.route(logits, correction, router, num_active)
     return _reference(logits, correction, router, num_active) if made is None else made
 
 

@@ -121,7 +121,7 @@ def experts(
     clamp: float | None = None,
     add: Tensor | None = None,
 ) -> Tensor | None:
-    first, second = matrix(gate_up, x.dtype), matrix(down, x.dtype)
+    first, second = matrix(gate_up), matrix(down)
     if first is None or second is None or x.dim() != 2 or not is_float(x, weights, gate_up_bias, down_bias, add):
         return None
     x, ids, weights = x.contiguous(), ids.contiguous(), weights.contiguous()

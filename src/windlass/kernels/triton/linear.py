@@ -62,7 +62,7 @@ def linear(x: Tensor, weight: Tensor | Rows, bias: Tensor | None = None, add: Te
     """Plain matrices are left to PyTorch, whose products of them are good and wait for nothing."""
     if not isinstance(weight, Rows) or weight.num_experts or x.dim() != 2 or not is_float(x, bias, add):
         return None
-    given = matrix(weight, x.dtype)
+    given = matrix(weight)
     assert given is not None
     if x.stride(1) != 1 or (add is not None and add.stride(1) != 1):
         x, add = x.contiguous(), None if add is None else add.contiguous()

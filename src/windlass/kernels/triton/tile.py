@@ -18,7 +18,7 @@ from torch import Tensor
 
 from windlass.kernels.triton.available import interpreted
 from windlass.kernels.triton.rows import Rows
-from windlass.kernels.triton.types import products_in
+from windlass.kernels.triton.types import is_float, products_in
 
 # Four bytes to eight numbers: each code becomes the low byte of 128 + code in bf16 (0x43..) or of 1024 + code in fp16 (0x64..), from
 # which 136 or 1032 is taken. Both steps are exact. One multiply-add does two numbers at once.
@@ -200,19 +200,23 @@ class Matrix:
 
     def tiling(self, rows: int, dtype: torch.dtype) -> Tiling:
         """fp32 is multiplied without matrix units, from registers: small tiles."""
-        fitting = TILINGS[:2] if dtype == torch.float32 else TILINGS
+        fitting = TILINGS[:2] if self.product_type(dtype) == torch.float32 else TILINGS
         chosen = next((tiling for tiling in fitting if tiling.block_rows >= rows), fitting[-1])
         if self.kind == "plain":
             return replace(chosen, block_in=64)
         shared = self.group & -self.group  # the largest power of two in it
         return replace(chosen, block_in=min(chosen.block_in, shared))
 
+    def product_type(self, dtype: torch.dtype) -> torch.dtype:
+        """Of the factors, where activations are of `dtype`."""
+        return torch.promote_types(dtype, self.weight.dtype) if self.kind == "plain" else dtype
+
     def constants(self, tiling: Tiling, dtype: torch.dtype) -> dict[str, object]:
         return {
             "KIND": self.kind,
             "GROUP": self.group,
             "EVEN": self.num_in % tiling.block_in == 0,
-            "TYPE": products_in(dtype),
+            "TYPE": products_in(self.product_type(dtype)),
             "ASM": not interpreted(),
             "BLOCK_OUT": tiling.block_out,
             "BLOCK_ROWS": tiling.block_rows,
@@ -222,11 +226,11 @@ class Matrix:
         }
 
 
-def matrix(weight: Tensor | Rows, dtype: torch.dtype) -> Matrix | None:
-    """None: not for these kernels. A plain one must have the type of the activations."""
+def matrix(weight: Tensor | Rows) -> Matrix | None:
+    """None: not for these kernels."""
     if isinstance(weight, Rows):
         return Matrix(weight.kind, weight.data, weight.scale, weight.offset, *weight.shape, weight.data.shape[2], weight.group)
-    if not isinstance(weight, Tensor) or weight.dtype != dtype or not weight.is_contiguous():
+    if not isinstance(weight, Tensor) or not is_float(weight) or not weight.is_contiguous():
         return None
     return Matrix("plain", weight, None, None, *weight.shape[-2:], weight.shape[-1], weight.shape[-1])
 
