@@ -19,7 +19,18 @@ class Panel {
 
 // --- totals ----------------------------------------------------------------------------------------------------------
 
-const GOOD = new Set(["ok", "success", "stop", "length", "finished", "completed", "tool_calls", "200"]);
+// What the server counts, in words: [good, other or bad, what is said].
+const OUTCOMES = {
+  stop: ["good", "complete"],
+  length: ["good", "complete up to the token limit"],
+  cancelled: ["other", "the client left"],
+  full: ["other", "turned away, the queue was full"],
+  refused: ["other", "not accepted"],
+  late: ["bad", "past the deadline"],
+  unavailable: ["bad", "the engine was not ready"],
+  error: ["bad", "failed"],
+};
+const outcome = (name) => OUTCOMES[name] ?? ["other", name.replaceAll("_", " ")];
 
 export class TotalsPanel extends Panel {
   constructor() {
@@ -33,7 +44,7 @@ export class TotalsPanel extends Panel {
     const list = h(
       "dl",
       { class: "big-list" },
-      Object.values(this.figures).map(({ value, label }) => h("div", {}, value, label)),
+      Object.values(this.figures).map(({ value, label }) => h("div", {}, label, value)),
     );
     this.element.insertBefore(list, this.body);
   }
@@ -49,9 +60,8 @@ export class TotalsPanel extends Panel {
 
 function drawOutcomes(outcomes) {
   const total = outcomes.reduce((sum, [, number]) => sum + number, 0);
-  const tone = (name) => (GOOD.has(name) ? "good" : name.includes("error") || name.includes("fail") ? "bad" : "other");
   const parts = outcomes.map(([name, number]) => {
-    const part = h("div", { class: `outcome-part ${tone(name)}` });
+    const part = h("div", { class: `outcome-part ${outcome(name)[0]}` });
     part.style.flexGrow = String(Math.max(number / total, 0.01));
     return part;
   });
@@ -59,8 +69,8 @@ function drawOutcomes(outcomes) {
     h(
       "li",
       {},
-      h("span", { class: `swatch ${tone(name)}` }),
-      h("span", {}, name.replaceAll("_", " ")),
+      h("span", { class: `swatch ${outcome(name)[0]}` }),
+      h("span", {}, outcome(name)[1]),
       h("span", { class: "number" }, count(number)),
       h("span", { class: "number dim" }, percent(number / total)),
     ),

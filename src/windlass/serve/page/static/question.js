@@ -34,7 +34,7 @@ export function question(model, settings, messages) {
   const thinking =
     settings.thinking === "default" ? {} : { chat_template_kwargs: { enable_thinking: settings.thinking === "on" } };
   return {
-    model,
+    ...(model ? { model } : {}),
     messages: [...system, ...history(messages)],
     stream: true,
     stream_options: { include_usage: true },

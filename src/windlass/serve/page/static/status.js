@@ -63,7 +63,9 @@ export class StatusFeed {
       }
       this.#tell("lost");
     } catch (error) {
-      this.#tell(error instanceof ApiError && error.kind === "key" ? "key" : error?.kind === "refused" ? "none" : "lost");
+      if (this.controller.signal.aborted)
+        this.#tell("connecting"); // nobody looks
+      else this.#tell(error instanceof ApiError && error.kind === "key" ? "key" : error?.kind === "refused" ? "none" : "lost");
     }
     return heard;
   }
