@@ -48,6 +48,7 @@ class FakeClient:
         self.start_seconds = 0.0
         self.refuse_starts = 0
         self.is_stuck = False
+        self.restarted = 0
         self._lives: set[asyncio.Future[None]] = set()
 
     # --- what tests do to it
@@ -160,6 +161,11 @@ class FakeClient:
         if any(token > 255 for token in token_ids):
             raise BadInput("token_ids has a token that the vocabulary of 256 does not have")
         return bytes(token_ids).decode(errors="replace")
+
+    async def restart(self) -> None:
+        self.crash()
+        self.is_stuck = False
+        self.restarted += 1
 
     async def close(self) -> None:
         self.closed = True

@@ -10,7 +10,7 @@ import pytest
 from fake import FakeClient
 
 from conftest import HELLO, Lines, in_process
-from windlass.core.client import Client, Unavailable
+from windlass.core.client import Unavailable
 from windlass.serve.supervise import HOPELESS, LONGEST_PAUSE_SECONDS, Supervisor, pause_seconds, state_after
 
 pytestmark = pytest.mark.pure
@@ -131,21 +131,15 @@ def test_the_first_start_that_fails_is_raised() -> None:
 
 def test_an_engine_that_says_nothing_is_given_up_for_another() -> None:
     async def ask() -> None:
-        made: list[FakeClient] = [FakeClient()]
-
-        def reopen() -> Client:
-            made.append(FakeClient())
-            return made[-1]
-
-        log = Lines()
-        supervisor = Supervisor(made[0], stuck_seconds=0.1, reopen=reopen, told=log.line, probe_seconds=0.02)
-        running = asyncio.create_task(supervisor.run())
-        await supervisor.became_ready()
-        made[0].is_stuck = True
-        await until(lambda: len(made) == 2 and supervisor.is_ready)
-        assert made[0].closed and supervisor.client is made[1]
-        assert any("broke down" in line for line in log.lines)
-        running.cancel()
+        client = FakeClient(seconds=0.05, tokens=1000)
+        async with in_process(client, stuck_seconds=0.3) as (http, service):
+            asking = asyncio.create_task(http.post(CHAT, json=HELLO))
+            await until(lambda: client.running == 1)
+            client.is_stuck = True
+            assert (await asking).status_code == 503
+            await until(lambda: service.supervisor.is_ready)
+            assert client.restarted == 1 and service.supervisor.restarts == 1
+            assert any("broke down" in line for line in service.log.lines)  # type: ignore[attr-defined]
 
     asyncio.run(ask())
 

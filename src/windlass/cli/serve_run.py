@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -65,8 +66,7 @@ def start(asked: Asked) -> int:
     with listening:
         path = locate(asked.model, shown=True)
         settings = msgspec.structs.replace(settings, sampling=_sampling(path))
-        plan = _plan(asked.plan)
-        opener = _local(asked, path) if asked.engine == "windlass" else _vllm(asked, path, plan)
+        opener, plan = _local(asked, path) if asked.engine == "windlass" else _vllm(asked, path)
         return _Run(settings, opener, plan, asked.page).until_the_end(listening)
 
 
@@ -120,7 +120,7 @@ def _plan(file: Path | None) -> Plan | None:
         raise BadInput(f"{file} cannot be read: {error.strerror}") from None
 
 
-def _local(asked: Asked, path: Path) -> Opener:
+def _local(asked: Asked, path: Path) -> tuple[Opener, Plan | None]:
     """The embedded engine, in a process of its own."""
     if find_spec("torch") is None:
         raise MissingExtra("torch", "run", "running a model")
@@ -134,13 +134,16 @@ def _local(asked: Asked, path: Path) -> Opener:
     launch = launch_of(found)
     launch = msgspec.structs.replace(launch, max_sequences=asked.max_running or found.max_sequences)
     compile_kernels(shown=True)
-    return lambda progress: open_client(launch, progress)
+    return lambda progress: open_client(launch, progress), _plan(asked.plan)
 
 
-def _vllm(asked: Asked, path: Path, plan: Plan | None) -> Opener:
-    from windlass.cli.serve_vllm import vllm_opener
+def _vllm(asked: Asked, path: Path) -> tuple[Opener, Plan]:
+    if asked.kv is not None or asked.exact or asked.device != "auto":
+        raise BadInput("--kv, --exact and --device are for --engine windlass; plan with what you want instead")
+    from windlass.cli.serve_vllm import VllmClient, planned
 
-    return vllm_opener(path, plan, context=asked.context, concurrency=asked.max_running, name=asked.name)
+    model, plan, command = planned(path, _plan(asked.plan), asked.context, asked.max_running, asked.name)
+    return lambda _: VllmClient(command, model.name, plan), plan
 
 
 class _Run:
@@ -149,10 +152,7 @@ class _Run:
     def __init__(self, settings: Settings, opener: Opener, plan: Plan | None, page: bool) -> None:
         from windlass.serve.app import make_app, service_of
 
-        self._loading = (0, 0)
-        self._app: FastAPI = make_app(
-            opener(self._progress), settings, plan=plan, page=page, reopen=lambda: opener(self._progress)
-        )
+        self._app: FastAPI = make_app(opener(self._progress), settings, plan=plan, page=page)
         self._service: Service = service_of(self._app)
         self._settings = settings
         self._failed: Error | None = None
@@ -161,12 +161,9 @@ class _Run:
     def _progress(self, done_bytes: int, total_bytes: int) -> None:
         self._service.progress(done_bytes, total_bytes)
 
-    def until_the_end(self, listening: object) -> int:
-        import socket
-
+    def until_the_end(self, listening: socket.socket) -> int:
         from windlass.serve.server import serve
 
-        assert isinstance(listening, socket.socket)
         self._listening = listening
         serve(self._app, self._settings, listening, self._started)
         self._service.log.end_status()

@@ -3,43 +3,44 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+import sys
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from pathlib import Path
+
+import msgspec
 
 from windlass.core.client import Client, Unavailable
 from windlass.core.plan import Plan
 from windlass.core.request import Delta, Info, Request, ScoreRequest, Scores
 from windlass.errors import BadInput
-from windlass.launch.command import Command
+from windlass.launch.command import Command, ServedModel
 from windlass.launch.vllm_process import VllmServer
 from windlass.units import parse_context
 
-CONTEXT = 8192
-CONCURRENCY = 64
-Progress = Callable[[int, int], None]
 
-
-def vllm_opener(
-    path: Path, plan: Plan | None, *, context: str | None, concurrency: int | None, name: str
-) -> Callable[[Progress], Client]:
+def planned(
+    path: Path, plan: Plan | None, context: str | None, concurrency: int | None, name: str
+) -> tuple[ServedModel, Plan, Command]:
+    """What to start. Without a plan one is made for this machine."""
     from windlass.cli.vllm_open import plan_vllm, served_model, vllm_command
 
     if plan is not None and (context is not None or concurrency is not None):
         raise BadInput("--context and --max-running are decided by the plan; leave them out, or plan with them")
     model = served_model(path, name)
     if plan is None:
-        tokens = CONTEXT if context is None else parse_context(context)
-        plan = plan_vllm(path, context=tokens, concurrency=concurrency or CONCURRENCY)
+        plan = plan_vllm(path, context=None if context is None else parse_context(context), concurrency=concurrency)
     command = vllm_command(plan, model)
-    return lambda _: VllmClient(command, model.name)
+    for note in command.notes:
+        print(f"vLLM: {note}", file=sys.stderr)
+    return model, plan, command
 
 
 class VllmClient:
     """A Client. Closing it ends vLLM."""
 
-    def __init__(self, command: Command, model: str) -> None:
-        self._command, self._model = command, model
+    def __init__(self, command: Command, model: str, plan: Plan) -> None:
+        self._command, self._model, self._plan = command, model, plan
         self._server: VllmServer | None = None
         self._client: Client | None = None
         self._starting = asyncio.Lock()
@@ -58,13 +59,29 @@ class VllmClient:
         return await (await self._ready()).score(request)
 
     async def info(self) -> Info:
-        return await (await self._ready()).info()
+        """What it does not say of itself was decided by the plan."""
+        client, plan = await self._ready(), self._plan
+        await self._check_health()
+        found = await client.info()
+        return msgspec.structs.replace(
+            found,
+            max_sequences=plan.workload.concurrency,
+            context_tokens=found.context_tokens or plan.workload.context_tokens,
+            device=plan.hardware,
+            scheme=plan.scheme.name,
+            kv=plan.scheme.kv,
+        )
 
     async def tokenize(self, text: object) -> list[int]:
         return await (await self._ready()).tokenize(text)  # type: ignore[attr-defined]
 
     async def detokenize(self, token_ids: object) -> str:
         return await (await self._ready()).detokenize(token_ids)  # type: ignore[attr-defined]
+
+    async def restart(self) -> None:
+        """For one that is stuck: the next request starts another."""
+        async with self._starting:
+            await self._end()
 
     async def close(self) -> None:
         self._is_closed = True
@@ -79,6 +96,20 @@ class VllmClient:
                 await self._start()
             assert self._client is not None
             return self._client
+
+    async def _check_health(self) -> None:
+        """What the client knows of it may be old; its /health says whether its engine lives."""
+        import httpx
+
+        assert self._server is not None
+        try:
+            async with httpx.AsyncClient(timeout=None) as http:  # whoever supervises decides how long is too long
+                is_well = (await http.get(f"{self._server.base_url}/health")).is_success
+        except httpx.HTTPError:
+            is_well = False
+        if not is_well:
+            await self.restart()
+            raise Unavailable("vLLM's engine is dead; it is started anew")
 
     async def _start(self) -> None:
         from windlass.launch.vllm_environment import cache_dir

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 
 from fastapi import FastAPI
@@ -32,11 +32,10 @@ def make_app(
     *,
     plan: Plan | None = None,
     page: bool = True,
-    reopen: Callable[[], Client] | None = None,
     log: Log | None = None,
 ) -> FastAPI:
-    """The client is the application's from now on, and closed with it. `reopen` makes another where this one is stuck."""
-    service = Service(client, settings, plan=plan, reopen=reopen, log=log)
+    """The client is the application's from now on, and closed with it."""
+    service = Service(client, settings, plan=plan, log=log)
     app = FastAPI(title="Windlass", version=__version__, docs_url=None, redoc_url=None, openapi_url=None, lifespan=_life)
     app.state.service = service
     for path, method, endpoint in _table(service):

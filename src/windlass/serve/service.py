@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 from windlass.core.client import Client
@@ -40,12 +40,11 @@ class Service:
         settings: Settings,
         *,
         plan: Plan | None = None,
-        reopen: Callable[[], Client] | None = None,
         log: Log | None = None,
     ) -> None:
         self.settings, self.plan = settings, plan
         self.log = log or Log(enabled=settings.log_requests)
-        self.supervisor = Supervisor(client, settings.stuck_seconds, reopen, self.log.line)
+        self.supervisor = Supervisor(client, settings.stuck_seconds, self.log.line)
         self.flights, self.metrics = Flights(), Metrics()
         self.machine = Machine(tuple(device.total_bytes for device in plan.memory.per_device) if plan else ())
         self.started_at, self.created = time.monotonic(), int(time.time())

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Literal
 
 from windlass.core.client import Client, Unavailable
@@ -42,13 +42,12 @@ def state_after(breakdowns_in_a_row: int, was_ready: bool) -> State:
 
 
 class Supervisor:
-    """`reopen` makes another client where one is stuck and has to be given up."""
+    """A client whose engine can be stuck has `restart`, which ends it; whose engine can be gone has `is_alive`."""
 
     def __init__(
         self,
         client: Client,
         stuck_seconds: float,
-        reopen: Callable[[], Client] | None = None,
         told: Told = lambda _: None,
         probe_seconds: float = PROBE_SECONDS,
     ) -> None:
@@ -59,7 +58,7 @@ class Supervisor:
         self.error: Error | None = None
         """Why it is not ready."""
         self._stuck_seconds, self._probe_seconds = stuck_seconds, probe_seconds
-        self._reopen, self._told = reopen, told
+        self._told = told
         self._breakdowns: deque[float] = deque()
         self._in_a_row = 0
         self._again_at = 0.0
@@ -123,12 +122,11 @@ class Supervisor:
         self._changed.set()
 
     async def _give_up(self) -> None:
-        """Not ready while it is being ended; closing kills what does not end by itself."""
-        if self._reopen is None:
-            return
+        """Not ready while it is being ended."""
         self.state = "restarting"
-        await self.client.close()
-        self.client = self._reopen()
+        restart: Callable[[], Awaitable[None]] | None = getattr(self.client, "restart", None)
+        if restart is not None:
+            await restart()
 
     async def _broke(self, error: Error) -> None:
         now = time.monotonic()
