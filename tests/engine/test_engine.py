@@ -393,4 +393,4 @@ def test_deadlines_of_those_that_ended_do_not_pile_up() -> None:
         engine.submit(Submit(number, [1, 2, 3], GREEDY, 1, deadline_seconds=600.0))
         engine.step()
     assert not engine.has_work
-    assert len(engine._due) < 100
+    assert len(engine._deadlines) < 100

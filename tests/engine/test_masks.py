@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -143,8 +144,57 @@ def test_a_dead_end_is_the_requests_fault() -> None:
     assert len(found[2]) == 5
 
 
+def finished(engine: Any) -> dict[int, Any]:
+    found: dict[int, Any] = {}
+    while engine.has_work:
+        found |= {output.id: output.finish for output in engine.step() if output.finish}
+    return found
+
+
+def test_a_grammar_that_cannot_be_ends_its_request_only() -> None:
+    engine = make_engine(FakeDecoder(NUM_TOKENS), NUM_TOKENS)
+    engine.learn(VOCABULARY)
+    engine.submit(Submit(1, [1], GREEDY, 5))
+    engine.submit(Submit(2, [1], GREEDY, 5, grammar=grammar("(")))
+    engine.submit(Submit(3, [1], GREEDY, 5, grammar=grammar("a")))
+    engine.submit(Submit(4, [1] * 300, GREEDY, 5, grammar=grammar("a")))
+    assert engine.stats().waiting == 4
+    with pytest.raises(BadInput, match="number 2 is running already"):
+        engine.submit(Submit(2, [1]))
+    ends = finished(engine)
+    assert {number: finish.reason for number, finish in ends.items()} == {1: "length", 2: "error", 3: "stop", 4: "error"}
+    assert ends[2].error_kind == ends[4].error_kind == "BadInput"
+    assert "unclosed group" in ends[2].error
+    assert "do not fit" in ends[4].error
+    assert engine.stats().failed == 0
+    engine.close()
+
+
+def test_answers_go_on_while_a_grammar_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a request may be cancelled before its grammar is ready."""
+    engine = make_engine(FakeDecoder(NUM_TOKENS), NUM_TOKENS)
+    slow: Future[Any] = Future()
+    monkeypatch.setattr(engine._guides, "compiled", lambda _: slow)
+    engine.submit(Submit(1, [1], GREEDY, 5))
+    engine.submit(Submit(2, [1], GREEDY, 5, grammar="slow"))
+    engine.submit(Submit(3, [1], GREEDY, 5, grammar="slow"))
+    tokens = [output.token_ids for _ in range(5) for output in engine.step() if output.id == 1]
+    assert len(tokens) == 5
+    assert engine.has_work
+    assert engine.step() == []
+    cancelled = engine.cancel(2)
+    assert cancelled is not None
+    assert cancelled.finish is not None
+    assert cancelled.finish.reason == "cancelled"
+    slow.set_exception(KeyError("a panic"))
+    (end,) = finished(engine).values()
+    assert end.error == "the constraint cannot be compiled: KeyError"
+    assert engine.stats().cancelled == 1
+
+
 def test_an_engine_that_knows_no_words_refuses() -> None:
     engine = make_engine()
-    with pytest.raises(BadInput, match="needs the model's tokenizer"):
-        engine.submit(Submit(1, [1], grammar=json.dumps({})))
-    assert not engine.has_work
+    engine.submit(Submit(1, [1], grammar=json.dumps({})))
+    (end,) = finished(engine).values()
+    assert end.error_kind == "BadInput"
+    assert "needs the model's tokenizer" in end.error

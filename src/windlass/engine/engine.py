@@ -1,12 +1,11 @@
 """The engine: requests in, tokens out, a step at a time. Tokens only: text belongs to the client.
 
 A request's life: submit -> waiting -> (scheduler) running -> its prompt computed in chunks -> a token drawn per step -> finished.
-Nothing here waits or starts threads: whoever owns the engine calls `step` while there is work.
+Whoever owns the engine calls `step` while there is work. Nothing here waits, but for a grammar where there is nothing else to do.
 """
 
 from __future__ import annotations
 
-import heapq
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from windlass.core.client import Late
 from windlass.core.request import FinishReason, Stats, Timings, TokenLogprob, Usage
+from windlass.engine.arriving import Compiling, Deadlines, compiled_of
 from windlass.engine.guide import Guide, Guides
 from windlass.engine.protocol import Begun, Finish, Output, Submit, Vocabulary, late_words
 from windlass.engine.runner import Decoder, Runner
@@ -69,27 +69,25 @@ class Engine:
         self.sampler = Sampler(num_tokens)
         self._guides = Guides()
         self._sequences: dict[int, EngineSequence] = {}
-        self._due: list[tuple[float, int]] = []
-        """A heap: when which request is late."""
+        self._compiling, self._deadlines = Compiling(), Deadlines()
         self._totals = Totals()
         self._is_closed = False
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work
+        return self.scheduler.has_work or bool(self._compiling)
 
     def submit(self, submit: Submit) -> None:
         """Refuses, with BadInput, what could never be answered."""
         if self._is_closed:
             raise Error("the engine is closed")
-        if submit.id in self._sequences:
+        if submit.id in self._sequences or submit.id in self._compiling:
             raise BadInput(f"a request with the number {submit.id} is running already")
         self._check_tokens(submit.token_ids)
-        sequence = self._sequence(submit)
-        self.scheduler.submit(sequence)
-        self._sequences[submit.id] = sequence
-        if submit.deadline_seconds is not None:
-            self._remember(sequence.request.submitted + submit.deadline_seconds, submit.id)
+        if submit.grammar:
+            self._compiling.add(submit, time.perf_counter(), self._guides.compiled(submit.grammar))
+        else:
+            self._enter(submit, time.perf_counter())
 
     def learn(self, vocabulary: Vocabulary) -> None:
         """What tokens say: without it no grammar can be followed."""
@@ -97,13 +95,17 @@ class Engine:
 
     def cancel(self, number: int) -> Output | None:
         """Frees what the request holds, at once. None: it is not there (any more)."""
+        submit = self._compiling.drop(number)
+        if submit is not None:
+            return Output(number, [], finish=self._never_began(submit, "cancelled"))
         sequence = self._sequences.get(number)
         return None if sequence is None else Output(number, [], finish=self._finish(sequence, "cancelled"))
 
     def step(self) -> list[Output]:
         """Ends what is late, and computes one step."""
-        late = self._late() if self._due else []
-        return late + self._stepped() if late else self._stepped()
+        ended = self._compiled() if self._compiling else []
+        ended += self._late() if self._deadlines else []
+        return ended + self._stepped() if ended else self._stepped()
 
     def _stepped(self) -> list[Output]:
         """Computes one step. Sequences that got nothing (their prompt is still being read) have no output."""
@@ -123,7 +125,7 @@ class Engine:
     def stats(self) -> Stats:
         scheduler, pool, totals = self.scheduler, self.scheduler.pool, self._totals
         return Stats(
-            waiting=len(scheduler.waiting),
+            waiting=len(scheduler.waiting) + len(self._compiling),
             running=len(scheduler.running),
             num_blocks=pool.num_blocks,
             blocks_used=pool.num_blocks - pool.num_free,
@@ -143,8 +145,9 @@ class Engine:
     def close(self) -> None:
         """Lets go of weights, cache and buffers; requests that are still there end nowhere. May be called twice."""
         self._is_closed = True
-        for number in list(self._sequences):
+        for number in [*self._sequences, *self._compiling]:
             self.cancel(number)
+        self._guides.close()
         if hasattr(self, "runner"):
             del self.runner
             give_back_memory()
@@ -157,15 +160,37 @@ class Engine:
             unknown = lowest if lowest < 0 else highest
             raise BadInput(f"the prompt has token {unknown}; this model's tokens are 0 to {self.num_tokens - 1}")
 
-    def _sequence(self, submit: Submit) -> EngineSequence:
+    def _enter(self, submit: Submit, submitted: float, guide: Guide | None = None) -> None:
+        sequence = self._sequence(submit, submitted, guide)
+        self.scheduler.submit(sequence)
+        self._sequences[submit.id] = sequence
+        if submit.deadline_seconds is not None:
+            self._deadlines.add(submitted + submit.deadline_seconds, submit.id, self._sequences)
+
+    def _compiled(self) -> list[Output]:
+        """Those whose grammar is ready enter; those whose grammar cannot be end. Waits only where there is nothing else to do."""
+        ended: list[Output] = []
+        for submit, submitted, future in self._compiling.ready(has_time=not self.scheduler.has_work):
+            try:
+                self._enter(submit, submitted, compiled_of(future).guide(submit.stop_token_ids))
+            except Error as error:
+                ended.append(Output(submit.id, [], finish=self._never_began(submit, "error", str(error))))
+        return ended
+
+    def _never_began(self, submit: Submit, reason: FinishReason, error: str = "") -> Finish:
+        """Cancelled, or refused, which is no failure."""
+        self._totals.by_reason["cancelled"] += reason == "cancelled"
+        usage = Usage(prompt_tokens=len(submit.token_ids), completion_tokens=0)
+        return Finish(reason, usage, Timings(), error=error, error_kind="BadInput" if error else "")
+
+    def _sequence(self, submit: Submit, submitted: float, guide: Guide | None) -> EngineSequence:
         num_prompt = len(submit.token_ids)
         room = max(self.limits.longest_sequence - num_prompt, 1)  # a prompt that leaves no room is refused for its length
         prompt_logprobs = None if submit.prompt_logprobs is None else [None] * num_prompt
-        guide = self._guides.guide(submit.grammar, submit.stop_token_ids) if submit.grammar else None
         asked = Asked(
             submit=submit,
             drawing=self.sampler.drawing(submit.sampling, submit.token_ids, guide),
-            submitted=time.perf_counter(),
+            submitted=submitted,
             prompt_logprobs=prompt_logprobs,
         )
         return EngineSequence(
@@ -181,24 +206,13 @@ class Engine:
             request=asked,
         )
 
-    def _remember(self, due: float, number: int) -> None:
-        """Those that ended before they were due are forgotten when they are most of all."""
-        if len(self._due) > 2 * len(self._sequences) + 64:
-            self._due = [entry for entry in self._due if entry[1] in self._sequences]
-            heapq.heapify(self._due)
-        heapq.heappush(self._due, (due, number))
-
     def _late(self) -> list[Output]:
-        """Whoever is past its deadline, waiting or running; those that ended before it are passed over."""
-        now, ended = time.perf_counter(), list[Output]()
-        while self._due and self._due[0][0] <= now:
-            due, number = heapq.heappop(self._due)
-            sequence = self._sequences.get(number)
-            if sequence is None or sequence.request.submitted + (sequence.request.submit.deadline_seconds or 0.0) != due:
-                continue
-            seconds = sequence.request.submit.deadline_seconds
-            ended.append(Output(number, [], finish=self._finish(sequence, "error", late_words(seconds), LATE)))
-        return ended
+        """Whoever is past its deadline, waiting or running."""
+        passed = [self._sequences[number] for number in self._deadlines.passed(time.perf_counter()) if number in self._sequences]
+        return [Output(sequence.id, [], finish=self._finish_late(sequence)) for sequence in passed]
+
+    def _finish_late(self, sequence: EngineSequence) -> Finish:
+        return self._finish(sequence, "error", late_words(sequence.request.submit.deadline_seconds), LATE)
 
     def _mark_started(self, batch: Batch) -> None:
         for chunk in batch.chunks:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +27,8 @@ MAX_COMPILED = 32
 """Grammars kept ready: the same schema is asked for again and again."""
 MAX_LEXER_STATES = 50_000
 """Of 1-2 kB each (llguidance, LLParserLimits): a grammar out of control ends with its request and not with the memory."""
+MAX_GRAMMAR_SIZE = 100_000
+"""Symbols. Much larger ones take seconds to compile, and fail on other limits when they are used."""
 
 
 class Guide:
@@ -61,28 +65,58 @@ class Guide:
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
 
+@dataclass(frozen=True)
+class Compiled:
+    """A grammar at its beginning, from which every answer takes a copy."""
+
+    matcher: LLMatcher
+    vocab_size: int
+    ends: NDArray[np.int64]
+
+    def guide(self, stops: Iterable[int]) -> Guide:
+        return Guide(self.matcher.deep_copy(), self.vocab_size, self.ends, stops)
+
+
 class Guides:
-    """Grammars compiled for one vocabulary."""
+    """Grammars compiled for one vocabulary, by a thread beside the engine's: a large one must not hold up everybody's answers."""
 
     def __init__(self) -> None:
         self._vocabulary: Vocabulary | None = None
         self._tokenizer: LLTokenizer | None = None
-        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._compiled: OrderedDict[str, Future[Compiled]] = OrderedDict()
+        self._thread: ThreadPoolExecutor | None = None
 
     def learn(self, vocabulary: Vocabulary) -> None:
         self._vocabulary, self._tokenizer = vocabulary, None
         self._compiled.clear()
 
-    def guide(self, grammar: str, stops: Iterable[int]) -> Guide:
-        """Refuses, with BadInput, a grammar that cannot be."""
-        tokenizer = self._known_tokenizer()
-        if grammar not in self._compiled:
-            self._compiled[grammar] = _compiled(tokenizer, grammar)
+    def compiled(self, grammar: str) -> Future[Compiled]:
+        """Its exception is the BadInput of a grammar that cannot be."""
+        found = self._compiled.get(grammar)
+        if found is None or (found.done() and found.exception() is not None):
+            self._thread = self._thread or ThreadPoolExecutor(1, "windlass-grammars")
+            found = self._compiled[grammar] = self._thread.submit(self._compile, grammar)
             if len(self._compiled) > MAX_COMPILED:
                 self._compiled.popitem(last=False)
         self._compiled.move_to_end(grammar)
-        matcher = self._compiled[grammar].deep_copy()
-        return Guide(matcher, tokenizer.vocab_size, np.array(tokenizer.eos_tokens, np.int64), stops)
+        return found
+
+    def guide(self, grammar: str, stops: Iterable[int]) -> Guide:
+        """Waits for it."""
+        return self.compiled(grammar).result().guide(stops)
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _compile(self, grammar: str) -> Compiled:
+        tokenizer = self._known_tokenizer()
+        found = Compiled(_matcher(tokenizer, grammar), tokenizer.vocab_size, np.array(tokenizer.eos_tokens, np.int64))
+        beginning = found.guide(())  # what fails at once should fail before anything is computed
+        beginning.fill(np.zeros(num_words(tokenizer.vocab_size), np.uint32))
+        if beginning.error and not found.matcher.is_accepting():
+            raise BadInput(f"the constraint cannot be compiled: {beginning.error.partition(': ')[2]}")
+        return found
 
     def _known_tokenizer(self) -> LLTokenizer:
         """Made with the first grammar: it takes some 4 microseconds a token of the vocabulary."""
@@ -115,9 +149,9 @@ def _tokenizer(vocabulary: Vocabulary) -> LLTokenizer:
         ) from None
 
 
-def _compiled(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
+def _matcher(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
     library = _library()
-    limits = library.LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
+    limits = library.LLParserLimits(max_lexer_states=MAX_LEXER_STATES, max_grammar_size=MAX_GRAMMAR_SIZE, verbose_errors=False)
     matcher = library.LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
     if matcher.is_error():
         raise BadInput(f"the constraint cannot be compiled: {_reason(matcher)}")

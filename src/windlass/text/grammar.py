@@ -62,7 +62,7 @@ class Grammar:
             case "regex":
                 return self._part({"lark_grammar": f"start: /{_in_slashes(constraint.value)}/\n"})
             case "choice":
-                return self._part({"lark_grammar": f"start: {' | '.join(map(_quoted, constraint.choices))}\n"})
+                return self._part({"lark_grammar": _one_of(constraint.choices)})
             case "grammar":
                 return self._part({"lark_grammar": constraint.value})
 
@@ -87,6 +87,14 @@ class Grammar:
     def _piece(self, text: str) -> str:
         number = self._special.get(text)
         return _quoted(text) if number is None else f"<[{number}]>"
+
+
+def _one_of(texts: tuple[str, ...]) -> str:
+    """One terminal, which may have thousands of ways; a terminal cannot be empty."""
+    said = list(dict.fromkeys(text for text in texts if text))
+    if not said:
+        return 'start: ""\n'
+    return f"start: CHOICE{'?' if '' in texts else ''}\nCHOICE: {' | '.join(map(_quoted, said))}\n"
 
 
 def _quoted(text: str) -> str:
