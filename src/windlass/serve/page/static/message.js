@@ -92,7 +92,8 @@ export class AnswerView {
     if (message.reasoning) this.#reason(message.reasoning, thoughtFor(message.thought_seconds));
     this.prose.update(message.content);
     this.#call(message.tool_calls ?? []);
-    this.after.replaceChildren(...notes(message), ...(actions.error ?? []), footer(message, actions));
+    const bare = message.error && !message.content; // nothing to tell figures of
+    this.after.replaceChildren(...notes(message), ...(actions.error ?? []), ...(bare ? [] : [footer(message, actions)]));
   }
 
   #reason(text, summary) {

@@ -134,7 +134,7 @@ export function askKey(done) {
   const field = h("input", { id: "key-field", type: "password", autocomplete: "current-password", required: true });
   const why = hasKey()
     ? "The key you gave was not accepted. Ask whoever runs this server."
-    : "Whoever runs it can tell you. It is kept until this tab is closed.";
+    : "Whoever runs it can tell you the key. It stays in this tab only.";
   const form = h(
     "form",
     { method: "dialog" },
