@@ -87,15 +87,20 @@ class Graphs:
         """Whether it was made for sequences of that length too."""
         return captured.longest == _class(longest)
 
-    def get(self, size: int, longest: int) -> Captured:
-        """To be replayed on what the buffers hold. Its results have rows for those that only fill it up, and hold until the next replay."""
-        key = size, _class(longest)
-        captured = self._graphs.get(key)
-        if captured is None:
-            captured = self._graphs[key] = self._capture(*key)
-        return captured
+    def get(self, size: int, longest: int) -> Captured | None:
+        """To be replayed on what the buffers hold. Its results have rows for those that only fill it up, and hold until the next replay.
 
-    def _capture(self, size: int, longest: int) -> Captured:
+        None: something in the decoder waits for the device, so that no step can be captured.
+        """
+        key = size, _class(longest)
+        if key not in self._graphs:
+            captured = self._capture(*key)
+            if captured is None:
+                return None
+            self._graphs[key] = captured
+        return self._graphs[key]
+
+    def _capture(self, size: int, longest: int) -> Captured | None:
         step = self._view(size, longest)
         with torch.inference_mode():
             # Compiles kernels, which cannot be done while capturing.
@@ -104,9 +109,13 @@ class Graphs:
             greedy(logits, num_tokens, _elsewhere(step), self._counts, self._space)
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
-                logits = self._decoder(step, self._caches)
-                chosen = greedy(logits, num_tokens, step, self._counts, self._space)
+            try:
+                with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+                    logits = self._decoder(step, self._caches)
+                    chosen = greedy(logits, num_tokens, step, self._counts, self._space)
+            except RuntimeError as error:
+                self.why_not = str(error).splitlines()[0]
+                return None
         return Captured(graph, logits, chosen, longest)
 
     def _view(self, size: int, longest: int) -> Step:

@@ -9,11 +9,12 @@ from torch import Tensor, nn
 
 from windlass.kernels.cuda.layout import Tiles
 from windlass.kernels.panels import Panels
+from windlass.kernels.triton.rows import Rows
 from windlass.measure.work import WeightBytes
 from windlass.nn.decoder import Decoder
 from windlass.nn.moe import MixtureOfExperts
 
-Held = Tensor | Panels | Tiles
+Held = Tensor | Panels | Rows | Tiles
 
 EXPERT_PARTS = ("gate_up", "down", "gate_up_bias", "down_bias")
 
@@ -33,7 +34,7 @@ def weight_bytes(decoder: Decoder) -> WeightBytes:
 def _held(module: nn.Module) -> Iterator[tuple[str, Held]]:
     """Parameters and buffers, and panels, which are neither to PyTorch."""
     values: dict[str, Any] = {**module._parameters, **module._buffers, **vars(module)}
-    return ((name, value) for name, value in values.items() if isinstance(value, Tensor | Panels | Tiles))
+    return ((name, value) for name, value in values.items() if isinstance(value, Held))
 
 
 def _kind(decoder: Decoder, module: nn.Module, name: str, held: Held) -> str:
@@ -45,4 +46,6 @@ def _kind(decoder: Decoder, module: nn.Module, name: str, held: Held) -> str:
 
 
 def num_bytes(held: Held) -> int:
+    if isinstance(held, Rows):
+        return held.nbytes
     return held.num_bytes if isinstance(held, Panels | Tiles) else held.numel() * held.element_size()

@@ -17,8 +17,10 @@ from windlass.core.place import Interval, Placement
 from windlass.errors import UnknownName
 from windlass.kernels.cuda.layout import Tiles
 from windlass.kernels.panels import Panels
+from windlass.kernels.triton.available import has_packed_kernels
+from windlass.kernels.triton.rows import Rows
 from windlass.weights.checked import missing, placed
-from windlass.weights.coded import load_panels, panels_bytes
+from windlass.weights.coded import load_packed, panels_bytes
 from windlass.weights.dense import load_dense, load_vector
 from windlass.weights.forms import Codes, common_codes, common_dense, form_of
 from windlass.weights.named import Named
@@ -31,7 +33,7 @@ from windlass.weights.tiled import are_paired, can_tile, load_tiles
 Progress = Callable[[int, int], None]
 """Called with the bytes of the checkpoint that are done, and with all of them."""
 
-Matrix = Tensor | Panels | Tiles
+Matrix = Tensor | Panels | Rows | Tiles
 Loaded = TypeVar("Loaded", bound=Matrix)
 
 EMBED, HEAD = "embed.weight", "head.weight"
@@ -151,14 +153,14 @@ class CheckpointWeights:
             return self._given(parts, self._dense([parts])[0])
         return self._given(parts, self._packed([parts], codes, names, 0))
 
-    def _packed(self, rows_of: list[list[Part]], codes: Codes, names: Sequence[str], num_experts: int) -> Panels | Tiles:
+    def _packed(self, rows_of: list[list[Part]], codes: Codes, names: Sequence[str], num_experts: int) -> Panels | Rows | Tiles:
         if self.tiled:
             return load_tiles(self._store, rows_of, codes, paired=are_paired(names), device=self.device)
-        return load_panels(self._store, rows_of, codes, num_experts)
+        return load_packed(self._store, rows_of, codes, num_experts, self.device)
 
     def _codes(self, parts: list[Part]) -> Codes | None:
         """None: everything is plain, because it is stored so, or asked for, or the device has no kernels for anything else."""
-        if not self._keep_quantized or not (self.tiled or self.device.type == "cpu"):
+        if not self._keep_quantized or not (self.tiled or has_packed_kernels(self.device)):
             return None
         return common_codes(parts, {form_of(self._store, part) for part in parts})
 

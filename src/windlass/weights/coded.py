@@ -13,12 +13,15 @@ from windlass.core.ports import TensorStore
 from windlass.formats.torch_dtypes import torch_dtype
 from windlass.kernels import repack
 from windlass.kernels.panels import PANEL_ROWS, Panels
+from windlass.kernels.triton.rows import Rows
 from windlass.weights.forms import FP8_BLOCK, Codes, Form, form_of
 from windlass.weights.packed import packed_form, packed_rows
 from windlass.weights.parts import Part
 from windlass.weights.readers import SHORT_RUN_ROWS, first_row, picked, runs
 from windlass.weights.stream import SLICE_BYTES, ahead
 
+DEVICE_SLICE_BYTES = 2**26
+"""Of a matrix in fp32, an eighth of it in 4-bit codes: few large copies to a device rather than many small ones."""
 BLOCKS_TAKEN = ("Q4_0", "Q4_1", "Q8_0")
 """ggml's blocks that panels take as they are."""
 
@@ -57,14 +60,18 @@ def panels_bytes(codes: Codes, num_out: int, num_in: int) -> int:
     return Panels(codes.kind, (num_out, num_in), codes.local_group(num_in), torch_dtype(codes.scale), nothing).expert_bytes
 
 
-def load_panels(store: TensorStore, rows_of: Sequence[Sequence[Part]], codes: Codes, num_experts: int) -> Panels:
-    """For each expert (or for the one matrix there is, `num_experts` 0) its parts below each other."""
+def load_packed(
+    store: TensorStore, rows_of: Sequence[Sequence[Part]], codes: Codes, num_experts: int, device: torch.device
+) -> Panels | Rows:
+    """For each expert (or for the one matrix there is, `num_experts` 0) its parts below each other: panels on a CPU, rows on a GPU."""
     first = rows_of[0]
     num_out, num_in = sum(part.num_rows for part in first), first[0].num_in
-    made = Panels.allocate(
-        codes.kind, num_out, num_in, codes.local_group(num_in), num_experts, scale_dtype=torch_dtype(codes.scale)
-    )
-    jobs = [job for expert, parts in enumerate(rows_of) for job in coded_jobs(store, parts, expert if num_experts else None)]
+    shape = (codes.kind, num_out, num_in, codes.local_group(num_in), num_experts, torch_dtype(codes.scale))
+    made = Panels.allocate(*shape) if device.type == "cpu" else Rows.allocate(*shape, device=device)
+    size = SLICE_BYTES if device.type == "cpu" else DEVICE_SLICE_BYTES
+    jobs = [
+        job for expert, parts in enumerate(rows_of) for job in coded_jobs(store, parts, expert if num_experts else None, size)
+    ]
     for expert, row, rows in ahead(jobs):
         if rows.scale is None:
             made.put_blocks(row, rows.codes, expert)

@@ -22,6 +22,8 @@ from windlass.errors import BadInput, UnknownName
 from windlass.kernels.cuda.layout import ROWS, Tiles
 from windlass.kernels.cuda.layout import random as random_tiles
 from windlass.kernels.panels import BLOCK, Panels
+from windlass.kernels.triton.available import has_packed_kernels
+from windlass.kernels.triton.rows import Rows
 from windlass.weights.named import Named
 from windlass.weights.parts import Share
 from windlass.weights.source import check_runnable
@@ -31,7 +33,7 @@ from windlass.weights.tiled import are_paired
 POOL = 4_194_301
 """Random numbers that are made; a prime, so that rows that repeat them begin elsewhere. Drawing them all would take minutes."""
 
-Matrix = Tensor | Panels | Tiles
+Matrix = Tensor | Panels | Rows | Tiles
 
 
 class RandomWeights:
@@ -115,13 +117,14 @@ class RandomWeights:
             return random_tiles(
                 max(num_experts, 1), *shape, how.group, spread, paired=paired, device=self.device, seed=self._seed_of(name)
             )
-        if how.bits >= 16 or self.device.type != "cpu" or not _has_panels(how, shape[1]):
+        if how.bits >= 16 or not has_packed_kernels(self.device) or not _has_panels(how, shape[1]):
             made = self._dense((num_experts, *shape) if num_experts else shape, spread, name, wide=how.bits > 16)
             return torch.nn.functional.normalize(made, dim=-1) if rules[0].ours.endswith(".router.weight") else made
         kind, scale_dtype = _panels(how, self.scheme)
-        return Panels.random(
-            kind, *shape, how.group or shape[1], num_experts, scale_dtype, deviation=spread, seed=self._seed_of(name)
-        )
+        form = (kind, *shape, how.group or shape[1], num_experts, scale_dtype)
+        if self.device.type == "cpu":
+            return Panels.random(*form, deviation=spread, seed=self._seed_of(name))
+        return Rows.random(*form, self.device, deviation=spread, seed=self._seed_of(name))
 
     def _can_be_tiled(self) -> bool:
         """Every matrix of the layers but the routers."""

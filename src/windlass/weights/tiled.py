@@ -8,13 +8,11 @@ import torch
 
 from windlass.core.ports import TensorStore
 from windlass.kernels.cuda.layout import ROWS, Filling, Tiles
-from windlass.weights.coded import coded_jobs
+from windlass.weights.coded import DEVICE_SLICE_BYTES, coded_jobs
 from windlass.weights.forms import Codes
 from windlass.weights.parts import Part
 from windlass.weights.stream import ahead
 
-SLICE_BYTES = 2**26
-"""Of a matrix in fp32, an eighth of it in codes: few large copies rather than many small ones."""
 GROUPS = (32, 64, 128)
 
 
@@ -38,7 +36,7 @@ def load_tiles(
     first = rows_of[0]
     num_out, num_in = sum(part.num_rows for part in first), first[0].num_in
     filling = Filling(len(rows_of), num_out, num_in, codes.local_group(num_in), paired=paired, device=device)
-    jobs = [job for number, parts in enumerate(rows_of) for job in coded_jobs(store, parts, number, SLICE_BYTES)]
+    jobs = [job for number, parts in enumerate(rows_of) for job in coded_jobs(store, parts, number, DEVICE_SLICE_BYTES)]
     for number, row, rows in ahead(jobs):
         assert number is not None and rows.scale is not None
         filling.put(row, rows.codes, rows.scale, number)

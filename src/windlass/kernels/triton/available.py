@@ -28,6 +28,11 @@ def usable(*tensors: Tensor | None) -> bool:
     return _installed()
 
 
+def has_packed_kernels(device: torch.device) -> bool:
+    """Whether something multiplies with packed weights there: the CPU's own kernels, or these."""
+    return device.type == "cpu" or (device.type == "cuda" and _installed())
+
+
 def emulated() -> bool:
     """Asked for by both: TRITON_INTERPRET alone might be meant for somebody else's kernels."""
     return os.environ.get("WINDLASS_TRITON") == "1" and interpreted()
