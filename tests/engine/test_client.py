@@ -408,3 +408,14 @@ async def test_tools_that_cannot_be_called_are_refused() -> None:
     async with opened() as client:
         with pytest.raises(BadInput, match="tool_choice is 'f', and this model's chat template shows no way"):
             await gathered(client, Request(messages=({"role": "user", "content": "hi"},), tools=(tool,), tool_choice="f"))
+
+
+@in_loop
+async def test_reasoning_that_led_to_a_call_is_recalled() -> None:
+    """Where the template looks for it, and not beside content."""
+    template = "{% for message in messages %}{{ message.thinking }}.{% endfor %}{# <|channel|><|message|> #}"
+    called = {"role": "assistant", "reasoning_content": "hm", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
+    async with opened(model_text(template)) as client:
+        assert await client.tokenize([called]) == ids("hm.")
+        assert await client.tokenize([called | {"content": "x"}]) == ids(".")
+        assert await client.tokenize([{"role": "assistant", "reasoning_content": "hm"}]) == ids(".")

@@ -256,11 +256,25 @@ def test_odd_schemas_do_no_harm(tools: list[dict[str, Any]]) -> None:
         ("<|im_start|>{{ message.role }}", "plain", ""),
         ("", "plain", ""),
         (None, "plain", ""),
+        ("{{ '<|start|>system<|message|>' }}<|channel|>final {{ reasoning_effort }}", "channels", ""),
+        ("[TOOL_CALLS]{{ name }}[ARGS]{{ arguments }}", "bracket_args", ""),
+        ("[AVAILABLE_TOOLS][TOOL_CALLS] [", "bracket_list", ""),
+        ('<|start_header_id|> \'Respond in the format {"name": function name, "parameters": ...}\'', "bare_json", ""),
+        ("<|start_header_id|>user<|end_header_id|>", "plain", ""),
     ],
 )
 def test_the_template_tells_the_style(template: str | None, style: str, thinking: str) -> None:
     found = dialect(template)
     assert (found.style, found.thinking) == (style, thinking)
+
+
+def test_the_template_tells_whether_and_how_much_the_model_reasons() -> None:
+    found = dialect("<|message|><|channel|>analysis {{ reasoning_effort }}")
+    assert (found.reasons, found.effort, found.past_reasoning) == (True, "reasoning_effort", "thinking")
+    assert dialect("<tool_call> <think> </think>").reasons
+    assert not dialect("<tool_call>").reasons
+    assert dialect("[TOOL_CALLS][ARGS][THINK][/THINK]").reasons
+    assert dialect("<tool_call>").effort == ""
 
 
 @pytest.mark.parametrize("form", ["arg_pairs", "xml_function"])

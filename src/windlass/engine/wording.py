@@ -103,11 +103,18 @@ class Wording:
             raise BadInput("this model has no chat template; ask with a prompt instead of messages")
         return render_chat(
             template,
-            request.messages or (),
+            [self._recalling(message) for message in request.messages or ()],
             tools=_shown_tools(request) or None,
             special_tokens=self._text.special_tokens,
             **self._variables(request),
         )
+
+    def _recalling(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Reasoning that led to a call, where the template looks for it; beside content it would be refused."""
+        key, thought = self._dialect.past_reasoning, message.get("reasoning_content")
+        if not key or not thought or not message.get("tool_calls") or message.get("content"):
+            return message
+        return {**message, key: thought}
 
     def _variables(self, request: Request) -> dict[str, Any]:
         """Of the template's own; what it does not have is refused."""

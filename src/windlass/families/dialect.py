@@ -10,7 +10,6 @@ import msgspec
 
 from windlass.core.model import Frozen
 
-
 _REASONING_MARKS = ("</think>", "[/THINK]", "analysis")
 _EFFORT = "reasoning_effort"
 
@@ -21,6 +20,8 @@ class Dialect(Frozen):
     """The template's variable that turns reasoning on and off; empty: it has none."""
     reasons: bool = False
     """Whether the template knows of reasoning."""
+    past_reasoning: str = ""
+    """Where in a message the template looks for the reasoning that led to a call, if not in reasoning_content."""
     effort: str = ""
     """The template's variable that says how much to reason; empty: it has none."""
 
@@ -30,6 +31,7 @@ class _Row(Frozen):
     template_has: tuple[str, ...]
     style: str
     thinking: str = ""
+    past_reasoning: str = ""
 
 
 def dialect(template: str | None) -> Dialect:
@@ -45,6 +47,7 @@ def _dialect(row: _Row, template: str) -> Dialect:
         style=row.style,
         thinking=row.thinking if row.thinking in template else "",
         reasons=any(mark in template for mark in _REASONING_MARKS),
+        past_reasoning=row.past_reasoning,
         effort=_EFFORT if _EFFORT in template else "",
     )
 
