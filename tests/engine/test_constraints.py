@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import os
 import random
 import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ pytest.importorskip("llguidance")
 jsonschema = pytest.importorskip("jsonschema")
 
 from windlass.core.request import GREEDY, Constraint, Delta, Request, Sampling  # noqa: E402
-from windlass.engine.client import InProcessClient  # noqa: E402
+from windlass.engine.client import InProcessClient, open_client  # noqa: E402
 from windlass.engine.load import load_model  # noqa: E402
 from windlass.engine.protocol import Launch  # noqa: E402
 from windlass.engine.wording import Wording  # noqa: E402
@@ -242,3 +244,33 @@ def test_a_named_tool_is_called_in_the_models_own_form(running: Running, style: 
     assert named[-1].finish_reason == "stop"
     assert not [call for delta in none for call in delta.tool_calls]
     assert none[-1].usage.prompt_tokens < named[-1].usage.prompt_tokens, "tools that may not be called are not shown"  # type: ignore[union-attr]
+
+
+@pytest.mark.multi
+def test_another_process_learns_the_words_and_so_does_the_one_after_it(smollm2: Path) -> None:
+    """They are sent once to each engine: to the one that is started after a crash too."""
+    launch = Launch(model=str(smollm2), context_tokens=512, max_sequences=2, device="cpu")
+
+    async def run() -> None:
+        client = open_client(launch)
+        ports: list[Any] = []
+        make = client._calls._make_port
+        client._calls._make_port = lambda: ports.append(make()) or ports[-1]
+        request = asked("choice", '["port", "starboard"]')
+
+        async def ask() -> str:
+            return "".join([delta.content async for delta in client.generate(request)])
+
+        first = await ask()
+        assert first in ("port", "starboard")
+        assert await ask() == first
+        with pytest.raises(BadInput, match="unclosed group"):
+            await anext(client.generate(asked("regex", "(")))
+        os.kill(ports[0].pid, signal.SIGKILL)
+        while client.is_alive:
+            await asyncio.sleep(0.01)
+        assert await ask() == first
+        assert len(ports) == 2
+        await client.close()
+
+    asyncio.run(asyncio.wait_for(run(), 100))
