@@ -39,7 +39,7 @@ def shape_of(name: str, layers: int | None = None) -> tuple[dict[str, Any], Mode
     assert known is not None, name
     config = {key: value for key, value in published_config(known).items() if key != "quantization_config"}
     if layers is not None:
-        config["num_hidden_layers"] = layers
+        config |= {"num_hidden_layers": layers, "num_nextn_predict_layers": 0}
     return config, describe(config, name)
 
 
