@@ -177,7 +177,11 @@ def test_rows_with_outliers_and_without_anything() -> None:
 def test_experts_of_many_rows() -> None:
     gate_up, down = mixture()
     rows = 300
-    logits, correction = torch.randn(rows, 32, device="cuda"), torch.rand(32, device="cuda")
+    # From a few rows an expert to most: items of every width.
+    logits, correction = (
+        torch.randn(rows, 32, device="cuda") + torch.linspace(-1.5, 1.5, 32, device="cuda"),
+        torch.rand(32, device="cuda"),
+    )
     x = torch.randn(rows, 1024, device="cuda").to(torch.bfloat16)
     ids, weights = route.choose_many(logits, correction, 8)
     expected_ids, expected_weights = route.route_reference(logits, correction, 8)

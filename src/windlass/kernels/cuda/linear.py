@@ -25,7 +25,7 @@ ONE_BUDGET, FINAL_BUDGET = 136 * 1024, 200 * 1024
 blocks beside them (docs/cuda-notes.md)."""
 WHOLE_BUDGET = 220 * 1024
 """Where nothing else need fit."""
-PRODUCT = 0
+PRODUCT = 1
 """How many.cu multiplies where nobody says: 0 in bf16, 1 with activations as 16-bit fixed-point numbers in integer products."""
 PAIRS = False
 """Whether up to 64 rows go, where nobody says, to pairs of blocks that share the inputs of 256 rows of weights, in units of 16, 32 or 64 rows."""
@@ -183,8 +183,8 @@ def wide_kernel(
     # Copies of less than 2 KB are slow, and weights are most of what few rows need.
     stage_blocks = 2 if exact and blocks % 2 == 0 else 1
     stage_bytes = stage_blocks * rows * 256 + -(-8 * deep * stage_blocks * weight.block_bytes // 1024) * 1024
-    stages = min(8, WHOLE_BUDGET // (stage_bytes + 16))
-    shared = stages * (stage_bytes + 16) + rows * 4
+    stages = min(8, WHOLE_BUDGET // (stage_bytes + 20))
+    shared = stages * (stage_bytes + 20) + rows * 4
     run = driver.kernel(
         "wide.cu", WIDE, shared_bytes=shared, KIND=kind, N=rows, STAGES=stages, STAGE_BLOCKS=stage_blocks, ITEMS=items, DEEP=deep,
         EXACT=int(exact), CLUSTER=cluster, GROUP=weight.group,

@@ -55,54 +55,29 @@ struct Arguments {
 #define L14 "%112,%113,%114,%115,%116,%117,%118,%119"
 #define L15 "%120,%121,%122,%123,%124,%125,%126,%127"
 #define O(i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), "+f"(c[i + 6]), "+f"(c[i + 7])
-#if N == 16
-#define SHAPE "m64n16k16"
-#define NAMES L0
-#define OUTPUTS O(0)
-#define REST "{%8,%9,%10,%11}, %12, p"
-#define ADD "%13"
-#elif N == 32
-#define SHAPE "m64n32k16"
-#define NAMES L0 "," L1
-#define OUTPUTS O(0), O(8)
-#define REST "{%16,%17,%18,%19}, %20, p"
-#define ADD "%21"
-#elif N == 64
-#define SHAPE "m64n64k16"
-#define NAMES L0 "," L1 "," L2 "," L3
-#define OUTPUTS O(0), O(8), O(16), O(24)
-#define REST "{%32,%33,%34,%35}, %36, p"
-#define ADD "%37"
-#elif N == 128
-#define SHAPE "m64n128k16"
-#define NAMES L0 "," L1 "," L2 "," L3 "," L4 "," L5 "," L6 "," L7
-#define OUTPUTS O(0), O(8), O(16), O(24), O(32), O(40), O(48), O(56)
-#define REST "{%64,%65,%66,%67}, %68, p"
-#define ADD "%69"
-#elif N == 144
-#define SHAPE "m64n144k16"
-#define NAMES L0 "," L1 "," L2 "," L3 "," L4 "," L5 "," L6 "," L7 "," L8
-#define OUTPUTS O(0), O(8), O(16), O(24), O(32), O(40), O(48), O(56), O(64)
-#define REST "{%72,%73,%74,%75}, %76, p"
-#define ADD "%77"
-#elif N == 160
-#define SHAPE "m64n160k16"
-#define NAMES L0 "," L1 "," L2 "," L3 "," L4 "," L5 "," L6 "," L7 "," L8 "," L9
-#define OUTPUTS O(0), O(8), O(16), O(24), O(32), O(40), O(48), O(56), O(64), O(72)
-#define REST "{%80,%81,%82,%83}, %84, p"
-#define ADD "%85"
-#elif N == 256
-#define SHAPE "m64n256k16"
-#define NAMES L0 "," L1 "," L2 "," L3 "," L4 "," L5 "," L6 "," L7 "," L8 "," L9 "," L10 "," L11 "," L12 "," L13 "," L14 "," L15
-#define OUTPUTS O(0), O(8), O(16), O(24), O(32), O(40), O(48), O(56), O(64), O(72), O(80), O(88), O(96), O(104), O(112), O(120)
-#define REST "{%128,%129,%130,%131}, %132, p"
-#define ADD "%133"
-#endif
-DEVICE void product(float (&c)[N / 2], const u32* f, u64 b, u32 add) {
-    asm volatile("{ .reg .pred p; setp.ne.b32 p, " ADD ", 0; wgmma.mma_async.sync.aligned." SHAPE ".f32.bf16.bf16 {" NAMES "}, " REST ", 1, 1, 0; }"
-                 : OUTPUTS
-                 : "r"(f[0]), "r"(f[1]), "r"(f[2]), "r"(f[3]), "l"(b), "r"(add));
-}
+// The first WIDTH columns.
+template <u32 WIDTH>
+DEVICE void product(float* c, const u32* f, u64 b, u32 add);
+#define PRODUCT(WIDTH, NAMES, REST, ADD, ...)                                                                                                        \
+    template <>                                                                                                                                      \
+    DEVICE void product<WIDTH>(float* c, const u32* f, u64 b, u32 add) {                                                                             \
+        asm volatile("{ .reg .pred p; setp.ne.b32 p, " ADD ", 0; wgmma.mma_async.sync.aligned.m64n" #WIDTH "k16.f32.bf16.bf16 {" NAMES "}, " REST    \
+                     ", 1, 1, 0; }"                                                                                                                  \
+                     : __VA_ARGS__                                                                                                                   \
+                     : "r"(f[0]), "r"(f[1]), "r"(f[2]), "r"(f[3]), "l"(b), "r"(add));                                                                \
+    }
+PRODUCT(16, L0, "{%8,%9,%10,%11}, %12, p", "%13", O(0))
+PRODUCT(32, L0 "," L1, "{%16,%17,%18,%19}, %20, p", "%21", O(0), O(8))
+PRODUCT(64, L0 "," L1 "," L2 "," L3, "{%32,%33,%34,%35}, %36, p", "%37", O(0), O(8), O(16), O(24))
+PRODUCT(96, L0 "," L1 "," L2 "," L3 "," L4 "," L5, "{%48,%49,%50,%51}, %52, p", "%53", O(0), O(8), O(16), O(24), O(32), O(40))
+PRODUCT(128, L0 "," L1 "," L2 "," L3 "," L4 "," L5 "," L6 "," L7, "{%64,%65,%66,%67}, %68, p", "%69", O(0), O(8), O(16), O(24), O(32), O(40), O(48), O(56))
+PRODUCT(144, L0 "," L1 "," L2 "," L3 "," L4 "," L5 "," L6 "," L7 "," L8, "{%72,%73,%74,%75}, %76, p", "%77", O(0), O(8), O(16), O(24), O(32), O(40), O(48), O(56), O(64))
+PRODUCT(160, L0 "," L1 "," L2 "," L3 "," L4 "," L5 "," L6 "," L7 "," L8 "," L9, "{%80,%81,%82,%83}, %84, p", "%85", O(0), O(8), O(16), O(24), O(32), O(40), O(48), O(56), O(64), O(72))
+PRODUCT(256, L0 "," L1 "," L2 "," L3 "," L4 "," L5 "," L6 "," L7 "," L8 "," L9 "," L10 "," L11 "," L12 "," L13 "," L14 "," L15, "{%128,%129,%130,%131}, %132, p", "%133", O(0), O(8), O(16), O(24), O(32), O(40), O(48), O(56), O(64), O(72), O(80), O(88), O(96), O(104), O(112), O(120))
+template <u32 VALUE>
+struct Number {
+    static constexpr u32 value = VALUE;
+};
 // All products but the last `ALLOWED` groups are done.
 template <u32 ALLOWED>
 DEVICE void products_done() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(ALLOWED) : "memory"); }
@@ -141,8 +116,17 @@ DEVICE int column(const Arguments& a, const int* list, u32 item, u32 n) {
 #endif
 }
 
+// How many columns there are, at least: they come one after another.
+DEVICE u32 width_of(const int* rows) {
+    u32 width = 16;
+#pragma unroll
+    for (u32 n = 16; n < N; n += 16)
+        if (rows[n] >= 0) width = n + 16;
+    return width;
+}
+
 // A warp's sums of one tile: lane (g, t) has rows g and g + 8, columns 2t and 2t + 1 of every eight.
-DEVICE void write(const Arguments& a, const float (&acc)[N / 2], const Unit& unit, u32 tile, u32 g, u32 t) {
+DEVICE void write(const Arguments& a, const float (&acc)[N / 2], const Unit& unit, u32 tile, u32 width, u32 g, u32 t) {
     if (tile >= a.tiles) return;
 #if KIND == 2
 #pragma unroll
@@ -162,6 +146,7 @@ DEVICE void write(const Arguments& a, const float (&acc)[N / 2], const Unit& uni
 #endif
 #pragma unroll
     for (u32 i = 0; i < N / 8; i++) {
+        if (i * 8 >= width) break;
         const float* v = acc + i * 4;
         const int place = column(a, a.item_places, unit.item, i * 8 + g);
 #if KIND == 1
@@ -201,6 +186,7 @@ extern "C" __global__ void IN_CLUSTER __launch_bounds__(CONSUMERS + LOADERS, 1) 
     extern __shared__ __align__(1024) u8 memory[];
     u64* barriers = (u64*)(memory + STAGES * STAGE_BYTES);
     int* rows = (int*)(barriers + 2 * STAGES);  // [N]: of x, of the unit that is being loaded
+    u32* widths = (u32*)(rows + N);             // [STAGES]: how many of a stage's columns there are, at least
     const u32 full = shared_address(barriers), empty = full + STAGES * 8, ring_at = shared_address(memory);
     const u32 thread = thread_number(), warp = thread / 32, lane = thread & 31;
     if (thread == 0) {
@@ -248,14 +234,17 @@ extern "C" __global__ void IN_CLUSTER __launch_bounds__(CONSUMERS + LOADERS, 1) 
             named_barrier(2, LOADERS);
             for (u32 n = number; n < N; n += LOADERS) rows[n] = column(a, a.item_rows, unit.item, n);
             named_barrier(2, LOADERS);
+            const u32 width = width_of(rows);
             for (u32 s = 0; s < stages; s++) {
                 barrier_wait(empty + stage * 8, phase);
                 const u32 at = ring_at + stage * STAGE_BYTES;
                 if (u != blockIdx.x || s >= early) fetch(unit, s, stage);
                 if (!waited) wait_previous(), waited = true;
+                if (number == 0) widths[stage] = width;
                 const u16* source = a.x + (unit.slice * a.slice_blocks + s * STAGE_BLOCKS) * BLOCK_K + chunk * 8;
 #pragma unroll
                 for (u32 i = 0; i < N / 16; i++) {
+                    if (i * 16 >= width) break;
                     const u32 n = i * 16 + first_row;
                     const int row = rows[n];
                     const u32 to = at + n * 128 + (chunk ^ (n & 7)) * 16, bytes = row >= 0 ? 16 : 0;
@@ -283,6 +272,7 @@ extern "C" __global__ void IN_CLUSTER __launch_bounds__(CONSUMERS + LOADERS, 1) 
     u32 stage = 0, phase = 0;
     for (u32 u = blockIdx.x; u < units; u += gridDim.x) {
         const Unit unit = unit_of(a, u, groups);
+        const u32 first_tile = unit.first + warp / 4 * DEEP * 4 + warp % 4;
 #if EXACT
         // Scales multiply the sums of a group, in fp32: those of one block while the products of the next one run, within a stage.
         constexpr u32 TURNS = STAGE_BLOCKS * DEEP;
@@ -320,7 +310,7 @@ extern "C" __global__ void IN_CLUSTER __launch_bounds__(CONSUMERS + LOADERS, 1) 
                 }
                 asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
-                for (u32 i = 0; i < 8; i++) product(c[set], f[set][i], x + i / 4 * (HALF_BYTES >> 4) + i % 4 * 2, i > 0);
+                for (u32 i = 0; i < 8; i++) product<N>(c[set], f[set][i], x + i / 4 * (HALF_BYTES >> 4) + i % 4 * 2, i > 0);
                 asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
                 if (turn > 0) products_done<1>(), collect(turn - 1);
             }
@@ -329,8 +319,34 @@ extern "C" __global__ void IN_CLUSTER __launch_bounds__(CONSUMERS + LOADERS, 1) 
             collect(TURNS - 1);
             if (++stage == STAGES) stage = 0, phase ^= 1;
         }
+#if CLUSTER > 1
+        // Block `rank` of the cluster has the last word on the warpgroups' rank-th 64 rows. All rings are at rest, so sums may lie there.
+        const u32 rank = blockIdx.x % CLUSTER;
+        cluster_barrier();
+#pragma unroll
+        for (u32 m = 0; m < DEEP; m++)
+            if (m != rank) send(acc[m], ring_at, m, rank, thread);
+        cluster_barrier();
+#endif
+#pragma unroll
+        for (u32 m = 0; m < DEEP; m++) {
+#if CLUSTER > 1
+            if (m != rank) continue;
+#pragma unroll
+            for (u32 r = 0; r < CLUSTER - 1; r++)
+#pragma unroll
+                for (u32 i = 0; i < N / 2; i += 4) {
+                    const float4 v = *(const float4*)(memory + r * (N * 512) + i * 1024 + thread * 16);
+                    acc[m][i] += v.x, acc[m][i + 1] += v.y, acc[m][i + 2] += v.z, acc[m][i + 3] += v.w;
+                }
+#endif
+            write(a, acc[m], unit, first_tile + m * 4, N, g, t);
+        }
 #else
         float acc[DEEP][N / 2];
+        // Most items are not full, and products need only be as wide as these are.
+        barrier_wait(full + stage * 8, phase);
+        const u32 width = widths[stage];
         u32 f[2][4][4];
         u32 last = 0;
         for (u32 s = 0; s < stages; s++) {
@@ -356,10 +372,29 @@ extern "C" __global__ void IN_CLUSTER __launch_bounds__(CONSUMERS + LOADERS, 1) 
                         for (u32 j = 0; j < 4; j++)
                             asm volatile("mul.rn.bf16x2 %0, %1, %2;" : "=r"(f[turn & 1][i][j]) : "r"(codes_bf16(words[i] >> (4 * j))), "r"(j & 1 ? high : low));
                     }
-                    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+                    const u64 at = x + half * (HALF_BYTES >> 4);
+                    const u32 add = s + b + half > 0;
+                    auto multiply = [&](auto columns) {
+                        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
-                    for (u32 i = 0; i < 4; i++) product(acc[m], f[turn & 1][i], x + half * (HALF_BYTES >> 4) + i * 2, s + b + half + i > 0);
-                    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+                        for (u32 i = 0; i < 4; i++) product<decltype(columns)::value>(acc[m], f[turn & 1][i], at + i * 2, i ? 1 : add);
+                        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+                    };
+#if ITEMS && N > 64
+                    if (width <= 32) multiply(Number<32>());
+                    else if (width <= 64) multiply(Number<64>());
+                    else
+#endif
+#if ITEMS && N > 128
+                    if (width <= 96) multiply(Number<96>());
+                    else if (width <= 128) multiply(Number<128>());
+                    else
+#endif
+#if ITEMS && N > 144
+                    if (width <= 144) multiply(Number<144>());
+                    else
+#endif
+                        multiply(Number<N>());
                 }
             }
             last = stage;
@@ -367,29 +402,8 @@ extern "C" __global__ void IN_CLUSTER __launch_bounds__(CONSUMERS + LOADERS, 1) 
         }
         products_done<0>();
         if (lane == 0) barrier_arrive(empty + last * 8);
+#pragma unroll
+        for (u32 m = 0; m < DEEP; m++) write(a, acc[m], unit, first_tile + m * 4, width, g, t);
 #endif
-#if CLUSTER > 1
-        // Block `rank` of the cluster has the last word on the warpgroups' rank-th 64 rows. All rings are at rest, so sums may lie there.
-        const u32 rank = blockIdx.x % CLUSTER;
-        cluster_barrier();
-#pragma unroll
-        for (u32 m = 0; m < DEEP; m++)
-            if (m != rank) send(acc[m], ring_at, m, rank, thread);
-        cluster_barrier();
-#endif
-#pragma unroll
-        for (u32 m = 0; m < DEEP; m++) {
-#if CLUSTER > 1
-            if (m != rank) continue;
-#pragma unroll
-            for (u32 r = 0; r < CLUSTER - 1; r++)
-#pragma unroll
-                for (u32 i = 0; i < N / 2; i += 4) {
-                    const float4 v = *(const float4*)(memory + r * (N * 512) + i * 1024 + thread * 16);
-                    acc[m][i] += v.x, acc[m][i + 1] += v.y, acc[m][i + 2] += v.z, acc[m][i + 3] += v.w;
-                }
-#endif
-            write(a, acc[m], unit, unit.first + warp / 4 * DEEP * 4 + m * 4 + warp % 4, g, t);
-        }
     }
 }
