@@ -40,11 +40,13 @@ format: $(DEV)  ## rewrite the code as ruff likes it
 	$(BIN)/ruff check --fix --exit-zero --quiet .
 	$(BIN)/ruff format .
 
-harness: $(DEV)  ## also lm-evaluation-harness, so that its tests against our server run
-	$(INSTALL) -e '.[harness]'
+# In an environment of its own: it is heavy (datasets, pandas, scipy), and its pins are not ours.
+harness:  ## lm-evaluation-harness, so that its tests against our server run
+	$(PYTHON) -m venv .venv-harness
+	.venv-harness/bin/python -m pip install --quiet --disable-pip-version-check 'lm-eval[api]>=0.4.9' transformers
 
 clean:  ## remove .venv and what tools leave behind
-	rm -rf .venv .demo .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv .venv-harness .demo .pytest_cache .ruff_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The last thing that making a virtual environment writes, so that half of one is made again.
