@@ -403,6 +403,16 @@ async def test_effort_goes_to_a_template_that_knows_it() -> None:
 
 
 @in_loop
+async def test_effort_turns_a_switch_where_there_is_no_measure() -> None:
+    async with opened(model_text(THINKING_TEMPLATE)) as client:
+        for effort, prompt in (("none", "u.hia.N"), ("high", "u.hia.")):
+            request = Request(messages=({"role": "user", "content": "hi"},), reasoning_effort=effort, max_tokens=1)
+            found = await gathered(client, request)
+            assert found.usage is not None
+            assert found.usage.prompt_tokens == len(prompt)
+
+
+@in_loop
 async def test_tools_that_cannot_be_called_are_refused() -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
     async with opened() as client:

@@ -21,7 +21,8 @@ from windlass.core.request import Constraint  # noqa: E402
 from windlass.engine.guide import Guide, Guides, num_words  # noqa: E402
 from windlass.engine.protocol import Vocabulary  # noqa: E402
 from windlass.errors import BadInput, MissingExtra  # noqa: E402
-from windlass.text.call_grammar import CALLS, Asked, answer_grammar  # noqa: E402
+from windlass.text.call_forms import CALLS  # noqa: E402
+from windlass.text.call_grammar import Asked, answer_grammar  # noqa: E402
 from windlass.text.stream import TextStream  # noqa: E402
 from windlass.text.styles import style_marks  # noqa: E402
 
@@ -109,7 +110,7 @@ WRITTEN = {
     "json": '<tool_call>\n{"name": "say", "arguments": {"text": "a </b>\\n", "times": 2}}\n</tool_call>',
     "arg_pairs": f"<tool_call>say\n{PAIRS}\n</tool_call>",
     "xml_function": f"<tool_call>\n<function=say>\n{TAGGED}\n</function>\n</tool_call>",
-    "bracket_list": '[TOOL_CALLS][{"name": "say", "arguments": {"text": "a </b>\\n", "times": 2}}]',
+    "bracket_list": '[TOOL_CALLS] [{"name": "say", "arguments": {"text": "a </b>\\n", "times": 2}}]',
     "bracket_args": '[TOOL_CALLS]say[ARGS]{"text": "a </b>\\n", "times": 2}',
     "bare_json": '{"name": "say", "parameters": {"text": "a </b>\\n", "times": 2}}',
     "channels": '<|channel|>commentary to=functions.say <|constrain|>json<|message|>{"text": "a </b>\\n", "times": 2}',
@@ -165,6 +166,35 @@ def test_with_a_constraint_and_tools_the_model_may_do_either(style: str) -> None
         assert vocab.accepts(asked, WRITTEN[style])
         assert vocab.accepts(asked, final + '{"anything": [1]}')
         assert not vocab.accepts(asked, final + "anything")
+
+
+@pytest.mark.parametrize("style", CALLS)
+def test_strict_tools_are_called_as_they_should_be_or_not_at_all(style: str) -> None:
+    """Nobody makes the model call, but what begins as a call must be one."""
+    tool = {"type": "function", "function": {**STRINGS[0], "strict": True}}
+    asked = Asked(style=style, tools=(tool,))
+    final = "<|channel|>final<|message|>" if style == "channels" else ""
+    words = "Well: a < b, [TOOL and <tool. " if style not in ("bare_json", "channels") else ""
+    for vocab in VOCABS[style]:
+        assert vocab.accepts(asked, final + "Nothing to do.\n\n {1}")
+        assert vocab.accepts(asked, words + WRITTEN[style])
+        assert not vocab.accepts(asked, words + WRITTEN[style].replace("say", "sing"))
+        assert not vocab.accepts(asked, words + WRITTEN[style].replace("2", "two"))
+        assert not vocab.accepts(asked, words + WRITTEN[style][:-2])
+    lax = {"type": "function", "function": STRINGS[0]}
+    assert answer_grammar(Asked(style=style, tools=(lax,)), {}) == ""
+    assert answer_grammar(Asked(style=style, tools=(tool,), tool_choice="none"), {}) == ""
+
+
+def test_words_before_and_between_strict_calls() -> None:
+    tool = {**STRINGS[0], "strict": True}
+    for style in ("json", "arg_pairs", "xml_function", "bracket_args", "bracket_list"):
+        for vocab in VOCABS[style]:
+            text = f"First. {WRITTEN[style]}\nThen {WRITTEN[style]} done"
+            assert vocab.accepts(Asked(style=style, tools=(tool,)), text)
+            stream = TextStream(vocab.tokenizer, style=style, tools=(tool,))
+            piece = stream.push(vocab.tokenizer.encode(text, special=False))
+            assert len(piece.tool_calls) == 2
 
 
 def test_a_style_without_calls_cannot_be_made_to_call() -> None:

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 NO_TEXT = "this model has no tokenizer, so it takes token_ids only; give its tokenizer.json, or ask with token_ids"
 
+NO_EFFORT = ("none", "minimal")
+"""Words of the API for no reasoning, where a template has a switch and no measure."""
+
 
 class Opened(NamedTuple):
     tokens: list[int]
@@ -95,7 +98,7 @@ class Wording:
         return self._text.tokenizer.encode(prompt, special=False)
 
     def _may_reason(self, request: Request) -> bool:
-        return self._dialect.reasons and request.thinking is not False
+        return self._dialect.reasons and request.thinking is not False and request.reasoning_effort not in NO_EFFORT
 
     def _rendered(self, request: Request) -> str:
         template = self._text.chat_template
@@ -119,14 +122,17 @@ class Wording:
     def _variables(self, request: Request) -> dict[str, Any]:
         """Of the template's own; what it does not have is refused."""
         variables: dict[str, Any] = {}
-        if request.thinking is not None:
+        thinking, effort = request.thinking, request.reasoning_effort
+        if effort is not None and self._dialect.effort:
+            variables[self._dialect.effort] = effort
+        elif effort is not None and self._dialect.thinking and thinking is None:
+            thinking = effort not in NO_EFFORT
+        elif effort is not None:
+            raise BadInput("this model's chat template has no measure of reasoning; leave reasoning_effort out")
+        if thinking is not None:
             if not self._dialect.thinking:
                 raise BadInput("this model's chat template has no switch for reasoning; leave thinking out")
-            variables[self._dialect.thinking] = request.thinking
-        if request.reasoning_effort is not None:
-            if not self._dialect.effort:
-                raise BadInput("this model's chat template has no measure of reasoning; leave reasoning_effort out")
-            variables[self._dialect.effort] = request.reasoning_effort
+            variables[self._dialect.thinking] = thinking
         return variables
 
     def with_text(self, entries: Sequence[TokenLogprob]) -> tuple[TokenLogprob, ...]:

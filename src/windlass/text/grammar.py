@@ -17,7 +17,7 @@ from windlass.errors import BadInput
 _JSON_SPACE = r"\r?\n[ \t]{0,32}|[ \t]{1,4}"
 """Between two parts of JSON: a new line and its indentation. Models that may write any amount of space sometimes write nothing else."""
 _SPACE = r"/[ \n\r\t]{1,8}/"
-_ANYTHING = "/(?s:.*)/"
+ANYTHING = "/(?s:.*)/"
 
 
 class Grammar:
@@ -44,8 +44,15 @@ class Grammar:
     def until(self, end: str) -> str:
         """Any text up to and with `end`."""
         if end in self._special:
-            return self.rule(f"{_ANYTHING} {self._piece(end)}")
-        return self.rule(_ANYTHING, options=f"[suffix={_quoted(end)}]")
+            return self.rule(f"{ANYTHING} {self._piece(end)}")
+        return self.rule(ANYTHING, options=f"[suffix={_quoted(end)}]")
+
+    def without(self, mark: str) -> str:
+        """Text, some of it, in which `mark` does not stand."""
+        if mark in self._special:
+            return self.rule("/(?s:.+)/", "words")
+        self.rule(f"/(?s:.+)/ & ~/(?s:.*){re.escape(mark)}(?s:.*)/", "WORDS")
+        return "WORDS"
 
     def schema(self, schema: Any) -> str:
         if schema is False:
