@@ -42,13 +42,13 @@ def _sequence_of(tile, starts, num_sequences, ROWS: tl.constexpr):
     return left - 1
 
 
-@triton.jit(do_not_specialize=["num_sequences", "num_rows", "window"])
+@triton.jit(do_not_specialize=["num_sequences", "num_rows", "window", "splits"])
 def _attend(
     result, stats, q, keys, values, positions, starts, lengths, table, sinks, slopes, scale, window, num_sequences, num_rows, num_heads,
-    q_row, q_head, k_page, k_head, k_dim, k_token, v_page, v_head, v_token, table_row,
+    q_row, q_head, k_page, k_head, k_dim, k_token, v_page, v_head, v_token, table_row, splits,
     GROUP: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr,
     SIZE_1: tl.constexpr, SIZE_2: tl.constexpr, BLOCK_1: tl.constexpr, BLOCK_2: tl.constexpr, VALUES: tl.constexpr,
-    SINGLE: tl.constexpr, PAGED: tl.constexpr, LATENT: tl.constexpr, WINDOW: tl.constexpr, SPLITS: tl.constexpr, TYPE: tl.constexpr,
+    SINGLE: tl.constexpr, PAGED: tl.constexpr, LATENT: tl.constexpr, WINDOW: tl.constexpr, SPLIT: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
     """A head's dimensions go in two parts, each padded to a power of two: SIZE_1 in BLOCK_1 and SIZE_2 (perhaps none) in BLOCK_2."""
     HEAD_BLOCKS: tl.constexpr = (GROUP + HEADS - 1) // HEADS
@@ -85,8 +85,8 @@ def _attend(
             nearest -= origin
         begin = tl.maximum(nearest, 0) // PAGE * PAGE
     end = stop
-    if SPLITS > 1:
-        span = tl.cdiv(tl.cdiv(tl.maximum(stop - begin, 0), TOKENS), SPLITS) * TOKENS
+    if SPLIT:
+        span = tl.cdiv(tl.cdiv(tl.maximum(stop - begin, 0), TOKENS), splits) * TOKENS
         begin += tl.program_id(2) * span
         end = tl.minimum(stop, begin + span)
 
@@ -153,7 +153,7 @@ def _attend(
                 mixed_2 = tl.dot(shares, v_2, mixed_2 * fade[:, None], input_precision="ieee")
 
     at = row.to(tl.int64) * num_heads + head
-    if SPLITS > 1:
+    if SPLIT:
         at += tl.program_id(2).to(tl.int64) * num_rows * num_heads
         tl.store(stats + 2 * at, most, mask=valid)
         tl.store(stats + 2 * at + 1, total, mask=valid)
@@ -175,16 +175,16 @@ def _attend(
         tl.store(to + SIZE_1 + part_2[None, :], mixed_2.to(kind), mask=valid[:, None] & (part_2 < SIZE_2)[None, :])
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows", "splits"])
 def _join(
-    result, parts, stats, sinks, num_rows, num_heads,
-    VALUES: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, SPLITS_BLOCK: tl.constexpr,
+    result, parts, stats, sinks, num_rows, num_heads, splits,
+    VALUES: tl.constexpr, BLOCK: tl.constexpr, SPLITS_BLOCK: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1)
     at = tl.program_id(0).to(tl.int64) * num_heads + head
     split = tl.arange(0, SPLITS_BLOCK)
     part = tl.arange(0, BLOCK)
-    there = split < SPLITS
+    there = split < splits
     from_ = at + split.to(tl.int64) * num_rows * num_heads
     most = tl.load(stats + 2 * from_, mask=there, other=float("-inf"))
     total = tl.load(stats + 2 * from_ + 1, mask=there, other=0)
@@ -268,16 +268,16 @@ def _run(
         strides = (*keys.stride(), *values.stride()[:3])
     _attend[(shape.tiles, heads // shape.group * shape.head_blocks, splits)](
         parts, stats, q, keys, values, step.positions, step.starts, step.lengths, step.blocks, sinks, slopes, scale, window or 0,
-        sequences, num_rows, heads, q.stride(0), q.stride(1), *strides, step.blocks.stride(0),
+        sequences, num_rows, heads, q.stride(0), q.stride(1), *strides, step.blocks.stride(0), splits,
         GROUP=shape.group, HEADS=shape.heads, ROWS=shape.rows, BLOCK=shape.block, TOKENS=shape.tokens,
         SIZE_1=shape.sizes[0], SIZE_2=shape.sizes[1], BLOCK_1=shape.blocks[0], BLOCK_2=shape.blocks[1], VALUES=width,
-        SINGLE=rows == sequences, PAGED=cache is not None, LATENT=latent, WINDOW=window is not None, SPLITS=splits,
+        SINGLE=rows == sequences, PAGED=cache is not None, LATENT=latent, WINDOW=window is not None, SPLIT=splits > 1,
         TYPE=products_in(torch.promote_types(q.dtype, keys.dtype)), num_warps=shape.num_warps, num_stages=2,
     )  # fmt: skip
     if stats is not None:
         _join[(rows, heads)](
-            result, parts, stats, sinks, num_rows, heads,
-            VALUES=width, BLOCK=triton.next_power_of_2(width), SPLITS=splits, SPLITS_BLOCK=triton.next_power_of_2(splits), num_warps=4,
+            result, parts, stats, sinks, num_rows, heads, splits,
+            VALUES=width, BLOCK=triton.next_power_of_2(width), SPLITS_BLOCK=MAX_SPLITS, num_warps=8 if width > 256 else 4,
         )  # fmt: skip
 
 

@@ -91,9 +91,9 @@ def dispatch(ids: Tensor, num_experts: int, tile: int) -> Dispatch:
     if items > FEW_ITEMS:
         counts = torch.empty(num_experts, dtype=torch.int32, device=ids.device)
         _count[(num_experts,)](counts, ids, items, BLOCK=BLOCK, num_warps=4)
-    block = min(BLOCK, triton.next_power_of_2(items))
+    how = {"TILE": tile, "COUNTED": counts is not None, "EXPERTS": triton.next_power_of_2(num_experts), "CHUNK": 32}
     _sort[(num_experts + 1,)](
         made.order, made.tiles, counts, ids, items, made.num_tiles, num_experts,
-        TILE=tile, COUNTED=counts is not None, EXPERTS=triton.next_power_of_2(num_experts), BLOCK=block, CHUNK=min(32, block), num_warps=4,
+        BLOCK=FEW_ITEMS if counts is None else BLOCK, num_warps=4, **how,
     )  # fmt: skip
     return made

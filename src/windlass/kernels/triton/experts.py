@@ -26,7 +26,7 @@ from windlass.kernels.triton.types import is_float
 BLOCK = 512
 
 
-@triton.jit(do_not_specialize=["num_items", "num_tiles", "items_of_row"])
+@triton.jit(do_not_specialize=["num_items", "num_tiles", "items_of_row", "slice_steps"])
 def _grouped(
     result, weight, scale, offset, x, order, tiles, num_items, num_tiles, items_of_row, num_out, num_in, row_codes, row_groups,
     x_stride, slice_steps,
@@ -57,34 +57,32 @@ def _grouped(
 
 
 @triton.jit
-def _summed(parts, bias, item, expert, out, inside, num_items, num_out, SLICES: tl.constexpr):
+def _summed(parts, bias, item, expert, out, inside, num_items, num_out, slices):
     """One item's product: its slices in order, and the bias of its expert."""
     total = tl.load(parts + item * num_out + out, mask=inside, other=0).to(tl.float32)
-    for number in range(1, SLICES):
+    for number in range(1, slices):
         total += tl.load(parts + (number * num_items + item) * num_out + out, mask=inside, other=0).to(tl.float32)
     if bias is not None:
         total += tl.load(bias + expert * num_out + out, mask=inside & (expert >= 0), other=0).to(tl.float32)
     return total
 
 
-@triton.jit(do_not_specialize=["num_items"])
-def _hidden(
-    result, parts, bias, ids, num_items, width, num_experts, clamp, HOW: tl.constexpr, SLICES: tl.constexpr, BLOCK: tl.constexpr
-):
+@triton.jit(do_not_specialize=["num_items", "slices"])
+def _hidden(result, parts, bias, ids, num_items, width, num_experts, clamp, slices, HOW: tl.constexpr, BLOCK: tl.constexpr):
     item = tl.program_id(0).to(tl.int64)
     expert = tl.load(ids + item).to(tl.int64)
     expert = tl.where(expert < num_experts, expert, -1)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = (at < width) & (expert >= 0)
-    gate = _summed(parts, bias, item, expert, at, inside, num_items, 2 * width, SLICES)
-    up = _summed(parts, bias, item, expert, width + at, inside, num_items, 2 * width, SLICES)
+    gate = _summed(parts, bias, item, expert, at, inside, num_items, 2 * width, slices)
+    up = _summed(parts, bias, item, expert, width + at, inside, num_items, 2 * width, slices)
     tl.store(result + item * width + at, gated(gate, up, clamp, HOW).to(result.dtype.element_ty), mask=at < width)
 
 
-@triton.jit(do_not_specialize=["num_items"])
+@triton.jit(do_not_specialize=["num_items", "slices"])
 def _combine(
-    result, parts, bias, ids, weights, add, num_items, num_out, num_experts, add_stride,
-    ACTIVE: tl.constexpr, SLICES: tl.constexpr, BLOCK: tl.constexpr,
+    result, parts, bias, ids, weights, add, num_items, num_out, num_experts, add_stride, slices,
+    ACTIVE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     out = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -93,7 +91,7 @@ def _combine(
         item = row * ACTIVE + choice
         expert = tl.load(ids + item).to(tl.int64)
         expert = tl.where(expert < num_experts, expert, -1)
-        said = _summed(parts, bias, item, expert, out, (out < num_out) & (expert >= 0), num_items, num_out, SLICES)
+        said = _summed(parts, bias, item, expert, out, (out < num_out) & (expert >= 0), num_items, num_out, slices)
         total += said * tl.load(weights + item).to(tl.float32)
     if add is not None:
         total += tl.load(add + row * add_stride + out, mask=out < num_out, other=0).to(tl.float32)
@@ -138,12 +136,12 @@ def experts(
     hidden = torch.empty((items, width), dtype=x.dtype, device=x.device)
     _hidden[(items, triton.cdiv(width, BLOCK))](
         hidden, inner.parts, gate_up_bias, ids, items, width, num_experts, inf if clamp is None else float(clamp),
-        HOW=activation.value, SLICES=inner.slices, BLOCK=BLOCK,
+        inner.slices, HOW=activation.value, BLOCK=BLOCK,
     )  # fmt: skip
     outer = _sums(hidden, second, tilings[1], sorted_items, 1)
     _combine[(x.shape[0], triton.cdiv(second.num_out, BLOCK))](
         result, outer.parts, down_bias, ids, weights, add, items, second.num_out, num_experts, 0 if add is None else add.stride(0),
-        ACTIVE=ids.shape[1], SLICES=outer.slices, BLOCK=BLOCK,
+        outer.slices, ACTIVE=ids.shape[1], BLOCK=BLOCK,
     )  # fmt: skip
     return result
 

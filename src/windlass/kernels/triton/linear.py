@@ -17,11 +17,11 @@ from windlass.kernels.triton.types import is_float
 BLOCK = 512
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows", "slice_steps"])
 def _linear(
     result, weight, scale, offset, x, bias, add, num_rows, num_out, num_in, row_codes, row_groups, x_stride, add_stride, slice_steps,
     KIND: tl.constexpr, GROUP: tl.constexpr, EVEN: tl.constexpr, TYPE: tl.constexpr, ASM: tl.constexpr,
-    BLOCK_OUT: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_IN: tl.constexpr, SLICES: tl.constexpr,
+    BLOCK_OUT: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_IN: tl.constexpr, SLICED: tl.constexpr,
 ):  # fmt: skip
     out = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     row = tl.program_id(1) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
@@ -33,7 +33,7 @@ def _linear(
     )  # fmt: skip
     inside = (out < num_out)[:, None] & (row < num_rows)[None, :]
     at = row.to(tl.int64)[None, :] * num_out + out[:, None]
-    if SLICES > 1:
+    if SLICED:
         tl.store(result + tl.program_id(2).to(tl.int64) * num_rows * num_out + at, total, mask=inside)
     else:
         if bias is not None:
@@ -43,13 +43,13 @@ def _linear(
         tl.store(result + at, total.to(result.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
-def _finish(result, parts, bias, add, num_rows, num_out, add_stride, SLICES: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["num_rows", "slices"])
+def _finish(result, parts, bias, add, num_rows, num_out, add_stride, slices, BLOCK: tl.constexpr):
     row = tl.program_id(1).to(tl.int64)
     out = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = out < num_out
     total = tl.zeros((BLOCK,), tl.float32)
-    for number in range(SLICES):
+    for number in range(slices):
         total += tl.load(parts + (number * num_rows + row) * num_out + out, mask=inside, other=0)
     if bias is not None:
         total += tl.load(bias + out, mask=inside, other=0).to(tl.float32)
@@ -85,9 +85,9 @@ def _run(result: Tensor, x: Tensor, given: Matrix, bias: Tensor | None, add: Ten
     sums = result if slices == 1 else torch.empty((slices, *result.shape), dtype=torch.float32, device=x.device)
     _linear[(*grid, slices)](
         sums, given.weight, given.scale, given.offset, x, bias, add, rows, given.num_out, given.num_in, given.row_codes,
-        given.num_groups, x.stride(0), add_stride, slice_steps, SLICES=slices, **given.constants(tiling, x.dtype),
+        given.num_groups, x.stride(0), add_stride, slice_steps, SLICED=slices > 1, **given.constants(tiling, x.dtype),
     )  # fmt: skip
     if slices > 1:
         _finish[(triton.cdiv(given.num_out, BLOCK), rows)](
-            result, sums, bias, add, rows, given.num_out, add_stride, SLICES=slices, BLOCK=BLOCK, num_warps=4
+            result, sums, bias, add, rows, given.num_out, add_stride, slices, BLOCK=BLOCK, num_warps=4
         )

@@ -92,7 +92,7 @@ for _number, (_name, _type, _how) in enumerate(ATTENTION):
             CASES[f"attention {_name} {_type} {_which}"] = partial(
                 check_attention, sequences=_sequences, dtype=TYPES[_type], spare=(0, 40)[_number % 2], **_how
             )
-    for _which, _sequences in SEQUENCES.items():
+    for _which, _sequences in (("decode", SEQUENCES["decode"]), ("mixed", SEQUENCES["mixed"])):
         LARGE[f"attention {_name} {_which} bf16"] = partial(
             check_attention, sequences=_sequences, dtype=torch.bfloat16, spare=200, **_how
         )
