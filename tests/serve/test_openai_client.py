@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import httpx
 import pytest
 from fake import FakeClient
 
@@ -204,6 +207,19 @@ class TestSmolLM2:
         with client_of(smollm2_server) as client, pytest.raises(openai.BadRequestError) as refused:
             client.completions.create(model="smollm2", prompt="word " * 2000)
         assert refused.value.code == "context_length_exceeded" and refused.value.param == "prompt"
+
+    def test_a_text_of_megabytes_does_not_hold_up_the_others(self, smollm2_server: Running) -> None:
+        """Cutting it into tokens takes seconds."""
+        body = {"model": "smollm2", "prompt": "word " * 1_000_000}
+        waits = [0.0]
+        with ThreadPoolExecutor(1) as aside:
+            began = time.monotonic()
+            asking = aside.submit(httpx.post, f"{smollm2_server.url}/v1/completions", json=body, timeout=60)
+            while not asking.done():
+                assert httpx.get(f"{smollm2_server.url}/health").status_code == 200
+                waits.append(time.monotonic() - began - sum(waits))
+        assert asking.result().json()["error"]["code"] == "context_length_exceeded"
+        assert sum(waits) > 0.5 and max(waits) < sum(waits) / 2
 
     def test_one_that_leaves_frees_the_engine(self, smollm2_server: Running) -> None:
         with client_of(smollm2_server) as client:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -58,6 +59,8 @@ class Asked(Frozen):
 
 def start(asked: Asked) -> int:
     _check(asked)
+    # Prompts come one by one, so its threads are of no use; and with them it complains whenever an engine's process is started.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from windlass.cli.run_locate import locate
     from windlass.serve.server import bind
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -19,10 +19,13 @@ from windlass.engine.protocol import Begun, Finish, Launch, Output, Submit, fini
 from windlass.engine.wording import NoWording, Opened, Silent, Wording
 from windlass.errors import BadInput
 from windlass.text.stream import Piece, TextStream
+from windlass.text.tokenizer import LONG_CHARACTERS
 
 if TYPE_CHECKING:
     from windlass.engine.engine import Engine
     from windlass.weights.text_of import ModelText
+
+Asked, Result = TypeVar("Asked"), TypeVar("Result")
 
 
 class EngineClient:
@@ -38,7 +41,7 @@ class EngineClient:
         return self._calls.is_alive
 
     async def generate(self, request: Request) -> AsyncGenerator[Delta, None]:
-        opened = self._wording.opened(request)
+        opened = await aside(self._wording.opened, request, _num_characters(request))
         submit = await self._submit(request, opened)
         answer = _Answer(opened.stream)
         async with aclosing(self._calls.outputs(submit)) as arriving:
@@ -83,8 +86,8 @@ class EngineClient:
     async def tokenize(self, text: str | Sequence[Mapping[str, Any]]) -> list[int]:
         """Of a text, as it would be read as a prompt; or of a chat's messages, through the template. Needs no engine."""
         if isinstance(text, str):
-            return self._wording.prompt_tokens(Request(prompt=text))
-        return self._wording.chat_tokens(text)
+            return await aside(self._wording.prompt_tokens, Request(prompt=text), len(text))
+        return await aside(self._wording.chat_tokens, text, sum(len(str(message.get("content"))) for message in text))
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
         return self._wording.decoded(token_ids)
@@ -202,6 +205,17 @@ def _joined(first: Piece, second: Piece) -> Piece:
 def _check(finish: Finish | None) -> None:
     if finish is not None and finish.reason == "error":
         raise finish_error(finish)
+
+
+async def aside(work: Callable[[Asked], Result], asked: Asked, num_characters: int) -> Result:
+    """A text of megabytes takes seconds to be cut into tokens, during which others must be served: then in a thread."""
+    return work(asked) if num_characters < LONG_CHARACTERS else await asyncio.to_thread(work, asked)
+
+
+def _num_characters(request: Request) -> int:
+    if request.messages is None:
+        return len(request.prompt or "")
+    return sum(len(content) for message in request.messages if isinstance(content := message.get("content"), str))
 
 
 class LocalClient(EngineClient):
