@@ -88,7 +88,7 @@ def loaded(url: str, path: str, bodies: list[dict[str, Any]], at_once: int) -> t
 
 
 def serving(make_client: Any, **settings: Any) -> Any:
-    from conftest import running
+    from serving import running
 
     return running(make_client, **settings)
 

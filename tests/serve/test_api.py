@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 from fake import CONTEXT, FakeClient
-
-from conftest import HELLO, in_process, posted
+from serving import HELLO, in_process, posted
 
 pytestmark = pytest.mark.pure
 

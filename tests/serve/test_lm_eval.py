@@ -15,8 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
-
-from conftest import Running
+from serving import Running
 
 pytestmark = [pytest.mark.cpu, pytest.mark.multi]
 

@@ -16,8 +16,8 @@ import pytest
 from fake import FakeClient
 from hypothesis import given
 from hypothesis import strategies as st
+from serving import HELLO
 
-from conftest import HELLO
 from windlass.serve.app import make_app, service_of
 from windlass.serve.log import Log, LogHandler, access_line, printable
 from windlass.serve.settings import Settings

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 from fake import FakeClient
-
-from conftest import running
+from serving import running
 
 pytestmark = [pytest.mark.pure, pytest.mark.multi]
 SCRIPT = Path(__file__).with_name("stream.mjs")

@@ -12,8 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from fake import FakeClient
-
-from conftest import Running, running
+from serving import Running, running
 
 openai = pytest.importorskip("openai")
 MESSAGES: Any = [{"role": "user", "content": "What is the capital of France?"}]

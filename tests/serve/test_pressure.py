@@ -14,8 +14,7 @@ from typing import Any
 import httpx
 import pytest
 from fake import FakeClient
-
-from conftest import HELLO, Running, running
+from serving import HELLO, Running, running
 
 pytestmark = pytest.mark.pure
 

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from fake import FakeClient
 from hypothesis import HealthCheck, given, settings
+from serving import Running, running
 
-from conftest import Running, running
 from windlass.serve.app import make_app
 from windlass.serve.openapi import openapi
 from windlass.serve.routes_table import ROUTES

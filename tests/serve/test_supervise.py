@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from fake import FakeClient
+from serving import HELLO, Lines, in_process
 
-from conftest import HELLO, Lines, in_process
 from windlass.core.client import Unavailable
 from windlass.serve.supervise import HOPELESS, LONGEST_PAUSE_SECONDS, Supervisor, pause_seconds, state_after
 
