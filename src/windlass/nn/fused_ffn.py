@@ -27,6 +27,13 @@ def _halves(*shape: int, device: torch.device) -> Tensor:
     return torch.empty(*shape, dtype=torch.bfloat16, device=device)
 
 
+def wide_product(x: Tensor, weight: Tensor) -> Tensor:
+    """fp32 [rows, outputs] of bf16 numbers; nothing in between is rounded to them."""
+    if not x.is_cuda:  # where PyTorch has no such product
+        return x.float() @ weight.float().T
+    return torch.mm(x, weight.T, out_dtype=torch.float32)
+
+
 class DenseFeed:
     def __init__(self, feed: FeedForward) -> None:
         self.gate_up: Tiles = feed.up.weight
@@ -120,7 +127,7 @@ class RoutedFeed:
 
     def wide(self, x: Tensor) -> Parts:
         rows, device = x.shape[0], x.device
-        logits = torch.mm(x, self._router_parts.T, out_dtype=torch.float32).view(rows, 3, -1).sum(1)
+        logits = wide_product(x, self._router_parts).view(rows, 3, -1).sum(1)
         ids, weights = route.choose_many(logits, self.correction, self.num_active, self.scale, softmax=self.softmax)
         routes = route.dispatch(ids, weights, self.num_experts, self.num_shared, self._item_rows(rows))
         act = _halves(rows * self.slots, self.width, device=device)

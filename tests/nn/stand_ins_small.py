@@ -1,0 +1,124 @@
+"""Stand-ins, as in stand_ins.py, for the kernels beside the products: routing, attention and norms."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from windlass.kernels.cuda import attention, linear, route
+from windlass.kernels.cuda.layout import INPUTS
+from windlass.kernels.cuda.route import Routes
+
+NAN = float("nan")
+
+
+def plain(dtype: torch.dtype, *tensors: Tensor) -> None:
+    """As a kernel takes them that is given addresses alone."""
+    for tensor in tensors:
+        assert tensor.dtype == dtype and tensor.is_contiguous(), f"{tensor.dtype}, not {dtype}, strides {tensor.stride()}"
+
+
+def put(out: Tensor, value: Tensor) -> Tensor:
+    """`value` may have been made of `out`."""
+    assert out.shape == value.shape, f"{tuple(value.shape)} into {tuple(out.shape)}"
+    return out.copy_(value)
+
+
+class Small:
+    def __init__(self, half: torch.dtype) -> None:
+        self.half = half
+
+    # --- routing
+
+    def router_one(self, x: Tensor, norm: Tensor, weight: Tensor, logits: Tensor, eps: float) -> Tensor:
+        plain(torch.float32, x, norm, weight, logits)
+        return put(logits, linear.norm_reference(x, norm, eps) @ weight.T)
+
+    def router_many(self, x: Tensor, weight: Tensor, logits: Tensor) -> Tensor:
+        plain(self.half, x)
+        plain(torch.float32, weight, logits)
+        assert logits.shape == (len(x), len(weight)) and len(weight) % 4 == 0
+        return put(logits, x.float() @ weight.T)
+
+    def route_many(self, logits: Tensor, correction: Tensor | None, into: Routes, routed_scale: float = 1.0) -> Routes:
+        assert len(logits) <= route.MAX_ROWS and into.ids.shape == into.weights.shape == (len(logits), into.num_active)
+        plain(torch.int32, into.ids)
+        plain(torch.float32, into.weights)
+        ids, weights = route.route_reference(logits, correction, into.num_active, routed_scale, softmax=into.softmax)
+        into.ids.copy_(ids), into.weights.copy_(weights)
+        size = into.item_rows.shape[1]
+        items = route.items_reference(ids, into.num_experts, into.num_shared, size)
+        assert len(items) <= len(into.item_expert), "more items than there is room for"
+        into.num_items[0] = len(items)
+        for number, (expert, rows, places) in enumerate(items):
+            into.item_expert[number] = expert
+            for buffer, values in ((into.item_rows, rows), (into.item_places, places)):
+                buffer[number] = torch.tensor(values + [-1] * (size - len(values)))
+        return into
+
+    def choose_many(
+        self, logits: Tensor, correction: Tensor | None, num_active: int, routed_scale: float = 1.0, *, softmax: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        plain(torch.float32, logits)
+        return route.route_reference(logits, correction, num_active, routed_scale, softmax=softmax)
+
+    # --- attention
+
+    def decode_attention(
+        self, qkv: Tensor, table: Tensor, positions: Tensor, slots: Tensor, lengths: Tensor, blocks: Tensor, keys: Tensor,
+        values: Tensor, out: Tensor, space: attention.Workspace, *, scale: float, splits: int, interleaved: bool = False,
+        shape: tuple[int, int] | None = None,
+    ) -> Tensor:  # fmt: skip
+        rows, kv_heads = len(qkv), keys.shape[1]
+        heads = qkv.shape[1] // INPUTS - 2 * kv_heads
+        plain(self.half, qkv, out, keys, values)
+        plain(torch.float32, table)
+        assert out.shape == (rows, heads * INPUTS) and 1 <= splits <= attention.MAX_SPLITS and heads // kv_heads <= 16
+        assert space.partial.numel() >= rows * heads * splits * (INPUTS + 2)
+        assert space.arrived.numel() >= rows * kv_heads and not space.arrived.any()
+        plain(torch.int32, positions, slots, lengths, blocks)
+        found = attention.decode_attention_reference(
+            qkv, table, positions, slots, lengths, blocks, keys, values, scale=scale, interleaved=interleaved
+        )
+        return put(out, found)
+
+    def rotate_store(
+        self, qkv: Tensor, table: Tensor, positions: Tensor, slots: Tensor, keys: Tensor, values: Tensor, num_kv_heads: int,
+        *, interleaved: bool = False,
+    ) -> Tensor:  # fmt: skip
+        plain(self.half, qkv, keys, values)
+        plain(torch.float32, table)
+        parts = qkv.view(len(qkv), -1, INPUTS)
+        q, k, v = parts.split((parts.shape[1] - 2 * num_kv_heads, num_kv_heads, num_kv_heads), dim=1)
+        for part in (q, k):
+            part.copy_(attention.rotate_reference(part, table, positions, interleaved))
+        page, offset = slots.long() // attention.PAGE_TOKENS, slots.long() % attention.PAGE_TOKENS
+        keys[page, :, :, offset], values[page, :, offset] = k, v
+        return qkv
+
+    def head_norm(self, qkv: Tensor, q_norm: Tensor, k_norm: Tensor, num_kv_heads: int, eps: float) -> Tensor:
+        plain(self.half, qkv)
+        plain(torch.float32, q_norm, k_norm)
+        return qkv.copy_(attention.head_norm_reference(qkv, q_norm, k_norm, num_kv_heads, eps))
+
+    # --- norms
+
+    def add_norm(
+        self, residual: Tensor, norm: Tensor, out: Tensor, eps: float, *, parts: Tensor | None = None, weights: Tensor | None = None
+    ) -> Tensor:  # fmt: skip
+        plain(torch.float32, residual, norm)
+        plain(self.half, out)
+        if parts is not None:
+            assert parts.dtype in (torch.float32, self.half) and parts.stride(-1) == 1
+            by_row = parts.float() if weights is not None else parts.float().transpose(0, 1)
+            factors = torch.ones(by_row.shape[:2])
+            if weights is not None:
+                plain(torch.float32, weights)
+                factors[:, : weights.shape[1]] = weights
+            residual += (by_row * factors[..., None]).sum(1)
+        return put(out, linear.norm_reference(residual, norm, eps))
+
+    def head_one(self, x: Tensor, norm: Tensor, weight: Tensor, out: Tensor, eps: float) -> Tensor:
+        plain(torch.float32, x, norm, out)
+        plain(torch.bfloat16, weight)
+        return put(out, linear.norm_reference(x, norm, eps) @ weight.float().T)
