@@ -27,23 +27,26 @@ def show_panel(service: Service, url: str) -> None:
 
 
 def panel_lines(service: Service, url: str) -> list[str]:
+    from rich.markup import escape
+
     from windlass.serve.origin import is_local
 
     settings, info = service.settings, service.supervisor.info
     assert info is not None
     made_of = [part for part in (info.scheme, f"on {info.device}" if info.device else "") if part]
     made_of += [f"{format_bytes(info.weights_bytes)} of weights"] if info.weights_bytes else []
-    made_of += [
-        f"{format_context(info.context_tokens)} context",
-        f"{info.max_sequences:,} at once, {settings.max_waiting:,} waiting",
+    room = f"{format_context(info.context_tokens)} context, {info.max_sequences:,} at once, {settings.max_waiting:,} waiting"
+    loaded = f"; ready in {format_seconds(info.load_seconds)}" if info.load_seconds else ""
+    lines = [
+        f"[bold]{url}/[/]  a page to chat and look at" if service.has_page else "",
+        f"[bold]{url}/v1[/]  OpenAI's API",
+        f"{escape(service.model)}: {escape(', '.join(made_of))}",
+        f"{room}{loaded}",
+        escape(f"planned: {service.plan.engine}, {service.plan.layout}, on {service.plan.hardware}") if service.plan else "",
+        _key_line(len(settings.api_keys), is_local(settings.host)),
+        "Ctrl-C finishes what runs and ends; twice, at once",
     ]
-    made_of += [f"ready in {format_seconds(info.load_seconds)}"] if info.load_seconds else []
-    lines = [f"[bold]{url}[/]  page at {url}/, API at {url}/v1", f"{service.model}: {', '.join(made_of)}"]
-    if service.plan is not None:
-        lines.append(f"as planned for {service.plan.hardware}: {service.plan.engine}, {service.plan.scheme.name}")
-    lines.append(_key_line(len(settings.api_keys), is_local(settings.host)))
-    lines.append("Ctrl-C finishes what runs and ends; twice, at once")
-    return lines
+    return [line for line in lines if line]
 
 
 def _key_line(num_keys: int, local: bool) -> str:

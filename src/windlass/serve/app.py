@@ -44,6 +44,7 @@ def make_app(
         from windlass.serve.page.mount import mount
 
         mount(app)
+        service.has_page = True
     app.add_middleware(Guard, service=service, routes=frozenset(path for path, _, _ in _table(service)))
     app.add_exception_handler(HTTPException, _answer_http_error)
     return app

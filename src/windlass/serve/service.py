@@ -47,6 +47,7 @@ class Service:
         self.supervisor = Supervisor(client, settings.stuck_seconds, self.log.line)
         self.flights, self.metrics = Flights(), Metrics()
         self.machine = Machine(tuple(device.total_bytes for device in plan.memory.per_device) if plan else ())
+        self.has_page = False
         self.started_at, self.created = time.monotonic(), int(time.time())
         self.ending = asyncio.Event()
         """Set when the server drains."""
