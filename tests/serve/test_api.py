@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -320,6 +322,7 @@ def test_what_was_done_is_counted() -> None:
     assert 'windlass_requests_total{outcome="length"} 2.0' in text and 'windlass_requests_total{outcome="refused"} 1.0' in text
     assert "windlass_time_to_first_token_seconds_count 2.0" in text and "windlass_inter_token_latency_seconds_count 7.0" in text
     assert 'windlass_http_requests_total{route="/v1/chat/completions",status="400"} 1.0' in text
+    assert "# TYPE windlass_engine_restarts_total counter" in text and "# TYPE windlass_kv_cache_usage_ratio gauge" in text
     for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_ratio", "request_queue_time_seconds_count"):
         assert f"windlass_{name}" in text
     assert status["totals"] == {
@@ -336,3 +339,16 @@ def test_live_numbers_come_as_events_until_the_server_ends() -> None:
 
     found = asyncio.run(ask())
     assert [status["state"] for status in found] == ["ready", "draining"]
+
+
+def test_every_number_is_documented_and_every_documented_number_is_there() -> None:
+    async def ask() -> str:
+        async with in_process(FakeClient()) as (http, _):
+            return (await http.get("/metrics")).text
+
+    there = set(re.findall(r"^# TYPE (windlass_\w+) (?:counter|gauge|histogram)$", asyncio.run(ask()), re.MULTILINE))
+    page = (Path(__file__).parents[2] / "docs" / "serve.md").read_text()
+    table = page[page.index("| metric | kind |") :]
+    assert {name for name in there if not name.endswith("_created")} == set(
+        re.findall(r"`(windlass_\w+?)(?:\{|`)", table.split("\n\n")[0])
+    )

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter as Count
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
-from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client.registry import Collector
 
 from windlass.core.request import Delta, Stats
 from windlass.serve.window import Rate, Recent
@@ -40,17 +41,14 @@ class Metrics:
         self.token_rate, self.prompt_rate = Rate(), Rate()
         self.outcomes: Count[str] = Count()
         self.total_prompt_tokens = self.total_completion_tokens = 0
-        self._gauges: list[MetricWrapperBase] = []
 
     def gauge(self, name: str, help: str, read: Callable[[], float]) -> None:
         """Read when somebody asks."""
-        made = Gauge(name, help, namespace=NAME, registry=self.registry)
-        made.set_function(read)
-        self._gauges.append(made)
+        Gauge(name, help, namespace=NAME, registry=self.registry).set_function(read)
 
     def counter_of(self, name: str, help: str, read: Callable[[], float]) -> None:
-        """A count that is kept elsewhere. Prometheus wants counters to be called _total."""
-        self.gauge(f"{name}_total", help, read)
+        """A count that is kept elsewhere, and begins again where that does, which Prometheus allows for."""
+        self.registry.register(_Elsewhere(name, help, read))
 
     def ended(self, outcome: str) -> None:
         self.requests.labels(outcome).inc()
@@ -58,6 +56,14 @@ class Metrics:
 
     def text(self) -> bytes:
         return generate_latest(self.registry)
+
+
+class _Elsewhere(Collector):
+    def __init__(self, name: str, help: str, read: Callable[[], float]) -> None:
+        self._name, self._help, self._read = f"{NAME}_{name}", help, read
+
+    def collect(self) -> Iterator[Metric]:
+        yield CounterMetricFamily(self._name, self._help, value=self._read())
 
 
 def _histogram(registry: CollectorRegistry, name: str, help: str, buckets: Sequence[float]) -> Histogram:
