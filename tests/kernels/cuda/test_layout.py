@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -53,3 +55,59 @@ def test_experts_stream_into_one_allocation() -> None:
 def test_refuses_what_kernels_cannot_read() -> None:
     with pytest.raises(BadInput, match="groups of 32, 64 or 128"):
         layout.empty(1, 24, 128, 128, device="cpu")
+
+
+def whole(tiles: layout.Tiles) -> torch.Tensor:
+    """With what fills the inputs up, as kernels see it: they multiply all of it."""
+    return layout.dequantize(replace(tiles, inputs=tiles.width))
+
+
+SHAPES = [(32, 128, 128), (32, 320, 64), (16, 96, 32), (16, 17 * 128, 128), (16, 17 * 128 + 32, 32)]
+
+
+@pytest.mark.parametrize(("rows", "inputs", "group"), SHAPES)
+def test_what_fills_up_counts_for_nothing(rows: int, inputs: int, group: int) -> None:
+    codes, scales, weights = checkpoint(2, rows, inputs, group=group)
+    for tiles in (layout.repack(codes, scales), layout.random(2, rows, inputs, group, 0.1, device="cpu")):
+        assert tiles.width >= inputs and tiles.width % 128 == 0
+        assert not whole(tiles)[..., inputs:].any()
+    assert torch.equal(whole(layout.repack(codes, scales))[..., :inputs], weights)
+
+
+def test_warps_divide_the_blocks() -> None:
+    for inputs in range(128, 40000, 128):
+        blocks = layout.num_blocks(inputs)
+        assert inputs <= blocks * 128 <= inputs * 1.25
+        assert blocks <= 16 or any(blocks % warps == 0 for warps in range(5, 12))
+    assert layout.num_blocks(129) == 2
+    assert layout.num_blocks(10944) == 88  # GLM-4.5-Air's: 85.5
+
+
+@pytest.mark.parametrize(("rows", "inputs", "group"), SHAPES)
+@pytest.mark.parametrize("paired", [False, True])
+def test_rows_in_pieces_fill_the_same_tiles(rows: int, inputs: int, group: int, paired: bool) -> None:
+    codes, scales, _ = checkpoint(3, rows, inputs, group=group)
+    filling = layout.Filling(3, rows, inputs, group, paired=paired, device=torch.device("cpu"))
+    filling.tiles.data.fill_(255)
+    for matrix in range(3):
+        for first, last in ((0, 5), (5, 6), (6, rows)):
+            filling.put(first, codes[matrix, first:last], scales[matrix, first:last], matrix)
+    assert torch.equal(filling.tiles.data, layout.repack(codes, scales, paired=paired).data)
+
+
+def test_random_tiles_have_the_deviation_asked_for() -> None:
+    made = layout.random(4, 256, 512, 128, 0.3, device="cpu", seed=5)
+    values = layout.dequantize(made)
+    assert values.std().item() == pytest.approx(0.3, rel=0.02)
+    assert abs(values.mean().item()) < 0.01
+    assert abs(values.mean(-1)).max() < 0.1  # of no row either
+    assert torch.equal(made.data, layout.random(4, 256, 512, 128, 0.3, device="cpu", seed=5).data)
+    assert not torch.equal(made.data[0], made.data[1])
+    assert not torch.equal(made.data, layout.random(4, 256, 512, 128, 0.3, device="cpu", seed=6).data)
+
+
+def test_parts_share_memory() -> None:
+    codes, scales, weights = checkpoint(4, 16, 128, group=128)
+    part = layout.repack(codes, scales).part(1, 3)
+    assert part.num_matrices == 2 and torch.equal(layout.dequantize(part), weights[1:3])
+    assert part.num_bytes == 2 * part.num_tiles * part.tile_bytes
