@@ -30,7 +30,7 @@ from windlass.kernels.step import attention_cache
 from windlass.kernels.triton import ops
 from windlass.kernels.triton.rows import Rows
 
-FAMILIES = ("llama", "qwen3", "qwen3_moe", "gpt_oss", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "mixtral", "bloom", "gpt2")
+FAMILIES = ("llama", "qwen3", "qwen3_moe", "gpt_oss", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "mixtral", "falcon-rw", "gpt2")
 DISTINCT_BYTES = 400e6
 """Timed weights are so many that the L2 cache does not hold them until they come round again."""
 

@@ -205,7 +205,9 @@ class Matrix:
         if self.kind == "plain":
             return replace(chosen, block_in=64)
         shared = self.group & -self.group  # the largest power of two in it
-        return replace(chosen, block_in=min(chosen.block_in, shared))
+        block_in = min(chosen.block_in, shared)
+        # Small steps have less under way: more of them at once.
+        return replace(chosen, block_in=block_in, num_stages=chosen.num_stages * (2 if block_in < 64 else 1))
 
     def product_type(self, dtype: torch.dtype) -> torch.dtype:
         """Of the factors, where activations are of `dtype`."""
