@@ -16,6 +16,7 @@ from windlass.core.client import Unavailable
 from windlass.core.request import Delta, Request, Usage
 from windlass.errors import Error
 from windlass.serve import failures
+from windlass.serve.connection import ABORT
 from windlass.serve.flight import Flight
 from windlass.serve.guard import DETAILS, KEY
 from windlass.serve.http import EVENTS, Gone, read_body, send_bytes, start
@@ -26,6 +27,8 @@ from windlass.serve.metrics import Watch
 from windlass.serve.service import Full, Service
 from windlass.wire.answers import error_event
 from windlass.wire.errors import Refusal
+
+SECONDS_FOR_LAST_WORDS = 1.0
 
 
 class Answering:
@@ -164,9 +167,14 @@ class _Answer:
         """Before the first byte it is an answer with a status; in the middle of a stream it is an event."""
         if not self._begun:
             raise refusal
-        self._service.metrics.ended(outcome(refusal))
         event = error_event(str(refusal), type=refusal.type, code=refusal.code)
-        await self._send({"type": "http.response.body", "body": event, "more_body": False})
+        try:
+            async with asyncio.timeout(SECONDS_FOR_LAST_WORDS):
+                await self._send({"type": "http.response.body", "body": event, "more_body": False})
+        except TimeoutError:  # a client that does not read would hold its place for ever
+            self._scope.get(ABORT, _nothing)()
+            raise Gone from None
+        self._service.metrics.ended(outcome(refusal))
 
     def _finish(self) -> str:
         reasons = {delta.finish_reason for delta in self._ends.values()}
@@ -186,6 +194,9 @@ def tokens_line(usages: Sequence[Usage]) -> str:
     prompt, new = sum(one.prompt_tokens for one in usages), sum(one.completion_tokens for one in usages)
     cached = sum(one.cached_tokens for one in usages)
     return f"{prompt:,} + {new:,} tokens{f', {cached:,} cached' if cached else ''}"
+
+
+def _nothing() -> None: ...
 
 
 async def _listen(receive: Receive, flight: Flight) -> None:

@@ -7,6 +7,7 @@ away every one of them learns of it: uvicorn tells only the last, and stops list
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -14,6 +15,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 MAX_HEAD_BYTES = 64 * 1024
 MAX_AHEAD = 8
 """Requests that a client may send before the first is answered."""
+UNREAD_SECONDS = 120
+"""What a client does not take for so long is thrown away, and its connection with it."""
+ABORT = "windlass.abort"
+"""In a request's scope: ends the connection at once, whatever is still to be sent."""
 
 
 def connection_class(head_seconds: float) -> type[HttpToolsProtocol]:
@@ -33,6 +38,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        _bound_writing(transport)
         self._timer = self.loop.call_later(self.head_seconds, self._too_slow)
 
     def data_received(self, data: bytes) -> None:
@@ -44,6 +50,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        cast(dict[str, Any], self.scope)[ABORT] = self.transport.abort
         self._in_head, self._head_bytes = True, 0
         if self._timer is None:
             self._timer = self.loop.call_later(self.head_seconds, self._too_slow)
@@ -74,3 +81,10 @@ class Connection(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _bound_writing(transport: asyncio.Transport) -> None:
+    option = getattr(socket, "TCP_USER_TIMEOUT", None)  # Linux
+    found: socket.socket | None = transport.get_extra_info("socket")
+    if option is not None and found is not None and found.family in (socket.AF_INET, socket.AF_INET6):
+        found.setsockopt(socket.IPPROTO_TCP, option, UNREAD_SECONDS * 1000)

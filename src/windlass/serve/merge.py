@@ -27,7 +27,11 @@ async def batches(client: Client, requests: Sequence[Request]) -> AsyncGenerator
 
 async def _merged(client: Client, requests: Sequence[Request]) -> AsyncGenerator[Batch, None]:
     arrived = _Arrived()
-    tasks = [asyncio.create_task(_pump(client, index, request, arrived)) for index, request in enumerate(requests)]
+    turns = _turns(requests)
+    tasks = [
+        asyncio.create_task(_pump(client, index, request, arrived, turn))
+        for index, (request, turn) in enumerate(zip(requests, turns, strict=True))
+    ]
     num_open = len(tasks)
     try:
         while num_open:
@@ -41,15 +45,42 @@ async def _merged(client: Client, requests: Sequence[Request]) -> AsyncGenerator
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _pump(client: Client, index: int, request: Request, arrived: _Arrived) -> None:
+async def _pump(client: Client, index: int, request: Request, arrived: _Arrived, turn: _Turn) -> None:
     try:
+        await turn.comes()
         async with aclosing(client.generate(request)) as deltas:
             async for delta in deltas:
+                turn.begun.set()
                 arrived.put(index, delta)
     except Exception as error:  # noqa: BLE001 - raised again by whoever waits
         arrived.fail(error)
     else:
         arrived.end()
+    finally:
+        turn.begun.set()
+
+
+class _Turn:
+    """The first of several answers to one prompt reads it; the others begin when it has, and find it in the cache."""
+
+    def __init__(self, first: _Turn | None) -> None:
+        self.begun = asyncio.Event()
+        self._first = first
+
+    async def comes(self) -> None:
+        if self._first is not None:
+            await self._first.begun.wait()
+
+
+def _turns(requests: Sequence[Request]) -> list[_Turn]:
+    """Copies of a request share its prompt, the very object."""
+    firsts: dict[int, _Turn] = {}
+    turns: list[_Turn] = []
+    for request in requests:
+        prompt = id(next(one for one in (request.messages, request.prompt, request.token_ids) if one is not None))
+        turns.append(_Turn(firsts.get(prompt)))
+        firsts.setdefault(prompt, turns[-1])
+    return turns
 
 
 class _Arrived:
