@@ -39,7 +39,9 @@ def shape_of(name: str, layers: int | None = None) -> tuple[dict[str, Any], Mode
     assert known is not None, name
     config = {key: value for key, value in published_config(known).items() if key != "quantization_config"}
     if layers is not None:
-        config |= {"num_hidden_layers": layers, "num_nextn_predict_layers": 0}
+        config["num_hidden_layers"] = layers
+        if "num_nextn_predict_layers" in config:
+            config["num_nextn_predict_layers"] = 0
     return config, describe(config, name)
 
 
@@ -223,12 +225,14 @@ def main() -> int:
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--new", type=int, default=64)
     parser.add_argument("--product", type=int, help="kernels/cuda/linear.py's PRODUCT")
+    parser.add_argument("--no-pairs", action="store_true", help="without kernels/cuda/linear.py's PAIRS")
     parser.add_argument("--dependent", type=int, help="nn/fused.py's DEPENDENT_ROWS")
     parser.add_argument("--item", type=int, help="nn/fused_ffn.py's ITEM_ROWS")
     options = parser.parse_args()
     batches = [int(b) for b in options.batch.split(",")]
     if options.product is not None:
         linear.PRODUCT = options.product
+    linear.PAIRS = not options.no_pairs
     if options.item is not None:
         fused_ffn.ITEM_ROWS = options.item
     if options.dependent is not None:

@@ -6,18 +6,21 @@ waits with `griddepcontrol.wait` before it reads what others wrote, so weights f
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
+import hashlib
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from windlass.errors import Error
+from windlass.kernels.build import cache_folder
 
 FOLDER = Path(__file__).parent
 MAX_SHARED_ATTRIBUTE = 8
@@ -102,11 +105,16 @@ def architecture(device: torch.device | int | None = None) -> str:
     return f"sm_{major}{minor}" + ("a" if major >= 9 else "")
 
 
-def compile_cubin(text: str, defines: Mapping[str, int], target: str) -> bytes:
+def compile_cubin(text: str, defines: Mapping[str, int | str], target: str) -> bytes:
     nvrtc, program = _nvrtc(), ctypes.c_void_p()
     nvrtc.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"kernel.cu", 0, None, None)
     # Generic lambdas count as host functions otherwise.
-    options = [f"--gpu-architecture={target}", "--std=c++17", "-default-device", *(f"-D{name}={value}" for name, value in defines.items())]
+    options = [
+        f"--gpu-architecture={target}",
+        "--std=c++17",
+        "-default-device",
+        *(f"-D{name}={value}" for name, value in defines.items()),
+    ]
     array = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
     failed = nvrtc.nvrtcCompileProgram(program, len(options), array)
     size = ctypes.c_size_t()
@@ -122,54 +130,75 @@ def compile_cubin(text: str, defines: Mapping[str, int], target: str) -> bytes:
     return image.raw
 
 
-@dataclass(frozen=True)
-class Kernel:
-    """A function on the device; `signature` has a letter per argument as in `struct`: P pointer, I u32, Q u64, f float."""
+_EIGHT_BYTES = {"P": "Q", "Q": "Q", "I": "I4x", "f": "f4x"}
+"""Arguments that are passed one by one lie eight bytes apart."""
 
-    function: int
-    signature: str
-    packed: bool
-    """Whether the arguments are the fields of one structure passed by value."""
+
+class Kernel:
+    """A function on the device; `signature` has a letter per argument as in `struct`: P pointer, I u32, Q u64, f float.
+
+    A launch takes a few microseconds of Python: what is handed to the driver is laid out once and refilled. The driver copies it, and the
+    call keeps the interpreter's lock, so one kernel may be launched from several threads.
+    """
+
+    def __init__(self, function: int, signature: str, packed: bool) -> None:
+        """`packed`: the arguments are the fields of one structure passed by value."""
+        self._function, self._kinds = ctypes.c_void_p(function), signature
+        self._fields = struct.Struct(
+            "@" + signature + "0Q" if packed else "=" + "".join(_EIGHT_BYTES[kind] for kind in signature)
+        )
+        self._values = ctypes.create_string_buffer(self._fields.size)
+        start = ctypes.addressof(self._values)
+        places = [start] if packed else [start + 8 * number for number in range(len(signature))]
+        self._pointers = (ctypes.c_void_p * len(places))(*places)
+        self._attribute = _Attribute(id=DEPENDENT_LAUNCH, value=1)
+        self._config = _Config(attributes=ctypes.addressof(self._attribute))
+        self._config.block[1] = self._config.block[2] = 1
+        self._config_at = ctypes.byref(self._config)
 
     def __call__(
         self, grid: Sequence[int], threads: int, *arguments: Argument, shared_bytes: int = 0, dependent: bool | None = None
     ) -> None:
-        values = [_value(kind, argument) for kind, argument in zip(self.signature, arguments, strict=True)]
-        buffers = (
-            [_pack(self.signature, values)]
-            if self.packed
-            else [_pack(k, [v]) for k, v in zip(self.signature, values, strict=True)]
-        )
-        pointers = (ctypes.c_void_p * len(buffers))(*(ctypes.addressof(buffer) for buffer in buffers))
-        attribute = _Attribute(id=DEPENDENT_LAUNCH, value=1)
-        config = _Config(
-            grid=(ctypes.c_uint * 3)(*grid, *(1,) * (3 - len(grid))),
-            block=(ctypes.c_uint * 3)(threads, 1, 1),
-            shared_bytes=shared_bytes,
-            stream=torch.cuda.current_stream().cuda_stream,
-            attributes=ctypes.addressof(attribute),
-            num_attributes=int(DEPENDENT if dependent is None else dependent),
-        )
-        _check(
-            _driver().cuLaunchKernelEx(ctypes.byref(config), ctypes.c_void_p(self.function), pointers, None), "launching a kernel"
-        )
-
-
-def _value(kind: str, argument: Argument) -> int | float:
-    if kind == "P":
-        return 0 if argument is None else argument.data_ptr() if isinstance(argument, Tensor) else int(argument)
-    assert isinstance(argument, int | float)
-    return float(argument) if kind == "f" else int(argument)
-
-
-def _pack(signature: str, values: Sequence[int | float]) -> ctypes.Array[ctypes.c_char]:
-    data = struct.pack("@" + signature + "0Q", *values)
-    return ctypes.create_string_buffer(data, len(data))
+        values = [
+            argument.data_ptr() if isinstance(argument, Tensor) else 0 if argument is None else argument for argument in arguments
+        ]
+        self._fields.pack_into(self._values, 0, *values)
+        config = self._config
+        config.grid[:] = (*grid, *(1,) * (3 - len(grid)))
+        config.block[0] = threads
+        config.shared_bytes = shared_bytes
+        config.stream = torch._C._cuda_getCurrentRawStream(torch.cuda.current_device())
+        config.num_attributes = DEPENDENT if dependent is None else dependent
+        status = _launch()(self._config_at, self._function, self._pointers, None)
+        if status:
+            _check(status, "launching a kernel")
 
 
 @functools.cache
-def _module(name: str, defines: tuple[tuple[str, int], ...], device: int) -> int:
-    image = compile_cubin(source(name), {**dict(defines), **DEFINES}, architecture(device))
+def _launch() -> Callable[..., int]:
+    return ctypes.PyDLL("libcuda.so.1").cuLaunchKernelEx
+
+
+def _cubin(text: str, defines: Mapping[str, int | str], target: str) -> bytes:
+    """From the cache where it was compiled before, by the same compiler."""
+    version = (ctypes.c_int * 2)()
+    _nvrtc().nvrtcVersion(ctypes.byref(version), ctypes.byref(version, ctypes.sizeof(ctypes.c_int)))
+    key = hashlib.sha256(repr((text, sorted(defines.items()), target, tuple(version))).encode()).hexdigest()
+    file = cache_folder() / f"{key[:32]}.cubin"
+    with contextlib.suppress(OSError):
+        return file.read_bytes()
+    image = compile_cubin(text, defines, target)
+    with contextlib.suppress(OSError):  # a disk that is full or read-only costs time, nothing else
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as made:
+            made.write(image)
+        Path(made.name).replace(file)
+    return image
+
+
+@functools.cache
+def _module(name: str, defines: tuple[tuple[str, int | str], ...], device: int) -> int:
+    image = _cubin(source(name), {**dict(defines), **DEFINES}, architecture(device))
     module = ctypes.c_void_p()
     torch.cuda.current_stream(device).synchronize()  # makes sure that a context exists
     _check(_driver().cuModuleLoadData(ctypes.byref(module), image), f"loading {name}")
@@ -181,7 +210,11 @@ def kernel(
     name: str, signature: str, function: str = "run", *, packed: bool = True, shared_bytes: int = 0, **defines: int
 ) -> Kernel:
     """A function of the source file `name` compiled with `defines` for the current device."""
-    module = _module(name, tuple(sorted(defines.items())), torch.cuda.current_device())
+    words: dict[str, int | str] = {**defines}
+    if function == "run":  # a name that profilers can tell apart
+        function = f"{Path(name).stem}_{defines.get('KIND', 'run')}"
+        words["run"] = function
+    module = _module(name, tuple(sorted(words.items())), torch.cuda.current_device())
     handle = ctypes.c_void_p()
     _check(
         _driver().cuModuleGetFunction(ctypes.byref(handle), ctypes.c_void_p(module), function.encode()),

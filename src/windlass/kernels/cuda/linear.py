@@ -27,7 +27,7 @@ WHOLE_BUDGET = 220 * 1024
 """Where nothing else need fit."""
 PRODUCT = 1
 """How many.cu multiplies where nobody says: 0 in bf16, 1 with activations as 16-bit fixed-point numbers in integer products."""
-PAIRS = False
+PAIRS = True
 """Whether up to 64 rows go, where nobody says, to pairs of blocks that share the inputs of 256 rows of weights, in units of 16, 32 or 64 rows."""
 
 
