@@ -223,9 +223,11 @@ class Engine:
 
     def _chosen(self, batch: Batch) -> list[int | None] | None:
         """Where all that is wanted of the step is the most likely tokens, the device finds them itself."""
-        wanted = [chunk.sequence.request for chunk in batch.chunks]
-        for asked in wanted:
-            if not asked.drawing.is_plain or asked.submit.logprobs is not None or asked.submit.prompt_logprobs is not None:
+        for chunk in batch.chunks:
+            asked: Asked = chunk.sequence.request
+            if not chunk.sequence.max_tokens or not asked.drawing.is_plain:
+                return None
+            if asked.submit.logprobs is not None or asked.submit.prompt_logprobs is not None:
                 return None
         return self.runner.next_tokens(batch.chunks, self._goes_on(batch))
 

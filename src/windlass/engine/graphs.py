@@ -43,6 +43,8 @@ class Flying:
     tokens: Tensor
     """In host memory, once it is done."""
     done: torch.cuda.Event
+    leads_on: bool = False
+    """Whether the table of blocks, as it was at the launch, says where the tokens after these go: the device looks there at its end."""
 
 
 class Graphs:

@@ -174,21 +174,23 @@ class Runner:
         captured = self._filled(chunks)
         if captured is None or self._graphs is None:
             return None
-        return self._graphs.launch(captured, _identities(chunks), max(chunk.stop for chunk in chunks))
+        flying = self._graphs.launch(captured, _identities(chunks), max(chunk.stop for chunk in chunks))
+        flying.leads_on = _have_room(chunks, 1)
+        return flying
 
     def _followed(self, flying: Flying, chunks: Sequence[Chunk]) -> Flying | None:
         """The same sequences with one token more each, which the device has put into the buffers; None: there is no room for these yet."""
         assert self._graphs is not None
         longest = flying.longest + 1
-        if any(len(chunk.sequence.blocks) * BLOCK_TOKENS <= chunk.stop for chunk in chunks):
-            return None
-        if not self._graphs.serves(flying.captured, longest):
+        if not flying.leads_on or not self._graphs.serves(flying.captured, longest):
             return None
         self._buffers.wait()
         changed = [self._fill_blocks(number, chunk.sequence) for number, chunk in enumerate(chunks)]
         if any(changed):
             self._buffers.upload_blocks(len(chunks))
-        return self._graphs.launch(flying.captured, [(who, at + 1) for who, at in flying.sequences], longest)
+        following = self._graphs.launch(flying.captured, [(who, at + 1) for who, at in flying.sequences], longest)
+        following.leads_on = _have_room(chunks, 2)
+        return following
 
     def _filled(self, chunks: Sequence[Chunk]) -> Captured | None:
         """Fills the buffers. The graph to be replayed on them, where every sequence has one new token and wants its logits."""
@@ -284,6 +286,11 @@ class Runner:
 def _is_next(chunk: Chunk) -> bool:
     """One token, after which another is drawn."""
     return chunk.stop - chunk.start == 1 and chunk.is_sampled and chunk.num_logits == 1
+
+
+def _have_room(chunks: Sequence[Chunk], more: int) -> bool:
+    """Whether every sequence has blocks for so many tokens more."""
+    return all(len(chunk.sequence.blocks) * BLOCK_TOKENS >= chunk.stop + more for chunk in chunks)
 
 
 def _identities(chunks: Sequence[Chunk]) -> list[tuple[object, int]]:

@@ -36,7 +36,8 @@ class Limits(Frozen):
     max_step_logits: int = 128
     """Rows of logits in one step: a sampled token needs one, a scored prompt one for each of its tokens."""
     room_ahead: bool = False
-    """Decoding sequences have room for the token after next, where there are blocks: a device may begin a step before it is asked to."""
+    """Decoding sequences have room for two tokens more, where there are blocks: a device may begin a step before it is asked to, and prepare
+    another."""
 
     def __post_init__(self) -> None:
         if min(self.num_blocks, self.context_tokens, self.block_tokens, self.max_sequences) < 1:
@@ -192,7 +193,7 @@ class Scheduler:
             if end > len(sequence.blocks) * size and not self._grow(sequence, batch):
                 continue
             batch.chunks.append(Chunk(sequence, end - 1, end, end - 1))
-            if self.limits.room_ahead and end == len(sequence.blocks) * size:
+            if self.limits.room_ahead and end + 1 >= len(sequence.blocks) * size:
                 self._grow_ahead(sequence)
 
     def _grow(self, sequence: Sequence, batch: Batch) -> bool:

@@ -1,0 +1,145 @@
+"""A device on the CPU: what is launched happens in order, and as early or as late as a real one may do it.
+
+`Late` (or eager) streams, buffers that are copied when the stream gets to it, and graphs whose replay runs the decoder and moves the
+buffers on, with the interface that engine.runner knows.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from windlass.engine import runner
+from windlass.engine.engine import Engine
+from windlass.engine.graphs import Captured, Flying, Graphs, _elsewhere
+from windlass.engine.runner import Buffers
+from windlass.engine.scheduler import Limits
+from windlass.kernels.cuda.greedy import greedy_reference
+from windlass.kernels.step import Cache, Step, attention_cache
+
+
+class Stream:
+    def __init__(self, late: bool) -> None:
+        self.late = late
+        self._waiting: deque[Callable[[], object]] = deque()
+        self._num_launched = self._num_done = 0
+
+    def launch(self, work: Callable[[], object]) -> Event:
+        self._waiting.append(work)
+        self._num_launched += 1
+        if not self.late:
+            self.reach(self._num_launched)
+        return Event(self, self._num_launched)
+
+    def reach(self, number: int) -> None:
+        while self._num_done < number:
+            self._waiting.popleft()()
+            self._num_done += 1
+
+    def synchronize(self) -> None:
+        self.reach(self._num_launched)
+
+
+class Event:
+    def __init__(self, stream: Stream, number: int) -> None:
+        self._stream, self._number = stream, number
+
+    def synchronize(self) -> None:
+        self._stream.reach(self._number)
+
+
+class LateBuffers(Buffers):
+    """The host's side is read when a copy is made, not when it is asked for."""
+
+    def __init__(self, stream: Stream, limits: Limits, device: torch.device) -> None:
+        super().__init__(limits, device, apart=True)
+        self._stream, self._copied = stream, Event(stream, 0)
+
+    def wait(self) -> None:
+        self._copied.synchronize()
+
+    def upload(self, num_sequences: int, blocks_changed: bool) -> None:
+        self._copied = self._stream.launch(lambda: Buffers.upload(self, num_sequences, False))
+        if blocks_changed:
+            self.upload_blocks(num_sequences)
+
+    def upload_blocks(self, num_sequences: int) -> None:
+        self._copied = self._stream.launch(lambda: Buffers.upload_blocks(self, num_sequences))
+
+
+class Replay:
+    """In place of a CUDA graph. Whoever replays one himself reads its results next, which waits for the device."""
+
+    def __init__(self, stream: Stream, work: Callable[[], None]) -> None:
+        self.stream, self.work = stream, work
+
+    def replay(self) -> None:
+        self.stream.launch(self.work)
+        self.stream.synchronize()
+
+
+class LateGraphs(Graphs):
+    def __init__(
+        self, stream: Stream, decoder: Any, caches: Sequence[Cache], step: Step, counts: Tensor, most: int, num_tokens: int, sizes: Any
+    ) -> None:  # fmt: skip
+        self._stream: Any = stream
+        self._decoder, self._caches, self._step, self._counts = decoder, caches, step, counts
+        self._num_tokens = num_tokens
+        self._sizes = [size for size in sizes if size < most] + [most]
+        self._graphs = {}
+        self._host_tokens = [torch.full((most,), 2**30, dtype=torch.int32) for _ in range(2)]
+        self.why_not = ""
+        self.num_launched = 0
+        self.sizes_run: set[int] = set()
+
+    def launch(self, captured: Captured, sequences: list[tuple[object, int]], longest: int) -> Flying:
+        self.num_launched += 1
+        replay: Any = captured.graph
+        self._stream.launch(replay.work)
+        self._host_tokens.reverse()
+        tokens = self._host_tokens[0]
+        done = self._stream.launch(lambda: tokens[: captured.chosen.shape[0]].copy_(captured.chosen))
+        return Flying(captured, sequences, longest, tokens, done)
+
+    def _capture(self, size: int, longest: int) -> Captured:
+        step = self._view(size, longest)
+        self._stream.synchronize()
+        assert int(step.lengths.max()) <= longest
+        logits = self._decoder(step, self._caches)
+        greedy_reference(logits, self._num_tokens or 0, _elsewhere(step), self._counts)
+        captured = Captured(None, torch.full_like(logits, torch.nan), torch.zeros(size, dtype=torch.int32), longest)  # type: ignore[arg-type]
+
+        def work() -> None:
+            self.sizes_run.add(size)
+            assert int(step.lengths.max()) <= longest, "longer than this graph was made for"
+            captured.logits.copy_(self._decoder(step, self._caches))
+            captured.chosen.copy_(greedy_reference(captured.logits, self._num_tokens or 0, step, self._counts))
+
+        captured.graph = Replay(self._stream, work)  # type: ignore[assignment]
+        return captured
+
+
+def make_late_engine(
+    decoder: Any, patch: Any, *, late: bool, sizes: Sequence[int] = (1, 4), vocab_size: int = 64, caches: Any = None, **changes: Any
+) -> Engine:  # fmt: skip
+    """As fake_decoder.make_engine, on such a device; the last block of the caches is the spare one."""
+    limits = Limits(**({"context_tokens": 256, "max_step_tokens": 40, "max_step_logits": 12, "room_ahead": True} | changes))
+    stream = Stream(late)
+    patch.setattr(runner, "Buffers", lambda limits, device: LateBuffers(stream, limits, device))
+    caches = caches or [attention_cache(limits.num_blocks + 1, 1, 1, torch.float32)]
+
+    def in_turn(step: Step, caches: Sequence[Cache]) -> Tensor:
+        stream.synchronize()
+        return decoder(step, caches)
+
+    engine = Engine(in_turn, caches, limits, vocab_size, record=False)
+    made = engine.runner
+    buffers = made._buffers
+    made._graphs = LateGraphs(
+        stream, decoder, caches, buffers.step, buffers.device_counts, limits.max_sequences, vocab_size, sizes
+    )
+    return engine
