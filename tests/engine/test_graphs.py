@@ -277,7 +277,7 @@ def test_sizes_and_classes() -> None:
             FakeDecoder(), patch, late=False, sizes=graphs.SIZES, num_blocks=64, max_sequences=30, max_step_logits=30
         ).runner._graphs
     made._step.lengths.fill_(1)
-    made._step.starts.copy_(torch.arange(31))
+    made._step.starts.copy_(torch.arange(31)), made._step.logit_rows.copy_(torch.arange(30))
     assert [made.size(rows) for rows in (1, 8, 9, 15, 17, 29, 30)] == [1, 8, 10, 16, 20, 30, 30]
     assert made.size(31) is None
     captured = made.get(1, 20)
