@@ -18,10 +18,8 @@ from windlass.weights.forms import FP8_BLOCK, Codes, Form, form_of
 from windlass.weights.packed import packed_form, packed_rows
 from windlass.weights.parts import Part
 from windlass.weights.readers import SHORT_RUN_ROWS, first_row, picked, runs
-from windlass.weights.stream import SLICE_BYTES, ahead
+from windlass.weights.stream import DEVICE_SLICE_BYTES, DEVICE_WORKERS, SLICE_BYTES, ahead
 
-DEVICE_SLICE_BYTES = 2**26
-"""Of a matrix in fp32, an eighth of it in 4-bit codes: few large copies to a device rather than many small ones."""
 BLOCKS_TAKEN = ("Q4_0", "Q4_1", "Q8_0")
 """ggml's blocks that panels take as they are."""
 
@@ -33,6 +31,10 @@ class Coded:
     codes: Tensor
     scale: Tensor | None = None
     offset: Tensor | None = None
+
+    def pinned(self) -> Coded:
+        """Where a GPU copies from without the processor's help."""
+        return Coded(*(None if tensor is None else tensor.pin_memory() for tensor in (self.codes, self.scale, self.offset)))  # type: ignore[arg-type]
 
     def picked(self, index: Tensor) -> Coded:
         return Coded(*(None if tensor is None else tensor[index] for tensor in (self.codes, self.scale, self.offset)))  # type: ignore[arg-type]
@@ -68,11 +70,11 @@ def load_packed(
     num_out, num_in = sum(part.num_rows for part in first), first[0].num_in
     shape = (codes.kind, num_out, num_in, codes.local_group(num_in), num_experts, torch_dtype(codes.scale))
     made = Panels.allocate(*shape) if device.type == "cpu" else Rows.allocate(*shape, device=device)
-    size = SLICE_BYTES if device.type == "cpu" else DEVICE_SLICE_BYTES
+    size, workers = (SLICE_BYTES, 1) if device.type == "cpu" else (DEVICE_SLICE_BYTES, DEVICE_WORKERS)
     jobs = [
         job for expert, parts in enumerate(rows_of) for job in coded_jobs(store, parts, expert if num_experts else None, size)
     ]
-    for expert, row, rows in ahead(jobs):
+    for expert, row, rows in ahead(jobs, workers):
         if rows.scale is None:
             made.put_blocks(row, rows.codes, expert)
         else:

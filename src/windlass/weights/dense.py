@@ -11,7 +11,7 @@ from windlass.core.ports import TensorStore
 from windlass.formats.torch_dtypes import torch_dtype
 from windlass.weights.parts import Part
 from windlass.weights.readers import first_row, kept_columns, picked, reader, runs
-from windlass.weights.stream import SLICE_BYTES, ahead
+from windlass.weights.stream import DEVICE_SLICE_BYTES, DEVICE_WORKERS, SLICE_BYTES, ahead
 
 Job = Callable[[], None]
 Block = tuple[Tensor, Tensor]
@@ -28,7 +28,7 @@ def load_dense(store: TensorStore, rows_of: Sequence[Sequence[Part]], dtype: tor
         for part in parts:
             jobs += _jobs(store, part, out[expert, row : row + part.num_rows])
             row += part.num_rows
-    for block in ahead(jobs):
+    for block in ahead(jobs, 1 if device.type == "cpu" else DEVICE_WORKERS):
         if block is not None:
             block[0].copy_(block[1])
     return out
@@ -48,14 +48,16 @@ def _jobs(store: TensorStore, part: Part, target: Tensor) -> Iterator[Callable[[
     return _by_rows(store, part, target)
 
 
-def slice_rows(part: Part) -> int:
-    return max(1, SLICE_BYTES // (part.ours.shape[-1] * 4))
+def slice_rows(part: Part, target: Tensor) -> int:
+    size = SLICE_BYTES if target.device.type == "cpu" else DEVICE_SLICE_BYTES
+    return max(1, size // (part.ours.shape[-1] * 4))
 
 
 def _by_rows(store: TensorStore, part: Part, target: Tensor) -> Iterator[Callable[[], Block]]:
     read, (first, last), (left, right) = reader(store, part.ours, part.place), part.rows, part.columns
-    for start in range(first, last, slice_rows(part)):
-        stop = min(start + slice_rows(part), last)
+    step = slice_rows(part, target)
+    for start in range(first, last, step):
+        stop = min(start + step, last)
 
         def job(start: int = start, stop: int = stop) -> Block:
             return target[start - first : stop - first], read(start, stop)[:, left:right]

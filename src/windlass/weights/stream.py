@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -13,22 +14,25 @@ Result = TypeVar("Result")
 
 SLICE_BYTES = 2**20
 """Of a matrix in fp32. Two are held at a time with what decoding them takes: at most 32 MiB, which a test measures."""
+DEVICE_SLICE_BYTES = 2**26
+"""The same on the way to another device: few large copies rather than many small ones, and several of them read at a time."""
+DEVICE_WORKERS = 8
 SLICES_BETWEEN_TRIMS = 4
 
 
-def ahead(jobs: Iterable[Callable[[], Result]]) -> Iterator[Result]:
-    """What the jobs give, in order; each runs in a thread of its own while the one before it is used."""
+def ahead(jobs: Iterable[Callable[[], Result]], workers: int = 1) -> Iterator[Result]:
+    """What the jobs give, in order; each runs in another thread while those before it are used, `workers` of them at a time."""
     waiting = list(jobs)
     if len(waiting) == 1:
         yield waiting[0]()
         _trim()
         return
-    with ThreadPoolExecutor(1, thread_name_prefix="weights") as pool:
-        coming = pool.submit(waiting[0]) if waiting else None
-        for job in [*waiting[1:], None]:
-            assert coming is not None
-            result = coming.result()
-            coming = pool.submit(job) if job is not None else None
+    with ThreadPoolExecutor(workers, thread_name_prefix="weights") as pool:
+        coming = deque(pool.submit(job) for job in waiting[:workers])
+        for job in [*waiting[workers:], *[None] * len(coming)]:
+            result = coming.popleft().result()
+            if job is not None:
+                coming.append(pool.submit(job))
             yield result
             del result
             _trim()

@@ -8,10 +8,10 @@ import torch
 
 from windlass.core.ports import TensorStore
 from windlass.kernels.cuda.layout import ROWS, Filling, Tiles
-from windlass.weights.coded import DEVICE_SLICE_BYTES, coded_jobs
+from windlass.weights.coded import Coded, Job, coded_jobs
 from windlass.weights.forms import Codes
 from windlass.weights.parts import Part
-from windlass.weights.stream import ahead
+from windlass.weights.stream import DEVICE_SLICE_BYTES, DEVICE_WORKERS, ahead
 
 GROUPS = (32, 64, 128)
 
@@ -37,7 +37,17 @@ def load_tiles(
     num_out, num_in = sum(part.num_rows for part in first), first[0].num_in
     filling = Filling(len(rows_of), num_out, num_in, codes.local_group(num_in), paired=paired, device=device)
     jobs = [job for number, parts in enumerate(rows_of) for job in coded_jobs(store, parts, number, DEVICE_SLICE_BYTES)]
-    for number, row, rows in ahead(jobs):
+    if device.type == "cuda":
+        jobs = [_pinned(job) for job in jobs]
+    for number, row, rows in ahead(jobs, DEVICE_WORKERS):
         assert number is not None and rows.scale is not None
         filling.put(row, rows.codes, rows.scale, number)
     return filling.tiles
+
+
+def _pinned(job: Job) -> Job:
+    def pinned() -> tuple[int | None, int, Coded]:
+        number, row, rows = job()
+        return number, row, rows.pinned()
+
+    return pinned
