@@ -72,6 +72,13 @@ def check(folder: Path) -> None:
         read = fast(make_step(tokens, 0, TOKENS - 1, PAGES), caches)
         print(f"prompts    {worst(read, expected[:, :-1].flatten(0, 1))}", flush=True)
         print(f"next token {worst(fast(make_step(tokens, TOKENS - 1, TOKENS, PAGES), caches), expected[:, -1])}", flush=True)
+        del fast, exact
+        plain = Decoder(opened.spec, CheckpointWeights(opened, device="cuda", dtype=torch.bfloat16, keep_quantized=False), 4096)
+        found = plain.bfloat16()(make_step(tokens, 0, TOKENS, PAGES)).view(16, TOKENS, -1)
+        print(
+            f"plain bf16 {worst(found.flatten(0, 1), expected.flatten(0, 1))} (PyTorch, the same weights: what bf16 costs)",
+            flush=True,
+        )
 
 
 def main() -> int:

@@ -3,7 +3,8 @@
 check    four full-width layers against float64: prefill and decode, batch 1 and batched, graph and eager bit for bit
 table    tokens/s of decode and prefill at the published shapes, beside what the memory allows
 kernels  where a step's time goes, kernel by kernel
-Run: PYTHONPATH=src python bench/h200_engine.py check table kernels
+long     decode steps over long caches of random numbers
+Run: PYTHONPATH=src python bench/h200_engine.py check table kernels long
 """
 
 from __future__ import annotations
@@ -216,9 +217,49 @@ def kernels(name: str, batches: Sequence[int], layers: int, tokens: int = 200) -
             print(f"   {row.key[:70]:70s} {row.count:5d} x {row.device_time_total / row.count:8.1f} us")
 
 
+# --- long ------------------------------------------------------------------------------------------------------------
+
+
+def long(name: str, cases: Sequence[tuple[int, int]], layers: int | None) -> None:
+    """Whole decode steps as graphs; reading so many tokens first would take minutes."""
+    _, spec = shape_of(name, layers)
+    decoder = Decoder(
+        spec, RandomWeights(spec, rules(spec), quant=scheme("int4", 128), device="cuda", tiled=True), max(n for _, n in cases)
+    )
+    for batch, tokens in cases:
+        pages = -(-tokens // BLOCK_TOKENS)
+        caches = decoder.make_caches(batch * pages, device="cuda")
+        for cache in caches:
+            cache.keys.normal_()
+            cache.values.normal_()  # type: ignore[union-attr]
+        step = make_step(
+            torch.randint(0, spec.vocab_size, (batch, 1), dtype=torch.int32).expand(batch, tokens), tokens - 1, tokens, pages
+        )
+        with torch.inference_mode():
+            decoder(step, caches)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                decoder(step, caches)
+        times = []
+        for _ in range(5):
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            graph.replay()
+            torch.cuda.synchronize()
+            times.append(time.perf_counter() - began)
+        read = sum(cache.keys.numel() * 4 for cache in caches)
+        seconds = min(times)
+        print(
+            f"{name} {batch} x {tokens:6d} tokens: {seconds * 1e3:7.2f} ms a step, {batch / seconds:6.1f} tok/s, {read / 1e9:5.1f} GB of cache",
+            flush=True,
+        )
+        del caches, graph
+        torch.cuda.empty_cache()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", nargs="+", choices=("check", "table", "kernels"))
+    parser.add_argument("what", nargs="+", choices=("check", "table", "kernels", "long"))
     parser.add_argument("--model", default="GLM-4.5-Air")
     parser.add_argument("--batch", default="1,8,32,64")
     parser.add_argument("--layers", type=int)
@@ -244,6 +285,8 @@ def main() -> int:
         table(options.model, batches, layers=options.layers, prompt=options.prompt, new=options.new)
     if "kernels" in options.what:
         kernels(options.model, batches, options.layers or 8)
+    if "long" in options.what:
+        long(options.model, ((1, 200), (1, 32768), (8, 32768), (1, 131072), (3, 131072)), options.layers)
     return 0
 
 
