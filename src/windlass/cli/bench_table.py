@@ -34,6 +34,9 @@ def show(report: Report, written: list[Path], changes: tuple[Change, ...] = ()) 
     shares = [f"batch {run.batch} {run.python_share:.1%}" for run in report.runs if run.python_share is not None]
     if shares:
         out.print(f"of a decode step outside the kernels: {', '.join(shares)}")
+    touched = [f"batch {run.batch} {run.experts_touched:.1f}" for run in report.runs if run.experts_touched is not None]
+    if touched:
+        out.print(f"experts that a decode step read in a layer: {', '.join(touched)}")
     out.print(_memory(report))
     if changes:
         out.print(_changes(changes))
