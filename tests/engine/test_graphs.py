@@ -196,6 +196,17 @@ def test_a_step_that_nobody_asks_for_does_no_harm(short_classes: pytest.MonkeyPa
         assert answers.tokens[number] == decoder.greedy(prompt(number, 6 + number), 30)
 
 
+def test_a_step_is_taken_only_by_those_it_was_begun_for(short_classes: pytest.MonkeyPatch) -> None:
+    """One leaves and another, whose prompt is one token, takes its row in the same step."""
+    decoder = FakeDecoder()
+    engine, answers = started(short_classes, decoder, 2)
+    answers.take([engine.cancel(1)])
+    engine.submit(Submit(7, [44], GREEDY, max_tokens=9))
+    answers.finish(engine)
+    assert answers.tokens[7] == decoder.greedy([44], 9)
+    assert answers.tokens[0] == decoder.greedy(prompt(0, 6), 30)
+
+
 def test_rows_that_fill_a_graph_up_write_to_a_block_of_their_own(short_classes: pytest.MonkeyPatch) -> None:
     engine, answers = started(short_classes, FakeDecoder(), 2, sizes=(), num_blocks=12)
     held = {block for sequence in engine.scheduler.running for block in sequence.blocks}
