@@ -20,6 +20,7 @@ from windlass.engine.engine import Engine
 from windlass.engine.protocol import Submit
 from windlass.engine.scheduler import Chunk
 from windlass.families import describe, rules
+from windlass.kernels import program
 from windlass.nn import Decoder
 from windlass.weights import RandomWeights
 
@@ -31,8 +32,12 @@ def one_thread() -> Iterator[None]:
     """Tensors are small, and tests run side by side."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
+    if program.available():
+        program.set_threads(1)
     yield
     torch.set_num_threads(before)
+    if program.available():
+        program.set_threads(program.num_threads())
 
 
 @pytest.fixture(autouse=True)
