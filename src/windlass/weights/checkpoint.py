@@ -162,15 +162,13 @@ class CheckpointWeights:
         """None: everything is plain, because it is stored so, or asked for, or the device has no kernels for anything else."""
         if not self._keep_quantized or not (self.tiled or has_packed_kernels(self.device)):
             return None
+        if self.tiled and not all(_is_tiled(part) for part in parts):
+            return None
         return common_codes(parts, {form_of(self._store, part) for part in parts})
 
     def _can_be_tiled(self) -> bool:
-        """Every matrix of the layers but the routers."""
-        layers = (part for part in self._held() if part.ours.layer is not None and len(part.ours.shape) == 2)
         return all(
-            can_tile(form_of(self._store, part).codes, part.num_rows, part.num_in)
-            for part in layers
-            if not part.ours.name.endswith(".router.weight")
+            can_tile(form_of(self._store, part).codes, part.num_rows, part.num_in) for part in self._held() if _is_tiled(part)
         )
 
     def _dense(self, rows_of: list[list[Part]]) -> Tensor:
@@ -213,3 +211,8 @@ class CheckpointWeights:
                     self._done += self._bytes(part)
             self._progress(self._done, self._total)
         return loaded
+
+
+def _is_tiled(part: Part) -> bool:
+    """Where anything is: every matrix of the layers but the routers. For the head, too, those kernels have plain numbers."""
+    return part.ours.layer is not None and len(part.ours.shape) == 2 and not part.ours.name.endswith(".router.weight")

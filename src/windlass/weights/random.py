@@ -111,7 +111,7 @@ class RandomWeights:
 
     def _made(self, rules: list[Rule], name: str, num_experts: int = 0) -> Matrix:
         how, shape, spread = stored(rules[0], self.scheme), self._shape(rules), self._spread(rules[0])
-        if self.tiled and how.bits == 4:
+        if self.tiled and how.bits == 4 and rules[0].layers is not None:
             assert how.group is not None
             paired = are_paired([rule.ours for rule in rules])
             return random_tiles(
