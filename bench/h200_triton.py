@@ -1,6 +1,7 @@
 """The general GPU kernels (kernels/triton) on a real GPU: right, free of waiting, captured in graphs, and how fast.
 
 Run: PYTHONPATH=src python bench/h200_triton.py [right|models|fast ...] (all by default; needs torch, triton, numpy and msgspec)
+With PART=0/4 in the environment `right` does every fourth case.
 
 right   every case of tests/kernels/triton/triton_cases, the large ones too, kernel against reference
 models  whole steps of tiny models: fp32 against the CPU's references; bf16 captured in a graph, replayed and run at once, bit for bit;
@@ -49,7 +50,9 @@ def reported(name: str, check: Callable[[], None]) -> bool:
 
 
 def right() -> int:
-    checks = {**CASES, **{f"large {name}": check for name, check in LARGE.items()}}
+    every = {**CASES, **{f"large {name}": check for name, check in LARGE.items()}}
+    part, parts = (int(n) for n in os.environ.get("PART", "0/1").split("/"))  # several processes compile faster than one
+    checks = {name: check for number, (name, check) in enumerate(every.items()) if number % parts == part}
     started = time.perf_counter()
     failed = [name for name, check in checks.items() if not reported(name, lambda check=check: check("cuda"))]
     print(f"right: {len(checks) - len(failed)} of {len(checks)} cases, {time.perf_counter() - started:.0f} s", flush=True)

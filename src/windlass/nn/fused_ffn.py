@@ -16,6 +16,8 @@ WIDE_ITEMS = (64, 128, 160)
 """Rows of an expert that are multiplied at once; the more, the better weights are used, and the more are empty."""
 
 FEW_ROWS = 8
+FEW_ROWS_OF_EACH = 12
+"""Up to so many rows of an expert on average, weights stream past eight rows at a time; beyond, products of 64 are faster."""
 ITEM_ROWS = 8
 """Of more than a few rows, how many that chose an expert are an item."""
 
@@ -129,16 +131,24 @@ class RoutedFeed:
         rows, device = x.shape[0], x.device
         logits = wide_product(x, self._router_parts).view(rows, 3, -1).sum(1)
         ids, weights = route.choose_many(logits, self.correction, self.num_active, self.scale, softmax=self.softmax)
-        routes = route.dispatch(ids, weights, self.num_experts, self.num_shared, self._item_rows(rows))
+        size = self._item_rows(rows)
+        routes = route.dispatch(ids, weights, self.num_experts, self.num_shared, size)
         act = _halves(rows * self.slots, self.width, device=device)
-        parts = _halves(rows * self.slots, x.shape[1], device=device)
-        experts.gate_up_wide(x, self.gate_up, act, routes)
-        experts.down_wide(act, self.down, parts, routes)
+        if size == FEW_ROWS:
+            parts = torch.empty(rows * self.slots, x.shape[1], dtype=torch.float32, device=device)
+            experts.gate_up_many(x, self.gate_up, act, routes)
+            experts.down_many(act, self.down, parts, routes)
+        else:
+            parts = _halves(rows * self.slots, x.shape[1], device=device)
+            experts.gate_up_wide(x, self.gate_up, act, routes)
+            experts.down_wide(act, self.down, parts, routes)
         return parts.view(rows, self.slots, -1), weights
 
     def _item_rows(self, rows: int) -> int:
-        """So that most experts are one item: the mean and twice its deviation."""
+        """So that most experts are one item: the mean and twice its deviation. With few rows of each, reading is what takes the time."""
         mean = rows * self.num_active / self.num_experts
+        if mean <= FEW_ROWS_OF_EACH:
+            return FEW_ROWS
         return next((size for size in WIDE_ITEMS if size >= mean + 2 * mean**0.5), WIDE_ITEMS[-1])
 
 

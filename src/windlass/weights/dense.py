@@ -28,10 +28,22 @@ def load_dense(store: TensorStore, rows_of: Sequence[Sequence[Part]], dtype: tor
         for part in parts:
             jobs += _jobs(store, part, out[expert, row : row + part.num_rows])
             row += part.num_rows
+    if device.type == "cuda":
+        jobs = [_pinned(job) for job in jobs]
     for block in ahead(jobs, 1 if device.type == "cpu" else DEVICE_WORKERS):
         if block is not None:
-            block[0].copy_(block[1])
+            block[0].copy_(block[1], non_blocking=True)
     return out
+
+
+def _pinned(job: Callable[[], Block | None]) -> Callable[[], Block | None]:
+    """Where a GPU copies from without the processor's help."""
+
+    def pinned() -> Block | None:
+        block = job()
+        return None if block is None else (block[0], block[1].contiguous().pin_memory())
+
+    return pinned
 
 
 def load_vector(store: TensorStore, parts: Sequence[Part], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -35,7 +35,8 @@ def ahead(jobs: Iterable[Callable[[], Result]], workers: int = 1) -> Iterator[Re
                 coming.append(pool.submit(job))
             yield result
             del result
-            _trim()
+            if workers == 1:  # what goes to another device is gone again before it adds up
+                _trim()
 
 
 def give_back_memory() -> None:
