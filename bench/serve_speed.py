@@ -19,6 +19,8 @@ import json
 import multiprocessing
 import os
 import resource
+import selectors
+import socket
 import statistics
 import sys
 import tempfile
@@ -30,47 +32,59 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "serve"))
 
-PROMPT_TOKENS, NEW_TOKENS = 128, 48
+PROMPT_TOKENS, NEW_TOKENS = 32, 64
+WAVES = 2
+"""Requests per place: whoever ends is followed by another, so that most steps are full."""
 
 
 # --- the load, in another process ------------------------------------------------------------------------------------
 
 
-async def one(host: str, port: int, path: str, body: dict[str, Any]) -> tuple[int, float, float, int]:
-    """Status, seconds to the first event of text, seconds in all, events."""
-    data = json.dumps(body).encode()
-    started = time.perf_counter()
-    reader, writer = await asyncio.open_connection(host, port)
-    writer.write(
-        b"POST %s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % (path.encode(), len(data))
-        + data
-    )
-    status = int((await reader.readline()).split()[1])
-    first, events = 0.0, 0
-    while piece := await reader.read(65536):
+class Talk:
+    """One request over a connection of its own."""
+
+    def __init__(self, address: tuple[str, int], path: str, body: dict[str, Any]) -> None:
+        data = json.dumps(body).encode()
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len(data)}\r\n\r\n"
+        self._started = time.perf_counter()
+        self._first = 0.0
+        self._status = self._events = 0
+        self.socket = socket.create_connection(address)
+        self.socket.sendall(head.encode() + data)
+
+    def read(self) -> bool:
+        """Whether there is more to come."""
+        piece = self.socket.recv(65536)
+        if not self._status:
+            self._status = int(piece[9:12])
         found = piece.count(b"data: ")
-        if found and not events:
-            first = time.perf_counter() - started
-        events += found
-    writer.close()
-    return status, first, time.perf_counter() - started, events
+        if found and not self._events:
+            self._first = time.perf_counter() - self._started
+        self._events += found
+        return bool(piece)
+
+    def ended(self) -> tuple[int, float, float, int]:
+        """Status, seconds to the first event, seconds in all, events."""
+        self.socket.close()
+        return self._status, self._first, time.perf_counter() - self._started, self._events
 
 
 def load(url: str, path: str, bodies: list[dict[str, Any]], at_once: int, out: Any) -> None:
-    """Sends what was measured, and when it began and ended."""
+    """Sends back what was measured and how long it took. As cheap as can be: it shares the machine with what it measures."""
     host, _, port = url.removeprefix("http://").rpartition(":")
-
-    async def run() -> list[tuple[int, float, float, int]]:
-        slots = asyncio.Semaphore(at_once)
-
-        async def bounded(body: dict[str, Any]) -> tuple[int, float, float, int]:
-            async with slots:
-                return await one(host, int(port), path, body)
-
-        return await asyncio.gather(*(bounded(body) for body in bodies))
-
+    waiting, found, talking = list(reversed(bodies)), [], 0
+    selector = selectors.DefaultSelector()
     began = time.perf_counter()
-    found = asyncio.run(run())
+    while waiting or talking:
+        while waiting and talking < at_once:
+            talk = Talk((host, int(port)), path, waiting.pop())
+            selector.register(talk.socket, selectors.EVENT_READ, talk)
+            talking += 1
+        for key, _ in selector.select():
+            if not key.data.read():
+                selector.unregister(key.fileobj)
+                found.append(key.data.ended())
+                talking -= 1
     out.send((found, time.perf_counter() - began))
 
 
@@ -174,12 +188,15 @@ def prompts(round_number: int, count: int) -> list[list[int]]:
     ]
 
 
-async def bare(client: Any, asked: list[list[int]]) -> float:
+async def bare(client: Any, asked: list[list[int]], at_once: int) -> float:
+    """Tokens per second."""
     from windlass.core.request import GREEDY, Request
+
+    slots = asyncio.Semaphore(at_once)
 
     async def one_request(tokens: list[int]) -> int:
         request = Request(token_ids=tuple(tokens), sampling=GREEDY, max_tokens=NEW_TOKENS, ignore_eos=True)
-        async with aclosing(client.generate(request)) as deltas:
+        async with slots, aclosing(client.generate(request)) as deltas:
             return sum([len(delta.token_ids) async for delta in deltas])
 
     began = time.perf_counter()
@@ -188,8 +205,17 @@ async def bare(client: Any, asked: list[list[int]]) -> float:
     return len(asked) * NEW_TOKENS / (time.perf_counter() - began)
 
 
+def served(url: str, asked: list[list[int]], at_once: int) -> float:
+    bodies = [
+        {"prompt": tokens, "max_tokens": NEW_TOKENS, "temperature": 0, "ignore_eos": True, "stream": True} for tokens in asked
+    ]
+    answers, seconds = loaded(url, "/v1/completions", bodies, at_once)
+    assert all(status == 200 for status, _, _, _ in answers)
+    return len(asked) * NEW_TOKENS / seconds
+
+
 def ratio(concurrency: int, rounds: int) -> None:
-    """One engine for both, so that both meet the same weights, threads and cache."""
+    """One engine for both, so that both meet the same weights, threads and cache; who is first changes from round to round."""
     from made_gguf import SHAPES, make
 
     from windlass.engine.client import open_client
@@ -202,27 +228,25 @@ def ratio(concurrency: int, rounds: int) -> None:
         with serving(lambda: open_client(launch, needs_text=False), stuck_seconds=600.0) as server:
             pairs: list[tuple[float, float]] = []
             for number in range(rounds + 1):
-                asked = prompts(2 * number, concurrency)
-                direct = asyncio.run_coroutine_threadsafe(bare(server.client, asked), server.loop).result()
-                bodies = [
-                    {"prompt": tokens, "max_tokens": NEW_TOKENS, "temperature": 0, "ignore_eos": True, "stream": True}
-                    for tokens in prompts(2 * number + 1, concurrency)
-                ]
-                answers, seconds = loaded_warm(server.url, bodies, concurrency)
-                assert all(status == 200 for status, _, _, _ in answers)
-                if number:  # the first of each is for the caches
-                    pairs.append((direct, concurrency * NEW_TOKENS / seconds))
-    ratios = sorted(served / direct for direct, served in pairs)
-    direct, served = (statistics.median(values) for values in zip(*pairs, strict=True))
+                first, second = (prompts(2 * number + half, WAVES * concurrency) for half in range(2))
+
+                def direct(asked: list[list[int]] = first) -> float:
+                    running = bare(server.client, asked, concurrency)
+                    return asyncio.run_coroutine_threadsafe(running, server.loop).result()
+
+                if number % 2:
+                    own, ours = direct(), served(server.url, second, concurrency)
+                else:
+                    ours, own = served(server.url, second, concurrency), direct()
+                print(f"  {'warm-up' if not number else f'round {number}'}: {ours:.1f} served, {own:.1f} bare", flush=True)
+                if number:
+                    pairs.append((own, ours))
+    ratios = sorted(ours / own for own, ours in pairs)
+    own, ours = (statistics.median(values) for values in zip(*pairs, strict=True))
     print(
-        f"1.10B shape, {concurrency} at once: {served:.1f} tokens/s served, {direct:.1f} from the bare engine, "
+        f"1.10B shape, {concurrency} at once: {ours:.1f} tokens/s served, {own:.1f} from the bare engine, "
         f"ratio {statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f}); goal 0.95"
     )
-
-
-def loaded_warm(url: str, bodies: list[dict[str, Any]], at_once: int) -> tuple[list[tuple[int, float, float, int]], float]:
-    """Timed inside the other process, from the first request to the last byte."""
-    return loaded(url, "/v1/completions", bodies, at_once)
 
 
 def main() -> None:
