@@ -18,6 +18,7 @@ from windlass.kernels.cuda.layout import Tiles, dequantize  # noqa: E402
 from windlass.kernels.panels import Panels  # noqa: E402
 from windlass.weights import CheckpointWeights, RandomWeights, open_model  # noqa: E402
 from windlass.weights import tiled as tiling  # noqa: E402
+from windlass.weights.forms import Codes  # noqa: E402
 
 pytestmark = pytest.mark.cpu
 
@@ -103,7 +104,7 @@ def test_a_pair_lies_as_the_kernels_want_it(made: Any) -> None:
         (scheme("int4", 32, zero_points=True), {}),
         (scheme("int8"), {}),
         (scheme("bf16"), {}),
-        (scheme("int4", 64), {"head_dim": 12, "num_attention_heads": 4, "num_key_value_heads": 2}),  # k and v have 24 rows
+        (scheme("int4", 64), {"head_dim": 20, "num_attention_heads": 16, "num_key_value_heads": 2}),  # k and v have 40 rows
         (scheme("int4", 128), {"intermediate_size": 336}),  # kept in 16 bits
     ],
 )
@@ -119,6 +120,22 @@ def test_what_cannot_be_tiled_is_loaded_as_before(made: Any, how: Scheme, change
         assert type(one) is type(other) and not isinstance(one, Tiles)
         assert torch.equal(getattr(one, "data", one), getattr(other, "data", other))
     assert asked.memory_bytes() == plain.memory_bytes()
+
+
+def test_forms() -> None:
+    codes = Codes(kind="int4", group=64, scale="BF16")
+    assert tiling.can_tile(codes, 32, 256) and tiling.can_tile(Codes(kind="int4", group=0, scale="BF16"), 16, 128)
+    assert not tiling.can_tile(None, 32, 256)
+    assert not tiling.can_tile(codes, 40, 256)
+    assert not tiling.can_tile(codes, 32, 96)
+    for kind, group, scale in (
+        ("int4", 64, "F16"),
+        ("int4", 0, "BF16"),
+        ("int4", 16, "BF16"),
+        ("int8", 64, "BF16"),
+        ("int4_zeros", 64, "BF16"),
+    ):
+        assert not tiling.can_tile(Codes(kind=kind, group=group, scale=scale), 32, 256)
 
 
 def test_one_layer_that_cannot_be_tiled_is_enough(made: Any) -> None:
