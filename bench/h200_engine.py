@@ -201,7 +201,7 @@ def kernels(name: str, batches: Sequence[int], layers: int, tokens: int = 200) -
         pages = -(-tokens // BLOCK_TOKENS)
         some = torch.randint(0, spec.vocab_size, (batch, tokens), dtype=torch.int32)
         caches = decoder.make_caches(batch * pages, device="cuda")
-        step = make_step(some, tokens - 1, tokens, pages) if batch < 1000 else make_step(some[:1].repeat(1, 16), 0, 2048, 128)
+        step = make_step(some, tokens - 1, tokens, pages)
         with torch.inference_mode():
             decoder(step, caches)
             graph = torch.cuda.CUDAGraph()

@@ -8,7 +8,8 @@ import traceback
 import types
 from pathlib import Path
 
-FILES = sorted((Path(__file__).parents[1] / "tests" / "kernels" / "cuda").glob("test_*.py"))
+TESTS = Path(__file__).parents[1] / "tests"
+FILES = [*sorted((TESTS / "kernels" / "cuda").glob("test_*.py")), TESTS / "engine" / "test_masks_on_device.py"]
 
 
 class _Anything:
