@@ -5,12 +5,12 @@ Only what was measured or is built counts (docs/vllm.md, "When"): what an engine
 
 from __future__ import annotations
 
+from windlass.core.fused import has_kernels
 from windlass.core.model import Frozen
 from windlass.core.plan import Reason
 
 KERNEL_SCHEMES = ("int4",)
-KERNEL_DEVICES = ("H100", "H200", "H800", "H20", "GH200")
-"""What the embedded engine has GPU kernels for (Hopper); others take plain PyTorch (docs/cuda-notes.md). `nn.fused.why_not` has the rest."""
+"""What the embedded engine has GPU kernels for, on Hopper; the rest takes plain PyTorch (docs/cuda-notes.md). core.fused has what they lack."""
 BATCH_FOR_SERVER = 64
 """Sequences at once from which a server built for batches is the better engine."""
 
@@ -35,6 +35,8 @@ class Setting(Frozen):
     """vLLM could cut the model so, or nearly so."""
     spills: bool = False
     """Weights are kept outside the devices."""
+    lacking: str = ""
+    """What of the model or of its storage those kernels have no form for (core.fused)."""
 
 
 class Advice(Frozen):
@@ -91,10 +93,8 @@ def _one_gpu(setting: Setting) -> Advice:
             engine="vllm", why=f"its batched kernels and scheduler are made for {BATCH_FOR_SERVER} sequences at once and more"
         )
     if not _has_kernels(setting):
-        where = ", ".join(sorted(setting.devices))
-        return Advice(
-            engine="vllm", why=f"the embedded engine has no kernels for {setting.scheme} on {where} yet and takes plain PyTorch"
-        )
+        where, what = ", ".join(sorted(setting.devices)), setting.lacking or setting.scheme
+        return Advice(engine="vllm", why=f"the embedded engine has no kernels for {what} on {where} yet and takes plain PyTorch")
     if setting.has_experts:
         # vLLM 0.24 on an H200, 106.85B parameters of which 12.8B active, 4-bit, one sequence: 140 of 593 tokens/s.
         why = "it has kernels for 4-bit experts; vLLM 0.24 reached 24% of what an H200's memory allows there, one sequence at a time"
@@ -104,5 +104,4 @@ def _one_gpu(setting: Setting) -> Advice:
 
 
 def _has_kernels(setting: Setting) -> bool:
-    known = all(name.split("-")[0] in KERNEL_DEVICES for name in setting.devices)
-    return known and setting.scheme in KERNEL_SCHEMES
+    return all(map(has_kernels, setting.devices)) and setting.scheme in KERNEL_SCHEMES and not setting.lacking

@@ -1,13 +1,61 @@
 """What each engine needs and how near it comes to the roofline. Data with sources; decides nothing.
 
-Windlass's own figures on GPUs are what its design aims at (kernel floors measured on an H200, docs/plan.md), not yet a measurement
-of it; `docs/plan.md` says which predictions have been checked against a run.
+Windlass has kernels of its own for 4-bit weights on Hopper GPUs: `KernelTimes` is what each costs, measured on one H200 (docs/cuda-notes.md).
+Elsewhere on GPUs its figures are what its design aims at, not yet a measurement; docs/plan.md says which predictions were checked against a run.
 """
 
 from __future__ import annotations
 
 from windlass.core.model import Frozen
 from windlass.errors import UnknownName
+
+
+class KernelTimes(Frozen):
+    """What kernels cost beyond bytes over bandwidth and operations over the matrix rate, in seconds unless it says otherwise.
+
+    Measured on an H200 at 1.75 GHz; other Hopper devices are taken to have the same latencies and shares (not measured). Latencies are of kernels
+    that start before the one ahead has ended, as up to 64 rows do.
+    """
+
+    first: float = 2.3e-6
+    """Of a one-row product with the norm inside (qkv 2.1, gate/up 2.4)."""
+    last: float = 3.3e-6
+    """Of one that ends with the residual (out 3.2, down 3.4)."""
+    small: float = 1.2e-6
+    """Of the router of one row, the norm of heads, rotation."""
+    attention: float = 3.5e-6
+    """Of a wave of units of decode attention, one a processor: pages, softmax, the sum over warps."""
+    split: float = 2.0e-6
+    """Of adding up the parts of split sequences."""
+    stream: float = 4.5e-6
+    """Of a product that streams weights past up to eight rows (qkv 4.6, out 4.3; the first weights and the last sums)."""
+    stream_share: float = 0.95
+    """Of the bandwidth, which such a product reaches (0.92 to 0.96 with 160 to 800 MB)."""
+    tiled: float = 2.0e-6
+    """Of a product in tiles."""
+    widen: float = 0.43e-6
+    """Of 128 rows of a block of 128 inputs, from 4 bits to 16 in one processor's registers; products of up to 64 rows hide behind it."""
+    cache_port: float = 112e9
+    """Bytes per second from the second-level cache to one processor: 64 a clock."""
+    route: float = 7.5e-6
+    route_row: float = 0.1e-6
+    """Router, choice and lists of items: 8.3 us for 8 rows, 14 for 64."""
+    sum: float = 2.5e-6
+    """Of adding parts to the stream and the norm after it."""
+    sum_share: float = 0.6
+    """Of the bandwidth, in passes over all activations of a prompt."""
+    product_share: float = 0.7
+    """Of the matrix rate, in full tiles of more than 64 rows: 0.77 in single kernels, 0.68 over a dense model's whole prefill."""
+    unit_blocks: float = 2.8
+    """What a unit of such a product costs beyond its blocks of 128 inputs, in blocks."""
+    score_share: float = 0.6
+    """Of the matrix rate, in attention over a prompt."""
+    dispatch: float = 25e-6
+    """Of choosing experts for a prompt's rows and listing them."""
+    gap: float = 1.0e-6
+    """Between kernels that wait for one another: what starting early saved in single kernels."""
+    step: float = 40e-6
+    """Of a step, for sampling, replaying the graph and the host."""
 
 
 class Engine(Frozen):
@@ -43,6 +91,8 @@ class Engine(Frozen):
     cpu_schemes: tuple[str, ...] = ()
     """All that it runs on a CPU; empty: whatever it runs elsewhere."""
     block_tokens: int = 16
+    kernel_times: KernelTimes | None = None
+    """Of its own kernels, where it has them for a model on a device (plan/kernels.py); the figures above are for all the rest."""
 
 
 # NCCL buffers 342 MB at two GPUs, 392 MB at four to eight; other 551 MB (aiconfigurator@095f58a systems/*.yaml).
@@ -69,6 +119,7 @@ ENGINES = {
         experts_over_replicas=False,
         max_sequences=256,
         kinds=("cuda", "rocm", "metal", "cpu"),
+        kernel_times=KernelTimes(),
     ),
     "vllm": Engine(
         name="vllm",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from windlass.core import fused
 from windlass.core.layout import Layout
 from windlass.core.model import Attention
 from windlass.core.place import Placement
@@ -49,6 +50,7 @@ def _setting(question: Question, best: Candidate) -> Setting:
         is_uniform=len({(device.name, device.memory_bytes) for device in devices}) == 1,
         is_even=_vllm_cuts(question, best),
         spills=bool(best.fit.host_bytes or best.fit.disk_bytes),
+        lacking=fused.lacks(question.spec) or fused.storage_lacks(best.scheme),
     )
 
 

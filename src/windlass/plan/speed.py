@@ -1,11 +1,12 @@
 """Time of a decode step and of a prefill, by roofline: bytes over bandwidth, operations over the measured matrix rate, kernels, network.
 
+Where an engine has kernels of its own for a model on a device, their times are added up one by one (plan/kernels.py).
 The ceiling is the same arithmetic with nothing lost and an empty cache.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, log2
 
 import msgspec
@@ -17,6 +18,7 @@ from windlass.core.place import Interval
 from windlass.core.plan import Speed
 from windlass.plan.engines import CPU_KERNEL_SECONDS, Engine
 from windlass.plan.memory import Fit, MemoryModel, Offloaded, Seat
+from windlass.plan.own_pass import OwnPass, head_reads
 from windlass.plan.shards import Shard, busiest_share, touched_share
 
 RING_EFFICIENCY = 0.8
@@ -54,6 +56,11 @@ class StepTime:
         return max(self.parts.items(), key=lambda item: item[1])[0].replace("_", " ")
 
 
+def _beyond(floor: StepTime, seconds: float) -> StepTime:
+    """What kernels take beyond the roofline is told as theirs."""
+    return replace(floor, kernels=max(seconds - max(floor.memory, floor.compute), 0.0))
+
+
 class SpeedModel:
     """Times of one fitted layout."""
 
@@ -61,6 +68,7 @@ class SpeedModel:
         self.model, self.hardware, self.layout, self.fit = model, hardware, layout, fit
         self.spec, self.scheme, self.engine = model.spec, model.scheme, model.engine
         self.ideal = msgspec.structs.replace(self.engine, bandwidth_efficiency=1.0, matmul_efficiency=1.0, kernel_seconds=0.0)
+        self.own = OwnPass(model, layout, fit)
 
     # --- one stage, as slow as its slowest member
 
@@ -79,9 +87,11 @@ class SpeedModel:
         shard, layers = self._shard(seat), self.fit.stages[seat.pp]
         here = self._weight_reads(shard, layers, moved, self._share(batch, engine))
         here += self.model.sizes.cache_bytes(layers, round(context), self.scheme, windowed=True) * shard.kv_share * batch
-        return self._seat_time(
-            seat, moved, here, batch * self._flops(shard, layers, context), self._share(batch, engine), 1, engine
-        )
+        flops, share = batch * self._flops(shard, layers, context), self._share(batch, engine)
+        if engine is self.ideal or not self.own.runs(seat, moved):
+            return self._seat_time(seat, moved, here, flops, share, 1, engine)
+        floor = self._seat_time(seat, moved, here, flops, share, 1, self.ideal)
+        return _beyond(floor, self.own.seconds(seat, ceil(batch), ceil(batch), round(context)))
 
     def _share(self, batch: float, engine: Engine) -> float:
         """Of the experts held, how many a step reads; ranks that hold experts for several replicas see all their tokens."""
@@ -110,7 +120,7 @@ class SpeedModel:
         """Weight bytes of a step, wherever they come from: what was streamed in is read from the device's memory too."""
         always = shard.between(shard.always, layers)
         if self.model.is_last(layers):
-            always += shard.head_bytes + (shard.embed_bytes if self.spec.tied_head else 0.0)
+            always += head_reads(self.spec, shard)
         return always + shard.between(shard.experts, layers) * share
 
     def _flops(self, shard: Shard, layers: Interval, context: float) -> float:
@@ -230,7 +240,11 @@ class SpeedModel:
         # Only the last token of a prompt needs the head.
         head = shard.head_flops_per_token * (tokens - prompts) if self.model.is_last(layers) else 0.0
         flops = tokens * self._flops(shard, layers, prompt / 2) - head
-        return self._seat_time(seat, moved, self._weight_reads(shard, layers, moved, share), flops, share, chunks, engine)
+        reads = self._weight_reads(shard, layers, moved, share)
+        if engine is self.ideal or not self.own.runs(seat, moved):
+            return self._seat_time(seat, moved, reads, flops, share, chunks, engine)
+        floor = self._seat_time(seat, moved, reads, flops, share, chunks, self.ideal)
+        return _beyond(floor, chunks * self.own.seconds(seat, ceil(tokens / chunks), ceil(prompts / chunks), prompt // 2))
 
     def speed(self) -> Speed:
         work = self.model.workload
