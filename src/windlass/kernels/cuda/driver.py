@@ -78,14 +78,18 @@ def _driver() -> ctypes.CDLL:
 
 @functools.cache
 def _nvrtc() -> ctypes.CDLL:
-    major = (torch.version.cuda or "0").split(".")[0]
-    beside = sorted(Path(torch.__file__).parents[1].glob(f"nvidia/*/lib/libnvrtc.so.{major}*"))
-    for name in [f"libnvrtc.so.{major}", *map(str, beside)]:
-        try:
-            return ctypes.CDLL(name)
-        except OSError:
-            continue
-    raise CudaFailed(f"libnvrtc.so.{major} was not found, so kernels cannot be compiled; install torch with CUDA {major}")
+    """Of the version that PyTorch was built with; beside a PyTorch without CUDA any, which compiles for a GPU that is elsewhere."""
+    major = (torch.version.cuda or "*").split(".")[0]
+    beside = sorted(Path(torch.__file__).parents[1].glob(f"nvidia/*/lib/libnvrtc.so.{major}"), reverse=True)
+    for file in [Path(f"libnvrtc.so.{major}"), *beside]:
+        with contextlib.suppress(OSError):
+            # The library asks for these by name, which nothing but its own path would find.
+            for builtins in file.parent.glob("libnvrtc-builtins.so.*") if file.is_absolute() else ():
+                ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)
+            return ctypes.CDLL(str(file))
+    raise CudaFailed(
+        "NVRTC was not found, so kernels cannot be compiled; install torch with CUDA, or nvidia-cuda-nvrtc beside it"
+    )
 
 
 def _check(status: int, what: str) -> None:

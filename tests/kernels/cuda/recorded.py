@@ -1,0 +1,137 @@
+"""What a model's steps launch, without a GPU and without weights: shapes only (the device "meta"), and kernels that are written down.
+
+A launch is checked as the driver would check it; what it was compiled with is what NVRTC is to be given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from windlass.core.place import stored
+from windlass.core.rule import Rule
+from windlass.core.scheme import scheme
+from windlass.families import describe, rules
+from windlass.families.registry import find, published_config
+from windlass.kernels.cuda import driver, layout, linear, route
+from windlass.kernels.step import BLOCK_TOKENS, Step
+from windlass.nn import Decoder
+from windlass.weights.random import RandomWeights
+from windlass.weights.tiled import are_paired
+
+PROCESSORS, MAX_SHARED, MAX_THREADS = 132, 227 * 1024, 1024
+META = torch.device("meta")
+
+Unit = tuple[str, tuple[tuple[str, int], ...]]
+"""A file and its defines, in order."""
+
+
+class Shapes(RandomWeights):
+    """Tensors without numbers."""
+
+    def _made(self, rules: list[Rule], name: str, num_experts: int = 0) -> Any:
+        how, shape = stored(rules[0], self.scheme), self._shape(rules)
+        if how.bits != 4 or how.group is None:
+            return torch.empty(shape, dtype=self.dtype, device=META)
+        paired = are_paired([rule.ours for rule in rules])
+        return layout.empty(max(num_experts, 1), *shape, how.group, paired=paired, device=META)
+
+    def _numbers(self, rule: Rule, name: str, before: tuple[int, ...]) -> Tensor:
+        return torch.empty(*before, rule.shape[0], device=META)
+
+
+class Recorder:
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.units: dict[Unit, set[str]] = {}
+        """And the functions that were asked for."""
+        self.num_launches = 0
+        patch.setattr(driver, "kernel", self._kernel)
+        patch.setattr(driver, "num_processors", lambda: PROCESSORS)
+        patch.setattr(linear, "counter", lambda: torch.empty(1, dtype=torch.int32, device=META))
+        patch.setattr(route, "_dispatch_reference", self._dispatched)
+
+    def _kernel(
+        self, name: str, signature: str, function: str = "run", *, packed: bool = True, shared_bytes: int = 0, **defines: int
+    ) -> Callable[..., None]:
+        assert all(isinstance(value, int) for value in defines.values()), defines
+        self.units.setdefault((name, tuple(sorted(defines.items()))), set()).add(function)
+
+        def launch(
+            grid: Any, threads: int, *arguments: Any, shared_bytes: int = shared_bytes, dependent: bool | None = None
+        ) -> None:
+            self.num_launches += 1
+            told = f"{name} {function} {defines}, grid {grid}, {threads} threads, {shared_bytes} bytes"
+            assert 1 <= len(grid) <= 3 and all(0 < size < 2**16 if i else 0 < size < 2**31 for i, size in enumerate(grid)), told
+            assert 0 < threads <= MAX_THREADS and threads % 32 == 0 and 0 <= shared_bytes <= MAX_SHARED, told
+            assert len(arguments) == len(signature), told
+            for kind, argument in zip(signature, arguments, strict=True):
+                if kind == "P":
+                    assert argument is None or isinstance(argument, Tensor), told
+                else:
+                    assert isinstance(argument, float if kind == "f" else int), f"{told}: {argument!r} for {kind}"
+                    assert kind == "f" or 0 <= argument < 2 ** (32 if kind == "I" else 64), told
+
+        return launch
+
+    def _dispatched(self, result: route.Routes) -> route.Routes:
+        """As `route.dispatch` goes on on a device."""
+        for function in ("dispatch_count", "dispatch_fill"):
+            self.units.setdefault(("small.cu", (("EXPERTS", result.num_experts),)), set()).add(function)
+        return result
+
+
+def full_size(name: str, group: int = 128) -> Decoder:
+    """The published shape with a few layers, one of every kind."""
+    known = find(name)
+    assert known is not None
+    config = {key: value for key, value in published_config(known).items() if key != "quantization_config"}
+    config["num_layers" if "num_layers" in config else "num_hidden_layers"] = config.get("first_k_dense_replace", 0) + 1
+    spec = describe(config, name)
+    weights = Shapes(spec, rules(spec), quant=scheme("int4", group), device=META, tiled=True)
+    assert weights.tiled
+    return Decoder(spec, weights, 8192)
+
+
+def step_of(sequences: int, tokens: int, before: int = 0) -> Step:
+    """So many new tokens of each sequence after those that are in the cache."""
+    rows, length = sequences * tokens, before + tokens
+    pages = -(-length // BLOCK_TOKENS)
+
+    def ints(*shape: int) -> Tensor:
+        return torch.empty(*shape, dtype=torch.int32, device=META)
+
+    return Step(
+        tokens=ints(rows), positions=ints(rows), slots=ints(rows), starts=ints(sequences + 1), lengths=ints(sequences),
+        blocks=ints(sequences, pages), logit_rows=ints(sequences), counts=torch.tensor([rows, sequences, sequences]),
+        host_starts=torch.arange(sequences + 1) * tokens, host_lengths=torch.full((sequences,), length),
+    )  # fmt: skip
+
+
+STEPS = [
+    (1, 1, 100),
+    (1, 1, 6000),
+    (2, 1, 100),
+    (8, 1, 3000),
+    (9, 1, 50),
+    (64, 1, 100),
+    (128, 1, 100),
+    (1, 2, 0),
+    (1, 40, 0),
+    (1, 500, 0),
+    (1, 3000, 0),
+]
+"""Sequences, new tokens, and those before them: every way that a step can take."""
+
+
+def record(decoder: Decoder, patch: pytest.MonkeyPatch) -> Recorder:
+    recorder = Recorder(patch)
+    for sequences, tokens, before in STEPS:
+        step = step_of(sequences, tokens, before)
+        with torch.inference_mode():
+            logits = decoder(step, decoder.make_caches(4096, device="meta"))
+        assert logits.shape == (sequences, decoder.spec.vocab_size)
+    return recorder

@@ -1,0 +1,100 @@
+"""Every kernel that a model's steps launch compiles for Hopper, with the defines of published shapes; no GPU is needed for that."""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+HERE = str(Path(__file__).parent)
+if HERE not in sys.path:
+    sys.path.insert(0, HERE)
+
+from recorded import Recorder, Unit, full_size, record  # noqa: E402
+
+from windlass.families.registry import known_models, spec_of  # noqa: E402
+from windlass.kernels.cuda import driver  # noqa: E402
+from windlass.nn.fused import why_not  # noqa: E402
+
+pytestmark = pytest.mark.cpu
+
+TARGET = "sm_90a"
+COMPILED = ("GLM-4.5-Air", "GLM-4.6", "Qwen3-30B-A3B", "Llama-3.1-70B")
+SOURCES = sorted(file.name for file in driver.FOLDER.glob("*.cu"))
+
+
+@cache
+def recorded(name: str, group: int = 128) -> Recorder:
+    with pytest.MonkeyPatch.context() as patch:
+        return record(full_size(name, group), patch)
+
+
+def units() -> dict[Unit, set[str]]:
+    found: dict[Unit, set[str]] = {}
+    for name in COMPILED:
+        for (file, defines), functions in recorded(name).units.items():
+            found.setdefault((file, defines), set()).update(functions)
+    return found
+
+
+def with_fewer(found: dict[Unit, set[str]]) -> dict[Unit, set[str]]:
+    """small.cu has many functions and takes long: defines that do not contradict each other are tried together."""
+    merged: list[tuple[dict[str, int], set[str]]] = []
+    for (_, defines), functions in sorted(found.items(), key=lambda item: -len(item[0][1])):
+        for known, names in merged:
+            if all(known.get(key, value) == value for key, value in defines):
+                known.update(defines)
+                names |= functions
+                break
+        else:
+            merged.append((dict(defines), set(functions)))
+    return {("small.cu", tuple(sorted(defines.items()))): names for defines, names in merged}
+
+
+@pytest.fixture(scope="module")
+def nvrtc() -> None:
+    try:
+        driver._nvrtc()
+    except driver.CudaFailed as error:
+        pytest.skip(f"{error}: pip install --no-deps nvidia-cuda-nvrtc==13.0.88")
+
+
+@pytest.mark.usefixtures("nvrtc")
+@pytest.mark.parametrize("file", SOURCES)
+def test_compiles(file: str) -> None:
+    mine = {unit: functions for unit, functions in units().items() if unit[0] == file}
+    assert mine, f"no step launches anything of {file}"
+    for (_, defines), functions in (with_fewer(mine) if file == "small.cu" else mine).items():
+        image = driver.compile_cubin(driver.source(file), dict(defines), TARGET)
+        for function in functions:
+            assert f".text.{function}\0".encode() in image, f"{file} has no {function}"
+
+
+@pytest.mark.usefixtures("nvrtc")
+def test_what_does_not_compile_says_why() -> None:
+    with pytest.raises(driver.CudaFailed, match="no_such_thing"):
+        driver.compile_cubin("__global__ void f() { no_such_thing(); }", {}, TARGET)
+
+
+@pytest.mark.usefixtures("nvrtc")
+def test_functions_that_no_step_launches_are_there() -> None:
+    """What weights and graphs ask for."""
+    image = driver.compile_cubin(driver.source("small.cu"), {"GROUP": 64}, TARGET)
+    assert all(f".text.{function}\0".encode() in image for function in ("repack", "greedy"))
+
+
+@pytest.mark.parametrize("name", [known.name for known in known_models() if not why_not(spec_of(known))])
+def test_every_model_can_be_launched(name: str) -> None:
+    """Grids, threads and shared memory within what the device has, for every way that a step can take."""
+    found = recorded(name)
+    assert found.num_launches > 50
+    for file, defines in found.units:
+        assert dict(defines).get("STAGES", 2) >= 2, f"{file} {defines}: nothing would be under way while something is used"
+
+
+@pytest.mark.parametrize("group", [32, 64])
+def test_other_groups_can_be_launched(group: int) -> None:
+    assert any(dict(defines).get("GROUP") == group for (_, defines) in recorded("GLM-4.5-Air", group).units)
