@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from windlass.core import model
-from windlass.core.model import Activation, ModelSpec, Scoring, Wiring
+from windlass.core import fused as limits
+from windlass.core.model import ModelSpec
 from windlass.kernels.attention import attention
 from windlass.kernels.cuda import attention as heads
 from windlass.kernels.cuda import driver, linear, norm
-from windlass.kernels.cuda.layout import INPUTS, Tiles, num_blocks
+from windlass.kernels.cuda.layout import Tiles
 from windlass.kernels.step import Cache, Step
 from windlass.nn.attention import Attention
 from windlass.nn.fused_ffn import DenseFeed, RoutedFeed, wide_product
@@ -34,65 +34,13 @@ MAX_ROWS = 64
 """Beyond, weights are read so often that products bound the time."""
 DEPENDENT_ROWS = 64
 """Up to so many rows kernels start before those ahead of them end: 2 % at 64 rows, 10 % at one."""
-MAX_WIDTH = 8192
-MAX_SLOTS = 16
-"""Experts of a token, the shared one included: what one.cu has room for."""
 FRESH_SEQUENCES = 16
 """Prompts read from their beginning, one call of PyTorch's attention for each."""
 
 
 def why_not(spec: ModelSpec) -> str:
     """Empty where every layer is made of what the kernels know."""
-    if spec.norm.kind != "rms" or spec.embedding_norm or not spec.final_norm or not isinstance(spec.positions, model.Rope):
-        return "norms or positions of another kind"
-    if (
-        spec.positions.rotary_dim % 16
-        or spec.hidden_size % 256
-        or spec.hidden_size > MAX_WIDTH
-        or not _fills_tiles(spec.hidden_size)
-    ):
-        return f"a hidden size of {spec.hidden_size} or rotation of {spec.positions.rotary_dim} dimensions"
-    for layer in spec.layers:
-        reason = _mixer_lacks(layer.mixer) or _ffn_lacks(layer.feed_forward)
-        if reason or layer.wiring is not Wiring.PRE:
-            return reason or "layers wired in another way"
-    return ""
-
-
-def _mixer_lacks(mixer: model.Mixer) -> str:
-    if not isinstance(mixer, model.Attention) or mixer.head_dim != heads.HEAD_DIM or mixer.out_bias:
-        return f"attention that is not of heads of {heads.HEAD_DIM}"
-    if not _fills_tiles(mixer.num_heads * heads.HEAD_DIM):
-        return f"{mixer.num_heads} heads"
-    if (
-        mixer.window is not None
-        or mixer.sinks
-        or mixer.num_heads // mixer.num_kv_heads > 16
-        or mixer.num_heads % mixer.num_kv_heads
-    ):
-        return "attention with a window, sinks, or more than 16 queries to a key"
-    return ""
-
-
-def _ffn_lacks(ffn: model.FeedForward) -> str:
-    if ffn.activation is not Activation.SILU:
-        return f"an activation other than SiLU ({ffn.activation.value})"
-    if isinstance(ffn, model.Dense):
-        return "" if ffn.gated and not ffn.bias else "a feed-forward without a gate, or with biases"
-    router = ffn.router
-    if router.num_groups > 1 or router.bias or not (router.renormalize or router.scoring is Scoring.SOFTMAX_OF_TOP):
-        return "a router with groups, a bias, or weights that are not divided by their sum"
-    if router.correction_bias and router.scoring is not Scoring.SIGMOID:
-        return "a softmax with a correction"
-    slots = ffn.num_active + bool(ffn.shared_intermediate_size)
-    if ffn.num_experts % 32 or slots > MAX_SLOTS or not _fills_tiles(ffn.intermediate_size) or ffn.bias or ffn.clamp is not None:
-        return "experts of another form"
-    return "" if ffn.shared_intermediate_size in (0, ffn.intermediate_size) else "shared experts of another width"
-
-
-def _fills_tiles(inputs: int) -> bool:
-    """Whether matrices of so many inputs are not filled up: only a dense feed-forward's activations are made wider for that."""
-    return num_blocks(inputs) * INPUTS == inputs
+    return limits.lacks(spec)
 
 
 @dataclass
