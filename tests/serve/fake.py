@@ -47,6 +47,7 @@ class FakeClient:
         self.starts = 1
         self.start_seconds = 0.0
         self.refuse_starts = 0
+        self.start_error: Exception = Unavailable("the engine's process ended with status 1: /secret/path")
         self.is_stuck = False
         self.restarted = 0
         self._lives: set[asyncio.Future[None]] = set()
@@ -174,7 +175,7 @@ class FakeClient:
         await asyncio.sleep(self.start_seconds)
         if self.refuse_starts:
             self.refuse_starts -= 1
-            raise Unavailable("the engine's process ended with status 1: /secret/path")
+            raise self.start_error
         self.starts += 1
         self.is_alive = True
 

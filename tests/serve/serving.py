@@ -27,7 +27,7 @@ class Lines(Log):
     """What was logged."""
 
     def __init__(self) -> None:
-        super().__init__(enabled=True)
+        super().__init__()
         self.lines: list[str] = []
 
     def line(self, text: str) -> None:

@@ -306,6 +306,15 @@ def test_neither_prompts_nor_made_up_paths_are_logged_unless_asked_for() -> None
     assert any("Hello" in line for line in asyncio.run(ask(True)))
 
 
+def test_a_quiet_server_writes_no_line_for_requests_and_still_tells_of_the_engine() -> None:
+    async def ask() -> list[str]:
+        async with in_process(FakeClient(), log_requests=False) as (http, service):
+            await http.post(CHAT, json=HELLO)
+            return service.log.lines  # type: ignore[attr-defined]
+
+    assert asyncio.run(ask()) == ["the engine is ready"]
+
+
 # --- numbers ---------------------------------------------------------------------------------------------------------
 
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from serving import HELLO
 
 from windlass.serve.app import make_app, service_of
-from windlass.serve.log import Log, LogHandler, access_line, printable
+from windlass.serve.log import Log, LogHandler, access_line, printable, without_paths
 from windlass.serve.settings import Settings
 
 pytestmark = pytest.mark.pure
@@ -97,6 +97,19 @@ def test_a_traceback_is_one_line_without_its_values() -> None:
         logger.error("Exception in ASGI application\n", exc_info=True)
     logger.error("%d %d", 1)
     assert "the prompt" not in out.getvalue() and "Exception in ASGI application: ValueError" in out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("ended by SIGKILL: /home/me/models/x.gguf is gone", "ended by SIGKILL: x.gguf is gone"),
+        ('File "/opt/a/b.py", line 3', 'File "b.py", line 3'),
+        ("~/models/x.gguf: and ../x/y", "x.gguf: and y"),
+        ("1/2 of it, and/or nothing", "1/2 of it, and/or nothing"),
+    ],
+)
+def test_a_path_is_shown_by_its_last_part(text: str, expected: str) -> None:
+    assert without_paths(text) == expected
 
 
 def test_an_access_line() -> None:

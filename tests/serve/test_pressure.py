@@ -60,8 +60,8 @@ def test_a_client_that_leaves_frees_its_place_at_once(stream: bool, n: int) -> N
         server.until(lambda: client.running == n)
         left = time.monotonic()
         connection.close()
-        server.until(lambda: idle(server), 2.0)
-        assert time.monotonic() - left < 1.0
+        server.until(lambda: idle(server), 5.0)
+        assert time.monotonic() - left < 5.0  # the answer would have taken 40 s
         assert client.cancelled == n and server.service.metrics.outcomes["cancelled"] == 1
 
 
@@ -71,9 +71,9 @@ def test_a_client_that_leaves_the_queue_gives_up_its_place() -> None:
         first, second = chat_request(server), chat_request(server)
         server.until(lambda: client.waiting == 1)
         second.close()
-        server.until(lambda: client.waiting == 0 and client.running == 1, 2.0)
+        server.until(lambda: client.waiting == 0 and client.running == 1, 5.0)
         first.close()
-        server.until(lambda: idle(server), 2.0)
+        server.until(lambda: idle(server), 5.0)
 
 
 def test_one_that_leaves_before_its_body_is_there_is_forgotten() -> None:
@@ -93,7 +93,7 @@ def test_all_of_several_requests_sent_ahead_end_with_their_client() -> None:
         server.until(lambda: client.running == 1)
         time.sleep(0.05)
         connection.close()
-        server.until(lambda: idle(server), 2.0)
+        server.until(lambda: idle(server), 5.0)
 
 
 def test_requests_sent_ahead_are_answered_in_turn() -> None:
@@ -271,7 +271,7 @@ def test_told_twice_it_ends_at_once() -> None:
     server.loop.call_soon_threadsafe(server.server.end)
     server.loop.call_soon_threadsafe(server.server.end)
     server.wait(10)
-    assert not server.is_running and time.monotonic() - started < 5
+    assert not server.is_running and time.monotonic() - started < 10
     connection.close()
 
 

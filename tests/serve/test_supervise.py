@@ -63,6 +63,7 @@ def test_a_crash_in_the_middle_is_told_and_mended(stream: bool) -> None:
             assert (await http.post(CHAT, json=HELLO)).status_code == 200
             assert (await http.get("/health")).json() == {"status": "ok", "state": "ready"}
             assert service.supervisor.restarts == 1 and len(service.flights) == 0
+            assert not any("/secret" in line for line in service.log.lines)  # type: ignore[attr-defined]
 
     asyncio.run(ask())
 
@@ -112,6 +113,22 @@ def test_an_engine_that_will_not_start_is_called_dead_and_still_tried(monkeypatc
             assert health.status_code == 503 and health.json()["state"] == "dead"
             await until(lambda: service.supervisor.is_ready)
             assert (await http.post(CHAT, json=HELLO)).status_code == 200
+
+    asyncio.run(ask())
+
+
+def test_a_full_disk_while_it_is_started_anew_is_one_more_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("windlass.serve.supervise.pause_seconds", lambda _: 0.01)
+
+    async def ask() -> None:
+        client = FakeClient()
+        client.start_error = OSError(28, "No space left on device")
+        async with in_process(client) as (http, service):
+            client.refuse_starts = 2
+            client.crash()
+            service.supervisor.suspect()
+            await until(lambda: service.supervisor.is_ready and client.starts == 2)
+            assert service.supervisor.restarts == 3 and (await http.post(CHAT, json=HELLO)).status_code == 200
 
     asyncio.run(ask())
 

@@ -21,7 +21,7 @@ from windlass.serve.flight import Flight
 from windlass.serve.guard import DETAILS, KEY
 from windlass.serve.http import EVENTS, Gone, read_body, send_bytes, start
 from windlass.serve.jobs import Asker, Job, MakeJob
-from windlass.serve.log import MAX_PROMPT_CHARACTERS
+from windlass.serve.log import MAX_PROMPT_CHARACTERS, without_paths
 from windlass.serve.merge import Batch, batches
 from windlass.serve.metrics import Watch
 from windlass.serve.service import Full, Service
@@ -68,7 +68,7 @@ def failed(service: Service, error: Error, prompt: str | None = None) -> Refusal
     refusal = failures.refused(error, prompt)
     if refusal.status != failures.UNAVAILABLE:
         return refusal
-    service.log.line(f"{type(error).__name__}: {error}")
+    service.log.line(without_paths(f"{type(error).__name__}: {error}"))
     if isinstance(error, Unavailable):
         service.supervisor.suspect()
     return Full(refusal, service.supervisor.retry_seconds)

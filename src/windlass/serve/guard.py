@@ -78,7 +78,7 @@ class Guard:
     def _record(self, scope: Scope, status: int, seconds: float) -> None:
         route = self._route(scope["path"])
         self._service.metrics.http.labels(route, str(status or "none")).inc()
-        if route not in ("/health", "/metrics", "page"):
+        if self._service.settings.log_requests and route not in ("/health", "/metrics", "page"):
             self._service.log.line(access_line(scope["method"], route, status, seconds, scope[DETAILS]))
 
     def _route(self, path: str) -> str:

@@ -6,27 +6,28 @@ No prompt, no key and no path that a client made up is written; prompts only whe
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import time
 from typing import TextIO
 
 MAX_PROMPT_CHARACTERS = 2000
+PATH = re.compile(r"(?:~|\.{1,2})?/(?:[^\s/:'\"]+/)+([^\s/:'\"]*)")
 
 
 class Log:
     """`stream` None: standard error as it is at the time."""
 
-    def __init__(self, stream: TextIO | None = None, enabled: bool = True) -> None:
-        self._stream, self._enabled = stream, enabled
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream
         self.lost = 0
         """Lines that could not be written."""
         self.status = ""
         """A line that stays at the bottom of a terminal; set by `show_status`."""
 
     def line(self, text: str) -> None:
-        if self._enabled:
-            cleared = "\r\x1b[K" if self.status else ""
-            self._write(f"{cleared}{time.strftime('%H:%M:%S')} {printable(text)}\n{self.status}")
+        cleared = "\r\x1b[K" if self.status else ""
+        self._write(f"{cleared}{time.strftime('%H:%M:%S')} {printable(text)}\n{self.status}")
 
     def show_status(self, text: str) -> None:
         """For terminals only."""
@@ -66,6 +67,11 @@ class LogHandler(logging.Handler):
 def printable(text: str) -> str:
     """One line that cannot steer a terminal."""
     return "".join(character if character.isprintable() else "\ufffd" for character in text)
+
+
+def without_paths(text: str) -> str:
+    """`/home/me/models/x.gguf` -> `x.gguf`: where files lie is not for logs that others read."""
+    return PATH.sub(r"\1", text)
 
 
 def access_line(method: str, route: str, status: int, seconds: float, details: str = "") -> str:

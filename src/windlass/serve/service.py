@@ -43,7 +43,7 @@ class Service:
         log: Log | None = None,
     ) -> None:
         self.settings, self.plan = settings, plan
-        self.log = log or Log(enabled=settings.log_requests)
+        self.log = log or Log()
         self.supervisor = Supervisor(client, settings.stuck_seconds, self.log.line)
         self.flights, self.metrics = Flights(), Metrics()
         self.machine = Machine(tuple(device.total_bytes for device in plan.memory.per_device) if plan else ())

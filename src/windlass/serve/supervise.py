@@ -17,6 +17,7 @@ from windlass.core.client import Client, Unavailable
 from windlass.core.request import Info
 from windlass.errors import Error
 from windlass.serve.admission import clamped
+from windlass.serve.log import without_paths
 
 State = Literal["loading", "ready", "restarting", "dead"]
 PROBE_SECONDS = 1.0
@@ -99,6 +100,8 @@ class Supervisor:
                 await self._look()
             except Error as error:
                 await self._broke(error)
+            except Exception as error:  # noqa: BLE001 - a full disk, too many processes: whatever it is, it is tried again
+                await self._broke(Unavailable(f"{type(error).__name__}: {error}"))
             else:
                 self._woken.clear()
                 with contextlib.suppress(TimeoutError):
@@ -138,6 +141,6 @@ class Supervisor:
         self.error, self.state = error, state_after(self._in_a_row, self.info is not None)
         pause = pause_seconds(len(self._breakdowns))
         self._again_at = now + pause
-        self._told(f"the engine broke down; it is started anew in {pause:g} s")
+        self._told(f"the engine broke down ({without_paths(str(error))}); it is started anew in {pause:g} s")
         self._changed.set()
         await asyncio.sleep(pause)
