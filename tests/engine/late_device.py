@@ -1,6 +1,6 @@
 """A device on the CPU: what is launched happens in order, and as early or as late as a real one may do it.
 
-`Late` (or eager) streams, buffers that are copied when the stream gets to it, and graphs whose replay runs the decoder and moves the
+Streams, buffers that are copied when the stream gets to it, and graphs whose replay runs the decoder and moves the
 buffers on, with the interface that engine.runner knows.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -143,3 +144,30 @@ def make_late_engine(
         stream, decoder, caches, buffers.step, buffers.device_counts, limits.max_sequences, vocab_size, sizes
     )
     return engine
+
+
+@dataclass
+class Answers:
+    tokens: dict[int, list[int]] = field(default_factory=dict)
+    reasons: dict[int, str] = field(default_factory=dict)
+
+    def take(self, outputs: Any) -> None:
+        for output in outputs:
+            assert output.id not in self.reasons, "something after the end"
+            self.tokens.setdefault(output.id, []).extend(output.token_ids)
+            if output.finish is not None:
+                self.reasons[output.id] = output.finish.reason
+
+    def finish(self, engine: Engine) -> Answers:
+        for _ in range(3000):
+            if not engine.has_work:
+                break
+            self.take(engine.step())
+        assert not engine.has_work
+        pool = engine.scheduler.pool
+        assert pool.num_free == pool.num_blocks, "blocks that nobody gave back"
+        return self
+
+
+def prompt(number: int, length: int) -> list[int]:
+    return [(number * 31 + at * (number % 5 + 1)) % 60 for at in range(length)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -11,14 +10,14 @@ import torch
 from fake_decoder import FakeDecoder
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from late_device import make_late_engine
+from late_device import Answers, make_late_engine, prompt
 
 from windlass.core.request import GREEDY
 from windlass.core.scheme import scheme
 from windlass.engine import graphs
 from windlass.engine.engine import Engine
 from windlass.engine.protocol import Submit
-from windlass.engine.scheduler import Chunk
+from windlass.engine.scheduler import Chunk, Limits
 from windlass.families import describe, rules
 from windlass.kernels import program
 from windlass.nn import Decoder
@@ -46,33 +45,6 @@ def short_classes() -> Iterator[pytest.MonkeyPatch]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(graphs, "LENGTHS", (20, 48, 2**20))
         yield patch
-
-
-@dataclass
-class Answers:
-    tokens: dict[int, list[int]] = field(default_factory=dict)
-    reasons: dict[int, str] = field(default_factory=dict)
-
-    def take(self, outputs: Any) -> None:
-        for output in outputs:
-            assert output.id not in self.reasons, "something after the end"
-            self.tokens.setdefault(output.id, []).extend(output.token_ids)
-            if output.finish is not None:
-                self.reasons[output.id] = output.finish.reason
-
-    def finish(self, engine: Engine) -> Answers:
-        for _ in range(3000):
-            if not engine.has_work:
-                break
-            self.take(engine.step())
-        assert not engine.has_work
-        pool = engine.scheduler.pool
-        assert pool.num_free == pool.num_blocks, "blocks that nobody gave back"
-        return self
-
-
-def prompt(number: int, length: int) -> list[int]:
-    return [(number * 31 + at * (number % 5 + 1)) % 60 for at in range(length)]
 
 
 # --- whatever comes and goes
@@ -299,3 +271,30 @@ def test_sizes_and_classes() -> None:
     captured = made.get(1, 20)
     assert made.serves(captured, 1) and made.serves(captured, 20) and not made.serves(captured, 21)
     assert made.get(1, 3) is captured and made.get(1, 21) is not captured and made.get(2, 20) is not captured
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu() -> None:
+    """The same tokens with steps begun ahead and without, over the ends of many blocks."""
+    config = {
+        "model_type": "llama", "vocab_size": 512, "hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 128,
+        "rms_norm_eps": 1e-5, "max_position_embeddings": 1024, "num_hidden_layers": 3, "intermediate_size": 384,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    }  # fmt: skip
+    spec = describe(config)
+    is_hopper = torch.cuda.get_device_capability()[0] == 9
+    decoder = Decoder(spec, RandomWeights(spec, rules(spec), quant=scheme("int4", 128), device="cuda", tiled=is_hopper))
+    limits = Limits(num_blocks=64, context_tokens=512, max_sequences=4, room_ahead=True)
+
+    def answered(ahead: bool) -> Answers:
+        engine = Engine(decoder, decoder.make_caches(65, device="cuda"), limits, 512, device="cuda")
+        if not ahead:
+            engine._goes_on = lambda batch: False  # type: ignore[method-assign]
+        for number in range(4):
+            engine.submit(Submit(number, prompt(number, 5 + 9 * number), GREEDY, max_tokens=150 - 20 * number))
+        answers = Answers().finish(engine)
+        assert engine.runner.how == "CUDA graphs"
+        return answers
+
+    assert answered(ahead=True) == answered(ahead=False)

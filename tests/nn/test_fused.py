@@ -90,7 +90,7 @@ def case(monkeypatch: pytest.MonkeyPatch, tiny: Any) -> Callable[..., Case]:
 def test_equals_the_decoder_in_float64(case: Callable[..., Case], name: str) -> None:
     """Prompts of one row, of 2 to 64 and of more; tokens one by one, alone and together; both in one step; prompts in chunks."""
     made = case(name)
-    for number, length in enumerate((90, 40, 20, 6, 2, 3, 37, 18, 50, 17, 1)):
+    for number, length in enumerate((90, 40, 20, 6, 2, 3, 37, 18, 50, 17, 1, 131)):
         made.sequence(number, length)
     made.run((0, 0, 70))  # more than 64 rows
     made.run((0, 70, 71))
@@ -101,6 +101,8 @@ def test_equals_the_decoder_in_float64(case: Callable[..., Case], name: str) -> 
     made.run((0, 72, 73), (1, 30, 31), (2, 19, 20), (3, 5, 6), (4, 1, 2), (5, 2, 3))  # one token of each
     made.run((6, 0, 36), (7, 0, 17), (8, 0, 49), (9, 0, 16), last_only=True)  # more than 64 rows of several
     made.run((0, 73, 74), (1, 31, 32), (6, 36, 37), (7, 17, 18), (8, 49, 50), (9, 16, 17), (10, 0, 1), (0, 73, 74), (1, 31, 32))
+    made.run((11, 0, 130), last_only=True)  # enough for units of 64 rows of each expert
+    made.run((11, 130, 131))
     made.run((1, 32, 40), (0, 74, 90), last_only=True)  # two chunks, and only what follows them
 
 
@@ -120,8 +122,8 @@ def test_every_launch_has_had_its_turn(case: Callable[..., Case]) -> None:
     called: set[str] = set()
     for name in ("glm+qk_norm", "llama"):
         made = case(name)
-        made.sequence(0, 80), made.sequence(1, 20)
-        for chunks in (((0, 0, 70),), ((1, 0, 12),), ((1, 12, 13),), ((0, 70, 71), (1, 13, 14))):
+        made.sequence(0, 131), made.sequence(1, 20)
+        for chunks in (((0, 0, 130),), ((1, 0, 12),), ((1, 12, 13),), ((0, 130, 131), (1, 13, 14))):
             made.run(*chunks)
         called |= made.stand_ins.called
     assert called == {name for names in LAUNCHES.values() for name in names}
@@ -142,7 +144,7 @@ def test_items_grow_with_the_rows(case: Callable[..., Case]) -> None:
     made.sequence(0, 300)
     made.run((0, 0, 300), last_only=True)
     feed = made.decoder.fused.layers[0].feed
-    assert [feed._item_rows(rows) for rows in (65, 450, 700, 2000, 100000)] == [64, 64, 128, 160, 160]
+    assert [feed._item_rows(rows) for rows in (65, 200, 450, 700, 2000, 100000)] == [8, 64, 64, 128, 160, 160]
 
 
 def test_a_step_that_wants_no_logits(case: Callable[..., Case], tiny: Any) -> None:

@@ -89,7 +89,8 @@ def full_size(name: str, group: int = 128) -> Decoder:
     known = find(name)
     assert known is not None
     config = {key: value for key, value in published_config(known).items() if key != "quantization_config"}
-    config["num_layers" if "num_layers" in config else "num_hidden_layers"] = config.get("first_k_dense_replace", 0) + 1
+    for key in {"num_layers", "num_hidden_layers"} & config.keys():
+        config[key] = config.get("first_k_dense_replace", 0) + 1
     spec = describe(config, name)
     weights = Shapes(spec, rules(spec), quant=scheme("int4", group), device=META, tiled=True)
     assert weights.tiled
