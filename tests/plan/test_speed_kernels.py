@@ -46,7 +46,7 @@ DENSE, AIR = shapes("GLM-4.5-Air")[:2]
         ("down, 64 rows, 139 items", H200.streamed(139 * DOWN.num_bytes), 105),
         ("qkv, 64 rows", H200.short(QKV, 64, cut=False), 20.2),
         ("out, 64 rows", H200.short(OUT, 64, cut=True), 16.1),
-        ("attention, 1 x 200", H200.decode_attention(AIR, 1, 200), 5.9),
+        ("attention, 1 x 200", H200.decode_attention(AIR, 1, 200), 6.4),
         ("attention, 8 x 200", H200.decode_attention(AIR, 8, 200), 6.9),
         ("attention, 64 x 200", H200.decode_attention(AIR, 64, 200), 24),
         ("attention, 1 x 32k", H200.decode_attention(AIR, 1, 32768), 38),
