@@ -85,7 +85,7 @@ class FusedLayer:
         qkv = torch.empty(rows, self.qkv.rows, dtype=torch.bfloat16, device=x.device)
         product = linear.linear_eight if few and linear.num_slices(self.qkv) == 1 else linear.linear_wide
         product(x, self.qkv, qkv, bias=self.mixer.qkv.bias)
-        stream.parts = sliced_product(self._attended(qkv, step, cache, space), self.out)
+        stream.parts = linear.linear_parts(self._attended(qkv, step, cache, space), self.out)
         x = stream.normed(self.ffn_norm)
         stream.parts, stream.weights = self.feed.several(x)
 
@@ -94,9 +94,7 @@ class FusedLayer:
         x = stream.normed(self.norm)
         qkv = torch.empty(x.shape[0], self.qkv.rows, dtype=torch.bfloat16, device=x.device)
         linear.linear_wide(x, self.qkv, qkv, bias=self.mixer.qkv.bias)
-        projected = torch.empty(1, *stream.h.shape, dtype=torch.bfloat16, device=x.device)
-        linear.linear_wide(self._attended(qkv, step, cache, space), self.out, projected[0])
-        stream.parts = projected
+        stream.parts = linear.linear_parts(self._attended(qkv, step, cache, space), self.out)
         stream.parts, stream.weights = self.feed.wide(stream.normed(self.ffn_norm))
 
     # --- attention
@@ -145,14 +143,6 @@ def _whole(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
             *(x.transpose(0, 1)[None] for x in (q, k, v)), is_causal=True, scale=scale, enable_gqa=True
         )
     return out[0].transpose(0, 1).reshape(q.shape[0], -1)
-
-
-def sliced_product(x: Tensor, weight: Tiles) -> Tensor:
-    """fp32 [slices, rows, outputs]: parts of x @ weight.T, for up to 64 rows."""
-    few = x.shape[0] <= 8
-    slices = linear.num_slices(weight) if few else linear.wide_slices(weight)
-    parts = torch.empty(slices, x.shape[0], weight.rows, dtype=torch.float32, device=x.device)
-    return linear.linear_eight(x, weight, parts) if few else linear.linear_wide(x, weight, parts, slices=slices)
 
 
 @dataclass(frozen=True)

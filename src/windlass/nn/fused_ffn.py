@@ -51,23 +51,19 @@ class DenseFeed:
         experts.down_one(self._act[:1], self.down, h, routes, residual=h)
 
     def several(self, x: Tensor) -> Parts:
-        from windlass.nn.fused import sliced_product
-
         rows = x.shape[0]
         act = self._act[:rows]
         if rows <= 8:
             experts.gate_up_many(x, self.gate_up, act, self._all_rows(rows, 8))
         else:
             experts.gate_up_wide(x, self.gate_up, act, self._all_rows(rows, 64), deep=1)
-        return sliced_product(act, self.down), None
+        return linear.linear_parts(act, self.down), None
 
     def wide(self, x: Tensor) -> Parts:
         rows = x.shape[0]
         act = torch.zeros(rows, self.down.width, dtype=torch.bfloat16, device=x.device)
         experts.gate_up_wide(x, self.gate_up, act, route.all_rows(rows, 128, x.device))
-        parts = _halves(1, rows, self.down.rows, device=x.device)
-        linear.linear_wide(act, self.down, parts[0])
-        return parts, None
+        return linear.linear_parts(act, self.down), None
 
     def _all_rows(self, rows: int, item_rows: int) -> Routes:
         if rows not in self._routes:

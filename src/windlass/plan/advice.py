@@ -10,9 +10,9 @@ from windlass.core.model import Frozen
 from windlass.core.plan import Reason
 
 KERNEL_SCHEMES = ("int4",)
-"""What the embedded engine has GPU kernels for, on Hopper; the rest takes plain PyTorch (docs/cuda-notes.md). core.fused has what they lack."""
+"""What the embedded engine has its own GPU kernels for, on Hopper; the rest takes general ones (docs/cuda-notes.md). core.fused has what they lack."""
 BATCH_FOR_SERVER = 64
-"""Sequences at once from which a server built for batches is the better engine."""
+"""Sequences at once beyond which a server built for batches is the better engine: our kernels were measured up to here (docs/benchmarks.md)."""
 
 
 class Setting(Frozen):
@@ -88,16 +88,17 @@ def _several(setting: Setting) -> Advice | None:
 
 
 def _one_gpu(setting: Setting) -> Advice:
-    if setting.concurrency >= BATCH_FOR_SERVER:
+    if setting.concurrency > BATCH_FOR_SERVER or (setting.concurrency == BATCH_FOR_SERVER and not _has_kernels(setting)):
         return Advice(
-            engine="vllm", why=f"its batched kernels and scheduler are made for {BATCH_FOR_SERVER} sequences at once and more"
+            engine="vllm", why=f"its batched kernels and scheduler are made for more than {BATCH_FOR_SERVER} sequences at once"
         )
     if not _has_kernels(setting):
         where, what = ", ".join(sorted(setting.devices)), setting.lacking or setting.scheme
-        return Advice(engine="vllm", why=f"the embedded engine has no kernels for {what} on {where} yet and takes plain PyTorch")
+        return Advice(
+            engine="vllm", why=f"the embedded engine has only general kernels for {what} on {where}, which nobody has tuned"
+        )
     if setting.has_experts:
-        # vLLM 0.24 on an H200, 106.85B parameters of which 12.8B active, 4-bit, one sequence: 140 of 593 tokens/s.
-        why = "it has kernels for 4-bit experts; vLLM 0.24 reached 24% of what an H200's memory allows there, one sequence at a time"
+        why = "it has kernels for 4-bit experts: 2.7 times vLLM 0.24 at one sequence on an H200, 1.5 times at 64 (docs/benchmarks.md)"
     else:
         why = "it has kernels for 4-bit weights on this device, and starts quickest"
     return Advice(engine="windlass", why=why)

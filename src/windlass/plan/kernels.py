@@ -232,13 +232,13 @@ class Kernels:
     # more rows
 
     def _many(self, shape: LayerShape, rows: int, crowd: float) -> float:
-        mixer = self.products(shape.qkv, -(-rows // 128), 128) + self.products(shape.out, -(-rows // 128), 128)
-        norms = self._add_norm(shape.hidden, rows, 2, 1) + self._add_norm(
-            shape.hidden, rows, 2, max(shape.active + shape.shared, 1)
-        )
+        items, out, down = -(-rows // 128), self._wide_slices(shape.out, rows), self._wide_slices(shape.down, rows)
+        mixer = self.products(shape.qkv, items, 128) + self.products(shape.out, items, 128, out)
+        norms = self._sums(shape.hidden, rows, out)
         if not shape.experts:
-            feed = sum(self.products(matrix, -(-rows // 128), 128) for matrix in (shape.gate_up, shape.down))
-            return mixer + norms + feed
+            feed = self.products(shape.gate_up, items, 128) + self.products(shape.down, items, 128, down)
+            return mixer + norms + self._sums(shape.hidden, rows, down) + feed
+        norms += self._add_norm(shape.hidden, rows, 2, shape.active + shape.shared)
         # Weights of the router as three bf16 numbers each.
         logits = 6 * rows * shape.hidden * shape.all_experts / (self.rate * self.times.product_share)
         return mixer + norms + logits + self.times.dispatch + self._routed(shape, rows, crowd)
@@ -253,12 +253,20 @@ class Kernels:
             return sum(self.streamed(matrix.num_bytes * items) for matrix in (shape.gate_up, shape.down))
         return sum(self.products(matrix, items, size) for matrix in (shape.gate_up, shape.down))
 
-    def products(self, matrix: Matrix, items: float, item_rows: int) -> float:
+    def _wide_slices(self, matrix: Matrix, rows: int) -> int:
+        """Of the inputs, as long as rows alone do not fill the processors."""
+        groups = -(-matrix.rows // 256) * -(-rows // 128)
+        return max((s for s in range(1, matrix.blocks + 1) if not matrix.blocks % s and groups * s <= self.processors), default=1)
+
+    def _sums(self, hidden: int, rows: int, slices: int) -> float:
+        return self._add_norm(hidden, rows, 2 if slices == 1 else 4, slices)
+
+    def products(self, matrix: Matrix, items: float, item_rows: int, slices: int = 1) -> float:
         """256 rows of weights and an item to a unit, which begins and ends as if it had a few blocks more."""
         times = self.times
-        waves = ceil(-(-matrix.rows // 256) * items / self.processors)
+        waves = ceil(-(-matrix.rows // 256) * items * slices / self.processors)
         block = 2 * 256 * BLOCK_INPUTS * item_rows * self.processors / (self.rate * times.product_share)
-        return times.tiled + waves * (matrix.blocks + times.unit_blocks) * max(block, 2 * times.widen)
+        return times.tiled + waves * (matrix.blocks / slices + times.unit_blocks) * max(block, 2 * times.widen)
 
     # attention
 

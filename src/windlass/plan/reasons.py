@@ -75,7 +75,7 @@ def _engine_reason(question: Question, best: Candidate) -> Reason:
     elif "windlass" not in question.spec.engines:
         why = f"the embedded engine does not run {question.spec.family} yet"
     elif best.engine.name == "vllm":
-        why = f"{best.workload.concurrency} sequences at once: its batched kernels and scheduler are made for that (from {BATCH_FOR_SERVER} on)"
+        why = f"{best.workload.concurrency} sequences at once: its batched kernels and scheduler are made for more than {BATCH_FOR_SERVER}"
     elif kinds & {"cpu", "metal"}:
         why = "the embedded engine runs here, 4-bit weights too; vLLM is planned for CUDA and ROCm, and for a CPU where asked for"
     elif best.fit.host_bytes or best.fit.disk_bytes:
@@ -83,7 +83,7 @@ def _engine_reason(question: Question, best: Candidate) -> Reason:
     elif not _divides(best):
         why = f"heads do not divide by tp {best.layout.tp}, which the embedded engine may split unevenly"
     else:
-        why = f"embedded, quickest to start; vLLM is the better engine from about {BATCH_FOR_SERVER} sequences at once"
+        why = f"embedded, quickest to start; vLLM is the better engine beyond about {BATCH_FOR_SERVER} sequences at once"
     return Reason(choice="engine", value=best.engine.name, why=why)
 
 

@@ -298,5 +298,5 @@ def rank(question: Question, candidate: Candidate) -> tuple[float, ...]:
 
 def preferred(question: Question, available: list[Engine]) -> list[Engine]:
     """Embedded unless the load calls for a server: many sequences, or throughput as the goal, or several nodes of accelerators."""
-    crowded = (question.concurrency or (1 if question.goal == "latency" else BATCH_FOR_SERVER)) >= BATCH_FOR_SERVER
+    crowded = question.concurrency > BATCH_FOR_SERVER if question.concurrency else question.goal != "latency"
     return sorted(available, key=lambda found: (found.name != "vllm") if crowded else (found.name != "windlass"))

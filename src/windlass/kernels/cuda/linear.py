@@ -166,9 +166,9 @@ def linear_eight(
     return out
 
 
-def wide_slices(weight: Tiles) -> int:
-    """Slices of the inputs that fill the device's processors once, with up to 64 rows."""
-    groups = -(-weight.num_tiles // 8)
+def wide_slices(weight: Tiles, rows: int = 64) -> int:
+    """Slices of the inputs that fill the device's processors once, with so many rows of x."""
+    groups = -(-weight.num_tiles // 8) if rows <= 64 else -(-weight.num_tiles // 16) * -(-rows // 128)
     fitting = [
         s for s in range(1, weight.tile_blocks + 1) if weight.tile_blocks % s == 0 and groups * s <= driver.num_processors()
     ]
@@ -225,6 +225,19 @@ def linear_wide(
         weight.num_tiles, slices * cluster, blocks, x.shape[0], shared_bytes=shared,
     )  # fmt: skip
     return out
+
+
+def linear_parts(x: Tensor, weight: Tiles) -> Tensor:
+    """x @ weight.T as parts that `norm.add_norm` adds up: fp32 [slices, rows, outputs], or bf16 where rows alone fill the device."""
+    rows = x.shape[0]
+    few = rows <= 8
+    slices = num_slices(weight) if few else wide_slices(weight, rows)
+    whole = rows > 64 and slices == 1
+    parts = torch.empty(slices, rows, weight.rows, dtype=x.dtype if whole else torch.float32, device=x.device)
+    if few:
+        return linear_eight(x, weight, parts)
+    linear_wide(x, weight, parts[0] if whole else parts, slices=slices)
+    return parts
 
 
 def linear_reference(x: Tensor, weight: Tiles, *, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
