@@ -6,11 +6,11 @@ import pytest
 
 pytest.importorskip("torch")
 
-from windlass.core import fused as limits  # noqa: E402
-from windlass.kernels.cuda import attention as heads  # noqa: E402
-from windlass.kernels.cuda import layout  # noqa: E402
-from windlass.nn import fused, fused_ffn  # noqa: E402
-from windlass.plan import kernels  # noqa: E402
+from windlass.core import fused as limits
+from windlass.kernels.cuda import attention as heads
+from windlass.kernels.cuda import layout
+from windlass.nn import fused, fused_ffn
+from windlass.plan import kernels
 
 pytestmark = pytest.mark.cpu
 

@@ -10,7 +10,7 @@ from windlass.core.model import Frozen
 from windlass.core.plan import Reason
 
 KERNEL_SCHEMES = ("int4",)
-"""What the embedded engine has its own GPU kernels for, on Hopper; the rest takes general ones (docs/cuda-notes.md). core.fused has what they lack."""
+"""What the embedded engine has its own GPU kernels for, on Hopper; the rest takes general ones. core.fused has what they lack."""
 BATCH_FOR_SERVER = 64
 """Sequences at once beyond which a server built for batches is the better engine: our kernels were measured up to here (docs/benchmarks.md)."""
 
