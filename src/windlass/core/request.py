@@ -79,6 +79,8 @@ class Sampling(Frozen):
 
 
 GREEDY = Sampling(temperature=0.0)
+NO_EFFORT = ("none", "minimal")
+"""Values of `reasoning_effort` that mean no reasoning at all, where a model can only be told to reason or not."""
 
 
 def _check_top(name: str, value: int | None) -> None:

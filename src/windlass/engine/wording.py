@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from windlass.core.request import Request, ScoreRequest, TokenLogprob
+from windlass.core.request import NO_EFFORT, Request, ScoreRequest, TokenLogprob
 from windlass.engine.protocol import Vocabulary
 from windlass.errors import BadInput
 from windlass.families.dialect import dialect
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from windlass.weights.text_of import ModelText
 
 NO_TEXT = "this model has no tokenizer, so it takes token_ids only; give its tokenizer.json, or ask with token_ids"
-
-NO_EFFORT = ("none", "minimal")
-"""Words of the API for no reasoning, where a template has a switch and no measure."""
 
 
 class Opened(NamedTuple):
@@ -125,8 +122,8 @@ class Wording:
         thinking, effort = request.thinking, request.reasoning_effort
         if effort is not None and self._dialect.effort:
             variables[self._dialect.effort] = effort
-        elif effort is not None and self._dialect.thinking and thinking is None:
-            thinking = effort not in NO_EFFORT
+        elif effort is not None and self._dialect.thinking:
+            thinking = effort not in NO_EFFORT if thinking is None else thinking
         elif effort is not None:
             raise BadInput("this model's chat template has no measure of reasoning; leave reasoning_effort out")
         if thinking is not None:

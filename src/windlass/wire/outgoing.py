@@ -27,6 +27,7 @@ def request_to_chat(request: Request, model: str, *, stream: bool = True, extens
         logprobs=True if request.logprobs is not None else None,
         top_logprobs=request.logprobs,
         chat_template_kwargs=None if request.thinking is None else TemplateVariables(enable_thinking=request.thinking),
+        reasoning_effort=request.reasoning_effort,  # type: ignore[arg-type]
         **_common(request, model, stream, extensions),
     )
 

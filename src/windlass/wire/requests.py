@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from windlass.core.model import Frozen
-from windlass.core.request import Constraint, ConstraintKind, Request, Sampling
+from windlass.core.request import NO_EFFORT, Constraint, ConstraintKind, Request, Sampling
 from windlass.errors import BadInput
 from windlass.wire.asked import CommonRequest, StructuredOutputs
 from windlass.wire.chat import ChatRequest, NamedTool, ResponseFormat
@@ -49,6 +49,7 @@ def chat_to_request(body: ChatRequest, limits: Limits = ANY) -> Request:
             tools=tools,
             tool_choice=_tool_choice(body.tool_choice),
             thinking=_thinking(body),
+            reasoning_effort=body.reasoning_effort,
             max_tokens=_max_tokens(body),
             logprobs=_chat_logprobs(body, limits),
             **_common(body, body.response_format, limits),
@@ -173,9 +174,11 @@ def _thinking(body: ChatRequest) -> bool | None:
     wishes = {
         "chat_template_kwargs.enable_thinking": variables.enable_thinking if variables else None,
         "chat_template_kwargs.thinking": variables.thinking if variables else None,
-        "reasoning_effort": None if body.reasoning_effort is None else body.reasoning_effort not in ("none", "minimal"),
     }
     said = {name: wish for name, wish in wishes.items() if wish is not None}
+    effort = None if body.reasoning_effort is None else body.reasoning_effort not in NO_EFFORT
+    if said and effort is not None and effort not in said.values():
+        raise invalid("reasoning_effort", f"says otherwise than {next(iter(said))}; give one of them")
     if len(set(said.values())) > 1:
         raise invalid(list(said)[-1], f"says otherwise than {next(iter(said))}; give one of them")
     return next(iter(said.values()), None)
