@@ -25,6 +25,7 @@ from windlass.cli.run_plan import Wanted, stored_scheme, wanted
 from windlass.cli.run_screen import Screen
 from windlass.cli.run_session import start
 from windlass.core.client import SyncClient
+from windlass.core.plan import load_plan
 from windlass.core.request import Delta, Info
 from windlass.errors import BadInput, DoesNotFit, Error, Impossible, UnknownName
 
@@ -403,7 +404,8 @@ def test_a_plan_is_honoured(model: Path, tmp_path: Path) -> None:
     file = planned(model, tmp_path, "--kv", "fp32", "--concurrency", "3")
     seen: list[Wanted] = []
     assert start(str(model), Options(prompt="Hi", plan=file), opener_of(FakeClient(), seen)) == 0
-    assert seen == [Wanted(path=model, kv="fp32", context_tokens=256, max_sequences=3)]
+    kv_bytes = load_plan(file.read_bytes()).memory.per_device[0].kv_bytes
+    assert seen == [Wanted(path=model, kv="fp32", context_tokens=256, max_sequences=3, kv_bytes=kv_bytes)]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,8 @@ from windlass.units import format_bytes, parse_context
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
 KV_TYPES = ("bf16", "fp32")
+BLOCK_TOKENS = 16
+"""As in kernels.step, which imports torch."""
 
 
 class Wanted(Frozen):
@@ -26,6 +28,8 @@ class Wanted(Frozen):
     context_tokens: int | None = None
     """None: the engine's own choice."""
     max_sequences: int | None = None
+    kv_bytes: int | None = None
+    """For keys and values; None: what the sequences can usually fill."""
     exact: bool = False
 
 
@@ -65,7 +69,13 @@ def _as_planned(asked: Wanted, options: Options, plan: Plan) -> Wanted:
         kv=plan.scheme.kv,
         context_tokens=plan.workload.context_tokens,
         max_sequences=plan.workload.concurrency,
+        kv_bytes=_in_blocks(plan.memory.per_device[0].kv_bytes, plan.workload.context_tokens),
     )
+
+
+def _in_blocks(kv_bytes: int, context_tokens: int) -> int:
+    """A cache is made of whole blocks."""
+    return -(-kv_bytes * (-(-context_tokens // BLOCK_TOKENS) * BLOCK_TOKENS) // context_tokens)
 
 
 def _check_runnable(plan: Plan) -> None:
