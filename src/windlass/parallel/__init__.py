@@ -1,0 +1,12 @@
+"""Ranks that talk: what they say to each other, not why. Knows tensors and numbers of ranks, no model.
+
+group.py     what a group of ranks can do, and the group of one, which does nothing
+groups.py    the groups that a rank of a layout is in
+processes.py groups of processes, over torch.distributed (gloo, NCCL)
+threads.py   groups of threads in one process, in the same words
+"""
+
+from windlass.parallel.group import Group, SoloGroup
+from windlass.parallel.groups import SOLO, Groups, make_groups
+
+__all__ = ["SOLO", "Group", "Groups", "SoloGroup", "make_groups"]

@@ -1,0 +1,106 @@
+"""Groups of processes over torch.distributed: gloo between CPUs, NCCL between NVIDIA GPUs.
+
+A group is an object of its own with a store of its own: nothing here is a global of torch.distributed, so a process may be in the groups of
+one run after another. Its backends send tensors and nothing else. A collective that some rank does not come to ends after seconds, with
+`GroupLost`; a group that has lost one is of no use any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import PrefixStore, Store
+
+from windlass.core.layout import Layout
+from windlass.errors import Impossible
+from windlass.parallel.groups import Groups, make_groups
+
+TIMEOUT_SECONDS = 20.0
+"""A step takes less than this on any hardware worth splitting over; a rank that takes longer is dead or stuck."""
+
+
+class GroupLost(Exception):
+    """A rank did not come to a collective, or its connection broke. Not the user's to mend: whoever runs the group makes a new one."""
+
+
+class ProcessGroup:
+    def __init__(self, backend: Any, rank: int, size: int) -> None:
+        """`backend`: a ProcessGroupGloo or ProcessGroupNCCL of torch.distributed."""
+        self._backend, self.rank, self.size = backend, rank, size
+
+    def all_reduce(self, x: Tensor) -> None:
+        self._done(lambda: self._backend.allreduce([x]))
+
+    def all_gather(self, x: Tensor, into: Sequence[Tensor]) -> None:
+        self._done(lambda: self._backend.allgather([list(into)], [x]))
+
+    def gather(self, x: Tensor, into: Sequence[Tensor]) -> None:
+        """Rank by rank, because gloo's own wants parts of one size."""
+        if self.rank:
+            self._done(lambda: self._backend.send([x], 0, 0))
+            return
+        into[0].copy_(x)
+        for rank in range(1, self.size):
+            self._done(lambda rank=rank: self._backend.recv([into[rank]], rank, 0))
+
+    def broadcast(self, x: Tensor) -> None:
+        self._done(lambda: self._backend.broadcast([x]))
+
+    def send_next(self, x: Tensor) -> None:
+        self._done(lambda: self._backend.send([x], (self.rank + 1) % self.size, 0))
+
+    def take_previous(self, x: Tensor) -> None:
+        self._done(lambda: self._backend.recv([x], (self.rank - 1) % self.size, 0))
+
+    def close(self) -> None:
+        self._backend.shutdown()
+
+    def _done(self, begin: Callable[[], Any]) -> None:
+        try:
+            begin().wait()
+        except RuntimeError as error:
+            raise GroupLost(f"rank {self.rank} of {self.size} lost another: {error}") from error
+
+
+def join_processes(
+    layout: Layout,
+    rank: int,
+    store: Store,
+    *,
+    host: str = "127.0.0.1",
+    device: torch.device | str = "cpu",
+    timeout_seconds: float = TIMEOUT_SECONDS,
+) -> Groups:
+    """The groups of `rank`; all ranks of the layout call this with stores that see each other. `host`: this rank's own address."""
+    timeout = timedelta(seconds=timeout_seconds)
+    store.set_timeout(timeout)
+
+    def join(name: str, at: int, size: int) -> ProcessGroup:
+        own = PrefixStore(name, store)
+        made = _gloo(own, at, size, host, timeout) if torch.device(device).type == "cpu" else _nccl(own, at, size, timeout)
+        return ProcessGroup(made, at, size)
+
+    return make_groups(layout, rank, join)
+
+
+def _gloo(store: Store, rank: int, size: int, host: str, timeout: timedelta) -> Any:
+    from torch.distributed import ProcessGroupGloo
+
+    options = ProcessGroupGloo._Options()
+    options._devices = [ProcessGroupGloo.create_device(hostname=host)]
+    options._timeout = timeout
+    return ProcessGroupGloo(store, rank, size, options)
+
+
+def _nccl(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
+    if not torch.distributed.is_nccl_available():
+        raise Impossible("this PyTorch has no NCCL, through which GPUs talk; run on CPUs, or install a build that has it")
+    from torch.distributed import ProcessGroupNCCL
+
+    options = ProcessGroupNCCL.Options()
+    options._timeout = timeout
+    return ProcessGroupNCCL(store, rank, size, options)

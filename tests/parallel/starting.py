@@ -1,0 +1,32 @@
+"""Ranks that are processes, forked from a server that has imported everything already: importing torch takes longer than any of these tests."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+CONTEXT: Any = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "windlass.parallel.processes", "windlass.nn", "windlass.weights"])
+
+
+@contextmanager
+def started(count: int, work: Callable[..., None], *given: Any) -> Iterator[list[Any]]:
+    """work(rank, *given) of every rank in a process of its own; none is left behind."""
+    ranks = [CONTEXT.Process(target=work, args=(rank, *given), daemon=True) for rank in range(count)]
+    for process in ranks:
+        process.start()
+    try:
+        yield ranks
+    finally:
+        for process in ranks:
+            process.kill()
+            process.join()
+
+
+def exit_codes(count: int, work: Callable[..., None], *given: Any, seconds: float = 60) -> list[int | None]:
+    with started(count, work, *given) as ranks:
+        for process in ranks:
+            process.join(seconds)
+        return [process.exitcode for process in ranks]

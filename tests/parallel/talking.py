@@ -1,0 +1,72 @@
+"""What every group must do, whoever its ranks are. And one rank of a group of processes."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import torch
+
+from windlass.core.layout import Layout
+
+
+def check_group(group: Any) -> None:
+    """Values tell which rank said what."""
+    rank, size = group.rank, group.size
+    x = torch.arange(3, dtype=torch.float64) + 10.0 * rank
+    group.all_reduce(x)
+    assert x.tolist() == [size * i + 10.0 * sum(range(size)) for i in range(3)]
+
+    parts = [torch.empty(2, dtype=torch.int32) for _ in range(size)]
+    group.all_gather(torch.tensor([rank, 7], dtype=torch.int32), parts)
+    assert [part.tolist() for part in parts] == [[r, 7] for r in range(size)]
+
+    uneven = [torch.full((2, r + 1), -1.0) for r in range(size)]
+    group.gather(torch.full((2, rank + 1), float(rank)), uneven)
+    assert all(bool((part == (r if rank == 0 else -1)).all()) for r, part in enumerate(uneven))
+
+    told = torch.tensor([rank, rank + 5])
+    group.broadcast(told)
+    assert told.tolist() == [0, 5]
+    check_ring(group)
+
+
+def check_ring(group: Any) -> None:
+    """Round and round: stage by stage, and from the last back to the first. Two rounds, so that nothing is left over of the first."""
+    for word in (3.0, 4.0):
+        x = torch.full((2, 2), word)
+        if group.rank:
+            group.take_previous(x)
+        x = x + group.rank
+        group.send_next(x)
+        if group.rank == 0:
+            group.take_previous(x)
+            assert x.tolist() == [[word + sum(range(group.size))] * 2] * 2
+
+
+def rank_of_processes(rank: int, folder: str, layout: Layout, what: str) -> None:
+    """`talk`; or the last rank may `die`, or be `stuck`: there, and silent. The others miss it."""
+    from torch.distributed import FileStore
+
+    from windlass.parallel.processes import GroupLost, join_processes
+
+    torch.set_num_threads(1)
+    store = FileStore(f"{folder}/store", layout.world)
+    groups = join_processes(layout, rank, store, timeout_seconds=20.0 if what == "talk" else 2.0)
+    if what == "talk":
+        for group in (groups.tp, groups.pp):
+            if group.size > 1:
+                check_group(group)
+        return
+    x = torch.ones(4)
+    groups.tp.all_reduce(x)
+    if rank == layout.world - 1:
+        time.sleep(30 if what == "stuck" else 0)
+        os._exit(0)
+    began = time.monotonic()
+    try:
+        groups.tp.all_reduce(x)
+    except GroupLost:
+        os._exit(0 if time.monotonic() - began < 10 else 3)
+    os._exit(4)  # nobody missed the rank that is gone

@@ -1,0 +1,86 @@
+"""Groups do what they say, be their ranks nobody, threads or processes; and a rank that is gone is missed within seconds."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from starting import exit_codes, started  # noqa: E402
+from talking import check_group, rank_of_processes  # noqa: E402
+
+from windlass.core.layout import Layout, coordinates  # noqa: E402
+from windlass.errors import Impossible  # noqa: E402
+from windlass.parallel import SOLO, Groups, SoloGroup, make_groups  # noqa: E402
+from windlass.parallel.threads import run_ranks  # noqa: E402
+
+pytestmark = [pytest.mark.cpu, pytest.mark.multi]
+
+
+def test_alone() -> None:
+    group = SoloGroup()
+    x = torch.tensor([1.0, 2.0])
+    group.all_reduce(x)
+    group.broadcast(x)
+    copy = torch.zeros(2)
+    group.gather(x, [copy])
+    assert x.tolist() == copy.tolist() == [1.0, 2.0]
+    assert SOLO.tp.size == SOLO.pp.size == 1
+    SOLO.close()
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_threads(size: int) -> None:
+    run_ranks(Layout(tp=size), lambda rank, groups: check_group(groups.tp))
+    run_ranks(Layout(pp=size), lambda rank, groups: check_group(groups.pp))
+
+
+def test_what_a_thread_raises_is_raised_at_once() -> None:
+    def work(rank: int, groups: Groups) -> None:
+        if rank == 1:
+            raise ValueError("rank 1 fell")
+        groups.tp.all_reduce(torch.ones(1))
+
+    began = time.monotonic()
+    with pytest.raises(ValueError, match="rank 1 fell"):
+        run_ranks(Layout(tp=3), work)
+    assert time.monotonic() - began < 10
+
+
+def test_who_is_in_which_group() -> None:
+    """tp fastest: ranks 0 1 | 2 3 | 4 5 share layers, and 0 2 4 | 1 3 5 pass them on. Replicas meet nobody."""
+    layout = Layout(tp=2, pp=3, dp=2)
+    joined: dict[str, list[int]] = {}
+
+    for rank in range(layout.world):
+
+        def join(name: str, at: int, size: int, rank: int = rank) -> SoloGroup:
+            joined.setdefault(name, []).append(rank)
+            assert at == joined[name].index(rank) and size == (2 if name.startswith("tp") else 3)
+            return SoloGroup()
+
+        make_groups(layout, rank, join)
+    assert sorted(members for name, members in joined.items() if name.startswith("tp")) == [
+        [0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10, 11]
+    ]  # fmt: skip
+    assert sorted(members for name, members in joined.items() if name.startswith("pp")) == [
+        [0, 2, 4], [1, 3, 5], [6, 8, 10], [7, 9, 11]
+    ]  # fmt: skip
+    assert coordinates(layout, 9).pp == 1
+    with pytest.raises(Impossible, match="rank 12 of 12"):
+        make_groups(layout, 12, lambda *_: SoloGroup())
+
+
+@pytest.mark.parametrize("layout", [Layout(tp=3), Layout(tp=2, pp=2)], ids=str)
+def test_processes(tmp_path: Path, layout: Layout) -> None:
+    assert exit_codes(layout.world, rank_of_processes, str(tmp_path), layout, "talk") == [0] * layout.world
+
+
+@pytest.mark.parametrize("how", ["die", "stuck"])
+def test_a_rank_that_is_gone_is_missed(tmp_path: Path, how: str) -> None:
+    with started(2, rank_of_processes, str(tmp_path), Layout(tp=2), how) as ranks:
+        ranks[0].join(60)
+        assert ranks[0].exitcode == 0
