@@ -17,10 +17,10 @@ if HERE not in sys.path:
 
 from tiny_fused import GLM, LLAMA, QWEN  # noqa: E402
 
+from windlass.core.fused import lacks  # noqa: E402
 from windlass.core.model import MoE  # noqa: E402
 from windlass.families import describe  # noqa: E402
 from windlass.families.registry import known_models, spec_of  # noqa: E402
-from windlass.nn.fused import why_not  # noqa: E402
 
 pytestmark = pytest.mark.cpu
 
@@ -43,7 +43,7 @@ OTHERS = {
 
 def test_known_models() -> None:
     expected = dict.fromkeys(FUSED.split(), "") | {name: why for names, why in OTHERS.items() for name in names.split()}
-    assert {known.name: why_not(spec_of(known)) for known in known_models()} == expected
+    assert {known.name: lacks(spec_of(known)) for known in known_models()} == expected
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_known_models() -> None:
     ],
 )
 def test_what_the_kernels_lack(config: dict[str, Any], changes: dict[str, Any], why: str) -> None:
-    found = why_not(describe(config | changes))
+    found = lacks(describe(config | changes))
     assert re.search(why, found) if why else not found
 
 
@@ -82,4 +82,4 @@ def test_a_softmax_with_a_correction_is_not_what_the_kernels_compute() -> None:
     assert isinstance(ffn, MoE)
     router = msgspec.structs.replace(ffn.router, correction_bias=True)
     layer = msgspec.structs.replace(spec.layers[0], feed_forward=msgspec.structs.replace(ffn, router=router))
-    assert why_not(msgspec.structs.replace(spec, layers=(layer,))) == "a softmax with a correction"
+    assert lacks(msgspec.structs.replace(spec, layers=(layer,))) == "a softmax with a correction"

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
+from windlass.core.fused import lacks
 from windlass.core.model import ModelSpec
 from windlass.core.scheme import scheme
 from windlass.families import describe, rules
 from windlass.kernels.cuda.layout import Tiles, dequantize
 from windlass.nn import Decoder
-from windlass.nn.fused import why_not
 from windlass.weights.random import RandomWeights
 
 COMMON = {
@@ -85,5 +85,5 @@ def weights_of(name: str) -> tuple[ModelSpec, RandomWeights, Decoder]:
     config, group = MODELS[name]
     spec = describe(config)
     weights = Lively(spec, rules(spec), quant=scheme("int4", group), dtype=torch.bfloat16, tiled=True)
-    assert weights.tiled and not why_not(spec)
+    assert weights.tiled and not lacks(spec)
     return spec, weights, Decoder(spec, Widened(weights))  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from windlass.core.fused import lacks
 from windlass.core.model import ModelSpec
 from windlass.core.place import stored
 from windlass.core.request import Info
@@ -29,7 +30,6 @@ from windlass.errors import BadInput, Impossible, UnknownName
 from windlass.families import describe, rules
 from windlass.machine.system import this_system
 from windlass.nn.decoder import Decoder
-from windlass.nn.fused import why_not
 from windlass.weights.checkpoint import CheckpointWeights
 from windlass.weights.random import RandomWeights
 from windlass.weights.source import open_model
@@ -92,7 +92,7 @@ def _tiled(spec: ModelSpec, kv: str, device: str) -> bool:
     """Whether the kernels written for one generation of GPUs (Hopper) can run the whole model there."""
     if _kind(device) != "cuda" or torch.version.hip is not None or torch.cuda.get_device_capability(device)[0] != HOPPER:
         return False
-    return kv == "bf16" and not why_not(spec)
+    return kv == "bf16" and not lacks(spec)
 
 
 def _context(spec: ModelSpec, launch: Launch) -> int | None:

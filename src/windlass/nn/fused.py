@@ -2,7 +2,7 @@
 
 The stream that runs past the layers is fp32; what a half layer adds to it stays in parts until the next norm reads them, so that sums
 cost no pass of their own. One row takes the norms into the products; up to 64 rows stream the weights past them; more go through
-matrix products. `why_not` says what is missing where a model cannot be run like this; nn.decoder then runs as it is.
+matrix products. core.fused says what is missing where a model cannot be run like this; nn.decoder then runs as it is.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from windlass.core import fused as limits
-from windlass.core.model import ModelSpec
 from windlass.kernels.attention import attention
 from windlass.kernels.cuda import attention as heads
 from windlass.kernels.cuda import driver, linear, norm
@@ -36,11 +34,6 @@ DEPENDENT_ROWS = 64
 """Up to so many rows kernels start before those ahead of them end: 2 % at 64 rows, 10 % at one."""
 FRESH_SEQUENCES = 16
 """Prompts read from their beginning, one call of PyTorch's attention for each."""
-
-
-def why_not(spec: ModelSpec) -> str:
-    """Empty where every layer is made of what the kernels know."""
-    return limits.lacks(spec)
 
 
 @dataclass

@@ -15,9 +15,9 @@ if HERE not in sys.path:
 
 from recorded import Recorder, Unit, full_size, record  # noqa: E402
 
+from windlass.core.fused import lacks  # noqa: E402
 from windlass.families.registry import known_models, spec_of  # noqa: E402
 from windlass.kernels.cuda import driver  # noqa: E402
-from windlass.nn.fused import why_not  # noqa: E402
 
 pytestmark = pytest.mark.cpu
 
@@ -86,7 +86,7 @@ def test_functions_that_no_step_launches_are_there() -> None:
     assert all(f".text.{function}\0".encode() in image for function in ("repack", "greedy"))
 
 
-@pytest.mark.parametrize("name", [known.name for known in known_models() if not why_not(spec_of(known))])
+@pytest.mark.parametrize("name", [known.name for known in known_models() if not lacks(spec_of(known))])
 def test_every_model_can_be_launched(name: str) -> None:
     """Grids, threads and shared memory within what the device has, for every way that a step can take."""
     found = recorded(name)
@@ -98,3 +98,9 @@ def test_every_model_can_be_launched(name: str) -> None:
 @pytest.mark.parametrize("group", [32, 64])
 def test_other_groups_can_be_launched(group: int) -> None:
     assert any(dict(defines).get("GROUP") == group for (_, defines) in recorded("GLM-4.5-Air", group).units)
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_100a"])
+def test_what_every_generation_needs_compiles_for_others(nvrtc: None, target: str) -> None:
+    """Greedy tokens are found by small.cu wherever steps are graphs."""
+    assert b"greedy" in driver.compile_cubin(driver.source("small.cu"), {}, target)

@@ -129,8 +129,14 @@ DEVICE u64 read_once_policy() {
 }
 
 // Programmatic dependent launch: the next kernel may start; everything before this one is done and visible.
+// Devices before Hopper have none of it: there a kernel starts when the one before it has ended.
+#if __CUDA_ARCH__ >= 900
 DEVICE void launch_next() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 DEVICE void wait_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+#else
+DEVICE void launch_next() {}
+DEVICE void wait_previous() {}
+#endif
 DEVICE void named_barrier(u32 id, u32 threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 
 // Floats as integers in the same order, for reductions in one instruction.

@@ -30,6 +30,8 @@ CARVEOUT_ATTRIBUTE = 9
 DEPENDENT_LAUNCH = 6
 """CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION."""
 
+HOPPER = 9
+"""The first generation (major compute capability) that has it."""
 DEPENDENT = True
 """Whether kernels may start before the one ahead of them is done; off, to time them one by one."""
 
@@ -145,8 +147,9 @@ class Kernel:
     call keeps the interpreter's lock, so one kernel may be launched from several threads.
     """
 
-    def __init__(self, function: int, signature: str, packed: bool) -> None:
-        """`packed`: the arguments are the fields of one structure passed by value."""
+    def __init__(self, function: int, signature: str, packed: bool, can_depend: bool = True) -> None:
+        """`packed`: the arguments are the fields of one structure passed by value. `can_depend`: the device knows dependent launch."""
+        self._can_depend = can_depend
         self._function, self._kinds = ctypes.c_void_p(function), signature
         self._fields = struct.Struct(
             "@" + signature + "0Q" if packed else "=" + "".join(_EIGHT_BYTES[kind] for kind in signature)
@@ -172,7 +175,7 @@ class Kernel:
         config.block[0] = threads
         config.shared_bytes = shared_bytes
         config.stream = torch._C._cuda_getCurrentRawStream(torch.cuda.current_device())
-        config.num_attributes = DEPENDENT if dependent is None else dependent
+        config.num_attributes = self._can_depend and (DEPENDENT if dependent is None else dependent)
         status = _launch()(self._config_at, self._function, self._pointers, None)
         if status:
             _check(status, "launching a kernel")
@@ -230,7 +233,7 @@ def kernel(
         )
     # A processor that has to change the split of its memory first runs empty, and nothing overlaps: all kernels ask for the same.
     _check(_driver().cuFuncSetAttribute(handle, CARVEOUT_ATTRIBUTE, 100), f"asking for shared memory in {name}")
-    return Kernel(function=handle.value or 0, signature=signature, packed=packed)
+    return Kernel(handle.value or 0, signature, packed, can_depend=torch.cuda.get_device_capability()[0] >= HOPPER)
 
 
 @functools.cache
