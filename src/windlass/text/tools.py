@@ -18,7 +18,8 @@ from typing import Any, NoReturn, cast
 from uuid import uuid4
 
 from windlass.core.request import ToolCall
-from windlass.text.held import SPACE, unfinished
+from windlass.text.held import SPACE
+from windlass.text.splitting import Splitting
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 MARKERS = (OPEN, CLOSE, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
@@ -28,71 +29,28 @@ Schemas = Mapping[str, Mapping[str, Any]]
 """Tool -> parameter -> its JSON schema."""
 
 
-class CallSplitter:
+class CallSplitter(Splitting):
     def __init__(self, form: str, tools: Sequence[Mapping[str, Any]] = ()) -> None:
+        super().__init__(OPEN)
         self._parse, self._may_go_on = FORMS[form]
         self._schemas = schemas(tools)
-        self._inside = False
         self._searched = 0
         """Where in the waiting text the next closing tag is looked for."""
-        self._after_call = False
-        self._waiting = ""
 
-    def push(self, text: str) -> tuple[str, tuple[ToolCall, ...]]:
-        """(content, calls) as far as it is certain."""
-        self._waiting += text
-        return self._split(final=False)
+    def _begin(self) -> None:
+        self._searched = 0
 
-    def finish(self) -> tuple[str, tuple[ToolCall, ...]]:
-        content, calls = self._split(final=True)
-        rest, self._waiting = self._waiting, ""
-        return content + rest, calls
-
-    def _split(self, final: bool) -> tuple[str, tuple[ToolCall, ...]]:
-        content: list[str] = []
-        calls: list[ToolCall] = []
-        while True:
-            if not self._inside:
-                content.append(self._content())
-            if not self._inside:
-                return "".join(content), tuple(calls)
-            found = self._call(final)
-            if found is None:
-                return "".join(content), tuple(calls)
-            if isinstance(found, str):
-                content.append(found)
-            else:
-                calls.append(found)
-
-    def _content(self) -> str:
-        """What stands before a call. Waits: the space there may be before one, and what may become a tag."""
-        text = self._waiting.lstrip(SPACE) if self._after_call else self._waiting
-        begin = text.find(OPEN)
-        self._inside, self._searched = begin >= 0, 0
-        end = begin if self._inside else len(text) - unfinished(text, (OPEN,))
-        certain = text[:end].rstrip(SPACE)
-        self._waiting = text[len(certain) :]
-        self._after_call = self._after_call and not text
-        return certain
-
-    def _call(self, final: bool) -> ToolCall | str | None:
-        """A call, or text that is none, or None: it is not known yet."""
+    def _found(self, final: bool) -> list[ToolCall] | str | None:
         opened = self._waiting.index(OPEN) + len(OPEN)
         while (end := self._waiting.find(CLOSE, max(self._searched, opened))) >= 0:
             call = self._parse(self._waiting[opened:end], self._schemas)
             if call is not None:
-                self._inside, self._after_call, self._waiting = False, True, self._waiting[end + len(CLOSE) :]
-                return call
+                return self._called([call], end + len(CLOSE))
             if not self._may_go_on(self._waiting[opened:end]):
                 return self._as_text(opened)
             self._searched = end + 1
         self._searched = max(self._searched, len(self._waiting) - len(CLOSE) + 1)
         return self._as_text(opened) if final else None
-
-    def _as_text(self, opened: int) -> str:
-        text, self._waiting, self._inside = self._waiting[:opened], self._waiting[opened:], False
-        self._after_call = False
-        return text
 
 
 # --- the three forms -------------------------------------------------------------------------------------------------
