@@ -14,6 +14,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("WINDLASS_THREADS", "1")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Read when triton is imported, by whatever test comes first (transformers imports it too): without a GPU its kernels are interpreted.
+if not Path("/dev/nvidiactl").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 # No deadline: a first call that imports something is slow, not wrong. In CI the same examples every time.
 settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
