@@ -4,6 +4,7 @@ Error
 ├── BadInput        what was asked for cannot be understood                       (exit code 2)
 │   ├── BadConfig   a model's config.json: a key is missing, wrong or unknown
 │   ├── BadCheckpoint a file of weights is truncated, corrupt or inconsistent; names file, tensor and byte offset
+│   ├── TooLong     a prompt, or a prompt and its answer, that the context has no room for
 │   ├── UnknownName a model, device, region or key that is not known; offers the nearest
 │   └── Impossible  understood, but no engine can do it (TP that cuts a head, EP that cuts an expert)
 ├── DoesNotFit      it would work with more memory; carries how many bytes are short  (exit code 3)
@@ -25,7 +26,10 @@ class Error(Exception):
 
 
 class BadInput(Error):
-    pass
+    def __init__(self, *words: object, field: str = "") -> None:
+        """`field`: what of a request is to blame, by its name in core.request (`logit_bias`); empty: not known, or no request at all."""
+        super().__init__(*words)
+        self.field = field
 
 
 class BadConfig(BadInput):
@@ -44,6 +48,10 @@ class BadCheckpoint(BadInput):
 
 
 class Impossible(BadInput):
+    pass
+
+
+class TooLong(BadInput):
     pass
 
 

@@ -12,7 +12,7 @@ import pytest
 from fake_decoder import CrashingDecoder, FakeDecoder, SlowDecoder, make_engine
 from fake_text import TEMPLATE, THINKING_TEMPLATE, ids, model_text, words
 
-from windlass.core.client import Late, SyncClient, Tokenizes, Unavailable
+from windlass.core.client import Broken, Late, SyncClient, Tokenizes, Unavailable
 from windlass.core.request import GREEDY, Constraint, Delta, Info, Request, Sampling, ScoreRequest
 from windlass.engine.client import InProcessClient
 from windlass.errors import BadInput
@@ -294,7 +294,7 @@ async def test_a_model_that_makes_no_numbers_is_an_error() -> None:
     decoder = FakeDecoder()
     decoder.broken_after = 4
     async with opened(decoder=decoder) as client:
-        with pytest.raises(Unavailable, match="not numbers"):
+        with pytest.raises(Broken, match="not numbers"):
             await gathered(client, Request(token_ids=(1, 2, 3, 4, 5), max_tokens=2))
 
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windlass import errors
-from windlass.core.client import Unavailable
+from windlass.core.client import Broken, Late, Unavailable
 from windlass.core.request import GREEDY, Info, Sampling, Timings, TokenLogprob, Usage
 from windlass.engine.protocol import (
     AskInfo,
@@ -26,6 +26,7 @@ from windlass.engine.protocol import (
     Told,
     as_error,
     describe_error,
+    finish_error,
     frame,
 )
 
@@ -83,6 +84,8 @@ def test_a_launch_survives_the_wire() -> None:
         (errors.BadConfig("b"), errors.BadConfig),
         (errors.BadCheckpoint("c", "file", "tensor", 5), errors.BadInput),
         (errors.Impossible("d"), errors.Impossible),
+        (errors.TooLong("d", field="prompt"), errors.TooLong),
+        (errors.BadInput("a", field="logit_bias"), errors.BadInput),
         (errors.UnknownName("device", "tpu", ["cpu"]), errors.BadInput),
         (errors.MissingExtra("x", "run", "y"), errors.BadInput),
         (errors.Error("e"), errors.Error),
@@ -92,6 +95,18 @@ def test_errors_cross_the_border(error: errors.Error, kind: type[errors.Error]) 
     found = as_error(Failed(**describe_error(error)))
     assert type(found) is kind
     assert str(found) == str(error)
+    assert getattr(found, "field", "") == getattr(error, "field", "")
+
+
+@pytest.mark.parametrize(
+    ("kind", "made"),
+    [("BadInput", errors.BadInput), ("TooLong", errors.TooLong), ("Late", Late), ("", Broken)],
+)
+def test_errors_that_end_an_answer_keep_their_kind(kind: str, made: type[errors.Error]) -> None:
+    field = "constraint" if issubclass(made, errors.BadInput) else ""
+    found = finish_error(Finish("error", Usage(prompt_tokens=1, completion_tokens=0), Timings(), None, "why", kind, field))
+    assert type(found) is made
+    assert getattr(found, "field", "") == field
 
 
 def test_lack_of_memory_crosses_with_its_number() -> None:

@@ -25,6 +25,15 @@ class Unavailable(Error):
     exit_code = 4
 
 
+class Broken(Error):
+    """One answer could not be computed, though nothing was wrong with what was asked; whoever answers is there and goes on.
+
+    Asking the same again will hardly help.
+    """
+
+    exit_code = 4
+
+
 class Late(Error):
     """A request's deadline passed before its answer was whole."""
 

@@ -228,6 +228,8 @@ class TokenLogprob(Frozen):
     """1 for the most likely token at its place; 0: not counted."""
     token: str = ""
     """Its text, where the client has a tokenizer."""
+    raw: bytes = b""
+    """Its bytes, where its text does not say them: it is a piece of a character. Empty: those of its text."""
     top: tuple[TokenLogprob, ...] = ()
     """The most likely tokens at this place, best first."""
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from windlass import errors
-from windlass.core.client import Late, Unavailable
+from windlass.core.client import Broken, Late, Unavailable
 from windlass.core.model import Frozen
 from windlass.core.request import FinishReason, Info, Sampling, Timings, TokenLogprob, Usage
 
@@ -106,6 +106,8 @@ class Finish(msgspec.Struct, frozen=True, array_like=True):
     error: str = ""
     error_kind: str = ""
     """`Late` or the name of a class in windlass.errors; empty: the engine's own failure."""
+    error_field: str = ""
+    """Of a BadInput."""
 
 
 class Begun(msgspec.Struct, frozen=True, array_like=True):
@@ -138,6 +140,7 @@ class Refused(Message, frozen=True):
     kind: str
     message: str
     short_bytes: int = 0
+    field: str = ""
 
 
 class Loading(Message, frozen=True):
@@ -162,12 +165,15 @@ class Failed(Message, frozen=True):
     kind: str
     message: str
     short_bytes: int = 0
+    field: str = ""
 
 
 Report = Stepped | Refused | Loading | Ready | Told | Failed
 
 
 # --- errors across the border
+
+_WHOLE = {kind.__name__: kind for kind in (errors.BadConfig, errors.Impossible, errors.TooLong)}
 
 
 def describe_error(error: BaseException) -> dict[str, Any]:
@@ -178,6 +184,7 @@ def describe_error(error: BaseException) -> dict[str, Any]:
         "kind": type(error).__name__ if is_ours else "",
         "message": message,
         "short_bytes": getattr(error, "short_bytes", 0),
+        "field": getattr(error, "field", ""),
     }
 
 
@@ -192,9 +199,13 @@ def as_error(told: Refused | Failed) -> errors.Error:
     kind: Any = getattr(errors, told.kind, None) if told.kind else None
     if not isinstance(kind, type) or not issubclass(kind, errors.Error):
         return Unavailable(f"the engine failed: {told.message}")
-    # Some errors are made of parts; their message already says all of them.
-    made = kind if kind in (errors.BadConfig, errors.Impossible, errors.Error) else errors.BadInput
-    return made(told.message)
+    return errors.Error(told.message) if kind is errors.Error else _bad_input(told.kind, told.message, told.field)
+
+
+def _bad_input(kind: str, message: str, field: str) -> errors.BadInput:
+    """Some errors are made of parts; their message already says all of them."""
+    made = _WHOLE.get(kind, errors.BadInput)
+    return made(message, field=field)
 
 
 def late_words(seconds: float | None) -> str:
@@ -205,9 +216,9 @@ def finish_error(finish: Finish) -> errors.Error:
     """Of a request that ended with one."""
     if finish.error_kind == Late.__name__:
         return Late(finish.error)
-    if finish.error_kind == errors.BadInput.__name__:
-        return errors.BadInput(finish.error)
-    return Unavailable(f"the engine failed: {finish.error}")
+    if finish.error_kind:
+        return _bad_input(finish.error_kind, finish.error, finish.error_field)
+    return Broken(f"the answer could not be computed: {finish.error}")
 
 
 # --- frames

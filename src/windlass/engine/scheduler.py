@@ -22,7 +22,7 @@ from windlass.core.request import FinishReason
 from windlass.engine.blocks import BlockPool, Match
 from windlass.engine.sequence import Sequence
 from windlass.engine.waiting import Waiting
-from windlass.errors import BadInput
+from windlass.errors import BadInput, TooLong
 
 
 class Limits(Frozen):
@@ -117,11 +117,12 @@ class Scheduler:
         """Refuses what could never finish."""
         longest = self.limits.longest_sequence
         if not sequence.num_prompt:
-            raise BadInput("the prompt is empty; it needs at least one token")
+            raise BadInput("the prompt is empty; it needs at least one token", field="prompt")
         if sequence.longest > longest:
-            raise BadInput(
+            raise TooLong(
                 f"prompt of {sequence.num_prompt:,} tokens and {sequence.max_tokens:,} new ones do not fit in "
-                f"{longest:,} tokens ({self._why(longest)}); shorten the prompt or lower max_tokens"
+                f"{longest:,} tokens ({self._why(longest)}); shorten the prompt or lower max_tokens",
+                field="prompt",
             )
         sequence.arrival = self._arrivals = self._arrivals + 1
         sequence.num_scored = self._unscored(sequence)
