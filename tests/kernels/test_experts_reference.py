@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from windlass.core.model import Activation
+from windlass.kernels import quantize
 from windlass.kernels.activate import _reference as activate
 from windlass.kernels.experts import _reference, experts
 from windlass.kernels.panels import Panels
@@ -62,3 +63,33 @@ def test_only_the_chosen_learn() -> None:
     for part in (gate_up, down):
         assert part.grad is not None
         assert [bool(expert.any()) for expert in part.grad] == [True, False, True]
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("packed", [True, False])
+def test_ranks_with_some_experts_each_say_together_what_one_with_all_says(compiled: bool, packed: bool) -> None:
+    """Ids count from a rank's own first expert; what lies outside is others', and a rank may have nothing to say at all."""
+    draw = torch.Generator().manual_seed(5)
+    x, weights = torch.randn(7, 32, generator=draw), torch.rand(7, 2, generator=draw)
+    ids = torch.stack([torch.randperm(5, generator=draw)[:2] for _ in range(7)]).int()
+    ids[0] = torch.tensor([3, 4])
+    gate_up, down = torch.randn(5, 128, 32, generator=draw) * 0.2, torch.randn(5, 32, 64, generator=draw) * 0.2
+    biases = torch.randn(5, 32, generator=draw)
+    if packed:  # numbers that codes of eight bits have room for
+        gate_up, down = (gate_up * 16).round().clamp(-127, 127) / 16, (down * 16).round().clamp(-127, 127) / 16
+
+    def said(first: int, last: int, rows: int = 7) -> Tensor:
+        matrices = [stacked(part[first:last]) if packed else part[first:last].contiguous() for part in (gate_up, down)]
+        given = (x[:rows], ids[:rows] - first, weights[:rows], *matrices, Activation.SILU)
+        return (experts if compiled else _reference)(*given, down_bias=biases[first:last].contiguous())
+
+    torch.testing.assert_close(said(0, 2) + said(2, 5), said(0, 5), atol=0.05 if packed and compiled else 1e-5, rtol=0.01)
+    assert not said(0, 2, rows=1).any()
+
+
+def stacked(matrices: Tensor) -> Panels:
+    made = Panels.allocate("int8", *matrices.shape[1:], 32, num_experts=len(matrices))
+    for expert, matrix in enumerate(matrices):
+        found = quantize.int8(matrix, 32)
+        made.put(0, found.codes, found.scale, expert=expert)
+    return made

@@ -262,3 +262,38 @@ def test_an_instruction_set_may_be_asked_for(asked: str, number: int) -> None:
         timeout=120,
     )
     assert int(done.stdout) <= number
+
+
+def test_a_call_comes_between_the_operations_on_the_rows_there_are() -> None:
+    """As talk between ranks does: on results in the arena, whose memory is used again afterwards."""
+    x, weight, rows = made(0, ROWS, WIDTH), made(1, WIDTH), counter(ROWS)
+    seen: list[int] = []
+
+    def double(some: Tensor, source: Tensor) -> None:
+        seen.append(some.shape[0])
+        assert some.shape == source.shape
+        some.mul_(2)
+
+    def both() -> Tensor:
+        first = block(x, weight)
+        program.call(double, first, x)
+        second = block(first, weight)
+        program.call(double, second, x)
+        return sure(native_norm.add(second, x))
+
+    with program.record(rows) as recorded:
+        result = both()
+    assert not seen, "recorded, not run"
+    for count in (ROWS, 3, 0):
+        rows.fill_(count)
+        seen.clear()
+        recorded.run()
+        assert seen == [count, count]
+        assert torch.equal(result[:count], both()[:count])
+    assert recorded.scratch_bytes() == record_alone(x, weight, rows), "a call keeps no memory from being used again"
+
+
+def record_alone(x: Tensor, weight: Tensor, rows: Tensor) -> int:
+    with program.record(rows) as recorded:
+        block(block(x, weight), weight)
+    return recorded.scratch_bytes()

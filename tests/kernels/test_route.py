@@ -84,3 +84,13 @@ def test_weights_carry_gradients() -> None:
     route(logits, None, Router(scoring=Scoring.SOFTMAX), 2)[1].square().sum().backward()
     assert logits.grad is not None
     assert logits.grad.abs().max() > 0
+
+
+def test_ids_count_from_a_rank_s_own_first_expert() -> None:
+    """Weights are what they are for whoever holds the expert."""
+    logits = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
+    for values in (logits, logits.double()):  # compiled, and not
+        ids, weights = route(values, None, Router(scoring=Scoring.SOFTMAX), 3)
+        own, same = route(values, None, Router(scoring=Scoring.SOFTMAX), 3, 5)
+        assert torch.equal(own, ids - 5)
+        assert torch.equal(same, weights)

@@ -194,8 +194,14 @@ def tiny() -> Tiny:
 
 
 @pytest.fixture(scope="module", params=NAMES)
-def pair(request: pytest.FixtureRequest) -> Pair:
-    return make_pair(request.param)
+def name(request: pytest.FixtureRequest) -> str:
+    """Of every tiny model."""
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def pair(name: str) -> Pair:
+    return make_pair(name)
 
 
 @dataclass(frozen=True)

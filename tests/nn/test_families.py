@@ -57,7 +57,8 @@ class Recorded:
     def __call__(self, step: Any) -> Any:
         for field in dataclasses.fields(step):
             to, source = getattr(self.step, field.name), getattr(step, field.name)
-            to[tuple(slice(size) for size in source.shape)] = source
+            if source is not None:
+                to[tuple(slice(size) for size in source.shape)] = source
         self.program.run()
         return self.logits[: int(step.counts[2])].clone()
 

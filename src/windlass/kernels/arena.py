@@ -31,6 +31,13 @@ class Arena:
         address = tensor.data_ptr()
         return any(chunk.ctypes.data <= address < chunk.ctypes.data + chunk.nbytes for chunk in self._chunks)
 
+    def seen(self, tensor: Tensor) -> Tensor:
+        """The same memory of this arena, which may nevertheless be given to others once the tensor is gone. It is contiguous."""
+        address, num_bytes = tensor.data_ptr(), tensor.numel() * tensor.element_size()
+        chunk = next(chunk for chunk in self._chunks if chunk.ctypes.data <= address < chunk.ctypes.data + chunk.nbytes)
+        start = address - chunk.ctypes.data
+        return torch.from_numpy(chunk[start : start + num_bytes]).view(tensor.dtype).view(tensor.shape)
+
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         num_bytes = max(prod(shape) * dtype.itemsize, 1)
         chunk, start = self._take(-(-num_bytes // ALIGNMENT) * ALIGNMENT)

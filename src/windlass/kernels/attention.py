@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from windlass.kernels import native_attention, program
 from windlass.kernels.precision import widened
+from windlass.kernels.spans import Span
 from windlass.kernels.step import Cache, Step
 from windlass.kernels.triton import available
 
@@ -38,18 +41,34 @@ def attention(
     window: int | None = None,
     sinks: Tensor | None = None,
     slopes: Tensor | None = None,
+    spans: Sequence[Span] = (),
 ) -> Tensor:
     """q [rows, heads, dim] -> [rows, heads * value dim]; every `heads / kv heads` query heads share a head of keys and values.
+
+    `spans`: who shares which, where it is not so simple.
 
     With a cache, keys and values are read from its blocks (k and v are there already); without, they are k and v themselves.
     A query sees no key behind its own position in its own sequence.
     """
     how = {"scale": scale, "window": window, "sinks": sinks, "slopes": slopes}
-    made = native_attention.attention(q, k, v, step, cache, **how) if program.usable(q, k, v, sinks, slopes) else None
+    made = (
+        native_attention.attention(q, k, v, step, cache, **how, spans=spans) if program.usable(q, k, v, sinks, slopes) else None
+    )
+    if made is None and spans:
+        return torch.cat([_of_span(span, q, k, v, step, cache, **how) for span in spans], dim=1)
     # Without a cache (nobody serves so) the kernel was wrong for half precision with a window on a real GPU (docs/cuda-notes.md).
     if made is None and cache is not None and (gpu := available.kernels(q, k, v, sinks, slopes)):
         made = gpu.attention(q, k, v, step, cache, **how)
     return _reference(q, k, v, step, cache, **how) if made is None else made
+
+
+def _of_span(
+    span: Span, q: Tensor, k: Tensor, v: Tensor, step: Step, cache: Cache | None, *, sinks: Any, slopes: Any, **how: Any
+) -> Tensor:
+    some, kv = slice(*span.heads), slice(*span.kv_heads)
+    seen = None if cache is None else cache.of_heads(kv)
+    biases = {"sinks": None if sinks is None else sinks[some], "slopes": None if slopes is None else slopes[some]}
+    return attention(q[:, some], k[:, kv], v[:, kv], step, seen, **biases, **how)
 
 
 def _reference(

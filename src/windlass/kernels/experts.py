@@ -27,6 +27,7 @@ def experts(
 ) -> Tensor:
     """x [rows, hidden]; ids and weights [rows, active], see `route`; the sum over a row's experts of weight * expert(x), plus `add`.
 
+    Ids of no expert here (another rank's) add nothing.
     gate_up [experts, 2 * width, hidden] (gate first) and down [experts, hidden, width] are tensors, Panels or Rows of as many experts.
     """
     inputs = (x, ids, weights, gate_up, down, activation)
@@ -53,11 +54,13 @@ def _reference(
 ) -> Tensor:
     """Rows are sorted by expert, so that each expert sees its own once."""
     chosen = ids.flatten().long()
+    num_experts = down.shape[0] if isinstance(down, Tensor) else down.num_experts
     order = chosen.argsort(stable=True)
+    order = order[(chosen[order] >= 0) & (chosen[order] < num_experts)]
     rows = order // ids.shape[1]
-    said: list[Tensor] = []
+    said: list[Tensor] = [x[:0]]
     first = 0
-    for expert, count in enumerate(chosen.bincount().tolist()):
+    for expert, count in enumerate(chosen[order].bincount().tolist()):
         if not count:
             continue
         inner = _product(x[rows[first : first + count]], gate_up, gate_up_bias, expert)

@@ -5,11 +5,14 @@ A query's result does not depend on what else is in the batch, on how its prompt
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from windlass.kernels import program
 from windlass.kernels.native_types import STORED, is_index, is_plain
+from windlass.kernels.spans import Span
 from windlass.kernels.step import Cache, Step
 
 ALL = 2**31 - 1
@@ -27,6 +30,7 @@ def attention(
     window: int | None = None,
     sinks: Tensor | None = None,
     slopes: Tensor | None = None,
+    spans: Sequence[Span] = (),
 ) -> Tensor | None:
     """None without a cache: whoever has none trains, or compares."""
     if cache is None or not is_plain(q, sinks, slopes) or not is_index(step.starts, step.lengths, step.counts):
@@ -37,10 +41,16 @@ def attention(
     latent = cache.values is None
     values, value_dim = (cache.keys, cache.latent_values) if cache.values is None else (cache.values, cache.values.shape[-1])
     result = program.empty((rows, heads * value_dim))
-    tensors = [result, q, cache.keys, values, step.starts, step.lengths, step.blocks, step.counts, sinks, slopes]
-    shape = [heads, cache.keys.shape[1], dim, value_dim, q.stride(0), q.stride(1), step.blocks.stride(0)]
-    ints = [*shape, ALL if window is None else window, STORED[cache.keys.dtype], int(latent)]
-    program.emit("attention", tensors, ints, [scale], rows=rows)
+    cache_heads = cache.keys.shape[1]
+    of_heads = result.view(rows, heads, value_dim)
+    for span in spans or (Span(0, heads, 0, cache_heads),):
+        some, kv = slice(*span.heads), slice(*span.kv_heads)
+        biases = [None if bias is None else bias[some] for bias in (sinks, slopes)]
+        where = [step.starts, step.lengths, step.blocks, step.counts]
+        tensors = [of_heads[:, some], q[:, some], cache.keys[:, kv], values[:, kv], *where, *biases]
+        shape = [span.num_heads, span.num_kv_heads, dim, value_dim, q.stride(0), q.stride(1), step.blocks.stride(0)]
+        ints = [*shape, ALL if window is None else window, STORED[cache.keys.dtype], int(latent), heads, cache_heads]
+        program.emit("attention", tensors, ints, [scale], rows=rows)
     return result
 
 

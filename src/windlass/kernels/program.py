@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -46,6 +46,8 @@ class Program:
         self.names: list[str] = []
         self._arena = arena
         self._ops: list[_Op] = []
+        self._calls: list[tuple[int, Callable[[], None]]] = []
+        """What comes between operations, and before which of them."""
         self._kept: list[Tensor] = []
         self._list: ctypes.Array[_Op] | None = None
         self._counter: Tensor | None = None
@@ -53,7 +55,16 @@ class Program:
     def run(self, *, timed: bool = False) -> None:
         if self._list is None:
             self._list = (_Op * len(self._ops))(*self._ops)
-        _native().windlass_run(self._list, len(self._list), int(timed))
+        first = 0
+        for before, function in self._calls:
+            self._run(first, before, timed)
+            function()
+            first = before
+        self._run(first, len(self._list), timed)
+
+    def _run(self, first: int, last: int, timed: bool) -> None:
+        assert self._list is not None
+        _native().windlass_run(ctypes.byref(self._list, first * ctypes.sizeof(_Op)), last - first, int(timed))
 
     def seconds(self) -> list[tuple[str, float]]:
         """(operation, seconds of all timed runs so far), in order."""
@@ -70,6 +81,17 @@ class Program:
         self._ops.append(op)
         # Intermediate results are the arena's, to be used again once Python has dropped them; all else must outlive the program.
         self._kept += [tensor for tensor in tensors if tensor is not None and not self._arena.owns(tensor)]
+
+    def append_call(self, function: Callable[..., None], tensors: Sequence[Tensor]) -> None:
+        """Tensors of the arena are seen where they lie, without keeping their place from being used again afterwards."""
+        seen = [self._arena.seen(tensor) if self._arena.owns(tensor) else tensor for tensor in tensors]
+        counter = self._counter
+
+        def call() -> None:
+            rows = None if counter is None else int(counter)
+            function(*(tensor[:rows] for tensor in seen))
+
+        self._calls.append((len(self._ops), call))
 
     def count_rows_by(self, counter: Tensor | None) -> Tensor | None:
         if counter is not None:
@@ -128,6 +150,11 @@ def empty(shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
     return program._arena.empty(tuple(shape), dtype)
 
 
+def room(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The same on whatever device, for what comes from elsewhere (see `call`)."""
+    return empty(shape, dtype) if device.type == "cpu" else torch.empty(tuple(shape), dtype=dtype, device=device)
+
+
 def emit(
     name: str,
     tensors: Sequence[Tensor | None],
@@ -150,6 +177,18 @@ def emit(
     program.append(name, op, tensors)
     if not counted:
         op.counter = None
+
+
+def call(function: Callable[..., None], *tensors: Tensor) -> None:
+    """Runs `function` (or records it) on the rows that there are of `tensors`: for what is no operation here, such as talk between ranks.
+
+    A replay then stops for it, and for Python. What it leaves must be in those tensors.
+    """
+    program = _recording()
+    if program is None:
+        function(*tensors)
+    else:
+        program.append_call(function, tensors)
 
 
 def usable(*tensors: Tensor | None) -> bool:

@@ -14,12 +14,18 @@ TINY = 1e-20
 """Keeps a sum of scores that all vanish from dividing by zero (as the published code of sigmoid routers does)."""
 
 
-def route(logits: Tensor, correction: Tensor | None, router: Router, num_active: int) -> tuple[Tensor, Tensor]:
-    """logits [rows, experts] -> ids int32 and weights fp32, both [rows, num_active]."""
-    made = native_route.route(logits, correction, router, num_active) if program.usable(logits, correction) else None
-    if made is None and (gpu := available.kernels(logits, correction)):
+def route(logits: Tensor, correction: Tensor | None, router: Router, num_active: int, first: int = 0) -> tuple[Tensor, Tensor]:
+    """logits [rows, experts] -> ids int32 and weights fp32, both [rows, num_active].
+
+    `first`: which expert is number 0 here. Those before it, and those behind the last, are other ranks'; their ids say so.
+    """
+    made = native_route.route(logits, correction, router, num_active, first) if program.usable(logits, correction) else None
+    if made is not None:
+        return made
+    if gpu := available.kernels(logits, correction):
         made = gpu.route(logits, correction, router, num_active)
-    return _reference(logits, correction, router, num_active) if made is None else made
+    ids, weights = _reference(logits, correction, router, num_active) if made is None else made
+    return ids - first if first else ids, weights
 
 
 def _reference(logits: Tensor, correction: Tensor | None, router: Router, num_active: int) -> tuple[Tensor, Tensor]:

@@ -92,6 +92,10 @@ class Cache:
         self.keys[block, :, :, offset] = keys.to(self.keys.dtype)
         self.values[block, :, offset] = values.to(self.values.dtype)
 
+    def of_heads(self, some: slice) -> Cache:
+        """The part that some of the kv heads have."""
+        return Cache(self.keys[:, some], None if self.values is None else self.values[:, some], self.latent_values)
+
     def gather(self, blocks: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """The first `length` tokens of a sequence: keys [length, kv heads, dim], values [length, kv heads, value dim]."""
         used = blocks[: -(-length // BLOCK_TOKENS)].long()

@@ -7,8 +7,10 @@ latent.py       ... or over one latent per token
 feed_forward.py dense ...
 moe.py          ... or routed over experts
 linear.py       a matrix with its bias; norm.py, positions.py: what the names say
+shard.py        which part of all this a rank is; sums.py, vocabulary.py, stage.py: what ranks then say to each other
 """
 
 from windlass.nn.decoder import Decoder
+from windlass.nn.shard import Shard
 
-__all__ = ["Decoder"]
+__all__ = ["Decoder", "Shard"]

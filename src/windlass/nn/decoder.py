@@ -3,6 +3,8 @@
 A call works on a `Step`: tokens of several sequences, one after another in rows, each with its position and its place in the
 caches. `decoder(step, caches)` serves; `decoder(step)` needs no cache, sees each sequence whole and lets gradients through.
 
+A rank of several has a `Shard` of it: its layers, and of these its heads, channels and experts. All ranks are called with the same steps.
+
 The forward pass only calls operations of `kernels` and takes views, because on the CPU it is recorded once and replayed without
 Python. Whatever depends on the model alone is computed when the decoder is built.
 """
@@ -21,61 +23,74 @@ from windlass.core.ports import Weights
 from windlass.errors import BadInput, Impossible
 from windlass.kernels import program
 from windlass.kernels.gather import gather
-from windlass.kernels.linear import embed, linear
+from windlass.kernels.linear import embed
 from windlass.kernels.norm import add
-from windlass.kernels.precision import widened
 from windlass.kernels.step import Cache, Step
 from windlass.nn.layer import Layer
 from windlass.nn.linear import held
 from windlass.nn.norm import Norm
 from windlass.nn.positions import Rotary
+from windlass.nn.shard import WHOLE, Shard
+from windlass.nn.stage import stage_of
+from windlass.nn.vocabulary import vocabulary_of
 
 if TYPE_CHECKING:
     from windlass.nn.fused import Fused
 
 
 class Decoder(nn.Module):
-    def __init__(self, spec: model.ModelSpec, weights: Weights, context_tokens: int | None = None) -> None:
-        """`context_tokens`: no sequence will be longer; by default as long as the model allows."""
+    def __init__(
+        self, spec: model.ModelSpec, weights: Weights, context_tokens: int | None = None, *, shard: Shard = WHOLE
+    ) -> None:
+        """`context_tokens`: no sequence will be longer; by default as long as the model allows. `weights` are those of the shard."""
         super().__init__()
         self.spec, self.dtype = spec, weights.dtype
+        self.logit_dtype = torch.promote_types(weights.dtype, torch.float32)
         self.context_tokens = _context(spec, context_tokens)
-        self.table = held(weights.matrix("embed.weight"))
-        learned = isinstance(spec.positions, model.LearnedPositions)
+        self.shard, self.stage, self.vocabulary = shard, stage_of(shard), vocabulary_of(shard, spec.vocab_size)
+        has_table = shard.is_first or (shard.is_last and spec.tied_head)
+        self.table = held(weights.matrix("embed.weight")) if has_table else None
+        learned = isinstance(spec.positions, model.LearnedPositions) and shard.is_first
         self.position_table = held(weights.matrix("positions.weight")) if learned else None
-        self.embed_norm = Norm(spec.norm, weights, "embed_norm") if spec.embedding_norm else None
+        self.embed_norm = Norm(spec.norm, weights, "embed_norm") if spec.embedding_norm and shard.is_first else None
         rotary = Rotary(spec.positions, self.context_tokens, weights) if isinstance(spec.positions, model.Rope) else None
-        self.layers = nn.ModuleList(Layer(spec, index, weights, rotary) for index in range(spec.num_layers))
-        self.norm = Norm(spec.norm, weights, "norm") if spec.final_norm else None
-        self.head = self.table if spec.tied_head else held(weights.matrix("head.weight"))
+        self.layers = nn.ModuleList(Layer(spec, index, weights, rotary, shard) for index in range(*shard.layers(spec)))
+        self.norm = Norm(spec.norm, weights, "norm") if spec.final_norm and shard.is_last else None
+        has_head = shard.is_last and not spec.tied_head
+        self.head = held(weights.matrix("head.weight")) if has_head else self.table
         self.fused = _fused(self, weights)
 
     def forward(self, step: Step, caches: Sequence[Cache] | None = None) -> Tensor:
-        """fp32 [logit rows, vocabulary]."""
+        """fp32 [logit rows, vocabulary]; of several ranks, on the first alone, and nothing elsewhere."""
         if not program.is_recording():
             step = step.trimmed()
             self._check(step)
         if self.fused is not None and caches is not None:
             return self.fused(step, caches)
-        hidden = self.forward_hidden(step, caches)
-        with program.rows_counted_by(step.counts[2:3]):
-            return self.logits(gather(hidden, step.logit_rows))
+        return self.stage.leave(self, self.forward_hidden(step, caches), step)
 
     def forward_hidden(self, step: Step, caches: Sequence[Cache] | None = None) -> Tensor:
-        """What the last layer leaves in every row of a step without padding, before the final norm: [rows, hidden]."""
-        x = embed(step.tokens, self.table, self.dtype)
-        if self.position_table is not None:
-            x = add(x, embed(step.positions, self.position_table, self.dtype))
-        if self.embed_norm is not None:
-            x = self.embed_norm(x)
+        """What the last layer (here) leaves in every row of a step without padding, before the final norm: [rows, hidden]."""
+        x = self.stage.enter(self, step)
         for index, layer in enumerate(self.layers):
             x = layer(x, step, None if caches is None else caches[index])
         return x
 
+    def embedded(self, step: Step) -> Tensor:
+        """What the first layer is given."""
+        x = self.vocabulary.embedded(step.tokens, self.table, self.dtype)
+        if self.position_table is not None:
+            x = add(x, embed(step.positions, self.position_table, self.dtype))
+        return x if self.embed_norm is None else self.embed_norm(x)
+
+    def wanted_logits(self, hidden: Tensor, step: Step) -> Tensor:
+        with program.rows_counted_by(step.counts[2:3]):
+            return self.logits(gather(hidden, step.logit_rows))
+
     def logits(self, hidden: Tensor) -> Tensor:
         if self.norm is not None:
             hidden = self.norm(hidden)
-        return widened(linear(hidden, self.head))
+        return self.vocabulary.logits(hidden, self.head)
 
     def make_caches(self, num_blocks: int, dtype: torch.dtype = torch.bfloat16, device: str = "cpu") -> list[Cache]:
         return [layer.mixer.make_cache(num_blocks, dtype, device) for layer in self.layers]
@@ -94,6 +109,10 @@ def _fused(decoder: Decoder, weights: Weights) -> Fused | None:
     """Where matrices lie as a GPU's own kernels want them, those make the whole pass."""
     if not getattr(weights, "tiled", False):
         return None
+    if not decoder.shard.is_whole:
+        raise Impossible(
+            "weights in tiles are for kernels that run a whole model on one GPU; load them without, or do not split it"
+        )
     from windlass.nn.fused import Fused
 
     return Fused(decoder)

@@ -7,6 +7,7 @@ multi-query attention with one wide head of keys, whose first part is the values
 
 from __future__ import annotations
 
+import msgspec
 import torch
 from torch import Tensor, nn
 
@@ -20,14 +21,25 @@ from windlass.kernels.step import Cache, Step, latent_cache
 from windlass.nn.linear import Linear, held
 from windlass.nn.norm import Norm
 from windlass.nn.positions import Rotary
+from windlass.nn.shard import WHOLE, Shard
 
 INNER_EPS = 1e-6
 """Of the norms within the mixer, whatever the model's own is: the published code leaves them at this default."""
 
 
 class LatentAttention(nn.Module):
-    def __init__(self, spec: model.ModelSpec, mixer: model.LatentAttention, weights: Weights, name: str, rotary: Rotary) -> None:
+    def __init__(
+        self,
+        spec: model.ModelSpec,
+        mixer: model.LatentAttention,
+        weights: Weights,
+        name: str,
+        rotary: Rotary,
+        shard: Shard = WHOLE,
+    ) -> None:
         super().__init__()
+        first, last = shard.heads(mixer.num_heads)
+        mixer = msgspec.structs.replace(mixer, num_heads=last - first)  # those that are here
         self.shape, self.rotary = mixer, rotary
         self.scale = _scale(mixer, spec.positions)
         inner = model.Norm(kind="rms", eps=INNER_EPS)
@@ -40,7 +52,7 @@ class LatentAttention(nn.Module):
         self.kv = Linear(weights, f"{name}.kv_a")
         self.kv_norm = Norm(inner, weights, f"{name}.kv_a_norm")
         self.up = Up(mixer, weights, f"{name}.kv_b")
-        self.o = Linear(weights, f"{name}.o")
+        self.o = Linear(weights, f"{name}.o", biased=shard.adds)
 
     def forward(self, x: Tensor, step: Step, cache: Cache | None, add: Tensor | None = None) -> Tensor:
         rows, shape = x.shape[0], self.shape

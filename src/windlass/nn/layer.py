@@ -16,15 +16,17 @@ from windlass.nn.latent import LatentAttention
 from windlass.nn.moe import MixtureOfExperts
 from windlass.nn.norm import Norm
 from windlass.nn.positions import Rotary
+from windlass.nn.shard import WHOLE, Shard
+from windlass.nn.sums import sum_over
 
 
 class Layer(nn.Module):
-    def __init__(self, spec: model.ModelSpec, index: int, weights: Weights, rotary: Rotary | None) -> None:
+    def __init__(self, spec: model.ModelSpec, index: int, weights: Weights, rotary: Rotary | None, shard: Shard = WHOLE) -> None:
         super().__init__()
         layer, name = spec.layers[index], f"layers.{index}"
-        self.wiring = layer.wiring
-        self.mixer = _mixer(spec, layer.mixer, weights, f"{name}.mixer", rotary)
-        self.feed_forward = _feed_forward(layer.feed_forward, weights, index, f"{name}.ffn")
+        self.wiring, self.sum = layer.wiring, sum_over(shard.groups.tp)
+        self.mixer = _mixer(spec, layer.mixer, weights, f"{name}.mixer", rotary, shard)
+        self.feed_forward = _feed_forward(layer.feed_forward, weights, index, f"{name}.ffn", shard)
         self.mixer_norm = Norm(spec.norm, weights, f"{name}.mixer_norm")
         if self.wiring is not Wiring.PARALLEL_ONE_NORM:
             self.ffn_norm = Norm(spec.norm, weights, f"{name}.ffn_norm")
@@ -33,37 +35,40 @@ class Layer(nn.Module):
             self.ffn_post_norm = Norm(spec.norm, weights, f"{name}.ffn_post_norm")
 
     def forward(self, x: Tensor, step: Step, cache: Cache | None) -> Tensor:
-        """Both halves add `x` themselves where they can: one pass over memory less."""
+        """Where halves are side by side, there is one sum over ranks, and not two."""
+        within, total = self.sum.within(x), self.sum.total
         match self.wiring:
             case Wiring.PRE:
-                x = self.mixer(self.mixer_norm(x), step, cache, add=x)
-                return self.feed_forward(self.ffn_norm(x), add=x)
+                x = total(self.mixer(self.mixer_norm(x), step, cache, add=within), x)
+                return total(self.feed_forward(self.ffn_norm(x), add=self.sum.within(x)), x)
             case Wiring.SANDWICH:
-                x = add(x, self.mixer_post_norm(self.mixer(self.mixer_norm(x), step, cache)))
-                return add(x, self.ffn_post_norm(self.feed_forward(self.ffn_norm(x))))
+                x = add(x, self.mixer_post_norm(total(self.mixer(self.mixer_norm(x), step, cache))))
+                return add(x, self.ffn_post_norm(total(self.feed_forward(self.ffn_norm(x)))))
             case Wiring.PARALLEL:
-                return self.mixer(self.mixer_norm(x), step, cache, add=self.feed_forward(self.ffn_norm(x), add=x))
+                return total(self.mixer(self.mixer_norm(x), step, cache, add=self.feed_forward(self.ffn_norm(x), add=within)), x)
             case Wiring.PARALLEL_ONE_NORM:
                 normed = self.mixer_norm(x)
-                return self.mixer(normed, step, cache, add=self.feed_forward(normed, add=x))
+                return total(self.mixer(normed, step, cache, add=self.feed_forward(normed, add=within)), x)
 
 
 def _mixer(
-    spec: model.ModelSpec, mixer: model.Mixer, weights: Weights, name: str, rotary: Rotary | None
+    spec: model.ModelSpec, mixer: model.Mixer, weights: Weights, name: str, rotary: Rotary | None, shard: Shard
 ) -> Attention | LatentAttention:
     match mixer:
         case model.Attention():
-            return Attention(spec, mixer, weights, name, rotary)
+            return Attention(spec, mixer, weights, name, rotary, shard)
         case model.LatentAttention():
             assert rotary is not None, "latent attention has rotary positions"
-            return LatentAttention(spec, mixer, weights, name, rotary)
+            return LatentAttention(spec, mixer, weights, name, rotary, shard)
         case model.Convolution():
             raise Impossible("this model mixes tokens by long convolutions: its memory can be planned, but nothing here runs it")
 
 
-def _feed_forward(ffn: model.FeedForward, weights: Weights, index: int, name: str) -> FeedForward | MixtureOfExperts:
+def _feed_forward(
+    ffn: model.FeedForward, weights: Weights, index: int, name: str, shard: Shard
+) -> FeedForward | MixtureOfExperts:
     match ffn:
         case model.Dense():
-            return FeedForward(ffn.activation, ffn.gated, weights, name)
+            return FeedForward(ffn.activation, ffn.gated, weights, name, shard)
         case model.MoE():
-            return MixtureOfExperts(ffn, weights, index, name)
+            return MixtureOfExperts(ffn, weights, index, name, shard)

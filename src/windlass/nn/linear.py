@@ -18,12 +18,15 @@ def held(found: Any) -> Any:
 
 
 class Linear(nn.Module):
-    """Several names are one matrix, their outputs one after another: one product instead of three for Q, K and V."""
+    """Several names are one matrix, their outputs one after another: one product instead of three for Q, K and V.
 
-    def __init__(self, weights: Weights, *names: str) -> None:
+    `biased` False: another rank adds the bias, to the sum of which this product is a part.
+    """
+
+    def __init__(self, weights: Weights, *names: str, biased: bool = True) -> None:
         super().__init__()
         self.weight = held(weights.matrix(*(f"{name}.weight" for name in names)))
-        self.bias = held(weights.vector(*(f"{name}.bias" for name in names)))
+        self.bias = held(weights.vector(*(f"{name}.bias" for name in names))) if biased else None
 
     def forward(self, x: Tensor, add: Tensor | None = None) -> Tensor:
         return linear(x, self.weight, self.bias, add)

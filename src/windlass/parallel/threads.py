@@ -24,8 +24,13 @@ class _Meeting:
     def __init__(self, size: int) -> None:
         self.said: dict[int, Tensor] = {}
         self.barrier = threading.Barrier(size, timeout=TIMEOUT_SECONDS)
-        self.passed_on = [queue.SimpleQueue[Tensor]() for _ in range(size)]
-        """What each rank is sent by the one before it."""
+        self.passed_on = [queue.SimpleQueue[Tensor | None]() for _ in range(size)]
+        """What each rank is sent by the one before it; None: nothing more will come."""
+
+    def end(self) -> None:
+        self.barrier.abort()
+        for waiting in self.passed_on:
+            waiting.put(None)
 
 
 class ThreadGroup:
@@ -52,11 +57,14 @@ class ThreadGroup:
         self._meeting.passed_on[(self.rank + 1) % self.size].put(x.clone())
 
     def take_previous(self, x: Tensor) -> None:
-        x.copy_(self._meeting.passed_on[self.rank].get(timeout=TIMEOUT_SECONDS))
+        passed_on = self._meeting.passed_on[self.rank].get(timeout=TIMEOUT_SECONDS)
+        if passed_on is None:
+            raise threading.BrokenBarrierError
+        x.copy_(passed_on)
 
     def close(self) -> None:
         """Whoever waits for this rank waits no longer."""
-        self._meeting.barrier.abort()
+        self._meeting.end()
 
     def _heard(self, x: Tensor) -> list[Tensor]:
         """What all ranks say. Two barriers: all have spoken, all have heard."""
@@ -84,7 +92,7 @@ def run_ranks(layout: Layout, work: Callable[[int, Groups], Result]) -> list[Res
         except BaseException as error:
             raised.append(error)
             for meeting in meetings.values():
-                meeting.barrier.abort()
+                meeting.end()
             raise
 
     with ThreadPoolExecutor(layout.world) as pool:

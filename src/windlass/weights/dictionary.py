@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from windlass.core.model import ModelSpec
+from windlass.core.place import Placement
 from windlass.core.rule import Rule
 from windlass.weights.checked import placed
 from windlass.weights.checkpoint import CheckpointWeights, Loaded
@@ -31,12 +32,14 @@ class DictWeights(CheckpointWeights):
         requires_grad: bool = False,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        placement: Placement | None = None,
+        tp_index: int = 0,
     ) -> None:
         store = MemoryStore(state_dict)
         opened = Opened(
             store=store, spec=spec, rules=rules, config={}, digest="", places=placed(rules, store, others_allowed=True)
         )
-        super().__init__(opened, device=device, dtype=dtype, keep_quantized=False)
+        super().__init__(opened, placement=placement, tp_index=tp_index, device=device, dtype=dtype, keep_quantized=False)
         self._requires_grad = requires_grad
 
     def _dense_dtype(self, parts: list[Part]) -> torch.dtype:

@@ -36,7 +36,7 @@ namespace WINDLASS_ISA {
 
 // data: result [rows, heads * value dim], q, keys, values (latent: the keys), starts, lengths, blocks, counts, sinks or null, slopes or
 // null. ints: heads, kv heads, dim, value dim, row and head strides of q, blocks per sequence, window, type of the cache, whether it
-// is latent. floats: scale.
+// is latent, heads in a row of the result, kv heads of the cache (where the operation is for some of both). floats: scale.
 Batch batch_of(const Op& op) {
     Batch batch;
     batch.result = op.at<float>(0);
@@ -60,6 +60,8 @@ Batch batch_of(const Op& op) {
     batch.window = op.ints[7];
     batch.narrow = op.ints[8] == BF16_TYPE;
     batch.latent = op.ints[9];
+    batch.result_heads = op.ints[10];
+    batch.cache_heads = op.ints[11];
     batch.scale = op.floats[0];
     return batch;
 }

@@ -21,6 +21,7 @@ struct Batch {
     float* result;
     const int32_t *starts, *lengths, *blocks;
     int64_t num_sequences, num_heads, num_kv_heads, group, dim, value_dim, q_row_stride, q_head_stride, blocks_stride, window;
+    int64_t result_heads, cache_heads;
     bool latent, narrow;
     float scale;
 
@@ -185,7 +186,7 @@ template <class T> Piece<T> piece_at(const Batch& batch, const Tile& tile, int64
     const int32_t* blocks = batch.blocks + tile.sequence * batch.blocks_stride + piece.start / BLOCK_TOKENS;
     const int64_t num_blocks = blocks_of(piece.end - piece.start);
     for (int64_t block = 0; block < PIECE_BLOCKS; block++) {
-        const int64_t place = blocks[block < num_blocks ? block : 0] * batch.num_kv_heads + tile.kv_head;
+        const int64_t place = blocks[block < num_blocks ? block : 0] * batch.cache_heads + tile.kv_head;
         piece.keys[block] = static_cast<const T*>(batch.keys) + place * batch.head_elements();
         piece.values[block] = static_cast<const T*>(batch.values) + place * batch.value_elements();
     }
@@ -272,7 +273,7 @@ INLINE void finish(const Batch& batch, const Tile& tile, int64_t pair, float pea
     const int64_t head = tile.head(batch, pair);
     if (batch.sinks) total += exponential(splat(batch.sinks[head] - peak))[0];
     const float share = 1.0f / total;
-    float* result = batch.result + (tile.row(batch, pair) * batch.num_heads + head) * batch.value_dim;
+    float* result = batch.result + (tile.row(batch, pair) * batch.result_heads + head) * batch.value_dim;
     int64_t i = 0;
     for (; i + W <= batch.value_dim; i += W) store(result + i, load(mixed + i) * share);
     for (; i < batch.value_dim; i++) result[i] = mixed[i] * share;

@@ -86,7 +86,7 @@ void weigh(const Op& op, const float* scores, const int32_t* ids, float* weights
 }
 
 // data: ids (int32), weights, logits, correction or null; ints: experts, logits' row stride, chosen experts, scoring, whether weights
-// are made to sum to one, groups, chosen groups; floats: scale.
+// are made to sum to one, groups, chosen groups, which expert is number 0 here; floats: scale.
 void route(const Op& op, Worker& worker) {
     const int64_t experts = op.ints[0], active = op.ints[2], groups = op.ints[5], scoring = op.ints[3];
     float* scores = static_cast<float*>(worker.scratch((2 * experts + 2 * groups) * sizeof(float)));
@@ -106,6 +106,7 @@ void route(const Op& op, Worker& worker) {
         if (groups > 1) keep_best_groups(preference, experts, groups, op.ints[6], totals, chosen);
         for (int64_t i = 0; i < active; i++) ids[i] = int32_t(take_largest(preference, experts, ids, i));
         weigh(op, scores, ids, op.at<float>(1) + row * active);
+        for (int64_t i = 0; i < active; i++) ids[i] -= int32_t(op.ints[7]);
     }
 }
 

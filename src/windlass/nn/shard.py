@@ -1,0 +1,84 @@
+"""Which part of a model a decoder is, and the ranks it shares the rest with. Intervals of a pure placement; nothing is computed here.
+
+The weights that a sharded decoder is built from are those of the same placement and tp index.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from windlass.core.layout import Layout
+from windlass.core.model import ModelSpec
+from windlass.core.place import Interval, Placement
+from windlass.core.rule import Axis, AxisName
+from windlass.errors import Impossible
+from windlass.parallel.groups import SOLO, Groups
+
+ONE = Layout()
+
+
+@dataclass(frozen=True)
+class Shard:
+    """`Shard()` is the whole model, on one device."""
+
+    placement: Placement | None = None
+    layout: Layout = ONE
+    groups: Groups = SOLO
+
+    def __post_init__(self) -> None:
+        if self.layout.ep > self.layout.tp:
+            raise Impossible(
+                f"ep {self.layout.ep} over tp {self.layout.tp}: experts are spread over the ranks that share a layer; choose ep <= tp"
+            )
+
+    @property
+    def is_whole(self) -> bool:
+        return self.groups.tp.size == self.groups.pp.size == 1
+
+    @property
+    def tp_index(self) -> int:
+        return self.groups.tp.rank
+
+    @property
+    def adds(self) -> bool:
+        """Whether this rank adds what is to be in a sum over ranks once: the bias of a matrix that is cut along its inputs."""
+        return self.tp_index == 0
+
+    @property
+    def adds_to_experts(self) -> bool:
+        """The same for the ranks that share an expert."""
+        return self.tp_index % self.layout.expert_tp == 0
+
+    @property
+    def is_first(self) -> bool:
+        return self.groups.pp.rank == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.groups.pp.rank == self.groups.pp.size - 1
+
+    def layers(self, spec: ModelSpec) -> Interval:
+        return (0, spec.num_layers) if self.placement is None else self.placement.stages[self.groups.pp.rank]
+
+    def heads(self, count: int) -> Interval:
+        return self._interval(AxisName.HEADS, count)
+
+    def kv_heads(self, count: int) -> Interval:
+        return self._interval(AxisName.KV_HEADS, count)
+
+    def vocabulary(self, count: int) -> tuple[Interval, ...]:
+        """Of every rank that shares it."""
+        return tuple(self._interval(AxisName.VOCAB, count, index) for index in range(self.groups.tp.size))
+
+    def experts(self, count: int) -> Interval:
+        if self.placement is None or not self.placement.experts:
+            return 0, count
+        return self.placement.experts[self.tp_index // self.layout.expert_tp]
+
+    def _interval(self, name: AxisName, count: int, index: int | None = None) -> Interval:
+        if self.placement is None:
+            return 0, count
+        return self.placement.interval(Axis(name=name, count=count), self.tp_index if index is None else index)
+
+
+WHOLE = Shard()

@@ -1,0 +1,44 @@
+"""How the two halves of a layer come to the stream that runs past them: whole already, or as what this rank has of a sum over all.
+
+A rank's part travels without the stream it is added to: every rank has that, and it is the larger of the two by far, so that parts may be
+rounded on their way without rounding it.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from windlass.kernels import program
+from windlass.kernels.norm import add
+from windlass.parallel.group import Group
+
+
+class WholeSum:
+    """Nothing is missing: products add the stream themselves, which saves a pass over memory."""
+
+    def within(self, stream: Tensor) -> Tensor | None:
+        """What the product itself is to add."""
+        return stream
+
+    def total(self, part: Tensor, stream: Tensor | None = None) -> Tensor:
+        """The sum, once the product is there; `stream` is what `within` was asked about."""
+        return part
+
+
+class SharedSum:
+    def __init__(self, group: Group) -> None:
+        self._group = group
+
+    def within(self, stream: Tensor) -> Tensor | None:
+        return None
+
+    def total(self, part: Tensor, stream: Tensor | None = None) -> Tensor:
+        program.call(self._group.all_reduce, part)
+        return part if stream is None else add(part, stream)
+
+
+Sum = WholeSum | SharedSum
+
+
+def sum_over(group: Group) -> Sum:
+    return WholeSum() if group.size == 1 else SharedSum(group)
