@@ -207,6 +207,13 @@ def test_what_cannot_be_opened(where: str, opening: dict[str, Any], says: str) -
 
 
 @pure
+@pytest.mark.parametrize("opening", [{"api_key": "x"}, {"device": "cpu"}, {"progress": True}])
+def test_a_client_that_is_given_takes_no_options(opening: dict[str, Any]) -> None:
+    with pytest.raises(BadInput, match="leave it out"):
+        Client(Scripted(), **opening)
+
+
+@pure
 def test_an_address_is_a_server() -> None:
     pytest.importorskip("httpx")
     with Client("http://127.0.0.1:9/v1", api_key="x", timeout=1.0, progress=True) as client:

@@ -273,6 +273,7 @@ def opened(where: str | Path | CoreClient, opening: Opening) -> tuple[CoreClient
     if isinstance(where, Path):
         return _local(str(where), opening)
     if not isinstance(where, str):
+        _check_none(opening.keys(), "a client that is opened here, not for one that is given")
         return where, Sampling()
     if not where.startswith(("http://", "https://")):
         return _local(where, opening)

@@ -25,7 +25,7 @@ from windlass.core.request import (
     Usage,
     tool_name,
 )
-from windlass.errors import BadInput
+from windlass.errors import BadInput, TooLong
 
 CONTEXT = 4096
 DEFAULT_TOKENS = 8
@@ -130,9 +130,12 @@ class FakeClient:
     def _limit(self, request: Request, prompt: int) -> int:
         wanted = self.tokens if request.max_tokens is None else request.max_tokens
         if prompt == 0:
-            raise BadInput("the prompt is empty; it needs at least one token")
+            raise BadInput("the prompt is empty; it needs at least one token", field="prompt")
         if prompt + (request.max_tokens or 0) > CONTEXT:
-            raise BadInput(f"prompt of {prompt:,} tokens and {wanted:,} new ones do not fit in {CONTEXT:,} tokens (the context)")
+            raise TooLong(
+                f"prompt of {prompt:,} tokens and {wanted:,} new ones do not fit in {CONTEXT:,} tokens (the context)",
+                field="prompt",
+            )
         return min(wanted, CONTEXT - prompt)
 
     async def score(self, request: ScoreRequest) -> Scores:
@@ -160,7 +163,7 @@ class FakeClient:
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
         if any(token > 255 for token in token_ids):
-            raise BadInput("token_ids has a token that the vocabulary of 256 does not have")
+            raise BadInput("token_ids has a token that the vocabulary of 256 does not have", field="token_ids")
         return bytes(token_ids).decode(errors="replace")
 
     async def restart(self) -> None:

@@ -5,12 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fake import CONTEXT, FakeClient
 from serving import HELLO, in_process, posted
+
+from windlass.core.client import Broken, Unavailable
+from windlass.core.request import Delta, Request
+from windlass.errors import BadInput
+from windlass.serve.admission import SOME_SECONDS
 
 pytestmark = pytest.mark.pure
 
@@ -199,7 +206,13 @@ def test_echo_without_logprobs_is_only_text() -> None:
         (TEXT, {"prompt": ["x"] * 64, "n": 2}, 400, "n", None),
         (TEXT, {"prompt": "x", "best_of": 3}, 400, "best_of", None),
         (TEXT, {"prompt": "x", "suffix": "y"}, 400, "suffix", None),
-        (TEXT, {"prompt": ""}, 400, None, None),
+        (TEXT, {"prompt": ["x"] * 40, "n": 2}, 400, "n", None),
+        (TEXT, {"prompt": ""}, 400, "prompt", None),
+        (TEXT, {"prompt": [10**30]}, 400, "prompt[0]", "invalid_value"),
+        (CHAT, {**HELLO, "max_tokens": 10**30}, 400, "max_tokens", "invalid_value"),
+        (CHAT, {**HELLO, "logit_bias": {str(10**30): 1}}, 400, "logit_bias", "invalid_value"),
+        (CHAT, {"messages": [{"role": "user", "content": ""}] * (CONTEXT + 1)}, 400, "messages", "context_length_exceeded"),
+        (TEXT, {"prompt": [1] * (CONTEXT + 1)}, 400, "prompt", "context_length_exceeded"),
         ("/tokenize", {}, 400, "prompt", None),
         ("/detokenize", {"tokens": [999999]}, 400, "tokens[0]", None),
         ("/detokenize", {"tokens": [-1]}, 400, None, None),
@@ -235,6 +248,104 @@ def test_tokens_there_and_back() -> None:
             assert (await http.post("/detokenize", json={"tokens": found["tokens"]})).json() == {"prompt": "héllo"}
             chat = (await http.post("/tokenize", json=HELLO)).json()
             assert bytes(chat["tokens"]).decode() == "<user>Hello"
+
+    asyncio.run(ask())
+
+
+class Failing(FakeClient):
+    """Whose answers, or tokens, break."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self._error = error
+
+    async def generate(self, request: Request) -> AsyncGenerator[Delta, None]:
+        raise self._error
+        yield Delta()
+
+    async def tokenize(self, text: Any) -> list[int]:
+        raise self._error
+
+
+def test_an_answer_that_breaks_is_not_told_as_an_engine_that_is_gone() -> None:
+    async def ask() -> None:
+        async with in_process(Failing(Broken("the logits are not numbers"))) as (http, service):
+            answer = await http.post(CHAT, json=HELLO)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (500, "answer_failed")
+            assert "anew" not in answer.text and "retry-after" not in answer.headers
+            assert service.supervisor.restarts == 0 and service.metrics.outcomes == {"error": 1}
+            assert any("not numbers" in line for line in service.log.lines)  # type: ignore[attr-defined]
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"structured_outputs": {"regex": "a+"}}, "structured_outputs"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+    ],
+)
+def test_a_form_that_cannot_be_followed_is_blamed_on_who_asked_for_it(asked: dict[str, Any], param: str) -> None:
+    response = posted(CHAT, {**HELLO, **asked}, Failing(BadInput("the grammar could not be followed", field="constraint")))
+    assert response.status_code == 400 and response.json()["error"]["param"] == param
+
+
+def test_tokens_of_an_engine_that_is_gone_say_when_to_come_again() -> None:
+    response = posted("/tokenize", {"prompt": "x"}, Failing(Unavailable("ended: /secret")))
+    assert response.status_code == 503 and "retry-after" in response.headers and "secret" not in response.text
+
+
+def test_tokens_are_for_those_who_are_let_in() -> None:
+    async def ask() -> None:
+        async with in_process(FakeClient(slots=1), max_waiting=0) as (http, service):
+            bodies = {"/tokenize": {"prompt": "x"}, "/detokenize": {"tokens": [1]}}
+            for path, body in bodies.items():
+                assert (await http.post(path, json=body)).status_code == 200
+            seconds_each = service.flights.seconds_each
+            with service.admitted(1):
+                for path, body in bodies.items():
+                    answer = await http.post(path, json=body)
+                    assert answer.status_code == 429 and "retry-after" in answer.headers
+            assert service.flights.seconds_each != seconds_each == SOME_SECONDS  # only answers say how long answers take
+            assert service.flights.in_flight == 0
+
+    asyncio.run(ask())
+
+
+def test_a_prompt_that_is_echoed_is_not_cut_into_tokens_before_it_is_let_in() -> None:
+    async def ask() -> None:
+        client = Counting(slots=1)
+        async with in_process(client, max_waiting=0) as (http, service):
+            body = {"prompt": "abc", "echo": True, "logprobs": 1, "max_tokens": 0}
+            with service.admitted(1):
+                assert (await http.post(TEXT, json=body)).status_code == 429
+                assert client.num_tokenized == 0
+            assert (await http.post(TEXT, json=body)).status_code == 200
+            assert client.num_tokenized == 1
+
+    asyncio.run(ask())
+
+
+class Counting(FakeClient):
+    num_tokenized = 0
+
+    async def tokenize(self, text: Any) -> list[int]:
+        self.num_tokenized += 1
+        return await super().tokenize(text)
+
+
+def test_many_tokens_as_texts_leave_others_their_turn() -> None:
+    async def ask() -> None:
+        async with in_process(FakeClient()) as (http, _):
+            asking = asyncio.create_task(http.post("/tokenize", json={"prompt": "x" * 100_000, "return_token_strs": True}))
+            longest = 0.0
+            while not asking.done():
+                before = time.perf_counter()
+                await asyncio.sleep(0)
+                longest = max(longest, time.perf_counter() - before)
+            assert len((await asking).json()["token_strs"]) == 100_000
+            assert longest < 0.1
 
     asyncio.run(ask())
 
@@ -288,6 +399,12 @@ def test_other_names_and_other_sites_are_refused() -> None:
             asked = {**headers, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
             preflight = await http.options(CHAT, headers=asked)
             assert preflight.status_code == 204 and preflight.headers["access-control-allow-origin"] == "https://app.example"
+            stainless = {
+                **asked,
+                "access-control-request-headers": "authorization,content-type,x-stainless-arch,x-stainless-lang",
+            }
+            preflight = await http.options(CHAT, headers=stainless)
+            assert "x-stainless-lang" in preflight.headers["access-control-allow-headers"]
             answer = await http.post(CHAT, json=HELLO, headers={**headers, "authorization": "Bearer alpha"})
             assert answer.status_code == 200 and answer.headers["access-control-allow-origin"] == "https://app.example"
 

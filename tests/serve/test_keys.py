@@ -67,6 +67,20 @@ def test_a_file_that_has_no_usable_key_is_refused(tmp_path: Path, content: str) 
     assert "two words" not in str(raised.value) and "schl" not in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    "word", ["keys.txt", "Keys.KEY", "./keys", "~/keys", "etc/keys", "/etc/windlass/keys", "api.json", ".keys"]
+)
+def test_a_files_name_that_is_mistyped_does_not_become_the_key(word: str) -> None:
+    for told, environment in ((word, {}), (None, {"WINDLASS_API_KEY": word})):
+        with pytest.raises(BadInput, match="looks like a file"):
+            read_keys(told, environment)
+
+
+@pytest.mark.parametrize("key", ["sk-abc.def", "YWJj+ZGVm==", "a.b.c", "v1.local"])
+def test_a_key_may_have_dots_in_it(key: str) -> None:
+    assert read_keys(key, {}) == (key,)
+
+
 def test_an_empty_key_is_refused_rather_than_taken_for_none() -> None:
     with pytest.raises(BadInput):
         read_keys("", {})

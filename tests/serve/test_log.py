@@ -100,6 +100,18 @@ def test_a_traceback_is_one_line_without_its_values() -> None:
 
 
 @pytest.mark.parametrize(
+    ("last", "told"), [("ValueError: the prompt", "ValueError\n"), ("asyncio.exceptions.CancelledError", "")]
+)
+def test_a_traceback_that_is_a_message_is_what_was_raised(last: str, told: str) -> None:
+    """As Starlette tells of a lifespan that failed, or that was not waited for."""
+    out = io.StringIO()
+    logger = logging.Logger("test")
+    logger.addHandler(LogHandler(Log(out)))
+    logger.error(f"Traceback (most recent call last):\n  File x\n{last}\n")
+    assert out.getvalue().partition(" ")[2] == told
+
+
+@pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("ended by SIGKILL: /home/me/models/x.gguf is gone", "ended by SIGKILL: x.gguf is gone"),

@@ -34,7 +34,12 @@ def test_what_only_this_machine_reaches(host: str, local: bool) -> None:
         ("LOCALHOST", "localhost"),
         ("[::1]:8000", "::1"),
         ("evil.example.", "evil.example"),
-        ("user@localhost", "localhost"),
+        ("user@localhost", ""),
+        ("localhost:18431, evil.com", ""),
+        ("localhost:8000:9", ""),
+        ("localhost/path", ""),
+        ("localhost ", ""),
+        ("[::1", ""),
         ("[bad", ""),
         ("", ""),
     ],
@@ -52,6 +57,8 @@ def test_the_name_in_a_host_header(header: str, name: str) -> None:
         ("evil.example:8000", "127.0.0.1", (), False),
         ("localhost.evil.example", "127.0.0.1", (), False),
         ("", "127.0.0.1", (), False),
+        ("evil@localhost", "127.0.0.1", (), False),
+        ("localhost:18431, evil.com", "127.0.0.1", (), False),
         (None, "127.0.0.1", (), True),
         ("evil.example", "0.0.0.0", (), True),
         ("evil.example", "0.0.0.0", ("good.example",), False),
@@ -86,3 +93,24 @@ def test_other_sites_are_told_nothing_by_default() -> None:
     assert cors_headers("https://app.example", ()) == []
     assert cors_headers(None, ("*",)) == []
     assert (b"access-control-allow-origin", b"https://app.example") in cors_headers("https://app.example", ("*",))
+
+
+@pytest.mark.parametrize(
+    ("wished", "allowed"),
+    [
+        (None, b"authorization, content-type"),
+        (
+            "authorization, content-type, x-stainless-os,x-stainless-lang",
+            b"authorization, content-type, x-stainless-os,x-stainless-lang",
+        ),
+        ("x: y", b"authorization, content-type"),
+        ("a\r\nset-cookie: b", b"authorization, content-type"),
+        ("", b"authorization, content-type"),
+        ("\u00e9", b"authorization, content-type"),
+        ("x," * 5000 + "x", b"authorization, content-type"),
+    ],
+)
+def test_a_page_may_send_the_headers_that_it_names(wished: str | None, allowed: bytes) -> None:
+    found = dict(cors_headers("https://app.example", ("*",), wished))
+    assert found[b"access-control-allow-headers"] == allowed
+    assert found[b"access-control-expose-headers"] == b"retry-after" and int(found[b"access-control-max-age"]) > 0

@@ -14,7 +14,11 @@ from typing import Any
 import httpx
 import pytest
 from fake import FakeClient
-from serving import HELLO, Running, running
+from serving import HELLO, Lines, Running, running
+
+from windlass.serve.app import make_app, service_of
+from windlass.serve.connection import ABORT
+from windlass.serve.settings import Settings
 
 pytestmark = pytest.mark.pure
 
@@ -228,6 +232,48 @@ def test_a_deadline_holds_where_the_engine_does_not_keep_it() -> None:
         server.until(lambda: idle(server))
 
 
+class Reluctant:
+    """Takes the head of an answer and not its body."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+        self.aborted = False
+
+    async def __call__(self, message: Any) -> None:
+        self.sent.append(message)
+        if message["type"] == "http.response.body":
+            await asyncio.sleep(60)
+
+
+def test_a_deadline_in_the_middle_of_a_whole_answer_writes_nothing_into_it() -> None:
+    async def ask() -> Reluctant:
+        app = make_app(FakeClient(), Settings(), log=Lines())
+        body = json.dumps({**HELLO, "timeout": 0.3}).encode()
+        messages = [{"type": "http.request", "body": body, "more_body": False}]
+        send = Reluctant()
+
+        async def receive() -> Any:
+            if messages:
+                return messages.pop()
+            return await asyncio.Event().wait()
+
+        def abort() -> None:
+            send.aborted = True
+
+        scope = {"type": "http", "method": "POST", "path": CHAT, "raw_path": CHAT.encode(), "query_string": b"",
+                 "headers": [(b"host", b"localhost")], "client": ("x", 1), "root_path": "", ABORT: abort}  # fmt: skip
+        async with app.router.lifespan_context(app):
+            await service_of(app).supervisor.became_ready()
+            async with asyncio.timeout(10):
+                await app(scope, receive, send)
+            assert service_of(app).metrics.outcomes == {"late": 1}
+        return send
+
+    found = asyncio.run(ask())
+    assert [message["type"] for message in found.sent] == ["http.response.start", "http.response.body"]
+    assert found.aborted and b"data:" not in found.sent[1]["body"]
+
+
 # --- the end ---------------------------------------------------------------------------------------------------------
 
 
@@ -272,6 +318,7 @@ def test_told_twice_it_ends_at_once() -> None:
     server.loop.call_soon_threadsafe(server.server.end)
     server.wait(10)
     assert not server.is_running and time.monotonic() - started < 10
+    assert not any("Traceback" in line or "Cancelled" in line for line in server.log.lines)
     connection.close()
 
 

@@ -300,6 +300,27 @@ def test_whatever_a_server_writes_is_a_delta_or_an_error(data: bytes) -> None:
 # --- speed -----------------------------------------------------------------------------------------------------------
 
 
+def test_the_token_that_ended_a_chat_has_no_logprob() -> None:
+    """It is no part of the answer; its id is still told."""
+    words, stop = [TokenLogprob(token_id=number, logprob=-0.5, token=f"w{number}") for number in (1, 2)], 9
+    end = TokenLogprob(token_id=stop, logprob=-0.1, token="<|im_end|>")
+    usage = Usage(prompt_tokens=1, completion_tokens=3)
+    deltas = [
+        Delta(content="w1", token_ids=(1,), logprobs=(words[0],)),
+        Delta(content="w2", token_ids=(2, stop), logprobs=(words[1], end), finish_reason="stop", stop_token_id=stop, usage=usage),
+    ]
+    choice = chat_response(ENVELOPE, [deltas], logprobs=True, token_ids=True).choices[0]
+    assert choice.logprobs is not None and choice.logprobs.content is not None
+    assert [entry.token for entry in choice.logprobs.content] == ["w1", "w2"] and choice.token_ids == [1, 2, 9]
+    stream = ChatStream(ENVELOPE, logprobs=True)
+    assert b"im_end" not in b"".join(stream.event(0, delta) for delta in deltas)
+    alone = Delta(token_ids=(stop,), logprobs=(end,), finish_reason="stop", stop_token_id=stop, usage=usage)
+    assert b"im_end" not in ChatStream(ENVELOPE, logprobs=True).event(0, alone)
+    by_length = [Delta(content="w1", token_ids=(1,), logprobs=(words[0],), finish_reason="length", usage=usage)]
+    kept = chat_response(ENVELOPE, [by_length], logprobs=True).choices[0].logprobs
+    assert kept is not None and kept.content is not None and len(kept.content) == 1
+
+
 @pytest.mark.parametrize("logprobs", [False, True])
 @pytest.mark.parametrize("kind", [ChatStream, CompletionStream])
 def test_a_token_costs_little(kind: Any, logprobs: bool) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 
 from windlass.wire.chat import ChatRequest
 from windlass.wire.completions import CompletionRequest
-from windlass.wire.decode import decode
+from windlass.wire.decode import MAX_SHOWN, decode
 from windlass.wire.errors import Refusal
 
 pytestmark = pytest.mark.pure
@@ -52,6 +54,16 @@ def refused(body: str | bytes, kind: type = ChatRequest) -> Refusal:
         (f'{{{HI},"tools":[{{"type":"function","function":{{}}}}]}}', "tools[0].function.name", "missing_required_parameter"),
         (f'{{{HI},"chat_template_kwargs":{{"style":"x"}}}}', "chat_template_kwargs.style", "unknown_parameter"),
         (f'{{{HI},"presence_penalty":2.5}}', "presence_penalty", "invalid_value"),
+        (f'{{{HI},"temperature":1e39}}', "temperature", "invalid_value"),
+        (f'{{{HI},"repetition_penalty":1e-40}}', "repetition_penalty", "invalid_value"),
+        (f'{{{HI},"top_p":0}}', "top_p", "invalid_value"),
+        (f'{{{HI},"max_tokens":{10**30}}}', "max_tokens", "invalid_value"),
+        (f'{{{HI},"max_completion_tokens":{2**31}}}', "max_completion_tokens", "invalid_value"),
+        (f'{{{HI},"top_k":{10**30}}}', "top_k", "invalid_value"),
+        (f'{{{HI},"stop_token_ids":[{10**30}]}}', "stop_token_ids[0]", "invalid_value"),
+        (f'{{{HI},"logit_bias":{{"{10**30}":1}}}}', "logit_bias", "invalid_value"),
+        (f'{{{HI},"logit_bias":{{"-1":1}}}}', "logit_bias", "invalid_value"),
+        (f'{{{HI},"n":{10**30}}}', "n", "invalid_value"),
     ],
 )
 def test_what_is_wrong_is_named(body: str | bytes, param: str | None, code: str) -> None:
@@ -63,7 +75,15 @@ def test_what_is_wrong_is_named(body: str | bytes, param: str | None, code: str)
 
 @pytest.mark.parametrize(
     ("prompt", "param"),
-    [('{"a":1}', "prompt"), ("[1,-2]", "prompt[1]"), ("[[1,true]]", "prompt[0][1]"), ("null", "prompt"), ("[1.5]", "prompt[0]")],
+    [
+        ('{"a":1}', "prompt"),
+        ("[1,-2]", "prompt[1]"),
+        ("[[1,true]]", "prompt[0][1]"),
+        ("null", "prompt"),
+        ("[1.5]", "prompt[0]"),
+        (f"[{10**30}]", "prompt[0]"),
+        (f"[[1,{2**31}]]", "prompt[0][1]"),
+    ],
 )
 def test_prompts_of_no_known_kind(prompt: str, param: str) -> None:
     assert refused(f'{{"prompt":{prompt}}}', CompletionRequest).param == param
@@ -71,6 +91,14 @@ def test_prompts_of_no_known_kind(prompt: str, param: str) -> None:
 
 def test_a_misspelt_name_is_answered_with_the_right_one() -> None:
     assert "did you mean temperature?" in str(refused(f'{{{HI},"temprature":1}}'))
+
+
+def test_a_name_of_megabytes_is_not_compared_with_others() -> None:
+    """Which took a second, for everybody."""
+    body = f'{{{HI},"{"temperatur" * 700_000}":1}}'.encode()
+    started = time.perf_counter()
+    assert len(refused(body).param or "") == MAX_SHOWN
+    assert time.perf_counter() - started < 0.3
 
 
 def test_nesting_without_end_is_refused() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from wire_values import logprobs
 
 from windlass.core.request import TokenLogprob
+from windlass.wire.chat import ChatLogprob, ChatLogprobs
 from windlass.wire.completions import CompletionLogprobs
 from windlass.wire.logprobs import (
     LOWEST,
@@ -85,6 +86,21 @@ def test_chats_without_ids_say_that_they_have_none() -> None:
     }
     assert read_chat_logprobs(body)[0].token_id == NO_ID
     assert read_chat_logprobs(body, [5])[0].token_id == 5
+
+
+def test_a_piece_of_a_character_has_its_bytes() -> None:
+    entry = TokenLogprob(
+        token_id=5, logprob=-1.0, token=PIECE, raw=b"\xc3", top=(TokenLogprob(token_id=6, logprob=-0.5, token="e"),)
+    )
+    body = chat_logprobs([entry], with_ids=True)
+    assert body.content is not None
+    assert (body.content[0].bytes, body.content[0].top_logprobs[0].bytes) == ([0xC3], [0x65])
+    assert read_chat_logprobs(body) == (entry,)
+
+
+def test_bytes_that_are_none_are_passed_over() -> None:
+    body = ChatLogprobs(content=[ChatLogprob(token=PIECE, logprob=-1.0, bytes=[300])])
+    assert read_chat_logprobs(body)[0].raw == b""
 
 
 def test_what_json_cannot_say_is_said_as_very_unlikely() -> None:

@@ -13,18 +13,18 @@ from windlass.core.request import Constraint, Request, Sampling
 from windlass.errors import BadInput
 from windlass.wire.chat import ChatRequest
 from windlass.wire.completions import CompletionRequest
-from windlass.wire.decode import decode
+from windlass.wire.decode import convert, decode
 from windlass.wire.errors import Refusal
 from windlass.wire.outgoing import request_to_chat, request_to_completion, score_to_completion
-from windlass.wire.requests import COMPLETION_TOKENS, Limits, chat_to_request, completion_to_requests, copies
+from windlass.wire.requests import COMPLETION_TOKENS, Limits, chat_to_request, completion_to_requests, copies, param_of
 
 pytestmark = pytest.mark.pure
 
 WIDE = Limits(max_top_logprobs=128)
 
 
-def chat(**body: Any) -> Request:
-    return chat_to_request(_decoded({"messages": [{"role": "user", "content": "hi"}], **body}, ChatRequest))
+def chat(limits: Limits = Limits(), **body: Any) -> Request:  # noqa: B008 (frozen)
+    return chat_to_request(_decoded({"messages": [{"role": "user", "content": "hi"}], **body}, ChatRequest), limits)
 
 
 def completions(limits: Limits = Limits(), **body: Any) -> list[Request]:  # noqa: B008 (frozen)
@@ -177,7 +177,7 @@ def test_choices_of_tools(choice: Any, meant: str) -> None:
         ({"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "x"}}, "structured_outputs"),
         ({"structured_outputs": {"regex": "x", "choice": ["y"]}}, "structured_outputs"),
         ({"structured_outputs": {}}, "structured_outputs"),
-        ({"structured_outputs": {"json": "{"}}, "response_format"),
+        ({"structured_outputs": {"json": "{"}}, "structured_outputs"),
     ],
 )
 def test_a_chat_that_cannot_be_meant(body: dict[str, Any], param: str) -> None:
@@ -269,9 +269,65 @@ def test_prompts_that_mix(prompt: Any) -> None:
 
 
 def test_too_many_prompts_are_refused_and_not_cut() -> None:
-    assert len(completions(Limits(max_prompts=3), prompt=["x"] * 3)) == 3
+    assert len(completions(Limits(max_choices=3), prompt=["x"] * 3)) == 3
     with pytest.raises(Refusal, match="4 entries"):
-        completions(Limits(max_prompts=3), prompt=["x"] * 4)
+        completions(Limits(max_choices=3), prompt=["x"] * 4)
+    with pytest.raises(Refusal, match="2 prompts") as found:
+        completions(Limits(max_choices=3), prompt=["x"] * 2, n=2)
+    assert found.value.param == "n"
+
+
+def test_what_cannot_fit_is_refused_before_it_is_looked_at() -> None:
+    limits = Limits(context_tokens=4)
+    message = {"role": "user", "content": ""}
+    assert len(completions(limits, prompt=[1, 2, 3, 4])) == 1
+    assert chat(limits, messages=[message] * 4).messages is not None
+    for asked in (
+        lambda: completions(limits, prompt=[1] * 5),
+        lambda: completions(limits, prompt=[[1], [1] * 5]),
+        lambda: chat(limits, messages=[message] * 5),
+    ):
+        with pytest.raises(Refusal) as found:
+            asked()
+        assert found.value.code == "context_length_exceeded" and found.value.param in ("prompt", "messages")
+
+
+@pytest.mark.parametrize(
+    ("field", "asked", "param"),
+    [
+        ("prompt", {}, "messages"),
+        ("messages", {}, "messages"),
+        ("token_ids", {}, None),
+        ("temperature", {}, "temperature"),
+        ("max_tokens", {"max_tokens": 1}, "max_tokens"),
+        ("max_tokens", {"max_completion_tokens": 1}, "max_completion_tokens"),
+        ("constraint", {"response_format": {"type": "json_object"}}, "response_format"),
+        ("constraint", {"structured_outputs": {"regex": "x"}}, "structured_outputs"),
+        ("thinking", {"chat_template_kwargs": {"enable_thinking": True}}, "chat_template_kwargs"),
+        ("thinking", {"reasoning_effort": "low"}, "reasoning_effort"),
+        ("logprobs", {"logprobs": True, "top_logprobs": 3}, "top_logprobs"),
+        ("logprobs", {"logprobs": True}, "logprobs"),
+        ("deadline_seconds", {"timeout": 3}, "timeout"),
+        ("owner", {}, None),
+        ("", {}, None),
+    ],
+)
+def test_what_is_to_blame_has_the_name_that_was_sent(field: str, asked: dict[str, Any], param: str | None) -> None:
+    messages = [{"role": "user", "content": "x"}]
+    assert param_of(field, convert({"messages": messages, **asked}, ChatRequest)) == param
+
+
+def test_what_is_to_blame_in_a_completion() -> None:
+    body = convert({"prompt": [1]}, CompletionRequest)
+    assert [param_of(field, body) for field in ("prompt", "token_ids", "prompt_logprobs")] == ["prompt", "prompt", "logprobs"]
+
+
+def test_every_field_of_core_that_can_be_to_blame_has_a_name_in_the_api() -> None:
+    """But those that no body can set."""
+    names = {field.name for kind in (Request, Sampling) for field in msgspec.structs.fields(kind)}
+    body = convert({"messages": [{"role": "user", "content": "x"}]}, ChatRequest)
+    unnamed = {name for name in names if param_of(name, body) is None}
+    assert unnamed == {"sampling", "owner", "token_ids", "prompt_logprobs_start"}
 
 
 def test_choices_are_ordered_by_prompt_and_seeds_count_on() -> None:

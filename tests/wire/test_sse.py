@@ -45,7 +45,7 @@ def test_forms() -> None:
     assert Parser().feed(b"data\n\n\n\n") == [b""]
     assert Parser().feed(b"data: unfinished\n") == []
     assert Parser().feed(sse.DONE_EVENT) == [sse.DONE]
-    assert Parser().feed(sse.COMMENT) == []
+    assert Parser().feed(b":\n\n") == []
 
 
 def test_a_return_at_the_end_of_a_piece_may_be_half_an_ending() -> None:

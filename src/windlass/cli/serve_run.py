@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from windlass.core.client import Client
     from windlass.core.plan import Plan
+    from windlass.core.request import Sampling
     from windlass.serve.server import Server
     from windlass.serve.service import Service
     from windlass.serve.settings import Settings
@@ -104,7 +105,7 @@ def settings_of(asked: Asked) -> Settings:
     )
 
 
-def _sampling(path: Path):
+def _sampling(path: Path) -> Sampling:
     """Of requests that say nothing: the model's own, else the API's."""
     from windlass.cli.run_options import from_config, read_generation_config
     from windlass.core.request import Sampling
@@ -145,8 +146,8 @@ def _vllm(asked: Asked, path: Path) -> tuple[Opener, Plan]:
         raise BadInput("--kv, --exact and --device are for --engine windlass; plan with what you want instead")
     from windlass.cli.serve_vllm import VllmClient, planned
 
-    model, plan, command = planned(path, _plan(asked.plan), asked.context, asked.max_running, asked.name)
-    return lambda _: VllmClient(command, model.name, plan), plan
+    model, plan, make_command = planned(path, _plan(asked.plan), asked.context, asked.max_running, asked.name)
+    return lambda _: VllmClient(make_command, model.name, plan), plan
 
 
 class _Run:

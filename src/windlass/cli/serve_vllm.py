@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from windlass.core.client import Client, Unavailable
 from windlass.core.plan import Plan
-from windlass.core.request import Delta, Info, Request, ScoreRequest, Scores
+from windlass.core.request import Delta, Info, Request, ScoreRequest, Scores, Stats
 from windlass.errors import BadInput
 from windlass.launch.command import Command, ServedModel
 from windlass.launch.vllm_process import VllmServer
 from windlass.units import parse_context
 
+MakeCommand = Callable[[], Command]
+"""A new one for every start: the port that was free once may be taken since."""
+
 
 def planned(
     path: Path, plan: Plan | None, context: str | None, concurrency: int | None, name: str
-) -> tuple[ServedModel, Plan, Command]:
-    """What to start. Without a plan one is made for this machine."""
+) -> tuple[ServedModel, Plan, MakeCommand]:
+    """What to start. Without a plan one is made for this machine. Fails now where it would fail then."""
     from windlass.cli.vllm_open import plan_vllm, served_model, vllm_command
 
     if plan is not None and (context is not None or concurrency is not None):
@@ -30,17 +34,17 @@ def planned(
     model = served_model(path, name)
     if plan is None:
         plan = plan_vllm(path, context=None if context is None else parse_context(context), concurrency=concurrency)
-    command = vllm_command(plan, model)
-    for note in command.notes:
+    make_command = partial(vllm_command, plan, model)
+    for note in make_command().notes:
         print(f"vLLM: {note}", file=sys.stderr)
-    return model, plan, command
+    return model, plan, make_command
 
 
 class VllmClient:
     """A Client. Closing it ends vLLM."""
 
-    def __init__(self, command: Command, model: str, plan: Plan) -> None:
-        self._command, self._model, self._plan = command, model, plan
+    def __init__(self, make_command: MakeCommand, model: str, plan: Plan) -> None:
+        self._make_command, self._model, self._plan = make_command, model, plan
         self._server: VllmServer | None = None
         self._client: Client | None = None
         self._starting = asyncio.Lock()
@@ -61,7 +65,7 @@ class VllmClient:
     async def info(self) -> Info:
         """What it does not say of itself was decided by the plan."""
         client, plan = await self._ready(), self._plan
-        await self._check_health()
+        stats = await self._looked_at()
         found = await client.info()
         return msgspec.structs.replace(
             found,
@@ -70,6 +74,7 @@ class VllmClient:
             device=plan.hardware,
             scheme=plan.scheme.name,
             kv=plan.scheme.kv,
+            stats=stats,
         )
 
     async def tokenize(self, text: object) -> list[int]:
@@ -97,28 +102,36 @@ class VllmClient:
             assert self._client is not None
             return self._client
 
-    async def _check_health(self) -> None:
-        """What the client knows of it may be old; its /health says whether its engine lives."""
+    async def _looked_at(self) -> Stats:
+        """What the client knows of it may be old; its /health says whether its engine lives, its /metrics what it does."""
         import httpx
 
+        from windlass.launch.vllm_metrics import read_stats
+
         assert self._server is not None
+        url, stats = self._server.base_url, Stats()
         try:
             async with httpx.AsyncClient(timeout=None) as http:  # whoever supervises decides how long is too long
-                is_well = (await http.get(f"{self._server.base_url}/health")).is_success
+                is_well = (await http.get(f"{url}/health")).is_success
+                if is_well:
+                    numbers = await http.get(f"{url}/metrics")
+                    stats = read_stats(numbers.text) if numbers.is_success else stats
         except httpx.HTTPError:
             is_well = False
         if not is_well:
             await self.restart()
             raise Unavailable("vLLM's engine is dead; it is started anew")
+        return stats
 
     async def _start(self) -> None:
         from windlass.launch.vllm_environment import cache_dir
         from windlass.launch.vllm_process import start
         from windlass.wire.http_client import HttpClient
 
-        self._server = start(self._command, logs=cache_dir() / "logs")
+        command = await asyncio.to_thread(self._make_command)  # looks at the machine, which takes a moment
+        self._server = start(command, logs=cache_dir() / "logs")
         await self._server.wait_healthy()
-        self._client = HttpClient(self._server.base_url, self._command.env.get("VLLM_API_KEY", ""), self._model)
+        self._client = HttpClient(self._server.base_url, command.env.get("VLLM_API_KEY", ""), self._model)
 
     async def _end(self) -> None:
         client, self._client = self._client, None

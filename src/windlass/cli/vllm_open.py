@@ -1,19 +1,16 @@
-"""`--engine vllm`: from a model's files, and a plan where there is one, to a vLLM server that answers. For `windlass serve`."""
+"""`--engine vllm`: from a model's files, and a plan where there is one, to what is started. For `windlass serve`."""
 
 from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from windlass.core.plan import Plan
 from windlass.errors import Error, Impossible
 from windlass.launch.command import Command, Options, ServedModel
-from windlass.launch.vllm import VllmServer, find_python, free_port, render, start
-from windlass.launch.vllm_environment import cache_dir
+from windlass.launch.vllm import find_python, free_port, render
 
 CONTEXT = 8192
 CONCURRENCY = (64, 16, 4, 1)
@@ -84,17 +81,6 @@ def vllm_command(
         extra=extra,
     )
     return render(plan, model, options, node)
-
-
-@asynccontextmanager
-async def open_vllm(command: Command, told: Callable[[str], None] = lambda _: None) -> AsyncGenerator[VllmServer]:
-    """Answers when it is given out; all its processes are gone after the block."""
-    server = start(command, logs=cache_dir() / "logs")
-    try:
-        await server.wait_healthy(told)
-        yield server
-    finally:
-        server.close()
 
 
 def _device_bytes() -> int:

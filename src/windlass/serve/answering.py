@@ -12,19 +12,18 @@ from contextlib import aclosing
 
 from starlette.types import Receive, Scope, Send
 
-from windlass.core.client import Unavailable
 from windlass.core.request import Delta, Request, Usage
 from windlass.errors import Error
 from windlass.serve import failures
 from windlass.serve.connection import ABORT
 from windlass.serve.flight import Flight
 from windlass.serve.guard import DETAILS, KEY
-from windlass.serve.http import EVENTS, Gone, read_body, send_bytes, start
-from windlass.serve.jobs import Asker, Job, MakeJob
-from windlass.serve.log import MAX_PROMPT_CHARACTERS, without_paths
+from windlass.serve.http import EVENTS, Gone, send_bytes, start
+from windlass.serve.jobs import Asker, Events, Job, MakeJob, Whole
+from windlass.serve.log import MAX_PROMPT_CHARACTERS
 from windlass.serve.merge import Batch, batches
 from windlass.serve.metrics import Watch
-from windlass.serve.service import Full, Service
+from windlass.serve.service import Service
 from windlass.wire.answers import error_event
 from windlass.wire.errors import Refusal
 
@@ -41,12 +40,10 @@ class Answering:
         service = self._service
         arrived = time.perf_counter()
         try:
-            raw = await read_body(scope, receive, service.settings.max_body_bytes, service.settings.head_seconds)
-            _ = service.info  # 503 where there is nobody to ask, whatever is asked
-            job: Job = await self._make_job(service, raw, asker(scope))
+            job = await self._read(scope, receive)
             if service.settings.log_prompts:
                 service.log.line(f"prompt: {shown_prompt(job.requests[0])}")
-            with service.admitted(len(job.requests), job.owner) as flight:
+            with service.admitted(len(job.requests)) as flight:
                 await _Answer(service, job, flight, scope, send, arrived).give(receive)
         except Refusal as refusal:
             service.metrics.ended(outcome(refusal))
@@ -54,24 +51,11 @@ class Answering:
         except Gone:
             service.metrics.ended("cancelled")
             raise
-        except Error as error:
-            await self._failed(error)
 
-    async def _failed(self, error: Error) -> None:
-        refusal = failed(self._service, error)
-        self._service.metrics.ended(outcome(refusal))
-        raise refusal from None
-
-
-def failed(service: Service, error: Error, prompt: str | None = None) -> Refusal:
-    """An engine that is not there is looked after at once."""
-    refusal = failures.refused(error, prompt)
-    if refusal.status != failures.UNAVAILABLE:
-        return refusal
-    service.log.line(without_paths(f"{type(error).__name__}: {error}"))
-    if isinstance(error, Unavailable):
-        service.supervisor.suspect()
-    return Full(refusal, service.supervisor.retry_seconds)
+    async def _read(self, scope: Scope, receive: Receive) -> Job:
+        raw = await self._service.bodies.read(scope, receive)
+        _ = self._service.info  # 503 where there is nobody to ask, whatever is asked
+        return self._make_job(self._service, raw, asker(scope))
 
 
 def outcome(refusal: Refusal) -> str:
@@ -100,13 +84,15 @@ class _Answer:
         self._ends: dict[int, Delta] = {}
         self._has_calls = False
         self._begun = False
+        self._is_stream = bool(job.body.stream)
 
     async def give(self, receive: Receive) -> None:
         self._listening = listening = asyncio.create_task(_listen(receive, self._flight))
         deadline = self._job.requests[0].deadline_seconds or self._service.settings.deadline_seconds
         timer = asyncio.get_running_loop().call_later(deadline, self._flight.end, "late")
         try:
-            await (self._whole() if self._job.events is None else self._stream())
+            form = await self._job.form()
+            await (self._whole(form.whole) if form.events is None else self._stream(form.events))
             self._service.metrics.ended(self._finish())
         except asyncio.CancelledError:
             if not self._flight.was_ended():
@@ -115,16 +101,14 @@ class _Answer:
                 raise Gone from None
             await self._broken(failures.ended(self._flight.why))
         except Error as error:
-            prompt = "messages" if self._job.requests[0].messages is not None else "prompt"
-            await self._broken(failed(self._service, error, prompt))
+            await self._broken(self._service.failed(error, self._job.body))
         finally:
             timer.cancel()
             listening.cancel()
             self._scope[DETAILS] = self._details()
 
-    async def _stream(self) -> None:
-        events, send = self._job.events, self._send
-        assert events is not None
+    async def _stream(self, events: Events) -> None:
+        send = self._send
         num_open = len(self._job.requests)
         async with aclosing(batches(self._service.client, self._job.requests)) as arriving:
             async for batch in arriving:
@@ -139,14 +123,14 @@ class _Answer:
                 if data:
                     await send({"type": "http.response.body", "body": data, "more_body": num_open > 0})
 
-    async def _whole(self) -> None:
+    async def _whole(self, whole: Whole) -> None:
         choices: list[list[Delta]] = [[] for _ in self._job.requests]
         async with aclosing(batches(self._service.client, self._job.requests)) as arriving:
             async for batch in arriving:
                 self._saw(batch)
                 for index, delta in batch:
                     choices[index].append(delta)
-        body = self._job.whole(choices)
+        body = whole(choices)
         self._listening.cancel()
         self._begun = True
         await send_bytes(self._send, 200, body)
@@ -164,9 +148,13 @@ class _Answer:
         return ended
 
     async def _broken(self, refusal: Refusal) -> None:
-        """Before the first byte it is an answer with a status; in the middle of a stream it is an event."""
+        """Before the first byte it is an answer with a status; in the middle of a stream an event; in the middle of a whole answer the end."""
         if not self._begun:
             raise refusal
+        if not self._is_stream:
+            self._service.metrics.ended(outcome(refusal))
+            self._scope.get(ABORT, _nothing)()
+            return
         event = error_event(str(refusal), type=refusal.type, code=refusal.code)
         try:
             async with asyncio.timeout(SECONDS_FOR_LAST_WORDS):

@@ -5,50 +5,37 @@ An engine's own words may have paths in them, or what its process said last; cli
 
 from __future__ import annotations
 
-import re
-
-from windlass.core.client import Late, Unavailable
+from windlass.core.client import Broken, Late, Unavailable
 from windlass.errors import BadCheckpoint, BadConfig, BadInput, Error
 from windlass.serve.flight import Why
+from windlass.serve.http import CROWDED
 from windlass.wire.errors import Refusal
-from windlass.wire.requests import named
-
-TOO_LONG = re.compile(r"prompt of [\d,]+ tokens .*do(es)? not fit")
-"""As the scheduler says it (tests/serve/test_failures.py holds it to that)."""
+from windlass.wire.requests import blamed
 
 UNAVAILABLE = 503
 LATE = 408
 """Not 504: nothing behind the server failed, and whoever sent the request chose the time."""
 
 
-def refused(error: BaseException, prompt: str | None = None) -> Refusal:
-    """`prompt`: the parameter that has it."""
+def refused(error: BaseException, body: object = None) -> Refusal:
+    """`body`: of the request that it is an answer to, whose parameters are named."""
     match error:
         case Refusal():
             return error
         case BadCheckpoint() | BadConfig():
             return engine_gone()
-        case BadInput() if TOO_LONG.search(str(error)):
-            return Refusal(str(error), param=prompt, code="context_length_exceeded")
         case BadInput():
-            return _by_name(error)
+            return blamed(error, body)
         case Late():
             return late()
+        case Broken():
+            return broken()
         case Unavailable() | Error():
             return engine_gone()
         case _:
             return Refusal(
                 "something went wrong in the server; its log says more", code="internal", status=500, type="server_error"
             )
-
-
-def _by_name(error: BadInput) -> Refusal:
-    """With the parameter that its words begin with."""
-    try:
-        with named():
-            raise error
-    except Refusal as refusal:
-        return refusal
 
 
 def ended(why: Why) -> Refusal:
@@ -60,6 +47,15 @@ def engine_gone() -> Refusal:
         "the engine is not available; it is being started anew, so ask again in a moment",
         code="engine_unavailable",
         status=UNAVAILABLE,
+        type="server_error",
+    )
+
+
+def broken() -> Refusal:
+    return Refusal(
+        "this answer could not be computed, and the same again will hardly be; others are not concerned",
+        code="answer_failed",
+        status=500,
         type="server_error",
     )
 
@@ -116,6 +112,15 @@ def foreign(what: str) -> Refusal:
 
 def too_large(limit: int) -> Refusal:
     return Refusal(f"the body is larger than {limit:,} bytes", code="body_too_large", status=413)
+
+
+def crowded() -> Refusal:
+    return Refusal(
+        "too many bytes of requests are being read at this moment; ask again in a moment",
+        code=CROWDED,
+        status=UNAVAILABLE,
+        type="server_error",
+    )
 
 
 def slow_body() -> Refusal:

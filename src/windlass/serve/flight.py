@@ -19,10 +19,10 @@ NEW_SHARE = 0.1
 class Flight:
     """Of the task that is current when it is made."""
 
-    __slots__ = ("_task", "num_sequences", "owner", "started", "why")
+    __slots__ = ("_task", "num_sequences", "started", "why")
 
-    def __init__(self, num_sequences: int, owner: str) -> None:
-        self.num_sequences, self.owner = num_sequences, owner
+    def __init__(self, num_sequences: int) -> None:
+        self.num_sequences = num_sequences
         self.started = time.perf_counter()
         self.why: Why = ""
         self._task = asyncio.current_task()
@@ -52,8 +52,8 @@ class Flights:
         return len(self._open)
 
     @contextmanager
-    def opened(self, num_sequences: int, owner: str) -> Generator[Flight]:
-        flight = Flight(num_sequences, owner)
+    def opened(self, num_sequences: int, is_timed: bool = True) -> Generator[Flight]:
+        flight = Flight(num_sequences)
         self._open.add(flight)
         self.in_flight += num_sequences
         self._idle.clear()
@@ -62,7 +62,7 @@ class Flights:
         finally:
             self._open.discard(flight)
             self.in_flight -= num_sequences
-            if not flight.why:
+            if is_timed and not flight.why:
                 self._num_ended += 1
                 share = max(NEW_SHARE, 1 / self._num_ended)
                 self.seconds_each += share * (time.perf_counter() - flight.started - self.seconds_each)

@@ -5,22 +5,21 @@ Plain ASGI: a middleware that makes a task of every request, or a queue of every
 
 from __future__ import annotations
 
-import secrets
 import time
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from windlass.serve import failures
-from windlass.serve.http import Gone, Header, header, retry_after, send_refusal, start
+from windlass.serve.http import Gone, Header, header, send_refusal, start
 from windlass.serve.keys import key_number
-from windlass.serve.log import access_line
+from windlass.serve.log import access_line, where
 from windlass.serve.origin import allows_host, allows_origin, cors_headers
 from windlass.serve.page.mount import is_page_path
-from windlass.serve.service import Full, Service
+from windlass.serve.service import Service
 from windlass.wire.errors import Refusal
 
 OPEN = frozenset({"/health"})
-KEY, DETAILS, ID = "windlass.key", "windlass.details", "windlass.id"
+KEY, DETAILS = "windlass.key", "windlass.details"
 """What the guard and the routes leave for each other in a request's scope."""
 
 
@@ -40,7 +39,7 @@ class Guard:
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         answer = _Answer(send, self._headers(scope))
         started = time.perf_counter()
-        scope[ID], scope[DETAILS] = secrets.token_hex(12), ""
+        scope[DETAILS] = ""
         try:
             self._check(scope)
             if scope["method"] == "OPTIONS" and header(scope, b"access-control-request-method") is not None:
@@ -73,7 +72,8 @@ class Guard:
 
     def _headers(self, scope: Scope) -> list[Header]:
         origins = self._service.settings.cors_origins
-        return cors_headers(header(scope, b"origin"), origins) if origins else []
+        wished = header(scope, b"access-control-request-headers")
+        return cors_headers(header(scope, b"origin"), origins, wished) if origins else []
 
     def _record(self, scope: Scope, status: int, seconds: float) -> None:
         route = self._route(scope["path"])
@@ -104,20 +104,9 @@ class _Answer:
     async def refuse(self, refusal: Refusal) -> None:
         """Too late once an answer has begun; the connection is then closed, so that a part is not taken for the whole."""
         if self.status == 0:
-            after = [retry_after(refusal.retry_seconds)] if isinstance(refusal, Full) else []
-            await send_refusal(self, refusal, after)
+            await send_refusal(self, refusal)
 
 
 async def _preflight(send: Send) -> None:
     await send(start(204, b"text/plain"))
     await send({"type": "http.response.body", "body": b""})
-
-
-def where(error: BaseException) -> str:
-    """The place in the code, and nothing of the values there."""
-    trace, place = error.__traceback__, "?"
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        place = f"{code.co_filename.rsplit('/', 1)[-1]}:{trace.tb_lineno} {code.co_name}"
-        trace = trace.tb_next
-    return place

@@ -1,18 +1,18 @@
-"""ASGI's messages: bodies read within bounds, answers sent in one go."""
+"""ASGI's messages: headers found, answers sent in one go."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Message, Scope, Send
 
-from windlass.serve import failures
 from windlass.wire.errors import Refusal
 
 JSON = b"application/json"
 EVENTS = b"text/event-stream"
 SAFE = [(b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store")]
+CROWDED = "too_many_bytes"
+"""The code of a refusal in the middle of a body."""
 Header = tuple[bytes, bytes]
 
 
@@ -27,31 +27,6 @@ def header(scope: Scope, name: bytes) -> str | None:
     return None
 
 
-async def read_body(scope: Scope, receive: Receive, limit: int, seconds: float) -> bytes:
-    """Refuses what says that it is too large before reading it, and what turns out to be while reading."""
-    length = header(scope, b"content-length")
-    if length is not None and length.isdecimal() and int(length) > limit:
-        raise failures.too_large(limit)
-    parts: list[bytes] = []
-    size = 0
-    try:
-        async with asyncio.timeout(seconds):
-            more = True
-            while more:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise Gone
-                part = message.get("body", b"")
-                size += len(part)
-                if size > limit:
-                    raise failures.too_large(limit)
-                parts.append(part)
-                more = message.get("more_body", False)
-    except TimeoutError:
-        raise failures.slow_body() from None
-    return b"".join(parts)
-
-
 def start(status: int, media_type: bytes, length: int | None = None, headers: Iterable[Header] = ()) -> Message:
     found = [(b"content-type", media_type), *SAFE, *headers]
     if length is not None:
@@ -64,15 +39,18 @@ async def send_bytes(send: Send, status: int, body: bytes, media_type: bytes = J
     await send({"type": "http.response.body", "body": body})
 
 
-async def send_refusal(send: Send, refusal: Refusal, headers: Iterable[Header] = ()) -> None:
-    await send_bytes(send, refusal.status, refusal.body, headers=[*_implied(refusal), *headers])
+async def send_refusal(send: Send, refusal: Refusal) -> None:
+    await send_bytes(send, refusal.status, refusal.body, headers=_implied(refusal))
 
 
 def _implied(refusal: Refusal) -> list[Header]:
     """After a body that was not read, the connection cannot be used again."""
+    found = [] if refusal.retry_seconds is None else [retry_after(refusal.retry_seconds)]
     if refusal.status == 401:
-        return [(b"www-authenticate", b"Bearer")]
-    return [(b"connection", b"close")] if refusal.status in (408, 413) else []
+        found.append((b"www-authenticate", b"Bearer"))
+    if refusal.status in (408, 413) or refusal.code == CROWDED:
+        found.append((b"connection", b"close"))
+    return found
 
 
 def retry_after(seconds: int) -> Header:

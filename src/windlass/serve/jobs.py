@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -16,7 +17,7 @@ from windlass.wire.asked import CommonRequest
 from windlass.wire.chat import ChatRequest
 from windlass.wire.completions import CompletionRequest
 from windlass.wire.decode import decode
-from windlass.wire.errors import invalid, unsupported
+from windlass.wire.errors import unsupported
 from windlass.wire.requests import chat_to_request, completion_to_requests, copies
 
 Whole = Callable[[Sequence[Sequence[Delta]]], bytes]
@@ -29,13 +30,21 @@ class Events(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Form:
+    """Of an answer."""
+
+    events: Events | None
+    """Where it is streamed."""
+    whole: Whole
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
+    body: CommonRequest
     requests: list[Request]
     """One per choice."""
-    events: Events | None
-    """Where the answer is streamed."""
-    whole: Whole
-    owner: str
+    form: Callable[[], Awaitable[Form]]
+    """To be asked for once the request was let in: a prompt that is echoed may have to be cut into tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +55,10 @@ class Asker:
     address: str
 
 
-MakeJob = Callable[[Service, bytes, Asker], Any]
-"""Asynchronous; gives a Job."""
+MakeJob = Callable[[Service, bytes, Asker], Job]
 
 
-async def chat_job(service: Service, raw: bytes, asker: Asker) -> Job:
+def chat_job(service: Service, raw: bytes, asker: Asker) -> Job:
     body = decode(raw, ChatRequest)
     service.check_model(body.model)
     n = body.n or 1
@@ -58,37 +66,38 @@ async def chat_job(service: Service, raw: bytes, asker: Asker) -> Job:
     requests = [_owned(one, service, asker, owner) for one in copies(chat_to_request(body, service.limits), n)]
     envelope = new_envelope("chatcmpl", service.model)
     shown = {"logprobs": bool(body.logprobs), "token_ids": bool(body.return_token_ids)}
-    events = ChatStream(envelope, n=n, include_usage=_include_usage(body), **shown) if _streams(body) else None
-    return Job(requests, events, lambda choices: _encode(chat_response(envelope, choices, **shown)), owner)
+
+    async def form() -> Form:
+        events = ChatStream(envelope, n=n, include_usage=_include_usage(body), **shown) if body.stream else None
+        return Form(events, lambda choices: _encode(chat_response(envelope, choices, **shown)))
+
+    return Job(body, requests, form)
 
 
-async def completion_job(service: Service, raw: bytes, asker: Asker) -> Job:
+def completion_job(service: Service, raw: bytes, asker: Asker) -> Job:
     body = decode(raw, CompletionRequest)
     service.check_model(body.model)
     owner = _owner(asker, body.user)
     requests = [_owned(one, service, asker, owner) for one in completion_to_requests(body, service.limits)]
+    return Job(body, requests, partial(_completion_form, service, body, requests))
+
+
+async def _completion_form(service: Service, body: CompletionRequest, requests: Sequence[Request]) -> Form:
     n = body.n or 1
-    echoes = await _echoes(service.client, requests, n) if body.echo else ()
     envelope = new_envelope("cmpl", service.model)
     shown: dict[str, Any] = {
         "n": n,
         "logprobs": body.logprobs is not None,
         "token_ids": bool(body.return_token_ids),
-        "echoes": echoes,
+        "echoes": await _echoes(service.client, requests, n) if body.echo else (),
     }
     events = None
-    if _streams(body):
+    if body.stream:
         events = CompletionStream(envelope, num_choices=len(requests), include_usage=_include_usage(body), **shown)
-    return Job(requests, events, lambda choices: _encode(completion_response(envelope, choices, **shown)), owner)
+    return Form(events, lambda choices: _encode(completion_response(envelope, choices, **shown)))
 
 
 _encode = msgspec.json.Encoder().encode
-
-
-def _streams(body: CommonRequest) -> bool:
-    if not body.stream and body.stream_options is not None:
-        raise invalid("stream_options", "needs stream: true")
-    return bool(body.stream)
 
 
 def _include_usage(body: CommonRequest) -> bool:

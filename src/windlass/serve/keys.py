@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from windlass.serve.settings import check_key
 
 ENVIRONMENT = "WINDLASS_API_KEY"
 MAX_FILE_BYTES = 2**20
+SUFFIX = re.compile(r"\.(txt|keys?|pem|conf|cfg|env|ini|json|toml|ya?ml|secrets?|lst|list)$", re.IGNORECASE)
 Headers = Iterable[tuple[bytes, bytes]]
 
 
@@ -40,13 +42,20 @@ def read_keys(word: str | None, environment: Mapping[str, str] = os.environ) -> 
     given = environment.get(ENVIRONMENT, "") if word is None else word
     if word is not None and not word:
         raise BadInput("--api-key is empty; give a key, or a file with one a line")
-    lines = _file_lines(given) if _is_file(given) else given.split()
+    lines = _file_lines(given) if _is_file(given) else _words(given)
     keys = tuple(dict.fromkeys(line.strip() for line in lines if line.strip() and not line.strip().startswith("#")))
     if given and not keys:
         raise BadInput("--api-key names a file without a key in it; write one a line")
     for key in keys:
         check_key(key)
     return keys
+
+
+def _words(given: str) -> list[str]:
+    """A file's name that is mistyped must not become the key, which everybody could guess."""
+    if "/" in given or given.startswith(("~", ".")) or SUFFIX.search(given):
+        raise BadInput("--api-key looks like a file, and there is none of that name; write a key like this into a file and name that")
+    return given.split()
 
 
 def _is_file(word: str) -> bool:

@@ -61,6 +61,10 @@ class LogHandler(logging.Handler):
             words = record.getMessage().splitlines()
         except (TypeError, ValueError):
             return
+        if words and words[0].startswith("Traceback"):  # as its message: what was raised stands in its last line
+            words = [words[-1].partition(":")[0]]
+            if words[0].endswith("CancelledError"):  # told twice to end, the server does not wait for what it cancels
+                return
         self._log.line(f"{words[0] if words else ''}{f': {kind}' if kind else ''}")
 
 
@@ -76,3 +80,13 @@ def without_paths(text: str) -> str:
 
 def access_line(method: str, route: str, status: int, seconds: float, details: str = "") -> str:
     return f"{method} {route} {status} {seconds:.3f} s{f', {details}' if details else ''}"
+
+
+def where(error: BaseException) -> str:
+    """The place in the code, and nothing of the values there."""
+    trace, place = error.__traceback__, "?"
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        place = f"{code.co_filename.rsplit('/', 1)[-1]}:{trace.tb_lineno} {code.co_name}"
+        trace = trace.tb_next
+    return place

@@ -7,6 +7,7 @@ addressed must be one of its own (DNS rebinding points a foreign name at 127.0.0
 from __future__ import annotations
 
 import ipaddress
+import re
 from urllib.parse import urlsplit
 
 LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -22,12 +23,17 @@ def is_local(host: str) -> bool:
         return False
 
 
+HOST = re.compile(r"(?:\[(?P<address>[0-9A-Fa-f:.]+)\]|(?P<name>[0-9A-Za-z._-]+))(?::[0-9]{1,5})?")
+HEADER_NAMES = re.compile(r"[0-9A-Za-z!#$%&'*+.^_`|~-]+(?:[ \t]*,[ \t]*[0-9A-Za-z!#$%&'*+.^_`|~-]+)*")
+MAX_HEADER_NAMES = 4096
+CORS_SECONDS = 600
+"""For which a browser need not ask again whether it may ask."""
+
+
 def host_name(header: str) -> str:
-    """`[::1]:8000` -> `::1`; empty where it is no host at all."""
-    try:
-        return (urlsplit(f"//{header}").hostname or "").rstrip(".")
-    except ValueError:
-        return ""
+    """`[::1]:8000` -> `::1`; empty where it is anything else than a host and a port."""
+    found = HOST.fullmatch(header)
+    return "" if found is None else (found["address"] or found["name"]).lower().rstrip(".")
 
 
 def allows_host(header: str | None, bound_to: str, allowed: tuple[str, ...] = ()) -> bool:
@@ -53,13 +59,22 @@ def allows_origin(origin: str | None, host: str | None, cors_origins: tuple[str,
         return False
 
 
-def cors_headers(origin: str | None, cors_origins: tuple[str, ...]) -> list[tuple[bytes, bytes]]:
-    """Nothing unless the origin was allowed by name or by a star."""
+def cors_headers(origin: str | None, cors_origins: tuple[str, ...], wished: str | None = None) -> list[tuple[bytes, bytes]]:
+    """Nothing unless the origin was allowed by name or by a star. `wished`: headers that a page asks to send (OpenAI's client has many)."""
     if origin is None or not ("*" in cors_origins or origin in cors_origins):
         return []
     return [
         (b"access-control-allow-origin", origin.encode("latin-1")),
-        (b"access-control-allow-headers", b"authorization, content-type"),
+        (b"access-control-allow-headers", _allowed_headers(wished)),
         (b"access-control-allow-methods", b"GET, POST, OPTIONS"),
-        (b"vary", b"origin"),
+        (b"access-control-expose-headers", b"retry-after"),
+        (b"access-control-max-age", str(CORS_SECONDS).encode()),
+        (b"vary", b"origin, access-control-request-headers"),
     ]
+
+
+def _allowed_headers(wished: str | None) -> bytes:
+    """Whatever is asked for, as long as they are names of headers: none of them changes what a page may see or do here."""
+    if wished is None or len(wished) > MAX_HEADER_NAMES or not HEADER_NAMES.fullmatch(wished):
+        return b"authorization, content-type"
+    return wished.encode("ascii")

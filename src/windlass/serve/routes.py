@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 from starlette.types import Receive, Scope, Send
 
 from windlass.core.client import Tokenizes
-from windlass.errors import BadInput
+from windlass.errors import Error
 from windlass.serve import failures
-from windlass.serve.http import EVENTS, Header, read_body, retry_after, send_bytes, start
+from windlass.serve.http import EVENTS, Header, retry_after, send_bytes, start
 from windlass.serve.service import Service
 from windlass.serve.status import status
 from windlass.wire.decode import decode
@@ -24,6 +25,7 @@ from windlass.wire.sse import event
 from windlass.wire.tokens import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 
 LIVE_SECONDS = 1.0
+TOKENS_IN_A_ROW = 256
 METRICS_TYPE = b"text/plain; version=1.0.0; charset=utf-8"
 Answer = Callable[[Service, Scope, Receive, Send], Awaitable[None]]
 
@@ -39,8 +41,8 @@ class Endpoint:
             await self._answer(self._service, scope, receive, send)
         except Refusal:
             raise
-        except BadInput as error:
-            raise failures.refused(error) from None
+        except Error as error:
+            raise self._service.failed(error) from None
 
 
 async def health(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
@@ -95,12 +97,32 @@ async def metrics(service: Service, scope: Scope, receive: Receive, send: Send) 
 async def tokenize(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
     body = decode(await _body(service, scope, receive), TokenizeRequest)
     service.check_model(body.model)
-    client, text = _tokenizer(service), _text_of(body)
-    with named():
-        tokens = await client.tokenize(text)
-        strings = [await client.detokenize([token]) for token in tokens] if body.return_token_strs else msgspec.UNSET
-    info = service.info
-    await _json(send, TokenizeResponse(count=len(tokens), max_model_len=info.context_tokens, tokens=tokens, token_strs=strings))
+    client, length = _tokenizer(service), service.info.context_tokens
+    with _let_in(service), named(body):
+        tokens = await client.tokenize(await asyncio.to_thread(_text_of, body))
+        strings = await _strings(client, tokens) if body.return_token_strs else msgspec.UNSET
+    await _json(send, TokenizeResponse(count=len(tokens), max_model_len=length, tokens=tokens, token_strs=strings))
+
+
+async def _strings(client: Tokenizes, tokens: Sequence[int]) -> list[str]:
+    found: list[str] = []
+    for token in tokens:
+        if len(found) % TOKENS_IN_A_ROW == 0:  # a client need not wait for anything, and then nobody else would have a turn
+            await asyncio.sleep(0)
+        found.append(await client.detokenize([token]))
+    return found
+
+
+@contextmanager
+def _let_in(service: Service) -> Generator[None]:
+    """It takes a place like any request: many large texts at a time would take the machine from those who wait for answers."""
+    with service.admitted(1, is_timed=False) as flight:
+        try:
+            yield
+        except asyncio.CancelledError:
+            if not flight.was_ended():
+                raise
+            raise failures.ended(flight.why) from None
 
 
 def _text_of(body: TokenizeRequest) -> Any:
@@ -122,15 +144,17 @@ def _text_of(body: TokenizeRequest) -> Any:
 async def detokenize(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
     body = decode(await _body(service, scope, receive), DetokenizeRequest)
     service.check_model(body.model)
-    size = service.info.vocab_size
-    for place, token in enumerate(body.tokens):
-        if size and token >= size:
-            raise invalid(f"tokens[{place}]", f"is {token}; the vocabulary has {size:,} tokens")
-    await _json(send, DetokenizeResponse(prompt=await _tokenizer(service).detokenize(body.tokens)))
+    client, size = _tokenizer(service), service.info.vocab_size
+    highest = max(body.tokens, default=0)
+    if size and highest >= size:
+        raise invalid(f"tokens[{body.tokens.index(highest)}]", f"is {highest}; the vocabulary has {size:,} tokens")
+    with _let_in(service), named(body):
+        text = await client.detokenize(body.tokens)
+    await _json(send, DetokenizeResponse(prompt=text))
 
 
 async def _body(service: Service, scope: Scope, receive: Receive) -> bytes:
-    found = await read_body(scope, receive, service.settings.max_body_bytes, service.settings.head_seconds)
+    found = await service.bodies.read(scope, receive)
     _ = service.info
     return found
 

@@ -1,7 +1,7 @@
 """The application on a socket: uvicorn, told to end our way.
 
-On SIGTERM or Ctrl-C the server goes on listening, so that newcomers are told 503 rather than nothing; what runs is finished; then it
-ends. A second signal ends it at once.
+On SIGTERM, Ctrl-C or SIGHUP (its terminal was closed) the server goes on listening, so that newcomers are told 503 rather than nothing;
+what runs is finished; then it ends. A second signal ends it at once.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Server(uvicorn.Server):
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
         try:
             yield
         finally:

@@ -7,30 +7,25 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from windlass.core.client import Client
+from windlass.core.client import Client, Unavailable
 from windlass.core.plan import Plan
 from windlass.core.request import Info, Stats
+from windlass.errors import Error
 from windlass.serve import failures
 from windlass.serve.admission import Load, admit
+from windlass.serve.bodies import Bodies
 from windlass.serve.flight import Flight, Flights
-from windlass.serve.log import Log
+from windlass.serve.log import Log, without_paths
 from windlass.serve.machine_now import Machine
 from windlass.serve.metrics import Metrics, add_engine_gauges
 from windlass.serve.settings import Settings
 from windlass.serve.supervise import Supervisor
+from windlass.wire.asked import CommonRequest
 from windlass.wire.errors import Refusal
 from windlass.wire.requests import Limits
 
 NO_STATS = Stats()
 OWNER_CHARACTERS = 64
-
-
-class Full(Refusal):
-    """429 or 503, and when to come again."""
-
-    def __init__(self, refusal: Refusal, retry_seconds: int) -> None:
-        super().__init__(str(refusal), param=refusal.param, code=refusal.code, status=refusal.status, type=refusal.type)
-        self.retry_seconds = retry_seconds
 
 
 class Service:
@@ -53,11 +48,8 @@ class Service:
         """Set when the server drains."""
         self.loading = (0, 0)
         """Bytes of weights read, and of how many."""
-        self.limits = Limits(
-            max_n=settings.max_n,
-            max_prompts=settings.max_batch,
-            deadline_seconds=settings.deadline_seconds,
-            sampling=settings.sampling,
+        self.bodies = Bodies(
+            settings.max_body_bytes, max(settings.max_bodies_bytes, settings.max_body_bytes), settings.head_seconds
         )
         add_engine_gauges(self.metrics, lambda: self.stats, lambda: self.supervisor.restarts)
         self.metrics.gauge("requests_in_flight", "Requests that were let in and have not ended.", lambda: len(self.flights))
@@ -88,12 +80,23 @@ class Service:
         """Of an engine that is ready; otherwise a Refusal."""
         supervisor = self.supervisor
         if self.ending.is_set():
-            raise Full(failures.closing(), supervisor.retry_seconds)
+            raise failures.closing().after(supervisor.retry_seconds)
         if not supervisor.is_ready or supervisor.info is None:
             supervisor.suspect()
             why = failures.loading() if supervisor.info is None else failures.engine_gone()
-            raise Full(why, supervisor.retry_seconds)
+            raise why.after(supervisor.retry_seconds)
         return supervisor.info
+
+    @property
+    def limits(self) -> Limits:
+        settings = self.settings
+        return Limits(
+            max_n=settings.max_n,
+            max_choices=settings.max_batch,
+            context_tokens=self.info.context_tokens or None,
+            deadline_seconds=settings.deadline_seconds,
+            sampling=settings.sampling,
+        )
 
     def check_model(self, asked: str) -> None:
         if asked and asked != self.model:
@@ -102,17 +105,28 @@ class Service:
     def progress(self, done_bytes: int, total_bytes: int) -> None:
         self.loading = (done_bytes, total_bytes)
 
+    def failed(self, error: Error, body: CommonRequest | None = None) -> Refusal:
+        """What is told of it. An engine that is not there is looked after at once."""
+        refusal = failures.refused(error, body)
+        if refusal.status < 500:
+            return refusal
+        self.log.line(without_paths(f"{type(error).__name__}: {error}"))
+        if isinstance(error, Unavailable):
+            self.supervisor.suspect()
+        return refusal.after(self.supervisor.retry_seconds) if refusal.status == failures.UNAVAILABLE else refusal
+
     # --- who is let in
 
     @contextmanager
-    def admitted(self, num_sequences: int, owner: str) -> Generator[Flight]:
+    def admitted(self, num_sequences: int, *, is_timed: bool = True) -> Generator[Flight]:
+        """`is_timed`: whether how long it takes says something of when others have room."""
         load = self.load
         verdict = admit(load, num_sequences)
         if verdict.never:
             raise failures.never(num_sequences, load.capacity)
         if not verdict.admitted:
-            raise Full(failures.full(load.in_flight), verdict.retry_seconds)
-        with self.flights.opened(num_sequences, owner) as flight:
+            raise failures.full(load.in_flight).after(verdict.retry_seconds)
+        with self.flights.opened(num_sequences, is_timed) as flight:
             yield flight
 
     @property

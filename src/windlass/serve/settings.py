@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from windlass.core.model import Frozen
 from windlass.core.request import Sampling
 from windlass.errors import BadInput
@@ -20,6 +22,8 @@ class Settings(Frozen):
     max_waiting: int = 64
     """Sequences that may wait besides those that run; more are refused with 429."""
     max_body_bytes: int = 8 * MIB
+    max_bodies_bytes: int = 64 * MIB
+    """Of all bodies that are being read at a time; one of `max_body_bytes` is always taken."""
     max_n: int = 16
     """Answers to one prompt."""
     max_batch: int = 64
@@ -44,14 +48,16 @@ class Settings(Frozen):
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise BadInput(f"port {self.port}; it should be between 0 (any that is free) and 65535")
-        for name in ("max_body_bytes", "max_n", "max_batch"):
+        for name in ("max_body_bytes", "max_bodies_bytes", "max_n", "max_batch"):
             if getattr(self, name) < 1:
                 raise BadInput(f"{name} is {getattr(self, name)}; it should be at least 1")
         if self.max_waiting < 0:
             raise BadInput(f"max_waiting is {self.max_waiting}; it should be at least 0")
         for name in ("deadline_seconds", "head_seconds", "stuck_seconds"):
-            if not getattr(self, name) > 0:
-                raise BadInput(f"{name} is {getattr(self, name):g}; it should be more than 0")
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
+                raise BadInput(f"{name} is {getattr(self, name):g}; it should be more than 0, and have an end")
+        if not (math.isfinite(self.drain_seconds) and self.drain_seconds >= 0):
+            raise BadInput(f"drain_seconds is {self.drain_seconds:g}; it should be at least 0, and have an end")
         for key in self.api_keys:
             check_key(key)
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from windlass.wire.shape import Asked, Bias, Count, Fraction, Natural, NonNegative, Penalty, Positive
+from windlass.wire.shape import Asked, Bias, Count, Fraction, Natural, Penalty, Positive, Repetition, Share, Temperature, TopK
 
 
 class StreamOptions(Asked):
@@ -32,11 +32,11 @@ class StructuredOutputs(Asked):
 class CommonRequest(Asked):
     model: str = ""
     """Empty: the one that is served."""
-    temperature: NonNegative | None = None
-    top_p: Fraction | None = None
+    temperature: Temperature | None = None
+    top_p: Share | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    logit_bias: dict[int, Bias] | None = None
+    logit_bias: dict[Natural, Bias] | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
     max_tokens: Natural | None = None
@@ -47,10 +47,10 @@ class CommonRequest(Asked):
     """Taken and kept nowhere."""
 
     # Extensions that other servers of open weights have too.
-    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    top_k: TopK | None = None
     """-1 and 0: all."""
     min_p: Fraction | None = None
-    repetition_penalty: Positive | None = None
+    repetition_penalty: Repetition | None = None
     stop_token_ids: list[Natural] | None = None
     ignore_eos: bool | None = None
     structured_outputs: StructuredOutputs | None = None

@@ -161,7 +161,7 @@ class ChatLogprob(Answered):
     token: str
     logprob: float
     bytes: list[int] | None = None
-    """Of UTF-8; null where the token is a part of a character."""
+    """Of UTF-8; null where the token is a part of a character and its bytes are not known."""
     top_logprobs: list[TopLogprob] = []
     token_id: int | UnsetType = UNSET
 

@@ -19,7 +19,7 @@ from windlass.wire.chat import (
     ChunkDelta,
 )
 from windlass.wire.envelope import Envelope, finish_word
-from windlass.wire.logprobs import chat_logprobs
+from windlass.wire.logprobs import chat_logprobs, shown_logprobs
 from windlass.wire.sse import DONE_EVENT
 from windlass.wire.usage import usage_body
 
@@ -54,10 +54,10 @@ class ChatStream:
 
     def _pieces(self, choice: _Choice, delta: Delta) -> bytes:
         shows_ids = self._token_ids and bool(delta.token_ids)
-        shows_logprobs = self._logprobs and bool(delta.logprobs)
-        if not (delta.content or delta.reasoning or delta.tool_calls or shows_ids or shows_logprobs):
+        shown = shown_logprobs(delta) if self._logprobs else ()
+        if not (delta.content or delta.reasoning or delta.tool_calls or shows_ids or shown):
             return b""
-        entries = chat_logprobs(delta.logprobs, self._token_ids) if shows_logprobs else None
+        entries = chat_logprobs(shown, self._token_ids) if shown else None
         ids = list(delta.token_ids) if shows_ids else UNSET
         return choice.wrapped(ChunkChoice(index=choice.index, delta=choice.piece(delta), logprobs=entries, token_ids=ids))
 
@@ -139,4 +139,4 @@ def _whole(index: int, deltas: Sequence[Delta], logprobs: bool, token_ids: bool)
 
 
 def _all_logprobs(deltas: Sequence[Delta], with_ids: bool) -> ChatLogprobs:
-    return chat_logprobs([entry for delta in deltas for entry in delta.logprobs], with_ids)
+    return chat_logprobs([entry for delta in deltas for entry in shown_logprobs(delta)], with_ids)

@@ -16,6 +16,7 @@ Body = TypeVar("Body")
 _PATH = re.compile(r"^(?P<what>.*?)(?: - at (?:`key` in )?`\$(?P<path>.*)`)?$", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(.*)`", re.DOTALL)
+MAX_MESSAGE = 2000
 MAX_SHOWN = 100
 """Of a name that a stranger chose."""
 
@@ -43,11 +44,14 @@ def convert(value: Any, kind: type[Body]) -> Body:
 
 def refusal(message: str, kind: Any) -> Refusal:
     """msgspec's words -> ours."""
+    if len(message) > 2 * MAX_MESSAGE:  # it quotes a name of megabytes: what it says of it stands at its ends
+        message = message[:MAX_MESSAGE] + message[-MAX_MESSAGE:]
     match = _PATH.match(message)
     assert match is not None
     what, path = match["what"], (match["path"] or "").removeprefix(".").replace("[...]", "")
     if unknown := _UNKNOWN.fullmatch(what):
-        return _unknown(_joined(path, unknown[1][:MAX_SHOWN]), "" if path else unknown[1], kind)
+        name = unknown[1][:MAX_SHOWN]
+        return _unknown(_joined(path, name), "" if path else name, kind)
     if missing := _MISSING.fullmatch(what):
         name = _joined(path, missing[1])
         return Refusal(f"{name} is missing", param=name, code="missing_required_parameter")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 import msgspec
 
 from windlass.errors import BadInput
@@ -29,6 +31,12 @@ class Refusal(BadInput):
     ) -> None:
         super().__init__(message)
         self.param, self.code, self.status, self.type = param, code, status, type
+        self.retry_seconds: int | None = None
+
+    def after(self, seconds: int) -> Self:
+        """It says when to ask again."""
+        self.retry_seconds = seconds
+        return self
 
     @property
     def body(self) -> bytes:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from msgspec import UNSET
 
-from windlass.core.request import TokenLogprob
+from windlass.core.request import Delta, TokenLogprob
 from windlass.wire.chat import ChatLogprob, ChatLogprobs, TopLogprob
 from windlass.wire.completions import CompletionLogprobs
 
@@ -24,6 +24,12 @@ NO_ID = -1
 # --- chats -----------------------------------------------------------------------------------------------------------
 
 
+def shown_logprobs(delta: Delta) -> tuple[TokenLogprob, ...]:
+    """Of tokens that are part of the answer: the one that ended it is none."""
+    is_stop = delta.stop_token_id is not None and len(delta.logprobs) == len(delta.token_ids) > 0
+    return delta.logprobs[:-1] if is_stop else delta.logprobs
+
+
 def chat_logprobs(entries: Sequence[TokenLogprob], with_ids: bool = False) -> ChatLogprobs:
     return ChatLogprobs(content=[_chat_entry(entry, with_ids) for entry in entries])
 
@@ -32,12 +38,12 @@ def _chat_entry(entry: TokenLogprob, with_ids: bool) -> ChatLogprob:
     return ChatLogprob(
         token=entry.token,
         logprob=max(entry.logprob, LOWEST),
-        bytes=_bytes(entry.token),
+        bytes=_bytes(entry),
         top_logprobs=[
             TopLogprob(
                 token=other.token,
                 logprob=max(other.logprob, LOWEST),
-                bytes=_bytes(other.token),
+                bytes=_bytes(other),
                 token_id=other.token_id if with_ids else UNSET,
             )
             for other in entry.top
@@ -46,8 +52,10 @@ def _chat_entry(entry: TokenLogprob, with_ids: bool) -> ChatLogprob:
     )
 
 
-def _bytes(token: str) -> list[int] | None:
-    return None if PIECE in token else list(token.encode())
+def _bytes(entry: TokenLogprob) -> list[int] | None:
+    if entry.raw:
+        return list(entry.raw)
+    return None if PIECE in entry.token else list(entry.token.encode())
 
 
 def read_chat_logprobs(found: ChatLogprobs | None, token_ids: Sequence[int] = ()) -> tuple[TokenLogprob, ...]:
@@ -59,6 +67,7 @@ def read_chat_logprobs(found: ChatLogprobs | None, token_ids: Sequence[int] = ()
             token_id=number if entry.token_id is UNSET else entry.token_id,
             logprob=entry.logprob,
             token=entry.token,
+            raw=_raw(entry),
             top=tuple(_read_top(other) for other in entry.top_logprobs),
         )
         for entry, number in zip(entries, ids, strict=True)
@@ -67,7 +76,16 @@ def read_chat_logprobs(found: ChatLogprobs | None, token_ids: Sequence[int] = ()
 
 def _read_top(entry: TopLogprob) -> TokenLogprob:
     number = NO_ID if entry.token_id is UNSET else entry.token_id
-    return TokenLogprob(token_id=number, logprob=entry.logprob, token=entry.token)
+    return TokenLogprob(token_id=number, logprob=entry.logprob, token=entry.token, raw=_raw(entry))
+
+
+def _raw(entry: ChatLogprob | TopLogprob) -> bytes:
+    """Only what the text does not say."""
+    try:
+        raw = bytes(entry.bytes or ())
+    except ValueError:
+        return b""
+    return b"" if raw == entry.token.encode() else raw
 
 
 # --- completions -----------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
@@ -11,7 +10,7 @@ import msgspec
 
 from windlass.core.model import Frozen
 from windlass.core.request import NO_EFFORT, Constraint, ConstraintKind, Request, Sampling
-from windlass.errors import BadInput
+from windlass.errors import BadInput, TooLong
 from windlass.wire.asked import CommonRequest, StructuredOutputs
 from windlass.wire.chat import ChatRequest, NamedTool, ResponseFormat
 from windlass.wire.completions import CompletionRequest
@@ -19,6 +18,7 @@ from windlass.wire.errors import Refusal, invalid, unsupported
 from windlass.wire.messages import CHOICES, from_messages, from_tools
 from windlass.wire.refused import check_refused
 
+TOO_LONG = "context_length_exceeded"
 COMPLETION_TOKENS = 16
 """What OpenAI's API gives to a completion that does not say max_tokens. A chat goes on until its end."""
 
@@ -27,8 +27,10 @@ class Limits(Frozen):
     """What a server allows, and what it takes where a request says nothing."""
 
     max_n: int = 16
-    max_prompts: int = 256
-    """Of one completion request."""
+    max_choices: int = 256
+    """Of one completion request: prompts times answers."""
+    context_tokens: int | None = None
+    """What cannot fit in it, however short its messages are, is refused before it is looked at."""
     max_top_logprobs: int = 20
     deadline_seconds: float | None = None
     """Of requests that do not say `timeout`, and the most they may say."""
@@ -42,8 +44,9 @@ ANY = Limits()
 def chat_to_request(body: ChatRequest, limits: Limits = ANY) -> Request:
     """One of its `n` answers; see `copies`."""
     check_refused(body)
+    _check_fits("messages", len(body.messages), limits)
     tools = from_tools(body.tools or ())
-    with named():
+    with named(body):
         return Request(
             messages=from_messages(body.messages),
             tools=tools,
@@ -59,9 +62,9 @@ def chat_to_request(body: ChatRequest, limits: Limits = ANY) -> Request:
 def completion_to_requests(body: CompletionRequest, limits: Limits = ANY) -> list[Request]:
     """One per choice, in the order of their index: `n` of the first prompt, `n` of the second."""
     check_refused(body)
-    prompts = prompts_of(body, limits.max_prompts)
+    prompts = prompts_of(body, limits)
     _check_top("logprobs", body.logprobs, limits)
-    with named():
+    with named(body):
         requests = [
             Request(
                 **prompt,
@@ -84,7 +87,7 @@ def copies(request: Request, n: int) -> list[Request]:
     return [msgspec.structs.replace(request, sampling=msgspec.structs.replace(request.sampling, seed=one)) for one in seeds]
 
 
-def prompts_of(body: CompletionRequest, max_prompts: int) -> list[dict[str, Any]]:
+def prompts_of(body: CompletionRequest, limits: Limits) -> list[dict[str, Any]]:
     """As a Request's `prompt` or `token_ids`."""
     prompt = body.prompt
     if isinstance(prompt, str):
@@ -93,12 +96,28 @@ def prompts_of(body: CompletionRequest, max_prompts: int) -> list[dict[str, Any]
     if len(kinds) != 1:
         raise invalid("prompt", "is empty" if not kinds else "mixes texts and tokens; give one kind")
     if kinds == {int}:
+        _check_fits("prompt", len(prompt), limits)
         return [{"token_ids": tuple(prompt)}]
-    if len(prompt) > max_prompts:
-        raise invalid("prompt", f"has {len(prompt)} entries; at most {max_prompts} are taken at once")
+    _check_choices(len(prompt), body.n or 1, limits.max_choices)
     if kinds == {str}:
         return [{"prompt": text} for text in prompt]
-    return [{"token_ids": tuple(ids)} for ids in prompt if isinstance(ids, list)]
+    lists = [ids for ids in prompt if isinstance(ids, list)]
+    _check_fits("prompt", max(map(len, lists)), limits)
+    return [{"token_ids": tuple(ids)} for ids in lists]
+
+
+def _check_choices(num_prompts: int, n: int, most: int) -> None:
+    if num_prompts > most:
+        raise invalid("prompt", f"has {num_prompts} entries; at most {most} are taken at once")
+    if num_prompts * n > most:
+        raise invalid("n", f"is {n} for each of {num_prompts} prompts; at most {most} answers are given at once")
+
+
+def _check_fits(param: str, count: int, limits: Limits) -> None:
+    """Every entry takes a token at least."""
+    if limits.context_tokens is not None and count > limits.context_tokens:
+        message = f"{param} has {count:,} entries, which do not fit in {limits.context_tokens:,} tokens (the context)"
+        raise Refusal(message, param=param, code=TOO_LONG)
 
 
 # --- parts -----------------------------------------------------------------------------------------------------------
@@ -225,21 +244,37 @@ def _text(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
 
-_FIRST_WORD = re.compile(r"[a-z_]+")
-_FIELDS = frozenset(field.name for kind in (ChatRequest, CompletionRequest) for field in msgspec.structs.fields(kind))
+PARAMS: dict[str, tuple[str, ...]] = {
+    "prompt": ("messages", "prompt"),
+    "token_ids": ("prompt", "tokens"),
+    "constraint": ("structured_outputs", "response_format"),
+    "thinking": ("chat_template_kwargs", "reasoning_effort"),
+    "max_tokens": ("max_completion_tokens", "max_tokens"),
+    "logprobs": ("top_logprobs", "logprobs"),
+    "prompt_logprobs": ("logprobs",),
+    "deadline_seconds": ("timeout",),
+}
+"""Core's fields whose names are others in the API: the first that the body has is meant. All others have the same name."""
+
+
+def param_of(field: str, body: object) -> str | None:
+    """What the API calls a field of core's, in this body; None where it has none."""
+    names = PARAMS.get(field, (field,))
+    there = [name for name in names if hasattr(body, name)]
+    return next((name for name in there if getattr(body, name) is not None), there[-1] if there else None)
+
+
+def blamed(error: BadInput, body: object) -> Refusal:
+    code = TOO_LONG if isinstance(error, TooLong) else "invalid_value"
+    return Refusal(str(error), param=param_of(error.field, body), code=code)
 
 
 @contextmanager
-def named() -> Generator[None]:
-    """Messages of core begin with the name of the field that is to blame."""
+def named(body: object) -> Generator[None]:
+    """Errors of core say which field is to blame; the Refusal says it in the API's words."""
     try:
         yield
     except Refusal:
         raise
     except BadInput as error:
-        found = _FIRST_WORD.match(str(error))
-        name = found[0] if found else ""
-        param = (
-            name if name in _FIELDS else "response_format" if "constraint" in str(error) or "JSON schema" in str(error) else None
-        )
-        raise Refusal(str(error), param=param, code="invalid_value") from None
+        raise blamed(error, body) from None

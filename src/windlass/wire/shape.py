@@ -23,10 +23,16 @@ class Answered(Struct, metaclass=AskedMeta, frozen=True, kw_only=True):
     """A field that is UNSET is not written."""
 
 
-Count = Annotated[int, Meta(ge=1)]
-Natural = Annotated[int, Meta(ge=0)]
+MOST = 2**31 - 1
+"""JSON's integers have no end. Engines' have: 32 bits are more tokens, and more kinds of them, than any model has."""
+
+Count = Annotated[int, Meta(ge=1, le=MOST)]
+Natural = Annotated[int, Meta(ge=0, le=MOST)]
+TopK = Annotated[int, Meta(ge=-1, le=MOST)]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
-NonNegative = Annotated[float, Meta(ge=0)]
+Share = Annotated[float, Meta(gt=0, le=1)]
+Temperature = Annotated[float, Meta(ge=0, le=100)]
+Repetition = Annotated[float, Meta(ge=0.01, le=100)]
 Positive = Annotated[float, Meta(gt=0)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]

@@ -11,8 +11,6 @@ from windlass.errors import Error
 
 DONE = b"[DONE]"
 DONE_EVENT = b"data: [DONE]\n\n"
-COMMENT = b":\n\n"
-"""Says only that somebody is still there."""
 MAX_EVENT_BYTES = 64 * 2**20
 """An event that grows beyond this is no answer of a model."""
 
