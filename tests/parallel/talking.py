@@ -60,13 +60,14 @@ def rank_of_processes(rank: int, folder: str, layout: Layout, what: str) -> None
                 check_group(group)
         return
     x = torch.ones(4)
-    groups.tp.all_reduce(x)
+    group = groups.tp if layout.tp > 1 else groups.pp
+    group.all_reduce(x)
     if rank == layout.world - 1:
         time.sleep(30 if what == "stuck" else 0)
         os._exit(0)
     began = time.monotonic()
     try:
-        groups.tp.all_reduce(x)
+        group.all_reduce(x) if layout.tp > 1 else group.take_previous(x)
     except GroupLost:
         os._exit(0 if time.monotonic() - began < 10 else 3)
     os._exit(4)  # nobody missed the rank that is gone

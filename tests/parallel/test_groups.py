@@ -79,8 +79,10 @@ def test_processes(tmp_path: Path, layout: Layout) -> None:
     assert exit_codes(layout.world, rank_of_processes, str(tmp_path), layout, "talk") == [0] * layout.world
 
 
+@pytest.mark.parametrize("layout", [Layout(tp=2), Layout(pp=2)], ids=str)
 @pytest.mark.parametrize("how", ["die", "stuck"])
-def test_a_rank_that_is_gone_is_missed(tmp_path: Path, how: str) -> None:
-    with started(2, rank_of_processes, str(tmp_path), Layout(tp=2), how) as ranks:
+def test_a_rank_that_is_gone_is_missed(tmp_path: Path, how: str, layout: Layout) -> None:
+    """In a sum, and where one waits to be told something."""
+    with started(2, rank_of_processes, str(tmp_path), layout, how) as ranks:
         ranks[0].join(60)
         assert ranks[0].exitcode == 0

@@ -14,6 +14,8 @@ windlass run ./GLM-4.5-Air-int4 --prompt "Why is the sky blue?" --max-tokens 200
 
 cat letter.txt | windlass run ./Qwen3-8B-int8 --system "Summarise in one sentence." --temperature 0
 
+windlass run SmolLM2-135M-Instruct.gguf --tp 2
+
 windlass run meta-llama/Llama-3.1-8B --plan plan.json"""
 
 
@@ -33,6 +35,9 @@ def run(
     device: str = typer.Option("auto", metavar="cpu|cuda|mps", help="Where it runs; without it the best there is."),
     kv: str | None = typer.Option(None, metavar="bf16|fp32", help="How keys and values are stored."),
     context: str | None = typer.Option(None, metavar="8k", help="Tokens of chat and answer to keep memory for."),
+    tp: int = typer.Option(1, metavar="N", min=1, help="Processes of this machine that share every layer (CPUs)."),
+    pp: int = typer.Option(1, metavar="N", min=1, help="Stages of layers, one after another, each in processes of its own."),
+    ep: int = typer.Option(1, metavar="N", min=1, help="Of the tp processes, how many ways the experts are spread."),
     plan: Path | None = typer.Option(None, metavar="plan.json", help="Run as `windlass plan --save` decided."),
     exact: bool = typer.Option(False, "--exact", help="Packed weights as plain fp32: slower, larger, no rounding."),
     as_json: bool = typer.Option(False, "--json", help="Print the answer as JSON, with its tokens and times."),
@@ -43,6 +48,7 @@ def run(
     """
     from windlass.cli.run_options import Options
     from windlass.cli.run_session import start
+    from windlass.core.layout import Layout
 
     options = Options(
         prompt=prompt,
@@ -55,6 +61,7 @@ def run(
         device=device,
         kv=kv,
         context=context,
+        layout=Layout(tp=tp, pp=pp, ep=ep),
         plan=plan,
         exact=exact,
         as_json=as_json,

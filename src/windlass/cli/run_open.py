@@ -48,6 +48,7 @@ def launch_of(wanted: Wanted) -> Launch:
         context_tokens=wanted.context_tokens,
         max_sequences=wanted.max_sequences or 1,  # one person asks
         kv_bytes=wanted.kv_bytes,
+        layout=wanted.layout,
     )
 
 

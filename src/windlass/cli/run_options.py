@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from windlass.core.layout import Layout
 from windlass.core.request import Sampling
 from windlass.errors import BadInput, UnknownName
 
@@ -42,6 +43,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     device: str = "auto"
     kv: str | None = None
     context: str | None = None
+    layout: Layout = Layout()
     plan: Path | None = None
     exact: bool = False
     as_json: bool = False

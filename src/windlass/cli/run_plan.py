@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from windlass.cli.run_options import Options
+from windlass.core.layout import Layout
 from windlass.core.model import Frozen, ModelSpec
 from windlass.core.plan import Plan, load_plan
 from windlass.errors import BadInput, DoesNotFit, Impossible
@@ -31,6 +32,7 @@ class Wanted(Frozen):
     kv_bytes: int | None = None
     """For keys and values; None: what the sequences can usually fill."""
     exact: bool = False
+    layout: Layout = Layout()
 
 
 def wanted(path: Path, options: Options) -> Wanted:
@@ -41,8 +43,24 @@ def wanted(path: Path, options: Options) -> Wanted:
     context = parse_context(options.context) if options.context is not None else None
     if context is not None and context < 2:
         raise BadInput("--context must be at least two tokens: one of a prompt and one of an answer")
-    asked = Wanted(path=path, device=options.device, kv=options.kv or "bf16", context_tokens=context, exact=options.exact)
+    _check_layout(options)
+    asked = Wanted(
+        path=path,
+        device=options.device,
+        kv=options.kv or "bf16",
+        context_tokens=context,
+        exact=options.exact,
+        layout=options.layout,
+    )
     return asked if options.plan is None else _as_planned(asked, options, _read(options.plan))
+
+
+def _check_layout(options: Options) -> None:
+    layout = options.layout
+    if layout.ep > layout.tp or layout.tp % layout.ep:
+        raise BadInput(f"--ep {layout.ep} must divide --tp {layout.tp}: experts are spread over the processes that share a layer")
+    if options.plan is not None and layout.world > 1:
+        raise BadInput("a plan says itself how a model is split; leave --tp and --pp out")
 
 
 def _read(file: Path) -> Plan:

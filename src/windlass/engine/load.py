@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -30,7 +30,9 @@ from windlass.errors import BadInput, Impossible, UnknownName
 from windlass.families import describe, rules
 from windlass.machine.system import this_system
 from windlass.nn.decoder import Decoder
+from windlass.nn.shard import WHOLE, Shard
 from windlass.weights.checkpoint import CheckpointWeights
+from windlass.weights.cuts import scheme_of
 from windlass.weights.random import RandomWeights
 from windlass.weights.source import open_model
 from windlass.weights.stream import give_back_memory
@@ -44,26 +46,49 @@ Progress = Callable[[int, int], None]
 """Bytes read, and of how many."""
 
 
+ShardOf = Callable[[ModelSpec, tuple[Rule, ...], Scheme], Shard]
+"""Which part of a model stored so is to be built."""
+
+
+class Built(NamedTuple):
+    decoder: Decoder
+    weights_bytes: int
+    stored_as: str
+
+
 def load_model(launch: Launch, progress: Progress | None = None) -> tuple[Engine, Info]:
+    if launch.layout.world > 1:
+        from windlass.engine.split import load_split
+
+        return load_split(launch, progress)
     began = time.perf_counter()
     device = chosen_device(launch.device)
+    built = build(launch, device, progress)
+    engine = make_engine(launch, built.decoder, device)
+    return engine, make_info(launch, engine, built, device, time.perf_counter() - began)
+
+
+def build(launch: Launch, device: str, progress: Progress | None = None, shard_of: ShardOf = lambda *_: WHOLE) -> Built:
     if launch.kv not in KV_DTYPES:
         raise UnknownName("KV type", launch.kv, KV_DTYPES)
     if launch.random_weights is not None:
-        decoder, weights_bytes, stored_as = _random(launch, launch.random_weights, device)
+        built = _random(launch, launch.random_weights, device, shard_of)
     else:
-        decoder, weights_bytes, stored_as = _from_checkpoint(launch, device, progress)
+        built = _from_checkpoint(launch, device, progress, shard_of)
     give_back_memory()
-    engine = _engine(launch, decoder, device)
-    return engine, _info(launch, engine, decoder, weights_bytes, stored_as, device, time.perf_counter() - began)
+    return built
 
 
-def _from_checkpoint(launch: Launch, device: str, progress: Progress | None) -> tuple[Decoder, int, str]:
+def _from_checkpoint(launch: Launch, device: str, progress: Progress | None, shard_of: ShardOf) -> Built:
     opened = open_model(Path(launch.model))
     try:
         dtype = torch.float32 if launch.exact else None
+        shard = shard_of(opened.spec, opened.rules, scheme_of(opened))
         weights = CheckpointWeights(
             opened,
+            placement=shard.placement,
+            tp_index=shard.tp_index,
+            layers=shard.layers(opened.spec),
             device=device,
             dtype=dtype,
             keep_quantized=not launch.exact,
@@ -73,19 +98,29 @@ def _from_checkpoint(launch: Launch, device: str, progress: Progress | None) -> 
         weights_bytes = weights.memory_bytes()
         check_weights(opened.spec.name, weights_bytes, free_bytes(device))
         stored_as = "fp32" if launch.exact else _most_of(weights.storage())
-        return Decoder(opened.spec, weights, _context(opened.spec, launch)), weights_bytes, stored_as
+        return Built(Decoder(opened.spec, weights, _context(opened.spec, launch), shard=shard), weights_bytes, stored_as)
     finally:
         opened.store.close()
 
 
-def _random(launch: Launch, asked: RandomWeightsOf, device: str) -> tuple[Decoder, int, str]:
+def _random(launch: Launch, asked: RandomWeightsOf, device: str, shard_of: ShardOf) -> Built:
     spec = describe(asked.config, launch.model)
     how = scheme(asked.scheme, asked.group, launch.kv)
     table = rules(spec)
     weights_bytes = _planned_bytes(table, how)
     check_weights(spec.name, weights_bytes, free_bytes(device))
-    weights = RandomWeights(spec, table, quant=how, seed=asked.seed, device=device, tiled=_tiled(spec, launch.kv, device))
-    return Decoder(spec, weights, _context(spec, launch)), weights_bytes, how.name
+    shard = shard_of(spec, table, how)
+    weights = RandomWeights(
+        spec,
+        table,
+        quant=how,
+        seed=asked.seed,
+        placement=shard.placement,
+        tp_index=shard.tp_index,
+        device=device,
+        tiled=_tiled(spec, launch.kv, device),
+    )
+    return Built(Decoder(spec, weights, _context(spec, launch), shard=shard), weights_bytes, how.name)
 
 
 def _tiled(spec: ModelSpec, kv: str, device: str) -> bool:
@@ -104,7 +139,7 @@ def _context(spec: ModelSpec, launch: Launch) -> int | None:
     return launch.context_tokens
 
 
-def _engine(launch: Launch, decoder: Decoder, device: str) -> Engine:
+def make_engine(launch: Launch, decoder: Decoder, device: str) -> Engine:
     spec, num_sequences = decoder.spec, launch.max_sequences or MAX_SEQUENCES
     kv_bytes = cache_bytes(spec, launch.kv, launch.context_tokens, num_sequences, launch.kv_bytes, free_bytes(device))
     limits = limits_for(
@@ -123,10 +158,8 @@ def _engine(launch: Launch, decoder: Decoder, device: str) -> Engine:
     return Engine(decoder, caches, limits, num_tokens, device=device)
 
 
-def _info(
-    launch: Launch, engine: Engine, decoder: Decoder, weights_bytes: int, stored_as: str, device: str, seconds: float
-) -> Info:
-    spec, runner = decoder.spec, engine.runner
+def make_info(launch: Launch, engine: Engine, built: Built, device: str, seconds: float) -> Info:
+    spec, runner = built.decoder.spec, engine.runner
     return Info(
         model=spec.name,
         context_tokens=engine.limits.longest_sequence,
@@ -134,9 +167,9 @@ def _info(
         max_sequences=engine.limits.max_sequences,
         stop_token_ids=spec.stop_token_ids,
         device=device,
-        scheme=stored_as,
+        scheme=built.stored_as,
         kv=launch.kv,
-        weights_bytes=weights_bytes,
+        weights_bytes=built.weights_bytes,
         kv_bytes=engine.limits.num_blocks * block_bytes(spec, launch.kv),
         load_seconds=seconds,
         details={"steps": runner.how},

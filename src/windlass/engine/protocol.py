@@ -12,6 +12,7 @@ import msgspec
 
 from windlass import errors
 from windlass.core.client import Broken, Late, Unavailable
+from windlass.core.layout import Layout
 from windlass.core.model import Frozen
 from windlass.core.request import FinishReason, Info, Sampling, Timings, TokenLogprob, Usage
 
@@ -47,6 +48,8 @@ class Launch(Frozen):
     num_tokens: int | None = None
     """That the tokenizer has; None: every row of the head is a token."""
     random_weights: RandomWeightsOf | None = None
+    layout: Layout = Layout()
+    """How many processes it is split over, and how."""
     loader: str = LOADER
     """module:function that makes the engine: (launch, progress) -> (Engine, Info)."""
 

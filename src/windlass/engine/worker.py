@@ -6,34 +6,30 @@ closed, whatever happened to whoever held it, in the middle of a step too: there
 
 from __future__ import annotations
 
-import ctypes
 import gc
-import os
 import select
 import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable
 from importlib import import_module
 
 import msgspec
 
+from windlass.engine.lifeline import die_with_parent, end_with
 from windlass.engine.protocol import Command, Failed, Frames, Launch, Loading, Ready, Report, describe_error, frame
 from windlass.errors import Error
 
-PR_SET_PDEATHSIG = 1
-"""linux/prctl.h"""
 SECONDS_BETWEEN_PROGRESS = 0.05
 RECEIVE_BYTES = 2**18
 
 
 def main() -> int:
-    _die_with_parent()
+    die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program in front, which cancels or closes
     connection = socket.socket(fileno=int(sys.argv[1]))
-    threading.Thread(target=_end_with, args=(connection.fileno(),), daemon=True).start()
+    end_with(connection.fileno())
     launch = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Launch)
     try:
         _serve(launch, connection)
@@ -92,25 +88,6 @@ class _Progress:
         if done_bytes >= total_bytes or now - self._last > SECONDS_BETWEEN_PROGRESS:
             self._last = now
             self._send(Loading(done_bytes, total_bytes))
-
-
-def _end_with(descriptor: int) -> None:
-    """Waits for the other end to be closed; no other event is asked for."""
-    poll = select.poll()
-    poll.register(descriptor, 0)
-    poll.poll()
-    os._exit(0)
-
-
-def _die_with_parent() -> None:
-    """Should the socket have been inherited by somebody who outlives the parent, Linux still tells of its end."""
-    prctl = getattr(ctypes.CDLL(None), "prctl", None)
-    if prctl is None:
-        return
-    parent = os.getppid()
-    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before it could be watched
-        os._exit(0)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,8 @@ from windlass.parallel.groups import Groups, make_groups
 
 TIMEOUT_SECONDS = 20.0
 """A step takes less than this on any hardware worth splitting over; a rank that takes longer is dead or stuck."""
+MEETING_SECONDS = 120.0
+"""For all ranks to come: they start Python and import torch first, perhaps all on one machine."""
 
 
 class GroupLost(Exception):
@@ -28,9 +30,10 @@ class GroupLost(Exception):
 
 
 class ProcessGroup:
-    def __init__(self, backend: Any, rank: int, size: int) -> None:
+    def __init__(self, backend: Any, rank: int, size: int, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         """`backend`: a ProcessGroupGloo or ProcessGroupNCCL of torch.distributed."""
         self._backend, self.rank, self.size = backend, rank, size
+        self._timeout = timedelta(seconds=timeout_seconds)
 
     def all_reduce(self, x: Tensor) -> None:
         self._done(lambda: self._backend.allreduce([x]), x)
@@ -64,7 +67,7 @@ class ProcessGroup:
         if not x.numel():
             return
         try:
-            begin().wait()
+            begin().wait(self._timeout)
         except RuntimeError as error:
             raise GroupLost(f"rank {self.rank} of {self.size} lost another: {error}") from error
 
@@ -79,13 +82,13 @@ def join_processes(
     timeout_seconds: float = TIMEOUT_SECONDS,
 ) -> Groups:
     """The groups of `rank`; all ranks of the layout call this with stores that see each other. `host`: this rank's own address."""
-    timeout = timedelta(seconds=timeout_seconds)
-    store.set_timeout(timeout)
+    meeting = timedelta(seconds=MEETING_SECONDS)
+    store.set_timeout(meeting)
 
     def join(name: str, at: int, size: int) -> ProcessGroup:
         own = PrefixStore(name, store)
-        made = _gloo(own, at, size, host, timeout) if torch.device(device).type == "cpu" else _nccl(own, at, size, timeout)
-        return ProcessGroup(made, at, size)
+        made = _gloo(own, at, size, host, meeting) if torch.device(device).type == "cpu" else _nccl(own, at, size, meeting)
+        return ProcessGroup(made, at, size, timeout_seconds)
 
     return make_groups(layout, rank, join)
 
