@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
+import signal
 import socket
 import threading
 import time
@@ -18,6 +20,7 @@ from serving import HELLO, Lines, Running, running
 
 from windlass.serve.app import make_app, service_of
 from windlass.serve.connection import ABORT
+from windlass.serve.server import Server
 from windlass.serve.settings import Settings
 
 pytestmark = pytest.mark.pure
@@ -306,6 +309,38 @@ def test_what_is_not_finished_in_time_is_told_so() -> None:
     assert b'"code":"draining"' in answer and b"[DONE]" not in answer
     server.wait(10)
     assert not server.is_running and client.running == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_every_signal_that_ends_drains(number: signal.Signals) -> None:
+    async def ask() -> None:
+        app = make_app(FakeClient(), Settings(drain_seconds=0.0), log=Lines())
+        server = Server(app, Settings())
+        with server.capture_signals():
+            os.kill(os.getpid(), number)
+            async with asyncio.timeout(5):
+                await service_of(app).ending.wait()
+                while not server.should_exit:
+                    await asyncio.sleep(0.01)
+
+    before = signal.getsignal(number)
+    asyncio.run(ask())
+    assert signal.getsignal(number) == before
+
+
+def test_what_nohup_ignores_stays_ignored() -> None:
+    async def ask() -> None:
+        app = make_app(FakeClient(), Settings(), log=Lines())
+        with Server(app, Settings()).capture_signals():
+            os.kill(os.getpid(), signal.SIGHUP)
+            await asyncio.sleep(0.05)
+        assert not service_of(app).ending.is_set()
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        asyncio.run(ask())
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_told_twice_it_ends_at_once() -> None:

@@ -65,7 +65,7 @@ def chat_job(service: Service, raw: bytes, asker: Asker) -> Job:
     owner = _owner(asker, body.user or body.safety_identifier)
     requests = [_owned(one, service, asker, owner) for one in copies(chat_to_request(body, service.limits), n)]
     envelope = new_envelope("chatcmpl", service.model)
-    shown = {"logprobs": bool(body.logprobs), "token_ids": bool(body.return_token_ids)}
+    shown = {"logprobs": bool(body.logprobs), "token_ids": bool(body.return_token_ids), "has_stops": bool(body.stop)}
 
     async def form() -> Form:
         events = ChatStream(envelope, n=n, include_usage=_include_usage(body), **shown) if body.stream else None

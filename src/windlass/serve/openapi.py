@@ -23,10 +23,11 @@ MEANING = {
     405: "Another method.",
     408: "The deadline passed, or the body did not come in time.",
     413: "The body is too large.",
-    429: "The queue is full; Retry-After says when to come again.",
-    503: "The engine is being loaded or started anew, or the server is ending; Retry-After says when to come again.",
+    429: "The queue is full, or there is too much of this to do; Retry-After says when to come again.",
+    500: "The answer could not be computed, though nothing was wrong with what was asked.",
+    503: "The engine is being loaded or started anew, the server is ending, or too much is being read; Retry-After says when to come again.",
 }
-WITH_BODY = (400, 401, 403, 404, 405, 408, 413, 429, 503)
+WITH_BODY = (400, 401, 403, 404, 405, 408, 413, 429, 500, 503)
 WITHOUT_BODY = (401, 403, 404, 405, 503)
 RETRY = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer", "minimum": 1}}}
 

@@ -25,6 +25,7 @@ from windlass.serve.connection import connection_class
 from windlass.serve.log import Log, LogHandler
 from windlass.serve.settings import Settings
 
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 BACKLOG = 2048
 KEEP_ALIVE_SECONDS = 75
 SECONDS_TO_CLOSE = 5
@@ -47,7 +48,8 @@ class Server(uvicorn.Server):
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        heeded = [number for number in ENDING if signal.getsignal(number) != signal.SIG_IGN]  # nohup ignores one, and means it
+        before = {number: signal.signal(number, self.handle_exit) for number in heeded}
         try:
             yield
         finally:

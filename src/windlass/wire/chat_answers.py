@@ -19,7 +19,8 @@ from windlass.wire.chat import (
     ChunkDelta,
 )
 from windlass.wire.envelope import Envelope, finish_word
-from windlass.wire.logprobs import chat_logprobs, shown_logprobs
+from windlass.wire.logprobs import chat_logprobs
+from windlass.wire.shown import Shown
 from windlass.wire.sse import DONE_EVENT
 from windlass.wire.usage import usage_body
 
@@ -30,10 +31,18 @@ class ChatStream:
     """The events of one response with `n` choices. Give every choice's deltas to `event`, then `ending`."""
 
     def __init__(
-        self, envelope: Envelope, *, n: int = 1, include_usage: bool = False, logprobs: bool = False, token_ids: bool = False
+        self,
+        envelope: Envelope,
+        *,
+        n: int = 1,
+        include_usage: bool = False,
+        logprobs: bool = False,
+        token_ids: bool = False,
+        has_stops: bool = False,
     ) -> None:
+        """`has_stops`: strings may end the answer."""
         self._head, self._tail = stream_frame("chat.completion.chunk", envelope, include_usage)
-        self._choices = [_Choice(number, self._head, self._tail) for number in range(n)]
+        self._choices = [_Choice(number, self._head, self._tail, Shown(has_stops)) for number in range(n)]
         self._include_usage, self._logprobs, self._token_ids = include_usage, logprobs, token_ids
 
     def event(self, index: int, delta: Delta) -> bytes:
@@ -54,7 +63,7 @@ class ChatStream:
 
     def _pieces(self, choice: _Choice, delta: Delta) -> bytes:
         shows_ids = self._token_ids and bool(delta.token_ids)
-        shown = shown_logprobs(delta) if self._logprobs else ()
+        shown = choice.shown.add(delta) if self._logprobs else []
         if not (delta.content or delta.reasoning or delta.tool_calls or shows_ids or shown):
             return b""
         entries = chat_logprobs(shown, self._token_ids) if shown else None
@@ -63,8 +72,8 @@ class ChatStream:
 
 
 class _Choice:
-    def __init__(self, index: int, head: bytes, tail: bytes) -> None:
-        self.index, self.num_calls = index, 0
+    def __init__(self, index: int, head: bytes, tail: bytes, shown: Shown) -> None:
+        self.index, self.num_calls, self.shown = index, 0, shown
         self.usage: Usage | None = None
         self._head, self._tail = head, tail
         self._text_head = head + b'{"index":%d,"delta":{"content":' % index
@@ -106,7 +115,12 @@ def answered_call(call: ToolCall, index: int | None = None) -> AnsweredCall:
 
 
 def chat_response(
-    envelope: Envelope, choices: Sequence[Sequence[Delta]], *, logprobs: bool = False, token_ids: bool = False
+    envelope: Envelope,
+    choices: Sequence[Sequence[Delta]],
+    *,
+    logprobs: bool = False,
+    token_ids: bool = False,
+    has_stops: bool = False,
 ) -> ChatResponse:
     """Of all deltas of every choice."""
     usages = [deltas[-1].usage for deltas in choices if deltas[-1].usage is not None]
@@ -114,12 +128,14 @@ def chat_response(
         id=envelope.id,
         created=envelope.created,
         model=envelope.model,
-        choices=[_whole(index, deltas, logprobs, token_ids) for index, deltas in enumerate(choices)],
+        choices=[
+            _whole(index, deltas, token_ids, Shown(has_stops) if logprobs else None) for index, deltas in enumerate(choices)
+        ],
         usage=usage_body(usages, len(choices)),
     )
 
 
-def _whole(index: int, deltas: Sequence[Delta], logprobs: bool, token_ids: bool) -> ChatChoice:
+def _whole(index: int, deltas: Sequence[Delta], token_ids: bool, shown: Shown | None) -> ChatChoice:
     calls = [answered_call(call) for delta in deltas for call in delta.tool_calls]
     content = "".join(delta.content for delta in deltas)
     reasoning = "".join(delta.reasoning for delta in deltas)
@@ -132,11 +148,11 @@ def _whole(index: int, deltas: Sequence[Delta], logprobs: bool, token_ids: bool)
             reasoning_content=reasoning or UNSET,
             tool_calls=calls or UNSET,
         ),
-        logprobs=_all_logprobs(deltas, token_ids) if logprobs else None,
+        logprobs=None if shown is None else _all_logprobs(deltas, token_ids, shown),
         finish_reason=finish_word(finish, bool(calls)),
         token_ids=[token for delta in deltas for token in delta.token_ids] if token_ids else UNSET,
     )
 
 
-def _all_logprobs(deltas: Sequence[Delta], with_ids: bool) -> ChatLogprobs:
-    return chat_logprobs([entry for delta in deltas for entry in shown_logprobs(delta)], with_ids)
+def _all_logprobs(deltas: Sequence[Delta], with_ids: bool, shown: Shown) -> ChatLogprobs:
+    return chat_logprobs([entry for delta in deltas for entry in shown.add(delta)], with_ids)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from msgspec import UNSET
 
-from windlass.core.request import Delta, TokenLogprob
+from windlass.core.request import TokenLogprob
 from windlass.wire.chat import ChatLogprob, ChatLogprobs, TopLogprob
 from windlass.wire.completions import CompletionLogprobs
 
@@ -22,12 +22,6 @@ NO_ID = -1
 
 
 # --- chats -----------------------------------------------------------------------------------------------------------
-
-
-def shown_logprobs(delta: Delta) -> tuple[TokenLogprob, ...]:
-    """Of tokens that are part of the answer: the one that ended it is none."""
-    is_stop = delta.stop_token_id is not None and len(delta.logprobs) == len(delta.token_ids) > 0
-    return delta.logprobs[:-1] if is_stop else delta.logprobs
 
 
 def chat_logprobs(entries: Sequence[TokenLogprob], with_ids: bool = False) -> ChatLogprobs:
@@ -99,7 +93,8 @@ class Offsets:
     """
 
     def __init__(self, start: int = 0) -> None:
-        self._at = start
+        self.at = start
+        """Where the next one begins, as far as it is known."""
         self._pieces = 0
         """Characters that came in pieces since the place was last certain, at most."""
 
@@ -109,24 +104,24 @@ class Offsets:
             return self._piece(token)
         if self._pieces:
             return self._behind_pieces(token, text)
-        begin = self._at
+        begin = self.at
         # Some tokenizers leave the space out of a token that stands alone.
         space = 1 if token and text.startswith(" ", begin) and not token.startswith(" ") else 0
         known = text[begin + space : begin + space + len(token)]
         if token.startswith(known):  # what is not known yet is believed
-            self._at = begin + space + len(token)
+            self.at = begin + space + len(token)
         return begin
 
     def _behind_pieces(self, token: str, text: str) -> int:
-        begin = text.find(token, self._at, self._at + self._pieces + len(token)) if token else -1
+        begin = text.find(token, self.at, self.at + self._pieces + len(token)) if token else -1
         if begin < 0:
-            return self._at
-        self._at, self._pieces = begin + len(token), 0
+            return self.at
+        self.at, self._pieces = begin + len(token), 0
         return begin
 
     def _piece(self, token: str) -> int:
         self._pieces += len(token)
-        return self._at
+        return self.at
 
 
 def completion_logprobs(
