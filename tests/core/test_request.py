@@ -17,26 +17,32 @@ TOOL = {"name": "f", "parameters": {"type": "object"}}
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"temperature": -0.1}, "temperature is -0.1; it should be at least 0"),
+        ({"temperature": -0.1}, "temperature is -0.1; it should be between 0 and 100"),
         ({"temperature": math.nan}, "temperature is nan"),
         ({"temperature": math.inf}, "temperature is inf"),
-        ({"top_k": 0}, "top_k is 0; it should be at least 1, or left out"),
+        ({"temperature": 1e39}, "temperature is 1e\\+39; it should be between 0 and 100"),
+        ({"repetition_penalty": 1e-40}, "repetition_penalty is 1e-40; it should be between 0.01 and 100"),
+        ({"top_k": 10**30}, "top_k is a number of more than 64 bits"),
+        ({"logit_bias": {10**5000: 1.0}}, "logit_bias has token a number of more than 64 bits"),
+        ({"logit_bias": {2**31: 1.0}}, "logit_bias has token 2147483648; token ids are 0 to 2,147,483,647 at most"),
+        ({"top_k": 0}, "top_k is 0; it should be between 1 and 2,147,483,647"),
         ({"top_p": 0.0}, "top_p is 0; it should be more than 0 and at most 1"),
         ({"top_p": 1.01}, "top_p is 1.01"),
         ({"top_p": math.nan}, "top_p is nan"),
         ({"min_p": -0.5}, "min_p is -0.5; it should be between 0 and 1"),
-        ({"repetition_penalty": 0.0}, "repetition_penalty is 0; it should be more than 0"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty is 0; it should be between 0.01 and 100"),
         ({"repetition_penalty": math.inf}, "repetition_penalty is inf"),
         ({"presence_penalty": 2.5}, "presence_penalty is 2.5; it should be between -2 and 2"),
         ({"frequency_penalty": -3.0}, "frequency_penalty is -3"),
-        ({"logit_bias": {-1: 1.0}}, "logit_bias names token -1"),
+        ({"logit_bias": {-1: 1.0}}, "logit_bias has token -1"),
         ({"logit_bias": {5: 200.0}}, "logit_bias of token 5 is 200"),
-        ({"seed": 2**64}, "does not fit in 64 bits"),
+        ({"seed": 2**64}, "seed is a number of more than 64 bits"),
     ],
 )
 def test_sampling_that_cannot_be_is_refused(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(BadInput, match=words):
+    with pytest.raises(BadInput, match=words) as found:
         Sampling(**changes)
+    assert [found.value.field] == list(changes)
 
 
 def test_sampling_knows_what_it_asks_for() -> None:
@@ -53,9 +59,14 @@ def test_sampling_knows_what_it_asks_for() -> None:
     [
         ({}, "exactly one of messages, prompt and token_ids; this one has none of them"),
         ({"prompt": "a", "token_ids": (1,)}, "prompt and token_ids"),
-        ({"prompt": "a", "thinking": True}, "thinking need messages"),
-        ({"prompt": "a", "tools": ({"name": "f"},)}, "tools and thinking need messages"),
+        ({"prompt": "a", "thinking": True}, "thinking: only with messages"),
+        ({"prompt": "a", "tools": ({"name": "f"},)}, "tools: only with messages"),
         ({"prompt": "a", "max_tokens": -1}, "max_tokens is -1"),
+        ({"prompt": "a", "max_tokens": 10**30}, "max_tokens is a number of more than 64 bits"),
+        ({"token_ids": (1, 10**30)}, "token_ids has token a number of more than 64 bits"),
+        ({"token_ids": (1, -1)}, "token_ids has token -1"),
+        ({"prompt": "a", "stop_token_ids": (2**31,)}, "stop_token_ids has token 2147483648"),
+        ({"prompt": "a", "prompt_logprobs_start": 2**63}, "prompt_logprobs_start is 9223372036854775808"),
         ({"prompt": "a", "stop": ("",)}, "none of them empty"),
         ({"prompt": "a", "stop": ("x",) * 65}, "stop has 65 texts"),
         ({"prompt": "a", "logprobs": 129}, "logprobs is 129; it should be between 0 and 128"),
@@ -72,8 +83,10 @@ def test_sampling_knows_what_it_asks_for() -> None:
     ],
 )
 def test_requests_that_cannot_be_are_refused(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(BadInput, match=words):
+    with pytest.raises(BadInput, match=words) as found:
         Request(**changes)
+    asked = [name for name in changes if name not in ("prompt", "messages", "tools", "constraint")]
+    assert found.value.field == ("prompt", *changes, *asked)[-1]
 
 
 @pytest.mark.parametrize(
@@ -91,8 +104,9 @@ def test_requests_that_cannot_be_are_refused(changes: dict[str, Any], words: str
     ],
 )
 def test_constraints_that_cannot_be_are_refused(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(BadInput, match=words):
+    with pytest.raises(BadInput, match=words) as found:
         Constraint(**changes)
+    assert found.value.field == "constraint"
 
 
 def test_tools_are_chosen_by_name_with_or_without_their_wrapping() -> None:
@@ -105,7 +119,13 @@ def test_choices_are_texts() -> None:
 
 
 def test_scoring_takes_text_or_tokens() -> None:
-    for given in ({}, {"prompt": "a", "token_ids": (1,)}, {"prompt": "a", "top": 1000}):
+    for given in (
+        {},
+        {"prompt": "a", "token_ids": (1,)},
+        {"prompt": "a", "top": 1000},
+        {"prompt": "a", "start": 2**64},
+        {"token_ids": (2**64,)},
+    ):
         with pytest.raises(BadInput):
             ScoreRequest(**given)
     assert ScoreRequest(token_ids=(1, 2)).start == 0

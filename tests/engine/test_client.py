@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 import pytest
 from fake_decoder import CrashingDecoder, FakeDecoder, SlowDecoder, make_engine
 from fake_text import TEMPLATE, THINKING_TEMPLATE, ids, model_text, words
 
 from windlass.core.client import Broken, Late, SyncClient, Tokenizes, Unavailable
 from windlass.core.request import GREEDY, Constraint, Delta, Info, Request, Sampling, ScoreRequest
+from windlass.engine.calls import Calls
 from windlass.engine.client import InProcessClient
-from windlass.errors import BadInput
+from windlass.engine.port import Lost, Receive
+from windlass.engine.protocol import Command, Ready, Submit
+from windlass.errors import BadInput, TooLong
 from windlass.weights.text_of import ModelText
 
 pytestmark = pytest.mark.cpu
@@ -234,20 +239,28 @@ async def test_scores_are_those_of_the_model() -> None:
 
 
 @pytest.mark.parametrize(
-    ("request_", "words_"),
+    ("request_", "words_", "field"),
     [
-        (Request(prompt="x" * 300), "300 tokens"),
-        (Request(prompt="hello", max_tokens=1000), "lower max_tokens"),
-        (Request(token_ids=(64,)), "token 64"),
-        (Request(token_ids=()), "empty"),
-        (Request(messages=({"role": "user", "content": "Hi"},), thinking=False), "no switch for reasoning"),
+        (Request(prompt="x" * 300), "300 tokens", "prompt"),
+        (Request(prompt="hello", max_tokens=1000), "lower max_tokens", "prompt"),
+        (Request(token_ids=(64,)), "token 64", "prompt"),
+        (Request(token_ids=()), "empty", "prompt"),
+        (Request(messages=({"role": "user", "content": "Hi"},), thinking=False), "no switch for reasoning", "thinking"),
+        (Request(prompt="a", sampling=Sampling(logit_bias={64: 1.0})), "logit_bias has token 64; .* 0 to 63", "logit_bias"),
+        (Request(prompt="a", stop_token_ids=(3, 64)), "stop_token_ids has token 64; .* 0 to 63", "stop_token_ids"),
+        (Request(prompt="x" * 60_000), "prompt of 60,000 characters does not fit in 256 tokens", "prompt"),
+        (Request(token_ids=(1,) * 60_000), "prompt of 60,000 tokens does not fit in 256 tokens", "token_ids"),
+        (Request(messages=({"role": "user", "content": ""},) * 9000), "a chat of 9,000 messages does not fit", "messages"),
+        (Request(messages=({"role": "user", "content": "x" * 60_000},)), "prompt of 60,004 characters", "messages"),
     ],
 )
-def test_bad_requests_are_refused_and_others_go_on(request_: Request, words_: str) -> None:
+def test_bad_requests_are_refused_and_others_go_on(request_: Request, words_: str, field: str) -> None:
     async def run() -> None:
         async with opened() as client:
-            with pytest.raises(BadInput, match=words_):
+            with pytest.raises(BadInput, match=words_) as found:
                 await gathered(client, request_)
+            assert found.value.field == field
+            assert isinstance(found.value, TooLong) == ("fit" in str(found.value))
             assert len((await gathered(client, Request(prompt="fine", max_tokens=3))).token_ids) == 3
 
     asyncio.run(run())
@@ -389,6 +402,77 @@ async def test_text_to_tokens_and_back() -> None:
 
 
 @in_loop
+async def test_what_is_too_long_is_never_made_into_tokens() -> None:
+    text = model_text()
+    text.tokenizer.encode = lambda *_, **__: pytest.fail("tokens were made of it")  # type: ignore[method-assign]
+    async with opened(text) as client:
+        for asked in (Request(prompt="x" * 60_000), Request(messages=({"role": "user", "content": "x" * 60_000},))):
+            with pytest.raises(TooLong):
+                await gathered(client, asked)
+        with pytest.raises(TooLong):
+            await client.score(ScoreRequest(prompt="x" * 60_000))
+
+
+@in_loop
+async def test_long_work_does_not_hold_up_the_event_loop() -> None:
+    """Whatever is long: text, many messages, tools, ids."""
+    threads: list[str] = []
+    text = model_text(TEMPLATE + "{{ tools }}")
+    async with opened(text) as client:
+        for name in ("opened", "chat_tokens", "prompt_tokens", "decoded"):
+            real = getattr(client._wording, name)
+
+            def noted(*asked: Any, real: Callable[..., Any] = real) -> Any:
+                threads.append(threading.current_thread().name.partition("_")[0])
+                return real(*asked)
+
+            setattr(client._wording, name, noted)
+        empty = {"role": "user", "content": ""}
+        tool = {"name": "f", "parameters": {"enum": ["x" * 60_000]}}
+        await client.detokenize([1] * 60_000)
+        await client.tokenize("x" * 60_000)
+        await client.tokenize([empty] * 9000)
+        for asked in (Request(messages=(empty,) * 9000), Request(messages=(empty,), tools=(tool,))):
+            with pytest.raises(BadInput):
+                await gathered(client, msgspec.structs.replace(asked, max_tokens=1000))
+        assert set(threads) == {"windlass-text"}
+        threads.clear()
+        await client.detokenize([1])
+        await gathered(client, Request(messages=(empty,), max_tokens=1))
+        assert "windlass-text" not in threads
+
+
+class Deaf:
+    """A port that cannot send."""
+
+    def __init__(self) -> None:
+        self.commands: list[Command] = []
+
+    def open(self, receive: Receive, lost: Lost) -> None:
+        receive(Ready(INFO))
+
+    def send(self, command: Command) -> None:
+        self.commands.append(command)
+        if isinstance(command, Submit):
+            raise OverflowError
+
+    def kill(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+@in_loop
+async def test_a_request_that_cannot_be_sent_leaves_nothing() -> None:
+    port = Deaf()
+    calls = Calls(lambda: port)
+    with pytest.raises(OverflowError):
+        await anext(calls.outputs(Submit(0, [1])))
+    assert calls._connection is not None
+    assert not calls._connection.calls
+    await calls.close()
+
+
+@in_loop
 async def test_effort_goes_to_a_template_that_knows_it() -> None:
     template = TEMPLATE + "{{ reasoning_effort }}{# <tool_call> #}"
     async with opened(model_text(template)) as client:
@@ -415,9 +499,18 @@ async def test_effort_turns_a_switch_where_there_is_no_measure() -> None:
 @in_loop
 async def test_tools_that_cannot_be_called_are_refused() -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    messages = ({"role": "user", "content": "hi"},)
     async with opened() as client:
-        with pytest.raises(BadInput, match="tool_choice is 'f', and this model's chat template shows no way"):
-            await gathered(client, Request(messages=({"role": "user", "content": "hi"},), tools=(tool,), tool_choice="f"))
+        for choice, field in (("f", "tool_choice"), ("required", "tool_choice"), ("auto", "tools")):
+            with pytest.raises(BadInput, match="chat template shows it no tools") as found:
+                await gathered(client, Request(messages=messages, tools=(tool,), tool_choice=choice))
+            assert found.value.field == field
+        await gathered(client, Request(messages=messages, tools=(tool,), tool_choice="none", max_tokens=1))
+    async with opened(model_text(TEMPLATE + "{{ tools | length }}")) as client:
+        with pytest.raises(BadInput, match="tool_choice is 'f', and this model's chat template shows no way") as found:
+            await gathered(client, Request(messages=messages, tools=(tool,), tool_choice="f"))
+        assert found.value.field == "tool_choice"
+        await gathered(client, Request(messages=messages, tools=(tool,), max_tokens=1))
 
 
 @in_loop

@@ -9,6 +9,7 @@ import os
 import random
 import re
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from windlass.engine.client import InProcessClient, open_client  # noqa: E402
 from windlass.engine.load import load_model  # noqa: E402
 from windlass.engine.protocol import Launch  # noqa: E402
 from windlass.engine.wording import Wording  # noqa: E402
-from windlass.errors import BadInput  # noqa: E402
+from windlass.errors import BadInput, Error  # noqa: E402
 from windlass.weights.text_of import model_text  # noqa: E402
 
 NUM_SCHEMAS = 50
@@ -274,3 +275,36 @@ def test_another_process_learns_the_words_and_so_does_the_one_after_it(smollm2: 
         await client.close()
 
     asyncio.run(asyncio.wait_for(run(), 100))
+
+
+def test_grammars_that_were_given_up_hold_up_nobody(running: Running) -> None:
+    """Forty that leave at once, and then somebody who stays."""
+
+    def words(number: int) -> str:
+        return "start: " + " | ".join(f'"w{number}x{place}"' for place in range(10_000)) + "\n"
+
+    async def leave(number: int) -> str:
+        try:
+            async with asyncio.timeout(0.25):
+                async for _ in running.client.generate(asked("grammar", words(number))):
+                    pass
+        except (TimeoutError, Error) as error:
+            return type(error).__name__
+        return "answered"
+
+    async def run() -> None:
+        left = await asyncio.gather(*map(leave, range(40)))
+        assert "TimeoutError" in left
+        assert "Busy" in left
+        began = time.monotonic()
+        answer = [delta.content async for delta in running.client.generate(asked("choice", '["yes", "no"]'))]
+        assert "".join(answer) in ("yes", "no")
+        assert time.monotonic() - began < 5
+
+    running.loop.run_until_complete(run())
+
+
+def test_an_answer_that_cannot_follow_its_grammar_blames_the_constraint(running: Running) -> None:
+    with pytest.raises(BadInput, match="cannot be compiled") as found:
+        running.all([asked("regex", "(")])
+    assert found.value.field == "constraint"

@@ -17,6 +17,7 @@ jsonschema = pytest.importorskip("jsonschema")
 
 from byte_vocab import TEXTUAL, Vocab, allowed  # noqa: E402
 
+from windlass.core.client import Busy  # noqa: E402
 from windlass.core.request import Constraint  # noqa: E402
 from windlass.engine.guide import Guide, Guides, num_words  # noqa: E402
 from windlass.engine.protocol import Vocabulary  # noqa: E402
@@ -284,3 +285,64 @@ def test_a_tokenizer_that_cannot_be_used_is_refused() -> None:
     guides.learn(Vocabulary("{}", []))
     with pytest.raises(BadInput, match="answers of this model cannot be constrained"):
         guides.guide("{}", [])
+
+
+# --- many that are compiled ------------------------------------------------------------------------------------------
+
+
+def words_grammar(number: int, count: int = 4000) -> str:
+    given = " | ".join(f'"w{number}x{place}"' for place in range(count))
+    return answer_grammar(Asked(style="plain", constraint=Constraint(kind="grammar", value=f"start: {given}\n")), {})
+
+
+def taught() -> Guides:
+    guides = Guides()
+    guides.learn(Vocabulary(TEXTUAL.tokenizer.backend.to_str(), [TEXTUAL.end]))
+    return guides
+
+
+def test_what_nobody_waits_for_is_not_compiled() -> None:
+    guides = taught()
+    given_up = [words_grammar(number) for number in range(8)]
+    futures = [guides.compiled(grammar) for grammar in given_up]
+    shared = guides.compiled(given_up[7])
+    for grammar in given_up:
+        guides.unwanted(grammar)
+    wanted = guides.compiled(words_grammar(99))
+    assert shared is futures[7]
+    assert not shared.cancelled(), "one still waits for it"
+    assert wanted.result(30)
+    assert [future.cancelled() for future in futures[1:]] == [True] * 6 + [False]
+    assert guides.compiled(given_up[3]).result(30), "it can be asked for again"
+    guides.close()
+
+
+def test_more_than_can_be_compiled_soon_is_put_off() -> None:
+    guides = taught()
+    large = [words_grammar(number, 15_000) for number in range(5)]
+    accepted: list[str] = []
+    with pytest.raises(Busy, match="ask again"):
+        for grammar in large:
+            guides.compiled(grammar)
+            accepted.append(grammar)
+    assert accepted
+    for grammar in accepted:
+        guides.unwanted(grammar)
+    assert guides.compiled(large[-1]).result(30), "there is room again"
+    guides.close()
+
+
+def test_small_grammars_are_kept_but_not_forever() -> None:
+    guides = taught()
+    futures = [guides.compiled(words_grammar(number, 3)) for number in range(100)]
+    assert all(future.result(30) for future in futures)
+    guides.compiled(words_grammar(100, 3)).result(30)
+    assert guides.compiled(words_grammar(99, 3)) is futures[99]
+    assert guides.compiled(words_grammar(0, 3)) is not futures[0]
+    guides.close()
+
+
+def test_a_grammar_that_would_take_seconds_is_refused() -> None:
+    with pytest.raises(BadInput, match="too big") as found:
+        TEXTUAL.guides.guide(words_grammar(0, 50_000), ())
+    assert found.value.field == "constraint"

@@ -163,7 +163,10 @@ def test_a_grammar_that_cannot_be_ends_its_request_only() -> None:
         engine.submit(Submit(2, [1]))
     ends = finished(engine)
     assert {number: finish.reason for number, finish in ends.items()} == {1: "length", 2: "error", 3: "stop", 4: "error"}
-    assert ends[2].error_kind == ends[4].error_kind == "BadInput"
+    assert [(ends[number].error_kind, ends[number].error_field) for number in (2, 4)] == [
+        ("BadInput", "constraint"),
+        ("TooLong", "prompt"),
+    ]
     assert "unclosed group" in ends[2].error
     assert "do not fit" in ends[4].error
     assert engine.stats().failed == 0
@@ -196,5 +199,5 @@ def test_an_engine_that_knows_no_words_refuses() -> None:
     engine = make_engine()
     engine.submit(Submit(1, [1], grammar=json.dumps({})))
     (end,) = finished(engine).values()
-    assert end.error_kind == "BadInput"
+    assert (end.error_kind, end.error_field) == ("BadInput", "constraint")
     assert "needs the model's tokenizer" in end.error

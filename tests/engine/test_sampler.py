@@ -202,6 +202,35 @@ def test_logits_that_are_no_numbers_are_noticed(broken: float, sampling: Samplin
     assert failed is None
 
 
+HUGE = [
+    (Sampling(temperature=1e-4, seed=1), 1e37),
+    (Sampling(temperature=1e-4, top_k=3, seed=1), 1e37),
+    (Sampling(temperature=1e-4, top_p=0.5, seed=1), 1e37),
+    (Sampling(temperature=0.0, repetition_penalty=0.01), 1e37),
+    (Sampling(repetition_penalty=0.01, min_p=0.1, seed=1), 1e37),
+    (Sampling(seed=1), -math.inf),
+    (Sampling(top_k=2, top_p=0.5, seed=1), -math.inf),
+]
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered")
+@pytest.mark.parametrize(("sampling", "value"), HUGE)
+def test_what_is_no_number_after_penalties_and_temperature_fails_its_row_only(sampling: Sampling, value: float) -> None:
+    sampler = Sampler(10)
+    logits = torch.zeros(2, 10)
+    logits[1] = value
+    drawings = [sampler.drawing(sampling, [4]) for _ in range(2)]
+    sound, failed = sampler.sample(logits, drawings)
+    assert sound is not None
+    assert failed is None
+
+
+@pytest.mark.parametrize(("sampling", "value"), HUGE)
+def test_the_same_where_a_device_draws(sampling: Sampling, value: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("windlass.engine.sampler._on_host", lambda _: False)
+    test_what_is_no_number_after_penalties_and_temperature_fails_its_row_only(sampling, value)
+
+
 # --- penalties and bias ----------------------------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from windlass.errors import BadInput
 from windlass.formats.gguf_header import read_header
 from windlass.text.gguf_tokenizer import tokenizer_files, write_tokenizer
-from windlass.text.tokenizer import UNFINISHED, Tokenizer, load_tokenizer
+from windlass.text.tokenizer import LONG_CHARACTERS, UNFINISHED, Tokenizer, load_tokenizer
 
 pytestmark = pytest.mark.cpu
 
@@ -49,6 +49,24 @@ def with_fallback() -> Tokenizer:
 
 
 TOKENIZERS = {"bytes": of_bytes(), "fallback": with_fallback()}
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@given(text=TEXTS)
+def test_pieces_of_characters_have_their_bytes(kind: str, text: str) -> None:
+    tokenizer = TOKENIZERS[kind]
+    words = [(token, tokenizer.decode([token], skip_special=False)) for token in tokenizer.encode(text, special=False)]
+    found = b"".join(tokenizer.raw(token) if UNFINISHED in word else word.encode() for token, word in words)
+    assert found.decode().replace(" ", "") == text.replace(" ", "")  # SentencePiece drops a first space
+    assert any(UNFINISHED in word for _, word in words) or text.isascii()
+
+
+def test_long_texts_go_there_and_back() -> None:
+    for tokenizer in TOKENIZERS.values():
+        text = "ab é" * LONG_CHARACTERS
+        assert tokenizer.decode(tokenizer.encode(text, special=False)) == text
+        assert len(tokenizer.known_ids) == tokenizer.vocab_size
+        assert tokenizer.longest_token == max(map(len, tokenizer.backend.get_vocab()))
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)

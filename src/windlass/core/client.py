@@ -25,6 +25,10 @@ class Unavailable(Error):
     exit_code = 4
 
 
+class Busy(Unavailable):
+    """It is there and has too much to do; asking again later will help."""
+
+
 class Broken(Error):
     """One answer could not be computed, though nothing was wrong with what was asked; whoever answers is there and goes on.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Literal, cast, get_args
 
 import msgspec
@@ -21,12 +21,32 @@ MAX_STOP_STRINGS = 64
 MAX_BIAS = 100.0
 MAX_PENALTY = 2.0
 """Of presence and frequency, and of a bias: the limits of OpenAI's API."""
+MAX_TEMPERATURE = 100.0
+REPETITION_PENALTIES = (0.01, 100.0)
+"""Far beyond these, and beyond that temperature, logits are no numbers any more."""
+MAX_INTEGER = 2**31 - 1
+"""Of counts, places and token ids: no model has more tokens, and no context is longer."""
 
 
 def _check(name: str, value: float, low: float, high: float) -> None:
     if not (math.isfinite(value) and low <= value <= high):
-        allowed = f"between {low:g} and {high:g}" if math.isfinite(high) else f"at least {low:g}"
-        raise BadInput(f"{name} is {value:g}; it should be {allowed}")
+        raise BadInput(f"{name} is {value:g}; it should be between {low:g} and {high:g}", field=name.partition(" ")[0])
+
+
+def _check_integer(name: str, value: int | None, low: int, high: int = MAX_INTEGER) -> None:
+    if value is not None and not low <= value <= high:
+        raise BadInput(f"{name} is {shown_integer(value)}; it should be between {low:,} and {high:,}", field=name)
+
+
+def _check_tokens(name: str, tokens: Collection[int] | None) -> None:
+    for token in (min(tokens), max(tokens)) if tokens else ():
+        if not 0 <= token <= MAX_INTEGER:
+            raise BadInput(f"{name} has token {shown_integer(token)}; token ids are 0 to {MAX_INTEGER:,} at most", field=name)
+
+
+def shown_integer(value: int) -> str:
+    """Python writes no integers of thousands of digits."""
+    return str(value) if abs(value) < 2**64 else "a number of more than 64 bits"
 
 
 class Sampling(Frozen):
@@ -52,22 +72,18 @@ class Sampling(Frozen):
     """The same seed gives the same tokens, whatever else runs at the same time. None: a new one for every request."""
 
     def __post_init__(self) -> None:
-        _check("temperature", self.temperature, 0.0, math.inf)
-        if self.top_k is not None and self.top_k < 1:
-            raise BadInput(f"top_k is {self.top_k}; it should be at least 1, or left out")
+        _check("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
+        _check_integer("top_k", self.top_k, 1)
         if not 0.0 < self.top_p <= 1.0:
-            raise BadInput(f"top_p is {self.top_p:g}; it should be more than 0 and at most 1")
+            raise BadInput(f"top_p is {self.top_p:g}; it should be more than 0 and at most 1", field="top_p")
         _check("min_p", self.min_p, 0.0, 1.0)
-        if not (math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0):
-            raise BadInput(f"repetition_penalty is {self.repetition_penalty:g}; it should be more than 0 (1 changes nothing)")
+        _check("repetition_penalty", self.repetition_penalty, *REPETITION_PENALTIES)
         _check("presence_penalty", self.presence_penalty, -MAX_PENALTY, MAX_PENALTY)
         _check("frequency_penalty", self.frequency_penalty, -MAX_PENALTY, MAX_PENALTY)
+        _check_tokens("logit_bias", self.logit_bias)
         for token, bias in self.logit_bias.items():
-            if token < 0:
-                raise BadInput(f"logit_bias names token {token}; token ids begin at 0")
             _check(f"logit_bias of token {token}", bias, -MAX_BIAS, MAX_BIAS)
-        if self.seed is not None and not -(2**63) <= self.seed < 2**64:
-            raise BadInput(f"seed {self.seed} does not fit in 64 bits")
+        _check_integer("seed", self.seed, -(2**63), 2**64 - 1)
 
     @property
     def is_greedy(self) -> bool:
@@ -83,11 +99,6 @@ NO_EFFORT = ("none", "minimal")
 """Values of `reasoning_effort` that mean no reasoning at all, where a model can only be told to reason or not."""
 
 
-def _check_top(name: str, value: int | None) -> None:
-    if value is not None and not 0 <= value <= MAX_TOP_LOGPROBS:
-        raise BadInput(f"{name} is {value}; it should be between 0 and {MAX_TOP_LOGPROBS}")
-
-
 ConstraintKind = Literal["json_object", "json_schema", "regex", "grammar", "choice"]
 
 
@@ -100,14 +111,14 @@ class Constraint(Frozen):
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(ConstraintKind):
-            raise BadInput(f"constraint of kind {self.kind!r}; there are {', '.join(get_args(ConstraintKind))}")
+            raise _bad(f"constraint of kind {self.kind!r}; there are {', '.join(get_args(ConstraintKind))}")
         if (self.kind == "json_object") != (not self.value):
             wanted = "nothing" if self.kind == "json_object" else "a value"
-            raise BadInput(f"a constraint of kind {self.kind} takes {wanted}")
+            raise _bad(f"a constraint of kind {self.kind} takes {wanted}")
         if self.kind == "choice" and not self.choices:
-            raise BadInput("a constraint of kind choice needs at least one text to choose from")
+            raise _bad("a constraint of kind choice needs at least one text to choose from")
         if self.kind == "json_schema" and not isinstance(_json(self.value, "a JSON schema"), (dict, bool)):
-            raise BadInput("a JSON schema is an object (or true or false)")
+            raise _bad("a JSON schema is an object (or true or false)")
 
     @property
     def choices(self) -> tuple[str, ...]:
@@ -116,16 +127,20 @@ class Constraint(Frozen):
         try:
             return msgspec.convert(found, tuple[str, ...])
         except msgspec.ValidationError:
-            raise BadInput("a constraint of kind choice is a JSON list of texts") from None
+            raise _bad("a constraint of kind choice is a JSON list of texts") from None
+
+
+def _bad(words: str) -> BadInput:
+    return BadInput(words, field="constraint")
 
 
 def _json(text: str, what: str) -> Any:
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeEncodeError) as error:
-        raise BadInput(f"{what} that is not valid JSON: {error}") from None
+        raise _bad(f"{what} that is not valid JSON: {error}") from None
     except RecursionError:
-        raise BadInput(f"{what} that is nested too deeply") from None
+        raise _bad(f"{what} that is nested too deeply") from None
 
 
 class Request(Frozen):
@@ -169,31 +184,44 @@ class Request(Frozen):
         given = [name for name in ("messages", "prompt", "token_ids") if getattr(self, name) is not None]
         if len(given) != 1:
             found = " and ".join(given) or "none of them"
-            raise BadInput(f"a request has exactly one of messages, prompt and token_ids; this one has {found}")
-        if self.messages is None and (self.tools or self.thinking is not None or self.reasoning_effort):
-            raise BadInput("tools and thinking need messages: a plain prompt has no template to put them in")
-        if self.max_tokens is not None and self.max_tokens < 0:
-            raise BadInput(f"max_tokens is {self.max_tokens}; it should be at least 0")
+            raise BadInput(
+                f"a request has exactly one of messages, prompt and token_ids; this one has {found}", field=("prompt", *given)[-1]
+            )
+        self._check_is_chat()
+        _check_tokens("token_ids", self.token_ids)
+        _check_tokens("stop_token_ids", self.stop_token_ids)
+        _check_integer("max_tokens", self.max_tokens, 0)
         if len(self.stop) > MAX_STOP_STRINGS or not all(self.stop):
-            raise BadInput(f"stop has {len(self.stop)} texts; it may have {MAX_STOP_STRINGS}, none of them empty")
-        _check_top("logprobs", self.logprobs)
-        _check_top("prompt_logprobs", self.prompt_logprobs)
-        if self.prompt_logprobs_start < 0:
-            raise BadInput(f"prompt_logprobs_start is {self.prompt_logprobs_start}; it should be at least 0")
+            raise BadInput(f"stop has {len(self.stop)} texts; it may have {MAX_STOP_STRINGS}, none of them empty", field="stop")
+        _check_integer("logprobs", self.logprobs, 0, MAX_TOP_LOGPROBS)
+        _check_integer("prompt_logprobs", self.prompt_logprobs, 0, MAX_TOP_LOGPROBS)
+        _check_integer("prompt_logprobs_start", self.prompt_logprobs_start, 0)
         if self.deadline_seconds is not None and not (math.isfinite(self.deadline_seconds) and self.deadline_seconds > 0):
-            raise BadInput(f"deadline_seconds is {self.deadline_seconds:g}; it should be more than 0")
+            raise BadInput(f"deadline_seconds is {self.deadline_seconds:g}; it should be more than 0", field="deadline_seconds")
         self._check_tool_choice()
+
+    def _check_is_chat(self) -> None:
+        asked = {
+            "tools": bool(self.tools),
+            "thinking": self.thinking is not None,
+            "reasoning_effort": bool(self.reasoning_effort),
+        }
+        for field in (name for name, is_asked in asked.items() if is_asked and self.messages is None):
+            raise BadInput(f"{field}: only with messages; a plain prompt has no template to put it in", field=field)
 
     def _check_tool_choice(self) -> None:
         choice = self.tool_choice
         if choice in ("none", "auto"):
             return
         if not self.tools:
-            raise BadInput(f"tool_choice is {choice!r} and there are no tools to choose from")
+            raise BadInput(f"tool_choice is {choice!r} and there are no tools to choose from", field="tool_choice")
         if choice != "required" and choice not in (names := [tool_name(tool) for tool in self.tools]):
-            raise BadInput(f"tool_choice names {choice!r}, which is none of the tools: {', '.join(names)}")
+            raise BadInput(f"tool_choice names {choice!r}, which is none of the tools: {', '.join(names)}", field="tool_choice")
         if self.constraint is not None:
-            raise BadInput(f"tool_choice {choice!r} asks for a call and the constraint for an answer; leave one of them out")
+            raise BadInput(
+                f"tool_choice {choice!r} asks for a call and the constraint for an answer; leave one of them out",
+                field="tool_choice",
+            )
 
 
 def tool_name(tool: Mapping[str, Any]) -> str:
@@ -216,8 +244,10 @@ class ScoreRequest(Frozen):
 
     def __post_init__(self) -> None:
         if (self.prompt is None) == (self.token_ids is None):
-            raise BadInput("a request to score has exactly one of prompt and token_ids")
-        _check_top("top", self.top)
+            raise BadInput("a request to score has exactly one of prompt and token_ids", field="prompt")
+        _check_tokens("token_ids", self.token_ids)
+        _check_integer("start", self.start, 0)
+        _check_integer("top", self.top, 0, MAX_TOP_LOGPROBS)
 
 
 class TokenLogprob(Frozen):

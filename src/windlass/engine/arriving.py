@@ -54,7 +54,7 @@ def compiled_of(future: Future[Compiled]) -> Compiled:
         return future.result()
     if isinstance(error, Error):
         raise error
-    raise BadInput(f"the constraint cannot be compiled: {type(error).__name__}")
+    raise BadInput(f"the constraint cannot be compiled: {type(error).__name__}", field="constraint")
 
 
 class Deadlines:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
-from typing import Literal
 
 import msgspec
 
@@ -35,9 +34,6 @@ from windlass.errors import Error
 
 Progress = Callable[[int, int], None]
 """Bytes loaded, and of how many."""
-
-Health = Literal["absent", "loading", "ready", "stuck", "dead"]
-"""`absent`: none was started yet; `stuck`: it is there and gave no sign of life in time, though it may only be busy."""
 
 
 class Calls:
@@ -70,12 +66,12 @@ class Calls:
         self._numbers += 1
         number = self._numbers
         arrived: asyncio.Queue[Output | Error] = asyncio.Queue()
-        self._teach(connection, submit)
-        connection.calls[number] = arrived
-        connection.port.send(msgspec.structs.replace(submit, id=number))
-        finished = False
-        timer = self._deadline(submit, arrived)
+        finished, timer = False, None
         try:
+            self._teach(connection, submit)
+            connection.calls[number] = arrived
+            connection.port.send(msgspec.structs.replace(submit, id=number))
+            timer = self._deadline(submit, arrived)
             while not finished:
                 found = _raised([await arrived.get(), *_waiting(arrived)])
                 finished = found[-1].finish is not None
@@ -99,24 +95,6 @@ class Calls:
             return await answer
         finally:
             connection.questions.pop(number, None)  # whoever gave up waiting wants no answer any more
-
-    async def health(self, timeout_seconds: float) -> Health:
-        """Asks an engine that is there for a sign of life, which it gives between two steps. Starts none."""
-        connection = self._connection
-        if self._is_closed or connection is None:
-            return "absent"
-        if connection.is_lost:
-            return "dead"
-        if not connection.info.done():
-            return "loading"
-        try:
-            async with asyncio.timeout(timeout_seconds):
-                await self.info()
-        except TimeoutError:
-            return "stuck"
-        except Unavailable:
-            return "dead"
-        return "ready"
 
     async def restart(self) -> None:
         """Ends an engine that is there, and what it was asked, with Unavailable; the next request starts another."""

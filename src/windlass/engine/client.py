@@ -7,13 +7,14 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from windlass.core.client import Late, SyncClient
 from windlass.core.request import Delta, Info, Request, ScoreRequest, Scores, Timings, TokenLogprob, Usage
-from windlass.engine.calls import Calls, Health, Progress
+from windlass.engine.aside import PER_VALUE, Aside, size_of
+from windlass.engine.calls import Calls, Progress
 from windlass.engine.port import Port, ProcessPort, ThreadPort
 from windlass.engine.protocol import Begun, Finish, Launch, Output, Submit, finish_error, late_words
 from windlass.engine.wording import NoWording, Opened, Silent, Wording
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from windlass.engine.engine import Engine
     from windlass.weights.text_of import ModelText
 
-Asked, Result = TypeVar("Asked"), TypeVar("Result")
-
 
 class EngineClient:
     """Whatever way leads to the engine."""
@@ -34,6 +33,7 @@ class EngineClient:
     def __init__(self, make_port: Callable[[], Port], text: ModelText | None = None, progress: Progress | None = None) -> None:
         self._wording = NoWording() if text is None else Wording(text)
         self._calls = Calls(make_port, progress, self._wording.vocabulary)
+        self._aside = Aside()
 
     @property
     def is_alive(self) -> bool:
@@ -41,13 +41,16 @@ class EngineClient:
         return self._calls.is_alive
 
     async def generate(self, request: Request) -> AsyncGenerator[Delta, None]:
-        opened = await aside(self._wording.opened, request, _num_characters(request))
-        submit = await self._submit(request, opened)
+        began = time.monotonic()
+        size = _size(request)
+        context = await self._context(request, size)
+        opened = await self._aside.run(lambda: self._wording.opened(request, context), size)
+        submit = await self._submit(request, opened, began)
         answer = _Answer(opened.stream)
         async with aclosing(self._calls.outputs(submit)) as arriving:
             async for outputs in arriving:
                 delta, finish = answer.add(outputs)
-                yield self._worded(delta)
+                yield await self._worded(delta)
                 if finish is not None:
                     return
                 if answer.is_stopped:
@@ -55,7 +58,9 @@ class EngineClient:
         yield answer.stopped(len(opened.tokens))  # by a stop string, of which only the text knows
 
     async def score(self, request: ScoreRequest) -> Scores:
-        tokens = self._wording.prompt_tokens(request)
+        size = len(request.prompt or request.token_ids or ())
+        context = await self._context(request, size)
+        tokens = await self._aside.run(lambda: self._wording.prompt_tokens(request, context), size)
         submit = Submit(
             id=0,
             token_ids=tokens,
@@ -70,7 +75,7 @@ class EngineClient:
                 for output in outputs:
                     _check(output.finish)
                     found = output.prompt_logprobs if output.prompt_logprobs is not None else found
-        return Scores(token_ids=tuple(tokens), logprobs=self._worded_prompt(found) or ())
+        return Scores(token_ids=tuple(tokens), logprobs=await self._worded_prompt(found))
 
     async def info(self) -> Info:
         found = await self._calls.info()
@@ -79,32 +84,36 @@ class EngineClient:
             found, has_text=has_text, has_chat=self._wording.has_chat, stop_token_ids=self._stops(found.stop_token_ids)
         )
 
-    async def health(self, timeout_seconds: float = 30.0) -> Health:
-        """Whether an engine is there and gives a sign of life in time: to tell one that is dead from one that is busy. Starts none."""
-        return await self._calls.health(timeout_seconds)
-
     async def tokenize(self, text: str | Sequence[Mapping[str, Any]]) -> list[int]:
         """Of a text, as it would be read as a prompt; or of a chat's messages, through the template. Needs no engine."""
         if isinstance(text, str):
-            return await aside(self._wording.prompt_tokens, Request(prompt=text), len(text))
-        return await aside(self._wording.chat_tokens, text, sum(len(str(message.get("content"))) for message in text))
+            return await self._aside.run(lambda: self._wording.prompt_tokens(Request(prompt=text)), len(text))
+        return await self._aside.run(lambda: self._wording.chat_tokens(text), size_of(*text[:LONG_CHARACTERS]))
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
-        return self._wording.decoded(token_ids)
+        return await self._aside.run(lambda: self._wording.decoded(token_ids), len(token_ids))
 
     async def close(self) -> None:
+        self._aside.close()
         await self._calls.close()
 
-    async def _submit(self, request: Request, opened: Opened) -> Submit:
-        began = time.monotonic()
-        own = self._stops((await self._ready(request)).stop_token_ids)
+    async def _context(self, request: Request | ScoreRequest, size: int) -> int | None:
+        """What is long is held against the context before anything is made of it; what is short need not wait for an engine."""
+        if size < LONG_CHARACTERS:
+            return None
+        return (await self._ready(request.deadline_seconds if isinstance(request, Request) else None)).context_tokens
+
+    async def _submit(self, request: Request, opened: Opened, began: float) -> Submit:
+        info = await self._ready(request.deadline_seconds)
+        self._check_stops(request.stop_token_ids, info)
+        own = self._stops(info.stop_token_ids)
         left = None if request.deadline_seconds is None else max(request.deadline_seconds - (time.monotonic() - began), 0.001)
         return Submit(
             id=0,
             token_ids=opened.tokens,
             sampling=request.sampling,
             max_tokens=request.max_tokens,
-            stop_token_ids=[*request.stop_token_ids, *(() if request.ignore_eos else own)],
+            stop_token_ids=list(dict.fromkeys((*request.stop_token_ids, *(() if request.ignore_eos else own)))),
             logprobs=request.logprobs,
             prompt_logprobs=request.prompt_logprobs,
             prompt_logprobs_start=request.prompt_logprobs_start,
@@ -114,25 +123,36 @@ class EngineClient:
             owner=request.owner,
         )
 
-    async def _ready(self, request: Request) -> Info:
+    async def _ready(self, deadline_seconds: float | None) -> Info:
         """An engine that is still being loaded makes requests late too."""
         try:
-            async with asyncio.timeout(request.deadline_seconds):
+            async with asyncio.timeout(deadline_seconds):
                 return await self._calls.ready()
         except TimeoutError:
-            raise Late(late_words(request.deadline_seconds)) from None
+            raise Late(late_words(deadline_seconds)) from None
+
+    def _check_stops(self, asked: tuple[int, ...], info: Info) -> None:
+        """Those of the request only: a model's own may name tokens that it does not have."""
+        known = min(self._wording.num_tokens, info.vocab_size or self._wording.num_tokens)
+        if asked and max(asked) >= known:
+            raise BadInput(
+                f"stop_token_ids has token {max(asked)}; this model's tokens are 0 to {known - 1}", field="stop_token_ids"
+            )
 
     def _stops(self, of_model: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(dict.fromkeys((*self._wording.stop_ids, *of_model)))
 
-    def _worded(self, delta: Delta) -> Delta:
+    async def _worded(self, delta: Delta) -> Delta:
         if not delta.logprobs and delta.prompt_logprobs is None:
             return delta
-        prompt = None if delta.prompt_logprobs is None else self._worded_prompt(list(delta.prompt_logprobs))
+        prompt = None if delta.prompt_logprobs is None else await self._worded_prompt(delta.prompt_logprobs)
         return msgspec.structs.replace(delta, logprobs=self._wording.with_text(delta.logprobs), prompt_logprobs=prompt)
 
-    def _worded_prompt(self, found: list[TokenLogprob | None]) -> tuple[TokenLogprob | None, ...]:
-        return tuple(None if entry is None else self._wording.with_text([entry])[0] for entry in found)
+    async def _worded_prompt(self, found: Sequence[TokenLogprob | None]) -> tuple[TokenLogprob | None, ...]:
+        def worded() -> tuple[TokenLogprob | None, ...]:
+            return tuple(None if entry is None else self._wording.with_text([entry])[0] for entry in found)
+
+        return await self._aside.run(worded, PER_VALUE * sum(1 + len(entry.top) for entry in found if entry is not None))
 
 
 class _Answer:
@@ -207,15 +227,11 @@ def _check(finish: Finish | None) -> None:
         raise finish_error(finish)
 
 
-async def aside(work: Callable[[Asked], Result], asked: Asked, num_characters: int) -> Result:
-    """A text of megabytes takes seconds to be cut into tokens, during which others must be served: then in a thread."""
-    return work(asked) if num_characters < LONG_CHARACTERS else await asyncio.to_thread(work, asked)
-
-
-def _num_characters(request: Request) -> int:
-    if request.messages is None:
-        return len(request.prompt or "")
-    return sum(len(content) for message in request.messages if isinstance(content := message.get("content"), str))
+def _size(request: Request) -> int:
+    """Of what is read before an engine is asked; of token ids, which are taken as they are, less than of text."""
+    constraint = request.constraint.value if request.constraint is not None else ""
+    given = len(request.prompt or request.token_ids or ())
+    return given + len(constraint) + (0 if request.messages is None else size_of(request.messages, request.tools))
 
 
 class LocalClient(EngineClient):
@@ -256,8 +272,7 @@ def open_client(launch: Launch, progress: Progress | None = None, *, needs_text:
             if needs_text:
                 raise
     if text is not None and launch.num_tokens is None:
-        highest = max(text.tokenizer.backend.get_vocab(with_added_tokens=True).values())  # ids may have gaps
-        launch = msgspec.structs.replace(launch, num_tokens=highest + 1)
+        launch = msgspec.structs.replace(launch, num_tokens=max(text.tokenizer.known_ids) + 1)
     return LocalClient(launch, text, progress)
 
 

@@ -15,9 +15,11 @@ Floats = NDArray[np.float32]
 BLOCK = 64
 
 
-def draw_row(logits: Floats, top_k: int | None, top_p: float, min_p: float, uniform: float) -> int:
-    """`logits` [tokens], already divided by the temperature."""
+def draw_row(logits: Floats, top_k: int | None, top_p: float, min_p: float, uniform: float) -> int | None:
+    """`logits` [tokens], already divided by the temperature; None where the largest of them is no number."""
     best = logits.max()
+    if not math.isfinite(best):
+        return None
     least = best + math.log(min_p) if min_p else -math.inf
     if top_k is not None and top_k < len(logits):
         return _draw_top_k(logits, best, least, top_k, top_p, uniform)

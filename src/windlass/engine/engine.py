@@ -7,7 +7,7 @@ Whoever owns the engine calls `step` while there is work. Nothing here waits, bu
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -83,7 +83,8 @@ class Engine:
             raise Error("the engine is closed")
         if submit.id in self._sequences or submit.id in self._compiling:
             raise BadInput(f"a request with the number {submit.id} is running already")
-        self._check_tokens(submit.token_ids)
+        self._check_tokens(submit.token_ids, "the prompt", "prompt")
+        self._check_tokens(submit.sampling.logit_bias, "logit_bias", "logit_bias")
         if submit.grammar:
             self._compiling.add(submit, time.perf_counter(), self._guides.compiled(submit.grammar))
         else:
@@ -97,6 +98,7 @@ class Engine:
         """Frees what the request holds, at once. None: it is not there (any more)."""
         submit = self._compiling.drop(number)
         if submit is not None:
+            self._guides.unwanted(submit.grammar)
             return Output(number, [], finish=self._never_began(submit, "cancelled"))
         sequence = self._sequences.get(number)
         return None if sequence is None else Output(number, [], finish=self._finish(sequence, "cancelled"))
@@ -154,11 +156,11 @@ class Engine:
 
     # --- how
 
-    def _check_tokens(self, tokens: list[int]) -> None:
+    def _check_tokens(self, tokens: Collection[int], what: str, field: str) -> None:
         lowest, highest = min(tokens, default=0), max(tokens, default=0)
         if lowest < 0 or highest >= self.num_tokens:
             unknown = lowest if lowest < 0 else highest
-            raise BadInput(f"the prompt has token {unknown}; this model's tokens are 0 to {self.num_tokens - 1}")
+            raise BadInput(f"{what} has token {unknown}; this model's tokens are 0 to {self.num_tokens - 1}", field=field)
 
     def _enter(self, submit: Submit, submitted: float, guide: Guide | None = None) -> None:
         sequence = self._sequence(submit, submitted, guide)
@@ -174,14 +176,17 @@ class Engine:
             try:
                 self._enter(submit, submitted, compiled_of(future).guide(submit.stop_token_ids))
             except Error as error:
-                ended.append(Output(submit.id, [], finish=self._never_began(submit, "error", str(error))))
+                ended.append(Output(submit.id, [], finish=self._never_began(submit, "error", error)))
         return ended
 
-    def _never_began(self, submit: Submit, reason: FinishReason, error: str = "") -> Finish:
+    def _never_began(self, submit: Submit, reason: FinishReason, error: Error | None = None) -> Finish:
         """Cancelled, or refused, which is no failure."""
         self._totals.by_reason["cancelled"] += reason == "cancelled"
         usage = Usage(prompt_tokens=len(submit.token_ids), completion_tokens=0)
-        return Finish(reason, usage, Timings(), error=error, error_kind="BadInput" if error else "")
+        if error is None:
+            return Finish(reason, usage, Timings())
+        kind = type(error).__name__ if isinstance(error, BadInput) else BadInput.__name__
+        return Finish(reason, usage, Timings(), None, str(error), kind, getattr(error, "field", ""))
 
     def _sequence(self, submit: Submit, submitted: float, guide: Guide | None) -> EngineSequence:
         num_prompt = len(submit.token_ids)
@@ -315,10 +320,10 @@ class Engine:
         """No token could be drawn."""
         guide = sequence.request.drawing.guide
         if guide is not None and guide.error:
-            return self._finish(sequence, "error", guide.error, "BadInput")
+            return self._finish(sequence, "error", guide.error, BadInput.__name__, "constraint")
         return self._finish(sequence, "error", NOT_NUMBERS)
 
-    def _finish(self, sequence: EngineSequence, reason: FinishReason, error: str = "", kind: str = "") -> Finish:
+    def _finish(self, sequence: EngineSequence, reason: FinishReason, error: str = "", kind: str = "", field: str = "") -> Finish:
         """Lets go of a sequence."""
         self.scheduler.remove(sequence)
         del self._sequences[sequence.id]
@@ -327,7 +332,7 @@ class Engine:
             prompt_tokens=sequence.num_prompt, completion_tokens=sequence.num_output, cached_tokens=max(sequence.num_cached, 0)
         )
         stop_token_id = sequence.tokens[-1] if reason == "stop" and sequence.tokens[-1] in sequence.stop_token_ids else None
-        return Finish(reason, usage, _timings(sequence.request, time.perf_counter()), stop_token_id, error, kind)
+        return Finish(reason, usage, _timings(sequence.request, time.perf_counter()), stop_token_id, error, kind, field)
 
 
 def _guided(guide: Guide | None, token: int, reason: FinishReason | None) -> FinishReason | None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from windlass.core.client import Busy
 from windlass.engine.protocol import Vocabulary
 from windlass.errors import BadInput, MissingExtra
 
@@ -27,8 +28,11 @@ MAX_COMPILED = 32
 """Grammars kept ready: the same schema is asked for again and again."""
 MAX_LEXER_STATES = 50_000
 """Of 1-2 kB each (llguidance, LLParserLimits): a grammar out of control ends with its request and not with the memory."""
-MAX_GRAMMAR_SIZE = 100_000
-"""Symbols. Much larger ones take seconds to compile, and fail on other limits when they are used."""
+MAX_GRAMMAR_SIZE = 30_000
+"""Symbols, which take up to half a second; the time grows with their square."""
+MAX_QUEUED = 1000
+MAX_QUEUED_CHARACTERS = 500_000
+"""Of grammars that wait to be compiled, together: about a second of work."""
 
 
 class Guide:
@@ -84,22 +88,50 @@ class Guides:
         self._vocabulary: Vocabulary | None = None
         self._tokenizer: LLTokenizer | None = None
         self._compiled: OrderedDict[str, Future[Compiled]] = OrderedDict()
+        self._num_waiting: dict[str, int] = {}
+        """Grammar that is not compiled yet -> how many want it."""
         self._thread: ThreadPoolExecutor | None = None
 
     def learn(self, vocabulary: Vocabulary) -> None:
         self._vocabulary, self._tokenizer = vocabulary, None
         self._compiled.clear()
+        self._num_waiting.clear()
 
     def compiled(self, grammar: str) -> Future[Compiled]:
-        """Its exception is the BadInput of a grammar that cannot be."""
+        """Its exception is the BadInput of a grammar that cannot be. Whoever does not wait for it to the end says `unwanted`."""
         found = self._compiled.get(grammar)
         if found is None or (found.done() and found.exception() is not None):
-            self._thread = self._thread or ThreadPoolExecutor(1, "windlass-grammars")
-            found = self._compiled[grammar] = self._thread.submit(self._compile, grammar)
-            if len(self._compiled) > MAX_COMPILED:
-                self._compiled.popitem(last=False)
+            found = self._begun(grammar)
+        if not found.done():
+            self._num_waiting[grammar] = self._num_waiting.get(grammar, 0) + 1
         self._compiled.move_to_end(grammar)
         return found
+
+    def unwanted(self, grammar: str) -> None:
+        """One fewer waits for it; what nobody waits for is not begun."""
+        left = self._num_waiting.get(grammar, 0) - 1
+        if left > 0:
+            self._num_waiting[grammar] = left
+            return
+        self._num_waiting.pop(grammar, None)
+        if grammar in self._compiled and self._compiled[grammar].cancel():
+            del self._compiled[grammar]
+
+    def _begun(self, grammar: str) -> Future[Compiled]:
+        self._num_waiting = {other: count for other, count in self._num_waiting.items() if not self._is_done(other)}
+        queued = sum(map(len, self._num_waiting))
+        if len(self._num_waiting) >= MAX_QUEUED or (queued and queued + len(grammar) > MAX_QUEUED_CHARACTERS):
+            raise Busy("too many grammars are being compiled; ask again in a moment")
+        self._thread = self._thread or ThreadPoolExecutor(1, "windlass-grammars")
+        self._compiled[grammar] = future = self._thread.submit(self._compile, grammar)
+        old = [kept for kept in self._compiled if self._is_done(kept)]
+        for kept in old[: max(len(self._compiled) - MAX_COMPILED, 0)]:
+            del self._compiled[kept]
+        return future
+
+    def _is_done(self, grammar: str) -> bool:
+        found = self._compiled.get(grammar)
+        return found is None or found.done()
 
     def guide(self, grammar: str, stops: Iterable[int]) -> Guide:
         """Waits for it."""
@@ -115,14 +147,14 @@ class Guides:
         beginning = found.guide(())  # what fails at once should fail before anything is computed
         beginning.fill(np.zeros(num_words(tokenizer.vocab_size), np.uint32))
         if beginning.error and not found.matcher.is_accepting():
-            raise BadInput(f"the constraint cannot be compiled: {beginning.error.partition(': ')[2]}")
+            raise _bad(f"the constraint cannot be compiled: {beginning.error.partition(': ')[2]}")
         return found
 
     def _known_tokenizer(self) -> LLTokenizer:
         """Made with the first grammar: it takes some 4 microseconds a token of the vocabulary."""
         if self._tokenizer is None:
             if self._vocabulary is None:
-                raise BadInput("constrained output needs the model's tokenizer, which this engine was not given")
+                raise _bad("constrained output needs the model's tokenizer, which this engine was not given")
             self._tokenizer = _tokenizer(self._vocabulary)
         return self._tokenizer
 
@@ -144,9 +176,7 @@ def _tokenizer(vocabulary: Vocabulary) -> LLTokenizer:
     try:
         return library.LLTokenizer(vocabulary.tokenizer_json, eos_token=list(vocabulary.stop_token_ids) or None)
     except ValueError as error:
-        raise BadInput(
-            f"answers of this model cannot be constrained; llguidance cannot use its tokenizer: {_short(error)}"
-        ) from None
+        raise _bad(f"answers of this model cannot be constrained; llguidance cannot use its tokenizer: {_short(error)}") from None
 
 
 def _matcher(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
@@ -154,8 +184,12 @@ def _matcher(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
     limits = library.LLParserLimits(max_lexer_states=MAX_LEXER_STATES, max_grammar_size=MAX_GRAMMAR_SIZE, verbose_errors=False)
     matcher = library.LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
     if matcher.is_error():
-        raise BadInput(f"the constraint cannot be compiled: {_reason(matcher)}")
+        raise _bad(f"the constraint cannot be compiled: {_reason(matcher)}")
     return matcher
+
+
+def _bad(words: str) -> BadInput:
+    return BadInput(words, field="constraint")
 
 
 def _reason(matcher: LLMatcher) -> str:

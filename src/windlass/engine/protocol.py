@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from windlass import errors
-from windlass.core.client import Broken, Late, Unavailable
+from windlass.core.client import Broken, Busy, Late, Unavailable
 from windlass.core.layout import Layout
 from windlass.core.model import Frozen
 from windlass.core.request import FinishReason, Info, Sampling, Timings, TokenLogprob, Usage
@@ -199,6 +199,8 @@ def as_error(told: Refused | Failed) -> errors.Error:
     """What was raised there, to be raised here; what is not the user's to mend is the engine's failure."""
     if told.kind == "DoesNotFit":
         return errors.DoesNotFit(told.message, told.short_bytes)
+    if told.kind == Busy.__name__:
+        return Busy(told.message)
     kind: Any = getattr(errors, told.kind, None) if told.kind else None
     if not isinstance(kind, type) or not issubclass(kind, errors.Error):
         return Unavailable(f"the engine failed: {told.message}")

@@ -158,7 +158,8 @@ def _finite(logits: Tensor) -> list[bool]:
     return np.isfinite(logits.numpy().max(axis=1)).tolist() if _on_host(logits) else logits.amax(-1).isfinite().tolist()
 
 
-def _drawn(logits: Tensor, drawings: list[Drawing]) -> list[int]:
+def _drawn(logits: Tensor, drawings: list[Drawing]) -> list[int | None]:
+    """None where penalties, temperature or a grammar have left no number, though the model gave some."""
     device, width = logits.device, logits.shape[1]
     samplings = [drawing.sampling for drawing in drawings]
     uniforms = [uniform(drawing.seed, drawing.num_drawn) for drawing in drawings]
@@ -167,7 +168,8 @@ def _drawn(logits: Tensor, drawings: list[Drawing]) -> list[int]:
         return [draw_row(row / np.float32(how.temperature), how.top_k, how.top_p, how.min_p, chance) for row, how, chance in rows]
     logits /= torch.tensor([sampling.temperature for sampling in samplings], device=device)[:, None]
     found = draw(logits, _filters(samplings, width, device), torch.tensor(uniforms, dtype=torch.float64, device=device))
-    return found.tolist()
+    tokens = torch.where(logits.amax(-1).isfinite(), found, -1).tolist()
+    return [None if token < 0 else token for token in tokens]
 
 
 def _filters(samplings: list[Sampling], width: int, device: torch.device) -> Filters | None:

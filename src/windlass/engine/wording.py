@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from windlass.core.request import NO_EFFORT, Request, ScoreRequest, TokenLogprob
+from windlass.core.request import NO_EFFORT, Request, ScoreRequest, TokenLogprob, shown_integer
 from windlass.engine.protocol import Vocabulary
-from windlass.errors import BadInput
+from windlass.errors import BadInput, TooLong
 from windlass.families.dialect import dialect
 from windlass.text.call_grammar import Asked, answer_grammar
 from windlass.text.chat import render_chat
 from windlass.text.reasoning import opens_reasoning
 from windlass.text.stream import Piece, TextStream, special_marks
 from windlass.text.styles import PLAIN, style_tags
+from windlass.text.tokenizer import LONG_CHARACTERS, UNFINISHED
 
 if TYPE_CHECKING:
     from windlass.weights.text_of import ModelText
 
 NO_TEXT = "this model has no tokenizer, so it takes token_ids only; give its tokenizer.json, or ask with token_ids"
+
+
+_TOOLS = re.compile(r"\btools\b")
+"""Templates are given them by that name."""
 
 
 class Opened(NamedTuple):
@@ -36,6 +44,8 @@ class Wording:
     def __init__(self, text: ModelText) -> None:
         self._text = text
         self._dialect = dialect(text.chat_template)
+        self._known: dict[int, tuple[str, bytes]] = {}
+        """Tokens alone, as they were asked for: their text, and their bytes where they are a piece of a character."""
 
     @property
     def has_chat(self) -> bool:
@@ -45,34 +55,47 @@ class Wording:
     def stop_ids(self) -> tuple[int, ...]:
         return self._text.stop_ids
 
-    def opened(self, request: Request) -> Opened:
+    @cached_property
+    def num_tokens(self) -> int:
+        """Ids from there on are none of the vocabulary's."""
+        return max(self._text.tokenizer.known_ids, default=-1) + 1
+
+    def opened(self, request: Request, context_tokens: int | None = None) -> Opened:
+        """`context_tokens`: what is surely longer is refused before it is made into tokens, which takes a hundred times its memory."""
         if request.messages is not None:
-            return self._opened_chat(request)
-        tokens = self.prompt_tokens(request)
+            return self._opened_chat(request, context_tokens)
+        tokens = self.prompt_tokens(request, context_tokens)
         stream = TextStream(self._text.tokenizer, stop=request.stop, prompt=tokens)
         return Opened(tokens, stream, answer_grammar(Asked(style=PLAIN, constraint=request.constraint), {}))
 
-    def prompt_tokens(self, request: Request | ScoreRequest) -> list[int]:
+    def prompt_tokens(self, request: Request | ScoreRequest, context_tokens: int | None = None) -> list[int]:
         if request.token_ids is not None:
-            return list(request.token_ids)
+            return _given_tokens(request.token_ids, context_tokens)
         assert request.prompt is not None
+        self._check_fits(request.prompt, context_tokens, "prompt")
         return self._text.tokenizer.encode(request.prompt)
 
     def chat_tokens(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         return self._encoded(self._rendered(Request(messages=tuple(map(dict, messages)))))
 
     def decoded(self, token_ids: Sequence[int]) -> str:
-        text_of = self._text.tokenizer.backend.id_to_token
-        for token in token_ids:
-            if not 0 <= token < 2**32 or text_of(token) is None:
-                raise BadInput(f"there is no token {token}; this model's tokens are 0 to {self._text.tokenizer.vocab_size - 1}")
+        unknown = set(token_ids) - self._text.tokenizer.known_ids
+        for token in map(shown_integer, unknown):
+            raise BadInput(f"there is no token {token}; this model's tokens are 0 to {self.num_tokens - 1}", field="token_ids")
         return self._text.tokenizer.decode(token_ids, skip_special=False)
 
     def vocabulary(self) -> Vocabulary:
         return Vocabulary(self._text.tokenizer.backend.to_str(), list(self._text.stop_ids))
 
-    def _opened_chat(self, request: Request) -> Opened:
+    def _opened_chat(self, request: Request, context_tokens: int | None) -> Opened:
+        if context_tokens is not None and len(request.messages or ()) > context_tokens:
+            raise TooLong(
+                f"a chat of {len(request.messages or ()):,} messages does not fit in {context_tokens:,} tokens (the context); "
+                "leave some out",
+                field="messages",
+            )
         prompt = self._rendered(request)
+        self._check_fits(prompt, context_tokens, "messages")
         style, tools = self._dialect.style, _shown_tools(request)
         starts_in_reasoning = opens_reasoning(prompt, style_tags(style))
         stream = TextStream(
@@ -91,6 +114,17 @@ class Wording:
         )
         return Opened(self._encoded(prompt), stream, answer_grammar(asked, special_marks(self._text.tokenizer, style)))
 
+    def _check_fits(self, text: str, context_tokens: int | None, field: str) -> None:
+        """Below LONG_CHARACTERS nothing is surely too long: tokenizers may leave spaces out."""
+        if context_tokens is None or len(text) < LONG_CHARACTERS:
+            return
+        if len(text) > (most := context_tokens * self._text.tokenizer.longest_token):
+            raise TooLong(
+                f"a prompt of {len(text):,} characters does not fit in {context_tokens:,} tokens (the context), "
+                f"which are {most:,} characters at the very most; shorten it",
+                field=field,
+            )
+
     def _encoded(self, prompt: str) -> list[int]:
         return self._text.tokenizer.encode(prompt, special=False)
 
@@ -100,11 +134,18 @@ class Wording:
     def _rendered(self, request: Request) -> str:
         template = self._text.chat_template
         if template is None:
-            raise BadInput("this model has no chat template; ask with a prompt instead of messages")
+            raise BadInput("this model has no chat template; ask with a prompt instead of messages", field="messages")
+        tools = _shown_tools(request)
+        if tools and not _TOOLS.search(template):
+            field = "tools" if request.tool_choice == "auto" else "tool_choice"
+            raise BadInput(
+                f"{field}: this model's chat template shows it no tools, so it would not know of them; leave tools out",
+                field=field,
+            )
         return render_chat(
             template,
             [self._recalling(message) for message in request.messages or ()],
-            tools=_shown_tools(request) or None,
+            tools=tools or None,
             special_tokens=self._text.special_tokens,
             **self._variables(request),
         )
@@ -125,10 +166,12 @@ class Wording:
         elif effort is not None and self._dialect.thinking:
             thinking = effort not in NO_EFFORT if thinking is None else thinking
         elif effort is not None:
-            raise BadInput("this model's chat template has no measure of reasoning; leave reasoning_effort out")
+            raise BadInput(
+                "this model's chat template has no measure of reasoning; leave reasoning_effort out", field="reasoning_effort"
+            )
         if thinking is not None:
             if not self._dialect.thinking:
-                raise BadInput("this model's chat template has no switch for reasoning; leave thinking out")
+                raise BadInput("this model's chat template has no switch for reasoning; leave thinking out", field="thinking")
             variables[self._dialect.thinking] = thinking
         return variables
 
@@ -136,8 +179,15 @@ class Wording:
         return tuple(self._with_text(entry) for entry in entries)
 
     def _with_text(self, entry: TokenLogprob) -> TokenLogprob:
-        text = self._text.tokenizer.decode([entry.token_id], skip_special=False)
-        return msgspec.structs.replace(entry, token=text, top=self.with_text(entry.top))
+        text, raw = self._said(entry.token_id)
+        return msgspec.structs.replace(entry, token=text, raw=raw, top=self.with_text(entry.top))
+
+    def _said(self, token: int) -> tuple[str, bytes]:
+        found = self._known.get(token)
+        if found is None:
+            text = self._text.tokenizer.decode([token], skip_special=False)
+            found = self._known[token] = text, self._text.tokenizer.raw(token) if UNFINISHED in text else b""
+        return found
 
 
 class NoWording:
@@ -145,30 +195,41 @@ class NoWording:
 
     has_chat = False
     stop_ids: tuple[int, ...] = ()
+    num_tokens = sys.maxsize
+    """Not known here."""
 
-    def opened(self, request: Request) -> Opened:
+    def opened(self, request: Request, context_tokens: int | None = None) -> Opened:
         if request.stop:
-            raise BadInput("stop strings need a tokenizer, which this model does not have; use stop_token_ids")
+            raise BadInput("stop strings need a tokenizer, which this model does not have; use stop_token_ids", field="stop")
         if request.constraint is not None:
-            raise BadInput("a constraint needs a tokenizer, which this model does not have")
-        return Opened(self.prompt_tokens(request), Silent())
+            raise BadInput("a constraint needs a tokenizer, which this model does not have", field="constraint")
+        return Opened(self.prompt_tokens(request, context_tokens), Silent())
 
-    def prompt_tokens(self, request: Request | ScoreRequest) -> list[int]:
+    def prompt_tokens(self, request: Request | ScoreRequest, context_tokens: int | None = None) -> list[int]:
         if request.token_ids is None:
-            raise BadInput(NO_TEXT)
-        return list(request.token_ids)
+            raise BadInput(NO_TEXT, field="prompt" if request.prompt is not None else "messages")
+        return _given_tokens(request.token_ids, context_tokens)
 
     def chat_tokens(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        raise BadInput(NO_TEXT)
+        raise BadInput(NO_TEXT, field="messages")
 
     def decoded(self, token_ids: Sequence[int]) -> str:
-        raise BadInput("this model has no tokenizer, so its tokens cannot be told as text")
+        raise BadInput("this model has no tokenizer, so its tokens cannot be told as text", field="token_ids")
 
     def vocabulary(self) -> Vocabulary:
         raise BadInput(NO_TEXT)
 
     def with_text(self, entries: Sequence[TokenLogprob]) -> tuple[TokenLogprob, ...]:
         return tuple(entries)
+
+
+def _given_tokens(token_ids: Sequence[int], context_tokens: int | None) -> list[int]:
+    if context_tokens is not None and len(token_ids) > context_tokens:
+        raise TooLong(
+            f"prompt of {len(token_ids):,} tokens does not fit in {context_tokens:,} tokens (the context); shorten it",
+            field="token_ids",
+        )
+    return list(token_ids)
 
 
 def _shown_tools(request: Request) -> tuple[dict[str, Any], ...]:

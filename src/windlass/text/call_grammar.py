@@ -36,7 +36,8 @@ def answer_grammar(asked: Asked, special: Mapping[str, int]) -> str:
     if must_call and not may_call:
         raise BadInput(
             f"tool_choice is {asked.tool_choice!r}, and this model's chat template shows no way of writing calls that is known here; "
-            "leave tool_choice out, or constrain the answer with a JSON schema"
+            "leave tool_choice out, or constrain the answer with a JSON schema",
+            field="tool_choice",
         )
     grammar = Grammar(special)
     if asked.constraint is not None:
@@ -122,5 +123,5 @@ def _parameters(tool: Tool) -> dict[str, Any]:
     function = cast(Tool, tool.get("function", tool))
     given = function.get("parameters")
     if given is not None and not isinstance(given, Mapping):
-        raise BadInput(f"the parameters of tool {tool_name(tool)!r} are no JSON schema")
+        raise BadInput(f"the parameters of tool {tool_name(tool)!r} are no JSON schema", field="tools")
     return {"type": "object", **cast(dict[str, Any], given or {"properties": {}, "additionalProperties": False})}

@@ -47,9 +47,11 @@ def render_chat(
     try:
         return _compiled(template).render(_plain(values))
     except _jinja().TemplateError as error:
-        raise BadInput(f"the chat template refused: {_first_line(error)}") from None
+        raise BadInput(f"the chat template refused: {_first_line(error)}", field="messages") from None
     except (TypeError, ValueError, LookupError, AttributeError, RecursionError, ArithmeticError) as error:
-        raise BadInput(f"the chat template failed on these messages: {type(error).__name__}: {_first_line(error)}") from None
+        raise BadInput(
+            f"the chat template failed on these messages: {type(error).__name__}: {_first_line(error)}", field="messages"
+        ) from None
 
 
 def chat_template(config: Mapping[str, Any], name: str = "default") -> str | None:

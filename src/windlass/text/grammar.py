@@ -56,7 +56,7 @@ class Grammar:
 
     def schema(self, schema: Any) -> str:
         if schema is False:
-            raise BadInput("the JSON schema is false, which no answer can be")
+            raise BadInput("the JSON schema is false, which no answer can be", field="constraint")
         given = dict(cast(Mapping[str, Any], schema)) if isinstance(schema, Mapping) else dict[str, Any]()
         return self._part({"json_schema": {"x-guidance": {"whitespace_pattern": _JSON_SPACE}} | given})
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,17 @@ UNFINISHED = "�"
 """What a decoder puts where bytes are not, or not yet, a character."""
 LONG_CHARACTERS = 50_000
 """About 20 ms of work."""
+
+
+_BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")
+
+
+@cache
+def _byte_letters() -> dict[str, int]:
+    """GPT-2's: bytes that are printable stand for themselves, the others for letters from 256 on, in order."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
 
 
 class Tokenizer:
@@ -35,6 +47,16 @@ class Tokenizer:
     def vocab_size(self) -> int:
         return self.backend.get_vocab_size()
 
+    @cached_property
+    def known_ids(self) -> frozenset[int]:
+        """They may have gaps."""
+        return frozenset(self.backend.get_vocab(with_added_tokens=True).values())
+
+    @cached_property
+    def longest_token(self) -> int:
+        """In characters of the vocabulary's own writing, which has at least as many as the text."""
+        return max(map(len, self.backend.get_vocab(with_added_tokens=True)), default=1)
+
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """`special`: with what the tokenizer sets around a text (BOS). A rendered chat has its own: say False."""
         if len(text) < LONG_CHARACTERS:
@@ -43,7 +65,19 @@ class Tokenizer:
         return self.backend.encode_batch_fast([text], add_special_tokens=special)[0].ids
 
     def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
-        return self.backend.decode(list(tokens), skip_special_tokens=skip_special)
+        if len(tokens) < LONG_CHARACTERS:
+            return self.backend.decode(list(tokens), skip_special_tokens=skip_special)
+        return self.backend.decode_batch([list(tokens)], skip_special_tokens=skip_special)[0]  # as above
+
+    def raw(self, token: int) -> bytes:
+        """The bytes of a token that is a piece of a character: vocabularies write bytes as letters of their own, or as <0xE2>."""
+        written = self.backend.id_to_token(token) or ""
+        if _BYTE.fullmatch(written):
+            return bytes([int(written[3:5], 16)])
+        letters = _byte_letters()
+        if all(letter in letters for letter in written):
+            return bytes(letters[letter] for letter in written)
+        return written.encode(errors="replace")
 
     def token_id(self, token: str) -> int | None:
         return self.backend.token_to_id(token)
