@@ -83,19 +83,22 @@ def check_parts(model: Model, split: Split, decoders: list[Decoder]) -> None:
                 kv = shard.kv_heads(mixer.num_kv_heads)
                 assert cache.keys.shape[1] == kv[1] - kv[0]
     if split.layout.tp > 1:  # and nobody holds everything
-        everything = sum(parameter.numel() for parameter in Decoder(model.spec, model.weights(torch.float64)).parameters())
+        everything = sum(tensor.numel() for tensor in model.state.values())
         assert all(sum(one.numel() for one in decoder.parameters()) < 0.8 * everything for decoder in decoders)
 
 
-def test_sharded_is_whole(model: Model, tiny: Any) -> None:
+def test_sharded_is_whole(name: str, model: Model, tiny: Any) -> None:
     """In float64, so that it is exact and no matter of luck. Prompts and single tokens after them, through the cache."""
     steps = steps_of(model, tiny)
     expected = whole(model, steps, torch.float64)
     assert float(expected[0].std()) > 0.3, "nothing to compare"
-    for name, split in splits_of(model).items():
+    quirks = "+" in name  # of families that are cut in every way anyway
+    for way, split in splits_of(model).items():
+        if quirks and way not in ("tp3", "tp2 pp2", "ep2"):
+            continue
         ran = run_split(model, split, steps, called, lambda *at: model.weights(torch.float64, *at))
         check(model, split, expected, ran, EXACT)
-        assert len(ran) == split.layout.world, name
+        assert len(ran) == split.layout.world, way
 
 
 RECORDED = ("llama", "falcon-7b", "bloom", "gpt2", "glm4", "glm4_moe", "gpt_oss", "deepseek_v3")
@@ -112,6 +115,20 @@ def test_replayed(tiny: Any, chosen: str) -> None:
     for split in splits_of(model).values():
         ran = run_split(model, split, steps, replayed, lambda *at: model.weights(torch.float32, *at))
         check(model, split, expected, ran, NEAR)
+
+
+def test_alone_nothing_is_said(tiny: Any) -> None:
+    """A whole decoder is one stretch of operations, with no stop in it, and adds the stream within its products."""
+    if not program.available():
+        pytest.skip("nothing is compiled here")
+    model = model_of(tiny.config("llama"))
+    decoder, steps = Decoder(model.spec, model.weights(torch.float32)), steps_of(model, tiny)
+    caches = decoder.make_caches(4, torch.float32)
+    with program.record(steps[0][0].counts[0:1]) as recorded:
+        decoder(steps[0][0], caches)
+    assert recorded.num_calls == 0
+    each = ["norm", "linear", "split_qkv", "attention", "linear", "norm", "linear", "activate", "linear"]
+    assert recorded.names == ["embed", *each * model.spec.num_layers, "gather", "norm", "linear"]
 
 
 def test_the_comparison_would_notice(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:

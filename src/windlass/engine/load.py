@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,8 +47,8 @@ Progress = Callable[[int, int], None]
 """Bytes read, and of how many."""
 
 
-ShardOf = Callable[[ModelSpec, tuple[Rule, ...], Scheme], Shard]
-"""Which part of a model stored so is to be built."""
+ShardOf = Callable[[ModelSpec, tuple[Rule, ...], Callable[[], Scheme]], Shard]
+"""Which part of a model is to be built; how it is stored, where that matters, has to be looked for."""
 
 
 class Built(NamedTuple):
@@ -83,7 +84,7 @@ def _from_checkpoint(launch: Launch, device: str, progress: Progress | None, sha
     opened = open_model(Path(launch.model))
     try:
         dtype = torch.float32 if launch.exact else None
-        shard = shard_of(opened.spec, opened.rules, scheme_of(opened))
+        shard = shard_of(opened.spec, opened.rules, partial(scheme_of, opened))
         weights = CheckpointWeights(
             opened,
             placement=shard.placement,
@@ -109,7 +110,7 @@ def _random(launch: Launch, asked: RandomWeightsOf, device: str, shard_of: Shard
     table = rules(spec)
     weights_bytes = _planned_bytes(table, how)
     check_weights(spec.name, weights_bytes, free_bytes(device))
-    shard = shard_of(spec, table, how)
+    shard = shard_of(spec, table, lambda: how)
     weights = RandomWeights(
         spec,
         table,

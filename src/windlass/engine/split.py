@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
+from collections.abc import Callable
 from functools import partial
 
 from torch.distributed import FileStore
@@ -46,8 +47,8 @@ def build_rank(launch: Launch, rank: int, store: str, progress: Progress | None 
     return build(launch, "cpu", progress, partial(_shard, launch, groups))
 
 
-def _shard(launch: Launch, groups: Groups, spec: ModelSpec, rules: tuple[Rule, ...], how: Scheme) -> Shard:
-    return Shard(place(rules, spec.num_layers, launch.layout, how), launch.layout, groups)
+def _shard(launch: Launch, groups: Groups, spec: ModelSpec, rules: tuple[Rule, ...], stored: Callable[[], Scheme]) -> Shard:
+    return Shard(place(rules, spec.num_layers, launch.layout, stored()), launch.layout, groups)
 
 
 def _check(launch: Launch) -> None:

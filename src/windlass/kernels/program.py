@@ -74,6 +74,11 @@ class Program:
     def scratch_bytes(self) -> int:
         return self._arena.num_bytes
 
+    @property
+    def num_calls(self) -> int:
+        """How often a replay stops for something else (see `call`)."""
+        return len(self._calls)
+
     def append(self, name: str, op: _Op, tensors: Sequence[Tensor | None]) -> None:
         if self._counter is not None:
             op.counter = self._counter.data_ptr()
