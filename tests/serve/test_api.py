@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import time
+import threading
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,13 @@ import pytest
 from fake import CONTEXT, FakeClient
 from serving import HELLO, in_process, posted
 
-from windlass.core.client import Broken, Unavailable
+from windlass.core.client import Broken, Busy, Unavailable
 from windlass.core.request import Delta, Request
 from windlass.errors import BadInput
 from windlass.serve.admission import SOME_SECONDS
+from windlass.serve.answering import LARGE_BYTES, Answering
+from windlass.serve.jobs import Asker, Job, chat_job
+from windlass.serve.service import Service
 
 pytestmark = pytest.mark.pure
 
@@ -279,6 +282,16 @@ def test_an_answer_that_breaks_is_not_told_as_an_engine_that_is_gone() -> None:
     asyncio.run(ask())
 
 
+def test_an_engine_that_has_too_much_to_do_is_not_taken_to_be_gone() -> None:
+    async def ask() -> None:
+        async with in_process(Failing(Busy("too many grammars are being compiled"))) as (http, service):
+            answer = await http.post(CHAT, json=HELLO)
+            assert answer.status_code == 429 and int(answer.headers["retry-after"]) > 0
+            assert service.supervisor.restarts == 0 and service.metrics.outcomes == {"full": 1}
+
+    asyncio.run(ask())
+
+
 @pytest.mark.parametrize(
     ("asked", "param"),
     [
@@ -335,17 +348,60 @@ class Counting(FakeClient):
         return await super().tokenize(text)
 
 
+def test_a_large_body_is_read_aside() -> None:
+    threads: list[bool] = []
+
+    def noted(service: Service, raw: bytes, asker: Asker) -> Job:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return chat_job(service, raw, asker)
+
+    async def ask() -> None:
+        async with in_process(FakeClient()) as (_, service):
+            app = Answering(service, noted)
+            for size in (10, LARGE_BYTES):
+                body = json.dumps({**HELLO, "metadata": {"x": " " * size}}).encode()
+                sent: list[Any] = []
+                messages = [{"type": "http.request", "body": body}]
+
+                async def receive(left: list[Any] = messages) -> Any:
+                    return left.pop() if left else await asyncio.Event().wait()
+
+                async def send(message: Any, sent: list[Any] = sent) -> None:
+                    sent.append(message)
+
+                await app({"type": "http", "headers": []}, receive, send)
+                assert sent[0]["status"] == 200
+
+    asyncio.run(ask())
+    assert threads == [True, False]
+
+
+class Ticking(FakeClient):
+    """Notes at which of the event loop's turns it is asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turn, self.turns = 0, set[int]()
+
+    async def tick(self) -> None:
+        while True:
+            self.turn += 1
+            await asyncio.sleep(0)
+
+    async def detokenize(self, token_ids: Any) -> str:
+        self.turns.add(self.turn)
+        return await super().detokenize(token_ids)
+
+
 def test_many_tokens_as_texts_leave_others_their_turn() -> None:
     async def ask() -> None:
-        async with in_process(FakeClient()) as (http, _):
-            asking = asyncio.create_task(http.post("/tokenize", json={"prompt": "x" * 100_000, "return_token_strs": True}))
-            longest = 0.0
-            while not asking.done():
-                before = time.perf_counter()
-                await asyncio.sleep(0)
-                longest = max(longest, time.perf_counter() - before)
-            assert len((await asking).json()["token_strs"]) == 100_000
-            assert longest < 0.1
+        client = Ticking()
+        async with in_process(client) as (http, _):
+            ticking = asyncio.create_task(client.tick())
+            answer = await http.post("/tokenize", json={"prompt": "x" * 50_000, "return_token_strs": True})
+            ticking.cancel()
+            assert len(answer.json()["token_strs"]) == 50_000
+            assert len(client.turns) > 100
 
     asyncio.run(ask())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from windlass.core.client import Broken, Late, Unavailable
+from windlass.core.client import Broken, Busy, Late, Unavailable
 from windlass.errors import BadCheckpoint, BadConfig, BadInput, DoesNotFit, Error, TooLong
 from windlass.serve import failures
 from windlass.wire.chat import ChatRequest, Message
@@ -20,6 +20,7 @@ BODY = ChatRequest(messages=[Message(role="user", content="Hello")])
         (Refusal("n is 99", param="n", status=400, code="invalid_value"), 400, "invalid_value"),
         (BadInput("the prompt is empty"), 400, "invalid_value"),
         (TooLong("prompt of 9,000 tokens and 16 new ones do not fit in 4,096 tokens"), 400, "context_length_exceeded"),
+        (Busy("too many grammars in /secret"), 429, "rate_limit_exceeded"),
         (Broken("the logits of /secret are not numbers"), 500, "answer_failed"),
         (Late("late"), 408, "deadline_exceeded"),
         (Unavailable("ended by SIGKILL: /secret"), 503, "engine_unavailable"),

@@ -116,3 +116,17 @@ def test_only_health_is_described_as_open() -> None:
     found = openapi(has_keys=True)
     free = [path for path, methods in found["paths"].items() for operation in methods.values() if operation.get("security") == []]
     assert free == ["/health"] and found["security"] == [{"key": []}]
+
+
+def test_bounds_are_in_the_schema() -> None:
+    fields = openapi(has_keys=False)["components"]["schemas"]["ChatRequest"]["properties"]
+
+    def bounds(name: str) -> dict[str, Any]:
+        [number] = [kind for kind in fields[name]["anyOf"] if kind.get("type") in ("integer", "number")]
+        return {word: value for word, value in number.items() if word != "type"}
+
+    assert bounds("max_tokens") == bounds("max_completion_tokens") == {"minimum": 0, "maximum": 2**31 - 1}
+    assert bounds("top_k") == {"minimum": -1, "maximum": 2**31 - 1}
+    assert bounds("temperature") == {"minimum": 0, "maximum": 100}
+    assert bounds("repetition_penalty") == {"minimum": 0.01, "maximum": 100}
+    assert bounds("top_p") == {"exclusiveMinimum": 0, "maximum": 1}

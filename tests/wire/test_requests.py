@@ -286,10 +286,11 @@ def test_what_cannot_fit_is_refused_before_it_is_looked_at() -> None:
         lambda: completions(limits, prompt=[1] * 5),
         lambda: completions(limits, prompt=[[1], [1] * 5]),
         lambda: chat(limits, messages=[message] * 5),
+        lambda: chat(limits, tools=[{"type": "function", "function": {"name": "f"}}] * 5),
     ):
         with pytest.raises(Refusal) as found:
             asked()
-        assert found.value.code == "context_length_exceeded" and found.value.param in ("prompt", "messages")
+        assert found.value.code == "context_length_exceeded" and found.value.param in ("prompt", "messages", "tools")
 
 
 @pytest.mark.parametrize(

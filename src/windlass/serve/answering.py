@@ -28,6 +28,8 @@ from windlass.wire.answers import error_event
 from windlass.wire.errors import Refusal
 
 SECONDS_FOR_LAST_WORDS = 1.0
+LARGE_BYTES = 256 * 1024
+"""A body of a hundred thousand messages or tools takes a second to be read, during which others must be served: then in a thread."""
 
 
 class Answering:
@@ -55,7 +57,9 @@ class Answering:
     async def _read(self, scope: Scope, receive: Receive) -> Job:
         raw = await self._service.bodies.read(scope, receive)
         _ = self._service.info  # 503 where there is nobody to ask, whatever is asked
-        return self._make_job(self._service, raw, asker(scope))
+        if len(raw) < LARGE_BYTES:
+            return self._make_job(self._service, raw, asker(scope))
+        return await asyncio.to_thread(self._make_job, self._service, raw, asker(scope))
 
 
 def outcome(refusal: Refusal) -> str:

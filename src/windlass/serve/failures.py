@@ -5,7 +5,7 @@ An engine's own words may have paths in them, or what its process said last; cli
 
 from __future__ import annotations
 
-from windlass.core.client import Broken, Late, Unavailable
+from windlass.core.client import Broken, Busy, Late, Unavailable
 from windlass.errors import BadCheckpoint, BadConfig, BadInput, Error
 from windlass.serve.flight import Why
 from windlass.serve.http import CROWDED
@@ -13,6 +13,7 @@ from windlass.wire.errors import Refusal
 from windlass.wire.requests import blamed
 
 UNAVAILABLE = 503
+BUSY_SECONDS = 2
 LATE = 408
 """Not 504: nothing behind the server failed, and whoever sent the request chose the time."""
 
@@ -30,6 +31,8 @@ def refused(error: BaseException, body: object = None) -> Refusal:
             return late()
         case Broken():
             return broken()
+        case Busy():
+            return busy()
         case Unavailable() | Error():
             return engine_gone()
         case _:
@@ -87,6 +90,15 @@ def full(waiting: int) -> Refusal:
         status=429,
         type="rate_limit_error",
     )
+
+
+def busy() -> Refusal:
+    return Refusal(
+        "the engine has too much of this to do at the moment; ask again after the time in Retry-After",
+        code="rate_limit_exceeded",
+        status=429,
+        type="rate_limit_error",
+    ).after(BUSY_SECONDS)
 
 
 def never(asked: int, capacity: int) -> Refusal:

@@ -54,7 +54,9 @@ def read_keys(word: str | None, environment: Mapping[str, str] = os.environ) -> 
 def _words(given: str) -> list[str]:
     """A file's name that is mistyped must not become the key, which everybody could guess."""
     if "/" in given or given.startswith(("~", ".")) or SUFFIX.search(given):
-        raise BadInput("--api-key looks like a file, and there is none of that name; write a key like this into a file and name that")
+        raise BadInput(
+            "--api-key looks like a file, and there is none of that name; write a key like this into a file and name that"
+        )
     return given.split()
 
 

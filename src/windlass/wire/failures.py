@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from windlass.core import client
 from windlass.core.client import Late, Unavailable
 from windlass.errors import Error
 from windlass.wire.errors import INVALID, ErrorBody, ErrorDetail, Refusal
@@ -13,7 +14,7 @@ TOO_LATE = (408, 504)
 MAX_SHOWN = 500
 
 
-class Busy(Unavailable):
+class Busy(client.Busy):
     """The server is there and takes no more now (429, 503)."""
 
     def __init__(self, message: str, retry_after_seconds: float | None = None) -> None:

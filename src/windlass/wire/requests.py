@@ -45,6 +45,7 @@ def chat_to_request(body: ChatRequest, limits: Limits = ANY) -> Request:
     """One of its `n` answers; see `copies`."""
     check_refused(body)
     _check_fits("messages", len(body.messages), limits)
+    _check_fits("tools", len(body.tools or ()), limits)
     tools = from_tools(body.tools or ())
     with named(body):
         return Request(
