@@ -103,6 +103,9 @@ CHANNELS = {
     f"{C}commentary to=functions.f{M}[1]": ("", f"{C}commentary to=functions.f{M}[1]", []),
     f"{C}analysis{M}one{E}{S}{C}analysis{M}two": ("one\n\ntwo", "", []),
     "No channel at all": ("", "No channel at all", []),
+    S: ("", S, []),  # cut off within a header
+    f" {S} more{S}": ("", f" {S} more\n\n{S}", []),
+    f"{C}final{M}Done.{E}{S}": ("", f"Done.\n\n{S}", []),
     f"{C}final": ("", f"{C}final", []),
     f"{C}final{M}a < b <|en": ("", "a < b <|en", []),
     "": ("", "", []),
