@@ -71,7 +71,9 @@ class ChannelSplitter:
         if is_head and not final:
             return False
         self._header, self._spoken = "", False  # a body without a header
-        if text.startswith(START):  # nothing more comes, and it is none; as the end of a body it would be looked at again for ever
+        if text.startswith(
+            START
+        ):  # nothing more comes, and it is none; as the end of a body it would be looked at again for ever
             end = self._waiting.index(START) + len(START)
             self._say(parts.say, "final", self._waiting[:end])
             self._waiting = self._waiting[end:]
