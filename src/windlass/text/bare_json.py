@@ -26,10 +26,14 @@ class BareJsonSplitter(Splitting):
         self._waiting = ""
         return content + rest, calls
 
+    def _begin(self) -> None:
+        self._end = JsonEnd()
+
     def _content(self) -> str:
         """Up to the next mark."""
         begin = self._waiting.find(PYTHON_TAG)
-        self._inside, self._end = begin >= 0, JsonEnd()
+        self._inside = begin >= 0
+        self._begin()
         end = begin if begin >= 0 else len(self._waiting) - unfinished(self._waiting, (PYTHON_TAG,))
         certain, self._waiting = self._waiting[:end], self._waiting[end:]
         return certain
@@ -47,7 +51,8 @@ class BareJsonSplitter(Splitting):
         if call is None:
             return self._as_text(start + end)
         self._called([call], start + end)
-        self._inside, self._end = True, JsonEnd()  # another may follow
+        self._inside = True  # another may follow
+        self._begin()
         return [call]
 
     def _start(self) -> int | None:

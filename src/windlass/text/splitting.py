@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 from windlass.core.request import ToolCall
 from windlass.text.held import SPACE, unfinished
 
 Split = tuple[str, tuple[ToolCall, ...]]
 
 
-class Splitting:
+class Splitting(ABC):
     def __init__(self, mark: str) -> None:
         """`mark`: what calls begin with."""
         self._mark = mark
@@ -53,12 +55,13 @@ class Splitting:
         self._after_call = self._after_call and not text
         return certain
 
+    @abstractmethod
     def _begin(self) -> None:
         """Nothing of the next call has been looked at."""
 
+    @abstractmethod
     def _found(self, final: bool) -> list[ToolCall] | str | None:
         """Calls, or text that is none, or None: it is not known yet."""
-        raise NotImplementedError
 
     def _called(self, calls: list[ToolCall], end: int) -> list[ToolCall]:
         """They end there."""
