@@ -52,7 +52,7 @@ def wanted(path: Path, options: Options) -> Wanted:
         exact=options.exact,
         layout=options.layout,
     )
-    return asked if options.plan is None else _as_planned(asked, options, _read(options.plan))
+    return asked if options.plan is None else _as_planned(asked, options, read_plan(options.plan))
 
 
 def _check_layout(options: Options) -> None:
@@ -63,7 +63,7 @@ def _check_layout(options: Options) -> None:
         raise BadInput("a plan says itself how a model is split; leave --tp and --pp out")
 
 
-def _read(file: Path) -> Plan:
+def read_plan(file: Path) -> Plan:
     try:
         return load_plan(file.read_bytes())
     except OSError as error:

@@ -116,12 +116,9 @@ def _sampling(path: Path) -> Sampling:
 def _plan(file: Path | None) -> Plan | None:
     if file is None:
         return None
-    from windlass.core.plan import load_plan
+    from windlass.cli.run_plan import read_plan
 
-    try:
-        return load_plan(file.read_bytes())
-    except OSError as error:
-        raise BadInput(f"{file} cannot be read: {error.strerror}") from None
+    return read_plan(file)
 
 
 def _local(asked: Asked, path: Path) -> tuple[Opener, Plan | None]:

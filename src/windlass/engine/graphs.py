@@ -121,19 +121,9 @@ class Graphs:
         return Captured(graph, logits, chosen, longest)
 
     def _view(self, size: int, longest: int) -> Step:
-        step = self._step
-        return Step(
-            tokens=step.tokens[:size],
-            positions=step.positions[:size],
-            slots=step.slots[:size],
-            starts=step.starts[: size + 1],
-            lengths=step.lengths[:size],
-            blocks=step.blocks[:size],
-            logit_rows=step.logit_rows[:size],
-            counts=torch.tensor([size, size, size], dtype=torch.int32),
-            host_starts=torch.arange(size + 1, dtype=torch.int32),
-            host_lengths=torch.full((size,), longest, dtype=torch.int32),
-        )
+        counts = torch.full((3,), size, dtype=torch.int32)
+        starts, lengths = torch.arange(size + 1, dtype=torch.int32), torch.full((size,), longest, dtype=torch.int32)
+        return replace(self._step, counts=counts, host_starts=starts, host_lengths=lengths).trimmed()
 
 
 def _class(longest: int) -> int:
