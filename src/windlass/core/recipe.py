@@ -25,6 +25,7 @@ OptimizerName = Literal["adamw", "muon", "sgd"]
 Schedule = Literal["1f1b", "zero_bubble", "dualpipe"]
 TensorOverlap = Literal["none", "backward", "all"]
 Dispatch = Literal["all_to_all", "per_node"]
+Packing = Literal["cut", "whole"]
 
 Degree = int | None
 
@@ -46,11 +47,25 @@ class HardwareSource(Frozen):
     """As `windlass plan --on` takes it: `128x(8xH100-80GB)@400Gb`."""
 
 
+class DataSource(Frozen):
+    """Token shards that `windlass train data` made."""
+
+    path: str
+    """Their folder, seen from the recipe's."""
+    weight: float | None = None
+    """Its share of the samples, in proportion to the others'; without weights every source is read through once an epoch."""
+
+
 class DataSection(Frozen):
     tokens: int | None = None
     sequence_length: int | None = None
     allow_longer_context: bool = False
     """Sequences may pass the model's own context: its context is being extended."""
+    sources: tuple[DataSource, ...] = ()
+    packing: Packing = "cut"
+    """How documents fill rows: `cut` wherever a row ends, or `whole`, where a document that does not fit begins the next row."""
+    seed: int = 0
+    """Of the order of samples. The same seed and shards give the same samples, whatever the number of processes."""
 
 
 class Batch(Frozen):
@@ -223,4 +238,5 @@ def _why_bad(name: str, value: int | float) -> str | None:
         return f"is {value:g}; it must be a finite number above 0"
     if value > LARGEST:
         return "is more than 10^18"
-    return f"is {value}; it must be at least 1" if value < 1 and isinstance(value, int) and name != "parallel.zero" else None
+    may_be_zero = name == "parallel.zero" or name.endswith(".seed")
+    return f"is {value}; it must be at least 1" if value < 1 and isinstance(value, int) and not may_be_zero else None
