@@ -32,7 +32,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("weights",),
     ("nn", "offload"),
     ("engine",),
-    ("plan", "convert", "launch", "check", "measure", "serve", "evaluate", "route", "train", "observe"),
+    ("plan", "convert", "launch", "check", "measure", "serve", "evaluate", "route", "train", "observe", "fleet"),
     ("cli",),
     ("client",),  # windlass.Client: an edge like cli, where names become paths as `windlass run` reads them
     ("__main__",),

@@ -13,7 +13,9 @@ import msgspec
 from windlass import errors
 from windlass.core.client import Broken, Busy, Late, Unavailable
 from windlass.core.layout import Layout
+from windlass.core.meeting import Meeting
 from windlass.core.model import Frozen
+from windlass.core.place import Interval
 from windlass.core.request import FinishReason, Info, Sampling, Timings, TokenLogprob, Usage
 
 MAX_MESSAGE_BYTES = 2**30
@@ -29,6 +31,24 @@ class RandomWeightsOf(Frozen):
     scheme: str = "int4"
     group: int | None = None
     seed: int = 0
+
+
+class Part(Frozen):
+    """Which life of which rank a process is: beside what to load, all that differs from rank to rank and from epoch to epoch."""
+
+    meeting: Meeting
+    rank: int = 0
+    epoch: int = 0
+    shares: tuple[float, ...] = ()
+    """Of the work, by tp index; empty: equal."""
+    stages: tuple[Interval, ...] = ()
+    """Layers of each pp index; empty: as equal as can be."""
+    board: str = ""
+    """A folder through which ranks of one machine meet; empty: the board is behind `socket`."""
+    socket: int = -1
+    """Of the first rank: the file descriptor of its socket to the fleet, where it has one."""
+    names: tuple[str, ...] = ()
+    """Of the machines, by number, for people to read."""
 
 
 class Launch(Frozen):
@@ -50,6 +70,8 @@ class Launch(Frozen):
     random_weights: RandomWeightsOf | None = None
     layout: Layout = Layout()
     """How many processes it is split over, and how."""
+    part: Part | None = None
+    """Of the first rank of an epoch, whose other ranks somebody else starts; None: it starts them itself, on this machine."""
     loader: str = LOADER
     """module:function that makes the engine: (launch, progress) -> (Engine, Info)."""
 
@@ -77,6 +99,8 @@ class Submit(Message, frozen=True):
     deadline_seconds: float | None = None
     """From when it arrives."""
     owner: str = ""
+    answered: list[int] = []
+    """Tokens of the answer that were given out before, by an engine that was lost: this one takes them for its own and goes on after them."""
 
 
 class Vocabulary(Message, frozen=True):
