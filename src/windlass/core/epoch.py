@@ -1,0 +1,47 @@
+"""How a model is laid over the machines there are now: what a plan of one epoch decides, and what it is decided from. Values only.
+
+An epoch is one life of all ranks of a split model. Who makes such a plan is wired in `cli`.
+"""
+
+from __future__ import annotations
+
+from windlass.core.layout import Layout
+from windlass.core.model import Frozen
+from windlass.core.place import Interval
+from windlass.core.plan import Reason
+
+
+class Node(Frozen):
+    """A machine that takes part, as its worker found it."""
+
+    name: str
+    """As the user gave it: `a:9998`; the root's own is `root`."""
+    address: str = ""
+    """Of the interface that other ranks reach it at."""
+    memory_bytes: int
+    """Free for weights and keys and values."""
+    bandwidth: float
+    """Bytes per second that its memory was measured to give."""
+    cores: int = 1
+    num_ranks: int = 1
+    """Processes it may take."""
+    device: str = "cpu"
+    flops: float = 0.0
+    """Operations per second of matrix products in bf16; 0: as CPUs of so many cores usually do."""
+
+
+class EpochPlan(Frozen):
+    layout: Layout
+    nodes: tuple[int, ...]
+    """Of each rank: the number of its node among those that were given."""
+    shares: tuple[float, ...] = ()
+    """How much each tp index takes; empty: alike."""
+    stages: tuple[Interval, ...] = ()
+    """Layers of each pp index."""
+    tokens_per_second: float = 0.0
+    """Predicted, one sequence."""
+    imbalance: float = 1.0
+    """The seconds of the slowest rank over the mean: 1.0 is even."""
+    rank_bytes: tuple[int, ...] = ()
+    """Weights, keys and values and all else, of each rank."""
+    reasons: tuple[Reason, ...] = ()
