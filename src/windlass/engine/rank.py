@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from windlass.engine.lifeline import die_with_parent, end_with
-from windlass.engine.ranks import RankJob, read_frame, write_frame
+from windlass.engine.own_ranks import RankJob, read_frame, write_frame
 from windlass.engine.scheduler import Limits
 from windlass.errors import Error
 

@@ -1,102 +1,188 @@
-"""The other ranks of a split model, as the first one sees them: started, told of every step, and gone when it is.
+"""The ranks of a split model but the first, as whoever starts them sees them: a process each, and a line to it. No torch.
 
-Each is a process `python -m windlass.engine.rank FD`, FD being one end of a pair of Unix sockets. What it is to be comes on standard input;
-frames on the socket follow: the limits, whereupon it says that it is ready, and then the steps. Ranks talk to each other by their groups,
-which meet through a file in a folder of their own. On this machine only.
+A rank is a process `python -m windlass.engine.rank FD`, FD being one end of a pair of Unix sockets, its line to its supervisor. The first
+frame on it is the job; what a rank says on it is below. It ends when the line does. Steps do not come this way: they come from the first
+rank itself, wherever that is.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import subprocess
 import sys
-import tempfile
-from typing import Any
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import IO
 
 import msgspec
 
-from windlass.core.client import Unavailable
-from windlass.core.layout import Layout
+from windlass.core.meeting import Meeting
 from windlass.core.model import Frozen
-from windlass.engine.protocol import Launch
-from windlass.engine.scheduler import Limits
-from windlass.engine.step_message import encode_step
-from windlass.kernels import program
-from windlass.kernels.step import Step
+from windlass.core.place import Interval
+from windlass.engine.protocol import Failed, Launch, Loading
 
 LENGTH_BYTES = 4
 MAX_FRAME_BYTES = 2**26
 SECONDS_TO_END = 5.0
+SECONDS_BETWEEN_BEATS = 0.5
+SECONDS_WITHOUT_BEAT = 4.0
+"""A process that says nothing for so long is stopped, or swaps, and holds all others up."""
 
 
 class RankJob(Frozen):
     launch: Launch
     rank: int
-    store: str
-    """A file through which groups meet."""
+    meeting: Meeting
+    epoch: int = 0
+    shares: tuple[float, ...] = ()
+    """Of the work, by tp index; empty: equal."""
+    stages: tuple[Interval, ...] = ()
+    """Layers of each pp index; empty: as equal as can be."""
+    store: str = ""
+    """The folder of a board on this machine; empty: the board is behind the line."""
+    parts: str = ""
+    """A folder of received slices; empty: `launch.model` is read."""
+
+
+# --- what is said on the line
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    pass
+
+
+class Count(msgspec.Struct, frozen=True, array_like=True):
+    """Of one kind of collective of one group, since the beginning."""
+
+    calls: int = 0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    seconds: float = 0.0
+
+
+class Beat(Message, frozen=True):
+    """Twice a second, from a thread of its own: in the middle of a step too."""
+
+    steps: int = 0
+    rows: int = 0
+    """Tokens that went through the decoder."""
+    step_seconds: float = 0.0
+    """In steps, collectives too."""
+    counts: dict[str, Count] = {}
+    """By group and collective."""
+
+
+class BuiltRank(Message, frozen=True):
+    """Weights are there, the program is recorded; what is missing is the first step."""
+
+    weights_bytes: int = 0
+
+
+class Put(Message, frozen=True):
+    key: str
+    value: bytes
+
+
+class Take(Message, frozen=True):
+    id: int
+    key: str
+    timeout_seconds: float
+
+
+RankSaid = Beat | Loading | BuiltRank | Failed | Put | Take
+
+
+class Found(Message, frozen=True):
+    """To Take."""
+
+    id: int
+    value: bytes
+
+
+class NotFound(Message, frozen=True):
+    id: int
+    words: str
+
+
+class AskBeat(Message, frozen=True):
+    pass
+
+
+SaidToRank = Found | NotFound | AskBeat
+
+encode = msgspec.msgpack.Encoder().encode
+decode_said = msgspec.msgpack.Decoder(RankSaid).decode
+decode_told = msgspec.msgpack.Decoder(SaidToRank).decode
+
+
+def framed(message: Message | Loading | Failed | RankJob) -> bytes:
+    body = encode(message)
+    return len(body).to_bytes(LENGTH_BYTES, "big") + body
+
+
+# --- starting one
+
+
+def start_rank(job: RankJob, threads: int, words: IO[bytes] | None = None) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """`words`: a file for what it writes. Linux ends a process with the thread that started it: call this in one that stays."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with theirs:
+        process = subprocess.Popen(
+            # -P: what lies in the current directory is not imported.
+            [sys.executable, "-P", "-m", "windlass.engine.rank", str(theirs.fileno())],
+            stdin=subprocess.DEVNULL,
+            stdout=words,
+            stderr=words,
+            pass_fds=[theirs.fileno()],
+            env={**os.environ, "WINDLASS_THREADS": str(threads), "OMP_NUM_THREADS": str(threads)},
+            process_group=0,  # Ctrl-C in a terminal is for whoever started it
+        )
+    return process, ours
 
 
 class Ranks:
-    def __init__(self, launch: Launch) -> None:
-        self.layout: Layout = launch.layout
-        self._folder = tempfile.mkdtemp(prefix="windlass-")  # ours alone: mode 0700
-        self.store = f"{self._folder}/store"
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._sockets: list[socket.socket] = []
-        threads = max(program.num_threads() // self.layout.world, 1)
-        program.set_threads(threads)  # cores are shared out, here too
-        for rank in range(1, self.layout.world):
-            self._start(RankJob(launch=launch, rank=rank, store=self.store), threads)
+    """Ranks of this machine that a process starts for itself, with nobody to supervise them: they end with it, or when they are closed."""
 
-    def _start(self, job: RankJob, threads: int) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        with theirs:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "windlass.engine.rank", str(theirs.fileno())],
-                stdin=subprocess.PIPE,
-                pass_fds=[theirs.fileno()],
-                env={**os.environ, "WINDLASS_THREADS": str(threads), "OMP_NUM_THREADS": str(threads)},
-            )
-        self._processes.append(process)
-        self._sockets.append(ours)
-        assert process.stdin is not None
-        with process.stdin as pipe:
-            pipe.write(msgspec.msgpack.encode(job))
+    def __init__(self, jobs: Sequence[RankJob], threads: int) -> None:
+        self._started = [(job.rank, *start_rank(job, threads)) for job in jobs]
+        self._failed: dict[int, Failed] = {}
+        for (rank, _, connection), job in zip(self._started, jobs, strict=True):
+            connection.sendall(framed(job))
+            threading.Thread(target=self._listen, args=(rank, connection), daemon=True).start()
 
     @property
     def pids(self) -> list[int]:
-        return [process.pid for process in self._processes]
+        return [process.pid for _, process, _ in self._started]
 
-    def begin(self, limits: Limits) -> None:
-        """Returns when all are ready."""
-        self._tell(msgspec.msgpack.encode(limits))
-        for rank, connection in enumerate(self._sockets, start=1):
-            if read_frame(connection) is None:
-                raise Unavailable(f"rank {rank} of {self.layout.world} ended while it was loading; what it said is above")
-
-    def tell(self, step: Step) -> None:
-        self._tell(encode_step(step))
-
-    def _tell(self, data: bytes) -> None:
-        for rank, connection in enumerate(self._sockets, start=1):
-            try:
-                write_frame(connection, data)
-            except OSError as error:
-                raise Unavailable(f"rank {rank} of {self.layout.world} is gone: {error}") from error
+    @property
+    def failed(self) -> dict[int, Failed]:
+        """By rank, what they said last."""
+        return dict(self._failed)
 
     def close(self) -> None:
-        """They end when their sockets do. May be called twice."""
-        for connection in self._sockets:
+        """May be called twice."""
+        for _, process, connection in self._started:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
             connection.close()
-        for process in self._processes:
             try:
                 process.wait(SECONDS_TO_END)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _listen(self, rank: int, connection: socket.socket) -> None:
+        """So that beats do not pile up. A board of their own is a folder's: nothing is asked for."""
+        with suppress(OSError, ValueError, msgspec.DecodeError):
+            while (data := read_frame(connection)) is not None:
+                said = decode_said(data)
+                if isinstance(said, Failed):
+                    self._failed[rank] = said
+
+
+# --- frames, for whoever waits
 
 
 def write_frame(connection: socket.socket, data: bytes) -> None:
@@ -125,8 +211,3 @@ def _read(connection: socket.socket, count: int) -> bytes | None:
             return None
         data += part
     return bytes(data)
-
-
-def announce(decoder: Any, ranks: Ranks) -> None:
-    """Before every pass of the decoder, recorded or not, the others are told of its step."""
-    decoder.register_forward_pre_hook(lambda _, given: program.call(lambda: ranks.tell(given[0])))

@@ -17,7 +17,7 @@ from windlass.core.scheme import Scheme
 from windlass.engine.engine import Engine
 from windlass.engine.load import Built, Progress, build, chosen_device, make_engine, make_info
 from windlass.engine.protocol import Launch
-from windlass.engine.ranks import Ranks, announce
+from windlass.engine.own_ranks import Ranks, announce
 from windlass.errors import Impossible
 from windlass.nn.shard import Shard
 from windlass.parallel.groups import Groups

@@ -7,4 +7,15 @@ needed.py    what of a checkpoint a rank reads
 sending.py   those slices, from the root's files, in pieces
 cache.py     the pieces on a worker's disk
 replan.py    the port that decides how the machines of an epoch share a model
+messages.py  what a root and a worker say to each other
+channel.py   how they say it: proved both ways, counted, capped
+handshake.py how each proves that it knows the secret
+secret.py    the file that the secret is in
+gate.py      who knocks at a worker's door: strangers are few at a time, soon gone, and without effect
+worker.py    a supervisor: waits for a root, does what it says, and ends its ranks when it is lost
+session.py   one root's time with a supervisor
+receiving.py the slices that an epoch needs and this machine does not have
+ranks.py     the rank processes of an epoch on this machine
+local.py     the same supervisor for the root's own machine, through memory
+board.py     the notes that ranks of an epoch leave for each other, kept by the root
 """

@@ -1,0 +1,247 @@
+"""What a root and a worker say to each other once each has proved that it knows the secret. Fixed types, msgpack, no code; no torch.
+
+A root joins, asks what there is, says what an epoch needs, answers with the parts that are not there, starts ranks and ends them. Between
+it all both say every second that they are alive. Ranks find each other by notes, which the root keeps.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from windlass.core.hardware import Device
+from windlass.engine.ranks import Beat as RankBeat
+from windlass.engine.ranks import RankJob
+from windlass.weights.slices import Slice
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    pass
+
+
+class TensorHeader(msgspec.Struct, frozen=True, array_like=True):
+    """As core.ports.TensorStore tells of it."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+# --- both ways
+
+
+class RankDone(msgspec.Struct, frozen=True, array_like=True):
+    rank: int
+    beat: RankBeat
+
+
+class Beat(Message, frozen=True):
+    """Every second. A worker tells what its ranks have done so far."""
+
+    ranks: list[RankDone] = []
+
+
+class Goodbye(Message, frozen=True):
+    """Nothing more will be said; not an accident."""
+
+    words: str = ""
+
+
+# --- from the root
+
+
+class Join(Message, frozen=True):
+    """The first message. A worker has one root at a time; one that comes back replaces itself."""
+
+    root: bytes
+    """Random, of this life of the root."""
+    name: str
+    """Of its machine, for people to read."""
+
+
+class Probe(Message, frozen=True):
+    pass
+
+
+class Prepare(Message, frozen=True):
+    """What a worker must have before the epoch can start."""
+
+    epoch: int
+    fingerprint: str
+    """Of the checkpoint."""
+    config: bytes
+    """config.json, or what stands for it: JSON."""
+    tensors: list[TensorHeader]
+    slices: list[Slice]
+
+
+class PartData(Message, frozen=True):
+    epoch: int
+    part: Slice
+    data: bytes
+    """Rows one after another, as the checkpoint stores them."""
+
+
+class NoPart(Message, frozen=True):
+    """What was wanted cannot be read; the words say why."""
+
+    epoch: int
+    part: Slice
+    words: str
+
+
+class Start(Message, frozen=True):
+    """One process a job. What the worker holds, and where, it fills in itself."""
+
+    epoch: int
+    jobs: list[RankJob]
+    fingerprint: str = ""
+    """As in Prepare; empty: there is nothing to read (weights at random), or `launch.model` is a path that both know."""
+
+
+class EndEpoch(Message, frozen=True):
+    epoch: int
+
+
+class Note(Message, frozen=True):
+    """To TakeNote."""
+
+    id: int
+    value: bytes
+
+
+class NoNote(Message, frozen=True):
+    id: int
+    words: str
+
+
+class AskBeats(Message, frozen=True):
+    """A beat of every rank, now."""
+
+    id: int
+
+
+# --- from a worker
+
+
+class Joined(Message, frozen=True):
+    name: str
+    """Of its machine."""
+
+
+class Busy(Message, frozen=True):
+    """The last message: another root has this worker."""
+
+    words: str
+
+
+class ProbeAnswer(Message, frozen=True):
+    name: str
+    address: str
+    """Where other ranks reach its ranks: of the named interface, else the one that the root came to."""
+    num_cores: int
+    free_bytes: int
+    """Of RAM."""
+    bandwidth: float
+    """Bytes per second that memory is read at, measured; 0 where it could not be."""
+    device: str
+    """`cpu`, `cuda`..., what its ranks run on."""
+    gpus: tuple[Device, ...] = ()
+
+
+class WantPart(Message, frozen=True):
+    epoch: int
+    part: Slice
+
+
+class Progress(Message, frozen=True):
+    """Of what was missing, and of how much; also what is read from the disk when ranks load."""
+
+    epoch: int
+    done_bytes: int
+    total_bytes: int
+    rank: int = -1
+    """-1: receiving, not loading."""
+
+
+class Prepared(Message, frozen=True):
+    epoch: int
+    held_bytes: int = 0
+    received_bytes: int = 0
+
+
+class NotHeld(Message, frozen=True):
+    """An epoch cannot be prepared here; the words say why."""
+
+    epoch: int
+    words: str
+
+
+class Started(Message, frozen=True):
+    """Processes there are; each tells when it is ready."""
+
+    epoch: int
+    pids: list[int]
+
+
+class RankReady(Message, frozen=True):
+    epoch: int
+    rank: int
+    weights_bytes: int = 0
+
+
+class RankEnded(Message, frozen=True):
+    """Whatever the reason: a rank never ends by itself while its epoch is wanted."""
+
+    epoch: int
+    rank: int
+    kind: str
+    """A class of windlass.errors where it is the user's to mend, `GroupLost` where another rank is to blame, `Stuck`, else empty."""
+    words: str
+    short_bytes: int = 0
+
+
+class Ended(Message, frozen=True):
+    """To EndEpoch: no process of it is left."""
+
+    epoch: int
+
+
+class PutNote(Message, frozen=True):
+    epoch: int
+    key: str
+    value: bytes
+
+
+class TakeNote(Message, frozen=True):
+    epoch: int
+    id: int
+    key: str
+    timeout_seconds: float
+
+
+class Beats(Message, frozen=True):
+    """To AskBeats."""
+
+    id: int
+    ranks: list[RankDone]
+
+
+FromRoot = Join | Beat | Probe | Prepare | PartData | NoPart | Start | EndEpoch | Note | NoNote | AskBeats | Goodbye
+FromWorker = (
+    Joined
+    | Busy
+    | Beat
+    | ProbeAnswer
+    | WantPart
+    | Progress
+    | Prepared
+    | NotHeld
+    | Started
+    | RankReady
+    | RankEnded
+    | Ended
+    | PutNote
+    | TakeNote
+    | Beats
+    | Goodbye
+)
