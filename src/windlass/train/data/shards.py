@@ -1,0 +1,153 @@
+"""Token shards on disk and how they are opened: a manifest, and per shard the tokens, where documents begin, and what of them is learned.
+
+NAME.tokens.bin     the tokens of all documents one after another, uint16 or uint32
+NAME.documents.bin  uint64: where each document begins, and the end of the last
+NAME.learned.bin    uint64 pairs: tokens that are learned, from and to; without this file all are
+
+Numbers are little-endian. Sizes are checked when a shard is opened, contents when asked (`verify`). Knows no text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from windlass.core.model import Frozen
+from windlass.errors import BadInput
+
+MANIFEST = "manifest.json"
+TOKENS, DOCUMENTS, LEARNED = "tokens.bin", "documents.bin", "learned.bin"
+Split = Literal["train", "validation"]
+TokenType = Literal["uint16", "uint32"]
+_CHUNK_BYTES = 1 << 22
+
+
+class StoredFile(Frozen):
+    num_bytes: int
+    sha256: str
+
+
+class Shard(Frozen):
+    name: str
+    split: Split
+    num_tokens: int
+    num_documents: int
+    num_learned: int
+    """Tokens that are learned."""
+    files: dict[str, StoredFile]
+    """By their ending."""
+
+
+class Manifest(Frozen):
+    tokenizer: str
+    """SHA-256 of the tokenizer's file."""
+    vocab_size: int
+    end_token: int
+    """Stands after every text, and fills rows."""
+    token_type: TokenType
+    shards: tuple[Shard, ...]
+    sources: tuple[str, ...] = ()
+    version: int = 1
+
+    def of_split(self, split: Split) -> tuple[Shard, ...]:
+        return tuple(shard for shard in self.shards if shard.split == split)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of all the tokens, in their order."""
+        parts = [self.tokenizer, *(stored.sha256 for shard in self.shards for _, stored in sorted(shard.files.items()))]
+        return sha256("/".join(parts).encode()).hexdigest()
+
+
+def read_manifest(folder: Path) -> Manifest:
+    file = folder / MANIFEST
+    if not file.is_file():
+        unfinished = any(folder.glob(".*journal*")) if folder.is_dir() else False
+        why = (
+            "its preparation was not finished; give the same `windlass train data` again"
+            if unfinished
+            else "there is no manifest.json"
+        )
+        raise BadInput(f"{folder} holds no token shards: {why if folder.is_dir() else 'there is no such folder'}")
+    try:
+        manifest = msgspec.json.decode(file.read_bytes(), type=Manifest)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadInput(f"{file} is damaged: {error}; make the shards again with `windlass train data`") from None
+    if manifest.version != 1:
+        raise BadInput(f"{file} is of version {manifest.version}; this Windlass reads version 1")
+    return manifest
+
+
+class OpenShard:
+    """One shard, mapped and not read."""
+
+    def __init__(self, folder: Path, shard: Shard, token_type: TokenType) -> None:
+        self.shard = shard
+        self._folder = folder
+        self._token_type = token_type
+        for ending, stored in shard.files.items():
+            _check_size(folder / f"{shard.name}.{ending}", stored)
+
+    @cached_property
+    def tokens(self) -> NDArray[Any]:
+        return self._mapped(TOKENS, np.dtype(self._token_type).newbyteorder("<"))
+
+    @cached_property
+    def documents(self) -> NDArray[np.uint64]:
+        return self._mapped(DOCUMENTS, np.dtype("<u8"))
+
+    @cached_property
+    def learned(self) -> NDArray[np.uint64] | None:
+        """[runs, 2]; None: all."""
+        return self._mapped(LEARNED, np.dtype("<u8")).reshape(-1, 2) if LEARNED in self.shard.files else None
+
+    def _mapped(self, ending: str, dtype: np.dtype[Any]) -> NDArray[Any]:
+        if self.shard.files[ending].num_bytes == 0:  # nothing can be mapped
+            return np.empty(0, dtype)
+        return np.memmap(self._folder / f"{self.shard.name}.{ending}", dtype, mode="r")
+
+
+def open_shards(folder: Path, manifest: Manifest, split: Split) -> list[OpenShard]:
+    return [OpenShard(folder, shard, manifest.token_type) for shard in manifest.of_split(split)]
+
+
+def _check_size(file: Path, stored: StoredFile) -> None:
+    try:
+        num_bytes = file.stat().st_size
+    except OSError as error:
+        raise BadInput(f"the shard {file} cannot be opened: {error.strerror}; make it again with `windlass train data`") from None
+    if num_bytes != stored.num_bytes:
+        raise BadInput(
+            f"the shard {file} is damaged: {num_bytes} bytes instead of {stored.num_bytes}; make it again with `windlass train data`"
+        )
+
+
+def digest_of(file: Path, seen: Callable[[int], None] = lambda _: None) -> str:
+    """SHA-256; `seen` is told of bytes as they are read."""
+    digest = sha256()
+    with file.open("rb") as stream:
+        while chunk := stream.read(_CHUNK_BYTES):
+            digest.update(chunk)
+            seen(len(chunk))
+    return digest.hexdigest()
+
+
+def damages(folder: Path, manifest: Manifest, seen: Callable[[int], None] = lambda _: None) -> Iterator[str]:
+    """One line for every file that is missing, too short or too long, or not what was written."""
+    for shard in manifest.shards:
+        for ending, stored in shard.files.items():
+            file = folder / f"{shard.name}.{ending}"
+            try:
+                _check_size(file, stored)
+            except BadInput as error:
+                yield str(error)
+                continue
+            if digest_of(file, seen) != stored.sha256:
+                yield f"the shard {file} is damaged: its checksum is not the manifest's; make it again with `windlass train data`"

@@ -1,0 +1,42 @@
+"""Token shards made by hand, of documents that tests know."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from windlass.train.data.shards import Manifest, Split
+from windlass.train.data.writing import Run, ShardWriter, write_manifest
+
+Document = tuple[Sequence[int], Sequence[Run] | None]
+
+
+def make_shards(
+    folder: Path,
+    shards: Sequence[Sequence[Document]],
+    *,
+    vocab_size: int = 1 << 20,
+    splits: Sequence[Split] | None = None,
+    tokenizer: str = "same",
+) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    made = []
+    for place, documents in enumerate(shards):
+        split: Split = splits[place] if splits else "train"
+        writer = ShardWriter(folder, f"{split}-{place:05}", split, "uint32")
+        for tokens, learned in documents:
+            writer.add(tokens, learned)
+        made.append(writer.finish())
+    write_manifest(
+        folder, Manifest(tokenizer=tokenizer, vocab_size=vocab_size, end_token=0, token_type="uint32", shards=tuple(made))
+    )
+    return folder
+
+
+def numbered(lengths: Sequence[int], first: int = 1) -> list[Document]:
+    """Documents of these lengths whose tokens are all different."""
+    documents: list[Document] = []
+    for length in lengths:
+        documents.append((range(first, first + length), None))
+        first += length
+    return documents
