@@ -7,6 +7,11 @@ from torch import Tensor
 
 from windlass.kernels.cuda import driver
 
+FEW_ROWS = 64
+FEW = (1024, 1)
+MANY = {2048: (512, 4), 4096: (1024, 2), 6144: (512, 2), 8192: (1024, 1)}
+"""Up to which width: threads a row, and rows at once on a processor. The quickest of eight at 2,048 rows (docs/cuda-notes.md, 21)."""
+
 
 def add_norm(
     residual: Tensor, norm: Tensor, out: Tensor, eps: float, *, parts: Tensor | None = None, weights: Tensor | None = None
@@ -15,14 +20,18 @@ def add_norm(
 
     parts fp32 or bf16 [parts, rows, width] (slices of a product), or with `weights` [rows, n] fp32: [rows, parts, width], the first n weighted.
     """
-    run = driver.kernel("small.cu", "PPIPIIQQPPIf", "add_norm", packed=False)
     rows, width = residual.shape
+    threads, blocks = FEW if rows <= FEW_ROWS else next(how for most, how in MANY.items() if width <= most)
+    steps = -(-width // (4 * threads))
+    run = driver.kernel(
+        "small.cu", "PPIPIIQQPPIf", "add_norm", packed=False, NORM_THREADS=threads, NORM_STEPS=steps, NORM_BLOCKS=blocks
+    )
     num_parts = 0 if parts is None else parts.shape[0] if weights is None else parts.shape[1]
     by_part = 0 if parts is None else parts.stride(0) if weights is None else parts.stride(1)
     by_row = 0 if parts is None else parts.stride(1) if weights is None else parts.stride(0)
     num_weights = 0 if weights is None else weights.shape[1]
     bf16 = int(parts is not None and parts.dtype == torch.bfloat16)
-    run((rows,), 1024, residual, parts, bf16, weights, num_parts, num_weights, by_part, by_row, norm, out, width, eps)
+    run((rows,), threads, residual, parts, bf16, weights, num_parts, num_weights, by_part, by_row, norm, out, width, eps)
     return out
 
 

@@ -218,24 +218,30 @@ extern "C" __global__ void __launch_bounds__(128)
     }
 }
 
-// ---- h += sum over parts of weight * part; x = norm(h). One block of 1024 threads a row; width a multiple of 4, at most 8192.
-extern "C" __global__ void __launch_bounds__(1024)
+// ---- h += sum over parts of weight * part; x = norm(h). One block a row; width a multiple of 4, at most NORM_STEPS * NORM_THREADS * 4.
+// Few rows are over soonest with many threads each; of many rows several blocks should be on a processor, so that one loads while another sums.
+#ifndef NORM_THREADS
+#define NORM_THREADS 1024
+#define NORM_STEPS 2
+#define NORM_BLOCKS 1
+#endif
+extern "C" __global__ void __launch_bounds__(NORM_THREADS, NORM_BLOCKS)
     add_norm(float* h, const void* parts, u32 parts_bf16, const float* part_weights, u32 num_parts, u32 num_weights, u64 part_stride, u64 row_stride,
              const float* norm, u16* x, u32 width, float eps) {
-    __shared__ float sums[32];
+    __shared__ float sums[NORM_THREADS / 32];
     launch_next();
     const u32 row = blockIdx.x;
-    float4 v[2], n[2];
+    float4 v[NORM_STEPS], n[NORM_STEPS];
 #pragma unroll
-    for (u32 i = 0; i < 2; i++) {
-        const u32 k = (i * 1024 + threadIdx.x) * 4;
+    for (u32 i = 0; i < NORM_STEPS; i++) {
+        const u32 k = (i * NORM_THREADS + threadIdx.x) * 4;
         if (k < width) n[i] = *(const float4*)(norm + k);
     }
     wait_previous();
     float square = 0.f;
 #pragma unroll
-    for (u32 i = 0; i < 2; i++) {
-        const u32 k = (i * 1024 + threadIdx.x) * 4;
+    for (u32 i = 0; i < NORM_STEPS; i++) {
+        const u32 k = (i * NORM_THREADS + threadIdx.x) * 4;
         if (k < width) {
             float4 s = __ldcg((const float4*)(h + (u64)row * width + k));
             const u64 from = row * row_stride + k;
@@ -257,11 +263,11 @@ extern "C" __global__ void __launch_bounds__(1024)
     square = warp_sum(square);
     if ((threadIdx.x & 31) == 0) sums[threadIdx.x / 32] = square;
     __syncthreads();
-    square = warp_sum(sums[threadIdx.x & 31]);
+    square = warp_sum((threadIdx.x & 31) < NORM_THREADS / 32 ? sums[threadIdx.x & 31] : 0.f);
     const float r = rsqrtf(square / width + eps);
 #pragma unroll
-    for (u32 i = 0; i < 2; i++) {
-        const u32 k = (i * 1024 + threadIdx.x) * 4;
+    for (u32 i = 0; i < NORM_STEPS; i++) {
+        const u32 k = (i * NORM_THREADS + threadIdx.x) * 4;
         if (k < width)
             *(uint2*)(x + (u64)row * width + k) =
                 uint2{pack_bf16(v[i].x * r * n[i].x, v[i].y * r * n[i].y), pack_bf16(v[i].z * r * n[i].z, v[i].w * r * n[i].w)};
