@@ -6,14 +6,15 @@ that depend on a model or on hardware; those are `plan.training`'s. A trainer ad
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import isfinite
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 import msgspec
 
 from windlass.core.model import Frozen
+from windlass.core.recipe_sections import Lora, Loss, Optimizer, Run, ScheduleSection, Validation
 from windlass.errors import BadInput, UnknownName
 from windlass.units import parse_bytes, parse_context, parse_count
 
@@ -21,11 +22,11 @@ Recompute = Literal["none", "selective", "full"]
 Offload = Literal["none", "cpu", "nvme"]
 Compute = Literal["bf16", "fp16", "fp32", "fp8"]
 GradientType = Literal["fp32", "bf16", "fp16"]
-OptimizerName = Literal["adamw", "muon", "sgd"]
 Schedule = Literal["1f1b", "zero_bubble", "dualpipe"]
 TensorOverlap = Literal["none", "backward", "all"]
 Dispatch = Literal["all_to_all", "per_node"]
 Packing = Literal["cut", "whole"]
+Start = Literal["random", "weights"]
 
 Degree = int | None
 
@@ -38,6 +39,8 @@ class ModelSource(Frozen):
     config: dict[str, Any] | None = None
     mtp: bool = False
     """Train the multi-token-prediction layer too, where the model has one."""
+    start: Start = "random"
+    """`weights`: go on from the weights that the name or the path has (continued training, fine-tuning), instead of from chance."""
     dropout: bool | None = None
     """Overrides what the config says."""
 
@@ -69,7 +72,10 @@ class DataSection(Frozen):
 
 
 class Batch(Frozen):
-    """Of one optimizer step, counted in sequences (exact) or in tokens (a wish: the nearest that layouts can cut is taken)."""
+    """Of one optimizer step, counted in sequences (exact) or in tokens (a wish: the nearest that layouts can cut is taken).
+
+    Gradients are accumulated over global_batch / (data-parallel ranks * micro_batch) micro-batches.
+    """
 
     global_batch: int | None = None
     tokens: int | None = None
@@ -84,6 +90,9 @@ class Parallel(Frozen):
     expert_tp: Degree = None
     virtual_stages: Degree = None
     """Chunks of layers per pipeline rank; 1 is the plain schedule."""
+    fsdp: Degree = None
+    """Data-parallel ranks over which FSDP spreads parameters, gradients and optimizer states; all of them, or 1: every rank has all.
+    With experts spread by ep, also data-parallel ranks / ep."""
     zero: int | None = None
     """0 nothing, 1 optimizer states, 2 and gradients, 3 and parameters are spread over the data-parallel ranks."""
     sequence_parallel: bool | None = None
@@ -114,13 +123,17 @@ class Precision(Frozen):
     gradients: GradientType = "fp32"
 
 
-class Optimizer(Frozen):
-    name: OptimizerName = "adamw"
-
-
 class CheckpointSection(Frozen):
     interval_minutes: float | None = None
     """None: Young and Daly's, but not under the planner's floor."""
+    interval_steps: int | None = None
+    """Also after so many steps."""
+    keep: int = 3
+    """The last so many stay."""
+    milestone_steps: int | None = None
+    """Those of every so many steps stay for ever."""
+    local: str | None = None
+    """A disk of each node that is written first; parts are brought together in the run's folder, checked, and then removed here."""
     bandwidth: float | None = None
     """Bytes per second that all ranks together write to the shared store, or as text: "200GB"."""
     asynchronous: bool = True
@@ -139,10 +152,16 @@ class Recipe(Frozen):
     memory: Memory = Memory()
     precision: Precision = Precision()
     optimizer: Optimizer = Optimizer()
+    schedule: ScheduleSection = ScheduleSection()
+    loss: Loss = Loss()
+    lora: Lora = Lora()
     checkpoint: CheckpointSection = CheckpointSection()
+    validation: Validation = Validation()
+    run: Run = Run()
 
 
-def load_recipe(path: str | Path) -> Recipe:
+def load_recipe(path: str | Path, settings: Sequence[str] = ()) -> Recipe:
+    """`settings`: "optimizer.lr=1e-4", which win over what the file says."""
     import tomllib
 
     try:
@@ -151,7 +170,27 @@ def load_recipe(path: str | Path) -> Recipe:
         raise BadInput(f"cannot read the recipe {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadInput(f"{path} is not TOML: {error}") from None
+    for setting in settings:
+        _set(table, setting)
     return recipe_from(table, str(path))
+
+
+def _set(table: dict[str, Any], setting: str) -> None:
+    """Values are read as TOML reads them; what is no TOML is text, so that nobody has to quote for two readers."""
+    import tomllib
+
+    key, sign, text = setting.partition("=")
+    section, dot, name = key.strip().partition(".")
+    if not (sign and dot and name):
+        raise BadInput(f"--set {setting}: write it as section.key=value, for example optimizer.lr=1e-4")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    held = table.setdefault(section, {})
+    if not isinstance(held, dict):
+        raise BadInput(f"--set {setting}: {section} is not a section")
+    held[name] = value
 
 
 def recipe_from(table: dict[str, Any], origin: str = "recipe") -> Recipe:
@@ -162,7 +201,15 @@ def recipe_from(table: dict[str, Any], origin: str = "recipe") -> Recipe:
     except msgspec.ValidationError as error:
         raise BadInput(f"{origin}: {_plain(str(error))}") from None
     _check(recipe, origin)
-    return recipe
+    return _with_stage(recipe)
+
+
+def _with_stage(recipe: Recipe) -> Recipe:
+    """FSDP is ZeRO's third stage, by which planning knows it."""
+    parallel = recipe.parallel
+    if parallel.fsdp is None or parallel.zero is not None:
+        return recipe
+    return msgspec.structs.replace(recipe, parallel=msgspec.structs.replace(parallel, zero=3 if parallel.fsdp > 1 else 0))
 
 
 def refuse_unknown(table: dict[str, Any], kind: type[msgspec.Struct], origin: str, prefix: str = "") -> None:
@@ -174,6 +221,16 @@ def refuse_unknown(table: dict[str, Any], kind: type[msgspec.Struct], origin: st
         inner = fields[key]
         if isinstance(value, dict) and isinstance(inner, type) and issubclass(inner, msgspec.Struct):
             refuse_unknown(cast("dict[str, Any]", value), inner, origin, f"{prefix}{key}.")
+        if isinstance(value, list) and (one := _struct_of_many(inner)) is not None:
+            for number, item in enumerate(cast("list[object]", value)):
+                if isinstance(item, dict):
+                    refuse_unknown(cast("dict[str, Any]", item), one, origin, f"{prefix}{key}[{number}].")
+
+
+def _struct_of_many(kind: Any) -> type[msgspec.Struct] | None:
+    """What a field that is a tuple of structs has in it."""
+    inside = get_args(kind)
+    return inside[0] if inside and isinstance(inside[0], type) and issubclass(inside[0], msgspec.Struct) else None
 
 
 def _per_second(text: str) -> int:
@@ -215,9 +272,31 @@ def _check(recipe: Recipe, origin: str) -> None:
         raise BadInput(f"{origin}: [batch] takes global_batch (sequences) or tokens, not both")
     if recipe.parallel.zero not in (None, 0, 1, 2, 3):
         raise BadInput(f"{origin}: parallel.zero is {recipe.parallel.zero}; ZeRO has stages 0, 1, 2 and 3")
+    _check_degrees(recipe, origin)
+    _check_optimizer(recipe, origin)
     for name, value in _numbers(recipe):
         if wrong := _why_bad(name, value):
             raise BadInput(f"{origin}: {name} {wrong}")
+
+
+def _check_degrees(recipe: Recipe, origin: str) -> None:
+    fsdp, zero = recipe.parallel.fsdp, recipe.parallel.zero
+    if fsdp is not None and fsdp > 1 and zero not in (None, 3):
+        raise BadInput(f"{origin}: parallel.fsdp {fsdp} spreads parameters, which is ZeRO stage 3, but parallel.zero is {zero}")
+
+
+def _check_optimizer(recipe: Recipe, origin: str) -> None:
+    for beta in recipe.optimizer.betas:
+        if not 0 <= beta < 1:
+            raise BadInput(f"{origin}: optimizer.betas has {beta:g}; both must be from 0 up to, and not, 1")
+    schedule = recipe.schedule
+    ends = schedule.warmup_steps + (schedule.decay_steps or 0)
+    if schedule.steps is not None and ends > schedule.steps:
+        raise BadInput(
+            f"{origin}: schedule.steps is {schedule.steps}, but warming up and going down take {ends}; make those shorter"
+        )
+    if schedule.final > 1:
+        raise BadInput(f"{origin}: schedule.final is {schedule.final:g}; it is a part of the highest rate, at most 1")
 
 
 LARGEST = 10**18
@@ -233,10 +312,16 @@ def _numbers(recipe: Recipe) -> Iterator[tuple[str, int | float]]:
                 yield f"{section}.{key}", value
 
 
+MAY_BE_ZERO = frozenset(
+    "parallel.zero data.seed run.seed schedule.warmup_steps schedule.final optimizer.weight_decay optimizer.momentum"
+    " loss.mtp loss.z loss.router_z loss.balance loss.bias_rate".split()
+)
+
+
 def _why_bad(name: str, value: int | float) -> str | None:
-    if isinstance(value, float) and (not isfinite(value) or value <= 0):
-        return f"is {value:g}; it must be a finite number above 0"
+    least = 0 if name in MAY_BE_ZERO else 1
+    if isinstance(value, float) and (not isfinite(value) or value < 0 or (least and not value)):
+        return f"is {value:g}; it must be a finite number {'above 0' if least else 'of at least 0'}"
     if value > LARGEST:
         return "is more than 10^18"
-    may_be_zero = name == "parallel.zero" or name.endswith(".seed")
-    return f"is {value}; it must be at least 1" if value < 1 and isinstance(value, int) and not may_be_zero else None
+    return f"is {value}; it must be at least {least}" if value < least and isinstance(value, int) else None

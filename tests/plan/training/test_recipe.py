@@ -111,3 +111,78 @@ def test_any_table_is_read_or_refused(table: dict[str, Any]) -> None:
         recipe_from(table)
     except (BadInput, UnknownName) as error:
         assert "\n" not in str(error).replace("\\n", "")
+
+
+TRAINED = """
+[model]
+name = "GLM-4.6"
+start = "weights"
+[[data.sources]]
+path = "text"
+weight = 2
+[[data.sources]]
+path = "code"
+weight = 1.0
+[optimizer]
+lr = 1e-4
+betas = [0.9, 0.98]
+weight_decay = 0.0
+[schedule]
+name = "wsd"
+steps = 100
+warmup_steps = 10
+decay_steps = 20
+[loss]
+balance = 0
+bias_rate = 0.0
+[parallel]
+fsdp = 4
+[checkpoint]
+interval_steps = 50
+milestone_steps = 1000
+[lora]
+rank = 16
+targets = ["attention", "experts"]
+[run]
+seed = 7
+compile = true
+"""
+
+
+def test_a_recipe_to_train_by(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text(TRAINED)
+    recipe = load_recipe(path, ["optimizer.lr=2e-4", "run.folder=runs/one", "batch.global_batch=8"])
+    assert [source.weight for source in recipe.data.sources] == [2, 1]
+    assert (recipe.optimizer.lr, recipe.optimizer.betas, recipe.optimizer.weight_decay) == (2e-4, (0.9, 0.98), 0)
+    assert (recipe.run.folder, recipe.batch.global_batch) == ("runs/one", 8)
+    assert recipe.parallel.zero == 3  # what planning calls FSDP
+    assert recipe.lora.targets == ("attention", "experts")
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({"data": {"sources": [{"path": "x", "wieght": 1}]}}, r"did you mean data.sources\[0\].weight"),
+        ({"optimizer": {"lr": 0.0}}, "optimizer.lr is 0; it must be a finite number above 0"),
+        ({"optimizer": {"betas": [0.9, 1.0]}}, "betas has 1"),
+        ({"schedule": {"steps": 10, "warmup_steps": 8, "decay_steps": 3}}, "warming up and going down take 11"),
+        ({"schedule": {"final": 2.0}}, "at most 1"),
+        ({"schedule": {"name": "cosinus"}}, "schedule.name: invalid"),
+        ({"loss": {"z": -0.1}}, "of at least 0"),
+        ({"parallel": {"fsdp": 2, "zero": 1}}, "ZeRO stage 3, but parallel.zero is 1"),
+        ({"lora": {"rank": 0}}, "lora.rank is 0"),
+        ({"run": {"engine": "torchrun"}}, "run.engine: invalid"),
+    ],
+)
+def test_what_a_trainer_cannot_use_is_refused(table: dict[str, Any], words: str) -> None:
+    with pytest.raises((BadInput, UnknownName), match=words):
+        recipe_from({"model": {"name": "x"}, **table})
+
+
+@pytest.mark.parametrize("setting", ["optimizer.lr", "lr=3", "model=x", "=3"])
+def test_a_setting_that_names_no_key_is_refused(tmp_path: Path, setting: str) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text(TRAINED)
+    with pytest.raises(BadInput, match=r"section\.key=value"):
+        load_recipe(path, [setting])

@@ -9,11 +9,11 @@ from windlass.core.recipe import (
     Dispatch,
     GradientType,
     Offload,
-    OptimizerName,
     Overlap,
     Recompute,
     Schedule,
 )
+from windlass.core.recipe_sections import OptimizerName
 
 
 class Job(Frozen):

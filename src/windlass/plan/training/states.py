@@ -12,7 +12,8 @@ import msgspec
 
 from windlass.core.model import Frozen, ModelSpec
 from windlass.core.place import WHOLE
-from windlass.core.recipe import Compute, GradientType, OptimizerName
+from windlass.core.recipe import Compute, GradientType
+from windlass.core.recipe_sections import OptimizerName
 from windlass.core.rule import AxisName, Part, Role, Rule
 from windlass.plan.training.job import Job
 from windlass.plan.training.stages import Stage
