@@ -7,9 +7,26 @@ size both sides know.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from torch import Tensor
+import msgspec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class GroupLost(Exception):
+    """A rank did not come to a collective, or its connection broke. Not the user's to mend: whoever runs the group makes a new one."""
+
+
+class Count(msgspec.Struct, frozen=True, array_like=True):
+    """Of one kind of collective, since the group began."""
+
+    calls: int = 0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    seconds: float = 0.0
+    """In it, waiting for other ranks included."""
 
 
 class Group(Protocol):
@@ -20,6 +37,11 @@ class Group(Protocol):
 
     @property
     def size(self) -> int: ...
+
+    @property
+    def is_native(self) -> bool:
+        """Whether what it does are operations that a program records (kernels/program.py), so that a replay does not stop for them."""
+        ...
 
     def all_reduce(self, x: Tensor) -> None:
         """Every rank's `x` becomes the sum of all, the same bits on all of them."""
@@ -45,13 +67,17 @@ class Group(Protocol):
         """`x` becomes what the rank before this one sends."""
         ...
 
+    def counts(self) -> dict[str, Count]:
+        """By the name of the collective. Bytes are those of the numbers; what the network adds is not in them."""
+        ...
+
     def close(self) -> None: ...
 
 
 class SoloGroup:
     """One rank: its sums are whole, and there is nobody to tell. So nobody need ask how many ranks there are."""
 
-    rank, size = 0, 1
+    rank, size, is_native = 0, 1, False
 
     def all_reduce(self, x: Tensor) -> None:
         pass
@@ -68,6 +94,9 @@ class SoloGroup:
         raise AssertionError("a group of one has no next rank")
 
     take_previous = send_next
+
+    def counts(self) -> dict[str, Count]:
+        return {}
 
     def close(self) -> None:
         pass

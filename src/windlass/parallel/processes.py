@@ -17,47 +17,63 @@ from torch.distributed import PrefixStore, Store
 
 from windlass.core.layout import Layout
 from windlass.errors import Impossible
+from windlass.parallel.board_store import BoardStore
+from windlass.parallel.counted import Counts
+from windlass.parallel.group import Count, GroupLost
 from windlass.parallel.groups import Groups, make_groups
+from windlass.parallel.meeting import Board
+from windlass.parallel.mesh import MEETING_SECONDS
 
 TIMEOUT_SECONDS = 20.0
 """A step takes less than this on any hardware worth splitting over; a rank that takes longer is dead or stuck."""
-MEETING_SECONDS = 120.0
-"""For all ranks to come: they start Python and import torch first, perhaps all on one machine."""
-
-
-class GroupLost(Exception):
-    """A rank did not come to a collective, or its connection broke. Not the user's to mend: whoever runs the group makes a new one."""
 
 
 class ProcessGroup:
+    is_native = False
+
     def __init__(self, backend: Any, rank: int, size: int, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         """`backend`: a ProcessGroupGloo or ProcessGroupNCCL of torch.distributed."""
         self._backend, self.rank, self.size = backend, rank, size
         self._timeout = timedelta(seconds=timeout_seconds)
+        self._counts = Counts()
 
     def all_reduce(self, x: Tensor) -> None:
-        self._done(lambda: self._backend.allreduce([x]), x)
+        """A ring, as both backends have it: every rank passes on all but its own share of the sum, and then of the result."""
+        passed = 2 * _bytes(x) * (self.size - 1) // self.size
+        with self._counts.counted("all_reduce", passed, passed):
+            self._done(lambda: self._backend.allreduce([x]), x)
 
     def all_gather(self, x: Tensor, into: Sequence[Tensor]) -> None:
-        self._done(lambda: self._backend.allgather([list(into)], [x]), x)
+        passed = _bytes(x) * (self.size - 1)
+        with self._counts.counted("all_gather", passed, passed):
+            self._done(lambda: self._backend.allgather([list(into)], [x]), x)
 
     def gather(self, x: Tensor, into: Sequence[Tensor]) -> None:
         """Rank by rank, because gloo's own wants parts of one size."""
         if self.rank:
-            self._done(lambda: self._backend.send([x], 0, 0), x)
+            with self._counts.counted("gather", _bytes(x), 0):
+                self._done(lambda: self._backend.send([x], 0, 0), x)
             return
         into[0].copy_(x)
-        for rank in range(1, self.size):
-            self._done(lambda rank=rank: self._backend.recv([into[rank]], rank, 0), into[rank])
+        with self._counts.counted("gather", 0, sum(map(_bytes, into[1:]))):
+            for rank in range(1, self.size):
+                self._done(lambda rank=rank: self._backend.recv([into[rank]], rank, 0), into[rank])
 
     def broadcast(self, x: Tensor) -> None:
-        self._done(lambda: self._backend.broadcast([x]), x)
+        sent, received = (_bytes(x) * (self.size - 1), 0) if self.rank == 0 else (0, _bytes(x))
+        with self._counts.counted("broadcast", sent, received):
+            self._done(lambda: self._backend.broadcast([x]), x)
 
     def send_next(self, x: Tensor) -> None:
-        self._done(lambda: self._backend.send([x], (self.rank + 1) % self.size, 0), x)
+        with self._counts.counted("send_next", _bytes(x), 0):
+            self._done(lambda: self._backend.send([x], (self.rank + 1) % self.size, 0), x)
 
     def take_previous(self, x: Tensor) -> None:
-        self._done(lambda: self._backend.recv([x], (self.rank - 1) % self.size, 0), x)
+        with self._counts.counted("take_previous", 0, _bytes(x)):
+            self._done(lambda: self._backend.recv([x], (self.rank - 1) % self.size, 0), x)
+
+    def counts(self) -> dict[str, Count]:
+        return self._counts.all()
 
     def close(self) -> None:
         self._backend.shutdown()
@@ -91,6 +107,21 @@ def join_processes(
         return ProcessGroup(made, at, size, timeout_seconds)
 
     return make_groups(layout, rank, join)
+
+
+def gloo_group(board: Board, name: str, rank: int, size: int, host: str, timeout_seconds: float) -> ProcessGroup:
+    meeting = timedelta(seconds=MEETING_SECONDS)
+    made = _gloo(BoardStore(board, f"{name}/"), rank, size, host or "127.0.0.1", meeting)
+    return ProcessGroup(made, rank, size, timeout_seconds)
+
+
+def nccl_group(board: Board, name: str, rank: int, size: int, timeout_seconds: float) -> ProcessGroup:
+    made = _nccl(BoardStore(board, f"{name}/"), rank, size, timedelta(seconds=MEETING_SECONDS))
+    return ProcessGroup(made, rank, size, timeout_seconds)
+
+
+def _bytes(x: Tensor) -> int:
+    return x.numel() * x.element_size()
 
 
 def _gloo(store: Store, rank: int, size: int, host: str, timeout: timedelta) -> Any:

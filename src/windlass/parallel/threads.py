@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from windlass.core.layout import Layout
+from windlass.parallel.group import Count
 from windlass.parallel.groups import Groups, make_groups
 
 TIMEOUT_SECONDS = 60.0
@@ -34,6 +35,10 @@ class _Meeting:
 
 
 class ThreadGroup:
+    """Counts nothing: what is said here goes nowhere."""
+
+    is_native = False
+
     def __init__(self, meeting: _Meeting, rank: int, size: int) -> None:
         self._meeting, self.rank, self.size = meeting, rank, size
 
@@ -61,6 +66,9 @@ class ThreadGroup:
         if passed_on is None:
             raise threading.BrokenBarrierError
         x.copy_(passed_on)
+
+    def counts(self) -> dict[str, Count]:
+        return {}
 
     def close(self) -> None:
         """Whoever waits for this rank waits no longer."""

@@ -1,0 +1,111 @@
+"""From a meeting to the groups of a rank: which of them talk by links, which by torch.distributed."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from windlass.core.layout import Layout, coordinates
+from windlass.core.meeting import INT8, SYNCS, Meeting
+from windlass.errors import Impossible, UnknownName
+from windlass.parallel.group import Group, GroupLost
+from windlass.parallel.groups import Groups, make_groups
+from windlass.parallel.meeting import Board
+from windlass.parallel.mesh import connect_all
+from windlass.parallel.processes import TIMEOUT_SECONDS, gloo_group, nccl_group
+from windlass.parallel.shared import share_memory
+
+TRANSPORTS = ("auto", "links", "gloo", "nccl")
+
+
+@dataclass(frozen=True)
+class Wires:
+    """What links of one group are made of."""
+
+    name: str
+    rank: int
+    sockets: Sequence[socket.socket | None]
+    """To every other rank."""
+    memory: Sequence[int | None]
+    """Of every rank that shares memory with this one: a file that both have open (parallel/shared.py)."""
+    sync: str
+    timeout_seconds: float
+    is_crowded: bool
+    """Whether ranks outnumber cores here, so that whoever waits should not keep one busy."""
+    lost: Callable[[str], Exception] = GroupLost
+    """What is raised when another rank is missed."""
+
+
+MakeLinks = Callable[[Wires], Group | None]
+"""None: links cannot be had here."""
+
+
+def join(
+    meeting: Meeting,
+    layout: Layout,
+    rank: int,
+    board: Board,
+    device: str,
+    make_links: MakeLinks | None,
+    timeout_seconds: float = TIMEOUT_SECONDS,
+) -> Groups:
+    transport = _transport(meeting, device, make_links)
+
+    def members(name: str) -> list[int]:
+        return [other for other in range(layout.world) if name in _names(layout, other)]
+
+    def join_one(name: str, at: int, size: int) -> Group:
+        if transport == "nccl":
+            return nccl_group(board, name, at, size, timeout_seconds)
+        if transport == "gloo":
+            return gloo_group(board, name, at, size, meeting.hosts[rank], timeout_seconds)
+        assert make_links is not None
+        ranks = members(name)
+        wires = _wires(meeting, rank, ranks, at, name, board, timeout_seconds)
+        made = make_links(wires)
+        if made is None:
+            raise Impossible(
+                "links between ranks need compiled kernels, and none could be compiled here; set the transport to gloo"
+            )
+        return made
+
+    return make_groups(layout, rank, join_one)
+
+
+def _transport(meeting: Meeting, device: str, make_links: MakeLinks | None) -> str:
+    if meeting.transport not in TRANSPORTS:
+        raise UnknownName("transport", meeting.transport, TRANSPORTS)
+    if meeting.sync not in SYNCS:
+        raise UnknownName("sync", meeting.sync, SYNCS)
+    is_cpu = device.split(":")[0] == "cpu"
+    chosen = meeting.transport
+    if chosen == "auto":
+        chosen = "nccl" if not is_cpu else "gloo" if make_links is None else "links"
+    if chosen == "links" and make_links is None:
+        raise Impossible("links between ranks need compiled kernels, and there are none here; set the transport to gloo")
+    if meeting.sync == INT8 and chosen != "links":
+        raise Impossible(f"sums travel as int8 over links only, and these ranks talk by {chosen}; leave --sync away")
+    return chosen
+
+
+def _names(layout: Layout, rank: int) -> tuple[str, str]:
+    """As make_groups names the groups of a rank."""
+    at = coordinates(layout, rank)
+    return f"tp dp{at.dp} pp{at.pp}", f"pp dp{at.dp} tp{at.tp}"
+
+
+def _wires(meeting: Meeting, rank: int, ranks: list[int], at: int, name: str, board: Board, timeout_seconds: float) -> Wires:
+    machine = meeting.machines[rank]
+    sockets = connect_all(board, name, at, len(ranks), meeting.key, meeting.hosts[rank])
+    together = [meeting.machines[other] == machine for other in ranks]
+    return Wires(
+        name=name,
+        rank=at,
+        sockets=sockets,
+        memory=share_memory(sockets, together, at),
+        sync=meeting.sync,
+        timeout_seconds=timeout_seconds,
+        is_crowded=meeting.machines.count(machine) > len(os.sched_getaffinity(0)),
+    )
