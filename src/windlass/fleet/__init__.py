@@ -16,6 +16,6 @@ worker.py    a supervisor: waits for a root, does what it says, and ends its ran
 session.py   one root's time with a supervisor
 receiving.py the slices that an epoch needs and this machine does not have
 ranks.py     the rank processes of an epoch on this machine
-local.py     the same supervisor for the root's own machine, through memory
+own.py       the same supervisor for the root's own machine, through memory
 board.py     the notes that ranks of an epoch leave for each other, kept by the root
 """

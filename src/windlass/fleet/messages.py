@@ -11,19 +11,12 @@ import msgspec
 from windlass.core.hardware import Device
 from windlass.engine.ranks import Beat as RankBeat
 from windlass.engine.ranks import RankJob
+from windlass.weights.pieces import Catalogue, Piece
 from windlass.weights.slices import Slice
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
     pass
-
-
-class TensorHeader(msgspec.Struct, frozen=True, array_like=True):
-    """As core.ports.TensorStore tells of it."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
 
 
 # --- both ways
@@ -66,36 +59,32 @@ class Prepare(Message, frozen=True):
     """What a worker must have before the epoch can start."""
 
     epoch: int
+    catalogue: Catalogue
     fingerprint: str
-    """Of the checkpoint."""
-    config: bytes
-    """config.json, or what stands for it: JSON."""
-    tensors: list[TensorHeader]
+    """Of the contents: a worker's own files with the same are read instead."""
+    path: str
+    """Of the checkpoint at the root; where it is the same here, it is read."""
     slices: list[Slice]
+    """Of all ranks of this worker."""
 
 
 class PartData(Message, frozen=True):
     epoch: int
-    part: Slice
-    data: bytes
-    """Rows one after another, as the checkpoint stores them."""
+    piece: Piece
 
 
 class NoPart(Message, frozen=True):
     """What was wanted cannot be read; the words say why."""
 
     epoch: int
-    part: Slice
     words: str
 
 
 class Start(Message, frozen=True):
-    """One process a job. What the worker holds, and where, it fills in itself."""
+    """One process a job, after Prepare where there is something to read. What the worker holds, and where, it fills in itself."""
 
     epoch: int
     jobs: list[RankJob]
-    fingerprint: str = ""
-    """As in Prepare; empty: there is nothing to read (weights at random), or `launch.model` is a path that both know."""
 
 
 class EndEpoch(Message, frozen=True):
@@ -148,9 +137,11 @@ class ProbeAnswer(Message, frozen=True):
     gpus: tuple[Device, ...] = ()
 
 
-class WantPart(Message, frozen=True):
+class WantParts(Message, frozen=True):
+    """All that is missing, once; pieces come until there is nothing left of it, without an answer to each."""
+
     epoch: int
-    part: Slice
+    slices: list[Slice]
 
 
 class Progress(Message, frozen=True):
@@ -232,7 +223,7 @@ FromWorker = (
     | Busy
     | Beat
     | ProbeAnswer
-    | WantPart
+    | WantParts
     | Progress
     | Prepared
     | NotHeld
