@@ -14,7 +14,7 @@ from typing import Any, Literal, cast, get_args
 import msgspec
 
 from windlass.core.model import Frozen
-from windlass.core.recipe_sections import Lora, Loss, Optimizer, Run, ScheduleSection, Validation
+from windlass.core.recipe_sections import GuardSection, Lora, Loss, Optimizer, Run, ScheduleSection, Validation
 from windlass.errors import BadInput, UnknownName
 from windlass.units import parse_bytes, parse_context, parse_count
 
@@ -157,6 +157,7 @@ class Recipe(Frozen):
     lora: Lora = Lora()
     checkpoint: CheckpointSection = CheckpointSection()
     validation: Validation = Validation()
+    guard: GuardSection = GuardSection()
     run: Run = Run()
 
 
@@ -314,7 +315,7 @@ def _numbers(recipe: Recipe) -> Iterator[tuple[str, int | float]]:
 
 MAY_BE_ZERO = frozenset(
     "parallel.zero data.seed run.seed schedule.warmup_steps schedule.final optimizer.weight_decay optimizer.momentum"
-    " loss.mtp loss.z loss.router_z loss.balance loss.bias_rate".split()
+    " loss.mtp loss.z loss.router_z loss.balance loss.bias_rate guard.spike".split()
 )
 
 

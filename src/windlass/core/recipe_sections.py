@@ -79,6 +79,17 @@ class Validation(Frozen):
     """Rows of held-out data that are looked at each time."""
 
 
+class GuardSection(Frozen):
+    """When a step must not stand: the run goes back to its last checkpoint and leaves that step's samples out."""
+
+    spike: float = 8.0
+    """How far above the last steps' median a loss may lie, in robust standard deviations; 0: only what is no number is bad."""
+    window: int = 64
+    """Steps that a loss is compared with."""
+    rollbacks: int = 8
+    """In a row, before the run gives up."""
+
+
 class Run(Frozen):
     """What concerns the running rather than the learning."""
 
