@@ -6,7 +6,7 @@ import typer
 import typer.main
 
 from windlass import __version__
-from windlass.cli import bench, convert, models, plan, run_command, serve, setup
+from windlass.cli import bench, convert, models, plan, run_command, serve, setup, train
 from windlass.errors import BadInput
 
 app = typer.Typer(
@@ -39,6 +39,7 @@ app.command("serve")(serve.serve)
 app.command("bench")(bench.bench)
 app.add_typer(models.app, name="models")
 app.add_typer(setup.app, name="setup")
+app.add_typer(train.app, name="train")
 
 
 INTERRUPTED = 130

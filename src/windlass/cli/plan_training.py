@@ -10,7 +10,7 @@ import msgspec
 from windlass.cli.plan_output import Output
 from windlass.cli.resolve import Resolved, from_path, resolve_hardware, resolve_model
 from windlass.core.hardware import Hardware
-from windlass.core.plan import Reason
+from windlass.core.plan import Plan, Reason
 from windlass.core.recipe import Recipe, load_recipe, recipe_from
 from windlass.errors import BadInput
 from windlass.families import describe, rules
@@ -43,6 +43,14 @@ def run(
         found = training_offers(spec, tensors, recipe, hardware.num_devices, all_offers=all_offers)
         plan = msgspec.structs.replace(plan, cloud=found, reasons=(*why, *plan.reasons))
     return output.write(plan)
+
+
+def planned(recipe: Recipe, target: str, on: str | None = None, region: str = "world") -> Plan:
+    """The plan of a recipe that is about to be run, on its own hardware or on this machine."""
+    resolved = _model(recipe, target)
+    hardware = resolve_hardware(on or recipe.hardware.on)
+    made = plan_training(resolved.spec, resolved.rules, hardware, recipe, prices_on(hardware, region))
+    return as_plan(made, resolved.spec, resolved.rules, hardware, region)
 
 
 def _hardware(named: str | None, cloud: bool, resolved: Resolved, recipe: Recipe) -> tuple[Hardware, tuple[Reason, ...]]:

@@ -1,0 +1,53 @@
+"""A checkpoint's tensors into a run's state, whatever world size or layout either has (DCP cuts and joins).
+
+What belongs to a rank that the saving run did not have (its random numbers) is left as it is; anything else missing is refused.
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+from torch.distributed.checkpoint.api import CheckpointException
+
+from windlass.errors import BadCheckpoint, Error
+from windlass.train.checkpoint.ranks import Ranks
+from windlass.train.checkpoint.storage import SafePlanner, SafeReader, missing
+
+OF_A_RANK = "rng"
+"""The part of the state that each rank has for itself, under its number."""
+
+
+def load_into(state: dict[str, Any], folder: Path, ranks: Ranks) -> None:
+    names = set(flatten_state_dict(state)[0])
+    ranks.agree(lambda: _refuse_missing(names, folder))
+    try:
+        with warnings.catch_warnings():  # of one process without a group, which DCP means well about
+            warnings.simplefilter("ignore")
+            dcp.load(
+                state,
+                storage_reader=SafeReader(folder),
+                planner=SafePlanner(allow_partial_load=True),
+                process_group=ranks.group,
+                no_dist=ranks.group is None,
+            )
+    except CheckpointException as error:
+        raise _plain(error, folder) from None
+
+
+def _refuse_missing(names: set[str], folder: Path) -> None:
+    lacking = sorted(name for name in missing(names, folder) if name.split(".")[0] != OF_A_RANK)
+    if lacking:
+        more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
+        raise BadCheckpoint(f"the checkpoint has no {lacking[0]}{more}; it was made by another recipe", folder)
+
+
+def _plain(error: CheckpointException, folder: Path) -> Error:
+    """DCP collects what went wrong on each rank; the first of them in one line."""
+    first = next(iter(error.failures.values()))[0]
+    if isinstance(first, Error):
+        return first
+    return BadCheckpoint(f"cannot be loaded: {(str(first).splitlines() or [type(first).__name__])[0]}", folder)

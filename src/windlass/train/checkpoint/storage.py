@@ -1,0 +1,115 @@
+"""DCP's files, with a checksum of each and without code in them.
+
+DCP pickles its table of contents and everything that is not a tensor. A checkpoint may come from elsewhere, so here the table is
+read by an unpickler that knows only DCP's own records, and the rest by torch's own reader of plain values (`weights_only`).
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import DefaultLoadPlanner, FileSystemReader, FileSystemWriter, Metadata
+from torch.distributed.checkpoint._nested_dict import set_element
+from torch.distributed.checkpoint.metadata import StorageMeta
+from torch.distributed.checkpoint.planner import ReadItem, SavePlan, SavePlanner
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+
+from windlass.errors import BadCheckpoint
+from windlass.formats.disk import sync_directory
+from windlass.train.checkpoint.manifest import StoredFile, file_digest
+
+CONTENTS = ".metadata"
+
+
+class CheckedWriter(FileSystemWriter):
+    """Writes one file a rank, and remembers what it wrote."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, sync_files=True, overwrite=True)
+        self.folder = folder
+        self.written: dict[str, StoredFile] = {}
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        future = super().write_data(plan, planner)
+        future.wait()
+        for path in sorted(self.folder.glob(f"{plan.storage_data.prefix}*.distcp")):
+            self.written[path.name] = file_digest(path)
+        sync_directory(self.folder)
+        return future
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """On the coordinator only, when all ranks have written."""
+        super().finish(metadata, results)
+        self.written[CONTENTS] = file_digest(self.folder / CONTENTS)
+        sync_directory(self.folder)
+
+    def storage_meta(self) -> StorageMeta:
+        """Without the path, which names the machine and will be another when the folder is renamed."""
+        return StorageMeta(save_id=self.save_id)
+
+
+class SafeReader(FileSystemReader):
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        path = Path(self.path) / CONTENTS
+        try:
+            found = _Contents(io.BytesIO(path.read_bytes())).load()
+        except OSError as error:
+            raise BadCheckpoint(f"cannot be read: {error.strerror}", path) from None
+        except (pickle.UnpicklingError, AttributeError, EOFError, TypeError, ValueError, IndexError, KeyError) as error:
+            raise BadCheckpoint(f"is damaged: {error}", path) from None
+        if not isinstance(found, Metadata):
+            raise BadCheckpoint("is no table of contents", path)
+        _refuse_paths(path, found)
+        found.storage_meta = StorageMeta(load_id=self.load_id)
+        return found
+
+
+def _refuse_paths(path: Path, found: Metadata) -> None:
+    for stored in found.storage_data.values():
+        if "/" in stored.relative_path or stored.relative_path in ("", ".", ".."):
+            raise BadCheckpoint(f"names {stored.relative_path!r}, which is no file of the folder", path)
+
+
+_ALLOWED = frozenset(
+    {
+        *(("torch.distributed.checkpoint.metadata", name) for name in (
+            "Metadata", "MetadataIndex", "StorageMeta", "TensorStorageMetadata", "BytesStorageMetadata",
+            "ChunkStorageMetadata", "TensorProperties", "_MEM_FORMAT_ENCODING",
+        )),
+        ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+        ("torch", "Size"),
+        ("torch.serialization", "_get_layout"),
+        ("collections", "OrderedDict"),
+    }
+)  # fmt: skip
+
+
+class _Contents(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in _ALLOWED:
+            return super().find_class(module, name)
+        if module == "torch" and isinstance(found := getattr(torch, name, None), torch.dtype):
+            return found
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no table of contents needs")
+
+
+class SafePlanner(DefaultLoadPlanner):
+    """Values that are no tensors come back as plain numbers, text, lists and dictionaries, or not at all."""
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        name = read_item.dest_index.fqn
+        try:
+            loaded = torch.load(value, weights_only=True)
+        except pickle.UnpicklingError as error:
+            raise BadCheckpoint(f"holds more than plain values: {str(error).splitlines()[0]}", tensor=name) from None
+        set_element(self.original_state_dict, self.mappings[name], loaded)
+
+
+def missing(state_names: set[str], folder: Path) -> set[str]:
+    """Names of the run's state that the checkpoint does not have."""
+    return state_names - SafeReader(folder).read_metadata().state_dict_metadata.keys()

@@ -1,0 +1,86 @@
+"""`--profile`: a trace of a few steps for chrome://tracing or Perfetto, time by operation, and the FLOPs of every module.
+
+Knows nothing of the trainer; a step is a function that is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile, schedule
+from torch.utils.flop_counter import FlopCounterMode
+
+from windlass.formats.disk import write_atomically
+
+WAIT, WARM_UP, ACTIVE = 2, 1, 3
+"""Steps that are left alone, that are thrown away and that are written down."""
+
+
+class Profile:
+    """`step()` after every step; when the steps are over, `trace.json`, `operations.txt` and `flops.json` are in the folder."""
+
+    def __init__(self, folder: Path, *, wait: int = WAIT, active: int = ACTIVE) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])
+        self._profile = profile(
+            activities=activities,
+            schedule=schedule(wait=wait, warmup=WARM_UP, active=active, repeat=1),
+            on_trace_ready=self._write,
+            record_shapes=True,
+            with_modules=True,
+        )
+        self._left = wait + WARM_UP + active
+        self._profile.start()
+
+    @property
+    def running(self) -> bool:
+        return self._left > 0
+
+    def step(self) -> None:
+        if not self.running:
+            return
+        self._profile.step()
+        self._left -= 1
+        if not self.running:
+            self._profile.stop()
+
+    def close(self) -> None:
+        """A run that was shorter than the profile writes what there is."""
+        if self.running:
+            self._left = 0
+            self._profile.stop()
+
+    def _write(self, found: Any) -> None:
+        found.export_chrome_trace(str(self._folder / "trace.json"))
+        key = "self_cuda_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
+        table = found.key_averages().table(sort_by=key, row_limit=40)
+        write_atomically(self._folder / "operations.txt", (table + "\n").encode())
+
+
+@contextmanager
+def flops_by_module(model: nn.Module, path: Path) -> Generator[None]:
+    """Counts what is computed inside, forward and backward, and writes it by module and operation."""
+    with FlopCounterMode(model, display=False, depth=None) as counter:
+        yield
+    write_atomically(path, msgspec.json.format(msgspec.json.encode(_flops(counter.get_flop_counts())), indent=1) + b"\n")
+
+
+def _flops(counts: Mapping[str, Mapping[Any, int]]) -> dict[str, dict[str, int]]:
+    rows = {name: {str(operation): number for operation, number in found.items()} for name, found in counts.items()}
+    return {
+        name: {"total": sum(row.values()), **row} for name, row in sorted(rows.items(), key=lambda item: -sum(item[1].values()))
+    }
+
+
+def profiled(work: Callable[[], None], model: nn.Module, folder: Path) -> None:
+    """One step with its FLOPs counted."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with flops_by_module(model, folder / "flops.json"):
+        work()
