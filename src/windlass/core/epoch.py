@@ -16,12 +16,12 @@ class Node(Frozen):
 
     name: str
     """As the user gave it: `a:9998`; the root's own is `root`."""
-    address: str = ""
-    """Of the interface that other ranks reach it at."""
     memory_bytes: int
     """Free for weights and keys and values."""
     bandwidth: float
     """Bytes per second that its memory was measured to give."""
+    address: str = ""
+    """Of the interface that other ranks reach it at."""
     cores: int = 1
     num_ranks: int = 1
     """Processes it may take."""
