@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from jinja2.parser import Parser
 
 Message = Mapping[str, Any]
+OPENED, CLOSED = "\ufdd0", "\ufdd1"
+"""Stand around what `{% generation %}` marks, where that is asked for. Unicode keeps these two for such uses; texts have none."""
 
 
 class _Named(Frozen):
@@ -39,13 +41,14 @@ def render_chat(
     tools: Sequence[Mapping[str, Any]] | None = None,
     add_generation_prompt: bool = True,
     special_tokens: Mapping[str, str] | None = None,
+    marked: bool = False,
     **variables: object,
 ) -> str:
-    """`special_tokens` is bos_token, eos_token...; `variables` are the template's own (enable_thinking)."""
+    """`special_tokens` is bos_token, eos_token...; `variables` are the template's own (enable_thinking); `marked`: see text.spans."""
     values: dict[str, Any] = {**(special_tokens or {}), **variables, "messages": messages, "tools": tools or None}
     values["add_generation_prompt"] = add_generation_prompt
     try:
-        return _compiled(template).render(_plain(values))
+        return _compiled(template, marked).render(_plain(values))
     except _jinja().TemplateError as error:
         raise BadInput(f"the chat template refused: {_first_line(error)}", field="messages") from None
     except (TypeError, ValueError, LookupError, AttributeError, RecursionError, ArithmeticError) as error:
@@ -78,19 +81,20 @@ def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 @lru_cache(maxsize=16)
-def _compiled(template: str) -> jinja2.Template:
+def _compiled(template: str, marked: bool) -> jinja2.Template:
     try:
-        return _environment().from_string(template)
+        return _environment(marked).from_string(template)
     except (_jinja().TemplateError, RecursionError) as error:
         raise BadInput(f"the chat template cannot be read: {_first_line(error)}") from None
 
 
-def _environment() -> jinja2.Environment:
+def _environment(marked: bool) -> jinja2.Environment:
     _jinja()
     from jinja2.ext import loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _generation()])
+    extensions = [loopcontrols, _generation(marked)]
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
     environment.filters["tojson"] = _tojson
     cast(dict[str, Any], environment.globals).update(raise_exception=_raise, strftime_now=_strftime_now)
     return environment
@@ -104,8 +108,9 @@ def _jinja() -> ModuleType:
     return jinja2
 
 
-def _generation() -> type[Extension]:
-    """`{% generation %}` marks the assistant's words for training; here its body is rendered as it is."""
+def _generation(marked: bool) -> type[Extension]:
+    """`{% generation %}` marks the assistant's words for training; its body is rendered as it is, between OPENED and CLOSED if asked."""
+    from jinja2 import nodes
     from jinja2.ext import Extension
 
     class Generation(Extension):
@@ -113,7 +118,11 @@ def _generation() -> type[Extension]:
 
         def parse(self, parser: Parser) -> list[nodes.Node]:
             next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            if not marked:
+                return body
+            opened, closed = (nodes.Output([nodes.TemplateData(mark)]) for mark in (OPENED, CLOSED))
+            return [opened, *body, closed]
 
     return Generation
 

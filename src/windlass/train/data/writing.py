@@ -34,33 +34,32 @@ class ShardWriter:
         with explained(self._path, 0):
             self._stream = part_name(self._path).open("wb")
         self._digest = sha256()
-        self._ends = [0]
-        self._runs: list[Run] = []
+        self._num_tokens = 0
+        self._ends: list[NDArray[np.int64]] = [np.zeros(1, np.int64)]
+        self._runs: list[NDArray[np.int64]] = []
         self._masked = False
 
     @property
     def num_tokens(self) -> int:
-        return self._ends[-1]
+        return self._num_tokens
 
     def add(self, tokens: NDArray[Any] | Sequence[int], learned: Iterable[Run] | None = None) -> None:
         """One document, not empty. `learned`: None means all of it."""
+        runs = None if learned is None else np.array(list(learned), np.int64).reshape(-1, 2)
+        self.add_many(np.asarray(tokens), np.array([len(tokens)]), runs)
+
+    def add_many(self, tokens: NDArray[Any], lengths: NDArray[np.int64], learned: NDArray[np.int64] | None = None) -> None:
+        """Documents one after another, none of them empty; `learned` are runs [runs, 2] of all of them, in order, apart."""
         stored = np.ascontiguousarray(tokens, self._dtype)
-        start = self._ends[-1]
         with explained(self._path, stored.nbytes):
             self._stream.write(stored.data)
         self._digest.update(stored.data)
-        self._ends.append(start + len(stored))
+        start = self._num_tokens
+        self._num_tokens += len(stored)
+        self._ends.append(start + np.cumsum(lengths))
         self._masked |= learned is not None
-        for begin, end in ((0, len(stored)),) if learned is None else learned:
-            self._learn(start + begin, start + end)
-
-    def _learn(self, begin: int, end: int) -> None:
-        """Runs that touch are one."""
-        if end <= begin:
-            return
-        if self._runs and self._runs[-1][1] == begin:
-            begin = self._runs.pop()[0]
-        self._runs.append((begin, end))
+        everything = np.array([[0, len(stored)]])
+        self._runs.append(start + (everything if learned is None else learned[learned[:, 1] > learned[:, 0]]))
 
     def finish(self) -> Shard:
         """All files under their names, on the disk."""
@@ -68,19 +67,20 @@ class ShardWriter:
             self._stream.flush()
             os.fsync(self._stream.fileno())
             self._stream.close()
-        files = {TOKENS: StoredFile(num_bytes=self._ends[-1] * self._dtype.itemsize, sha256=self._digest.hexdigest())}
-        files[DOCUMENTS] = self._write(DOCUMENTS, np.array(self._ends, "<u8"))
+        ends, runs = np.concatenate(self._ends), _joined(self._runs)
+        files = {TOKENS: StoredFile(num_bytes=self._num_tokens * self._dtype.itemsize, sha256=self._digest.hexdigest())}
+        files[DOCUMENTS] = self._write(DOCUMENTS, ends.astype("<u8"))
         if self._masked:
-            files[LEARNED] = self._write(LEARNED, np.array(self._runs, "<u8").reshape(-1, 2))
+            files[LEARNED] = self._write(LEARNED, runs.astype("<u8"))
         with explained(self._path, 0):
             part_name(self._path).replace(self._path)
             sync_directory(self._folder)
         return Shard(
             name=self._name,
             split=self._split,
-            num_tokens=self._ends[-1],
-            num_documents=len(self._ends) - 1,
-            num_learned=sum(end - begin for begin, end in self._runs),
+            num_tokens=self._num_tokens,
+            num_documents=len(ends) - 1,
+            num_learned=int((runs[:, 1] - runs[:, 0]).sum()),
             files=files,
         )
 
@@ -93,6 +93,15 @@ class ShardWriter:
         content = values.tobytes()
         write_atomically(self._folder / f"{self._name}.{ending}", content)
         return StoredFile(num_bytes=len(content), sha256=sha256(content).hexdigest())
+
+
+def _joined(parts: list[NDArray[np.int64]]) -> NDArray[np.int64]:
+    """Runs that touch become one: readers rely on a gap between any two."""
+    runs = np.concatenate([np.empty((0, 2), np.int64), *parts])
+    if not len(runs):
+        return runs
+    apart = runs[1:, 0] > runs[:-1, 1]
+    return np.stack([runs[np.concatenate([[True], apart]), 0], runs[np.concatenate([apart, [True]]), 1]], axis=1)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
