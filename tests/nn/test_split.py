@@ -72,7 +72,9 @@ def check_parts(model: Model, split: Split, decoders: list[Decoder]) -> None:
         shard = decoder.shard
         first, last = shard.layers(model.spec)
         assert len(decoder.layers) == last - first
-        assert sum(parameter.numel() for parameter in decoder.parameters()) == expected_elements(model, placement, shard)
+        corrections = [module.correction for module in decoder.modules() if getattr(module, "correction", None) is not None]
+        held = sum(tensor.numel() for tensor in (*decoder.parameters(), *corrections))
+        assert held == expected_elements(model, placement, shard)
         for layer, cache, spec in zip(decoder.layers, decoder.make_caches(1), model.spec.layers[first:last], strict=True):
             mixer = spec.mixer
             assert isinstance(mixer, Attention | LatentAttention)

@@ -7,6 +7,7 @@ from torch.nn import functional
 
 from windlass.core.model import Activation
 from windlass.kernels import native_activate, program
+from windlass.kernels.compiled import chain
 from windlass.kernels.triton import available
 
 CLAMPED_SWIGLU_SLOPE = 1.702
@@ -18,7 +19,7 @@ def activate(x: Tensor, activation: Activation, gated: bool, clamp: float | None
     made = native_activate.activate(x, activation, gated, clamp) if program.usable(x) else None
     if made is None and (gpu := available.kernels(x)):
         made = gpu.activate(x, activation, gated, clamp)
-    return _reference(x, activation, gated, clamp) if made is None else made
+    return _chained(x, activation, gated, clamp) if made is None else made
 
 
 def _reference(x: Tensor, activation: Activation, gated: bool, clamp: float | None = None) -> Tensor:
@@ -40,3 +41,6 @@ def _activated(x: Tensor, activation: Activation) -> Tensor:
             return functional.gelu(x, approximate="tanh")
         case Activation.CLAMPED_SWIGLU:
             return x * (CLAMPED_SWIGLU_SLOPE * x).sigmoid()
+
+
+_chained = chain(_reference)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from windlass.kernels import native_attention, program
+from windlass.kernels import attention_learning, native_attention, program
 from windlass.kernels.precision import widened
 from windlass.kernels.spans import Span
 from windlass.kernels.step import Cache, Step
@@ -59,6 +59,8 @@ def attention(
     # Without a cache (nobody serves so) the kernel was wrong for half precision with a window on a real GPU (docs/cuda-notes.md).
     if made is None and cache is not None and (gpu := available.kernels(q, k, v, sinks, slopes)):
         made = gpu.attention(q, k, v, step, cache, **how)
+    if made is None and cache is None and sinks is None and slopes is None:
+        made = attention_learning.attention(q, k, v, step, scale=scale, window=window)
     return _reference(q, k, v, step, cache, **how) if made is None else made
 
 
@@ -84,9 +86,10 @@ def _reference(
     slopes: Tensor | None = None,
 ) -> Tensor:
     weighing = Weighing(scale, window, sinks, slopes)
-    lengths = step.lengths.tolist()
+    lengths = (step.lengths if step.host_lengths is None else step.host_lengths).tolist()
+    starts = (step.starts if step.host_starts is None else step.host_starts).tolist()
     mixed: list[Tensor] = []
-    for sequence, (first, last) in enumerate(pairwise(step.starts.tolist())):
+    for sequence, (first, last) in enumerate(pairwise(starts)):
         positions = step.positions[first:last]
         if cache is None:
             keys, values, seen = k[first:last], v[first:last], positions

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -31,7 +33,25 @@ def _reference(x: Tensor, weight: Matrix, bias: Tensor | None = None, add: Tenso
 def plain_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """In the wider of the two types: bf16 weights with fp32 activations on the CPU, an fp32 router with bf16 activations."""
     kind = torch.promote_types(x.dtype, weight.dtype)
+    if x.dtype != kind and x.requires_grad and torch.is_grad_enabled():
+        product = WiderProduct.apply(x, weight)
+        return product if bias is None else product + bias.to(kind)
     return functional.linear(x.to(kind), weight.to(kind), None if bias is None else bias.to(kind))
+
+
+class WiderProduct(torch.autograd.Function):
+    """Of a narrow input with a wider matrix (an fp32 router). The input is kept as it is, which others keep as well, and not widened."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return x.to(weight.dtype) @ weight.t()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        of_weight = gradient.t() @ x.to(weight.dtype) if ctx.needs_input_grad[1] else None
+        return (gradient @ weight).to(x.dtype), of_weight
 
 
 def embed(tokens: Tensor, table: Matrix, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from windlass.kernels import native_norm, program
+from windlass.kernels.compiled import chain
 from windlass.kernels.precision import widened
 from windlass.kernels.triton import available
 
@@ -14,7 +15,7 @@ def norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, kind: str) 
     made = native_norm.norm(x, weight, bias, eps, kind) if program.usable(x, weight, bias) else None
     if made is None and (gpu := available.kernels(x, weight, bias)):
         made = gpu.norm(x, weight, bias, eps, kind)
-    return _reference(x, weight, bias, eps, kind) if made is None else made
+    return _chained(x, weight, bias, eps, kind) if made is None else made
 
 
 def _reference(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, kind: str) -> Tensor:
@@ -23,6 +24,9 @@ def _reference(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, kind:
         wide = wide - wide.mean(-1, keepdim=True)
     scaled = wide * (wide.square().mean(-1, keepdim=True) + eps).rsqrt() * weight
     return (scaled if bias is None else scaled + bias).to(x.dtype)
+
+
+_chained = chain(_reference)
 
 
 def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:

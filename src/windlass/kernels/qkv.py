@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from windlass.kernels import native_qkv, program
+from windlass.kernels.compiled import chain
 from windlass.kernels.norm import rms
 from windlass.kernels.rotary import rotate
 from windlass.kernels.step import Cache
@@ -36,7 +37,7 @@ def split_qkv(
     made = native_qkv.split_qkv(qkv, *shape, **how, **where) if program.usable(qkv, table, *(norms or ())) else None
     if made is None and (gpu := available.kernels(qkv, table, *(norms or ()))):
         made = gpu.split_qkv(qkv, *shape, **how, **where)
-    return _reference(qkv, *shape, **how, **where) if made is None else made
+    return _chained(qkv, *shape, **how, **where) if made is None else made
 
 
 def _reference(
@@ -62,3 +63,6 @@ def _reference(
         assert slots is not None
         cache.store(k, v, slots)
     return q, k, v
+
+
+_chained = chain(_reference)

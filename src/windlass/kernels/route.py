@@ -7,6 +7,7 @@ from torch import Tensor
 
 from windlass.core.model import Router, Scoring
 from windlass.kernels import native_route, program
+from windlass.kernels.compiled import chain
 from windlass.kernels.precision import widened
 from windlass.kernels.triton import available
 
@@ -24,7 +25,7 @@ def route(logits: Tensor, correction: Tensor | None, router: Router, num_active:
         return made
     if gpu := available.kernels(logits, correction):
         made = gpu.route(logits, correction, router, num_active)
-    ids, weights = _reference(logits, correction, router, num_active) if made is None else made
+    ids, weights = _chained(logits, correction, router, num_active) if made is None else made
     return ids - first if first else ids, weights
 
 
@@ -40,6 +41,9 @@ def _reference(logits: Tensor, correction: Tensor | None, router: Router, num_ac
     elif router.renormalize:
         weights = weights / (weights.sum(-1, keepdim=True) + TINY)
     return ids.int(), weights * router.scale
+
+
+_chained = chain(_reference)
 
 
 def _scores(logits: Tensor, scoring: Scoring) -> Tensor:

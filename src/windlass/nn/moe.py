@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -13,26 +16,21 @@ from windlass.nn.feed_forward import FeedForward
 from windlass.nn.linear import Linear, held
 from windlass.nn.shard import WHOLE, Shard
 
+Watch = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(logits, ids, shares) to the shares: who learns looks on and may hang losses of its own on them."""
 
-class MixtureOfExperts(nn.Module):
-    def __init__(self, moe: model.MoE, weights: Weights, layer: int, name: str, shard: Shard = WHOLE) -> None:
+
+class Experts(nn.Module):
+    """Those that are here, and what they say to the rows that are theirs."""
+
+    def __init__(self, moe: model.MoE, weights: Weights, layer: int, shard: Shard = WHOLE) -> None:
         super().__init__()
-        self.moe, self.first = moe, shard.experts(moe.num_experts)[0]
-        self.router = Linear(weights, f"{name}.router")
-        if torch.finfo(weights.dtype).bits < 32:
-            # Scores that are close decide between experts; half precision would choose others.
-            self.router.float()
-        self.correction = held(weights.vector(f"{name}.router.correction")) if moe.router.correction_bias else None
+        self.moe = moe
         self.gate_up, self.down = held(weights.experts(layer, "gate", "up")), held(weights.experts(layer, "down"))
         self.gate_up_bias = held(weights.expert_vectors(layer, "gate", "up")) if moe.bias else None
         self.down_bias = held(weights.expert_vectors(layer, "down")) if moe.bias and shard.adds_to_experts else None
-        has_shared = moe.shared_intermediate_size > 0
-        self.shared = FeedForward(moe.activation, True, weights, f"{name}.shared", shard) if has_shared else None
 
-    def forward(self, x: Tensor, add: Tensor | None = None) -> Tensor:
-        ids, shares = route(self.router(x), self.correction, self.moe.router, self.moe.num_active, self.first)
-        if self.shared is not None:
-            add = self.shared(x, add)
+    def forward(self, x: Tensor, ids: Tensor, shares: Tensor, add: Tensor | None = None) -> Tensor:
         return experts(
             x,
             ids,
@@ -45,3 +43,56 @@ class MixtureOfExperts(nn.Module):
             clamp=self.moe.clamp,
             add=add,
         )
+
+
+class MixtureOfExperts(nn.Module):
+    correction: Tensor | None
+
+    def __init__(self, moe: model.MoE, weights: Weights, layer: int, name: str, shard: Shard = WHOLE) -> None:
+        super().__init__()
+        self.moe, self.first = moe, shard.experts(moe.num_experts)[0]
+        self.router = Linear(weights, f"{name}.router")
+        if torch.finfo(weights.dtype).bits < 32:
+            # Scores that are close decide between experts; half precision would choose others.
+            self.router.float()
+        # Moved by counting who was chosen, never by gradients.
+        self.register_buffer("correction", _correction(weights, name) if moe.router.correction_bias else None)
+        self.experts: nn.Module = Experts(moe, weights, layer, shard)
+        has_shared = moe.shared_intermediate_size > 0
+        self.shared = FeedForward(moe.activation, True, weights, f"{name}.shared", shard) if has_shared else None
+        self.watch: Watch | None = None
+
+    def forward(self, x: Tensor, add: Tensor | None = None) -> Tensor:
+        logits = self.router(x)
+        ids, shares = route(logits, self.correction, self.moe.router, self.moe.num_active, self.first)
+        if self.watch is not None:
+            shares = self.watch(logits, ids, shares)
+        if self.shared is not None:
+            add = self.shared(x, add)
+        return self.experts(x, ids, shares, add)
+
+    # Matrices may be given another form in place (nn/fused_ffn.py).
+
+    @property
+    def gate_up(self) -> Any:
+        return self.experts.gate_up
+
+    @gate_up.setter
+    def gate_up(self, matrix: Any) -> None:
+        self.experts.gate_up = matrix
+
+    @property
+    def gate_up_bias(self) -> Tensor | None:
+        return self.experts.gate_up_bias
+
+    @property
+    def down(self) -> Any:
+        return self.experts.down
+
+    @down.setter
+    def down(self, matrix: Any) -> None:
+        self.experts.down = matrix
+
+
+def _correction(weights: Weights, name: str) -> Tensor:
+    return weights.vector(f"{name}.router.correction").detach()
