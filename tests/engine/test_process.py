@@ -104,7 +104,8 @@ def test_answers_and_progress_come_from_the_other_process() -> None:
     assert not inner.is_alive
 
 
-def test_a_killed_engine_fails_its_requests_and_the_next_one_starts_another() -> None:
+def test_a_killed_engine_is_followed_by_another_that_goes_on() -> None:
+    """Who waits sees a pause: a third of the answer came from the first engine. Killed once more, it is given up: requests may be what kills."""
     inner = Slow()
 
     async def run() -> None:
@@ -113,30 +114,40 @@ def test_a_killed_engine_fails_its_requests_and_the_next_one_starts_another() ->
             return "".join([delta.content async for delta in inner.generate(request)])
 
         await ask("warm", 2)
+        undisturbed = [await ask(f"number {number}", 60) for number in range(3)]
         first = inner.pid
-        tasks = [asyncio.create_task(ask(f"number {number}", 100)) for number in range(3)]
-        await asyncio.sleep(0.2)
+        tasks = [asyncio.create_task(ask(f"number {number}", 60)) for number in range(3)]
+        await asyncio.sleep(0.3)
         os.kill(first, signal.SIGKILL)
+        assert await asyncio.gather(*tasks) == undisturbed
+        assert inner.pid != first
+        tasks = [asyncio.create_task(ask(f"number {number}", 200)) for number in range(3)]
+        for count in (2, 3):
+            await asyncio.sleep(0.2)
+            os.kill(inner.pid, signal.SIGKILL)
+            while len(inner.ports) < count + 1 and not tasks[0].done():
+                await asyncio.sleep(0.02)
+            if count == 2:
+                await inner.ready()
         for task in tasks:
             with pytest.raises(Unavailable, match="SIGKILL"):
                 await task
         assert await ask("again", 3)
-        assert inner.pid != first
         await inner.close()
 
     asyncio.run(asyncio.wait_for(run(), 60))
     assert not any(is_running(port.pid or 0) for port in inner.ports)
 
 
-def test_twenty_requests_end_with_their_engine() -> None:
-    """Some running, most waiting, some with a deadline; none is left hanging."""
+def test_twenty_requests_outlive_their_engine() -> None:
+    """Some running, most waiting, some with a deadline; none is left hanging, none fails."""
     inner = Slow()
 
     async def run() -> None:
-        async def ask(number: int) -> str:
-            deadline = 30.0 if number % 2 else None
-            request = Request(token_ids=(number + 1,) * 9, sampling=GREEDY, max_tokens=200, deadline_seconds=deadline)
-            return "".join([delta.content async for delta in inner.generate(request)])
+        async def ask(number: int) -> int:
+            deadline = 50.0 if number % 2 else None
+            request = Request(token_ids=(number + 1,) * 9, sampling=GREEDY, max_tokens=40, deadline_seconds=deadline)
+            return len([token async for delta in inner.generate(request) for token in delta.token_ids])
 
         first = (await inner.ready()).stats
         assert first is not None
@@ -146,11 +157,7 @@ def test_twenty_requests_end_with_their_engine() -> None:
         await asyncio.sleep(0.3)
         assert inner.is_alive
         os.kill(pid, signal.SIGKILL)
-        ended = await asyncio.gather(*tasks, return_exceptions=True)
-        assert [type(error) for error in ended] == [Unavailable] * 20
-        assert not inner.is_alive
-        request = Request(prompt="again", sampling=GREEDY, max_tokens=3)
-        assert [delta async for delta in inner.generate(request)][-1].finish_reason == "length"
+        assert await asyncio.gather(*tasks) == [40] * 20
         assert inner.pid != pid
         await inner.close()
         assert not inner.is_alive
@@ -164,9 +171,8 @@ def test_a_stuck_engine_is_told_from_a_busy_one_and_can_be_replaced() -> None:
     async def run() -> None:
         request = Request(prompt="hello", sampling=GREEDY, max_tokens=200)
 
-        async def ask() -> None:
-            async for _ in inner.generate(request):
-                pass
+        async def ask() -> int:
+            return len([token async for delta in inner.generate(request) for token in delta.token_ids])
 
         loading = asyncio.create_task(inner.ready())
         await asyncio.sleep(0)
@@ -189,9 +195,11 @@ def test_a_stuck_engine_is_told_from_a_busy_one_and_can_be_replaced() -> None:
             await anext(inner.generate(late))
         assert time.monotonic() - began < 5
         await inner.restart()
-        with pytest.raises(Unavailable, match="stuck"):
-            await task
         assert not is_running(stuck)
+        assert not inner.is_alive
+        assert await task == 200, "the next engine goes on with it"
+        assert inner.is_alive
+        await inner.restart()
         assert not inner.is_alive
         await inner.ready()
         assert inner.is_alive
@@ -214,6 +222,7 @@ def test_loading_makes_requests_late_too() -> None:
 
 
 def test_a_crash_in_a_step_is_survived() -> None:
+    """By everybody but the request that causes it, twice."""
     with SyncClient(Crashing()) as client:
         with pytest.raises(Unavailable, match="SIGABRT"):
             list(client.generate(Request(token_ids=(13,), max_tokens=2)))

@@ -17,6 +17,7 @@ from windlass.engine.aside import PER_VALUE, Aside, size_of
 from windlass.engine.calls import Calls, Progress
 from windlass.engine.port import Port, ProcessPort, ThreadPort
 from windlass.engine.protocol import Begun, Finish, Launch, Output, Submit, finish_error, late_words
+from windlass.engine.replay import MAX_CRASHES
 from windlass.engine.wording import NoWording, Opened, Silent, Wording
 from windlass.errors import BadInput
 from windlass.text.stream import Piece, TextStream
@@ -30,15 +31,36 @@ if TYPE_CHECKING:
 class EngineClient:
     """Whatever way leads to the engine."""
 
-    def __init__(self, make_port: Callable[[], Port], text: ModelText | None = None, progress: Progress | None = None) -> None:
+    def __init__(
+        self,
+        make_port: Callable[[], Port],
+        text: ModelText | None = None,
+        progress: Progress | None = None,
+        max_crashes: int = 0,
+    ) -> None:
+        """`max_crashes`: engines that may break under a request before it fails too, where another can be made."""
         self._wording = NoWording() if text is None else Wording(text)
-        self._calls = Calls(make_port, progress, self._wording.vocabulary)
+        self._calls = Calls(make_port, progress, self._wording.vocabulary, max_crashes)
         self._aside = Aside()
 
     @property
     def is_alive(self) -> bool:
-        """Whether an engine is ready now; the next request starts one where not."""
+        """Whether an engine is ready now, or moves; the next request starts one where not."""
         return self._calls.is_alive
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether what is asked waits for an engine that is made elsewhere."""
+        return self._calls.is_moving
+
+    async def ready(self) -> Info:
+        """Loads the model now rather than with the first request."""
+        await self._calls.ready()
+        return await self.info()
+
+    async def restart(self) -> None:
+        """For an engine that is stuck: its process is ended, and another goes on with what it was asked, once."""
+        await self._calls.restart()
 
     async def generate(self, request: Request) -> AsyncGenerator[Delta, None]:
         began = time.monotonic()
@@ -235,22 +257,13 @@ def _size(request: Request) -> int:
 
 
 class LocalClient(EngineClient):
-    """An engine in a process of its own: started with the first request, started anew with the next one after a crash.
+    """An engine in a process of its own: started with the first request, started anew after a crash, for what ran then and what comes.
 
     `progress` is called with bytes while a model is loaded.
     """
 
     def __init__(self, launch: Launch, text: ModelText | None = None, progress: Progress | None = None) -> None:
-        super().__init__(lambda: ProcessPort(launch), text, progress)
-
-    async def ready(self) -> Info:
-        """Loads the model now rather than with the first request."""
-        await self._calls.ready()
-        return await self.info()
-
-    async def restart(self) -> None:
-        """For an engine that is stuck: its process is ended, its requests with Unavailable; the next request starts another."""
-        await self._calls.restart()
+        super().__init__(lambda: ProcessPort(launch), text, progress, MAX_CRASHES)
 
 
 class InProcessClient(EngineClient):

@@ -84,6 +84,7 @@ class Engine:
         if submit.id in self._sequences or submit.id in self._compiling:
             raise BadInput(f"a request with the number {submit.id} is running already")
         self._check_tokens(submit.token_ids, "the prompt", "prompt")
+        self._check_tokens(submit.answered, "the answer so far", "answered")
         self._check_tokens(submit.sampling.logit_bias, "logit_bias", "logit_bias")
         if submit.grammar:
             self._compiling.add(submit, time.perf_counter(), self._guides.compiled(submit.grammar))
@@ -192,15 +193,14 @@ class Engine:
         num_prompt = len(submit.token_ids)
         room = max(self.limits.longest_sequence - num_prompt, 1)  # a prompt that leaves no room is refused for its length
         prompt_logprobs = None if submit.prompt_logprobs is None else [None] * num_prompt
-        asked = Asked(
-            submit=submit,
-            drawing=self.sampler.drawing(submit.sampling, submit.token_ids, guide),
-            submitted=submitted,
-            prompt_logprobs=prompt_logprobs,
-        )
+        drawing = self.sampler.drawing(submit.sampling, submit.token_ids, guide)
+        for token in submit.answered:
+            drawing.drawn(token)
+            _guided(guide, token, None)
+        asked = Asked(submit=submit, drawing=drawing, submitted=submitted, prompt_logprobs=prompt_logprobs)
         return EngineSequence(
             id=submit.id,
-            tokens=list(submit.token_ids),
+            tokens=[*submit.token_ids, *submit.answered],
             num_prompt=num_prompt,
             max_tokens=room if submit.max_tokens is None else submit.max_tokens,
             stop_token_ids=frozenset(submit.stop_token_ids),
@@ -224,7 +224,8 @@ class Engine:
             asked: Asked = chunk.sequence.request
             if asked.started is None:
                 asked.started = time.perf_counter()
-                self._totals.prompt_tokens += chunk.sequence.num_prompt
+                if not asked.submit.answered:  # otherwise it was counted when it was first read
+                    self._totals.prompt_tokens += chunk.sequence.num_prompt
 
     def _chosen(self, batch: Batch) -> list[int | None] | None:
         """Where all that is wanted of the step is the most likely tokens, the device finds them itself."""

@@ -124,6 +124,12 @@ class Scheduler:
                 f"{longest:,} tokens ({self._why(longest)}); shorten the prompt or lower max_tokens",
                 field="prompt",
             )
+        if sequence.num_output and sequence.num_output >= sequence.max_tokens:
+            raise TooLong(
+                f"prompt of {sequence.num_prompt:,} tokens and {sequence.num_output:,} of its answer leave no room in {longest:,} tokens "
+                f"({self._why(longest)}), which is less than there was when it began; ask again with a shorter prompt",
+                field="prompt",
+            )
         sequence.arrival = self._arrivals = self._arrivals + 1
         sequence.num_scored = self._unscored(sequence)
         self.waiting.enter(sequence)
@@ -234,8 +240,8 @@ class Scheduler:
         sequence.num_kept, sequence.chain = len(match.blocks), match.chain
         sequence.num_computed = len(match.blocks) * self.limits.block_tokens
         if sequence.num_cached < 0:
-            sequence.num_cached = sequence.num_computed
-            self.waiting.serve(sequence.owner, sequence.num_prompt - sequence.num_computed)
+            sequence.num_cached = min(sequence.num_computed, sequence.num_prompt)
+            self.waiting.serve(sequence.owner, sequence.num_prompt - sequence.num_cached)
         self.prefix_query_tokens += len(sequence.tokens)
         self.prefix_hit_tokens += sequence.num_computed
         self.waiting.take(sequence)
