@@ -143,7 +143,7 @@ class Checkpoints:
             self._discard(step)
             reason = _from_disk(error)
             if reason is None:
-                self._failure = error
+                self._failure = _first(error)
             else:
                 self._say(f"the checkpoint of step {step} could not be saved, training goes on: {reason}")
         except BaseException as error:  # noqa: BLE001 - raised again by wait(), in the thread that trains
@@ -201,6 +201,11 @@ class Checkpoints:
         check_files(path, manifest, sorted(manifest.files)[self._ranks.rank :: self._ranks.size])
 
 
+def _first(error: BaseException) -> BaseException:
+    """DCP wraps what went wrong on each rank in a BaseException, which nobody would catch."""
+    return next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
+
+
 def _from_disk(error: BaseException) -> str | None:
     """In one line, what the disk (or the way to it) did; None: the mistake is ours."""
     if isinstance(error, CheckpointException):
@@ -208,6 +213,4 @@ def _from_disk(error: BaseException) -> str | None:
         return next((reason for reason in reasons if reason is not None), None)
     if isinstance(error, OSError):
         return f"{error.strerror or error}{f' ({error.filename})' if error.filename else ''}"
-    if isinstance(error, RuntimeError) and "PytorchStreamWriter" in str(error):  # how torch.save tells of a write that failed
-        return "a write failed; is the disk full?"
     return str(error) if isinstance(error, Error) else None

@@ -35,8 +35,11 @@ class CheckedWriter(FileSystemWriter):
         self.written: dict[str, StoredFile] = {}
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        future = super().write_data(plan, planner)
-        future.wait()
+        try:
+            future = super().write_data(plan, planner)
+            future.wait()
+        except RuntimeError as error:
+            raise _first_cause(error) from None
         for path in sorted(self.folder.glob(f"{plan.storage_data.prefix}*.distcp")):
             self.written[path.name] = file_digest(path)
         sync_directory(self.folder)
@@ -51,6 +54,14 @@ class CheckedWriter(FileSystemWriter):
     def storage_meta(self) -> StorageMeta:
         """Without the path, which names the machine and will be another when the folder is renamed."""
         return StorageMeta(save_id=self.save_id)
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    """torch.save, when a write fails, goes on to close its archive and fails at that; what the disk said is further back."""
+    found: BaseException | None = error
+    while found is not None and not isinstance(found, OSError):
+        found = found.__cause__ or found.__context__
+    return found or error
 
 
 class SafeReader(FileSystemReader):
