@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from windlass.weights.slices import Slice
+from windlass.core.layout import Layout, coordinates
+from windlass.core.place import Interval, Placement, place
+from windlass.weights.named import Named
+from windlass.weights.parts import Share, part_at
+from windlass.weights.slices import Slice, disjoint
+from windlass.weights.stored import stored_slices
 
 if TYPE_CHECKING:
-    from windlass.core.layout import Layout
-    from windlass.core.place import Interval, Placement
     from windlass.weights.source import Opened
 
 __all__ = ["Slice", "needed", "placement_of"]
@@ -17,11 +20,16 @@ __all__ = ["Slice", "needed", "placement_of"]
 
 def placement_of(opened: Opened, layout: Layout, shares: Sequence[float] = (), stages: tuple[Interval, ...] = ()) -> Placement:
     """As the ranks themselves place it (engine/split.py)."""
-    from windlass.core.place import place
     from windlass.weights.cuts import scheme_of
 
     return place(opened.rules, opened.spec.num_layers, layout, scheme_of(opened), shares=shares or None, stages=stages or None)
 
 
 def needed(opened: Opened, placement: Placement, layout: Layout, rank: int) -> list[Slice]:
-    raise NotImplementedError
+    """Each element once. `opened` has its places (weights.source.open_model)."""
+    at, spec = coordinates(layout, rank), opened.spec
+    share = Share(placement=placement, tp_index=at.tp)
+    experts = share.experts(spec.experts.num_experts) if spec.experts else None
+    held = Named(opened.rules).held(spec, placement.stages[at.pp], experts)
+    parts = (part_at(ours, opened.places[ours.name], share) for ours in held)
+    return disjoint(one for part in parts for one in stored_slices(opened.store, part))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from glob import escape
 from pathlib import Path
 
 from windlass.errors import BadInput
 from windlass.formats.files import safetensors_files, torch_files
 
+_SHARD = re.compile(r"(.*)-\d{5}-of-\d{5}\.gguf")
 _LATER_SHARD = re.compile(r".*-(?!00001)\d{5}-of-\d{5}\.gguf")
 
 
@@ -22,6 +24,15 @@ def model_file(path: Path) -> Path:
             f"{path} does not exist; give a model directory, a .gguf file, a .m file, or a name from `windlass models`"
         )
     raise BadInput(f"{path} is neither a model directory, a .gguf file nor a .m file")
+
+
+def weight_files(path: Path) -> list[Path]:
+    """Of a model directory, or of a model that is a file, with the other files of a split one."""
+    if path.is_dir():
+        files = sorted(path.iterdir())
+    else:
+        files = sorted(path.parent.glob(f"{escape(found[1])}-*-of-*.gguf")) if (found := _SHARD.fullmatch(path.name)) else [path]
+    return [file for file in files if file.suffix in (".safetensors", ".bin", ".gguf", ".m")]
 
 
 def _within(directory: Path) -> Path:

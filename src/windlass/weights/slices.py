@@ -83,16 +83,27 @@ def disjoint(slices: Iterable[Slice]) -> list[Slice]:
     for one in slices:
         if not one.is_empty:
             so_far = found.setdefault(one.name, [])
-            so_far += _left_of(one, so_far)
+            if so_far and _follows(so_far[-1], one) and len(so_far) == 1:
+                so_far[-1] = _joined(so_far[-1], one)  # as stacked experts do, of which there may be hundreds
+            else:
+                so_far += _left_of(one, so_far)
     return [one for parts in found.values() for one in _merged(parts)]
+
+
+def _follows(one: Slice, other: Slice) -> bool:
+    return one.columns == other.columns and one.rows[1] == other.rows[0]
+
+
+def _joined(one: Slice, other: Slice) -> Slice:
+    return Slice(name=one.name, rows=(one.rows[0], other.rows[1]), columns=one.columns)
 
 
 def _merged(parts: list[Slice]) -> Iterator[Slice]:
     """Those with the same columns that follow one another."""
     last: Slice | None = None
     for one in sorted(parts, key=lambda part: (part.columns, part.rows)):
-        if last is not None and last.columns == one.columns and last.rows[1] == one.rows[0]:
-            last = Slice(name=one.name, rows=(last.rows[0], one.rows[1]), columns=one.columns)
+        if last is not None and _follows(last, one):
+            last = _joined(last, one)
             continue
         if last is not None:
             yield last

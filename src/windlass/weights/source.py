@@ -16,7 +16,7 @@ from windlass.errors import BadInput, Impossible
 from windlass.families import describe, hints_from, rules
 from windlass.formats.files import file_within
 from windlass.weights.checked import placed
-from windlass.weights.files import model_file
+from windlass.weights.files import model_file, weight_files
 from windlass.weights.readers import Place
 
 # Copied as they are, where the source has them. Everything a tokenizer or a generation needs; no code.
@@ -83,23 +83,28 @@ def _open_directory(path: Path) -> Opened:
 def opened_store(
     store: TensorStore, path: Path, companions: tuple[Path, ...], kind: str, blocks: Mapping[str, str] | None = None
 ) -> Opened:
-    config = dict(store.config)
-    config_for_spec = {key: value for key, value in config.items() if key != "quantization_config"}
     where = str(path / "config.json" if path.is_dir() else path)
-    spec = describe(config_for_spec, path.stem if path.is_file() else path.resolve().name, where=where)
-    spec = describe(config_for_spec, spec.name, hints=hints_from(store.names(), spec.num_layers), where=where)
+    spec, table = spec_of(store, path.stem if path.is_file() else path.resolve().name, where)
     return Opened(
         store=store,
         spec=spec,
-        rules=rules(spec),
-        config=config,
+        rules=table,
+        config=dict(store.config),
         digest=_digest(store, path),
         companions=companions,
         blocks=blocks or {},
         kind=kind,
         name=str(path),
-        num_bytes=sum(file.stat().st_size for file in _weight_files(path)),
+        num_bytes=sum(file.stat().st_size for file in weight_files(path)),
     )
+
+
+def spec_of(store: TensorStore, name: str, where: str) -> tuple[ModelSpec, tuple[Rule, ...]]:
+    """What model its config and the names of its tensors speak of."""
+    config = {key: value for key, value in store.config.items() if key != "quantization_config"}
+    spec = describe(config, name, where=where)
+    spec = describe(config, spec.name, hints=hints_from(store.names(), spec.num_layers), where=where)
+    return spec, rules(spec)
 
 
 def check_runnable(spec: ModelSpec) -> None:
@@ -124,15 +129,10 @@ def _digest(store: TensorStore, path: Path) -> str:
     found = hashlib.sha256(msgspec.json.encode(store.config, order="sorted"))
     for name in sorted(store.names()):
         found.update(f"{name} {store.dtype(name)} {store.shape(name)}\n".encode())
-    for file in _weight_files(path):
+    for file in weight_files(path):
         state = file.stat()
         found.update(f"{file.name} {state.st_size} {state.st_mtime_ns}\n".encode())
     return found.hexdigest()
-
-
-def _weight_files(path: Path) -> list[Path]:
-    files = sorted(path.iterdir()) if path.is_dir() else [path]
-    return [file for file in files if file.suffix in (".safetensors", ".bin", ".gguf", ".m")]
 
 
 def _open_gguf(path: Path) -> Opened:
