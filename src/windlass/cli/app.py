@@ -6,7 +6,7 @@ import typer
 import typer.main
 
 from windlass import __version__
-from windlass.cli import bench, convert, models, plan, run_command, serve, setup, train
+from windlass.cli import bench, convert, models, plan, run_command, serve, setup, train, worker
 from windlass.errors import BadInput
 
 app = typer.Typer(
@@ -37,6 +37,7 @@ app.command("convert")(convert.convert)
 app.command("run")(run_command.run)
 app.command("serve")(serve.serve)
 app.command("bench")(bench.bench)
+app.command("worker")(worker.worker)
 app.add_typer(models.app, name="models")
 app.add_typer(setup.app, name="setup")
 app.add_typer(train.app, name="train")

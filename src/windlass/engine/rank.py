@@ -1,80 +1,158 @@
-"""One rank of a split model but the first, a process of its own: does what it is told, step by step, and talks to its groups."""
+"""One rank of a split model but the first, a process of its own: does what it is told, step by step, and talks to its groups.
+
+Its job comes on its line to whoever started it (engine/tether.py), with which it ends; steps come from the first rank.
+"""
 
 from __future__ import annotations
 
 import signal
 import socket
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from windlass.engine.lifeline import die_with_parent, end_with
-from windlass.engine.own_ranks import RankJob, read_frame, write_frame
-from windlass.engine.scheduler import Limits
-from windlass.errors import Error
+from windlass.engine.lifeline import die_with_parent
+from windlass.engine.ranks import Beat, RankJob, read_frame
 
 if TYPE_CHECKING:
+    from windlass.engine.scheduler import Limits
+    from windlass.engine.tether import Tether
     from windlass.nn.decoder import Decoder
+    from windlass.parallel.meeting import Board
 
-READY = b"ready"
+SECONDS_BETWEEN_PROGRESS = 0.2
 
 
 def main() -> int:
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program in front, whose end is ours
-    connection = socket.socket(fileno=int(sys.argv[1]))
-    end_with(connection.fileno())
-    job = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=RankJob)
+    from windlass.engine.tether import Tether
+
+    tether = Tether(socket.socket(fileno=int(sys.argv[1])))
+    job = tether.job()
     try:
-        _follow(job, connection)
-    except Error as error:
-        print(f"rank {job.rank}: {error}", file=sys.stderr)
-        return error.exit_code
+        _follow(job, tether)
+    except (BrokenPipeError, ConnectionResetError):  # the line went in the middle of a word
+        return 0
+    except Exception as error:  # noqa: BLE001 - the outermost edge: whoever waits is told, and the process ends
+        _tell(error, job, tether)
+        return getattr(error, "exit_code", 1)
     return 0
 
 
-def _follow(job: RankJob, connection: socket.socket) -> None:
-    from windlass.engine.split import build_rank
+def _tell(error: Exception, job: RankJob, tether: Tether) -> None:
+    from windlass.errors import Error
+    from windlass.parallel.meeting import GroupLost
 
-    built = build_rank(job.launch, job.rank, job.store)
-    data = read_frame(connection)
-    if data is None:
-        return
-    follower = Follower(built.decoder, msgspec.msgpack.decode(data, type=Limits), job.launch.kv)
-    write_frame(connection, READY)
-    while (data := read_frame(connection)) is not None:
-        follower.step(data)
+    if not isinstance(error, Error | GroupLost):
+        import traceback
+
+        traceback.print_exc()
+    print(f"rank {job.rank}: {error}", file=sys.stderr)
+    tether.failed(error)
+
+
+def _follow(job: RankJob, tether: Tether) -> None:
+    from windlass.engine.scheduler import Limits
+    from windlass.engine.split import LIMITS_NOTE, build_rank
+    from windlass.engine.steps import SECONDS_TO_LOAD
+    from windlass.parallel.meeting import FolderBoard
+
+    tether.watch()  # only now: until all is imported no thread would have its turn
+    board: Board = FolderBoard(job.store) if job.store else tether
+    built = build_rank(job, board, _Progress(tether))
+    limits = msgspec.msgpack.decode(board.take(LIMITS_NOTE, SECONDS_TO_LOAD), type=Limits)
+    follower = Follower(built.decoder, limits, job.launch.kv, built.device)
+    tether.counts(follower.beat)
+    tether.built(built.weights_bytes)
+    follower.follow(_steps(job, board))
+
+
+def _steps(job: RankJob, board: Board) -> socket.socket:
+    """The connection to the first rank. Others are of no use: each rank hears of steps from it alone."""
+    from windlass.engine.steps import SECONDS_TO_LOAD, STEPS
+    from windlass.parallel.meeting import connect_all
+
+    meeting, world = job.meeting, job.launch.layout.world
+    first, *others = connect_all(board, STEPS, job.rank, world, meeting.key, meeting.hosts[job.rank], SECONDS_TO_LOAD)
+    for other in others:
+        if other is not None:
+            other.close()
+    assert first is not None
+    return first
 
 
 class Follower:
     """What a Runner is to the first rank; what to compute comes in messages."""
 
-    def __init__(self, decoder: Decoder, limits: Limits, kv: str) -> None:
+    def __init__(self, decoder: Decoder, limits: Limits, kv: str, device: str = "cpu") -> None:
         import torch
 
         from windlass.engine.load import KV_DTYPES
         from windlass.engine.runner import Buffers
         from windlass.kernels import program
+        from windlass.kernels.guard import NotRecordable
 
-        self._decoder, self._buffers = decoder, Buffers(limits, torch.device("cpu"))
-        self._caches = decoder.make_caches(limits.num_blocks, KV_DTYPES[kv], "cpu")
+        self._decoder, self._buffers = decoder, Buffers(limits, torch.device(device))
+        spare = int(device != "cpu")  # see Runner
+        self._caches = decoder.make_caches(limits.num_blocks + spare, KV_DTYPES[kv], device)
+        self._steps = self._rows = 0
+        self._seconds = 0.0
         self._program: program.Program | None = None
-        if program.available():
-            with program.record(self._buffers.step.counts[0:1]) as self._program:
-                decoder(self._buffers.step, self._caches)
+        if device == "cpu" and program.available():
+            try:
+                with program.record(self._buffers.step.counts[0:1]) as self._program:
+                    decoder(self._buffers.step, self._caches)
+            except NotRecordable:
+                self._program = None
+
+    def follow(self, steps: socket.socket) -> None:
+        """Whoever tells of steps tells also when there are no more: by going."""
+        from windlass.parallel.meeting import GroupLost
+
+        while (data := read_frame(steps)) is not None:
+            began = time.perf_counter()
+            self.step(data)
+            self._seconds += time.perf_counter() - began
+            self._steps += 1
+            self._rows += int(self._buffers.counts[0])
+        raise GroupLost("the first rank is gone")
 
     def step(self, data: bytes) -> None:
         import torch
 
         from windlass.engine.step_message import decode_step
 
+        self._buffers.wait()
         decode_step(data, self._buffers)
         if self._program is not None:
             self._program.run()
             return
+        self._buffers.upload(int(self._buffers.counts[1]), blocks_changed=True)
         with torch.inference_mode():
             self._decoder(self._buffers.step, self._caches)
+
+    def beat(self) -> Beat:
+        """In another thread than steps are done in."""
+        groups = self._decoder.shard.groups
+        named = (("tp", groups.tp), ("pp", groups.pp))
+        counts = {f"{name} {what}": count for name, group in named for what, count in group.counts().items()}
+        return Beat(self._steps, self._rows, self._seconds, counts)
+
+
+class _Progress:
+    """A few times a second is enough to be seen."""
+
+    def __init__(self, tether: Tether) -> None:
+        self._tether, self._last = tether, 0.0
+
+    def __call__(self, done_bytes: int, total_bytes: int) -> None:
+        now = time.monotonic()
+        if done_bytes >= total_bytes or now - self._last > SECONDS_BETWEEN_PROGRESS:
+            self._last = now
+            self._tether.loading(done_bytes, total_bytes)
 
 
 if __name__ == "__main__":

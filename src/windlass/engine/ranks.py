@@ -22,6 +22,7 @@ from windlass.core.meeting import Meeting
 from windlass.core.model import Frozen
 from windlass.core.place import Interval
 from windlass.engine.protocol import Failed, Launch, Loading
+from windlass.parallel.group import Count
 
 LENGTH_BYTES = 4
 MAX_FRAME_BYTES = 2**26
@@ -53,15 +54,6 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
     pass
 
 
-class Count(msgspec.Struct, frozen=True, array_like=True):
-    """Of one kind of collective of one group, since the beginning."""
-
-    calls: int = 0
-    sent_bytes: int = 0
-    received_bytes: int = 0
-    seconds: float = 0.0
-
-
 class Beat(Message, frozen=True):
     """Twice a second, from a thread of its own: in the middle of a step too."""
 
@@ -71,7 +63,9 @@ class Beat(Message, frozen=True):
     step_seconds: float = 0.0
     """In steps, collectives too."""
     counts: dict[str, Count] = {}
-    """By group and collective."""
+    """By group and collective: `tp all_reduce`."""
+    is_answer: bool = False
+    """To AskBeat."""
 
 
 class BuiltRank(Message, frozen=True):
@@ -125,8 +119,11 @@ def framed(message: Message | Loading | Failed | RankJob) -> bytes:
 # --- starting one
 
 
-def start_rank(job: RankJob, threads: int, words: IO[bytes] | None = None) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """`words`: a file for what it writes. Linux ends a process with the thread that started it: call this in one that stays."""
+def start_rank(threads: int, words: IO[bytes] | None = None) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """A process that waits for its job. Linux ends it with the thread that started it: call this in one that stays.
+
+    `threads`: of PyTorch; kernels share out what WINDLASS_THREADS says, or all cores, themselves. `words`: a file for what it writes.
+    """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with theirs:
         process = subprocess.Popen(
@@ -136,7 +133,7 @@ def start_rank(job: RankJob, threads: int, words: IO[bytes] | None = None) -> tu
             stdout=words,
             stderr=words,
             pass_fds=[theirs.fileno()],
-            env={**os.environ, "WINDLASS_THREADS": str(threads), "OMP_NUM_THREADS": str(threads)},
+            env={**os.environ, "OMP_NUM_THREADS": str(threads)},
             process_group=0,  # Ctrl-C in a terminal is for whoever started it
         )
     return process, ours
@@ -146,7 +143,7 @@ class Ranks:
     """Ranks of this machine that a process starts for itself, with nobody to supervise them: they end with it, or when they are closed."""
 
     def __init__(self, jobs: Sequence[RankJob], threads: int) -> None:
-        self._started = [(job.rank, *start_rank(job, threads)) for job in jobs]
+        self._started = [(job.rank, *start_rank(threads)) for job in jobs]
         self._failed: dict[int, Failed] = {}
         for (rank, _, connection), job in zip(self._started, jobs, strict=True):
             connection.sendall(framed(job))

@@ -104,7 +104,7 @@ class Tether:
         while (data := read_frame(self._connection)) is not None:
             told = decode_told(data)
             if isinstance(told, AskBeat):
-                self._say(self._beat())
+                self._say(msgspec.structs.replace(self._beat(), is_answer=True))
             elif (answer := self._waiting.get(told.id)) is not None:
                 answer.put(told)
         os._exit(0)

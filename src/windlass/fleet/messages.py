@@ -73,6 +73,12 @@ class PartData(Message, frozen=True):
     piece: Piece
 
 
+class PartsEnd(Message, frozen=True):
+    """All that was wanted has been sent."""
+
+    epoch: int
+
+
 class NoPart(Message, frozen=True):
     """What was wanted cannot be read; the words say why."""
 
@@ -217,7 +223,7 @@ class Beats(Message, frozen=True):
     ranks: list[RankDone]
 
 
-FromRoot = Join | Beat | Probe | Prepare | PartData | NoPart | Start | EndEpoch | Note | NoNote | AskBeats | Goodbye
+FromRoot = Join | Beat | Probe | Prepare | PartData | PartsEnd | NoPart | Start | EndEpoch | Note | NoNote | AskBeats | Goodbye
 FromWorker = (
     Joined
     | Busy

@@ -22,7 +22,7 @@ def read_secret(file: Path) -> bytes:
         raise BadInput(f"the secret file {file} cannot be read: {error.strerror}") from None
     if len(found) < MIN_BYTES:
         raise BadInput(
-            f"the secret in {file} has {len(found)} bytes, fewer than {MIN_BYTES}; make another: {HOW.format(file=file)}"
+            f"the secret in {file} has {len(found)} bytes, fewer than {MIN_BYTES}; make another: {HOW.format(file='secret')}"
         )
     if len(found) > MAX_BYTES:
         raise BadInput(f"{file} has more than {MAX_BYTES} bytes, which is no secret; is it the right file?")
