@@ -19,6 +19,8 @@ class JsonLines:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._stream: IO[bytes] = path.open("ab", buffering=0)
         self.num_lost = 0
+        if _is_torn(path):
+            self._write(b"")
 
     def sample(self, sample: Sample) -> None:
         self._write(msgspec.json.encode(sample))
@@ -30,11 +32,19 @@ class JsonLines:
         self._stream.close()
 
     def _write(self, line: bytes) -> None:
-        """One write a line, so that a killed run leaves whole lines; a torn one ends with the next."""
+        """One write a line, so that a killed run leaves whole lines; a torn one ends when the next run begins."""
         try:
             self._stream.write(line + b"\n")
         except OSError:
             self.num_lost += 1
+
+
+def _is_torn(path: Path) -> bool:
+    with path.open("rb") as stream:
+        if not stream.seekable() or stream.seek(0, 2) == 0:
+            return False
+        stream.seek(-1, 2)
+        return stream.read(1) != b"\n"
 
 
 class PrintedLines(JsonLines):
