@@ -5,10 +5,12 @@ An epoch is one life of all ranks of a split model. Who makes such a plan is wir
 
 from __future__ import annotations
 
+from windlass.core.hardware import Device
 from windlass.core.layout import Layout
 from windlass.core.model import Frozen
 from windlass.core.place import Interval
 from windlass.core.plan import Reason
+from windlass.core.typical import CPU_NIC_BYTES_PER_SECOND, ETHERNET_LATENCY_SECONDS
 
 
 class Node(Frozen):
@@ -19,15 +21,18 @@ class Node(Frozen):
     memory_bytes: int
     """Free for weights and keys and values."""
     bandwidth: float
-    """Bytes per second that its memory was measured to give."""
+    """Bytes per second that its memory was measured to give; 0: not known."""
     address: str = ""
     """Of the interface that other ranks reach it at."""
     cores: int = 1
     num_ranks: int = 1
-    """Processes it may take."""
-    device: str = "cpu"
-    flops: float = 0.0
-    """Operations per second of matrix products in bf16; 0: as CPUs of so many cores usually do."""
+    """Processes that it is to take."""
+    gpus: tuple[Device, ...] = ()
+    """Where ranks run on them: one each, in turn."""
+    link_bandwidth: float = CPU_NIC_BYTES_PER_SECOND
+    """Bytes per second, one direction, to the other machines."""
+    link_seconds: float = ETHERNET_LATENCY_SECONDS
+    """For a small message to arrive."""
 
 
 class EpochPlan(Frozen):

@@ -16,7 +16,7 @@ from windlass.core.scheme import Scheme
 from windlass.core.workload import Workload
 from windlass.plan.engines import Engine
 from windlass.plan.memory import Fit, MemoryModel, Offloaded, offload
-from windlass.plan.shards import Sizes
+from windlass.plan.shards import Shard, Sizes
 from windlass.plan.sites import Site
 from windlass.plan.speed import SpeedModel
 from windlass.plan.stages import balance
@@ -48,8 +48,11 @@ def tp_indices(model: MemoryModel, site: Site, layout: Layout) -> tuple[int, ...
     return tuple(sorted({0, widest, layout.tp - 1}))
 
 
-def tp_shares(model: MemoryModel, site: Site, layout: Layout) -> tuple[float, ...]:
-    """How much each tp index takes: by bandwidth, since decode reads what it holds, but never more than it has room for."""
+def tp_shares(model: MemoryModel, site: Site, layout: Layout, filled: float = 0.97) -> tuple[float, ...]:
+    """How much each tp index takes: by bandwidth, since decode reads what it holds, but never more than it has room for.
+
+    `filled`: how far that room is used; heads and groups are coarse, so what is cut may be a little more than was asked for.
+    """
     if site.uniform or layout.tp == 1:
         return ()
     groups = [site.devices[first : first + layout.tp] for first in range(0, layout.tp * layout.pp, layout.tp)]
@@ -62,7 +65,7 @@ def tp_shares(model: MemoryModel, site: Site, layout: Layout) -> tuple[float, ..
         return device.memory_bytes - model.overhead(device, layout) - model.activations(device, whole, layers, layout)
 
     rooms = [max(min(room(group[index]) for group in groups), 1.0) for index in range(layout.tp)]
-    return water_fill(speeds, [room / needed * 0.97 for room in rooms])
+    return water_fill(speeds, [room / needed * filled for room in rooms])
 
 
 def water_fill(wishes: list[float], limits: list[float]) -> tuple[float, ...]:
@@ -102,7 +105,7 @@ def evaluate(
     shares = tp_shares(model, site, layout)
     stages = choose_stages(model, site, layout, shares)
     indices = tuple(range(layout.tp)) if every or spill else tp_indices(model, site, layout)
-    fit = _fit(model, site, layout, stages, shares, indices)
+    fit = fitted(model, site, layout, stages, shares, indices)
     if fit.short_bytes and spill and engine.offload:
         fit = offload(fit, model, site.hardware, layout)
     return Candidate(sizes.spec, engine, scheme, layout, workload, fit, SpeedModel(model, site.hardware, layout, fit).speed())
@@ -116,25 +119,25 @@ def choose_stages(model: MemoryModel, site: Site, layout: Layout, shares: tuple[
     shard = model.sizes.shard(layout, model.scheme, 0, shares)
     weights = [shard.between(shard.always, (i, i + 1)) + shard.between(shard.experts, (i, i + 1)) for i in range(num_layers)]
     cached = [model.kv(shard, (i, i + 1), layout) for i in range(num_layers)]
-    speeds, rooms = _stage_speeds(model, site, layout)
+    speeds, rooms = _stage_speeds(model, site, layout, shard)
     head = shard.head_bytes + (shard.embed_bytes if model.spec.tied_head else 0.0)
     held = [weight + kv for weight, kv in zip(weights, cached, strict=True)]
     return balance(held, speeds, rooms, first=shard.embed_bytes, last=head)
 
 
-def _stage_speeds(model: MemoryModel, site: Site, layout: Layout) -> tuple[list[float], list[float]]:
+def _stage_speeds(model: MemoryModel, site: Site, layout: Layout, shard: Shard) -> tuple[list[float], list[float]]:
     """Per stage: bandwidth of its slowest member and room for weights and cache of its fullest."""
-    devices = site.devices
-    speeds: list[float] = []
-    rooms: list[float] = []
-    for pp in range(layout.pp):
-        group = devices[pp * layout.tp : (pp + 1) * layout.tp]
-        speeds.append(min(device.measured_bandwidth for device in group))
-        rooms.append(min(device.memory_bytes - model.overhead(device, layout) for device in group) * 0.98)
-    return speeds, rooms
+    layers = (0, model.spec.num_layers)
+
+    def room(device: Device) -> float:
+        return device.memory_bytes - model.overhead(device, layout) - model.activations(device, shard, layers, layout)
+
+    groups = [site.devices[pp * layout.tp : (pp + 1) * layout.tp] for pp in range(layout.pp)]
+    speeds = [min(device.measured_bandwidth for device in group) for group in groups]
+    return speeds, [min(map(room, group)) * 0.98 for group in groups]
 
 
-def _fit(
+def fitted(
     model: MemoryModel,
     site: Site,
     layout: Layout,

@@ -16,7 +16,7 @@ from windlass.core.layout import Layout
 from windlass.core.model import MoE, Wiring
 from windlass.core.place import Interval
 from windlass.core.plan import Speed
-from windlass.plan.engines import CPU_KERNEL_SECONDS, Engine
+from windlass.plan.engines import ACTIVATION_BYTES, CPU_ACTIVATION_BYTES, CPU_KERNEL_SECONDS, Engine
 from windlass.plan.memory import Fit, MemoryModel, Offloaded, Seat
 from windlass.plan.own_pass import OwnPass, head_reads
 from windlass.plan.shards import Shard, busiest_share, touched_share
@@ -83,6 +83,11 @@ class SpeedModel:
         network = 0.0 if lossless else self._stage_network(pp, batch)
         return StepTime(**{**slowest.parts, "network": network})
 
+    def seat_seconds(self, batch: float, context: float) -> list[float]:
+        """What each device takes for its part of a step, without what they say to each other: all wait for the slowest of a stage."""
+        pairs = zip(self.fit.seats, self.fit.offloaded, strict=True)
+        return [self._decode_seat(seat, moved, batch, context, self.engine).total for seat, moved in pairs]
+
     def _decode_seat(self, seat: Seat, moved: Offloaded, batch: float, context: float, engine: Engine) -> StepTime:
         shard, layers = self._shard(seat), self.fit.stages[seat.pp]
         here = self._weight_reads(shard, layers, moved, self._share(batch, engine))
@@ -147,7 +152,8 @@ class SpeedModel:
 
     def _stage_network(self, pp: int, tokens: float) -> float:
         layers = self.fit.stages[pp]
-        message = tokens * self.spec.hidden_size * 2
+        element_bytes = CPU_ACTIVATION_BYTES if self.fit.seats[0].device.kind == "cpu" else ACTIVATION_BYTES
+        message = tokens * self.spec.hidden_size * element_bytes
         reduces = sum(
             1 if layer.wiring in (Wiring.PARALLEL, Wiring.PARALLEL_ONE_NORM) else 2
             for layer in self.spec.layers[layers[0] : layers[1]]
