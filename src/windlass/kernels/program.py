@@ -48,6 +48,7 @@ class Program:
         self._ops: list[_Op] = []
         self._calls: list[tuple[int, Callable[[], None]]] = []
         """What comes between operations, and before which of them."""
+        self._afterwards: dict[Callable[[], None], None] = {}
         self._kept: list[Tensor] = []
         self._list: ctypes.Array[_Op] | None = None
         self._counter: Tensor | None = None
@@ -98,6 +99,13 @@ class Program:
 
         self._calls.append((len(self._ops), call))
 
+    def append_afterwards(self, function: Callable[[], None]) -> None:
+        self._afterwards[function] = None
+
+    def end(self) -> None:
+        """Nothing more will be recorded."""
+        self._calls += [(len(self._ops), function) for function in self._afterwards]
+
     def count_rows_by(self, counter: Tensor | None) -> Tensor | None:
         if counter is not None:
             self._kept.append(counter)
@@ -125,6 +133,7 @@ def record(counter: Tensor, arena: Arena | None = None) -> Iterator[Program]:
     try:
         with torch.no_grad(), OnlyViews():
             yield program
+        program.end()
     finally:
         _local.program = None
 
@@ -194,6 +203,15 @@ def call(function: Callable[..., None], *tensors: Tensor) -> None:
         function(*tensors)
     else:
         program.append_call(function, tensors)
+
+
+def afterwards(function: Callable[[], None]) -> None:
+    """Runs `function` now, or whenever a run of the recorded program has ended, once: for what operations have no way to say."""
+    program = _recording()
+    if program is None:
+        function()
+    else:
+        program.append_afterwards(function)
 
 
 def usable(*tensors: Tensor | None) -> bool:

@@ -40,6 +40,9 @@ class Step:
     host_starts: Tensor | None = None
     """`starts` and `lengths` on the host, where the step is on another device: kernels are chosen without asking it."""
     host_lengths: Tensor | None = None
+    candidates: Tensor | None = None
+    """int32 [2] on the host: how many of the largest logits of a row are wanted (0: all), and how many tokens exist (0: all are). Ranks
+    that share a vocabulary then tell each other only of those."""
 
     def longest(self) -> int:
         """Tokens of the longest sequence."""
@@ -66,6 +69,7 @@ class Step:
             counts=self.counts,
             host_starts=None if self.host_starts is None else self.host_starts[: sequences + 1],
             host_lengths=None if self.host_lengths is None else self.host_lengths[:sequences],
+            candidates=self.candidates,
         )
 
 

@@ -85,12 +85,12 @@ class Decoder(nn.Module):
 
     def wanted_logits(self, hidden: Tensor, step: Step) -> Tensor:
         with program.rows_counted_by(step.counts[2:3]):
-            return self.logits(gather(hidden, step.logit_rows))
+            return self.logits(gather(hidden, step.logit_rows), step.candidates)
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor, candidates: Tensor | None = None) -> Tensor:
         if self.norm is not None:
             hidden = self.norm(hidden)
-        return self.vocabulary.logits(hidden, self.head)
+        return self.vocabulary.logits(hidden, self.head, candidates)
 
     def make_caches(self, num_blocks: int, dtype: torch.dtype = torch.bfloat16, device: str = "cpu") -> list[Cache]:
         return [layer.mixer.make_cache(num_blocks, dtype, device) for layer in self.layers]

@@ -5,13 +5,14 @@ Whoever has the first layers and is the first of its tp group, the root, has the
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from windlass.kernels import program
 from windlass.kernels.step import Step
 from windlass.nn.shard import Shard
+from windlass.nn.talk import recorded
 
 if TYPE_CHECKING:
     from windlass.nn.decoder import Decoder
@@ -27,25 +28,26 @@ class OnlyStage:
 
 class OneOfStages:
     def __init__(self, shard: Shard) -> None:
-        self._shard, self._group = shard, shard.groups.pp
+        self._shard = shard
+        self._group: Any = recorded(shard.groups.pp)
 
     def enter(self, decoder: Decoder, step: Step) -> Tensor:
         if self._shard.is_first:
             return decoder.embedded(step)
         x = program.room((step.tokens.shape[0], decoder.spec.hidden_size), decoder.dtype, step.tokens.device)
-        program.call(self._group.take_previous, x)
+        self._group.take_previous(x)
         return x
 
     def leave(self, decoder: Decoder, hidden: Tensor, step: Step) -> Tensor:
         if self._shard.is_last:
             return self._back_to_root(decoder.wanted_logits(hidden, step), step)
-        program.call(self._group.send_next, hidden)
+        self._group.send_next(hidden)
         return self._from_the_last(decoder, step)
 
     def _back_to_root(self, logits: Tensor, step: Step) -> Tensor:
         if self._shard.adds:
             with program.rows_counted_by(step.counts[2:3]):
-                program.call(self._group.send_next, logits)
+                self._group.send_next_logits(logits, step.candidates)
         return logits[:0]
 
     def _from_the_last(self, decoder: Decoder, step: Step) -> Tensor:
@@ -54,7 +56,7 @@ class OneOfStages:
         logits = program.room((rows, decoder.spec.vocab_size), decoder.logit_dtype, step.tokens.device)
         if is_root:
             with program.rows_counted_by(step.counts[2:3]):
-                program.call(self._group.take_previous, logits)
+                self._group.take_previous_logits(logits, step.candidates)
         return logits
 
 

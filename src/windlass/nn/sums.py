@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from windlass.kernels import program
 from windlass.kernels.norm import add
+from windlass.nn.talk import recorded
 from windlass.parallel.group import Group
 
 
@@ -27,13 +27,13 @@ class WholeSum:
 
 class SharedSum:
     def __init__(self, group: Group) -> None:
-        self._group = group
+        self._group = recorded(group)
 
     def within(self, stream: Tensor) -> Tensor | None:
         return None
 
     def total(self, part: Tensor, stream: Tensor | None = None) -> Tensor:
-        program.call(self._group.all_reduce, part)
+        self._group.all_reduce(part)
         return part if stream is None else add(part, stream)
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from windlass.kernels import program
 from windlass.kernels.linear import embed, linear
+from windlass.kernels.links import starts_of
 from windlass.kernels.precision import widened
 from windlass.nn.shard import Shard
 
@@ -17,7 +18,7 @@ class WholeVocabulary:
     def embedded(self, tokens: Tensor, table: Any, dtype: torch.dtype) -> Tensor:
         return embed(tokens, table, dtype)
 
-    def logits(self, hidden: Tensor, head: Any) -> Tensor:
+    def logits(self, hidden: Tensor, head: Any, candidates: Tensor | None = None) -> Tensor:
         return widened(linear(hidden, head))
 
 
@@ -43,8 +44,8 @@ class SharedVocabulary:
         rows.masked_fill_(((tokens < self._first) | (tokens >= self._last))[:, None], 0)
         self._group.all_reduce(rows)
 
-    def logits(self, hidden: Tensor, head: Any) -> Tensor:
-        """[0, vocabulary] on all ranks but the first."""
+    def logits(self, hidden: Tensor, head: Any, candidates: Tensor | None = None) -> Tensor:
+        """[0, vocabulary] on all ranks but the first. All of them, however few are wanted."""
         part = widened(linear(hidden, head))
         rows = hidden.shape[0] if self._group.rank == 0 else 0
         whole = program.room((rows, self._count), part.dtype, part.device)
@@ -58,8 +59,34 @@ class SharedVocabulary:
             torch.cat(into, dim=1, out=whole)
 
 
-Vocabulary = WholeVocabulary | SharedVocabulary
+class LinkedVocabulary:
+    """The same over native links: a row is sent by the rank that has it, and of logits only those that a step wants."""
+
+    def __init__(self, shard: Shard, count: int) -> None:
+        group: Any = shard.groups.tp
+        intervals = shard.vocabulary(count)
+        self._group, self._count, self._own = group, count, intervals[group.rank]
+        self._starts = starts_of(intervals)
+
+    def embedded(self, tokens: Tensor, table: Any, dtype: torch.dtype) -> Tensor:
+        rows = embed(self._group.localize(tokens, self._own), table, dtype)
+        self._group.exchange_rows(rows, tokens, self._starts)
+        return rows
+
+    def logits(self, hidden: Tensor, head: Any, candidates: Tensor | None = None) -> Tensor:
+        """[0, vocabulary] on all ranks but the first. What is not wanted may be minus infinity."""
+        part = widened(linear(hidden, head))
+        rows = hidden.shape[0] if self._group.rank == 0 else 0
+        whole = program.room((rows, self._count), part.dtype, part.device)
+        self._group.gather_logits(part, whole, self._starts, candidates)
+        return whole
+
+
+Vocabulary = WholeVocabulary | SharedVocabulary | LinkedVocabulary
 
 
 def vocabulary_of(shard: Shard, count: int) -> Vocabulary:
-    return WholeVocabulary() if shard.groups.tp.size == 1 else SharedVocabulary(shard, count)
+    group = shard.groups.tp
+    if group.size == 1:
+        return WholeVocabulary()
+    return LinkedVocabulary(shard, count) if group.is_native else SharedVocabulary(shard, count)

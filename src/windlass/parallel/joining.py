@@ -32,6 +32,8 @@ class Wires:
     """Of every rank that shares memory with this one: a file that both have open (parallel/shared.py)."""
     sync: str
     timeout_seconds: float
+    is_local: bool
+    """Whether all ranks of the group are on this machine."""
     is_crowded: bool
     """Whether ranks outnumber cores here, so that whoever waits should not keep one busy."""
     lost: Callable[[str], Exception] = GroupLost
@@ -107,5 +109,6 @@ def _wires(meeting: Meeting, rank: int, ranks: list[int], at: int, name: str, bo
         memory=share_memory(sockets, together, at),
         sync=meeting.sync,
         timeout_seconds=timeout_seconds,
+        is_local=all(together),
         is_crowded=meeting.machines.count(machine) > len(os.sched_getaffinity(0)),
     )

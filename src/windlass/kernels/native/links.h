@@ -1,0 +1,109 @@
+// Ranks that talk without Python: a stream of bytes to and from every other rank of a group, through memory that two processes share or
+// through a socket, and what collectives are made of. kernels/links.py makes them; operations are in links.cpp and links_logits.cpp.
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "program.h"
+
+namespace windlass {
+
+// As kernels/links.py names them.
+enum Collective { ALL_REDUCE, EMBEDDING, LOGITS, ALL_GATHER, GATHER, BROADCAST, SEND_NEXT, TAKE_PREVIOUS, NUM_COLLECTIVES };
+
+struct LinkCount {
+    int64_t calls, sent_bytes, received_bytes, nanoseconds;
+};
+
+// Bytes that one other rank is to be sent, and that are to come from it.
+struct Transfer {
+    int peer;
+    const void* out;
+    int64_t out_bytes;
+    void* in;
+    int64_t in_bytes;
+};
+
+// One direction of what two ranks share, as parallel/shared.py lays the file out. Positions only grow.
+struct Ring {
+    alignas(64) std::atomic<uint64_t> written;
+    alignas(64) std::atomic<uint64_t> read;
+    alignas(64) std::atomic<uint32_t> writer_sleeps;  // the writer of this direction, whatever it waits for
+};
+
+struct Peer {
+    int socket = -1;
+    Ring *out = nullptr, *in = nullptr;  // null: bytes go over the socket; otherwise that only wakes, and tells of the other's end
+    char *out_bytes = nullptr, *in_bytes = nullptr;
+    void* mapped = nullptr;
+};
+
+class Links {
+public:
+    Links(int rank, int size, const int* sockets, const int* memory, double timeout_seconds, double spin_seconds, bool is_local);
+    ~Links();
+
+    // Moves all bytes of all transfers, whichever can go. False: another rank is lost, and with it the group.
+    bool exchange(Transfer* transfers, int count, LinkCount& counted);
+    // Room that stays as it is until the next call with the same number.
+    uint8_t* room(int number, int64_t bytes);
+    bool fail(const std::string& words);
+
+    const int rank, size;
+    const bool is_local;                 // all ranks are on one machine
+    int64_t num_sums = 0;                // of those whose owners rotate
+    LinkCount counts[NUM_COLLECTIVES] = {};
+    std::atomic<bool> lost{false};
+    std::string why;
+
+private:
+    friend class Waiting;
+    int64_t put(Peer& peer, const char* from, int64_t bytes);
+    int64_t get(Peer& peer, char* to, int64_t bytes);
+    void wake(Peer& peer, std::atomic<uint32_t>& sleeps);
+
+    std::vector<Peer> peers;
+    std::vector<std::vector<uint8_t>> rooms;
+    const int64_t timeout, spin;         // nanoseconds
+};
+
+// From its making to its end, a collective's time is counted. Its bytes are counted by `exchange`.
+class Counted {
+public:
+    Counted(Links& links, Collective kind);
+    ~Counted();
+    LinkCount& count;
+
+private:
+    int64_t began;
+};
+
+int64_t link_clock();
+
+// Numbers as they travel. Written for every instruction set (links_numbers.cpp).
+//
+// int8: a byte that stands for a scale, then up to 64 codes. Scales lie six to an octave from 2^-24 to 2^18, the least that is not below
+// 1/127 of the largest magnitude: a value is off by at most half a scale, 1/226 of the largest in its block. They have 17 digits, so that
+// code * scale is exact, and its sum the same on every machine. What is not finite, or beyond 3e7, makes its block not a number.
+constexpr int64_t QUANTUM = 64;
+inline int64_t packed_bytes(int64_t count) { return count + (count + QUANTUM - 1) / QUANTUM; }
+
+enum NumberType { FLOAT32, BFLOAT16, FLOAT64 };  // as kernels/links.py numbers them
+inline int64_t number_bytes(int64_t type) { return type == FLOAT64 ? 8 : type == BFLOAT16 ? 2 : 4; }
+
+struct Candidate {
+    float value;
+    int32_t id;
+};
+
+void pack_numbers(const float* x, int64_t count, uint8_t* to);
+void unpack_numbers(const uint8_t* from, int64_t count, float* x);
+void add_packed(const uint8_t* from, int64_t count, float* x);
+// to = parts[0] + parts[1] + ..., in that order; `to` may be one of them.
+void add_parts(void* to, const void* const* parts, int num_parts, int64_t count, int64_t type);
+// The `wanted` largest of x[0 .. count), of equals those that come first, in no order; what is not a number counts as the largest.
+void pick_largest(const float* x, int64_t count, int64_t wanted, int32_t first_id, Candidate* found);
+
+}  // namespace windlass

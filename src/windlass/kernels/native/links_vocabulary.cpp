@@ -1,0 +1,170 @@
+// Tokens and logits of a vocabulary that ranks share, each an interval of it. As in links.cpp, the first thread talks.
+#include "links.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+namespace windlass {
+namespace {
+
+enum Room { OUT_ROOM, IN_ROOM };
+
+Links& links_of(const Op& op) { return *reinterpret_cast<Links*>(op.ints[0]); }
+
+int64_t token_at(const void* tokens, bool is_wide, int64_t row) {
+    return is_wide ? static_cast<const int64_t*>(tokens)[row] : static_cast<const int32_t*>(tokens)[row];
+}
+
+int owner_of(const int32_t* starts, int size, int64_t token) {
+    int owner = 0;
+    while (owner < size - 1 && token >= starts[owner + 1]) owner++;
+    return owner;
+}
+
+// How a step asks for logits: all of them, or the largest so many of those tokens that exist.
+struct Asked {
+    int64_t wanted, num_tokens;
+    Asked(const int32_t* candidates, int64_t width) : wanted(candidates ? candidates[0] : 0), num_tokens(width) {
+        if (wanted && candidates[1] > 0) num_tokens = std::min<int64_t>(candidates[1], width);
+    }
+    // Of tokens first .. last; 0: all of them are sent, because that is no more.
+    int64_t of(int64_t first, int64_t last) const {
+        const int64_t real = std::max<int64_t>(std::min(last, num_tokens) - first, 0);
+        return wanted > 0 && 2 * wanted < last - first ? std::min(wanted, real) : 0;
+    }
+    bool all(int64_t first, int64_t last) const { return !(wanted > 0 && 2 * wanted < last - first); }
+};
+
+// A row of logits in which nothing is known yet.
+void forget(float* row, int64_t count) { std::fill(row, row + count, -std::numeric_limits<float>::infinity()); }
+
+}  // namespace
+
+// Others' tokens are looked up too, as some of ours, and forgotten. data: result, tokens; ints: first, last, whether tokens are int64.
+WINDLASS_OP(link_localize) {
+    if (worker.index) return;
+    const int64_t first = op.ints[0], last = op.ints[1];
+    for (int64_t row = 0; row < op.rows(); row++) {
+        const int64_t local = std::clamp<int64_t>(token_at(op.data[1], op.ints[2], row) - first, 0, last - first - 1);
+        if (op.ints[2]) op.at<int64_t>(0)[row] = local;
+        else op.at<int32_t>(0)[row] = int32_t(local);
+    }
+}
+
+// Rows of a table from whoever has them: a rank sends its own to all. data: rows, tokens, starts of all ranks' tokens and the end of the last;
+// ints: links, numbers in a row, their type, whether they may be rounded, whether tokens are int64.
+WINDLASS_OP(link_rows) {
+    const int64_t rows = op.rows(), width = op.ints[1], type = op.ints[2];
+    if (worker.index || !rows) return;
+    Links& links = links_of(op);
+    Counted counted(links, EMBEDDING);
+    const bool is_packed = op.ints[3] && type == FLOAT32;
+    const int64_t row_bytes = width * number_bytes(type), each = is_packed ? packed_bytes(width) : row_bytes;
+    std::vector<int> owners(rows);
+    std::vector<int64_t> num_owned(links.size), next(links.size);
+    for (int64_t row = 0; row < rows; row++)
+        num_owned[owners[row] = owner_of(op.at<int32_t>(2), links.size, token_at(op.data[1], op.ints[4], row))]++;
+    uint8_t *out = links.room(OUT_ROOM, each * num_owned[links.rank]), *in = links.room(IN_ROOM, each * rows);
+    for (int64_t row = 0, at = 0; row < rows; row++) {
+        if (owners[row] != links.rank) continue;
+        char* from = op.at<char>(0) + row * row_bytes;
+        if (is_packed) pack_numbers(reinterpret_cast<float*>(from), width, out + each * at++);
+        else std::memcpy(out + each * at++, from, row_bytes);
+    }
+    std::vector<Transfer> transfers;
+    std::vector<uint8_t*> heard(links.size, out);
+    for (int other = 0; other < links.size; other++) {
+        if (other == links.rank) continue;
+        heard[other] = in;
+        transfers.push_back({other, out, each * num_owned[links.rank], in, each * num_owned[other]});
+        in += each * num_owned[other];
+    }
+    if (!links.exchange(transfers.data(), int(transfers.size()), counted.count)) return;
+    for (int64_t row = 0; row < rows; row++) {
+        const uint8_t* from = heard[owners[row]] + each * next[owners[row]]++;
+        char* to = op.at<char>(0) + row * row_bytes;
+        if (is_packed) unpack_numbers(from, width, reinterpret_cast<float*>(to));
+        else std::memcpy(to, from, row_bytes);
+    }
+}
+
+// Logits come together on the first rank. data: part, whole, starts as above, candidates or null; ints: links, bytes of a number.
+WINDLASS_OP(link_logits) {
+    const int64_t rows = op.rows(), each = op.ints[1];
+    if (worker.index || !rows) return;
+    Links& links = links_of(op);
+    Counted counted(links, LOGITS);
+    const int32_t* starts = op.at<int32_t>(2);
+    const int64_t width = starts[links.size];
+    const Asked asked(each == 4 ? op.at<int32_t>(3) : nullptr, width);
+    const auto bytes_of = [&](int rank) {
+        const int64_t first = starts[rank], last = starts[rank + 1];
+        return rows * (asked.all(first, last) ? (last - first) * each : asked.of(first, last) * int64_t(sizeof(Candidate)));
+    };
+    const int64_t first = starts[links.rank], count = starts[links.rank + 1] - first;
+    if (links.rank) {
+        const void* from = op.data[0];
+        if (!asked.all(first, first + count)) {
+            auto* picked = reinterpret_cast<Candidate*>(links.room(OUT_ROOM, bytes_of(links.rank)));
+            const int64_t wanted = asked.of(first, first + count), real = std::min(count, std::max<int64_t>(asked.num_tokens - first, 0));
+            for (int64_t row = 0; row < rows; row++)
+                pick_largest(op.at<float>(0) + row * count, real, wanted, int32_t(first), picked + row * wanted);
+            from = picked;
+        }
+        Transfer transfer{0, from, bytes_of(links.rank), nullptr, 0};
+        links.exchange(&transfer, 1, counted.count);
+        return;
+    }
+    int64_t total = 0;
+    for (int other = 1; other < links.size; other++) total += bytes_of(other);
+    uint8_t* in = links.room(IN_ROOM, total);
+    std::vector<Transfer> transfers;
+    for (int other = 1; other < links.size; in += bytes_of(other++)) transfers.push_back({other, nullptr, 0, in, bytes_of(other)});
+    in = links.room(IN_ROOM, total);
+    for (int64_t row = 0; row < rows; row++)
+        std::memcpy(op.at<char>(1) + row * width * each, op.at<char>(0) + row * count * each, count * each);
+    if (!links.exchange(transfers.data(), int(transfers.size()), counted.count)) return;
+    for (int other = 1; other < links.size; in += bytes_of(other++)) {
+        const int64_t start = starts[other], length = starts[other + 1] - start, wanted = asked.of(start, start + length);
+        for (int64_t row = 0; row < rows; row++) {
+            char* to = op.at<char>(1) + (row * width + start) * each;
+            if (asked.all(start, start + length)) {
+                std::memcpy(to, in + row * length * each, length * each);
+                continue;
+            }
+            forget(reinterpret_cast<float*>(to), length);
+            const auto* picked = reinterpret_cast<const Candidate*>(in) + row * wanted;
+            for (int64_t i = 0; i < wanted; i++)
+                if (picked[i].id >= start && picked[i].id < start + length) op.at<float>(1)[row * width + picked[i].id] = picked[i].value;
+        }
+    }
+}
+
+// Logits that are whole on one rank, to or from another. data: logits, candidates or null; ints: links, bytes of a number, numbers in a row, the
+// other rank, which collective it is, whether they are taken and not sent.
+WINDLASS_OP(link_pass_logits) {
+    const int64_t rows = op.rows(), each = op.ints[1], width = op.ints[2];
+    if (worker.index || !rows) return;
+    Links& links = links_of(op);
+    Counted counted(links, Collective(op.ints[4]));
+    const bool is_taken = op.ints[5];
+    const Asked asked(each == 4 ? op.at<int32_t>(1) : nullptr, width);
+    const int64_t wanted = asked.of(0, width);
+    const bool all = asked.all(0, width);
+    const int64_t bytes = rows * (all ? width * each : wanted * int64_t(sizeof(Candidate)));
+    auto* picked = reinterpret_cast<Candidate*>(links.room(OUT_ROOM, bytes));
+    for (int64_t row = 0; row < rows && !all && !is_taken; row++)
+        pick_largest(op.at<float>(0) + row * width, std::min(width, asked.num_tokens), wanted, 0, picked + row * wanted);
+    void* at = all ? op.data[0] : picked;
+    Transfer transfer{int(op.ints[3]), at, is_taken ? 0 : bytes, at, is_taken ? bytes : 0};
+    if (!links.exchange(&transfer, 1, counted.count) || all || !is_taken) return;
+    for (int64_t row = 0; row < rows; row++) {
+        float* to = op.at<float>(0) + row * width;
+        forget(to, width);
+        for (int64_t i = 0; i < wanted; i++)
+            if (const int32_t id = picked[row * wanted + i].id; id >= 0 && id < width) to[id] = picked[row * wanted + i].value;
+    }
+}
+
+}  // namespace windlass
