@@ -61,11 +61,12 @@ class Engine:
         *,
         device: str = "cpu",
         record: bool = True,
+        runner: type[Runner] = Runner,
     ) -> None:
         """`num_tokens`: token ids that exist; the decoder's logits may have more columns, which only pad."""
         self.limits, self.num_tokens = limits, num_tokens
         self.scheduler = Scheduler(limits)
-        self.runner = Runner(decoder, caches, limits, device, record, num_tokens)
+        self.runner = runner(decoder, caches, limits, device, record, num_tokens)
         self.sampler = Sampler(num_tokens)
         self._guides = Guides()
         self._sequences: dict[int, EngineSequence] = {}

@@ -44,8 +44,10 @@ class Buffers:
         self._device_blocks = blocks.to(device, copy=True) if apart else blocks
         tokens, positions, slots, starts, lengths, logit_rows, _ = self._device.split(sizes)
         _, _, _, host_starts, host_lengths, _, counts = self._host.split(sizes)
+        candidates = torch.zeros(2, dtype=torch.int32)
+        self.candidates = candidates.numpy()
         self.step = Step(
-            tokens, positions, slots, starts, lengths, self._device_blocks, logit_rows, counts, host_starts, host_lengths
+            tokens, positions, slots, starts, lengths, self._device_blocks, logit_rows, counts, host_starts, host_lengths, candidates
         )
         self.device_counts = self._device.split(sizes)[-1]
         self._uploaded = torch.cuda.Event() if device.type == "cuda" else None

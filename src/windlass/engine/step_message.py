@@ -1,7 +1,7 @@
 """A step as ranks are told of it: whole numbers, one after another, in 32 bits. What there is of the buffers, and no more.
 
-rows, sequences, logits and blocks (of the longest sequence), then tokens, positions, slots, starts, lengths, logit rows, and of each sequence
-its blocks. Nothing is unpickled, and what does not fit the buffers is refused.
+rows, sequences, logits and blocks (of the longest sequence), how many of the largest logits are wanted and of how many tokens, then tokens,
+positions, slots, starts, lengths, logit rows, and of each sequence its blocks. Nothing is unpickled, and what does not fit the buffers is refused.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from windlass.engine.runner import Buffers
 from windlass.kernels.step import BLOCK_TOKENS, Step
 
-HEADER = 4
+HEADER = 6
 
 assert sys.byteorder == "little", "numbers are sent as they lie in memory"
 
@@ -28,7 +28,8 @@ def encode_step(step: Step) -> bytes:
         step.logit_rows[:logits],
         step.blocks[:sequences, :width].flatten(),
     ]
-    header = np.array([rows, sequences, logits, width], dtype=np.int32)
+    candidates = [0, 0] if step.candidates is None else step.candidates.tolist()
+    header = np.array([rows, sequences, logits, width, *candidates], dtype=np.int32)
     return b"".join((header.tobytes(), *(part.numpy().tobytes() for part in parts)))
 
 
@@ -37,7 +38,7 @@ def decode_step(data: bytes, buffers: Buffers) -> None:
     numbers = np.frombuffer(data, dtype=np.int32)
     if len(numbers) < HEADER or min(numbers[:HEADER]) < 0:
         raise ValueError(f"a step of {len(data)} bytes")
-    rows, sequences, logits, width = (int(number) for number in numbers[:HEADER])
+    rows, sequences, logits, width, *candidates = (int(number) for number in numbers[:HEADER])
     room = (len(buffers.tokens), len(buffers.lengths), len(buffers.logit_rows), buffers.blocks.shape[1])
     sizes = (rows, rows, rows, sequences + 1, sequences, logits, sequences * width)
     if any(count > most for count, most in zip((rows, sequences, logits, width), room, strict=True)):
@@ -52,3 +53,4 @@ def decode_step(data: bytes, buffers: Buffers) -> None:
         to[: len(part)] = part
     buffers.blocks[:sequences, :width] = parts[-1].reshape(sequences, width)
     buffers.counts[:] = rows, sequences, logits
+    buffers.candidates[:] = candidates
