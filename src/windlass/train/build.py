@@ -1,0 +1,121 @@
+"""From a recipe and a model's description to a trainer that stands before its first step. Reads no TOML, opens no data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from windlass.core.model import ModelSpec
+from windlass.core.recipe import Recipe
+from windlass.core.rule import Rule
+from windlass.errors import BadInput, Impossible
+from windlass.kernels.compiled import compile_chains
+from windlass.train.flops import flops_per_token
+from windlass.train.init import FirstWeights, LoadedWeights
+from windlass.train.model import build_model
+from windlass.train.precision import TYPES, Masters
+from windlass.train.slabs import Slab
+from windlass.train.state import Settings, Trainer
+from windlass.train.step import Alone
+from windlass.weights.source import Opened
+
+
+def build_trainer(
+    recipe: Recipe,
+    spec: ModelSpec,
+    rules: tuple[Rule, ...],
+    batches: Any,
+    *,
+    held_out: Any = None,
+    opened: Opened | None = None,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+) -> Trainer:
+    """One process. `opened`: the checkpoint to go on from, where the recipe does. `dtype`: everything in it, instead of as the recipe says."""
+    check_recipe(recipe, spec)
+    compile_chains(recipe.run.compile)
+    compute, held = compute_types(recipe, dtype)
+    how = {"seed": recipe.run.seed, "device": device, "dtype": compute, "held_dtype": held}
+    weights = FirstWeights(spec, rules, **how) if opened is None else LoadedWeights(opened, **how)
+    model = build_model(
+        spec,
+        weights,
+        batches.sequence_length,
+        mtp=recipe.model.mtp,
+        loss=recipe.loss,
+        recompute=recipe.memory.recompute or "none",
+    )
+    slabs = slabs_of(model, weights)
+    return Trainer(
+        model,
+        slabs,
+        Masters(model, compute),
+        batches,
+        settings_of(recipe, batches.sequence_length, 1),
+        ranks=Alone(),
+        held_out=held_out,
+        flops_per_token=flops_per_token(spec, rules, batches.sequence_length, next_token=recipe.model.mtp),
+    )
+
+
+def check_recipe(recipe: Recipe, spec: ModelSpec) -> None:
+    """What the recipe asks for and nothing here does is refused, not ignored."""
+    if recipe.model.mtp and spec.next_token is None:
+        raise Impossible(
+            "model.mtp is set, but this model has no layer that guesses ahead; leave it out, or name a model that has one"
+        )
+    if recipe.precision.compute == "fp8":
+        raise Impossible('precision.compute = "fp8" can be planned, but nothing here trains in it; choose bf16')
+    if recipe.memory.offload != "none" and recipe.run.engine == "torch":
+        raise Impossible(f'memory.offload = "{recipe.memory.offload}" needs run.engine = "deepspeed"')
+    if spec.dropout and recipe.model.dropout:
+        raise Impossible("dropout can be planned, but nothing here trains with it; set model.dropout = false")
+
+
+def compute_types(recipe: Recipe, dtype: torch.dtype | None) -> tuple[torch.dtype, torch.dtype]:
+    """(of activations, of what learns)"""
+    if dtype is not None:
+        return dtype, dtype
+    return TYPES[recipe.precision.compute], torch.float32
+
+
+def slabs_of(model: nn.Module, weights: FirstWeights) -> dict[str, Slab]:
+    """By the names of the model's parameters and buffers; while they are where the weights put them."""
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    return {name: weights.slabs[tensor.data_ptr()] for name, tensor in tensors if tensor.data_ptr() in weights.slabs}
+
+
+def settings_of(recipe: Recipe, length: int, dp_size: int) -> Settings:
+    micro = recipe.batch.micro_batch or 1
+    batch = recipe.batch.global_batch or _nearest(recipe.batch.tokens, length, micro * dp_size)
+    return Settings(
+        optimizer=recipe.optimizer,
+        schedule=recipe.schedule,
+        loss=recipe.loss,
+        global_batch=batch,
+        micro_batch=micro,
+        num_steps=_num_steps(recipe, batch * length),
+        validation_samples=recipe.validation.samples,
+        seed=recipe.run.seed,
+    )
+
+
+def _nearest(tokens: int | None, length: int, whole: int) -> int:
+    """Sequences of about so many tokens that can be shared out; one micro-batch each where nobody says."""
+    return whole if tokens is None else max(round(tokens / (length * whole)), 1) * whole
+
+
+def _num_steps(recipe: Recipe, tokens_per_step: int) -> int:
+    if recipe.schedule.steps is not None:
+        return recipe.schedule.steps
+    if recipe.data.tokens is None:
+        raise BadInput("the recipe does not say how long to train: give schedule.steps, or data.tokens")
+    return -(-recipe.data.tokens // tokens_per_step)
+
+
+def same_names(slabs: Mapping[str, Slab]) -> list[str]:
+    """Our tensors, of every parameter."""
+    return sorted({part.name for slab in slabs.values() for part in slab.parts})
