@@ -160,6 +160,8 @@ class Plan(Frozen):
     workload: Workload
     hardware: str
     placement: Placement | None = None
+    shares: tuple[float, ...] = ()
+    """How much each tp index takes, where devices are unlike; empty: alike. The placement is made of them."""
     kv_blocks: KvBlocks | None = None
     checkpoint: Checkpoint | None = None
     ranks: tuple[Rank, ...] = ()

@@ -50,6 +50,7 @@ def make_plan(question: Question, *, source: str = "", digest: str = "") -> Plan
         workload=best.workload,
         hardware=question.hardware.description,
         placement=placement,
+        shares=best.fit.shares,
         kv_blocks=_kv_blocks(best),
         checkpoint=_checkpoint(question, best.scheme, source, digest),
         ranks=_ranks(found.site, best.layout),

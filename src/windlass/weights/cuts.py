@@ -1,13 +1,20 @@
-"""Where a checkpoint may be cut: the scheme whose quantum its codes have."""
+"""Where a checkpoint may be cut, and how large it is in memory: schemes that say so of how its matrices are stored."""
 
 from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from math import prod
+
+import torch
 
 from windlass.core.scheme import GROUPS, Scheme, scheme
 from windlass.kernels.panels import BLOCK
 from windlass.weights.checked import missing, placed
-from windlass.weights.forms import Codes, form_of
+from windlass.weights.forms import Codes, Form, form_of
 from windlass.weights.named import Named
 from windlass.weights.parts import Share, part_at
+from windlass.weights.readers import Ours
 from windlass.weights.source import Opened
 
 
@@ -22,15 +29,31 @@ def scheme_of(opened: Opened) -> Scheme:
     )
 
 
+def sizing_of(opened: Opened) -> Scheme:
+    """The scheme that most of its weights take as much memory in as they will here: for predictions."""
+    elements: Counter[Form] = Counter()
+    for ours, form in _forms(opened):
+        elements[form] += prod(ours.shape)
+    most = max(elements, key=elements.__getitem__)
+    if most.codes is None:
+        return scheme("fp32" if most.dense is torch.float32 else "bf16")
+    if most.codes.kind == "fp8":
+        return scheme("fp8")
+    group = most.codes.group if most.codes.group in GROUPS else max(GROUPS)
+    return scheme("int8" if most.codes.kind == "int8" else "int4", group, zero_points=most.codes.kind == "int4_zeros")
+
+
 def _codes(opened: Opened) -> set[Codes]:
+    return {form.codes for _, form in _forms(opened) if form.codes is not None}
+
+
+def _forms(opened: Opened) -> Iterator[tuple[Ours, Form]]:
+    """Of the layers' matrices; tables are cut between rows, of which each is whole."""
     places, spec = opened.places or placed(opened.rules, opened.store), opened.spec
     experts = (0, spec.experts.num_experts) if spec.experts else None
-    found: set[Codes] = set()
     for ours in Named(opened.rules).held(spec, (0, spec.num_layers), experts):
         if ours.layer is None or len(ours.shape) < 2:
-            continue  # tables are cut between rows, of which each is whole
+            continue
         if ours.name not in places:
             raise missing(ours)
-        codes = form_of(opened.store, part_at(ours, places[ours.name], Share())).codes
-        found |= {codes} if codes is not None else set()
-    return found
+        yield ours, form_of(opened.store, part_at(ours, places[ours.name], Share()))
