@@ -15,7 +15,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
-from windlass.fleet.handshake import MAX_HELLO_BYTES, REFUSED, ROOT, WORKER, Handshake, Keys, NotAdmitted
+from windlass.fleet.handshake import MAX_HELLO_BYTES, NO_MESSAGE, REFUSED, ROOT, WORKER, Handshake, Keys, NotAdmitted
 from windlass.fleet.messages import Beat, FromRoot, FromWorker
 
 LENGTH_BYTES = 4
@@ -134,7 +134,7 @@ class Channel(Generic[Said, Heard]):
         self._theirs.check(bytes(length), bytes(tag), body)
         try:
             return self._decode(body)
-        except msgspec.DecodeError as error:  # signed by one who knows the secret, and yet no message: another program
+        except NO_MESSAGE as error:  # signed by one who knows the secret, and yet no message: another program
             raise ChannelLost(f"a message that is none: {error}") from error
 
     async def _read(self, count: int) -> bytes | bytearray:

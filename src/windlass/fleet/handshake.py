@@ -27,6 +27,10 @@ VERSION = f"{__version__} (protocol {PROTOCOL})"
 ROOT, WORKER = "root", "worker"
 
 
+NO_MESSAGE = (msgspec.DecodeError, ValueError, RecursionError)
+"""What msgspec raises: also where a text is no UTF-8, and where lists lie in lists without end."""
+
+
 class NotAdmitted(BadInput):
     """The other side speaks, but another version, or does not know the secret."""
 
@@ -94,7 +98,7 @@ class Handshake:
     def _decoded(self, data: bytes) -> Said:
         try:
             return _decode(data)
-        except msgspec.DecodeError:
+        except NO_MESSAGE:
             raise NotAdmitted("what answers there does not speak as Windlass does") from None
 
 

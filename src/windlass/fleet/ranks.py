@@ -12,8 +12,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
-
 from windlass.engine.protocol import Failed
 from windlass.engine.ranks import (
     LENGTH_BYTES,
@@ -28,6 +26,7 @@ from windlass.engine.ranks import (
     framed,
     start_rank,
 )
+from windlass.fleet.handshake import NO_MESSAGE
 
 SECONDS_TO_BEGIN = 60.0
 """Before its first beat a rank imports torch, which holds up all its threads: on a cold disk it takes long."""
@@ -63,7 +62,7 @@ class Line(asyncio.Protocol):
         try:
             while (body := self._next()) is not None:
                 self._heard(decode_said(body))
-        except (msgspec.DecodeError, ValueError):  # not a word of ours
+        except NO_MESSAGE:  # not a word of ours
             self._transport.abort()
 
     def _next(self) -> bytes | None:

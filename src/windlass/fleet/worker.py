@@ -127,6 +127,8 @@ class Worker:
             self._refusals.add(address, "too many that had proved nothing yet")
         except (NotAdmitted, ChannelLost, OSError, EOFError) as error:
             self._refusals.add(address, str(error))
+        except Exception as error:  # noqa: BLE001 - the outermost edge: whatever a stranger found, nobody else is to notice
+            self._refusals.add(address, f"{type(error).__name__}: {error}")
         else:
             self._gate.leave(number)
             await self._welcome(channel, join)

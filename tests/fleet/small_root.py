@@ -1,0 +1,220 @@
+"""A root of a few lines, for tests of workers: an event loop in a thread, and the first rank in the test's own process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from windlass.core.layout import Layout
+from windlass.core.meeting import Meeting
+from windlass.core.request import GREEDY
+from windlass.engine.protocol import Launch, RandomWeightsOf, Submit
+from windlass.engine.ranks import RankJob
+from windlass.fleet.board import EpochBoard, NotesLost
+from windlass.fleet.channel import Channel, ChannelLost, dial, keep_alive
+from windlass.fleet.messages import FromRoot, FromWorker, Join, PutNote, Start, TakeNote
+
+CONFIG = json.loads((Path(__file__).parents[1] / "families" / "tiny" / "llama.json").read_text())
+SECRET = b"sixteen bytes are enough"
+SECONDS = 60.0
+"""For whatever must happen at all, on a busy machine."""
+
+Kind = TypeVar("Kind")
+
+
+def tiny(layout: Layout) -> Launch:
+    random = RandomWeightsOf(config=CONFIG, scheme="bf16")
+    return Launch(model="tiny", device="cpu", context_tokens=64, random_weights=random, layout=layout, kv_bytes=2**22)
+
+
+# --- a worker, as users start it
+
+
+class WorkerProcess:
+    def __init__(self, folder: Path, *options: str) -> None:
+        secret = folder / "secret"
+        secret.write_bytes(SECRET)
+        secret.chmod(0o600)
+        self.log = folder / "log"
+        command = [sys.executable, "-m", "windlass", "worker", "--listen", "127.0.0.1:0", "--secret-file", str(secret)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "WINDLASS_THREADS": "1"}
+        with self.log.open("wb") as words:
+            self.process = subprocess.Popen(
+                [*command, "--cache", str(folder / "cache"), *options], stderr=words, stdin=subprocess.DEVNULL, env=environment
+            )
+        self.port = int(wait_for(self._address).rpartition(":")[2])
+
+    def _address(self) -> str:
+        found = [line for line in self.lines() if " listens at " in line]
+        assert self.process.poll() is None, self.lines()
+        return found[0].split(" listens at ")[1].split(";")[0] if found else ""
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def lines(self) -> list[str]:
+        return self.log.read_text().splitlines()
+
+    def ranks(self) -> list[int]:
+        """Processes it has started."""
+        found = subprocess.run(["ps", "-o", "pid=,args=", "--ppid", str(self.pid)], capture_output=True, text=True, check=False)
+        return [int(line.split()[0]) for line in found.stdout.splitlines() if "windlass.engine.rank" in line]
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+# --- a root
+
+
+class SmallRoot:
+    """What came from the worker is in `heard`, in order."""
+
+    def __init__(self, port: int, secret: bytes = SECRET, name: str = "test", root: bytes = b"") -> None:
+        self.heard: list[FromWorker] = []
+        self.lost = ""
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._tasks: list[Future[None]] = []
+        self.board: EpochBoard = EpochBoard()
+        try:
+            self.channel: Channel[FromRoot, FromWorker] = self.call(dial("127.0.0.1", port, secret))
+            self.post(Join(root or os.urandom(16), name))
+        except BaseException:
+            self._end_loop()
+            raise
+        self._tasks = [asyncio.run_coroutine_threadsafe(work, self._loop) for work in (self._listen(), self._live())]
+
+    def call(self, work: Coroutine[Any, Any, Kind], seconds: float = SECONDS) -> Kind:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(seconds)
+
+    def post(self, message: FromRoot) -> None:
+        self._loop.call_soon_threadsafe(self.channel.post, message)
+
+    def wait(self, kind: type[Kind], seconds: float = SECONDS, since: int = 0) -> Kind:
+        """The first of its kind among what was heard after `since` messages."""
+        return wait_for(lambda: next((one for one in self.heard[since:] if isinstance(one, kind)), None), seconds)
+
+    async def _listen(self) -> None:
+        try:
+            while True:
+                message = await self.channel.receive()
+                if isinstance(message, PutNote | TakeNote):
+                    self.board.hear(message, self.channel.post)
+                self.heard.append(message)
+        except ChannelLost as error:
+            self.lost = str(error) or "lost"
+
+    async def _live(self) -> None:
+        try:
+            await keep_alive(self.channel)
+        except ChannelLost as error:
+            self.lost = str(error)
+
+    def fall_silent(self) -> None:
+        """It is there, takes what comes, and says nothing more."""
+        self._tasks[1].cancel()
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self.channel.close)
+        for task in self._tasks:
+            task.cancel()
+        time.sleep(0.05)
+        self._end_loop()
+
+    def _end_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    # --- an epoch
+
+    def start(self, epoch: int, layout: Layout, hosts: str = "127.0.0.1") -> RankJob:
+        """All ranks but the first at the worker; the first's own job."""
+        self.board = EpochBoard()
+        world = layout.world
+        meeting = Meeting(key=os.urandom(32), hosts=(hosts,) * world, machines=(0, *(1,) * (world - 1)))
+        jobs = [RankJob(launch=tiny(layout), rank=rank, meeting=meeting, epoch=epoch) for rank in range(world)]
+        self.post(Start(epoch, jobs[1:]))
+        return jobs[0]
+
+    def engine(self, job: RankJob) -> Any:
+        """The first rank, here."""
+        from windlass.engine.load import make_engine
+        from windlass.engine.split import LIMITS_NOTE, build_rank
+        from windlass.engine.steps import Steps, announce
+
+        notes, steps = _Notes(self), Steps()
+        built = build_rank(job, notes)
+        announce(built.decoder, steps)
+        engine = make_engine(job.launch, built.decoder, built.device)
+        notes.put(LIMITS_NOTE, msgspec.msgpack.encode(engine.limits))
+        steps.meet(job, notes)
+        return engine
+
+
+class _Notes:
+    """The root's board, for the first rank, which is in another thread."""
+
+    def __init__(self, root: SmallRoot) -> None:
+        self._root, self._board = root, root.board
+
+    def put(self, key: str, value: bytes) -> None:
+        async def put() -> None:
+            self._board.put(key, value)
+
+        self._root.call(put())
+
+    def take(self, key: str, timeout_seconds: float) -> bytes:
+        from windlass.parallel.meeting import GroupLost
+
+        try:
+            return self._root.call(self._board.take(key, timeout_seconds), timeout_seconds + 5)
+        except NotesLost as error:
+            raise GroupLost(str(error)) from error
+
+
+def generated(engine: Any, prompt: list[int], count: int) -> list[int]:
+    found: list[int] = []
+    engine.submit(Submit(1, prompt, GREEDY, count))
+    while engine.has_work:
+        for output in engine.step():
+            found += output.token_ids
+    return found
+
+
+# --- waiting
+
+
+def wait_for(found: Callable[[], Kind | None], seconds: float = SECONDS) -> Kind:
+    until = time.monotonic() + seconds
+    while not (result := found()):
+        assert time.monotonic() < until, f"not within {seconds} s"
+        time.sleep(0.02)
+    return result
+
+
+def is_there(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/status")
+    try:
+        return "\nState:\tZ" not in status.read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_until_gone(pids: list[int], seconds: float = 6.0) -> None:
+    wait_for(lambda: not any(map(is_there, pids)), seconds)
