@@ -12,7 +12,7 @@ import torch
 
 from windlass.core.fused import lacks
 from windlass.core.model import ModelSpec
-from windlass.core.place import stored
+from windlass.core.place import local_bytes, local_experts, stored
 from windlass.core.request import Info
 from windlass.core.rule import Part, Rule
 from windlass.core.scheme import Scheme, scheme
@@ -27,6 +27,7 @@ from windlass.engine.memory import (
     limits_for,
 )
 from windlass.engine.protocol import Launch, RandomWeightsOf
+from windlass.engine.runner import Runner
 from windlass.errors import BadInput, Impossible, UnknownName
 from windlass.families import describe, rules
 from windlass.machine.system import this_system
@@ -34,6 +35,7 @@ from windlass.nn.decoder import Decoder
 from windlass.nn.shard import WHOLE, Shard
 from windlass.weights.checkpoint import CheckpointWeights
 from windlass.weights.cuts import scheme_of
+from windlass.weights.part_store import open_parts
 from windlass.weights.random import RandomWeights
 from windlass.weights.source import open_model
 from windlass.weights.stream import give_back_memory
@@ -55,6 +57,7 @@ class Built(NamedTuple):
     decoder: Decoder
     weights_bytes: int
     stored_as: str
+    device: str
 
 
 def load_model(launch: Launch, progress: Progress | None = None) -> tuple[Engine, Info]:
@@ -69,19 +72,22 @@ def load_model(launch: Launch, progress: Progress | None = None) -> tuple[Engine
     return engine, make_info(launch, engine, built, device, time.perf_counter() - began)
 
 
-def build(launch: Launch, device: str, progress: Progress | None = None, shard_of: ShardOf = lambda *_: WHOLE) -> Built:
+def build(
+    launch: Launch, device: str, progress: Progress | None = None, shard_of: ShardOf = lambda *_: WHOLE, parts: str = ""
+) -> Built:
+    """`parts`: a folder with what a shard needs of the checkpoint, to be read instead of it."""
     if launch.kv not in KV_DTYPES:
         raise UnknownName("KV type", launch.kv, KV_DTYPES)
     if launch.random_weights is not None:
         built = _random(launch, launch.random_weights, device, shard_of)
     else:
-        built = _from_checkpoint(launch, device, progress, shard_of)
+        built = _from_checkpoint(launch, device, progress, shard_of, parts)
     give_back_memory()
     return built
 
 
-def _from_checkpoint(launch: Launch, device: str, progress: Progress | None, shard_of: ShardOf) -> Built:
-    opened = open_model(Path(launch.model))
+def _from_checkpoint(launch: Launch, device: str, progress: Progress | None, shard_of: ShardOf, parts: str) -> Built:
+    opened = open_parts(Path(parts)) if parts else open_model(Path(launch.model))
     try:
         dtype = torch.float32 if launch.exact else None
         shard = shard_of(opened.spec, opened.rules, partial(scheme_of, opened))
@@ -93,13 +99,14 @@ def _from_checkpoint(launch: Launch, device: str, progress: Progress | None, sha
             device=device,
             dtype=dtype,
             keep_quantized=not launch.exact,
-            tiled=_tiled(opened.spec, launch.kv, device),
+            tiled=shard.is_whole and _tiled(opened.spec, launch.kv, device),
             progress=progress,
         )
         weights_bytes = weights.memory_bytes()
         check_weights(opened.spec.name, weights_bytes, free_bytes(device))
         stored_as = "fp32" if launch.exact else _most_of(weights.storage())
-        return Built(Decoder(opened.spec, weights, _context(opened.spec, launch), shard=shard), weights_bytes, stored_as)
+        decoder = Decoder(opened.spec, weights, _context(opened.spec, launch), shard=shard)
+        return Built(decoder, weights_bytes, stored_as, device)
     finally:
         opened.store.close()
 
@@ -108,9 +115,9 @@ def _random(launch: Launch, asked: RandomWeightsOf, device: str, shard_of: Shard
     spec = describe(asked.config, launch.model)
     how = scheme(asked.scheme, asked.group, launch.kv)
     table = rules(spec)
-    weights_bytes = _planned_bytes(table, how)
-    check_weights(spec.name, weights_bytes, free_bytes(device))
     shard = shard_of(spec, table, lambda: how)
+    weights_bytes = _planned_bytes(table, how) if shard.placement is None else _shard_bytes(spec, table, shard, how)
+    check_weights(spec.name, weights_bytes, free_bytes(device))
     weights = RandomWeights(
         spec,
         table,
@@ -119,9 +126,9 @@ def _random(launch: Launch, asked: RandomWeightsOf, device: str, shard_of: Shard
         placement=shard.placement,
         tp_index=shard.tp_index,
         device=device,
-        tiled=_tiled(spec, launch.kv, device),
+        tiled=shard.is_whole and _tiled(spec, launch.kv, device),
     )
-    return Built(Decoder(spec, weights, _context(spec, launch), shard=shard), weights_bytes, how.name)
+    return Built(Decoder(spec, weights, _context(spec, launch), shard=shard), weights_bytes, how.name, device)
 
 
 def _tiled(spec: ModelSpec, kv: str, device: str) -> bool:
@@ -140,9 +147,19 @@ def _context(spec: ModelSpec, launch: Launch) -> int | None:
     return launch.context_tokens
 
 
-def make_engine(launch: Launch, decoder: Decoder, device: str) -> Engine:
+def make_engine(
+    launch: Launch,
+    decoder: Decoder,
+    device: str,
+    *,
+    cache_share: float = 1.0,
+    record: bool = True,
+    runner: type[Runner] = Runner,
+) -> Engine:
+    """`cache_share`: of the keys and values of a token, what this rank keeps."""
     spec, num_sequences = decoder.spec, launch.max_sequences or MAX_SEQUENCES
-    kv_bytes = cache_bytes(spec, launch.kv, launch.context_tokens, num_sequences, launch.kv_bytes, free_bytes(device))
+    free = int(free_bytes(device) / cache_share)
+    kv_bytes = cache_bytes(spec, launch.kv, launch.context_tokens, num_sequences, launch.kv_bytes, free)
     limits = limits_for(
         spec,
         launch.kv,
@@ -156,7 +173,7 @@ def make_engine(launch: Launch, decoder: Decoder, device: str) -> Engine:
     spare = int(_kind(device) == "cuda")  # see Runner
     caches = decoder.make_caches(limits.num_blocks + spare, KV_DTYPES[launch.kv], device)
     num_tokens = min(launch.num_tokens or spec.vocab_size, spec.vocab_size)
-    return Engine(decoder, caches, limits, num_tokens, device=device)
+    return Engine(decoder, caches, limits, num_tokens, device=device, record=record, runner=runner)
 
 
 def make_info(launch: Launch, engine: Engine, built: Built, device: str, seconds: float) -> Info:
@@ -210,6 +227,20 @@ def _planned_bytes(table: tuple[Rule, ...], how: Scheme) -> int:
     """As conversion would store them."""
     held = [rule for rule in table if rule.part is Part.MAIN and rule.copy_of is None]
     return sum(_rule_bytes(rule, how) * rule.copies for rule in held)
+
+
+def _shard_bytes(spec: ModelSpec, table: tuple[Rule, ...], shard: Shard, how: Scheme) -> int:
+    """The same of what one rank holds of them; tables of the first or last stage are counted on all."""
+    placement, (first, last) = shard.placement, shard.layers(spec)
+    assert placement is not None
+    experts = local_experts(placement, shard.layout, shard.tp_index)
+
+    def copies(rule: Rule) -> int:
+        layers = 1 if rule.layers is None else sum(first <= layer < last for layer in rule.layers)
+        return layers * (experts if rule.num_experts else 1)
+
+    held = [rule for rule in table if rule.part is Part.MAIN and rule.copy_of is None]
+    return sum(local_bytes(rule, placement, how, shard.tp_index) * copies(rule) for rule in held)
 
 
 def _rule_bytes(rule: Rule, how: Scheme) -> int:

@@ -1,0 +1,57 @@
+"""Steps as the first rank tells the others of them: a frame each, over a connection of its own to every rank."""
+
+from __future__ import annotations
+
+import socket
+from types import TracebackType
+from typing import Any, Self
+
+from windlass.engine.ranks import RankJob, write_frame
+from windlass.engine.step_message import encode_step
+from windlass.kernels import program
+from windlass.kernels.step import Step
+from windlass.parallel.meeting import Board, GroupLost, connect_all
+
+STEPS = "steps"
+SECONDS_TO_LOAD = 3600.0
+"""For the slowest rank to have its weights: a terabyte from a slow disk. One that dies is noticed long before, by whoever started it."""
+SECONDS_TO_SEND = 4.0
+"""A rank that does not take a step for so long is stuck, or its link is cut."""
+
+
+class Steps:
+    """Nobody is told of anything before `meet`."""
+
+    def __init__(self) -> None:
+        self._others: list[tuple[int, socket.socket]] = []
+
+    def meet(self, job: RankJob, board: Board) -> None:
+        """Returns when all ranks have their weights and wait for a step."""
+        meeting, world = job.meeting, job.launch.layout.world
+        found = connect_all(board, STEPS, job.rank, world, meeting.key, meeting.hosts[job.rank], SECONDS_TO_LOAD)
+        self._others = [(rank, connection) for rank, connection in enumerate(found) if connection is not None]
+        for _, connection in self._others:
+            connection.settimeout(SECONDS_TO_SEND)
+
+    def tell(self, step: Step) -> None:
+        data = encode_step(step)
+        for rank, connection in self._others:
+            try:
+                write_frame(connection, data)
+            except OSError as error:
+                raise GroupLost(f"rank {rank} is gone: {error}") from error
+
+    def close(self) -> None:
+        for _, connection in self._others:
+            connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def announce(decoder: Any, steps: Steps) -> None:
+    """Before every pass of the decoder, recorded or not, the others are told of its step."""
+    decoder.register_forward_pre_hook(lambda _, given: program.call(lambda: steps.tell(given[0])))
