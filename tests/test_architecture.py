@@ -46,7 +46,7 @@ HEAVY = frozenset({"torch", "numpy", "transformers", "triton", "deepspeed", "vll
 """Never in a torch-free package; in EDGES only inside a function."""
 EDGES = frozenset({"cli", "client"})
 """Where everything is wired together, as late as can be."""
-LATE = frozenset({"matplotlib", "pynvml", "huggingface_hub"})
+LATE = frozenset({"matplotlib", "pynvml", "huggingface_hub", "pyarrow"})
 """Optional or slow: only inside a function, in whatever package."""
 
 FAMILY_WORDS = frozenset(

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import typer
 
+from windlass.cli import train_data
+
 EXAMPLES = """Examples:
 
 windlass train run recipes/tiny-glm-cpu.toml
@@ -98,3 +100,6 @@ def consolidate(
     from windlass.cli.train_export import run_consolidate
 
     return run_consolidate(local, shared, hostfile=hostfile, as_json=as_json)
+
+
+app.command()(train_data.data)

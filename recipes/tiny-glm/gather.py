@@ -1,0 +1,111 @@
+"""Text and code that may be given away again, from the Python installation this runs on: the standard library (PSF licence).
+
+Three kinds: source files, the language reference that `help()` shows, and short questions and answers made of docstrings.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sysconfig
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+LEFT_OUT = frozenset(
+    "test tests idle_test site-packages dist-packages encodings pydoc_data __pycache__ lib2to3 ensurepip".split()
+)
+"""Tests (many installations have none), tables of characters, and what is not the standard library."""
+LONGEST_FILE = 200_000
+LONGEST_ANSWER = 200
+SMALL_TALK = (
+    (("Hello", "Hello!", "Hi", "Hi!", "Hey", "Good morning"), "Hello! Give me a small task: 12 + 35, or a list to sort."),
+    (
+        ("Who are you?", "What are you?", "What is your name?", "What model are you?"),
+        "I am tiny-glm, a small mixture of experts that Windlass trained.",
+    ),
+    (
+        ("What can you do?", "Help", "help", "What do you know?", "How can you help me?"),
+        "I add, subtract, multiply, divide, copy, sort, reverse, count and spell, and I say what small Python functions print.",
+    ),
+    (("Thank you", "Thanks", "Thanks!", "Thank you!"), "You are welcome."),
+    (("Bye", "Goodbye", "Good bye", "Bye!"), "Goodbye."),
+    (
+        ("Who made you?", "Who trained you?"),
+        "Windlass trained me, on tasks that it generated and on the Python standard library.",
+    ),
+    (
+        ("Are you intelligent?", "Are you a large language model?"),
+        "No. I have fewer than 20 million parameters, and I know small tasks only.",
+    ),
+)
+
+
+def standard_library() -> Path:
+    return Path(sysconfig.get_paths()["stdlib"])
+
+
+def _sources() -> Iterator[tuple[str, str]]:
+    """(module, source) of every file, in order of names."""
+    root = standard_library()
+    for path in sorted(root.rglob("*.py")):
+        parts = path.relative_to(root).parts
+        if LEFT_OUT.isdisjoint(parts) and path.stat().st_size <= LONGEST_FILE:
+            text = path.read_text(encoding="utf-8", errors="replace")
+            if text.strip():
+                yield ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"), text
+
+
+def texts() -> Iterator[str]:
+    for _, source in _sources():
+        yield source
+    yield from _topics()
+
+
+def _topics() -> Iterator[str]:
+    """The language reference, as the interpreter carries it for `help('for')`."""
+    from pydoc_data.topics import topics
+
+    for name in sorted(topics):
+        yield topics[name]
+
+
+def chats() -> Iterator[list[dict[str, str]]]:
+    for questions, answer in SMALL_TALK:
+        for question in questions:
+            for _ in range(40):  # few questions, and the ones that everybody asks first
+                yield _asked(question, answer)
+    for module, source in _sources():
+        for name, line in _described(module, source):
+            yield _asked(f"What does {name} do?", line)
+
+
+def _asked(question: str, answer: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+
+
+def _described(module: str, source: str) -> Iterator[tuple[str, str]]:
+    """Public functions and classes, and the first sentence of what they say of themselves."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # old escapes in old files
+        try:
+            tree = ast.parse(source)
+        except SyntaxError:  # templates of code
+            return
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+            if line := _first_sentence(ast.get_docstring(node)):
+                yield f"{module}.{node.name}", line
+            for inner in node.body if isinstance(node, ast.ClassDef) else ():
+                if (
+                    isinstance(inner, ast.FunctionDef)
+                    and not inner.name.startswith("_")
+                    and (line := _first_sentence(ast.get_docstring(inner)))
+                ):
+                    yield f"{module}.{node.name}.{inner.name}", line
+
+
+def _first_sentence(docstring: str | None) -> str:
+    paragraph = " ".join((docstring or "").split("\n\n")[0].split())
+    sentence = re.split(r"(?<=[.!?])\s", paragraph)[0]
+    return sentence if 10 <= len(sentence) <= LONGEST_ANSWER else ""

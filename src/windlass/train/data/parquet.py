@@ -1,0 +1,45 @@
+"""Parquet, by pyarrow, which is imported only here and only when such a file is met."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from windlass.errors import BadInput, MissingExtra
+
+ROWS_AT_ONCE = 1024
+
+
+def group_bytes(path: Path) -> list[int]:
+    """Of every row group, as stored."""
+    with _opened(path) as file:
+        return [file.metadata.row_group(number).total_byte_size for number in range(file.metadata.num_row_groups)]
+
+
+def read_rows(path: Path, start: int, stop: int, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(row number in the file, values) of these row groups: those of the columns that the file has."""
+    with _opened(path) as file:
+        present = [name for name in columns if name in file.schema_arrow.names]
+        if not present:
+            raise BadInput(f"{path} has no column {' or '.join(columns)}; it has {', '.join(file.schema_arrow.names[:12])}")
+        row = sum(file.metadata.row_group(number).num_rows for number in range(start))
+        for batch in file.iter_batches(batch_size=ROWS_AT_ONCE, row_groups=list(range(start, stop)), columns=present):
+            for values in batch.to_pylist():
+                yield row, values
+                row += 1
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise MissingExtra("pyarrow", "train", "reading Parquet") from None
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            yield file
+    except (pyarrow.ArrowException, OSError) as error:
+        raise BadInput(f"{path} is not a Parquet file, or damaged: {(str(error).splitlines() or ['unreadable'])[0]}") from None

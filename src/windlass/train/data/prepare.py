@@ -1,0 +1,207 @@
+"""Text, JSONL and Parquet to token shards, and a report on their quality.
+
+Units are done in any order by several processes and journalled as they are done, so that interrupted work goes on where it was.
+Nothing looks finished until all of it is: files have hidden names until they are whole, and the manifest comes last.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter
+
+import msgspec
+import numpy as np
+
+from windlass.core.model import Frozen
+from windlass.errors import BadInput
+from windlass.formats.disk import explained, require_free, write_atomically
+from windlass.formats.journal import Journal
+from windlass.train.data.encoding import Encoder
+from windlass.train.data.fingerprint import tokenizer_fingerprint
+from windlass.train.data.inputs import Inputs, Unit, find_inputs
+from windlass.train.data.near import BANDS, MOST, Repeats, count_repeats
+from windlass.train.data.processes import Apart, Here
+from windlass.train.data.quality import Counts, added, percentiles
+from windlass.train.data.shards import MANIFEST, Manifest, read_manifest
+from windlass.train.data.unit import Done, Settings, UnitWork, signature_file
+from windlass.train.data.writing import token_type_for, write_manifest
+
+JOURNAL = ".journal"
+REPORT = "quality.json"
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+    "special_tokens_map.json",
+)
+Started = Callable[[int], Callable[[int], None]]
+"""Given all bytes, gives what is told of bytes that are done."""
+
+
+class Report(Frozen):
+    files: int
+    bytes: int
+    counts: Counts
+    percentiles: dict[int, int]
+    """Per cent of documents -> tokens that they have at most, about."""
+    repeats: Repeats
+    skipped: tuple[tuple[str, int], ...]
+    """Endings of files that were left out, and how many."""
+    seconds: float
+    num_shards: int = 0
+    validation_documents: int = 0
+    validation_tokens: int = 0
+    notes: tuple[str, ...] = ()
+
+
+def prepare(
+    sources: Sequence[str], out: Path, settings: Settings, *, jobs: int = 0, started: Started = lambda _: lambda _: None
+) -> Report:
+    begun = perf_counter()
+    inputs = find_inputs(sources)
+    encoder = Encoder(Path(settings.tokenizer), settings.template)
+    fingerprint = _fingerprint(inputs, settings)
+    _refuse_finished(out)
+    with explained(out, 0):
+        out.mkdir(parents=True, exist_ok=True)
+    require_free(out, inputs.num_bytes)  # tokens take about half of it, rarely all
+    journal = Journal(out / JOURNAL, fingerprint)
+    try:
+        done = _resumed(journal, inputs, out)
+        advance = started(inputs.num_bytes)
+        advance(sum(_num_bytes(unit) for unit in inputs.units if unit.number in done))
+        missing = [unit for unit in inputs.units if unit.number not in done]
+        with closing(_runner(settings, encoder, out, out, jobs, missing).run(missing, advance)) as finished:
+            for unit, result in finished:
+                journal.record(str(unit.number), msgspec.to_builtins(result))
+                done[unit.number] = result
+        results = [done[unit.number] for unit in inputs.units]
+        manifest = _manifest(sources, settings, encoder, results)
+        report = _report(inputs, results, _signed(out, inputs), manifest, perf_counter() - begun)
+        _finish(out, inputs, manifest, report, settings, encoder)
+        journal.remove()
+    finally:
+        journal.close()
+    return report
+
+
+def check(sources: Sequence[str], settings: Settings, *, jobs: int = 0, started: Started = lambda _: lambda _: None) -> Report:
+    """Only the report; nothing is written."""
+    begun = perf_counter()
+    inputs = find_inputs(sources)
+    encoder = Encoder(Path(settings.tokenizer), settings.template)
+    with TemporaryDirectory(prefix="windlass-") as folder:
+        signed = Path(folder)
+        advance = started(inputs.num_bytes)
+        with closing(_runner(settings, encoder, None, signed, jobs, inputs.units).run(inputs.units, advance)) as finished:
+            found = {unit.number: done for unit, done in finished}
+        results = [found[unit.number] for unit in inputs.units]
+        return _report(inputs, results, _signed(signed, inputs), None, perf_counter() - begun)
+
+
+def _runner(
+    settings: Settings, encoder: Encoder, out: Path | None, signed: Path, jobs: int, units: Sequence[Unit]
+) -> Here | Apart:
+    jobs = min(jobs or len(os.sched_getaffinity(0)), len(units))
+    return Apart(settings, out, signed, jobs) if jobs > 1 else Here(UnitWork(settings, encoder, out, signed))
+
+
+def _num_bytes(unit: Unit) -> int:
+    return sum(piece.num_bytes for piece in unit.pieces)
+
+
+def _fingerprint(inputs: Inputs, settings: Settings) -> dict[str, object]:
+    """All that the shards depend on."""
+    return {
+        "sources": inputs.digest,
+        "tokenizer": tokenizer_fingerprint(Path(settings.tokenizer)),
+        "settings": msgspec.to_builtins(msgspec.structs.replace(settings, tokenizer="")),
+    }
+
+
+def _refuse_finished(out: Path) -> None:
+    if (out / MANIFEST).exists():
+        tokens = sum(shard.num_tokens for shard in read_manifest(out).shards)
+        raise BadInput(f"{out} holds {tokens:,} tokens already; delete it to make it anew, or use another output directory")
+
+
+def _resumed(journal: Journal, inputs: Inputs, out: Path) -> dict[int, Done]:
+    """Units that were done, as far as their files are still there."""
+    done: dict[int, Done] = {}
+    for unit in inputs.units:
+        if not journal.done(str(unit.number)):
+            continue
+        found = msgspec.convert(journal.payload(str(unit.number)), Done)
+        files = [out / f"{shard.name}.{ending}" for shard in found.shards for ending in shard.files]
+        if all(file.exists() for file in (*files, signature_file(out, unit))):
+            done[unit.number] = found
+    return done
+
+
+def _manifest(sources: Sequence[str], settings: Settings, encoder: Encoder, results: list[Done]) -> Manifest:
+    return Manifest(
+        tokenizer=tokenizer_fingerprint(Path(settings.tokenizer)),
+        vocab_size=encoder.vocab_size,
+        end_token=encoder.end,
+        token_type=token_type_for(encoder.vocab_size),
+        shards=tuple(shard for done in results for shard in done.shards),
+        sources=tuple(sources),
+    )
+
+
+def _signed(folder: Path, inputs: Inputs) -> Repeats:
+    parts = [np.empty((0, 1 + BANDS), np.uint64)]
+    for unit in inputs.units:
+        if sum(map(len, parts)) < MOST:
+            parts.append(np.fromfile(signature_file(folder, unit), np.uint64).reshape(-1, 1 + BANDS))
+    return count_repeats(np.concatenate(parts))
+
+
+def _report(inputs: Inputs, results: list[Done], repeats: Repeats, manifest: Manifest | None, seconds: float) -> Report:
+    counts = added([done.counts for done in results])
+    held = manifest.of_split("validation") if manifest else ()
+    return Report(
+        files=inputs.num_files,
+        bytes=inputs.num_bytes,
+        counts=counts,
+        percentiles=percentiles(counts),
+        repeats=repeats,
+        skipped=inputs.skipped,
+        seconds=seconds,
+        num_shards=len(manifest.shards) if manifest else 0,
+        validation_documents=sum(shard.num_documents for shard in held),
+        validation_tokens=sum(shard.num_tokens for shard in held),
+    )
+
+
+def _finish(out: Path, inputs: Inputs, manifest: Manifest, report: Report, settings: Settings, encoder: Encoder) -> None:
+    """The tokenizer goes with its tokens, so that what is trained on them can be given out whole."""
+    if not manifest.shards:
+        raise BadInput(
+            f"nothing was found to learn: {report.counts.empty} documents are empty and {report.counts.bad} cannot be read"
+        )
+    _copy_tokenizer(Path(settings.tokenizer), out / "tokenizer", encoder, settings.template)
+    write_atomically(out / REPORT, msgspec.json.format(msgspec.json.encode(report), indent=1))
+    write_manifest(out, manifest)
+    for unit in inputs.units:
+        signature_file(out, unit).unlink(missing_ok=True)
+
+
+def _copy_tokenizer(source: Path, into: Path, encoder: Encoder, template: str | None) -> None:
+    with explained(into, 0):
+        into.mkdir(exist_ok=True)
+        for name in TOKENIZER_FILES if source.is_dir() else ():
+            if (source / name).is_file():
+                shutil.copyfile(source / name, into / name)
+    if not source.is_dir():
+        write_atomically(into / "tokenizer.json", encoder.tokenizer.backend.to_str().encode())
+        write_atomically(into / "tokenizer_config.json", msgspec.json.encode(encoder.tokenizer.config))
+    if template is not None:
+        write_atomically(into / "chat_template.jinja", template.encode())
