@@ -6,7 +6,7 @@ import typer
 import typer.main
 
 from windlass import __version__
-from windlass.cli import bench, convert, models, plan, run_command, serve, setup, train, worker
+from windlass.cli import bench, convert, launch, models, plan, run_command, serve, setup, train, worker
 from windlass.errors import BadInput
 
 app = typer.Typer(
@@ -38,6 +38,7 @@ app.command("run")(run_command.run)
 app.command("serve")(serve.serve)
 app.command("bench")(bench.bench)
 app.command("worker")(worker.worker)
+app.command("launch")(launch.launch)
 app.add_typer(models.app, name="models")
 app.add_typer(setup.app, name="setup")
 app.add_typer(train.app, name="train")
