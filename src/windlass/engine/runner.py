@@ -47,7 +47,17 @@ class Buffers:
         candidates = torch.zeros(2, dtype=torch.int32)
         self.candidates = candidates.numpy()
         self.step = Step(
-            tokens, positions, slots, starts, lengths, self._device_blocks, logit_rows, counts, host_starts, host_lengths, candidates
+            tokens,
+            positions,
+            slots,
+            starts,
+            lengths,
+            self._device_blocks,
+            logit_rows,
+            counts,
+            host_starts,
+            host_lengths,
+            candidates,
         )
         self.device_counts = self._device.split(sizes)[-1]
         self._uploaded = torch.cuda.Event() if device.type == "cuda" else None
