@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 CONTEXT: Any = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["torch", "torch.distributed.tensor", "torch.distributed.checkpoint"])
+CONTEXT.set_forkserver_preload(["torch", "torch.distributed.tensor", "torch.distributed.checkpoint", "windlass.train.checkpoint"])
 
 ROWS, COLUMNS = 10, 6
 
@@ -125,4 +125,29 @@ def fill_one_disk(rank: int, count: int, folder: str) -> None:
     CheckedWriter.write_data = whole  # type: ignore[method-assign]
     checkpoints.save(2, state(mesh, rank, 2.0), wait=True)
     assert checkpoints.steps() == [2]
+    checkpoints.close()
+
+
+def save_out_of_reach(rank: int, count: int, folder: str, local: str) -> None:
+    """The shared folder cannot be written: what is on local disks stays, the last of it."""
+    from windlass.train.checkpoint import Checkpoints, Identity, gathering
+
+    base = Path(folder)
+    mesh = join(rank, count, base)
+    said: list[str] = []
+    checkpoints = Checkpoints(
+        base / "run", Identity(model="made up", spec="1"), local=Path(local) / str(rank), notify=said.append
+    )
+
+    def gone(*given: Any) -> None:
+        raise OSError(5, "Input/output error")
+
+    checkpoints_module = __import__("windlass.train.checkpoint.checkpoints", fromlist=["bring_together"])
+    assert checkpoints_module.bring_together is gathering.bring_together
+    checkpoints_module.bring_together = gone
+    for step in (2, 3):
+        checkpoints.save(step, state(mesh, rank, float(step)), wait=True)
+    assert checkpoints.num_failed == 2 and checkpoints.steps() == []
+    left = sorted(path.name for path in (Path(local) / str(rank)).iterdir())
+    assert left == ["step-00000003.tmp"], left
     checkpoints.close()

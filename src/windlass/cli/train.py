@@ -72,6 +72,9 @@ def run(
 run.__doc__ = f"{run.__doc__}\n\n{EXAMPLES}"
 
 
+app.command("data")(train_data.data)
+
+
 @app.command()
 def export(
     checkpoint: Path = typer.Argument(

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from windlass.errors import BadCheckpoint, BadInput, Error
 from windlass.train.checkpoint import folder as folders
-from windlass.train.checkpoint.gathering import bring_together
+from windlass.train.checkpoint.gathering import Parts, bring_together, forget_older, parts_name, remove_parts, write_parts
 from windlass.train.checkpoint.host_copy import HostCopy
 from windlass.train.checkpoint.loading import load_into
 from windlass.train.checkpoint.manifest import (
@@ -161,9 +161,13 @@ class Checkpoints:
         for written in ranks.gather(writer.written):
             files |= written
         if self._local is not None:
-            shared = folders.in_writing(final, step)
-            ranks.agree(lambda: bring_together(place, shared, writer.written))
+            parts = Parts(identity=self.identity, step=step, rank=ranks.rank, world_size=ranks.size, files=writer.written)
+            ranks.agree(lambda: write_parts(place, parts))
+            forget_older(self._local, parts)
+            ranks.agree(lambda: bring_together(place, folders.in_writing(final, step), parts.files))
         ranks.agree(lambda: self._finish(step, files))
+        if self._local is not None:
+            remove_parts(place, ranks.rank, writer.written)
 
     def _finish(self, step: int, files: dict[str, StoredFile]) -> None:
         if not self._ranks.first:
@@ -175,11 +179,13 @@ class Checkpoints:
             folders.remove(self.path(old))
 
     def _discard(self, step: int) -> None:
-        """A part of a checkpoint is of no use and takes room."""
+        """A part of a checkpoint is of no use and takes room; a part on a local disk that is whole there may still be brought here."""
         if self._ranks.first:
             shutil.rmtree(folders.in_writing(self.folder, step), ignore_errors=True)
         if self._local is not None:
-            shutil.rmtree(folders.in_writing(self._local, step), ignore_errors=True)
+            place = folders.in_writing(self._local, step)
+            if not (place / parts_name(self._ranks.rank)).exists():
+                shutil.rmtree(place, ignore_errors=True)
 
     def _sound(self, step: int) -> bool:
         try:

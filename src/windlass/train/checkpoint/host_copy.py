@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from windlass.train.pieces import Piece
+
 
 class HostCopy:
     def __init__(self) -> None:
@@ -32,6 +34,8 @@ class HostCopy:
             return DTensor(self._tensor(value.to_local(), path), value._spec, requires_grad=False)  # pyright: ignore
         if isinstance(value, Tensor):
             return self._tensor(value, path)
+        if isinstance(value, Piece):
+            return Piece(value.part, self._tensor(value.tensor, path))
         if isinstance(value, dict):
             return {key: self._copied(inner, (*path, key)) for key, inner in value.items()}
         if isinstance(value, list | tuple):
@@ -41,7 +45,7 @@ class HostCopy:
     def _tensor(self, tensor: Tensor, path: tuple[Any, ...]) -> Tensor:
         tensor = tensor.detach()
         if not tensor.is_cuda:
-            return tensor.to("cpu", copy=True)
+            return tensor.clone(memory_format=torch.contiguous_format)
         held = self._pinned.get(path)
         if held is None or held.shape != tensor.shape or held.dtype != tensor.dtype:
             held = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.numel() > 0)
