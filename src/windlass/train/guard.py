@@ -108,16 +108,15 @@ class StopRequest:
             raise KeyboardInterrupt
         self.ask(signal.Signals(number).name)
 
-    def agreed(self, group: Any = None) -> bool:
-        """Whether any rank was asked. All ranks call it after the same step, so that all stop after the same step."""
-        import torch
-        import torch.distributed as dist
 
-        if not (dist.is_available() and dist.is_initialized()):
-            return self.reason is not None
-        device = "cuda" if dist.get_backend(group) == "nccl" else "cpu"
-        asked = torch.tensor([self.reason is not None], dtype=torch.int32, device=device)
-        dist.all_reduce(asked, op=dist.ReduceOp.MAX, group=group)
-        if asked.item():
-            self.ask("another rank was asked to stop")
-        return self.reason is not None
+def agreed(*asked: bool, group: Any = None) -> tuple[bool, ...]:
+    """Whether any rank says so, of each: signals and clocks differ, and all ranks must do the same after the same step."""
+    import torch
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()):
+        return asked
+    device = "cuda" if dist.get_backend(group) == "nccl" else "cpu"
+    said = torch.tensor(asked, dtype=torch.int32, device=device)
+    dist.all_reduce(said, op=dist.ReduceOp.MAX, group=group)
+    return tuple(bool(one) for one in said.tolist())
