@@ -30,9 +30,10 @@ from windlass.plan.sites import Site, whole_site
 from windlass.plan.speed import SpeedModel
 from windlass.units import format_bytes, format_context
 
-ALIKE = 1.1
+ALIKE = 1.15
 """Speeds that differ by less are the same: measuring twice gives as much, and other shares mean other weights to send."""
 
+LEAST_DIFFERENCE = 1e-6
 FILLED = (0.97, 0.92, 0.86, 0.8, 0.7)
 """Of a machine's room, what is tried in turn."""
 
@@ -134,9 +135,11 @@ def _degrees(asked: Asked, ranks: int) -> Iterator[Layout]:
 
 def _seated(asked: Asked, sizes: Sizes, nodes: Sequence[Node], left: Sequence[int], layout: Layout) -> _Seated:
     """Workers follow the root from quick to slow, so that alike ones share a stage."""
-    workers = sorted(left[1:], key=lambda index: (-_bucket(_bandwidth(nodes[index])), index))
-    order = tuple(index for index in (left[0], *workers) for _ in range(nodes[index].num_ranks))
-    site = whole_site(_hardware([nodes[index] for index in (left[0], *workers)]))
+    speeds = _speeds(nodes, left)
+    workers = sorted(left[1:], key=lambda index: (-speeds[index], index))
+    seated = (left[0], *workers)
+    order = tuple(index for index in seated for _ in range(nodes[index].num_ranks))
+    site = whole_site(_hardware([nodes[index] for index in seated], [speeds[index] for index in seated]))
     work = workload(min(asked.context_tokens, asked.spec.context_tokens), asked.concurrency)
     model = MemoryModel(sizes, ENGINES["windlass"], work, asked.scheme)
     tried = [_evaluated(model, site, layout, order, shares) for shares in _shares(model, site, layout)]
@@ -153,6 +156,7 @@ def _shares(model: MemoryModel, site: Site, layout: Layout) -> list[tuple[float,
 
 
 def _evaluated(model: MemoryModel, site: Site, layout: Layout, order: tuple[int, ...], shares: tuple[float, ...]) -> _Seated:
+    shares = shares if shares and max(shares) - min(shares) > LEAST_DIFFERENCE else ()
     stages = choose_stages(model, site, layout, shares)
     fit = fitted(model, site, layout, stages, shares, tuple(range(layout.tp)))
     speed = SpeedModel(model, site.hardware, layout, fit)
@@ -164,9 +168,10 @@ def _evaluated(model: MemoryModel, site: Site, layout: Layout, order: tuple[int,
 # --- nodes as hardware
 
 
-def _hardware(nodes: Sequence[Node]) -> Hardware:
+def _hardware(nodes: Sequence[Node], speeds: Sequence[float]) -> Hardware:
     made = tuple(
-        machines.Node(devices=_devices(node), ram_bytes=node.memory_bytes, disk_bytes=0, name=node.name) for node in nodes
+        machines.Node(devices=_devices(node, speed), ram_bytes=node.memory_bytes, disk_bytes=0, name=node.name)
+        for node, speed in zip(nodes, speeds, strict=True)
     )
     if len(nodes) == 1:
         return Hardware(nodes=made)
@@ -177,12 +182,11 @@ def _hardware(nodes: Sequence[Node]) -> Hardware:
     )
 
 
-def _devices(node: Node) -> tuple[Device, ...]:
+def _devices(node: Node, speed: float) -> tuple[Device, ...]:
     """One for each rank. Ranks of a machine share its cores, its memory and how quickly that is read."""
     count = node.num_ranks
     if node.gpus:
         return tuple(node.gpus[rank % len(node.gpus)] for rank in range(count))
-    speed = ALIKE ** _bucket(_bandwidth(node))
     return (cpu_device(max(node.cores // count, 1), node.memory_bytes // count, speed / count, node.name),) * count
 
 
@@ -192,8 +196,15 @@ def _bandwidth(node: Node) -> float:
     return node.bandwidth or default_bandwidth(node.cores)
 
 
-def _bucket(bandwidth: float) -> int:
-    return round(log(bandwidth) / log(ALIKE))
+def _speeds(nodes: Sequence[Node], left: Sequence[int]) -> dict[int, float]:
+    """Bandwidths; those that are alike are made equal, and the others are so many times ALIKE's root quicker than the slowest."""
+    found = sorted((_bandwidth(nodes[index]), index) for index in left)
+    slowest = lowest = found[0][0]
+    made: dict[int, float] = {}
+    for speed, index in found:
+        lowest = lowest if speed <= lowest * ALIKE else speed
+        made[index] = slowest * ALIKE ** (round(2 * log(lowest / slowest) / log(ALIKE)) / 2)
+    return made
 
 
 # --- what is said of it
