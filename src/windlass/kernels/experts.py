@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from windlass.core.model import Activation
-from windlass.kernels import native_experts, program
+from windlass.kernels import experts_learning, native_experts, program
 from windlass.kernels.activate import _reference as activate
 from windlass.kernels.linear import Matrix, plain_product, stored
 from windlass.kernels.triton import available
@@ -36,6 +36,8 @@ def experts(
     made = native_experts.experts(*inputs, **how) if program.usable(*tensors) else None
     if made is None and (gpu := available.kernels(*tensors)):
         made = gpu.experts(*inputs, **how)
+    if made is None and gate_up_bias is None and down_bias is None and experts_learning.usable(x, gate_up, down):
+        made = experts_learning.experts(*inputs, clamp=clamp, add=add)
     return _reference(*inputs, **how) if made is None else made
 
 
