@@ -5,6 +5,8 @@ from __future__ import annotations
 from windlass.core.model import Frozen
 
 KEY_BYTES = 32
+DEFAULT_PORT = 9998
+"""Of a worker."""
 EXACT, INT8 = "exact", "int8"
 SYNCS = (EXACT, INT8)
 

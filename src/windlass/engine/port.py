@@ -53,8 +53,9 @@ class Port(Protocol):
 class ProcessPort:
     """Ctrl-C in a terminal does not reach the process (it has a process group of its own); the end of this one does."""
 
-    def __init__(self, launch: Launch) -> None:
-        self._launch = launch
+    def __init__(self, launch: Launch, line: socket.socket | None = None) -> None:
+        """`line`: of the first rank of several, its end of the socket whose number the launch has; it is its own from then on."""
+        self._launch, self._line = launch, line
         self._process: subprocess.Popen[bytes] | None = None
         self._transport: asyncio.Transport | None = None
         self._connecting: asyncio.Task[None] | None = None
@@ -77,9 +78,11 @@ class ProcessPort:
                 stdin=subprocess.PIPE,
                 stdout=self._words,
                 stderr=self._words,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[theirs.fileno(), *([self._line.fileno()] if self._line is not None else [])],
                 process_group=0,
             )
+        if self._line is not None:
+            self._line.close()
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError), self._process.stdin as pipe:
             pipe.write(msgspec.msgpack.encode(self._launch))
@@ -106,6 +109,8 @@ class ProcessPort:
 
     async def close(self) -> None:
         self._is_closed = True
+        if self._line is not None:
+            self._line.close()
         if self._connecting is not None:
             await self._connecting
         if self._transport is not None:

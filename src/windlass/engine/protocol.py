@@ -17,6 +17,7 @@ from windlass.core.meeting import Meeting
 from windlass.core.model import Frozen
 from windlass.core.place import Interval
 from windlass.core.request import FinishReason, Info, Sampling, Timings, TokenLogprob, Usage
+from windlass.parallel.group import GroupLost
 
 MAX_MESSAGE_BYTES = 2**30
 _LENGTH_BYTES = 4
@@ -205,7 +206,7 @@ _WHOLE = {kind.__name__: kind for kind in (errors.BadConfig, errors.Impossible, 
 
 def describe_error(error: BaseException) -> dict[str, Any]:
     """For Refused and Failed."""
-    is_ours = isinstance(error, errors.Error)
+    is_ours = isinstance(error, errors.Error | GroupLost)
     message = str(error) if is_ours else f"{type(error).__name__}: {_first_line(error)}"
     return {
         "kind": type(error).__name__ if is_ours else "",

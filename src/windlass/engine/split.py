@@ -31,7 +31,7 @@ from windlass.engine.engine import Engine
 from windlass.engine.load import KV_DTYPES, Built, Progress, build, chosen_device, make_engine, make_info
 from windlass.engine.memory import block_bytes
 from windlass.engine.protocol import Launch
-from windlass.engine.ranks import RankJob, Ranks
+from windlass.engine.ranks import Beat, RankJob, Ranks
 from windlass.engine.steps import Steps, announce
 from windlass.engine.tether import Tether
 from windlass.errors import Impossible
@@ -56,7 +56,10 @@ def load_split(launch: Launch, progress: Progress | None = None) -> tuple[Engine
         steps = stack.enter_context(Steps())
         try:
             built = build_rank(job, board, progress)
-            stack.callback(built.decoder.shard.groups.close)
+            groups = built.decoder.shard.groups
+            stack.callback(groups.close)
+            if isinstance(board, Tether):
+                board.counts(partial(_beat, steps, groups))
             announce(built.decoder, steps)
             engine = _engine(launch, built)
             board.put(LIMITS_NOTE, msgspec.msgpack.encode(engine.limits))
@@ -65,6 +68,13 @@ def load_split(launch: Launch, progress: Progress | None = None) -> tuple[Engine
             raise GroupLost(f"{error}; {words}" if (words := _last_words(ranks)) else str(error)) from error
         weakref.finalize(built.decoder, stack.pop_all().close)
     return engine, make_info(launch, engine, built, built.device, time.perf_counter() - began)
+
+
+def _beat(steps: Steps, groups: Groups) -> Beat:
+    """How long its steps take is not asked of the first rank: whoever waits for it knows."""
+    named = (("tp", groups.tp), ("pp", groups.pp))
+    counts = {f"{name} {what}": count for name, group in named for what, count in group.counts().items()}
+    return Beat(steps.num_steps, steps.num_rows, 0.0, counts)
 
 
 def build_rank(job: RankJob, board: Board, progress: Progress | None = None) -> Built:

@@ -30,7 +30,7 @@ def encode_step(step: Step) -> bytes:
     ]
     candidates = [0, 0] if step.candidates is None else step.candidates.tolist()
     header = np.array([rows, sequences, logits, width, *candidates], dtype=np.int32)
-    return b"".join((header.tobytes(), *(part.numpy().tobytes() for part in parts)))
+    return b"".join((header.tobytes(), *(part.cpu().numpy().tobytes() for part in parts)))
 
 
 def decode_step(data: bytes, buffers: Buffers) -> None:

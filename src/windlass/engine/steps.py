@@ -24,6 +24,7 @@ class Steps:
 
     def __init__(self) -> None:
         self._others: list[tuple[int, socket.socket]] = []
+        self.num_steps = self.num_rows = 0
 
     def meet(self, job: RankJob, board: Board) -> None:
         """Returns when all ranks have their weights and wait for a step."""
@@ -35,6 +36,8 @@ class Steps:
 
     def tell(self, step: Step) -> None:
         data = encode_step(step)
+        self.num_steps += 1
+        self.num_rows += int(step.counts[0])
         for rank, connection in self._others:
             try:
                 write_frame(connection, data)
