@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from pathlib import Path
@@ -160,6 +161,8 @@ class SmallRoot:
 
         notes, steps = _Notes(self), Steps()
         built = build_rank(job, notes)
+        weakref.finalize(built.decoder, steps.close)
+        weakref.finalize(built.decoder, built.decoder.shard.groups.close)
         announce(built.decoder, steps)
         engine = make_engine(job.launch, built.decoder, built.device)
         notes.put(LIMITS_NOTE, msgspec.msgpack.encode(engine.limits))

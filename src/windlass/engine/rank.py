@@ -37,12 +37,12 @@ def main() -> int:
     except (BrokenPipeError, ConnectionResetError):  # the line went in the middle of a word
         return 0
     except Exception as error:  # noqa: BLE001 - the outermost edge: whoever waits is told, and the process ends
-        _tell(error, job, tether)
+        _tell(error, tether)
         return getattr(error, "exit_code", 1)
     return 0
 
 
-def _tell(error: Exception, job: RankJob, tether: Tether) -> None:
+def _tell(error: Exception, tether: Tether) -> None:
     from windlass.errors import Error
     from windlass.parallel.meeting import GroupLost
 
@@ -50,7 +50,6 @@ def _tell(error: Exception, job: RankJob, tether: Tether) -> None:
         import traceback
 
         traceback.print_exc()
-    print(f"rank {job.rank}: {error}", file=sys.stderr)
     tether.failed(error)
 
 

@@ -30,6 +30,7 @@ from windlass.fleet.receiving import Held, Receiving
 from windlass.machine.system import this_system
 
 SECONDS_BETWEEN_LOOKS = 0.5
+TOLD_TO_END = "this worker was told to end"
 
 
 class Journal(Protocol):
@@ -94,6 +95,9 @@ class Session:
         try:
             await asyncio.wait(doing, return_when=asyncio.FIRST_COMPLETED)
             return next((str(task.exception() or "") for task in doing if task.done()), "")
+        except asyncio.CancelledError:
+            self._wire.post(said.Goodbye(TOLD_TO_END))
+            raise
         finally:
             await self._close(doing)
 

@@ -18,8 +18,8 @@ from windlass.errors import BadInput
 from windlass.fleet.channel import HANDSHAKE_SECONDS, Channel, ChannelLost, accept
 from windlass.fleet.gate import Gate, Refusals
 from windlass.fleet.handshake import NotAdmitted
-from windlass.fleet.messages import Busy, FromRoot, FromWorker, Goodbye, Join, Joined
-from windlass.fleet.session import Equipment, Journal, Session
+from windlass.fleet.messages import Busy, FromRoot, FromWorker, Join, Joined
+from windlass.fleet.session import TOLD_TO_END, Equipment, Journal, Session
 
 BACKLOG = 128
 SECONDS_BETWEEN_LINES = 1.0
@@ -169,13 +169,10 @@ class Worker:
 
     async def _serve(self, channel: Channel[FromWorker, FromRoot], who: str) -> None:
         self._journal.line(f"root {who} joined")
-        why = "this worker was told to end"
+        why = TOLD_TO_END
         try:
             channel.post(Joined(self._name))
             why = await Session(channel, self._equipment, self._journal, channel.own_address).run()
-        except asyncio.CancelledError:
-            channel.post(Goodbye(why))
-            raise
         finally:
             channel.close()
             self._serving = None

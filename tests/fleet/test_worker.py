@@ -1,0 +1,228 @@
+"""A worker as users start it: it does its part, and leaves no rank behind, whoever dies and however."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.cpu, pytest.mark.multi]
+
+pytest.importorskip("torch")
+
+from small_root import SmallRoot, WorkerProcess, generated, is_there, tiny, wait_for, wait_until_gone  # noqa: E402
+
+from windlass.core.layout import Layout  # noqa: E402
+from windlass.core.meeting import Meeting  # noqa: E402
+from windlass.engine.load import load_model  # noqa: E402
+from windlass.engine.ranks import RankJob  # noqa: E402
+from windlass.fleet.handshake import NotAdmitted  # noqa: E402
+from windlass.fleet.messages import (  # noqa: E402
+    AskBeats,
+    Beat,
+    Beats,
+    Busy,
+    Ended,
+    EndEpoch,
+    Goodbye,
+    Joined,
+    Probe,
+    ProbeAnswer,
+    RankEnded,
+    RankReady,
+    Start,
+    Started,
+)
+from windlass.fleet.own import OwnMachine  # noqa: E402
+from windlass.kernels import program  # noqa: E402
+from windlass.parallel.meeting import GroupLost  # noqa: E402
+
+NOTICED_SECONDS = 5.0
+"""The bar: a dead or stuck rank, or root, is noticed within so much."""
+
+
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
+    found = WorkerProcess(tmp_path_factory.mktemp("worker"))
+    try:
+        yield found
+        assert found.process.poll() is None, f"it should outlive all tests: {found.lines()}"
+    finally:
+        found.close()
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    """Splitting shares the cores out."""
+    yield
+    if program.available():
+        program.set_threads(program.num_threads())
+
+
+@pytest.fixture
+def roots(worker: WorkerProcess) -> Iterator[Any]:
+    made: list[SmallRoot] = []
+
+    def make(**how: Any) -> SmallRoot:
+        made.append(SmallRoot(worker.port, **how))
+        return made[-1]
+
+    yield make
+    for root in made:
+        root.close()
+    wait_until_gone(worker.ranks())
+
+
+def on_one_machine(layout: Layout, prompt: list[int], count: int) -> list[int]:
+    """Weights at random are each rank's own, so the same layout is compared with."""
+    engine, _ = load_model(tiny(layout))
+    try:
+        return generated(engine, prompt, count)
+    finally:
+        engine.close()
+
+
+def test_a_root_gets_its_part_done_epoch_after_epoch(worker: WorkerProcess, roots: Any) -> None:
+    root = roots()
+    assert root.wait(Joined).name
+    root.post(Probe())
+    probed = root.wait(ProbeAnswer)
+    assert probed.address == "127.0.0.1" and probed.num_cores >= 1 and probed.free_bytes > 2**20 and probed.bandwidth > 1e8
+    for epoch, layout in ((1, Layout(tp=2)), (2, Layout(pp=2))):
+        since = len(root.heard)
+        engine = root.engine(root.start(epoch, layout))
+        pids = root.wait(Started, since=since).pids
+        assert worker.ranks() == pids and root.wait(RankReady, since=since).rank == 1
+        found = generated(engine, [1, 2, 3], 12)
+        root.post(AskBeats(epoch))
+        (rank,) = root.wait(Beats, since=since).ranks
+        assert rank.rank == 1 and rank.beat.rows == 3 + 11 and rank.beat.steps == 12 and rank.beat.step_seconds > 0
+        assert sum(count.sent_bytes for count in rank.beat.counts.values()) > 0
+        root.post(EndEpoch(epoch))
+        assert root.wait(Ended, since=since).epoch == epoch
+        assert not any(map(is_there, pids)), "ended means gone"
+        engine.close()
+        gc.collect()
+        assert found == on_one_machine(layout, [1, 2, 3], 12), layout
+    assert not root.lost and not [one for one in root.heard if isinstance(one, RankEnded)]
+
+
+def test_one_root_at_a_time_and_the_same_one_takes_its_own_place(worker: WorkerProcess, roots: Any) -> None:
+    first = roots(name="alpha", root=b"a")
+    first.wait(Joined)
+    second = roots(name="beta", root=b"b")
+    told = second.wait(Busy).words
+    assert told.startswith("busy with the job of alpha (127.0.0.1) since ")
+    again = roots(name="alpha", root=b"a")
+    again.wait(Joined)
+    wait_for(lambda: first.lost)
+    again.post(Goodbye())
+    wait_for(lambda: again.lost)
+    third = roots(name="beta", root=b"b")
+    third.wait(Joined)
+    assert not any("mistake" in line for line in worker.lines())
+
+
+def test_a_rank_that_stands_still_is_found_and_ended(worker: WorkerProcess, roots: Any) -> None:
+    """The worker tells of it, and so does whoever waits for the rank."""
+    root = roots()
+    engine = root.engine(root.start(1, Layout(tp=2)))
+    (pid,) = worker.ranks()
+    os.kill(pid, signal.SIGSTOP)
+    began = time.monotonic()
+    ended = root.wait(RankEnded)
+    assert time.monotonic() - began < NOTICED_SECONDS + 0.5  # its last beat may have been on its way
+    assert (ended.kind, ended.rank, ended.epoch) == ("Stuck", 1, 1) and "no sign of life" in ended.words
+    assert not is_there(pid)
+    with pytest.raises(GroupLost):
+        generated(engine, [1, 2, 3], 30)
+    engine.close()
+
+
+def test_a_rank_that_dies_is_told_of_at_once_and_a_silent_root_loses_its_ranks(worker: WorkerProcess, roots: Any) -> None:
+    root = roots()
+    root.start(1, Layout(tp=2))
+    (pid,) = root.wait(Started).pids
+    os.kill(pid, signal.SIGKILL)
+    began = time.monotonic()
+    assert "SIGKILL" in root.wait(RankEnded).words
+    assert time.monotonic() - began < 2.0
+    since = len(root.heard)
+    root.start(2, Layout(tp=2))  # it goes on
+    (pid,) = root.wait(Started, since=since).pids
+    root.fall_silent()
+    wait_until_gone([pid], NOTICED_SECONDS + 1.0)
+    wait_for(lambda: any("nothing was heard" in line for line in worker.lines()))
+
+
+def test_a_root_that_is_killed_leaves_nothing_and_the_next_is_welcome(worker: WorkerProcess, roots: Any) -> None:
+    script = (
+        "import time; from small_root import SmallRoot; from windlass.core.layout import Layout; from windlass.fleet.messages import Started\n"
+        f"root = SmallRoot({worker.port}); root.start(1, Layout(tp=2)); print(root.wait(Started).pids[0], flush=True); time.sleep(60)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=environment) as killed:
+        assert killed.stdout is not None
+        pid = int(killed.stdout.readline())
+        assert is_there(pid)
+        killed.kill()
+    wait_until_gone([pid], 2.0)
+    roots().wait(Joined)
+
+
+def test_another_secret_is_refused(worker: WorkerProcess, roots: Any) -> None:
+    with pytest.raises(NotAdmitted, match="has another secret"):
+        roots(secret=b"sixteen other bytes, and more")
+    wait_for(lambda: any("refused 127.0.0.1" in line and "secret" in line for line in worker.lines()))
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 0), (signal.SIGKILL, -signal.SIGKILL)])
+def test_ranks_end_with_the_worker(tmp_path: Path, number: int, status: int) -> None:
+    own = WorkerProcess(tmp_path)
+    root = SmallRoot(own.port)
+    try:
+        root.start(1, Layout(tp=2))
+        (pid,) = root.wait(Started).pids
+        own.process.send_signal(number)
+        assert own.process.wait(10) == status
+        wait_until_gone([pid], 2.0)
+        wait_for(lambda: root.lost)
+        if not status:
+            assert [one.words for one in root.heard if isinstance(one, Goodbye)] == ["this worker was told to end"]
+            assert own.lines()[-1].endswith("ended")
+    finally:
+        root.close()
+        own.close()
+
+
+def test_the_roots_own_machine_speaks_the_same_words(tmp_path: Path) -> None:
+    """No port, no secret; a rank that cannot be is told of, one that lives beats, and none is left."""
+    store = str(tmp_path / "board")
+
+    async def run() -> list[int]:
+        own = OwnMachine()
+        meeting = Meeting(key=os.urandom(32), hosts=("", ""), machines=(0, 0))
+        own.wire.post(Start(1, [RankJob(launch=tiny(Layout(tp=2)), rank=1, meeting=meeting, epoch=1, store=store)]))
+        pids, beats = list[int](), 0
+        async with asyncio.timeout(60):
+            while beats < 2:
+                message = await own.wire.receive()
+                assert not isinstance(message, RankEnded), message
+                pids += message.pids if isinstance(message, Started) else []
+                beats += isinstance(message, Beat) and bool(message.ranks)
+        assert is_there(pids[0])
+        await own.close()
+        await own.close()
+        return pids
+
+    pids = asyncio.run(run())
+    assert len(pids) == 1 and not is_there(pids[0])
