@@ -8,10 +8,12 @@ that are no more: a test that is killed leaves nothing for long. Needs Linux and
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -24,6 +26,8 @@ NAMES = re.compile(rf"{PREFIX}-(\d+)-\d+-\w+")
 NETWORK = "10.213.7"
 GIGABIT = "1gbit"
 SECONDS_TO_END = 5.0
+CLONE_NEWNET = 0x40000000
+"""linux/sched.h"""
 
 
 class Counted(NamedTuple):
@@ -136,6 +140,26 @@ class Hosts:
         """To its end; what it wrote is in the result."""
         options = {"capture_output": True, "text": True, "timeout": 60, **options}
         return subprocess.run([*self._enter(number), *map(str, argv)], **options)
+
+    def connect(self, number: int, address: str, port: int, timeout: float | None = None) -> socket.socket:
+        """A connection of this process that begins in the host: a socket belongs to the network its thread was in when it was made."""
+        found: list[socket.socket | OSError] = []
+
+        def make() -> None:
+            try:
+                with Path(f"/run/netns/{self._names[number - 1]}").open() as namespace:
+                    if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET):
+                        raise OSError(ctypes.get_errno(), "setns")
+                found.append(socket.create_connection((address, port), timeout))
+            except OSError as error:
+                found.append(error)
+
+        thread = threading.Thread(target=make)  # and no other: a thread that has gone there does not come back
+        thread.start()
+        thread.join()
+        if isinstance(found[0], OSError):
+            raise found[0]
+        return found[0]
 
     def pids(self, number: int) -> list[int]:
         """Of every process in the host, whoever started it."""

@@ -1,0 +1,125 @@
+"""A root that serves and its workers, each on a host of its own, as a test drives them."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from followed import Followed
+from hosts import Hosts
+
+ROOT = 1
+WORKER_PORT, HTTP_PORT = 9998, 8000
+RANK = re.compile(r"windlass\.engine\.(rank|worker) ")
+"""In the command line of a process that computes."""
+
+
+class Cluster:
+    """Host 1 is the root's, the others have a worker each."""
+
+    def __init__(self, hosts: Hosts, folder: Path) -> None:
+        self.hosts, self._folder = hosts, folder
+        self._secret = folder / "secret"
+        self._secret.touch(0o600)
+        self._secret.write_text("nobody knows what this is\n")
+        self.workers: dict[int, Followed] = {}
+        self.root: Followed | None = None
+
+    def address(self, number: int) -> str:
+        return f"{self.hosts.address(number)}:{WORKER_PORT}"
+
+    def start_worker(self, number: int, wait: bool = True) -> Followed:
+        words = [
+            "worker",
+            "--listen",
+            self.address(number),
+            "--secret-file",
+            self._secret,
+            "--cache",
+            self._folder / f"cache{number}",
+        ]
+        found = self.workers[number] = self._start(number, words, f"worker {number}")
+        if wait:
+            found.until("listens at", 60)
+        return found
+
+    def start_root(self, model: Path, words: Sequence[str] = (), workers: Sequence[int] | None = None) -> Followed:
+        """Returns when it answers."""
+        numbers = [number for number in self.hosts.numbers if number != ROOT] if workers is None else workers
+        given = (
+            ["--workers", ",".join(self.address(number) for number in numbers), "--secret-file", str(self._secret)]
+            if numbers
+            else []
+        )
+        self.root = self._start(
+            ROOT, ["serve", model, "--port", str(HTTP_PORT), "--no-page", "--quiet", "--device", "cpu", *given, *words], "root"
+        )
+        self._wait_ready(120)
+        return self.root
+
+    def _start(self, number: int, words: Sequence[str | Path], name: str) -> Followed:
+        process = self.hosts.start(
+            number,
+            [sys.executable, "-u", "-m", "windlass", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            env={**os.environ, "WINDLASS_THREADS": "1", "OMP_NUM_THREADS": "1"},
+        )
+        return Followed(process, name)
+
+    def _wait_ready(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        assert self.root is not None
+        while not self._answers("/ready"):
+            assert self.root.process.poll() is None, f"the root ended:\n{self.root.said}"
+            assert time.monotonic() < end, f"not ready after {seconds:g} s:\n{self.said}"
+            time.sleep(0.1)
+
+    def _answers(self, path: str) -> bool:
+        try:
+            with self.connect() as connection:
+                connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+                return b" 200 " in connection.recv(4096).partition(b"\r\n")[0]
+        except OSError:
+            return False
+
+    def connect(self) -> socket.socket:
+        """To the root's server, from its own host."""
+        return self.hosts.connect(ROOT, "127.0.0.1", HTTP_PORT, 120.0)
+
+    def computing(self, number: int) -> dict[int, str]:
+        """Processes of the host that are ranks or engines."""
+        return {pid: words for pid, words in self.hosts.commands(number).items() if RANK.search(words + " ")}
+
+    def wait_quiet(self, seconds: float) -> float:
+        """Until no rank is left on any host; how long that took."""
+        began = time.monotonic()
+        while any(self.computing(number) for number in self.hosts.numbers):
+            left = {number: self.computing(number) for number in self.hosts.numbers}
+            assert time.monotonic() - began < seconds, f"still there after {seconds:g} s: {left}\n{self.said}"
+            time.sleep(0.05)
+        return time.monotonic() - began
+
+    def end_root(self, how: signal.Signals) -> int:
+        assert self.root is not None
+        self.root.process.send_signal(how)
+        return self.root.ended(30)
+
+    def end_worker(self, number: int, how: signal.Signals = signal.SIGTERM) -> int:
+        worker = self.workers.pop(number)
+        worker.process.send_signal(how)
+        return worker.ended(30)
+
+    @property
+    def said(self) -> str:
+        return "\n".join(one.said for one in (self.root, *self.workers.values()) if one is not None)
