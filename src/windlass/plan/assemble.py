@@ -20,10 +20,11 @@ from windlass.plan.reasons import alternative, reasons_for
 from windlass.plan.remedy import remedies
 from windlass.plan.search import Question, answer, runs_on
 from windlass.plan.shards import Sizes
-from windlass.plan.sites import Site
+from windlass.plan.sites import Site, processes
 
 
 def make_plan(question: Question, *, source: str = "", digest: str = "") -> Plan:
+    question = replace(question, hardware=processes(question.hardware, question.pins))
     found = answer(question)
     best = found.best
     sizes = Sizes(question.spec, question.rules)

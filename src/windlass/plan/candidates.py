@@ -31,6 +31,8 @@ class Candidate:
     workload: Workload
     fit: Fit
     speed: Speed
+    imbalance: float = 1.0
+    """The time of the device that takes longest for its part over the mean; looked at only where every device is."""
 
     @property
     def fits(self) -> bool:
@@ -108,7 +110,8 @@ def evaluate(
     fit = fitted(model, site, layout, stages, shares, indices)
     if fit.short_bytes and spill and engine.offload:
         fit = offload(fit, model, site.hardware, layout)
-    return Candidate(sizes.spec, engine, scheme, layout, workload, fit, SpeedModel(model, site.hardware, layout, fit).speed())
+    times = SpeedModel(model, site.hardware, layout, fit)
+    return Candidate(sizes.spec, engine, scheme, layout, workload, fit, times.speed(), times.imbalance() if every else 1.0)
 
 
 def choose_stages(model: MemoryModel, site: Site, layout: Layout, shares: tuple[float, ...]) -> tuple[Interval, ...]:

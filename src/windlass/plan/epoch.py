@@ -25,6 +25,7 @@ from windlass.plan.candidates import choose_stages, fitted, tp_shares
 from windlass.plan.engines import ENGINES
 from windlass.plan.feasible import check_layout, divisors
 from windlass.plan.memory import Fit, MemoryModel
+from windlass.plan.reasons import LEAST_IMBALANCE
 from windlass.plan.shards import Sizes
 from windlass.plan.sites import Site, whole_site
 from windlass.plan.speed import SpeedModel
@@ -246,7 +247,7 @@ def _reasons(
     if best.layout.pp > 1:
         shown = " + ".join(str(stop - start) for start, stop in best.fit.stages)
         yield Reason(choice="stages", value=f"{shown} layers", why="the slowest is as quick as can be, and none overflows")
-    if best.imbalance > 1.005:
+    if best.imbalance > LEAST_IMBALANCE:
         slowest = best.order[best.seconds.index(max(best.seconds))]
         why = f"{nodes[slowest].name} takes {best.imbalance - 1:.0%} longer for its part than the mean"
         yield Reason(choice="imbalance", value=f"{best.imbalance:.2f}x", why=why)

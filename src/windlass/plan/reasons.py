@@ -16,6 +16,9 @@ from windlass.plan.feasible import check_layout, valid_tp
 from windlass.plan.search import Answer, Question, runs_on
 from windlass.units import format_bytes, format_context
 
+LEAST_IMBALANCE = 1.005
+"""That is worth a word."""
+
 
 def reasons_for(question: Question, answer: Answer, placement: Placement) -> tuple[Reason, ...]:
     best = answer.best
@@ -128,6 +131,26 @@ def _layout_reasons(question: Question, best: Candidate, placement: Placement) -
 
 
 def _imbalance(best: Candidate, placement: Placement) -> list[Reason]:
+    return [*_unlike(best), *_uneven(best, placement)]
+
+
+def _unlike(best: Candidate) -> list[Reason]:
+    """How devices that differ share the work, and what is lost when they cannot be given what they are worth."""
+    made: list[Reason] = []
+    if best.fit.shares:
+        shown = " / ".join(f"{share:.0%}" for share in best.fit.shares)
+        made.append(Reason(choice="shares", value=shown, why="as quickly as each reads its memory, as far as it has room"))
+    layers = [stop - start for start, stop in best.fit.stages]
+    if max(layers) - min(layers) > 1:
+        why = "the slowest stage is as quick as can be, and none overflows"
+        made.append(Reason(choice="stages", value=f"{' + '.join(map(str, layers))} layers", why=why))
+    if made and best.imbalance > LEAST_IMBALANCE:
+        why = f"the device that takes longest for its part takes {best.imbalance - 1:.0%} longer than the mean"
+        made.append(Reason(choice="imbalance", value=f"{best.imbalance:.2f}x", why=why))
+    return made
+
+
+def _uneven(best: Candidate, placement: Placement) -> list[Reason]:
     """What uneven cuts cost: the fullest rank's weights over the mean, since decode waits for whoever reads most."""
     uneven = [made for made in placement.cuts if made.imbalance > 1.001 and made.name is not AxisName.KV_HEADS]
     first = [held.weights_bytes for seat, held in zip(best.fit.seats, best.fit.memory, strict=True) if seat.pp == 0]

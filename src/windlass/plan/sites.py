@@ -8,7 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 
+import msgspec
+
+from windlass.core.cpu import cpu_device
 from windlass.core.hardware import Device, Hardware, Node
 from windlass.core.layout import Layout
 from windlass.plan.memory import Seat
@@ -52,6 +56,23 @@ class Site:
         return any(nodes[first] != nodes[first + layout.tp - 1] for first in range(0, layout.tp * layout.pp, layout.tp))
 
 
+def processes(hardware: Hardware, degrees: dict[str, int]) -> Hardware:
+    """CPUs shared out among processes, where the user pinned more ranks than there are machines: each has its part of the cores and the memory."""
+    ranks = prod(degrees.get(name, 1) for name in ("tp", "pp", "dp"))
+    each, left = divmod(ranks, hardware.num_devices)
+    if each < 2 or left or any(device.kind != "cpu" for device in hardware.distinct_devices):
+        return hardware
+    made = {id(node): _shared_out(node, each) for node in hardware.distinct_nodes}
+    return msgspec.structs.replace(hardware, nodes=tuple(made[id(node)] for node in hardware.nodes))
+
+
+def _shared_out(node: Node, ranks: int) -> Node:
+    (whole,) = node.devices
+    cores = int(whole.name.rpartition(":")[2])
+    part = cpu_device(max(cores // ranks, 1), whole.memory_bytes // ranks, whole.measured_bandwidth / ranks, whole.source)
+    return msgspec.structs.replace(node, devices=(part,) * ranks)
+
+
 def whole_site(hardware: Hardware) -> Site:
     return Site(hardware, tuple((index, at) for index, node in enumerate(hardware.nodes) for at in range(len(node.devices))))
 
@@ -84,8 +105,6 @@ def _parts(hardware: Hardware, wanted: Callable[[Device], bool]) -> list[Site]:
 
 def _part(hardware: Hardware, wanted: Callable[[int, Device], bool]) -> Site:
     """Nodes with only the wanted devices, quickest first; inside a node too."""
-    import msgspec
-
     kept: list[tuple[Node, list[Place]]] = []
     for index, node in enumerate(hardware.nodes):
         chosen = sorted(

@@ -23,8 +23,9 @@ from windlass.plan.shards import Shard, busiest_share, touched_share
 
 RING_EFFICIENCY = 0.8
 """A ring collective reaches about 80 % of a link's one-way specification (nccl-tests on A100, H100, H200: 78 to 82 %)."""
-COLLECTIVE_SECONDS = {"nvlink": 8e-6, "pcie": 20e-6}
-"""Latency of a small all-reduce inside a node; 10 us point to point is aiconfigurator's figure, ours lies around it."""
+COLLECTIVE_SECONDS = {"nvlink": 8e-6, "pcie": 20e-6, "memory": 5e-6}
+"""Latency of a small all-reduce inside a node; 10 us point to point is aiconfigurator's figure, ours lies around it. Processes of a machine
+that share memory wait for each other's stores: two or three trips of a cache line and who was late (an assumption)."""
 PEER_SECONDS = 0.5e-6
 """What each further peer adds to an all-to-all of small messages (an assumption: about one posted write each)."""
 
@@ -87,6 +88,11 @@ class SpeedModel:
         """What each device takes for its part of a step, without what they say to each other: all wait for the slowest of a stage."""
         pairs = zip(self.fit.seats, self.fit.offloaded, strict=True)
         return [self._decode_seat(seat, moved, batch, context, self.engine).total for seat, moved in pairs]
+
+    def imbalance(self) -> float:
+        """Of one sequence's tokens: the longest of these over their mean. 1.0 is even."""
+        seconds = self.seat_seconds(1, self.model.workload.mean_decode_context)
+        return max(seconds) * len(seconds) / sum(seconds)
 
     def _decode_seat(self, seat: Seat, moved: Offloaded, batch: float, context: float, engine: Engine) -> StepTime:
         shard, layers = self._shard(seat), self.fit.stages[seat.pp]
@@ -196,8 +202,9 @@ class SpeedModel:
         bandwidth = slowest.link_among(ranks) or slowest.host_bandwidth or slowest.bandwidth
         if len({seat.device.name for seat in group}) > 1:  # unlike cards have no NVLink between them
             bandwidth = min(bandwidth, *(seat.device.host_bandwidth or bandwidth for seat in group))
-        kind = "nvlink" if bandwidth > 100e9 else "pcie"
-        return bandwidth, COLLECTIVE_SECONDS[kind]
+        if slowest.kind == "cpu":
+            return bandwidth, COLLECTIVE_SECONDS["memory"]
+        return bandwidth, COLLECTIVE_SECONDS["nvlink" if bandwidth > 100e9 else "pcie"]
 
     def _hop(self, pp: int, num_bytes: float) -> float:
         here, there = self._group(pp)[0], self._group(pp + 1)[0]
