@@ -9,7 +9,7 @@ from windlass.core.hardware import Device
 from windlass.core.layout import Layout
 from windlass.core.model import Frozen
 from windlass.core.place import Interval
-from windlass.core.plan import Reason
+from windlass.core.plan import Plan, Reason
 from windlass.core.typical import CPU_NIC_BYTES_PER_SECOND, ETHERNET_LATENCY_SECONDS
 
 
@@ -50,3 +50,17 @@ class EpochPlan(Frozen):
     rank_bytes: tuple[int, ...] = ()
     """Weights, keys and values and all else, of each rank."""
     reasons: tuple[Reason, ...] = ()
+
+
+def planned_epoch(plan: Plan) -> EpochPlan:
+    """A saved plan, as a fleet runs it. Its first node is the root's, in the order that ranks have them."""
+    order = list(dict.fromkeys(rank.node for rank in plan.ranks))
+    return EpochPlan(
+        layout=plan.layout,
+        nodes=tuple(order.index(rank.node) for rank in plan.ranks),
+        shares=plan.shares,
+        stages=plan.placement.stages if plan.placement is not None and plan.layout.pp > 1 else (),
+        tokens_per_second=plan.speed.decode_tokens_per_second if plan.speed is not None else 0.0,
+        rank_bytes=tuple(held.total_bytes for held in plan.memory.per_device),
+        reasons=plan.reasons,
+    )

@@ -71,10 +71,6 @@ class Launch(Frozen):
     random_weights: RandomWeightsOf | None = None
     layout: Layout = Layout()
     """How many processes it is split over, and how."""
-    shares: tuple[float, ...] = ()
-    """Of the work, by tp index, where this process starts the others itself; empty: equal."""
-    stages: tuple[Interval, ...] = ()
-    """Layers of each pp index, likewise; empty: as equal as can be."""
     part: Part | None = None
     """Of the first rank of an epoch, whose other ranks somebody else starts; None: it starts them itself, on this machine."""
     loader: str = LOADER

@@ -143,10 +143,7 @@ def _on_our_own(launch: Launch, stack: ExitStack) -> tuple[RankJob, Board, Ranks
     meeting = Meeting(
         key=os.urandom(KEY_BYTES), hosts=("",) * world, machines=(0,) * world, transport=local_transport(launch.device, world)
     )
-    jobs = [
-        RankJob(launch=launch, rank=rank, meeting=meeting, store=folder, shares=launch.shares, stages=launch.stages)
-        for rank in range(world)
-    ]
+    jobs = [RankJob(launch=launch, rank=rank, meeting=meeting, store=folder) for rank in range(world)]
     ranks = Ranks(jobs[1:], _threads(meeting, 0))
     stack.callback(ranks.close)
     return jobs[0], FolderBoard(folder), ranks
