@@ -64,8 +64,10 @@ def texts() -> Iterator[str]:
 
 def _topics() -> Iterator[str]:
     """The language reference, as the interpreter carries it for `help('for')`."""
-    from pydoc_data.topics import topics
-
+    try:
+        from pydoc_data.topics import topics
+    except ImportError:  # some distributions leave it out
+        return
     for name in sorted(topics):
         yield topics[name]
 

@@ -6,11 +6,10 @@ by a format string instead of the template, which would take longer than all the
 
 from __future__ import annotations
 
-import os
+import re
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
 from itertools import islice
-from multiprocessing import get_context
 from pathlib import Path
 from random import Random
 
@@ -22,6 +21,7 @@ from windlass.text.chat import chat_template, render_chat
 from windlass.text.tokenizer import Tokenizer, load_tokenizer
 from windlass.train.data.fingerprint import tokenizer_fingerprint
 from windlass.train.data.order import key
+from windlass.train.data.processes import spread, tell
 from windlass.train.data.shards import MANIFEST, Manifest, Shard, Split
 from windlass.train.data.writing import ShardWriter, token_type_for, write_manifest
 from windlass.train.tasks import draw
@@ -29,6 +29,8 @@ from windlass.train.tasks import draw
 SHARD_TOKENS = 1 << 22
 VALIDATION_TOKENS = 1 << 18
 CHATS_AT_ONCE = 2048
+CHATS_CHECKED = 500
+ASCII_PATTERN = r"'(?i:s|t|re|ve|m|ll|d)|(?:(?![\r\n])[\W_])?[^\W\d_]+|\d| ?(?:(?!\s)[\W_])+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 LONGEST_CHAT = 4
 """Problems, one after another."""
 
@@ -54,6 +56,15 @@ class Work(Frozen):
     seed: int
 
 
+class Call(Frozen):
+    """One shard to make."""
+
+    work: Work
+    split: Split
+    place: int
+    num_tokens: int
+
+
 def generate_tasks(
     tokenizer: Path,
     folder: Path,
@@ -71,16 +82,11 @@ def generate_tasks(
     (folder / MANIFEST).unlink(missing_ok=True)
     work = Work(tokenizer=str(tokenizer), folder=str(folder), style=style, seed=seed)
     sizes = [min(SHARD_TOKENS, num_tokens - first) for first in range(0, num_tokens, SHARD_TOKENS)]
-    jobs = jobs or len(os.sched_getaffinity(0))
-    calls: list[tuple[Split, int, int]] = [
-        ("validation", 0, VALIDATION_TOKENS),
-        *(("train", place, size) for place, size in enumerate(sizes)),
-    ]
-    shards: list[Shard] = []
-    with ProcessPoolExecutor(min(jobs, len(calls)), mp_context=get_context("spawn")) as pool:
-        for shard in pool.map(_shard, [work] * len(calls), calls):
-            shards.append(shard)
-            advance(shard.num_tokens)
+    held = min(VALIDATION_TOKENS, num_tokens // 20)
+    calls = [Call(work=work, split="validation", place=0, num_tokens=held)]
+    calls += [Call(work=work, split="train", place=place, num_tokens=size) for place, size in enumerate(sizes)]
+    with closing(spread(make_shard, calls, jobs=jobs, advance=advance)) as made:
+        shards = [shard for _, shard in made]
     end = text.token_id(style.end)
     manifest = Manifest(
         tokenizer=tokenizer_fingerprint(tokenizer),
@@ -122,22 +128,53 @@ def _chats(style: Style, random: Random, held_out: bool) -> Iterator[str]:
         yield _written(style, system, turns)
 
 
-def _shard(work: Work, call: tuple[Split, int, int]) -> Shard:
-    split, place, num_tokens = call
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+def make_shard(call: Call) -> Shard:
+    work, split, place = call.work, call.split, call.place
     text = load_tokenizer(Path(work.tokenizer))
-    ids = text.backend.token_to_id
-    opened, closed = ids(work.style.assistant), ids(work.style.end)
+    encode = WordByWord(text)
+    opened, closed = text.token_id(work.style.assistant), text.token_id(work.style.end)
     writer = ShardWriter(Path(work.folder), f"{split}-{place:05}", split, token_type_for(text.vocab_size))
     chats = _chats(work.style, Random(key(work.seed, split, place)), held_out=split == "validation")
     try:
-        while writer.num_tokens < num_tokens:
-            encoded = text.backend.encode_batch_fast(list(islice(chats, CHATS_AT_ONCE)), add_special_tokens=False)
-            lengths = np.array([len(each) for each in encoded])
-            tokens = np.concatenate([each.ids for each in encoded])
+        while writer.num_tokens < call.num_tokens:
+            encoded = [encode(chat) for chat in islice(chats, CHATS_AT_ONCE)]
+            tokens = np.array([token for each in encoded for token in each])
             runs = np.stack([np.nonzero(tokens == opened)[0] + 1, np.nonzero(tokens == closed)[0] + 1], axis=1)
-            writer.add_many(tokens, lengths, runs)
+            tell(len(tokens))
+            writer.add_many(tokens, np.array([len(each) for each in encoded]), runs)
         return writer.finish()
     except BaseException:
         writer.abandon()
         raise
+
+
+class WordByWord:
+    """The tokens of a chat, six times as quickly as the tokenizer finds them: tasks are made of few different words.
+
+    A word's tokens do not depend on its neighbours, and the words are those of `vocabulary.PATTERN`, here for ASCII. The first chats are
+    encoded both ways and compared.
+    """
+
+    def __init__(self, text: Tokenizer) -> None:
+        self._text = text
+        marks = sorted({token.content for token in text.backend.get_added_tokens_decoder().values()}, key=len, reverse=True)
+        self._apart = re.compile(f"({'|'.join(map(re.escape, marks))})").split
+        self._cut = re.compile(ASCII_PATTERN).findall
+        self._known: dict[str, list[int]] = {}
+        self._to_check = CHATS_CHECKED
+
+    def __call__(self, chat: str) -> list[int]:
+        tokens: list[int] = []
+        for place, part in enumerate(self._apart(chat)):
+            for word in (part,) if place % 2 else self._cut(part):
+                known = self._known.get(word)
+                if known is None:
+                    known = self._known[word] = self._text.encode(word, special=False)
+                tokens += known
+        if self._to_check:
+            self._to_check -= 1
+            if tokens != self._text.encode(chat, special=False):
+                raise BadInput(
+                    "tasks are encoded word by word, and this tokenizer cuts words otherwise; use one that `vocabulary` trained"
+                )
+        return tokens

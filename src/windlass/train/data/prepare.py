@@ -6,9 +6,8 @@ Nothing looks finished until all of it is: files have hidden names until they ar
 
 from __future__ import annotations
 
-import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,10 +24,10 @@ from windlass.train.data.encoding import Encoder
 from windlass.train.data.fingerprint import tokenizer_fingerprint
 from windlass.train.data.inputs import Inputs, Unit, find_inputs
 from windlass.train.data.near import BANDS, MOST, Repeats, count_repeats
-from windlass.train.data.processes import Apart, Here
+from windlass.train.data.processes import Advance, spread
 from windlass.train.data.quality import Counts, added, percentiles
 from windlass.train.data.shards import MANIFEST, Manifest, read_manifest
-from windlass.train.data.unit import Done, Settings, UnitWork, signature_file
+from windlass.train.data.unit import Done, Settings, open_work, run_unit, signature_file
 from windlass.train.data.writing import token_type_for, write_manifest
 
 JOURNAL = ".journal"
@@ -41,7 +40,7 @@ TOKENIZER_FILES = (
     "generation_config.json",
     "special_tokens_map.json",
 )
-Started = Callable[[int], Callable[[int], None]]
+Started = Callable[[int], Advance]
 """Given all bytes, gives what is told of bytes that are done."""
 
 
@@ -78,7 +77,7 @@ def prepare(
         advance = started(inputs.num_bytes)
         advance(sum(_num_bytes(unit) for unit in inputs.units if unit.number in done))
         missing = [unit for unit in inputs.units if unit.number not in done]
-        with closing(_runner(settings, encoder, out, out, jobs, missing).run(missing, advance)) as finished:
+        with closing(_run(settings, out, out, jobs, missing, advance)) as finished:
             for unit, result in finished:
                 journal.record(str(unit.number), msgspec.to_builtins(result))
                 done[unit.number] = result
@@ -96,21 +95,20 @@ def check(sources: Sequence[str], settings: Settings, *, jobs: int = 0, started:
     """Only the report; nothing is written."""
     begun = perf_counter()
     inputs = find_inputs(sources)
-    encoder = Encoder(Path(settings.tokenizer), settings.template)
+    Encoder(Path(settings.tokenizer), settings.template)  # what is wrong with it shows before anything is begun
     with TemporaryDirectory(prefix="windlass-") as folder:
         signed = Path(folder)
         advance = started(inputs.num_bytes)
-        with closing(_runner(settings, encoder, None, signed, jobs, inputs.units).run(inputs.units, advance)) as finished:
+        with closing(_run(settings, None, signed, jobs, inputs.units, advance)) as finished:
             found = {unit.number: done for unit, done in finished}
         results = [found[unit.number] for unit in inputs.units]
         return _report(inputs, results, _signed(signed, inputs), None, perf_counter() - begun)
 
 
-def _runner(
-    settings: Settings, encoder: Encoder, out: Path | None, signed: Path, jobs: int, units: Sequence[Unit]
-) -> Here | Apart:
-    jobs = min(jobs or len(os.sched_getaffinity(0)), len(units))
-    return Apart(settings, out, signed, jobs) if jobs > 1 else Here(UnitWork(settings, encoder, out, signed))
+def _run(
+    settings: Settings, out: Path | None, signed: Path, jobs: int, units: Sequence[Unit], advance: Callable[[int], None]
+) -> Generator[tuple[Unit, Done]]:
+    return spread(run_unit, units, jobs=jobs, advance=advance, begin=open_work, arguments=(settings, out, signed))
 
 
 def _num_bytes(unit: Unit) -> int:

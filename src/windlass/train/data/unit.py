@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ from windlass.train.data.documents import BadRecord, Document, line_number, read
 from windlass.train.data.encoding import Encoded, Encoder
 from windlass.train.data.inputs import Unit
 from windlass.train.data.near import signatures, text_hash
+from windlass.train.data.processes import tell
 from windlass.train.data.quality import Counts
 from windlass.train.data.shards import Shard, Split
 from windlass.train.data.writing import ShardWriter, token_type_for
@@ -55,8 +56,16 @@ class _Rendered(NamedTuple):
     """None: no chat."""
 
 
-Seen = Callable[[int], None]
-"""Told of bytes of the source as they are done; raises where the work is to end."""
+_open: dict[str, UnitWork] = {}
+
+
+def open_work(settings: Settings, out: Path | None, signed: Path) -> None:
+    """In every process, before its first unit."""
+    _open["work"] = UnitWork(settings, Encoder(Path(settings.tokenizer), settings.template), out, signed)
+
+
+def run_unit(unit: Unit) -> Done:
+    return _open["work"].run(unit)
 
 
 class UnitWork:
@@ -64,12 +73,12 @@ class UnitWork:
         """Without `out` only the report is made. `signed`: where signatures go."""
         self._settings, self._encoder, self._out, self._signed = settings, encoder, out, signed
 
-    def run(self, unit: Unit, seen: Seen) -> Done:
+    def run(self, unit: Unit) -> Done:
         writers = _Writers(self._out, unit.number, self._encoder.vocab_size)
         counts = Counts(lengths={}, examples={})
         signed: list[NDArray[np.uint64]] = []
         try:
-            for batch in self._batches(unit, counts, seen):
+            for batch in self._batches(unit, counts):
                 hashes = [text_hash(document.text) for document in batch]
                 encoded = self._encode(batch)
                 for document, hashed, tokens in zip(batch, hashes, encoded, strict=True):
@@ -83,7 +92,7 @@ class UnitWork:
             writers.abandon()
             raise
 
-    def _batches(self, unit: Unit, counts: Counts, seen: Seen) -> Iterator[list[_Rendered]]:
+    def _batches(self, unit: Unit, counts: Counts) -> Iterator[list[_Rendered]]:
         batch: list[_Rendered] = []
         characters = 0
         for piece in unit.pieces:
@@ -98,8 +107,8 @@ class UnitWork:
                 if len(batch) >= DOCUMENTS_AT_ONCE or characters >= CHARACTERS_AT_ONCE:
                     yield batch
                     batch, characters = [], 0
-                    told += _tell(seen, min(share, piece.num_bytes) - told)
-            _tell(seen, piece.num_bytes - told)
+                    told += _told(min(share, piece.num_bytes) - told)
+            _told(piece.num_bytes - told)
         if batch:
             yield batch
 
@@ -146,8 +155,8 @@ def signature_file(folder: Path, unit: Unit) -> Path:
     return folder / f".signatures-{unit.number:05}"
 
 
-def _tell(seen: Seen, num_bytes: int) -> int:
-    seen(num_bytes)
+def _told(num_bytes: int) -> int:
+    tell(num_bytes)
     return num_bytes
 
 
