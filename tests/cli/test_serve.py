@@ -32,7 +32,7 @@ def told(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
     ("words", "expected"),
     [
         (["x", "--engine", "other"], "--engine is windlass or vllm"),
-        (["x", "--workers", "a,b"], "--workers is not built yet"),
+        (["x", "--workers", "a,b"], "--workers needs --secret-file"),
         (["x", "--port", "70000"], "port 70000"),
         (["x", "--max-waiting", "-1"], "max_waiting is -1"),
         (["x", "--max-running", "0"], "--max-running is 0"),

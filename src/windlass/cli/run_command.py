@@ -16,6 +16,8 @@ cat letter.txt | windlass run ./Qwen3-8B-int8 --system "Summarise in one sentenc
 
 windlass run SmolLM2-135M-Instruct.gguf --tp 2
 
+windlass run ./GLM-4.5-Air-int4 --workers 10.0.0.7:9998,10.0.0.8:9998 --secret-file ~/.windlass-secret
+
 windlass run meta-llama/Llama-3.1-8B --plan plan.json"""
 
 
@@ -35,17 +37,23 @@ def run(
     device: str = typer.Option("auto", metavar="cpu|cuda|mps", help="Where it runs; without it the best there is."),
     kv: str | None = typer.Option(None, metavar="bf16|fp32", help="How keys and values are stored."),
     context: str | None = typer.Option(None, metavar="8k", help="Tokens of chat and answer to keep memory for."),
-    tp: int = typer.Option(1, metavar="N", min=1, help="Processes of this machine that share every layer (CPUs)."),
+    workers: str | None = typer.Option(
+        None, metavar="HOST:PORT,...", help="Machines that share the model with this one; each runs `windlass worker`."
+    ),
+    secret_file: Path | None = typer.Option(None, metavar="FILE", help="The secret that the workers were started with."),
+    sync: str = typer.Option("exact", metavar="exact|int8", help="How partial sums travel: as they are, or in blocks of int8."),
+    tp: int = typer.Option(1, metavar="N", min=1, help="Processes that share every layer."),
     pp: int = typer.Option(1, metavar="N", min=1, help="Stages of layers, one after another, each in processes of its own."),
     ep: int = typer.Option(1, metavar="N", min=1, help="Of the tp processes, how many ways the experts are spread."),
     plan: Path | None = typer.Option(None, metavar="plan.json", help="Run as `windlass plan --save` decided."),
     exact: bool = typer.Option(False, "--exact", help="Packed weights as plain fp32: slower, larger, no rounding."),
     as_json: bool = typer.Option(False, "--json", help="Print the answer as JSON, with its tokens and times."),
 ) -> int:
-    """Run a model on this machine: chat with it, or have one answer.
+    """Run a model on this machine, or on several: chat with it, or have one answer.
 
     Sampling follows the model's own generation config where it has one. Ctrl-C stops an answer; a second one, or Ctrl-D, leaves.
     """
+    from windlass.cli.fleet_open import Over
     from windlass.cli.run_options import Options
     from windlass.cli.run_session import start
     from windlass.core.layout import Layout
@@ -61,7 +69,7 @@ def run(
         device=device,
         kv=kv,
         context=context,
-        layout=Layout(tp=tp, pp=pp, ep=ep),
+        over=Over(workers=workers, secret_file=secret_file, sync=sync, layout=Layout(tp=tp, pp=pp, ep=ep)),
         plan=plan,
         exact=exact,
         as_json=as_json,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
+from windlass.cli.fleet_progress import node_progress
 from windlass.cli.progress import byte_progress
 from windlass.errors import MissingExtra
 
@@ -23,11 +25,25 @@ def open_client(wanted: Wanted, shown: bool) -> Generator[SyncClient]:
     if find_spec("torch") is None:
         raise MissingExtra("torch", "run", "running a model")
     from windlass.cli.compiled import compile_kernels
-    from windlass.engine.client import open_sync_client
 
     compile_kernels(shown)
-    with byte_progress(f"loading {wanted.path.name}", shown) as started:
-        client = open_sync_client(launch_of(wanted), Loaded(started))
+    with _opened(wanted, shown) as client:
+        yield client
+
+
+@contextmanager
+def _opened(wanted: Wanted, shown: bool) -> Generator[SyncClient]:
+    from windlass.cli.fleet_open import open_client as open_over
+    from windlass.core.client import SyncClient
+
+    launch = launch_of(wanted)
+    with ExitStack() as showing:
+        if wanted.over.is_one:
+            started = showing.enter_context(byte_progress(f"loading {wanted.path.name}", shown))
+            client = SyncClient(open_over(launch, wanted.over, Loaded(started)))
+        else:
+            nodes = showing.enter_context(node_progress(shown))
+            client = SyncClient(open_over(launch, wanted.over, None, nodes, _remark if shown else lambda _: None))
         try:
             client.info()
         except BaseException:
@@ -35,6 +51,10 @@ def open_client(wanted: Wanted, shown: bool) -> Generator[SyncClient]:
             raise
     with client:
         yield client
+
+
+def _remark(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
 
 
 def launch_of(wanted: Wanted) -> Launch:
@@ -48,7 +68,6 @@ def launch_of(wanted: Wanted) -> Launch:
         context_tokens=wanted.context_tokens,
         max_sequences=wanted.max_sequences or 1,  # one person asks
         kv_bytes=wanted.kv_bytes,
-        layout=wanted.layout,
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from windlass.core.layout import Layout
+from windlass.cli.fleet_open import Over
 from windlass.core.request import Sampling
 from windlass.errors import BadInput, UnknownName
 
@@ -43,7 +43,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     device: str = "auto"
     kv: str | None = None
     context: str | None = None
-    layout: Layout = Layout()
+    over: Over = Over()
     plan: Path | None = None
     exact: bool = False
     as_json: bool = False

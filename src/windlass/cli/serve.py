@@ -12,6 +12,8 @@ windlass serve SmolLM2-135M-Instruct.gguf
 
 windlass serve ./GLM-4.5-Air-int4 --context 32k --max-waiting 128 --api-key keys.txt --host 0.0.0.0
 
+windlass serve ./GLM-4.5-Air-int4 --workers 10.0.0.7:9998,10.0.0.8:9998 --secret-file ~/.windlass-secret
+
 windlass serve ./Qwen3-8B --engine vllm --plan plan.json"""
 
 
@@ -27,7 +29,14 @@ def serve(
     max_waiting: int = typer.Option(64, metavar="N", help="Requests that may wait besides those that run; more get 429."),
     max_running: int | None = typer.Option(None, metavar="N", help="Sequences run at once; without it what memory has room for."),
     engine: str = typer.Option("windlass", metavar="windlass|vllm", help="Who computes."),
-    workers: str | None = typer.Option(None, metavar="ADDRESS,...", help="Other machines that help (not built yet)."),
+    workers: str | None = typer.Option(
+        None, metavar="HOST:PORT,...", help="Machines that share the model with this one; each runs `windlass worker`."
+    ),
+    secret_file: Path | None = typer.Option(None, metavar="FILE", help="The secret that the workers were started with."),
+    sync: str = typer.Option("exact", metavar="exact|int8", help="How partial sums travel: as they are, or in blocks of int8."),
+    tp: int = typer.Option(1, metavar="N", min=1, help="Processes that share every layer."),
+    pp: int = typer.Option(1, metavar="N", min=1, help="Stages of layers, one after another, each in processes of its own."),
+    ep: int = typer.Option(1, metavar="N", min=1, help="Of the tp processes, how many ways the experts are spread."),
     plan: Path | None = typer.Option(None, metavar="plan.json", help="Serve as `windlass plan --save` decided."),
     name: str = typer.Option("", metavar="NAME", help="What clients call the model; without it, its own name."),
     device: str = typer.Option("auto", metavar="cpu|cuda|mps", help="Where it runs; without it the best there is."),
@@ -47,7 +56,9 @@ def serve(
 
     Listens on this machine only, unless told otherwise. Ctrl-C, or SIGTERM, finishes what runs and ends; a second one ends at once.
     """
+    from windlass.cli.fleet_open import Over
     from windlass.cli.serve_run import Asked, start
+    from windlass.core.layout import Layout
 
     asked = Asked(
         model=model,
@@ -57,7 +68,7 @@ def serve(
         max_waiting=max_waiting,
         max_running=max_running,
         engine=engine,
-        workers=workers,
+        over=Over(workers=workers, secret_file=secret_file, sync=sync, layout=Layout(tp=tp, pp=pp, ep=ep)),
         plan=plan,
         name=name,
         device=device,

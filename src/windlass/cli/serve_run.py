@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from windlass.cli.fleet_open import Over
 from windlass.core.model import Frozen
-from windlass.errors import BadInput, Error, Impossible, MissingExtra
+from windlass.errors import BadInput, Error, MissingExtra
 from windlass.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
     from windlass.serve.settings import Settings
 
 ENGINES = ("windlass", "vllm")
-Opener = Callable[[Callable[[int, int], None]], "Client"]
-"""Told of progress in bytes -> a client, which loads when it is asked."""
+Opener = Callable[[Callable[[int, int], None], Callable[[str], None]], "Client"]
+"""Told of progress in bytes, and of what an operator should know -> a client, which loads when it is asked."""
 
 
 class Asked(Frozen):
@@ -41,7 +42,7 @@ class Asked(Frozen):
     max_waiting: int = 64
     max_running: int | None = None
     engine: str = "windlass"
-    workers: str | None = None
+    over: Over = Over()
     plan: Path | None = None
     name: str = ""
     device: str = "auto"
@@ -77,8 +78,9 @@ def start(asked: Asked) -> int:
 def _check(asked: Asked) -> None:
     if asked.engine not in ENGINES:
         raise BadInput(f"--engine is {' or '.join(ENGINES)}, not {asked.engine!r}")
-    if asked.workers is not None:
-        raise Impossible("--workers is not built yet: one machine serves; for several, `--engine vllm` with a plan for them")
+    asked.over.check()
+    if asked.engine != "windlass" and not asked.over.is_one:
+        raise BadInput("--workers, --tp, --pp and --ep are for --engine windlass; a plan says how vLLM splits a model")
     if asked.max_running is not None and asked.max_running < 1:
         raise BadInput(f"--max-running is {asked.max_running}; it should be at least 1")
     if find_spec("fastapi") is None or find_spec("uvicorn") is None:
@@ -126,16 +128,19 @@ def _local(asked: Asked, path: Path) -> tuple[Opener, Plan | None]:
     if find_spec("torch") is None:
         raise MissingExtra("torch", "run", "running a model")
     from windlass.cli.compiled import compile_kernels
+    from windlass.cli.fleet_open import open_client
     from windlass.cli.run_open import launch_of
     from windlass.cli.run_options import Options
     from windlass.cli.run_plan import wanted
-    from windlass.engine.client import open_client
 
-    found = wanted(path, Options(device=asked.device, kv=asked.kv, context=asked.context, plan=asked.plan, exact=asked.exact))
+    options = Options(
+        device=asked.device, kv=asked.kv, context=asked.context, plan=asked.plan, exact=asked.exact, over=asked.over
+    )
+    found = wanted(path, options)
     launch = launch_of(found)
     launch = msgspec.structs.replace(launch, max_sequences=asked.max_running or found.max_sequences)
     compile_kernels(shown=True)
-    return lambda progress: open_client(launch, progress), _plan(asked.plan)
+    return lambda progress, told: open_client(launch, found.over, progress, told=told), _plan(asked.plan)
 
 
 def _vllm(asked: Asked, path: Path) -> tuple[Opener, Plan]:
@@ -144,7 +149,7 @@ def _vllm(asked: Asked, path: Path) -> tuple[Opener, Plan]:
     from windlass.cli.serve_vllm import VllmClient, planned
 
     model, plan, make_command = planned(path, _plan(asked.plan), asked.context, asked.max_running, asked.name)
-    return lambda _: VllmClient(make_command, model.name, plan), plan
+    return lambda *_: VllmClient(make_command, model.name, plan), plan
 
 
 class _Run:
@@ -153,7 +158,7 @@ class _Run:
     def __init__(self, settings: Settings, opener: Opener, plan: Plan | None, page: bool) -> None:
         from windlass.serve.app import make_app, service_of
 
-        self._app: FastAPI = make_app(opener(self._progress), settings, plan=plan, page=page)
+        self._app: FastAPI = make_app(opener(self._progress, self._tell), settings, plan=plan, page=page)
         self._service: Service = service_of(self._app)
         self._settings = settings
         self._failed: Error | None = None
@@ -161,6 +166,9 @@ class _Run:
 
     def _progress(self, done_bytes: int, total_bytes: int) -> None:
         self._service.progress(done_bytes, total_bytes)
+
+    def _tell(self, line: str) -> None:
+        self._service.log.line(line)
 
     def until_the_end(self, listening: socket.socket) -> int:
         from windlass.serve.server import serve

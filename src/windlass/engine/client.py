@@ -275,18 +275,23 @@ class InProcessClient(EngineClient):
 
 def open_client(launch: Launch, progress: Progress | None = None, *, needs_text: bool = True) -> LocalClient:
     """A client for a path: the tokenizer is read here, the weights in the process. Without `needs_text` a model without one runs too."""
+    launch, text = with_text(launch, needs_text=needs_text)
+    return LocalClient(launch, text, progress)
+
+
+def with_text(launch: Launch, *, needs_text: bool = True) -> tuple[Launch, ModelText | None]:
+    """The tokenizer of a path, and the launch that knows how many tokens it has."""
     from windlass.weights.text_of import model_text
 
-    text = None
-    if launch.random_weights is None:
-        try:
-            text = model_text(Path(launch.model))
-        except BadInput:
-            if needs_text:
-                raise
-    if text is not None and launch.num_tokens is None:
-        launch = msgspec.structs.replace(launch, num_tokens=max(text.tokenizer.known_ids) + 1)
-    return LocalClient(launch, text, progress)
+    if launch.random_weights is not None:
+        return launch, None
+    try:
+        text = model_text(Path(launch.model))
+    except BadInput:
+        if needs_text:
+            raise
+        return launch, None
+    return launch if launch.num_tokens else msgspec.structs.replace(launch, num_tokens=max(text.tokenizer.known_ids) + 1), text
 
 
 def open_sync_client(launch: Launch, progress: Progress | None = None, *, needs_text: bool = True) -> SyncClient:

@@ -2,6 +2,9 @@
 
 root.py      the connections to all workers, the epochs, and the way to the engine that Calls is given
 epoch.py     what to do next, when a worker or a rank comes or goes: pure
+member.py    one machine as the root sees it
+running.py   one epoch: weights brought, ranks started, all of it ended
+client.py    a fleet as a Client
 beats.py     who was heard of last, and when
 needed.py    what of a checkpoint a rank reads
 sending.py   those slices, from the root's files, in pieces
