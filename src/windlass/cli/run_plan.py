@@ -7,9 +7,10 @@ from typing import Any
 
 import msgspec
 
+from windlass.cli.fleet_open import Over
 from windlass.cli.run_options import Options
-from windlass.core.layout import Layout
-from windlass.core.model import Frozen, ModelSpec
+from windlass.core.epoch import EpochPlan, planned_epoch
+from windlass.core.model import Frozen, ModelSpec, kv_bytes_per_token
 from windlass.core.plan import Plan, load_plan
 from windlass.errors import BadInput, DoesNotFit, Impossible
 from windlass.units import format_bytes, parse_context
@@ -32,7 +33,7 @@ class Wanted(Frozen):
     kv_bytes: int | None = None
     """For keys and values; None: what the sequences can usually fill."""
     exact: bool = False
-    layout: Layout = Layout()
+    over: Over = Over()
 
 
 def wanted(path: Path, options: Options) -> Wanted:
@@ -43,23 +44,21 @@ def wanted(path: Path, options: Options) -> Wanted:
     context = parse_context(options.context) if options.context is not None else None
     if context is not None and context < 2:
         raise BadInput("--context must be at least two tokens: one of a prompt and one of an answer")
-    _check_layout(options)
+    _check_over(options)
     asked = Wanted(
         path=path,
         device=options.device,
         kv=options.kv or "bf16",
         context_tokens=context,
         exact=options.exact,
-        layout=options.layout,
+        over=options.over,
     )
     return asked if options.plan is None else _as_planned(asked, options, read_plan(options.plan))
 
 
-def _check_layout(options: Options) -> None:
-    layout = options.layout
-    if layout.ep > layout.tp or layout.tp % layout.ep:
-        raise BadInput(f"--ep {layout.ep} must divide --tp {layout.tp}: experts are spread over the processes that share a layer")
-    if options.plan is not None and layout.world > 1:
+def _check_over(options: Options) -> None:
+    options.over.check()
+    if options.plan is not None and options.over.layout.world > 1:
         raise BadInput("a plan says itself how a model is split; leave --tp and --pp out")
 
 
@@ -82,13 +81,40 @@ def _as_planned(asked: Wanted, options: Options, plan: Plan) -> Wanted:
         raise BadInput(
             f"--context {options.context} is not what the plan says ({plan.workload.context_tokens:,}); leave it out, or plan with it"
         )
+    planned = planned_epoch(plan) if plan.layout.world > 1 else None
+    _check_machines(planned, len(options.over.names))
+    on_cpus = all(held.name.startswith("cpu") for held in plan.memory.per_device)
     return msgspec.structs.replace(
         asked,
+        device="cpu" if on_cpus and asked.device == "auto" else asked.device,
         kv=plan.scheme.kv,
         context_tokens=plan.workload.context_tokens,
         max_sequences=plan.workload.concurrency,
-        kv_bytes=_in_blocks(plan.memory.per_device[0].kv_bytes, plan.workload.context_tokens),
+        kv_bytes=_in_blocks(_kv_bytes(plan), plan.workload.context_tokens),
+        over=msgspec.structs.replace(asked.over, layout=plan.layout, planned=planned),
     )
+
+
+def _check_machines(planned: EpochPlan | None, num_workers: int) -> None:
+    """As many machines as the plan is for: this one and the workers."""
+    needed = len(set(planned.nodes)) if planned is not None else 1
+    if needed == num_workers + 1:
+        return
+    if needed == 1:
+        raise BadInput(f"the plan is for this machine alone; leave --workers out, or plan for {num_workers + 1} machines")
+    others = f"{needed - 1} worker{'s' if needed > 2 else ''}"
+    given = f"{num_workers} {'is' if num_workers == 1 else 'are'} named" if num_workers else "none is named"
+    raise BadInput(
+        f"the plan is for {needed} machines, this one and {others}, and {given}; say --workers HOST:PORT,..., or plan again"
+    )
+
+
+def _kv_bytes(plan: Plan) -> int:
+    """Of the whole model. A plan has those of each device, of which several may hold the same."""
+    if plan.layout.world == 1 or plan.spec is None:
+        return plan.memory.per_device[0].kv_bytes
+    tokens = plan.workload.context_tokens * plan.workload.concurrency
+    return kv_bytes_per_token(plan.spec, plan.scheme.kv_element_bytes) * tokens
 
 
 def _in_blocks(kv_bytes: int, context_tokens: int) -> int:
@@ -103,10 +129,8 @@ def _check_runnable(plan: Plan) -> None:
         raise DoesNotFit(f"the plan itself says that it does not fit: {format_bytes(plan.short_bytes)} short", plan.short_bytes)
     if plan.engine != "windlass":
         raise Impossible(f"the plan is for {plan.engine}; plan with --engine windlass")
-    if plan.layout.world > 1:
-        raise Impossible(
-            f"the plan spreads the model over {plan.layout.world} devices; `windlass run` takes one: plan with --on 1x..."
-        )
+    if plan.layout.dp > 1:
+        raise Impossible(f"the plan has {plan.layout.dp} copies of the model, which are servers of their own; plan with --dp 1")
     if plan.memory.host_bytes or plan.memory.disk_bytes:
         raise Impossible("the plan keeps weights outside the device, which is not built yet; plan with a smaller --quant")
 
