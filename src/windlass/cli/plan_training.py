@@ -34,7 +34,7 @@ def run(
 ) -> int:
     recipe = load_recipe(target) if target.endswith(".toml") else _from_flags(target)
     recipe = _with_flags(recipe, pins, tokens, sequence, batch)
-    resolved = _model(recipe, target)
+    resolved = recipe_model(recipe, target)
     spec, tensors = resolved.spec, resolved.rules
     hardware, why = _hardware(on or recipe.hardware.on, cloud, resolved, recipe)
     made = plan_training(spec, tensors, hardware, recipe, prices_on(hardware, region))
@@ -47,7 +47,7 @@ def run(
 
 def planned(recipe: Recipe, target: str, on: str | None = None, region: str = "world") -> Plan:
     """The plan of a recipe that is about to be run, on its own hardware or on this machine."""
-    resolved = _model(recipe, target)
+    resolved = recipe_model(recipe, target)
     hardware = resolve_hardware(on or recipe.hardware.on)
     made = plan_training(resolved.spec, resolved.rules, hardware, recipe, prices_on(hardware, region))
     return as_plan(made, resolved.spec, resolved.rules, hardware, region)
@@ -79,7 +79,8 @@ def _with_flags(recipe: Recipe, pins: dict[str, int], tokens: str | None, sequen
     return recipe_from(table, "recipe")
 
 
-def _model(recipe: Recipe, target: str) -> Resolved:
+def recipe_model(recipe: Recipe, target: str) -> Resolved:
+    """What the recipe trains."""
     source = recipe.model
     if source.config is not None:
         spec = describe(source.config, Path(target).stem, where=f"{target}: model.config")

@@ -111,8 +111,19 @@ def _train(path: Path, recipe: Recipe, options: Options) -> int:
         prometheus=options.prometheus,
         tensorboard=options.tensorboard,
         as_json=options.as_json,
+        checkpoint_seconds=_planned_interval(path, recipe),
     )
     return train(path, recipe, folder, wanted)
+
+
+def _planned_interval(path: Path, recipe: Recipe) -> float | None:
+    """Young and Daly's, of the plan; where the recipe says it, or nothing fits, the plan is not asked."""
+    if recipe.checkpoint.interval_minutes is not None or recipe.checkpoint.interval_steps is not None:
+        return None
+    from windlass.cli.plan_training import planned
+
+    train = planned(recipe, str(path)).train
+    return (train or {}).get("checkpoint", {}).get("interval_seconds")
 
 
 DEFAULT_RESTARTS = 3

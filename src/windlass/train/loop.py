@@ -64,6 +64,7 @@ class Loop:
         """First samples of steps that did not stand."""
         self._saved_step: int | None = None
         self._saved_at = time.monotonic()
+        self._failed_before = 0
 
     def resume(self, step: int | None = None) -> int:
         """Goes on from the last checkpoint, or from that of a step; returns it."""
@@ -109,11 +110,17 @@ class Loop:
         self.watch.validation(progress.step, loss)
 
     def _save(self, wait: bool) -> None:
-        step, before = self.trainer.progress.step, self.checkpoints.num_failed
+        step = self.trainer.progress.step
+        self.checkpoints.wait()
+        self._failed_before = self.checkpoints.num_failed
         self.checkpoints.save(step, self.trainer.state(), wait=wait)
         self._saved_step, self._saved_at = step, time.monotonic()
-        if not (wait and self.checkpoints.num_failed > before):
-            self.watch.event("checkpoint", step=step)
+        self.watch.event("checkpoint_failed" if self._failed else "checkpoint", step=step)
+
+    @property
+    def _failed(self) -> bool:
+        """Of the last save, as far as it has come."""
+        return self.checkpoints.num_failed > self._failed_before
 
     def _load(self, step: int | None = None) -> int:
         state = self.trainer.state()
@@ -131,9 +138,9 @@ class Loop:
 
     def _end(self, kind: Literal["done", "stopped"]) -> Ended:
         step = self.trainer.progress.step
-        if self._saved_step != step:
-            self._save(wait=True)
         self.checkpoints.wait()
+        if self._saved_step != step or self._failed:
+            self._save(wait=True)
         why = self.stop.reason or ""
         if kind == "stopped":
             self.watch.event("stop", step=step, why=why)

@@ -5,8 +5,7 @@ Knows nothing of the trainer; a step is a function that is called.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,23 +63,46 @@ class Profile:
         write_atomically(self._folder / "operations.txt", (table + "\n").encode())
 
 
-@contextmanager
-def flops_by_module(model: nn.Module, path: Path) -> Generator[None]:
-    """Counts what is computed inside, forward and backward, and writes it by module and operation."""
-    with FlopCounterMode(model, display=False, depth=None) as counter:
-        yield
-    write_atomically(path, msgspec.json.format(msgspec.json.encode(_flops(counter.get_flop_counts())), indent=1) + b"\n")
+class FlopCount:
+    """What is computed from now on until `close`, forward and backward, by module and operation."""
+
+    def __init__(self, model: nn.Module, path: Path) -> None:
+        self._path = path
+        self._counter: FlopCounterMode | None = FlopCounterMode(model, display=False, depth=None)
+        self._counter.__enter__()
+
+    def close(self) -> None:
+        if self._counter is None:
+            return
+        counter, self._counter = self._counter, None
+        counter.__exit__(None, None, None)
+        found = _flops(counter.get_flop_counts())
+        write_atomically(self._path, msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
 
 
 def _flops(counts: Mapping[str, Mapping[Any, int]]) -> dict[str, dict[str, int]]:
+    """Largest first."""
     rows = {name: {str(operation): number for operation, number in found.items()} for name, found in counts.items()}
-    return {
-        name: {"total": sum(row.values()), **row} for name, row in sorted(rows.items(), key=lambda item: -sum(item[1].values()))
-    }
+    largest = sorted(rows.items(), key=lambda item: -sum(item[1].values()))
+    return {name: {"total": sum(row.values()), **row} for name, row in largest}
 
 
-def profiled(work: Callable[[], None], model: nn.Module, folder: Path) -> None:
-    """One step with its FLOPs counted."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with flops_by_module(model, folder / "flops.json"):
-        work()
+class RunProfile:
+    """Both: the first step's FLOPs, and then a trace."""
+
+    def __init__(self, model: nn.Module, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder, self._trace = folder, None
+        self._flops = FlopCount(model, folder / "flops.json")
+
+    def step(self) -> None:
+        if self._trace is None:
+            self._flops.close()
+            self._trace = Profile(self._folder)
+        else:
+            self._trace.step()
+
+    def close(self) -> None:
+        self._flops.close()
+        if self._trace is not None:
+            self._trace.close()
