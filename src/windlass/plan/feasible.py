@@ -137,6 +137,8 @@ def layouts(
     for tp in _tp_choices(spec, num_devices, pins, idle):
         for pp in _pp_choices(spec, num_devices, tp, pins, idle):
             most = num_devices // (tp * pp)
+            if not most:
+                continue
             dp = pins.get("dp", min(most, replicas) if replicas else most)
             for ep in [pins["ep"]] if "ep" in pins else _ep_choices(spec, engine, tp, dp):
                 if tp * pp * dp <= num_devices:
