@@ -62,7 +62,7 @@ def _reference(
     if cache is not None:
         assert slots is not None
         cache.store(k, v, slots)
-    return q, k, v
+    return q, k, v.contiguous()  # or all of qkv would be kept for the sake of v where it is to be differentiated
 
 
 _chained = chain(_reference)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from windlass.core.model import Router, Scoring
 from windlass.core.recipe_sections import Loss
+from windlass.kernels.compiled import chain
 from windlass.kernels.precision import widened
 from windlass.nn.moe import MixtureOfExperts
 
@@ -63,6 +64,7 @@ class Watch:
         return weights.balance * balance + weights.router_z * z
 
 
+@chain
 def sequence_balance(logits: Tensor, chosen: Tensor, router: Router, length: int) -> Tensor:
     """[samples]: sum over experts of (share of choices * experts) * (mean score): 1 where all are taken and liked alike."""
     num_experts, num_active = logits.shape[1], chosen.shape[1]
