@@ -252,7 +252,7 @@ async def _write(connection: socket.socket, body: bytes) -> None:
 async def _read(connection: socket.socket) -> bytes:
     count = int.from_bytes(await _exactly(connection, LENGTH_BYTES), "big")
     if not 0 < count <= MAX_HELLO_BYTES:
-        raise NotAdmitted("what answers there does not speak as Windlass does")
+        raise NotAdmitted("it does not speak as Windlass does")
     return await _exactly(connection, count)
 
 

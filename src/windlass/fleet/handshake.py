@@ -69,7 +69,7 @@ class Handshake:
         """Raises NotAdmitted, with both versions, unless they are the same."""
         hello = self._decoded(data)
         if not isinstance(hello, Hello) or len(hello.nonce) != NONCE_BYTES:
-            raise NotAdmitted("what answers there does not speak as Windlass does")
+            raise NotAdmitted("it does not speak as Windlass does")
         if hello.version != self._version:
             raise NotAdmitted(
                 f"the {self._other} is Windlass {_shown(hello.version)}, this {self._role} {self._version};"
@@ -99,7 +99,7 @@ class Handshake:
         try:
             return _decode(data)
         except NO_MESSAGE:
-            raise NotAdmitted("what answers there does not speak as Windlass does") from None
+            raise NotAdmitted("it does not speak as Windlass does") from None
 
 
 REFUSED = msgspec.msgpack.encode(Refused())

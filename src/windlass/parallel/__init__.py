@@ -9,6 +9,7 @@ joining.py      which groups talk by links (kernels/links.py), which by torch.di
 processes.py    groups of processes, over torch.distributed (gloo, NCCL)
 board_store.py  a board as torch.distributed's Store
 counted.py      bytes and seconds of every collective
+shut.py         listeners of libraries that nobody is to be let in by any more
 threads.py      groups of threads in one process, in the same words
 """
 

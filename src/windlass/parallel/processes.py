@@ -23,6 +23,7 @@ from windlass.parallel.group import Count, GroupLost
 from windlass.parallel.groups import Groups, make_groups
 from windlass.parallel.meeting import Board
 from windlass.parallel.mesh import MEETING_SECONDS
+from windlass.parallel.shut import no_new_listeners
 
 TIMEOUT_SECONDS = 20.0
 """A step takes less than this on any hardware worth splitting over; a rank that takes longer is dead or stuck."""
@@ -111,7 +112,9 @@ def join_processes(
 
 def gloo_group(board: Board, name: str, rank: int, size: int, host: str, timeout_seconds: float) -> ProcessGroup:
     meeting = timedelta(seconds=MEETING_SECONDS)
-    made = _gloo(BoardStore(board, f"{name}/"), rank, size, host or "127.0.0.1", meeting)
+    host = host or "127.0.0.1"
+    with no_new_listeners(host):  # gloo itself listens on, for nobody
+        made = _gloo(BoardStore(board, f"{name}/"), rank, size, host, meeting)
     return ProcessGroup(made, rank, size, timeout_seconds)
 
 
