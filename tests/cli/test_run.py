@@ -19,12 +19,14 @@ from typing import Any
 import pytest
 
 from windlass.cli import run as cli
+from windlass.cli.fleet_open import Over
 from windlass.cli.run_chat import Chat
 from windlass.cli.run_options import Options, Settings, from_config, settings_from
 from windlass.cli.run_plan import Wanted, stored_scheme, wanted
 from windlass.cli.run_screen import Screen
 from windlass.cli.run_session import start
 from windlass.core.client import SyncClient
+from windlass.core.layout import Layout
 from windlass.core.plan import load_plan
 from windlass.core.request import Delta, Info
 from windlass.errors import BadInput, DoesNotFit, Error, Impossible, UnknownName
@@ -395,7 +397,8 @@ def write_config(model: Path, **changes: Any) -> None:
 def planned(model: Path, tmp_path: Path, *words: str) -> Path:
     file = tmp_path / "plan.json"
     words = ("--quant", "bf16", *words) if "--quant" not in words else words
-    assert cli(["plan", str(model), "--on", "cpu:2,ram=8GB", "--context", "256", "--save", str(file), *words]) == 0
+    words = ("--on", "cpu:2,ram=8GB", *words) if "--on" not in words else words
+    assert cli(["plan", str(model), "--context", "256", "--save", str(file), *words]) == 0
     return file
 
 
@@ -405,7 +408,40 @@ def test_a_plan_is_honoured(model: Path, tmp_path: Path) -> None:
     seen: list[Wanted] = []
     assert start(str(model), Options(prompt="Hi", plan=file), opener_of(FakeClient(), seen)) == 0
     kv_bytes = load_plan(file.read_bytes()).memory.per_device[0].kv_bytes
-    assert seen == [Wanted(path=model, kv="fp32", context_tokens=256, max_sequences=3, kv_bytes=kv_bytes)]
+    assert seen == [Wanted(path=model, device="cpu", kv="fp32", context_tokens=256, max_sequences=3, kv_bytes=kv_bytes)]
+
+
+def test_a_plan_of_several_processes_is_honoured(model: Path, tmp_path: Path) -> None:
+    """Its layout, shares and stages are what is run; keys and values are counted once, however many ranks there are."""
+    write_config(model)
+    one = load_plan(planned(model, tmp_path, "--kv", "fp32").read_bytes())
+    file = planned(model, tmp_path, "--kv", "fp32", "--pp", "2")
+    found, plan = wanted(model, Options(plan=file)), load_plan(file.read_bytes())
+    assert plan.placement is not None and len(plan.placement.stages) == 2
+    assert found.over.layout == Layout(pp=2) and found.kv_bytes == one.memory.per_device[0].kv_bytes
+    assert found.over.planned is not None
+    assert (found.over.planned.nodes, found.over.planned.stages) == ((0, 0), plan.placement.stages)
+
+
+UNLIKE = "1x(cpu:2,ram=8GB,bw=30GB)+1x(cpu:2,ram=8GB,bw=10GB)@1Gb"
+
+
+def test_a_plan_of_several_machines_wants_as_many(model: Path, tmp_path: Path) -> None:
+    write_config(model)
+    file, secret = planned(model, tmp_path, "--on", UNLIKE, "--tp", "2"), tmp_path / "secret"
+    found = wanted(model, Options(plan=file, over=Over(workers="a:9998", secret_file=secret))).over.planned
+    assert found is not None and found.nodes == (0, 1) and found.shares[0] > found.shares[1]
+    for over, words in (
+        (Over(), "2 machines, this one and 1 worker, and none is named"),
+        (Over(workers="a:9998,b:9998", secret_file=secret), "and 2 are named"),
+    ):
+        with pytest.raises(BadInput, match=words):
+            wanted(model, Options(plan=file, over=over))
+    alone = planned(model, tmp_path, "--pp", "2")
+    with pytest.raises(BadInput, match="this machine alone"):
+        wanted(model, Options(plan=alone, over=Over(workers="a:9998", secret_file=secret)))
+    with pytest.raises(BadInput, match="leave --tp and --pp out"):
+        wanted(model, Options(plan=alone, over=Over(layout=Layout(tp=2))))
 
 
 @pytest.mark.parametrize(
@@ -445,7 +481,7 @@ def test_plans_that_cannot_be_run_here(model: Path, tmp_path: Path) -> None:
     for changes, error, words in (
         ({"engine": "vllm"}, Impossible, "plan is for vllm"),
         ({"fits": False, "short_bytes": 10**9}, DoesNotFit, "short"),
-        ({"layout": {**plan["layout"], "tp": 2}}, Impossible, "2 devices"),
+        ({"layout": {**plan["layout"], "dp": 2}}, Impossible, "2 copies"),
         ({"train": {}}, BadInput, "training"),
     ):
         file.write_text(json.dumps(plan | changes))
