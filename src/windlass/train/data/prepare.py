@@ -136,7 +136,7 @@ def _resumed(journal: Journal, inputs: Inputs, out: Path) -> dict[int, Done]:
     for unit in inputs.units:
         if not journal.done(str(unit.number)):
             continue
-        found = msgspec.convert(journal.payload(str(unit.number)), Done)
+        found = msgspec.convert(journal.payload(str(unit.number)), Done, str_keys=True)
         files = [out / f"{shard.name}.{ending}" for shard in found.shards for ending in shard.files]
         if all(file.exists() for file in (*files, signature_file(out, unit))):
             done[unit.number] = found
