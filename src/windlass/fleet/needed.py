@@ -13,16 +13,20 @@ from windlass.weights.slices import Slice, disjoint
 from windlass.weights.stored import stored_slices
 
 if TYPE_CHECKING:
+    from windlass.core.scheme import Scheme
     from windlass.weights.source import Opened
 
 __all__ = ["Slice", "needed", "placement_of"]
 
 
-def placement_of(opened: Opened, layout: Layout, shares: Sequence[float] = (), stages: tuple[Interval, ...] = ()) -> Placement:
-    """As the ranks themselves place it (engine/split.py)."""
+def placement_of(
+    opened: Opened, layout: Layout, shares: Sequence[float] = (), stages: tuple[Interval, ...] = (), stored: Scheme | None = None
+) -> Placement:
+    """As the ranks themselves place it (engine/split.py). `stored`: where it may be cut, where somebody has looked already."""
     from windlass.weights.cuts import scheme_of
 
-    return place(opened.rules, opened.spec.num_layers, layout, scheme_of(opened), shares=shares or None, stages=stages or None)
+    how = stored or scheme_of(opened)
+    return place(opened.rules, opened.spec.num_layers, layout, how, shares=shares or None, stages=stages or None)
 
 
 def needed(opened: Opened, placement: Placement, layout: Layout, rank: int) -> list[Slice]:

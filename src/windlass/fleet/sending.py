@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from windlass.core.epoch import EpochPlan
+from windlass.core.scheme import Scheme
 from windlass.fleet.needed import needed, placement_of
 from windlass.weights.fingerprint import identity
 from windlass.weights.pieces import PIECE_BYTES, Catalogue, Piece, TensorHeader, catalogue_of, checksum
@@ -38,8 +39,15 @@ class Sending:
         self._tensors = self.catalogue.by_name()
 
     def needed(self, plan: EpochPlan, rank: int) -> list[Slice]:
-        placement = placement_of(self._opened, plan.layout, plan.shares, plan.stages)
+        placement = placement_of(self._opened, plan.layout, plan.shares, plan.stages, self._stored)
         return needed(self._opened, placement, plan.layout, rank)
+
+    @cached_property
+    def _stored(self) -> Scheme:
+        """Of a hundred thousand tensors it takes seconds to see how they are stored."""
+        from windlass.weights.cuts import scheme_of
+
+        return scheme_of(self._opened)
 
     def num_bytes(self, slices: Iterable[Slice]) -> int:
         return sum(self._tensors[one.name].num_bytes(one) for one in slices)
