@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from windlass.core.meeting import DEFAULT_PORT
 from windlass.errors import BadInput, MissingExtra
 
 if TYPE_CHECKING:
@@ -22,7 +23,9 @@ On the root: windlass run MODEL --workers 10.0.0.7:9998,10.0.0.8:9998 --secret-f
 
 
 def worker(
-    listen: str = typer.Option("127.0.0.1:9998", metavar="HOST:PORT", help="Where roots connect; 0.0.0.0 is every interface."),
+    listen: str = typer.Option(
+        f"127.0.0.1:{DEFAULT_PORT}", metavar="HOST:PORT", help="Where roots connect; 0.0.0.0 is every interface."
+    ),
     secret_file: Path = typer.Option(
         ...,
         metavar="FILE",

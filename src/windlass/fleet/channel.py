@@ -93,9 +93,9 @@ class Channel(Generic[Said, Heard]):
         self._mine, self._theirs = Seal(keys.mine), Seal(keys.theirs)
         self._decode = msgspec.msgpack.Decoder(heard).decode
         self._last_heard, self._is_listening = time.monotonic(), False
-        self.address: str = writer.get_extra_info("peername", ("",))[0]
+        self.address = _address(writer, "peername")
         """Of the other side."""
-        self.own_address: str = writer.get_extra_info("sockname", ("",))[0]
+        self.own_address = _address(writer, "sockname")
         """That the other side sees."""
 
     @property
@@ -156,6 +156,11 @@ class Channel(Generic[Said, Heard]):
         if not transport.is_closing():
             transport.close()
             asyncio.get_running_loop().call_later(SECONDS_BETWEEN_BEATS, transport.abort)
+
+
+def _address(writer: asyncio.StreamWriter, which: str) -> str:
+    """IPv4 as IPv4, where a socket of IPv6 took it in."""
+    return str(writer.get_extra_info(which, ("",))[0]).removeprefix("::ffff:")
 
 
 async def keep_alive(wire: Wire[Beat, Any], beat: Any = Beat) -> None:

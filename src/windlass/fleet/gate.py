@@ -17,14 +17,14 @@ PER_SECOND, AT_ONCE = 200.0, 400.0
 
 class Gate:
     def __init__(self) -> None:
-        self._inside: dict[int, tuple[str, Callable[[], None]]] = {}
+        self._inside: dict[int, tuple[str, Callable[[], object]]] = {}
         self._numbers = 0
         self._allowed, self._last = AT_ONCE, time.monotonic()
 
     def __len__(self) -> int:
         return len(self._inside)
 
-    def enter(self, address: str, send_away: Callable[[], None]) -> int:
+    def enter(self, address: str, send_away: Callable[[], object]) -> int:
         """A number to `leave` with. Whoever was here too long is sent away for it."""
         if len(self._inside) >= MAX_HALF_OPEN:
             self._make_room()

@@ -9,7 +9,7 @@ import asyncio
 import itertools
 import os
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -154,7 +154,9 @@ class Session:
             self._wire.close()
 
     async def _probe(self) -> None:
-        self._wire.post(await asyncio.to_thread(probe_answer, self._equipment.device, self._address))
+        """Not before ranks that are to end have given their memory back."""
+        async with self._in_order:
+            self._wire.post(await asyncio.to_thread(probe_answer, self._equipment.device, self._address))
 
     # --- weights
 
@@ -222,7 +224,8 @@ class Session:
 
     async def _end(self, number: int) -> None:
         async with self._in_order:
-            await self._end_ranks()
+            if self._epoch is not None and self._epoch.number <= number:
+                await self._end_ranks()
             self._wire.post(said.Ended(number))
 
     async def _end_ranks(self) -> None:
@@ -258,7 +261,7 @@ class Session:
             self._journal.line(f"epoch {epoch.number}: rank {rank} {_as_clause(failed)}")
             self._wire.post(said.RankEnded(epoch.number, rank, failed.kind, failed.message, failed.short_bytes))
 
-    def _answer(self, number: int, made: Any) -> None:
+    def _answer(self, number: int, made: Callable[[int], Found | NotFound]) -> None:
         waiting = self._takes.pop(number, None)
         if waiting is not None:
             process, theirs = waiting

@@ -12,7 +12,7 @@ import os
 import socket
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 
 SO_ATTACH_FILTER = 26
@@ -22,7 +22,7 @@ KEEP_NOTHING = struct.pack("HBBI", 0x06, 0, 0, 0)
 
 
 @contextmanager
-def no_new_listeners(host: str) -> Iterator[None]:
+def no_new_listeners(host: str) -> Generator[None]:
     """Listeners at `host` that were opened within are shut when all is done: whoever was to come has come."""
     before = set(_listeners(host))
     yield
