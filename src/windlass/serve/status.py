@@ -94,7 +94,17 @@ def status(service: Service) -> Status:
         totals=totals(service.metrics),
         machine=service.machine.now(),
         plan=plan_shown(service.plan) if service.plan else chosen_shown(info) if info else None,
-        workers=(WorkerShown(name="this machine", address="local", state=service.supervisor.state, share=1.0),),
+        workers=_workers(service),
+    )
+
+
+def _workers(service: Service) -> tuple[WorkerShown, ...]:
+    """A client over several machines says which."""
+    nodes = getattr(service.client, "nodes", ())
+    if not nodes:
+        return (WorkerShown(name="this machine", address="local", state=service.supervisor.state, share=1.0),)
+    return tuple(
+        WorkerShown(name=node.name, address=node.address, state=node.state, share=round(node.share, 4)) for node in nodes
     )
 
 

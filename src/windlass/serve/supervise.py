@@ -43,7 +43,7 @@ def state_after(breakdowns_in_a_row: int, was_ready: bool) -> State:
 
 
 class Supervisor:
-    """A client whose engine can be stuck has `restart`, which ends it; whose engine can be gone has `is_alive`."""
+    """A client whose engine can be stuck has `restart`, which ends it; whose engine can be gone has `is_alive`; can move, `is_moving`."""
 
     def __init__(
         self,
@@ -74,6 +74,11 @@ class Supervisor:
     def _is_alive(self) -> bool:
         """Clients without a process of their own are alive as long as they answer."""
         return bool(getattr(self.client, "is_alive", True))
+
+    @property
+    def _is_moving(self) -> bool:
+        """What is asked waits for an engine that is made elsewhere; it is neither gone nor stuck."""
+        return bool(getattr(self.client, "is_moving", False))
 
     @property
     def retry_seconds(self) -> int:
@@ -117,6 +122,8 @@ class Supervisor:
             async with asyncio.timeout(patience):
                 info = await self.client.info()
         except TimeoutError:
+            if self._is_moving:  # which takes as long as loading does
+                return
             await self._give_up()
             raise Unavailable(f"the engine said nothing for {self._stuck_seconds:g} s") from None
         if self.state != "ready":
