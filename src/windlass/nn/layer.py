@@ -36,18 +36,19 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, step: Step, cache: Cache | None) -> Tensor:
         """Where halves are side by side, there is one sum over ranks, and not two."""
-        within, total = self.sum.within(x), self.sum.total
+        within, total, enter = self.sum.within(x), self.sum.total, self.sum.enter
         match self.wiring:
             case Wiring.PRE:
-                x = total(self.mixer(self.mixer_norm(x), step, cache, add=within), x)
-                return total(self.feed_forward(self.ffn_norm(x), add=self.sum.within(x)), x)
+                x = total(self.mixer(enter(self.mixer_norm(x)), step, cache, add=within), x)
+                return total(self.feed_forward(enter(self.ffn_norm(x)), add=self.sum.within(x)), x)
             case Wiring.SANDWICH:
-                x = add(x, self.mixer_post_norm(total(self.mixer(self.mixer_norm(x), step, cache))))
-                return add(x, self.ffn_post_norm(total(self.feed_forward(self.ffn_norm(x)))))
+                x = add(x, self.mixer_post_norm(total(self.mixer(enter(self.mixer_norm(x)), step, cache))))
+                return add(x, self.ffn_post_norm(total(self.feed_forward(enter(self.ffn_norm(x))))))
             case Wiring.PARALLEL:
-                return total(self.mixer(self.mixer_norm(x), step, cache, add=self.feed_forward(self.ffn_norm(x), add=within)), x)
+                beside = self.feed_forward(enter(self.ffn_norm(x)), add=within)
+                return total(self.mixer(enter(self.mixer_norm(x)), step, cache, add=beside), x)
             case Wiring.PARALLEL_ONE_NORM:
-                normed = self.mixer_norm(x)
+                normed = enter(self.mixer_norm(x))
                 return total(self.mixer(normed, step, cache, add=self.feed_forward(normed, add=within)), x)
 
 

@@ -9,12 +9,18 @@ from __future__ import annotations
 from torch import Tensor
 
 from windlass.kernels.norm import add
+from windlass.nn.learning import LearningSum
 from windlass.nn.talk import recorded
 from windlass.parallel.group import Group
+from windlass.parallel.learning import LearningGroup
 
 
 class WholeSum:
     """Nothing is missing: products add the stream themselves, which saves a pass over memory."""
+
+    def enter(self, x: Tensor) -> Tensor:
+        """What a half layer is given; where ranks learn, its gradient is a sum over them."""
+        return x
 
     def within(self, stream: Tensor) -> Tensor | None:
         """What the product itself is to add."""
@@ -29,6 +35,9 @@ class SharedSum:
     def __init__(self, group: Group) -> None:
         self._group = recorded(group)
 
+    def enter(self, x: Tensor) -> Tensor:
+        return x
+
     def within(self, stream: Tensor) -> Tensor | None:
         return None
 
@@ -37,8 +46,10 @@ class SharedSum:
         return part if stream is None else add(part, stream)
 
 
-Sum = WholeSum | SharedSum
+Sum = WholeSum | SharedSum | LearningSum
 
 
 def sum_over(group: Group) -> Sum:
-    return WholeSum() if group.size == 1 else SharedSum(group)
+    if group.size == 1:
+        return WholeSum()
+    return LearningSum(group) if isinstance(group, LearningGroup) else SharedSum(group)

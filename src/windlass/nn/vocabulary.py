@@ -11,7 +11,9 @@ from windlass.kernels import program
 from windlass.kernels.linear import embed, linear
 from windlass.kernels.links import starts_of
 from windlass.kernels.precision import widened
+from windlass.nn.learning import LearningVocabulary
 from windlass.nn.shard import Shard
+from windlass.parallel.learning import LearningGroup
 
 
 class WholeVocabulary:
@@ -82,11 +84,13 @@ class LinkedVocabulary:
         return whole
 
 
-Vocabulary = WholeVocabulary | SharedVocabulary | LinkedVocabulary
+Vocabulary = WholeVocabulary | SharedVocabulary | LinkedVocabulary | LearningVocabulary
 
 
 def vocabulary_of(shard: Shard, count: int) -> Vocabulary:
     group = shard.groups.tp
     if group.size == 1:
         return WholeVocabulary()
+    if isinstance(group, LearningGroup):
+        return LearningVocabulary(group, shard.vocabulary(count)[group.rank])
     return LinkedVocabulary(shard, count) if group.is_native else SharedVocabulary(shard, count)
