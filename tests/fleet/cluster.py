@@ -24,8 +24,9 @@ RANK = re.compile(r"windlass\.engine\.(rank|worker) ")
 class Cluster:
     """Host 1 is the root's, the others have a worker each."""
 
-    def __init__(self, hosts: Hosts, folder: Path) -> None:
-        self.hosts, self._folder = hosts, folder
+    def __init__(self, hosts: Hosts, folder: Path, model: Path) -> None:
+        """`model`: a folder that only the root's host has."""
+        self.hosts, self._folder, self._model = hosts, folder, model
         self._secret = folder / "secret"
         self._secret.touch(0o600)
         self._secret.write_text("nobody knows what this is\n")
@@ -50,7 +51,7 @@ class Cluster:
             found.until("listens at", 60)
         return found
 
-    def start_root(self, model: Path, words: Sequence[str] = (), workers: Sequence[int] | None = None) -> Followed:
+    def start_root(self, words: Sequence[str] = (), workers: Sequence[int] | None = None) -> Followed:
         """Returns when it answers."""
         numbers = [number for number in self.hosts.numbers if number != ROOT] if workers is None else workers
         given = (
@@ -59,7 +60,9 @@ class Cluster:
             else []
         )
         self.root = self._start(
-            ROOT, ["serve", model, "--port", str(HTTP_PORT), "--no-page", "--quiet", "--device", "cpu", *given, *words], "root"
+            ROOT,
+            ["serve", self._model, "--port", str(HTTP_PORT), "--no-page", "--quiet", "--device", "cpu", *given, *words],
+            "root",
         )
         self._wait_ready(120)
         return self.root
@@ -68,6 +71,7 @@ class Cluster:
         process = self.hosts.start(
             number,
             [sys.executable, "-u", "-m", "windlass", *words],
+            hidden=None if number == ROOT else self._model,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -26,6 +26,7 @@ NAMES = re.compile(rf"{PREFIX}-(\d+)-\d+-\w+")
 NETWORK = "10.213.7"
 GIGABIT = "1gbit"
 SECONDS_TO_END = 5.0
+HIDE = 'mount -t tmpfs none "$1" && shift && exec "$@"'
 CLONE_NEWNET = 0x40000000
 """linux/sched.h"""
 
@@ -129,10 +130,14 @@ class Hosts:
 
     # --- what happens in a host --------------------------------------------------------------------------------------------
 
-    def start(self, number: int, argv: Sequence[str | Path], **options: Any) -> subprocess.Popen[Any]:
-        """As Popen, whose process is the program itself. It leads a group of its own, so that Ctrl-C of the tests is not its."""
+    def start(self, number: int, argv: Sequence[str | Path], hidden: Path | None = None, **options: Any) -> subprocess.Popen[Any]:
+        """As Popen, whose process is the program itself. It leads a group of its own, so that Ctrl-C of the tests is not its.
+
+        `hidden`: a folder that the host does not have; it sees an empty one.
+        """
         options = {"start_new_session": True, **options}
-        process = subprocess.Popen([*self._enter(number), *map(str, argv)], **options)
+        hiding = [] if hidden is None else ["unshare", "--mount", "--", "sh", "-c", HIDE, "sh", str(hidden)]
+        process = subprocess.Popen([*self._enter(number), *hiding, *map(str, argv)], **options)
         self._processes.append(process)
         return process
 

@@ -154,6 +154,15 @@ def test_a_halted_host_stands_still_by_turns(hosts: Hosts) -> None:
     counting.wait()
 
 
+def test_a_folder_that_a_host_does_not_have(hosts: Hosts, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("here")
+    found = [
+        hosts.start(1, ["ls", tmp_path], hidden, stdout=subprocess.PIPE, text=True).communicate()[0]
+        for hidden in (None, tmp_path)
+    ]
+    assert found == ["file\n", ""]
+
+
 LEAVES = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[1])

@@ -88,9 +88,12 @@ def open_client(
     told: Told = lambda _: None,
 ) -> EngineClient:
     """In a process of its own; over several there are besides, or over several machines. It loads when it is asked."""
+    from windlass.cli.torchrun import adapted, is_torchrun
     from windlass.engine.client import open_client as open_alone
     from windlass.engine.client import with_text
 
+    if is_torchrun():
+        return open_alone(adapted(launch, over.layout), progress)
     if over.is_one:
         return open_alone(launch, progress)
     from windlass.fleet.client import FleetClient

@@ -1,0 +1,117 @@
+"""`windlass run` over workers of this machine, as a user types it: SmolLM2 says the same as alone.
+
+With fp32 sums (`--exact`), so that "the same" is not a matter of luck: sums over ranks have another order, and the packed kernels round
+activations to 8 bits. Nine heads and three kv heads: no number of ranks but three divides them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from followed import Followed
+
+pytestmark = pytest.mark.multi
+pytest.importorskip("torch")
+
+PROMPT = "Why is the sky blue? Answer in two sentences."
+WORDS = [
+    "--prompt",
+    PROMPT,
+    "--temperature",
+    "0",
+    "--max-tokens",
+    "40",
+    "--device",
+    "cpu",
+    "--exact",
+    "--kv",
+    "fp32",
+    "--context",
+    "256",
+]
+ENVIRONMENT = {"WINDLASS_THREADS": "1", "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    file = tmp_path / "secret"
+    file.touch(0o600)
+    file.write_text("sixteen bytes and some more")
+    return file
+
+
+@contextmanager
+def worker(secret: Path, cache: Path) -> Generator[tuple[str, int]]:
+    """Its address and its number; it ends as on Ctrl-C."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "windlass", "worker", "--listen", "127.0.0.1:0", "--secret-file", secret, "--cache", cache],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, **ENVIRONMENT},
+        process_group=0,
+    )
+    followed = Followed(process, str(cache.name))
+    try:
+        yield followed.until("listens at", 60).text.partition("listens at ")[2].split(";")[0], process.pid
+        process.send_signal(signal.SIGINT)
+        assert followed.ended(20) == 0, followed.said
+    finally:
+        process.kill()
+        followed.ended(20)
+
+
+def ran(model: Path, words: Sequence[str | Path]) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-m", "windlass", "run", model, *WORDS, "--json", *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, **ENVIRONMENT},
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def alone(smollm2: Path) -> dict[str, Any]:
+    found = ran(smollm2, [])
+    assert len(found["content"]) > 40
+    return found
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 3])
+def test_the_same_text_as_alone(smollm2: Path, alone: dict[str, Any], secret: Path, tmp_path: Path, num_workers: int) -> None:
+    with ExitStack() as stack:
+        caches = [tmp_path / f"cache{number}" for number in range(num_workers)]
+        workers = [stack.enter_context(worker(secret, cache)) for cache in caches]
+        found = ran(smollm2, ["--workers", ",".join(address for address, _ in workers), "--secret-file", secret])
+        assert found["content"] == alone["content"]
+        until(lambda: ranks_of([pid for _, pid in workers]) == [])  # none outlives its root
+        assert not any(file.is_file() for cache in caches for file in cache.rglob("*.part")), "the file is here: nothing need be sent"
+
+
+def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come to pass"
+        time.sleep(0.05)
+
+
+def ranks_of(pids: Sequence[int]) -> list[str]:
+    """What those processes have started and is still there."""
+    listed = subprocess.run(["ps", "-eo", "ppid=,stat=,args="], capture_output=True, text=True, check=True).stdout
+    rows = [line.split(None, 2) for line in listed.splitlines()]
+    return [row[2] for row in rows if int(row[0]) in pids and not row[1].startswith("Z")]
