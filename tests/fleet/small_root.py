@@ -144,13 +144,13 @@ class SmallRoot:
 
     # --- an epoch
 
-    def start(self, epoch: int, layout: Layout, transport: str = "auto") -> RankJob:
+    def start(self, epoch: int, layout: Layout, transport: str = "auto", launch: Launch | None = None) -> RankJob:
         """All ranks but the first at the worker; the first's own job."""
         self.board = EpochBoard()
         world = layout.world
         hosts, machines = ("127.0.0.1",) * world, (0, *(1,) * (world - 1))
         meeting = Meeting(key=os.urandom(32), hosts=hosts, machines=machines, transport=transport)
-        jobs = [RankJob(launch=tiny(layout), rank=rank, meeting=meeting, epoch=epoch) for rank in range(world)]
+        jobs = [RankJob(launch=launch or tiny(layout), rank=rank, meeting=meeting, epoch=epoch) for rank in range(world)]
         self.post(Start(epoch, jobs[1:]))
         return jobs[0]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import os
 import signal
 import subprocess
@@ -13,18 +14,24 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 pytestmark = [pytest.mark.cpu, pytest.mark.multi]
 
 pytest.importorskip("torch")
 
-from small_root import SmallRoot, WorkerProcess, generated, is_there, tiny, wait_for, wait_until_gone  # noqa: E402
+from small_root import CONFIG, SmallRoot, WorkerProcess, generated, is_there, tiny, wait_for, wait_until_gone  # noqa: E402
 
+from windlass.core.epoch import EpochPlan  # noqa: E402
 from windlass.core.layout import Layout  # noqa: E402
 from windlass.core.meeting import Meeting  # noqa: E402
+from windlass.core.rule import stored_tensors  # noqa: E402
 from windlass.engine.load import load_model  # noqa: E402
+from windlass.engine.protocol import Launch  # noqa: E402
 from windlass.engine.ranks import RankJob  # noqa: E402
+from windlass.families import describe, rules  # noqa: E402
+from windlass.fleet import sending as sending_module  # noqa: E402
 from windlass.fleet.handshake import NotAdmitted  # noqa: E402
 from windlass.fleet.messages import (  # noqa: E402
     AskBeats,
@@ -35,14 +42,22 @@ from windlass.fleet.messages import (  # noqa: E402
     EndEpoch,
     Goodbye,
     Joined,
+    NoPart,
+    NotHeld,
+    PartData,
+    PartsEnd,
+    Prepare,
+    Prepared,
     Probe,
     ProbeAnswer,
     RankEnded,
     RankReady,
     Start,
     Started,
+    WantParts,
 )
 from windlass.fleet.own import OwnMachine  # noqa: E402
+from windlass.fleet.sending import Sending  # noqa: E402
 from windlass.kernels import program  # noqa: E402
 from windlass.parallel.meeting import GroupLost  # noqa: E402
 
@@ -114,6 +129,81 @@ def test_a_root_gets_its_part_done_epoch_after_epoch(worker: WorkerProcess, root
         gc.collect()
         assert found == on_one_machine(layout, [1, 2, 3], 12), layout
     assert not root.lost and not [one for one in root.heard if isinstance(one, RankEnded)]
+
+
+@pytest.fixture
+def sending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sending]:
+    """A tiny checkpoint, in many pieces."""
+    import torch
+    from safetensors.torch import save_file
+
+    monkeypatch.setattr(sending_module, "PIECE_BYTES", 2_000)
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    chance = torch.Generator().manual_seed(0)
+    stored = stored_tensors(rules(describe(CONFIG)))
+    tensors = {one.name: torch.randn(one.shape, generator=chance).to(torch.bfloat16) for one in stored}
+    save_file(tensors, tmp_path / "model.safetensors")
+    made = Sending(tmp_path)
+    yield made
+    made.close()
+
+
+def test_weights_come_once_and_what_has_come_stays(worker: WorkerProcess, roots: Any, sending: Sending) -> None:
+    """An epoch that is given up in the middle; the next asks for the rest, the one after for nothing."""
+    root, layout = roots(), Layout(tp=2)
+    slices = sending.needed(EpochPlan(layout=layout, nodes=(0, 1)), 1)
+
+    def prepare(epoch: int) -> int:
+        since = len(root.heard)
+        root.post(Prepare(epoch, sending.catalogue, "of no file here", "/nowhere", slices))
+        return since
+
+    wanted = root.wait(WantParts, since=prepare(1)).slices
+    pieces = list(sending.pieces(wanted))
+    assert sending.num_bytes(wanted) == sending.num_bytes(slices) and len(pieces) > 4
+    for piece in pieces[:2]:
+        root.post(PartData(1, piece))
+    cache = worker.log.parent / "cache" / sending.catalogue.key
+    wait_for(lambda: len(list(cache.glob("*.piece"))) == 2)
+    since = len(root.heard)
+    root.post(EndEpoch(1))
+    root.wait(Ended, since=since)
+    since = prepare(2)
+    rest = root.wait(WantParts, since=since).slices
+    assert sending.num_bytes(rest) == sending.num_bytes(slices) - sum(len(piece.data) for piece in pieces[:2])
+    for piece in sending.pieces(rest):
+        root.post(PartData(2, piece))
+    root.post(PartsEnd(2))
+    prepared = root.wait(Prepared, since=since)
+    assert prepared.held_bytes == sending.num_bytes(slices) and prepared.received_bytes == sending.num_bytes(rest)
+    launch = Launch(model=str(sending.path), device="cpu", kv="fp32", exact=True, context_tokens=64, kv_bytes=2**22)
+    engine = root.engine(root.start(2, layout, launch=msgspec.structs.replace(launch, layout=layout)))
+    found = generated(engine, [1, 2, 3], 12)
+    engine.close()
+    since = prepare(3)
+    assert root.wait(Prepared, since=since).received_bytes == 0
+    assert not [one for one in root.heard[since:] if isinstance(one, WantParts)]
+    alone, _ = load_model(launch)
+    assert found == generated(alone, [1, 2, 3], 12)
+    alone.close()
+
+
+def test_weights_that_cannot_be_read_or_are_others_are_told_of(worker: WorkerProcess, roots: Any, sending: Sending) -> None:
+    root = roots()
+    slices = sending.needed(EpochPlan(layout=Layout(pp=2), nodes=(0, 1)), 1)
+    catalogue = msgspec.structs.replace(sending.catalogue, key="0" * 40)
+    piece = next(iter(sending.pieces(slices)))
+    damaged = msgspec.structs.replace(piece, data=bytes(len(piece.data)))
+    answers = [NoPart(1, "the disk is gone"), PartData(2, damaged), PartsEnd(3)]
+    for epoch, (answer, words) in enumerate(zip(answers, ["the disk is gone", "other bytes", "have not come"], strict=True), 1):
+        since = len(root.heard)
+        root.post(Prepare(epoch, catalogue, "", "/nowhere", slices))
+        root.wait(WantParts, since=since)
+        root.post(answer)
+        assert words in root.wait(NotHeld, since=since).words
+    since = len(root.heard)
+    root.post(Prepare(4, msgspec.structs.replace(catalogue, key="../../escaped"), "", "/nowhere", slices))
+    assert "cannot have the key" in root.wait(NotHeld, since=since).words
 
 
 def test_one_root_at_a_time_and_the_same_one_takes_its_own_place(worker: WorkerProcess, roots: Any) -> None:
