@@ -19,10 +19,10 @@ from windlass.core.model import Frozen
 from windlass.errors import BadInput
 from windlass.text.chat import chat_template, render_chat
 from windlass.text.tokenizer import Tokenizer, load_tokenizer
-from windlass.train.data.fingerprint import tokenizer_fingerprint
 from windlass.train.data.order import key
 from windlass.train.data.processes import spread, tell
 from windlass.train.data.shards import MANIFEST, Manifest, Shard, Split
+from windlass.train.data.tokenizer import copy_tokenizer, tokenizer_fingerprint
 from windlass.train.data.writing import ShardWriter, token_type_for, write_manifest
 from windlass.train.tasks import draw
 
@@ -88,14 +88,16 @@ def generate_tasks(
     with closing(spread(make_shard, calls, jobs=jobs, advance=advance)) as made:
         shards = [shard for _, shard in made]
     end = text.token_id(style.end)
+    assert end is not None  # _check_style
     manifest = Manifest(
         tokenizer=tokenizer_fingerprint(tokenizer),
         vocab_size=text.vocab_size,
-        end_token=0 if end is None else end,
+        end_token=end,
         token_type=token_type_for(text.vocab_size),
         shards=tuple(sorted(shards, key=lambda shard: shard.name)),
         sources=(f"generated tasks, seed {seed}",),
     )
+    copy_tokenizer(tokenizer, folder)
     write_manifest(folder, manifest)
     return manifest
 

@@ -6,7 +6,6 @@ Nothing looks finished until all of it is: files have hidden names until they ar
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -21,25 +20,17 @@ from windlass.errors import BadInput
 from windlass.formats.disk import explained, require_free, write_atomically
 from windlass.formats.journal import Journal
 from windlass.train.data.encoding import Encoder
-from windlass.train.data.fingerprint import tokenizer_fingerprint
 from windlass.train.data.inputs import Inputs, Unit, find_inputs
 from windlass.train.data.near import BANDS, MOST, Repeats, count_repeats
 from windlass.train.data.processes import Advance, spread
 from windlass.train.data.quality import Counts, added, percentiles
 from windlass.train.data.shards import MANIFEST, Manifest, read_manifest
+from windlass.train.data.tokenizer import copy_tokenizer, tokenizer_fingerprint
 from windlass.train.data.unit import Done, Settings, open_work, run_unit, signature_file
 from windlass.train.data.writing import token_type_for, write_manifest
 
 JOURNAL = ".journal"
 REPORT = "quality.json"
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "generation_config.json",
-    "special_tokens_map.json",
-)
 Started = Callable[[int], Advance]
 """Given all bytes, gives what is told of bytes that are done."""
 
@@ -84,7 +75,7 @@ def prepare(
         results = [done[unit.number] for unit in inputs.units]
         manifest = _manifest(sources, settings, encoder, results)
         report = _report(inputs, results, _signed(out, inputs), manifest, perf_counter() - begun)
-        _finish(out, inputs, manifest, report, settings, encoder)
+        _finish(out, inputs, manifest, report, settings)
         journal.remove()
     finally:
         journal.close()
@@ -179,27 +170,13 @@ def _report(inputs: Inputs, results: list[Done], repeats: Repeats, manifest: Man
     )
 
 
-def _finish(out: Path, inputs: Inputs, manifest: Manifest, report: Report, settings: Settings, encoder: Encoder) -> None:
-    """The tokenizer goes with its tokens, so that what is trained on them can be given out whole."""
+def _finish(out: Path, inputs: Inputs, manifest: Manifest, report: Report, settings: Settings) -> None:
     if not manifest.shards:
         raise BadInput(
             f"nothing was found to learn: {report.counts.empty} documents are empty and {report.counts.bad} cannot be read"
         )
-    _copy_tokenizer(Path(settings.tokenizer), out / "tokenizer", encoder, settings.template)
+    copy_tokenizer(Path(settings.tokenizer), out, settings.template)
     write_atomically(out / REPORT, msgspec.json.format(msgspec.json.encode(report), indent=1))
     write_manifest(out, manifest)
     for unit in inputs.units:
         signature_file(out, unit).unlink(missing_ok=True)
-
-
-def _copy_tokenizer(source: Path, into: Path, encoder: Encoder, template: str | None) -> None:
-    with explained(into, 0):
-        into.mkdir(exist_ok=True)
-        for name in TOKENIZER_FILES if source.is_dir() else ():
-            if (source / name).is_file():
-                shutil.copyfile(source / name, into / name)
-    if not source.is_dir():
-        write_atomically(into / "tokenizer.json", encoder.tokenizer.backend.to_str().encode())
-        write_atomically(into / "tokenizer_config.json", msgspec.json.encode(encoder.tokenizer.config))
-    if template is not None:
-        write_atomically(into / "chat_template.jinja", template.encode())

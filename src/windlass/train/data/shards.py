@@ -111,7 +111,9 @@ class OpenShard:
     def _mapped(self, ending: str, dtype: np.dtype[Any]) -> NDArray[Any]:
         if self.shard.files[ending].num_bytes == 0:  # nothing can be mapped
             return np.empty(0, dtype)
-        return np.memmap(self._folder / f"{self.shard.name}.{ending}", dtype, mode="r")
+        return np.memmap(self._folder / f"{self.shard.name}.{ending}", dtype, mode="r").view(
+            np.ndarray
+        )  # memmap's own slices are slow
 
 
 def open_shards(folder: Path, manifest: Manifest, split: Split) -> list[OpenShard]:
