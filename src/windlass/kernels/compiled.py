@@ -22,8 +22,9 @@ def compile_chains(on: bool) -> None:
     _Switch.on = on
 
 
-def chain(function: Function) -> Function:
-    """The same function; one kernel while the switch is on. It must be free of side effects and of questions to the device."""
+def chain(function: Function, *, dynamic: bool = False) -> Function:
+    """The same function; one kernel while the switch is on. It must be free of side effects, but for tensors it is given to change,
+    and of questions to the device. `dynamic`: one kernel for tensors of every size, not one for each."""
     made: list[Callable[..., Any]] = []
 
     @wraps(function)
@@ -31,7 +32,7 @@ def chain(function: Function) -> Function:
         if not _Switch.on:
             return function(*args, **kwargs)
         if not made:
-            made.append(torch.compile(function, dynamic=False))
+            made.append(torch.compile(function, dynamic=dynamic))
         return made[0](*args, **kwargs)
 
     return call  # type: ignore[return-value]

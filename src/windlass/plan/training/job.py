@@ -35,6 +35,8 @@ class Job(Frozen):
     optimizer: OptimizerName = "adamw"
     overlap: Overlap = Overlap()
     dispatch: Dispatch = "all_to_all"
+    accumulates_apart: bool = False
+    """Gradients of micro-batches are added up by passes of their own, not by the products that make them."""
     next_token: bool = False
     """The multi-token-prediction layer is trained too."""
 

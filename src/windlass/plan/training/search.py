@@ -136,6 +136,7 @@ def job_basis(recipe: Recipe, sequence_tokens: int, global_batch: int) -> Job:
         optimizer=recipe.optimizer.name,
         overlap=recipe.overlap,
         dispatch=recipe.parallel.dispatch,
+        accumulates_apart=recipe.run.engine == "torch",
         next_token=recipe.model.mtp,
     )
 

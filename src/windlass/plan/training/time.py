@@ -55,7 +55,7 @@ def assemble_step(
     slowest, batches = costs.slowest, job.num_micro_batches
     return StepTime(
         compute=batches * slowest.compute,
-        memory=batches * slowest.memory,
+        memory=batches * slowest.memory + accumulation_seconds(job, machine, elements),
         tp=batches * slowest.tp,
         cp=batches * slowest.cp,
         ep=batches * slowest.ep,
@@ -131,6 +131,15 @@ def _hidden(communication: float, computation: float, spec: ModelSpec, job: Job)
 
 def layers_per_stage(spec: ModelSpec, job: Job) -> int:
     return max(spec.num_layers // job.groups.pp, 1)
+
+
+def accumulation_seconds(job: Job, machine: Machine, elements: Elements) -> float:
+    """A 16-bit gradient read and the fp32 sum read and written, every micro-batch; the first only writes. The product that made the
+    gradient is counted as if it had written fp32 already."""
+    if not job.accumulates_apart:
+        return 0.0
+    held = elements.total if job.zero < 2 else owned_elements(job, elements)
+    return (10.0 * job.num_micro_batches - 4.0) * held / machine.bandwidth
 
 
 def optimizer_seconds(spec: ModelSpec, hardware: Hardware, job: Job, machine: Machine, elements: Elements) -> float:
