@@ -16,7 +16,7 @@ DEV := .venv/.installed-dev-$(TORCH)
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
 
-demo: $(RUN)  ## plan a large model; plan, convert, measure and run a small one; with a terminal, chat with it
+demo: $(RUN)  ## plan a large model; plan, convert, measure, run and split a small one; with a terminal, chat with it
 	$(BIN)/windlass models
 	$(BIN)/windlass plan GLM-4.5-Air --on 1xH200 --quant int4
 	$(BIN)/windlass plan SmolLM2-135M-Instruct --quant int8 --group 32
@@ -24,6 +24,7 @@ demo: $(RUN)  ## plan a large model; plan, convert, measure and run a small one;
 	$(BIN)/windlass convert "$$(find .venv -name 'SmolLM2-135M-Instruct*.gguf')" .demo/smollm2-int8 --quant int8 --group 32 --verify
 	$(BIN)/windlass bench .demo/smollm2-int8 --batch 1,8 --new-tokens 64
 	$(BIN)/windlass run .demo/smollm2-int8 --prompt "What is the capital of France?" --temperature 0
+	$(BIN)/python bench/demo_split.py .demo/smollm2-int8
 	@if [ -t 0 ] && [ -t 1 ]; then $(BIN)/windlass run .demo/smollm2-int8; fi
 
 test: lint types  ## install everything; lint, types, and all tests that need no GPU
