@@ -106,13 +106,17 @@ class Cluster:
         return {pid: words for pid, words in self.hosts.commands(number).items() if RANK.search(words + " ")}
 
     def wait_quiet(self, seconds: float) -> float:
-        """Until no rank is left on any host; how long that took."""
+        """Until nothing is left on any host but its worker; how long that took."""
         began = time.monotonic()
-        while any(self.computing(number) for number in self.hosts.numbers):
-            left = {number: self.computing(number) for number in self.hosts.numbers}
-            assert time.monotonic() - began < seconds, f"still there after {seconds:g} s: {left}\n{self.said}"
+        while extra := {number: found for number in self.hosts.numbers if (found := self._extra(number))}:
+            assert time.monotonic() - began < seconds, f"still there after {seconds:g} s: {extra}\n{self.said}"
             time.sleep(0.05)
         return time.monotonic() - began
+
+    def _extra(self, number: int) -> dict[int, str]:
+        """Whatever its name: a process that was just started still has that of whoever started it."""
+        worker = self.workers[number].process.pid if number in self.workers else 0
+        return {pid: words for pid, words in self.hosts.commands(number).items() if pid != worker}
 
     def end_root(self, how: signal.Signals) -> int:
         assert self.root is not None

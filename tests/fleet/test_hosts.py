@@ -57,7 +57,7 @@ def test_clients_see_a_pause_and_nothing_else(int4: Path, hosts: Hosts, undistur
     cluster = Cluster(hosts, tmp_path, int4)
     for number in (2, 3):
         cluster.start_worker(number)
-    cluster.start_root(WORDS)
+    cluster.start_root((*WORDS, "--tp", "3"))
     clients = Clients(cluster.connect, questions(NEW_TOKENS))
     chaos = Chaos(cluster, clients)
     time.sleep(1)
@@ -71,6 +71,7 @@ def test_clients_see_a_pause_and_nothing_else(int4: Path, hosts: Hosts, undistur
     assert check(answers, undisturbed) >= len(undisturbed)
     late = {what: seconds for what, seconds in chaos.noticed.items() if seconds > NOTICED_WITHIN and what != "slowed"}
     assert not late, late
+    print(cluster.root.said if cluster.root else "", chaos.noticed, sep="\n")  # seen where it fails
     check_end(cluster, signal.SIGINT)
     cluster.start_root(WORDS)
     check_end(cluster, signal.SIGKILL)
