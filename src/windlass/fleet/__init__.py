@@ -5,10 +5,11 @@ epoch.py     what to do next, when a worker or a rank comes or goes: pure
 member.py    one machine as the root sees it
 running.py   one epoch: weights brought, ranks started, all of it ended
 client.py    a fleet as a Client
-beats.py     who was heard of last, and when
+beats.py     where the time of a step goes, from what ranks say
 needed.py    what of a checkpoint a rank reads
 sending.py   those slices, from the root's files, in pieces
 cache.py     the pieces on a worker's disk
+local.py     checkpoints that a worker's machine has itself
 replan.py    the port that decides how the machines of an epoch share a model
 messages.py  what a root and a worker say to each other
 channel.py   how they say it: proved both ways, counted, capped
@@ -19,6 +20,7 @@ worker.py    a supervisor: waits for a root, does what it says, and ends its ran
 session.py   one root's time with a supervisor
 receiving.py the slices that an epoch needs and this machine does not have
 ranks.py     the rank processes of an epoch on this machine
+probing.py   what a worker's machine has
 own.py       the same supervisor for the root's own machine, through memory
 board.py     the notes that ranks of an epoch leave for each other, kept by the root
 """
