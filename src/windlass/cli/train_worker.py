@@ -113,7 +113,7 @@ def _run(path: Path, recipe: Recipe, folder: Path, wanted: Wanted, rank: int) ->
         try:
             if (folder / STOP).exists():
                 stop.ask("asked before it began")
-            profile = RunProfile(trainer.model, folder / PROFILE) if wanted.profile and rank == 0 else None
+            profile = RunProfile(folder / PROFILE) if wanted.profile and rank == 0 else None
             section = recipe.guard
             loop = Loop(
                 trainer,
@@ -128,12 +128,12 @@ def _run(path: Path, recipe: Recipe, folder: Path, wanted: Wanted, rank: int) ->
             ended = loop.run()
             if profile is not None:
                 profile.close()
-            return ended
         finally:
             checkpoints.close()
             watch.close()
-            if rank == 0:
-                _draw(folder, recipe, model.resolved.spec.name)
+    if rank == 0:
+        _draw(folder, model.resolved.spec.name)
+    return ended
 
 
 def _begin(loop: Any, checkpoints: Any, resume: bool, folder: Path, model: Model, recipe: Recipe, path: Path, rank: int) -> None:
@@ -278,7 +278,7 @@ def _peak_flops(recipe: Recipe) -> float:
     return peak_flops(device, recipe.precision.compute) * num_devices
 
 
-def _draw(folder: Path, recipe: Recipe, name: str) -> None:
+def _draw(folder: Path, name: str) -> None:
     """Where matplotlib is; a picture is never worth a failed run."""
     from importlib.util import find_spec
 

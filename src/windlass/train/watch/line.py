@@ -60,7 +60,7 @@ def shown(sample: Sample) -> str:
     if sample.expert_balance_cv is not None:
         parts.append(f"balance CV {sample.expert_balance_cv:.2f}")
     parts.append(f"{format_count(sample.tokens)} tokens")
-    if sample.seconds_left is not None:
+    if sample.seconds_left:
         parts.append(f"{format_seconds(sample.seconds_left)} left")
     return " · ".join(parts)
 

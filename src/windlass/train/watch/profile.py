@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 import torch
-from torch import nn
 from torch.profiler import ProfilerActivity, profile, schedule
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -66,9 +65,9 @@ class Profile:
 class FlopCount:
     """What is computed from now on until `close`, forward and backward, by module and operation."""
 
-    def __init__(self, model: nn.Module, path: Path) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._counter: FlopCounterMode | None = FlopCounterMode(model, display=False, depth=None)
+        self._counter: FlopCounterMode | None = FlopCounterMode(display=False, depth=None)
         self._counter.__enter__()
 
     def close(self) -> None:
@@ -90,10 +89,10 @@ def _flops(counts: Mapping[str, Mapping[Any, int]]) -> dict[str, dict[str, int]]
 class RunProfile:
     """Both: the first step's FLOPs, and then a trace."""
 
-    def __init__(self, model: nn.Module, folder: Path) -> None:
+    def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder, self._trace = folder, None
-        self._flops = FlopCount(model, folder / "flops.json")
+        self._flops = FlopCount(folder / "flops.json")
 
     def step(self) -> None:
         if self._trace is None:

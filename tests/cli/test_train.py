@@ -1,0 +1,290 @@
+"""`windlass train`: a tiny model from its recipe to its export, interrupted and resumed; and bad recipes in one line each."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("tokenizers")
+
+import torch
+
+from windlass.cli import run as windlass
+from windlass.train.checkpoint.tensors import CheckpointTensors
+from windlass.train.guard import STOPPED
+from windlass.train.watch.jsonl import read_samples
+
+pytestmark = pytest.mark.cpu
+
+SMALL = {
+    "schedule.steps": 12, "schedule.warmup_steps": 2, "batch.global_batch": 4, "batch.micro_batch": 4, "checkpoint.interval_steps": 5,
+    "validation.interval_steps": 6, "validation.samples": 4,
+}  # fmt: skip
+
+
+def _load(path: Path) -> ModuleType:
+    found = importlib.util.spec_from_file_location(path.stem, path)
+    assert found is not None and found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
+
+
+tiny_run = _load(Path(__file__).parents[1] / "train" / "tiny_run.py")
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_run.make(tmp_path_factory.mktemp("train"))
+
+
+def words(recipe: Path, out: Path, *more: str, **changes: Any) -> list[str]:
+    settings = SMALL | {key.replace("__", "."): value for key, value in changes.items()}
+    given = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    return ["train", "run", str(recipe), "--out", str(out), *given, *more]
+
+
+def last(out: Path) -> tuple[str, dict[str, torch.Tensor]]:
+    step = sorted((out / "checkpoints").glob("step-*"))[-1]
+    tensors = CheckpointTensors(step)
+    return step.name, {name: tensors.tensor(name).clone() for name in tensors.names()}
+
+
+def losses(out: Path) -> dict[int, tuple[float, float]]:
+    return {sample["step"]: (sample["loss"], sample["grad_norm"]) for sample in read_samples(out / "log.jsonl")[0]}
+
+
+def assert_same(one: Path, other: Path) -> None:
+    (step, left), (other_step, right) = last(one), last(other)
+    assert step == other_step and left.keys() == right.keys()
+    assert all(torch.equal(value, right[name]) for name, value in left.items())
+    assert losses(one) == losses(other)
+
+
+@pytest.fixture(scope="module")
+def whole(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twelve steps that nobody disturbed."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    assert windlass(words(recipe, out)) == 0
+    return out
+
+
+# --- a run ------------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_run_leaves(whole: Path) -> None:
+    assert sorted(path.name for path in (whole / "checkpoints").glob("step-*")) == ["step-00000010", "step-00000012"]
+    samples, events = read_samples(whole / "log.jsonl")
+    assert [sample["step"] for sample in samples] == list(range(1, 13))
+    assert samples[-1]["tokens"] == 12 * 4 * 128 and samples[-1]["expert_balance_cv"] >= 0 and samples[-1]["mfu"] > 0
+    assert [event["step"] for event in events if event["event"] == "validation"] == [6, 12]
+    assert (whole / "tokenizer" / "tokenizer.json").is_file()
+    if importlib.util.find_spec("matplotlib") is not None:
+        assert (whole / "run.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_loss_that_falls(recipe: Path, tmp_path: Path) -> None:
+    """The shipped recipe, half of its steps: an untrained model says ln 512 = 6.24."""
+    assert windlass(["train", "run", str(recipe), "--out", str(tmp_path / "run"), "--set", "schedule.steps=100"]) == 0
+    samples, events = read_samples(tmp_path / "run" / "log.jsonl")
+    assert samples[0]["loss"] > 6.0
+    assert sum(sample["loss"] for sample in samples[-10:]) / 10 < 3.9
+    assert [event["loss"] for event in events if event["event"] == "validation"][-1] < 4.3
+
+
+# --- stopped and resumed ----------------------------------------------------------------------------------------------
+
+
+def when(condition: Callable[[], bool], act: Callable[[], None]) -> threading.Thread:
+    def wait() -> None:
+        until = time.monotonic() + 60
+        while not condition() and time.monotonic() < until:
+            time.sleep(0.005)
+        act()
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_saves_and_stops_and_a_resume_is_bit_identical(
+    recipe: Path, whole: Path, tmp_path: Path, number: signal.Signals, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    waiting = when(lambda: len(losses(out)) >= 3, lambda: os.kill(os.getpid(), number))
+    assert windlass(words(recipe, out)) == STOPPED
+    waiting.join()
+    stopped = last(out)[0]
+    assert (
+        f"stopped after step {int(stopped.removeprefix('step-'))} ({number.name}); go on with --resume" in capsys.readouterr().err
+    )
+    assert "step-00000003" <= stopped < "step-00000012"
+    assert windlass(words(recipe, out, "--resume")) == 0
+    assert_same(out, whole)
+
+
+def test_a_folder_with_checkpoints_is_not_begun_anew(recipe: Path, whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert windlass(words(recipe, whole)) == 2
+    assert "has checkpoints already; go on with --resume" in one_line(capsys)
+
+
+def test_a_killed_process_is_started_again(recipe: Path, whole: Path, tmp_path: Path) -> None:
+    """Under torchrun's agent: the worker is killed after its second checkpoint, and all ends as if it had not been."""
+    out = tmp_path / "run"
+    command = [*tiny_run.COMMAND, *words(recipe, out, "--max-restarts", "2")]
+    with (tmp_path / "said").open("wb") as said:
+        run = subprocess.Popen(command, env=tiny_run.ENVIRONMENT, stderr=said, stdout=said)
+        until = time.monotonic() + 90
+        while not (out / "checkpoints" / "step-00000005").exists() and run.poll() is None and time.monotonic() < until:
+            time.sleep(0.01)
+        children = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
+        assert len(children) == 1
+        os.kill(int(children[0]), signal.SIGKILL)
+        assert run.wait(90) == 0, (tmp_path / "said").read_text()
+    assert_same(out, whole)
+    notes = [event["text"] for event in read_samples(out / "log.jsonl")[1] if event["event"] == "note"]
+    assert any(note.startswith("goes on after step ") for note in notes)
+
+
+def test_a_signal_to_the_agent_stops_all(recipe: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    command = [*tiny_run.COMMAND, *words(recipe, out, "--max-restarts", "2", schedule__steps=1000)]
+    with (tmp_path / "said").open("wb") as said:
+        run = subprocess.Popen(command, env=tiny_run.ENVIRONMENT, stderr=said, stdout=said)
+        until = time.monotonic() + 90
+        while len(losses(out)) < 3 and run.poll() is None and time.monotonic() < until:
+            time.sleep(0.02)
+        run.send_signal(signal.SIGTERM)
+        assert run.wait(90) == STOPPED, (tmp_path / "said").read_text()
+    assert json.loads((out / "outcome.json").read_text())["kind"] == "stopped"
+    assert int(last(out)[0].removeprefix("step-")) == max(losses(out))
+
+
+# --- what comes out ---------------------------------------------------------------------------------------------------
+
+
+def test_export_convert_run(whole: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """To Hugging Face, with the logits of transformers; to int4; and text out of the engine."""
+    assert windlass(["train", "export", str(whole), str(tmp_path / "hf"), "--dtype", "fp32", "--json"]) == 0
+    said = json.loads(capfd.readouterr().out)
+    assert said["step"] == 12 and said["num_tensors"] > 50
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "hf", dtype=torch.float32, experts_implementation="eager"
+    )
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "hf").eos_token == tiny_run.END
+    assert torch.isfinite(theirs(torch.arange(20)[None]).logits).all()
+    assert windlass(["convert", str(tmp_path / "hf"), str(tmp_path / "int4"), "--quant", "int4", "--group", "32"]) == 0
+    capfd.readouterr()
+    assert windlass(["run", str(tmp_path / "int4"), "--prompt", "The", "--max-tokens", "8", "--temperature", "0"]) == 0
+    assert "8 tokens" in capfd.readouterr().err
+
+
+def test_what_cannot_be_exported(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert windlass(["train", "export", str(tmp_path), str(tmp_path / "out")]) == 2
+    assert "has no checkpoint" in one_line(capsys)
+    assert windlass(["train", "export", str(tmp_path / "no"), str(tmp_path / "out")]) == 2
+    assert "is no folder" in one_line(capsys)
+    assert windlass(["train", "export", str(whole), str(tmp_path / "out"), "--dtype", "fp8"]) == 2
+    assert "--dtype is bf16, fp16, fp32, not 'fp8'" in one_line(capsys)
+
+
+# --- a profile --------------------------------------------------------------------------------------------------------
+
+
+def test_a_profile(recipe: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert windlass(words(recipe, out, "--profile", schedule__steps=8, validation__interval_steps=8)) == 0
+    trace = json.loads((out / "profile" / "trace.json").read_text())
+    assert len(trace["traceEvents"]) > 100
+    flops = json.loads((out / "profile" / "flops.json").read_text())
+    assert flops["Global"]["total"] > 0 and any("layers.1" in name for name in flops)
+    assert "mm" in (out / "profile" / "operations.txt").read_text()
+
+
+# --- bad input --------------------------------------------------------------------------------------------------------
+
+
+def one_line(capsys: pytest.CaptureFixture[str]) -> str:
+    said = capsys.readouterr().err.strip()
+    assert said.startswith("windlass: ") and "\n" not in said, said
+    return said
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"schedule__stepz": 3}, "unknown key in"),
+        ({"parallel__pp": 3}, "1 devices cannot be arranged as"),
+        ({"batch__global_batch": 5}, "a batch of 5 sequences cannot be cut"),
+        ({"data__sequence_length": 100_000}, "sequence"),
+        ({"data__sources": "[{path='nowhere'}]"}, "holds no token shards"),
+        ({"model__mtp": "true"}, "model.mtp is set"),
+        ({"precision__compute": "fp8"}, "nothing here trains in it"),
+        ({"model__start": "weights"}, "needs model.name or model.path"),
+        ({"checkpoint__keep": 0}, "checkpoint.keep is 0"),
+    ],
+)
+def test_bad_recipes_are_one_line(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], message: str
+) -> None:
+    assert windlass(words(recipe, tmp_path / "run", "--json", **changes)) == 2
+    assert message in one_line(capsys)
+
+
+@pytest.mark.parametrize("words", [["--nproc", "0"], ["--max-restarts", "-1"], ["--prometheus", "70000"], ["--set", "steps"]])
+def test_bad_words_are_one_line(recipe: Path, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert windlass(["train", "run", str(recipe), *words]) == 2
+    one_line(capsys)
+
+
+def test_another_models_checkpoint_is_one_line(
+    recipe: Path, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other.toml"
+    text = recipe.read_text().replace("hidden_size = 64", "hidden_size = 32").replace("../out", str(recipe.parent.parent / "out"))
+    other.write_text(text)
+    assert windlass(words(other, whole, "--resume", "--json")) == 2
+    assert "is a checkpoint of tiny-glm-moe-cpu, not of the recipe's other" in one_line(capsys)
+
+
+def test_a_corrupt_shard_is_one_line(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(recipe.parent.parent, copy)
+    shard = next((copy / "out" / "tiny-cpu" / "tasks").glob("*.tokens.bin"))
+    shard.write_bytes(shard.read_bytes()[:-2])
+    assert windlass(words(copy / "recipes" / recipe.name, tmp_path / "run", "--json")) == 2
+    assert shard.name in one_line(capsys)
+
+
+def test_what_does_not_fit_is_not_started(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    assert windlass(words(recipe, out, hardware__on="1xH100-80GB[500MB]")) == 3
+    assert not out.exists()
+    assert windlass(words(recipe, out, "--plan")) == 0
+    assert not out.exists()
+
+
+def test_worker_words_say_the_same(tmp_path: Path) -> None:
+    """What the agent starts is the same command."""
+    from windlass.cli.train_run import Options, _arguments
+
+    options = Options(resume=True, settings=("a.b=1", "c.d=2"), out=tmp_path, prometheus=0, tensorboard=True, nproc=2)
+    assert _arguments(Path("r.toml"), options) == [
+        "-m", "windlass", "train", "run", "r.toml", "--set", "a.b=1", "--set", "c.d=2", "--out", str(tmp_path), "--prometheus", "0",
+        "--resume", "--tensorboard",
+    ]  # fmt: skip
