@@ -14,6 +14,8 @@ windlass bench Llama-3.1-8B --random-weights --quant int4 --group 32
 
 windlass bench SmolLM2-135M-Instruct.gguf --save before.json
 
+windlass bench ./GLM-4.5-Air-int4 --workers 10.0.0.7:9998,10.0.0.8:9998 --secret-file ~/.windlass-secret
+
 windlass bench SmolLM2-135M-Instruct.gguf --compare before.json --profile trace.json --memory memory.png"""
 
 
@@ -25,6 +27,14 @@ def bench(
     random_weights: bool = typer.Option(False, "--random-weights", help="No checkpoint: the published shape, numbers at random."),
     quant: str | None = typer.Option(None, metavar="int4|int8|fp8|bf16", help="With --random-weights: how matrices are stored."),
     group: int = typer.Option(128, metavar="128|64|32", help="With --random-weights: weights that share a scale."),
+    workers: str | None = typer.Option(
+        None, metavar="HOST:PORT,...", help="Machines that share the model with this one; each runs `windlass worker`."
+    ),
+    secret_file: Path | None = typer.Option(None, metavar="FILE", help="The secret that the workers were started with."),
+    sync: str = typer.Option("exact", metavar="exact|int8", help="How partial sums travel: as they are, or in blocks of int8."),
+    tp: int = typer.Option(1, metavar="N", min=1, help="Processes that share every layer."),
+    pp: int = typer.Option(1, metavar="N", min=1, help="Stages of layers, one after another, each in processes of its own."),
+    ep: int = typer.Option(1, metavar="N", min=1, help="Of the tp processes, how many ways the experts are spread."),
     device: str = typer.Option("auto", metavar="cpu|cuda|mps", help="Where it runs; without it the best there is."),
     kv: str = typer.Option("bf16", metavar="bf16|fp32", help="How keys and values are stored."),
     exact: bool = typer.Option(False, "--exact", help="Packed weights as plain fp32: slower, larger, no rounding."),
@@ -39,6 +49,8 @@ def bench(
     What the machine can do is measured in the same run: how fast it reads memory, how fast it multiplies matrices.
     """
     from windlass.cli.bench_run import Options, run
+    from windlass.cli.fleet_open import Over
+    from windlass.core.layout import Layout
 
     options = Options(
         batches=batch,
@@ -47,6 +59,7 @@ def bench(
         random_weights=random_weights,
         quant=quant,
         group=group,
+        over=Over(workers=workers, secret_file=secret_file, sync=sync, layout=Layout(tp=tp, pp=pp, ep=ep)),
         device=device,
         kv=kv,
         exact=exact,

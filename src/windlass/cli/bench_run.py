@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from windlass.cli.compiled import compile_kernels
+from windlass.cli.fleet_open import Over
 from windlass.cli.run_plan import DEVICES, KV_TYPES, stored_scheme
 from windlass.core.scheme import SCHEME_NAMES, Scheme, scheme
 from windlass.errors import BadInput, Error, MissingExtra, UnknownName
@@ -29,6 +31,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     random_weights: bool = False
     quant: str | None = None
     group: int = 128
+    over: Over = Over()
     device: str = "auto"
     kv: str = "bf16"
     exact: bool = False
@@ -51,8 +54,8 @@ def run(word: str, options: Options) -> int:
     from windlass.measure.trace import Trace
 
     log, trace = MemoryLog(), Trace() if options.profile is not None else None
-    with _progress(options) as progress:
-        report = bench(setup, begin, log, trace, _planned_bytes(setup), progress)
+    with _progress(options) as progress, _spread(options) as spread:
+        report = bench(setup, begin, log, trace, _planned_bytes(setup), progress, spread)
     written = _write(report, options, log, trace)
     if options.as_json:
         from windlass.measure.report import encode_report
@@ -64,6 +67,16 @@ def run(word: str, options: Options) -> int:
 
     show(report, written, compare(report, old) if old is not None else ())
     return 0
+
+
+def _spread(options: Options) -> Any:
+    """None: there is but this process."""
+    if options.over.is_one:
+        return nullcontext()
+    from windlass.cli.fleet_bench import Spread
+
+    told = (lambda _: None) if options.as_json else (lambda line: sys.stderr.write(f"{line}\n"))
+    return Spread(options.over, told, lambda _: None)
 
 
 def parse_batches(text: str) -> tuple[int, ...]:
@@ -82,6 +95,9 @@ def _check(options: Options) -> None:
         raise BadInput("--prompt-tokens is at least 1 and --new-tokens at least 2")
     if options.device.split(":")[0] not in DEVICES:
         raise BadInput(f"--device is cpu, cuda or mps, not {options.device!r}")
+    options.over.check()
+    if not options.over.is_one and (options.profile or options.memory):
+        raise BadInput("--profile and --memory look into one process; leave --workers, --tp and --pp out")
     if options.kv not in KV_TYPES:
         raise BadInput(f"--kv is {' or '.join(KV_TYPES)}, not {options.kv!r}")
     if options.quant is not None and not options.random_weights:

@@ -11,7 +11,7 @@ from windlass.cli.console import console
 from windlass.units import format_bytes, format_count, format_rate, format_seconds
 
 if TYPE_CHECKING:
-    from windlass.measure.report import Change, Report, Run
+    from windlass.measure.report import Change, Report, Run, Split
 
 
 def show(report: Report, written: list[Path], changes: tuple[Change, ...] = ()) -> None:
@@ -30,7 +30,10 @@ def show(report: Report, written: list[Path], changes: tuple[Change, ...] = ()) 
     out.print(
         f"prompts of {first.prompt_tokens:,}, answers of {first.new_tokens:,} tokens; per cents are of what this machine can do"
     )
-    out.print(_runs(report))
+    out.print(_runs(report) if report.split is None else _split_runs(report))
+    if report.split is not None:
+        out.print(_ranks(report.split))
+        out.print(_against_the_plan(report, report.split))
     shares = [f"batch {run.batch} {run.python_share:.1%}" for run in report.runs if run.python_share is not None]
     if shares:
         out.print(f"of a decode step outside the kernels: {', '.join(shares)}")
@@ -70,6 +73,50 @@ def _row(run: Run, report: Report) -> list[str]:
         f"{run.read_bytes_per_second / 1e9:.1f} GB/s, {run.read_share(limits):.0%}",
         f"{decode:,.0f} GFLOP/s, {run.decode_flops_share(limits):.0%}",
     ]
+
+
+SPLIT_COLUMNS = ("batch", "first token", "prefill", "decode", "a step")
+
+
+def _split_runs(report: Report) -> Table:
+    """What one machine can do says little of several."""
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for name in SPLIT_COLUMNS:
+        table.add_column(name, justify="right")
+    for run in report.runs:
+        prefill, decode = format_rate(run.prefill_tokens_per_second), format_rate(run.decode_tokens_per_second)
+        first = format_seconds(run.time_to_first_token_seconds)
+        table.add_row(str(run.batch), first, f"{prefill} tok/s", f"{decode} tok/s", format_seconds(run.step_seconds))
+    return table
+
+
+RANK_COLUMNS = ("rank", "machine", "computes", "waits", "wire", "sends", "receives")
+
+
+def _ranks(split: Split) -> Table:
+    title = (
+        f"{split.layout}, sums {'as they are' if split.sync == 'exact' else f'as {split.sync}'}; of each step of the first batch"
+    )
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0), title=title, title_justify="left")
+    for name in RANK_COLUMNS:
+        table.add_column(name, justify="left" if name == "machine" else "right")
+    for one in split.ranks:
+        times = (format_seconds(seconds) for seconds in (one.compute_seconds, one.waiting_seconds, one.wire_seconds))
+        table.add_row(
+            str(one.rank), one.node, *times, format_bytes(round(one.sent_bytes)), format_bytes(round(one.received_bytes))
+        )
+    return table
+
+
+def _against_the_plan(report: Report, split: Split) -> str:
+    alone = next((run for run in report.runs if run.batch == 1), None)
+    if not split.predicted_tokens_per_second:
+        return "the plan predicted nothing for this"
+    predicted = f"the plan predicted {format_rate(split.predicted_tokens_per_second)} tokens/s for one sequence"
+    if alone is None:
+        return predicted
+    share = alone.decode_tokens_per_second / split.predicted_tokens_per_second
+    return f"{predicted}; measured {format_rate(alone.decode_tokens_per_second)}, {share:.0%} of it"
 
 
 def _memory(report: Report) -> str:

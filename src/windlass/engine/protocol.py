@@ -48,8 +48,8 @@ class Part(Frozen):
     """A folder through which ranks of one machine meet; empty: the board is behind `socket`."""
     socket: int = -1
     """Of the first rank: the file descriptor of its socket to the fleet, where it has one."""
-    names: tuple[str, ...] = ()
-    """Of the machines, by number, for people to read."""
+    is_guest: bool = False
+    """Of the first rank: its process is somebody's, and goes on when the epoch is over."""
 
 
 class Launch(Frozen):

@@ -32,13 +32,14 @@ from windlass.engine.load import KV_DTYPES, Built, Progress, build, chosen_devic
 from windlass.engine.memory import block_bytes
 from windlass.engine.protocol import Launch
 from windlass.engine.ranks import Beat, RankJob, Ranks
-from windlass.engine.steps import Steps, announce
+from windlass.engine.steps import STEPS, Steps, announce
 from windlass.engine.tether import Tether
 from windlass.errors import Impossible
 from windlass.kernels import program
 from windlass.kernels.links import make_links
 from windlass.kernels.step import Cache
 from windlass.nn.shard import Shard
+from windlass.parallel.group import Count
 from windlass.parallel.groups import Groups
 from windlass.parallel.meeting import Board, FolderBoard, GroupLost, join_ranks
 from windlass.parallel.through_host import through_host
@@ -52,7 +53,7 @@ def load_split(launch: Launch, progress: Progress | None = None) -> tuple[Engine
     began = time.perf_counter()
     _check(launch)
     with ExitStack() as stack:
-        job, board, ranks = _of_fleet(launch) if launch.part is not None else _on_our_own(launch, stack)
+        job, board, ranks = _of_fleet(launch, stack) if launch.part is not None else _on_our_own(launch, stack)
         steps = stack.enter_context(Steps())
         try:
             built = build_rank(job, board, progress)
@@ -74,6 +75,7 @@ def _beat(steps: Steps, groups: Groups) -> Beat:
     """How long its steps take is not asked of the first rank: whoever waits for it knows."""
     named = (("tp", groups.tp), ("pp", groups.pp))
     counts = {f"{name} {what}": count for name, group in named for what, count in group.counts().items()}
+    counts[STEPS] = Count(steps.num_steps, steps.sent_bytes, 0, steps.seconds)
     return Beat(steps.num_steps, steps.num_rows, 0.0, counts)
 
 
@@ -127,11 +129,12 @@ def _shard(job: RankJob, groups: Groups, spec: ModelSpec, rules: tuple[Rule, ...
 # --- the first rank's own beginning
 
 
-def _of_fleet(launch: Launch) -> tuple[RankJob, Board, None]:
+def _of_fleet(launch: Launch, stack: ExitStack) -> tuple[RankJob, Board, None]:
     part = launch.part
     assert part is not None
     job = RankJob(launch=launch, rank=part.rank, meeting=part.meeting, epoch=part.epoch, shares=part.shares, stages=part.stages)
-    tether = Tether(socket.socket(fileno=part.socket))
+    connection = stack.enter_context(socket.socket(fileno=part.socket))
+    tether = Tether(connection, ends_process=not part.is_guest)
     tether.watch()
     return job, tether, None
 

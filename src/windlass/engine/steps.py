@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from types import TracebackType
 from typing import Any, Self
 
@@ -24,7 +25,8 @@ class Steps:
 
     def __init__(self) -> None:
         self._others: list[tuple[int, socket.socket]] = []
-        self.num_steps = self.num_rows = 0
+        self.num_steps = self.num_rows = self.sent_bytes = 0
+        self.seconds = 0.0
 
     def meet(self, job: RankJob, board: Board) -> None:
         """Returns when all ranks have their weights and wait for a step."""
@@ -35,6 +37,7 @@ class Steps:
             connection.settimeout(SECONDS_TO_SEND)
 
     def tell(self, step: Step) -> None:
+        began = time.perf_counter()
         data = encode_step(step)
         self.num_steps += 1
         self.num_rows += int(step.counts[0])
@@ -43,6 +46,8 @@ class Steps:
                 write_frame(connection, data)
             except OSError as error:
                 raise GroupLost(f"rank {rank} is gone: {error}") from error
+        self.sent_bytes += len(data) * len(self._others)
+        self.seconds += time.perf_counter() - began
 
     def close(self) -> None:
         for _, connection in self._others:

@@ -10,6 +10,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 
 import msgspec
@@ -38,13 +39,15 @@ SECONDS_FOR_THE_ANSWER = 5.0
 
 
 class Tether:
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
+    def __init__(self, connection: socket.socket, *, ends_process: bool = True) -> None:
+        """`ends_process`: as a rank's own process should; a guest's goes on without its line."""
+        self._connection, self._ends_process = connection, ends_process
         self._sending = threading.Lock()
         self._numbers = itertools.count()
         self._waiting: dict[int, SimpleQueue[Found | NotFound]] = {}
         self._beat: Callable[[], Beat] = Beat
-        end_with(connection.fileno())
+        if ends_process:
+            end_with(connection.fileno())
 
     def job(self) -> RankJob:
         """The first frame; to be read before `watch`."""
@@ -101,16 +104,25 @@ class Tether:
 
     def _read(self) -> None:
         """Until the line ends, and with it the process."""
+        with suppress(OSError):
+            self._heard()
+        if self._ends_process:
+            os._exit(0)
+        for answer in list(self._waiting.values()):
+            answer.put(NotFound(0, "the epoch is over"))
+
+    def _heard(self) -> None:
         while (data := read_frame(self._connection)) is not None:
             told = decode_told(data)
             if isinstance(told, AskBeat):
                 self._say(msgspec.structs.replace(self._beat(), is_answer=True))
             elif (answer := self._waiting.get(told.id)) is not None:
                 answer.put(told)
-        os._exit(0)
 
     def _live(self) -> None:
+        """Until nobody listens."""
         pause = threading.Event()
-        while True:
-            self._say(self._beat())
-            pause.wait(SECONDS_BETWEEN_BEATS)
+        with suppress(OSError):
+            while True:
+                self._say(self._beat())
+                pause.wait(SECONDS_BETWEEN_BEATS)

@@ -116,6 +116,10 @@ class Fleet:
         epoch = self._epoch
         return () if epoch is None else tuple(epoch.members[node].name for node in epoch.plan.nodes)
 
+    def own_node(self, num_ranks: int) -> Node:
+        """This machine, as it was found."""
+        return self._members[ROOT].node(num_ranks)
+
     async def beats(self) -> dict[int, Beat]:
         """Of every rank of the epoch there is, as of now."""
         return {} if self._epoch is None else await self._epoch.fresh_beats()
@@ -125,6 +129,9 @@ class Fleet:
         if self._is_closed:
             return
         self._is_closed = True
+        port, self._port = self._port, None
+        if port is not None:
+            port.kill()
         self._event(events.Unwanted())
         for member in self._members.values():
             member.wire.post(said.Goodbye("the root ends"))

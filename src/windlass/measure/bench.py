@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Protocol, cast
 
@@ -27,7 +28,7 @@ from windlass.measure.limits import Limits, measure_limits
 from windlass.measure.loop import Timed, random_prompts, run_batch
 from windlass.measure.memory import MemoryLog, resident
 from windlass.measure.profile import profiled
-from windlass.measure.report import Memory, Report, Run
+from windlass.measure.report import Memory, Report, Run, Split
 from windlass.measure.setup import Setup
 from windlass.measure.trace import Trace
 from windlass.measure.work import WeightBytes, decode_work, prefill_work
@@ -36,6 +37,7 @@ from windlass.nn.decoder import Decoder
 WARM_TOKENS = 3
 """A first run, which does not count: pages are touched, threads are woken."""
 PROFILED_TOKENS = 8
+SHORT_TOKENS = 4
 
 
 class Progress(Protocol):
@@ -71,15 +73,40 @@ class Submitted:
         return [output.id for output in self._engine.step() if output.token_ids]
 
 
+class Spread(Protocol):
+    """A model over several ranks, of which this process is the first: somebody else knows the others."""
+
+    def load(self, launch: Launch, progress: Callable[[int, int], None]) -> tuple[Engine, Info]: ...
+
+    def watch(self, run: Callable[[], Sequence[float]]) -> Split:
+        """`run` decodes, and gives the seconds of its steps: where they went, on every rank."""
+        ...
+
+
+class Alone:
+    def load(self, launch: Launch, progress: Callable[[int, int], None]) -> tuple[Engine, Info]:
+        return load_model(launch, progress)
+
+    def watch(self, run: Callable[[], Sequence[float]]) -> None:
+        """There is nobody to wait for."""
+
+
 def bench(
-    setup: Setup, begin: float, log: MemoryLog, trace: Trace | None, planned_bytes: int | None, progress: Progress | None = None
+    setup: Setup,
+    begin: float,
+    log: MemoryLog,
+    trace: Trace | None,
+    planned_bytes: int | None,
+    progress: Progress | None = None,
+    spread: Spread | Alone | None = None,
 ) -> Report:
     """`begin`: when the program was started, by time.perf_counter."""
+    spread = spread or Alone()
     told = progress or Silence()
     log.base_bytes = before = resident().own_bytes
     with log.watching():
         log.mark("load")
-        engine, info = load_model(launch_of(setup), told.loading)
+        engine, info = spread.load(launch_of(setup), told.loading)
     start_seconds = time.perf_counter() - begin
     try:
         device = info.device or "cpu"
@@ -88,6 +115,7 @@ def bench(
         with log.watching():
             runs, weights = _runs(setup, engine, log, trace, told)
             held = _held_bytes(device, before)
+        split = spread.watch(lambda: _steps(setup, engine))
     finally:
         engine.close()
     told.doing("measuring the machine again")
@@ -99,7 +127,7 @@ def bench(
         loading_peak_bytes=log.peak_bytes - before,
         planned_bytes=planned_bytes,
     )
-    return _report(setup, info, limits, start_seconds, runs, memory)
+    return msgspec.structs.replace(_report(setup, info, limits, start_seconds, runs, memory), split=split)
 
 
 def launch_of(setup: Setup) -> Launch:
@@ -136,6 +164,22 @@ def _runs(
         log.mark(f"batch {batch}")
         runs.append(_run(setup, engine, weights, batch, trace))
     return tuple(runs), weights
+
+
+def _steps(setup: Setup, engine: Engine) -> list[float]:
+    """Decoding of the first batch from prompts so short that reading them is next to nothing; the seconds of its steps."""
+    batch = setup.batches[0]
+    prompts = random_prompts(batch, SHORT_TOKENS, engine.num_tokens, seed=7)
+    seconds: list[float] = []
+
+    @contextmanager
+    def timed() -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        seconds.append(time.perf_counter() - began)
+
+    run_batch(Submitted(engine), prompts, setup.new_tokens, around_step=timed)
+    return seconds
 
 
 def _held_bytes(device: str, before: int) -> int:

@@ -71,6 +71,31 @@ class Run(Frozen):
         return self.batch * limits.read_bytes_per_second / self.step_read_bytes
 
 
+class RankRun(Frozen):
+    """Where the time of a decode step goes on one rank of several."""
+
+    rank: int
+    node: str
+    compute_seconds: float
+    waiting_seconds: float
+    """For other ranks, or for the first to say what is next."""
+    wire_seconds: float
+    """In collectives, less waiting."""
+    sent_bytes: float
+    received_bytes: float
+
+
+class Split(Frozen):
+    """A model over several ranks."""
+
+    layout: str
+    sync: str = "exact"
+    predicted_tokens_per_second: float = 0.0
+    """Of one sequence, by the plan; 0: not predicted."""
+    ranks: tuple[RankRun, ...] = ()
+    """Of the first batch."""
+
+
 class Memory(Frozen):
     weights: WeightBytes
     kv_bytes: int
@@ -99,6 +124,7 @@ class Report(Frozen):
     """From nothing to ready for the first request, programs imported and weights read."""
     runs: tuple[Run, ...]
     memory: Memory
+    split: Split | None = None
     random_weights: bool = False
     made_at: str = ""
     windlass: str = ""
