@@ -16,7 +16,8 @@ from windlass.errors import BadInput
 
 SECONDS_BETWEEN_LOOKS = 0.2
 Advance = Callable[[int], None]
-Item, Result = TypeVar("Item"), TypeVar("Result")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 class Stopped(BaseException):
