@@ -8,7 +8,15 @@ from contextlib import contextmanager
 from typing import Any
 
 CONTEXT: Any = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "windlass.parallel.processes", "windlass.nn", "windlass.weights"])
+PRELOADED = [
+    "torch",
+    "torch.distributed",
+    "windlass.parallel.joining",
+    "windlass.kernels.links",
+    "windlass.nn",
+    "windlass.weights",
+]
+CONTEXT.set_forkserver_preload(PRELOADED)
 
 
 @contextmanager

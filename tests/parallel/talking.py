@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -45,19 +45,42 @@ def check_ring(group: Any) -> None:
             assert x.tolist() == [[word + sum(range(group.size))] * 2] * 2
 
 
-def rank_of_processes(rank: int, folder: str, layout: Layout, what: str) -> None:
-    """`talk`; or the last rank may `die`, or be `stuck`: there, and silent. The others miss it."""
-    from torch.distributed import FileStore
+class Way(NamedTuple):
+    """How ranks talk. Machines: equal numbers share memory; none: all do."""
 
-    from windlass.parallel.processes import GroupLost, join_processes
+    transport: str = "links"
+    host: str = ""
+    machines: tuple[int, ...] = ()
+    sync: str = "exact"
+
+
+def joined(rank: int, folder: str, layout: Layout, way: Way, timeout_seconds: float = 20.0) -> Any:
+    from windlass.core.meeting import Meeting
+    from windlass.kernels import program
+    from windlass.kernels.links import make_links
+    from windlass.parallel.joining import join
+    from windlass.parallel.meeting import FolderBoard
 
     torch.set_num_threads(1)
-    store = FileStore(f"{folder}/store", layout.world)
-    groups = join_processes(layout, rank, store, timeout_seconds=20.0 if what == "talk" else 2.0)
+    if program.available():
+        program.set_threads(1)
+    machines = way.machines or (0,) * layout.world
+    meeting = Meeting(key=bytes(32), hosts=(way.host,) * layout.world, machines=machines, sync=way.sync, transport=way.transport)
+    links = None if way.transport == "gloo" else make_links
+    return join(meeting, layout, rank, FolderBoard(folder), "cpu", links, timeout_seconds)
+
+
+def rank_of_processes(rank: int, folder: str, layout: Layout, way: Way, what: str) -> None:
+    """`talk`; or the last rank may `die`, or be `stuck`: there, and silent. The others miss it."""
+    from windlass.parallel.group import GroupLost
+
+    groups = joined(rank, folder, layout, way, 20.0 if what == "talk" else 2.0)
     if what == "talk":
         for group in (groups.tp, groups.pp):
             if group.size > 1:
                 check_group(group)
+                check_counts(group)
+        _leave_together(groups)
         return
     x = torch.ones(4)
     group = groups.tp if layout.tp > 1 else groups.pp
@@ -69,5 +92,22 @@ def rank_of_processes(rank: int, folder: str, layout: Layout, what: str) -> None
     try:
         group.all_reduce(x) if layout.tp > 1 else group.take_previous(x)
     except GroupLost:
-        os._exit(0 if time.monotonic() - began < 10 else 3)
+        os._exit(0 if time.monotonic() - began < (10 if what == "stuck" else 1.5) else 3)
     os._exit(4)  # nobody missed the rank that is gone
+
+
+def check_counts(group: Any) -> None:
+    """Every collective that `check_group` makes was counted once, or twice."""
+    counts = group.counts()
+    calls = {name: count.calls for name, count in counts.items()}
+    assert set(calls) == {"all_reduce", "all_gather", "gather", "broadcast", "send_next", "take_previous"}
+    assert all(1 <= number <= group.size for number in calls.values()), calls
+    assert all(count.seconds > 0 for count in counts.values())
+    assert counts["send_next"].sent_bytes == counts["take_previous"].received_bytes == 2 * 16
+    assert counts["broadcast"].sent_bytes == (0 if group.rank else 16 * (group.size - 1))
+
+
+def _leave_together(groups: Any) -> None:
+    """Over gloo, whoever leaves first is missed by those that still read what it said."""
+    for group in (groups.tp, groups.pp):
+        group.all_reduce(torch.ones(1))

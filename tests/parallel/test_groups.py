@@ -10,10 +10,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from starting import exit_codes, started  # noqa: E402
-from talking import check_group, rank_of_processes  # noqa: E402
+from talking import Way, check_group, rank_of_processes  # noqa: E402
 
 from windlass.core.layout import Layout, coordinates  # noqa: E402
 from windlass.errors import Impossible  # noqa: E402
+from windlass.kernels import program  # noqa: E402
 from windlass.parallel import SOLO, Groups, SoloGroup, make_groups  # noqa: E402
 from windlass.parallel.threads import run_ranks  # noqa: E402
 
@@ -74,15 +75,37 @@ def test_who_is_in_which_group() -> None:
         make_groups(layout, 12, lambda *_: SoloGroup())
 
 
+GLOO = Way("gloo", "127.0.0.1")
+WAYS = {
+    "gloo": GLOO,
+    "memory": Way(),
+    "sockets": Way(host="127.0.0.1", machines=(0, 1, 2, 3)),
+    "both": Way(host="127.0.0.1", machines=(0, 0, 1, 1)),
+}
+compiled = pytest.mark.skipif(not program.available(), reason="nothing is compiled here")
+
+
+@compiled
 @pytest.mark.parametrize("layout", [Layout(tp=3), Layout(tp=2, pp=2)], ids=str)
-def test_processes(tmp_path: Path, layout: Layout) -> None:
-    assert exit_codes(layout.world, rank_of_processes, str(tmp_path), layout, "talk") == [0] * layout.world
+@pytest.mark.parametrize("name", WAYS)
+def test_processes(tmp_path: Path, layout: Layout, name: str) -> None:
+    way = WAYS[name]._replace(machines=WAYS[name].machines[: layout.world])
+    assert exit_codes(layout.world, rank_of_processes, str(tmp_path), layout, way, "talk") == [0] * layout.world
 
 
+@compiled
 @pytest.mark.parametrize("layout", [Layout(tp=2), Layout(pp=2)], ids=str)
 @pytest.mark.parametrize("how", ["die", "stuck"])
-def test_a_rank_that_is_gone_is_missed(tmp_path: Path, how: str, layout: Layout) -> None:
+@pytest.mark.parametrize("name", ["memory", "sockets"])
+def test_a_rank_that_is_gone_is_missed(tmp_path: Path, how: str, layout: Layout, name: str) -> None:
     """In a sum, and where one waits to be told something."""
-    with started(2, rank_of_processes, str(tmp_path), layout, how) as ranks:
+    way = WAYS[name]._replace(machines=WAYS[name].machines[:2])
+    with started(2, rank_of_processes, str(tmp_path), layout, way, how) as ranks:
+        ranks[0].join(60)
+        assert ranks[0].exitcode == 0
+
+
+def test_a_rank_that_is_gone_is_missed_by_gloo(tmp_path: Path) -> None:
+    with started(2, rank_of_processes, str(tmp_path), Layout(tp=2), GLOO, "die") as ranks:
         ranks[0].join(60)
         assert ranks[0].exitcode == 0

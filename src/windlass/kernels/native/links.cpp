@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t AT_ONCE_BYTES = 16 << 10;  // exact sums up to here go to everybody at once, whatever the number of ranks
 constexpr int64_t PIECE_BYTES = 1 << 20;     // of a large sum between two
 constexpr int64_t PACKET_BYTES = 1448;       // of Ethernet's 1500, less the headers of IP and TCP
-enum Room { OUT_ROOM, IN_ROOM, SUM_ROOM };   // of Links::room
+constexpr int64_t TURN = 32;                 // sums between one choice of owners and the next
 
 Links& links_of(const Op& op) { return *reinterpret_cast<Links*>(op.ints[0]); }
 
@@ -35,16 +35,6 @@ void sum_at_once(Links& links, char* x, int64_t count, int64_t type, LinkCount& 
     if (!links.exchange(transfers.data(), int(transfers.size()), counted)) return;
     add_parts(x, by_rank(links, x, theirs, bytes).data(), links.size, count, type);
 }
-
-// Part `number` of `parts` of `count` numbers, in whole blocks.
-struct Part {
-    int64_t first, count;
-    Part(int64_t total, int number, int parts) {
-        const int64_t blocks = (total + QUANTUM - 1) / QUANTUM;
-        first = std::min(blocks * number / parts * QUANTUM, total);
-        count = std::min(blocks * (number + 1) / parts * QUANTUM, total) - first;
-    }
-};
 
 // Parts and their owners, this rank among them or not.
 struct Owners {
@@ -97,7 +87,7 @@ void sum_of_two_packed(Links& links, float* x, int64_t count, LinkCount& counted
 void sum_packed(Links& links, float* x, int64_t count, LinkCount& counted) {
     const int64_t packets = (packed_bytes(count) + PACKET_BYTES - 1) / PACKET_BYTES;
     const int num_parts = links.is_local ? links.size : int(std::min<int64_t>(links.size, packets));
-    const Owners owners{num_parts, int(links.num_sums * num_parts % links.size), links.size};
+    const Owners owners{num_parts, int(links.num_sums / TURN * num_parts % links.size), links.size};
     links.num_sums++;
     const int own = owners.part_of(links.rank);
     const Part mine(count, std::max(own, 0), num_parts);

@@ -1,6 +1,7 @@
 // Ranks that talk without Python: a stream of bytes to and from every other rank of a group, through memory that two processes share or
 // through a socket, and what collectives are made of. kernels/links.py makes them; operations are in links.cpp and links_logits.cpp.
 #pragma once
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <string>
@@ -40,6 +41,8 @@ struct Peer {
     void* mapped = nullptr;
 };
 
+enum Room { OUT_ROOM, IN_ROOM, SUM_ROOM, NUM_ROOMS };
+
 class Links {
 public:
     Links(int rank, int size, const int* sockets, const int* memory, double timeout_seconds, double spin_seconds, bool is_local);
@@ -48,7 +51,7 @@ public:
     // Moves all bytes of all transfers, whichever can go. False: another rank is lost, and with it the group.
     bool exchange(Transfer* transfers, int count, LinkCount& counted);
     // Room that stays as it is until the next call with the same number.
-    uint8_t* room(int number, int64_t bytes);
+    uint8_t* room(Room number, int64_t bytes);
     bool fail(const std::string& words);
 
     const int rank, size;
@@ -89,6 +92,16 @@ int64_t link_clock();
 // code * scale is exact, and its sum the same on every machine. What is not finite, or beyond 3e7, makes its block not a number.
 constexpr int64_t QUANTUM = 64;
 inline int64_t packed_bytes(int64_t count) { return count + (count + QUANTUM - 1) / QUANTUM; }
+
+// Part `number` of `parts` of `count` numbers, in whole blocks.
+struct Part {
+    int64_t first, count;
+    Part(int64_t total, int number, int parts) {
+        const int64_t blocks = (total + QUANTUM - 1) / QUANTUM;
+        first = std::min(blocks * number / parts * QUANTUM, total);
+        count = std::min(blocks * (number + 1) / parts * QUANTUM, total) - first;
+    }
+};
 
 enum NumberType { FLOAT32, BFLOAT16, FLOAT64 };  // as kernels/links.py numbers them
 inline int64_t number_bytes(int64_t type) { return type == FLOAT64 ? 8 : type == BFLOAT16 ? 2 : 4; }

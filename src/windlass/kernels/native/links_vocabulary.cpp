@@ -8,8 +8,6 @@
 namespace windlass {
 namespace {
 
-enum Room { OUT_ROOM, IN_ROOM };
-
 Links& links_of(const Op& op) { return *reinterpret_cast<Links*>(op.ints[0]); }
 
 int64_t token_at(const void* tokens, bool is_wide, int64_t row) {
@@ -39,6 +37,107 @@ struct Asked {
 // A row of logits in which nothing is known yet.
 void forget(float* row, int64_t count) { std::fill(row, row + count, -std::numeric_limits<float>::infinity()); }
 
+// Rows that ranks have of each other's, as they travel.
+class Rows {
+public:
+    Rows(const Op& op, Links& links)
+        : links(links), numbers(op.at<char>(0)), count(op.rows()), width(op.ints[1]), type(op.ints[2]),
+          is_packed(op.ints[3] && op.ints[2] == FLOAT32), row_bytes(op.ints[1] * number_bytes(op.ints[2])), owners(op.rows()),
+          owned(links.size) {
+        for (int64_t row = 0; row < count; row++) {
+            owners[row] = owner_of(op.at<int32_t>(2), links.size, token_at(op.data[1], op.ints[4], row));
+            owned[owners[row]].push_back(row);
+        }
+        wire = links.room(SUM_ROOM, count * bytes_of(width));
+    }
+
+    void pack() {
+        for (int64_t row : owned[links.rank]) {
+            if (is_packed) pack_numbers(reinterpret_cast<float*>(numbers + row * row_bytes), width, at(row, 0));
+            else std::memcpy(at(row, 0), numbers + row * row_bytes, row_bytes);
+        }
+    }
+
+    void unpack() {
+        for (int64_t row = 0; row < count; row++) {
+            if (is_packed) unpack_numbers(at(row, 0), width, reinterpret_cast<float*>(numbers + row * row_bytes));
+            else std::memcpy(numbers + row * row_bytes, at(row, 0), row_bytes);
+        }
+    }
+
+    // A rank sends its own to all.
+    bool send_whole(LinkCount& counted) {
+        const Part all(width, 0, 1);
+        return pass([&](int) { return owned[links.rank]; }, [&](int) { return all; }, [&](int other) { return owned[other]; },
+                    [&](int) { return all; }, counted);
+    }
+
+    // A row in pieces: one to each rank, which sends it on. Otherwise whoever has the tokens that all texts are full of sends the most.
+    bool send_pieces(LinkCount& counted) {
+        const auto piece = [&](int rank) { return Part(width, rank, links.size); };
+        const auto own = [&](int) { return piece(links.rank); };
+        return pass([&](int) { return owned[links.rank]; }, piece, [&](int other) { return owned[other]; }, own, counted) &&
+               pass([&](int other) { return others(other); }, own, [&](int) { return others(links.rank); }, piece, counted);
+    }
+
+private:
+    int64_t bytes_of(int64_t numbers) const { return is_packed ? packed_bytes(numbers) : numbers * number_bytes(type); }
+    uint8_t* at(int64_t row, int64_t first) { return wire + row * bytes_of(width) + bytes_of(first); }
+
+    // Rows that a rank does not have.
+    std::vector<int64_t> others(int rank) const {
+        std::vector<int64_t> found;
+        for (int64_t row = 0; row < count; row++)
+            if (owners[row] != rank) found.push_back(row);
+        return found;
+    }
+
+    // To and from every other rank: which rows, and what part of them.
+    template <class RowsTo, class PartTo, class RowsFrom, class PartFrom>
+    bool pass(RowsTo rows_to, PartTo part_to, RowsFrom rows_from, PartFrom part_from, LinkCount& counted) {
+        int64_t out_bytes = 0, in_bytes = 0;
+        for (int other = 0; other < links.size; other++) {
+            if (other == links.rank) continue;
+            out_bytes += int64_t(rows_to(other).size()) * bytes_of(part_to(other).count);
+            in_bytes += int64_t(rows_from(other).size()) * bytes_of(part_from(other).count);
+        }
+        uint8_t *out = links.room(OUT_ROOM, out_bytes), *in = links.room(IN_ROOM, in_bytes);
+        std::vector<Transfer> transfers;
+        for (int other = 0; other < links.size; other++) {
+            if (other == links.rank) continue;
+            const Part part = part_to(other);
+            const int64_t each = bytes_of(part.count), came = int64_t(rows_from(other).size()) * bytes_of(part_from(other).count);
+            transfers.push_back({other, out, int64_t(rows_to(other).size()) * each, in, came});
+            for (int64_t row : rows_to(other)) {
+                std::memcpy(out, at(row, part.first), each);
+                out += each;
+            }
+            in += came;
+        }
+        in = links.room(IN_ROOM, in_bytes);
+        if (!links.exchange(transfers.data(), int(transfers.size()), counted)) return false;
+        for (int other = 0; other < links.size; other++) {
+            if (other == links.rank) continue;
+            const Part part = part_from(other);
+            const int64_t each = bytes_of(part.count);
+            for (int64_t row : rows_from(other)) {
+                std::memcpy(at(row, part.first), in, each);
+                in += each;
+            }
+        }
+        return true;
+    }
+
+    Links& links;
+    char* numbers;
+    const int64_t count, width, type;
+    const bool is_packed;
+    const int64_t row_bytes;
+    std::vector<int> owners;
+    std::vector<std::vector<int64_t>> owned;  // rows of each rank
+    uint8_t* wire;                            // of every row, one after another
+};
+
 }  // namespace
 
 // Others' tokens are looked up too, as some of ours, and forgotten. data: result, tokens; ints: first, last, whether tokens are int64.
@@ -52,41 +151,15 @@ WINDLASS_OP(link_localize) {
     }
 }
 
-// Rows of a table from whoever has them: a rank sends its own to all. data: rows, tokens, starts of all ranks' tokens and the end of the last;
-// ints: links, numbers in a row, their type, whether they may be rounded, whether tokens are int64.
+// Rows of a table from whoever has them. data: rows, tokens, starts of all ranks' tokens and the end of the last; ints: links, numbers in a row,
+// their type, whether they may be rounded, whether tokens are int64.
 WINDLASS_OP(link_rows) {
-    const int64_t rows = op.rows(), width = op.ints[1], type = op.ints[2];
-    if (worker.index || !rows) return;
+    if (worker.index || !op.rows()) return;
     Links& links = links_of(op);
     Counted counted(links, EMBEDDING);
-    const bool is_packed = op.ints[3] && type == FLOAT32;
-    const int64_t row_bytes = width * number_bytes(type), each = is_packed ? packed_bytes(width) : row_bytes;
-    std::vector<int> owners(rows);
-    std::vector<int64_t> num_owned(links.size), next(links.size);
-    for (int64_t row = 0; row < rows; row++)
-        num_owned[owners[row] = owner_of(op.at<int32_t>(2), links.size, token_at(op.data[1], op.ints[4], row))]++;
-    uint8_t *out = links.room(OUT_ROOM, each * num_owned[links.rank]), *in = links.room(IN_ROOM, each * rows);
-    for (int64_t row = 0, at = 0; row < rows; row++) {
-        if (owners[row] != links.rank) continue;
-        char* from = op.at<char>(0) + row * row_bytes;
-        if (is_packed) pack_numbers(reinterpret_cast<float*>(from), width, out + each * at++);
-        else std::memcpy(out + each * at++, from, row_bytes);
-    }
-    std::vector<Transfer> transfers;
-    std::vector<uint8_t*> heard(links.size, out);
-    for (int other = 0; other < links.size; other++) {
-        if (other == links.rank) continue;
-        heard[other] = in;
-        transfers.push_back({other, out, each * num_owned[links.rank], in, each * num_owned[other]});
-        in += each * num_owned[other];
-    }
-    if (!links.exchange(transfers.data(), int(transfers.size()), counted.count)) return;
-    for (int64_t row = 0; row < rows; row++) {
-        const uint8_t* from = heard[owners[row]] + each * next[owners[row]]++;
-        char* to = op.at<char>(0) + row * row_bytes;
-        if (is_packed) unpack_numbers(from, width, reinterpret_cast<float*>(to));
-        else std::memcpy(to, from, row_bytes);
-    }
+    Rows rows(op, links);
+    rows.pack();
+    if (links.size == 2 || links.is_local ? rows.send_whole(counted.count) : rows.send_pieces(counted.count)) rows.unpack();
 }
 
 // Logits come together on the first rank. data: part, whole, starts as above, candidates or null; ints: links, bytes of a number.

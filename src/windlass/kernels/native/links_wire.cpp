@@ -34,7 +34,6 @@ namespace {
 constexpr int64_t HEADER_BYTES = 4096, RING_BYTES = 1 << 18;  // as in parallel/shared.py
 constexpr int64_t YIELD_NANOSECONDS = 1000000;                // then the core is given up until somebody wakes us
 constexpr int SLEEP_MILLISECONDS = 100;                       // at most, before the clock is looked at again
-constexpr int NUM_ROOMS = 3;
 }  // namespace
 
 int64_t link_clock() {
@@ -79,7 +78,7 @@ bool Links::fail(const std::string& words) {
     return false;
 }
 
-uint8_t* Links::room(int number, int64_t bytes) {
+uint8_t* Links::room(Room number, int64_t bytes) {
     if (int64_t(rooms[number].size()) < bytes) rooms[number].resize(bytes);
     return rooms[number].data();
 }

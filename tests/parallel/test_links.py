@@ -1,0 +1,52 @@
+"""Native links between processes, through memory and through sockets: the same sums everywhere, and small ones within their bound."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from starting import exit_codes  # noqa: E402
+from summing import rank_of_links  # noqa: E402
+from talking import Way  # noqa: E402
+
+from windlass.core.layout import Layout  # noqa: E402
+from windlass.core.meeting import Meeting  # noqa: E402
+from windlass.errors import Impossible, UnknownName  # noqa: E402
+from windlass.kernels import program  # noqa: E402
+from windlass.parallel.joining import join  # noqa: E402
+from windlass.parallel.meeting import FolderBoard  # noqa: E402
+
+pytestmark = [pytest.mark.cpu, pytest.mark.multi, pytest.mark.skipif(not program.available(), reason="nothing is compiled here")]
+
+MEMORY, SOCKETS = Way(), Way(host="127.0.0.1", machines=(0, 1, 2, 3))
+BOTH = Way(host="127.0.0.1", machines=(0, 1, 0, 1))
+
+
+@pytest.mark.parametrize("sync", ["exact", "int8"])
+@pytest.mark.parametrize(("count", "way"), [(2, MEMORY), (2, SOCKETS), (3, SOCKETS), (4, BOTH)], ids=str)
+def test_sums_rows_and_logits(tmp_path: Path, count: int, way: Way, sync: str) -> None:
+    """Four ranks on two cores too: whoever waits must let others compute."""
+    way = way._replace(machines=way.machines[:count], sync=sync)
+    assert exit_codes(count, rank_of_links, str(tmp_path), Layout(tp=count), way) == [0] * count
+
+
+@pytest.mark.parametrize("way", [MEMORY, SOCKETS])
+def test_logits_from_the_last_stage(tmp_path: Path, way: Way) -> None:
+    way = way._replace(machines=way.machines[:3])
+    assert exit_codes(3, rank_of_links, str(tmp_path), Layout(pp=3), way) == [0] * 3
+
+
+def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
+    board, layout = FolderBoard(tmp_path), Layout(tp=2)
+    meeting = {"key": bytes(32), "hosts": ("", ""), "machines": (0, 0)}
+    with pytest.raises(UnknownName, match="unknown transport 'lynx'; did you mean links"):
+        join(Meeting(**meeting, transport="lynx"), layout, 0, board, "cpu", None)
+    with pytest.raises(UnknownName, match="unknown sync 'int4'"):
+        join(Meeting(**meeting, sync="int4"), layout, 0, board, "cpu", None)
+    with pytest.raises(Impossible, match="over links only, and these ranks talk by gloo"):
+        join(Meeting(**meeting, sync="int8"), layout, 0, board, "cpu", None)
+    with pytest.raises(Impossible, match="need compiled kernels"):
+        join(Meeting(**meeting, transport="links"), layout, 0, board, "cpu", None)
