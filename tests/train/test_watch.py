@@ -155,6 +155,24 @@ def test_tensorboard_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pyt
         TensorBoard(tmp_path)
 
 
+def test_tensorboard(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    from windlass.train.watch.tensorboard import TensorBoard
+
+    watch = Watch([TensorBoard(tmp_path)], steps=10)
+    watch.step(1, Report(loss=2.5, parts={"mtp": 1.0}), tokens=5)
+    watch.validation(1, 2.25)
+    watch.note("something")
+    watch.close()
+    found = EventAccumulator(str(tmp_path))
+    found.Reload()
+    assert [scalar.value for scalar in found.Scalars("training/loss")] == [2.5]
+    assert [scalar.value for scalar in found.Scalars("validation/loss")] == [2.25]
+    assert "training/loss_mtp" in found.Tags()["scalars"]
+
+
 # --- Prometheus -------------------------------------------------------------------------------------------------------
 
 

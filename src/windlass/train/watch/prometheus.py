@@ -26,7 +26,7 @@ class Prometheus:
         try:
             import prometheus_client as client
         except ImportError:
-            raise MissingExtra("prometheus-client", "serve", "serving numbers to Prometheus") from None
+            raise MissingExtra("prometheus-client", "train", "serving numbers to Prometheus") from None
         registry = client.CollectorRegistry()
         self._gauges = {field: client.Gauge(name, text, registry=registry) for name, text, field in GAUGES}
         self._steps = client.Counter("training_steps", "Steps done by this process.", registry=registry)
