@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import itertools
 import socket
 import time
+from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
@@ -24,7 +26,7 @@ MAX_FRAME_BYTES = 2**26
 READ_BYTES = 2**18
 BUFFER_BYTES = 2**20
 HANDSHAKE_SECONDS = 5.0
-SECONDS_BETWEEN_BEATS = 1.0
+SECONDS_BETWEEN_BEATS, LOOKS_PER_BEAT = 1.0, 4
 SECONDS_OF_SILENCE = 4.0
 
 Said = TypeVar("Said", contravariant=True)
@@ -163,15 +165,15 @@ def _address(writer: asyncio.StreamWriter, which: str) -> str:
     return str(writer.get_extra_info(which, ("",))[0]).removeprefix("::ffff:")
 
 
-async def keep_alive(wire: Wire[Beat, Any], beat: Any = Beat) -> None:
+async def keep_alive(wire: Wire[Beat, Any], beat: Callable[[], Beat] = Beat) -> None:
     """Says every second that there is life here; raises ChannelLost when there has been none there for four."""
-    last = time.monotonic()
-    while True:
-        wire.post(beat())
-        await asyncio.sleep(SECONDS_BETWEEN_BEATS)
-        now = time.monotonic()
-        was_asleep = now - last > 2 * SECONDS_BETWEEN_BEATS  # this process itself: what came meanwhile has not been read yet
-        last = now
+    pause = SECONDS_BETWEEN_BEATS / LOOKS_PER_BEAT
+    for look in itertools.count():
+        if look % LOOKS_PER_BEAT == 0:
+            wire.post(beat())
+        began = time.monotonic()
+        await asyncio.sleep(pause)
+        was_asleep = time.monotonic() - began > 2 * SECONDS_BETWEEN_BEATS  # this process itself: what came has not been read yet
         if wire.silent_seconds > SECONDS_OF_SILENCE and not was_asleep:
             raise ChannelLost(f"nothing was heard for {wire.silent_seconds:.1f} s")
 
