@@ -14,7 +14,7 @@ import msgspec
 from windlass.core.client import Unavailable
 from windlass.core.request import Info
 from windlass.engine.port import Lost, Port, Receive
-from windlass.engine.protocol import Command, Failed, Launch, Ready, Report, as_error
+from windlass.engine.protocol import Command, Launch, Ready, Report
 from windlass.errors import Error
 from windlass.fleet.beats import RankTime, rank_times
 from windlass.fleet.root import Fleet
@@ -74,8 +74,7 @@ class Beside:
         self.fleet.port().open(self._receive, self._is_lost)
 
     def _receive(self, report: Report) -> None:
-        if isinstance(report, Failed):
-            self._is_lost(as_error(report))
+        """Whoever loads it knows."""
 
     def _is_lost(self, error: Error) -> None:
         self._lost = error

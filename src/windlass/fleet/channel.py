@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import itertools
+import os
 import socket
 import time
 from collections.abc import Callable
@@ -193,7 +194,8 @@ async def dial(host: str, port: int, secret: bytes, timeout_seconds: float = HAN
     except NotAdmitted as error:
         raise NotAdmitted(f"{where}: {error}") from None
     except (OSError, EOFError) as error:
-        words = getattr(error, "strerror", None) or str(error) or "the connection was closed"
+        number = getattr(error, "errno", None)
+        words = os.strerror(number) if number and number > 0 else str(error) or "the connection was closed"
         raise ChannelLost(f"{where}: {words}") from None
 
 

@@ -200,14 +200,18 @@ def _begun(state: State, now: float) -> tuple[State, tuple[Action, ...]]:
         if away and now - state.since < FIRST_SECONDS and not any(worker.is_refused for worker in away):
             return state, ()
         if away:
-            return _in(state, "idle", now), (
-                Refuse(words="; ".join(worker.words or f"{worker.name} does not answer" for worker in away)),
-            )
+            return _in(state, "idle", now), (Refuse(words="; ".join(_why_away(worker) for worker in away)),)
     members = tuple(worker.name for worker in state.workers if _may_begin(state, worker, now))
     state = msgspec.structs.replace(
         _in(state, "starting", now), number=state.number + 1, members=members, suspected=None, complained=()
     )
     return state, (Begin(number=state.number, members=members),)
+
+
+def _why_away(worker: Worker) -> str:
+    if worker.is_refused:
+        return worker.words
+    return f"{worker.words or f'{worker.name} does not answer'}; start `windlass worker` there, or leave it out"
 
 
 def _may_begin(state: State, worker: Worker, now: float) -> bool:

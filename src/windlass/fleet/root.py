@@ -21,7 +21,7 @@ from windlass.core.epoch import EpochPlan, Node
 from windlass.core.meeting import EXACT
 from windlass.core.request import Info
 from windlass.engine.port import Lost, Port, ProcessPort, Receive
-from windlass.engine.protocol import Command, Failed, Launch, Loading, Ready, Report, Told, as_error, describe_error
+from windlass.engine.protocol import Command, Failed, Launch, Loading, Ready, Report, Told, as_error
 from windlass.engine.ranks import Beat
 from windlass.engine.replay import Moved
 from windlass.errors import Error
@@ -149,7 +149,7 @@ class Fleet:
 
     def want(self, port: FleetPort) -> None:
         if self._is_closed:
-            port.refuse(Unavailable("this client is closed"))
+            port.over(Unavailable("this client is closed"))
             return
         self._open()
         self._port = port
@@ -346,7 +346,7 @@ class Fleet:
         port, self._port = self._port, None
         problem, self._problem = self._problem, None
         if port is not None:
-            port.refuse(problem or Unavailable(f"{refuse.words}; is `windlass worker` running there, with the same secret?"))
+            port.over(problem or Unavailable(refuse.words))
 
     def _shown(self, info: Info) -> Info:
         epoch = self._epoch
@@ -394,11 +394,6 @@ class FleetPort:
         if not self._is_over:
             self._is_over = True
             asyncio.get_running_loop().call_soon(self._lost, error)  # not in the middle of what led to it
-
-    def refuse(self, error: Error) -> None:
-        if not self._is_over:
-            self._receive(Failed(**describe_error(error)))
-            self.over(error)
 
     def _said(self, report: Report) -> None:
         report_on = None if self._is_over else self._fleet.engine_said(self, report)
