@@ -173,7 +173,7 @@ def _assemble(asked: Asked, found: Found, best: Candidate) -> TrainingPlan:
 
 def _run(asked: Asked, job: Job, step_seconds: float, saved: CheckpointPlan, counted: ParameterCount) -> RunTotals:
     """Failures and checkpoints lengthen the run; devices draw power and cost money all the while."""
-    tokens = asked.recipe.data.tokens or CHINCHILLA_TOKENS_PER_PARAMETER * counted.total
+    tokens = _tokens(asked.recipe, job, counted)
     steps = -(-tokens // job.tokens_per_step)
     days = steps * step_seconds / SECONDS_PER_DAY
     hours = days / saved.goodput * 24 * asked.num_devices
@@ -190,6 +190,13 @@ def _run(asked: Asked, job: Job, step_seconds: float, saved: CheckpointPlan, cou
         kg_co2=co2_kg(kwh, grams),
         usd=None if prices.usd_per_device_hour is None else hours * prices.usd_per_device_hour,
     )
+
+
+def _tokens(recipe: Recipe, job: Job, counted: ParameterCount) -> int:
+    """Steps that the recipe names count before tokens, as they do when it is run."""
+    if recipe.schedule.steps is not None:
+        return recipe.schedule.steps * job.tokens_per_step
+    return recipe.data.tokens or CHINCHILLA_TOKENS_PER_PARAMETER * counted.total
 
 
 def _rates(asked: Asked, job: Job, step_seconds: float) -> Rates | None:
