@@ -11,7 +11,7 @@ from windlass.core.meeting import DEFAULT_PORT
 from windlass.errors import BadInput, MissingExtra
 
 if TYPE_CHECKING:
-    from windlass.fleet.session import Equipment
+    from windlass.fleet.equipment import Equipment
 
 EXAMPLES = """Examples:
 
@@ -72,9 +72,9 @@ def parse_address(text: str, option: str = "--listen") -> tuple[str, int]:
 
 def _equipment(device: str, interface: str | None, cache: Path | None, cache_size: str | None, models: list[Path]) -> Equipment:
     from windlass.fleet.cache import Cache
+    from windlass.fleet.equipment import Equipment
     from windlass.fleet.local import LocalModels
     from windlass.fleet.probing import address_of
-    from windlass.fleet.session import Equipment
     from windlass.launch.vllm_environment import cache_dir
     from windlass.units import parse_bytes
 

@@ -6,8 +6,9 @@ import asyncio
 from typing import Generic, TypeVar
 
 from windlass.fleet.channel import ChannelLost
+from windlass.fleet.equipment import Equipment, Journal
 from windlass.fleet.messages import FromRoot, FromWorker
-from windlass.fleet.session import Equipment, Journal, Session
+from windlass.fleet.session import Session
 
 Said = TypeVar("Said")
 Heard = TypeVar("Heard")

@@ -6,10 +6,11 @@ import asyncio
 import re
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from windlass.errors import BadInput, Error
 from windlass.fleet import messages as said
+from windlass.fleet.equipment import Journal
 from windlass.units import format_bytes
 
 if TYPE_CHECKING:
@@ -23,12 +24,6 @@ SECONDS_BETWEEN_PROGRESS = 0.25
 KEY = re.compile(r"[\w-]{8,128}", re.ASCII)
 
 Came = said.PartData | said.PartsEnd | said.NoPart
-
-
-class Journal(Protocol):
-    def line(self, text: str) -> None: ...
-
-    def show_status(self, text: str) -> None: ...
 
 
 @dataclass

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -20,39 +20,17 @@ from windlass.engine.protocol import Failed, Loading
 from windlass.engine.ranks import BuiltRank, Found, NotFound, Put, RankJob, RankSaid, Take
 from windlass.errors import Error
 from windlass.fleet import messages as said
-from windlass.fleet.cache import Cache
 from windlass.fleet.channel import Wire, keep_alive
-from windlass.fleet.local import LocalModels
+from windlass.fleet.equipment import Equipment, Journal
 from windlass.fleet.messages import FromRoot, FromWorker
 from windlass.fleet.probing import probe_answer
 from windlass.fleet.ranks import RankProcess
 from windlass.fleet.receiving import Held, Receiving
 from windlass.machine.system import this_system
+from windlass.units import format_bytes
 
-SECONDS_BETWEEN_LOOKS = 0.5
+SECONDS_BETWEEN_LOOKS, SECONDS_BETWEEN_STATUS = 0.5, 1.0
 TOLD_TO_END = "this worker was told to end"
-
-
-class Journal(Protocol):
-    """For whoever watches a worker."""
-
-    def line(self, text: str) -> None: ...
-
-    def show_status(self, text: str) -> None:
-        """What is so now; it may be written over."""
-        ...
-
-
-@dataclass(frozen=True)
-class Equipment:
-    """What a supervisor has been given to work with."""
-
-    device: str = "cpu"
-    address: str = ""
-    """Where other ranks reach its own; empty: where the root reached it."""
-    cache: Cache | None = None
-    """None: the root's own machine, whose files are read as they are."""
-    local: LocalModels = field(default_factory=LocalModels)
 
 
 @dataclass
@@ -62,6 +40,7 @@ class Epoch:
     processes: dict[int, RankProcess] = field(default_factory=dict[int, RankProcess])
     began: float = field(default_factory=time.monotonic)
     ready: set[int] = field(default_factory=set[int])
+    loading: dict[int, Loading] = field(default_factory=dict[int, Loading])
     last: tuple[float, int] = (0.0, 0)
     """When it was last looked at, and the rows until then."""
 
@@ -73,6 +52,15 @@ class Epoch:
     @property
     def rows(self) -> int:
         return max((process.beat.rows for process in self.processes.values()), default=0)
+
+    def status(self, now: float) -> str:
+        """Of the time since it was last asked."""
+        since, rows = self.last
+        self.last = now, self.rows
+        if self.ready == self.processes.keys():
+            return f"{self.name}: {(self.rows - rows) / (now - since):.1f} tokens/s"
+        done, total = (sum(getattr(one, what) for one in self.loading.values()) for what in ("done_bytes", "total_bytes"))
+        return f"{self.name}: " + (f"loading, {format_bytes(done)} of {format_bytes(total)}" if total else "starting")
 
 
 class Session:
@@ -247,6 +235,7 @@ class Session:
                 self._takes[number] = process, heard.id
                 self._wire.post(said.TakeNote(epoch.number, number, heard.key, heard.timeout_seconds))
             case Loading():
+                epoch.loading[rank] = heard
                 self._wire.post(said.Progress(epoch.number, heard.done_bytes, heard.total_bytes, rank))
             case BuiltRank():
                 epoch.ready.add(rank)
@@ -288,11 +277,8 @@ class Session:
                 continue
             for process in epoch.processes.values():
                 process.look(now)
-            since, rows = epoch.last
-            if now - since >= 1.0:
-                speed = (epoch.rows - rows) / (now - since) if since else 0.0
-                epoch.last = now, epoch.rows
-                self._journal.show_status(f"{epoch.name}: {speed:.1f} tokens/s")
+            if now - epoch.last[0] >= SECONDS_BETWEEN_STATUS:
+                self._journal.show_status(epoch.status(now))
 
 
 def _as_clause(failed: Failed) -> str:

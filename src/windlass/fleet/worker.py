@@ -16,10 +16,11 @@ from dataclasses import dataclass
 
 from windlass.errors import BadInput
 from windlass.fleet.channel import HANDSHAKE_SECONDS, Channel, ChannelLost, accept
+from windlass.fleet.equipment import Equipment, Journal
 from windlass.fleet.gate import Gate, Refusals
 from windlass.fleet.handshake import NotAdmitted
 from windlass.fleet.messages import Busy, FromRoot, FromWorker, Join, Joined
-from windlass.fleet.session import TOLD_TO_END, Equipment, Journal, Session
+from windlass.fleet.session import TOLD_TO_END, Session
 
 BACKLOG = 128
 SECONDS_BETWEEN_LINES = 1.0
