@@ -120,7 +120,11 @@ def replayed(decoder: Decoder, steps: Steps) -> list[Tensor]:
     """As `called`, by a program that was recorded once, on buffers that are refilled; the talk between ranks is in it."""
     caches = decoder.make_caches(steps[0][1], torch.float32)
     most = 1 + max(step.tokens.shape[0] for step, _ in steps)
-    buffers = Step(*(torch.full((most,), 2**30, dtype=torch.int32) for _ in range(3)), *_other_buffers(most))
+    buffers = Step(
+        *(torch.full((most,), 2**30, dtype=torch.int32) for _ in range(3)),
+        *_other_buffers(most),
+        candidates=torch.zeros(2, dtype=torch.int32),
+    )
     with program.record(buffers.counts[0:1]) as recorded:
         logits = decoder(buffers, caches)
     said: list[Tensor] = []

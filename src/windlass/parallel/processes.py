@@ -13,14 +13,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed import PrefixStore, Store
+from torch.distributed import Store
 
-from windlass.core.layout import Layout
 from windlass.errors import Impossible
 from windlass.parallel.board_store import BoardStore
 from windlass.parallel.counted import Counts
 from windlass.parallel.group import Count, GroupLost
-from windlass.parallel.groups import Groups, make_groups
 from windlass.parallel.meeting import Board
 from windlass.parallel.mesh import MEETING_SECONDS
 from windlass.parallel.shut import no_new_listeners
@@ -87,27 +85,6 @@ class ProcessGroup:
             begin().wait(self._timeout)
         except RuntimeError as error:
             raise GroupLost(f"rank {self.rank} of {self.size} lost another: {error}") from error
-
-
-def join_processes(
-    layout: Layout,
-    rank: int,
-    store: Store,
-    *,
-    host: str = "127.0.0.1",
-    device: torch.device | str = "cpu",
-    timeout_seconds: float = TIMEOUT_SECONDS,
-) -> Groups:
-    """The groups of `rank`; all ranks of the layout call this with stores that see each other. `host`: this rank's own address."""
-    meeting = timedelta(seconds=MEETING_SECONDS)
-    store.set_timeout(meeting)
-
-    def join(name: str, at: int, size: int) -> ProcessGroup:
-        own = PrefixStore(name, store)
-        made = _gloo(own, at, size, host, meeting) if torch.device(device).type == "cpu" else _nccl(own, at, size, meeting)
-        return ProcessGroup(made, at, size, timeout_seconds)
-
-    return make_groups(layout, rank, join)
 
 
 def gloo_group(board: Board, name: str, rank: int, size: int, host: str, timeout_seconds: float) -> ProcessGroup:
