@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import platform
 import sys
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -45,12 +46,20 @@ STYLE = Style(
 TASKS_FOR_VOCABULARY = 40_000
 
 
+NOTICE = """tiny-glm learned from tasks that Windlass generates and from the standard library of Python %s.
+The latter is Copyright (c) 2001 Python Software Foundation; All Rights Reserved, under the PSF License Agreement
+(https://docs.python.org/3/license.html).
+"""
+
+
 def make_tokenizer(folder: Path, size: int, seed: int) -> None:
     def sample() -> Iterator[str]:
         yield from texts()
         # Prompts only: letters and numbers of answers are drawn anew for every problem, and hold no words worth a token.
         yield from (problem.prompt for problem in islice(problems(seed, 0, TASKS_FOR_VOCABULARY), TASKS_FOR_VOCABULARY))
 
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "NOTICE").write_text(NOTICE % platform.python_version(), encoding="utf-8")
     template = (HERE / "chat_template.jinja").read_text(encoding="utf-8").strip()
     write_tokenizer(folder, train_vocabulary(sample(), size, SPECIAL, END), template, END, (END, USER, OBSERVATION), CONTEXT)
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from windlass.errors import DoesNotFit, UnknownName
+from windlass.train.data.processes import tell
 from windlass.train.data.shards import Manifest, Split
 from windlass.train.data.writing import Run, ShardWriter, write_manifest
 
@@ -40,3 +43,23 @@ def numbered(lengths: Sequence[int], first: int = 1) -> list[Document]:
         documents.append((range(first, first + length), None))
         first += length
     return documents
+
+
+# --- work for other processes, which find it by its name
+
+
+def double(number: int) -> int:
+    tell(1)
+    return 2 * number
+
+
+def fill_the_disk(number: int) -> int:
+    raise DoesNotFit("the disk is full", 123)
+
+
+def refuse(number: int) -> int:
+    raise UnknownName("number", str(number), ["12", "13"])
+
+
+def vanish(number: int) -> int:
+    os._exit(9)

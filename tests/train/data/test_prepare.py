@@ -232,3 +232,10 @@ def test_every_changed_byte_is_found(tmp_path: Path, tokenizer: Path) -> None:
         assert "bytes instead of" in line
         file.write_bytes(content)
     np.testing.assert_array_equal(open_shards(tmp_path / "out", manifest, "train")[0].documents[0], 0)
+
+
+def test_the_output_stays_out_of_the_sources(tmp_path: Path, tokenizer: Path) -> None:
+    (tmp_path / "a.txt").write_text("x")
+    with pytest.raises(BadInput, match="lies within the source"):
+        prepared([tmp_path], tmp_path / "deep" / "out", tokenizer)
+    assert not (tmp_path / "deep").exists()

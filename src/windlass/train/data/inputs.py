@@ -59,11 +59,7 @@ def find_inputs(sources: Sequence[str]) -> Inputs:
         if not found:
             raise BadInput(f"{source} has no files to read: text, .jsonl or .parquet")
         files += found
-    repeated = (
-        next((path for path, _ in files if sum(other == path for other, _ in files) > 1), None) if len(files) < 1000 else None
-    )
-    if repeated is not None:
-        raise BadInput(f"{repeated} is named twice among the sources")
+    _refuse_repeated([path for path, _ in files])
     sizes = [path.stat().st_size for path, _ in files]
     total = sum(sizes)
     most = min(max(total // UNITS, SMALLEST_UNIT), LARGEST_UNIT)
@@ -75,6 +71,22 @@ def find_inputs(sources: Sequence[str]) -> Inputs:
         skipped=tuple(sorted(skipped.items(), key=lambda pair: -pair[1])),
         digest=_digest([path for path, _ in files]),
     )
+
+
+def refuse_inside(sources: Sequence[str], out: Path) -> None:
+    """What is written must not be read the next time."""
+    for source in sources:
+        folder = Path(source).expanduser().resolve()
+        if out.expanduser().resolve().is_relative_to(folder):
+            raise BadInput(f"{out} lies within the source {source}; use an output directory outside it")
+
+
+def _refuse_repeated(files: Sequence[Path]) -> None:
+    seen: set[Path] = set()
+    for path in files:
+        if path in seen:
+            raise BadInput(f"{path} is named twice among the sources")
+        seen.add(path)
 
 
 def kind_of(path: Path) -> Kind | None:

@@ -20,7 +20,7 @@ from windlass.errors import BadInput
 from windlass.formats.disk import explained, require_free, write_atomically
 from windlass.formats.journal import Journal
 from windlass.train.data.encoding import Encoder
-from windlass.train.data.inputs import Inputs, Unit, find_inputs
+from windlass.train.data.inputs import Inputs, Unit, find_inputs, refuse_inside
 from windlass.train.data.near import BANDS, MOST, Repeats, count_repeats
 from windlass.train.data.processes import Advance, spread
 from windlass.train.data.quality import Counts, added, percentiles
@@ -55,6 +55,7 @@ def prepare(
     sources: Sequence[str], out: Path, settings: Settings, *, jobs: int = 0, started: Started = lambda _: lambda _: None
 ) -> Report:
     begun = perf_counter()
+    refuse_inside(sources, out)
     inputs = find_inputs(sources)
     encoder = Encoder(Path(settings.tokenizer), settings.template)
     fingerprint = _fingerprint(inputs, settings)

@@ -10,9 +10,9 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import connection, get_context, parent_process
 from multiprocessing.sharedctypes import Synchronized
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from windlass.errors import BadInput
+from windlass.errors import BadInput, DoesNotFit, Error
 
 SECONDS_BETWEEN_LOOKS = 0.2
 Advance = Callable[[int], None]
@@ -90,7 +90,7 @@ def _apart(
     pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin, initargs=(told, stop, begin, arguments))
     shown = 0
     try:
-        flying: dict[Future[Result], Item] = {pool.submit(work, item): item for item in items}
+        flying: dict[Future[Result | _Failure], Item] = {pool.submit(_guarded, work, item): item for item in items}
         while flying:
             landed, _ = wait(flying, SECONDS_BETWEEN_LOOKS, FIRST_COMPLETED)
             now = told.value
@@ -103,13 +103,30 @@ def _apart(
         pool.shutdown(cancel_futures=True)
 
 
-def _result(future: Future[Result]) -> Result:
+class _Failure(NamedTuple):
+    """An error on its way here. Errors themselves do not travel: they are made of more than their message."""
+
+    message: str
+    short_bytes: int | None
+
+
+def _guarded(work: Callable[[Item], Result], item: Item) -> Result | _Failure:
     try:
-        return future.result()
+        return work(item)
+    except Error as error:
+        return _Failure(str(error), error.short_bytes if isinstance(error, DoesNotFit) else None)
+
+
+def _result(future: Future[Result | _Failure]) -> Result:
+    try:
+        result = future.result()
     except BrokenProcessPool:
         raise BadInput(
             "a process that prepared data ended, perhaps for want of memory; give the same command again, with fewer --jobs"
         ) from None
+    if not isinstance(result, _Failure):
+        return result
+    raise BadInput(result.message) if result.short_bytes is None else DoesNotFit(result.message, result.short_bytes)
 
 
 def _begin(told: Synchronized[int], stop: Synchronized[int], begin: Callable[..., None], arguments: tuple[Any, ...]) -> None:

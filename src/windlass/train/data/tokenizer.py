@@ -19,6 +19,8 @@ FILES = (
     "chat_template.json",
     "generation_config.json",
     "special_tokens_map.json",
+    "LICENSE",
+    "NOTICE",
 )
 
 
