@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -228,10 +229,10 @@ def test_a_rank_that_stands_still_is_found_and_ended(worker: WorkerProcess, root
     engine = root.engine(root.start(1, Layout(tp=2)))
     (pid,) = worker.ranks()
     os.kill(pid, signal.SIGSTOP)
-    began = time.monotonic()
     ended = root.wait(RankEnded)
-    assert time.monotonic() - began < NOTICED_SECONDS + 0.5  # its last beat may have been on its way
-    assert (ended.kind, ended.rank, ended.epoch) == ("Stuck", 1, 1) and "no sign of life" in ended.words
+    assert (ended.kind, ended.rank, ended.epoch) == ("Stuck", 1, 1)
+    found = re.search(r"no sign of life for ([\d.]+) s", ended.words)
+    assert found is not None and float(found[1]) < NOTICED_SECONDS
     assert not is_there(pid)
     with pytest.raises(GroupLost):
         generated(engine, [1, 2, 3], 30)
@@ -245,7 +246,7 @@ def test_a_rank_that_dies_is_told_of_at_once_and_a_silent_root_loses_its_ranks(w
     os.kill(pid, signal.SIGKILL)
     began = time.monotonic()
     assert "SIGKILL" in root.wait(RankEnded).words
-    assert time.monotonic() - began < 2.0
+    assert time.monotonic() - began < NOTICED_SECONDS
     since = len(root.heard)
     root.start(2, Layout(tp=2))  # it goes on
     (pid,) = root.wait(Started, since=since).pids
@@ -265,7 +266,7 @@ def test_a_root_that_is_killed_leaves_nothing_and_the_next_is_welcome(worker: Wo
         pid = int(killed.stdout.readline())
         assert is_there(pid)
         killed.kill()
-    wait_until_gone([pid], 2.0)
+    wait_until_gone([pid], NOTICED_SECONDS)
     roots().wait(Joined)
 
 
@@ -284,7 +285,7 @@ def test_ranks_end_with_the_worker(tmp_path: Path, number: int, status: int) -> 
         (pid,) = root.wait(Started).pids
         own.process.send_signal(number)
         assert own.process.wait(10) == status
-        wait_until_gone([pid], 2.0)
+        wait_until_gone([pid], NOTICED_SECONDS)
         wait_for(lambda: root.lost)
         if not status:
             assert [one.words for one in root.heard if isinstance(one, Goodbye)] == ["this worker was told to end"]

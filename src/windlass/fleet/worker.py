@@ -107,7 +107,7 @@ class Worker:
                 connection, address = await loop.sock_accept(self._listening)
             except OSError as error:
                 if error.errno in NOT_A_STRANGERS_FAULT:
-                    self._journal.line(f"no connection can be taken in now: {error.strerror}")
+                    self._refusals.add("everybody", str(error.strerror))
                     await asyncio.sleep(SECONDS_AFTER_A_FAILURE)
                 continue
             task = asyncio.create_task(self._meet(connection, str(address[0])))
