@@ -87,6 +87,7 @@ class SmallRoot:
     def __init__(self, port: int, secret: bytes = SECRET, name: str = "test", root: bytes = b"") -> None:
         self.heard: list[FromWorker] = []
         self.lost = ""
+        self.is_closed = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -131,6 +132,7 @@ class SmallRoot:
         self._tasks[1].cancel()
 
     def close(self) -> None:
+        self.is_closed = True
         self._loop.call_soon_threadsafe(self.channel.close)
         for task in self._tasks:
             task.cancel()

@@ -94,7 +94,8 @@ def roots(worker: WorkerProcess) -> Iterator[Any]:
 
     yield make
     for root in made:
-        root.close()
+        if not root.is_closed:
+            root.close()
     wait_until_gone(worker.ranks())
 
 
@@ -268,6 +269,25 @@ def test_a_root_that_is_killed_leaves_nothing_and_the_next_is_welcome(worker: Wo
         killed.kill()
     wait_until_gone([pid], NOTICED_SECONDS)
     roots().wait(Joined)
+
+
+def test_a_worker_that_stood_still_is_missed_and_comes_back(worker: WorkerProcess, roots: Any) -> None:
+    root = roots(root=b"the same")
+    root.start(1, Layout(tp=2))
+    (pid,) = root.wait(Started).pids
+    os.kill(worker.pid, signal.SIGSTOP)
+    began = time.monotonic()
+    try:
+        wait_for(lambda: "nothing was heard" in root.lost)
+        assert time.monotonic() - began < NOTICED_SECONDS + 1.0
+        root.close()
+    finally:
+        os.kill(worker.pid, signal.SIGCONT)
+    wait_until_gone([pid])
+    again = roots(root=b"the same")
+    again.wait(Joined)
+    again.start(1, Layout(tp=2))
+    again.wait(Started)
 
 
 def test_another_secret_is_refused(worker: WorkerProcess, roots: Any) -> None:
