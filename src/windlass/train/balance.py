@@ -49,19 +49,18 @@ class Watch:
         return shares if objective is None else HangOn.apply(shares, objective)
 
     def start_step(self) -> None:
-        for held in (self.load, self.balance, self.z):
-            held.zero_()
+        self.load.zero_()
+        self.balance, self.z = torch.zeros_like(self.balance), torch.zeros_like(self.z)
 
     def _losses(self, logits: Tensor, chosen: Tensor) -> Tensor | None:
         frame, weights = self.frame, self.frame.loss
-        if not (weights.balance or weights.router_z) or not frame.owns_losses:
+        if not (weights.balance or weights.router_z):
             return None
         balance = sequence_balance(logits, chosen, self.moe.moe.router, frame.length).sum() / frame.num_samples
         z = logits.logsumexp(-1).square().sum() / (frame.num_samples * frame.length)
         if not _computed_again():
-            self.balance += balance.detach()
-            self.z += z.detach()
-        return weights.balance * balance + weights.router_z * z
+            self.balance, self.z = self.balance + balance.detach(), self.z + z.detach()
+        return weights.balance * balance + weights.router_z * z if frame.owns_losses else None
 
 
 @chain

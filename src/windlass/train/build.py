@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from windlass.core.model import ModelSpec
@@ -13,11 +13,13 @@ from windlass.core.recipe import Recipe
 from windlass.core.rule import Rule
 from windlass.errors import BadInput, Impossible
 from windlass.kernels.compiled import compile_chains
+from windlass.nn.shard import WHOLE
 from windlass.train.flops import flops_per_token
 from windlass.train.init import FirstWeights, LoadedWeights
 from windlass.train.model import build_model
 from windlass.train.precision import TYPES, Masters
 from windlass.train.slabs import Slab
+from windlass.train.spread.ranks import Ranks
 from windlass.train.state import Settings, Trainer
 from windlass.train.step import Alone
 from windlass.weights.source import Opened
@@ -34,11 +36,16 @@ def build_trainer(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
 ) -> Trainer:
-    """One process. `opened`: the checkpoint to go on from, where the recipe does. `dtype`: everything in it, instead of as the recipe says."""
+    """Of this process; where torch.distributed is up, of a rank among others, which all call this alike.
+
+    `opened`: the checkpoint to go on from, where the recipe does. `dtype`: everything in it, instead of as the recipe says.
+    """
+    ranks = _ranks(recipe, spec, rules, torch.device(device))
     check_recipe(recipe, spec)
     compile_chains(recipe.run.compile)
     compute, held = compute_types(recipe, dtype)
-    how = {"seed": recipe.run.seed, "device": device, "dtype": compute, "held_dtype": held}
+    share = None if isinstance(ranks, Alone) else ranks.share_of_weights
+    how = {"seed": recipe.run.seed, "device": device, "dtype": compute, "held_dtype": held, "share": share}
     weights = FirstWeights(spec, rules, **how) if opened is None else LoadedWeights(opened, **how)
     model = build_model(
         spec,
@@ -47,18 +54,38 @@ def build_trainer(
         mtp=recipe.model.mtp,
         loss=recipe.loss,
         recompute=recipe.memory.recompute or "none",
+        shard=WHOLE if isinstance(ranks, Alone) else ranks.shard,
     )
+    if not isinstance(ranks, Alone):
+        ranks.dispatch_experts(model)
     slabs = slabs_of(model, weights)
+    casts_itself = not isinstance(ranks, Alone) and ranks.arrange(model, slabs, compute)
     return Trainer(
         model,
         slabs,
-        Masters(model, compute),
+        Masters(model, held if casts_itself else compute),
         batches,
-        settings_of(recipe, batches.sequence_length, 1),
-        ranks=Alone(),
+        settings_of(recipe, batches.sequence_length, ranks.dp_size),
+        ranks=ranks,
         held_out=held_out,
         flops_per_token=flops_per_token(spec, rules, batches.sequence_length, next_token=recipe.model.mtp),
     )
+
+
+def _ranks(recipe: Recipe, spec: ModelSpec, rules: tuple[Rule, ...], device: torch.device) -> Alone | Ranks:
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        if recipe.model.mtp and (recipe.parallel.pp or 1) > 1:
+            raise Impossible(
+                "model.mtp with parallel.pp: the layer that guesses ahead needs the table of tokens, which the first stage has"
+            )
+        return Ranks(recipe.parallel, spec, rules, device)
+    asked = {name: getattr(recipe.parallel, name) for name in ("tp", "pp", "ep", "cp", "fsdp")}
+    wanted = ", ".join(f"{name} {degree}" for name, degree in asked.items() if (degree or 1) > 1)
+    if wanted:
+        raise Impossible(
+            f"the recipe asks for {wanted}, and there is one process: start as many as it takes, with --nproc or torchrun"
+        )
+    return Alone()
 
 
 def check_recipe(recipe: Recipe, spec: ModelSpec) -> None:
@@ -114,8 +141,3 @@ def _num_steps(recipe: Recipe, tokens_per_step: int) -> int:
     if recipe.data.tokens is None:
         raise BadInput("the recipe does not say how long to train: give schedule.steps, or data.tokens")
     return -(-recipe.data.tokens // tokens_per_step)
-
-
-def same_names(slabs: Mapping[str, Slab]) -> list[str]:
-    """Our tensors, of every parameter."""
-    return sorted({part.name for slab in slabs.values() for part in slab.parts})

@@ -135,7 +135,7 @@ class Trainer:
             lr=lr,
             tokens=tokens,
             seconds=perf_counter() - began,
-            expert_load=[load.tolist() for load in self.ranks.first_stage_of(loads)],
+            expert_load=[load.tolist() for load in self.ranks.routed(loads)],
             parts=parts,
             first_sample=first,
             applied=applied,
@@ -150,7 +150,7 @@ class Trainer:
         self._start()
         micros = self._micros(self.held_out, self.ranks.dp_rank * count, count)
         said = self.ranks.look(self.model, micros)
-        return float(self.ranks.summed(said))
+        return float(self.ranks.told(said))
 
     def skip(self) -> None:
         """The next step's samples are left out: they broke it."""
@@ -185,15 +185,15 @@ class Trainer:
 
     def _told(self, sums: Any) -> tuple[float, dict[str, float]]:
         """Numbers of all ranks, asked of the device once."""
-        parts = {"mtp": sums.ahead} if sums.ahead is not None else {}
-        if self.watches and (self.settings.loss.balance or self.settings.loss.router_z):
-            count = max(len(self.watches), 1)
-            parts["balance"] = torch.stack([watch.balance for watch in self.watches]).sum() / count
-            parts["router_z"] = torch.stack([watch.z for watch in self.watches]).sum() / count
-        told = self.ranks.summed(torch.stack([sums.entropy.float(), *(part.float() for part in parts.values())])).tolist()
-        if sums.entropy.dtype == torch.float64:
-            told[0] = float(self.ranks.summed(sums.entropy.clone()))
-        return told[0], dict(zip(parts, told[1:], strict=True))
+        wide, none = sums.entropy.dtype, torch.zeros_like(sums.entropy)
+        balance, z = (sum((getattr(watch, name).to(wide) for watch in self.watches), none) for name in ("balance", "z"))
+        counted = none + len(self.watches) / self.ranks.dp_size
+        ahead = none if sums.ahead is None else sums.ahead
+        entropy, *rest, layers = self.ranks.told(torch.stack([sums.entropy, ahead, balance, z, counted])).tolist()
+        parts = {"mtp": rest[0]} if self.model.next_token is not None else {}
+        if layers and (self.settings.loss.balance or self.settings.loss.router_z):
+            parts |= {"balance": rest[1] / layers, "router_z": rest[2] / layers}
+        return entropy, parts
 
     # --- as a dictionary
 

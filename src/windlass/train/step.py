@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,18 +55,25 @@ class Alone:
         """What part of a parameter's squared gradient this rank counts, where several hold it."""
         return 1.0
 
-    def first_stage_of(self, values: list[Tensor]) -> list[Tensor]:
-        """Loads of all layers, in order, where stages have different ones."""
-        return values
+    def told(self, numbers: Tensor) -> Tensor:
+        """Over ranks that have other samples or other layers."""
+        return numbers
+
+    def routed(self, loads: list[Tensor]) -> list[Tensor]:
+        """Of all layers, in order, where stages have different ones."""
+        return loads
 
     def places(self, slab: Slab, tensor: Tensor) -> Iterable[tuple[Part, Tensor]]:
         """A parameter, or what an optimizer keeps of it, as parts of our tensors: views."""
         return slab.split(tensor)
 
 
-def run_in_turn(model: Trained, micros: Sequence[Micro]) -> Sums:
+def run_in_turn(model: Trained, micros: Sequence[Micro], before: Callable[[Any, bool], None] | None = None) -> Sums:
+    """`before` each one: the model, and whether it is the last."""
     entropies, aheads = list[Tensor](), list[Tensor]()
-    for micro in micros:
+    for number, micro in enumerate(micros):
+        if before is not None:
+            before(model, number == len(micros) - 1)
         losses = model(micro)
         losses.objective.backward()
         entropies.append(losses.entropy)

@@ -1,0 +1,60 @@
+"""Experts on other ranks: each token's row goes to whoever has the expert it chose, and what is said comes back (all_to_all).
+
+Ranks that spread experts have tokens of their own, so rows travel, not gradients of experts. Shares are applied at home.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed._functional_collectives import all_to_all_single_autograd
+
+from windlass.core.place import Interval
+from windlass.nn.moe import Experts
+
+
+class Dispatched(nn.Module):
+    """In the place of nn.moe.Experts; `inner` has this rank's alone."""
+
+    def __init__(self, inner: Experts, experts: tuple[Interval, ...], group: Any) -> None:
+        """`experts`: of each rank of the group."""
+        super().__init__()
+        self.inner, self.group = inner, group
+        self.first = experts[dist.get_rank(group)][0]
+        self._ends = torch.tensor([last for _, last in experts])
+
+    def forward(self, x: Tensor, ids: Tensor, shares: Tensor, add: Tensor | None = None) -> Tensor:
+        chosen = ids.flatten().long()
+        to = torch.bucketize(chosen, self._ends.to(chosen.device), right=True)
+        order = to.argsort(stable=True)
+        sent = to.bincount(minlength=len(self._ends))
+        received = torch.empty_like(sent)
+        dist.all_to_all_single(received, sent, group=self.group)
+        out, back = received.tolist(), sent.tolist()
+        rows = _exchange(x[order // ids.shape[1]], out, back, self.group)
+        said = self._said(rows, _exchange(chosen[order], out, back, self.group))
+        home = _exchange(said, back, out, self.group)
+        found = torch.empty_like(home).index_copy(0, order, home).unflatten(0, ids.shape)
+        total = (found * shares[..., None].to(found.dtype)).sum(1)
+        return total if add is None else total + add
+
+    def _said(self, rows: Tensor, chosen: Tensor) -> Tensor:
+        """Every expert has a gradient in the end, of nought where no row came: all ranks do the same."""
+        ones = torch.ones(len(rows), 1, dtype=rows.dtype, device=rows.device)
+        said = self.inner(rows, chosen[:, None] - self.first, ones)
+        if len(rows):
+            return said
+        return said + 0 * sum(parameter.flatten()[0] for parameter in self.inner.parameters())
+
+
+def _exchange(rows: Tensor, out: list[int], back: list[int], group: Any) -> Tensor:
+    """`out` rows come from each rank, `back` go to each."""
+    if rows.requires_grad:
+        found = all_to_all_single_autograd(rows.contiguous(), out, back, group)
+        return found.wait() if hasattr(found, "wait") else found
+    found = rows.new_empty(sum(out), *rows.shape[1:])
+    dist.all_to_all_single(found, rows.contiguous(), out, back, group=group)
+    return found

@@ -1,0 +1,85 @@
+"""One process of a run that is split, as a test starts it: trains, and compares what it holds with the run of one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+STEPS = 20
+LIMIT = 1e-9
+CHANGES = {"n_routed_experts": 6, "moe_intermediate_size": 8, "intermediate_size": 14, "num_hidden_layers": 3, "vocab_size": 64}
+BATCH = {"global_batch": 4, "micro_batch": 1}
+LOSS = {"balance": 1e-2, "router_z": 1e-3, "z": 1e-4, "bias_rate": 1e-2}
+
+
+def run_rank(rank: int, world: int, folder: str, layouts: dict[str, dict[str, int]], name: str, changes: dict[str, Any]) -> None:
+    """Leaves FOLDER/RANK.json: for each layout its losses, how far they and its weights are from the expected, and local shapes."""
+    import json
+
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+    expected = torch.load(Path(folder) / "expected.pt", weights_only=True)
+    found = {label: one_layout(parallel, expected, name, changes) for label, parallel in layouts.items()}
+    (Path(folder) / f"{rank}.json").write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def one_layout(parallel: dict[str, int], expected: dict[str, Any], name: str, changes: dict[str, Any]) -> dict[str, Any]:
+    trainer = trained(parallel, name, changes)
+    reports = [trainer.step() for _ in range(STEPS)]
+    losses = [report.loss for report in reports]
+    state = trainer.state()
+    return {
+        "losses": losses,
+        "loss_error": max(abs(one - other) for one, other in zip(losses, expected["losses"], strict=True)),
+        "norm_error": max(abs(report.grad_norm - other) for report, other in zip(reports, expected["norms"], strict=True)),
+        "weight_error": farthest(state["model"], expected["model"]),
+        "moment_error": farthest(state["optimizer"]["exp_avg_sq"], expected["exp_avg_sq"]),
+        "loads": reports[-1].expert_load == expected["loads"],
+        "parts": {key: abs(value - expected["parts"][key]) for key, value in reports[-1].parts.items()},
+        "held": {
+            key: list(value.tensor.shape if hasattr(value, "tensor") else value.shape) for key, value in state["model"].items()
+        },
+        "local": {key: list(_local(parameter).shape) for key, parameter in trainer.masters.of.items()},
+        "validation_error": abs(trainer.validate() - expected["validation"]),
+        "after": abs(trainer.step().loss - expected["after"]),
+    }
+
+
+def trained(parallel: dict[str, int], name: str, changes: dict[str, Any]) -> Any:
+    import torch
+    from made import Counting, recipe, tiny
+
+    from windlass.train.build import build_trainer
+
+    spec, rules = tiny(name, **changes)
+    data = Counting(spec.vocab_size)
+    made = recipe(
+        parallel=parallel,
+        batch=BATCH,
+        loss=LOSS,
+        optimizer={"lr": 3e-3, "weight_decay": 0.1, "clip": 0.5},
+        schedule={"steps": 30},
+    )
+    return build_trainer(made, spec, rules, data, held_out=data, dtype=torch.float64)
+
+
+def _local(parameter: Any) -> Any:
+    return parameter.to_local() if hasattr(parameter, "to_local") else parameter
+
+
+def farthest(found: dict[str, Any], whole: dict[str, Any]) -> float:
+    """The largest difference between what is held here and the same place of the whole."""
+    worst = 0.0
+    for name, value in found.items():
+        expected = whole[name]
+        if hasattr(value, "part"):
+            expected = expected[tuple(slice(*interval) for interval in value.part.held)]
+            value = value.tensor
+        assert value.shape == expected.shape, (name, value.shape, expected.shape)
+        worst = max(worst, float((value - expected).abs().max()))
+    return worst
