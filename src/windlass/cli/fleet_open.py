@@ -181,7 +181,7 @@ class Replanned:
 
             opened = open_model(Path(launch.model))
             try:
-                spec, table, how = opened.spec, opened.rules, sizing_of(opened)
+                spec, table, how = opened.spec, opened.rules, scheme("fp32") if launch.exact else sizing_of(opened)
             finally:
                 opened.store.close()
         sequences = launch.max_sequences or SEQUENCES
@@ -189,7 +189,7 @@ class Replanned:
         return Asked(
             spec=spec,
             rules=table,
-            scheme=how,
+            scheme=msgspec.structs.replace(how, kv=launch.kv),
             context_tokens=launch.context_tokens or min(spec.context_tokens, usual),
             concurrency=sequences,
             wanted=self._over.layout if self._over.layout.world > 1 else None,

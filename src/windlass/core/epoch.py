@@ -51,6 +51,13 @@ class EpochPlan(Frozen):
     """Weights, keys and values and all else, of each rank."""
     reasons: tuple[Reason, ...] = ()
 
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What an operator should know of it, a line each: what is expected, and where machines that differ are given unlike parts."""
+        expected = (f"{self.tokens_per_second:.3g} tokens/s predicted for one sequence",) if self.tokens_per_second else ()
+        said = ("shares", "stages", "imbalance", "left out")
+        return expected + tuple(f"{one.choice} {one.value}: {one.why}" for one in self.reasons if one.choice in said)
+
 
 def planned_epoch(plan: Plan) -> EpochPlan:
     """A saved plan, as a fleet runs it. Its first node is the root's, in the order that ranks have them."""

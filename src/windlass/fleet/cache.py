@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from windlass.errors import BadCheckpoint, DoesNotFit
-from windlass.formats.disk import explained, write_atomically
+from windlass.formats.disk import explained
 from windlass.machine.system import this_system
 from windlass.units import format_bytes
 from windlass.weights.pieces import (
@@ -31,7 +31,6 @@ from windlass.weights.pieces import (
     intact,
     piece_file,
     piece_files,
-    read_catalogue,
     read_piece,
 )
 from windlass.weights.slices import Slice, overlap, subtract
@@ -120,16 +119,8 @@ class Use:
         size = sum(self._header(one).num_bytes(one) for one in piece.slices)
         if size != len(piece.data) or not all(self._header(one).holds(one) for one in piece.slices):
             raise BadCheckpoint("a piece does not fit the tensors of its checkpoint", tensor=_first(piece))
-        file, part = self.folder / piece.file_name, self.folder / f".{os.getpid()}-{next(_numbers)}.part"
-        try:
-            with explained(self.folder, len(piece.data)):
-                with part.open("wb") as stream:
-                    stream.writelines(piece_file(piece))
-                part.replace(file)
-        except BaseException:
-            part.unlink(missing_ok=True)
-            raise
-        self._add(file)
+        _write(self.folder / piece.file_name, piece_file(piece))
+        self._add(self.folder / piece.file_name)
 
     def store(self, wanted: Sequence[Slice]) -> str:
         """The folder that a rank opens (weights.part_store), now that all it reads is here."""
@@ -155,9 +146,10 @@ class Use:
         self.close()
 
     def _catalogued(self, catalogue: Catalogue) -> dict[str, TensorHeader]:
-        if not (self.folder / CATALOGUE).exists():
-            write_atomically(self.folder / CATALOGUE, msgspec.msgpack.encode(catalogue))
-        return read_catalogue(self.folder).by_name()
+        file, content = self.folder / CATALOGUE, msgspec.msgpack.encode(catalogue)
+        if not file.exists() or file.read_bytes() != content:
+            _write(file, (content,))
+        return catalogue.by_name()
 
     def _check_after_boot(self) -> None:
         """What was not yet on the disk when the machine went down may be anything."""
@@ -203,12 +195,28 @@ class Use:
             fcntl.flock(self._lock, fcntl.LOCK_SH)
 
 
+def _write(file: Path, parts: tuple[bytes, ...]) -> None:
+    """Under a name that nobody else has, then renamed: others may be writing the same."""
+    part = file.with_name(f".{os.getpid()}-{next(_numbers)}.part")
+    try:
+        with explained(file.parent, sum(map(len, parts))):
+            with part.open("wb") as stream:
+                stream.writelines(parts)
+            part.replace(file)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
 def _locked(folder: Path) -> int:
     """Shared: many may use it, and who removes it wants it alone. Made anew where it was removed while we waited."""
     while True:
         with explained(folder, 0):
             folder.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            except FileNotFoundError:
+                continue
         fcntl.flock(descriptor, fcntl.LOCK_SH)
         if os.fstat(descriptor).st_nlink:
             return descriptor

@@ -314,6 +314,8 @@ class Fleet:
         plan = await asyncio.to_thread(self._replan, nodes)
         epoch = self._epoch = Epoch(begin.number, self._launch, plan, members, self._sync, self._progress)
         self._told(f"epoch {begin.number} begins: {_described(epoch)}")
+        for remark in plan.remarks:
+            self._told(f"epoch {begin.number}: {remark}")
         return epoch
 
     async def _opened(self, path: Any) -> Sending:

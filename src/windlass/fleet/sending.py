@@ -15,7 +15,7 @@ from windlass.core.epoch import EpochPlan
 from windlass.core.scheme import Scheme
 from windlass.fleet.needed import needed, placement_of
 from windlass.weights.fingerprint import identity
-from windlass.weights.pieces import PIECE_BYTES, Catalogue, Piece, TensorHeader, catalogue_of, checksum
+from windlass.weights.pieces import PIECE_BYTES, PIECES_VERSION, Catalogue, Piece, TensorHeader, catalogue_of, checksum
 from windlass.weights.slices import Slice
 from windlass.weights.stream import ahead
 
@@ -33,7 +33,7 @@ class Sending:
         from windlass.weights.source import open_model
 
         found = identity(path)
-        self.path, self.fingerprint, self.key = path, found.fingerprint, found.key
+        self.path, self.fingerprint, self.key = path, found.fingerprint, f"{found.key}-{PIECES_VERSION}"
         self._opened = open_model(path)
         self.catalogue: Catalogue = catalogue_of(self._opened.store, self.key, self._opened.spec.name, self._opened.kind)
         self._tensors = self.catalogue.by_name()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from windlass.core.model import Frozen
@@ -37,7 +38,7 @@ def identity(path: Path) -> Identity:
         state = file.stat()
         contents.update(f"{file.name if found.is_dir() else file.suffix} {state.st_size}\n".encode())
         edition.update(f"{state.st_size} {state.st_mtime_ns}\n".encode())
-        _sample(contents, file, state.st_size, max(SAMPLES * state.st_size // max(total, 1), 2))
+        _sample(contents.update, file, state.st_size, max(SAMPLES * state.st_size // max(total, 1), 2))
     fingerprint = contents.hexdigest()
     edition.update(fingerprint.encode())
     return Identity(fingerprint=fingerprint, key=edition.hexdigest()[:40])
@@ -48,11 +49,11 @@ def _config(found: Path) -> bytes:
     return file.read_bytes() if found.is_dir() and file.is_file() else b""
 
 
-def _sample(into: hashlib._Hash, file: Path, size: int, places: int) -> None:
+def _sample(take: Callable[[bytes], None], file: Path, size: int, places: int) -> None:
     """The beginning, where headers are, the end, and evenly between; all of a small file."""
     with file.open("rb") as stream:
         if size <= places * SAMPLE_BYTES:
-            into.update(stream.read())
+            take(stream.read())
             return
         for place in range(places):
-            into.update(os.pread(stream.fileno(), SAMPLE_BYTES, (size - SAMPLE_BYTES) * place // max(places - 1, 1)))
+            take(os.pread(stream.fileno(), SAMPLE_BYTES, (size - SAMPLE_BYTES) * place // max(places - 1, 1)))

@@ -23,6 +23,8 @@ from windlass.weights.stored import BLOCKS
 
 PIECE_BYTES = 2**21
 """Of a piece, at most, but for a single row that is longer. Beats of the heart wait behind one: two seconds at 10 Mbit/s."""
+PIECES_VERSION = 1
+"""Of what slices mean and how pieces are written: part of a checkpoint's key, so that a cache of another version is not misread."""
 CHECKSUM_BYTES = 32
 CATALOGUE = "catalogue"
 SUFFIX = ".piece"
