@@ -66,8 +66,7 @@ def joined(rank: int, folder: str, layout: Layout, way: Way, timeout_seconds: fl
         program.set_threads(1)
     machines = way.machines or (0,) * layout.world
     meeting = Meeting(key=bytes(32), hosts=(way.host,) * layout.world, machines=machines, sync=way.sync, transport=way.transport)
-    links = None if way.transport == "gloo" else make_links
-    return join(meeting, layout, rank, FolderBoard(folder), "cpu", links, timeout_seconds)
+    return join(meeting, layout, rank, FolderBoard(folder), "cpu", make_links, timeout_seconds)
 
 
 def rank_of_processes(rank: int, folder: str, layout: Layout, way: Way, what: str) -> None:
@@ -111,3 +110,13 @@ def _leave_together(groups: Any) -> None:
     """Over gloo, whoever leaves first is missed by those that still read what it said."""
     for group in (groups.tp, groups.pp):
         group.all_reduce(torch.ones(1))
+
+
+def rank_without_compiler(rank: int, folder: str, layout: Layout, way: Way) -> None:
+    """The last rank has nothing compiled: all of them talk by gloo."""
+    if rank == layout.world - 1:
+        os.environ["WINDLASS_NO_NATIVE"] = "1"
+    groups = joined(rank, folder, layout, way)
+    assert type(groups.tp).__name__ == "ProcessGroup"
+    check_group(groups.tp)
+    _leave_together(groups)

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 from starting import exit_codes  # noqa: E402
 from summing import rank_of_links  # noqa: E402
-from talking import Way  # noqa: E402
+from talking import Way, rank_without_compiler  # noqa: E402
 
 from windlass.core.layout import Layout  # noqa: E402
 from windlass.core.meeting import Meeting  # noqa: E402
@@ -39,6 +39,11 @@ def test_logits_from_the_last_stage(tmp_path: Path, way: Way) -> None:
     assert exit_codes(3, rank_of_links, str(tmp_path), Layout(pp=3), way) == [0] * 3
 
 
+def test_all_talk_as_the_poorest_can(tmp_path: Path) -> None:
+    way = Way("auto", "127.0.0.1")
+    assert exit_codes(2, rank_without_compiler, str(tmp_path), Layout(tp=2), way) == [0, 0]
+
+
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     board, layout = FolderBoard(tmp_path), Layout(tp=2)
     meeting = {"key": bytes(32), "hosts": ("", ""), "machines": (0, 0)}
@@ -47,6 +52,6 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnknownName, match="unknown sync 'int4'"):
         join(Meeting(**meeting, sync="int4"), layout, 0, board, "cpu", None)
     with pytest.raises(Impossible, match="over links only, and these ranks talk by gloo"):
-        join(Meeting(**meeting, sync="int8"), layout, 0, board, "cpu", None)
+        join(Meeting(**meeting, sync="int8", transport="gloo"), layout, 0, board, "cpu", None)
     with pytest.raises(Impossible, match="need compiled kernels"):
         join(Meeting(**meeting, transport="links"), layout, 0, board, "cpu", None)

@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from windlass.core.layout import Layout, coordinates
 from windlass.core.meeting import INT8, SYNCS, Meeting
@@ -13,7 +14,7 @@ from windlass.errors import Impossible, UnknownName
 from windlass.parallel.group import Group, GroupLost
 from windlass.parallel.groups import Groups, make_groups
 from windlass.parallel.meeting import Board
-from windlass.parallel.mesh import connect_all
+from windlass.parallel.mesh import MEETING_SECONDS, connect_all
 from windlass.parallel.processes import TIMEOUT_SECONDS, gloo_group, nccl_group
 from windlass.parallel.shared import share_memory
 
@@ -40,8 +41,12 @@ class Wires:
     """What is raised when another rank is missed."""
 
 
-MakeLinks = Callable[[Wires], Group | None]
-"""None: links cannot be had here."""
+class MakeLinks(Protocol):
+    def available(self) -> bool:
+        """Whether links can be had here."""
+        ...
+
+    def __call__(self, wires: Wires) -> Group: ...
 
 
 def join(
@@ -53,7 +58,7 @@ def join(
     make_links: MakeLinks | None,
     timeout_seconds: float = TIMEOUT_SECONDS,
 ) -> Groups:
-    transport = _transport(meeting, device, make_links)
+    transport = _transport(meeting, device, layout, rank, board, make_links)
 
     def members(name: str) -> list[int]:
         return [other for other in range(layout.world) if name in _names(layout, other)]
@@ -65,31 +70,34 @@ def join(
             return gloo_group(board, name, at, size, meeting.hosts[rank], timeout_seconds)
         assert make_links is not None
         ranks = members(name)
-        wires = _wires(meeting, rank, ranks, at, name, board, timeout_seconds)
-        made = make_links(wires)
-        if made is None:
-            raise Impossible(
-                "links between ranks need compiled kernels, and none could be compiled here; set the transport to gloo"
-            )
-        return made
+        return make_links(_wires(meeting, rank, ranks, at, name, board, timeout_seconds))
 
     return make_groups(layout, rank, join_one)
 
 
-def _transport(meeting: Meeting, device: str, make_links: MakeLinks | None) -> str:
+def _transport(meeting: Meeting, device: str, layout: Layout, rank: int, board: Board, make_links: MakeLinks | None) -> str:
     if meeting.transport not in TRANSPORTS:
         raise UnknownName("transport", meeting.transport, TRANSPORTS)
     if meeting.sync not in SYNCS:
         raise UnknownName("sync", meeting.sync, SYNCS)
-    is_cpu = device.split(":")[0] == "cpu"
+    has_links = make_links is not None and make_links.available()
     chosen = meeting.transport
     if chosen == "auto":
-        chosen = "nccl" if not is_cpu else "gloo" if make_links is None else "links"
-    if chosen == "links" and make_links is None:
-        raise Impossible("links between ranks need compiled kernels, and there are none here; set the transport to gloo")
+        is_cpu = device.split(":")[0] == "cpu"
+        chosen = "nccl" if not is_cpu else "links" if _all_have_links(layout.world, rank, board, has_links) else "gloo"
+    elif chosen == "links" and not has_links:
+        raise Impossible(
+            "links between ranks need compiled kernels, and there are none here; install g++, or set the transport to gloo"
+        )
     if meeting.sync == INT8 and chosen != "links":
         raise Impossible(f"sums travel as int8 over links only, and these ranks talk by {chosen}; leave --sync away")
     return chosen
+
+
+def _all_have_links(world: int, rank: int, board: Board, has_links: bool) -> bool:
+    """A machine without a compiler talks as it can, and so do all."""
+    board.put(f"has links/{rank}", b"yes" if has_links else b"no")
+    return all(board.take(f"has links/{other}", MEETING_SECONDS) == b"yes" for other in range(world))
 
 
 def _names(layout: Layout, rank: int) -> tuple[str, str]:
@@ -110,5 +118,9 @@ def _wires(meeting: Meeting, rank: int, ranks: list[int], at: int, name: str, bo
         sync=meeting.sync,
         timeout_seconds=timeout_seconds,
         is_local=all(together),
-        is_crowded=meeting.machines.count(machine) > len(os.sched_getaffinity(0)),
+        is_crowded=meeting.machines.count(machine) > _num_cores(),
     )
+
+
+def _num_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -139,6 +139,7 @@ public:
 
     void progress() {
         since = 0;
+        has_hung_up = false;
         if (is_armed) arm(0);
     }
 
