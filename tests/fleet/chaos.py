@@ -11,6 +11,7 @@ import re
 import signal
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from asking import Answer, Clients, Question
@@ -80,6 +81,18 @@ class Chaos:
         os.kill(pid, signal.SIGKILL)
         self.noticed["rank killed"] = self._root_says(OVER, began) - began
         self._root_says(READY, began)
+        self._answers_flow()
+
+    def freeze_rank(self, number: int) -> None:
+        """It neither works nor ends, as one that waits for a disk that is broken; then it goes on, and is not wanted any more."""
+        pid = next(iter(self.cluster.computing(number)))
+        began = time.monotonic()
+        os.kill(pid, signal.SIGSTOP)
+        over = self._root_says(OVER, began)
+        self.noticed["rank stood still"] = over - began
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+        self._root_says(READY, over)
         self._answers_flow()
 
     def _lose(self, number: int, what: str, happen: Callable[[], object]) -> None:

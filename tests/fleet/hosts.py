@@ -18,6 +18,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -41,18 +42,19 @@ class Counted(NamedTuple):
         return Counted(self.sent_bytes - earlier.sent_bytes, self.received_bytes - earlier.received_bytes)
 
 
+@cache
 def lacking() -> str:
-    """Why there can be no hosts here; empty where there can."""
-    missing = [tool for tool in ("ip", "tc", "nsenter") if shutil.which(tool) is None]
+    """Why there can be no hosts here; empty where there can. Root in a container may lack a right, and a kernel a module: one is made."""
+    missing = [tool for tool in ("ip", "tc", "nsenter", "unshare") if shutil.which(tool) is None]
     if missing:
         return f"hosts are network namespaces, which need {', '.join(missing)} (iproute2, util-linux)"
     if os.geteuid() != 0:
         return "hosts are network namespaces, which need root"
-    name = f"{PREFIX}-{os.getpid()}-0-try"
-    tried = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
-    if tried.returncode:
-        return f"hosts are network namespaces, and none can be made here: {tried.stderr.strip()}"
-    subprocess.run(["ip", "netns", "del", name], capture_output=True)
+    try:
+        with Hosts(1):
+            _call("unshare", "--mount", "--", "sh", "-c", HIDE, "sh", "/mnt", "true")
+    except RuntimeError as error:
+        return f"hosts are network namespaces, and none can be made here: {error}"
     return ""
 
 

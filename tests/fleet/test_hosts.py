@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
 import pytest
-from asking import Answer, Clients, ask_all
+from asking import Answer, Clients, Question, ask_all
 from chaos import NOTICED_WITHIN, Chaos, check, check_end, questions
 from cluster import ROOT, Cluster
 from hosts import Hosts, lacking
@@ -42,30 +42,31 @@ def hosts() -> Generator[Hosts]:
         yield made
 
 
-@pytest.fixture(scope="module")
-def undisturbed(int4: Path, hosts: Hosts, tmp_path_factory: pytest.TempPathFactory) -> list[Answer]:
-    """By one process alone."""
-    cluster = Cluster(hosts, tmp_path_factory.mktemp("alone"), int4)
+def alone(hosts: Hosts, folder: Path, model: Path, asked: Sequence[Question]) -> list[Answer]:
+    """By one process, undisturbed."""
+    cluster = Cluster(hosts, folder, model)
     cluster.start_root(WORDS, workers=[])
-    answers = ask_all(cluster.connect, questions(NEW_TOKENS))
+    answers = ask_all(cluster.connect, asked)
     assert [answer.error for answer in answers] == [""] * len(answers)
     assert cluster.end_root(signal.SIGINT) == 0
     return answers
 
 
-def test_clients_see_a_pause_and_nothing_else(int4: Path, hosts: Hosts, undisturbed: list[Answer], tmp_path: Path) -> None:
+def test_clients_see_a_pause_and_nothing_else(int4: Path, hosts: Hosts, tmp_path: Path) -> None:
+    asked = questions(NEW_TOKENS)
+    undisturbed = alone(hosts, tmp_path, int4, asked)
     cluster = Cluster(hosts, tmp_path, int4)
     for number in (2, 3):
         cluster.start_worker(number)
     cluster.start_root((*WORDS, "--tp", "3"))
-    clients = Clients(cluster.connect, questions(NEW_TOKENS))
+    clients = Clients(cluster.connect, asked)
     chaos = Chaos(cluster, clients)
     time.sleep(1)
     chaos.kill(3)
     chaos.power_on(3)
     chaos.cut(2)
     chaos.mend(2)
-    chaos.slow(3, 5.0)
+    chaos.slow(3, 4.0)
     chaos.restart_worker(2)
     answers = clients.stop()
     assert check(answers, undisturbed) >= len(undisturbed)
@@ -78,6 +79,39 @@ def test_clients_see_a_pause_and_nothing_else(int4: Path, hosts: Hosts, undistur
     for number in (2, 3):
         assert cluster.end_worker(number) == 0
     assert [hosts.pids(number) for number in hosts.numbers] == [[], [], []]
+
+
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A GLM-MoE of random weights, in int4."""
+    from made_models import EXPERTS, make
+
+    from windlass.cli import run
+
+    folder = tmp_path_factory.mktemp("experts")
+    assert run(["convert", str(make(folder / "bf16", EXPERTS)), str(folder / "int4"), "--quant", "int4", "--group", "32"]) == 0
+    return folder / "int4"
+
+
+def test_experts_whose_ranks_die_or_stand_still(experts: Path, hosts: Hosts, tmp_path: Path) -> None:
+    """Two experts a host; a rank is killed on one, then on another a rank neither works nor ends."""
+    asked = questions(200)
+    undisturbed = alone(hosts, tmp_path, experts, asked)
+    cluster = Cluster(hosts, tmp_path, experts)
+    for number in (2, 3):
+        cluster.start_worker(number)
+    cluster.start_root((*WORDS, "--tp", "3", "--ep", "3")).until("tp=3 ep=3 over root", 60)
+    clients = Clients(cluster.connect, asked)
+    chaos = Chaos(cluster, clients)
+    time.sleep(0.5)
+    chaos.kill_rank(3)
+    chaos.freeze_rank(2)
+    assert check(clients.stop(), undisturbed) >= len(undisturbed)
+    assert chaos.noticed["rank killed"] < NOTICED_WITHIN and chaos.noticed["rank stood still"] < NOTICED_WITHIN, chaos.noticed
+    print(cluster.said)
+    check_end(cluster, signal.SIGINT)
+    for number in (2, 3):
+        assert cluster.end_worker(number) == 0
 
 
 def test_what_every_host_holds(int4: Path, hosts: Hosts, tmp_path: Path) -> None:
