@@ -108,6 +108,16 @@ def test_after_a_start_of_the_machine_pieces_are_checked(tmp_path: Path) -> None
         assert use.missing([rows(0, 32)]) == [rows(0, 16)]
 
 
+def test_what_was_left_half_written_goes(tmp_path: Path) -> None:
+    Cache(tmp_path).using(catalogue()).close()
+    stale, fresh = tmp_path / "one" / ".7-0.part", tmp_path / "one" / ".8-0.part"
+    stale.write_bytes(b"half")
+    fresh.write_bytes(b"half")
+    os.utime(stale, (1, 1))
+    Cache(tmp_path).using(catalogue()).close()
+    assert fresh.exists() and not stale.exists()
+
+
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
     with Cache(tmp_path).using(catalogue()) as use, pytest.raises(BadCheckpoint, match=r"tensor matrix: 16 KiB"):
         use.store(WHOLE)

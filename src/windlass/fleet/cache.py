@@ -10,7 +10,9 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
@@ -36,6 +38,8 @@ from windlass.weights.pieces import (
 from windlass.weights.slices import Slice, overlap, subtract
 
 LOCK, BOOT, USED = ".lock", ".boot", ".used"
+STALE_SECONDS = 3600.0
+"""Nobody writes two megabytes for so long."""
 _numbers = count()
 
 
@@ -78,6 +82,7 @@ class Use:
             self._tensors = self._catalogued(catalogue)
             self._held: dict[str, list[Held]] = {}
             self._files: set[str] = set()
+            _remove_stale(folder)
             self._check_after_boot()
             self._look()
             (folder / USED).touch()
@@ -206,6 +211,14 @@ def _write(file: Path, parts: tuple[bytes, ...]) -> None:
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+
+
+def _remove_stale(folder: Path) -> None:
+    """What somebody who was killed has left half written."""
+    for file in folder.glob(".*.part"):
+        with suppress(FileNotFoundError):
+            if time.time() - file.stat().st_mtime > STALE_SECONDS:
+                file.unlink()
 
 
 def _locked(folder: Path) -> int:
