@@ -133,6 +133,7 @@ class SmallRoot:
 
     def close(self) -> None:
         self.is_closed = True
+        self._loop.call_soon_threadsafe(self.board.close)
         self._loop.call_soon_threadsafe(self.channel.close)
         for task in self._tasks:
             task.cancel()

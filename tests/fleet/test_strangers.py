@@ -64,14 +64,18 @@ class Working:
         self._thread.join()
 
 
+def both_listen(pids: list[int]) -> list[int]:
+    found = [port for pid in pids for port in listening_ports(pid)]
+    return found if len(found) == len(pids) else []
+
+
 def test_a_thousand_strangers_at_every_port(worker: WorkerProcess) -> None:
     root = SmallRoot(worker.port)
     try:
         # While ranks meet: those of the worker listen, and cannot go on before the first rank comes.
-        job = root.start(1, Layout(tp=3))
+        job = root.start(1, Layout(tp=3), transport="links")
         pids = root.wait(Started).pids
-        ports = wait_for(lambda: {port for pid in pids for port in listening_ports(pid)} or None)
-        ports |= wait_for(lambda: (two := {port for pid in pids for port in listening_ports(pid)}) and len(two) == 2 and two)
+        ports = wait_for(lambda: both_listen(pids))
         for port in ports:
             attack(port, chosen(AT_A_MEETING, THOUSAND // 2))
         # They go on while the first rank comes, and all of them meet.
