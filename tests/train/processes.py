@@ -10,7 +10,7 @@ CONTEXT: Any = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "torch.distributed.fsdp", "windlass.train.build"])
 
 
-def exit_codes(count: int, work: Callable[..., None], *given: Any, seconds: float = 100) -> list[int | None]:
+def exit_codes(count: int, work: Callable[..., None], *given: Any, seconds: float = 300) -> list[int | None]:
     """Of work(rank, count, *given) in a process a rank; none is left behind."""
     ranks = [CONTEXT.Process(target=work, args=(rank, count, *given), daemon=True) for rank in range(count)]
     for process in ranks:
