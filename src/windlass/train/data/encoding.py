@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from windlass.errors import BadInput
 from windlass.text.spans import Span, render_answers
-from windlass.text.tokenizer import Tokenizer
 from windlass.train.data.documents import Document
+from windlass.train.data.tokenizer import tokenizer_fingerprint
 from windlass.weights.text_of import model_text
 
 Tokens = NDArray[np.uint32]
@@ -27,10 +27,11 @@ class Encoded(NamedTuple):
 class Encoder:
     def __init__(self, tokenizer: Path, template: str | None) -> None:
         """`template` is used instead of the tokenizer's own."""
-        found, for_texts = model_text(tokenizer), model_text(tokenizer)
-        self.tokenizer: Tokenizer = found.tokenizer
+        found = model_text(tokenizer)
+        self.path, self.tokenizer = tokenizer, found.tokenizer
+        self.fingerprint = tokenizer_fingerprint(tokenizer, found.tokenizer)
         self._chats = found.tokenizer.backend
-        self._texts = for_texts.tokenizer.backend
+        self._texts = type(self._chats).from_str(self._chats.to_str())
         self._texts.encode_special_tokens = True  # what looks like a special token in a text is text
         self._template = template or found.chat_template
         self._special = found.special_tokens

@@ -90,14 +90,14 @@ def generate_tasks(
     end = text.token_id(style.end)
     assert end is not None  # _check_style
     manifest = Manifest(
-        tokenizer=tokenizer_fingerprint(tokenizer),
+        tokenizer=tokenizer_fingerprint(tokenizer, text),
         vocab_size=text.vocab_size,
         end_token=end,
         token_type=token_type_for(text.vocab_size),
         shards=tuple(sorted(shards, key=lambda shard: shard.name)),
         sources=(f"generated tasks, seed {seed}",),
     )
-    copy_tokenizer(tokenizer, folder)
+    copy_tokenizer(tokenizer, text, folder)
     write_manifest(folder, manifest)
     return manifest
 

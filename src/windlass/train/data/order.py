@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 ROUNDS = 6
 """Four make a Feistel network a strong permutation when its rounds are random functions (Luby and Rackoff 1988); ours are only good hashes."""
 GOLDEN = 0.6180339887498949
+STRIDES_TRIED = 32
 Indices = NDArray[np.uint64]
 
 
@@ -57,7 +58,7 @@ class Interleaving:
         self.quotas = quotas
         self.period = sum(quotas)
         self._edges = np.cumsum([0, *quotas])
-        self._stride = _coprime_near(self.period)
+        self._stride = _even_stride(self.period)
 
     def draws(self, first: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Of samples first, first + 1, ...: from which source, and the how manieth draw from it."""
@@ -89,11 +90,22 @@ class Interleaving:
         return _floor_sum(place, self.period, self._stride, 0) - below + place
 
 
-def _coprime_near(period: int) -> int:
-    stride = max(round(period * GOLDEN), 1)
-    while gcd(stride, period) != 1:
-        stride += 1
-    return stride
+def _even_stride(period: int) -> int:
+    """Of the strides around the golden ratio that have no factor in common with the period, the one that spreads most evenly.
+
+    How far a stretch can be from its share is bounded by the sum of the partial quotients of stride / period (Niederreiter 1992, 3.2).
+    """
+    middle = max(round(period * GOLDEN), 1)
+    around = range(max(middle - STRIDES_TRIED, 1), middle + STRIDES_TRIED)
+    return min((stride for stride in around if gcd(stride, period) == 1), key=lambda stride: _sum_of_quotients(stride, period))
+
+
+def _sum_of_quotients(stride: int, period: int) -> int:
+    total = 0
+    while stride:
+        total += period // stride
+        period, stride = stride, period % stride
+    return total
 
 
 def _floor_sum(count: int, divisor: int, slope: int, offset: int) -> int:

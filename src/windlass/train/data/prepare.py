@@ -25,8 +25,8 @@ from windlass.train.data.near import BANDS, MOST, Repeats, count_repeats
 from windlass.train.data.processes import Advance, spread
 from windlass.train.data.quality import Counts, added, percentiles
 from windlass.train.data.shards import MANIFEST, Manifest, read_manifest
-from windlass.train.data.tokenizer import copy_tokenizer, tokenizer_fingerprint
-from windlass.train.data.unit import Done, Settings, open_work, run_unit, signature_file
+from windlass.train.data.tokenizer import copy_tokenizer
+from windlass.train.data.unit import Done, Settings, open_encoder, open_work, run_unit, signature_file
 from windlass.train.data.writing import token_type_for, write_manifest
 
 JOURNAL = ".journal"
@@ -57,8 +57,8 @@ def prepare(
     begun = perf_counter()
     refuse_inside(sources, out)
     inputs = find_inputs(sources)
-    encoder = Encoder(Path(settings.tokenizer), settings.template)
-    fingerprint = _fingerprint(inputs, settings)
+    encoder = open_encoder(settings)
+    fingerprint = _fingerprint(inputs, encoder, settings)
     _refuse_finished(out)
     with explained(out, 0):
         out.mkdir(parents=True, exist_ok=True)
@@ -74,9 +74,9 @@ def prepare(
                 journal.record(str(unit.number), msgspec.to_builtins(result))
                 done[unit.number] = result
         results = [done[unit.number] for unit in inputs.units]
-        manifest = _manifest(sources, settings, encoder, results)
+        manifest = _manifest(sources, encoder, results)
         report = _report(inputs, results, _signed(out, inputs), manifest, perf_counter() - begun)
-        _finish(out, inputs, manifest, report, settings)
+        _finish(out, inputs, manifest, report, encoder, settings.template)
         journal.remove()
     finally:
         journal.close()
@@ -87,7 +87,7 @@ def check(sources: Sequence[str], settings: Settings, *, jobs: int = 0, started:
     """Only the report; nothing is written."""
     begun = perf_counter()
     inputs = find_inputs(sources)
-    Encoder(Path(settings.tokenizer), settings.template)  # what is wrong with it shows before anything is begun
+    open_encoder(settings)  # what is wrong with it shows before anything is begun
     with TemporaryDirectory(prefix="windlass-") as folder:
         signed = Path(folder)
         advance = started(inputs.num_bytes)
@@ -107,11 +107,11 @@ def _num_bytes(unit: Unit) -> int:
     return sum(piece.num_bytes for piece in unit.pieces)
 
 
-def _fingerprint(inputs: Inputs, settings: Settings) -> dict[str, object]:
+def _fingerprint(inputs: Inputs, encoder: Encoder, settings: Settings) -> dict[str, object]:
     """All that the shards depend on."""
     return {
         "sources": inputs.digest,
-        "tokenizer": tokenizer_fingerprint(Path(settings.tokenizer)),
+        "tokenizer": encoder.fingerprint,
         "settings": msgspec.to_builtins(msgspec.structs.replace(settings, tokenizer="")),
     }
 
@@ -135,9 +135,9 @@ def _resumed(journal: Journal, inputs: Inputs, out: Path) -> dict[int, Done]:
     return done
 
 
-def _manifest(sources: Sequence[str], settings: Settings, encoder: Encoder, results: list[Done]) -> Manifest:
+def _manifest(sources: Sequence[str], encoder: Encoder, results: list[Done]) -> Manifest:
     return Manifest(
-        tokenizer=tokenizer_fingerprint(Path(settings.tokenizer)),
+        tokenizer=encoder.fingerprint,
         vocab_size=encoder.vocab_size,
         end_token=encoder.end,
         token_type=token_type_for(encoder.vocab_size),
@@ -171,12 +171,12 @@ def _report(inputs: Inputs, results: list[Done], repeats: Repeats, manifest: Man
     )
 
 
-def _finish(out: Path, inputs: Inputs, manifest: Manifest, report: Report, settings: Settings) -> None:
+def _finish(out: Path, inputs: Inputs, manifest: Manifest, report: Report, encoder: Encoder, template: str | None) -> None:
     if not manifest.shards:
         raise BadInput(
             f"nothing was found to learn: {report.counts.empty} documents are empty and {report.counts.bad} cannot be read"
         )
-    copy_tokenizer(Path(settings.tokenizer), out, settings.template)
+    copy_tokenizer(encoder.path, encoder.tokenizer, out, template)
     write_atomically(out / REPORT, msgspec.json.format(msgspec.json.encode(report), indent=1))
     write_manifest(out, manifest)
     for unit in inputs.units:

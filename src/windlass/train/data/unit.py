@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -17,7 +17,7 @@ from windlass.text.spans import Span
 from windlass.train.data.documents import BadRecord, Document, line_number, read_documents
 from windlass.train.data.encoding import Encoded, Encoder
 from windlass.train.data.inputs import Unit
-from windlass.train.data.near import signatures, text_hash
+from windlass.train.data.near import hashed_words, signatures, text_hash
 from windlass.train.data.processes import tell
 from windlass.train.data.quality import Counts
 from windlass.train.data.shards import Shard, Split
@@ -54,14 +54,23 @@ class _Rendered(NamedTuple):
     text: str
     spans: list[Span] | None
     """None: no chat."""
+    said: str = ""
+    """What was said in a chat, without what the template adds to every one."""
 
 
 _open: dict[str, UnitWork] = {}
+_loaded: list[Encoder] = []
+"""What this process has loaded already: some tokenizers take seconds."""
+
+
+def open_encoder(settings: Settings) -> Encoder:
+    _loaded[:] = [Encoder(Path(settings.tokenizer), settings.template)]
+    return _loaded[0]
 
 
 def open_work(settings: Settings, out: Path | None, signed: Path) -> None:
     """In every process, before its first unit."""
-    _open["work"] = UnitWork(settings, Encoder(Path(settings.tokenizer), settings.template), out, signed)
+    _open["work"] = UnitWork(settings, _loaded.pop() if _loaded else open_encoder(settings), out, signed)
 
 
 def run_unit(unit: Unit) -> Done:
@@ -85,7 +94,7 @@ class UnitWork:
                     self._count(counts, document, tokens)
                     held_out = hashed < self._settings.validation * 2**64
                     writers.add("validation" if held_out else "train", tokens)
-                signed.append(signatures(hashes, [each.tokens for each in encoded]))
+                signed.append(signatures(hashes, [_compared(*pair) for pair in zip(batch, encoded, strict=True)]))
             write_atomically(signature_file(self._signed, unit), np.concatenate(signed).tobytes() if signed else b"")
             return Done(shards=writers.finish(), counts=counts)
         except BaseException:
@@ -133,7 +142,7 @@ class UnitWork:
         if not document.messages:
             return _Rendered(document.place, "", None)
         try:
-            return _Rendered(document.place, *self._encoder.chat_text(document))
+            return _Rendered(document.place, *self._encoder.chat_text(document), said=_said(document.messages))
         except BadInput as error:
             if error.field != "messages":  # not this chat's fault
                 raise
@@ -153,6 +162,15 @@ class UnitWork:
 
 def signature_file(folder: Path, unit: Unit) -> Path:
     return folder / f".signatures-{unit.number:05}"
+
+
+def _said(messages: list[dict[str, Any]]) -> str:
+    return " ".join(content for message in messages if isinstance(content := message.get("content"), str))
+
+
+def _compared(document: _Rendered, encoded: Encoded) -> NDArray[np.uint32]:
+    """What near duplicates are found by."""
+    return encoded.tokens if document.spans is None else hashed_words(document.said)
 
 
 def _told(num_bytes: int) -> int:
