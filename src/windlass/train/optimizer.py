@@ -83,7 +83,7 @@ def _decays(slab: Slab) -> bool:
     return is_matrix and name not in ("embed.weight", "positions.weight")
 
 
-def _grouped(parameters: Mapping[str, Tensor], slabs: Mapping[str, Slab], decay: float) -> list[dict[str, Any]]:
+def decay_groups(parameters: Mapping[str, Tensor], slabs: Mapping[str, Slab], decay: float) -> list[dict[str, Any]]:
     """Decaying ones and others; and apart, because one kernel may not mix them, those of unlike meshes."""
     groups: dict[tuple[Any, ...], list[Tensor]] = {}
     for name, parameter in parameters.items():
@@ -93,7 +93,7 @@ def _grouped(parameters: Mapping[str, Tensor], slabs: Mapping[str, Slab], decay:
 
 
 def _plain(section: sections.Optimizer, parameters: Mapping[str, Tensor], slabs: Mapping[str, Slab]) -> Optimizer:
-    groups = _grouped(parameters, slabs, section.weight_decay)
+    groups = decay_groups(parameters, slabs, section.weight_decay)
     if section.name == "sgd":
         return SGD(groups, lr=section.lr, momentum=section.momentum, foreach=False)
     on_gpu = all(parameter.is_cuda for parameter in parameters.values())
