@@ -84,6 +84,8 @@ def build_rank(job: RankJob, board: Board, progress: Progress | None = None) -> 
     if program.available():
         program.set_threads(_threads(job.meeting, job.rank))
     device = device_of(job)
+    if device != "cpu":
+        torch.cuda.set_device(device)
     groups = _joined(job, board, device)
     return build(job.launch, device, progress, partial(_shard, job, groups), job.parts)
 
@@ -116,7 +118,6 @@ def _joined(job: RankJob, board: Board, device: str) -> Groups:
         return join_ranks(meeting, layout, job.rank, board, links=make_links)
     if meeting.transport == "gloo":
         return through_host(join_ranks(meeting, layout, job.rank, board), device)
-    torch.cuda.set_device(device)
     return join_ranks(meeting, layout, job.rank, board, device)
 
 

@@ -276,5 +276,5 @@ def transport_of(plan: EpochPlan, members: Sequence[Member], device: str) -> str
 
 
 def checkpoint(launch: Launch) -> Path | None:
-    """None: weights are made at random, the same on all machines."""
+    """None: weights at random, which every rank makes for itself."""
     return None if launch.random_weights is not None else Path(launch.model)
