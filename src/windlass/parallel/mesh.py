@@ -34,7 +34,7 @@ BACKLOG = 128
 RANK_BYTES, NONCE_BYTES, PROOF_BYTES = 4, 32, 32
 HELLO_BYTES = RANK_BYTES + NONCE_BYTES
 WELCOME = b"\x01"
-RETRY_SECONDS = 0.1
+RETRY_SECONDS, LOOK_SECONDS = 0.1, 0.2
 
 
 def connect_all(
@@ -211,65 +211,76 @@ class _Stranger:
         return hmac.compare_digest(bytes(self.data[HELLO_BYTES:]), wanted) and self.send(WELCOME)
 
 
+class _Door:
+    """Where higher ranks come in, among strangers."""
+
+    def __init__(self, listener: socket.socket, key: bytes, name: str, rank: int, met: list[socket.socket | None]) -> None:
+        self._listener, self._key, self._name, self._rank, self._met = listener, key, name, rank, met
+        self._strangers: dict[socket.socket, _Stranger] = {}
+        self._waiting = selectors.DefaultSelector()
+        listener.setblocking(False)
+        self._waiting.register(listener, selectors.EVENT_READ)
+
+    def missing(self) -> list[int]:
+        return [other for other in range(self._rank + 1, len(self._met)) if self._met[other] is None]
+
+    def once(self) -> None:
+        """Looks after whoever is there, or waits a little."""
+        for ready, _ in self._waiting.select(timeout=LOOK_SECONDS):
+            if ready.fileobj is self._listener:
+                self._let_in()
+            else:
+                assert isinstance(ready.fileobj, socket.socket)
+                self._hear(ready.fileobj)
+        now = time.monotonic()
+        late = [connection for connection, stranger in self._strangers.items() if stranger.until < now]
+        for connection in late or list(self._strangers)[: max(len(self._strangers) - MAX_STRANGERS, 0)]:
+            self._forget(connection).close()
+
+    def close(self) -> None:
+        for connection in list(self._strangers):
+            self._forget(connection).close()
+        self._waiting.close()
+
+    def _let_in(self) -> None:
+        for _ in range(MAX_STRANGERS):
+            try:
+                connection = self._listener.accept()[0]
+            except OSError:  # nobody more, or gone again
+                return
+            self._strangers[connection] = _Stranger(connection)
+            self._waiting.register(connection, selectors.EVENT_READ)
+
+    def _forget(self, connection: socket.socket) -> socket.socket:
+        self._waiting.unregister(connection)
+        del self._strangers[connection]
+        return connection
+
+    def _hear(self, connection: socket.socket) -> None:
+        stranger = self._strangers[connection]
+        if not stranger.read():
+            self._forget(connection).close()
+        elif stranger.proof is None:
+            if len(stranger.data) == HELLO_BYTES and not stranger.challenge(self._key, self._name, self._rank, len(self._met)):
+                self._forget(connection).close()
+        elif len(stranger.data) == HELLO_BYTES + PROOF_BYTES:
+            self._forget(connection)
+            self._admit(stranger)
+
+    def _admit(self, stranger: _Stranger) -> None:
+        if stranger.proof is None or not stranger.is_proved():
+            stranger.connection.close()
+            return
+        before = self._met[stranger.proof.dialler]
+        if before is not None:  # it did not hear our welcome in time, and dialled again
+            before.close()
+        self._met[stranger.proof.dialler] = _prepared(stranger.connection)
+
+
 def _accept(listener: socket.socket, key: bytes, name: str, rank: int, met: list[socket.socket | None], until: float) -> None:
     """Returns when all higher ranks are there."""
-    size, strangers = len(met), dict[socket.socket, _Stranger]()
-    listener.setblocking(False)
-    with selectors.DefaultSelector() as waiting, contextlib.ExitStack() as stack:
-        stack.callback(lambda: [connection.close() for connection in strangers])
-
-        def drop(connection: socket.socket) -> None:
-            waiting.unregister(connection)
-            del strangers[connection]
-
-        waiting.register(listener, selectors.EVENT_READ)
-        while any(connection is None for connection in met[rank + 1 :]):
+    with contextlib.closing(_Door(listener, key, name, rank, met)) as door:
+        while missing := door.missing():
             if time.monotonic() > until:
-                missing = [other for other in range(rank + 1, size) if met[other] is None]
                 raise GroupLost(f"rank {rank} of {name!r} waited in vain for {', '.join(map(str, missing))}")
-            for ready, _ in waiting.select(timeout=0.2):
-                if ready.fileobj is listener:
-                    for connection in _let_in(listener):
-                        strangers[connection] = _Stranger(connection)
-                        waiting.register(connection, selectors.EVENT_READ)
-                    continue
-                connection = ready.fileobj
-                assert isinstance(connection, socket.socket)
-                fate = _heard(strangers[connection], key, name, rank, met)
-                if fate is not None:
-                    drop(connection)
-                    if not fate:
-                        connection.close()
-            now = time.monotonic()
-            late = [connection for connection, stranger in strangers.items() if stranger.until < now]
-            for connection in late + list(strangers)[: max(len(strangers) - len(late) - MAX_STRANGERS, 0)]:
-                if connection in strangers:
-                    drop(connection)
-                    connection.close()
-
-
-def _let_in(listener: socket.socket) -> Iterator[socket.socket]:
-    for _ in range(MAX_STRANGERS):
-        try:
-            yield listener.accept()[0]
-        except OSError:  # nobody more, or gone again
-            return
-
-
-def _heard(stranger: _Stranger, key: bytes, name: str, rank: int, met: list[socket.socket | None]) -> bool | None:
-    """True: it is one of us, and met. False: to be closed. None: not known yet."""
-    if not stranger.read():
-        return False
-    if stranger.proof is None:
-        if len(stranger.data) < HELLO_BYTES:
-            return None
-        return None if stranger.challenge(key, name, rank, len(met)) else False
-    if len(stranger.data) < HELLO_BYTES + PROOF_BYTES:
-        return None
-    if not stranger.is_proved():
-        return False
-    before = met[stranger.proof.dialler]
-    if before is not None:  # it did not hear our welcome in time, and dialled again
-        before.close()
-    met[stranger.proof.dialler] = _prepared(stranger.connection)
-    return True
+            door.once()
