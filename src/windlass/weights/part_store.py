@@ -91,7 +91,9 @@ class _Parts:
             return
         wanted = Slice(name=header.name, rows=(start // header.fold, stop // header.fold), columns=(0, header.width))
         target = out.reshape(wanted.num_rows, header.row_bytes)
-        found = [(held, part) for held in self._held.get(header.name, ()) if (part := overlap(held.part, wanted)) is not None]
+        first, last = wanted.rows
+        near = [held for held in self._held.get(header.name, ()) if held.part.rows[0] < last and held.part.rows[1] > first]
+        found = [(held, part) for held in near if (part := overlap(held.part, wanted)) is not None]
         self._check(wanted, [part for _, part in found], target)
         for held, part in found:
             self._put(header, held, part, target[part.rows[0] - wanted.rows[0] : part.rows[1] - wanted.rows[0]])
