@@ -13,11 +13,14 @@ from __future__ import annotations
 import argparse
 import gc
 import itertools
+import os
 import sys
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # before torch looks
 
 import torch
 from torch import Tensor

@@ -8,7 +8,7 @@ from torch import Tensor
 from windlass.core.model import Activation
 from windlass.kernels import experts_learning, native_experts, program
 from windlass.kernels.activate import _reference as activate
-from windlass.kernels.linear import Matrix, plain_product, stored
+from windlass.kernels.linear import Matrix, packed_product, plain_product, stored
 from windlass.kernels.triton import available
 
 
@@ -74,5 +74,5 @@ def _reference(
 
 
 def _product(x: Tensor, stacked: Matrix, biases: Tensor | None, expert: int) -> Tensor:
-    matrix = stacked[expert] if isinstance(stacked, Tensor) else stacked.dense(expert, x.dtype)
-    return plain_product(x, matrix, None if biases is None else biases[expert])
+    bias = None if biases is None else biases[expert]
+    return plain_product(x, stacked[expert], bias) if isinstance(stacked, Tensor) else packed_product(x, stacked, expert, bias)

@@ -26,8 +26,28 @@ def linear(x: Tensor, weight: Matrix, bias: Tensor | None = None, add: Tensor | 
 
 
 def _reference(x: Tensor, weight: Matrix, bias: Tensor | None = None, add: Tensor | None = None) -> Tensor:
-    product = plain_product(x, weight if isinstance(weight, Tensor) else weight.dense(dtype=x.dtype), bias)
+    product = plain_product(x, weight, bias) if isinstance(weight, Tensor) else packed_product(x, weight, None, bias)
     return product if add is None else product + add
+
+
+def packed_product(x: Tensor, weight: Panels | Rows, expert: int | None, bias: Tensor | None) -> Tensor:
+    if x.requires_grad and torch.is_grad_enabled():
+        product = FrozenProduct.apply(x, weight, expert)
+        return product if bias is None else product + bias.to(product.dtype)
+    return plain_product(x, weight.dense(expert, x.dtype), bias)
+
+
+class FrozenProduct(torch.autograd.Function):
+    """With a packed matrix that does not learn. Its numbers are made for the product and again for the gradient, and never kept."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Panels | Rows, expert: int | None) -> Tensor:
+        ctx.weight, ctx.expert = weight, expert
+        return x @ weight.dense(expert, x.dtype).t()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return gradient @ ctx.weight.dense(ctx.expert, gradient.dtype), None, None
 
 
 def plain_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

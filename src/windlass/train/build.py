@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -16,12 +17,14 @@ from windlass.kernels.compiled import compile_chains
 from windlass.nn.shard import WHOLE
 from windlass.train.flops import flops_per_token
 from windlass.train.init import FirstWeights, LoadedWeights
+from windlass.train.lora import adapt
 from windlass.train.model import build_model
 from windlass.train.precision import TYPES, Masters
 from windlass.train.slabs import Slab
 from windlass.train.spread.ranks import Ranks
 from windlass.train.state import Settings, Trainer
 from windlass.train.step import Alone
+from windlass.weights.checkpoint import CheckpointWeights
 from windlass.weights.source import Opened
 
 
@@ -44,6 +47,8 @@ def build_trainer(
     check_recipe(recipe, spec)
     compile_chains(recipe.run.compile)
     compute, held = compute_types(recipe, dtype)
+    if recipe.lora.rank is not None:
+        return _adapted(recipe, opened, batches, held_out, torch.device(device), compute, held, ranks)
     share = None if isinstance(ranks, Alone) else ranks.share_of_weights
     how = {"seed": recipe.run.seed, "device": device, "dtype": compute, "held_dtype": held, "share": share}
     weights = FirstWeights(spec, rules, **how) if opened is None else LoadedWeights(opened, **how)
@@ -70,6 +75,37 @@ def build_trainer(
         held_out=held_out,
         flops_per_token=flops_per_token(spec, rules, batches.sequence_length, next_token=recipe.model.mtp),
     )
+
+
+def _adapted(
+    recipe: Recipe,
+    opened: Opened | None,
+    batches: Any,
+    held_out: Any,
+    device: torch.device,
+    compute: torch.dtype,
+    held: torch.dtype,
+    ranks: Alone | Ranks,
+) -> Trainer:
+    """Adapters beside the weights of `opened`, which stay as they are stored: packed ones stay packed."""
+    if opened is None:
+        raise BadInput(
+            'lora.rank is set, but there is nothing to adapt: set model.start = "weights", and model.path or model.name'
+        )
+    if not isinstance(ranks, Alone) and (ranks.of.tp, ranks.of.pp, ranks.of.ep, ranks.of.fsdp) != (1, 1, 1, 1):
+        raise Impossible(
+            "adapters are trained with every rank holding the frozen weights: set parallel.fsdp = 1, without tp, pp and ep"
+        )
+    weights = CheckpointWeights(opened, device=device, dtype=compute)
+    # Who is chosen stays as it is, too: corrections belong to the frozen weights.
+    loss = msgspec.structs.replace(recipe.loss, bias_rate=0.0)
+    model = build_model(opened.spec, weights, batches.sequence_length, loss=loss, recompute=recipe.memory.recompute or "none")
+    slabs = adapt(model, recipe.lora, recipe.run.seed, held)
+    if not isinstance(ranks, Alone):
+        ranks.arrange(model, slabs, compute)
+    settings = msgspec.structs.replace(settings_of(recipe, batches.sequence_length, ranks.dp_size), loss=loss)
+    flops = flops_per_token(opened.spec, opened.rules, batches.sequence_length)
+    return Trainer(model, slabs, Masters(model, held), batches, settings, ranks=ranks, held_out=held_out, flops_per_token=flops)
 
 
 def _ranks(recipe: Recipe, spec: ModelSpec, rules: tuple[Rule, ...], device: torch.device) -> Alone | Ranks:

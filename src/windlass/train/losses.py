@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from windlass.kernels.compiled import chain
+from windlass.kernels.linear import Matrix
 from windlass.kernels.precision import widened
 from windlass.train.documents import IGNORED
 
@@ -19,12 +20,13 @@ SLICE_LOGITS = 2**28
 """Elements of a slice: half a gigabyte in 16 bits, with rows enough for a product at full speed."""
 
 
-def head_loss(hidden: Tensor, head: Tensor, targets: Tensor, z: float = 0.0) -> tuple[Tensor, Tensor]:
+def head_loss(hidden: Tensor, head: Matrix, targets: Tensor, z: float = 0.0) -> tuple[Tensor, Tensor]:
     """(sum over rows of cross-entropy + z * log(denominator)^2, the cross-entropy alone without gradient).
 
     hidden [rows, width], head [vocabulary, width], targets [rows]; rows whose target is IGNORED count for nothing.
     """
-    total, entropy = HeadLoss.apply(hidden, head, targets, z)
+    matrix = head.to(hidden.dtype) if isinstance(head, Tensor) else head.dense(dtype=hidden.dtype)
+    total, entropy = HeadLoss.apply(hidden, matrix, targets, z)
     return total, entropy
 
 

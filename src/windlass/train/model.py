@@ -86,6 +86,10 @@ class Trained(nn.Module):
         return self.losses(self.hidden(self.decoder.embedded(micro.step), micro.step), micro)
 
     def hidden(self, x: Tensor, step: Step) -> Tensor:
+        if torch.is_grad_enabled() and not x.requires_grad:
+            x = (
+                x.detach().requires_grad_()
+            )  # behind a frozen table: every layer takes the kernels that learn, which round nothing off
         for layer in self.decoder.layers:
             x = self.run(layer, x, step)
         return x
