@@ -13,11 +13,13 @@ torch = pytest.importorskip("torch")
 
 from windlass.convert.convert import Settings, convert  # noqa: E402
 from windlass.core.layout import Layout  # noqa: E402
-from windlass.core.place import Placement, place  # noqa: E402
-from windlass.core.rule import AxisName, Part  # noqa: E402
+from windlass.core.place import Placement, place, stored  # noqa: E402
+from windlass.core.rule import AxisName, Part, Role  # noqa: E402
 from windlass.core.scheme import Scheme, scheme  # noqa: E402
 from windlass.kernels.panels import Panels  # noqa: E402
 from windlass.weights import CheckpointWeights, Opened, open_model  # noqa: E402
+from windlass.weights.cuts import sizing_of  # noqa: E402
+from windlass.weights.named import Named  # noqa: E402
 
 pytestmark = pytest.mark.cpu
 
@@ -204,3 +206,24 @@ def test_a_stage_counts_its_own_layers(tiny: Any, tmp_path: Path) -> None:
     opened = open_model(tiny.make(tmp_path / "model", "mistral", num_hidden_layers=3))
     totals = [CheckpointWeights(opened, layers=layers).total_bytes() for layers in ((0, 1), (1, 2), (2, 3), (0, 3))]
     assert sum(totals[:3]) == totals[3] and totals[1] < totals[2] < totals[0] + totals[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    {
+        "plain": ("bf16", None), "mxfp4": ("int8", 32), "int4": ("int4", 32), "int4 zeros": ("int4", 32), "fp8": ("fp8", None),
+        "Q4_1": ("int4", 32), "q80": ("int8", 32),
+    }.items(),
+)  # fmt: skip
+def test_how_large_it_is(sources: Callable[[str], Opened], name: str, expected: tuple[str, int | None]) -> None:
+    """The scheme that predictions of memory are made with is what most weights take here: within 15 %, but for the tables."""
+    opened = sources(name)
+    found = sizing_of(opened)
+    assert (found.name, found.group) == expected and found.zero_points == (name == "int4 zeros")
+    matrices = [
+        ours for ours in Named(opened.rules).held(opened.spec, (0, opened.spec.num_layers), None) if ours.rule.role is Role.MATRIX
+    ]
+    predicted = sum(stored(ours.rule, found).matrix_bytes(*ours.shape) for ours in matrices)  # type: ignore[call-arg]
+    weights = CheckpointWeights(opened)
+    actual = sum(weights._memory_bytes(weights._find(ours)) for ours in matrices)
+    assert predicted == pytest.approx(actual, rel=0.15)
