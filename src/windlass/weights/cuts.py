@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from math import prod
 
+import msgspec
 import torch
 
 from windlass.core.scheme import GROUPS, Scheme, scheme
@@ -31,16 +32,22 @@ def scheme_of(opened: Opened) -> Scheme:
 
 def sizing_of(opened: Opened) -> Scheme:
     """The scheme that most of its weights take as much memory in as they will here: for predictions."""
-    elements: Counter[Form] = Counter()
+    experts: Counter[Form] = Counter()
+    others: Counter[Form] = Counter()
     for ours, form in _forms(opened):
-        elements[form] += prod(ours.shape)
-    most = max(elements, key=elements.__getitem__)
-    if most.codes is None:
-        return scheme("fp32" if most.dense is torch.float32 else "bf16")
-    if most.codes.kind == "fp8":
+        (experts if ours.expert is not None else others)[form] += prod(ours.shape)
+    found = _scheme_like(max(experts + others, key=(experts + others).__getitem__))
+    plain = bool(experts) and max(others, key=others.__getitem__).codes is None
+    return msgspec.structs.replace(found, only_experts=plain and found.bits < 16)  # as some are published
+
+
+def _scheme_like(form: Form) -> Scheme:
+    if form.codes is None:
+        return scheme("fp32" if form.dense is torch.float32 else "bf16")
+    if form.codes.kind == "fp8":
         return scheme("fp8")
-    group = most.codes.group if most.codes.group in GROUPS else max(GROUPS)
-    return scheme("int8" if most.codes.kind == "int8" else "int4", group, zero_points=most.codes.kind == "int4_zeros")
+    group = form.codes.group if form.codes.group in GROUPS else max(GROUPS)
+    return scheme("int8" if form.codes.kind == "int8" else "int4", group, zero_points=form.codes.kind == "int4_zeros")
 
 
 def _codes(opened: Opened) -> set[Codes]:
