@@ -42,17 +42,15 @@ class Rows {
 public:
     Rows(const Op& op, Links& links)
         : links(links), numbers(op.at<char>(0)), count(op.rows()), width(op.ints[1]), type(op.ints[2]),
-          is_packed(op.ints[3] && op.ints[2] == FLOAT32), row_bytes(op.ints[1] * number_bytes(op.ints[2])), owners(op.rows()),
-          owned(links.size) {
-        for (int64_t row = 0; row < count; row++) {
+          is_packed(op.ints[3] && op.ints[2] == FLOAT32), row_bytes(op.ints[1] * number_bytes(op.ints[2])), owners(op.rows()) {
+        for (int64_t row = 0; row < count; row++)
             owners[row] = owner_of(op.at<int32_t>(2), links.size, token_at(op.data[1], op.ints[4], row));
-            owned[owners[row]].push_back(row);
-        }
         wire = links.room(SUM_ROOM, count * bytes_of(width));
     }
 
     void pack() {
-        for (int64_t row : owned[links.rank]) {
+        for (int64_t row = 0; row < count; row++) {
+            if (owners[row] != links.rank) continue;
             if (is_packed) pack_numbers(reinterpret_cast<float*>(numbers + row * row_bytes), width, at(row, 0));
             else std::memcpy(at(row, 0), numbers + row * row_bytes, row_bytes);
         }
@@ -67,62 +65,77 @@ public:
 
     // A rank sends its own to all.
     bool send_whole(LinkCount& counted) {
-        const Part all(width, 0, 1);
-        return pass([&](int) { return owned[links.rank]; }, [&](int) { return all; }, [&](int other) { return owned[other]; },
-                    [&](int) { return all; }, counted);
+        Plan plan(links.size);
+        for (int64_t row = 0; row < count; row++)
+            for (int other = 0; other < links.size; other++) add(plan, owners[row], other, row, Part(width, 0, 1));
+        return pass(plan, counted);
     }
 
-    // A row in pieces: one to each rank, which sends it on. Otherwise whoever has the tokens that all texts are full of sends the most.
+    // A row in pieces, one to each of the others, who send it on. So nobody sends more than a row once: whoever has the tokens that all texts
+    // are full of would send the most by far.
     bool send_pieces(LinkCount& counted) {
-        const auto piece = [&](int rank) { return Part(width, rank, links.size); };
-        const auto own = [&](int) { return piece(links.rank); };
-        return pass([&](int) { return owned[links.rank]; }, piece, [&](int other) { return owned[other]; }, own, counted) &&
-               pass([&](int other) { return others(other); }, own, [&](int) { return others(links.rank); }, piece, counted);
+        Plan first(links.size), second(links.size);
+        for (int64_t row = 0; row < count; row++) {
+            for (int by = 0; by < links.size; by++) {
+                if (by == owners[row]) continue;
+                const Part piece(width, by < owners[row] ? by : by - 1, links.size - 1);
+                add(first, owners[row], by, row, piece);
+                for (int other = 0; other < links.size; other++)
+                    if (other != owners[row]) add(second, by, other, row, piece);
+            }
+        }
+        return pass(first, counted) && pass(second, counted);
     }
 
 private:
+    struct Piece {
+        int64_t row;
+        Part part;
+    };
+    // What this rank sends to each other, and what it is sent.
+    struct Plan {
+        explicit Plan(int size) : out(size), in(size) {}
+        std::vector<std::vector<Piece>> out, in;
+    };
+
     int64_t bytes_of(int64_t numbers) const { return is_packed ? packed_bytes(numbers) : numbers * number_bytes(type); }
     uint8_t* at(int64_t row, int64_t first) { return wire + row * bytes_of(width) + bytes_of(first); }
 
-    // Rows that a rank does not have.
-    std::vector<int64_t> others(int rank) const {
-        std::vector<int64_t> found;
-        for (int64_t row = 0; row < count; row++)
-            if (owners[row] != rank) found.push_back(row);
-        return found;
+    void add(Plan& plan, int from, int to, int64_t row, const Part& part) const {
+        if (from == to) return;
+        if (from == links.rank) plan.out[to].push_back({row, part});
+        if (to == links.rank) plan.in[from].push_back({row, part});
     }
 
-    // To and from every other rank: which rows, and what part of them.
-    template <class RowsTo, class PartTo, class RowsFrom, class PartFrom>
-    bool pass(RowsTo rows_to, PartTo part_to, RowsFrom rows_from, PartFrom part_from, LinkCount& counted) {
+    int64_t bytes_of(const std::vector<Piece>& pieces) const {
+        int64_t bytes = 0;
+        for (const Piece& piece : pieces) bytes += bytes_of(piece.part.count);
+        return bytes;
+    }
+
+    bool pass(const Plan& plan, LinkCount& counted) {
         int64_t out_bytes = 0, in_bytes = 0;
         for (int other = 0; other < links.size; other++) {
-            if (other == links.rank) continue;
-            out_bytes += int64_t(rows_to(other).size()) * bytes_of(part_to(other).count);
-            in_bytes += int64_t(rows_from(other).size()) * bytes_of(part_from(other).count);
+            out_bytes += bytes_of(plan.out[other]);
+            in_bytes += bytes_of(plan.in[other]);
         }
         uint8_t *out = links.room(OUT_ROOM, out_bytes), *in = links.room(IN_ROOM, in_bytes);
         std::vector<Transfer> transfers;
         for (int other = 0; other < links.size; other++) {
             if (other == links.rank) continue;
-            const Part part = part_to(other);
-            const int64_t each = bytes_of(part.count), came = int64_t(rows_from(other).size()) * bytes_of(part_from(other).count);
-            transfers.push_back({other, out, int64_t(rows_to(other).size()) * each, in, came});
-            for (int64_t row : rows_to(other)) {
-                std::memcpy(out, at(row, part.first), each);
-                out += each;
+            transfers.push_back({other, out, bytes_of(plan.out[other]), in, bytes_of(plan.in[other])});
+            for (const Piece& piece : plan.out[other]) {
+                std::memcpy(out, at(piece.row, piece.part.first), bytes_of(piece.part.count));
+                out += bytes_of(piece.part.count);
             }
-            in += came;
+            in += bytes_of(plan.in[other]);
         }
-        in = links.room(IN_ROOM, in_bytes);
         if (!links.exchange(transfers.data(), int(transfers.size()), counted)) return false;
-        for (int other = 0; other < links.size; other++) {
-            if (other == links.rank) continue;
-            const Part part = part_from(other);
-            const int64_t each = bytes_of(part.count);
-            for (int64_t row : rows_from(other)) {
-                std::memcpy(at(row, part.first), in, each);
-                in += each;
+        in = links.room(IN_ROOM, in_bytes);
+        for (const std::vector<Piece>& pieces : plan.in) {
+            for (const Piece& piece : pieces) {
+                std::memcpy(at(piece.row, piece.part.first), in, bytes_of(piece.part.count));
+                in += bytes_of(piece.part.count);
             }
         }
         return true;
@@ -134,8 +147,7 @@ private:
     const bool is_packed;
     const int64_t row_bytes;
     std::vector<int> owners;
-    std::vector<std::vector<int64_t>> owned;  // rows of each rank
-    uint8_t* wire;                            // of every row, one after another
+    uint8_t* wire;  // every row, one after another
 };
 
 }  // namespace
@@ -159,7 +171,7 @@ WINDLASS_OP(link_rows) {
     Counted counted(links, EMBEDDING);
     Rows rows(op, links);
     rows.pack();
-    if (links.size == 2 || links.is_local ? rows.send_whole(counted.count) : rows.send_pieces(counted.count)) rows.unpack();
+    if (links.is_local ? rows.send_whole(counted.count) : rows.send_pieces(counted.count)) rows.unpack();
 }
 
 // Logits come together on the first rank. data: part, whole, starts as above, candidates or null; ints: links, bytes of a number.
