@@ -17,6 +17,7 @@ from made import NAMES, Counting, recipe, tiny  # noqa: E402
 from windlass.errors import BadInput, Impossible  # noqa: E402
 from windlass.train.build import build_trainer  # noqa: E402
 from windlass.train.documents import after_next, step_of  # noqa: E402
+from windlass.train.step import on_device, prepare  # noqa: E402
 
 pytestmark = pytest.mark.cpu
 
@@ -66,7 +67,7 @@ def test_the_loss_is_what_plain_pytorch_says() -> None:
     (total / count).backward()
     expected = {name: parameter.grad.clone() for name, parameter in made.model.named_parameters()}
     made.optimizer.zero_grad()
-    sums = made.ranks.run(made.model, made._micros(made.batches, 0, 2))
+    sums = made.ranks.run(made.model, on_device(prepare(made.batches, 0, 2, 2, False), made.ranks, made.device))
     assert float(sums.entropy) == pytest.approx(float(total.detach() / count), abs=1e-12)
     for name, parameter in made.model.named_parameters():
         torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-9, atol=1e-12)

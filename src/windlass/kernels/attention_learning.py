@@ -6,6 +6,8 @@ others go through flash attention for unlike lengths on a GPU, and one by one el
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -18,17 +20,18 @@ MAX_FLASH_DIM = 256
 
 def attention(q: Tensor, k: Tensor, v: Tensor, step: Step, *, scale: float, window: int | None) -> Tensor | None:
     """As kernels.attention without a cache; None where no kernel of PyTorch's does it."""
-    bounds = step.fresh_bounds()
-    if bounds is None or not bounds:
-        return None
-    longest = max(last - first for first, last in bounds)
+    lengths = step.lengths if step.host_lengths is None else step.host_lengths
+    starts = step.starts if step.host_starts is None else step.host_starts
+    if not len(lengths) or not torch.equal(starts.diff(), lengths):
+        return None  # something lies in a cache
+    longest = int(lengths.max())
     if window is not None and window < longest:
         return None
-    if all(last - first == longest for first, last in bounds):
-        return _together(q, k, v, len(bounds), scale)
+    if bool((lengths == longest).all()):
+        return _together(q, k, v, len(lengths), scale)
     if _can_flash(q, v):
         return _unlike(q, k, v, step.starts, longest, scale)
-    parts = [_together(q[first:last], k[first:last], v[first:last], 1, scale) for first, last in bounds]
+    parts = [_together(q[first:last], k[first:last], v[first:last], 1, scale) for first, last in pairwise(starts.tolist())]
     return torch.cat(parts)
 
 

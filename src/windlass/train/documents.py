@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,8 +16,7 @@ IGNORED = -100
 
 def step_of(batch: Any, device: torch.device | str = "cpu") -> Step:
     """`batch`: train.data.Batch, [rows, length] each, in host memory. The device is never asked anything."""
-    bounds = _bounds(batch.documents)
-    starts = torch.tensor(bounds, dtype=torch.int32)
+    starts = _bounds(batch.documents)
     lengths = starts.diff()
     none = torch.zeros(0, dtype=torch.int32)
     rows = batch.tokens.numel()
@@ -38,11 +38,17 @@ def _flat(numbers: Tensor, device: torch.device | str) -> Tensor:
     return numbers.flatten().to(torch.int32).to(device, non_blocking=True)
 
 
-def _bounds(documents: Tensor) -> list[int]:
-    """Where documents begin among all rows, and the end."""
+def _bounds(documents: Tensor) -> Tensor:
+    """int32: where documents begin among all rows, and the end."""
     changes = torch.ones_like(documents, dtype=torch.bool)
     changes[:, 1:] = documents[:, 1:] != documents[:, :-1]
-    return [*changes.flatten().nonzero().flatten().tolist(), documents.numel()]
+    return torch.cat((changes.flatten().nonzero().flatten(), torch.tensor([documents.numel()]))).to(torch.int32)
+
+
+def moved(step: Step, device: torch.device | str) -> Step:
+    """The same on a device; what the host asks stays with it."""
+    to = {name: getattr(step, name).to(device, non_blocking=True) for name in ("tokens", "positions", "starts", "lengths")}
+    return replace(step, **to)
 
 
 def after_next(batch: Any) -> tuple[Tensor, Tensor]:

@@ -23,7 +23,7 @@ from windlass.train.pieces import whole_or_piece
 from windlass.train.precision import Masters
 from windlass.train.schedule import rate
 from windlass.train.slabs import Slab
-from windlass.train.step import Alone, micros_of, own_samples
+from windlass.train.step import Ahead, Alone, Prepared, on_device, own_samples, prepare
 
 
 class Progress(msgspec.Struct):
@@ -96,6 +96,7 @@ class Trainer:
         self.device = next(iter(masters.of.values())).device
         self._share = own_samples(0, settings.global_batch, self.ranks.dp_rank, self.ranks.dp_size)
         _check_batch(settings, self.ranks.dp_size)
+        self._ahead = Ahead(self._prepare)
 
     # --- learning
 
@@ -112,7 +113,8 @@ class Trainer:
         began, settings, first = perf_counter(), self.settings, self.progress.samples
         lr = self.lr
         self._start()
-        sums = self.ranks.run(self.model, self._micros(self.batches, first + self._share[0], self._share[1]))
+        prepared = self._ahead.take(first, first + settings.global_batch)
+        sums = self.ranks.run(self.model, on_device(prepared, self.ranks, self.device))
         self.ranks.finish(self.masters.of)
         norm = self._clip()
         applied = bool(torch.isfinite(norm))
@@ -148,8 +150,8 @@ class Trainer:
         size = self.ranks.dp_size
         count = -(-self.settings.validation_samples // (size * self.settings.micro_batch)) * self.settings.micro_batch
         self._start()
-        micros = self._micros(self.held_out, self.ranks.dp_rank * count, count)
-        said = self.ranks.look(self.model, micros)
+        prepared = prepare(self.held_out, self.ranks.dp_rank * count, count, self.settings.micro_batch, self._guesses)
+        said = self.ranks.look(self.model, on_device(prepared, self.ranks, self.device))
         return float(self.ranks.told(said))
 
     def skip(self) -> None:
@@ -164,9 +166,14 @@ class Trainer:
         for watch in self.watches:
             watch.start_step()
 
-    def _micros(self, batches: Any, first: int, count: int) -> list[Any]:
-        ahead = self.model.next_token is not None
-        return micros_of(batches, first, count, self.settings.micro_batch, self.ranks, self.device, ahead)
+    @property
+    def _guesses(self) -> bool:
+        return self.model.next_token is not None
+
+    def _prepare(self, first: int) -> Prepared:
+        """This rank's samples of the step that begins at `first`."""
+        offset, count = self._share
+        return prepare(self.batches, first + offset, count, self.settings.micro_batch, self._guesses)
 
     def _clip(self) -> Tensor:
         """The norm over all weights of all ranks; where it is too long, gradients are made shorter, alike everywhere."""

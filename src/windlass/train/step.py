@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from windlass.train.documents import IGNORED, after_next, step_of
+from windlass.train.documents import IGNORED, after_next, moved, step_of
 from windlass.train.model import Micro, Trained
 from windlass.train.slabs import Part, Slab
 
@@ -88,24 +89,58 @@ def own_samples(first: int, global_batch: int, rank: int, size: int) -> tuple[in
     return first + rank * count, count
 
 
-def micros_of(
-    batches: Any, first: int, count: int, micro_batch: int, ranks: Any, device: torch.device, ahead: bool
-) -> list[Micro]:
-    """Samples first, first + 1... in micro-batches. Targets are counted first, on all ranks: the loss is a mean over the whole step."""
-    parts = [batches.batch(start, min(micro_batch, first + count - start)) for start in range(first, first + count, micro_batch)]
-    guesses = [after_next(part) if ahead else None for part in parts]
-    learned = sum(int((part.targets != IGNORED).sum()) for part in parts)
-    after = sum(int((guess[1] != IGNORED).sum()) for guess in guesses if guess is not None)
-    totals = ranks.summed(torch.tensor([learned, after], device=device)).tolist()
-    return [_micro(part, guess, totals, device) for part, guess in zip(parts, guesses, strict=True)]
+@dataclass(frozen=True)
+class Prepared:
+    """Micro-batches in host memory, and how many targets they have."""
+
+    micros: list[Micro]
+    learned: int
+    after: int
 
 
-def _micro(batch: Any, guess: tuple[Tensor, Tensor] | None, totals: list[int], device: torch.device) -> Micro:
-    flat = {"following": guess[0], "after": guess[1]} if guess is not None else {}
+def prepare(batches: Any, first: int, count: int, micro_batch: int, ahead: bool) -> Prepared:
+    """Samples first, first + 1... in micro-batches. Asks no device and no rank, so that it can be done while another step runs."""
+    starts = range(first, first + count, micro_batch)
+    micros = [_micro(batches.batch(start, min(micro_batch, first + count - start)), ahead) for start in starts]
+    learned = sum(int((micro.targets != IGNORED).sum()) for micro in micros)
+    after = sum(int((micro.after != IGNORED).sum()) for micro in micros if micro.after is not None)
+    return Prepared(micros, learned, after)
+
+
+def _micro(batch: Any, ahead: bool) -> Micro:
+    following, after = after_next(batch) if ahead else (None, None)
     return Micro(
-        step=step_of(batch, device),
-        targets=batch.targets.flatten().to(device, non_blocking=True),
-        num_targets=max(totals[0], 1),
-        num_after=max(totals[1], 1),
-        **{name: numbers.flatten().to(device, non_blocking=True) for name, numbers in flat.items()},
+        step=step_of(batch),
+        targets=batch.targets.flatten(),
+        num_targets=1,
+        following=None if following is None else following.flatten(),
+        after=None if after is None else after.flatten(),
     )
+
+
+def on_device(prepared: Prepared, ranks: Any, device: torch.device) -> list[Micro]:
+    """With the targets of all ranks counted: the loss is a mean over the whole step."""
+    learned, after = ranks.summed(torch.tensor([prepared.learned, prepared.after], device=device)).tolist()
+    return [_on_device(micro, device, max(learned, 1), max(after, 1)) for micro in prepared.micros]
+
+
+def _on_device(micro: Micro, device: torch.device, learned: int, after: int) -> Micro:
+    rest = {name: getattr(micro, name) for name in ("targets", "following", "after")}
+    there = {name: None if numbers is None else numbers.to(device, non_blocking=True) for name, numbers in rest.items()}
+    return replace(micro, step=moved(micro.step, device), num_targets=learned, num_after=after, **there)
+
+
+class Ahead:
+    """The next step's samples are made ready while this one runs."""
+
+    def __init__(self, make: Callable[[int], Prepared]) -> None:
+        self._make = make
+        self._maker = ThreadPoolExecutor(1, thread_name_prefix="samples")
+        self._coming: tuple[int, Future[Prepared]] | None = None
+
+    def take(self, first: int, then: int) -> Prepared:
+        """Those that begin at `first`; most likely those at `then` are asked for next."""
+        coming, self._coming = self._coming, None
+        found = coming[1].result() if coming is not None and coming[0] == first else self._make(first)
+        self._coming = (then, self._maker.submit(self._make, then))
+        return found
