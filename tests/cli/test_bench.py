@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +58,11 @@ def test_batches() -> None:
         (["GLM-4.5-Air", "--random-weights", "--save", "/no/such/folder/x.json"], "no directory"),
         (["GLM-4.5-Air", "--random-weights", "--compare", "/no/such/file.json"], "cannot be read"),
         (["Evo2-40B", "--random-weights"], "cannot be run"),
+        (["GLM-4.5-Air", "--random-weights", "--workers", "a:9998"], "--workers needs --secret-file"),
+        (["GLM-4.5-Air", "--random-weights", "--tp", "3", "--ep", "2"], "--ep 2 must divide --tp 3"),
+        (["GLM-4.5-Air", "--random-weights", "--tp", "2", "--sync", "int3"], "--sync is exact or int8"),
+        (["GLM-4.5-Air", "--random-weights", "--sync", "int8"], "for several processes or machines"),
+        (["GLM-4.5-Air", "--random-weights", "--tp", "2", "--profile", "x.json"], "look into one process"),
     ],
 )
 def test_mistakes_are_one_line(words: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,6 +92,38 @@ def test_a_tiny_model_is_measured(config: Path, tmp_path: Path, capsys: pytest.C
     assert cli([*words, "--json"]) == 0
     printed = capsys.readouterr()
     assert json.loads(printed.out)["model"] == "tiny" and printed.err == ""
+
+
+@pytest.mark.multi
+def test_over_two_processes_it_says_where_the_time_goes(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In a process of its own: it becomes a rank."""
+    words = [
+        "bench",
+        str(config),
+        "--random-weights",
+        "--quant",
+        "bf16",
+        "--tp",
+        "2",
+        "--prompt-tokens",
+        "9",
+        "--new-tokens",
+        "12",
+    ]
+    found = subprocess.run(
+        [sys.executable, "-m", "windlass", *words, "--device", "cpu", "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert found.returncode == 0, found.stderr
+    split = json.loads(found.stdout)["split"]
+    assert split["layout"] == "tp=2" and split["predicted_tokens_per_second"] > 0
+    assert [(one["rank"], one["node"]) for one in split["ranks"]] == [(0, "root"), (1, "root")]
+    for one in split["ranks"]:
+        assert min(one["compute_seconds"], one["wire_seconds"], one["sent_bytes"], one["received_bytes"]) > 0
+        assert one["waiting_seconds"] >= 0
 
 
 def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:

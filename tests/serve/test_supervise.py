@@ -11,6 +11,7 @@ from fake import FakeClient
 from serving import HELLO, Lines, in_process
 
 from windlass.core.client import Unavailable
+from windlass.fleet.root import NodeNow
 from windlass.serve.supervise import HOPELESS, LONGEST_PAUSE_SECONDS, Supervisor, pause_seconds, state_after
 
 pytestmark = pytest.mark.pure
@@ -157,6 +158,36 @@ def test_an_engine_that_says_nothing_is_given_up_for_another() -> None:
             await until(lambda: service.supervisor.is_ready)
             assert client.restarted == 1 and service.supervisor.restarts == 1
             assert any("broke down" in line for line in service.log.lines)  # type: ignore[attr-defined]
+
+    asyncio.run(ask())
+
+
+def test_an_engine_that_moves_is_neither_gone_nor_stuck() -> None:
+    """However long it takes: what is asked waits for it."""
+
+    async def ask() -> None:
+        client: Any = FakeClient(seconds=0.01, tokens=5)
+        async with in_process(client, stuck_seconds=0.05) as (http, service):
+            client.is_moving = client.is_stuck = True
+            asking = asyncio.create_task(http.post(CHAT, json=HELLO))
+            await asyncio.sleep(0.5)
+            assert service.supervisor.is_ready and service.supervisor.restarts == 0 and client.restarted == 0
+            client.is_moving = client.is_stuck = False
+            assert (await asking).status_code == 200
+
+    asyncio.run(ask())
+
+
+def test_the_machines_of_a_client_are_shown() -> None:
+    async def ask() -> None:
+        client: Any = FakeClient()
+        client.nodes = (NodeNow("root", "", "running", 2 / 3), NodeNow("a:9998", "10.0.0.7", "lost", 0.0))
+        async with in_process(client) as (http, _):
+            found = (await http.get("/windlass/status")).json()["workers"]
+            assert [(one["name"], one["state"], one["share"]) for one in found] == [
+                ("root", "running", 0.6667),
+                ("a:9998", "lost", 0.0),
+            ]
 
     asyncio.run(ask())
 

@@ -75,8 +75,11 @@ def _spread(options: Options) -> Any:
         return nullcontext()
     from windlass.cli.fleet_bench import Spread
 
-    told = (lambda _: None) if options.as_json else (lambda line: sys.stderr.write(f"{line}\n"))
-    return Spread(options.over, told, lambda _: None)
+    return Spread(options.over, (lambda _: None) if options.as_json else _remark, lambda _: None)
+
+
+def _remark(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
 
 
 def parse_batches(text: str) -> tuple[int, ...]:

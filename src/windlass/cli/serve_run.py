@@ -149,7 +149,7 @@ def _vllm(asked: Asked, path: Path) -> tuple[Opener, Plan]:
     from windlass.cli.serve_vllm import VllmClient, planned
 
     model, plan, make_command = planned(path, _plan(asked.plan), asked.context, asked.max_running, asked.name)
-    return lambda *_: VllmClient(make_command, model.name, plan), plan
+    return lambda _progress, _told: VllmClient(make_command, model.name, plan), plan
 
 
 class _Run:

@@ -37,7 +37,7 @@ from windlass.weights.checkpoint import CheckpointWeights
 from windlass.weights.cuts import scheme_of
 from windlass.weights.part_store import open_parts
 from windlass.weights.random import RandomWeights
-from windlass.weights.source import open_model
+from windlass.weights.source import check_runnable, open_model
 from windlass.weights.stream import give_back_memory
 
 KV_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -113,6 +113,7 @@ def _from_checkpoint(launch: Launch, device: str, progress: Progress | None, sha
 
 def _random(launch: Launch, asked: RandomWeightsOf, device: str, shard_of: ShardOf) -> Built:
     spec = describe(asked.config, launch.model)
+    check_runnable(spec)
     how = scheme(asked.scheme, asked.group, launch.kv)
     table = rules(spec)
     shard = shard_of(spec, table, lambda: how)

@@ -416,6 +416,6 @@ def _share(epoch: Epoch | None, name: str) -> float:
     """Of the bytes that all ranks hold."""
     if epoch is None:
         return 0.0
-    ranks = next((epoch.ranks(member) for member in epoch.members if member.name == name), [])
+    ranks = [rank for member in epoch.members if member.name == name for rank in epoch.ranks(member)]
     held = epoch.plan.rank_bytes or (1,) * epoch.plan.layout.world
     return sum(held[rank] for rank in ranks) / sum(held)

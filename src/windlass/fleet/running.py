@@ -24,6 +24,7 @@ from windlass.engine.ranks import SECONDS_WITHOUT_BEAT, AskBeat, Beat, Loading, 
 from windlass.errors import Error, Impossible
 from windlass.fleet import messages as said
 from windlass.fleet.board import EpochBoard
+from windlass.fleet.channel import ChannelLost
 from windlass.fleet.member import Member
 from windlass.fleet.messages import FromWorker
 from windlass.fleet.ranks import Line, open_line
@@ -143,7 +144,9 @@ class Epoch:
                     self._begin(self._send(member, message))
             case said.Progress():
                 doing = "receiving" if message.rank < 0 else "reading"
-                self._progress(NodeProgress(member.name, doing, message.done_bytes, message.total_bytes))
+                self._progress(
+                    NodeProgress(name=member.name, doing=doing, done_bytes=message.done_bytes, total_bytes=message.total_bytes)
+                )
             case said.Prepared():
                 self._has_prepared(member, message.epoch, None)
             case said.NotHeld():
@@ -167,11 +170,13 @@ class Epoch:
             await member.wire.send(said.PartData(self.number, piece))
 
         def sent(done_bytes: int, total_bytes: int) -> None:
-            self._progress(NodeProgress(member.name, "receiving", done_bytes, total_bytes))
+            self._progress(NodeProgress(name=member.name, doing="receiving", done_bytes=done_bytes, total_bytes=total_bytes))
 
         try:
             await send(self._source, wanted.slices, write, sent)
             member.wire.post(said.PartsEnd(self.number))
+        except ChannelLost:  # who it was is told by its own connection
+            pass
         except (Error, OSError) as error:
             member.wire.post(said.NoPart(self.number, str(error)))
 
@@ -192,7 +197,7 @@ class Epoch:
 
     def loading(self, done_bytes: int, total_bytes: int) -> None:
         """Of the first rank."""
-        self._progress(NodeProgress(self.members[0].name, "reading", done_bytes, total_bytes))
+        self._progress(NodeProgress(name=self.members[0].name, doing="reading", done_bytes=done_bytes, total_bytes=total_bytes))
 
     def silent_seconds(self, now: float) -> float:
         """Of the first rank, once it has said something."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Protocol, cast
@@ -173,7 +173,7 @@ def _steps(setup: Setup, engine: Engine) -> list[float]:
     seconds: list[float] = []
 
     @contextmanager
-    def timed() -> Iterator[None]:
+    def timed() -> Generator[None]:
         began = time.perf_counter()
         yield
         seconds.append(time.perf_counter() - began)
