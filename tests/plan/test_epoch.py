@@ -148,6 +148,9 @@ def test_experts_spread_where_asked_for() -> None:
     nodes = [node("root", 40, 40), node("a", 40, 40)]
     assert planned(asked(EXPERTS, wanted=Layout(tp=2, ep=2)), *nodes).layout == Layout(tp=2, ep=2)
     assert planned(asked(EXPERTS), *nodes).layout.tp == 2
+    three = [*nodes, node("b", 40, 80)]  # 128 experts over three, of which one is quick
+    plan = planned(asked(EXPERTS, wanted=Layout(tp=3, ep=3)), *three)
+    assert plan.layout == Layout(tp=3, ep=3) and plan.shares[plan.nodes.index(2)] > 0.4
 
 
 def test_what_is_missing_is_said_to_the_byte() -> None:

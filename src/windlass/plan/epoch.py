@@ -130,7 +130,7 @@ def _degrees(asked: Asked, ranks: int) -> Iterator[Layout]:
     experts = asked.spec.experts
     for tp in divisors(ranks):
         yield Layout(tp=tp, pp=ranks // tp)
-        if experts is not None and tp > 1 and experts.num_experts % tp == 0:
+        if experts is not None and tp > 1 and experts.num_experts >= tp:
             yield Layout(tp=tp, pp=ranks // tp, ep=tp)
 
 

@@ -34,7 +34,7 @@ def _check_experts(engine: Engine, spec: ModelSpec, layout: Layout) -> None:
         return
     if experts is None:
         raise Impossible(f"ep {layout.ep}: {spec.name} has no experts to spread")
-    if experts.num_experts % layout.ep:
+    if experts.num_experts < layout.ep or (experts.num_experts % layout.ep and not engine.uneven):
         nearest = ", ".join(map(str, nearest_divisors(experts.num_experts, layout.ep)))
         raise Impossible(f"ep {layout.ep} does not divide the {experts.num_experts} experts of {spec.name}; ep may be {nearest}")
     if engine.experts_over_replicas:
