@@ -1,4 +1,4 @@
-"""What a name means: an existing path first, then the registry, then the hub. Also hardware: given, or this machine."""
+"""What a name means: an existing path first, then the bundled model, the registry, the hub. Also hardware: given, or this machine."""
 
 from __future__ import annotations
 
@@ -25,6 +25,11 @@ def resolve_model(name: str) -> Resolved:
     path = Path(name).expanduser()
     if path.exists():
         return from_path(path)
+    from windlass.formats.bundled import find_bundled
+
+    inside = find_bundled(name)
+    if inside is not None:
+        return from_path(inside)
     known = find(name)
     if known is not None:
         spec = spec_of(known)

@@ -1,4 +1,4 @@
-"""Where the files of a model lie: a path, a conversion of ours by its name, or what the hub has, downloaded if need be."""
+"""Where the files of a model lie: a path, a conversion of ours by its name, the bundled one, or what the hub has, downloaded if need be."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ def locate(word: str, shown: bool) -> Path:
 
         return model_file(path)
     from windlass.families.registry import find, unknown_model
+    from windlass.formats.bundled import find_bundled
     from windlass.formats.hub import looks_like_hub_name, pull
     from windlass.formats.local import models_directory
 
@@ -24,6 +25,9 @@ def locate(word: str, shown: bool) -> Path:
     own = models_directory() / word
     if own.is_dir():
         return own
+    inside = find_bundled(word)
+    if inside is not None:
+        return inside
     known = find(word)
     name = known.hub if known else word
     if not looks_like_hub_name(name):
