@@ -148,6 +148,11 @@ STORIES: dict[str, list[tuple[float, Event, list[Any]]]] = {
         (20 + SUSPECT_SECONDS, Tick(), ["moved"]),
         (25, Wanted(), [("begin", NAMES)]),
     ],
+    "machines that cannot reach each other from the beginning are told of": [
+        *RUNNING[:3],
+        (20, ended("a", LOST), []),
+        (20 + SUSPECT_SECONDS, Tick(), ["moved", "refuse"]),
+    ],
     "losing each other again and again is a request's fault in the end, and those that complain are left out": [
         *RUNNING,
         (20, ended("a", LOST), []),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -112,7 +113,7 @@ def open_fleet(
     if over.secret_file is not None:
         secret = read_secret(over.secret_file)
         if words := warning(over.secret_file):
-            told(words)
+            sys.stderr.write(f"windlass: {words}\n")
     launch = msgspec.structs.replace(launch, device=_device(launch.device))
     asked = Replanned(launch, over)
     if over.workers is not None and launch.kv_bytes is None:

@@ -57,6 +57,8 @@ class State(Frozen):
     """Since when something of it is lost, and not known what."""
     complained: tuple[str, ...] = ()
     """Workers whose ranks lost others in it."""
+    complaint: str = ""
+    """What the first of its ranks said that lost another."""
     unexplained: int = 0
     is_proven: bool = False
     """There was an epoch that became ready, with all workers: from then on it goes on with those that are left."""
@@ -203,7 +205,7 @@ def _begun(state: State, now: float) -> tuple[State, tuple[Action, ...]]:
             return _in(state, "idle", now), (Refuse(words="; ".join(_why_away(worker) for worker in away)),)
     members = tuple(worker.name for worker in state.workers if _may_begin(state, worker, now))
     state = msgspec.structs.replace(
-        _in(state, "starting", now), number=state.number + 1, members=members, suspected=None, complained=()
+        _in(state, "starting", now), number=state.number + 1, members=members, suspected=None, complained=(), complaint=""
     )
     return state, (Begin(number=state.number, members=members),)
 
@@ -241,7 +243,7 @@ def _rank_ended(state: State, event: RankEnded, now: float) -> tuple[State, tupl
         return state, ()
     if event.kind == GROUP_LOST:
         complained = (*state.complained, event.name) if event.name else state.complained
-        return _suspicious(msgspec.structs.replace(state, complained=complained), now), ()
+        return _suspicious(msgspec.structs.replace(state, complained=complained), event.words, now), ()
     state = _blamed(state, event.name, now) if event.name else state
     return _over(state, now, f"a rank {_at(event.name)} {event.words}", blameless=event.kind != "")
 
@@ -250,7 +252,7 @@ def _engine_ended(state: State, event: EngineEnded, now: float) -> tuple[State, 
     if not _is_on(state):
         return state, ()
     if event.kind == GROUP_LOST:
-        return _suspicious(state, now), ()
+        return _suspicious(state, event.words, now), ()
     return _over(state, now, event.words, blameless=False)
 
 
@@ -266,15 +268,21 @@ def _could_not(state: State, event: CouldNotBegin, now: float) -> tuple[State, t
 
 def _unexplained(state: State, now: float) -> tuple[State, tuple[Action, ...]]:
     """Those that complained may not reach each other: in the end they are left out, one after the other."""
+    words = f"ranks lost each other, and nobody is known to be gone ({state.complaint})"
+    if not state.is_proven:
+        why = f"{words}; can these machines reach each other, at any port?"
+        return _in(state, "idle", now), (End(number=state.number, words=words), Refuse(words=why))
     count = state.unexplained + 1
     for name in state.complained:
         state = _blamed(state, name, now)
     state = msgspec.structs.replace(state, unexplained=count)
-    return _over(state, now, "ranks lost each other, and nobody is known to be gone", blameless=count < MAX_UNEXPLAINED)
+    return _over(state, now, words, blameless=count < MAX_UNEXPLAINED)
 
 
-def _suspicious(state: State, now: float) -> State:
-    return state if state.suspected is not None else msgspec.structs.replace(state, suspected=now)
+def _suspicious(state: State, words: str, now: float) -> State:
+    if state.suspected is not None:
+        return state
+    return msgspec.structs.replace(state, suspected=now, complaint=words)
 
 
 def _forgiven(state: State) -> State:

@@ -16,7 +16,8 @@ from windlass.fleet.messages import FromRoot, FromWorker
 ROOT = "root"
 """The root's own machine."""
 ANSWER_SECONDS = 10.0
-"""For a question; a worker whose machine is busy measures its memory meanwhile."""
+PROBE_SECONDS = 60.0
+"""Memory is measured, once after a machine was started; one that is busy takes longer."""
 
 Answer = TypeVar("Answer")
 
@@ -51,7 +52,7 @@ class Member:
 
     async def look(self) -> said.ProbeAnswer:
         """Its memory as it is now."""
-        self.probe = await self._ask(said.Probe(), said.ProbeAnswer)
+        self.probe = await self._ask(said.Probe(), said.ProbeAnswer, PROBE_SECONDS)
         return self.probe
 
     async def beats(self) -> list[said.RankDone]:
@@ -67,14 +68,14 @@ class Member:
             waiting.set_result(message)
         return waiting is not None
 
-    async def _ask(self, question: FromRoot, key: object) -> Any:
+    async def _ask(self, question: FromRoot, key: object, seconds: float = ANSWER_SECONDS) -> Any:
         waiting = self._asked.setdefault(key, asyncio.get_running_loop().create_future())
         self.wire.post(question)
         try:
-            async with asyncio.timeout(ANSWER_SECONDS):
+            async with asyncio.timeout(seconds):
                 return await asyncio.shield(waiting)
         except TimeoutError:
-            raise ChannelLost(f"{self.name} did not answer a question within {ANSWER_SECONDS:g} s") from None
+            raise ChannelLost(f"{self.name} did not answer a question within {seconds:g} s") from None
 
 
 async def join(name: str, secret: bytes, root: bytes, this_host: str) -> Member:

@@ -152,6 +152,8 @@ class Fleet:
             port.over(Unavailable("this client is closed"))
             return
         self._open()
+        if self._port is not None:  # somebody gave it up, and did not wait for its end
+            self.unwant(self._port)
         self._port = port
         self._event(events.Wanted())
 
@@ -182,7 +184,8 @@ class Fleet:
         return report
 
     def engine_lost(self, port: FleetPort, error: Error) -> None:
-        if port is self._port:
+        """Who lost its group has said so, and ended."""
+        if port is self._port and self._state.suspected is None:
             self._event(events.EngineEnded(kind="", words=str(error)))
 
     # --- machines that come and go
@@ -309,7 +312,7 @@ class Fleet:
 
     async def _planned(self, begin: Begin) -> Epoch:
         members = [self._members[name] for name in (ROOT, *begin.members) if name in self._members]
-        await asyncio.gather(*(member.look() for member in members))
+        await asyncio.gather(*(self._looked_at(member) for member in members))
         nodes = [member.node(self._num_ranks) for member in members]
         plan = await asyncio.to_thread(self._replan, nodes)
         epoch = self._epoch = Epoch(begin.number, self._launch, plan, members, self._sync, self._progress)
@@ -317,6 +320,14 @@ class Fleet:
         for remark in plan.remarks:
             self._told(f"epoch {begin.number}: {remark}")
         return epoch
+
+    async def _looked_at(self, member: Member) -> None:
+        try:
+            await member.look()
+        except ChannelLost as error:
+            if member.is_own:
+                raise Unavailable(f"this machine could not be measured: {error}") from None
+            raise Blamed(member.name, str(error)) from None
 
     async def _opened(self, path: Any) -> Sending:
         if self._sending is None:

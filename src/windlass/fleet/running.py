@@ -73,6 +73,8 @@ class Epoch:
         self._sending: set[asyncio.Task[None]] = set()
         self._line: Line | None = None
         self._last_beat = 0.0
+        self._loaded: dict[int, tuple[int, int]] = {}
+        """By rank, what it has read, and of how much."""
         self._asked: asyncio.Future[Beat] | None = None
         self._is_over = False
 
@@ -111,7 +113,11 @@ class Epoch:
         if self.plan.layout.world == 1:
             return make_engine(self.launch, None)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._line = await open_line(ours, self._rank_said, lambda: None)
+        try:
+            self._line = await open_line(ours, self._rank_said, lambda: None)
+        except BaseException:
+            theirs.close()
+            raise
         part = Part(
             meeting=self._meeting,
             epoch=self.number,
@@ -143,10 +149,10 @@ class Epoch:
                 if message.epoch == self.number:
                     self._begin(self._send(member, message))
             case said.Progress():
-                doing = "receiving" if message.rank < 0 else "reading"
-                self._progress(
-                    NodeProgress(name=member.name, doing=doing, done_bytes=message.done_bytes, total_bytes=message.total_bytes)
-                )
+                if message.rank < 0:
+                    self._tell(member, "receiving", message.done_bytes, message.total_bytes)
+                else:
+                    self._read(member, message.rank, message.done_bytes, message.total_bytes)
             case said.Prepared():
                 self._has_prepared(member, message.epoch, None)
             case said.NotHeld():
@@ -169,11 +175,8 @@ class Epoch:
         async def write(piece: said.Piece) -> None:
             await member.wire.send(said.PartData(self.number, piece))
 
-        def sent(done_bytes: int, total_bytes: int) -> None:
-            self._progress(NodeProgress(name=member.name, doing="receiving", done_bytes=done_bytes, total_bytes=total_bytes))
-
         try:
-            await send(self._source, wanted.slices, write, sent)
+            await send(self._source, wanted.slices, write, lambda *_: None)  # the worker itself tells what has come
             member.wire.post(said.PartsEnd(self.number))
         except ChannelLost:  # who it was is told by its own connection
             pass
@@ -197,7 +200,16 @@ class Epoch:
 
     def loading(self, done_bytes: int, total_bytes: int) -> None:
         """Of the first rank."""
-        self._progress(NodeProgress(name=self.members[0].name, doing="reading", done_bytes=done_bytes, total_bytes=total_bytes))
+        self._read(self.members[0], 0, done_bytes, total_bytes)
+
+    def _read(self, member: Member, rank: int, done_bytes: int, total_bytes: int) -> None:
+        """All ranks of a machine together."""
+        self._loaded[rank] = done_bytes, total_bytes
+        found = [self._loaded[other] for other in self.ranks(member) if other in self._loaded]
+        self._tell(member, "reading", sum(done for done, _ in found), sum(total for _, total in found))
+
+    def _tell(self, member: Member, doing: str, done_bytes: int, total_bytes: int) -> None:
+        self._progress(NodeProgress(name=member.name, doing=doing, done_bytes=done_bytes, total_bytes=total_bytes))
 
     def silent_seconds(self, now: float) -> float:
         """Of the first rank, once it has said something."""
