@@ -83,3 +83,43 @@ def farthest(found: dict[str, Any], whole: dict[str, Any]) -> float:
         assert value.shape == expected.shape, (name, value.shape, expected.shape)
         worst = max(worst, float((value - expected).abs().max()))
     return worst
+
+
+def resume_rank(
+    rank: int, world: int, folder: str, layouts: dict[str, dict[str, int]], name: str, changes: dict[str, Any]
+) -> None:
+    """Goes on from what one process saved, in each layout, three steps; then saves, for one process to go on from."""
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+    expected = torch.load(Path(folder) / "losses.pt", weights_only=True)
+    for label, parallel in layouts.items():
+        trainer = trained(parallel, name, changes)
+        go_on(trainer, Path(folder) / "alone")
+        losses = [trainer.step().loss for _ in range(3)]
+        assert max(abs(one - other) for one, other in zip(losses, expected[3:6], strict=True)) < LIMIT, (label, losses)
+        save(trainer, Path(folder) / label)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def save(trainer: Any, folder: Path) -> None:
+    checkpoints = _checkpoints(folder)
+    checkpoints.save(trainer.progress.step, trainer.state(), wait=True)
+    checkpoints.close()
+
+
+def go_on(trainer: Any, folder: Path) -> None:
+    checkpoints = _checkpoints(folder)
+    state = trainer.state()
+    checkpoints.load(state)
+    trainer.load(state)
+    checkpoints.close()
+
+
+def _checkpoints(folder: Path) -> Any:
+    from windlass.train.checkpoint import Checkpoints, Identity
+
+    return Checkpoints(folder, Identity(model="tiny", spec="1"))

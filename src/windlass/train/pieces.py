@@ -6,6 +6,7 @@ takes anything that does (torch.distributed._checkpointable).
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import torch
@@ -16,26 +17,39 @@ from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, Wri
 from windlass.train.slabs import Part
 
 
-class Piece:
-    def __init__(self, part: Part, tensor: Tensor) -> None:
-        self.part, self.tensor = part, tensor
+class Piece(Tensor):
+    """A tensor, because DCP drops whatever is none; its numbers are `tensor`'s own, wherever that lies."""
+
+    part: Part
+    owned: Part
+    """What of it this rank saves: rows that several hold are one's to save. The end of what is held, or all of it."""
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, part: Part, tensor: Tensor, owned: Part | None = None) -> Piece:
+        made = Tensor._make_subclass(cls, tensor.detach())
+        made.part, made.owned = part, owned or part
+        return made
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        return self.part.shape
+    def tensor(self) -> Tensor:
+        return self.as_subclass(Tensor)
 
-    def size(self) -> torch.Size:
-        """Of the whole, by which DCP tells another model's."""
-        return torch.Size(self.part.shape)
+    def size(self, dim: int | None = None) -> Any:
+        """Of the whole, by which DCP tells another model's. `shape` is the piece's own."""
+        whole = torch.Size(self.part.shape)
+        return whole if dim is None else whole[dim]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Piece:
         """In host memory, where it stays as it is while training goes on."""
-        return Piece(self.part, self.tensor.detach().to("cpu", copy=True).contiguous())
+        return Piece(self.part, self.tensor.to("cpu", copy=True).contiguous(), self.owned)
 
     # --- torch.distributed._checkpointable
 
     def __create_write_items__(self, name: str, _: Any) -> list[WriteItem]:
-        (chunk,) = self.__create_chunk_list__()
+        if not prod(self.owned.sizes):
+            return []
+        chunk = _chunk(self.owned)
         return [
             WriteItem(
                 index=MetadataIndex(name, chunk.offsets),
@@ -47,13 +61,18 @@ class Piece:
         ]
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
-        offsets = torch.Size(start for start, _ in self.part.held)
-        return [ChunkStorageMetadata(offsets=offsets, sizes=torch.Size(self.part.sizes))]
+        return [_chunk(self.part)]
 
     def __get_tensor_shard__(self, index: MetadataIndex) -> Tensor:
-        return self.tensor
+        """All of it to be filled, or what is saved: the two begin elsewhere, or are the same."""
+        first, start = self.part.held[0][0], (index.offset or [self.part.held[0][0]])[0]
+        return self.tensor[start - first :]
 
 
-def whole_or_piece(part: Part, tensor: Tensor) -> Tensor | Piece:
-    """A plain tensor where all of it is here. Both are saved alike, and fill each other."""
-    return tensor if part.is_whole else Piece(part, tensor)
+def _chunk(part: Part) -> ChunkStorageMetadata:
+    return ChunkStorageMetadata(offsets=torch.Size(start for start, _ in part.held), sizes=torch.Size(part.sizes))
+
+
+def whole_or_piece(part: Part, tensor: Tensor, owned: Part) -> Tensor | Piece:
+    """A plain tensor where all of it is here, and saved here. Both are saved alike, and fill each other."""
+    return tensor if part.is_whole and owned == part else Piece(part, tensor, owned)

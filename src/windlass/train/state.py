@@ -237,7 +237,7 @@ class Trainer:
 
     def _put(self, into: dict[str, Any], name: str, tensor: Tensor) -> None:
         for part, view in self.ranks.places(self.slabs[name], tensor.detach()):
-            into[part.name] = whole_or_piece(part, view)
+            into[part.name] = whole_or_piece(part, view, self.ranks.owned(part))
 
 
 def _check_batch(settings: Settings, dp_size: int) -> None:

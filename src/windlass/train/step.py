@@ -64,6 +64,10 @@ class Alone:
         """Of all layers, in order, where stages have different ones."""
         return loads
 
+    def owned(self, part: Part) -> Part:
+        """What of it this rank saves, where several hold the same rows."""
+        return part
+
     def places(self, slab: Slab, tensor: Tensor) -> Iterable[tuple[Part, Tensor]]:
         """A parameter, or what an optimizer keeps of it, as parts of our tensors: views."""
         return slab.split(tensor)

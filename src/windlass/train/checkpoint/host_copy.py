@@ -32,10 +32,10 @@ class HostCopy:
             if value.ndim == 0:  # every rank has it, and DCP cannot cut it
                 return self._tensor(value.to_local(), path)
             return DTensor(self._tensor(value.to_local(), path), value._spec, requires_grad=False)  # pyright: ignore
+        if isinstance(value, Piece):  # a tensor too, which says where it belongs
+            return Piece(value.part, self._tensor(value.tensor, path), value.owned)
         if isinstance(value, Tensor):
             return self._tensor(value, path)
-        if isinstance(value, Piece):
-            return Piece(value.part, self._tensor(value.tensor, path))
         if isinstance(value, dict):
             return {key: self._copied(inner, (*path, key)) for key, inner in value.items()}
         if isinstance(value, list | tuple):

@@ -248,6 +248,16 @@ class Ranks:
         dist.all_gather_object(found, [load.tolist() for load in loads], group=self.meshes.group("pp"))
         return [torch.tensor(load) for stage in found for load in stage or ()]
 
+    def owned(self, part: Part) -> Part:
+        """Heads of keys and values that several slices hold are the first one's to save."""
+        if self.of.tp == 1 or not self._is_shared(part):
+            return part
+        intervals = _kv_cut(self.placement, part)
+        unit = part.shape[0] // max(last for _, last in intervals)
+        before = max((last for _, last in intervals[: self.meshes.tp_rank]), default=0) * unit
+        (first, last), rest = part.held[0], part.held[1:]
+        return Part(part.name, part.shape, ((min(max(first, before), last), last), *rest))
+
     def places(self, slab: Slab, tensor: Tensor) -> Iterable[tuple[Part, Tensor]]:
         if not isinstance(tensor, DTensor):
             return slab.split(tensor)
