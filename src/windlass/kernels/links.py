@@ -36,6 +36,8 @@ class Wires(Protocol):
     @property
     def sockets(self) -> Sequence[socket.socket | None]: ...
     @property
+    def second(self) -> Sequence[socket.socket | None]: ...
+    @property
     def memory(self) -> Sequence[int | None]: ...
     @property
     def sync(self) -> str: ...
@@ -62,7 +64,7 @@ class LinkGroup:
     def __init__(self, wires: Wires) -> None:
         self.rank, self.size = wires.rank, len(wires.sockets)
         self._lost, self._may_round = wires.lost, int(wires.sync == "int8")
-        self._sockets = wires.sockets
+        self._sockets = [*wires.sockets, *wires.second]
         self._handle = _opened(wires)
         for descriptor in wires.memory:
             if descriptor is not None:
@@ -194,10 +196,15 @@ def _bytes(x: Tensor) -> int:
 
 def _opened(wires: Wires) -> int:
     size = len(wires.sockets)
-    sockets = (ctypes.c_int * size)(*(-1 if found is None else found.fileno() for found in wires.sockets))
+    sockets, second = (
+        (ctypes.c_int * size)(*(-1 if found is None else found.fileno() for found in part))
+        for part in (wires.sockets, wires.second)
+    )
     memory = (ctypes.c_int * size)(*(-1 if found is None else found for found in wires.memory))
     spin = SPIN_SECONDS if wires.is_local and not wires.is_crowded else SPIN_SECONDS_ELSEWHERE
-    return _native().windlass_links_open(wires.rank, size, sockets, memory, wires.timeout_seconds, spin, int(wires.is_local))
+    return _native().windlass_links_open(
+        wires.rank, size, sockets, second, memory, wires.timeout_seconds, spin, int(wires.is_local)
+    )
 
 
 @cache
@@ -206,7 +213,7 @@ def _native() -> ctypes.CDLL:
     assert library is not None, "ask `program.available()` first"
     library.windlass_links_open.restype = ctypes.c_void_p
     library.windlass_links_open.argtypes = [
-        ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_double, ctypes.c_double, ctypes.c_int
+        ctypes.c_int, ctypes.c_int, *[ctypes.c_void_p] * 3, ctypes.c_double, ctypes.c_double, ctypes.c_int
     ]  # fmt: skip
     library.windlass_links_close.argtypes = [ctypes.c_void_p]
     library.windlass_links_end.argtypes = [ctypes.c_void_p]

@@ -29,6 +29,8 @@ class Wires:
     rank: int
     sockets: Sequence[socket.socket | None]
     """To every other rank."""
+    second: Sequence[socket.socket | None]
+    """The same again where sums are small, so that the two ways of a pair do not mix (kernels/native/links.h)."""
     memory: Sequence[int | None]
     """Of every rank that shares memory with this one: a file that both have open (parallel/shared.py)."""
     sync: str
@@ -109,11 +111,16 @@ def _names(layout: Layout, rank: int) -> tuple[str, str]:
 def _wires(meeting: Meeting, rank: int, ranks: list[int], at: int, name: str, board: Board, timeout_seconds: float) -> Wires:
     machine = meeting.machines[rank]
     sockets = connect_all(board, name, at, len(ranks), meeting.key, meeting.hosts[rank])
+    between = meeting.sync == INT8 and len(ranks) > 2 and len({meeting.machines[other] for other in ranks}) > 1
+    second = (
+        connect_all(board, f"{name} second", at, len(ranks), meeting.key, meeting.hosts[rank]) if between else [None] * len(ranks)
+    )
     together = [meeting.machines[other] == machine for other in ranks]
     return Wires(
         name=name,
         rank=at,
         sockets=sockets,
+        second=second,
         memory=share_memory(sockets, together, at),
         sync=meeting.sync,
         timeout_seconds=timeout_seconds,

@@ -15,7 +15,6 @@ namespace {
 constexpr int64_t AT_ONCE_BYTES = 16 << 10;  // exact sums up to here go to everybody at once, whatever the number of ranks
 constexpr int64_t PIECE_BYTES = 1 << 20;     // of a large sum between two
 constexpr int64_t PACKET_BYTES = 1448;       // of Ethernet's 1500, less the headers of IP and TCP
-constexpr int64_t TURN = 32;                 // sums between one choice of owners and the next
 
 Links& links_of(const Op& op) { return *reinterpret_cast<Links*>(op.ints[0]); }
 
@@ -87,7 +86,7 @@ void sum_of_two_packed(Links& links, float* x, int64_t count, LinkCount& counted
 void sum_packed(Links& links, float* x, int64_t count, LinkCount& counted) {
     const int64_t packets = (packed_bytes(count) + PACKET_BYTES - 1) / PACKET_BYTES;
     const int num_parts = links.is_local ? links.size : int(std::min<int64_t>(links.size, packets));
-    const Owners owners{num_parts, int(links.num_sums / TURN * num_parts % links.size), links.size};
+    const Owners owners{num_parts, int(links.num_sums * num_parts % links.size), links.size};
     links.num_sums++;
     const int own = owners.part_of(links.rank);
     const Part mine(count, std::max(own, 0), num_parts);
@@ -103,8 +102,8 @@ void sum_packed(Links& links, float* x, int64_t count, LinkCount& counted) {
         const int64_t bytes = number < 0 ? 0 : packed_bytes(part.count);
         if (number >= 0) pack_numbers(x + part.first, part.count, out + packed_bytes(part.first));
         heard[other] = in + mine_bytes * next++;
-        parts.push_back({other, out + packed_bytes(part.first), bytes, heard[other], mine_bytes});
-        sums.push_back({other, sum + packed_bytes(mine.first), mine_bytes, sum + packed_bytes(part.first), bytes});
+        parts.push_back({other, out + packed_bytes(part.first), bytes, heard[other], mine_bytes, PARTS});
+        sums.push_back({other, sum + packed_bytes(mine.first), mine_bytes, sum + packed_bytes(part.first), bytes, SUMS});
     }
     if (!links.exchange(parts.data(), int(parts.size()), counted)) return;
     if (own >= 0) {

@@ -18,6 +18,10 @@ struct LinkCount {
     int64_t calls, sent_bytes, received_bytes, nanoseconds;
 };
 
+// Two ranks may have two connections. One goes to and fro between an owner of sums, the lower rank, and the other who sends it its parts; the
+// second likewise where the higher rank is the owner. So an answer always follows, and TCP has no reason for acknowledgements of their own.
+enum Way { EITHER_WAY, PARTS, SUMS };
+
 // Bytes that one other rank is to be sent, and that are to come from it.
 struct Transfer {
     int peer;
@@ -25,6 +29,7 @@ struct Transfer {
     int64_t out_bytes;
     void* in;
     int64_t in_bytes;
+    Way way = EITHER_WAY;
 };
 
 // One direction of what two ranks share, as parallel/shared.py lays the file out. Positions only grow.
@@ -35,7 +40,7 @@ struct Ring {
 };
 
 struct Peer {
-    int socket = -1;
+    int sockets[2] = {-1, -1};           // often one and the same
     Ring *out = nullptr, *in = nullptr;  // null: bytes go over the socket; otherwise that only wakes, and tells of the other's end
     char *out_bytes = nullptr, *in_bytes = nullptr;
     void* mapped = nullptr;
@@ -45,7 +50,8 @@ enum Room { OUT_ROOM, IN_ROOM, SUM_ROOM, NUM_ROOMS };
 
 class Links {
 public:
-    Links(int rank, int size, const int* sockets, const int* memory, double timeout_seconds, double spin_seconds, bool is_local);
+    Links(int rank, int size, const int* sockets, const int* second, const int* memory, double timeout_seconds, double spin_seconds,
+          bool is_local);
     ~Links();
 
     // Moves all bytes of all transfers, whichever can go. False: another rank is lost, and with it the group.
@@ -63,8 +69,10 @@ public:
 
 private:
     friend class Waiting;
-    int64_t put(Peer& peer, const char* from, int64_t bytes);
-    int64_t get(Peer& peer, char* to, int64_t bytes);
+    int out_socket(const Transfer& transfer) const;
+    int in_socket(const Transfer& transfer) const;
+    int64_t put(Peer& peer, int socket, const char* from, int64_t bytes);
+    int64_t get(Peer& peer, int socket, char* to, int64_t bytes);
     void wake(Peer& peer, std::atomic<uint32_t>& sleeps);
 
     std::vector<Peer> peers;

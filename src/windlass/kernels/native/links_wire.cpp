@@ -43,12 +43,14 @@ int64_t link_clock() {
 Counted::Counted(Links& links, Collective kind) : count(links.counts[kind]), began(link_clock()) { count.calls++; }
 Counted::~Counted() { count.nanoseconds += link_clock() - began; }
 
-Links::Links(int rank, int size, const int* sockets, const int* memory, double timeout_seconds, double spin_seconds, bool is_local)
+Links::Links(int rank, int size, const int* sockets, const int* second, const int* memory, double timeout_seconds, double spin_seconds,
+             bool is_local)
     : rank(rank), size(size), is_local(is_local), peers(size), rooms(NUM_ROOMS), timeout(int64_t(timeout_seconds * 1e9)),
       spin(int64_t(spin_seconds * 1e9)) {
     for (int other = 0; other < size; other++) {
         Peer& peer = peers[other];
-        peer.socket = sockets[other];
+        peer.sockets[0] = sockets[other];
+        peer.sockets[1] = second[other] < 0 ? sockets[other] : second[other];
         if (memory[other] < 0) continue;
         void* found = mmap(nullptr, 2 * (HEADER_BYTES + RING_BYTES), PROT_READ | PROT_WRITE, MAP_SHARED, memory[other], 0);
         if (found == MAP_FAILED) {
@@ -88,13 +90,23 @@ void Links::wake(Peer& peer, std::atomic<uint32_t>& sleeps) {
     std::atomic_thread_fence(std::memory_order_seq_cst);
     if (!sleeps.load(std::memory_order_relaxed) || !sleeps.exchange(0)) return;
     const char bell = 0;
-    (void)!send(peer.socket, &bell, 1, MSG_DONTWAIT | MSG_NOSIGNAL);  // where there is no room for it, there are bells enough
+    (void)!send(peer.sockets[0], &bell, 1, MSG_DONTWAIT | MSG_NOSIGNAL);  // where there is no room for it, there are bells enough
+}
+
+// Parts go to their owner and sums come from it; so the owner is the other rank where parts are sent, and where sums come.
+int Links::out_socket(const Transfer& transfer) const {
+    const bool is_ours = transfer.way == SUMS, is_higher = is_ours ? rank > transfer.peer : transfer.peer > rank;
+    return peers[transfer.peer].sockets[transfer.way != EITHER_WAY && is_higher];
+}
+int Links::in_socket(const Transfer& transfer) const {
+    const bool is_ours = transfer.way == PARTS, is_higher = is_ours ? rank > transfer.peer : transfer.peer > rank;
+    return peers[transfer.peer].sockets[transfer.way != EITHER_WAY && is_higher];
 }
 
 // Bytes that went, now; -1: the other rank is gone.
-int64_t Links::put(Peer& peer, const char* from, int64_t bytes) {
+int64_t Links::put(Peer& peer, int socket, const char* from, int64_t bytes) {
     if (!peer.out) {
-        const ssize_t sent = send(peer.socket, from, size_t(bytes), MSG_DONTWAIT | MSG_NOSIGNAL);
+        const ssize_t sent = send(socket, from, size_t(bytes), MSG_DONTWAIT | MSG_NOSIGNAL);
         if (sent >= 0) return sent;
         return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR ? 0 : -1;
     }
@@ -111,9 +123,9 @@ int64_t Links::put(Peer& peer, const char* from, int64_t bytes) {
     return bytes;
 }
 
-int64_t Links::get(Peer& peer, char* to, int64_t bytes) {
+int64_t Links::get(Peer& peer, int socket, char* to, int64_t bytes) {
     if (!peer.in) {
-        const ssize_t came = recv(peer.socket, to, size_t(bytes), MSG_DONTWAIT);
+        const ssize_t came = recv(socket, to, size_t(bytes), MSG_DONTWAIT);
         if (came > 0) return came;
         return came < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) ? 0 : -1;
     }
@@ -185,23 +197,26 @@ private:
     bool sleep() {
         std::vector<pollfd> watched;
         std::vector<int> who;
+        const auto watch = [&](int peer, int socket, short events) {
+            watched.push_back({socket, short(events | POLLRDHUP), 0});
+            who.push_back(peer);
+        };
         for (int i = 0; i < count; i++) {
             const Transfer& transfer = transfers[i];
             if (!transfer.out_bytes && !transfer.in_bytes) continue;
-            const Peer& peer = links.peers[transfer.peer];
-            const bool by_socket = !peer.out;
-            const short events = POLLRDHUP | (transfer.in_bytes || !by_socket ? POLLIN : 0) |
-                                 (by_socket && transfer.out_bytes ? POLLOUT : 0);
-            watched.push_back({peer.socket, events, 0});
-            who.push_back(transfer.peer);
+            if (links.peers[transfer.peer].out) {
+                watch(transfer.peer, links.peers[transfer.peer].sockets[0], POLLIN);  // bells
+                continue;
+            }
+            if (transfer.out_bytes) watch(transfer.peer, links.out_socket(transfer), POLLOUT);
+            if (transfer.in_bytes) watch(transfer.peer, links.in_socket(transfer), POLLIN);
         }
         if (poll(watched.data(), watched.size(), SLEEP_MILLISECONDS) <= 0) return true;
         bool hung_up = false;
         for (size_t i = 0; i < watched.size(); i++) {
-            const Peer& peer = links.peers[who[i]];
             char bells[64];
-            if (peer.out && watched[i].revents & POLLIN)
-                while (recv(peer.socket, bells, sizeof bells, MSG_DONTWAIT) > 0) {}
+            if (links.peers[who[i]].out && watched[i].revents & POLLIN)
+                while (recv(watched[i].fd, bells, sizeof bells, MSG_DONTWAIT) > 0) {}
             if (watched[i].revents & (POLLRDHUP | POLLHUP | POLLERR | POLLNVAL)) hung_up = true;
             if (hung_up && has_hung_up) return links.fail("rank " + std::to_string(who[i]) + " is gone");
         }
@@ -231,14 +246,14 @@ bool Links::exchange(Transfer* transfers, int count, LinkCount& counted) {
             Transfer& transfer = transfers[i];
             Peer& peer = peers[transfer.peer];
             if (transfer.out_bytes) {
-                const int64_t sent = put(peer, static_cast<const char*>(transfer.out), transfer.out_bytes);
+                const int64_t sent = put(peer, out_socket(transfer), static_cast<const char*>(transfer.out), transfer.out_bytes);
                 if (sent < 0) return fail("rank " + std::to_string(transfer.peer) + " is gone");
                 transfer.out = static_cast<const char*>(transfer.out) + sent;
                 transfer.out_bytes -= sent;
                 has_moved |= sent > 0;
             }
             if (transfer.in_bytes) {
-                const int64_t came = get(peer, static_cast<char*>(transfer.in), transfer.in_bytes);
+                const int64_t came = get(peer, in_socket(transfer), static_cast<char*>(transfer.in), transfer.in_bytes);
                 if (came < 0) return fail("rank " + std::to_string(transfer.peer) + " is gone");
                 transfer.in = static_cast<char*>(transfer.in) + came;
                 transfer.in_bytes -= came;
@@ -256,8 +271,9 @@ bool Links::exchange(Transfer* transfers, int count, LinkCount& counted) {
 
 extern "C" {
 
-void* windlass_links_open(int rank, int size, const int* sockets, const int* memory, double timeout_seconds, double spin_seconds, int is_local) {
-    return new windlass::Links(rank, size, sockets, memory, timeout_seconds, spin_seconds, is_local != 0);
+void* windlass_links_open(int rank, int size, const int* sockets, const int* second, const int* memory, double timeout_seconds,
+                          double spin_seconds, int is_local) {
+    return new windlass::Links(rank, size, sockets, second, memory, timeout_seconds, spin_seconds, is_local != 0);
 }
 
 void windlass_links_close(void* links) { delete static_cast<windlass::Links*>(links); }
