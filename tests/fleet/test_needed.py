@@ -74,6 +74,8 @@ def in_form(makers: tuple[Any, ModuleType, ModuleType], form: str, folder: Path)
     return folder / "packed"
 
 
+PLAINLY = "in-every-way"
+"""Of a model that is cut in ways, too, that are parts of others."""
 Way = tuple[Layout, tuple[float, ...], tuple[tuple[int, int], ...]]
 
 
@@ -83,6 +85,8 @@ def ways(opened: Opened) -> dict[str, Way]:
         "tp2 of unlike ranks": (Layout(tp=2), (1.0, 2.2), ()),
         "tp2 pp2": (Layout(tp=2, pp=2), (), ((0, 1), (1, last))),
     }
+    if opened.spec.name == PLAINLY:
+        found |= {"tp2": (Layout(tp=2), (), ()), "pp2": (Layout(pp=2), (), ())}
     if heads >= 3:
         found["tp3"] = Layout(tp=3), (), ()
     if opened.spec.experts:
@@ -118,6 +122,7 @@ def received(sending: Sending, slices: list[Slice], folder: Path) -> Opened:
 
 def check(path: Path, folder: Path, chosen: tuple[str, ...] = ()) -> None:
     sending, opened = Sending(path), open_model(path)
+    assert set(chosen) <= ways(opened).keys()
     for way, (layout, shares, stages) in ways(opened).items():
         if chosen and way not in chosen:
             continue
@@ -158,6 +163,11 @@ def whole_bytes(opened: Opened, sending: Sending) -> int:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family(name: str, makers: Any, tmp_path: Path) -> None:
     check(makers[0].make(tmp_path / "model", name), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["llama-tied", "qwen3_moe"])
+def test_every_way(name: str, makers: Any, tmp_path: Path) -> None:
+    check(makers[0].make(tmp_path / PLAINLY, name), tmp_path, ("tp2", "pp2"))
 
 
 @pytest.mark.parametrize("form", FORMS)
