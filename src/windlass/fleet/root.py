@@ -366,7 +366,11 @@ class Fleet:
         if epoch is None:
             return info
         details = {"nodes": ", ".join(member.name for member in epoch.taking_part), "epoch": str(epoch.number)}
-        return msgspec.structs.replace(info, details={**info.details, **details, "layout": str(epoch.plan.layout)})
+        return msgspec.structs.replace(
+            info,
+            weights_bytes=info.weights_bytes + sum(epoch.held_bytes.values()),
+            details={**info.details, **details, "layout": str(epoch.plan.layout)},
+        )
 
 
 class FleetPort:

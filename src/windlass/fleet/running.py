@@ -6,7 +6,6 @@ What an epoch is made of (layout, shares, stages) is a plan's; whether it should
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
 import socket
 import time
@@ -67,6 +66,8 @@ class Epoch:
         self.number, self.plan, self.members = number, plan, tuple(members)
         self.launch = msgspec.structs.replace(launch, layout=plan.layout)
         self.beats: dict[int, Beat] = {}
+        self.held_bytes: dict[int, int] = {}
+        """Of weights, by rank; of the first its engine tells itself."""
         self._progress, self._board = progress, EpochBoard()
         self._meeting = meeting_of(plan, members, sync, launch.device)
         self._prepared: dict[str, asyncio.Future[None]] = {}
@@ -153,6 +154,9 @@ class Epoch:
                     self._tell(member, "receiving", message.done_bytes, message.total_bytes)
                 else:
                     self._read(member, message.rank, message.done_bytes, message.total_bytes)
+            case said.RankReady():
+                if message.epoch == self.number:
+                    self.held_bytes[message.rank] = message.weights_bytes
             case said.Prepared():
                 self._has_prepared(member, message.epoch, None)
             case said.NotHeld():
@@ -280,8 +284,6 @@ def own_address(members: Sequence[Member]) -> str:
 
 def transport_of(plan: EpochPlan, members: Sequence[Member], device: str) -> str:
     """NCCL between GPUs, one of them for each rank; where ranks share one, through the hosts."""
-    if os.environ.get("WINDLASS_TRANSPORT"):  # to compare them
-        return os.environ["WINDLASS_TRANSPORT"]
     on_gpus = [device != "cpu" if member.is_own else member.probe.device != "cpu" for member in members]
     if not any(on_gpus):
         return "auto"
