@@ -46,6 +46,11 @@ class Answer:
     began: float = 0.0
 
     @property
+    def longest_gap(self) -> float:
+        """Between pieces: while it was being answered."""
+        return max((later - earlier for earlier, later in pairwise(self.times)), default=0.0)
+
+    @property
     def longest_pause(self) -> float:
         """Between pieces, and before the first."""
         moments = [self.began, *self.times]

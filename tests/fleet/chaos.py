@@ -21,6 +21,8 @@ NOTICED_WITHIN = 5.0
 """Seconds from a death, or a silence, to the root's word about it."""
 SECONDS_TO_GO_ON = 60.0
 """For an epoch to end, and another to be ready, on a machine that is busy with other tests."""
+SECONDS_OF_A_PAUSE = 1.0
+"""An epoch takes longer to begin, and a step never takes so long."""
 OVER, READY = r"epoch \d+ is over", r"epoch \d+ is ready"
 """The root's words."""
 
@@ -123,7 +125,7 @@ class Chaos:
 
 
 def check(answers: Sequence[Sequence[Answer]], undisturbed: Sequence[Answer]) -> int:
-    """No request lost, every text that of an undisturbed run. How many were compared."""
+    """No request lost, every text that of an undisturbed run. How many of them were held up in the middle: went on in another epoch."""
     for number, (given, expected) in enumerate(zip(answers, undisturbed, strict=True)):
         assert given, f"client {number} was not answered once"
         for answer in given:
@@ -131,7 +133,9 @@ def check(answers: Sequence[Sequence[Answer]], undisturbed: Sequence[Answer]) ->
             assert answer.finish == expected.finish == "length"
             assert answer.tokens == expected.tokens, f"client {number}: {first_difference(answer, expected)}"
             assert answer.text == expected.text
-    return sum(map(len, answers))
+    held_up = [answer for given in answers for answer in given if answer.longest_gap > SECONDS_OF_A_PAUSE]
+    assert held_up, "nothing happened in the middle of an answer"
+    return len(held_up)
 
 
 def first_difference(answer: Answer, expected: Answer) -> str:
@@ -145,6 +149,7 @@ def check_end(cluster: Cluster, how: signal.Signals) -> float:
     status = cluster.end_root(how)
     assert status == (-how if how is signal.SIGKILL else 0), cluster.said
     cluster.wait_quiet(10)
+    assert "Traceback" not in cluster.said, cluster.said
     for number, worker in cluster.workers.items():
         assert worker.process.poll() is None, f"worker {number} is gone:\n{cluster.said}"
     return time.monotonic() - began
