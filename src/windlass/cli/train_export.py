@@ -25,6 +25,8 @@ def run_export(checkpoint: Path, out: Path, *, tokenizer: Path | None, dtype: st
     identity = manifest.identity
     spec = describe(identity.config, identity.model, where=f"{folder}: config")
     tensors = CheckpointTensors(folder)
+    if identity.recipe.get("lora", {}).get("rank") is not None:
+        return _export_adapter(manifest, tensors, rules(spec), out, as_json)
     text = _tokenizer(folder, tokenizer)
     with byte_progress(f"exporting {identity.model}, step {manifest.step:,}", not as_json) as started:
         advance = started(_num_bytes(tensors, dtype))
@@ -48,6 +50,25 @@ def run_export(checkpoint: Path, out: Path, *, tokenizer: Path | None, dtype: st
     )
     if text is None:
         console().print("no tokenizer is known for it, so none was written; name its folder with --tokenizer")
+    return 0
+
+
+def _export_adapter(manifest: Any, tensors: Any, rules: Any, out: Path, as_json: bool) -> int:
+    """Of a run that taught adapters: those alone, as PEFT reads them beside the weights they were taught on."""
+    from windlass.core.recipe_sections import Lora
+    from windlass.train.adapter_files import save_adapter
+
+    if out.exists() and any(out.iterdir()):
+        raise BadInput(f"{out} is there already; name a new folder")
+    recipe: dict[str, Any] = manifest.identity.recipe
+    base: str = recipe["model"].get("path") or recipe["model"].get("name") or manifest.identity.model
+    found = {name: tensors.tensor(name) for name in tensors.names()}
+    written = save_adapter(found, rules, msgspec.convert(recipe["lora"], Lora), base, out)
+    if as_json:
+        said = {"out": str(out), "step": manifest.step, "adapter_of": base, "num_tensors": len(written)}
+        sys.stdout.write(msgspec.json.encode(said).decode() + "\n")
+    else:
+        console().print(f"adapters of {base} after step {manifest.step:,}: {len(written):,} tensors to {out}, for PEFT")
     return 0
 
 

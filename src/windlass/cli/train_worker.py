@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from windlass.train.loop import Ended
     from windlass.train.watch import Sink, Watch
 
+TIMEOUT_MINUTES = 10
+"""Ranks that hear nothing of the others for so long end, and are started again."""
 LOG, PICTURE, PROFILE, CHECKPOINTS = "log.jsonl", "run.png", "profile", "checkpoints"
 
 
@@ -66,6 +68,7 @@ def train(path: Path, recipe: Recipe, folder: Path, wanted: Wanted) -> int:
 def _processes() -> Generator[int]:
     """The group of all ranks, where torchrun started several; else nothing."""
     import os
+    from datetime import timedelta
 
     import torch
     import torch.distributed as dist
@@ -76,7 +79,7 @@ def _processes() -> Generator[int]:
     cuda = torch.cuda.is_available()
     if cuda:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl" if cuda else "gloo")
+    dist.init_process_group("nccl" if cuda else "gloo", timeout=timedelta(minutes=TIMEOUT_MINUTES))
     try:
         yield dist.get_rank()
     finally:

@@ -87,7 +87,8 @@ def run_workers(arguments: list[str], num_workers: int, max_restarts: int, folde
         max_restarts=max_restarts,
         signals_to_handle="SIGHUP,SIGQUIT",  # the others are passed on to workers
     )
-    before = {number: signal.signal(number, _Passer(folder).pass_on) for number in ASKED_TO_STOP}
+    passer = _Passer(folder)
+    before = {number: signal.signal(number, passer.pass_on) for number in ASKED_TO_STOP}
     try:
         elastic_launch(config, sys.executable)(*arguments)
     except ChildFailedError as error:
@@ -109,9 +110,13 @@ def _worst(error: object, max_restarts: int) -> Outcome:
 class _Passer:
     def __init__(self, folder: Path) -> None:
         self._stop = folder / STOP
+        self._interrupts = 0
 
     def pass_on(self, number: int, frame: FrameType | None) -> None:
-        """One signal for all reasons: SIGUSR1, which workers take as `save and stop`."""
+        """One signal for all reasons: SIGUSR1, which workers take as `save and stop`. The second Ctrl-C ends them without."""
+        self._interrupts += number == signal.SIGINT
+        if self._interrupts > 1:
+            raise KeyboardInterrupt
         self._stop.touch()
         for child in _children():
             try:
