@@ -194,6 +194,28 @@ async def test_what_cannot_be_planned_or_loaded_is_said_as_it_is(stage: Stage) -
 
 
 @staged()
+async def test_what_does_not_fit_on_who_is_left_fails_who_waits_and_the_next_who_asks_is_served_where_it_fits(
+    stage: Stage,
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(events, "SUSPECT_SECONDS", 0.1)
+        asking = stage.ask()
+        engine = await stage.engine(1)
+        await stage.submitted(engine)
+        stage.refusal = DoesNotFit("7 bytes are missing", 7)
+        engine.receive(Failed("GroupLost", "rank 0 lost another"))
+        with pytest.raises(DoesNotFit, match="7 bytes"):
+            await asking
+    assert not stage.calls.is_alive
+    stage.refusal = None
+    asking = stage.ask()
+    engine = await stage.engine(2)
+    await stage.submitted(engine)
+    engine.answer()
+    assert await asking == [7]
+
+
+@staged()
 async def test_closing_while_it_begins_leaves_nothing(stage: Stage) -> None:
     asking = stage.ask()
     await asyncio.sleep(0.01)

@@ -30,7 +30,6 @@ from windlass.core.rule import stored_tensors  # noqa: E402
 from windlass.engine.client import InProcessClient  # noqa: E402
 from windlass.engine.load import load_model  # noqa: E402
 from windlass.engine.protocol import Launch  # noqa: E402
-from windlass.errors import DoesNotFit  # noqa: E402
 from windlass.families import describe, rules  # noqa: E402
 from windlass.fleet import epoch as events  # noqa: E402
 from windlass.fleet import root as root_module  # noqa: E402
@@ -73,15 +72,9 @@ def launch_of(model: Path) -> Launch:
     )
 
 
-class Planner:
-    """tp over all machines there are; alone only where it is said to fit."""
-
-    fits_alone = True
-
-    def __call__(self, nodes: Sequence[Node]) -> EpochPlan:
-        if len(nodes) == 1 and not self.fits_alone:
-            raise DoesNotFit("7 bytes are missing on root alone", 7)
-        return EpochPlan(layout=Layout(tp=len(nodes)), nodes=tuple(range(len(nodes))), shares=(2.0, 1.0)[: len(nodes)])
+def planned(nodes: Sequence[Node]) -> EpochPlan:
+    """tp over all machines there are, in unlike parts."""
+    return EpochPlan(layout=Layout(tp=len(nodes)), nodes=tuple(range(len(nodes))), shares=(2.0, 1.0)[: len(nodes)])
 
 
 class Elsewhere(Sending):
@@ -95,12 +88,12 @@ class Elsewhere(Sending):
 class Watched:
     """A client of a fleet, and what it told, with times."""
 
-    def __init__(self, model: Path, workers: Sequence[str], planner: Planner) -> None:
+    def __init__(self, model: Path, workers: Sequence[str]) -> None:
         self.lines: list[tuple[float, str]] = []
         self.progress: set[tuple[str, str]] = set()
         self.fleet = Fleet(
             launch_of(model),
-            planner,
+            planned,
             workers,
             SECRET,
             told=lambda line: self.lines.append((time.monotonic(), line)),
@@ -137,8 +130,8 @@ class Watched:
 
 
 @asynccontextmanager
-async def watching(model: Path, workers: Sequence[str], planner: Planner | None = None) -> AsyncGenerator[Watched, None]:
-    found = Watched(model, workers, planner or Planner())
+async def watching(model: Path, workers: Sequence[str]) -> AsyncGenerator[Watched, None]:
+    found = Watched(model, workers)
     try:
         yield found
     finally:
@@ -228,32 +221,6 @@ def test_requests_go_on_through_whatever_happens(
     asyncio.run(asyncio.wait_for(run(), 300))
 
 
-def test_what_does_not_fit_on_who_is_left_is_said_and_goes_on_with_who_is_back(
-    model: Path, alone: tuple[list[list[int]], list[float]], worker: WorkerProcess, tmp_path: Path
-) -> None:
-    planner = Planner()
-    planner.fits_alone = False
-
-    async def run() -> None:
-        async with watching(model, [f"127.0.0.1:{worker.port}"], planner) as found:
-            task = asyncio.create_task(found.ask(0))
-            await found.until(lambda: len(found.answers[0]) > 20)
-            worker.close()
-            with pytest.raises(DoesNotFit, match="7 bytes") as error:
-                await task
-            assert error.value.short_bytes == 7
-            assert not found.client.is_alive
-            back = again(worker, tmp_path)
-            try:
-                await found.until(lambda: found.client.nodes[1].state != "lost")
-                await asyncio.sleep(events.STEADY_SECONDS)
-                assert await found.ask(0) == alone[0][0]
-            finally:
-                back.close()
-
-    asyncio.run(asyncio.wait_for(run(), 200))
-
-
 @pytest.mark.parametrize(
     ("secret", "words"),
     [(SECRET, "Connection refused; start `windlass worker` there"), (b"not the same secret", "another secret")],
@@ -265,7 +232,7 @@ def test_who_cannot_be_had_is_named(
     port = worker.port if secret != SECRET else 1
 
     async def run() -> None:
-        fleet = Fleet(launch_of(model), Planner(), [f"127.0.0.1:{port}"], secret)
+        fleet = Fleet(launch_of(model), planned, [f"127.0.0.1:{port}"], secret)
         client = FleetClient(fleet)
         with pytest.raises(Unavailable, match=words):
             await client.ready()

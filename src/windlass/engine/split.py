@@ -68,7 +68,8 @@ def load_split(launch: Launch, progress: Progress | None = None) -> tuple[Engine
         except GroupLost as error:
             raise GroupLost(f"{error}; {words}" if (words := _last_words(ranks)) else str(error)) from error
         weakref.finalize(built.decoder, stack.pop_all().close)
-    return engine, make_info(launch, engine, built, built.device, time.perf_counter() - began)
+    info = make_info(launch, engine, built, built.device, time.perf_counter() - began)
+    return engine, msgspec.structs.replace(info, details={**info.details, "ranks talk": _talk(job, built.device)})
 
 
 def _beat(steps: Steps, groups: Groups) -> Beat:
@@ -119,6 +120,13 @@ def _joined(job: RankJob, board: Board, device: str) -> Groups:
     if meeting.transport == "gloo":
         return through_host(join_ranks(meeting, layout, job.rank, board), device)
     return join_ranks(meeting, layout, job.rank, board, device)
+
+
+def _talk(job: RankJob, device: str) -> str:
+    """In words."""
+    if device == "cpu":
+        return "by gloo" if job.meeting.transport == "gloo" else "by links"
+    return "through the host, since several share a GPU: slow" if job.meeting.transport == "gloo" else "by NCCL"
 
 
 def _shard(job: RankJob, groups: Groups, spec: ModelSpec, rules: tuple[Rule, ...], stored: Callable[[], Scheme]) -> Shard:

@@ -317,6 +317,10 @@ class Fleet:
         plan = await asyncio.to_thread(self._replan, nodes)
         epoch = self._epoch = Epoch(begin.number, self._launch, plan, members, self._sync, self._progress)
         self._told(f"epoch {begin.number} begins: {_described(epoch)}")
+        if epoch.is_crowded:
+            self._told(
+                f"epoch {begin.number}: ranks share a GPU, so what they say to each other goes through the host, which is slow"
+            )
         for remark in plan.remarks:
             self._told(f"epoch {begin.number}: {remark}")
         return epoch

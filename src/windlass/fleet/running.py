@@ -86,6 +86,11 @@ class Epoch:
     def taking_part(self) -> list[Member]:
         return [member for member in self.members if self.ranks(member)]
 
+    @property
+    def is_crowded(self) -> bool:
+        """More ranks on a machine than it has GPUs."""
+        return self._meeting.transport == "gloo"
+
     # --- beginning
 
     async def prepare(self, sending: Sending) -> None:
