@@ -67,15 +67,12 @@ def test_clients_see_a_pause_and_nothing_else(int4: Path, hosts: Hosts, tmp_path
     chaos.cut(2)
     chaos.mend(2)
     chaos.slow(3, 4.0)
-    chaos.restart_worker(2)
     answers = clients.stop()
-    assert check(answers, undisturbed) >= 8  # of the six times
+    assert check(answers, undisturbed) >= 8  # of the four times
     late = {what: seconds for what, seconds in chaos.noticed.items() if seconds > NOTICED_WITHIN and what != "slowed"}
     assert not late, late
     print(cluster.root.said if cluster.root else "", chaos.noticed, sep="\n")  # seen where it fails
     check_end(cluster, signal.SIGINT)
-    cluster.start_root(WORDS)
-    check_end(cluster, signal.SIGKILL)
     for number in (2, 3):
         assert cluster.end_worker(number) == 0
     assert [hosts.pids(number) for number in hosts.numbers] == [[], [], []]
@@ -131,7 +128,7 @@ def test_what_every_host_holds(int4: Path, hosts: Hosts, tmp_path: Path) -> None
     ask_all(cluster.connect, questions(16, 1))
     for number, earlier in zip(hosts.numbers, before, strict=True):
         assert sum(hosts.counted(number).since(earlier)) > 16 * 576 * 4, f"host {number} was not needed"
-    check_end(cluster, signal.SIGTERM)
+    check_end(cluster, signal.SIGKILL)
     for number in (2, 3):
         assert cluster.end_worker(number) == 0
     assert hosts.pids(ROOT) == []
