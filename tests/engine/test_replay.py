@@ -294,6 +294,24 @@ def test_a_next_engine_that_cannot_be_fails_who_waits_and_a_later_one_serves() -
     asyncio.run(run())
 
 
+def test_where_no_other_engine_can_be_made_nobody_is_left_waiting() -> None:
+    async def run() -> None:
+        ports: list[CutPort] = []
+
+        def make() -> CutPort:
+            if ports:
+                raise OSError(12, "Cannot allocate memory")
+            ports.append(CutPort(4, Unavailable("it was ended by SIGKILL")))
+            return ports[-1]
+
+        calls = Calls(make, max_crashes=1)
+        with pytest.raises(Unavailable, match="Cannot allocate memory"):
+            await answer(calls, Submit(0, [1], GREEDY, 20))
+        await calls.close()
+
+    asyncio.run(asyncio.wait_for(run(), 20))
+
+
 def test_moving_is_not_being_gone_and_who_leaves_meanwhile_is_forgotten() -> None:
     async def run() -> None:
         gate = asyncio.Event()

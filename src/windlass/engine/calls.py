@@ -144,9 +144,9 @@ class Calls:
             return
         try:
             following = self._connected(follows=has_moved)
-        except Error as none:
+        except Exception as none:  # noqa: BLE001 - no memory for a process, too many files: whoever waits is told, whatever it is
             for call in again:
-                call.fail(none)
+                call.fail(none if isinstance(none, Error) else Unavailable(f"no other engine could be started: {none}"))
             return
         for call in again:
             following.adopt(call)
