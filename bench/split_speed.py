@@ -2,7 +2,7 @@
 
 Both are loaded at once and take turns, a few steps each, because other programs on the machine come and go; what counts is the ratio.
 
-    python bench/split_speed.py [--batch 1] [--rounds 10] [--steps 32] [--context 256] [--tp 2] [--sync int8]
+    python bench/split_speed.py [--batch 1] [--rounds 10] [--steps 32] [--context 256] [--tp 2]
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, value in (("batch", 1), ("rounds", 10), ("steps", 32), ("context", 256), ("tp", 2)):
         parser.add_argument(f"--{name}", type=int, default=value)
-    parser.add_argument("--sync", default="exact", choices=("exact", "int8"))
     parser.add_argument("--role", default="", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -54,7 +53,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _start(asked: argparse.Namespace, role: str, cores: int) -> subprocess.Popen[str]:
-    given = [part for name in ("batch", "steps", "context", "tp", "sync") for part in (f"--{name}", str(getattr(asked, name)))]
+    given = [part for name in ("batch", "steps", "context", "tp") for part in (f"--{name}", str(getattr(asked, name)))]
     env = {**os.environ, "WINDLASS_THREADS": str(cores), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, __file__, "--role", role, *given]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
@@ -70,20 +69,17 @@ def _ask(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 def _serve(asked: argparse.Namespace) -> None:
-    import msgspec
-
     from windlass.core.layout import Layout
     from windlass.engine.load import load_model
     from windlass.engine.protocol import Launch, RandomWeightsOf
 
     layout = Layout(tp=asked.tp) if asked.role == "split" else Layout()
     random = RandomWeightsOf(config=SHAPE, scheme="int4", group=32)
-    how: dict[str, Any] = {"sync": asked.sync} if asked.role == "split" and asked.sync != "exact" else {}
     longest = asked.context + 2 * asked.steps
     launch = Launch(
         model="1.10B", device="cpu", context_tokens=longest, random_weights=random, layout=layout, max_sequences=asked.batch
     )
-    engine, _ = load_model(msgspec.structs.replace(launch, **how))
+    engine, _ = load_model(launch)
     decode(engine, asked.batch, asked.context, 4)
     print("ready", flush=True)
     for _ in sys.stdin:
