@@ -133,11 +133,12 @@ def open_fleet(
 
 def _device(asked: str) -> str:
     """Every machine of a fleet computes on the same kind of device; `auto` is this one's."""
-    if asked != "auto":
+    if asked == "cpu":
         return asked
     from windlass.machine.gpus import this_machines_gpus
 
-    return "cuda" if this_machines_gpus() else "cpu"
+    gpus = this_machines_gpus()  # how many there are decides how ranks talk; says what is missing where they cannot be counted
+    return asked if asked != "auto" else "cuda" if gpus else "cpu"
 
 
 class Replanned:
