@@ -23,6 +23,8 @@ def run_rank(rank: int, world: int, folder: str, layouts: dict[str, dict[str, in
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
     expected = torch.load(Path(folder) / "expected.pt", weights_only=True)
     found = {label: one_layout(parallel, expected, name, changes) for label, parallel in layouts.items()}
+    if world == 2:
+        idle_experts(name, changes)
     (Path(folder) / f"{rank}.json").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
@@ -48,6 +50,16 @@ def one_layout(parallel: dict[str, int], expected: dict[str, Any], name: str, ch
         "validation_error": abs(trainer.validate() - expected["validation"]),
         "after": abs(trainer.step().loss - expected["after"]),
     }
+
+
+def idle_experts(name: str, changes: dict[str, Any]) -> None:
+    """No token goes to the second rank's experts: it takes part all the same, and nobody waits for it."""
+    trainer = trained({"ep": 2, "fsdp": 2}, name, changes)
+    for watch in trainer.watches:
+        watch.moe.correction[:3] += 100.0
+    reports = [trainer.step() for _ in range(2)]
+    assert all(load[3:] == [0, 0, 0] for report in reports for load in report.expert_load)
+    assert reports[1].loss < reports[0].loss + 0.1
 
 
 def trained(parallel: dict[str, int], name: str, changes: dict[str, Any]) -> Any:

@@ -22,7 +22,7 @@ def _after(section: ScheduleSection, step: int, num_steps: int) -> float:
         return 1.0
     first = section.warmup_steps
     if section.name == "wsd":
-        first = max(first, num_steps - (section.decay_steps or max(round(DECAY_PART * num_steps), 1)))
+        first = max(first, num_steps - 1 - (section.decay_steps or max(round(DECAY_PART * num_steps), 1)))
     gone = min(max((step - first) / max(num_steps - 1 - first, 1), 0.0), 1.0)
     left = (1 + cos(pi * gone)) / 2 if section.name == "cosine" else 1 - gone
     return section.final + (1 - section.final) * left

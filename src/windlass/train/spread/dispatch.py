@@ -42,12 +42,12 @@ class Dispatched(nn.Module):
         return total if add is None else total + add
 
     def _said(self, rows: Tensor, chosen: Tensor) -> Tensor:
-        """Every expert has a gradient in the end, of nought where no row came: all ranks do the same."""
+        """Where no row came, one of nought goes through and is dropped: every rank has a gradient for its experts, and all do the same."""
+        count = len(rows)
+        if not count:
+            rows, chosen = torch.cat((rows, rows.new_zeros(1, rows.shape[1]))), chosen.new_full((1,), self.first)
         ones = torch.ones(len(rows), 1, dtype=rows.dtype, device=rows.device)
-        said = self.inner(rows, chosen[:, None] - self.first, ones)
-        if len(rows):
-            return said
-        return said + 0 * sum(parameter.flatten()[0] for parameter in self.inner.parameters())
+        return self.inner(rows, chosen[:, None] - self.first, ones)[:count]
 
 
 def _exchange(rows: Tensor, out: list[int], back: list[int], group: Any) -> Tensor:
