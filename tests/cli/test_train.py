@@ -174,6 +174,28 @@ def test_a_signal_to_the_agent_stops_all(recipe: Path, tmp_path: Path) -> None:
     assert int(last(out)[0].removeprefix("step-")) == max(losses(out))
 
 
+@pytest.mark.multi
+def test_two_processes_of_which_one_is_killed(recipe: Path, whole: Path, tmp_path: Path) -> None:
+    """FSDP over two: the run starts again from its checkpoint by itself, and ends with the losses of one process."""
+    out = tmp_path / "run"
+    changes = {"parallel__fsdp": 2, "batch__micro_batch": 2, "schedule__steps": 12}
+    command = [*tiny_run.COMMAND, *words(recipe, out, "--nproc", "2", **changes)]
+    with (tmp_path / "said").open("wb") as said:
+        run = subprocess.Popen(command, env=tiny_run.ENVIRONMENT, stderr=said, stdout=said)
+        until = time.monotonic() + 90
+        while not (out / "checkpoints" / "step-00000005").exists() and run.poll() is None and time.monotonic() < until:
+            time.sleep(0.01)
+        children = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
+        assert len(children) == 2, (tmp_path / "said").read_text()
+        os.kill(int(children[1]), signal.SIGKILL)
+        assert run.wait(120) == 0, (tmp_path / "said").read_text()
+    manifest = json.loads((sorted((out / "checkpoints").glob("step-*"))[-1] / "manifest.json").read_text())
+    assert manifest["world_size"] == 2 and {"__0_0.distcp", "__1_0.distcp"} <= manifest["files"].keys()
+    ours, alone = losses(out), losses(whole)
+    assert ours.keys() == alone.keys()
+    assert all(abs(ours[step][0] - alone[step][0]) < 1e-4 for step in ours)
+
+
 # --- what comes out ---------------------------------------------------------------------------------------------------
 
 
@@ -192,6 +214,41 @@ def test_export_convert_run(whole: Path, tmp_path: Path, capfd: pytest.CaptureFi
     capfd.readouterr()
     assert windlass(["run", str(tmp_path / "int4"), "--prompt", "The", "--max-tokens", "8", "--temperature", "0"]) == 0
     assert "8 tokens" in capfd.readouterr().err
+
+
+LORA = """
+[model]
+path = "{base}"
+start = "weights"
+[data]
+sequence_length = 128
+sources = [{{ path = "{data}" }}]
+[batch]
+global_batch = 4
+micro_batch = 4
+[precision]
+compute = "fp32"
+[schedule]
+steps = 3
+[lora]
+rank = 4
+"""
+
+
+def test_adapters_on_packed_weights(recipe: Path, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An export, packed to int4, taught adapters, which are given out for PEFT; nothing to adapt is one line."""
+    assert windlass(["train", "export", str(whole), str(tmp_path / "hf")]) == 0
+    assert windlass(["convert", str(tmp_path / "hf"), str(tmp_path / "int4"), "--quant", "int4", "--group", "32"]) == 0
+    other = tmp_path / "lora.toml"
+    other.write_text(LORA.format(base=tmp_path / "int4", data=recipe.parent.parent / "out" / "tiny-cpu" / "tasks"))
+    assert windlass(["train", "run", str(other)]) == 0
+    capsys.readouterr()
+    assert windlass(["train", "export", str(tmp_path / "lora-run"), str(tmp_path / "adapter"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["num_tensors"] == 3 * 4 * 2
+    written = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert (written["r"], written["target_modules"]) == (4, ["k_proj", "o_proj", "q_proj", "v_proj"])
+    assert windlass(words(recipe, tmp_path / "run", "--json", lora__rank=4)) == 2
+    assert "there is nothing to adapt" in one_line(capsys)
 
 
 def test_what_cannot_be_exported(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

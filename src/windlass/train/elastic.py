@@ -87,6 +87,9 @@ def run_workers(arguments: list[str], num_workers: int, max_restarts: int, folde
         max_restarts=max_restarts,
         signals_to_handle="SIGHUP,SIGQUIT",  # the others are passed on to workers
     )
+    # One store for all attempts keeps the addresses of ranks that are gone, and those started again wait for them (torch 2.13,
+    # rendezvous.py `_create_c10d_store`); without sharing every attempt gets a store of its own.
+    os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     passer = _Passer(folder)
     before = {number: signal.signal(number, passer.pass_on) for number in ASKED_TO_STOP}
     try:
