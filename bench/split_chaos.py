@@ -51,6 +51,7 @@ class Disturber:
             self.kill_engine,
             self.stuck,
             self.two,
+            self.partition,
             self.early,
         ]
 
@@ -97,6 +98,13 @@ class Disturber:
         self._pause(2, 6)
         self._hosts.unhalt(number)
         self._hosts.shape(number, self._hosts.rate)
+
+    def partition(self, number: int) -> None:
+        """Two workers that the root reaches and that do not reach each other. Nobody is dead: it takes as long as a collective may."""
+        other = self._chance.choice([n for n in self._hosts.numbers if n not in (ROOT, number)])
+        self._hosts.part(number, other)
+        self._pause(5, 40)
+        self._hosts.rejoin(number, other)
 
     def restart(self, number: int) -> None:
         self._cluster.end_worker(number, self._chance.choice([signal.SIGTERM, signal.SIGINT, signal.SIGKILL]))

@@ -27,6 +27,7 @@ NAMES = re.compile(rf"{PREFIX}-(\d+)-\d+-\w+")
 NETWORK = "10.213.7"
 GIGABIT = "1gbit"
 SECONDS_TO_END = 5.0
+NOBODY = "02:00:00:00:00:99"
 HIDE = 'mount -t tmpfs none "$1" && shift && exec "$@"'
 CLONE_NEWNET = 0x40000000
 """linux/sched.h"""
@@ -122,6 +123,15 @@ class Hosts:
 
     def restore(self, number: int) -> None:
         self._in_bridge("ip", "link", "set", f"p{number}", "up")
+
+    def part(self, first: int, second: int) -> None:
+        """Two hosts that do not reach each other, and everybody else: each sends to where nobody listens."""
+        for number, other in ((first, second), (second, first)):
+            self._in(number, "ip", "neigh", "replace", self.address(other), "lladdr", NOBODY, "dev", "v", "nud", "permanent")
+
+    def rejoin(self, first: int, second: int) -> None:
+        for number, other in ((first, second), (second, first)):
+            self._in(number, "ip", "neigh", "del", self.address(other), "dev", "v")
 
     def counted(self, number: int) -> Counted:
         """From the bridge's end, which sees what the host sees and is there when the host is not."""

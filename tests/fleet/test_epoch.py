@@ -148,6 +148,13 @@ STORIES: dict[str, list[tuple[float, Event, list[Any]]]] = {
         (20 + SUSPECT_SECONDS, Tick(), ["moved"]),
         (25, Wanted(), [("begin", NAMES)]),
     ],
+    "an engine that lost others has not crashed when it ends for that": [
+        *RUNNING,
+        (20, EngineEnded(kind=LOST, words="rank 0 lost another"), []),
+        (20.1, EngineEnded(kind="", words="the process ended with status 1"), []),
+        (24.2, EngineEnded(kind="Stuck", words="no sign of life"), []),
+        (20 + SUSPECT_SECONDS, Tick(), ["moved"]),
+    ],
     "machines that cannot reach each other from the beginning are told of": [
         *RUNNING[:3],
         (20, ended("a", LOST), []),

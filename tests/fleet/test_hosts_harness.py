@@ -123,6 +123,19 @@ def test_a_cut_link_says_nothing_and_comes_back(hosts: Hosts) -> None:
         process.wait()
 
 
+def test_two_hosts_that_do_not_reach_each_other(hosts: Hosts) -> None:
+    hosts.part(2, 3)
+    try:
+        hearing, saying = talking(hosts, 2, 3)
+        assert saying.wait(10) != 0, "there is no way"
+        assert sent(hosts, 1, 2, 1000) < 5 and hearing.poll() is None
+    finally:
+        hosts.rejoin(2, 3)
+    hearing.kill()
+    hearing.wait()
+    assert sent(hosts, 2, 3, 1000) < 5
+
+
 def test_a_killed_host_is_silent_and_empty(hosts: Hosts) -> None:
     hearing, saying = talking(hosts, 1, 2)
     heard(hearing, "heard")

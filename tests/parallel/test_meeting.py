@@ -211,6 +211,17 @@ def test_a_rank_that_does_not_come_is_named(ranks: Ranks) -> None:
     assert "waited in vain for 1, 2" in str(ranks.join()[0])
 
 
+def test_a_rank_that_is_there_and_cannot_be_reached_is_not_waited_for(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mesh, "REACH_SECONDS", 0.5)
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        ranks.board.put("links/0", f"127.0.0.1:{nobody.getsockname()[1]}".encode())
+        began = time.monotonic()
+        ranks.start(1, 2, "127.0.0.1")
+        assert "rank 1 could not reach rank 0" in str(ranks.join()[1])
+    assert time.monotonic() - began < 10
+
+
 # --- the board
 
 

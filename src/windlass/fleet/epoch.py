@@ -253,6 +253,8 @@ def _engine_ended(state: State, event: EngineEnded, now: float) -> tuple[State, 
         return state, ()
     if event.kind == GROUP_LOST:
         return _suspicious(state, event.words, now), ()
+    if state.suspected is not None:  # it said that it lost others: that its process then ends, or is silent, says no more
+        return state, ()
     return _over(state, now, event.words, blameless=False)
 
 

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 MEETING_SECONDS = 120.0
 """For all ranks to come: they start Python and import torch first, perhaps all on one machine."""
+REACH_SECONDS = 15.0
+"""Whoever says where it listens does: the system answers for it, however busy it is. Where nobody answers for so long there is no way."""
 PROOF_SECONDS = 3.0
 """From being let in to having proved who one is."""
 MAX_STRANGERS = 64
@@ -100,12 +102,14 @@ def _listening(host: str) -> Iterator[tuple[socket.socket, str]]:
 def _dialled(where: str, proof: _Proof, until: float) -> socket.socket:
     """Tried again while nobody answers, or somebody hangs up: whoever listens may be flooded."""
     problem: Exception = TimeoutError("no time was left")
-    while (left := until - time.monotonic()) > 0:
+    reached = time.monotonic()
+    while (left := min(until, reached + REACH_SECONDS) - time.monotonic()) > 0:
         try:
             connection = _connected(where, min(left, PROOF_SECONDS))
         except OSError as error:
             problem = error
         else:
+            reached = time.monotonic()
             try:
                 _introduce(connection, proof)
                 return _prepared(connection)
