@@ -113,7 +113,7 @@ def main() -> int:
     parser.add_argument("--tiny", action="store_true", help="a small model, on the CPU where there is no GPU")
     parser.add_argument("--micro", default="4,8", help="sequences of a micro-batch, several tried in turn")
     parser.add_argument("--batch", type=int, default=32, help="sequences of a step")
-    parser.add_argument("--compile", default="on", help="on, off, or both: on,off")
+    parser.add_argument("--compile", help="on, off, or both: on,off; on by default, off with --tiny")
     parser.add_argument("--attention", default="cudnn", help="cudnn, flash, auto")
     parser.add_argument("--recompute", default="none", help="none, selective, full")
     parser.add_argument("--steps", type=int, default=6, help="that are timed, after two that are not")
@@ -137,6 +137,7 @@ class Bench:
         self.hardware = resolve_hardware("1xH200")
         if asked.tiny:
             asked.micro, asked.batch, asked.steps, asked.attention = "1,2", 4, 2, "auto"
+        asked.compile = asked.compile or ("off" if asked.tiny else "on")
         self._tell()
 
     def _tell(self) -> None:
