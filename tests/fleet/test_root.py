@@ -212,8 +212,9 @@ def test_requests_go_on_through_whatever_happens(
                 assert await found.until_line("gave no sign of life", len(found.lines) - 1) - stopped < 5.5
                 assert await asyncio.gather(*tasks) == alone[0]
                 assert found.logprobs == pytest.approx(alone[1], abs=1e-4)
-                states = {node.name: node.state for node in found.client.nodes}
-                assert states == {"root": "running", name: "running"}
+                await found.until(
+                    lambda: {node.name: node.state for node in found.client.nodes} == {"root": "running", name: "running"}
+                )
             finally:
                 back.close()
         assert not back.ranks()

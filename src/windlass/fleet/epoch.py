@@ -188,7 +188,7 @@ def _looked(state: State, now: float) -> tuple[State, tuple[Action, ...]]:
         return state, ()
     if state.suspected is not None:
         return _unexplained(state, now) if now - state.suspected >= SUSPECT_SECONDS else (state, ())
-    back = [worker.name for worker in state.workers if worker.name not in state.members and _is_steady(worker, now)]
+    back = [worker.name for worker in state.workers if worker.name not in state.members and _is_worth_it(state, worker, now)]
     if back:
         return _over(state, now, f"{_listed(back)} {'is' if len(back) == 1 else 'are'} back")
     if state.phase == "running" and now - state.since >= FORGIVEN_SECONDS:
@@ -225,6 +225,13 @@ def _may_begin(state: State, worker: Worker, now: float) -> bool:
 
 def _is_steady(worker: Worker, now: float) -> bool:
     return worker.is_here and now - worker.since >= STEADY_SECONDS and now >= worker.not_before
+
+
+def _is_worth_it(state: State, worker: Worker, now: float) -> bool:
+    """To begin anew with it. One that failed again and again waits till the others have run for as long as it is left out: they get somewhere."""
+    if not _is_steady(worker, now) or worker.failures <= 1:
+        return _is_steady(worker, now)
+    return state.phase == "running" and now - state.since >= pause_seconds(worker.failures)
 
 
 def _gone(state: State, event: Gone, now: float) -> tuple[State, tuple[Action, ...]]:
