@@ -73,6 +73,22 @@ def test_mixer(tiny: Any, step: Any, name: str) -> None:
     check(lambda: mixer(x, step, None, residual), [x, residual, *mixer.parameters()])
 
 
+@pytest.mark.parametrize("name", ["deepseek_v3+groups", "deepseek_v3-full_query", "glm4_moe_lite"])
+def test_learning_latents_are_those_that_serve(tiny: Any, step: Any, name: str) -> None:
+    """Taken up to every head, or asked in the latent: the same attention, whether its weights learn or something before them."""
+    pair = tiny.pair(name)
+    learning = parts(tiny, name, 0).mixer
+    frozen = Decoder(pair.ours.spec, DictWeights(pair.ours.spec, rules(pair.ours.spec), pair.state, dtype=torch.float64)).layers[
+        0
+    ]
+    x = rows(14, pair.ours.spec.hidden_size)
+    with torch.no_grad():
+        expected = learning(x, step, None)
+    assert expected.abs().max() > 0.1
+    torch.testing.assert_close(learning(x, step, None), expected, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(frozen.mixer(x, step, None), expected, rtol=1e-10, atol=1e-12)
+
+
 @pytest.mark.parametrize(("name", "layer"), FEED_FORWARDS.values(), ids=FEED_FORWARDS.keys())
 def test_feed_forward(tiny: Any, name: str, layer: int) -> None:
     feed_forward = parts(tiny, name, layer).feed_forward

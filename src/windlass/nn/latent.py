@@ -16,7 +16,8 @@ from windlass.core.ports import Weights
 from windlass.kernels.attention import attention
 from windlass.kernels.heads import heads_matmul
 from windlass.kernels.latent import join_latent
-from windlass.kernels.rotary import attention_temperature
+from windlass.kernels.linear import plain_product
+from windlass.kernels.rotary import attention_temperature, rotate
 from windlass.kernels.step import Cache, Step, latent_cache
 from windlass.nn.linear import Linear, held
 from windlass.nn.norm import Norm
@@ -55,6 +56,8 @@ class LatentAttention(nn.Module):
         self.o = Linear(weights, f"{name}.o", biased=shard.adds)
 
     def forward(self, x: Tensor, step: Step, cache: Cache | None, add: Tensor | None = None) -> Tensor:
+        if cache is None and torch.is_grad_enabled() and x.requires_grad:
+            return self._learned(x, step, add)
         rows, shape = x.shape[0], self.shape
         up_keys, up_values = self.up()
         q = self.q(x).view(rows, shape.num_heads, shape.nope_head_dim + shape.rope_head_dim)
@@ -73,6 +76,18 @@ class LatentAttention(nn.Module):
         mixed = attention(queries, keys, keys[..., : shape.kv_lora_rank], step, cache, scale=self.scale)
         values = heads_matmul(mixed.view(rows, shape.num_heads, shape.kv_lora_rank), up_values)
         return self.o(values.view(rows, shape.num_heads * shape.v_head_dim), add)
+
+    def _learned(self, x: Tensor, step: Step, add: Tensor | None) -> Tensor:
+        """Nothing is cached, so every token is taken up to its heads once: narrower products than with the latent, which fused kernels take."""
+        rows, shape, table, turned_by_pairs = x.shape[0], self.shape, self.rotary.table, self.rotary.interleaved
+        q = self.q(x).view(rows, shape.num_heads, shape.nope_head_dim + shape.rope_head_dim)
+        latent, shared = self.kv(x).split((shape.kv_lora_rank, shape.rope_head_dim), -1)
+        keys, values = self.up.keys_and_values(self.kv_norm(latent))
+        turned_q = rotate(q[..., shape.nope_head_dim :], table, step.positions, turned_by_pairs)
+        turned_k = rotate(shared[:, None], table, step.positions, turned_by_pairs).expand(-1, shape.num_heads, -1)
+        queries = torch.cat((q[..., : shape.nope_head_dim], turned_q), dim=-1)
+        mixed = attention(queries, torch.cat((keys, turned_k), dim=-1), values, step, None, scale=self.scale)
+        return self.o(mixed, add)
 
     def make_cache(self, num_blocks: int, dtype: torch.dtype, device: str) -> Cache:
         return latent_cache(num_blocks, self.shape.kv_lora_rank, self.shape.rope_head_dim, dtype, device)
@@ -95,6 +110,17 @@ class Up(nn.Module):
         if self.weight is None:
             return self.keys, self.values
         return self._sides(self.weight)
+
+    def keys_and_values(self, latent: Tensor) -> tuple[Tensor, Tensor]:
+        """latent [rows, latent] -> [rows, heads, nope] and [rows, heads, value dim]."""
+        if self.weight is None:
+            up_keys, up_values = self()
+            return torch.einsum("rl,hnl->rhn", latent, up_keys.to(latent.dtype)), torch.einsum(
+                "rl,hlv->rhv", latent, up_values.to(latent.dtype)
+            )
+        both = plain_product(latent, self.weight, None).unflatten(1, (self.shape.num_heads, -1))
+        keys, values = both.split((self.shape.nope_head_dim, self.shape.v_head_dim), -1)
+        return keys, values
 
     def _sides(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         keys, values = weight.unflatten(0, (self.shape.num_heads, -1)).split((self.shape.nope_head_dim, self.shape.v_head_dim), 1)
