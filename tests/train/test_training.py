@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,15 +10,20 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-if str(Path(__file__).parent) not in sys.path:
-    sys.path.insert(0, str(Path(__file__).parent))
+for folder in (Path(__file__).parent, Path(__file__).parents[1] / "nn"):
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
 
-from made import NAMES, Counting, recipe, tiny  # noqa: E402
+from made import FOLDER, NAMES, Counting, recipe, tiny  # noqa: E402
+from split_files import converted  # noqa: E402
 
+from windlass.core.scheme import scheme  # noqa: E402
 from windlass.errors import BadInput, Impossible  # noqa: E402
+from windlass.nn import Decoder  # noqa: E402
 from windlass.train.build import build_trainer  # noqa: E402
 from windlass.train.documents import after_next, step_of  # noqa: E402
 from windlass.train.step import on_device, prepare  # noqa: E402
+from windlass.weights import CheckpointWeights, open_model  # noqa: E402
 
 pytestmark = pytest.mark.cpu
 
@@ -42,9 +48,9 @@ def losses(made: Any, count: int) -> list[float]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_family_learns(name: str) -> None:
-    made = trainer(name)
+    made = trainer(name, optimizer={"lr": 2e-2}, schedule={"steps": 10}, validation={"samples": 8})
     first = made.validate()
-    assert losses(made, 20)[0] == pytest.approx(first, abs=0.2)
+    assert losses(made, 10)[0] == pytest.approx(first, abs=0.2)
     assert made.validate() < 0.85 * first
 
 
@@ -218,6 +224,22 @@ def _fill(into: dict[str, Any], source: dict[str, Any]) -> None:
 def test_what_cannot_be_trained_is_said(sections: dict[str, Any], words: str) -> None:
     with pytest.raises(BadInput, match=words):
         trainer(**sections)
+
+
+def test_going_on_from_published_weights(tmp_path: Path) -> None:
+    """The first loss is that of the checkpoint, and what learns is its numbers, stacked as the decoder has them."""
+    config = json.loads((FOLDER / "glm4_moe.json").read_text())
+    converted(config, tmp_path, scheme("int8", 32))
+    opened = open_model(tmp_path / "source")
+    data = Counting(opened.spec.vocab_size)
+    made = build_trainer(recipe(), opened.spec, opened.rules, data, opened=opened)
+    plain = Decoder(opened.spec, CheckpointWeights(opened, dtype=torch.float32, keep_quantized=False), 16)
+    batch = data.batch(0, 4)
+    with torch.no_grad():
+        hidden = plain.forward_hidden(step_of(batch))
+        expected = torch.nn.functional.cross_entropy(plain.logits(hidden), batch.targets.flatten())
+    assert made.step().loss == pytest.approx(float(expected), abs=1e-4)
+    opened.store.close()
 
 
 def test_skipped_samples_are_remembered() -> None:
