@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from itertools import pairwise
 from typing import Any
 
@@ -19,6 +20,9 @@ HALF_A_SCALE = 2 ** (1 / 6) / 254
 
 
 def rank_of_links(rank: int, folder: str, layout: Layout, way: Way) -> None:
+    """Odd ranks compute as an older machine would: bits must not depend on it."""
+    if rank % 2:
+        os.environ["WINDLASS_ISA"] = "plain"
     groups = joined(rank, folder, layout, way)
     if layout.pp > 1:
         check_passed_logits(groups.pp)
