@@ -13,6 +13,7 @@ ScheduleName = Literal["constant", "cosine", "wsd", "linear"]
 OptimizerName = Literal["adamw", "muon", "sgd"]
 EngineName = Literal["torch", "deepspeed"]
 LoraTarget = Literal["attention", "feed_forward", "experts"]
+LoraBase = Literal["bf16", "int8", "int4"]
 
 
 class Optimizer(Frozen):
@@ -70,6 +71,8 @@ class Lora(Frozen):
     """What adapters say is multiplied with alpha / rank."""
     targets: tuple[LoraTarget, ...] = ("attention",)
     """`feed_forward` means dense and shared ones."""
+    base: LoraBase = "bf16"
+    """How the frozen weights are held, for planning; a run takes them as the model's files have them."""
 
 
 class Validation(Frozen):

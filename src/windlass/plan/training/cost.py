@@ -109,7 +109,8 @@ def kernels(operations: Iterable[Operation], job: Job, machine: Machine, *, repe
     for operation in operations:
         where = "memory" if operation.kind is Kind.MEMORY else "compute"
         ahead = sum(machine.seconds(work, _rate(operation, machine, True)) for work in operation.forward)
-        back = [machine.seconds(work, _rate(operation, machine, False)) for work in operation.backward]
+        going_back = operation.backward[:1] if _is_frozen(operation, job) else operation.backward
+        back = [machine.seconds(work, _rate(operation, machine, False)) for work in going_back]
         sums[f"forward_{where}"] += ahead
         sums[f"backward_{where}"] += sum(back)
         if repeats and _again(operation, job):
@@ -119,6 +120,11 @@ def kernels(operations: Iterable[Operation], job: Job, machine: Machine, *, repe
         if operation.core or operation.kind in (Kind.FLASH, Kind.PRODUCT):
             sums["core"] += ahead
     return Kernels(**sums)
+
+
+def _is_frozen(operation: Operation, job: Job) -> bool:
+    """Of weights that do not learn only the input's gradient is computed; what adapters compute is too little to count."""
+    return job.lora.rank is not None and operation.kind is Kind.MATMUL
 
 
 def _rate(operation: Operation, machine: Machine, forward: bool) -> float:

@@ -13,7 +13,7 @@ from windlass.core.recipe import (
     Recompute,
     Schedule,
 )
-from windlass.core.recipe_sections import OptimizerName
+from windlass.core.recipe_sections import Lora, OptimizerName
 
 
 class Job(Frozen):
@@ -39,6 +39,8 @@ class Job(Frozen):
     """Gradients of micro-batches are added up by passes of their own, not by the products that make them."""
     next_token: bool = False
     """The multi-token-prediction layer is trained too."""
+    lora: Lora = Lora()
+    """With a rank, adapters learn and everything else is frozen."""
 
     @property
     def num_micro_batches(self) -> int:

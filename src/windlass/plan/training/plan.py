@@ -22,6 +22,7 @@ from windlass.plan.training.rates import SECONDS_PER_DAY, Rates, flops_per_token
 from windlass.plan.training.reasons import explain
 from windlass.plan.training.remedy import Case, remedies
 from windlass.plan.training.search import Breadth, Candidate, Found, search_jobs
+from windlass.plan.training.states import adapter_elements
 from windlass.plan.training.time import StepTime
 from windlass.units import format_bytes
 
@@ -192,6 +193,13 @@ def _run(asked: Asked, job: Job, step_seconds: float, saved: CheckpointPlan, cou
     )
 
 
+def _learning(asked: Asked, job: Job, counted: ParameterCount) -> int:
+    """Parameters that a checkpoint holds: what is frozen lies elsewhere."""
+    if job.lora.rank is not None:
+        return sum(adapter_elements(rule, job.lora) * rule.copies for rule in asked.rules)
+    return counted.checkpoint if job.next_token else counted.total
+
+
 def _tokens(recipe: Recipe, job: Job, counted: ParameterCount) -> int:
     """Steps that the recipe names count before tokens, as they do when it is run."""
     if recipe.schedule.steps is not None:
@@ -208,7 +216,7 @@ def _rates(asked: Asked, job: Job, step_seconds: float) -> Rates | None:
 
 
 def _checkpoints(asked: Asked, job: Job, counted: ParameterCount) -> CheckpointPlan:
-    size = checkpoint_bytes(counted.checkpoint if job.next_token else counted.total, job)
+    size = checkpoint_bytes(_learning(asked, job, counted), job)
     return plan_checkpoints(size, asked.hardware, asked.recipe.checkpoint)
 
 

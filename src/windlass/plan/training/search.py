@@ -138,6 +138,7 @@ def job_basis(recipe: Recipe, sequence_tokens: int, global_batch: int) -> Job:
         dispatch=recipe.parallel.dispatch,
         accumulates_apart=recipe.run.engine == "torch",
         next_token=recipe.model.mtp,
+        lora=recipe.lora,
     )
 
 

@@ -13,8 +13,9 @@ import msgspec
 from windlass.core.model import Frozen, ModelSpec
 from windlass.core.place import WHOLE
 from windlass.core.recipe import Compute, GradientType
-from windlass.core.recipe_sections import OptimizerName
+from windlass.core.recipe_sections import Lora, OptimizerName
 from windlass.core.rule import AxisName, Part, Role, Rule
+from windlass.core.scheme import scheme
 from windlass.plan.training.job import Job
 from windlass.plan.training.stages import Stage
 
@@ -56,12 +57,14 @@ def spread_bytes(each: ParameterBytes, zero: int, ranks: int) -> ParameterBytes:
 
 
 class Elements(Frozen):
-    """Parameters on one rank of a stage, before ZeRO."""
+    """Parameters that learn on one rank of a stage, before ZeRO."""
 
     dense: float
     experts: float
     matrices: float
     """The part of `dense` and `experts` that is layers' matrices: what the formulas of papers count (12 h^2 L)."""
+    frozen_bytes: float = 0.0
+    """Of weights that do not learn, beside adapters that do. Every rank holds all of its stage's."""
 
     @property
     def total(self) -> float:
@@ -69,19 +72,37 @@ class Elements(Frozen):
 
 
 def stage_elements(spec: ModelSpec, rules: tuple[Rule, ...], job: Job, stage: Stage) -> Elements:
-    dense = experts = matrices = 0.0
+    dense = experts = matrices = frozen_bytes = 0.0
     for rule in rules:
         held = _held(spec, rule, stage, job)
         if not held:
             continue
         elements = held * _local_elements(rule, job)
+        if job.lora.rank is not None:
+            frozen_bytes += elements * _frozen_bytes(rule, job.lora)
+            elements *= adapter_elements(rule, job.lora) / rule.elements
         if rule.num_experts:
             experts += elements
         else:
             dense += elements
         if rule.role is Role.MATRIX:
             matrices += elements
-    return Elements(dense=dense, experts=experts, matrices=matrices)
+    return Elements(dense=dense, experts=experts, matrices=matrices, frozen_bytes=frozen_bytes)
+
+
+def adapter_elements(rule: Rule, lora: Lora) -> int:
+    """Of the two thin matrices beside one of ours (arXiv 2106.09685, 4.1); 0 where none is asked for."""
+    if rule.role is not Role.MATRIX or rule.part is Part.NEXT_TOKEN or rule.ours.endswith("router.weight"):
+        return 0
+    target = "experts" if rule.num_experts else "attention" if ".mixer." in rule.ours else "feed_forward"
+    return (lora.rank or 0) * sum(rule.shape) if target in lora.targets else 0
+
+
+def _frozen_bytes(rule: Rule, lora: Lora) -> float:
+    """A number of a matrix as conversion stores it, groups of 128 and their scale; everything else in 16 bits."""
+    how = scheme(lora.base)
+    stored = how.stored(rule.keep, rule.shape[-1], is_head=rule.role is Role.HEAD) if len(rule.shape) == 2 else None
+    return 2.0 if stored is None or stored.bits >= 16 else stored.matrix_bytes(*rule.shape) / rule.elements
 
 
 def _held(spec: ModelSpec, rule: Rule, stage: Stage, job: Job) -> int:
@@ -151,7 +172,8 @@ def states_of(elements: Elements, job: Job, copies: int = 1) -> StateBytes:
     weights = copies * (elements.dense * dense.weights + elements.experts * expert.weights)
     gradients = elements.dense * dense.gradients + elements.experts * expert.gradients
     optimizer = elements.dense * dense.optimizer + elements.experts * expert.optimizer
-    return _offloaded(StateBytes(weights=weights, gradients=gradients, optimizer=optimizer), job)
+    learning = _offloaded(StateBytes(weights=weights, gradients=gradients, optimizer=optimizer), job)
+    return msgspec.structs.replace(learning, weights=learning.weights + elements.frozen_bytes)
 
 
 def _gathered(states: StateBytes, elements: Elements, job: Job, stage: Stage) -> StateBytes:
