@@ -205,8 +205,13 @@ def _trainer(recipe: Recipe, path: Path, model: Model) -> Any:
         )
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     opened = open_model(model.weights) if model.weights is not None else None
+    given: dict[str, Any] = {"held_out": held_out, "opened": opened, "device": device}
     try:
-        return build_trainer(recipe, spec, model.resolved.rules, batches, held_out=held_out, opened=opened, device=device)
+        if recipe.run.engine == "deepspeed":
+            from windlass.train.deepspeed_engine import build_deepspeed
+
+            return build_deepspeed(recipe, spec, model.resolved.rules, batches, base=base, **given)
+        return build_trainer(recipe, spec, model.resolved.rules, batches, **given)
     finally:
         if opened is not None:
             opened.store.close()

@@ -60,7 +60,6 @@ def build_deepspeed(
     held_out: Any = None,
     opened: Opened | None = None,
     device: torch.device | str = "cpu",
-    nvme: Path | None = None,
 ) -> DeepspeedTrainer:
     """`base`: the recipe's folder. Called by all ranks together; makes the group of one where there is no other."""
     check_recipe(recipe)
@@ -84,15 +83,15 @@ def build_deepspeed(
     parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     groups = decay_groups(parameters, slabs, recipe.optimizer.weight_decay)
     section = recipe.optimizer
-    # DeepSpeed takes a step on gradients of nought to make the states; with a rate it would let weights decay.
+    # Versions that take a step on gradients of nought to make the states must not let weights decay by it.
     optimizer = torch.optim.AdamW(groups, lr=0.0, betas=section.betas, eps=section.eps, foreach=False)
-    config = deepspeed_config(
-        recipe, base, global_batch=settings.global_batch, micro_batch=settings.micro_batch, dp_size=ranks.dp_size, nvme=nvme
-    )
+    batch = {"global_batch": settings.global_batch, "micro_batch": settings.micro_batch, "dp_size": ranks.dp_size}
+    config = deepspeed_config(recipe, base, **batch)
     told = Told(model)
     if config["zero_optimization"]["stage"] == 3:
         told.name_external(deepspeed)
     engine, _, _, _ = deepspeed.initialize(model=told, optimizer=optimizer, config=config)
+    _make_states(engine.optimizer)
     flops = flops_per_token(spec, rules, batches.sequence_length, next_token=recipe.model.mtp)
     return DeepspeedTrainer(engine, model, parameters, slabs, batches, settings, ranks, held_out, flops)
 
@@ -112,6 +111,19 @@ def _join_alone() -> None:
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     os.environ.setdefault("LOCAL_RANK", "0")
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+
+
+def _make_states(zero: Any) -> None:
+    """AdamW's, before its first step, so that a checkpoint has somewhere to go; and the views by which DeepSpeed finds them, which it would
+    make after that step (stage_1_and_2.py)."""
+    flat = getattr(zero, "single_partition_of_fp32_groups", None) or zero.fp32_partitioned_groups_flat
+    for held in flat:
+        if not zero.optimizer.state.get(held):
+            moments = {kind: torch.zeros_like(held) for kind in MOMENTS}
+            zero.optimizer.state[held] = {"step": torch.tensor(0.0), **moments}
+    if hasattr(zero, "_lazy_init_hp_params_optimizer_state"):
+        zero._hp_optimizer_states_linked = False
+        zero._lazy_init_hp_params_optimizer_state()
 
 
 class Told(nn.Module):
@@ -172,7 +184,6 @@ class DeepspeedTrainer:
         for group in self.engine.optimizer.param_groups:
             group["lr"] = lr
         self._start()
-        self._set_steps(self.progress.step)  # that first step of DeepSpeed's is counted, too
         entropy, ahead = self._learn(first)
         norm = self.engine.get_global_grad_norm()
         norm = float("nan") if norm is None else float(norm)
@@ -249,8 +260,7 @@ class DeepspeedTrainer:
         for name, parameter in self.parameters.items():
             self._put(model, name, safe_get_full_fp32_param(parameter))
             for kind in MOMENTS:
-                held = safe_get_full_optimizer_state(parameter, kind) if self.progress.step else None
-                self._put(optimizer[kind], name, torch.zeros(self.slabs[name].shape) if held is None else held)
+                self._put(optimizer[kind], name, safe_get_full_optimizer_state(parameter, kind))
         for name, buffer in self.model.named_buffers():
             if name in self.slabs:
                 self._put(model, name, buffer)
