@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import socket
+import stat
 import struct
 import sys
 from collections.abc import Generator
@@ -46,8 +47,9 @@ def _listeners(host: str) -> dict[int, int]:
     with suppress(FileNotFoundError):
         for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - numbers, not paths
             with suppress(OSError):
-                if _listens(int(name), host):
-                    found[os.fstat(int(name)).st_ino] = int(name)
+                state = os.fstat(int(name))
+                if stat.S_ISSOCK(state.st_mode) and _listens(int(name), host):
+                    found[state.st_ino] = int(name)
     return found
 
 
