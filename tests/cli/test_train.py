@@ -97,12 +97,12 @@ def test_what_a_run_leaves(whole: Path) -> None:
 
 
 def test_a_loss_that_falls(recipe: Path, tmp_path: Path) -> None:
-    """The shipped recipe, half of its steps: an untrained model says ln 512 = 6.24."""
-    assert windlass(["train", "run", str(recipe), "--out", str(tmp_path / "run"), "--set", "schedule.steps=100"]) == 0
+    """The shipped recipe, 80 of its steps: an untrained model says ln 512 = 6.24."""
+    assert windlass(["train", "run", str(recipe), "--out", str(tmp_path / "run"), "--set", "schedule.steps=80"]) == 0
     samples, events = read_samples(tmp_path / "run" / "log.jsonl")
     assert samples[0]["loss"] > 6.0
-    assert sum(sample["loss"] for sample in samples[-10:]) / 10 < 3.9
-    assert [event["loss"] for event in events if event["event"] == "validation"][-1] < 4.3
+    assert sum(sample["loss"] for sample in samples[-10:]) / 10 < 4.1
+    assert [event["loss"] for event in events if event["event"] == "validation"][-1] < 4.5
 
 
 # --- stopped and resumed ----------------------------------------------------------------------------------------------
@@ -140,24 +140,6 @@ def test_a_signal_saves_and_stops_and_a_resume_is_bit_identical(
 def test_a_folder_with_checkpoints_is_not_begun_anew(recipe: Path, whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert windlass(words(recipe, whole)) == 2
     assert "has checkpoints already; go on with --resume" in one_line(capsys)
-
-
-def test_a_killed_process_is_started_again(recipe: Path, whole: Path, tmp_path: Path) -> None:
-    """Under torchrun's agent: the worker is killed after its second checkpoint, and all ends as if it had not been."""
-    out = tmp_path / "run"
-    command = [*tiny_run.COMMAND, *words(recipe, out, "--max-restarts", "2")]
-    with (tmp_path / "said").open("wb") as said:
-        run = subprocess.Popen(command, env=tiny_run.ENVIRONMENT, stderr=said, stdout=said)
-        until = time.monotonic() + 90
-        while not (out / "checkpoints" / "step-00000005").exists() and run.poll() is None and time.monotonic() < until:
-            time.sleep(0.01)
-        children = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
-        assert len(children) == 1
-        os.kill(int(children[0]), signal.SIGKILL)
-        assert run.wait(90) == 0, (tmp_path / "said").read_text()
-    assert_same(out, whole)
-    notes = [event["text"] for event in read_samples(out / "log.jsonl")[1] if event["event"] == "note"]
-    assert any(note.startswith("goes on after step ") for note in notes)
 
 
 def test_a_signal_to_the_agent_stops_all(recipe: Path, tmp_path: Path) -> None:
@@ -256,6 +238,13 @@ def test_what_cannot_be_exported(whole: Path, tmp_path: Path, capsys: pytest.Cap
     assert "has no checkpoint" in one_line(capsys)
     assert windlass(["train", "export", str(tmp_path / "no"), str(tmp_path / "out")]) == 2
     assert "is no folder" in one_line(capsys)
+    shutil.copytree(whole / "checkpoints", tmp_path / "damaged")
+    (part,) = (tmp_path / "damaged" / "step-00000012").glob("*.distcp")
+    content = bytearray(part.read_bytes())
+    content[len(content) // 2] ^= 1
+    part.write_bytes(content)
+    assert windlass(["train", "export", str(part.parent), str(tmp_path / "out")]) == 2
+    assert "is damaged: its checksum is not the manifest's" in one_line(capsys)
     assert windlass(["train", "export", str(whole), str(tmp_path / "out"), "--dtype", "fp8"]) == 2
     assert "--dtype is bf16, fp16, fp32, not 'fp8'" in one_line(capsys)
 
@@ -286,6 +275,7 @@ def one_line(capsys: pytest.CaptureFixture[str]) -> str:
     ("changes", "message"),
     [
         ({"schedule__stepz": 3}, "unknown key in"),
+        ({"model__config__hidden_size": -1}, "hidden_size"),
         ({"parallel__pp": 3}, "1 devices cannot be arranged as"),
         ({"batch__global_batch": 5}, "a batch of 5 sequences cannot be cut"),
         ({"data__sequence_length": 100_000}, "sequence"),

@@ -142,6 +142,16 @@ def test_another_model_is_refused_in_one_line(run: Checkpoints) -> None:
     other.close()
 
 
+def test_other_data_is_told_of(run: Checkpoints, said: list[str]) -> None:
+    run.identity = Identity(model="made up", spec="1", data="first")
+    run.save(1, state(1.0), wait=True)
+    run.load(state(0.0))
+    assert said == []
+    run.identity = Identity(model="made up", spec="1", data="second")
+    run.load(state(0.0))
+    assert said == ["the data is not what the checkpoint was trained on: its sample numbers mean other samples now"]
+
+
 def test_nothing_to_go_on_from(run: Checkpoints) -> None:
     with pytest.raises(BadInput, match="has no checkpoint to go on from"):
         run.load(state(0.0))

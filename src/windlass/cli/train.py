@@ -10,9 +10,9 @@ from windlass.cli import train_data
 
 EXAMPLES = """Examples:
 
-windlass train run recipes/tiny-glm-cpu.toml
+windlass train run recipes/tiny-glm-moe-cpu.toml
 
-windlass train run recipes/tiny-glm-cpu.toml --resume --set schedule.steps=400 --set optimizer.lr=1e-3
+windlass train run recipes/tiny-glm-moe-cpu.toml --resume --set schedule.steps=400 --set optimizer.lr=1e-3
 
 windlass train run recipes/tiny-glm-1xH200.toml --nproc 2 --max-restarts 3"""
 

@@ -16,12 +16,13 @@ from windlass.units import format_bytes, parse_bytes
 
 def run_export(checkpoint: Path, out: Path, *, tokenizer: Path | None, dtype: str, max_shard: str, as_json: bool) -> int:
     from windlass.families import describe, rules
-    from windlass.train.checkpoint.manifest import read_manifest
+    from windlass.train.checkpoint.manifest import check_files, read_manifest
     from windlass.train.checkpoint.tensors import CheckpointTensors
     from windlass.train.export import export_model
 
     folder = _step_folder(checkpoint)
     manifest = read_manifest(folder)
+    check_files(folder, manifest, manifest.files)
     identity = manifest.identity
     spec = describe(identity.config, identity.model, where=f"{folder}: config")
     tensors = CheckpointTensors(folder)

@@ -181,16 +181,18 @@ def _set(table: dict[str, Any], setting: str) -> None:
     import tomllib
 
     key, sign, text = setting.partition("=")
-    section, dot, name = key.strip().partition(".")
-    if not (sign and dot and name):
+    *sections, name = (part.strip() for part in key.split("."))
+    if not (sign and sections and name and all(sections)):
         raise BadInput(f"--set {setting}: write it as section.key=value, for example optimizer.lr=1e-4")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text.strip()
-    held = table.setdefault(section, {})
-    if not isinstance(held, dict):
-        raise BadInput(f"--set {setting}: {section} is not a section")
+    held: Any = table
+    for section in sections:
+        held = held.setdefault(section, {})
+        if not isinstance(held, dict):
+            raise BadInput(f"--set {setting}: {section} is not a section")
     held[name] = value
 
 

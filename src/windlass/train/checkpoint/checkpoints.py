@@ -117,6 +117,8 @@ class Checkpoints:
                 self._say(f"the checkpoint of step {candidate} is left out: {error}")
                 continue
             load_into(into, self.path(candidate), self._ranks)
+            if read_manifest(self.path(candidate)).identity.data not in ("", self.identity.data):
+                self._say("the data is not what the checkpoint was trained on: its sample numbers mean other samples now")
             return candidate
         where = f"of step {step} " if step is not None else ""
         raise BadInput(f"{self.folder} has no checkpoint {where}to go on from; leave --resume out to begin anew")
