@@ -97,12 +97,12 @@ def test_what_a_run_leaves(whole: Path) -> None:
 
 
 def test_a_loss_that_falls(recipe: Path, tmp_path: Path) -> None:
-    """The shipped recipe, 80 of its steps: an untrained model says ln 512 = 6.24."""
-    assert windlass(["train", "run", str(recipe), "--out", str(tmp_path / "run"), "--set", "schedule.steps=80"]) == 0
+    """The shipped recipe, 60 of its steps, on sentences of 1.7 nats a token: an untrained model says ln 512 = 6.24."""
+    assert windlass(["train", "run", str(recipe), "--out", str(tmp_path / "run"), "--set", "schedule.steps=60"]) == 0
     samples, events = read_samples(tmp_path / "run" / "log.jsonl")
     assert samples[0]["loss"] > 6.0
-    assert sum(sample["loss"] for sample in samples[-10:]) / 10 < 4.1
-    assert [event["loss"] for event in events if event["event"] == "validation"][-1] < 4.5
+    assert sum(sample["loss"] for sample in samples[-10:]) / 10 < 2.1
+    assert [event["loss"] for event in events if event["event"] == "validation"][-1] < 2.2
 
 
 # --- stopped and resumed ----------------------------------------------------------------------------------------------
