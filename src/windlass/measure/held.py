@@ -12,11 +12,9 @@ from windlass.kernels.panels import Panels
 from windlass.kernels.triton.rows import Rows
 from windlass.measure.work import WeightBytes
 from windlass.nn.decoder import Decoder
-from windlass.nn.moe import MixtureOfExperts
+from windlass.nn.moe import Experts, MixtureOfExperts
 
 Held = Tensor | Panels | Rows | Tiles
-
-EXPERT_PARTS = ("gate_up", "down", "gate_up_bias", "down_bias")
 
 
 def weight_bytes(decoder: Decoder) -> WeightBytes:
@@ -38,8 +36,10 @@ def _held(module: nn.Module) -> Iterator[tuple[str, Held]]:
 
 
 def _kind(decoder: Decoder, module: nn.Module, name: str, held: Held) -> str:
-    if isinstance(module, MixtureOfExperts) and name in EXPERT_PARTS:
+    if isinstance(module, Experts):
         return "experts"
+    if isinstance(module, MixtureOfExperts):  # the router's correction
+        return "always"
     if module is decoder and name in ("table", "position_table") and held is not decoder.head:
         return "lookup"
     return "lookup" if name in module._buffers else "always"  # tables of angles and slopes: a row a token
