@@ -92,7 +92,7 @@ def asked(cluster: Cluster, tokens: int) -> Answer:
 def run(count: int, width: int, layers: int, syncs: list[str], rate: str, folder: Path) -> list[Row]:
     model = make(folder / f"model-{width}-{layers}", wide(width, layers))
     rows: list[Row] = []
-    with Hosts(count, rate) as hosts:
+    with Hosts(count, rate, cut_packets=True) as hosts:
         cluster = Cluster(hosts, folder, model)
         for number in hosts.numbers:
             if number != ROOT:

@@ -64,11 +64,13 @@ class Hosts:
 
     _made = 0
 
-    def __init__(self, count: int, rate: str = GIGABIT) -> None:
+    def __init__(self, count: int, rate: str = GIGABIT, cut_packets: bool = False) -> None:
+        """`cut_packets`: to Ethernet's size where they are sent, as a card does; between namespaces the system need not, and a packet that
+        is many costs one header in the counters."""
         Hosts._made += 1
         self._names = [f"{PREFIX}-{os.getpid()}-{Hosts._made}-{number}" for number in range(1, count + 1)]
         self._bridge = f"{PREFIX}-{os.getpid()}-{Hosts._made}-bridge"
-        self.rate = rate
+        self.rate, self._cut_packets = rate, cut_packets
         self._processes: list[subprocess.Popen[Any]] = []
         self._halting: dict[int, threading.Event] = {}
 
@@ -101,6 +103,8 @@ class Hosts:
         _call("ip", "link", "add", "v", "netns", name, "type", "veth", "peer", "name", port, "netns", self._bridge)
         self._in_bridge("ip", "link", "set", port, "master", "bridge", "up")
         self._in(number, "ip", "address", "add", f"{self.address(number)}/24", "dev", "v")
+        if self._cut_packets:
+            self._in(number, "ip", "link", "set", "v", "gso_max_segs", "1")
         self._in(number, "ip", "link", "set", "v", "up")
         self._in(number, "ip", "link", "set", "lo", "up")
         self.shape(number, self.rate)

@@ -77,13 +77,21 @@ def sent(hosts: Hosts, source: int, target: int, num_bytes: int) -> float:
 
 
 def test_links_are_shaped_and_counted(hosts: Hosts) -> None:
-    """A gigabit: 32 MB take a quarter of a second or more, and the counters see them with 3 to 8 % of headers, on the two hosts only."""
+    """A gigabit: 32 MB take a quarter of a second or more, and the counters see them, with up to 8 % of headers, on the two hosts only."""
     before = [hosts.counted(number) for number in hosts.numbers]
     seconds = sent(hosts, 1, 2, 32_000_000)
     first, second, third = (hosts.counted(number).since(earlier) for number, earlier in zip(hosts.numbers, before, strict=True))
     assert 0.24 < seconds < 5, f"{32 * 8 / seconds:.0f} Mbit/s"
     assert 1.0 < first.sent_bytes / 32e6 < 1.08 and first.sent_bytes == pytest.approx(second.received_bytes, rel=0.01)
     assert second.sent_bytes < 2e6 and third.sent_bytes + third.received_bytes < 100_000
+
+
+def test_packets_are_cut_where_that_is_asked_for() -> None:
+    """1,448 bytes of 1,514 are the sender's."""
+    with Hosts(2, cut_packets=True) as hosts:
+        before = hosts.counted(1)
+        sent(hosts, 1, 2, 4_000_000)
+        assert 1.04 < hosts.counted(1).since(before).sent_bytes / 4e6 < 1.08
 
 
 def test_a_slowed_link_is_slow(hosts: Hosts) -> None:

@@ -26,7 +26,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Generator[Cluster]:
     from made_models import make, wide
 
     folder = tmp_path_factory.mktemp("wide")
-    with Hosts(4) as hosts:
+    with Hosts(4, cut_packets=True) as hosts:
         made = Cluster(hosts, folder, make(folder / "model", wide(WIDTH, LAYERS, ffn=512)))
         for number in (2, 3, 4):
             made.start_worker(number)
