@@ -188,11 +188,12 @@ def _set(table: dict[str, Any], setting: str) -> None:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text.strip()
-    held: Any = table
+    held = table
     for section in sections:
-        held = held.setdefault(section, {})
-        if not isinstance(held, dict):
+        inner: object = held.setdefault(section, {})
+        if not isinstance(inner, dict):
             raise BadInput(f"--set {setting}: {section} is not a section")
+        held = cast("dict[str, Any]", inner)
     held[name] = value
 
 
