@@ -87,7 +87,7 @@ def test_what_it_cannot_do_is_refused(sections: dict[str, Any], message: str) ->
 
 # --- what it learns ---------------------------------------------------------------------------------------------------
 
-SETTINGS = ["batch.global_batch=4", "batch.micro_batch=2", "schedule.steps=12", "schedule.warmup_steps=2", "optimizer.lr=1e-3"]
+SETTINGS = ["batch.global_batch=4", "batch.micro_batch=2", "schedule.steps=12", "schedule.warmup_steps=2", "optimizer.lr=2e-4"]
 
 
 def ran(path: Path, out: Path, count: int, steps: int, *settings: str) -> list[float]:

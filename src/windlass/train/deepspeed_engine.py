@@ -284,7 +284,9 @@ class DeepspeedTrainer:
         except (KeyError, TypeError, msgspec.DecodeError) as error:
             raise BadCheckpoint(f"its progress cannot be read: {error}") from None
         for name, parameter in self.parameters.items():
-            safe_set_full_fp32_param(parameter, self._joined(state["model"], name))
+            whole = self._joined(state["model"], name)
+            safe_set_full_fp32_param(parameter, whole)
+            self._refresh(parameter, whole)
             for kind in MOMENTS:
                 safe_set_full_optimizer_state(parameter, self._joined(state["optimizer"][kind], name), kind)
         for name, buffer in self.model.named_buffers():
@@ -292,6 +294,16 @@ class DeepspeedTrainer:
                 buffer.copy_(self._joined(state["model"], name))
         self._set_steps(int(state["optimizer_steps"]))
         restore_random_state(state["rng"].get(str(self.ranks.rank)), self.device)
+
+    def _refresh(self, parameter: Any, whole: Tensor) -> None:
+        """What the model computes with, which DeepSpeed would make from the fp32 weights only after its next step."""
+        import deepspeed
+
+        with (
+            torch.no_grad(),
+            deepspeed.zero.GatheredParameters([parameter], modifier_rank=0, enabled=hasattr(parameter, "ds_id")),
+        ):
+            parameter.data.copy_(whole.reshape(parameter.shape))
 
     def _joined(self, tensors: Mapping[str, Tensor], name: str) -> Tensor:
         slab = self.slabs[name]
