@@ -326,6 +326,17 @@ def test_what_does_not_fit_is_not_started(recipe: Path, tmp_path: Path, capsys: 
     assert not out.exists()
 
 
+@pytest.mark.parametrize("path", sorted((tiny_run.ROOT / "recipes").glob("*.toml")), ids=lambda path: path.stem)
+def test_every_recipe_fits_what_it_is_for(path: Path) -> None:
+    assert windlass(["train", "run", str(path), "--plan"]) == 0
+
+
+@pytest.mark.skipif(importlib.util.find_spec("deepspeed") is not None, reason="deepspeed is installed")
+def test_deepspeed_that_is_not_there_is_named(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert windlass(words(recipe, tmp_path / "run", "--json", run__engine="deepspeed")) == 2
+    assert "needs deepspeed, which is not installed: pip install 'windlass[deepspeed]'" in one_line(capsys)
+
+
 def test_worker_words_say_the_same(tmp_path: Path) -> None:
     """What the agent starts is the same command."""
     from windlass.cli.train_run import Options, _arguments
