@@ -23,9 +23,14 @@ pytest.importorskip("tokenizers")
 import torch
 
 from windlass.cli import run as windlass
+from windlass.nn import Decoder
 from windlass.train.checkpoint.tensors import CheckpointTensors
+from windlass.train.data.batches import Batch
+from windlass.train.documents import step_of
 from windlass.train.guard import STOPPED
 from windlass.train.watch.jsonl import read_samples
+from windlass.weights.checkpoint import CheckpointWeights
+from windlass.weights.source import open_model
 
 pytestmark = pytest.mark.cpu
 
@@ -181,6 +186,16 @@ def test_two_processes_of_which_one_is_killed(recipe: Path, whole: Path, tmp_pat
 # --- what comes out ---------------------------------------------------------------------------------------------------
 
 
+def logits_of(model: Path, tokens: torch.Tensor) -> torch.Tensor:
+    """All of one sequence, by our own decoder in fp32."""
+    opened = open_model(model)
+    decoder = Decoder(opened.spec, CheckpointWeights(opened, dtype=torch.float32, keep_quantized=False))
+    rows = torch.arange(len(tokens))[None]
+    step = step_of(Batch(tokens[None], tokens[None], rows, torch.zeros_like(rows, dtype=torch.int32)), torch.device("cpu"))
+    with torch.no_grad():
+        return decoder.logits(decoder.forward_hidden(step))
+
+
 def test_export_convert_run(whole: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """To Hugging Face, with the logits of transformers; to int4; and text out of the engine."""
     assert windlass(["train", "export", str(whole), str(tmp_path / "hf"), "--dtype", "fp32", "--json"]) == 0
@@ -191,7 +206,9 @@ def test_export_convert_run(whole: Path, tmp_path: Path, capfd: pytest.CaptureFi
         tmp_path / "hf", dtype=torch.float32, experts_implementation="eager"
     )
     assert transformers.AutoTokenizer.from_pretrained(tmp_path / "hf").eos_token == tiny_run.END
-    assert torch.isfinite(theirs(torch.arange(20)[None]).logits).all()
+    with torch.no_grad():
+        expected = theirs(torch.arange(20)[None]).logits[0]
+    assert (logits_of(tmp_path / "hf", torch.arange(20)) - expected).abs().max() < 1e-4
     assert windlass(["convert", str(tmp_path / "hf"), str(tmp_path / "int4"), "--quant", "int4", "--group", "32"]) == 0
     capfd.readouterr()
     assert windlass(["run", str(tmp_path / "int4"), "--prompt", "The", "--max-tokens", "8", "--temperature", "0"]) == 0
