@@ -156,7 +156,9 @@ def _cut_named(axis: Axis, quantum: int, weights: Sequence[float]) -> tuple[Inte
     try:
         return cut(axis.count, quantum, weights)
     except Impossible as error:
-        raise Impossible(f"tp {len(weights)} is too wide for {axis.name.value} ({axis.count} x {axis.unit}): {error}") from None
+        raise Impossible(
+            f"tp {len(weights)} is too wide for {axis.name.value} ({axis.count} x {axis.unit}): {error}; choose a smaller tp, or stages (pp)"
+        ) from None
 
 
 def _kv_cut(axis: Axis, rules: tuple[Rule, ...], scheme: Scheme, cuts: list[AxisCut]) -> AxisCut:

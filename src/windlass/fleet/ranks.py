@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import socket
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable
@@ -100,6 +101,8 @@ class RankProcess:
         self._began = time.monotonic()
         self._asked: asyncio.Future[Beat] | None = None
         self._reaping: asyncio.Task[None] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._line: Line | None = None
         self._is_closed = False
 
     async def start(self) -> None:
@@ -109,17 +112,20 @@ class RankProcess:
 
     @property
     def pid(self) -> int:
+        assert self._process is not None
         return self._process.pid
 
     def tell(self, message: SaidToRank) -> None:
-        self._line.tell(message)
+        if self._line is not None:
+            self._line.tell(message)
 
     def look(self, now: float) -> None:
         """To be called a few times a second: a process that gives no sign of life is ended."""
         since, limit = (self._last_beat, SECONDS_WITHOUT_BEAT) if self._last_beat else (self._began, SECONDS_TO_BEGIN)
         if now - since > limit and self._failed is None:
             self._failed = Failed(STUCK, f"gave no sign of life for {now - since:.1f} s: stopped, or out of memory or time")
-            self._process.kill()
+            if self._process is not None:
+                self._process.kill()
 
     async def fresh_beat(self) -> Beat:
         """Asked for now; the last one where there is no answer."""
@@ -132,14 +138,13 @@ class RankProcess:
         return self.beat
 
     async def close(self) -> None:
-        """Gone when this returns. There is nothing for it to put in order first."""
+        """Gone when this returns, however far it had come. There is nothing for it to put in order first."""
         self._is_closed = True
-        self._process.kill()
-        self._line.close()
-        if self._reaping is not None:
-            await self._reaping
-        else:
-            await asyncio.to_thread(self._process.wait)
+        if self._line is not None:
+            self._line.close()
+        if self._process is not None:
+            self._process.kill()
+            await (self._reaping or asyncio.to_thread(self._process.wait))
         self._words.close()
 
     def _hear(self, said: RankSaid) -> None:
@@ -159,12 +164,13 @@ class RankProcess:
             self._reaping = asyncio.get_running_loop().create_task(self._reap())
 
     async def _reap(self) -> None:
+        assert self._process is not None
         await asyncio.to_thread(_end, self._process)
         if not self._is_closed:
             self._ended(self._failed or Failed("", self._why()))
 
     def _why(self) -> str:
-        status = self._process.returncode
+        status = self._process.returncode if self._process is not None else 0
         words = self._last_words()
         told = f": {words}" if words else ""
         if status >= 0:

@@ -216,17 +216,20 @@ class Fleet:
     async def _hold(self, member: Member) -> str:
         """Until it is lost; in words why."""
         doing = [asyncio.ensure_future(work) for work in (self._listen(member), keep_alive(member.wire))]
+        looking = asyncio.ensure_future(member.look())
         try:
-            await member.look()
-            self._members[member.name] = member
-            self._event(events.Came(name=member.name))
-            await asyncio.wait(doing, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([looking, *doing], return_when=asyncio.FIRST_COMPLETED)
+            if looking.done():
+                looking.result()
+                self._members[member.name] = member
+                self._event(events.Came(name=member.name))
+                await asyncio.wait(doing, return_when=asyncio.FIRST_COMPLETED)
             return next(str(task.exception() or "it said goodbye") for task in doing if task.done())
         finally:
             self._members.pop(member.name, None)
-            for task in doing:
+            for task in (looking, *doing):
                 task.cancel()
-            await asyncio.gather(*doing, return_exceptions=True)
+            await asyncio.gather(looking, *doing, return_exceptions=True)
             member.wire.close()
 
     async def _listen(self, member: Member) -> None:
@@ -340,9 +343,9 @@ class Fleet:
 
     async def _left(self) -> None:
         """Engines of epochs that are over hold memory until they are gone."""
-        leaving, self._leaving = self._leaving, []
-        for engine in leaving:
-            await engine.close()
+        while self._leaving:
+            await self._leaving[0].close()  # who is interrupted here leaves it for the next to wait for
+            self._leaving.pop(0)
 
     def _end(self, end: End, is_refused: bool) -> None:
         if self._beginning is not None and self._beginning is not asyncio.current_task():

@@ -185,12 +185,13 @@ class Epoch:
             await member.wire.send(said.PartData(self.number, piece))
 
         try:
-            await send(self._source, wanted.slices, write, lambda *_: None)  # the worker itself tells what has come
+            await send(self._source, wanted.slices, write, lambda _done, _total: None)  # the worker itself tells what has come
             member.wire.post(said.PartsEnd(self.number))
         except ChannelLost:  # who it was is told by its own connection
             pass
-        except (Error, OSError) as error:
-            member.wire.post(said.NoPart(self.number, str(error)))
+        except Exception as error:  # noqa: BLE001 - the edge of a task: whoever waits is told
+            words = str(error) if isinstance(error, Error | OSError) else f"{type(error).__name__}: {error}"
+            member.wire.post(said.NoPart(self.number, words))
 
     def _rank_said(self, heard: RankSaid) -> None:
         """The first rank."""

@@ -163,6 +163,7 @@ class Session:
                 self._journal.line(f"epoch {prepare.epoch} cannot be prepared: {error}")
                 self._wire.post(said.NotHeld(prepare.epoch, str(error)))
             finally:
+                self._receiving.stop()  # whoever listens may be waiting to hand over the next piece
                 self._receiving = None
 
     def _stop_receiving(self) -> None:
@@ -189,17 +190,17 @@ class Session:
 
     async def _start_one(self, epoch: Epoch, job: RankJob) -> None:
         machines, rank = job.meeting.machines, job.rank
-        process = RankProcess(
-            job,
-            max(_cores() // max(machines.count(machines[rank]), 1), 1),
-            lambda heard: self._rank_said(epoch, rank, heard),
-            lambda failed: self._rank_ended(epoch, rank, failed),
-        )
-        epoch.processes[rank] = process
         try:
+            process = epoch.processes[rank] = RankProcess(
+                job,
+                max(_cores() // max(machines.count(machines[rank]), 1), 1),
+                lambda heard: self._rank_said(epoch, rank, heard),
+                lambda failed: self._rank_ended(epoch, rank, failed),
+            )
             await process.start()
         except OSError as error:  # no process, or no descriptor, is to be had
-            del epoch.processes[rank]
+            if (begun := epoch.processes.pop(rank, None)) is not None:
+                await begun.close()
             self._rank_ended(epoch, rank, Failed("", f"could not be started: {error.strerror or error}"))
 
     def _filled(self, job: RankJob) -> RankJob:
