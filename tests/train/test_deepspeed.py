@@ -65,7 +65,7 @@ def test_a_users_json_counts(tmp_path: Path) -> None:
 def test_json_that_contradicts(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "ds.json").write_text(text)
     with pytest.raises(BadInput, match=message):
-        config(recipe(run={"deepspeed": "ds.json"}), tmp_path)
+        config(recipe(run={"engine": "deepspeed", "deepspeed": "ds.json"}), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -78,11 +78,37 @@ def test_json_that_contradicts(tmp_path: Path, text: str, message: str) -> None:
         ({"memory": {"offload": "nvme"}}, "is planned and not trained"),
         ({"parallel": {"zero": 0}}, "choose 1, 2 or 3"),
         ({"lora": {"rank": 4}}, "lora needs run.engine"),
+        ({"run": {"engine": "deepspeed", "compile": True}}, "run.compile needs run.engine"),
     ],
 )
 def test_what_it_cannot_do_is_refused(sections: dict[str, Any], message: str) -> None:
     with pytest.raises(Impossible, match=message):
         check_recipe(recipe(**sections))
+
+
+def test_losses_beside_the_objective_are_multiplied_with_it() -> None:
+    """DeepSpeed takes a mean over ranks, which the objective is multiplied up for; the balance of experts hangs on layers, not on it."""
+    import torch
+    from made import Counting, tiny
+    from made import recipe as small
+
+    from windlass.train.build import build_trainer
+    from windlass.train.deepspeed_engine import Told
+    from windlass.train.step import on_device, prepare
+
+    spec, rules = tiny("glm4_moe")
+    made = build_trainer(small(loss={"balance": 1.0}), spec, rules, Counting(spec.vocab_size), dtype=torch.float64)
+    told = Told(made.model)
+    told.frame = made.frame
+    (router,) = [one for name, one in made.masters.of.items() if name.endswith("1.feed_forward.router.weight")]
+    found = []
+    for scale in (1.0, 3.0):
+        made._start()
+        (micro,) = on_device(prepare(made.batches, 0, 2, 2, False), made.ranks, made.device)
+        (told(micro)[0] * scale).backward()
+        found.append(router.grad.clone())
+        made.optimizer.zero_grad()
+    torch.testing.assert_close(found[1], 3 * found[0])
 
 
 # --- what it learns ---------------------------------------------------------------------------------------------------

@@ -109,6 +109,17 @@ def test_rollbacks_far_apart_are_counted_anew() -> None:
             guard.judge(2.0)
 
 
+def test_steps_that_come_again_show_no_recovery() -> None:
+    """Behind a checkpoint far back a whole window of good steps comes again before the one that breaks."""
+    guard = Guard(window=8, least_steps=4, max_rollbacks=2)
+    with pytest.raises(Diverged):
+        for _ in range(3):
+            for _ in range(20):
+                guard.judge(2.0)
+            guard.rolled_back("the loss is nan")
+            guard.repeats(20)
+
+
 # --- stopping ---------------------------------------------------------------------------------------------------------
 
 

@@ -137,6 +137,17 @@ def test_what_is_saved_and_looked_at(rig: Rig) -> None:
     assert learner.weight.item() == whole(35)
 
 
+def test_milestones_are_saved_whatever_else_is(rig: Rig) -> None:
+    rig.loop(Learner(9), checkpoint_steps=None, milestone_steps=4).run()
+    assert [values["step"] for values in rig.kept.of("checkpoint")] == [0, 4, 8, 9]
+
+
+def test_a_run_that_breaks_far_behind_its_checkpoint_is_given_up(rig: Rig) -> None:
+    learner = Learner(60, {first * BATCH: math.nan for first in range(30, 60)})
+    with pytest.raises(Diverged):
+        rig.loop(learner, Guard(window=8, max_rollbacks=3), checkpoint_steps=None).run()
+
+
 def test_a_clock_saves_too(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter(range(1000))
     monkeypatch.setattr("windlass.train.loop.time.monotonic", lambda: float(next(now)))

@@ -18,16 +18,18 @@ if str(Path(__file__).parent) not in sys.path:
 
 from made import tiny  # noqa: E402
 
+from windlass.core import recipe_sections as sections  # noqa: E402
 from windlass.core.model import Router, Scoring  # noqa: E402
 from windlass.core.recipe import Parallel  # noqa: E402
-from windlass.core.recipe_sections import ScheduleSection  # noqa: E402
+from windlass.core.recipe_sections import Loss, ScheduleSection  # noqa: E402
 from windlass.errors import Impossible  # noqa: E402
 from windlass.plan.training.rates import flops_per_token as planned_flops  # noqa: E402
 from windlass.train import losses  # noqa: E402
-from windlass.train.balance import HangOn, sequence_balance  # noqa: E402
+from windlass.train.balance import Frame, HangOn, sequence_balance  # noqa: E402
 from windlass.train.flops import flops_per_token, utilization  # noqa: E402
 from windlass.train.init import FirstWeights  # noqa: E402
 from windlass.train.muon import Muon, orthogonal  # noqa: E402
+from windlass.train.optimizer import Optimizers  # noqa: E402
 from windlass.train.schedule import rate  # noqa: E402
 from windlass.train.slabs import Part, Slab  # noqa: E402
 from windlass.train.spread.meshes import Degrees, degrees  # noqa: E402
@@ -116,11 +118,15 @@ def test_balance_is_the_papers() -> None:
 
 def test_a_loss_that_hangs_on_something_learns() -> None:
     carrier, weight = torch.ones(3, requires_grad=True), torch.tensor(2.0, requires_grad=True)
-    carried = HangOn.apply(carrier, weight.square())
+    frame = Frame(Loss())
+    carried = HangOn.apply(carrier, weight.square(), frame)
     assert torch.equal(carried, carrier)
     carried.sum().backward()
     assert carrier.grad.tolist() == [1, 1, 1]
     assert weight.grad == 4
+    frame.scale = 3.0
+    HangOn.apply(carrier, weight.square(), frame).sum().backward()
+    assert weight.grad == 4 + 12
 
 
 # --- Muon
@@ -149,6 +155,25 @@ def test_each_expert_is_made_orthogonal_by_itself() -> None:
         torch.testing.assert_close(whole[expert], orthogonal(stack[expert]))
         values = torch.linalg.svdvals(whole[expert])
         assert 0.5 < float(values.min()) <= float(values.max()) < 1.5
+
+
+def test_what_muon_moves() -> None:
+    """Matrices and stacks of them; experts' biases, one below another, are none. A slice is not a matrix to be made orthogonal."""
+
+    def slab(name: str, *held: tuple[int, int]) -> Slab:
+        return Slab((Part(name, tuple(stop - start for start, stop in held), held),), 0)
+
+    slabs = {
+        "up": slab("layers.0.ffn.experts.up.weight", (0, 2), (0, 4), (0, 3)),
+        "bias": slab("layers.0.ffn.experts.up.bias", (0, 2), (0, 4)),
+        "o": slab("layers.0.mixer.o.weight", (0, 4), (0, 4)),
+    }
+    parameters = {name: torch.nn.Parameter(torch.zeros(one.shape)) for name, one in slabs.items()}
+    by_muon, _ = Optimizers(sections.Optimizer(name="muon"), parameters, slabs).parts
+    assert {id(one) for one in by_muon.param_groups[0]["params"]} == {id(parameters["up"]), id(parameters["o"])}
+    cut = {"o": Slab((Part("layers.0.mixer.o.weight", (4, 4), ((0, 4), (0, 2))),), 0)}
+    with pytest.raises(Impossible, match="tp has cut them"):
+        Optimizers(sections.Optimizer(name="muon"), {"o": torch.nn.Parameter(torch.zeros(4, 2))}, cut)
 
 
 # --- slabs

@@ -219,6 +219,11 @@ def _fill(into: dict[str, Any], source: dict[str, Any]) -> None:
         ({"precision": {"compute": "fp8"}}, "nothing here trains in it"),
         ({"memory": {"offload": "cpu"}}, "needs run.engine"),
         ({"schedule": {"steps": None}}, "how long to train"),
+        ({"precision": {"compute": "fp16"}}, "fp16. can be planned, but nothing here trains with it"),
+        ({"precision": {"gradients": "bf16"}}, "precision.gradients"),
+        ({"parallel": {"sequence_parallel": True}}, "parallel.sequence_parallel"),
+        ({"parallel": {"dispatch": "per_node"}}, "parallel.dispatch"),
+        ({"model": {"config": {}, "dropout": True}}, "dropout can be planned"),
     ],
 )
 def test_what_cannot_be_trained_is_said(sections: dict[str, Any], words: str) -> None:

@@ -103,6 +103,3 @@ def consolidate(
     from windlass.cli.train_export import run_consolidate
 
     return run_consolidate(local, shared, hostfile=hostfile, as_json=as_json)
-
-
-app.command()(train_data.data)

@@ -42,7 +42,7 @@ class Model(msgspec.Struct, frozen=True):
 
 def train(path: Path, recipe: Recipe, folder: Path, wanted: Wanted) -> int:
     """0 done; 75 stopped on request, and saved. Under torchrun, whose agent restarts what ends otherwise, 0 then too."""
-    from windlass.train.elastic import Outcome, end_with_agent, read_outcome, under_agent, write_outcome
+    from windlass.train.elastic import Outcome, end_with_agent, read_outcome, restarted, under_agent, write_outcome
     from windlass.train.guard import STOPPED
 
     with _processes() as rank:
@@ -50,7 +50,7 @@ def train(path: Path, recipe: Recipe, folder: Path, wanted: Wanted) -> int:
             ended = _run(path, recipe, folder, wanted, rank)
             return STOPPED if ended.kind == "stopped" else 0
         end_with_agent()
-        before = read_outcome(folder)
+        before = read_outcome(folder) if restarted() else None  # an earlier run's says nothing of this one
         if before is not None and before.kind == "failed":  # started again after what will not mend itself
             return before.exit_code
         try:
@@ -88,7 +88,7 @@ def _processes() -> Generator[int]:
 
 def _run(path: Path, recipe: Recipe, folder: Path, wanted: Wanted, rank: int) -> Ended:
     from windlass.train.checkpoint import Checkpoints, Identity, spec_digest
-    from windlass.train.elastic import STOP, restarted
+    from windlass.train.elastic import STOP, restarted, under_agent
     from windlass.train.guard import Guard, StopRequest
     from windlass.train.loop import Loop
     from windlass.train.watch.profile import RunProfile
@@ -114,7 +114,7 @@ def _run(path: Path, recipe: Recipe, folder: Path, wanted: Wanted, rank: int) ->
             notify=watch.note,
         )
         try:
-            if (folder / STOP).exists():
+            if under_agent() and (folder / STOP).exists():
                 stop.ask("asked before it began")
             profile = RunProfile(folder / PROFILE) if wanted.profile and rank == 0 else None
             section = recipe.guard
@@ -246,6 +246,7 @@ def _intervals(recipe: Recipe, wanted: Wanted) -> Any:
     return Intervals(
         checkpoint_steps=recipe.checkpoint.interval_steps,
         checkpoint_seconds=by_clock,
+        milestone_steps=recipe.checkpoint.milestone_steps,
         validation_steps=recipe.validation.interval_steps,
         asynchronous=recipe.checkpoint.asynchronous,
     )

@@ -278,6 +278,7 @@ def _check(recipe: Recipe, origin: str) -> None:
         raise BadInput(f"{origin}: parallel.zero is {recipe.parallel.zero}; ZeRO has stages 0, 1, 2 and 3")
     _check_degrees(recipe, origin)
     _check_optimizer(recipe, origin)
+    _check_alone(recipe, origin)
     for name, value in _numbers(recipe):
         if wrong := _why_bad(name, value):
             raise BadInput(f"{origin}: {name} {wrong}")
@@ -299,8 +300,18 @@ def _check_optimizer(recipe: Recipe, origin: str) -> None:
         raise BadInput(
             f"{origin}: schedule.steps is {schedule.steps}, but warming up and going down take {ends}; make those shorter"
         )
+    if schedule.decay_steps is not None and schedule.name != "wsd":
+        raise BadInput(f'{origin}: schedule.decay_steps is for name = "wsd" alone, and the schedule is {schedule.name}')
     if schedule.final > 1:
         raise BadInput(f"{origin}: schedule.final is {schedule.final:g}; it is a part of the highest rate, at most 1")
+
+
+def _check_alone(recipe: Recipe, origin: str) -> None:
+    """Keys that mean nothing without another."""
+    if recipe.lora.rank is None and recipe.lora != Lora():
+        raise BadInput(f"{origin}: [lora] has no rank, so that all weights would learn; give lora.rank, or leave the section out")
+    if recipe.run.deepspeed is not None and recipe.run.engine != "deepspeed":
+        raise BadInput(f'{origin}: run.deepspeed is for run.engine = "deepspeed", and the engine is {recipe.run.engine}')
 
 
 LARGEST = 10**18

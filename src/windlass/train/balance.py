@@ -30,6 +30,8 @@ class Frame:
     """Of the whole step, on all ranks: what means are taken over."""
     owns_losses: bool = True
     """Of ranks that see the same tokens, one adds these losses."""
+    scale: Tensor | float = 1.0
+    """What the objective is multiplied with before it is differentiated: losses that hang beside it are, too."""
 
 
 class Watch:
@@ -46,7 +48,7 @@ class Watch:
         objective = self._losses(widened(logits), chosen)
         if not _computed_again():
             self.load.scatter_add_(0, chosen.flatten(), torch.ones_like(chosen.flatten()))
-        return shares if objective is None else HangOn.apply(shares, objective)
+        return shares if objective is None else HangOn.apply(shares, objective, self.frame)
 
     def start_step(self) -> None:
         self.load.zero_()
@@ -82,14 +84,14 @@ class HangOn(torch.autograd.Function):
     """A loss hung on something that runs through: unchanged going forward, and on the way back the loss learns too."""
 
     @staticmethod
-    def forward(ctx: Any, carrier: Tensor, loss: Tensor) -> Tensor:
-        ctx.like = (loss.dtype, loss.device)
+    def forward(ctx: Any, carrier: Tensor, loss: Tensor, frame: Frame) -> Tensor:
+        ctx.like, ctx.frame = (loss.dtype, loss.device), frame
         return carrier.view_as(carrier)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
         dtype, device = ctx.like
-        return gradient, torch.ones((), dtype=dtype, device=device)
+        return gradient, torch.ones((), dtype=dtype, device=device) * ctx.frame.scale, None
 
 
 def watch_all(model: nn.Module, loss: Loss) -> tuple[Frame, list[Watch]]:

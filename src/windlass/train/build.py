@@ -130,12 +130,29 @@ def check_recipe(recipe: Recipe, spec: ModelSpec) -> None:
         raise Impossible(
             "model.mtp is set, but this model has no layer that guesses ahead; leave it out, or name a model that has one"
         )
+    _refuse_planned_only(recipe)
     if recipe.precision.compute == "fp8":
         raise Impossible('precision.compute = "fp8" can be planned, but nothing here trains in it; choose bf16')
     if recipe.memory.offload != "none" and recipe.run.engine == "torch":
         raise Impossible(f'memory.offload = "{recipe.memory.offload}" needs run.engine = "deepspeed"')
-    if spec.dropout and recipe.model.dropout:
+    if spec.dropout if recipe.model.dropout is None else recipe.model.dropout:
         raise Impossible("dropout can be planned, but nothing here trains with it; set model.dropout = false")
+
+
+def _refuse_planned_only(recipe: Recipe) -> None:
+    """Keys that plans understand, because other trainers have them."""
+    parallel, precision = recipe.parallel, recipe.precision
+    asked = {
+        'precision.compute = "fp16"': precision.compute == "fp16",  # its gradients vanish unless losses are scaled
+        f'precision.gradients = "{precision.gradients}"': precision.gradients != "fp32",
+        "memory.flash_attention = false": not recipe.memory.flash_attention,
+        "parallel.sequence_parallel = true": parallel.sequence_parallel is True,
+        f"parallel.expert_tp = {parallel.expert_tp}": (parallel.expert_tp or 1) > 1,
+        f'parallel.dispatch = "{parallel.dispatch}"': parallel.dispatch != "all_to_all",
+        "model.mtp with lora.rank": recipe.model.mtp and recipe.lora.rank is not None,
+    }
+    for key in (key for key, is_asked in asked.items() if is_asked):
+        raise Impossible(f"{key} can be planned, but nothing here trains with it; leave it out")
 
 
 def compute_types(recipe: Recipe, dtype: torch.dtype | None) -> tuple[torch.dtype, torch.dtype]:

@@ -55,6 +55,8 @@ def check_recipe(recipe: Recipe) -> None:
         )
     if recipe.lora.rank is not None:
         raise Impossible('lora needs run.engine = "torch"')
+    if recipe.run.compile:
+        raise Impossible('run.compile needs run.engine = "torch"')
 
 
 def deepspeed_config(recipe: Recipe, base: Path, *, global_batch: int, micro_batch: int, dp_size: int) -> dict[str, Any]:

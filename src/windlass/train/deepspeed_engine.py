@@ -21,7 +21,8 @@ from windlass.core.model import ModelSpec
 from windlass.core.recipe import Recipe
 from windlass.core.rule import Rule
 from windlass.errors import BadCheckpoint, BadInput, MissingExtra
-from windlass.train.balance import correct, watch_all
+from windlass.train import build
+from windlass.train.balance import Frame, correct, watch_all
 from windlass.train.build import settings_of, slabs_of
 from windlass.train.deepspeed_config import check_recipe, deepspeed_config
 from windlass.train.flops import flops_per_token
@@ -63,6 +64,7 @@ def build_deepspeed(
 ) -> DeepspeedTrainer:
     """`base`: the recipe's folder. Called by all ranks together; makes the group of one where there is no other."""
     check_recipe(recipe)
+    build.check_recipe(recipe, spec)
     deepspeed = _deepspeed()
     if not dist.is_initialized():
         _join_alone()
@@ -132,11 +134,19 @@ class Told(nn.Module):
     def __init__(self, model: Trained) -> None:
         super().__init__()
         self.model = model
+        self.frame: Frame | None = None
 
     def forward(self, micro: Any) -> tuple[Tensor, ...]:
         losses = self.model(micro)
+        if losses.objective.requires_grad:
+            losses.objective.register_hook(self._hear)
         said = (losses.objective, losses.entropy)
         return said if losses.ahead is None else (*said, losses.ahead)
+
+    def _hear(self, gradient: Tensor) -> None:
+        """By what the objective was multiplied, here and by DeepSpeed; it is differentiated before what hangs on layers."""
+        if self.frame is not None:
+            self.frame.scale = gradient.detach()
 
     def name_external(self, deepspeed: Any) -> None:
         """Under ZeRO-3 a module's tensors are whole while its own forward runs. The decoder's is never called; the tables that it holds are
@@ -165,6 +175,7 @@ class DeepspeedTrainer:
         self.batches, self.settings, self.ranks, self.held_out = batches, settings, ranks, held_out
         self.flops_per_token = flops
         self.frame, self.watches = watch_all(model, settings.loss)
+        engine.module.frame = self.frame
         self.progress = Progress(seed=settings.seed)
         self.device = torch.device(engine.device)
         whole = ranks.dp_size * settings.micro_batch

@@ -17,7 +17,6 @@ from typing import Literal
 
 import msgspec
 
-from windlass.errors import Error
 from windlass.formats.disk import write_atomically
 
 OUTCOME = "outcome.json"
@@ -26,10 +25,6 @@ STOP = "stop"
 ASKED_TO_STOP = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 PR_SET_PDEATHSIG = 1
 """linux/prctl.h"""
-
-
-class Failed(Error):
-    exit_code = 4
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -99,6 +94,7 @@ def run_workers(arguments: list[str], num_workers: int, max_restarts: int, folde
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        (folder / STOP).unlink(missing_ok=True)
     return read_outcome(folder) or Outcome("failed", message="the run's processes ended without a word", exit_code=4)
 
 
@@ -131,4 +127,11 @@ class _Passer:
 def _children() -> list[int]:
     """One that is not listening yet is ended by the signal, started again by the agent, and finds the file."""
     found = (task / "children" for task in Path(f"/proc/{os.getpid()}/task").iterdir())
-    return [int(word) for path in found for word in path.read_text().split()]
+    return [int(word) for path in found for word in _words(path)]
+
+
+def _words(path: Path) -> list[str]:
+    try:
+        return path.read_text().split()
+    except OSError:  # a thread that has just ended
+        return []

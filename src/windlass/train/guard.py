@@ -9,7 +9,6 @@ from __future__ import annotations
 import signal
 import threading
 from collections import deque
-from collections.abc import Iterable
 from math import isfinite
 from statistics import median
 from types import FrameType, TracebackType
@@ -65,8 +64,8 @@ class Guard:
         deviation = median(abs(found - middle) for found in self._losses)
         return max(NORMAL_MAD * (loss - middle) / max(deviation, LEAST_DEVIATION * abs(middle), 1e-12), 0.0)
 
-    def rolled_back(self, why: str, losses: Iterable[float] = ()) -> None:
-        """After a rollback. `losses`: of the steps before the checkpoint, where they are known. Raises when it happens too often."""
+    def rolled_back(self, why: str) -> None:
+        """Raises when it happens too often."""
         self.num_rollbacks += 1
         self._since_rollback = 0
         if self.num_rollbacks > self.max_rollbacks:
@@ -74,9 +73,10 @@ class Guard:
                 f"training does not recover: {why}, and {self.max_rollbacks} rollbacks in a row did not help; "
                 "lower optimizer.lr, lengthen the warm-up, or look at the data"
             )
-        kept = list(losses)
-        if kept:
-            self._losses = deque(kept, maxlen=self.window)
+
+    def repeats(self, num_steps: int) -> None:
+        """So many steps were good once and come again: only those beyond them show that the run has recovered."""
+        self._since_rollback = -num_steps
 
 
 class StopRequest:

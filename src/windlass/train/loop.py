@@ -34,6 +34,8 @@ class Intervals(Frozen):
 
     checkpoint_steps: int | None = None
     checkpoint_seconds: float | None = None
+    milestone_steps: int | None = None
+    """Saved whatever the others say: those that stay for ever must be there."""
     validation_steps: int | None = None
     asynchronous: bool = True
     """Training waits only for the copy to host memory."""
@@ -100,7 +102,7 @@ class Loop:
         stop, save = agreed(self.stop.reason is not None, waited)
         if stop:
             self.stop.ask("another rank was asked to stop")
-        elif save or _due(step, self.intervals.checkpoint_steps):
+        elif save or _due(step, self.intervals.checkpoint_steps) or _due(step, self.intervals.milestone_steps):
             self._save(wait=not self.intervals.asynchronous)
         return stop
 
@@ -133,6 +135,7 @@ class Loop:
         self._broken.add(report.first_sample)
         self.guard.rolled_back(why)
         step = self._load()
+        self.guard.repeats(report.step - 1 - step)
         self._saved_step = step
         self.watch.event("rollback", step=report.step, to_step=step, why=why, first_sample=report.first_sample)
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from windlass.core.recipe_sections import Lora
+from windlass.errors import BadInput
 from windlass.kernels.activate import activate
 from windlass.kernels.experts import _product as frozen_product
 from windlass.nn.attention import Attention
@@ -95,11 +96,16 @@ def adapt(model: Trained, section: Lora, seed: int, dtype: torch.dtype) -> dict[
         if "attention" in section.targets:
             make.attention(layer.mixer, f"{name}.mixer")
         make.feed_forward(layer, f"{name}.ffn")
-    return {
+    slabs = {
         name: Slab((Part(f"{_owner(model, name)}.lora_{name[-1]}.weight", tuple(parameter.shape), _all(parameter)),), 0)
         for name, parameter in model.named_parameters()
         if parameter.requires_grad
     }
+    if not slabs:
+        raise BadInput(
+            f"lora.targets ({', '.join(section.targets) or 'none'}) names nothing that this model has: nothing would learn"
+        )
+    return slabs
 
 
 class _Maker:

@@ -74,13 +74,16 @@ class Optimizers:
 def _is_hidden_matrix(slab: Slab) -> bool:
     """Matrices between hidden rows. Tables, heads and routers are not: one side of theirs is a choice among things."""
     name = slab.parts[0].name
-    return len(slab.parts[0].shape) > 1 and name.startswith("layers.") and not name.endswith("router.weight")
+    return _is_matrix(slab) and name.startswith("layers.") and not name.endswith("router.weight")
+
+
+def _is_matrix(slab: Slab) -> bool:
+    """Or a stack of them; a stack of experts' biases is none."""
+    return len(slab.parts[0].shape) - (".experts." in slab.parts[0].name) > 1
 
 
 def _decays(slab: Slab) -> bool:
-    name = slab.parts[0].name
-    is_matrix = len(slab.parts[0].shape) - (".experts." in name) > 1
-    return is_matrix and name not in ("embed.weight", "positions.weight")
+    return _is_matrix(slab) and slab.parts[0].name not in ("embed.weight", "positions.weight")
 
 
 def decay_groups(parameters: Mapping[str, Tensor], slabs: Mapping[str, Slab], decay: float) -> list[dict[str, Any]]:
@@ -104,6 +107,8 @@ def _plain(section: sections.Optimizer, parameters: Mapping[str, Tensor], slabs:
 def _muon(section: sections.Optimizer, parameters: Mapping[str, Tensor], slabs: Mapping[str, Slab]) -> Muon:
     if any(isinstance(parameter, DTensor) for parameter in parameters.values()):
         raise Impossible("Muon makes whole matrices orthogonal, and FSDP has cut them: train on one process, or with adamw")
+    if any(part.sizes[-2:] != part.shape[-2:] for name in parameters for part in slabs[name].parts):
+        raise Impossible("Muon makes whole matrices orthogonal, and tp has cut them: train on one process, or with adamw")
     splits: list[Callable[[Tensor], list[Tensor]]] = [_splitter(slabs[name]) for name in parameters]
     group = {"params": list(parameters.values()), "splits": splits}
     return Muon(
@@ -147,7 +152,7 @@ def squared_norm(gradients: Iterable[tuple[Tensor, float | Tensor]]) -> Tensor:
     for gradient, weight in gradients:
         local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
         if isinstance(weight, Tensor):
-            part = (local.square() * weight).sum()
+            part = (local.square() * weight.to(local.dtype)).sum()
             total = part if total is None else total + part
         else:
             shares.setdefault((local.device, weight), []).append(local)

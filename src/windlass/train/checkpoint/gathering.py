@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -65,12 +66,10 @@ def sync_and_check(target: Path, expected: StoredFile) -> None:
 
 def remove_parts(local: Path, rank: int, files: Mapping[str, StoredFile]) -> None:
     """The list goes first: without it nobody takes the files for a part of anything. Ranks of one node share the folder."""
-    for name in (parts_name(rank), *files):
-        (local / name).unlink(missing_ok=True)
-    try:
+    with suppress(OSError):  # a disk that fails costs room; a rank that raised here would leave the others waiting
+        for name in (parts_name(rank), *files):
+            (local / name).unlink(missing_ok=True)
         local.rmdir()
-    except OSError:
-        return
 
 
 def forget_older(local: Path, newest: Parts) -> None:
