@@ -363,3 +363,21 @@ def test_worker_words_say_the_same(tmp_path: Path) -> None:
         "-m", "windlass", "train", "run", "r.toml", "--set", "a.b=1", "--set", "c.d=2", "--out", str(tmp_path), "--prometheus", "0",
         "--resume", "--tensorboard",
     ]  # fmt: skip
+
+
+def test_what_an_earlier_run_left_decides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under a torchrun of the user's own, whose folder has the outcome of a run that failed; started again by the agent, it counts."""
+    from windlass.cli import train_worker
+    from windlass.train.elastic import Outcome, read_outcome, write_outcome
+    from windlass.train.loop import Ended
+
+    monkeypatch.setattr(train_worker, "_run", lambda *_: Ended(kind="done", step=3))
+    monkeypatch.setattr("windlass.train.elastic.end_with_agent", lambda: None)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    nothing: Any = None
+    for restarts, code, kind in (("1", 2, "failed"), ("0", 0, "done")):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", restarts)
+        write_outcome(tmp_path, Outcome("failed", message="a bad recipe", exit_code=2))
+        assert train_worker.train(nothing, nothing, tmp_path, nothing) == code
+        found = read_outcome(tmp_path)
+        assert found is not None and found.kind == kind
