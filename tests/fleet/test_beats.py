@@ -64,7 +64,15 @@ def test_addresses(text: str, expected: tuple[str, int]) -> None:
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("a:b", "no address"), ("a:0", "no address"), (":9", "no address"), (",", "no machine"), ("a,a:9998", "twice")],
+    [
+        ("a:b", "no address"),
+        ("a:0", "no address"),
+        (":9", "no address"),
+        ("a:²", "no address"),
+        ("fd00::7", "no address"),
+        (",", "no machine"),
+        ("a,a:9998", "twice"),
+    ],
 )
 def test_what_is_none(text: str, words: str) -> None:
     with pytest.raises(BadInput, match=words):

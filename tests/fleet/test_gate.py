@@ -12,6 +12,7 @@ from windlass.cli import run
 from windlass.cli.worker import parse_address
 from windlass.errors import BadInput
 from windlass.fleet.gate import AT_ONCE, MAX_HALF_OPEN, PER_SECOND, Gate, Refusals
+from windlass.machine import gpus
 
 pytestmark = pytest.mark.pure
 
@@ -91,6 +92,7 @@ def test_what_is_no_address_is_one_line(text: str) -> None:
         (["--secret-file", "secret", "--listen", "nonsense"], "HOST:PORT"),
         (["--secret-file", "secret", "--listen", "203.0.113.1:9998"], "no interface of this machine has it"),
         (["--secret-file", "secret", "--device", "tpu"], "--device is cpu or cuda"),
+        (["--secret-file", "secret", "--device", "cuda"], "this machine has no NVIDIA GPU"),
         (["--secret-file", "secret", "--interface", "nothing0"], "unknown network interface"),
         (["--secret-file", "secret", "--model-dir", "nowhere"], "--model-dir nowhere"),
         (["--secret-file", "secret", "--cache-size", "lots"], "is not a size"),
@@ -100,6 +102,7 @@ def test_bad_options_are_one_line(
     options: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("torch")
+    monkeypatch.setattr(gpus, "this_machines_gpus", list)
     monkeypatch.chdir(tmp_path)
     Path("secret").write_text("sixteen bytes and more")
     Path("secret").chmod(0o600)

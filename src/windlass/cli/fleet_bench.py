@@ -33,7 +33,8 @@ class Spread:
 
         self._launch = launch
         self._beside = Beside(lambda make: open_fleet(launch, self._over, self._nodes, self._told, make))
-        engine, info = load_model(self._beside.launch(), progress)
+        with self._beside.explained():
+            engine, info = load_model(self._beside.launch(), progress)
         self._beside.ready(info)
         return engine, info
 
@@ -41,7 +42,9 @@ class Spread:
         from windlass.measure.report import RankRun, Split
 
         assert self._beside is not None
-        plan, found = self._beside.fleet.plan, self._beside.watch(run)
+        plan = self._beside.fleet.plan
+        with self._beside.explained():
+            found = self._beside.watch(run)
         assert plan is not None
         return Split(
             layout=str(plan.layout),

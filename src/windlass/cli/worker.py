@@ -76,10 +76,13 @@ def _equipment(device: str, interface: str | None, cache: Path | None, cache_siz
     from windlass.fleet.local import LocalModels
     from windlass.fleet.probing import address_of
     from windlass.launch.vllm_environment import cache_dir
+    from windlass.machine.gpus import this_machines_gpus
     from windlass.units import parse_bytes
 
     if device.split(":")[0] not in ("cpu", "cuda"):
         raise BadInput(f"--device is cpu or cuda, not {device!r}")
+    if device != "cpu" and not this_machines_gpus():
+        raise BadInput(f"--device {device}: this machine has no NVIDIA GPU; leave it out, or start the worker where there is one")
     for folder in models:
         if not folder.is_dir():
             raise BadInput(f"--model-dir {folder}: there is no such folder")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any, Self
 
 import msgspec
@@ -19,8 +20,11 @@ from windlass.errors import Error
 from windlass.fleet.beats import RankTime, rank_times
 from windlass.fleet.root import Fleet
 from windlass.fleet.running import MakeEngine
+from windlass.parallel.group import GroupLost
 
 SECONDS_TO_CLOSE = 20.0
+SECONDS_TO_KNOW = 6.0
+"""Who is lost: a worker is missed after 4 s of silence."""
 
 
 class Beside:
@@ -32,6 +36,7 @@ class Beside:
         self._thread.start()
         self._launched: Future[Launch] = Future()
         self._lost: Error | None = None
+        self._is_over = threading.Event()
         self._engine: EngineHere | None = None
         self.fleet = make_fleet(self._engine_here)
 
@@ -53,6 +58,15 @@ class Beside:
         seconds = run()
         after = self._wait(self.fleet.beats())
         return rank_times(before, after, plan.layout, names, sum(seconds), len(seconds))
+
+    @contextmanager
+    def explained(self) -> Generator[None]:
+        """The first rank only sees that others are gone. Who it was, and why, is said by whoever watches them."""
+        try:
+            yield
+        except (GroupLost, ConnectionError) as error:
+            self._is_over.wait(SECONDS_TO_KNOW)
+            raise Unavailable(f"{self._lost or error}; measure again") from error
 
     def close(self) -> None:
         self._wait(self.fleet.close())
@@ -78,6 +92,7 @@ class Beside:
 
     def _is_lost(self, error: Error) -> None:
         self._lost = error
+        self._is_over.set()
         if not self._launched.done():
             self._launched.set_exception(error)
 

@@ -104,7 +104,8 @@ def address_of(name: str) -> tuple[str, int]:
     host, colon, port = name.rpartition(":")
     if not colon or name.endswith("]"):
         host, port = name, str(DEFAULT_PORT)
-    if not host or not port.isdigit() or not 0 < int(port) < 2**16:
+    is_bracketed = host.startswith("[") and host.endswith("]")
+    if not host or (":" in host and not is_bracketed) or not port.isascii() or not port.isdecimal() or not 0 < int(port) < 2**16:
         raise BadInput(f"--workers: {name!r} is no address; say HOST:PORT, as `windlass worker --listen` was told")
     return host.strip("[]"), int(port)
 
