@@ -198,6 +198,26 @@ def test_what_was_told_once_is_not_told_again_and_times_are_of_one_life() -> Non
     asyncio.run(run())
 
 
+def test_what_is_finished_is_not_asked_again_however_slowly_it_is_read() -> None:
+    """The last tokens wait for their reader while the engine that made them is replaced."""
+    submit = Submit(id=0, token_ids=[1, 2, 3], sampling=GREEDY, max_tokens=8)
+
+    async def read(cuts: list[int]) -> tuple[list[Output], list[CutPort]]:
+        calls, ports = calls_for(cuts, Moved("the worker is gone"))
+        found: list[Output] = []
+        async for outputs in calls.outputs(submit):
+            found += outputs
+            for _ in range(50):
+                await asyncio.sleep(0)
+        await calls.close()
+        return found, ports
+
+    whole, _ = asyncio.run(asyncio.wait_for(read([]), 60))
+    found, ports = asyncio.run(asyncio.wait_for(read([8]), 60))
+    assert told(found) == told(whole)
+    assert len(ports) == 2 and ports[1].commands == []
+
+
 def test_prompts_are_counted_once() -> None:
     engine = make_engine()
     engine.submit(Submit(1, [1, 2, 3], GREEDY, 6, answered=FakeDecoder().greedy([1, 2, 3], 4)))

@@ -235,8 +235,10 @@ class _Connection:
                     call = self.calls.get(output.id)
                     if call is not None:  # otherwise nobody waits for it any more
                         call.take(output)
+                        if output.finish is not None:  # perhaps not read yet, but nothing for the next engine
+                            del self.calls[output.id]
             case Refused():
-                call = self.calls.get(report.id)
+                call = self.calls.pop(report.id, None)
                 if call is not None:
                     call.fail(as_error(report))
             case Told():
