@@ -30,7 +30,7 @@ class Learner:
 
     def __init__(self, steps: int, bad: dict[int, float] | None = None) -> None:
         self.steps, self.bad = steps, bad or {}
-        self.progress = SimpleNamespace(step=0, samples=0, tokens=0, skipped=[], best_validation=None)
+        self.progress = SimpleNamespace(step=0, samples=0, tokens=0, skipped=[], best_validation=None, recent=[])
         self.weight = torch.zeros(1, dtype=torch.float64)
         self.learned: list[int] = []
         self.validated: list[int] = []
@@ -170,6 +170,16 @@ def test_a_bad_first_step(rig: Rig) -> None:
     learner = Learner(5, {0: math.nan})
     rig.loop(learner).run()
     assert learner.weight.item() == whole(5, without=(0,)) and rig.kept.of("rollback")[0]["to_step"] == 0
+
+
+def test_a_spike_right_after_a_resume_is_known_for_one(rig: Rig) -> None:
+    rig.loop(Learner(40)).run()
+    again = Learner(60, {41 * BATCH: 50.0})
+    loop = rig.loop(again)
+    loop.resume()
+    loop.run()
+    assert [event["first_sample"] for event in rig.kept.of("rollback")] == [41 * BATCH]
+    assert again.weight.item() == whole(60, without=(41 * BATCH,))
 
 
 def test_what_was_left_out_stays_out_after_a_resume(rig: Rig) -> None:

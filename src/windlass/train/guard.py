@@ -74,6 +74,15 @@ class Guard:
                 "lower optimizer.lr, lengthen the warm-up, or look at the data"
             )
 
+    @property
+    def losses(self) -> list[float]:
+        """Of the last good steps, which the next is compared with."""
+        return list(self._losses)
+
+    @losses.setter
+    def losses(self, losses: list[float]) -> None:
+        self._losses = deque(losses, maxlen=self.window)
+
     def repeats(self, num_steps: int) -> None:
         """So many steps were good once and come again: only those beyond them show that the run has recovered."""
         self._since_rollback = -num_steps

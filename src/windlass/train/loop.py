@@ -115,6 +115,7 @@ class Loop:
         step = self.trainer.progress.step
         self.checkpoints.wait()
         self._failed_before = self.checkpoints.num_failed
+        self.trainer.progress.recent = self.guard.losses
         self.checkpoints.save(step, self.trainer.state(), wait=wait)
         self._saved_step, self._saved_at = step, time.monotonic()
         self.watch.event("checkpoint_failed" if self._failed else "checkpoint", step=step)
@@ -128,6 +129,7 @@ class Loop:
         state = self.trainer.state()
         found = self.checkpoints.load(state, step)
         self.trainer.load(state)
+        self.guard.losses = self.trainer.progress.recent
         return found
 
     def _roll_back(self, report: Any, why: str) -> None:

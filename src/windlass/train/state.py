@@ -37,6 +37,8 @@ class Progress(msgspec.Struct):
     skipped: list[tuple[int, int]] = []
     """Samples (first, behind the last) that were left out: they broke the run once."""
     best_validation: float | None = None
+    recent: list[float] = []
+    """Losses that the next are judged by (`guard`), so that a run that goes on judges alike."""
 
 
 class StepReport(msgspec.Struct, frozen=True):
