@@ -100,17 +100,33 @@ class Watched:
             progress=lambda one: self.progress.add((one.name, one.doing)),
         )
         self.client = FleetClient(self.fleet)
-        self.answers: list[list[int]] = [[] for _ in REQUESTS]
-        self.logprobs: list[float] = []
+        self.counts = [0 for _ in REQUESTS]
+        """Tokens of all answers so far."""
+        self.is_enough = False
 
-    async def ask(self, number: int) -> list[int]:
-        self.answers[number] = []
+    @property
+    def count(self) -> int:
+        return min(self.counts)
+
+    async def ask(self, number: int) -> tuple[list[int], list[float]]:
+        tokens: list[int] = []
+        logprobs: list[float] = []
         async for delta in self.client.generate(REQUESTS[number]):
-            self.answers[number] += delta.token_ids
-            if not number:
-                self.logprobs += [entry.logprob for entry in delta.logprobs]
+            tokens += delta.token_ids
+            self.counts[number] += len(delta.token_ids)
+            logprobs += [entry.logprob for entry in delta.logprobs]
             await asyncio.sleep(0)
-        return self.answers[number]
+        return tokens, logprobs
+
+    async def keep_asking(self, number: int, alone: tuple[list[list[int]], list[float]]) -> int:
+        """Again and again, as a quick machine has answered before a worker is back; every answer is that of one engine."""
+        times = 0
+        while not self.is_enough:
+            tokens, logprobs = await self.ask(number)
+            assert tokens == alone[0][number]
+            assert number or logprobs == pytest.approx(alone[1], abs=1e-4)
+            times += 1
+        return times
 
     async def until_line(self, words: str, since: int = 0, seconds: float = 60.0) -> float:
         """When it was told."""
@@ -188,30 +204,31 @@ def test_requests_go_on_through_whatever_happens(
             assert (details["layout"], details["nodes"], details["epoch"]) == ("tp=2", f"root, {name}", "1")
             beats = await found.fleet.beats()
             assert sorted(beats) == [0, 1]
-            tasks = [asyncio.create_task(found.ask(number)) for number in range(len(REQUESTS))]
+            tasks = [asyncio.create_task(found.keep_asking(number, alone)) for number in range(len(REQUESTS))]
 
-            await found.until(lambda: min(map(len, found.answers)) > 30)
+            await found.until(lambda: found.count > 30)
             killed = time.monotonic()
             worker.close()
             assert await found.until_line(f"{name} is gone") - killed < 5
             assert found.client.is_alive and found.client.is_moving
             await found.until_line("epoch 2 is ready: one device over root")
 
-            await found.until(lambda: min(map(len, found.answers)) > 150)
+            count = found.count
+            await found.until(lambda: found.count > count + 30)
             back = again(worker, tmp_path)
             try:
                 await found.until_line(f"{name} is back")
                 await found.until_line("epoch 3 is ready: tp=2")
                 assert any("are here already" in line for line in back.lines()), "what it was sent it still has"
 
-                count = min(map(len, found.answers))
-                await found.until(lambda: min(map(len, found.answers)) > count + 30)
+                again_from = found.count
+                await found.until(lambda: found.count > again_from + 30)
                 (rank,) = back.ranks()
                 stopped = time.monotonic()
                 os.kill(rank, signal.SIGSTOP)
                 assert await found.until_line("gave no sign of life", len(found.lines) - 1) - stopped < 5.5
-                assert await asyncio.gather(*tasks) == alone[0]
-                assert found.logprobs == pytest.approx(alone[1], abs=1e-4)
+                found.is_enough = True
+                assert min(await asyncio.gather(*tasks)) > 0
                 await found.until(
                     lambda: {node.name: node.state for node in found.client.nodes} == {"root": "running", name: "running"}
                 )
