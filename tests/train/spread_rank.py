@@ -64,12 +64,12 @@ def idle_experts(name: str, changes: dict[str, Any]) -> None:
 
 def trained(parallel: dict[str, int], name: str, changes: dict[str, Any]) -> Any:
     import torch
-    from made import Counting, recipe, tiny
+    from made import Asked, recipe, tiny
 
     from windlass.train.build import build_trainer
 
     spec, rules = tiny(name, **changes)
-    data = Counting(spec.vocab_size)
+    data = Asked(spec.vocab_size)
     made = recipe(
         parallel=parallel,
         batch=BATCH,
