@@ -263,3 +263,18 @@ def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
 def test_a_mistake_of_the_program_is_raised(run: Checkpoints) -> None:
     with pytest.raises(AttributeError, match="pickle"):
         run.save(1, {"model": {"weight": lambda: None}}, wait=True)
+
+
+def test_what_a_killed_run_left_on_a_local_disk_goes(tmp_path: Path) -> None:
+    """What a rank has listed stays: it may yet be brought together."""
+    local = tmp_path / "local"
+    for name in ("step-00000001.tmp/__0_0.distcp", "step-00000002.tmp/__0_0.distcp", "step-00000002.tmp/__0.parts.json"):
+        (local / name).parent.mkdir(parents=True, exist_ok=True)
+        (local / name).write_bytes(b"x")
+    held = Checkpoints(tmp_path / "run", Identity(model="tiny", spec="1"))
+    with pytest.raises(BadInput, match="another run is writing"):
+        Checkpoints(tmp_path / "run", Identity(model="tiny", spec="1"), local=local)
+    assert len(list(local.iterdir())) == 2
+    held.close()
+    Checkpoints(tmp_path / "run", Identity(model="tiny", spec="1"), local=local).close()
+    assert [path.name for path in local.iterdir()] == ["step-00000002.tmp"]

@@ -20,7 +20,15 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from windlass.errors import BadCheckpoint, BadInput, Error
 from windlass.train.checkpoint import folder as folders
-from windlass.train.checkpoint.gathering import Parts, bring_together, forget_older, parts_name, remove_parts, write_parts
+from windlass.train.checkpoint.gathering import (
+    Parts,
+    bring_together,
+    clear_unlisted,
+    forget_older,
+    parts_name,
+    remove_parts,
+    write_parts,
+)
 from windlass.train.checkpoint.host_copy import HostCopy
 from windlass.train.checkpoint.loading import load_into
 from windlass.train.checkpoint.manifest import (
@@ -61,6 +69,8 @@ class Checkpoints:
         self.num_failed = 0
         """Saves that came to nothing."""
         self._lock = self._ranks.agree(self._prepare)
+        if local is not None:  # the lock is ours, and none of us writes before all have come here
+            clear_unlisted(local)
 
     # --- saving
 

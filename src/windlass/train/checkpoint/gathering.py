@@ -72,6 +72,13 @@ def remove_parts(local: Path, rank: int, files: Mapping[str, StoredFile]) -> Non
         local.rmdir()
 
 
+def clear_unlisted(local: Path) -> None:
+    """What a killed run was writing: no rank has listed it, so nothing can ever be made of it, and it takes room."""
+    for folder in local.glob("step-*.tmp"):
+        if not any(PARTS.fullmatch(file.name) for file in folder.glob("__*.parts.json")):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 def forget_older(local: Path, newest: Parts) -> None:
     """Parts that never reached the shared folder would fill the disk; the newest of each rank is enough."""
     for file in local.glob(f"step-*.tmp/{parts_name(newest.rank)}"):
