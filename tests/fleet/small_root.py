@@ -24,7 +24,7 @@ from windlass.engine.protocol import Launch, RandomWeightsOf, Submit
 from windlass.engine.ranks import RankJob
 from windlass.fleet.board import EpochBoard, NotesLost
 from windlass.fleet.channel import Channel, ChannelLost, dial, keep_alive
-from windlass.fleet.messages import FromRoot, FromWorker, Join, PutNote, Start, TakeNote
+from windlass.fleet.messages import FromRoot, FromWorker, Join, PutNote, Start, TakeNote, key_name
 
 CONFIG = json.loads((Path(__file__).parents[1] / "families" / "tiny" / "llama.json").read_text())
 SECRET = b"sixteen bytes are enough"
@@ -154,7 +154,8 @@ class SmallRoot:
         hosts, machines = ("127.0.0.1",) * world, (0, *(1,) * (world - 1))
         meeting = Meeting(key=os.urandom(32), hosts=hosts, machines=machines, transport=transport)
         jobs = [RankJob(launch=launch or tiny(layout), rank=rank, meeting=meeting, epoch=epoch) for rank in range(world)]
-        self.post(Start(epoch, jobs[1:]))
+        covered = msgspec.structs.replace(meeting, key=self.channel.covered(meeting.key, key_name(epoch)))
+        self.post(Start(epoch, [msgspec.structs.replace(job, meeting=covered) for job in jobs[1:]]))
         return jobs[0]
 
     def engine(self, job: RankJob) -> Any:

@@ -124,6 +124,17 @@ def test_frames_cannot_be_said_again_left_out_or_swapped(said: list[Any], data: 
         assert "not signed" in why
 
 
+def test_a_key_travels_covered_and_both_sides_know_it() -> None:
+    one: Any = Channel(None, Written(), KEYS, FromRoot)  # type: ignore[arg-type]
+    other: Any = Channel(None, Written(), Keys(KEYS.theirs, KEYS.mine), FromRoot)  # type: ignore[arg-type]
+    stranger: Any = Channel(None, Written(), Keys(KEYS.theirs, b"another"), FromRoot)  # type: ignore[arg-type]
+    key = bytes(range(32))
+    covered = one.covered(key, "key of epoch 1")
+    assert covered != key != one.covered(key, "key of epoch 2") != covered
+    assert other.covered(covered, "key of epoch 1") == key
+    assert stranger.covered(covered, "key of epoch 1") != key
+
+
 @given(st.binary(max_size=400))
 def test_other_bytes_are_no_message(garbage: bytes) -> None:
     found, why = heard([garbage])

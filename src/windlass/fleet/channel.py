@@ -58,6 +58,10 @@ class Wire(Protocol[Said, Heard]):
         """The next message. Raises ChannelLost."""
         ...
 
+    def covered(self, key: bytes, name: str) -> bytes:
+        """A key as it may travel, where others can listen; and, on the other side, what it was. `name`: of nothing else on this wire."""
+        ...
+
     def close(self) -> None:
         """At once; what was posted before may be lost. May be called twice."""
         ...
@@ -94,6 +98,7 @@ class Channel(Generic[Said, Heard]):
         """`heard`: the union of messages that the other side may send."""
         self._reader, self._writer = reader, writer
         self._mine, self._theirs = Seal(keys.mine), Seal(keys.theirs)
+        self._cover = hmac.digest(min(keys), max(keys), "sha256")  # the same on both sides, and no part of it was ever said
         self._decode = msgspec.msgpack.Decoder(heard).decode
         self._last_heard, self._is_listening = time.monotonic(), False
         self.address = _address(writer, "peername")
@@ -152,6 +157,10 @@ class Channel(Generic[Said, Heard]):
                 return part
             data += part
         return data
+
+    def covered(self, key: bytes, name: str) -> bytes:
+        mask = hmac.digest(self._cover, f"windlass cover {name}".encode(), "sha256")
+        return bytes(one ^ other for one, other in zip(key, mask, strict=True))
 
     def close(self) -> None:
         """What was posted gets a moment: a transport writes what it has before it closes, unless the other side takes nothing."""

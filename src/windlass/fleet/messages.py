@@ -86,6 +86,11 @@ class NoPart(Message, frozen=True):
     words: str
 
 
+def key_name(epoch: int) -> str:
+    """Under which an epoch's key is covered (channel.Wire)."""
+    return f"key of epoch {epoch}"
+
+
 class Start(Message, frozen=True):
     """One process a job, after Prepare where there is something to read. What the worker holds, and where, it fills in itself."""
 

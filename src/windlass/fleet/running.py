@@ -113,7 +113,7 @@ class Epoch:
     async def start(self, make_engine: MakeEngine) -> Port:
         """The way to the first rank; it is not open yet."""
         for member in self.taking_part:
-            jobs = [self._job(rank) for rank in self.ranks(member) if rank]
+            jobs = [self._job(rank, member) for rank in self.ranks(member) if rank]
             if jobs:
                 member.wire.post(said.Start(self.number, jobs))
         if self.plan.layout.world == 1:
@@ -133,11 +133,13 @@ class Epoch:
         )
         return make_engine(msgspec.structs.replace(self.launch, part=part), theirs)
 
-    def _job(self, rank: int) -> RankJob:
+    def _job(self, rank: int, member: Member) -> RankJob:
+        """What is said is signed but not secret, so the epoch's key goes covered (session.py uncovers it)."""
+        key = member.wire.covered(self._meeting.key, said.key_name(self.number))
         return RankJob(
             launch=self.launch,
             rank=rank,
-            meeting=self._meeting,
+            meeting=msgspec.structs.replace(self._meeting, key=key),
             epoch=self.number,
             shares=self.plan.shares,
             stages=self.plan.stages,

@@ -204,7 +204,9 @@ class Session:
             self._rank_ended(epoch, rank, Failed("", f"could not be started: {error.strerror or error}"))
 
     def _filled(self, job: RankJob) -> RankJob:
-        """What is here, and where: only this machine knows."""
+        """What is here, and where: only this machine knows. The key is as it was."""
+        key = self._wire.covered(job.meeting.key, said.key_name(job.epoch))
+        job = msgspec.structs.replace(job, meeting=msgspec.structs.replace(job.meeting, key=key))
         if self._equipment.cache is None:
             return job
         held = self._held or Held()
