@@ -11,7 +11,7 @@ RUN := .venv/.installed-run-$(TORCH)
 DEV := .venv/.installed-dev-$(TORCH)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types format harness clean
+.PHONY: help demo test long lint types format harness clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -28,7 +28,11 @@ demo: $(RUN)  ## plan a large model; plan, convert, measure, run and split a sma
 	@if [ -t 0 ] && [ -t 1 ]; then $(BIN)/windlass run .demo/smollm2-int8; fi
 
 test: lint types  ## install everything; lint, types, and all tests that need no GPU
-	$(BIN)/python -m pytest -n $(JOBS) -m "not gpu"
+	$(BIN)/python -m pytest -n $(JOBS) -m "not gpu and not long"
+
+long: $(DEV)  ## tests that take minutes: more hosts disturbed, longer soaks
+	WINDLASS_SOAK_MINUTES=5 $(BIN)/python -m pytest -m "long and not gpu" tests
+	WINDLASS_SOAK_MINUTES=5 $(BIN)/python -m pytest tests/serve/test_soak.py
 
 lint: $(DEV)  ## ruff, rules and format
 	$(BIN)/ruff check .

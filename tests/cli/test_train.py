@@ -147,6 +147,7 @@ def test_a_folder_with_checkpoints_is_not_begun_anew(recipe: Path, whole: Path, 
     assert "has checkpoints already; go on with --resume" in one_line(capsys)
 
 
+@pytest.mark.long
 def test_a_signal_to_the_agent_stops_all(recipe: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     command = [*tiny_run.COMMAND, *words(recipe, out, "--max-restarts", "2", schedule__steps=1000)]

@@ -90,6 +90,7 @@ def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "int4"
 
 
+@pytest.mark.long
 def test_experts_whose_ranks_die_or_stand_still(experts: Path, hosts: Hosts, tmp_path: Path) -> None:
     """Two experts a host; a rank is killed on one, then on another a rank neither works nor ends."""
     asked = questions(96)  # of 200, one is as good as a tie: it changes with the number of ranks, disturbed or not

@@ -92,7 +92,7 @@ def alone(smollm2: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("num_workers", [2, 3])
+@pytest.mark.parametrize("num_workers", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_the_same_text_as_alone(smollm2: Path, alone: dict[str, Any], secret: Path, tmp_path: Path, num_workers: int) -> None:
     with ExitStack() as stack:
         caches = [tmp_path / f"cache{number}" for number in range(num_workers)]

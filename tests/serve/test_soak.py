@@ -17,7 +17,7 @@ def test_every_request_ends_properly_and_nothing_is_left_behind(smollm2: Path, c
     pytest.importorskip("torch")
     import serve_soak
 
-    minutes = float(os.environ.get("WINDLASS_SOAK_MINUTES", "0.7"))
+    minutes = float(os.environ.get("WINDLASS_SOAK_MINUTES", "0.4"))
     found = serve_soak.run(str(smollm2), minutes, at_once=12, kill_every=12.0)
     told = capsys.readouterr().out
     assert found == [], told
