@@ -23,6 +23,8 @@ pytest.importorskip("tokenizers")
 import torch
 
 from windlass.cli import run as windlass
+from windlass.cli.plan_training import as_run
+from windlass.core.recipe import recipe_from
 from windlass.nn import Decoder
 from windlass.train.checkpoint.tensors import CheckpointTensors
 from windlass.train.data.batches import Batch
@@ -382,3 +384,19 @@ def test_what_an_earlier_run_left_decides_nothing(tmp_path: Path, monkeypatch: p
         assert train_worker.train(nothing, nothing, tmp_path, nothing) == code
         found = read_outcome(tmp_path)
         assert found is not None and found.kind == kind
+
+
+def test_what_is_planned_before_a_run_is_what_is_run() -> None:
+    """A plan that recomputes, or shares rows out, would fit where the run does not."""
+    asked = recipe_from({"model": {"name": "x"}, "parallel": {"tp": 2}})
+    found = as_run(asked, num_devices=8)
+    assert (found.parallel.tp, found.parallel.pp, found.parallel.ep, found.parallel.zero) == (2, 1, 1, 3)
+    assert found.parallel.sequence_parallel is False
+    assert (found.memory.recompute, found.batch.micro_batch) == ("none", 1)
+    said = recipe_from(
+        {"model": {"name": "x"}, "memory": {"recompute": "full"}, "batch": {"micro_batch": 4}, "parallel": {"zero": 0}}
+    )
+    kept = as_run(said, num_devices=8)
+    assert (kept.memory.recompute, kept.batch.micro_batch, kept.parallel.zero) == ("full", 4, 0)
+    other = recipe_from({"model": {"name": "x"}, "run": {"engine": "deepspeed"}})
+    assert as_run(other, num_devices=8) == other

@@ -49,8 +49,30 @@ def planned(recipe: Recipe, target: str, on: str | None = None, region: str = "w
     """The plan of a recipe that is about to be run, on its own hardware or on this machine."""
     resolved = recipe_model(recipe, target)
     hardware = resolve_hardware(on or recipe.hardware.on)
-    made = plan_training(resolved.spec, resolved.rules, hardware, recipe, prices_on(hardware, region))
+    asked = as_run(recipe, hardware.num_devices)
+    made = plan_training(resolved.spec, resolved.rules, hardware, asked, prices_on(hardware, region))
     return as_plan(made, resolved.spec, resolved.rules, hardware, region)
+
+
+def as_run(recipe: Recipe, num_devices: int) -> Recipe:
+    """With what the trainer takes where a recipe is silent, instead of what a planner would choose: what is planned is what is run.
+
+    The trainer keeps whole rows between tensor-parallel regions; planners ask for sequence parallelism only where experts are spread too.
+    """
+    if recipe.run.engine != "torch":
+        return recipe
+    asked, replace = recipe.parallel, msgspec.structs.replace
+    degrees = {name: getattr(asked, name) or 1 for name in ("tp", "cp", "pp", "ep", "virtual_stages")}
+    zero = asked.zero if asked.zero is not None else 3 if num_devices > 1 else 0
+    shared = asked.sequence_parallel
+    if shared is None and not (degrees["tp"] > 1 and degrees["ep"] > 1):
+        shared = False
+    return replace(
+        recipe,
+        parallel=replace(asked, **degrees, zero=zero, sequence_parallel=shared),
+        batch=replace(recipe.batch, micro_batch=recipe.batch.micro_batch or 1),
+        memory=replace(recipe.memory, recompute=recipe.memory.recompute or "none"),
+    )
 
 
 def _hardware(named: str | None, cloud: bool, resolved: Resolved, recipe: Recipe) -> tuple[Hardware, tuple[Reason, ...]]:
