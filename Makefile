@@ -31,8 +31,7 @@ test: lint types  ## install everything; lint, types, and all tests that need no
 	$(BIN)/python -m pytest -n $(JOBS) -m "not gpu and not long"
 
 long: $(DEV)  ## tests that take minutes: more hosts disturbed, longer soaks
-	WINDLASS_SOAK_MINUTES=5 $(BIN)/python -m pytest -m "long and not gpu" tests
-	WINDLASS_SOAK_MINUTES=5 $(BIN)/python -m pytest tests/serve/test_soak.py
+	WINDLASS_SOAK_MINUTES=5 $(BIN)/python -m pytest -m "long and not gpu"
 
 lint: $(DEV)  ## ruff, rules and format
 	$(BIN)/ruff check .

@@ -185,6 +185,7 @@ def again(worker: WorkerProcess, folder: Path) -> WorkerProcess:
     return WorkerProcess(folder, "--listen", f"127.0.0.1:{worker.port}")
 
 
+@pytest.mark.long
 def test_requests_go_on_through_whatever_happens(
     model: Path,
     alone: tuple[list[list[int]], list[float]],

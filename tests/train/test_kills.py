@@ -24,6 +24,7 @@ def measured(*options: str) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
+@pytest.mark.long
 def test_kills_at_random_moments() -> None:
     """Fifty with `python bench/train_kills.py`."""
     found = measured("--kills", "2", "--steps", "6", "--seed", str(time.time_ns()))
