@@ -185,11 +185,13 @@ def test_a_folder_that_a_host_does_not_have(hosts: Hosts, tmp_path: Path) -> Non
 
 
 LEAVES = """
-import os, signal, sys
+import os, signal, sys, time
 sys.path.insert(0, sys.argv[1])
 from hosts import Hosts
 hosts = Hosts(1).__enter__()
 hosts.start(1, ["sleep", "1000"], stdout=-3, stderr=-3)
+while not hosts.pids(1):  # it is on its way in
+    time.sleep(0.01)
 print(hosts._names[0], hosts.pids(1)[0], flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
