@@ -6,6 +6,8 @@ from pathlib import Path
 
 import typer
 
+from windlass.cli import fleet_options
+
 EXAMPLES = """Examples:
 
 windlass run SmolLM2-135M-Instruct.gguf
@@ -37,14 +39,12 @@ def run(
     device: str = typer.Option("auto", metavar="cpu|cuda|mps", help="Where it runs; without it the best there is."),
     kv: str | None = typer.Option(None, metavar="bf16|fp32", help="How keys and values are stored."),
     context: str | None = typer.Option(None, metavar="8k", help="Tokens of chat and answer to keep memory for."),
-    workers: str | None = typer.Option(
-        None, metavar="HOST:PORT,...", help="Machines that share the model with this one; each runs `windlass worker`."
-    ),
-    secret_file: Path | None = typer.Option(None, metavar="FILE", help="The secret that the workers were started with."),
-    sync: str = typer.Option("exact", metavar="exact|int8", help="How partial sums travel: as they are, or in blocks of int8."),
-    tp: int = typer.Option(1, metavar="N", min=1, help="Processes that share every layer."),
-    pp: int = typer.Option(1, metavar="N", min=1, help="Stages of layers, one after another, each in processes of its own."),
-    ep: int = typer.Option(1, metavar="N", min=1, help="Of the tp processes, how many ways the experts are spread."),
+    workers: str | None = fleet_options.WORKERS,
+    secret_file: Path | None = fleet_options.SECRET_FILE,
+    sync: str = fleet_options.SYNC,
+    tp: int = fleet_options.TP,
+    pp: int = fleet_options.PP,
+    ep: int = fleet_options.EP,
     plan: Path | None = typer.Option(None, metavar="plan.json", help="Run as `windlass plan --save` decided."),
     exact: bool = typer.Option(False, "--exact", help="Packed weights as plain fp32: slower, larger, no rounding."),
     as_json: bool = typer.Option(False, "--json", help="Print the answer as JSON, with its tokens and times."),

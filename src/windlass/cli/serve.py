@@ -6,6 +6,8 @@ from pathlib import Path
 
 import typer
 
+from windlass.cli import fleet_options
+
 EXAMPLES = """Examples:
 
 windlass serve SmolLM2-135M-Instruct.gguf
@@ -29,14 +31,12 @@ def serve(
     max_waiting: int = typer.Option(64, metavar="N", help="Requests that may wait besides those that run; more get 429."),
     max_running: int | None = typer.Option(None, metavar="N", help="Sequences run at once; without it what memory has room for."),
     engine: str = typer.Option("windlass", metavar="windlass|vllm", help="Who computes."),
-    workers: str | None = typer.Option(
-        None, metavar="HOST:PORT,...", help="Machines that share the model with this one; each runs `windlass worker`."
-    ),
-    secret_file: Path | None = typer.Option(None, metavar="FILE", help="The secret that the workers were started with."),
-    sync: str = typer.Option("exact", metavar="exact|int8", help="How partial sums travel: as they are, or in blocks of int8."),
-    tp: int = typer.Option(1, metavar="N", min=1, help="Processes that share every layer."),
-    pp: int = typer.Option(1, metavar="N", min=1, help="Stages of layers, one after another, each in processes of its own."),
-    ep: int = typer.Option(1, metavar="N", min=1, help="Of the tp processes, how many ways the experts are spread."),
+    workers: str | None = fleet_options.WORKERS,
+    secret_file: Path | None = fleet_options.SECRET_FILE,
+    sync: str = fleet_options.SYNC,
+    tp: int = fleet_options.TP,
+    pp: int = fleet_options.PP,
+    ep: int = fleet_options.EP,
     plan: Path | None = typer.Option(None, metavar="plan.json", help="Serve as `windlass plan --save` decided."),
     name: str = typer.Option("", metavar="NAME", help="What clients call the model; without it, its own name."),
     device: str = typer.Option("auto", metavar="cpu|cuda|mps", help="Where it runs; without it the best there is."),
