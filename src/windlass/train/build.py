@@ -14,11 +14,11 @@ from windlass.core.recipe import Recipe
 from windlass.core.rule import Rule
 from windlass.errors import BadInput, Impossible
 from windlass.kernels.compiled import compile_chains
-from windlass.nn.shard import WHOLE
+from windlass.nn.shard import WHOLE, Shard
 from windlass.train.flops import flops_per_token
 from windlass.train.init import FirstWeights, LoadedWeights
 from windlass.train.lora import adapt
-from windlass.train.model import build_model
+from windlass.train.model import Trained, build_model
 from windlass.train.precision import TYPES, Masters
 from windlass.train.slabs import Slab
 from windlass.train.spread.ranks import Ranks
@@ -52,15 +52,7 @@ def build_trainer(
     share = None if isinstance(ranks, Alone) else ranks.share_of_weights
     how = {"seed": recipe.run.seed, "device": device, "dtype": compute, "held_dtype": held, "share": share}
     weights = FirstWeights(spec, rules, **how) if opened is None else LoadedWeights(opened, **how)
-    model = build_model(
-        spec,
-        weights,
-        batches.sequence_length,
-        mtp=recipe.model.mtp,
-        loss=recipe.loss,
-        recompute=recipe.memory.recompute or "none",
-        shard=WHOLE if isinstance(ranks, Alone) else ranks.shard,
-    )
+    model = model_of(recipe, spec, weights, batches.sequence_length, WHOLE if isinstance(ranks, Alone) else ranks.shard)
     if not isinstance(ranks, Alone):
         ranks.dispatch_experts(model)
     slabs = slabs_of(model, weights)
@@ -122,6 +114,12 @@ def _ranks(recipe: Recipe, spec: ModelSpec, rules: tuple[Rule, ...], device: tor
             f"the recipe asks for {wanted}, and there is one process: start as many as it takes, with --nproc or torchrun"
         )
     return Alone()
+
+
+def model_of(recipe: Recipe, spec: ModelSpec, weights: FirstWeights, length: int, shard: Shard = WHOLE) -> Trained:
+    """As the recipe says, whichever engine trains it."""
+    recompute = recipe.memory.recompute or "none"
+    return build_model(spec, weights, length, mtp=recipe.model.mtp, loss=recipe.loss, recompute=recompute, shard=shard)
 
 
 def check_recipe(recipe: Recipe, spec: ModelSpec) -> None:

@@ -27,7 +27,7 @@ from windlass.train.build import settings_of, slabs_of
 from windlass.train.deepspeed_config import check_recipe, deepspeed_config
 from windlass.train.flops import flops_per_token
 from windlass.train.init import FirstWeights, LoadedWeights
-from windlass.train.model import Trained, build_model
+from windlass.train.model import Trained
 from windlass.train.optimizer import decay_groups
 from windlass.train.precision import TYPES
 from windlass.train.schedule import rate
@@ -73,14 +73,7 @@ def build_deepspeed(
     settings = settings_of(recipe, batches.sequence_length, ranks.dp_size)
     how = {"seed": recipe.run.seed, "device": device, "dtype": compute, "held_dtype": torch.float32}
     weights = FirstWeights(spec, rules, **how) if opened is None else LoadedWeights(opened, **how)
-    model = build_model(
-        spec,
-        weights,
-        batches.sequence_length,
-        mtp=recipe.model.mtp,
-        loss=recipe.loss,
-        recompute=recipe.memory.recompute or "none",
-    )
+    model = build.model_of(recipe, spec, weights, batches.sequence_length)
     slabs = slabs_of(model, weights)
     parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     groups = decay_groups(parameters, slabs, recipe.optimizer.weight_decay)
