@@ -218,7 +218,7 @@ def ratio(concurrency: int, rounds: int) -> None:
     """One engine for both, so that both meet the same weights, threads and cache; who is first changes from round to round."""
     from made_gguf import SHAPES, make
 
-    from windlass.engine.client import open_client
+    from windlass.engine.client.client import open_client
     from windlass.engine.protocol import Launch
 
     with tempfile.TemporaryDirectory() as folder:

@@ -32,7 +32,7 @@ def script(name: str, path: Path) -> Any:
     return module
 
 
-download = script("hub_for_streams", ROOT / "tests" / "formats" / "test_download.py")
+download = script("hub_for_streams", ROOT / "tests" / "formats" / "hub" / "test_download.py")
 kills = script("convert_kills_for_streams", ROOT / "bench" / "convert_kills.py")
 
 NUM_FILES = 6

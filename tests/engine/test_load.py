@@ -14,7 +14,7 @@ from fake_text import TEMPLATE, ids, model_text
 from windlass.core.client import SyncClient
 from windlass.core.request import GREEDY, Request, ScoreRequest
 from windlass.engine import load
-from windlass.engine.client import open_client, open_sync_client
+from windlass.engine.client.client import open_client, open_sync_client
 from windlass.engine.engine import Engine
 from windlass.engine.load import load_model
 from windlass.engine.protocol import Launch, Output, RandomWeightsOf, Submit

@@ -8,7 +8,7 @@ from windlass.core.request import Sampling
 from windlass.engine.load import load_model
 from windlass.engine.protocol import Launch, Submit
 from windlass.errors import BadInput
-from windlass.weights.text_of import model_text
+from windlass.weights.text.files import model_text
 
 Samples = tuple[tuple[int, ...], ...]
 

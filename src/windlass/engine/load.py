@@ -17,6 +17,7 @@ from windlass.core.request import Info
 from windlass.core.rule import Part, Rule
 from windlass.core.scheme import Scheme, scheme
 from windlass.engine.engine import Engine
+from windlass.engine.execute.runner import Runner
 from windlass.engine.memory import (
     MAX_SEQUENCES,
     OTHER_STEP_TOKENS,
@@ -27,18 +28,17 @@ from windlass.engine.memory import (
     limits_for,
 )
 from windlass.engine.protocol import Launch, RandomWeightsOf
-from windlass.engine.runner import Runner
 from windlass.errors import BadInput, Impossible, UnknownName
 from windlass.families import describe, rules
 from windlass.machine.system import this_system
 from windlass.nn.decoder import Decoder
-from windlass.nn.shard import WHOLE, Shard
-from windlass.weights.checkpoint import CheckpointWeights
+from windlass.nn.parallel.shard import WHOLE, Shard
 from windlass.weights.cuts import scheme_of
-from windlass.weights.part_store import open_parts
-from windlass.weights.random import RandomWeights
+from windlass.weights.load.checkpoint import CheckpointWeights
+from windlass.weights.load.random import RandomWeights
+from windlass.weights.load.stream import give_back_memory
 from windlass.weights.source import check_runnable, open_model
-from windlass.weights.stream import give_back_memory
+from windlass.weights.transfer.store import open_parts
 
 KV_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 DEVICES = ("cpu", "cuda", "mps")
@@ -62,7 +62,7 @@ class Built(NamedTuple):
 
 def load_model(launch: Launch, progress: Progress | None = None) -> tuple[Engine, Info]:
     if launch.layout.world > 1:
-        from windlass.engine.split import load_split
+        from windlass.engine.ranks.split import load_split
 
         return load_split(launch, progress)
     began = time.perf_counter()

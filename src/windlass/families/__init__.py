@@ -11,8 +11,8 @@ from typing import Protocol, cast
 from windlass.core.model import ModelSpec
 from windlass.core.rule import Rule
 from windlass.errors import BadConfig
-from windlass.families.config import Config, shown
-from windlass.families.hints import Hints, hints_from
+from windlass.families.reading.config import Config, shown
+from windlass.families.reading.hints import Hints, hints_from
 
 
 class Family(Protocol):
@@ -22,26 +22,26 @@ class Family(Protocol):
 
 # model_type in config.json -> the module that knows it.
 MODEL_TYPES = {
-    "glm4_moe": "glm4_moe",
-    "glm4": "glm4",
-    "chatglm": "chatglm",
-    "llama": "llama",
-    "mistral": "llama",
-    "qwen3": "qwen3",
-    "qwen3_moe": "qwen3_moe",
-    "mixtral": "mixtral",
-    "falcon": "falcon",
-    "RefinedWeb": "falcon",
-    "RefinedWebModel": "falcon",
-    "bloom": "bloom",
-    "gpt2": "gpt2",
-    "gpt_bigcode": "gpt_bigcode",
-    "gpt_neox": "gpt_neox",
-    "deepseek_v3": "deepseek_v3",
-    "glm4_moe_lite": "deepseek_v3",
-    "glm_moe_dsa": "deepseek_v3",
-    "gpt_oss": "gpt_oss",
-    "evo2": "evo2",
+    "glm4_moe": "moe.glm4_moe",
+    "glm4": "dense.glm4",
+    "chatglm": "dense.chatglm",
+    "llama": "dense.llama",
+    "mistral": "dense.llama",
+    "qwen3": "dense.qwen3",
+    "qwen3_moe": "moe.qwen3_moe",
+    "mixtral": "moe.mixtral",
+    "falcon": "dense.falcon",
+    "RefinedWeb": "dense.falcon",
+    "RefinedWebModel": "dense.falcon",
+    "bloom": "dense.bloom",
+    "gpt2": "dense.gpt2",
+    "gpt_bigcode": "dense.gpt_bigcode",
+    "gpt_neox": "dense.gpt_neox",
+    "deepseek_v3": "moe.deepseek_v3",
+    "glm4_moe_lite": "moe.deepseek_v3",
+    "glm_moe_dsa": "moe.deepseek_v3",
+    "gpt_oss": "moe.gpt_oss",
+    "evo2": "dense.evo2",
 }
 
 

@@ -20,7 +20,7 @@ from windlass.core.scheme import KV_BYTES
 from windlass.engine.engine import Engine
 from windlass.engine.load import load_model
 from windlass.engine.protocol import Launch, RandomWeightsOf, Submit
-from windlass.kernels.program import num_threads
+from windlass.kernels.program.program import num_threads
 from windlass.kernels.step import BLOCK_TOKENS
 from windlass.machine.system import this_system
 from windlass.measure.held import weight_bytes

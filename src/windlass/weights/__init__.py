@@ -9,25 +9,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from windlass.weights.checkpoint import CheckpointWeights
-    from windlass.weights.dictionary import DictWeights
-    from windlass.weights.random import RandomWeights
+    from windlass.weights.load.checkpoint import CheckpointWeights
+    from windlass.weights.load.dictionary import DictWeights
+    from windlass.weights.load.random import RandomWeights
+    from windlass.weights.load.stream import give_back_memory
     from windlass.weights.source import Opened, open_model, open_source
-    from windlass.weights.stream import give_back_memory
-    from windlass.weights.text_of import ModelText, SamplingDefaults, model_text, tokenizer_for
+    from windlass.weights.text.files import ModelText, SamplingDefaults, model_text, tokenizer_for
 
 _PLACES = {
-    "CheckpointWeights": "checkpoint",
-    "DictWeights": "dictionary",
-    "ModelText": "text_of",
+    "CheckpointWeights": "load.checkpoint",
+    "DictWeights": "load.dictionary",
+    "ModelText": "text.files",
     "Opened": "source",
-    "RandomWeights": "random",
-    "SamplingDefaults": "text_of",
-    "give_back_memory": "stream",
+    "RandomWeights": "load.random",
+    "SamplingDefaults": "text.files",
+    "give_back_memory": "load.stream",
     "open_model": "source",
     "open_source": "source",
-    "model_text": "text_of",
-    "tokenizer_for": "text_of",
+    "model_text": "text.files",
+    "tokenizer_for": "text.files",
 }
 
 __all__ = [

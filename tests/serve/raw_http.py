@@ -1,0 +1,14 @@
+"""Requests written byte by byte, for what no HTTP library would send."""
+
+from __future__ import annotations
+
+import socket
+
+from serving import Running
+
+
+def raw_request(server: Running, head: str, body: bytes = b"") -> socket.socket:
+    host, _, port = server.url.removeprefix("http://").rpartition(":")
+    made = socket.create_connection((host, int(port)), timeout=10)
+    made.sendall(head.replace("\n", "\r\n").encode() + b"\r\n\r\n" + body)
+    return made
