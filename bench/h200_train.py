@@ -25,7 +25,6 @@ os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # 
 import torch
 from torch import Tensor
 
-from windlass.cli.open.resolve import resolve_hardware
 from windlass.core.count import count_parameters
 from windlass.core.model import Activation
 from windlass.core.recipe.recipe import Recipe, recipe_from
@@ -34,6 +33,7 @@ from windlass.kernels.ops import attention_training as attention_learning
 from windlass.kernels.ops import experts_training as experts_learning
 from windlass.kernels.ops.attention import _reference as attention_reference
 from windlass.kernels.ops.experts import _reference as experts_reference
+from windlass.open.hardware import resolve_hardware
 from windlass.plan.training.plan import TrainingPlan, plan_training
 from windlass.train.build import build_trainer
 from windlass.train.loop.trainer import Trainer

@@ -103,16 +103,15 @@ def _print(count: int, sync: str, batch: int, asked: argparse.Namespace, sent: l
 
 def _rank(job: dict[str, Any], rank: int) -> None:
     _cut_packets("v")
+    from windlass.core.launch import Launch, RandomInit, RankJob
     from windlass.core.layout import Layout
     from windlass.core.ranks.rendezvous import Meeting
-    from windlass.engine.protocol import Launch, RandomWeightsOf
     from windlass.engine.ranks import split
-    from windlass.engine.ranks.process import RankJob
     from windlass.parallel.rendezvous import FolderBoard
 
     world = len(job["hosts"])
     meeting = Meeting(key=bytes.fromhex(job["key"]), hosts=tuple(job["hosts"]), machines=tuple(range(world)), sync=job["sync"])
-    random = RandomWeightsOf(config={**SHAPE, "num_hidden_layers": job["layers"]}, scheme="int4", group=32)
+    random = RandomInit(config={**SHAPE, "num_hidden_layers": job["layers"]}, scheme="int4", group=32)
     launch = Launch(
         model="1.10B", device="cpu", context_tokens=CONTEXT + 2 * job["steps"], random_weights=random, layout=Layout(tp=world),
         max_sequences=job["batch"], max_step_tokens=128,
@@ -149,9 +148,10 @@ def _wait() -> None:
 
 def _follow(part: Any, board: Any, built: Any) -> None:
     import msgspec
+    from windlass.engine.ranks.rank import _steps
 
     from windlass.engine.ranks import split
-    from windlass.engine.ranks.rank import Follower, _steps
+    from windlass.engine.ranks.follower import Follower
     from windlass.engine.schedule.scheduler import Limits
     from windlass.parallel.rendezvous import GroupLost
 

@@ -33,18 +33,18 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("nn", "offload"),
     ("engine",),
     ("plan", "convert", "launch", "check", "measure", "serve", "evaluate", "route", "train", "observe", "fleet"),
-    ("cli",),
-    ("client",),  # windlass.Client: an edge like cli, where names become paths as `windlass run` reads them
+    ("open",),  # names to models, Launch to Client: what cli and windlass.Client share
+    ("cli", "client"),
     ("__main__",),
 )
 ROW = {package: row for row, packages in enumerate(ROWS) for package in packages}
 
 TORCH_FREE = frozenset(
-    "errors units core families bundled machine text wire plan launch serve evaluate route observe cli client __main__ __init__".split()
+    "errors units core families bundled machine text wire plan launch serve evaluate route observe open cli client __main__ __init__".split()
 )
 HEAVY = frozenset({"torch", "numpy", "transformers", "triton", "deepspeed", "vllm"})
 """Never in a torch-free package; in EDGES only inside a function."""
-EDGES = frozenset({"cli", "client"})
+EDGES = frozenset({"open", "cli", "client"})
 """Where everything is wired together, as late as can be."""
 LATE = frozenset({"matplotlib", "pynvml", "huggingface_hub", "pyarrow"})
 """Optional or slow: only inside a function, in whatever package."""
@@ -307,7 +307,7 @@ def test_an_import_that_does_not_point_down_is_caught(name: str, source: str) ->
         ),
         ("windlass.plan.inference.search", "from .memory import weights\nimport msgspec"),
         ("windlass.cli.main", "def f():\n    from windlass.serve import app"),
-        ("windlass.client", "def f():\n    from windlass.cli import run_locate"),
+        ("windlass.client", "def f():\n    from windlass.open import resolve"),
         ("windlass.units", "from windlass.errors import BadInput"),
     ],
 )

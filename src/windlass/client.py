@@ -16,7 +16,10 @@ from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 import msgspec
 
 from windlass.core.client import SyncClient
+from windlass.core.launch import Launch, check_launch
+from windlass.core.layout import Layout
 from windlass.core.model import Frozen
+from windlass.core.ranks.address import parse_workers
 from windlass.core.request import (
     Constraint,
     Delta,
@@ -56,6 +59,16 @@ class Opening(TypedDict, total=False):
     max_sequences: int | None
     kv: str
     exact: bool
+    tp: int
+    """Degrees of tensor, pipeline and expert parallelism: ranks are processes of this machine and of the workers."""
+    pp: int
+    ep: int
+    workers: str | Sequence[str]
+    """HOST:PORT of machines that run `windlass worker`."""
+    secret_file: Path
+    """The secret that the workers were started with."""
+    sync: str
+    """How partial sums travel between ranks: exact or int8."""
     progress: bool
     """Show downloads and compiling on standard error."""
 
@@ -262,7 +275,7 @@ def answer_of(deltas: Iterable[Delta]) -> Answer:
 # --- opening ---------------------------------------------------------------------------------------------------------
 
 _OF_SERVER = frozenset({"api_key", "model", "timeout"})
-_OF_LAUNCH = ("device", "kv", "exact", "context_tokens", "max_sequences")
+_OF_LAUNCH = ("device", "kv", "exact", "context_tokens", "max_sequences", "secret_file", "sync")
 
 
 def opened(where: str | Path | CoreClient, opening: Opening) -> tuple[CoreClient, Sampling]:
@@ -284,26 +297,30 @@ def opened(where: str | Path | CoreClient, opening: Opening) -> tuple[CoreClient
     return HttpClient(where, **options), Sampling()
 
 
-def _local(word: str, opening: Opening) -> tuple[CoreClient, Sampling]:
-    """As `windlass run` does it: the same names, the same defaults."""
+def _local(name: str, opening: Opening) -> tuple[CoreClient, Sampling]:
+    """As `windlass run` opens it: the same names, the same defaults."""
     _check_none(opening.keys() & _OF_SERVER, "a server, not for a model on this machine")
-    from importlib.util import find_spec
+    from windlass.open.client import open_client, require_torch
+    from windlass.open.compile import compile_kernels
+    from windlass.open.generation import DEFAULTS, generation_defaults
+    from windlass.open.resolve import model_files
 
-    from windlass.errors import MissingExtra
-
-    if find_spec("torch") is None:
-        raise MissingExtra("torch", "run", "running a model")
-    from windlass.cli.open.compiling import compile_kernels
-    from windlass.cli.open.locate import locate
-    from windlass.cli.run.options import Options, read_generation_config, settings_from
-    from windlass.engine.client.client import open_client
-    from windlass.engine.protocol import Launch
-
+    require_torch("running a model")
     shown = opening.get("progress", False)
-    path = locate(word, shown)
+    launch = _launch(opening)
+    path = model_files(name, shown)
     compile_kernels(shown)
+    launch = msgspec.structs.replace(launch, model=str(path))
+    return open_client(launch), Sampling(**(DEFAULTS | generation_defaults(path)))
+
+
+def _launch(opening: Opening) -> Launch:
     options: dict[str, Any] = {name: value for name, value in opening.items() if name in _OF_LAUNCH}
-    return open_client(Launch(model=str(path), **options)), settings_from(Options(), read_generation_config(path)).made()
+    layout = Layout(tp=opening.get("tp", 1), pp=opening.get("pp", 1), ep=opening.get("ep", 1))
+    workers = opening.get("workers", ())
+    launch = Launch(**options, layout=layout, workers=parse_workers(workers) if isinstance(workers, str) else tuple(workers))
+    check_launch(launch)
+    return launch
 
 
 def _check_none(names: Iterable[str], what: str) -> None:

@@ -8,11 +8,10 @@ import msgspec
 import pytest
 
 from windlass.bundled.models import bundled_names, find_bundled
-from windlass.cli.open.locate import locate
-from windlass.cli.open.resolve import resolve_model
 from windlass.core.count import count_parameters
 from windlass.core.model import MoE
 from windlass.core.recipe.recipe import load_recipe
+from windlass.open.resolve import describe_model, model_files
 
 pytestmark = pytest.mark.pure
 
@@ -29,7 +28,7 @@ def test_it_is_a_small_mixture_of_experts() -> None:
     folder = find_bundled("tiny-glm")
     assert folder is not None
     assert sum(file.stat().st_size for file in folder.iterdir()) < 25e6
-    found = resolve_model("tiny-glm")
+    found = describe_model("tiny-glm")
     moe = found.spec.layers[-1].feed_forward
     assert isinstance(moe, MoE)
     assert (moe.num_experts, moe.num_active) == (16, 4)
@@ -39,7 +38,7 @@ def test_it_is_a_small_mixture_of_experts() -> None:
 
 
 def test_recipe_log_and_plot_lie_beside_it() -> None:
-    folder = locate("tiny-glm", shown=False)
+    folder = model_files("tiny-glm", shown=False)
     recipe = load_recipe(folder / "recipe.toml")
     lines = gzip.decompress((folder / "training.jsonl.gz").read_bytes()).splitlines()
     steps = [step for step in map(msgspec.json.decode, lines) if "grad_norm" in step]

@@ -17,10 +17,10 @@ from fake_decoder import FakeDecoder
 from fake_text import ids, model_text, words
 
 from windlass.core.client import Late, SyncClient, Unavailable
+from windlass.core.launch import Launch
 from windlass.core.request import GREEDY, Request, ScoreRequest
 from windlass.engine.client.client import LocalClient
 from windlass.engine.client.transport import ProcessPort
-from windlass.engine.protocol import Launch
 from windlass.errors import DoesNotFit
 
 pytestmark = [pytest.mark.multi, pytest.mark.usefixtures("importable")]
@@ -278,7 +278,7 @@ from fake_text import model_text
 from windlass.core.client import SyncClient
 from windlass.core.request import GREEDY, Request
 from windlass.engine.client.client import LocalClient
-from windlass.engine.protocol import Launch
+from windlass.core.launch import Launch
 assert "torch" not in sys.modules and "numpy" not in sys.modules
 inner = LocalClient(Launch(model="slow", loader="fake_decoder:load"), model_text())
 ports = []

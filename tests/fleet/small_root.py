@@ -17,11 +17,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from windlass.core.launch import Launch, RandomInit, RankJob
 from windlass.core.layout import Layout
 from windlass.core.ranks.rendezvous import Meeting
 from windlass.core.request import GREEDY
-from windlass.engine.protocol import Launch, RandomWeightsOf, Submit
-from windlass.engine.ranks.process import RankJob
+from windlass.engine.protocol import Submit
 from windlass.fleet.protocol.channel import Channel, ChannelLost, dial, keep_alive
 from windlass.fleet.protocol.messages import FromRoot, FromWorker, Join, PutNote, Start, TakeNote, key_name
 from windlass.fleet.root.board import EpochBoard, NotesLost
@@ -35,7 +35,7 @@ Kind = TypeVar("Kind")
 
 
 def tiny(layout: Layout) -> Launch:
-    random = RandomWeightsOf(config=CONFIG, scheme="bf16")
+    random = RandomInit(config=CONFIG, scheme="bf16")
     return Launch(model="tiny", device="cpu", context_tokens=64, random_weights=random, layout=layout, kv_bytes=2**22)
 
 
@@ -71,7 +71,7 @@ class WorkerProcess:
     def ranks(self) -> list[int]:
         """Processes it has started."""
         found = subprocess.run(["ps", "-o", "pid=,args=", "--ppid", str(self.pid)], capture_output=True, text=True, check=False)
-        return [int(line.split()[0]) for line in found.stdout.splitlines() if "windlass.engine.ranks.rank" in line]
+        return [int(line.split()[0]) for line in found.stdout.splitlines() if "windlass.engine.ranks.follower" in line]
 
     def close(self) -> None:
         self.process.kill()
@@ -161,17 +161,18 @@ class SmallRoot:
     def engine(self, job: RankJob) -> Any:
         """The first rank, here."""
         from windlass.engine.load import make_engine
-        from windlass.engine.ranks.broadcast import Steps, announce
-        from windlass.engine.ranks.split import LIMITS_NOTE, build_rank
+        from windlass.engine.ranks.broadcast import StepBroadcast, broadcast_steps
+        from windlass.engine.ranks.first import LIMITS_NOTE, build_rank
 
-        notes, steps = _Notes(self), Steps()
+        notes, steps = _Notes(self), StepBroadcast()
         built = build_rank(job, notes)
         weakref.finalize(built.decoder, steps.close)
         weakref.finalize(built.decoder, built.decoder.shard.groups.close)
-        announce(built.decoder, steps)
+        broadcast_steps(built.decoder, steps)
         engine = make_engine(job.launch, built.decoder, built.device)
         notes.put(LIMITS_NOTE, msgspec.msgpack.encode(engine.limits))
-        steps.meet(job, notes)
+        assert job.meeting is not None
+        steps.connect(job.rank, job.meeting, notes)
         return engine
 
 

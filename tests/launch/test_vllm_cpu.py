@@ -45,7 +45,7 @@ READY_SECONDS = 300
 @contextmanager
 def served(folder: Path, log: Path) -> Iterator[str]:
     """`windlass serve --engine vllm` as users start it, by a plan in fp32; ended as by Ctrl-C."""
-    from windlass.cli.open.vllm import plan_vllm
+    from windlass.open.vllm.start import plan_vllm
 
     plan = plan_vllm(folder, context=256, concurrency=4, quant="fp32", kv="fp32")
     (folder / "plan.json").write_bytes(encode_plan(plan))
@@ -119,8 +119,8 @@ def answers(client: SyncClient) -> tuple[list[float], str]:
 
 
 def embedded(folder: Path) -> tuple[list[float], str]:
+    from windlass.core.launch import Launch
     from windlass.engine.client.client import open_sync_client
-    from windlass.engine.protocol import Launch
 
     launch = Launch(model=str(folder), device="cpu", kv="fp32", exact=True, context_tokens=256, max_sequences=1)
     with open_sync_client(launch) as client:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from windlass.core.fused import lacks
+from windlass.core.launch import Launch, RandomInit
 from windlass.core.model import ModelSpec
 from windlass.core.place import local_bytes, local_experts, stored
 from windlass.core.request import Info
@@ -27,7 +28,6 @@ from windlass.engine.memory import (
     check_weights,
     limits_for,
 )
-from windlass.engine.protocol import Launch, RandomWeightsOf
 from windlass.errors import BadInput, Impossible, UnknownName
 from windlass.families import describe, rules
 from windlass.machine.system import this_system
@@ -61,10 +61,7 @@ class Built(NamedTuple):
 
 
 def load_model(launch: Launch, progress: Progress | None = None) -> tuple[Engine, Info]:
-    if launch.layout.world > 1:
-        from windlass.engine.ranks.split import load_split
-
-        return load_split(launch, progress)
+    """A whole model on one device."""
     began = time.perf_counter()
     device = chosen_device(launch.device)
     built = build(launch, device, progress)
@@ -76,8 +73,8 @@ def build(
     launch: Launch, device: str, progress: Progress | None = None, shard_of: ShardOf = lambda *_: WHOLE, parts: str = ""
 ) -> Built:
     """`parts`: a folder with what a shard needs of the checkpoint, to be read instead of it."""
-    if launch.kv not in KV_DTYPES:
-        raise UnknownName("KV type", launch.kv, KV_DTYPES)
+    if launch.kv_type not in KV_DTYPES:
+        raise UnknownName("KV type", launch.kv_type, KV_DTYPES)
     if launch.random_weights is not None:
         built = _random(launch, launch.random_weights, device, shard_of)
     else:
@@ -99,7 +96,7 @@ def _from_checkpoint(launch: Launch, device: str, progress: Progress | None, sha
             device=device,
             dtype=dtype,
             keep_quantized=not launch.exact,
-            tiled=shard.is_whole and _tiled(opened.spec, launch.kv, device),
+            tiled=shard.is_whole and _tiled(opened.spec, launch.kv_type, device),
             progress=progress,
         )
         weights_bytes = weights.memory_bytes()
@@ -111,10 +108,10 @@ def _from_checkpoint(launch: Launch, device: str, progress: Progress | None, sha
         opened.store.close()
 
 
-def _random(launch: Launch, asked: RandomWeightsOf, device: str, shard_of: ShardOf) -> Built:
+def _random(launch: Launch, asked: RandomInit, device: str, shard_of: ShardOf) -> Built:
     spec = describe(asked.config, launch.model)
     check_runnable(spec)
-    how = scheme(asked.scheme, asked.group, launch.kv)
+    how = scheme(asked.scheme, asked.group, launch.kv_type)
     table = rules(spec)
     shard = shard_of(spec, table, lambda: how)
     weights_bytes = _planned_bytes(table, how) if shard.placement is None else _shard_bytes(spec, table, shard, how)
@@ -127,7 +124,7 @@ def _random(launch: Launch, asked: RandomWeightsOf, device: str, shard_of: Shard
         placement=shard.placement,
         tp_index=shard.tp_index,
         device=device,
-        tiled=shard.is_whole and _tiled(spec, launch.kv, device),
+        tiled=shard.is_whole and _tiled(spec, launch.kv_type, device),
     )
     return Built(Decoder(spec, weights, _context(spec, launch), shard=shard), weights_bytes, how.name, device)
 
@@ -160,10 +157,10 @@ def make_engine(
     """`cache_share`: of the keys and values of a token, what this rank keeps."""
     spec, num_sequences = decoder.spec, launch.max_sequences or MAX_SEQUENCES
     free = int(free_bytes(device) / cache_share)
-    kv_bytes = cache_bytes(spec, launch.kv, launch.context_tokens, num_sequences, launch.kv_bytes, free)
+    kv_bytes = cache_bytes(spec, launch.kv_type, launch.context_tokens, num_sequences, launch.kv_bytes, free)
     limits = limits_for(
         spec,
-        launch.kv,
+        launch.kv_type,
         kv_bytes,
         context=launch.context_tokens,
         num_sequences=num_sequences,
@@ -172,7 +169,7 @@ def make_engine(
         room_ahead=_kind(device) == "cuda",
     )
     spare = int(_kind(device) == "cuda")  # see Runner
-    caches = decoder.make_caches(limits.num_blocks + spare, KV_DTYPES[launch.kv], device)
+    caches = decoder.make_caches(limits.num_blocks + spare, KV_DTYPES[launch.kv_type], device)
     num_tokens = min(launch.num_tokens or spec.vocab_size, spec.vocab_size)
     return Engine(decoder, caches, limits, num_tokens, device=device, record=record, runner=runner)
 
@@ -187,9 +184,9 @@ def make_info(launch: Launch, engine: Engine, built: Built, device: str, seconds
         stop_token_ids=spec.stop_token_ids,
         device=device,
         scheme=built.stored_as,
-        kv=launch.kv,
+        kv=launch.kv_type,
         weights_bytes=built.weights_bytes,
-        kv_bytes=engine.limits.num_blocks * block_bytes(spec, launch.kv),
+        kv_bytes=engine.limits.num_blocks * block_bytes(spec, launch.kv_type),
         load_seconds=seconds,
         details={"steps": runner.how},
     )

@@ -1,7 +1,7 @@
 """An engine in a process of its own: `python -m windlass.engine.process FD`, FD being one end of a pair of Unix sockets.
 
-What to load comes on standard input, so that no list of processes shows it. The process ends when the other end of the socket is
-closed, whatever happened to whoever held it, in the middle of a step too: there is nothing here to put in order first.
+The RankJob comes on standard input, so that `ps` does not show it. The process exits when the other end of the socket closes, in the
+middle of a step too: there is no state to save.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from importlib import import_module
 
 import msgspec
 
+from windlass.core.launch import RankJob
 from windlass.engine.parent_death import die_with_parent, end_with
-from windlass.engine.protocol import Command, Failed, Frames, Launch, Loading, Ready, Report, describe_error, frame
+from windlass.engine.protocol import Command, Failed, Loading, MessageReader, Ready, Report, describe_error, encode_frame
 from windlass.errors import Error
 
 SECONDS_BETWEEN_PROGRESS = 0.05
@@ -27,43 +28,43 @@ RECEIVE_BYTES = 2**18
 
 def main() -> int:
     die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program in front, which cancels or closes
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the client, which cancels or closes
     connection = socket.socket(fileno=int(sys.argv[1]))
     end_with(connection.fileno())
-    launch = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Launch)
+    job = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=RankJob)
     try:
-        _serve(launch, connection)
-    except (BrokenPipeError, ConnectionResetError):  # the other end went in the middle of a word
+        _serve(job, connection)
+    except (BrokenPipeError, ConnectionResetError):  # the client is gone
         return 0
     except Error as error:
-        connection.sendall(frame(Failed(**describe_error(error))))
+        connection.sendall(encode_frame(Failed(**describe_error(error))))
         return error.exit_code
-    except Exception as error:  # noqa: BLE001 - the outermost edge: whoever waits is told, and the process ends
+    except Exception as error:  # noqa: BLE001 - the outermost edge: report it and exit
         import traceback
 
         traceback.print_exc()
-        connection.sendall(frame(Failed(**describe_error(error))))
+        connection.sendall(encode_frame(Failed(**describe_error(error))))
         return 1
     return 0
 
 
-def _serve(launch: Launch, connection: socket.socket) -> None:
+def _serve(job: RankJob, connection: socket.socket) -> None:
     from windlass.engine.loop import Loop
 
     def send(report: Report) -> None:
-        connection.sendall(frame(report))
+        connection.sendall(encode_frame(report))
 
-    module, _, function = launch.loader.partition(":")
-    engine, info = getattr(import_module(module), function)(launch, _Progress(send))
+    module, _, function = job.launch.loader.partition(":")
+    engine, info = getattr(import_module(module), function)(job, _Progress(send))
     gc.collect()
-    gc.freeze()  # what is there now stays: collections need not look at it again
+    gc.freeze()  # what is loaded stays: collections need not scan it again
     send(Ready(info))
     Loop(engine, info, send).run(_Inbox(connection).take)
 
 
 class _Inbox:
     def __init__(self, connection: socket.socket) -> None:
-        self._connection, self._frames = connection, Frames()
+        self._connection, self._frames = connection, MessageReader()
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
 
@@ -78,7 +79,7 @@ class _Inbox:
 
 
 class _Progress:
-    """A few times a second is enough to be seen."""
+    """Reports at most a few times a second."""
 
     def __init__(self, send: Callable[[Report], None]) -> None:
         self._send, self._last = send, 0.0

@@ -1,7 +1,7 @@
-"""What goes between an engine and whoever stands in front of it, in another process or in this one: tokens, never text. No torch.
+"""Messages between an engine and its client, across processes or threads: token ids, never text. No torch.
 
-On a socket every message is four bytes of length (big endian) and that many bytes of msgpack, of fixed types: nothing is ever
-unpickled. A step's tokens of all sequences are one message.
+On a socket each message is a frame (core/frames.py) of msgpack with fixed types; nothing is unpickled. One message carries the new
+tokens of all sequences of a step.
 """
 
 from __future__ import annotations
@@ -12,69 +12,11 @@ import msgspec
 
 from windlass import errors
 from windlass.core.client import Broken, Busy, Late, Unavailable
-from windlass.core.layout import Layout
-from windlass.core.model import Frozen
-from windlass.core.place import Interval
-from windlass.core.ranks.rendezvous import Meeting
+from windlass.core.frames import FrameReader, frame
 from windlass.core.request import FinishReason, Info, Sampling, Timings, TokenLogprob, Usage
 from windlass.parallel.group import GroupLost
 
 MAX_MESSAGE_BYTES = 2**30
-_LENGTH_BYTES = 4
-LOADER = "windlass.engine.load:load_model"
-
-
-class RandomWeightsOf(Frozen):
-    """No checkpoint: a shape with numbers at random."""
-
-    config: dict[str, Any]
-    """As config.json has it."""
-    scheme: str = "int4"
-    group: int | None = None
-    seed: int = 0
-
-
-class Part(Frozen):
-    """Which life of which rank a process is: beside what to load, all that differs from rank to rank and from epoch to epoch."""
-
-    meeting: Meeting
-    rank: int = 0
-    epoch: int = 0
-    shares: tuple[float, ...] = ()
-    """Of the work, by tp index; empty: equal."""
-    stages: tuple[Interval, ...] = ()
-    """Layers of each pp index; empty: as equal as can be."""
-    board: str = ""
-    """A folder through which ranks of one machine meet; empty: the board is behind `socket`."""
-    socket: int = -1
-    """Of the first rank: the file descriptor of its socket to the fleet, where it has one."""
-    is_guest: bool = False
-    """Of the first rank: its process is somebody's, and goes on when the epoch is over."""
-
-
-class Launch(Frozen):
-    """What to load and how. What is None is chosen by the engine, as far as memory goes."""
-
-    model: str
-    """A path."""
-    device: str = "auto"
-    kv: str = "bf16"
-    exact: bool = False
-    """Packed weights as plain fp32: slower, larger, and equal to what other programs compute."""
-    context_tokens: int | None = None
-    max_sequences: int | None = None
-    kv_bytes: int | None = None
-    """For keys and values."""
-    max_step_tokens: int | None = None
-    num_tokens: int | None = None
-    """That the tokenizer has; None: every row of the head is a token."""
-    random_weights: RandomWeightsOf | None = None
-    layout: Layout = Layout()
-    """How many processes it is split over, and how."""
-    part: Part | None = None
-    """Of the first rank of an epoch, whose other ranks somebody else starts; None: it starts them itself, on this machine."""
-    loader: str = LOADER
-    """module:function that makes the engine: (launch, progress) -> (Engine, Info)."""
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -251,45 +193,25 @@ def finish_error(finish: Finish) -> errors.Error:
     return Broken(f"the answer could not be computed: {finish.error}")
 
 
-# --- frames
+# --- on a socket
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_command = msgspec.msgpack.Decoder(Command).decode
 _decode_report = msgspec.msgpack.Decoder(Report).decode
 
 
-def frame(message: Command | Report) -> bytes:
-    body = _encode(message)
-    return len(body).to_bytes(_LENGTH_BYTES, "big") + body
+def encode_frame(message: Command | Report) -> bytes:
+    return frame(_encode(message))
 
 
-class Frames:
-    """Bytes as they arrive -> whole messages."""
+class MessageReader:
+    """Bytes as they arrive to whole messages."""
 
     def __init__(self) -> None:
-        self._waiting = bytearray()
+        self._frames = FrameReader(MAX_MESSAGE_BYTES)
 
     def commands(self, data: bytes) -> list[Command]:
-        return [_decode_command(body) for body in self._push(data)]
+        return [_decode_command(body) for body in self._frames.push(data)]
 
     def reports(self, data: bytes) -> list[Report]:
-        return [_decode_report(body) for body in self._push(data)]
-
-    def _push(self, data: bytes) -> list[bytes]:
-        self._waiting += data
-        found: list[bytes] = []
-        start = 0
-        while len(self._waiting) - start >= _LENGTH_BYTES:
-            end = start + _LENGTH_BYTES + self._length(start)
-            if len(self._waiting) < end:
-                break
-            found.append(bytes(self._waiting[start + _LENGTH_BYTES : end]))
-            start = end
-        del self._waiting[:start]
-        return found
-
-    def _length(self, start: int) -> int:
-        length = int.from_bytes(self._waiting[start : start + _LENGTH_BYTES], "big")
-        if length > MAX_MESSAGE_BYTES:
-            raise Unavailable(f"a message of {length:,} bytes on the engine's socket; it is not ours")
-        return length
+        return [_decode_report(body) for body in self._frames.push(data)]

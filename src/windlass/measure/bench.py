@@ -14,12 +14,13 @@ import torch
 
 from windlass import __version__
 from windlass.core.count import count_parameters
+from windlass.core.launch import Launch
 from windlass.core.model import layer_cache_bytes
 from windlass.core.request import GREEDY, Info
 from windlass.core.scheme import KV_BYTES
 from windlass.engine.engine import Engine
 from windlass.engine.load import load_model
-from windlass.engine.protocol import Launch, RandomWeightsOf, Submit
+from windlass.engine.protocol import Submit
 from windlass.kernels.program.program import num_threads
 from windlass.kernels.step import BLOCK_TOKENS
 from windlass.machine.system import this_system
@@ -131,26 +132,18 @@ def bench(
 
 
 def launch_of(setup: Setup) -> Launch:
-    random = None
-    if setup.path is None:
-        assert setup.scheme is not None
-        random = RandomWeightsOf(config=setup.config, scheme=setup.scheme.name, group=setup.scheme.group)
-    return Launch(
-        model=str(setup.path or setup.name),
-        device=setup.device,
-        kv=setup.kv,
-        exact=setup.exact,
-        context_tokens=setup.context_tokens,
-        max_sequences=max(setup.batches),
-        kv_bytes=kv_bytes(setup),
-        random_weights=random,
+    """With room for exactly the batches that are measured."""
+    return msgspec.structs.replace(
+        setup.launch, context_tokens=setup.context_tokens, max_sequences=max(setup.batches), kv_bytes=kv_bytes(setup)
     )
 
 
 def kv_bytes(setup: Setup) -> int:
     """Blocks for the largest batch, and one more for each sequence to grow into."""
     tokens = (-(-setup.context_tokens // BLOCK_TOKENS) + 1) * BLOCK_TOKENS
-    layers = (layer_cache_bytes(layer.mixer, tokens, KV_BYTES[setup.kv], windowed=False) for layer in setup.spec.layers)
+    layers = (
+        layer_cache_bytes(layer.mixer, tokens, KV_BYTES[setup.launch.kv_type], windowed=False) for layer in setup.spec.layers
+    )
     return int(max(setup.batches) * sum(layers))
 
 
@@ -222,7 +215,7 @@ def _enough(setup: Setup, engine: Engine, batch: int, tokens: int) -> int:
 
 
 def _found(setup: Setup, batch: int, timed: Timed, weights: WeightBytes, python_share: float | None) -> Run:
-    element = KV_BYTES[setup.kv]
+    element = KV_BYTES[setup.launch.kv_type]
     step = decode_work(setup.spec, setup.rules, weights, batch, timed.mean_context_tokens, element)
     prefill = prefill_work(setup.spec, setup.rules, weights, batch, setup.prompt_tokens, timed.prefill_steps)
     return Run(
@@ -251,7 +244,7 @@ def _report(setup: Setup, info: Info, limits: Limits, start_seconds: float, runs
         model=setup.name,
         parameters=count_parameters(setup.spec, setup.rules).total,
         scheme=info.scheme or (setup.scheme.name if setup.scheme else ""),
-        kv=info.kv or setup.kv,
+        kv=info.kv or setup.launch.kv_type,
         device=device,
         machine=name,
         num_threads=num_threads() if device == "cpu" else os.cpu_count() or 1,
@@ -259,7 +252,7 @@ def _report(setup: Setup, info: Info, limits: Limits, start_seconds: float, runs
         start_seconds=start_seconds,
         runs=runs,
         memory=held,
-        random_weights=setup.path is None,
+        random_weights=setup.launch.random_weights is not None,
         made_at=datetime.now(UTC).isoformat(timespec="seconds"),
         windlass=__version__,
     )

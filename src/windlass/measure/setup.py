@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
+from windlass.core.launch import Launch
 from windlass.core.model import Frozen, ModelSpec
 from windlass.core.rule import Rule
 from windlass.core.scheme import Scheme
@@ -14,18 +12,12 @@ class Setup(Frozen):
     name: str
     spec: ModelSpec
     rules: tuple[Rule, ...]
-    path: Path | None = None
-    """None: random weights."""
-    config: dict[str, Any] = {}
-    """Of random weights: the shape."""
+    launch: Launch
     scheme: Scheme | None = None
     """How matrices are stored, where it is one of our schemes."""
     batches: tuple[int, ...] = (1,)
     prompt_tokens: int = 128
     new_tokens: int = 128
-    device: str = "auto"
-    kv: str = "bf16"
-    exact: bool = False
 
     @property
     def context_tokens(self) -> int:

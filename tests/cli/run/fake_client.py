@@ -9,8 +9,8 @@ from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from windlass.cli.open.plan import Wanted
 from windlass.core.client import SyncClient
+from windlass.core.launch import Launch
 from windlass.core.request import Delta, Info, Request, ScoreRequest, Scores, Timings, Usage
 from windlass.errors import BadInput
 
@@ -63,11 +63,11 @@ class FakeClient:
         self.closed = True
 
 
-def opener_of(client: FakeClient, seen: list[Wanted] | None = None) -> Callable[[Wanted, bool], Any]:
+def opener_of(client: FakeClient, seen: list[Launch] | None = None) -> Callable[[Launch, bool], Any]:
     @contextmanager
-    def open_fake(wanted: Wanted, shown: bool) -> Generator[SyncClient]:
+    def open_fake(launch: Launch, shown: bool) -> Generator[SyncClient]:
         if seen is not None:
-            seen.append(wanted)
+            seen.append(launch)
         with SyncClient(client) as sync:
             yield sync
 

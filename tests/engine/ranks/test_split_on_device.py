@@ -15,11 +15,13 @@ if not torch.cuda.is_available():
 
 from safetensors.torch import save_file  # noqa: E402
 
+from windlass.cli.bench.ranks import InlineRanks  # noqa: E402
+from windlass.core.launch import Launch  # noqa: E402
 from windlass.core.layout import Layout  # noqa: E402
 from windlass.core.request import GREEDY  # noqa: E402
 from windlass.core.rule import stored_tensors  # noqa: E402
 from windlass.engine.load import load_model  # noqa: E402
-from windlass.engine.protocol import Launch, Submit  # noqa: E402
+from windlass.engine.protocol import Submit  # noqa: E402
 from windlass.families import describe, rules  # noqa: E402
 
 CONFIG = {
@@ -43,18 +45,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def scored(model: Path, layout: Layout) -> list[float]:
-    engine, _ = load_model(
-        Launch(model=str(model), device="cuda", context_tokens=128, max_sequences=2, kv_bytes=2**24, layout=layout)
-    )
-    try:
+    launch = Launch(model=str(model), device="cuda", context_tokens=128, max_sequences=2, kv_bytes=2**24, layout=layout)
+    with InlineRanks(lambda _: None, lambda _: None) as ranks:
+        engine, _ = load_model(launch) if launch.is_single else ranks.load(launch, lambda _done, _total: None)
         engine.submit(Submit(1, [place * 37 % 512 for place in range(60)], GREEDY, 8, logprobs=0, prompt_logprobs=0))
         found: list[float] = []
         while engine.has_work:
             for output in engine.step():
                 found += [entry.logprob for entry in output.prompt_logprobs or () if entry is not None]
-        return found
-    finally:
         engine.close()
+        return found
 
 
 @pytest.mark.parametrize("layout", [Layout(tp=2), Layout(pp=2)], ids=str)

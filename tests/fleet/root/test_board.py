@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windlass.engine.ranks.process import Found, NotFound, Put, Take
+from windlass.engine.ranks.messages import Found, NotFound, Put, Take
 from windlass.fleet.protocol.messages import NoNote, Note, PutNote, TakeNote
 from windlass.fleet.root import board as board_module
 from windlass.fleet.root.board import EpochBoard, NotesLost

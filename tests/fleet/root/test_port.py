@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from windlass.core.client import Unavailable
+from windlass.core.launch import Launch
 from windlass.core.layout import Layout
 from windlass.core.ranks.epoch import EpochPlan
 from windlass.core.request import GREEDY, Info, Timings, Usage
-from windlass.engine.client.calls import Calls
+from windlass.engine.client.requests import Calls
 from windlass.engine.client.transport import Lost, Port, Receive
-from windlass.engine.protocol import AskInfo, Command, Failed, Finish, Launch, Output, Ready, Stepped, Submit, Told
+from windlass.engine.protocol import AskInfo, Command, Failed, Finish, Output, Ready, Stepped, Submit, Told
 from windlass.errors import DoesNotFit, Error
 from windlass.fleet.root import state_machine as events
 from windlass.fleet.root.root import Fleet

@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
 pytestmark = [pytest.mark.cpu, pytest.mark.multi]
@@ -23,13 +24,13 @@ from safetensors.torch import save_file  # noqa: E402
 from small_root import CONFIG, SECRET, WorkerProcess  # noqa: E402
 
 from windlass.core.client import Unavailable  # noqa: E402
+from windlass.core.launch import Launch  # noqa: E402
 from windlass.core.layout import Layout  # noqa: E402
 from windlass.core.ranks.epoch import EpochPlan, Node  # noqa: E402
 from windlass.core.request import GREEDY, Request, Sampling  # noqa: E402
 from windlass.core.rule import stored_tensors  # noqa: E402
 from windlass.engine.client.client import InProcessClient  # noqa: E402
 from windlass.engine.load import load_model  # noqa: E402
-from windlass.engine.protocol import Launch  # noqa: E402
 from windlass.families import describe, rules  # noqa: E402
 from windlass.fleet.root import root as root_module  # noqa: E402
 from windlass.fleet.root import state_machine as events  # noqa: E402
@@ -92,9 +93,8 @@ class Watched:
         self.lines: list[tuple[float, str]] = []
         self.progress: set[tuple[str, str]] = set()
         self.fleet = Fleet(
-            launch_of(model),
+            msgspec.structs.replace(launch_of(model), workers=tuple(workers)),
             planned,
-            workers,
             SECRET,
             told=lambda line: self.lines.append((time.monotonic(), line)),
             progress=lambda one: self.progress.add((one.name, one.doing)),
@@ -251,7 +251,8 @@ def test_who_cannot_be_had_is_named(
     port = worker.port if secret != SECRET else 1
 
     async def run() -> None:
-        fleet = Fleet(launch_of(model), planned, [f"127.0.0.1:{port}"], secret)
+        launch = msgspec.structs.replace(launch_of(model), workers=(f"127.0.0.1:{port}",))
+        fleet = Fleet(launch, planned, secret)
         client = FleetClient(fleet)
         with pytest.raises(Unavailable, match=words):
             await client.ready()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from windlass.core.layout import Layout
-from windlass.engine.ranks.process import Beat
+from windlass.core.ranks.address import parse_workers, worker_address
+from windlass.engine.ranks.messages import Beat
 from windlass.errors import BadInput
-from windlass.fleet.root.member import address_of, addresses
 from windlass.fleet.root.step_times import rank_times
 from windlass.parallel.group import Count
 
@@ -59,7 +59,7 @@ def test_groups_are_told_apart() -> None:
     ],
 )
 def test_addresses(text: str, expected: tuple[str, int]) -> None:
-    assert address_of(text) == expected
+    assert worker_address(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -76,4 +76,4 @@ def test_addresses(text: str, expected: tuple[str, int]) -> None:
 )
 def test_what_is_none(text: str, words: str) -> None:
     with pytest.raises(BadInput, match=words):
-        addresses(text)
+        parse_workers(text)

@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
+from windlass.core.launch import Launch, RankJob
 from windlass.core.layout import Layout
 from windlass.core.ranks.epoch import EpochPlan
 from windlass.core.ranks.rendezvous import KEY_BYTES, Meeting
-from windlass.engine.protocol import Launch
-from windlass.engine.ranks.process import RankJob
 from windlass.fleet.protocol.channel import accept
 from windlass.fleet.protocol.messages import (
     AskBeats,
@@ -159,7 +158,7 @@ def test_a_worker_that_goes_while_it_is_asked_what_it_has_is_called_again() -> N
         with socket.create_server(("127.0.0.1", 0)) as listening:
             listening.setblocking(False)
             answering = asyncio.create_task(answer(listening))
-            fleet = Fleet(Launch(model="none"), replan, [f"127.0.0.1:{listening.getsockname()[1]}"], SECRET)
+            fleet = Fleet(Launch(model="none", workers=(f"127.0.0.1:{listening.getsockname()[1]}",)), replan, SECRET)
             fleet.port().open(lambda _: None, lambda _: None)
             async with asyncio.timeout(SECONDS):
                 while calls < 2:

@@ -24,13 +24,12 @@ pytest.importorskip("torch")
 
 from small_root import CONFIG, SmallRoot, WorkerProcess, generated, is_there, tiny, wait_for, wait_until_gone  # noqa: E402
 
+from windlass.core.launch import Launch, RankJob  # noqa: E402
 from windlass.core.layout import Layout  # noqa: E402
 from windlass.core.ranks.epoch import EpochPlan  # noqa: E402
 from windlass.core.ranks.rendezvous import Meeting  # noqa: E402
 from windlass.core.rule import stored_tensors  # noqa: E402
 from windlass.engine.load import load_model  # noqa: E402
-from windlass.engine.protocol import Launch  # noqa: E402
-from windlass.engine.ranks.process import RankJob  # noqa: E402
 from windlass.families import describe, rules  # noqa: E402
 from windlass.fleet.protocol.handshake import NotAdmitted  # noqa: E402
 from windlass.fleet.protocol.messages import (  # noqa: E402
@@ -325,12 +324,11 @@ def test_ranks_end_with_the_worker(tmp_path: Path, number: int, status: int) -> 
 
 def test_the_roots_own_machine_speaks_the_same_words(tmp_path: Path) -> None:
     """No port, no secret; a rank that cannot be is told of, one that lives beats, and none is left."""
-    store = str(tmp_path / "board")
 
     async def run() -> list[int]:
         own = OwnMachine()
         meeting = Meeting(key=os.urandom(32), hosts=("", ""), machines=(0, 0))
-        own.wire.post(Start(1, [RankJob(launch=tiny(Layout(tp=2)), rank=1, meeting=meeting, epoch=1, store=store)]))
+        own.wire.post(Start(1, [RankJob(launch=tiny(Layout(tp=2)), rank=1, meeting=meeting, epoch=1)]))
         pids, beats = list[int](), 0
         async with asyncio.timeout(60):
             while beats < 2:

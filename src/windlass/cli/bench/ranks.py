@@ -7,48 +7,48 @@ from typing import TYPE_CHECKING, Self
 
 import msgspec
 
-from windlass.cli.open.fleet import Over, Replanned, open_fleet
+from windlass.core.launch import Launch
 from windlass.errors import Error
+from windlass.open.fleet import Replanner, open_fleet
 
 if TYPE_CHECKING:
     from windlass.core.request import Info
     from windlass.engine.engine import Engine
-    from windlass.engine.protocol import Launch
     from windlass.fleet.root.epoch import NodeProgress
     from windlass.fleet.root.inline import Beside
     from windlass.measure.report import Split
 
 
-class Spread:
-    """To be closed."""
+class InlineRanks:
+    """A context manager: closing ends the other ranks."""
 
-    def __init__(self, over: Over, told: Callable[[str], None], nodes: Callable[[NodeProgress], None]) -> None:
-        self._over, self._told, self._nodes = over, told, nodes
+    def __init__(self, told: Callable[[str], None], nodes: Callable[[NodeProgress], None]) -> None:
+        self._told, self._nodes = told, nodes
         self._beside: Beside | None = None
         self._launch: Launch | None = None
 
     def load(self, launch: Launch, progress: Callable[[int, int], None]) -> tuple[Engine, Info]:
-        from windlass.engine.load import load_model
+        from windlass.engine.ranks.first import load_job
         from windlass.fleet.root.inline import Beside
 
         self._launch = launch
-        self._beside = Beside(lambda make: open_fleet(launch, self._over, self._nodes, self._told, make))
+        self._beside = Beside(lambda make: open_fleet(launch, self._nodes, self._told, make))
         with self._beside.explained():
-            engine, info = load_model(self._beside.launch(), progress)
+            engine, info = load_job(self._beside.job(), progress)
         self._beside.ready(info)
         return engine, info
 
     def watch(self, run: Callable[[], Sequence[float]]) -> Split:
         from windlass.measure.report import RankRun, Split
 
-        assert self._beside is not None
+        assert self._beside is not None and self._launch is not None
         plan = self._beside.fleet.plan
         with self._beside.explained():
             found = self._beside.watch(run)
         assert plan is not None
         return Split(
             layout=str(plan.layout),
-            sync=self._over.sync,
+            sync=self._launch.sync,
             predicted_tokens_per_second=plan.tokens_per_second or self._predicted(),
             ranks=tuple(RankRun(**msgspec.structs.asdict(one)) for one in found),
         )
@@ -57,8 +57,8 @@ class Spread:
         """Of processes of this machine; a plan for several machines says it itself."""
         assert self._beside is not None and self._launch is not None
         try:
-            node = self._beside.fleet.own_node(self._over.layout.world)
-            return Replanned(self._launch, self._over).replan([node]).tokens_per_second
+            node = self._beside.fleet.own_node(self._launch.layout.world)
+            return Replanner(self._launch).replan([node]).tokens_per_second
         except Error:
             return 0.0
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from windlass.cli.open.compiling import compile_kernels
-from windlass.cli.open.fleet import Over
-from windlass.cli.open.plan import DEVICES, KV_TYPES, stored_scheme
+from windlass.core.launch import Launch, RandomInit
 from windlass.core.scheme import SCHEME_NAMES, Scheme, scheme
 from windlass.errors import BadInput, Error, MissingExtra, UnknownName
 from windlass.families import describe, rules
+from windlass.open.compile import compile_kernels
+from windlass.open.scheme import stored_scheme
 
 if TYPE_CHECKING:
     from windlass.measure.report import Report
@@ -24,17 +24,14 @@ if TYPE_CHECKING:
 MAX_BATCH = 1024
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
     batches: str = "1"
     prompt_tokens: int = 128
     new_tokens: int = 128
     random_weights: bool = False
     quant: str | None = None
     group: int = 128
-    over: Over = Over()
-    device: str = "auto"
-    kv: str = "bf16"
-    exact: bool = False
+    launch: Launch = Launch()
     profile: Path | None = None
     memory: Path | None = None
     compare: Path | None = None
@@ -42,13 +39,13 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     as_json: bool = False
 
 
-def run(word: str, options: Options) -> int:
+def run(model: str, options: BenchOptions) -> int:
     batches = parse_batches(options.batches)
     _check(options)
     compile_kernels(not options.as_json)  # not part of what starting takes
     begin = time.perf_counter()
     old = _earlier(options.compare)
-    setup = _setup(word, options, batches)
+    setup = _setup(model, options, batches)
     from windlass.measure.bench import bench
     from windlass.measure.memory import MemoryLog
     from windlass.measure.trace import Trace
@@ -69,13 +66,13 @@ def run(word: str, options: Options) -> int:
     return 0
 
 
-def _spread(options: Options) -> Any:
+def _spread(options: BenchOptions) -> Any:
     """None: there is but this process."""
-    if options.over.is_one:
+    if options.launch.is_single:
         return nullcontext()
-    from windlass.cli.bench.ranks import Spread
+    from windlass.cli.bench.ranks import InlineRanks
 
-    return Spread(options.over, (lambda _: None) if options.as_json else _remark, lambda _: None)
+    return InlineRanks((lambda _: None) if options.as_json else _remark, lambda _: None)
 
 
 def _remark(line: str) -> None:
@@ -93,16 +90,11 @@ def parse_batches(text: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _check(options: Options) -> None:
+def _check(options: BenchOptions) -> None:
     if options.prompt_tokens < 1 or options.new_tokens < 2:
         raise BadInput("--prompt-tokens is at least 1 and --new-tokens at least 2")
-    if options.device.split(":")[0] not in DEVICES:
-        raise BadInput(f"--device is cpu, cuda or mps, not {options.device!r}")
-    options.over.check()
-    if not options.over.is_one and (options.profile or options.memory):
-        raise BadInput("--profile and --memory look into one process; leave --workers, --tp and --pp out")
-    if options.kv not in KV_TYPES:
-        raise BadInput(f"--kv is {' or '.join(KV_TYPES)}, not {options.kv!r}")
+    if not options.launch.is_single and (options.profile or options.memory):
+        raise BadInput("--profile and --memory measure one process; leave --workers, --tp and --pp out")
     if options.quant is not None and not options.random_weights:
         raise BadInput("--quant is for --random-weights; a checkpoint runs as it is stored (`windlass convert` changes that)")
     if options.quant is not None and options.quant not in SCHEME_NAMES:
@@ -130,66 +122,48 @@ def _earlier(path: Path | None) -> Report | None:
     return read_report(text, str(path))
 
 
-def _setup(word: str, options: Options, batches: tuple[int, ...]) -> Setup:
+def _setup(name: str, options: BenchOptions, batches: tuple[int, ...]) -> Setup:
     from windlass.measure.setup import Setup
 
-    common: dict[str, Any] = {
-        "batches": batches,
-        "prompt_tokens": options.prompt_tokens,
-        "new_tokens": options.new_tokens,
-        "device": options.device,
-        "kv": options.kv,
-        "exact": options.exact,
-    }
+    common: dict[str, Any] = {"batches": batches, "prompt_tokens": options.prompt_tokens, "new_tokens": options.new_tokens}
     if options.random_weights:
-        config, name = _config(word)
-        spec = describe(config, name, where=word)
-        how = scheme(options.quant or "int4", options.group, options.kv)
-        return Setup(name=name, spec=spec, rules=rules(spec), config=config, scheme=how, **common)
-    from windlass.cli.open.locate import locate
+        from windlass.open.resolve import model_config
+
+        config, label = model_config(name)
+        config = {
+            key: value for key, value in config.items() if key != "quantization_config"
+        }  # how it is published does not matter
+        spec = describe(config, label, where=name)
+        how = scheme(options.quant or "int4", options.group, options.launch.kv_type)
+        random = RandomInit(config=config, scheme=how.name, group=how.group)
+        launch = msgspec.structs.replace(options.launch, model=label, random_weights=random)
+        return Setup(name=label, spec=spec, rules=rules(spec), launch=launch, scheme=how, **common)
+    from windlass.open.resolve import model_files
     from windlass.weights.source import open_model
 
-    path = locate(word, shown=not options.as_json)
+    path = model_files(name, shown=not options.as_json)
     opened = open_model(path)
     opened.store.close()
-    return Setup(
-        name=opened.spec.name, path=path, spec=opened.spec, rules=opened.rules, scheme=_directory_scheme(path, options), **common
-    )
+    launch = msgspec.structs.replace(options.launch, model=str(path))
+    how = _directory_scheme(path, options)
+    return Setup(name=opened.spec.name, spec=opened.spec, rules=opened.rules, launch=launch, scheme=how, **common)
 
 
-def _config(word: str) -> tuple[dict[str, Any], str]:
-    """A config and what to call it; no weights are needed. How the published weights are stored is of no matter."""
-    from windlass.families.registry import find, published_config, unknown_model
-    from windlass.formats.checkpoint import read_config
-    from windlass.formats.hub.hub import fetch_config, looks_like_hub_name
-
-    path = Path(word).expanduser()
-    if path.exists():
-        found, name = read_config(path), path.resolve().name if path.is_dir() else path.stem
-    elif (known := find(word)) is not None:
-        found, name = published_config(known), known.name
-    elif looks_like_hub_name(word):
-        found, name = read_config(fetch_config(word)), word.split("/")[-1]
-    else:
-        raise unknown_model(word)
-    return {key: value for key, value in found.items() if key != "quantization_config"}, name
-
-
-def _directory_scheme(path: Path, options: Options) -> Scheme | None:
+def _directory_scheme(path: Path, options: BenchOptions) -> Scheme | None:
     """Of a model directory, as the plan would name it; None for files with types of their own."""
     if not path.is_dir() or not (path / "config.json").is_file():
         return None
     from windlass.formats.checkpoint import read_config
 
     name, group = stored_scheme(read_config(path))
-    return scheme(name, group, options.kv) if name in SCHEME_NAMES else None
+    return scheme(name, group, options.launch.kv_type) if name in SCHEME_NAMES else None
 
 
 def _planned_bytes(setup: Setup) -> int | None:
     """Weights, cache and activations of this very workload, as `windlass plan` counts them; None where it cannot."""
     if setup.scheme is None:
         return None
-    from windlass.cli.open.resolve import resolve_hardware
+    from windlass.open.hardware import resolve_hardware
     from windlass.plan.inference.assemble import make_plan
     from windlass.plan.inference.search import Question
 
@@ -202,7 +176,7 @@ def _planned_bytes(setup: Setup) -> int | None:
         engine="windlass",
         quant=setup.scheme.name,
         group=setup.scheme.group or 128,
-        kv=setup.kv,
+        kv=setup.launch.kv_type,
         prompt_tokens=setup.prompt_tokens,
         new_tokens=setup.new_tokens,
     )
@@ -213,13 +187,13 @@ def _planned_bytes(setup: Setup) -> int | None:
     return held.weights_bytes + held.kv_bytes + held.activation_bytes
 
 
-def _progress(options: Options) -> Any:
+def _progress(options: BenchOptions) -> Any:
     from windlass.cli.bench.progress import showing
 
     return showing(not options.as_json)
 
 
-def _write(report: Report, options: Options, log: Any, trace: Any) -> list[Path]:
+def _write(report: Report, options: BenchOptions, log: Any, trace: Any) -> list[Path]:
     from windlass.formats.disk.atomic import write_atomically
     from windlass.measure.memory import draw
     from windlass.measure.report import encode_report

@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from windlass.cli.progress import byte_progress
 from windlass.core.scheme import scheme
 from windlass.errors import BadInput, MissingExtra
+from windlass.open.progress import byte_progress
 from windlass.units import parse_bytes
 
 SPOOL = ".windlass-source"
@@ -103,57 +103,26 @@ def _need_torch() -> None:
 
 def _one(source: str, out: Path, options: Options) -> Any:
     from windlass.convert.streamed import open_streamed
+    from windlass.open.resolve import model_files
     from windlass.weights.source import Opened, open_source
 
     opened: Opened
     if options.stream:
         opened = open_streamed(_hub_name(source), out / SPOOL)
     else:
-        opened = open_source(_local(source, options))
+        opened = open_source(model_files(source, shown=not options.as_json))
     if options.to == "dllama":
         return _to_dllama(opened, out, options)
     return _to_hf(opened, out, options)
 
 
 def _hub_name(source: str) -> str:
-    from windlass.families.registry import find
-    from windlass.formats.hub.hub import looks_like_hub_name
+    from windlass.open.resolve import find_model
 
-    if _existing(source):
-        raise BadInput(f"--stream is for models of the hub; {source} is here already")
-    known = find(source)
-    name = known.hub if known else source
-    if not looks_like_hub_name(name):
-        raise BadInput(f"{source!r} is no model of the hub; those are called OWNER/NAME")
-    return name
-
-
-def _local(source: str, options: Options) -> Path:
-    """A path, or a name that is downloaded first."""
-    path = _existing(source)
-    if path is not None:
-        return path
-    from windlass.families.registry import find, unknown_model
-    from windlass.formats.hub.hub import looks_like_hub_name, pull
-
-    known = find(source)
-    name = known.hub if known else source
-    if not looks_like_hub_name(name):
-        raise unknown_model(source)
-    return pull_with_progress(name, 8, not options.as_json, pull)
-
-
-def pull_with_progress(name: str, max_workers: int, shown: bool, pull: Any) -> Path:
-    with byte_progress(f"downloading {name}", shown) as started:
-        state: dict[str, Any] = {"advance": None, "done": 0}
-
-        def progress(done: int, total: int) -> None:
-            if state["advance"] is None:
-                state["advance"] = started(total)
-            state["advance"](done - state["done"])
-            state["done"] = done
-
-        return pull(name, max_workers, progress)
+    found = find_model(source)
+    if found.path is not None:
+        raise BadInput(f"--stream is for models on the hub; {source} is already here")
+    return found.hub
 
 
 def _to_hf(opened: Any, out: Path, options: Options) -> Any:

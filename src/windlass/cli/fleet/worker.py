@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from windlass.core.ranks.rendezvous import DEFAULT_PORT
-from windlass.errors import BadInput, MissingExtra
+from windlass.errors import BadInput
 
 if TYPE_CHECKING:
     from windlass.fleet.worker.equipment import Equipment
@@ -50,24 +50,15 @@ def worker(
 
     Ctrl-C, or SIGTERM, ends it.
     """
-    from importlib.util import find_spec
+    from windlass.core.ranks.address import parse_address
+    from windlass.open.client import require_torch
 
-    if find_spec("torch") is None:
-        raise MissingExtra("torch", "run", "computing a part of a model")
-    host, port = parse_address(listen)
+    require_torch("running a worker")
+    host, port = parse_address(listen, "--listen")
     return _work(host, port, secret_file, _equipment(device, interface, cache, cache_size, model_dir), quiet)
 
 
 worker.__doc__ = f"{worker.__doc__}\n\n{EXAMPLES}"
-
-
-def parse_address(text: str, option: str = "--listen") -> tuple[str, int]:
-    """`HOST:PORT`; an IPv6 address in brackets."""
-    host, colon, port = text.rpartition(":")
-    bare = host.removeprefix("[").removesuffix("]")
-    if not colon or not bare or (":" in bare and host == bare) or not port.isascii() or not port.isdecimal() or int(port) > 65535:
-        raise BadInput(f"{option} is HOST:PORT, as 10.0.0.7:9998 or [fd00::7]:9998; {text!r} is not")
-    return bare, int(port)
 
 
 def _equipment(device: str, interface: str | None, cache: Path | None, cache_size: str | None, models: list[Path]) -> Equipment:

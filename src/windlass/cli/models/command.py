@@ -30,9 +30,9 @@ def show(
 ) -> None:
     """Show one model: its shape, its counts and, with --tensors, its tensors."""
     from windlass.cli.models import tables as model_tables
-    from windlass.cli.open.resolve import resolve_model
+    from windlass.open.resolve import describe_model
 
-    resolved = resolve_model(name)
+    resolved = describe_model(name)
     if as_json:
         model_tables.print_json(model_tables.model_json(resolved, tensors))
     else:

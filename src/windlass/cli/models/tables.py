@@ -9,11 +9,11 @@ import msgspec
 from rich.table import Table
 
 from windlass.cli.console import console
-from windlass.cli.open.resolve import Resolved
 from windlass.core.model import Attention, Convolution, LatentAttention, ModelSpec
 from windlass.core.rule import Rule
 from windlass.families import rules
 from windlass.families.registry import Known, known_models, spec_of
+from windlass.open.resolve import ModelDescription
 from windlass.plan.inference.assemble import model_facts
 from windlass.plan.inference.smallest import smallest_hardware
 from windlass.units import format_bytes, format_context, format_count
@@ -72,7 +72,7 @@ def print_registry(rows: list[dict[str, Any]]) -> None:
     )
 
 
-def model_json(resolved: Resolved, tensors: bool) -> dict[str, Any]:
+def model_json(resolved: ModelDescription, tensors: bool) -> dict[str, Any]:
     made = {
         "facts": model_facts(resolved.spec, resolved.rules),
         "spec": resolved.spec,
@@ -82,7 +82,7 @@ def model_json(resolved: Resolved, tensors: bool) -> dict[str, Any]:
     return {**made, "rules": resolved.rules} if tensors else made
 
 
-def print_model(resolved: Resolved, tensors: bool) -> None:
+def print_model(resolved: ModelDescription, tensors: bool) -> None:
     spec, facts = resolved.spec, model_facts(resolved.spec, resolved.rules)
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold")

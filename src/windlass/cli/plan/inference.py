@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import msgspec
 
-from windlass.cli.open.resolve import resolve_hardware, resolve_model
 from windlass.cli.plan.output import Output
 from windlass.core.hardware.spec import Hardware
 from windlass.core.plan import Plan
 from windlass.errors import BadInput
+from windlass.open.hardware import resolve_hardware
+from windlass.open.resolve import describe_model
 from windlass.plan.cloud.inference import cloud_offers
 from windlass.plan.inference.assemble import make_plan
 from windlass.plan.inference.search import Question
@@ -37,7 +38,7 @@ def run(
     region: str,
     output: Output,
 ) -> int:
-    resolved = resolve_model(target)
+    resolved = describe_model(target)
     prompt, new = (parse_context(text) if text is not None else None for text in lengths)
     asked = Question(
         spec=resolved.spec,

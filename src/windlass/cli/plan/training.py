@@ -7,13 +7,14 @@ from typing import Any
 
 import msgspec
 
-from windlass.cli.open.resolve import Resolved, from_path, resolve_hardware, resolve_model
 from windlass.cli.plan.output import Output
 from windlass.core.hardware.spec import Hardware
 from windlass.core.plan import Plan, Reason
 from windlass.core.recipe.recipe import Recipe, load_recipe, recipe_from
 from windlass.errors import BadInput
 from windlass.families import describe, rules
+from windlass.open.hardware import resolve_hardware
+from windlass.open.resolve import ModelDescription, describe_model, describe_path
 from windlass.plan.cloud.training import smallest_cluster, training_offers
 from windlass.plan.training.assemble import as_plan, prices_on
 from windlass.plan.training.plan import plan_training
@@ -75,7 +76,7 @@ def as_run(recipe: Recipe, num_devices: int) -> Recipe:
     )
 
 
-def _hardware(named: str | None, cloud: bool, resolved: Resolved, recipe: Recipe) -> tuple[Hardware, tuple[Reason, ...]]:
+def _hardware(named: str | None, cloud: bool, resolved: ModelDescription, recipe: Recipe) -> tuple[Hardware, tuple[Reason, ...]]:
     """With --cloud and nothing named, the smallest cluster that fits; this machine's devices say nothing about offers."""
     if named or not cloud:
         return resolve_hardware(named), ()
@@ -101,13 +102,13 @@ def _with_flags(recipe: Recipe, pins: dict[str, int], tokens: str | None, sequen
     return recipe_from(table, "recipe")
 
 
-def recipe_model(recipe: Recipe, target: str) -> Resolved:
+def recipe_model(recipe: Recipe, target: str) -> ModelDescription:
     """What the recipe trains."""
     source = recipe.model
     if source.config is not None:
         spec = describe(source.config, Path(target).stem, where=f"{target}: model.config")
-        return Resolved(spec=spec, rules=rules(spec), source=target)
+        return ModelDescription(spec=spec, rules=rules(spec), source=target)
     if source.path is not None:
-        return from_path(Path(source.path).expanduser())
+        return describe_path(Path(source.path).expanduser())
     assert source.name is not None
-    return resolve_model(source.name)
+    return describe_model(source.name)

@@ -1,4 +1,4 @@
-"""`windlass run`: a chat in the terminal, or one answer. (Not called run.py: the package's own `run` would be hidden by it.)"""
+"""`windlass run`: a chat in the terminal, or one answer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from pathlib import Path
 
 import typer
 
-from windlass.cli.fleet import options as fleet_options
+from windlass.cli.options import opens_model
+from windlass.core.launch import Launch
 
 EXAMPLES = """Examples:
 
@@ -23,42 +24,36 @@ windlass run ./GLM-4.5-Air-int4 --workers 10.0.0.7:9998,10.0.0.8:9998 --secret-f
 windlass run meta-llama/Llama-3.1-8B --plan plan.json"""
 
 
+@opens_model
 def run(
     model: str = typer.Argument(
-        ..., metavar="MODEL", help="A model directory, .gguf or .m file, or a name of the registry or the hub."
+        ..., metavar="MODEL", help="A model directory, a .gguf or .m file, or a name from `windlass models` or the hub."
     ),
     prompt: str | None = typer.Option(
-        None, metavar="TEXT", help="Answer this and stop. Without it: a chat, or what is piped in."
+        None, metavar="TEXT", help="Answer this prompt and exit. Without it: a chat, or the text piped in."
     ),
-    max_tokens: int | None = typer.Option(None, metavar="N", help="Longest answer; without it until the model stops."),
-    temperature: float | None = typer.Option(None, metavar="T", help="0 takes the most likely token; 1 draws as the model says."),
-    top_p: float | None = typer.Option(None, metavar="P", help="Draw among the most likely tokens that together reach P."),
-    top_k: int | None = typer.Option(None, metavar="K", help="Draw among the K most likely tokens."),
-    seed: int | None = typer.Option(None, metavar="S", help="The same seed gives the same answer."),
-    system: str | None = typer.Option(None, metavar="TEXT", help="What the model is told before the chat begins."),
-    device: str = typer.Option("auto", metavar="cpu|cuda|mps", help="Where it runs; without it the best there is."),
-    kv: str | None = typer.Option(None, metavar="bf16|fp32", help="How keys and values are stored."),
-    context: str | None = typer.Option(None, metavar="8k", help="Tokens of chat and answer to keep memory for."),
-    workers: str | None = fleet_options.WORKERS,
-    secret_file: Path | None = fleet_options.SECRET_FILE,
-    sync: str = fleet_options.SYNC,
-    tp: int = fleet_options.TP,
-    pp: int = fleet_options.PP,
-    ep: int = fleet_options.EP,
-    plan: Path | None = typer.Option(None, metavar="plan.json", help="Run as `windlass plan --save` decided."),
-    exact: bool = typer.Option(False, "--exact", help="Packed weights as plain fp32: slower, larger, no rounding."),
-    as_json: bool = typer.Option(False, "--json", help="Print the answer as JSON, with its tokens and times."),
+    max_tokens: int | None = typer.Option(
+        None, metavar="N", help="Maximum tokens of the answer; without it, until the model stops."
+    ),
+    temperature: float | None = typer.Option(None, metavar="T", help="Sampling temperature; 0 is greedy."),
+    top_p: float | None = typer.Option(
+        None, metavar="P", help="Nucleus sampling: keep the most likely tokens whose probabilities sum to P."
+    ),
+    top_k: int | None = typer.Option(None, metavar="K", help="Sample from the K most likely tokens."),
+    seed: int | None = typer.Option(None, metavar="S", help="Random seed; the same seed gives the same answer."),
+    system: str | None = typer.Option(None, metavar="TEXT", help="System prompt."),
+    launch: Launch = typer.Option(),
+    plan: Path | None = typer.Option(None, metavar="plan.json", help="Run as this saved plan says (`windlass plan --save`)."),
+    as_json: bool = typer.Option(False, "--json", help="Print the answer as JSON, with token ids and timings."),
 ) -> int:
-    """Run a model on this machine, or on several: chat with it, or have one answer.
+    """Run a model on this machine or over several: chat with it, or get one answer.
 
-    Sampling follows the model's own generation config where it has one. Ctrl-C stops an answer; a second one, or Ctrl-D, leaves.
+    Sampling defaults come from the model's generation config if it has one. Ctrl-C stops an answer; a second one, or Ctrl-D, exits.
     """
-    from windlass.cli.open.fleet import Over
-    from windlass.cli.run.options import Options
+    from windlass.cli.run.options import RunOptions
     from windlass.cli.run.session import start
-    from windlass.core.layout import Layout
 
-    options = Options(
+    options = RunOptions(
         prompt=prompt,
         max_tokens=max_tokens,
         temperature=temperature,
@@ -66,12 +61,8 @@ def run(
         top_k=top_k,
         seed=seed,
         system=system,
-        device=device,
-        kv=kv,
-        context=context,
-        over=Over(workers=workers, secret_file=secret_file, sync=sync, layout=Layout(tp=tp, pp=pp, ep=ep)),
+        launch=launch,
         plan=plan,
-        exact=exact,
         as_json=as_json,
     )
     return start(model, options)

@@ -1,4 +1,4 @@
-"""What was asked of `windlass run`, and what of it changes while a chat goes on."""
+"""Options of `windlass run`, and the settings that `/set` changes during a chat."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from typing import Any
 
 import msgspec
 
-from windlass.cli.open.fleet import Over
+from windlass.core.launch import Launch
 from windlass.core.request import Sampling
 from windlass.errors import BadInput, UnknownName
+from windlass.open.generation import DEFAULTS
 
-DEFAULTS: dict[str, Any] = {"temperature": 0.7, "top_p": 0.95}
-"""Where neither the user nor the model's generation config says."""
-FROM_CONFIG = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 NUMBERS = {
     "temperature": float,
     "top_p": float,
@@ -30,8 +28,8 @@ OFF = ("off", "none", "no", "false")
 ON = ("on", "yes", "true")
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """The command line."""
+class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The command line of `windlass run`."""
 
     prompt: str | None = None
     max_tokens: int | None = None
@@ -40,12 +38,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     top_k: int | None = None
     seed: int | None = None
     system: str | None = None
-    device: str = "auto"
-    kv: str | None = None
-    context: str | None = None
-    over: Over = Over()
+    launch: Launch = Launch()
     plan: Path | None = None
-    exact: bool = False
     as_json: bool = False
 
 
@@ -85,13 +79,11 @@ def without(values: Mapping[str, Any], key: str) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name != key}
 
 
-def settings_from(options: Options, generation_config: Mapping[str, Any]) -> Settings:
+def settings_from(options: RunOptions, generation: Mapping[str, Any]) -> Settings:
     """The command line, else the model's generation config, else our defaults."""
     given = {name: getattr(options, name) for name in ("temperature", "top_p", "top_k", "seed")}
     settings = Settings(max_tokens=checked_limit(options.max_tokens, "--max-tokens"))
-    settings.sampling = (
-        DEFAULTS | from_config(generation_config) | {key: value for key, value in given.items() if value is not None}
-    )
+    settings.sampling = DEFAULTS | dict(generation) | {key: value for key, value in given.items() if value is not None}
     settings.made()
     return settings
 
@@ -100,29 +92,6 @@ def checked_limit(max_tokens: int | None, name: str) -> int | None:
     if max_tokens is not None and max_tokens < 1:
         raise BadInput(f"{name} is {max_tokens}; it should be at least 1")
     return max_tokens
-
-
-def from_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Of generation_config.json what is a usable number. Greedy models say so with do_sample; 0 means no top_k there."""
-    found: dict[str, Any] = {"temperature": 0.0} if config.get("do_sample") is False else {}
-    for key in FROM_CONFIG if not found else ():
-        value = config.get(key)
-        if isinstance(value, NUMBERS[key] | int) and not isinstance(value, bool) and (key != "top_k" or value > 0):
-            found[key] = value
-    try:
-        Sampling(**found)
-    except BadInput:  # a careless file is no reason not to run
-        return {}
-    return found
-
-
-def read_generation_config(model: Path) -> dict[str, Any]:
-    """Of the model's directory, or the one its file lies in; empty where there is none that can be read."""
-    try:
-        text = ((model if model.is_dir() else model.parent) / "generation_config.json").read_bytes()
-        return msgspec.json.decode(text, type=dict[str, Any])
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-        return {}
 
 
 def _number(name: str, text: str, kind: type) -> Any:

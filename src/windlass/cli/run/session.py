@@ -1,38 +1,44 @@
-"""From the command line's words to an engine, a question or a chat, and an exit code."""
+"""`windlass run` from its options to an exit code: opens the model, then one answer or a chat."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from windlass.cli.open.locate import locate
-from windlass.cli.open.plan import Wanted, wanted
 from windlass.cli.run.answer import Answer, answer, summary
 from windlass.cli.run.chat import Chat, with_system
-from windlass.cli.run.options import Options, Settings, read_generation_config, settings_from
+from windlass.cli.run.options import RunOptions, Settings, settings_from
 from windlass.cli.run.screen import Screen
 from windlass.cli.run.terminal import keyboard
 from windlass.core.client import SyncClient
+from windlass.core.launch import Launch
 from windlass.core.request import Info, Request
 from windlass.errors import BadInput
+from windlass.open.client import open_client, require_torch
+from windlass.open.compile import compile_kernels
+from windlass.open.generation import generation_defaults
+from windlass.open.plan import apply_plan, read_plan
+from windlass.open.progress import ByteBar, byte_progress, node_progress
+from windlass.open.resolve import model_files
 from windlass.units import format_bytes, format_context, format_seconds
 
-Opener = Callable[[Wanted, bool], AbstractContextManager[SyncClient]]
-"""What is wanted, and whether progress is shown -> a client that is ready."""
+Opener = Callable[[Launch, bool], AbstractContextManager[SyncClient]]
+"""A Launch and whether progress is shown -> a client that is ready."""
 
 
-def start(word: str, options: Options, opener: Opener | None = None) -> int:
+def start(model: str, options: RunOptions, opener: Opener | None = None) -> int:
     prompt = _prompt(options)
     if prompt is None and options.as_json:
-        raise BadInput("--json gives one answer: say --prompt TEXT, or pipe a text in")
-    path = locate(word, shown=not options.as_json)
-    asked = wanted(path, options)
-    settings = settings_from(options, read_generation_config(path))
-    with (opener or _real)(asked, not options.as_json) as client:
+        raise BadInput("--json gives one answer: add --prompt TEXT, or pipe a text in")
+    path = model_files(model, shown=not options.as_json)
+    launch = launch_for(path, options)
+    settings = settings_from(options, generation_defaults(path))
+    with (opener or ready_client)(launch, not options.as_json) as client:
         info = client.info()
         _check_system(options, info)
         if prompt is not None:
@@ -40,13 +46,38 @@ def start(word: str, options: Options, opener: Opener | None = None) -> int:
         return _chat(client, info, settings, options)
 
 
-def _real(asked: Wanted, shown: bool) -> AbstractContextManager[SyncClient]:
-    from windlass.cli.run.engine import open_client
+def launch_for(path: Path, options: RunOptions) -> Launch:
+    """One sequence at a time, unless a plan says more."""
+    launch = msgspec.structs.replace(options.launch, model=str(path), max_sequences=1)
+    return launch if options.plan is None else apply_plan(launch, read_plan(options.plan))
 
-    return open_client(asked, shown)
+
+@contextmanager
+def ready_client(launch: Launch, shown: bool) -> Generator[SyncClient]:
+    """A client whose model is loaded, with a progress bar meanwhile. Its process ends with the block."""
+    require_torch("running a model")
+    compile_kernels(shown)
+    with ExitStack() as bars:
+        if launch.is_single:
+            started = bars.enter_context(byte_progress(f"loading {Path(launch.model).name}", shown))
+            client = SyncClient(open_client(launch, ByteBar(started)))
+        else:
+            nodes = bars.enter_context(node_progress(shown))
+            client = SyncClient(open_client(launch, None, nodes, _remark if shown else lambda _: None))
+        try:
+            client.info()
+        except BaseException:
+            client.close()
+            raise
+    with client:
+        yield client
 
 
-def _prompt(options: Options) -> str | None:
+def _remark(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+
+
+def _prompt(options: RunOptions) -> str | None:
     """Given, or piped in; None: there is somebody to chat with."""
     if options.prompt is not None or sys.stdin.isatty():
         text = options.prompt
@@ -57,7 +88,7 @@ def _prompt(options: Options) -> str | None:
     return text
 
 
-def _check_system(options: Options, info: Info) -> None:
+def _check_system(options: RunOptions, info: Info) -> None:
     if not info.has_text:
         raise BadInput(f"{info.model} has no tokenizer: copy tokenizer.json (or the .t file) from where the model came from")
     if options.system is not None and not info.has_chat:
@@ -73,7 +104,7 @@ def request_for(info: Info, settings: Settings, prompt: str, system: str | None)
     return Request(messages=messages, sampling=sampling, max_tokens=limit, thinking=settings.thinking)
 
 
-def _one(client: SyncClient, info: Info, settings: Settings, prompt: str, options: Options) -> int:
+def _one(client: SyncClient, info: Info, settings: Settings, prompt: str, options: RunOptions) -> int:
     screen = Screen()
     found = answer(client, request_for(info, settings, prompt, options.system), None if options.as_json else screen)
     if options.as_json:
@@ -93,7 +124,7 @@ def as_json(found: Answer, info: Info) -> dict[str, Any]:
     }
 
 
-def _chat(client: SyncClient, info: Info, settings: Settings, options: Options) -> int:
+def _chat(client: SyncClient, info: Info, settings: Settings, options: RunOptions) -> int:
     screen = Screen()
     screen.remark(greeting(info))
     if not info.has_chat:

@@ -1,4 +1,4 @@
-"""From the command line's words to a server that listens, and an exit code."""
+"""`windlass serve` from its options to a listening server and an exit code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from windlass.cli.open.fleet import Over
+from windlass.core.launch import Launch
 from windlass.core.model import Frozen
 from windlass.errors import BadInput, Error, MissingExtra
 from windlass.units import parse_bytes
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 ENGINES = ("windlass", "vllm")
 Opener = Callable[[Callable[[int, int], None], Callable[[str], None]], "Client"]
-"""Told of progress in bytes, and of what an operator should know -> a client, which loads when it is asked."""
+"""Told of progress in bytes, and of what an operator should know -> a client, which loads when it is options."""
 
 
-class Asked(Frozen):
-    """The command line."""
+class ServeOptions(Frozen):
+    """The command line of `windlass serve`."""
 
     model: str
     host: str = "127.0.0.1"
@@ -42,13 +42,9 @@ class Asked(Frozen):
     max_waiting: int = 64
     max_running: int | None = None
     engine: str = "windlass"
-    over: Over = Over()
+    launch: Launch = Launch()
     plan: Path | None = None
     name: str = ""
-    device: str = "auto"
-    kv: str | None = None
-    context: str | None = None
-    exact: bool = False
     deadline: float = 600.0
     drain: float = 30.0
     max_body: str = "8MiB"
@@ -59,97 +55,92 @@ class Asked(Frozen):
     page: bool = True
 
 
-def start(asked: Asked) -> int:
-    _check(asked)
+def start(options: ServeOptions) -> int:
+    _check(options)
     # Prompts come one by one, so its threads are of no use; and with them it complains whenever an engine's process is started.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    from windlass.cli.open.locate import locate
+    from windlass.open.resolve import model_files
     from windlass.serve.server import bind
 
-    settings = settings_of(asked)
+    settings = settings_of(options)
     listening = bind(settings)
     with listening:
-        path = locate(asked.model, shown=True)
+        path = model_files(options.model, shown=True)
         settings = msgspec.structs.replace(settings, sampling=_sampling(path))
-        opener, plan = _local(asked, path) if asked.engine == "windlass" else _vllm(asked, path)
-        return _Run(settings, opener, plan, asked.page).until_the_end(listening)
+        opener, plan = _local(options, path) if options.engine == "windlass" else _vllm(options, path)
+        return _Run(settings, opener, plan, options.page).until_the_end(listening)
 
 
-def _check(asked: Asked) -> None:
-    if asked.engine not in ENGINES:
-        raise BadInput(f"--engine is {' or '.join(ENGINES)}, not {asked.engine!r}")
-    asked.over.check()
-    if asked.engine != "windlass" and not asked.over.is_one:
+def _check(options: ServeOptions) -> None:
+    if options.engine not in ENGINES:
+        raise BadInput(f"--engine is {' or '.join(ENGINES)}, not {options.engine!r}")
+    if options.engine != "windlass" and not options.launch.is_single:
         raise BadInput("--workers, --tp, --pp and --ep are for --engine windlass; a plan says how vLLM splits a model")
-    if asked.max_running is not None and asked.max_running < 1:
-        raise BadInput(f"--max-running is {asked.max_running}; it should be at least 1")
+    if options.max_running is not None and options.max_running < 1:
+        raise BadInput(f"--max-running is {options.max_running}; it should be at least 1")
     if find_spec("fastapi") is None or find_spec("uvicorn") is None:
         raise MissingExtra("fastapi", "serve", "serving a model")
 
 
-def settings_of(asked: Asked) -> Settings:
+def settings_of(options: ServeOptions) -> Settings:
     from windlass.serve.http.keys import read_keys
     from windlass.serve.settings import Settings
 
     return Settings(
-        host=asked.host,
-        port=asked.port,
-        api_keys=read_keys(asked.api_key),
-        model=asked.name,
-        max_waiting=asked.max_waiting,
-        max_body_bytes=parse_bytes(asked.max_body),
-        deadline_seconds=asked.deadline,
-        drain_seconds=asked.drain,
-        allowed_hosts=asked.allow_host,
-        cors_origins=asked.cors,
-        log_requests=not asked.quiet,
-        log_prompts=asked.log_prompts,
+        host=options.host,
+        port=options.port,
+        api_keys=read_keys(options.api_key),
+        model=options.name,
+        max_waiting=options.max_waiting,
+        max_body_bytes=parse_bytes(options.max_body),
+        deadline_seconds=options.deadline,
+        drain_seconds=options.drain,
+        allowed_hosts=options.allow_host,
+        cors_origins=options.cors,
+        log_requests=not options.quiet,
+        log_prompts=options.log_prompts,
     )
 
 
 def _sampling(path: Path) -> Sampling:
-    """Of requests that say nothing: the model's own, else the API's."""
-    from windlass.cli.run.options import from_config, read_generation_config
+    """Defaults of requests that set nothing: the model's own, else the API's."""
     from windlass.core.request import Sampling
+    from windlass.open.generation import generation_defaults
 
-    return Sampling(**from_config(read_generation_config(path)))
+    return Sampling(**generation_defaults(path))
 
 
 def _plan(file: Path | None) -> Plan | None:
     if file is None:
         return None
-    from windlass.cli.open.plan import read_plan
+    from windlass.open.plan import read_plan
 
     return read_plan(file)
 
 
-def _local(asked: Asked, path: Path) -> tuple[Opener, Plan | None]:
+def _local(options: ServeOptions, path: Path) -> tuple[Opener, Plan | None]:
     """The embedded engine, in a process of its own."""
-    if find_spec("torch") is None:
-        raise MissingExtra("torch", "run", "running a model")
-    from windlass.cli.open.compiling import compile_kernels
-    from windlass.cli.open.fleet import open_client
-    from windlass.cli.open.plan import wanted
-    from windlass.cli.run.engine import launch_of
-    from windlass.cli.run.options import Options
+    from windlass.open.client import open_client, require_torch
+    from windlass.open.compile import compile_kernels
+    from windlass.open.plan import apply_plan
 
-    options = Options(
-        device=asked.device, kv=asked.kv, context=asked.context, plan=asked.plan, exact=asked.exact, over=asked.over
-    )
-    found = wanted(path, options)
-    launch = launch_of(found)
-    launch = msgspec.structs.replace(launch, max_sequences=asked.max_running or found.max_sequences)
+    require_torch("running a model")
+    plan = _plan(options.plan)
+    launch = msgspec.structs.replace(options.launch, model=str(path))
+    launch = launch if plan is None else apply_plan(launch, plan)
+    launch = msgspec.structs.replace(launch, max_sequences=options.max_running or launch.max_sequences)
     compile_kernels(shown=True)
-    return lambda progress, told: open_client(launch, found.over, progress, told=told), _plan(asked.plan)
+    return lambda progress, notify: open_client(launch, progress, notify=notify), plan
 
 
-def _vllm(asked: Asked, path: Path) -> tuple[Opener, Plan]:
-    if asked.kv is not None or asked.exact or asked.device != "auto":
-        raise BadInput("--kv, --exact and --device are for --engine windlass; plan with what you want instead")
-    from windlass.cli.serve.vllm import VllmClient, planned
+def _vllm(options: ServeOptions, path: Path) -> tuple[Opener, Plan]:
+    launch = options.launch
+    if launch.kv is not None or launch.exact or launch.device != "auto":
+        raise BadInput("--kv, --exact and --device are for --engine windlass; put them in the plan instead")
+    from windlass.open.vllm.client import VllmClient, planned
 
-    model, plan, make_command = planned(path, _plan(asked.plan), asked.context, asked.max_running, asked.name)
-    return lambda _progress, _told: VllmClient(make_command, model.name, plan), plan
+    model, plan, make_command = planned(path, _plan(options.plan), launch.context_tokens, options.max_running, options.name)
+    return lambda _progress, _notify: VllmClient(make_command, model.name, plan), plan
 
 
 class _Run:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from windlass.cli.progress import byte_progress
 from windlass.errors import BadInput, MissingExtra
+from windlass.open.progress import byte_progress
 from windlass.units import parse_context
 
 if TYPE_CHECKING:

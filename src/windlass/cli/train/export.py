@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from windlass.cli.console import console
-from windlass.cli.progress import byte_progress
 from windlass.errors import BadInput
+from windlass.open.progress import byte_progress
 from windlass.units import format_bytes, parse_bytes
 
 

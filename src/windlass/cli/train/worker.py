@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from windlass.cli.open.resolve import Resolved
 from windlass.core.recipe.recipe import Recipe
 from windlass.errors import BadInput, Error
+from windlass.open.resolve import ModelDescription
 
 if TYPE_CHECKING:
     from windlass.train.logging import Sink, Watch
@@ -34,7 +34,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Model(msgspec.Struct, frozen=True):
-    resolved: Resolved
+    resolved: ModelDescription
     config: dict[str, Any]
     weights: Path | None
     """Where training goes on from; None: from chance."""
@@ -170,22 +170,15 @@ def _config(recipe: Recipe) -> dict[str, Any]:
     """config.json, as it will be exported."""
     if recipe.model.config is not None:
         return recipe.model.config
-    from windlass.families.registry import find, published_config
-    from windlass.formats.checkpoint import read_config
-    from windlass.formats.hub.hub import fetch_config
+    from windlass.open.resolve import model_config
 
-    word = recipe.model.path or recipe.model.name or ""
-    here = Path(word).expanduser()
-    if here.exists():
-        return read_config(here)
-    known = find(word)
-    return published_config(known) if known is not None else read_config(fetch_config(word))
+    return model_config(recipe.model.path or recipe.model.name or "")[0]
 
 
 def _weights(recipe: Recipe) -> Path:
-    from windlass.cli.open.locate import locate
+    from windlass.open.resolve import model_files
 
-    return locate(recipe.model.path or recipe.model.name or "", shown=True)
+    return model_files(recipe.model.path or recipe.model.name or "", shown=True)
 
 
 def _trainer(recipe: Recipe, path: Path, model: Model) -> Any:

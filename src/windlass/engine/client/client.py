@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from windlass.core.client import Late, SyncClient
+from windlass.core.launch import Launch, RankJob
 from windlass.core.request import Delta, Info, Request, ScoreRequest, Scores, Timings, TokenLogprob, Usage
 from windlass.engine.client.background import PER_VALUE, Aside, size_of
-from windlass.engine.client.calls import Calls, Progress
 from windlass.engine.client.replay import MAX_CRASHES
+from windlass.engine.client.requests import Calls, Progress
 from windlass.engine.client.text_processor import NoWording, Opened, Silent, Wording
 from windlass.engine.client.transport import Port, ProcessPort, ThreadPort
-from windlass.engine.protocol import Begun, Finish, Launch, Output, Submit, finish_error, late_words
+from windlass.engine.protocol import Begun, Finish, Output, Submit, finish_error, late_words
 from windlass.errors import BadInput
 from windlass.text.parse.stream import Piece, TextStream
 from windlass.text.tokenize.tokenizer import LONG_CHARACTERS
@@ -263,7 +264,7 @@ class LocalClient(EngineClient):
     """
 
     def __init__(self, launch: Launch, text: ModelText | None = None, progress: Progress | None = None) -> None:
-        super().__init__(lambda: ProcessPort(launch), text, progress, MAX_CRASHES)
+        super().__init__(lambda: ProcessPort(RankJob(launch=launch)), text, progress, MAX_CRASHES)
 
 
 class InProcessClient(EngineClient):

@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from windlass.core.client import Unavailable
+from windlass.core.frames import BadFrame
+from windlass.core.launch import RankJob
 from windlass.core.request import Info
-from windlass.engine.protocol import Command, Failed, Frames, Launch, Ready, Report, describe_error, frame
+from windlass.engine.protocol import Command, Failed, MessageReader, Ready, Report, describe_error, encode_frame
 from windlass.errors import Error
 
 if TYPE_CHECKING:
@@ -53,9 +55,9 @@ class Port(Protocol):
 class ProcessPort:
     """Ctrl-C in a terminal does not reach the process (it has a process group of its own); the end of this one does."""
 
-    def __init__(self, launch: Launch, line: socket.socket | None = None) -> None:
+    def __init__(self, job: RankJob, supervised: socket.socket | None = None) -> None:
         """`line`: of the first rank of several, its end of the socket whose number the launch has; it is its own from then on."""
-        self._launch, self._line = launch, line
+        self._job, self._supervised = job, supervised
         self._process: subprocess.Popen[bytes] | None = None
         self._transport: asyncio.Transport | None = None
         self._connecting: asyncio.Task[None] | None = None
@@ -78,14 +80,14 @@ class ProcessPort:
                 stdin=subprocess.PIPE,
                 stdout=self._words,
                 stderr=self._words,
-                pass_fds=[theirs.fileno(), *([self._line.fileno()] if self._line is not None else [])],
+                pass_fds=[theirs.fileno(), *([self._supervised.fileno()] if self._supervised is not None else [])],
                 process_group=0,
             )
-        if self._line is not None:
-            self._line.close()
+        if self._supervised is not None:
+            self._supervised.close()
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError), self._process.stdin as pipe:
-            pipe.write(msgspec.msgpack.encode(self._launch))
+            pipe.write(msgspec.msgpack.encode(self._job))
         self._connecting = asyncio.get_running_loop().create_task(self._connect(ours, receive, lost))
 
     async def _connect(self, ours: socket.socket, receive: Receive, lost: Lost) -> None:
@@ -98,9 +100,9 @@ class ProcessPort:
 
     def send(self, command: Command) -> None:
         if self._transport is None:
-            self._waiting.append(frame(command))
+            self._waiting.append(encode_frame(command))
         elif not self._transport.is_closing():
-            self._transport.write(frame(command))
+            self._transport.write(encode_frame(command))
 
     def kill(self) -> None:
         self._is_closed = True
@@ -109,8 +111,8 @@ class ProcessPort:
 
     async def close(self) -> None:
         self._is_closed = True
-        if self._line is not None:
-            self._line.close()
+        if self._supervised is not None:
+            self._supervised.close()
         if self._connecting is not None:
             await self._connecting
         if self._transport is not None:
@@ -157,7 +159,7 @@ class ProcessPort:
 
 class _Wire(asyncio.Protocol):
     def __init__(self, receive: Receive, lost: Callable[[], None]) -> None:
-        self._receive, self._lost, self._frames = receive, lost, Frames()
+        self._receive, self._lost, self._frames = receive, lost, MessageReader()
         self._transport: Any = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -167,7 +169,7 @@ class _Wire(asyncio.Protocol):
         try:
             for report in self._frames.reports(data):
                 self._receive(report)
-        except (msgspec.DecodeError, Unavailable):  # not a word of ours
+        except (msgspec.DecodeError, BadFrame):  # not our protocol
             self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -1,4 +1,4 @@
-"""Steps as the first rank tells the others of them: a frame each, over a connection of its own to every rank."""
+"""Rank 0 broadcasts every step to the other ranks: one frame each, over a connection to every rank."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ import time
 from types import TracebackType
 from typing import Any, Self
 
+from windlass.core.frames import write_frame
+from windlass.core.ranks.rendezvous import Meeting
 from windlass.engine.execute.step_codec import encode_step
-from windlass.engine.ranks.process import RankJob, write_frame
 from windlass.kernels.program import program
 from windlass.kernels.step import Step
 from windlass.parallel.rendezvous import Board, GroupLost, connect_all
 
 STEPS = "steps"
 SECONDS_TO_LOAD = 3600.0
-"""For the slowest rank to have its weights: a terabyte from a slow disk. One that dies is noticed long before, by whoever started it."""
+"""For the slowest rank to load: a terabyte from a slow disk. A rank that dies is noticed long before, by its supervisor."""
 SECONDS_TO_SEND = 4.0
-"""A rank that does not take a step for so long is stuck, or its link is cut."""
+"""A rank that accepts no step for so long is stuck, or its link is down."""
 
 
-class Steps:
-    """Nobody is told of anything before `meet`."""
+class StepBroadcast:
+    """Sends nothing before `connect`."""
 
     def __init__(self) -> None:
         self._others: list[tuple[int, socket.socket]] = []
         self.num_steps = self.num_rows = self.sent_bytes = 0
         self.seconds = 0.0
 
-    def meet(self, job: RankJob, board: Board) -> None:
+    def connect(self, rank: int, meeting: Meeting, board: Board) -> None:
         """Returns when all ranks have their weights and wait for a step."""
-        meeting, world = job.meeting, job.launch.layout.world
-        found = connect_all(board, STEPS, job.rank, world, meeting.key, meeting.hosts[job.rank], SECONDS_TO_LOAD)
+        found = connect_all(board, STEPS, rank, len(meeting.hosts), meeting.key, meeting.hosts[rank], SECONDS_TO_LOAD)
         self._others = [(rank, connection) for rank, connection in enumerate(found) if connection is not None]
         for _, connection in self._others:
             connection.settimeout(SECONDS_TO_SEND)
 
-    def tell(self, step: Step) -> None:
+    def send(self, step: Step) -> None:
         began = time.perf_counter()
         data = encode_step(step)
         self.num_steps += 1
@@ -60,6 +60,6 @@ class Steps:
         self.close()
 
 
-def announce(decoder: Any, steps: Steps) -> None:
-    """Before every pass of the decoder, recorded or not, the others are told of its step."""
-    decoder.register_forward_pre_hook(lambda _, given: program.call(lambda: steps.tell(given[0])))
+def broadcast_steps(decoder: Any, steps: StepBroadcast) -> None:
+    """Sends the step to the other ranks before every forward pass, recorded or not."""
+    decoder.register_forward_pre_hook(lambda _, inputs: program.call(lambda: steps.send(inputs[0])))

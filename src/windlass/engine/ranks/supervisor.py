@@ -15,9 +15,11 @@ from queue import Empty, SimpleQueue
 
 import msgspec
 
+from windlass.core.frames import read_frame
+from windlass.core.launch import RankJob
 from windlass.engine.parent_death import end_with
 from windlass.engine.protocol import Failed, Loading, describe_error
-from windlass.engine.ranks.process import (
+from windlass.engine.ranks.messages import (
     SECONDS_BETWEEN_BEATS,
     AskBeat,
     Beat,
@@ -25,12 +27,10 @@ from windlass.engine.ranks.process import (
     Found,
     NotFound,
     Put,
-    RankJob,
     RankSaid,
     Take,
     decode_told,
     framed,
-    read_frame,
 )
 from windlass.parallel.rendezvous import GroupLost
 
@@ -38,7 +38,7 @@ SECONDS_FOR_THE_ANSWER = 5.0
 """More than what was asked for, for the way there and back."""
 
 
-class Tether:
+class SupervisorConnection:
     def __init__(self, connection: socket.socket, *, ends_process: bool = True) -> None:
         """`ends_process`: as a rank's own process should; a guest's goes on without its line."""
         self._connection, self._ends_process = connection, ends_process

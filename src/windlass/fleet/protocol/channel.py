@@ -18,12 +18,11 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
+from windlass.core.frames import LENGTH_BYTES, MAX_FRAME_BYTES, BadFrame, frame, frame_length, read_length
 from windlass.fleet.protocol.handshake import MAX_HELLO_BYTES, NO_MESSAGE, REFUSED, ROOT, WORKER, Handshake, Keys, NotAdmitted
 from windlass.fleet.protocol.messages import Beat, FromRoot, FromWorker
 
-LENGTH_BYTES = 4
 TAG_BYTES = 32
-MAX_FRAME_BYTES = 2**26
 READ_BYTES = 2**18
 BUFFER_BYTES = 2**20
 HANDSHAKE_SECONDS = 5.0
@@ -77,7 +76,7 @@ class Seal:
         self._key, self._count = key, 0
 
     def frame(self, body: bytes) -> bytes:
-        length = (len(body) + TAG_BYTES).to_bytes(LENGTH_BYTES, "big")
+        length = frame_length(len(body) + TAG_BYTES)
         return b"".join((length, self._tag(length, body), body))
 
     def check(self, length: bytes, tag: bytes, body: bytes | bytearray) -> None:
@@ -134,9 +133,12 @@ class Channel(Generic[Said, Heard]):
 
     async def _receive(self) -> Heard:
         length = await self._read(LENGTH_BYTES)
-        count = int.from_bytes(length, "big") - TAG_BYTES
-        if not 0 <= count <= MAX_FRAME_BYTES:
-            raise ChannelLost(f"a frame of {count + TAG_BYTES:,} bytes, where the longest has {MAX_FRAME_BYTES:,}")
+        try:
+            count = read_length(length, MAX_FRAME_BYTES + TAG_BYTES) - TAG_BYTES
+        except BadFrame as error:
+            raise ChannelLost(str(error)) from error
+        if count < 0:
+            raise ChannelLost(f"a frame of {count + TAG_BYTES} bytes, too short to be signed")
         tag = await self._read(TAG_BYTES)
         body = await self._read(count)
         self._theirs.check(bytes(length), bytes(tag), body)
@@ -264,7 +266,7 @@ async def _connected(host: str, port: int) -> socket.socket:
 
 
 async def _write(connection: socket.socket, body: bytes) -> None:
-    await asyncio.get_running_loop().sock_sendall(connection, len(body).to_bytes(LENGTH_BYTES, "big") + body)
+    await asyncio.get_running_loop().sock_sendall(connection, frame(body))
 
 
 async def _read(connection: socket.socket) -> bytes:

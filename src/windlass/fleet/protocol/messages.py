@@ -9,8 +9,8 @@ from __future__ import annotations
 import msgspec
 
 from windlass.core.hardware.spec import Device
-from windlass.engine.ranks.process import Beat as RankBeat
-from windlass.engine.ranks.process import RankJob
+from windlass.core.launch import RankJob
+from windlass.engine.ranks.messages import Beat as RankBeat
 from windlass.weights.tensors.slices import Slice
 from windlass.weights.transfer.pieces import Catalogue, Piece
 

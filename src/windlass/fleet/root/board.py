@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from windlass.engine.ranks.process import Found, NotFound, Put, Take
+from windlass.engine.ranks.messages import Found, NotFound, Put, Take
 from windlass.fleet.protocol.messages import NoNote, Note, PutNote, TakeNote
 
 MAX_BYTES = 2**26

@@ -8,7 +8,7 @@ from windlass.engine.client.client import EngineClient
 from windlass.fleet.root.root import Fleet, NodeNow
 
 if TYPE_CHECKING:
-    from windlass.engine.client.calls import Progress
+    from windlass.engine.client.requests import Progress
     from windlass.weights.text.files import ModelText
 
 MAX_CRASHES = 3

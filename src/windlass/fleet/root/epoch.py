@@ -14,12 +14,13 @@ from pathlib import Path
 
 import msgspec
 
+from windlass.core.launch import Launch, RankJob
 from windlass.core.model import Frozen
 from windlass.core.ranks.epoch import EpochPlan
 from windlass.core.ranks.rendezvous import KEY_BYTES, Meeting
 from windlass.engine.client.transport import Port
-from windlass.engine.protocol import Launch, Part
-from windlass.engine.ranks.process import SECONDS_WITHOUT_BEAT, AskBeat, Beat, Loading, Put, RankJob, RankSaid, Take
+from windlass.engine.protocol import Loading
+from windlass.engine.ranks.messages import SECONDS_WITHOUT_BEAT, AskBeat, Beat, Put, RankSaid, Take
 from windlass.errors import Error, Impossible
 from windlass.fleet.protocol import messages as said
 from windlass.fleet.protocol.channel import ChannelLost
@@ -31,8 +32,8 @@ from windlass.fleet.worker.rank_processes import Line, open_line
 
 SECONDS_FOR_A_BEAT = 1.0
 
-MakeEngine = Callable[[Launch, socket.socket | None], Port]
-"""What the first rank is told, and its end of the line, to the way to its engine."""
+MakeEngine = Callable[[RankJob, socket.socket | None], Port]
+"""Rank 0's job and its end of the socket to this supervisor -> the transport to its engine."""
 
 
 class NodeProgress(Frozen):
@@ -60,16 +61,16 @@ class Epoch:
         launch: Launch,
         plan: EpochPlan,
         members: Sequence[Member],
-        sync: str,
         progress: Callable[[NodeProgress], None],
     ) -> None:
         self.number, self.plan, self.members = number, plan, tuple(members)
-        self.launch = msgspec.structs.replace(launch, layout=plan.layout)
+        # What only the root needs to know stays here.
+        self.launch = msgspec.structs.replace(launch, layout=plan.layout, workers=(), secret_file=None, planned=None)
         self.beats: dict[int, Beat] = {}
         self.held_bytes: dict[int, int] = {}
         """Of weights, by rank; of the first its engine tells itself."""
         self._progress, self._board = progress, EpochBoard()
-        self._meeting = meeting_of(plan, members, sync, launch.device)
+        self._meeting = meeting_of(plan, members, launch.sync, launch.device)
         self._prepared: dict[str, asyncio.Future[None]] = {}
         self._sending: set[asyncio.Task[None]] = set()
         self._line: Line | None = None
@@ -113,37 +114,34 @@ class Epoch:
     async def start(self, make_engine: MakeEngine) -> Port:
         """The way to the first rank; it is not open yet."""
         for member in self.taking_part:
-            jobs = [self._job(rank, member) for rank in self.ranks(member) if rank]
+            jobs = [self._job(rank, self._remote_meeting(member)) for rank in self.ranks(member) if rank]
             if jobs:
                 member.wire.post(said.Start(self.number, jobs))
         if self.plan.layout.world == 1:
-            return make_engine(self.launch, None)
+            return make_engine(RankJob(launch=self.launch, epoch=self.number), None)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._line = await open_line(ours, self._rank_said, lambda: None)
         except BaseException:
             theirs.close()
             raise
-        part = Part(
-            meeting=self._meeting,
-            epoch=self.number,
-            shares=self.plan.shares,
-            stages=self.plan.stages,
-            socket=theirs.fileno(),
-        )
-        return make_engine(msgspec.structs.replace(self.launch, part=part), theirs)
+        return make_engine(self._job(0, self._meeting, supervisor_fd=theirs.fileno()), theirs)
 
-    def _job(self, rank: int, member: Member) -> RankJob:
-        """What is said is signed but not secret, so the epoch's key goes covered (session.py uncovers it)."""
-        key = member.wire.covered(self._meeting.key, said.key_name(self.number))
+    def _job(self, rank: int, meeting: Meeting, supervisor_fd: int = -1) -> RankJob:
         return RankJob(
             launch=self.launch,
             rank=rank,
-            meeting=msgspec.structs.replace(self._meeting, key=key),
+            meeting=meeting,
             epoch=self.number,
             shares=self.plan.shares,
             stages=self.plan.stages,
+            supervisor_fd=supervisor_fd,
         )
+
+    def _remote_meeting(self, member: Member) -> Meeting:
+        """Frames are signed but not encrypted, so the epoch's key travels masked (session.py unmasks it)."""
+        key = member.wire.covered(self._meeting.key, said.key_name(self.number))
+        return msgspec.structs.replace(self._meeting, key=key)
 
     # --- while it lasts
 

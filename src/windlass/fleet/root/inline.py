@@ -13,9 +13,10 @@ from typing import Any, Self
 import msgspec
 
 from windlass.core.client import Unavailable
+from windlass.core.launch import RankJob
 from windlass.core.request import Info
 from windlass.engine.client.transport import Lost, Port, Receive
-from windlass.engine.protocol import Command, Launch, Ready, Report
+from windlass.engine.protocol import Command, Ready, Report
 from windlass.errors import Error
 from windlass.fleet.root.epoch import MakeEngine
 from windlass.fleet.root.root import Fleet
@@ -34,16 +35,16 @@ class Beside:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="windlass-fleet", daemon=True)
         self._thread.start()
-        self._launched: Future[Launch] = Future()
+        self._job: Future[RankJob] = Future()
         self._lost: Error | None = None
         self._is_over = threading.Event()
         self._engine: EngineHere | None = None
         self.fleet = make_fleet(self._engine_here)
 
-    def launch(self) -> Launch:
-        """What the first rank is to load, when the others have been started. Raises what kept them."""
+    def job(self) -> RankJob:
+        """Rank 0's job, once the other ranks have been started. Raises what kept them from starting."""
         self._loop.call_soon_threadsafe(self._open)
-        return self._launched.result()
+        return self._job.result()
 
     def ready(self, info: Info) -> None:
         assert self._engine is not None
@@ -80,8 +81,8 @@ class Beside:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _engine_here(self, launch: Launch, line: socket.socket | None) -> Port:
-        self._engine = EngineHere(launch, line, self._launched)
+    def _engine_here(self, job: RankJob, supervised: socket.socket | None) -> Port:
+        self._engine = EngineHere(job, supervised, self._job)
         return self._engine
 
     def _open(self) -> None:
@@ -93,8 +94,8 @@ class Beside:
     def _is_lost(self, error: Error) -> None:
         self._lost = error
         self._is_over.set()
-        if not self._launched.done():
-            self._launched.set_exception(error)
+        if not self._job.done():
+            self._job.set_exception(error)
 
     def _wait(self, work: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
@@ -103,16 +104,15 @@ class Beside:
 class EngineHere:
     """The way to an engine that is made in this process: it is only told of."""
 
-    def __init__(self, launch: Launch, line: socket.socket | None, launched: Future[Launch]) -> None:
-        part = None if launch.part is None else msgspec.structs.replace(launch.part, is_guest=True)
-        self._launch, self._launched = msgspec.structs.replace(launch, part=part), launched
-        if line is not None:
-            line.detach()  # its number is the launch's, for whoever loads it
+    def __init__(self, job: RankJob, supervised: socket.socket | None, given: Future[RankJob]) -> None:
+        self._job, self._given = msgspec.structs.replace(job, is_inline=True), given
+        if supervised is not None:
+            supervised.detach()  # the job has its descriptor; the loader owns it
 
     def open(self, receive: Receive, lost: Lost) -> None:
         self._receive = receive
-        if not self._launched.done():
-            self._launched.set_result(self._launch)
+        if not self._given.done():
+            self._given.set_result(self._job)
 
     def ready(self, info: Info) -> None:
         self._receive(Ready(info))

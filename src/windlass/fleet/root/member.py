@@ -6,9 +6,8 @@ import asyncio
 import itertools
 from typing import Any, TypeVar
 
+from windlass.core.ranks.address import worker_address
 from windlass.core.ranks.epoch import Node
-from windlass.core.ranks.rendezvous import DEFAULT_PORT
-from windlass.errors import BadInput
 from windlass.fleet.protocol import messages as said
 from windlass.fleet.protocol.channel import Channel, ChannelLost, Wire, dial
 from windlass.fleet.protocol.messages import FromRoot, FromWorker
@@ -80,7 +79,7 @@ class Member:
 
 async def join(name: str, secret: bytes, root: bytes, this_host: str) -> Member:
     """A worker that works for this root now. Raises ChannelLost, NotAdmitted or NotOurs."""
-    host, port = address_of(name)
+    host, port = worker_address(name)
     channel: Channel[FromRoot, FromWorker] = await dial(host, port, secret)
     try:
         channel.post(said.Join(root, this_host))
@@ -97,26 +96,3 @@ async def join(name: str, secret: bytes, root: bytes, this_host: str) -> Member:
         channel.close()
         raise
     return Member(name, channel, channel.own_address)
-
-
-def address_of(name: str) -> tuple[str, int]:
-    """`a:9998`, `a`, `[fe80::1]:9998`."""
-    host, colon, port = name.rpartition(":")
-    if not colon or name.endswith("]"):
-        host, port = name, str(DEFAULT_PORT)
-    is_bracketed = host.startswith("[") and host.endswith("]")
-    if not host or (":" in host and not is_bracketed) or not port.isascii() or not port.isdecimal() or not 0 < int(port) < 2**16:
-        raise BadInput(f"--workers: {name!r} is no address; say HOST:PORT, as `windlass worker --listen` was told")
-    return host.strip("[]"), int(port)
-
-
-def addresses(text: str) -> tuple[str, ...]:
-    """`a:9998,b:9998`."""
-    found = tuple(part.strip() for part in text.split(",") if part.strip())
-    for name in found:
-        address_of(name)
-    if not found:
-        raise BadInput("--workers names no machine; say HOST:PORT, several with commas between them")
-    if len({address_of(name) for name in found}) < len(found):
-        raise BadInput(f"--workers names a machine twice: {text}")
-    return found

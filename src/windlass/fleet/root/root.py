@@ -17,13 +17,13 @@ from typing import Any
 import msgspec
 
 from windlass.core.client import Unavailable
+from windlass.core.launch import Launch, RankJob
 from windlass.core.ranks.epoch import EpochPlan, Node
-from windlass.core.ranks.rendezvous import EXACT
 from windlass.core.request import Info
 from windlass.engine.client.replay import Moved
 from windlass.engine.client.transport import Lost, Port, ProcessPort, Receive
-from windlass.engine.protocol import Command, Failed, Launch, Loading, Ready, Report, Told, as_error
-from windlass.engine.ranks.process import Beat
+from windlass.engine.protocol import Command, Failed, Loading, Ready, Report, Told, as_error
+from windlass.engine.ranks.messages import Beat
 from windlass.errors import Error
 from windlass.fleet.protocol import messages as said
 from windlass.fleet.protocol.channel import ChannelLost, keep_alive
@@ -51,8 +51,8 @@ class NodeNow(msgspec.Struct, frozen=True):
     share: float
 
 
-def process_engine(launch: Launch, line: socket.socket | None) -> Port:
-    return ProcessPort(launch, line)
+def process_engine(job: RankJob, supervised: socket.socket | None) -> Port:
+    return ProcessPort(job, supervised)
 
 
 class Fleet:
@@ -60,22 +60,19 @@ class Fleet:
         self,
         launch: Launch,
         replan: Replan,
-        workers: Sequence[str] = (),
         secret: bytes = b"",
         *,
-        sync: str = EXACT,
-        num_ranks: int = 1,
         told: Callable[[str], None] = lambda _: None,
         progress: Callable[[NodeProgress], None] = lambda _: None,
         make_engine: MakeEngine = process_engine,
     ) -> None:
-        """`workers`: HOST:PORT each. `num_ranks`: that every machine may take. `told` gets a line for whatever an operator should know.
+        """`told` gets a line for whatever an operator should know.
 
         Nothing begins before the first port is opened, on the event loop that runs then.
         """
-        self._launch, self._replan, self._secret, self._sync = launch, replan, secret, sync
-        self._num_ranks, self._told, self._progress, self._make_engine = num_ranks, told, progress, make_engine
-        self._state = State(workers=tuple(events.Worker(name=name) for name in workers))
+        self._launch, self._replan, self._secret = launch, replan, secret
+        self._told, self._progress, self._make_engine = told, progress, make_engine
+        self._state = State(workers=tuple(events.Worker(name=name) for name in launch.workers))
         self._id, self._host = secrets.token_bytes(ROOT_BYTES), socket.gethostname()
         self._members: dict[str, Member] = {}
         self._own: OwnMachine | None = None
@@ -316,9 +313,9 @@ class Fleet:
     async def _planned(self, begin: Begin) -> Epoch:
         members = [self._members[name] for name in (ROOT, *begin.members) if name in self._members]
         await asyncio.gather(*(self._looked_at(member) for member in members))
-        nodes = [member.node(self._num_ranks) for member in members]
+        nodes = [member.node(self._launch.ranks_per_machine) for member in members]
         plan = await asyncio.to_thread(self._replan, nodes)
-        epoch = self._epoch = Epoch(begin.number, self._launch, plan, members, self._sync, self._progress)
+        epoch = self._epoch = Epoch(begin.number, self._launch, plan, members, self._progress)
         self._told(f"epoch {begin.number} begins: {_described(epoch)}")
         if epoch.is_crowded:
             self._told(

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from windlass.core.layout import Layout, coordinates
 from windlass.core.model import Frozen
-from windlass.engine.ranks.process import Beat
+from windlass.engine.ranks.messages import Beat
 from windlass.parallel.group import Count
 
 STEPS = "steps"

@@ -13,20 +13,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from windlass.core.frames import FrameReader
+from windlass.core.launch import RankJob
 from windlass.engine.protocol import Failed
-from windlass.engine.ranks.process import (
-    LENGTH_BYTES,
-    MAX_FRAME_BYTES,
-    SECONDS_WITHOUT_BEAT,
-    AskBeat,
-    Beat,
-    RankJob,
-    RankSaid,
-    SaidToRank,
-    decode_said,
-    framed,
-    start_rank,
-)
+from windlass.engine.ranks.messages import SECONDS_WITHOUT_BEAT, AskBeat, Beat, RankSaid, SaidToRank, decode_said, framed
+from windlass.engine.ranks.process import start_rank
 from windlass.fleet.protocol.handshake import NO_MESSAGE
 
 SECONDS_TO_BEGIN = 60.0
@@ -44,7 +35,7 @@ class Line(asyncio.Protocol):
     def __init__(self, heard: Heard, lost: Callable[[], None]) -> None:
         """Both are called on the event loop; nothing is heard after `lost`."""
         self._heard, self._lost = heard, lost
-        self._waiting = bytearray()
+        self._frames = FrameReader()
         self._transport: Any = None
 
     def tell(self, message: SaidToRank | RankJob) -> None:
@@ -59,25 +50,11 @@ class Line(asyncio.Protocol):
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        self._waiting += data
         try:
-            while (body := self._next()) is not None:
+            for body in self._frames.push(data):
                 self._heard(decode_said(body))
         except NO_MESSAGE:  # not a word of ours
             self._transport.abort()
-
-    def _next(self) -> bytes | None:
-        if len(self._waiting) < LENGTH_BYTES:
-            return None
-        count = int.from_bytes(self._waiting[:LENGTH_BYTES], "big")
-        if count > MAX_FRAME_BYTES:
-            raise ValueError(f"a message of {count:,} bytes")
-        end = LENGTH_BYTES + count
-        if len(self._waiting) < end:
-            return None
-        body = bytes(self._waiting[LENGTH_BYTES:end])
-        del self._waiting[:end]
-        return body
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost()

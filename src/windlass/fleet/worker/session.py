@@ -16,8 +16,9 @@ from typing import Any
 
 import msgspec
 
+from windlass.core.launch import RankJob
 from windlass.engine.protocol import Failed, Loading
-from windlass.engine.ranks.process import BuiltRank, Found, NotFound, Put, RankJob, RankSaid, Take
+from windlass.engine.ranks.messages import BuiltRank, Found, NotFound, Put, RankSaid, Take
 from windlass.errors import Error
 from windlass.fleet.protocol import messages as said
 from windlass.fleet.protocol.channel import Wire, keep_alive
@@ -211,7 +212,7 @@ class Session:
             return job
         held = self._held or Held()
         launch = msgspec.structs.replace(job.launch, model=held.model or job.launch.model, device=self._equipment.device)
-        return msgspec.structs.replace(job, launch=launch, parts=held.parts, store="")
+        return msgspec.structs.replace(job, launch=launch, slices_folder=held.parts)
 
     async def _end(self, number: int) -> None:
         async with self._in_order:

@@ -1,65 +1,18 @@
-"""What to run and how: the command line's words, or a saved plan's decisions, checked against the files that are there."""
+"""A Launch as a saved plan decided it, checked against the options and the files that are there."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from windlass.cli.open.fleet import Over
-from windlass.cli.run.options import Options
-from windlass.core.model import Frozen, ModelSpec, kv_bytes_per_token
+from windlass.core.constants import BLOCK_TOKENS
+from windlass.core.launch import KV_TYPES, Launch
+from windlass.core.model import ModelSpec, kv_bytes_per_token
 from windlass.core.plan import Plan, load_plan
 from windlass.core.ranks.epoch import EpochPlan, planned_epoch
 from windlass.errors import BadInput, DoesNotFit, Impossible
-from windlass.units import format_bytes, parse_context
-
-DEVICES = ("auto", "cpu", "cuda", "mps")
-KV_TYPES = ("bf16", "fp32")
-BLOCK_TOKENS = 16
-"""As in kernels.step, which imports torch."""
-
-
-class Wanted(Frozen):
-    """All that an engine needs to be told."""
-
-    path: Path
-    device: str = "auto"
-    kv: str = "bf16"
-    context_tokens: int | None = None
-    """None: the engine's own choice."""
-    max_sequences: int | None = None
-    kv_bytes: int | None = None
-    """For keys and values; None: what the sequences can usually fill."""
-    exact: bool = False
-    over: Over = Over()
-
-
-def wanted(path: Path, options: Options) -> Wanted:
-    if options.device.split(":")[0] not in DEVICES:
-        raise BadInput(f"--device is cpu, cuda or mps, not {options.device!r}")
-    if options.kv is not None and options.kv not in KV_TYPES:
-        raise BadInput(f"--kv is {' or '.join(KV_TYPES)}, not {options.kv!r}")
-    context = parse_context(options.context) if options.context is not None else None
-    if context is not None and context < 2:
-        raise BadInput("--context must be at least two tokens: one of a prompt and one of an answer")
-    _check_over(options)
-    asked = Wanted(
-        path=path,
-        device=options.device,
-        kv=options.kv or "bf16",
-        context_tokens=context,
-        exact=options.exact,
-        over=options.over,
-    )
-    return asked if options.plan is None else _as_planned(asked, options, read_plan(options.plan))
-
-
-def _check_over(options: Options) -> None:
-    options.over.check()
-    if options.plan is not None and options.over.layout.world > 1:
-        raise BadInput("a plan says itself how a model is split; leave --tp and --pp out")
+from windlass.units import format_bytes
 
 
 def read_plan(file: Path) -> Plan:
@@ -69,30 +22,37 @@ def read_plan(file: Path) -> Plan:
         raise BadInput(f"{file} cannot be read: {error.strerror}") from None
 
 
-def _as_planned(asked: Wanted, options: Options, plan: Plan) -> Wanted:
-    """What the plan decided. A word on the command line that says otherwise is a misunderstanding, and said."""
+def apply_plan(launch: Launch, plan: Plan) -> Launch:
+    """What the plan decided. An option that contradicts it is refused."""
     _check_runnable(plan)
-    _check_model(plan, asked.path)
-    if options.kv not in (None, plan.scheme.kv):
-        raise BadInput(f"--kv {options.kv} is not what the plan says ({plan.scheme.kv}); leave it out, or plan with it")
-    if plan.scheme.kv not in KV_TYPES:
-        raise Impossible(f"the plan keeps keys and values in {plan.scheme.kv}; here they are kept in {' or '.join(KV_TYPES)}")
-    if asked.context_tokens not in (None, plan.workload.context_tokens):
-        raise BadInput(
-            f"--context {options.context} is not what the plan says ({plan.workload.context_tokens:,}); leave it out, or plan with it"
-        )
+    _check_model(plan, Path(launch.model))
+    _check_options(launch, plan)
     planned = planned_epoch(plan) if plan.layout.world > 1 else None
-    _check_machines(planned, len(options.over.names))
+    _check_machines(planned, len(launch.workers))
     on_cpus = all(held.name.startswith("cpu") for held in plan.memory.per_device)
     return msgspec.structs.replace(
-        asked,
-        device="cpu" if on_cpus and asked.device == "auto" else asked.device,
+        launch,
+        device="cpu" if on_cpus and launch.device == "auto" else launch.device,
         kv=plan.scheme.kv,
         context_tokens=plan.workload.context_tokens,
         max_sequences=plan.workload.concurrency,
         kv_bytes=_in_blocks(_kv_bytes(plan), plan.workload.context_tokens),
-        over=msgspec.structs.replace(asked.over, layout=plan.layout, planned=planned),
+        layout=plan.layout,
+        planned=planned,
     )
+
+
+def _check_options(launch: Launch, plan: Plan) -> None:
+    if launch.layout.world > 1:
+        raise BadInput("the plan decides how the model is split; leave --tp, --pp and --ep out")
+    if launch.kv not in (None, plan.scheme.kv):
+        raise BadInput(f"--kv {launch.kv} contradicts the plan ({plan.scheme.kv}); leave it out, or plan with it")
+    if plan.scheme.kv not in KV_TYPES:
+        raise Impossible(f"the plan keeps the KV cache in {plan.scheme.kv}; this engine keeps it in {' or '.join(KV_TYPES)}")
+    if launch.context_tokens not in (None, plan.workload.context_tokens):
+        raise BadInput(
+            f"--context {launch.context_tokens:,} contradicts the plan ({plan.workload.context_tokens:,}); leave it out, or plan with it"
+        )
 
 
 def _check_machines(planned: EpochPlan | None, num_workers: int) -> None:
@@ -139,10 +99,11 @@ def _check_model(plan: Plan, path: Path) -> None:
     """The same files, or a conversion of them into what was planned."""
     if not path.is_dir():
         raise BadInput(f"--plan is for model directories; {path} has no config.json that a plan could have been made from")
-    from windlass.cli.open.resolve import from_path
     from windlass.formats.checkpoint import read_config
+    from windlass.open.resolve import describe_path
+    from windlass.open.scheme import stored_scheme
 
-    found, (stored, _) = from_path(path), stored_scheme(read_config(path))
+    found, (stored, _) = describe_path(path), stored_scheme(read_config(path))
     same = plan.checkpoint is not None and plan.checkpoint.digest == found.digest
     alike = plan.spec is not None and _shape(plan.spec) == _shape(found.spec)
     known = plan.checkpoint is not None and plan.checkpoint.digest != ""
@@ -162,35 +123,3 @@ def _check_model(plan: Plan, path: Path) -> None:
 def _shape(spec: ModelSpec) -> ModelSpec:
     """What does not change when a model is converted."""
     return msgspec.structs.replace(spec, name="", native_scheme="", next_token=None, head_copy=False, stop_token_ids=())
-
-
-class _Weights(msgspec.Struct):
-    num_bits: int
-    type: str = "int"
-    group_size: int | None = None
-
-
-class _Group(msgspec.Struct):
-    weights: _Weights | None = None
-
-
-class _Quantization(msgspec.Struct):
-    """Of compressed-tensors, as far as it is asked for here."""
-
-    quant_method: str = ""
-    config_groups: dict[str, _Group] = {}
-
-
-def stored_scheme(config: dict[str, Any]) -> tuple[str, int | None]:
-    """How a directory's matrices are stored, from its config.json: int4, int8, fp8, mxfp4 or bf16 (any plain floats), and the group."""
-    if not config.get("quantization_config"):
-        return "bf16", None
-    try:
-        section = msgspec.convert(config["quantization_config"], _Quantization)
-    except msgspec.ValidationError:
-        return "unknown", None
-    found = next((group.weights for group in section.config_groups.values() if group.weights is not None), None)
-    if section.quant_method != "compressed-tensors" or found is None:
-        return section.quant_method, None
-    kind = "fp" if found.type == "float" else "int"
-    return f"{kind}{found.num_bits}", found.group_size if found.group_size and found.group_size > 0 else None

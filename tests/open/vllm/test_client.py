@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from windlass.cli.open import resolve
-from windlass.cli.open import vllm as vllm_open
-from windlass.cli.serve import vllm as serve_vllm
 from windlass.core.hardware.parse import parse_hardware
 from windlass.launch.command import Command
 from windlass.launch.vllm import environment as vllm_environment
 from windlass.launch.vllm.process import free_port
+from windlass.open import hardware as open_hardware
+from windlass.open.vllm import start
+from windlass.open.vllm.client import VllmClient
 
 pytestmark = [pytest.mark.cpu, pytest.mark.multi]
 pytest.importorskip("httpx")
@@ -42,10 +42,10 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])
 
 def test_its_numbers_reach_ours_and_every_start_has_a_port_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copy(TINY / "llama.json", tmp_path / "config.json")
-    monkeypatch.setattr(resolve, "resolve_hardware", lambda _: parse_hardware("1xH100-80GB"))
-    monkeypatch.setattr(vllm_open, "_device_bytes", lambda: 0)
+    monkeypatch.setattr(open_hardware, "resolve_hardware", lambda _: parse_hardware("1xH100-80GB"))
+    monkeypatch.setattr(start, "_device_bytes", lambda: 0)
     monkeypatch.setattr(vllm_environment, "cache_dir", lambda: tmp_path)
-    plan = vllm_open.plan_vllm(tmp_path, context=64, concurrency=2)
+    plan = start.plan_vllm(tmp_path, context=64, concurrency=2)
     ports: list[int] = []
 
     def make_command() -> Command:
@@ -53,7 +53,7 @@ def test_its_numbers_reach_ours_and_every_start_has_a_port_of_its_own(tmp_path: 
         return Command(argv=(sys.executable, "-c", PROGRAM, "--host", "127.0.0.1", "--port", str(ports[-1])), env={})
 
     async def ask() -> None:
-        client = serve_vllm.VllmClient(make_command, "m", plan)
+        client = VllmClient(make_command, "m", plan)
         try:
             info = await client.info()
             assert info.stats is not None and (info.stats.running, info.stats.waiting) == (3, 2)

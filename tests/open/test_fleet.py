@@ -5,19 +5,20 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from windlass.cli.open.fleet import Over, Replanned
+from windlass.core.launch import Launch, RandomInit
 from windlass.core.layout import Layout
 from windlass.core.ranks.epoch import EpochPlan, Node, planned_epoch
-from windlass.engine.protocol import Launch, RandomWeightsOf
+from windlass.open.fleet import Replanner
 from windlass.plan.inference.assemble import make_plan
 from windlass.plan.inference.search import Question
 
 pytestmark = pytest.mark.cpu
 
-CONFIG = json.loads((Path(__file__).parents[2] / "families" / "tiny" / "llama.json").read_text())
-LAUNCH = Launch(model="tiny", random_weights=RandomWeightsOf(config=CONFIG, scheme="bf16"))
+CONFIG = json.loads((Path(__file__).parents[1] / "families" / "tiny" / "llama.json").read_text())
+LAUNCH = Launch(model="tiny", random_weights=RandomInit(config=CONFIG, scheme="bf16"))
 NODES = [Node(name=name, memory_bytes=8 * 10**9, bandwidth=1e10) for name in ("root", "a", "b")]
 
 
@@ -36,13 +37,13 @@ def test_a_saved_plan_is_what_is_run() -> None:
     plan = saved()
     assert plan.layout == Layout(tp=3) and plan.nodes == (0, 1, 2)
     assert plan.shares[0] == pytest.approx(0.5, abs=0.02) and plan.tokens_per_second > 0
-    over = Over(workers="a:9998,b:9998", layout=plan.layout, planned=plan)
-    assert Replanned(LAUNCH, over).replan(NODES) is plan
+    launch = msgspec.structs.replace(LAUNCH, workers=("a:9998", "b:9998"), layout=plan.layout, planned=plan)
+    assert Replanner(launch).replan(NODES) is plan
 
 
 def test_when_a_machine_of_it_is_gone_the_rest_is_planned_anew() -> None:
-    over = Over(workers="a:9998,b:9998", layout=Layout(tp=3), planned=saved())
-    found = Replanned(LAUNCH, over).replan(NODES[:2])
+    launch = msgspec.structs.replace(LAUNCH, workers=("a:9998", "b:9998"), layout=Layout(tp=3), planned=saved())
+    found = Replanner(launch).replan(NODES[:2])
     assert found.layout.world == 2 and set(found.nodes) == {0, 1}
     assert any("was asked for" in reason.why for reason in found.reasons)
 

@@ -1,4 +1,4 @@
-"""vLLM behind our server: started when it is asked for something, started anew after it ended, spoken to over HTTP."""
+"""vLLM as a Client: started with the first request, restarted after a crash, called over HTTP."""
 
 from __future__ import annotations
 
@@ -17,23 +17,22 @@ from windlass.core.request import Delta, Info, Request, ScoreRequest, Scores, St
 from windlass.errors import BadInput
 from windlass.launch.command import Command, ServedModel
 from windlass.launch.vllm.process import VllmServer
-from windlass.units import parse_context
 
 MakeCommand = Callable[[], Command]
 """A new one for every start: the port that was free once may be taken since."""
 
 
 def planned(
-    path: Path, plan: Plan | None, context: str | None, concurrency: int | None, name: str
+    path: Path, plan: Plan | None, context: int | None, concurrency: int | None, name: str
 ) -> tuple[ServedModel, Plan, MakeCommand]:
     """What to start. Without a plan one is made for this machine. Fails now where it would fail then."""
-    from windlass.cli.open.vllm import plan_vllm, served_model, vllm_command
+    from windlass.open.vllm.start import plan_vllm, served_model, vllm_command
 
     if plan is not None and (context is not None or concurrency is not None):
         raise BadInput("--context and --max-running are decided by the plan; leave them out, or plan with them")
     model = served_model(path, name)
     if plan is None:
-        plan = plan_vllm(path, context=None if context is None else parse_context(context), concurrency=concurrency)
+        plan = plan_vllm(path, context=context, concurrency=concurrency)
     make_command = partial(vllm_command, plan, model)
     for note in make_command().notes:
         print(f"vLLM: {note}", file=sys.stderr)
@@ -120,7 +119,7 @@ class VllmClient:
             is_well = False
         if not is_well:
             await self.restart()
-            raise Unavailable("vLLM's engine is dead; it is started anew")
+            raise Unavailable("vLLM's engine died; it is being restarted")
         return stats
 
     async def _start(self) -> None:

@@ -1,6 +1,6 @@
-"""One rank of a split model but the first, a process of its own: does what it is told, step by step, and talks to its groups.
+"""The process of a rank other than rank 0: runs the decoder on every step that rank 0 broadcasts.
 
-Its job comes on its line to whoever started it (engine/ranks/supervisor.py), with which it ends; steps come from the first rank.
+Its RankJob comes over the socket to its supervisor (engine/ranks/supervisor.py); it exits when that socket closes.
 """
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from windlass.core.frames import read_frame
+from windlass.core.launch import RankJob
+from windlass.core.ranks.rendezvous import Meeting
 from windlass.engine.parent_death import die_with_parent
-from windlass.engine.ranks.process import Beat, RankJob, read_frame
+from windlass.engine.ranks.messages import Beat
 
 if TYPE_CHECKING:
-    from windlass.engine.ranks.supervisor import Tether
+    from windlass.engine.ranks.supervisor import SupervisorConnection
     from windlass.engine.schedule.scheduler import Limits
     from windlass.nn.decoder import Decoder
     from windlass.parallel.rendezvous import Board
@@ -27,22 +30,22 @@ SECONDS_BETWEEN_PROGRESS = 0.2
 
 def main() -> int:
     die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program in front, whose end is ours
-    from windlass.engine.ranks.supervisor import Tether
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, whose exit ends this process
+    from windlass.engine.ranks.supervisor import SupervisorConnection
 
-    tether = Tether(socket.socket(fileno=int(sys.argv[1])))
-    job = tether.job()
+    supervisor = SupervisorConnection(socket.socket(fileno=int(sys.argv[1])))
+    job = supervisor.job()
     try:
-        _follow(job, tether)
-    except (BrokenPipeError, ConnectionResetError):  # the line went in the middle of a word
+        _follow(job, supervisor)
+    except (BrokenPipeError, ConnectionResetError):  # the supervisor is gone
         return 0
-    except Exception as error:  # noqa: BLE001 - the outermost edge: whoever waits is told, and the process ends
-        _tell(error, tether)
+    except Exception as error:  # noqa: BLE001 - the outermost edge: report it and exit
+        _report(error, supervisor)
         return getattr(error, "exit_code", 1)
     return 0
 
 
-def _tell(error: Exception, tether: Tether) -> None:
+def _report(error: Exception, supervisor: SupervisorConnection) -> None:
     from windlass.errors import Error
     from windlass.parallel.rendezvous import GroupLost
 
@@ -50,32 +53,31 @@ def _tell(error: Exception, tether: Tether) -> None:
         import traceback
 
         traceback.print_exc()
-    tether.failed(error)
+    supervisor.failed(error)
 
 
-def _follow(job: RankJob, tether: Tether) -> None:
+def _follow(job: RankJob, supervisor: SupervisorConnection) -> None:
     from windlass.engine.ranks.broadcast import SECONDS_TO_LOAD
-    from windlass.engine.ranks.split import LIMITS_NOTE, build_rank
+    from windlass.engine.ranks.first import LIMITS_NOTE, build_rank
     from windlass.engine.schedule.scheduler import Limits
-    from windlass.parallel.rendezvous import FolderBoard
 
-    tether.watch()  # only now: until all is imported no thread would have its turn
-    board: Board = FolderBoard(job.store) if job.store else tether
-    built = build_rank(job, board, _Progress(tether))
-    limits = msgspec.msgpack.decode(board.take(LIMITS_NOTE, SECONDS_TO_LOAD), type=Limits)
-    follower = Follower(built.decoder, limits, job.launch.kv, built.device)
-    tether.counts(follower.beat)
-    tether.built(built.weights_bytes)
-    follower.follow(_steps(job, board))
+    supervisor.watch()  # only now: importing torch would block its threads
+    assert job.meeting is not None
+    built = build_rank(job, supervisor, _Progress(supervisor))
+    limits = msgspec.msgpack.decode(supervisor.take(LIMITS_NOTE, SECONDS_TO_LOAD), type=Limits)
+    follower = Follower(built.decoder, limits, job.launch.kv_type, built.device)
+    supervisor.counts(follower.beat)
+    supervisor.built(built.weights_bytes)
+    follower.follow(_steps(job.rank, job.meeting, supervisor))
 
 
-def _steps(job: RankJob, board: Board) -> socket.socket:
-    """The connection to the first rank. Others are of no use: each rank hears of steps from it alone."""
+def _steps(rank: int, meeting: Meeting, board: Board) -> socket.socket:
+    """The connection to rank 0, which alone broadcasts steps; those to other ranks are closed."""
     from windlass.engine.ranks.broadcast import SECONDS_TO_LOAD, STEPS
     from windlass.parallel.rendezvous import connect_all
 
-    meeting, world = job.meeting, job.launch.layout.world
-    first, *others = connect_all(board, STEPS, job.rank, world, meeting.key, meeting.hosts[job.rank], SECONDS_TO_LOAD)
+    world = len(meeting.hosts)
+    first, *others = connect_all(board, STEPS, rank, world, meeting.key, meeting.hosts[rank], SECONDS_TO_LOAD)
     for other in others:
         if other is not None:
             other.close()
@@ -84,7 +86,7 @@ def _steps(job: RankJob, board: Board) -> socket.socket:
 
 
 class Follower:
-    """What a Runner is to the first rank; what to compute comes in messages."""
+    """The Runner of a rank other than 0: what to compute comes in messages."""
 
     def __init__(self, decoder: Decoder, limits: Limits, kv: str, device: str = "cpu") -> None:
         import torch
@@ -108,7 +110,7 @@ class Follower:
                 self._program = None
 
     def follow(self, steps: socket.socket) -> None:
-        """Whoever tells of steps tells also when there are no more: by going."""
+        """Until rank 0 closes the connection."""
         from windlass.parallel.rendezvous import GroupLost
 
         while (data := read_frame(steps)) is not None:
@@ -117,7 +119,7 @@ class Follower:
             self._seconds += time.perf_counter() - began
             self._steps += 1
             self._rows += int(self._buffers.counts[0])
-        raise GroupLost("the first rank is gone")
+        raise GroupLost("rank 0 is gone")
 
     def step(self, data: bytes) -> None:
         import torch
@@ -134,7 +136,7 @@ class Follower:
             self._decoder(self._buffers.step, self._caches)
 
     def beat(self) -> Beat:
-        """In another thread than steps are done in."""
+        """Called from the heartbeat thread."""
         groups = self._decoder.shard.groups
         named = (("tp", groups.tp), ("pp", groups.pp))
         counts = {f"{name} {what}": count for name, group in named for what, count in group.counts().items()}
@@ -142,16 +144,16 @@ class Follower:
 
 
 class _Progress:
-    """A few times a second is enough to be seen."""
+    """Reports at most a few times a second."""
 
-    def __init__(self, tether: Tether) -> None:
-        self._tether, self._last = tether, 0.0
+    def __init__(self, supervisor: SupervisorConnection) -> None:
+        self._supervisor, self._last = supervisor, 0.0
 
     def __call__(self, done_bytes: int, total_bytes: int) -> None:
         now = time.monotonic()
         if done_bytes >= total_bytes or now - self._last > SECONDS_BETWEEN_PROGRESS:
             self._last = now
-            self._tether.loading(done_bytes, total_bytes)
+            self._supervisor.loading(done_bytes, total_bytes)
 
 
 if __name__ == "__main__":

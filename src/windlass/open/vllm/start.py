@@ -1,4 +1,4 @@
-"""`--engine vllm`: from a model's files, and a plan where there is one, to what is started. For `windlass serve`."""
+"""`--engine vllm`: from a model directory and a plan to the command that starts vLLM."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def served_model(path: Path, name: str = "") -> ServedModel:
     """What a server must know of the files. Only directories: vLLM reads no .m file, and a .gguf only with a plug-in."""
     if not path.is_dir():
         raise Impossible(f"vLLM serves model directories; {path} is a file, which --engine windlass runs")
-    from windlass.cli.open.plan import stored_scheme
     from windlass.formats.checkpoint import read_config
+    from windlass.open.scheme import stored_scheme
     from windlass.weights.text.files import model_text
 
     stored, _ = stored_scheme(read_config(path))
@@ -41,11 +41,12 @@ def plan_vllm(path: Path, *, context: int | None, concurrency: int | None, quant
 
     `context` None: the model's own, 8k at most. `concurrency` None: the most of a few that fit.
     """
-    from windlass.cli.open.resolve import from_path, resolve_hardware
+    from windlass.open.hardware import resolve_hardware
+    from windlass.open.resolve import describe_path
     from windlass.plan.inference.assemble import make_plan
     from windlass.plan.inference.search import Question
 
-    resolved = from_path(path)
+    resolved = describe_path(path)
     asked = Question(
         spec=resolved.spec,
         rules=resolved.rules,

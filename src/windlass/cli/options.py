@@ -1,0 +1,84 @@
+"""The options that say how a model is opened, the same for every command that opens one.
+
+`@opens_model` gives a command all of them and hands it one `Launch`. A new option is a row here and a field of core.launch.Launch.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import typer
+
+PANEL = "How the model runs"
+
+
+class Row:
+    """One option: its type, its default and help, and how it becomes fields of Launch."""
+
+    def __init__(self, kind: Any, default: Any, metavar: str, help: str, **more: Any) -> None:
+        self.kind = kind
+        self.option = typer.Option(default, metavar=metavar, help=help, rich_help_panel=PANEL, **more)
+
+
+ROWS: dict[str, Row] = {
+    "device": Row(str, "auto", "cpu|cuda|mps", "Device to run on; auto takes a GPU if there is one."),
+    "kv": Row(str | None, None, "bf16|fp32", "KV cache type; bf16 by default."),
+    "context": Row(str | None, None, "8k", "Maximum sequence length, prompt and answer together."),
+    "exact": Row(bool, False, "", "Dequantize packed weights to fp32: slower and larger, no 8-bit activations.", is_flag=True),
+    "workers": Row(
+        str | None, None, "HOST:PORT,...", "Machines that share the model with this one; each runs `windlass worker`."
+    ),
+    "secret_file": Row(Path | None, None, "FILE", "The secret file that the workers were started with."),
+    "sync": Row(str, "exact", "exact|int8", "How partial sums travel between ranks: exact, or quantized to int8 blocks."),
+    "tp": Row(int, 1, "N", "Tensor-parallel degree.", min=1),
+    "pp": Row(int, 1, "N", "Pipeline-parallel degree (stages of consecutive layers).", min=1),
+    "ep": Row(int, 1, "N", "Expert-parallel degree; must divide --tp.", min=1),
+}
+
+
+def opens_model(command: Callable[..., int]) -> Callable[..., int]:
+    """`command` has a parameter `launch`; on the command line the options above stand in its place."""
+    hints = get_type_hints(command)
+
+    def run(**values: Any) -> int:
+        from windlass.core.launch import check_launch
+
+        launch = _launch({name: values.pop(name) for name in ROWS})
+        check_launch(launch)
+        return command(launch=launch, **values)
+
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(command).parameters.values():
+        if parameter.name == "launch":
+            parameters += [
+                inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=row.option, annotation=row.kind)
+                for name, row in ROWS.items()
+            ]
+        else:
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[parameter.name]))
+    run.__name__, run.__doc__, run.__module__ = command.__name__, command.__doc__, command.__module__
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+def _launch(values: dict[str, Any]) -> Any:
+    from windlass.core.launch import Launch
+    from windlass.core.layout import Layout
+    from windlass.core.ranks.address import parse_workers
+    from windlass.units import parse_context
+
+    context, workers = values["context"], values["workers"]
+    return Launch(
+        device=values["device"],
+        kv=values["kv"],
+        exact=values["exact"],
+        context_tokens=None if context is None else parse_context(context),
+        layout=Layout(tp=values["tp"], pp=values["pp"], ep=values["ep"]),
+        workers=() if workers is None else parse_workers(workers),
+        secret_file=values["secret_file"],
+        sync=values["sync"],
+    )

@@ -1,0 +1,132 @@
+"""How a model is opened: one value from the command line (or `windlass.Client`) to every rank. Values only.
+
+A new option is a field of `Launch` and a row in cli/options.py. Each rank gets a `RankJob`: the Launch, its rank number and
+what it needs to find the other ranks.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from windlass.core.layout import Layout
+from windlass.core.model import Frozen
+from windlass.core.place import Interval
+from windlass.core.ranks.epoch import EpochPlan
+from windlass.core.ranks.rendezvous import EXACT, SYNCS, Meeting
+from windlass.errors import BadInput
+
+DEVICES = ("auto", "cpu", "cuda", "mps")
+KV_TYPES = ("bf16", "fp32")
+LOADER = "windlass.engine.ranks.first:load_job"
+
+
+class RandomInit(Frozen):
+    """Random weights of a given shape; no checkpoint is read."""
+
+    config: dict[str, Any]
+    """The contents of a config.json."""
+    scheme: str = "int4"
+    group: int | None = None
+    seed: int = 0
+
+
+class Launch(Frozen):
+    """What to load and how. A field that is None is chosen by the engine from the memory there is."""
+
+    model: str = ""
+    """A path: a directory, a .gguf or a .m file."""
+    device: str = "auto"
+    kv: str | None = None
+    """bf16 or fp32; None: bf16."""
+    exact: bool = False
+    """Dequantize packed weights to fp32 at load: slower and larger, without 8-bit activation rounding."""
+    context_tokens: int | None = None
+    max_sequences: int | None = None
+    """Sequences in one batch."""
+    kv_bytes: int | None = None
+    """Size of the KV cache."""
+    max_step_tokens: int | None = None
+    num_tokens: int | None = None
+    """Vocabulary size of the tokenizer; None: that of the model's head."""
+    random_weights: RandomInit | None = None
+    layout: Layout = Layout()
+    """Degrees of parallelism."""
+    workers: tuple[str, ...] = ()
+    """HOST:PORT of every machine that shares the model with this one."""
+    secret_file: Path | None = None
+    sync: str = EXACT
+    """How partial sums travel between ranks: exact or int8."""
+    planned: EpochPlan | None = None
+    """Placement from a saved plan, used while as many machines are there as it was made for."""
+    loader: str = LOADER
+    """module:function that makes the engine: (RankJob, progress) -> (Engine, Info)."""
+
+    @property
+    def kv_type(self) -> str:
+        return self.kv or "bf16"
+
+    @property
+    def is_single(self) -> bool:
+        """One rank on this machine."""
+        return not self.workers and self.layout.world == 1
+
+    @property
+    def ranks_per_machine(self) -> int:
+        return max(self.layout.world // (len(self.workers) + 1), 1)
+
+
+def check_launch(launch: Launch) -> None:
+    """Refuses options that contradict each other, before anything is loaded."""
+    if launch.device.split(":")[0] not in DEVICES:
+        raise BadInput(f"--device is cpu, cuda or mps, not {launch.device!r}")
+    if launch.kv not in (None, *KV_TYPES):
+        raise BadInput(f"--kv is {' or '.join(KV_TYPES)}, not {launch.kv!r}")
+    if launch.context_tokens is not None and launch.context_tokens < 2:
+        raise BadInput("--context must be at least 2 tokens: one of a prompt and one of an answer")
+    _check_layout(launch)
+    if launch.workers:
+        _check_workers(launch)
+    elif launch.secret_file is not None:
+        raise BadInput("--secret-file needs --workers; add them, or leave it out")
+
+
+def _check_layout(launch: Launch) -> None:
+    layout = launch.layout
+    if layout.ep > layout.tp or layout.tp % layout.ep:
+        raise BadInput(f"--ep {layout.ep} must divide --tp {layout.tp}: experts are spread over the tensor-parallel ranks")
+    if launch.sync not in SYNCS:
+        raise BadInput(f"--sync is {' or '.join(SYNCS)}, not {launch.sync!r}")
+    if launch.sync != EXACT and launch.is_single:
+        raise BadInput(f"--sync {launch.sync} is for several ranks; add --workers or --tp")
+
+
+def _check_workers(launch: Launch) -> None:
+    if launch.secret_file is None:
+        raise BadInput("--workers needs --secret-file FILE, the one that the workers were started with")
+    machines, ranks = len(launch.workers) + 1, launch.layout.world
+    if ranks > machines and ranks % machines:
+        raise BadInput(
+            f"{ranks} ranks ({launch.layout}) cannot be divided evenly over {machines} machines, this one included; "
+            f"choose as many ranks as machines, or a multiple"
+        )
+
+
+class RankJob(Frozen):
+    """All that one rank is told."""
+
+    launch: Launch
+    rank: int = 0
+    meeting: Meeting | None = None
+    """How the ranks of this epoch find each other; None: there is only this one."""
+    epoch: int = 0
+    shares: tuple[float, ...] = ()
+    """Share of the work by tp index; empty: equal."""
+    stages: tuple[Interval, ...] = ()
+    """Layers of each pp index; empty: as equal as possible."""
+    slices_folder: str = ""
+    """A folder of received weight slices; empty: `launch.model` is read."""
+    supervisor_fd: int = -1
+    """Rank 0: the file descriptor of its socket to the fleet."""
+    is_inline: bool = False
+    """Rank 0 runs inside the caller's process, which outlives the epoch."""

@@ -1,0 +1,150 @@
+"""From a RankJob to an engine: a model on one device, or rank 0 of several, which alone schedules and samples.
+
+The other ranks are started by a fleet; the job says how to meet them.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+
+import msgspec
+import torch
+
+from windlass.core.launch import Launch, RankJob
+from windlass.core.layout import Layout
+from windlass.core.model import ModelSpec
+from windlass.core.place import place
+from windlass.core.ranks.rendezvous import Meeting
+from windlass.core.request import Info
+from windlass.core.rule import Rule
+from windlass.core.scheme import Scheme
+from windlass.engine.engine import Engine
+from windlass.engine.execute.top_logits import PickyRunner
+from windlass.engine.load import KV_DTYPES, Built, Progress, build, chosen_device, load_model, make_engine, make_info
+from windlass.engine.memory import block_bytes
+from windlass.engine.ranks.broadcast import STEPS, StepBroadcast, broadcast_steps
+from windlass.engine.ranks.messages import Beat
+from windlass.engine.ranks.supervisor import SupervisorConnection
+from windlass.errors import Impossible
+from windlass.kernels.cpu.links import make_links
+from windlass.kernels.program import program
+from windlass.kernels.step import Cache
+from windlass.nn.parallel.shard import Shard
+from windlass.parallel.group import Count
+from windlass.parallel.groups import Groups
+from windlass.parallel.rendezvous import Board, join_ranks
+from windlass.parallel.through_host import through_host
+
+LIMITS_NOTE = "limits"
+"""Key under which rank 0 publishes the scheduler's Limits (msgpack) for the others."""
+
+
+def load_job(job: RankJob, progress: Progress | None = None) -> tuple[Engine, Info]:
+    return load_model(job.launch, progress) if job.meeting is None else _load_first(job, job.meeting, progress)
+
+
+def _load_first(job: RankJob, meeting: Meeting, progress: Progress | None) -> tuple[Engine, Info]:
+    """The groups and sockets of rank 0 close with its decoder."""
+    began = time.perf_counter()
+    _check(job.launch)
+    with ExitStack() as stack:
+        connection = stack.enter_context(socket.socket(fileno=job.supervisor_fd))
+        supervisor = SupervisorConnection(connection, ends_process=not job.is_inline)
+        supervisor.watch()
+        steps = stack.enter_context(StepBroadcast())
+        built = build_rank(job, supervisor, progress)
+        groups = built.decoder.shard.groups
+        stack.callback(groups.close)
+        supervisor.counts(partial(_beat, steps, groups))
+        broadcast_steps(built.decoder, steps)
+        engine = _engine(job.launch, built)
+        supervisor.put(LIMITS_NOTE, msgspec.msgpack.encode(engine.limits))
+        steps.connect(job.rank, meeting, supervisor)
+        weakref.finalize(built.decoder, stack.pop_all().close)
+    info = make_info(job.launch, engine, built, built.device, time.perf_counter() - began)
+    return engine, msgspec.structs.replace(info, details={**info.details, "collectives": _transport_name(meeting, built.device)})
+
+
+def _beat(steps: StepBroadcast, groups: Groups) -> Beat:
+    """Rank 0 reports no step seconds: its caller measures them."""
+    named = (("tp", groups.tp), ("pp", groups.pp))
+    counts = {f"{name} {what}": count for name, group in named for what, count in group.counts().items()}
+    counts[STEPS] = Count(steps.num_steps, steps.sent_bytes, 0, steps.seconds)
+    return Beat(steps.num_steps, steps.num_rows, 0.0, counts)
+
+
+def build_rank(job: RankJob, board: Board, progress: Progress | None = None) -> Built:
+    """Groups meet first, so that a missing rank is noticed before any weight is read."""
+    meeting = job.meeting
+    assert meeting is not None
+    if program.available():
+        program.set_threads(_threads(meeting, job.rank))
+    device = device_of(job.launch.device, meeting, job.rank)
+    if device != "cpu":
+        torch.cuda.set_device(device)
+    groups = _join(job, meeting, board, device)
+    return build(job.launch, device, progress, partial(_shard, job, groups), job.slices_folder)
+
+
+def _engine(launch: Launch, built: Built) -> Engine:
+    """No CUDA graphs: collectives are in the middle of a step."""
+    decoder = built.decoder
+    whole, here = (
+        block_bytes(decoder.spec, launch.kv_type),
+        _block_bytes(decoder.make_caches(1, KV_DTYPES[launch.kv_type], "meta")),
+    )
+    is_cpu = built.device == "cpu"
+    return make_engine(launch, decoder, built.device, cache_share=here / whole, record=is_cpu, runner=PickyRunner)
+
+
+def _block_bytes(caches: Sequence[Cache]) -> int:
+    return sum(part.nbytes for cache in caches for part in (cache.keys, cache.values) if part is not None)
+
+
+def device_of(asked: str, meeting: Meeting, rank: int) -> str:
+    """Ranks of a machine take its GPUs round robin."""
+    chosen = chosen_device(asked)
+    if chosen != "cuda":
+        return chosen
+    machines = meeting.machines
+    return f"cuda:{machines[:rank].count(machines[rank]) % torch.cuda.device_count()}"
+
+
+def _join(job: RankJob, meeting: Meeting, board: Board, device: str) -> Groups:
+    """NCCL refuses ranks that share a GPU: their collectives go through the host (transport gloo)."""
+    layout = job.launch.layout
+    if device == "cpu":
+        return join_ranks(meeting, layout, job.rank, board, links=make_links)
+    if meeting.transport == "gloo":
+        return through_host(join_ranks(meeting, layout, job.rank, board), device)
+    return join_ranks(meeting, layout, job.rank, board, device)
+
+
+def _transport_name(meeting: Meeting, device: str) -> str:
+    if device == "cpu":
+        return "gloo" if meeting.transport == "gloo" else "native links"
+    return "through host memory (several ranks share a GPU: slow)" if meeting.transport == "gloo" else "NCCL"
+
+
+def _shard(job: RankJob, groups: Groups, spec: ModelSpec, rules: tuple[Rule, ...], stored: Callable[[], Scheme]) -> Shard:
+    layout = job.launch.layout
+    placement = place(rules, spec.num_layers, layout, stored(), shares=job.shares or None, stages=job.stages or None)
+    return Shard(placement, layout, groups)
+
+
+def _threads(meeting: Meeting, rank: int) -> int:
+    """The ranks of a machine divide its cores."""
+    return max(program.num_threads() // meeting.machines.count(meeting.machines[rank]), 1)
+
+
+def _check(launch: Launch) -> None:
+    layout: Layout = launch.layout
+    if layout.dp > 1:
+        raise Impossible(f"dp {layout.dp}: replicas are separate servers; choose tp and pp")
+    if chosen_device(launch.device).split(":")[0] not in ("cpu", "cuda"):
+        raise Impossible(f"{layout} on {launch.device}: a model is split over CPUs or NVIDIA GPUs; add --device cpu")

@@ -1,0 +1,113 @@
+"""Opens a fleet: a model over several ranks, on this machine or on workers, and how it is planned anew when machines come and go."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from windlass.core.constants import BLOCK_TOKENS
+from windlass.core.launch import Launch
+from windlass.core.ranks.epoch import EpochPlan, Node
+
+if TYPE_CHECKING:
+    from windlass.fleet.root.epoch import MakeEngine, NodeProgress
+    from windlass.fleet.root.root import Fleet
+    from windlass.plan.inference.epoch import Asked
+
+SEQUENCES, SEQUENCE_TOKENS, SINGLE_SEQUENCE_TOKENS = 16, 2048, 8192
+"""KV memory planned for by default: many short conversations, or one longer one."""
+
+
+def open_fleet(
+    launch: Launch,
+    nodes: Callable[[NodeProgress], None],
+    notify: Callable[[str], None],
+    make_engine: MakeEngine | None = None,
+) -> Fleet:
+    from windlass.fleet.protocol.secret import read_secret, warning
+    from windlass.fleet.root.root import Fleet, process_engine
+
+    secret = b""
+    if launch.secret_file is not None:
+        secret = read_secret(launch.secret_file)
+        if problem := warning(launch.secret_file):
+            sys.stderr.write(f"windlass: {problem}\n")
+    launch = msgspec.structs.replace(launch, device=_device(launch.device))
+    planner = Replanner(launch)
+    if launch.workers and launch.kv_bytes is None:
+        launch = msgspec.structs.replace(launch, kv_bytes=planner.kv_bytes)
+    replan = planner.replan if launch.workers else planner.on_this_machine
+    return Fleet(launch, replan, secret, told=notify, progress=nodes, make_engine=make_engine or process_engine)
+
+
+def _device(asked: str) -> str:
+    """Every machine of a fleet uses the same kind of device; `auto` is this machine's."""
+    if asked == "cpu":
+        return asked
+    from windlass.machine.gpus import this_machines_gpus
+
+    gpus = this_machines_gpus()  # raises where GPUs cannot be counted; their number decides the transport
+    return asked if asked != "auto" else "cuda" if gpus else "cpu"
+
+
+class Replanner:
+    """Plans each epoch; what the planner must know of the model is read once."""
+
+    def __init__(self, launch: Launch) -> None:
+        self._launch = launch
+
+    def on_this_machine(self, nodes: Sequence[Node]) -> EpochPlan:
+        """As the options or the saved plan say."""
+        layout = self._launch.layout
+        return self._launch.planned or EpochPlan(layout=layout, nodes=(0,) * layout.world)
+
+    def replan(self, nodes: Sequence[Node]) -> EpochPlan:
+        from windlass.plan.inference.epoch import replan
+
+        planned = self._launch.planned
+        return planned if planned is not None and len(nodes) == len(set(planned.nodes)) else replan(self._question, nodes)
+
+    @property
+    def kv_bytes(self) -> int:
+        """The KV cache that is planned for, which every machine then has room for."""
+        from windlass.core.model import kv_bytes_per_token
+        from windlass.core.scheme import KV_BYTES
+
+        question = self._question
+        per_token = kv_bytes_per_token(question.spec, KV_BYTES[self._launch.kv_type])
+        return per_token * question.concurrency * (-(-question.context_tokens // BLOCK_TOKENS) * BLOCK_TOKENS)
+
+    @cached_property
+    def _question(self) -> Asked:
+        from windlass.core.scheme import scheme
+        from windlass.families import describe, rules
+        from windlass.plan.inference.epoch import Asked
+
+        launch, random = self._launch, self._launch.random_weights
+        if random is not None:
+            spec = describe(random.config, launch.model)
+            table, how = rules(spec), scheme(random.scheme, random.group, launch.kv_type)
+        else:
+            from windlass.weights.cuts import sizing_of
+            from windlass.weights.source import open_model
+
+            opened = open_model(Path(launch.model))
+            try:
+                spec, table, how = opened.spec, opened.rules, scheme("fp32") if launch.exact else sizing_of(opened)
+            finally:
+                opened.store.close()
+        sequences = launch.max_sequences or SEQUENCES
+        usual = SINGLE_SEQUENCE_TOKENS if sequences == 1 else SEQUENCE_TOKENS
+        return Asked(
+            spec=spec,
+            rules=table,
+            scheme=msgspec.structs.replace(how, kv=launch.kv_type),
+            context_tokens=launch.context_tokens or min(spec.context_tokens, usual),
+            concurrency=sequences,
+            wanted=launch.layout if launch.layout.world > 1 else None,
+        )

@@ -1,0 +1,44 @@
+"""A model's own sampling defaults (generation_config.json)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from windlass.core.request import Sampling
+from windlass.errors import BadInput
+
+DEFAULTS: dict[str, Any] = {"temperature": 0.7, "top_p": 0.95}
+"""Used where neither the user nor the model's generation config says."""
+FROM_CONFIG = {"temperature": float, "top_p": float, "top_k": int, "min_p": float, "repetition_penalty": float}
+
+
+def generation_defaults(model: Path) -> dict[str, Any]:
+    """What the model's generation config sets, as arguments of Sampling."""
+    return from_config(read_generation_config(model))
+
+
+def from_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Its usable numbers. `do_sample: false` means greedy; `top_k: 0` means no top-k."""
+    found: dict[str, Any] = {"temperature": 0.0} if config.get("do_sample") is False else {}
+    for key, kind in FROM_CONFIG.items() if not found else ():
+        value = config.get(key)
+        if isinstance(value, kind | int) and not isinstance(value, bool) and (key != "top_k" or value > 0):
+            found[key] = value
+    try:
+        Sampling(**found)
+    except BadInput:  # a careless file is no reason not to run
+        return {}
+    return found
+
+
+def read_generation_config(model: Path) -> dict[str, Any]:
+    """From the model's directory, or the one its file lies in; empty if there is none that can be read."""
+    try:
+        text = ((model if model.is_dir() else model.parent) / "generation_config.json").read_bytes()
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return {}

@@ -1,0 +1,70 @@
+"""Progress bars with speed and time left, on standard error, only on a terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from windlass.fleet.root.epoch import NodeProgress
+
+Started = Callable[[int], Callable[[int], None]]
+"""Total bytes -> a function that advances the bar by so many bytes."""
+
+
+@contextmanager
+def byte_progress(what: str, shown: bool) -> Generator[Started]:
+    if not shown or not sys.stderr.isatty():
+        yield lambda _: lambda _: None
+        return
+    with _bars() as bars:
+        task = bars.add_task(what, total=None)
+
+        def started(total: int) -> Callable[[int], None]:
+            bars.update(task, total=total)
+            return lambda done: bars.advance(task, done)
+
+        yield started
+
+
+class ByteBar:
+    """A bar for callers that report (bytes so far, bytes in all)."""
+
+    def __init__(self, started: Started) -> None:
+        self._started = started
+        self._advance: Callable[[int], None] | None = None
+        self._done = 0
+
+    def __call__(self, done_bytes: int, total_bytes: int) -> None:
+        if self._advance is None:
+            self._advance = self._started(total_bytes)
+        self._advance(done_bytes - self._done)
+        self._done = done_bytes
+
+
+@contextmanager
+def node_progress(shown: bool) -> Generator[Callable[[NodeProgress], None]]:
+    """A bar for what each machine of a fleet receives and loads."""
+    if not shown or not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    tasks: dict[tuple[str, str], Any] = {}
+    with _bars() as bars:
+
+        def show(progress: NodeProgress) -> None:
+            key = progress.name, progress.doing
+            if key not in tasks:
+                tasks[key] = bars.add_task(f"{progress.name} {progress.doing}", total=progress.total_bytes)
+            bars.update(tasks[key], completed=progress.done_bytes, total=progress.total_bytes)
+
+        yield show
+
+
+def _bars() -> Any:
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=Console(stderr=True))

@@ -1,0 +1,138 @@
+"""The one place where a name becomes a model.
+
+In this order: an existing path, a conversion in Windlass's own directory, the bundled model, the registry, OWNER/NAME on the hub.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from windlass.core.model import Frozen, ModelSpec
+from windlass.core.rule import Rule
+from windlass.errors import BadInput
+from windlass.families import describe, hints_from, rules
+from windlass.families.registry import Known, find, published_config, spec_of, unknown_model
+
+DOWNLOADS = 8
+"""Files fetched at once."""
+
+
+class ModelLocation(Frozen):
+    """Where a name points: files on this disk, or a model on the hub."""
+
+    path: Path | None = None
+    known: Known | None = None
+    """Its entry in the registry."""
+    hub: str = ""
+
+
+class ModelDescription(Frozen):
+    spec: ModelSpec
+    rules: tuple[Rule, ...]
+    source: str
+    digest: str = ""
+
+
+def find_model(name: str) -> ModelLocation:
+    """Downloads nothing."""
+    here = _existing(name) or _local(name)
+    if here is not None:
+        return ModelLocation(path=here)
+    known = find(name)
+    if known is not None:
+        return ModelLocation(known=known, hub=known.hub)
+    from windlass.formats.hub.hub import looks_like_hub_name
+
+    if not looks_like_hub_name(name):
+        raise unknown_model(name)
+    return ModelLocation(hub=name)
+
+
+def model_files(name: str, shown: bool) -> Path:
+    """The files to read; downloaded first if they are not here. `shown`: with a progress bar."""
+    found = find_model(name)
+    if found.path is None:
+        return download(found.hub, DOWNLOADS, shown)
+    from windlass.weights.files import model_file
+
+    return model_file(found.path)
+
+
+def describe_model(name: str) -> ModelDescription:
+    """What the model is; of one on the hub only the config is fetched."""
+    found = find_model(name)
+    if found.path is not None:
+        return describe_path(found.path)
+    if found.known is not None:
+        spec = spec_of(found.known)
+        return ModelDescription(spec=spec, rules=rules(spec), source=found.hub)
+    from windlass.formats.hub.hub import fetch_config
+
+    described = describe_path(fetch_config(found.hub), found.hub.split("/")[-1])
+    return msgspec.structs.replace(described, source=found.hub)
+
+
+def model_config(name: str) -> tuple[dict[str, Any], str]:
+    """The config.json of a model and its name; no weights are needed."""
+    from windlass.formats.checkpoint import read_config
+    from windlass.formats.hub.hub import fetch_config
+
+    found = find_model(name)
+    if found.path is not None:
+        return read_config(found.path), _label(found.path)
+    if found.known is not None:
+        return published_config(found.known), found.known.name
+    return read_config(fetch_config(found.hub)), found.hub.split("/")[-1]
+
+
+def describe_path(path: Path, name: str = "") -> ModelDescription:
+    """A directory with config.json, or the file itself. Tensor names, where there are any, decide what the config leaves open."""
+    from windlass.formats.checkpoint import digest, read_config, tensor_names
+
+    config = read_config(path)
+    if {"layout", "scheme", "ranks"} <= config.keys():
+        raise BadInput(f"{path} is a saved plan, not a model; pass it with --plan")
+    where = str(path / "config.json" if path.is_dir() else path)
+    label = name or _label(path)
+    spec = describe(config, label, where=where)
+    names = tensor_names(path)
+    if names:
+        spec = describe(config, label, hints=hints_from(names, spec.num_layers), where=where)
+    return ModelDescription(spec=spec, rules=rules(spec), source=str(path), digest=digest(path))
+
+
+def download(hub_name: str, max_workers: int, shown: bool) -> Path:
+    from windlass.formats.hub.hub import pull
+    from windlass.open.progress import ByteBar, byte_progress
+
+    with byte_progress(f"downloading {hub_name}", shown) as started:
+        return pull(hub_name, max_workers, ByteBar(started))
+
+
+def _existing(name: str) -> Path | None:
+    try:
+        path = Path(name).expanduser()
+        if path.exists():
+            return path
+    except (OSError, RuntimeError):  # too long for a file name; the home of an unknown user
+        return None
+    if name.startswith((".", "~", os.sep)) or name.endswith((".gguf", ".m")):
+        raise BadInput(f"{name} does not exist; give a model directory, a .gguf or .m file, or a name from `windlass models`")
+    return None
+
+
+def _local(name: str) -> Path | None:
+    """A conversion of ours, or the bundled model."""
+    from windlass.bundled.models import find_bundled
+    from windlass.formats.hub.local import models_directory
+
+    converted = models_directory() / name
+    return converted if converted.is_dir() else find_bundled(name)
+
+
+def _label(path: Path) -> str:
+    return path.resolve().name if path.is_dir() else path.stem
