@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, get_type_hints
 
 import typer
@@ -31,7 +30,7 @@ ROWS: dict[str, Row] = {
     "workers": Row(
         str | None, None, "HOST:PORT,...", "Machines that share the model with this one; each runs `windlass worker`."
     ),
-    "secret_file": Row(Path | None, None, "FILE", "The secret file that the workers were started with."),
+    "secret_file": Row(str | None, None, "FILE", "The secret file that the workers were started with."),
     "sync": Row(str, "exact", "exact|int8", "How partial sums travel between ranks: exact, or quantized to int8 blocks."),
     "tp": Row(int, 1, "N", "Tensor-parallel degree.", min=1),
     "pp": Row(int, 1, "N", "Pipeline-parallel degree (stages of consecutive layers).", min=1),

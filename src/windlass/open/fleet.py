@@ -34,8 +34,9 @@ def open_fleet(
 
     secret = b""
     if launch.secret_file is not None:
-        secret = read_secret(launch.secret_file)
-        if problem := warning(launch.secret_file):
+        file = Path(launch.secret_file).expanduser()
+        secret = read_secret(file)
+        if problem := warning(file):
             sys.stderr.write(f"windlass: {problem}\n")
     launch = msgspec.structs.replace(launch, device=_device(launch.device))
     planner = Replanner(launch)

@@ -61,7 +61,7 @@ def test_batches() -> None:
         (["GLM-4.5-Air", "--random-weights", "--workers", "a:9998"], "--workers needs --secret-file"),
         (["GLM-4.5-Air", "--random-weights", "--tp", "3", "--ep", "2"], "--ep 2 must divide --tp 3"),
         (["GLM-4.5-Air", "--random-weights", "--tp", "2", "--sync", "int3"], "--sync is exact or int8"),
-        (["GLM-4.5-Air", "--random-weights", "--sync", "int8"], "for several processes or machines"),
+        (["GLM-4.5-Air", "--random-weights", "--sync", "int8"], "--sync int8 is for several ranks"),
         (["GLM-4.5-Air", "--random-weights", "--tp", "2", "--profile", "x.json"], "look into one process"),
     ],
 )
