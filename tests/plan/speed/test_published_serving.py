@@ -30,7 +30,7 @@ def test_ceiling_is_above_the_published_rate(table: dict[str, Any], prompt: int,
 
 
 def test_dense_predictions_are_near() -> None:
-    """No constant is fitted to these tables, so this bound is wide; docs/plan.md has every row."""
+    """No constant is fitted to these tables, so this bound is wide; docs/reference/plan.md has every row."""
     errors = [
         abs(bench.predict(table, prompt, new).speed.sustained_tokens_per_second / published - 1)
         for table, prompt, new, published in ROWS

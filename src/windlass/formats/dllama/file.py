@@ -1,7 +1,7 @@
 """The container of Distributed Llama's `.m` files: a header of integer pairs, then tensors without names, gaps or padding.
 
 Knows keys, number types and bytes; not which tensors a model has nor in which order (`families.dllama_names`). The layout is
-that of Distributed Llama 0.16 (src/llm.cpp, converter/writer.py), written out in docs/formats.md.
+that of Distributed Llama 0.16 (src/llm.cpp, converter/writer.py), written out in docs/reference/formats.md.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ OWN_KEYS = {
     "n_groups": 0x574C4D18,
     "n_chosen_groups": 0x574C4D19,
 }
-"""Windlass's additions ("WLM" and a number), far from any key in use; docs/formats.md says what each holds."""
+"""Windlass's additions ("WLM" and a number), far from any key in use; docs/reference/formats.md says what each holds."""
 
 KEYS = STOCK_KEYS | OWN_KEYS
 _NAMES = {number: name for name, number in KEYS.items()}

@@ -1,6 +1,6 @@
 """Distributed Llama's `.t` tokenizer file: a header of integer pairs, the chat template, stop ids, then the vocabulary as bytes.
 
-The layout is that of src/tokenizer.cpp and converter/tokenizer-writer.py of Distributed Llama 0.16 (docs/formats.md). There are
+The layout is that of src/tokenizer.cpp and converter/tokenizer-writer.py of Distributed Llama 0.16 (docs/reference/formats.md). There are
 no merges in it: Distributed Llama joins the pair of tokens whose union has the highest score. Knows no other tokenizer format.
 """
 

@@ -22,7 +22,7 @@ SHARED_BUDGET = 112 * 1024
 """Bytes of shared memory a block may take so that the next kernel's fits beside it."""
 ONE_BUDGET, FINAL_BUDGET = 136 * 1024, 200 * 1024
 """For one.cu: kernels that begin with a norm, and those that end with the residual. Large rings were worth more than room for the next kernel's
-blocks beside them (docs/cuda-notes.md)."""
+blocks beside them (docs/reference/cuda-notes.md)."""
 WHOLE_BUDGET = 220 * 1024
 """Where nothing else need fit."""
 PRODUCT = 1

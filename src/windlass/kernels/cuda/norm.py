@@ -10,7 +10,7 @@ from windlass.kernels.cuda import driver
 FEW_ROWS = 64
 FEW = (1024, 1)
 MANY = {2048: (512, 4), 4096: (1024, 2), 6144: (512, 2), 8192: (1024, 1)}
-"""Up to which width: threads a row, and rows at once on a processor. The quickest of eight at 2,048 rows (docs/cuda-notes.md, 21)."""
+"""Up to which width: threads a row, and rows at once on a processor. The quickest of eight at 2,048 rows (docs/reference/cuda-notes.md, 21)."""
 
 
 def add_norm(

@@ -58,7 +58,7 @@ def attention(
     )
     if made is None and spans:
         return torch.cat([_of_span(span, q, k, v, step, cache, **how) for span in spans], dim=1)
-    # Without a cache (nobody serves so) the kernel was wrong for half precision with a window on a real GPU (docs/cuda-notes.md).
+    # Without a cache (nobody serves so) the kernel was wrong for half precision with a window on a real GPU (docs/reference/cuda-notes.md).
     if made is None and cache is not None and (gpu := available.kernels(q, k, v, sinks, slopes)):
         made = gpu.attention(q, k, v, step, cache, **how)
     if made is None and cache is None and sinks is None and slopes is None:

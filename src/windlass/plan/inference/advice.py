@@ -1,6 +1,6 @@
 """Which engine is the better one for what was planned, and why: said where it is not the planned one. Pure; chooses nothing itself.
 
-Only what was measured or is built counts (docs/vllm.md, "When"): what an engine will be able to do one day is no advice.
+Only what was measured or is built counts (docs/guides/vllm.md, "When"): what an engine will be able to do one day is no advice.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from windlass.core.plan import Reason
 KERNEL_SCHEMES = ("int4",)
 """What the embedded engine has its own GPU kernels for, on Hopper; the rest takes general ones. core.fused has what they lack."""
 BATCH_FOR_SERVER = 64
-"""Sequences at once beyond which a server built for batches is the better engine: our kernels were measured up to here (docs/benchmarks.md)."""
+"""Sequences at once beyond which a server built for batches is the better engine: our kernels were measured up to here (docs/reference/benchmarks.md)."""
 
 
 class Setting(Frozen):
@@ -98,7 +98,7 @@ def _one_gpu(setting: Setting) -> Advice:
             engine="vllm", why=f"the embedded engine has only general kernels for {what} on {where}, which nobody has tuned"
         )
     if setting.has_experts:
-        why = "it has kernels for 4-bit experts: 2.7 times vLLM 0.24 at one sequence on an H200, 1.5 times at 64 (docs/benchmarks.md)"
+        why = "it has kernels for 4-bit experts: 2.7 times vLLM 0.24 at one sequence on an H200, 1.5 times at 64 (docs/reference/benchmarks.md)"
     else:
         why = "it has kernels for 4-bit weights on this device, and starts quickest"
     return Advice(engine="windlass", why=why)

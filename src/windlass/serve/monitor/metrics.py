@@ -1,4 +1,4 @@
-"""Numbers for Prometheus, under names that dashboards for other servers have too (docs/serve.md), and the last minute's for the page.
+"""Numbers for Prometheus, under names that dashboards for other servers have too (docs/guides/serve.md), and the last minute's for the page.
 
 A registry of its own: whoever embeds the server keeps theirs.
 """

@@ -1,6 +1,6 @@
 """Seconds of one optimizer step, item by item: pipeline, data-parallel traffic and the optimizer around the cost of the layers.
 
-Predicted from the model's shapes and the device's measured ceilings alone; docs/plan.md has the table of how far that is from
+Predicted from the model's shapes and the device's measured ceilings alone; docs/reference/plan.md has the table of how far that is from
 what was published.
 """
 
