@@ -24,7 +24,11 @@ import torch
 from torch import Tensor
 
 from windlass.core.model import Activation
-from windlass.kernels import native_activate, native_attention, native_norm, native_qkv, program
+from windlass.kernels.cpu import activate as native_activate
+from windlass.kernels.cpu import attention as native_attention
+from windlass.kernels.cpu import norm as native_norm
+from windlass.kernels.cpu import qkv as native_qkv
+from windlass.kernels.program import program
 from windlass.kernels.step import BLOCK_TOKENS, Cache, Step, attention_cache
 
 MEMORY_BYTES = 256 * 2**20

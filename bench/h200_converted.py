@@ -22,7 +22,7 @@ from windlass.core.model import ModelSpec
 from windlass.core.rule import Part
 from windlass.families import rules
 from windlass.nn.decoder import Decoder
-from windlass.weights.checkpoint import CheckpointWeights
+from windlass.weights.load.checkpoint import CheckpointWeights
 from windlass.weights.source import open_model
 
 TOKENS, PAGES = 48, 3

@@ -29,9 +29,10 @@ from windlass.kernels.step import BLOCK_TOKENS, Cache, Step
 from windlass.measure.bench import Silence, bench
 from windlass.measure.memory import MemoryLog
 from windlass.measure.setup import Setup
-from windlass.nn import fused, fused_ffn
 from windlass.nn.decoder import Decoder
-from windlass.weights.random import RandomWeights
+from windlass.nn.fused import decoder as fused
+from windlass.nn.fused import feed_forward as fused_ffn
+from windlass.weights.load.random import RandomWeights
 
 
 def shape_of(name: str, layers: int | None = None) -> tuple[dict[str, Any], ModelSpec]:
@@ -267,8 +268,8 @@ def main() -> int:
     parser.add_argument("--new", type=int, default=64)
     parser.add_argument("--product", type=int, help="kernels/cuda/linear.py's PRODUCT")
     parser.add_argument("--no-pairs", action="store_true", help="without kernels/cuda/linear.py's PAIRS")
-    parser.add_argument("--dependent", type=int, help="nn/fused.py's DEPENDENT_ROWS")
-    parser.add_argument("--item", type=int, help="nn/fused_ffn.py's ITEM_ROWS")
+    parser.add_argument("--dependent", type=int, help="nn/fused/decoder.py's DEPENDENT_ROWS")
+    parser.add_argument("--item", type=int, help="nn/fused/feed_forward.py's ITEM_ROWS")
     options = parser.parse_args()
     batches = [int(b) for b in options.batch.split(",")]
     if options.product is not None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from windlass.core.launch import Launch
 
 from windlass.convert.convert import Settings, convert
 from windlass.core.layout import Layout
@@ -20,7 +21,7 @@ from windlass.core.request import GREEDY
 from windlass.core.rule import stored_tensors
 from windlass.core.scheme import scheme
 from windlass.engine.load import load_model
-from windlass.engine.protocol import Launch, Submit
+from windlass.engine.protocol import Submit
 from windlass.families import describe, rules
 
 DENSE: dict[str, Any] = {

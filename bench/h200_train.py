@@ -24,20 +24,21 @@ os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # 
 
 import torch
 from torch import Tensor
+from windlass.open.hardware import resolve_hardware
 
-from windlass.cli.resolve import resolve_hardware
 from windlass.core.count import count_parameters
 from windlass.core.model import Activation
-from windlass.core.recipe import Recipe, recipe_from
+from windlass.core.recipe.recipe import Recipe, recipe_from
 from windlass.families import describe, rules
-from windlass.kernels import attention_learning, experts_learning
-from windlass.kernels.attention import _reference as attention_reference
-from windlass.kernels.experts import _reference as experts_reference
+from windlass.kernels.ops import attention_training as attention_learning
+from windlass.kernels.ops import experts_training as experts_learning
+from windlass.kernels.ops.attention import _reference as attention_reference
+from windlass.kernels.ops.experts import _reference as experts_reference
 from windlass.plan.training.plan import TrainingPlan, plan_training
 from windlass.train.build import build_trainer
-from windlass.train.documents import step_of
-from windlass.train.flops import flops_per_token, utilization
-from windlass.train.state import Trainer
+from windlass.train.loop.trainer import Trainer
+from windlass.train.model.flops import flops_per_token, utilization
+from windlass.train.model.packing import step_of
 
 GIB = 2**30
 

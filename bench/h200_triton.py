@@ -29,7 +29,7 @@ from triton_cases.attention import make_step
 from windlass.core.model import Activation
 from windlass.kernels.step import attention_cache
 from windlass.kernels.triton import ops
-from windlass.kernels.triton.rows import Rows
+from windlass.kernels.triton.tiles.rows import Rows
 
 FAMILIES = ("llama", "qwen3", "qwen3_moe", "gpt_oss", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "mixtral", "falcon-rw", "gpt2")
 DISTINCT_BYTES = 400e6

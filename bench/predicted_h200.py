@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from windlass.core.machines import parse_hardware
+from windlass.core.hardware.parse import parse_hardware
 from windlass.core.model import ModelSpec
 from windlass.core.plan import Speed
 from windlass.families import describe, rules
 from windlass.families.registry import find, published_config
-from windlass.plan.search import Question, answer
+from windlass.plan.inference.search import Question, answer
 
 DATA = Path(__file__).parents[1] / "tests" / "data" / "measured_h200.toml"
 

@@ -20,18 +20,18 @@ import msgspec
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
-from windlass.core.hardware import Hardware  # noqa: E402
+from windlass.core.hardware.parse import parse_hardware  # noqa: E402
+from windlass.core.hardware.spec import Hardware  # noqa: E402
 from windlass.core.layout import training_groups  # noqa: E402
-from windlass.core.machines import parse_hardware  # noqa: E402
 from windlass.core.model import Frozen, ModelSpec  # noqa: E402
-from windlass.core.recipe import Overlap  # noqa: E402
+from windlass.core.recipe.recipe import Overlap  # noqa: E402
 from windlass.core.rule import Rule  # noqa: E402
 from windlass.families import describe, rules  # noqa: E402
-from windlass.plan.training.evaluate import predict_step  # noqa: E402
-from windlass.plan.training.footprint import DeviceBytes, device_bytes  # noqa: E402
 from windlass.plan.training.job import Job  # noqa: E402
-from windlass.plan.training.rates import flops_per_token  # noqa: E402
-from windlass.plan.training.time import StepTime  # noqa: E402
+from windlass.plan.training.memory.footprint import DeviceBytes, device_bytes  # noqa: E402
+from windlass.plan.training.time.candidates import predict_step  # noqa: E402
+from windlass.plan.training.time.rates import flops_per_token  # noqa: E402
+from windlass.plan.training.time.step import StepTime  # noqa: E402
 from windlass.units import GIB  # noqa: E402
 
 PUBLISHED = ROOT / "tests" / "data" / "published.toml"

@@ -7,11 +7,11 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from windlass.core.machines import parse_hardware
+from windlass.core.hardware.parse import parse_hardware
 from windlass.families import rules
 from windlass.families.registry import find, spec_of
-from windlass.plan.candidates import Candidate
-from windlass.plan.search import Question, answer
+from windlass.plan.inference.candidates import Candidate
+from windlass.plan.inference.search import Question, answer
 
 DATA = Path(__file__).parents[1] / "tests" / "data" / "published_serving.toml"
 

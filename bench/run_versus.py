@@ -31,8 +31,9 @@ class Ours:
     """Windlass's engine in this process."""
 
     def __init__(self, path: Path) -> None:
+        from windlass.core.launch import Launch
+
         from windlass.engine.load import load_model
-        from windlass.engine.protocol import Launch
 
         self.engine, _ = load_model(Launch(model=str(path), device="cpu", context_tokens=1024, max_sequences=8))
         self._ids = itertools.count(1)

@@ -217,9 +217,9 @@ def served(url: str, asked: list[list[int]], at_once: int) -> float:
 def ratio(concurrency: int, rounds: int) -> None:
     """One engine for both, so that both meet the same weights, threads and cache; who is first changes from round to round."""
     from made_gguf import SHAPES, make
+    from windlass.core.launch import Launch
 
-    from windlass.engine.client import open_client
-    from windlass.engine.protocol import Launch
+    from windlass.engine.client.client import open_client
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "shape.gguf"

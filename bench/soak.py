@@ -8,9 +8,11 @@ from __future__ import annotations
 import argparse
 import random
 
+from windlass.core.launch import Launch, RandomInit
+
 from windlass.core.request import Sampling
 from windlass.engine.load import load_model
-from windlass.engine.protocol import Launch, RandomWeightsOf, Submit
+from windlass.engine.protocol import Submit
 from windlass.measure.memory import resident
 
 SMALL = {
@@ -25,7 +27,7 @@ def main() -> None:
     parser.add_argument("model", nargs="?")
     parser.add_argument("--requests", type=int, default=10_000)
     asked = parser.parse_args()
-    made = None if asked.model else RandomWeightsOf(config=SMALL, scheme="int4", group=32)
+    made = None if asked.model else RandomInit(config=SMALL, scheme="int4", group=32)
     launch = Launch(
         model=asked.model or "small", device="cpu", context_tokens=512, max_sequences=16, kv_bytes=2**20, random_weights=made
     )

@@ -69,12 +69,13 @@ def _ask(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 def _serve(asked: argparse.Namespace) -> None:
+    from windlass.core.launch import Launch, RandomInit
+
     from windlass.core.layout import Layout
     from windlass.engine.load import load_model
-    from windlass.engine.protocol import Launch, RandomWeightsOf
 
     layout = Layout(tp=asked.tp) if asked.role == "split" else Layout()
-    random = RandomWeightsOf(config=SHAPE, scheme="int4", group=32)
+    random = RandomInit(config=SHAPE, scheme="int4", group=32)
     longest = asked.context + 2 * asked.steps
     launch = Launch(
         model="1.10B", device="cpu", context_tokens=longest, random_weights=random, layout=layout, max_sequences=asked.batch

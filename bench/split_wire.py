@@ -103,16 +103,16 @@ def _print(count: int, sync: str, batch: int, asked: argparse.Namespace, sent: l
 
 def _rank(job: dict[str, Any], rank: int) -> None:
     _cut_packets("v")
+    from windlass.core.launch import Launch, RandomInit, RankJob
+
     from windlass.core.layout import Layout
-    from windlass.core.meeting import Meeting
-    from windlass.engine import split
-    from windlass.engine.protocol import Launch, RandomWeightsOf
-    from windlass.engine.ranks import RankJob
-    from windlass.parallel.meeting import FolderBoard
+    from windlass.core.ranks.rendezvous import Meeting
+    from windlass.engine.ranks import split
+    from windlass.parallel.rendezvous import FolderBoard
 
     world = len(job["hosts"])
     meeting = Meeting(key=bytes.fromhex(job["key"]), hosts=tuple(job["hosts"]), machines=tuple(range(world)), sync=job["sync"])
-    random = RandomWeightsOf(config={**SHAPE, "num_hidden_layers": job["layers"]}, scheme="int4", group=32)
+    random = RandomInit(config={**SHAPE, "num_hidden_layers": job["layers"]}, scheme="int4", group=32)
     launch = Launch(
         model="1.10B", device="cpu", context_tokens=CONTEXT + 2 * job["steps"], random_weights=random, layout=Layout(tp=world),
         max_sequences=job["batch"], max_step_tokens=128,
@@ -129,8 +129,8 @@ def _rank(job: dict[str, Any], rank: int) -> None:
 def _lead(part: Any, board: Any, built: Any, job: dict[str, Any]) -> None:
     import msgspec
 
-    from windlass.engine import split
-    from windlass.engine.steps import Steps, announce
+    from windlass.engine.ranks import split
+    from windlass.engine.ranks.broadcast import Steps, announce
 
     with Steps() as steps:
         announce(built.decoder, steps)
@@ -149,11 +149,12 @@ def _wait() -> None:
 
 def _follow(part: Any, board: Any, built: Any) -> None:
     import msgspec
+    from windlass.engine.ranks.follower import Follower
 
-    from windlass.engine import split
-    from windlass.engine.rank import Follower, _steps
-    from windlass.engine.scheduler import Limits
-    from windlass.parallel.meeting import GroupLost
+    from windlass.engine.ranks import split
+    from windlass.engine.ranks.rank import _steps
+    from windlass.engine.schedule.scheduler import Limits
+    from windlass.parallel.rendezvous import GroupLost
 
     limits = msgspec.msgpack.decode(board.take(split.LIMITS_NOTE, 100), type=Limits)
     follower = Follower(built.decoder, limits, part.launch.kv, built.device)

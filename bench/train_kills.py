@@ -28,14 +28,16 @@ import tiny_run
 import torch
 import torch.distributed.checkpoint
 
-from windlass.cli import run as windlass
-from windlass.cli import train_worker
-from windlass.train import build, elastic, export, loop
+from windlass.cli import execute as run as windlass
+from windlass.cli.train import worker as train_worker
+from windlass.train import build
+from windlass.train.loop import elastic, loop
+from windlass.train.export import export
 from windlass.train.checkpoint import Checkpoints, Identity
 from windlass.train.checkpoint import folder as folders
 from windlass.train.checkpoint.manifest import check_files, read_manifest
 from windlass.train.checkpoint.tensors import CheckpointTensors
-from windlass.train.watch.jsonl import read_samples
+from windlass.train.logging.jsonl import read_samples
 
 IMPORTED = (train_worker, build, elastic, export, loop, torch.distributed.checkpoint)
 """Here, and so not in the children."""

@@ -129,7 +129,7 @@ def imports(module: Module) -> Iterator[Import]:
 
 
 def _own_package(imported: str) -> str | None:
-    """`plan` of windlass.plan.search; None for other people's modules and for `windlass.__version__`."""
+    """`plan` of windlass.plan.inference.search; None for other people's modules and for `windlass.__version__`."""
     parts = imported.split(".")
     if parts[0] != "windlass" or len(parts) == 1 or parts[1] == "__version__":
         return None
@@ -280,14 +280,14 @@ def test_no_package_stands_in_two_rows() -> None:
     ("name", "source"),
     [
         ("windlass.core.model", "from windlass.plan import search"),
-        ("windlass.core.model", "import windlass.families.rope"),
+        ("windlass.core.model", "import windlass.families.reading.rope"),
         ("windlass.core.model", "from windlass import cli"),
         ("windlass.core.model", "from ..engine import scheduler"),
         ("windlass.core.model", "def f():\n    from windlass.nn import decoder"),
         ("windlass.core.model", "from importlib import import_module\nimport_module('windlass.nn.decoder')"),
         ("windlass.core.model", "from windlass.unheard_of import thing"),
         ("windlass.families.one", "from windlass.machine import probe"),
-        ("windlass.plan.search", "from windlass.serve import app"),
+        ("windlass.plan.inference.search", "from windlass.serve import app"),
         ("windlass.errors", "from windlass.units import GIB"),
         ("windlass", "from windlass.core import model"),
         ("windlass", "from windlass import client"),
@@ -302,10 +302,10 @@ def test_an_import_that_does_not_point_down_is_caught(name: str, source: str) ->
     ("name", "source"),
     [
         (
-            "windlass.plan.search",
+            "windlass.plan.inference.search",
             "from windlass.plan import memory\nfrom windlass.core.model import MoE\nfrom windlass import __version__",
         ),
-        ("windlass.plan.search", "from .memory import weights\nimport msgspec"),
+        ("windlass.plan.inference.search", "from .memory import weights\nimport msgspec"),
         ("windlass.cli.main", "def f():\n    from windlass.serve import app"),
         ("windlass.client", "def f():\n    from windlass.cli import run_locate"),
         ("windlass.units", "from windlass.errors import BadInput"),
@@ -332,8 +332,8 @@ def test_relative_imports_of_a_package_itself_are_resolved() -> None:
     [
         ("windlass.core.model", "import torch"),
         ("windlass.core.model", "def f():\n    import torch.nn as nn"),
-        ("windlass.plan.search", "from numpy import array"),
-        ("windlass.plan.search", "def f():\n    from windlass.nn import decoder"),
+        ("windlass.plan.inference.search", "from numpy import array"),
+        ("windlass.plan.inference.search", "def f():\n    from windlass.nn import decoder"),
         ("windlass.cli.main", "import torch"),
         ("windlass.cli.main", "from windlass.engine import engine"),
         ("windlass.machine.probe", "import pynvml"),

@@ -16,7 +16,7 @@ import windlass
 from windlass import AsyncClient, Client
 from windlass.core.request import Delta, Info, Request, Sampling, ScoreRequest, Scores, TokenLogprob, ToolCall, Usage
 from windlass.errors import BadInput, UnknownName
-from windlass.wire.http_client import HttpClient
+from windlass.wire.client.http_client import HttpClient
 
 USAGE = Usage(prompt_tokens=3, completion_tokens=2)
 CALL = ToolCall(id="1", name="f", arguments="{}")

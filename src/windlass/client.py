@@ -278,7 +278,7 @@ def opened(where: str | Path | CoreClient, opening: Opening) -> tuple[CoreClient
     if not where.startswith(("http://", "https://")):
         return _local(where, opening)
     _check_none(opening.keys() - _OF_SERVER - {"progress"}, "a model on this machine, not for a server")
-    from windlass.wire.http_client import HttpClient
+    from windlass.wire.client.http_client import HttpClient
 
     options: dict[str, Any] = {name: value for name, value in opening.items() if name in _OF_SERVER}
     return HttpClient(where, **options), Sampling()
@@ -293,17 +293,18 @@ def _local(word: str, opening: Opening) -> tuple[CoreClient, Sampling]:
 
     if find_spec("torch") is None:
         raise MissingExtra("torch", "run", "running a model")
-    from windlass.cli.compiled import compile_kernels
-    from windlass.cli.run_locate import locate
-    from windlass.cli.run_options import Options, read_generation_config, settings_from
-    from windlass.engine.client import open_client
-    from windlass.engine.protocol import Launch
+    from windlass.cli.run.options import RunOptions, settings_from
+    from windlass.core.launch import Launch
+    from windlass.engine.client.client import open_client
+    from windlass.open.compile import compile_kernels
+    from windlass.open.generation import read_generation_config
+    from windlass.open.resolve import model_files
 
     shown = opening.get("progress", False)
-    path = locate(word, shown)
+    path = model_files(word, shown)
     compile_kernels(shown)
     options: dict[str, Any] = {name: value for name, value in opening.items() if name in _OF_LAUNCH}
-    return open_client(Launch(model=str(path), **options)), settings_from(Options(), read_generation_config(path)).made()
+    return open_client(Launch(model=str(path), **options)), settings_from(RunOptions(), read_generation_config(path)).made()
 
 
 def _check_none(names: Iterable[str], what: str) -> None:

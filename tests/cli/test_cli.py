@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from windlass.cli import run
+from windlass.cli import execute as run
 
 pytestmark = pytest.mark.pure
 
@@ -157,7 +157,7 @@ def _processor_seconds(arguments: list[str]) -> float:
 
 def test_no_heavy_import_for_planning() -> None:
     heavy = "('torch', 'numpy', 'matplotlib', 'transformers')"
-    code = "import sys; from windlass.cli import run; run(['plan', 'GLM-4.5-Air', '--on', '1xH200'])"
+    code = "import sys; from windlass.cli import execute as run; run(['plan', 'GLM-4.5-Air', '--on', '1xH200'])"
     code += f"; print([name for name in {heavy} if name in sys.modules])"
     made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert made.stdout.splitlines()[-1] == "[]"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from windlass.cli import run
+from windlass.cli import execute as run
 
 pytest.importorskip("torch")
 load_file = pytest.importorskip("safetensors.torch").load_file

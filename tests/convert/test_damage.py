@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from windlass.cli import run
+from windlass.cli import execute as run
 from windlass.core.scheme import scheme
 from windlass.errors import BadCheckpoint, BadInput, DoesNotFit, Error
 

@@ -16,7 +16,7 @@ import pytest
 
 from windlass.core.rule import Role, Rule
 from windlass.core.scheme import GROUPS, Keep, Scheme, Stored, scheme
-from windlass.weights.readers import published
+from windlass.weights.tensors.readers import published
 
 torch = pytest.importorskip("torch")
 
@@ -389,7 +389,7 @@ def test_without_the_compiled_loop(tiny: Any, tmp_path: Path) -> None:
         ["convert", str(source), str(tmp_path / "plain" / str(number)), "--json", "--quant", *words]
         for number, words in enumerate(quants)
     ]
-    script = f"from windlass.cli import run\nfor words in {commands!r}: assert run(words) == 0"
+    script = f"from windlass.cli import execute as run\nfor words in {commands!r}: assert run(words) == 0"
     done = subprocess.run(
         [sys.executable, "-c", script],
         env={**os.environ, "WINDLASS_NO_NATIVE": "1", "OMP_NUM_THREADS": "1"},

@@ -20,7 +20,7 @@ from windlass.core.rule import Axis, AxisName, Part, Role, Rule, Source
 from windlass.core.scheme import GROUPS, Keep, Scheme, Stored, scheme
 from windlass.families import rules
 from windlass.families.registry import find, known_models, spec_of
-from windlass.plan.assemble import checkpoint_bytes
+from windlass.plan.inference.assemble import checkpoint_bytes
 
 pytestmark = pytest.mark.pure
 

@@ -8,12 +8,12 @@ import msgspec
 import numpy as np
 import tokenizers
 
-from windlass.engine.guide import Guide, Guides, num_words
 from windlass.engine.protocol import Vocabulary
-from windlass.text.call_grammar import Asked, answer_grammar
-from windlass.text.gguf_tokenizer import tokenizer_files
-from windlass.text.stream import special_marks
-from windlass.text.tokenizer import Tokenizer
+from windlass.engine.sample.grammar import Guide, Guides, num_words
+from windlass.text.grammar.tool_grammar import Asked, answer_grammar
+from windlass.text.parse.stream import special_marks
+from windlass.text.tokenize.gguf_tokenizer import tokenizer_files
+from windlass.text.tokenize.tokenizer import Tokenizer
 
 END = "<|stop|>"
 

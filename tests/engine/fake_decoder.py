@@ -16,7 +16,7 @@ from torch import Tensor
 
 from windlass.core.request import Info
 from windlass.engine.engine import Engine
-from windlass.engine.scheduler import Limits
+from windlass.engine.schedule.scheduler import Limits
 from windlass.kernels.step import Cache, Step, attention_cache
 
 NUM_TABLE_ROWS = 997

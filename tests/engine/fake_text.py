@@ -6,8 +6,8 @@ import string
 
 import tokenizers
 
-from windlass.text.tokenizer import Tokenizer
-from windlass.weights.text_of import ModelText, SamplingDefaults
+from windlass.text.tokenize.tokenizer import Tokenizer
+from windlass.weights.text.files import ModelText, SamplingDefaults
 
 CHARACTERS = (string.ascii_lowercase + string.ascii_uppercase + string.digits + " .")[:64]
 TEMPLATE = "{% for message in messages %}{{ message.role[0] }}.{{ message.content }}{% endfor %}a."

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from windlass.engine import runner
 from windlass.engine.engine import Engine
-from windlass.engine.graphs import Captured, Flying, Graphs, _elsewhere
-from windlass.engine.runner import Buffers
-from windlass.engine.scheduler import Limits
+from windlass.engine.execute import runner
+from windlass.engine.execute.graphs import Captured, Flying, Graphs, _elsewhere
+from windlass.engine.execute.runner import Buffers
+from windlass.engine.schedule.scheduler import Limits
 from windlass.kernels.cuda.greedy import greedy_reference
 from windlass.kernels.step import Cache, Step, attention_cache
 

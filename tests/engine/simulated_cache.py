@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from windlass.engine.scheduler import Batch, Scheduler
-from windlass.engine.sequence import Sequence
+from windlass.engine.schedule.scheduler import Batch, Scheduler
+from windlass.engine.schedule.sequence import Sequence
 
 
 class SimulatedCache:

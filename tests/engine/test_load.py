@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 import torch
 from fake_text import TEMPLATE, ids, model_text
+from windlass.core.launch import Launch, RandomInit
 
 from windlass.core.client import SyncClient
 from windlass.core.request import GREEDY, Request, ScoreRequest
 from windlass.engine import load
-from windlass.engine.client import open_client, open_sync_client
+from windlass.engine.client.client import open_client, open_sync_client
 from windlass.engine.engine import Engine
 from windlass.engine.load import load_model
-from windlass.engine.protocol import Launch, Output, RandomWeightsOf, Submit
+from windlass.engine.protocol import Output, Submit
 from windlass.errors import BadInput, DoesNotFit, Error, Impossible
 
 pytestmark = [pytest.mark.cpu, pytest.mark.filterwarnings("ignore")]  # warnings are transformers'
@@ -214,7 +215,7 @@ def resident_bytes() -> int:
 
 
 def test_closing_gives_the_memory_back() -> None:
-    random = RandomWeightsOf(config=CONFIG, scheme="bf16")
+    random = RandomInit(config=CONFIG, scheme="bf16")
     held: list[int] = []
     left: list[int] = []
     for _ in range(3):

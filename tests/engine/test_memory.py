@@ -11,7 +11,7 @@ from windlass.engine.memory import FREE_SHARE, MAX_SEQUENCES, USUAL_TOKENS, bloc
 from windlass.errors import BadInput, DoesNotFit
 from windlass.families import describe, rules
 from windlass.nn.decoder import Decoder
-from windlass.weights.random import RandomWeights
+from windlass.weights.load.random import RandomWeights
 
 pytestmark = pytest.mark.cpu
 

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 from fake_decoder import FakeDecoder
 from fake_text import ids, model_text, words
+from windlass.core.launch import Launch
 
 from windlass.core.client import Late, SyncClient, Unavailable
 from windlass.core.request import GREEDY, Request, ScoreRequest
-from windlass.engine.client import LocalClient
-from windlass.engine.port import ProcessPort
-from windlass.engine.protocol import Launch
+from windlass.engine.client.client import LocalClient
+from windlass.engine.client.transport import ProcessPort
 from windlass.errors import DoesNotFit
 
 pytestmark = [pytest.mark.multi, pytest.mark.usefixtures("importable")]
@@ -277,8 +277,8 @@ sys.path.insert(0, {str(HERE)!r})
 from fake_text import model_text
 from windlass.core.client import SyncClient
 from windlass.core.request import GREEDY, Request
-from windlass.engine.client import LocalClient
-from windlass.engine.protocol import Launch
+from windlass.engine.client.client import LocalClient
+from windlass.core.launch import Launch
 assert "torch" not in sys.modules and "numpy" not in sys.modules
 inner = LocalClient(Launch(model="slow", loader="fake_decoder:load"), model_text())
 ports = []
@@ -330,7 +330,5 @@ def test_ctrl_c_stops_the_answer_and_not_the_engine() -> None:
 
 
 def test_the_client_needs_no_torch() -> None:
-    script = (
-        "import sys, windlass.engine.client, windlass.weights.text_of; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
-    )
+    script = "import sys, windlass.engine.client, windlass.weights.text.files; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from windlass.core.launch import Launch, RandomInit
 
 from windlass import errors
 from windlass.core.client import Broken, Late, Unavailable
@@ -14,11 +15,9 @@ from windlass.engine.protocol import (
     Cancel,
     Failed,
     Finish,
-    Frames,
-    Launch,
     Loading,
+    MessageReader,
     Output,
-    RandomWeightsOf,
     Ready,
     Refused,
     Stepped,
@@ -26,8 +25,8 @@ from windlass.engine.protocol import (
     Told,
     as_error,
     describe_error,
+    encode_frame,
     finish_error,
-    frame,
 )
 
 pytestmark = pytest.mark.pure
@@ -54,8 +53,8 @@ REPORTS = [
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(1, 40), max_size=200))
 def test_messages_arrive_whole_however_they_are_cut(cuts: list[int]) -> None:
-    for messages, read in ((COMMANDS, Frames().commands), (REPORTS, Frames().reports)):
-        data = b"".join(map(frame, messages))
+    for messages, read in ((COMMANDS, MessageReader().commands), (REPORTS, MessageReader().reports)):
+        data = b"".join(map(encode_frame, messages))
         found = []
         for cut in cuts:
             found += read(data[:cut])
@@ -65,15 +64,15 @@ def test_messages_arrive_whole_however_they_are_cut(cuts: list[int]) -> None:
 
 def test_what_is_not_ours_is_refused() -> None:
     with pytest.raises(Unavailable, match="not ours"):
-        Frames().reports(b"\xff\xff\xff\xff")
+        MessageReader().reports(b"\xff\xff\xff\xff")
     with pytest.raises(msgspec.ValidationError):
-        Frames().commands(frame(Ready(INFO)))
+        MessageReader().commands(encode_frame(Ready(INFO)))
     with pytest.raises((msgspec.DecodeError, Unavailable)):
-        Frames().commands(frame(Cancel(1))[:4] + b"junk" * 5)
+        MessageReader().commands(encode_frame(Cancel(1))[:4] + b"junk" * 5)
 
 
 def test_a_launch_survives_the_wire() -> None:
-    launch = Launch(model="/m", kv="fp32", random_weights=RandomWeightsOf(config={"model_type": "x"}), max_sequences=3)
+    launch = Launch(model="/m", kv="fp32", random_weights=RandomInit(config={"model_type": "x"}), max_sequences=3)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(launch), type=Launch) == launch
 
 

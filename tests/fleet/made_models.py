@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from windlass.core.rule import stored_tensors
 from windlass.families import describe, rules
-from windlass.text.gguf_tokenizer import tokenizer_files
+from windlass.text.tokenize.gguf_tokenizer import tokenizer_files
 
 END = "<|stop|>"
 VOCABULARY = 288

@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+from windlass.core.launch import Launch, RandomInit, RankJob
 
 from windlass.core.layout import Layout
-from windlass.core.meeting import Meeting
+from windlass.core.ranks.rendezvous import Meeting
 from windlass.core.request import GREEDY
-from windlass.engine.protocol import Launch, RandomWeightsOf, Submit
-from windlass.engine.ranks import RankJob
-from windlass.fleet.board import EpochBoard, NotesLost
-from windlass.fleet.channel import Channel, ChannelLost, dial, keep_alive
-from windlass.fleet.messages import FromRoot, FromWorker, Join, PutNote, Start, TakeNote, key_name
+from windlass.engine.protocol import Submit
+from windlass.fleet.protocol.channel import Channel, ChannelLost, dial, keep_alive
+from windlass.fleet.protocol.messages import FromRoot, FromWorker, Join, PutNote, Start, TakeNote, key_name
+from windlass.fleet.root.board import EpochBoard, NotesLost
 
 CONFIG = json.loads((Path(__file__).parents[1] / "families" / "tiny" / "llama.json").read_text())
 SECRET = b"sixteen bytes are enough"
@@ -35,7 +35,7 @@ Kind = TypeVar("Kind")
 
 
 def tiny(layout: Layout) -> Launch:
-    random = RandomWeightsOf(config=CONFIG, scheme="bf16")
+    random = RandomInit(config=CONFIG, scheme="bf16")
     return Launch(model="tiny", device="cpu", context_tokens=64, random_weights=random, layout=layout, kv_bytes=2**22)
 
 
@@ -71,7 +71,7 @@ class WorkerProcess:
     def ranks(self) -> list[int]:
         """Processes it has started."""
         found = subprocess.run(["ps", "-o", "pid=,args=", "--ppid", str(self.pid)], capture_output=True, text=True, check=False)
-        return [int(line.split()[0]) for line in found.stdout.splitlines() if "windlass.engine.rank" in line]
+        return [int(line.split()[0]) for line in found.stdout.splitlines() if "windlass.engine.ranks.follower" in line]
 
     def close(self) -> None:
         self.process.kill()
@@ -160,9 +160,10 @@ class SmallRoot:
 
     def engine(self, job: RankJob) -> Any:
         """The first rank, here."""
+        from windlass.engine.ranks.first import LIMITS_NOTE, build_rank
+
         from windlass.engine.load import make_engine
-        from windlass.engine.split import LIMITS_NOTE, build_rank
-        from windlass.engine.steps import Steps, announce
+        from windlass.engine.ranks.broadcast import Steps, announce
 
         notes, steps = _Notes(self), Steps()
         built = build_rank(job, notes)
@@ -188,7 +189,7 @@ class _Notes:
         self._root.call(put())
 
     def take(self, key: str, timeout_seconds: float) -> bytes:
-        from windlass.parallel.meeting import GroupLost
+        from windlass.parallel.rendezvous import GroupLost
 
         try:
             return self._root.call(self._board.take(key, timeout_seconds), timeout_seconds + 5)

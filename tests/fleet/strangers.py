@@ -15,9 +15,9 @@ from pathlib import Path
 import msgspec
 from small_root import SECRET
 
-from windlass.fleet.channel import Seal
-from windlass.fleet.handshake import ROOT, Handshake, NotAdmitted
-from windlass.fleet.messages import Beat, Join
+from windlass.fleet.protocol.channel import Seal
+from windlass.fleet.protocol.handshake import ROOT, Handshake, NotAdmitted
+from windlass.fleet.protocol.messages import Beat, Join
 
 CONNECT_SECONDS = 0.15
 """A queue that is full already does not answer."""

@@ -14,7 +14,7 @@ import torch
 from windlass.errors import BadCheckpoint
 from windlass.formats import torch_bin
 from windlass.formats.checkpoint import open_store
-from windlass.formats.safetensors import TensorInfo
+from windlass.formats.safetensors.header import TensorInfo
 from windlass.formats.torch_bin import TorchStore
 
 pytestmark = pytest.mark.cpu

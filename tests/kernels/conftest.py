@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from windlass.kernels import build, program
+from windlass.kernels import build
+from windlass.kernels.program import program
 
 INSTRUCTION_SETS = ("plain", "avx2", "avx512")
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.cpu
 
 PROGRAM = """
 import hashlib, torch
-from windlass.kernels import build, quantize
+from windlass.kernels import build; from windlass.kernels.packing import quantize
 weight = torch.randn(40, 256, generator=torch.Generator().manual_seed(0)).bfloat16()
 digest = hashlib.sha256()
 for done in (quantize.int4(weight, 128), quantize.int4(weight, 32, zero_points=True), quantize.int8(weight, 64), quantize.fp8(weight)):

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from windlass.core.machines import parse_hardware
+from windlass.core.hardware.parse import parse_hardware
 from windlass.core.plan import Plan
 from windlass.families import rules
 from windlass.families.registry import find, spec_of
-from windlass.plan.assemble import make_plan
-from windlass.plan.search import Question
+from windlass.plan.inference.assemble import make_plan
+from windlass.plan.inference.search import Question
 
 MakePlan = Callable[..., Plan]
 

@@ -25,7 +25,8 @@ from windlass.core.client import SyncClient
 from windlass.core.plan import encode_plan
 from windlass.core.request import GREEDY, Request, ScoreRequest
 from windlass.launch.command import Options, ServedModel
-from windlass.launch.vllm import find_python, free_port, render
+from windlass.launch.vllm import render
+from windlass.launch.vllm.render import find_python, free_port
 
 PYTHON = find_python()
 
@@ -45,7 +46,7 @@ READY_SECONDS = 300
 @contextmanager
 def served(folder: Path, log: Path) -> Iterator[str]:
     """`windlass serve --engine vllm` as users start it, by a plan in fp32; ended as by Ctrl-C."""
-    from windlass.cli.vllm_open import plan_vllm
+    from windlass.open.vllm.start import plan_vllm
 
     plan = plan_vllm(folder, context=256, concurrency=4, quant="fp32", kv="fp32")
     (folder / "plan.json").write_bytes(encode_plan(plan))
@@ -96,7 +97,7 @@ def test_served_through_vllm(tiny_moe: Path, tmp_path: Path) -> None:
     version = subprocess.run([str(PYTHON), "-c", "import torch; print(torch.__version__)"], capture_output=True, text=True)
     if "cpu" not in version.stdout:
         pytest.skip("this vLLM is not the CPU build")
-    from windlass.wire.http_client import HttpClient
+    from windlass.wire.client.http_client import HttpClient
 
     with served(tiny_moe, tmp_path / "serve.log") as url:
         with SyncClient(HttpClient(url, model="tiny")) as client:
@@ -119,8 +120,9 @@ def answers(client: SyncClient) -> tuple[list[float], str]:
 
 
 def embedded(folder: Path) -> tuple[list[float], str]:
-    from windlass.engine.client import open_sync_client
-    from windlass.engine.protocol import Launch
+    from windlass.core.launch import Launch
+
+    from windlass.engine.client.client import open_sync_client
 
     launch = Launch(model=str(folder), device="cpu", kv="fp32", exact=True, context_tokens=256, max_sequences=1)
     with open_sync_client(launch) as client:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from windlass.core.devices import device
-from windlass.core.machines import parse_hardware
+from windlass.core.hardware.devices import device
+from windlass.core.hardware.parse import parse_hardware
 from windlass.errors import BadInput
 from windlass.machine import bandwidth, gpus, system
 from windlass.machine.probe import apple_device, as_hardware, free_disk_bytes, probe, share_alike

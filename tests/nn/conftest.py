@@ -176,7 +176,7 @@ class Tiny:
 @pytest.fixture(autouse=True, scope="package")
 def one_thread() -> Iterator[None]:
     """Matrices this small are not worth sharing out, and on a busy machine threads wait for each other."""
-    from windlass.kernels import program
+    from windlass.kernels.program import program
 
     before = torch.get_num_threads()
     torch.set_num_threads(1)

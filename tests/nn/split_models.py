@@ -16,13 +16,13 @@ from windlass.core.place import Interval, Placement, local_shape, place
 from windlass.core.rule import Rule, stored_tensors
 from windlass.core.scheme import Scheme, scheme
 from windlass.families import describe, rules
-from windlass.kernels import program
+from windlass.kernels.program import program
 from windlass.kernels.step import Step
 from windlass.nn import Decoder, Shard
 from windlass.parallel.groups import Groups
 from windlass.parallel.threads import run_ranks
 from windlass.weights import DictWeights
-from windlass.weights.named import Named
+from windlass.weights.tensors.names import Named
 
 LEAST_LAYERS = 3
 Steps = Sequence[tuple[Step, int]]

@@ -47,7 +47,7 @@ def run_rank(
 
 def check_no_stops(decoder: Any, step: Any) -> None:
     """What ranks say are operations like all others: a replay stops only at its end, to see whether all were there."""
-    from windlass.kernels import program
+    from windlass.kernels.program import program
 
     caches = decoder.make_caches(4, torch.float32)
     with program.record(step.counts[0:1]) as recorded:

@@ -17,7 +17,8 @@ from torch import Tensor
 from windlass.kernels.cuda import attention, driver, experts, layout, linear, norm, route
 from windlass.kernels.cuda.layout import Tiles
 from windlass.kernels.cuda.route import Routes
-from windlass.nn import fused, fused_ffn
+from windlass.nn.fused import decoder as fused
+from windlass.nn.fused import feed_forward as fused_ffn
 
 PROCESSORS = 132
 

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 from windlass.core.model import ModelSpec  # noqa: E402
 from windlass.errors import BadInput, Impossible  # noqa: E402
 from windlass.families import describe  # noqa: E402
-from windlass.kernels import program  # noqa: E402
+from windlass.kernels.program import program  # noqa: E402
 from windlass.kernels.step import BLOCK_TOKENS  # noqa: E402
 from windlass.nn import Decoder  # noqa: E402
 

@@ -9,8 +9,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from windlass.families import describe, rules  # noqa: E402
-from windlass.kernels import program, quantize  # noqa: E402
-from windlass.kernels.panels import Panels  # noqa: E402
+from windlass.kernels.packing import quantize  # noqa: E402
+from windlass.kernels.packing.panels import Panels  # noqa: E402
+from windlass.kernels.program import program  # noqa: E402
 from windlass.nn import Decoder  # noqa: E402
 from windlass.weights import DictWeights  # noqa: E402
 

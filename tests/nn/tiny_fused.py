@@ -13,7 +13,7 @@ from windlass.core.scheme import scheme
 from windlass.families import describe, rules
 from windlass.kernels.cuda.layout import Tiles, dequantize
 from windlass.nn import Decoder
-from windlass.weights.random import RandomWeights
+from windlass.weights.load.random import RandomWeights
 
 COMMON = {
     "vocab_size": 96, "hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 128, "rms_norm_eps": 1e-5,

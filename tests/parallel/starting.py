@@ -11,8 +11,8 @@ CONTEXT: Any = multiprocessing.get_context("forkserver")
 PRELOADED = [
     "torch",
     "torch.distributed",
-    "windlass.parallel.joining",
-    "windlass.kernels.links",
+    "windlass.parallel.join",
+    "windlass.kernels.cpu.links",
     "windlass.nn",
     "windlass.weights",
 ]

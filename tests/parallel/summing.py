@@ -113,7 +113,7 @@ def check_not_numbers(group: Any) -> None:
 
 def check_rows(group: Any, bound: float) -> None:
     """Each row comes from the rank that has its token; of all shares of tokens, none too."""
-    from windlass.kernels.links import starts_of
+    from windlass.kernels.cpu.links import starts_of
 
     size, width = group.size, 200
     intervals = [(10 * rank, 10 * rank + 10) for rank in range(size)]
@@ -138,7 +138,7 @@ def check_rows(group: Any, bound: float) -> None:
 
 def check_logits(group: Any) -> None:
     """The first rank has all logits, or those that are wanted in their places and nothing else."""
-    from windlass.kernels.links import starts_of
+    from windlass.kernels.cpu.links import starts_of
 
     edges = [100 * rank + 7 * rank * rank for rank in range(group.size + 1)]
     intervals = list(pairwise(edges))

@@ -55,11 +55,11 @@ class Way(NamedTuple):
 
 
 def joined(rank: int, folder: str, layout: Layout, way: Way, timeout_seconds: float = 20.0) -> Any:
-    from windlass.core.meeting import Meeting
-    from windlass.kernels import program
-    from windlass.kernels.links import make_links
-    from windlass.parallel.joining import join
-    from windlass.parallel.meeting import FolderBoard
+    from windlass.core.ranks.rendezvous import Meeting
+    from windlass.kernels.cpu.links import make_links
+    from windlass.kernels.program import program
+    from windlass.parallel.join import join
+    from windlass.parallel.rendezvous import FolderBoard
 
     torch.set_num_threads(1)
     if program.available():

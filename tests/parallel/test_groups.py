@@ -14,7 +14,7 @@ from talking import Way, check_group, rank_of_processes  # noqa: E402
 
 from windlass.core.layout import Layout, coordinates  # noqa: E402
 from windlass.errors import Impossible  # noqa: E402
-from windlass.kernels import program  # noqa: E402
+from windlass.kernels.program import program  # noqa: E402
 from windlass.parallel import SOLO, Groups, SoloGroup, make_groups  # noqa: E402
 from windlass.parallel.threads import run_ranks  # noqa: E402
 

@@ -13,11 +13,11 @@ from summing import rank_of_links  # noqa: E402
 from talking import Way, rank_without_compiler  # noqa: E402
 
 from windlass.core.layout import Layout  # noqa: E402
-from windlass.core.meeting import Meeting  # noqa: E402
+from windlass.core.ranks.rendezvous import Meeting  # noqa: E402
 from windlass.errors import Impossible, UnknownName  # noqa: E402
-from windlass.kernels import program  # noqa: E402
-from windlass.parallel.joining import join  # noqa: E402
-from windlass.parallel.meeting import FolderBoard  # noqa: E402
+from windlass.kernels.program import program  # noqa: E402
+from windlass.parallel.join import join  # noqa: E402
+from windlass.parallel.rendezvous import FolderBoard  # noqa: E402
 
 pytestmark = [pytest.mark.cpu, pytest.mark.multi, pytest.mark.skipif(not program.available(), reason="nothing is compiled here")]
 

@@ -137,7 +137,7 @@ def test_compressed_tensors_packs_the_same(bits: int, rows: int, inputs: int) ->
     assert torch.equal(codes.float() * packed.weight_scale.float().repeat_interleave(32, 1), packed.dequantize())
     assert torch.equal(helpers.pack_to_int32(codes, bits), packed.weight_packed)
     if bits == 4:
-        from windlass.kernels.quantize import pack_zero_points
+        from windlass.kernels.packing.quantize import pack_zero_points
 
         zeros = torch.randint(-8, 8, (rows, 4), dtype=torch.int8)
         assert torch.equal(helpers.pack_to_int32(zeros, 4, packed_dim=0), pack_zero_points(zeros))

@@ -25,8 +25,9 @@ def fake_server() -> Generator[Running]:
 def smollm2_server(smollm2: Path) -> Generator[Running]:
     """A real model, its engine in a process of its own."""
     pytest.importorskip("torch")
-    from windlass.engine.client import open_client
-    from windlass.engine.protocol import Launch
+    from windlass.core.launch import Launch
+
+    from windlass.engine.client.client import open_client
 
     launch = Launch(model=str(smollm2), device="cpu", context_tokens=1024, max_sequences=8)
     with running(lambda: open_client(launch), model="smollm2", stuck_seconds=60.0) as server:

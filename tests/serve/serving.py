@@ -15,7 +15,7 @@ from fastapi import FastAPI
 
 from windlass.core.client import Client
 from windlass.serve.app import make_app, service_of
-from windlass.serve.log import Log
+from windlass.serve.monitor.log import Log
 from windlass.serve.server import Server, address, bind
 from windlass.serve.service import Service
 from windlass.serve.settings import Settings

@@ -10,7 +10,7 @@ from typing import Any
 
 def opened(path: Path, settings: list[str]) -> tuple[Any, Any, Any, Any]:
     """Recipe, spec, rules and batches."""
-    from windlass.core.recipe import load_recipe
+    from windlass.core.recipe.recipe import load_recipe
     from windlass.families import describe, rules
     from windlass.train.data.batches import open_batches
 
@@ -24,7 +24,7 @@ def main() -> None:
     import torch.distributed as dist
 
     from windlass.train.checkpoint import Checkpoints, Identity
-    from windlass.train.deepspeed_engine import build_deepspeed
+    from windlass.train.deepspeed.trainer import build_deepspeed
 
     path, out, steps, *settings = sys.argv[1:]
     torch.set_num_threads(1)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from windlass.core.model import ModelSpec
-from windlass.core.recipe import Recipe, recipe_from
+from windlass.core.recipe.recipe import Recipe, recipe_from
 from windlass.core.rule import Rule
 from windlass.families import describe, rules
 

@@ -34,8 +34,8 @@ def _story(number: int) -> str:
 def make(folder: Path) -> Path:
     """A recipe with its data beside it, where it looks for them."""
     from windlass.train.data.prepare import prepare
-    from windlass.train.data.unit import Settings
-    from windlass.train.data.vocabulary import train_vocabulary, write_tokenizer
+    from windlass.train.data.prepare.train_tokenizer import train_vocabulary, write_tokenizer
+    from windlass.train.data.prepare.unit import Settings
 
     data = folder / "out" / "tiny-cpu"
     data.mkdir(parents=True)

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windlass.wire.chat import ChatRequest
-from windlass.wire.completions import CompletionRequest
 from windlass.wire.decode import MAX_SHOWN, decode
-from windlass.wire.errors import Refusal
+from windlass.wire.schema.chat import ChatRequest
+from windlass.wire.schema.completions import CompletionRequest
+from windlass.wire.schema.errors import Refusal
 
 pytestmark = pytest.mark.pure
 

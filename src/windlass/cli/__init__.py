@@ -11,10 +11,10 @@ from windlass.errors import Error
 
 def main(argv: list[str] | None = None) -> NoReturn:
     """0 done; 2 not understood or impossible; 3 does not fit; 4 the engine failed; 130 interrupted."""
-    sys.exit(run(sys.argv[1:] if argv is None else argv))
+    sys.exit(execute(sys.argv[1:] if argv is None else argv))
 
 
-def run(argv: list[str]) -> int:
+def execute(argv: list[str]) -> int:
     from windlass.cli.app import invoke
 
     try:

@@ -6,7 +6,15 @@ import typer
 import typer.main
 
 from windlass import __version__
-from windlass.cli import bench, convert, launch, models, plan, run_command, serve, setup, train, worker
+from windlass.cli.bench import command as bench
+from windlass.cli.convert import command as convert
+from windlass.cli.fleet import launch, worker
+from windlass.cli.models import command as models
+from windlass.cli.plan import command as plan
+from windlass.cli.run import command as run_command
+from windlass.cli.serve import command as serve
+from windlass.cli.setup import command as setup
+from windlass.cli.train import command as train
 from windlass.errors import BadInput
 
 app = typer.Typer(

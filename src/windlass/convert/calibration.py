@@ -18,19 +18,19 @@ from torch import Tensor, nn
 
 from windlass.convert.outputs import Output
 from windlass.core import model
-from windlass.kernels.activate import activate
-from windlass.kernels.calibrated import Inputs, inputs_from
-from windlass.kernels.linear import embed, linear
-from windlass.kernels.norm import add
-from windlass.kernels.route import route
+from windlass.kernels.ops.activate import activate
+from windlass.kernels.ops.linear import embed, linear
+from windlass.kernels.ops.norm import add
+from windlass.kernels.ops.route import route
+from windlass.kernels.packing.calibrated import Inputs, inputs_from
 from windlass.kernels.step import Step
 from windlass.nn.layer import Layer
+from windlass.nn.mixers.positions import Rotary
 from windlass.nn.moe import MixtureOfExperts
 from windlass.nn.norm import Norm
-from windlass.nn.positions import Rotary
 from windlass.weights import CheckpointWeights, Opened
-from windlass.weights.checked import placed
 from windlass.weights.source import check_runnable
+from windlass.weights.tensors.validate import placed
 
 ROWS_AT_A_TIME = 4096
 """Of the samples, in one pass through a layer."""

@@ -14,7 +14,6 @@ from typing import Any
 import msgspec
 
 from windlass.convert.calibration import Calibration
-from windlass.convert.checked import carried_blocks, placed
 from windlass.convert.follow import follow, in_order_of_arrival
 from windlass.convert.outputs import Choices, Output, outputs, total_bytes
 from windlass.convert.quantization import patterns, quantization_config
@@ -22,16 +21,17 @@ from windlass.convert.report import FileRecord, Report, markdown, overall_rms, t
 from windlass.convert.run import Job, out_tensors, run
 from windlass.convert.streamed import StreamedStore
 from windlass.convert.units import affordable_jobs, unit_bytes, units
+from windlass.convert.validate import carried_blocks, placed
 from windlass.core.model import Frozen
 from windlass.core.scheme import Scheme
 from windlass.errors import BadInput
-from windlass.formats.disk import require_free, write_atomically
-from windlass.formats.journal import Journal
-from windlass.formats.shards import MAX_SHARD_BYTES, plan_shards, write_index
-from windlass.kernels.statistics import Statistics
+from windlass.formats.disk.atomic import require_free, write_atomically
+from windlass.formats.disk.journal import Journal
+from windlass.formats.safetensors.shards import MAX_SHARD_BYTES, plan_shards, write_index
+from windlass.kernels.packing.statistics import Statistics
 from windlass.units import GB
-from windlass.weights.readers import reader
 from windlass.weights.source import Opened, open_source
+from windlass.weights.tensors.readers import reader
 
 JOURNAL = ".windlass-convert.journal"
 REPORT = "windlass-report"
@@ -208,7 +208,7 @@ def _report(
     directory: Path,
     began: float,
 ) -> Report:
-    from windlass.kernels.quantize import instruction_set
+    from windlass.kernels.packing.quantize import instruction_set
 
     usual = settings.scheme.group
     others = [one for one in planned if one.packed and not one.carried and one.stored.group != usual]
@@ -279,7 +279,7 @@ def _finish(opened: Opened, job: Job, settings: Settings, report: Report) -> Non
     for file in opened.companions:
         write_atomically(directory / file.name, file.read_bytes())
     if opened.kind == "gguf":
-        from windlass.text.gguf_tokenizer import write_tokenizer
+        from windlass.text.tokenize.gguf_tokenizer import write_tokenizer
 
         write_tokenizer(opened.store.metadata, directory)  # type: ignore[attr-defined]
     if isinstance(opened.store, StreamedStore):

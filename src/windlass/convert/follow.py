@@ -7,7 +7,7 @@ from windlass.convert.run import Job
 from windlass.convert.streamed import MOST_OPEN, StreamedStore
 from windlass.convert.units import Unit
 from windlass.errors import Impossible
-from windlass.weights.readers import Place, claimed
+from windlass.weights.tensors.readers import Place, claimed
 
 
 def in_order_of_arrival(

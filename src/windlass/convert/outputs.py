@@ -14,7 +14,7 @@ import msgspec
 from windlass.core.model import Frozen, ModelSpec
 from windlass.core.rule import Part, Role, Rule, Source, source_names, stored_shape
 from windlass.core.scheme import Keep, Scheme, Stored
-from windlass.weights.readers import published, unstacked_name
+from windlass.weights.tensors.readers import published, unstacked_name
 
 DTYPE_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "I32": 4, "I64": 8}
 

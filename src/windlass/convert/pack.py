@@ -11,12 +11,12 @@ from torch import Tensor
 from windlass.convert.outputs import DTYPE_BYTES, Output
 from windlass.convert.units import Unit
 from windlass.errors import BadCheckpoint
-from windlass.kernels import repack
-from windlass.kernels.calibrated import Inputs
-from windlass.kernels.quantize import INPUTS
-from windlass.kernels.statistics import Statistics
+from windlass.kernels.packing import repack
+from windlass.kernels.packing.calibrated import Inputs
+from windlass.kernels.packing.quantize import INPUTS
+from windlass.kernels.packing.statistics import Statistics
 from windlass.quant import quantize_rows
-from windlass.weights.readers import ReadRows
+from windlass.weights.tensors.readers import ReadRows
 
 TORCH_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from windlass.convert.outputs import Output
 from windlass.core.model import Frozen
-from windlass.kernels.statistics import Statistics
+from windlass.kernels.packing.statistics import Statistics
 from windlass.units import format_bytes, format_seconds
 
 WORST_SHOWN = 10

@@ -21,12 +21,12 @@ from windlass.convert.calibration import Calibration
 from windlass.convert.outputs import Output
 from windlass.convert.pack import Packed, RawBlocks, pack_unit
 from windlass.convert.units import LARGEST_BYTES, Unit
-from windlass.formats.journal import Journal
-from windlass.formats.shards import OutTensor, Shard
-from windlass.formats.writer import ShardWriter, file_digest
-from windlass.kernels.statistics import Statistics
+from windlass.formats.disk.journal import Journal
+from windlass.formats.safetensors.shards import OutTensor, Shard
+from windlass.formats.safetensors.writer import ShardWriter, file_digest
+from windlass.kernels.packing.statistics import Statistics
 from windlass.units import MIB
-from windlass.weights.readers import ReadRows
+from windlass.weights.tensors.readers import ReadRows
 
 SYNC_BYTES = 256 * MIB
 """Written between two waits for the disk: what a power cut may cost, and far more than a wait takes."""
@@ -240,7 +240,7 @@ def _finished(file: str, writer: ShardWriter) -> tuple[str, str]:
 
 def _statistics(job: Job) -> dict[int, Statistics]:
     """From the journal, so that slices of earlier runs count too."""
-    from windlass.kernels.statistics import total
+    from windlass.kernels.packing.statistics import total
 
     per_output: dict[int, list[tuple[int, Statistics]]] = {}
     for unit in job.units:

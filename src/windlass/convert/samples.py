@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from windlass.core.launch import Launch
 from windlass.core.request import Sampling
 from windlass.engine.load import load_model
-from windlass.engine.protocol import Launch, Submit
+from windlass.engine.protocol import Submit
 from windlass.errors import BadInput
-from windlass.weights.text_of import model_text
+from windlass.weights.text.files import model_text
 
 Samples = tuple[tuple[int, ...], ...]
 

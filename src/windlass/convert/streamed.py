@@ -16,8 +16,8 @@ import msgspec
 
 from windlass.errors import BadCheckpoint, Error
 from windlass.formats.checkpoint import read_config
-from windlass.formats.hub import RemoteModel, RemoteTensor, fetch_small_files, list_files, remote_tensors, stream_shards
-from windlass.formats.store import SafetensorsStore
+from windlass.formats.hub.hub import RemoteModel, RemoteTensor, fetch_small_files, list_files, remote_tensors, stream_shards
+from windlass.formats.safetensors.store import SafetensorsStore
 from windlass.weights.source import COMPANIONS, Opened, opened_store
 
 if TYPE_CHECKING:

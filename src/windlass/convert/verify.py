@@ -13,10 +13,10 @@ from windlass.convert.outputs import Output
 from windlass.convert.pack import TORCH_DTYPES
 from windlass.convert.units import Unit
 from windlass.errors import BadCheckpoint
-from windlass.formats.reader import TensorReader
-from windlass.formats.safetensors import read_header
+from windlass.formats.disk.reader import TensorReader
+from windlass.formats.safetensors.header import read_header
 from windlass.quant import SMALLEST_ERROR, error_bound, from_tensors
-from windlass.weights.readers import ReadRows
+from windlass.weights.tensors.readers import ReadRows
 
 
 class Written:

@@ -15,16 +15,16 @@ from torch import Tensor
 
 from windlass.core.client import Late
 from windlass.core.request import FinishReason, Stats, Timings, TokenLogprob, Usage
-from windlass.engine.arriving import Compiling, Deadlines, compiled_of
-from windlass.engine.guide import Guide, Guides
+from windlass.engine.admission import Compiling, Deadlines, compiled_of
+from windlass.engine.execute.runner import Decoder, Runner
 from windlass.engine.protocol import Begun, Finish, Output, Submit, Vocabulary, late_words
-from windlass.engine.runner import Decoder, Runner
-from windlass.engine.sampler import Drawing, Sampler
-from windlass.engine.scheduler import Batch, Chunk, Limits, Scheduler
-from windlass.engine.sequence import Sequence as EngineSequence
+from windlass.engine.sample.grammar import Guide, Guides
+from windlass.engine.sample.sampler import Drawing, Sampler
+from windlass.engine.schedule.scheduler import Batch, Chunk, Limits, Scheduler
+from windlass.engine.schedule.sequence import Sequence as EngineSequence
 from windlass.errors import BadInput, Error
 from windlass.kernels.step import Cache
-from windlass.weights.stream import give_back_memory
+from windlass.weights.load.stream import give_back_memory
 
 NOT_NUMBERS = "the model's logits are not numbers (NaN or infinite); its weights may be damaged, or too large for their type"
 

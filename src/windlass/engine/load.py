@@ -11,12 +11,14 @@ from typing import Any, NamedTuple
 import torch
 
 from windlass.core.fused import lacks
+from windlass.core.launch import Launch, RandomInit
 from windlass.core.model import ModelSpec
 from windlass.core.place import local_bytes, local_experts, stored
 from windlass.core.request import Info
 from windlass.core.rule import Part, Rule
 from windlass.core.scheme import Scheme, scheme
 from windlass.engine.engine import Engine
+from windlass.engine.execute.runner import Runner
 from windlass.engine.memory import (
     MAX_SEQUENCES,
     OTHER_STEP_TOKENS,
@@ -26,19 +28,17 @@ from windlass.engine.memory import (
     check_weights,
     limits_for,
 )
-from windlass.engine.protocol import Launch, RandomWeightsOf
-from windlass.engine.runner import Runner
 from windlass.errors import BadInput, Impossible, UnknownName
 from windlass.families import describe, rules
 from windlass.machine.system import this_system
 from windlass.nn.decoder import Decoder
-from windlass.nn.shard import WHOLE, Shard
-from windlass.weights.checkpoint import CheckpointWeights
+from windlass.nn.parallel.shard import WHOLE, Shard
 from windlass.weights.cuts import scheme_of
-from windlass.weights.part_store import open_parts
-from windlass.weights.random import RandomWeights
+from windlass.weights.load.checkpoint import CheckpointWeights
+from windlass.weights.load.random import RandomWeights
+from windlass.weights.load.stream import give_back_memory
 from windlass.weights.source import check_runnable, open_model
-from windlass.weights.stream import give_back_memory
+from windlass.weights.transfer.store import open_parts
 
 KV_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 DEVICES = ("cpu", "cuda", "mps")
@@ -62,9 +62,9 @@ class Built(NamedTuple):
 
 def load_model(launch: Launch, progress: Progress | None = None) -> tuple[Engine, Info]:
     if launch.layout.world > 1:
-        from windlass.engine.split import load_split
+        from windlass.engine.ranks.first import load_job
 
-        return load_split(launch, progress)
+        return load_job(launch, progress)
     began = time.perf_counter()
     device = chosen_device(launch.device)
     built = build(launch, device, progress)
@@ -111,7 +111,7 @@ def _from_checkpoint(launch: Launch, device: str, progress: Progress | None, sha
         opened.store.close()
 
 
-def _random(launch: Launch, asked: RandomWeightsOf, device: str, shard_of: ShardOf) -> Built:
+def _random(launch: Launch, asked: RandomInit, device: str, shard_of: ShardOf) -> Built:
     spec = describe(asked.config, launch.model)
     check_runnable(spec)
     how = scheme(asked.scheme, asked.group, launch.kv)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from windlass.core.model import ModelSpec, kv_bytes_per_token
 from windlass.core.scheme import KV_BYTES
-from windlass.engine.scheduler import Limits
+from windlass.engine.schedule.scheduler import Limits
 from windlass.errors import BadInput, DoesNotFit
 from windlass.kernels.step import BLOCK_TOKENS
 from windlass.units import format_bytes

@@ -13,9 +13,9 @@ import msgspec
 from windlass import errors
 from windlass.core.client import Broken, Busy, Late, Unavailable
 from windlass.core.layout import Layout
-from windlass.core.meeting import Meeting
 from windlass.core.model import Frozen
 from windlass.core.place import Interval
+from windlass.core.ranks.rendezvous import Meeting
 from windlass.core.request import FinishReason, Info, Sampling, Timings, TokenLogprob, Usage
 from windlass.parallel.group import GroupLost
 

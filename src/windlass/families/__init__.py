@@ -11,8 +11,8 @@ from typing import Protocol, cast
 from windlass.core.model import ModelSpec
 from windlass.core.rule import Rule
 from windlass.errors import BadConfig
-from windlass.families.config import Config, shown
-from windlass.families.hints import Hints, hints_from
+from windlass.families.reading.config import Config, shown
+from windlass.families.reading.hints import Hints, hints_from
 
 
 class Family(Protocol):

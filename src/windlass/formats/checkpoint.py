@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from windlass.errors import BadInput
-from windlass.formats.files import (
+from windlass.formats.safetensors.files import (
     SAFETENSORS_INDEX,
     TORCH_INDEX,
     nothing_found,
@@ -17,7 +17,7 @@ from windlass.formats.files import (
     safetensors_files,
     torch_files,
 )
-from windlass.formats.safetensors import read_header, read_header_bytes
+from windlass.formats.safetensors.header import read_header, read_header_bytes
 
 if TYPE_CHECKING:
     from windlass.core.ports import TensorStore
@@ -49,7 +49,7 @@ def tensor_names(path: Path) -> frozenset[str]:
 
 def open_store(path: Path) -> TensorStore:
     """A directory's safetensors files, or else its PyTorch files; or one safetensors file with a config.json beside it."""
-    from windlass.formats.store import SafetensorsStore
+    from windlass.formats.safetensors.store import SafetensorsStore
     from windlass.formats.torch_bin import TorchStore
 
     if path.is_file() and path.suffix == ".safetensors":

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from windlass.core.model import Frozen
 from windlass.errors import BadCheckpoint
 from windlass.formats.checkpoint import read_config
-from windlass.formats.files import TORCH_INDEX, file_within, missing_files, nothing_found, read_index, torch_files
-from windlass.formats.reader import TensorReader, check_rows, row_shape
-from windlass.formats.safetensors import TensorInfo
-from windlass.formats.torch_dtypes import dtype_name
+from windlass.formats.disk.reader import TensorReader, check_rows, row_shape
+from windlass.formats.dtypes import dtype_name
+from windlass.formats.safetensors.files import TORCH_INDEX, file_within, missing_files, nothing_found, read_index, torch_files
+from windlass.formats.safetensors.header import TensorInfo
 
 if TYPE_CHECKING:
     import torch

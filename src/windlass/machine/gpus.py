@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from windlass.core.devices import (
+from windlass.core.hardware.devices import (
     HOST_FRACTION,
     HOST_LINK_BYTES_PER_SECOND,
     MATMUL_FRACTION,
@@ -20,7 +20,7 @@ from windlass.core.devices import (
     by_driver_name,
     device,
 )
-from windlass.core.hardware import Device
+from windlass.core.hardware.spec import Device
 from windlass.core.model import Frozen
 from windlass.errors import BadInput, MissingExtra
 from windlass.units import MIB

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import msgspec
 
-from windlass.core.cpu import cpu_device
-from windlass.core.describe import describe
-from windlass.core.devices import device, names
-from windlass.core.hardware import Device, Hardware, Node
+from windlass.core.hardware.cpu import cpu_device
+from windlass.core.hardware.devices import device, names
+from windlass.core.hardware.notation import describe
+from windlass.core.hardware.spec import Device, Hardware, Node
 from windlass.machine.bandwidth import read_bandwidth
 from windlass.machine.gpus import gpu_device, this_machines_gpus
 from windlass.machine.system import System, this_system

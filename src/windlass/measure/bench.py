@@ -14,13 +14,14 @@ import torch
 
 from windlass import __version__
 from windlass.core.count import count_parameters
+from windlass.core.launch import Launch, RandomInit
 from windlass.core.model import layer_cache_bytes
 from windlass.core.request import GREEDY, Info
 from windlass.core.scheme import KV_BYTES
 from windlass.engine.engine import Engine
 from windlass.engine.load import load_model
-from windlass.engine.protocol import Launch, RandomWeightsOf, Submit
-from windlass.kernels.program import num_threads
+from windlass.engine.protocol import Submit
+from windlass.kernels.program.program import num_threads
 from windlass.kernels.step import BLOCK_TOKENS
 from windlass.machine.system import this_system
 from windlass.measure.held import weight_bytes
@@ -134,7 +135,7 @@ def launch_of(setup: Setup) -> Launch:
     random = None
     if setup.path is None:
         assert setup.scheme is not None
-        random = RandomWeightsOf(config=setup.config, scheme=setup.scheme.name, group=setup.scheme.group)
+        random = RandomInit(config=setup.config, scheme=setup.scheme.name, group=setup.scheme.group)
     return Launch(
         model=str(setup.path or setup.name),
         device=setup.device,

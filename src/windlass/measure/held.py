@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from windlass.kernels.cuda.layout import Tiles
-from windlass.kernels.panels import Panels
-from windlass.kernels.triton.rows import Rows
+from windlass.kernels.packing.panels import Panels
+from windlass.kernels.triton.tiles.rows import Rows
 from windlass.measure.work import WeightBytes
 from windlass.nn.decoder import Decoder
 from windlass.nn.moe import Experts, MixtureOfExperts

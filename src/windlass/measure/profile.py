@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from windlass.engine.engine import Engine
-from windlass.kernels.program import Program
+from windlass.kernels.program.program import Program
 from windlass.measure.trace import KERNELS, Trace
 
 PARTS = (("scheduler", "schedule"), ("scheduler", "computed"), ("runner", "run"), ("sampler", "sample"))

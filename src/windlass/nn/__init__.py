@@ -11,6 +11,6 @@ shard.py        which part of all this a rank is; sums.py, vocabulary.py, stage.
 """
 
 from windlass.nn.decoder import Decoder
-from windlass.nn.shard import Shard
+from windlass.nn.parallel.shard import Shard
 
 __all__ = ["Decoder", "Shard"]

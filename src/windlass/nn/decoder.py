@@ -21,21 +21,21 @@ from torch import Tensor, nn
 from windlass.core import model
 from windlass.core.ports import Weights
 from windlass.errors import BadInput, Impossible
-from windlass.kernels import program
-from windlass.kernels.gather import gather
-from windlass.kernels.linear import embed
-from windlass.kernels.norm import add
+from windlass.kernels.ops.gather import gather
+from windlass.kernels.ops.linear import embed
+from windlass.kernels.ops.norm import add
+from windlass.kernels.program import program
 from windlass.kernels.step import Cache, Step
 from windlass.nn.layer import Layer
 from windlass.nn.linear import held
+from windlass.nn.mixers.positions import Rotary
 from windlass.nn.norm import Norm
-from windlass.nn.positions import Rotary
-from windlass.nn.shard import WHOLE, Shard
-from windlass.nn.stage import stage_of
-from windlass.nn.vocabulary import vocabulary_of
+from windlass.nn.parallel.shard import WHOLE, Shard
+from windlass.nn.parallel.stage import stage_of
+from windlass.nn.parallel.vocabulary import vocabulary_of
 
 if TYPE_CHECKING:
-    from windlass.nn.fused import Fused
+    from windlass.nn.fused.decoder import Fused
 
 
 class Decoder(nn.Module):
@@ -113,7 +113,7 @@ def _fused(decoder: Decoder, weights: Weights) -> Fused | None:
         raise Impossible(
             "weights in tiles are for kernels that run a whole model on one GPU; load them without, or do not split it"
         )
-    from windlass.nn.fused import Fused
+    from windlass.nn.fused.decoder import Fused
 
     return Fused(decoder)
 

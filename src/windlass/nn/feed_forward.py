@@ -6,9 +6,9 @@ from torch import Tensor, nn
 
 from windlass.core import model
 from windlass.core.ports import Weights
-from windlass.kernels.activate import activate
+from windlass.kernels.ops.activate import activate
 from windlass.nn.linear import Linear
-from windlass.nn.shard import WHOLE, Shard
+from windlass.nn.parallel.shard import WHOLE, Shard
 
 
 class FeedForward(nn.Module):

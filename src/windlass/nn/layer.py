@@ -8,16 +8,16 @@ from windlass.core import model
 from windlass.core.model import Wiring
 from windlass.core.ports import Weights
 from windlass.errors import Impossible
-from windlass.kernels.norm import add
+from windlass.kernels.ops.norm import add
 from windlass.kernels.step import Cache, Step
-from windlass.nn.attention import Attention
 from windlass.nn.feed_forward import FeedForward
-from windlass.nn.latent import LatentAttention
+from windlass.nn.mixers.attention import Attention
+from windlass.nn.mixers.latent import LatentAttention
+from windlass.nn.mixers.positions import Rotary
 from windlass.nn.moe import MixtureOfExperts
 from windlass.nn.norm import Norm
-from windlass.nn.positions import Rotary
-from windlass.nn.shard import WHOLE, Shard
-from windlass.nn.sums import sum_over
+from windlass.nn.parallel.shard import WHOLE, Shard
+from windlass.nn.parallel.sums import sum_over
 
 
 class Layer(nn.Module):

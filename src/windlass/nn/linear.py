@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from windlass.core.ports import Weights
-from windlass.kernels.linear import linear
+from windlass.kernels.ops.linear import linear
 
 
 def held(found: Any) -> Any:

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from windlass.core import model
 from windlass.core.ports import Weights
-from windlass.kernels.experts import experts
-from windlass.kernels.route import route
+from windlass.kernels.ops.experts import experts
+from windlass.kernels.ops.route import route
 from windlass.nn.feed_forward import FeedForward
 from windlass.nn.linear import Linear, held
-from windlass.nn.shard import WHOLE, Shard
+from windlass.nn.parallel.shard import WHOLE, Shard
 
 Watch = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(logits, ids, shares) to the shares: who learns looks on and may hang losses of its own on them."""
@@ -71,7 +71,7 @@ class MixtureOfExperts(nn.Module):
             add = self.shared(x, add)
         return self.experts(x, ids, shares, add)
 
-    # Matrices may be given another form in place (nn/fused_ffn.py).
+    # Matrices may be given another form in place (nn/fused/feed_forward.py).
 
     @property
     def gate_up(self) -> Any:

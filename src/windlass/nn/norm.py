@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from windlass.core import model
 from windlass.core.ports import Weights
-from windlass.kernels.norm import norm
+from windlass.kernels.ops.norm import norm
 from windlass.nn.linear import held
 
 

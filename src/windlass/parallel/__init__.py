@@ -5,7 +5,7 @@ groups.py       the groups that a rank of a layout is in
 meeting.py      how ranks find each other: boards, and groups from a meeting
 mesh.py         a proved connection between every two ranks
 shared.py       memory that two ranks of one machine share
-joining.py      which groups talk by links (kernels/links.py), which by torch.distributed
+joining.py      which groups talk by links (kernels/cpu/links.py), which by torch.distributed
 processes.py    groups of processes, over torch.distributed (gloo, NCCL)
 board_store.py  a board as torch.distributed's Store
 counted.py      bytes and seconds of every collective

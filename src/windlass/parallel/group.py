@@ -40,7 +40,7 @@ class Group(Protocol):
 
     @property
     def is_native(self) -> bool:
-        """Whether what it does are operations that a program records (kernels/program.py), so that a replay does not stop for them."""
+        """Whether what it does are operations that a program records (kernels/program/program.py), so that a replay does not stop for them."""
         ...
 
     def all_reduce(self, x: Tensor) -> None:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from windlass.parallel.group import GroupLost
 
 if TYPE_CHECKING:
-    from windlass.parallel.meeting import Board
+    from windlass.parallel.rendezvous import Board
 
 MEETING_SECONDS = 120.0
 """For all ranks to come: they start Python and import torch first, perhaps all on one machine."""

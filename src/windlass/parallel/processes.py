@@ -16,12 +16,12 @@ from torch import Tensor
 from torch.distributed import Store
 
 from windlass.errors import Impossible
-from windlass.parallel.board_store import BoardStore
-from windlass.parallel.counted import Counts
+from windlass.parallel.close_listeners import no_new_listeners
+from windlass.parallel.counters import Counts
 from windlass.parallel.group import Count, GroupLost
-from windlass.parallel.meeting import Board
 from windlass.parallel.mesh import MEETING_SECONDS
-from windlass.parallel.shut import no_new_listeners
+from windlass.parallel.rendezvous import Board
+from windlass.parallel.store import BoardStore
 
 TIMEOUT_SECONDS = 20.0
 """A step takes less than this on any hardware worth splitting over; a rank that takes longer is dead or stuck."""

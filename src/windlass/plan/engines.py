@@ -92,7 +92,7 @@ class Engine(Frozen):
     """All that it runs on a CPU; empty: whatever it runs elsewhere."""
     block_tokens: int = 16
     kernel_times: KernelTimes | None = None
-    """Of its own kernels, where it has them for a model on a device (plan/kernels.py); the figures above are for all the rest."""
+    """Of its own kernels, where it has them for a model on a device (plan/speed/kernels.py); the figures above are for all the rest."""
 
 
 # NCCL buffers 342 MB at two GPUs, 392 MB at four to eight; other 551 MB (aiconfigurator@095f58a systems/*.yaml).

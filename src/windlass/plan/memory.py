@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from windlass.core.hardware import Device, Hardware
+from windlass.core.hardware.spec import Device, Hardware
 from windlass.core.layout import Layout
 from windlass.core.place import Interval
 from windlass.core.plan import DeviceMemory

@@ -7,7 +7,7 @@ magnitude, plus SMALLEST_ERROR, which only matters to weights near the end of wh
 from __future__ import annotations
 
 from windlass.core.scheme import Stored
-from windlass.kernels.quantize import SAFE, SAFE_RANGE
+from windlass.kernels.packing.quantize import SAFE, SAFE_RANGE
 from windlass.quant.kind import FP8, INT4, kind_of
 
 SMALLEST_ERROR = 2.0**-127

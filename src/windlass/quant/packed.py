@@ -15,7 +15,7 @@ from torch import Tensor
 
 from windlass.core.scheme import Stored
 from windlass.errors import BadInput
-from windlass.kernels.quantize import unpack_zero_points
+from windlass.kernels.packing.quantize import unpack_zero_points
 from windlass.quant.kind import FP8, INT4, Kind, kind_of
 
 MATMUL_BLOCK_BYTES = 32 * 2**20

@@ -6,10 +6,10 @@ from torch import Tensor
 
 from windlass.core.scheme import Stored
 from windlass.errors import BadInput
-from windlass.kernels import calibrated
-from windlass.kernels import quantize as kernels
-from windlass.kernels.calibrated import Inputs
-from windlass.kernels.statistics import Statistics
+from windlass.kernels.packing import calibrated
+from windlass.kernels.packing import quantize as kernels
+from windlass.kernels.packing.calibrated import Inputs
+from windlass.kernels.packing.statistics import Statistics
 from windlass.quant.kind import FP8, INT4, kind_of
 from windlass.quant.packed import Packed
 

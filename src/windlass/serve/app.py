@@ -16,12 +16,13 @@ from starlette.types import ASGIApp
 from windlass import __version__
 from windlass.core.client import Client
 from windlass.core.plan import Plan
-from windlass.serve import failures, routes
-from windlass.serve.answering import Answering
-from windlass.serve.guard import Guard
-from windlass.serve.jobs import chat_job, completion_job
-from windlass.serve.log import Log
-from windlass.serve.openapi import document
+from windlass.serve.api import routes
+from windlass.serve.api.adapters import chat_job, completion_job
+from windlass.serve.api.generate import Answering
+from windlass.serve.api.middleware import Guard
+from windlass.serve.api.openapi import document
+from windlass.serve.http import errors as failures
+from windlass.serve.monitor.log import Log
 from windlass.serve.service import Service
 from windlass.serve.settings import Settings
 

@@ -21,8 +21,8 @@ from fastapi import FastAPI
 
 from windlass.errors import BadInput
 from windlass.serve.app import service_of
-from windlass.serve.connection import connection_class
-from windlass.serve.log import Log, LogHandler
+from windlass.serve.http.connection import connection_class
+from windlass.serve.monitor.log import Log, LogHandler
 from windlass.serve.settings import Settings
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -11,18 +11,18 @@ from windlass.core.client import Client, Unavailable
 from windlass.core.plan import Plan
 from windlass.core.request import Info, Stats
 from windlass.errors import Error
-from windlass.serve import failures
-from windlass.serve.admission import Load, admit
-from windlass.serve.bodies import Bodies
-from windlass.serve.flight import Flight, Flights
-from windlass.serve.log import Log, without_paths
-from windlass.serve.machine_now import Machine
-from windlass.serve.metrics import Metrics, add_engine_gauges
+from windlass.serve.backend.admission import Load, admit
+from windlass.serve.backend.in_flight import Flight, Flights
+from windlass.serve.backend.supervise import Supervisor
+from windlass.serve.http import errors as failures
+from windlass.serve.http.bodies import Bodies
+from windlass.serve.monitor.log import Log, without_paths
+from windlass.serve.monitor.machine import Machine
+from windlass.serve.monitor.metrics import Metrics, add_engine_gauges
 from windlass.serve.settings import Settings
-from windlass.serve.supervise import Supervisor
-from windlass.wire.asked import CommonRequest
-from windlass.wire.errors import Refusal
-from windlass.wire.requests import Limits
+from windlass.wire.schema.errors import Refusal
+from windlass.wire.schema.sampling import CommonRequest
+from windlass.wire.server.requests import Limits
 
 NO_STATS = Stats()
 OWNER_CHARACTERS = 64

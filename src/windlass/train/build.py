@@ -10,21 +10,21 @@ import torch.distributed as dist
 from torch import nn
 
 from windlass.core.model import ModelSpec
-from windlass.core.recipe import Recipe
+from windlass.core.recipe.recipe import Recipe
 from windlass.core.rule import Rule
 from windlass.errors import BadInput, Impossible
-from windlass.kernels.compiled import compile_chains
-from windlass.nn.shard import WHOLE, Shard
-from windlass.train.flops import flops_per_token
-from windlass.train.init import FirstWeights, LoadedWeights
-from windlass.train.lora import adapt
-from windlass.train.model import Trained, build_model
-from windlass.train.precision import TYPES, Masters
-from windlass.train.slabs import Slab
-from windlass.train.spread.ranks import Ranks
-from windlass.train.state import Settings, Trainer
+from windlass.kernels.torch_compile import compile_chains
+from windlass.nn.parallel.shard import WHOLE, Shard
+from windlass.train.loop.trainer import Settings, Trainer
+from windlass.train.model.flops import flops_per_token
+from windlass.train.model.init import FirstWeights, LoadedWeights
+from windlass.train.model.lora import adapt
+from windlass.train.model.model import Trained, build_model
+from windlass.train.optim.master_weights import TYPES, Masters
+from windlass.train.parallel.ranks import Ranks
+from windlass.train.params.layout import Slab
 from windlass.train.step import Alone
-from windlass.weights.checkpoint import CheckpointWeights
+from windlass.weights.load.checkpoint import CheckpointWeights
 from windlass.weights.source import Opened
 
 

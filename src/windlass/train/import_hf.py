@@ -15,9 +15,9 @@ from windlass.core.model import ModelSpec
 from windlass.core.rule import Part, Rule
 from windlass.errors import BadInput
 from windlass.weights import open_model
-from windlass.weights.named import Named
-from windlass.weights.readers import reader
 from windlass.weights.source import Opened
+from windlass.weights.tensors.names import Named
+from windlass.weights.tensors.readers import reader
 
 
 class ImportedTensors:

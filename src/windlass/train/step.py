@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from windlass.train.documents import IGNORED, after_next, moved, step_of
-from windlass.train.model import Micro, Trained
-from windlass.train.slabs import Part, Slab
+from windlass.train.model.model import Micro, Trained
+from windlass.train.model.packing import IGNORED, after_next, moved, step_of
+from windlass.train.params.layout import Part, Slab
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from windlass.weights.checkpoint import CheckpointWeights
-    from windlass.weights.dictionary import DictWeights
-    from windlass.weights.random import RandomWeights
+    from windlass.weights.load.checkpoint import CheckpointWeights
+    from windlass.weights.load.dictionary import DictWeights
+    from windlass.weights.load.random import RandomWeights
+    from windlass.weights.load.stream import give_back_memory
     from windlass.weights.source import Opened, open_model, open_source
-    from windlass.weights.stream import give_back_memory
-    from windlass.weights.text_of import ModelText, SamplingDefaults, model_text, tokenizer_for
+    from windlass.weights.text.files import ModelText, SamplingDefaults, model_text, tokenizer_for
 
 _PLACES = {
     "CheckpointWeights": "checkpoint",

@@ -10,13 +10,13 @@ import msgspec
 import torch
 
 from windlass.core.scheme import GROUPS, Scheme, scheme
-from windlass.kernels.panels import BLOCK
-from windlass.weights.checked import missing, placed
-from windlass.weights.forms import Codes, Form, form_of
-from windlass.weights.named import Named
-from windlass.weights.parts import Share, part_at
-from windlass.weights.readers import Ours
+from windlass.kernels.packing.panels import BLOCK
 from windlass.weights.source import Opened
+from windlass.weights.tensors.forms import Codes, Form, form_of
+from windlass.weights.tensors.names import Named
+from windlass.weights.tensors.parts import Share, part_at
+from windlass.weights.tensors.readers import Ours
+from windlass.weights.tensors.validate import missing, placed
 
 
 def scheme_of(opened: Opened) -> Scheme:

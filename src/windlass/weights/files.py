@@ -7,7 +7,7 @@ from glob import escape
 from pathlib import Path
 
 from windlass.errors import BadInput
-from windlass.formats.files import safetensors_files, torch_files
+from windlass.formats.safetensors.files import safetensors_files, torch_files
 
 _SHARD = re.compile(r"(.*)-\d{5}-of-\d{5}\.gguf")
 _LATER_SHARD = re.compile(r".*-(?!00001)\d{5}-of-\d{5}\.gguf")

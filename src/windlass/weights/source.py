@@ -14,10 +14,10 @@ from windlass.core.ports import TensorStore
 from windlass.core.rule import Rule
 from windlass.errors import BadInput, Impossible
 from windlass.families import describe, hints_from, rules
-from windlass.formats.files import file_within
-from windlass.weights.checked import placed
+from windlass.formats.safetensors.files import file_within
 from windlass.weights.files import model_file, weight_files
-from windlass.weights.readers import Place
+from windlass.weights.tensors.readers import Place
+from windlass.weights.tensors.validate import placed
 
 # Copied as they are, where the source has them. Everything a tokenizer or a generation needs; no code.
 COMPANIONS = (
@@ -136,7 +136,7 @@ def _digest(store: TensorStore, path: Path) -> str:
 
 
 def _open_gguf(path: Path) -> Opened:
-    from windlass.weights.gguf_store import GgufStore
+    from windlass.weights.stores.gguf import GgufStore
 
     store = GgufStore(path)
     blocks = {name: kind for name in store.names() if (kind := store.block_type(name)) in ("Q4_0", "Q8_0")}
@@ -144,7 +144,7 @@ def _open_gguf(path: Path) -> Opened:
 
 
 def _open_dllama(path: Path) -> Opened:
-    from windlass.weights.dllama_store import DllamaStore
+    from windlass.weights.stores.dllama import DllamaStore
 
     store = DllamaStore(path)
     blocks = {name: kind for name in store.names() if (kind := store.block_type(name)) in ("Q4_0", "Q8_0")}

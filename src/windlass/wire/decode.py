@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from windlass.wire.errors import Refusal
+from windlass.wire.schema.errors import Refusal
 
 Body = TypeVar("Body")
 

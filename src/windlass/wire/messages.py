@@ -10,9 +10,9 @@ from typing import Any, cast
 
 import msgspec
 
-from windlass.wire.chat import Called, Message, Part, Tool
 from windlass.wire.decode import convert
-from windlass.wire.errors import invalid, unsupported
+from windlass.wire.schema.chat import Called, Message, Part, Tool
+from windlass.wire.schema.errors import invalid, unsupported
 
 
 def from_messages(messages: Sequence[Message]) -> tuple[dict[str, Any], ...]:

@@ -20,8 +20,8 @@ from windlass.families.registry import find, published_config
 from windlass.kernels.cuda import driver, layout, linear, route
 from windlass.kernels.step import BLOCK_TOKENS, Step
 from windlass.nn import Decoder
-from windlass.weights.random import RandomWeights
-from windlass.weights.tiled import are_paired
+from windlass.weights.load.random import RandomWeights
+from windlass.weights.load.tiled import are_paired
 
 PROCESSORS, MAX_SHARED, MAX_THREADS = 132, 227 * 1024, 1024
 META = torch.device("meta")

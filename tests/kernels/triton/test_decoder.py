@@ -9,9 +9,10 @@ import pytest
 import torch
 from triton_cases import models
 
-from windlass.kernels import linear, program
+from windlass.kernels.ops import linear
+from windlass.kernels.program import program
 from windlass.kernels.triton import available, ops
-from windlass.kernels.triton.rows import Rows
+from windlass.kernels.triton.tiles.rows import Rows
 
 pytestmark = [pytest.mark.cpu, pytest.mark.filterwarnings("ignore")]  # warnings are numpy's, of the interpreter's infinities
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from windlass.core.machines import parse_hardware
-from windlass.core.recipe import recipe_from
-from windlass.core.recipe_sections import Lora
+from windlass.core.hardware.parse import parse_hardware
+from windlass.core.recipe.recipe import recipe_from
+from windlass.core.recipe.sections import Lora
 from windlass.families import rules
 from windlass.families.registry import find, spec_of
+from windlass.plan.training.memory.states import adapter_elements
 from windlass.plan.training.plan import Prices, TrainingPlan, plan_training
-from windlass.plan.training.states import adapter_elements
 
 pytestmark = pytest.mark.pure
 
@@ -67,9 +67,9 @@ def test_targets() -> None:
 
 def test_the_backward_has_half_the_products() -> None:
     from windlass.core.layout import TrainingGroups
-    from windlass.plan.training.cost import kernels, machine_of
     from windlass.plan.training.job import Job
-    from windlass.plan.training.operation import matmul
+    from windlass.plan.training.time.layer import kernels, machine_of
+    from windlass.plan.training.work.operation import matmul
 
     groups = TrainingGroups(tp=1, cp=1, pp=1, dp=1, ep=1, expert_tp=1, expert_dp=1)
     job = Job(groups=groups, sequence_tokens=4096, global_batch=1, micro_batch=1)

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windlass.core.machines import parse_hardware
+from windlass.core.hardware.parse import parse_hardware
 from windlass.core.model import ModelSpec
-from windlass.core.recipe import Batch, recipe_from
+from windlass.core.recipe.recipe import Batch, recipe_from
 from windlass.core.rule import Rule
 from windlass.errors import Impossible
 from windlass.plan.training.batch import choose_batch, default_tokens, nearest_sequences

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from windlass.cli import run
+from windlass.cli import execute as run
 
 pytestmark = pytest.mark.pure
 

@@ -9,10 +9,10 @@ import pytest
 
 from windlass.core.count import count_parameters
 from windlass.core.energy import co2_kg, energy_kwh
+from windlass.core.hardware.parse import parse_hardware
 from windlass.core.layout import training_groups
-from windlass.core.machines import parse_hardware
 from windlass.core.model import ModelSpec
-from windlass.core.recipe import CheckpointSection
+from windlass.core.recipe.recipe import CheckpointSection
 from windlass.core.rule import Rule
 from windlass.plan.training.checkpoint import (
     SHORTEST_INTERVAL_SECONDS,
@@ -24,7 +24,7 @@ from windlass.plan.training.checkpoint import (
     young_daly_seconds,
 )
 from windlass.plan.training.job import Job
-from windlass.plan.training.rates import device_hours, flops_per_token
+from windlass.plan.training.time.rates import device_hours, flops_per_token
 from windlass.units import TIB
 
 pytestmark = pytest.mark.pure

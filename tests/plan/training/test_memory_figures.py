@@ -8,12 +8,12 @@ import pytest
 
 from windlass.core.layout import training_groups
 from windlass.core.model import ModelSpec
-from windlass.core.recipe import Compute, GradientType, Recompute
+from windlass.core.recipe.recipe import Compute, GradientType, Recompute
 from windlass.core.rule import Rule
-from windlass.plan.training.activations import layer_bytes, stage_activations
 from windlass.plan.training.job import Job
+from windlass.plan.training.memory.activations import layer_bytes, stage_activations
+from windlass.plan.training.memory.states import parameter_bytes, spread_bytes, stage_elements, stage_states
 from windlass.plan.training.stages import split_layers, stages
-from windlass.plan.training.states import parameter_bytes, spread_bytes, stage_elements, stage_states
 from windlass.units import GIB
 
 pytestmark = pytest.mark.pure

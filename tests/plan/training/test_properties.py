@@ -10,20 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from windlass.core.hardware.parse import parse_hardware
 from windlass.core.layout import training_groups
-from windlass.core.machines import parse_hardware
 from windlass.core.model import ModelSpec
-from windlass.core.recipe import Recompute
+from windlass.core.recipe.recipe import Recompute
 from windlass.core.rule import Rule
 from windlass.families import describe, rules
-from windlass.plan.training.activations import stage_activations
-from windlass.plan.training.evaluate import predict_step
 from windlass.plan.training.job import Job
-from windlass.plan.training.layers import head_operations, layer_operations
-from windlass.plan.training.operation import Kind
-from windlass.plan.training.rates import flops_per_token
+from windlass.plan.training.memory.activations import stage_activations
+from windlass.plan.training.memory.states import parameter_bytes, spread_bytes, stage_elements
 from windlass.plan.training.stages import split_layers, stages
-from windlass.plan.training.states import parameter_bytes, spread_bytes, stage_elements
+from windlass.plan.training.time.candidates import predict_step
+from windlass.plan.training.time.rates import flops_per_token
+from windlass.plan.training.work.layers import head_operations, layer_operations
+from windlass.plan.training.work.operation import Kind
 
 pytestmark = pytest.mark.pure
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from windlass.core.count import count_parameters
-from windlass.plan.training.rates import flops_per_token
+from windlass.plan.training.time.rates import flops_per_token
 
 pytestmark = pytest.mark.pure
 

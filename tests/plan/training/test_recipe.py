@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windlass.core.recipe import Recipe, load_recipe, recipe_from
+from windlass.core.recipe.recipe import Recipe, load_recipe, recipe_from
 from windlass.errors import BadInput, UnknownName
 
 pytestmark = pytest.mark.pure

@@ -9,15 +9,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from windlass.core.machines import parse_hardware
+from windlass.core.hardware.parse import parse_hardware
 from windlass.core.model import ModelSpec
-from windlass.core.recipe import recipe_from
+from windlass.core.recipe.recipe import recipe_from
 from windlass.core.rule import Rule
 from windlass.errors import Impossible
-from windlass.plan.training.evaluate import predict_step
 from windlass.plan.training.plan import TrainingPlan, plan_training
 from windlass.plan.training.remedy import Case, more_devices, remedies
 from windlass.plan.training.search import something_fits
+from windlass.plan.training.time.candidates import predict_step
 
 pytestmark = pytest.mark.pure
 

@@ -6,19 +6,19 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from windlass.core.machines import parse_hardware
+from windlass.core.hardware.parse import parse_hardware
 from windlass.core.model import ModelSpec
-from windlass.core.recipe import recipe_from
+from windlass.core.recipe.recipe import recipe_from
 from windlass.core.rule import Rule
 from windlass.errors import DoesNotFit, Impossible
-from windlass.plan.training.activations import stage_activations
-from windlass.plan.training.evaluate import Evaluator
 from windlass.plan.training.feasible import why_not
-from windlass.plan.training.footprint import Footprints
+from windlass.plan.training.memory.activations import stage_activations
+from windlass.plan.training.memory.footprint import Footprints
+from windlass.plan.training.memory.states import stage_states
 from windlass.plan.training.plan import Prices, TrainingPlan, check_fits, plan_training, train_section
 from windlass.plan.training.search import Breadth, search_jobs
 from windlass.plan.training.stages import stages
-from windlass.plan.training.states import stage_states
+from windlass.plan.training.time.candidates import Evaluator
 
 pytestmark = pytest.mark.pure
 

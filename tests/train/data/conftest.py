@@ -20,7 +20,7 @@ TEMPLATE = (
 @pytest.fixture(scope="session")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a small tokenizer that has a chat template."""
-    from windlass.train.data.vocabulary import train_vocabulary, write_tokenizer
+    from windlass.train.data.prepare.train_tokenizer import train_vocabulary, write_tokenizer
 
     folder = tmp_path_factory.mktemp("tokenizer")
     texts = ["the quick brown fox jumps over the lazy dog", "def f(x):\n    return x + 12", "naïve café, 日本語"] * 5

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from windlass.errors import DoesNotFit, UnknownName
-from windlass.train.data.processes import tell
+from windlass.train.data.prepare.processes import tell
+from windlass.train.data.prepare.write_shards import Run, ShardWriter, write_manifest
 from windlass.train.data.shards import Manifest, Split
-from windlass.train.data.writing import Run, ShardWriter, write_manifest
 
 Document = tuple[Sequence[int], Sequence[Run] | None]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from windlass.cli import run
+from windlass.cli import execute as run
 from windlass.train.data.shards import read_manifest
 
 pytestmark = pytest.mark.cpu
@@ -73,8 +73,8 @@ def test_bad_words_are_one_line(
 LONG = """
 import sys
 from pathlib import Path
-from windlass.cli import run
-from windlass.train.data import inputs
+from windlass.cli import execute as run
+from windlass.train.data.prepare import inputs
 inputs.SMALLEST_UNIT, inputs.UNITS = 20_000, 10**9
 if __name__ == "__main__":
     sys.exit(run(["train", "data", *sys.argv[1:], "--jobs", "2"]))

@@ -10,10 +10,10 @@ from types import ModuleType
 
 import pytest
 
-from windlass.text.chat import render_chat
-from windlass.train.data import generated
-from windlass.train.data.vocabulary import train_vocabulary, write_tokenizer
-from windlass.weights.text_of import model_text
+from windlass.text.chat.template import render_chat
+from windlass.train.data.prepare import generated
+from windlass.train.data.prepare.train_tokenizer import train_vocabulary, write_tokenizer
+from windlass.weights.text.files import model_text
 
 pytestmark = pytest.mark.cpu
 FOLDER = Path(__file__).parents[3] / "recipes" / "tiny-glm"

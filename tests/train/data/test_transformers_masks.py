@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from windlass.train.data.documents import Document
-from windlass.train.data.encoding import Encoder
+from windlass.train.data.prepare.documents import Document
+from windlass.train.data.prepare.encoding import Encoder
 
 pytestmark = pytest.mark.cpu
 CHATS = [

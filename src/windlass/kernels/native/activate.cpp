@@ -40,7 +40,7 @@ template <int Which> void activate_piece(const float* gate, const float* up, flo
     store_part(result + i, gated<Which>(load_part(gate + i, count - i), load_part(up + i, count - i), limit), count - i);
 }
 
-// data: result [rows, width], x; ints: width of the result, x's row stride, activation (as kernels/native_activate.py numbers them),
+// data: result [rows, width], x; ints: width of the result, x's row stride, activation (as kernels/cpu/activate.py numbers them),
 // whether gated; floats: clamp (or infinity).
 void activate(const Op& op, Worker& worker) {
     constexpr decltype(&activate_piece<0>) KINDS[] = {activate_piece<0>, activate_piece<1>, activate_piece<2>, activate_piece<3>};

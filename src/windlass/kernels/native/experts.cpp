@@ -137,7 +137,7 @@ inline void gather_rows(const Experts& all) {
     all.worker.barrier();
 }
 
-enum class Gate : int64_t { SILU, GELU, GELU_TANH, CLAMPED_SWIGLU };  // as kernels/native_activate.py numbers them
+enum class Gate : int64_t { SILU, GELU, GELU_TANH, CLAMPED_SWIGLU };  // as kernels/cpu/activate.py numbers them
 
 INLINE F activated(Gate gate, float clamp, F x, F up) {
     x = minimum(x, splat(clamp));

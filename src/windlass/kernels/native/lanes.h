@@ -35,7 +35,7 @@ enum InstructionSet { PLAIN, AVX2, AVX512 };  // plain is SSE2 on x86-64 and NEO
 // The best this machine has, or what WINDLASS_ISA (plain, avx2, avx512) asks for.
 InstructionSet instruction_set();
 
-// Types of stored numbers. The values are those of kernels/native_types.py.
+// Types of stored numbers. The values are those of kernels/cpu/types.py.
 enum StoredType { FP32_TYPE, BF16_TYPE, FP16_TYPE };
 struct Bf16 { uint16_t bits; };
 struct Fp16 { uint16_t bits; };

@@ -1,5 +1,5 @@
 // Ranks that talk without Python: a stream of bytes to and from every other rank of a group, through memory that two processes share or
-// through a socket, and what collectives are made of. kernels/links.py makes them; operations are in links.cpp and links_logits.cpp.
+// through a socket, and what collectives are made of. kernels/cpu/links.py makes them; operations are in links.cpp and links_logits.cpp.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -11,7 +11,7 @@
 
 namespace windlass {
 
-// As kernels/links.py names them.
+// As kernels/cpu/links.py names them.
 enum Collective { ALL_REDUCE, EMBEDDING, LOGITS, ALL_GATHER, GATHER, BROADCAST, SEND_NEXT, TAKE_PREVIOUS, NUM_COLLECTIVES };
 
 struct LinkCount {
@@ -32,7 +32,7 @@ struct Transfer {
     Way way = EITHER_WAY;
 };
 
-// One direction of what two ranks share, as parallel/shared.py lays the file out. Positions only grow.
+// One direction of what two ranks share, as parallel/shared_memory.py lays the file out. Positions only grow.
 struct Ring {
     alignas(64) std::atomic<uint64_t> written;
     alignas(64) std::atomic<uint64_t> read;
@@ -111,7 +111,7 @@ struct Part {
     }
 };
 
-enum NumberType { FLOAT32, BFLOAT16, FLOAT64 };  // as kernels/links.py numbers them
+enum NumberType { FLOAT32, BFLOAT16, FLOAT64 };  // as kernels/cpu/links.py numbers them
 inline int64_t number_bytes(int64_t type) { return type == FLOAT64 ? 8 : type == BFLOAT16 ? 2 : 4; }
 
 struct Candidate {

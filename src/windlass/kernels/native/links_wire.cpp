@@ -31,7 +31,7 @@ static inline void relax() {}
 namespace windlass {
 
 namespace {
-constexpr int64_t HEADER_BYTES = 4096, RING_BYTES = 1 << 18;  // as in parallel/shared.py
+constexpr int64_t HEADER_BYTES = 4096, RING_BYTES = 1 << 18;  // as in parallel/shared_memory.py
 constexpr int64_t YIELD_NANOSECONDS = 1000000;                // then the core is given up until somebody wakes us
 constexpr int SLEEP_MILLISECONDS = 100;                       // at most, before the clock is looked at again
 }  // namespace

@@ -28,7 +28,7 @@ constexpr int64_t CACHED_BYTES = 256 << 10;
 constexpr int PREFETCHED_ROWS = 3;
 constexpr int64_t PREFETCH_BYTES = 2048;
 
-// As kernels/panels.py numbers them.
+// As kernels/packing/panels.py numbers them.
 enum class Kind : int64_t { INT4, INT4_ZEROS, INT4_MINIMA, INT8, FP8, FLOAT32, BFLOAT16, FLOAT16 };
 enum class ScaleType : int64_t { BFLOAT16, FLOAT16, FLOAT32 };
 

@@ -1,5 +1,5 @@
 // An operation, and the threads that run it. Every operation of the library is a function `void op_NAME(const Op&, Worker&)` that all
-// threads enter together; WINDLASS_OP(NAME) makes it known to Python (kernels/program.py) by name.
+// threads enter together; WINDLASS_OP(NAME) makes it known to Python (kernels/program/program.py) by name.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -9,7 +9,7 @@ namespace windlass {
 
 class Worker;
 
-// Mirrored by `_Op` in kernels/program.py.
+// Mirrored by `_Op` in kernels/program/program.py.
 struct Op {
     void (*run)(const Op&, Worker&);
     const int32_t* counter;  // where the runner keeps the true number of rows; null: num_rows

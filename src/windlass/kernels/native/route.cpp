@@ -15,9 +15,9 @@ namespace windlass {
 namespace {
 namespace WINDLASS_ISA {
 
-enum Scoring { SIGMOID, SOFTMAX, SOFTMAX_OF_TOP };  // as kernels/native_route.py numbers them
+enum Scoring { SIGMOID, SOFTMAX, SOFTMAX_OF_TOP };  // as kernels/cpu/route.py numbers them
 constexpr float NEVER = -std::numeric_limits<float>::infinity();
-constexpr float TINY = 1e-20f;  // kernels/route.py
+constexpr float TINY = 1e-20f;  // kernels/ops/route.py
 
 template <class Function> INLINE void each(const float* x, int64_t count, float* result, Function function) {
     int64_t i = 0;

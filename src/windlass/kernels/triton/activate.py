@@ -12,8 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 from windlass.core.model import Activation
-from windlass.kernels.activate import CLAMPED_SWIGLU_SLOPE
-from windlass.kernels.triton.types import is_float
+from windlass.kernels.ops.activate import CLAMPED_SWIGLU_SLOPE
+from windlass.kernels.triton.tiles.types import is_float
 
 BLOCK = 1024
 SLOPE = tl.constexpr(CLAMPED_SWIGLU_SLOPE)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from windlass.kernels.step import BLOCK_TOKENS, Cache, Step
 from windlass.kernels.triton.available import num_processors
-from windlass.kernels.triton.types import is_float, products_in
+from windlass.kernels.triton.tiles.types import is_float, products_in
 
 LOG2E = tl.constexpr(1.4426950408889634)
 PAGE = tl.constexpr(BLOCK_TOKENS)

@@ -10,8 +10,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
-from windlass.kernels.triton.rows import ZERO, Rows
-from windlass.kernels.triton.tile import eights
+from windlass.kernels.triton.tiles.product import eights
+from windlass.kernels.triton.tiles.rows import ZERO, Rows
 
 BLOCK = 1024
 

@@ -18,10 +18,10 @@ from torch import Tensor
 from windlass.core.model import Activation
 from windlass.kernels.triton.activate import gated
 from windlass.kernels.triton.available import num_processors
-from windlass.kernels.triton.dispatch import Dispatch, dispatch
-from windlass.kernels.triton.rows import Rows
-from windlass.kernels.triton.tile import Matrix, Tiling, matrix, num_slices, product
-from windlass.kernels.triton.types import is_float
+from windlass.kernels.triton.tiles.dispatch import Dispatch, dispatch
+from windlass.kernels.triton.tiles.product import Matrix, Tiling, matrix, num_slices, product
+from windlass.kernels.triton.tiles.rows import Rows
+from windlass.kernels.triton.tiles.types import is_float
 
 BLOCK = 512
 

@@ -10,9 +10,9 @@ import triton.language as tl
 from torch import Tensor
 
 from windlass.kernels.triton.available import num_processors
-from windlass.kernels.triton.rows import Rows
-from windlass.kernels.triton.tile import Matrix, matrix, num_slices, product
-from windlass.kernels.triton.types import is_float
+from windlass.kernels.triton.tiles.product import Matrix, matrix, num_slices, product
+from windlass.kernels.triton.tiles.rows import Rows
+from windlass.kernels.triton.tiles.types import is_float
 
 BLOCK = 512
 

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from windlass.kernels.triton.types import is_float
+from windlass.kernels.triton.tiles.types import is_float
 
 MAX_WIDTH = 32768
 

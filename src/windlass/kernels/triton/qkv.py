@@ -10,8 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 from windlass.kernels.step import BLOCK_TOKENS, Cache
-from windlass.kernels.triton.rotate import partners, turned
-from windlass.kernels.triton.types import is_float
+from windlass.kernels.triton.tiles.rotate import partners, turned
+from windlass.kernels.triton.tiles.types import is_float
 
 PAGE = tl.constexpr(BLOCK_TOKENS)
 

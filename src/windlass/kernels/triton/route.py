@@ -10,8 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 from windlass.core.model import Router
-from windlass.kernels.route import TINY
-from windlass.kernels.triton.types import is_float
+from windlass.kernels.ops.route import TINY
+from windlass.kernels.triton.tiles.types import is_float
 
 SMALLEST = tl.constexpr(TINY)
 

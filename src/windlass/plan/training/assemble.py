@@ -5,16 +5,16 @@ from __future__ import annotations
 import msgspec
 
 from windlass.core.energy import grid
-from windlass.core.hardware import Hardware
+from windlass.core.hardware.spec import Hardware
 from windlass.core.layout import Layout
 from windlass.core.model import ModelSpec
 from windlass.core.plan import DeviceMemory, Energy, Memory, Plan
-from windlass.core.recipe import Compute
+from windlass.core.recipe.recipe import Compute
 from windlass.core.rule import Rule
 from windlass.core.scheme import SCHEME_NAMES, Scheme, scheme
 from windlass.core.workload import Workload
-from windlass.plan.assemble import model_facts
-from windlass.plan.cost import cost_of, energy_of
+from windlass.plan.cost.running import cost_of, energy_of
+from windlass.plan.inference.assemble import model_facts
 from windlass.plan.training.plan import Prices, TrainingPlan, train_section
 
 

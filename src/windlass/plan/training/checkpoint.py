@@ -5,11 +5,11 @@ from __future__ import annotations
 from math import sqrt
 from typing import Literal
 
-from windlass.core.hardware import Hardware
+from windlass.core.hardware.spec import Hardware
 from windlass.core.model import Frozen
-from windlass.core.recipe import CheckpointSection
+from windlass.core.recipe.recipe import CheckpointSection
 from windlass.plan.training.job import Job
-from windlass.plan.training.states import MOMENTS
+from windlass.plan.training.memory.states import MOMENTS
 
 OBSERVED_HOURS_BETWEEN_FAILURES = 54 * 24 / 419
 OBSERVED_DEVICES = 16_384

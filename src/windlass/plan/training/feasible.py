@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from windlass.core.hardware import Hardware
+from windlass.core.hardware.spec import Hardware
 from windlass.core.model import Attention, Dense, LearnedPositions, ModelSpec
-from windlass.core.recipe import DataSection, Offload
+from windlass.core.recipe.recipe import DataSection, Offload
 from windlass.errors import BadInput, Impossible
-from windlass.plan.feasible import divisors
+from windlass.plan.inference.feasible import divisors
 from windlass.plan.training.job import Job
 
 

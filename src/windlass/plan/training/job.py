@@ -4,16 +4,8 @@ from __future__ import annotations
 
 from windlass.core.layout import TrainingGroups
 from windlass.core.model import Frozen
-from windlass.core.recipe import (
-    Compute,
-    Dispatch,
-    GradientType,
-    Offload,
-    Overlap,
-    Recompute,
-    Schedule,
-)
-from windlass.core.recipe_sections import Lora, OptimizerName
+from windlass.core.recipe.recipe import Compute, Dispatch, GradientType, Offload, Overlap, Recompute, Schedule
+from windlass.core.recipe.sections import Lora, OptimizerName
 
 
 class Job(Frozen):

@@ -8,22 +8,22 @@ import msgspec
 
 from windlass.core.count import ParameterCount, count_parameters
 from windlass.core.energy import DEFAULT_PUE, co2_kg, energy_kwh, grid
-from windlass.core.hardware import Hardware
+from windlass.core.hardware.spec import Hardware
 from windlass.core.layout import TrainingGroups
 from windlass.core.model import Frozen, ModelSpec
 from windlass.core.plan import Reason
-from windlass.core.recipe import Recipe
+from windlass.core.recipe.recipe import Recipe
 from windlass.core.rule import Rule
 from windlass.errors import DoesNotFit
 from windlass.plan.training.checkpoint import CheckpointPlan, checkpoint_bytes, plan_checkpoints
-from windlass.plan.training.footprint import Footprints
 from windlass.plan.training.job import Job
-from windlass.plan.training.rates import SECONDS_PER_DAY, Rates, flops_per_token, peak_flops, rates_of
+from windlass.plan.training.memory.footprint import Footprints
+from windlass.plan.training.memory.states import adapter_elements
 from windlass.plan.training.reasons import explain
 from windlass.plan.training.remedy import Case, remedies
 from windlass.plan.training.search import Breadth, Candidate, Found, search_jobs
-from windlass.plan.training.states import adapter_elements
-from windlass.plan.training.time import StepTime
+from windlass.plan.training.time.rates import SECONDS_PER_DAY, Rates, flops_per_token, peak_flops, rates_of
+from windlass.plan.training.time.step import StepTime
 from windlass.units import format_bytes
 
 CHINCHILLA_TOKENS_PER_PARAMETER = 20

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from windlass.core.hardware import Hardware
+from windlass.core.hardware.spec import Hardware
 from windlass.core.model import ModelSpec
 from windlass.core.plan import Reason
-from windlass.core.recipe import Recipe
+from windlass.core.recipe.recipe import Recipe
 from windlass.plan.training.checkpoint import CheckpointPlan
 from windlass.plan.training.search import Candidate, Found
 from windlass.units import format_bytes, format_count, format_seconds

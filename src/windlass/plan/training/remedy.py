@@ -8,14 +8,14 @@ from typing import Any
 import msgspec
 
 from windlass.core.count import count_parameters
-from windlass.core.devices import nic_bandwidth
-from windlass.core.hardware import Hardware, Node
+from windlass.core.hardware.defaults import CPU_NIC_BYTES_PER_SECOND
+from windlass.core.hardware.devices import nic_bandwidth
+from windlass.core.hardware.spec import Hardware, Node
 from windlass.core.model import Frozen, ModelSpec
-from windlass.core.recipe import Recipe
+from windlass.core.recipe.recipe import Recipe
 from windlass.core.rule import Rule
-from windlass.core.typical import CPU_NIC_BYTES_PER_SECOND
+from windlass.plan.training.memory.states import parameter_bytes
 from windlass.plan.training.search import DEFAULT_SEQUENCE_TOKENS, something_fits
-from windlass.plan.training.states import parameter_bytes
 from windlass.units import format_context
 
 MOST_TRIES = 4

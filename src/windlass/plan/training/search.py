@@ -11,19 +11,19 @@ from typing import Literal, TypeVar
 import msgspec
 
 from windlass.core.count import count_parameters
-from windlass.core.hardware import Hardware
+from windlass.core.hardware.spec import Hardware
 from windlass.core.layout import TrainingGroups, training_groups
 from windlass.core.model import Frozen, ModelSpec
-from windlass.core.recipe import Recipe, Recompute
+from windlass.core.recipe.recipe import Recipe, Recompute
 from windlass.core.rule import Rule
 from windlass.errors import Impossible
-from windlass.plan.feasible import divisors
+from windlass.plan.inference.feasible import divisors
 from windlass.plan.training.batch import BatchChoice, choose_batch, default_tokens
-from windlass.plan.training.evaluate import Evaluator
 from windlass.plan.training.feasible import check_hardware, check_sequence, why_not, why_not_ep, why_not_job, why_not_tp
-from windlass.plan.training.footprint import DeviceBytes, Footprints
 from windlass.plan.training.job import Job
-from windlass.plan.training.time import StepTime
+from windlass.plan.training.memory.footprint import DeviceBytes, Footprints
+from windlass.plan.training.time.candidates import Evaluator
+from windlass.plan.training.time.step import StepTime
 
 Choice = TypeVar("Choice")
 

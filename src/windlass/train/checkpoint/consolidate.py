@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from windlass.errors import BadCheckpoint
-from windlass.formats.disk import require_free
+from windlass.formats.disk.atomic import require_free
 from windlass.train.checkpoint import folder as folders
 from windlass.train.checkpoint.gathering import Parts, parts_name, sync_and_check
 from windlass.train.checkpoint.hosts import Host, read_hostfile

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from windlass.errors import BadInput
-from windlass.formats.disk import explained, sync_directory
+from windlass.formats.disk.atomic import explained, sync_directory
 
 _STEP = re.compile(r"step-(\d{8,})")
 _LEFT_OVER = re.compile(r"step-\d{8,}\.(tmp|old|gone)")

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from windlass.errors import BadCheckpoint
-from windlass.formats.disk import explained, sync_directory, write_atomically
+from windlass.formats.disk.atomic import explained, sync_directory, write_atomically
 from windlass.train.checkpoint.manifest import Identity, StoredFile, file_digest
 
 PARTS = re.compile(r"__(\d+)\.parts\.json")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from windlass.train.pieces import Piece
+from windlass.train.params.shards import Piece
 
 
 class HostCopy:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from windlass.errors import BadInput
-from windlass.formats.disk import explained
+from windlass.formats.disk.atomic import explained
 from windlass.train.checkpoint.gathering import PARTS
 
 _FOLDER = re.compile(r"step-\d{8,}\.tmp")

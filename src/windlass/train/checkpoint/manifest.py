@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from windlass.errors import BadCheckpoint, BadInput
-from windlass.formats.disk import write_atomically
+from windlass.formats.disk.atomic import write_atomically
 
 MANIFEST = "manifest.json"
 VERSION = 1

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from windlass.errors import BadCheckpoint
-from windlass.formats.disk import sync_directory
+from windlass.formats.disk.atomic import sync_directory
 from windlass.train.checkpoint.manifest import StoredFile, file_digest
 
 CONTENTS = ".metadata"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from windlass.formats.disk import explained, write_atomically
-from windlass.text.tokenizer import Tokenizer
+from windlass.formats.disk.atomic import explained, write_atomically
+from windlass.text.tokenize.tokenizer import Tokenizer
 
 FOLDER = "tokenizer"
 FILES = (

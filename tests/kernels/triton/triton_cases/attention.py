@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from triton_cases.compare import CASES, LARGE, TYPES, close, numbers, repeats
-from windlass.kernels import attention
+from windlass.kernels.ops import attention
 from windlass.kernels.step import BLOCK_TOKENS, Cache, Step, attention_cache, latent_cache
 from windlass.kernels.triton import ops
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from triton_cases.compare import CASES, LARGE, TYPES, close, numbers
 from windlass.core.model import Activation, Router, Scoring
-from windlass.kernels import activate, heads, latent, norm, qkv, route
+from windlass.kernels.ops import activate, heads, latent, norm, qkv, route
 from windlass.kernels.step import BLOCK_TOKENS, Cache, attention_cache, latent_cache
 from windlass.kernels.triton import ops
 

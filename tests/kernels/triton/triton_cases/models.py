@@ -14,9 +14,9 @@ from torch import Tensor
 from windlass.core.model import ModelSpec
 from windlass.families import describe, rules
 from windlass.kernels.step import BLOCK_TOKENS, Cache, Step
-from windlass.kernels.triton.rows import Rows
+from windlass.kernels.triton.tiles.rows import Rows
 from windlass.nn import Decoder
-from windlass.weights.random import RandomWeights
+from windlass.weights.load.random import RandomWeights
 
 FOLDER = Path(__file__).parents[3] / "families" / "tiny"
 # Inputs in whole groups, where a family has these sizes.

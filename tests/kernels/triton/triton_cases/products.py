@@ -9,10 +9,11 @@ from torch import Tensor
 
 from triton_cases.compare import CASES, LARGE, TYPES, close, numbers, repeats
 from windlass.core.model import Activation
-from windlass.kernels import experts, linear
-from windlass.kernels.panels import KINDS
-from windlass.kernels.triton import dispatch, ops
-from windlass.kernels.triton.rows import Rows
+from windlass.kernels.ops import experts, linear
+from windlass.kernels.packing.panels import KINDS
+from windlass.kernels.triton import ops
+from windlass.kernels.triton.tiles import dispatch
+from windlass.kernels.triton.tiles.rows import Rows
 
 
 def packed(kind: str, num_out: int, num_in: int, group: int, device: str, num_experts: int = 0, seed: int = 0) -> Rows:

@@ -1,0 +1,134 @@
+"""`windlass worker`: this machine waits for a root and computes its part of a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from windlass.core.ranks.rendezvous import DEFAULT_PORT
+from windlass.errors import BadInput, MissingExtra
+
+if TYPE_CHECKING:
+    from windlass.fleet.worker.equipment import Equipment
+
+EXAMPLES = """Examples:
+
+windlass worker --listen 10.0.0.7:9998 --secret-file ~/.windlass-secret
+
+windlass worker --listen 0.0.0.0:9998 --interface eth1 --secret-file secret --cache /data/windlass --cache-size 200GB
+
+On the root: windlass run MODEL --workers 10.0.0.7:9998,10.0.0.8:9998 --secret-file secret"""
+
+
+def worker(
+    listen: str = typer.Option(
+        f"127.0.0.1:{DEFAULT_PORT}", metavar="HOST:PORT", help="Where roots connect; 0.0.0.0 is every interface."
+    ),
+    secret_file: Path = typer.Option(
+        ...,
+        metavar="FILE",
+        help="What root and workers share: 16 bytes or more, the same on all machines, nobody else's to read.",
+    ),
+    cache: Path | None = typer.Option(None, metavar="DIR", help="Where received weights are kept; else the user's cache folder."),
+    cache_size: str | None = typer.Option(None, metavar="200GB", help="Most that is kept there; without it what the disk has."),
+    model_dir: list[Path] = typer.Option(
+        [], metavar="DIR", help="Models of this machine; one with the same contents as the root's is read, and nothing is sent."
+    ),
+    device: str = typer.Option("cpu", metavar="cpu|cuda", help="What this machine computes on."),
+    interface: str | None = typer.Option(
+        None, metavar="NAME", help="The network that ranks talk over, as eth1; without it the one the root came by."
+    ),
+    quiet: bool = typer.Option(False, "--quiet", "-q", help="Say nothing but errors."),
+) -> int:
+    """Wait for a root, and compute its part of a model that is split over several machines.
+
+    Roots come and go; what stays is a cache of weights. Ranks run in processes of their own, and end when the root or any other rank is lost.
+
+    Only who knows the secret is admitted, one root at a time. What is said is signed, not encrypted: keep to a network that you trust.
+
+    Ctrl-C, or SIGTERM, ends it.
+    """
+    from importlib.util import find_spec
+
+    if find_spec("torch") is None:
+        raise MissingExtra("torch", "run", "computing a part of a model")
+    host, port = parse_address(listen)
+    return _work(host, port, secret_file, _equipment(device, interface, cache, cache_size, model_dir), quiet)
+
+
+worker.__doc__ = f"{worker.__doc__}\n\n{EXAMPLES}"
+
+
+def parse_address(text: str, option: str = "--listen") -> tuple[str, int]:
+    """`HOST:PORT`; an IPv6 address in brackets."""
+    host, colon, port = text.rpartition(":")
+    bare = host.removeprefix("[").removesuffix("]")
+    if not colon or not bare or (":" in bare and host == bare) or not port.isascii() or not port.isdecimal() or int(port) > 65535:
+        raise BadInput(f"{option} is HOST:PORT, as 10.0.0.7:9998 or [fd00::7]:9998; {text!r} is not")
+    return bare, int(port)
+
+
+def _equipment(device: str, interface: str | None, cache: Path | None, cache_size: str | None, models: list[Path]) -> Equipment:
+    from windlass.fleet.transfer.cache import Cache
+    from windlass.fleet.worker.equipment import Equipment
+    from windlass.fleet.worker.local_checkpoints import LocalModels
+    from windlass.fleet.worker.probe import address_of
+    from windlass.launch.vllm.environment import cache_dir
+    from windlass.machine.gpus import this_machines_gpus
+    from windlass.units import parse_bytes
+
+    if device.split(":")[0] not in ("cpu", "cuda"):
+        raise BadInput(f"--device is cpu or cuda, not {device!r}")
+    if device != "cpu" and not this_machines_gpus():
+        raise BadInput(f"--device {device}: this machine has no NVIDIA GPU; leave it out, or start the worker where there is one")
+    for folder in models:
+        if not folder.is_dir():
+            raise BadInput(f"--model-dir {folder}: there is no such folder")
+    limit = None if cache_size is None else parse_bytes(cache_size)
+    return Equipment(
+        device=device,
+        address=address_of(interface) if interface else "",
+        cache=Cache(cache or cache_dir() / "weights", limit),
+        local=LocalModels(models),
+    )
+
+
+def _work(host: str, port: int, secret_file: Path, equipment: Equipment, quiet: bool) -> int:
+    import asyncio
+
+    from windlass import __version__
+    from windlass.fleet.protocol.secret import read_secret, warning
+    from windlass.fleet.worker.worker import Worker, listen
+
+    secret, journal = read_secret(secret_file), Journal(quiet)
+    if words := warning(secret_file):
+        journal.line(f"warning: {words}")
+    with listen(host, port) as listening:
+        at = listening.getsockname()
+        journal.line(f"windlass {__version__} listens at {f'[{at[0]}]' if ':' in at[0] else at[0]}:{at[1]}; waiting for a root")
+        asyncio.run(Worker(listening, secret, equipment, journal).run())
+    journal.line("ended")
+    return 0
+
+
+class Journal:
+    """Lines on standard error; what is so now at the bottom of a terminal, and nowhere else."""
+
+    def __init__(self, quiet: bool) -> None:
+        import sys
+
+        from windlass.serve.monitor.log import Log
+
+        self._log, self._quiet = Log(), quiet
+        self._on_terminal = sys.stderr.isatty() and not quiet
+
+    def line(self, text: str) -> None:
+        if not self._quiet or text.startswith("warning"):
+            self._log.end_status()
+            self._log.line(text)
+
+    def show_status(self, text: str) -> None:
+        if self._on_terminal:
+            self._log.show_status(text)

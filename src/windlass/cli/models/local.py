@@ -1,0 +1,51 @@
+"""Models on this disk: listed, fetched, deleted."""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime
+
+import msgspec
+from rich.table import Table
+
+from windlass.cli.console import console
+from windlass.cli.convert.run import pull_with_progress
+from windlass.errors import BadInput
+from windlass.families.registry import find, unknown_model
+from windlass.units import format_bytes
+
+
+def print_local(as_json: bool) -> None:
+    from windlass.formats.hub.local import local_models
+
+    found = local_models()
+    if as_json:
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(found, enc_hook=str), indent=2).decode() + "\n")
+        return
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in ("model", "size", "format", "last used", "where"):
+        table.add_column(name, justify="right" if name == "size" else "left")
+    for model in found:
+        used = datetime.fromtimestamp(model.last_used, tz=UTC).date().isoformat()
+        table.add_row(model.name, format_bytes(model.num_bytes), model.format, used, str(model.path))
+    console().print(table if found else "no models on this disk; `windlass models pull NAME` fetches one")
+
+
+def pull(name: str, max_workers: int, as_json: bool) -> None:
+    from windlass.formats.hub import hub
+
+    if max_workers < 1:
+        raise BadInput("--max-workers must be 1 or more")
+    known = find(name)
+    full = known.hub if known else name
+    if not hub.looks_like_hub_name(full):
+        raise unknown_model(name)
+    path = pull_with_progress(full, max_workers, not as_json, hub.pull)
+    print(msgspec.json.encode({"name": full, "path": str(path)}).decode() if as_json else path)
+
+
+def remove(name: str, dry_run: bool) -> None:
+    from windlass.formats.hub.local import remove as delete
+
+    freed = delete(name, dry_run=dry_run)
+    console().print(f"{'would free' if dry_run else 'freed'} {format_bytes(freed)}")

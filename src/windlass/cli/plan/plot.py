@@ -1,0 +1,67 @@
+"""Memory per device as stacked bars."""
+# pyright: basic
+# matplotlib's own types are partial.
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from windlass.core.plan import Plan
+from windlass.errors import BadInput, MissingExtra
+from windlass.units import GIB
+
+PARTS = (("weights", "#4c78a8"), ("kv", "#f58518"), ("activation", "#54a24b"), ("overhead", "#b9b9b9"))
+MOST_BARS = 32
+"""More devices than this are alike; the first ones stand for all."""
+
+
+def draw(plan: Plan, path: Path) -> None:
+    try:
+        import matplotlib as mpl
+
+        mpl.use("Agg")
+        from matplotlib import pyplot
+    except ImportError:
+        raise MissingExtra("matplotlib", "plot", "--plot") from None
+    from io import BytesIO
+
+    from windlass.formats.disk.atomic import write_atomically
+
+    devices = plan.memory.per_device[:MOST_BARS]
+    figure, axes = pyplot.subplots(figsize=(max(4.5, 1.2 + 0.7 * len(devices)), 4.5), layout="constrained")
+    places = range(len(devices))
+    base = [0.0] * len(devices)
+    for part, colour in PARTS:
+        sizes = [getattr(held, f"{part}_bytes") / GIB for held in devices]
+        axes.bar(
+            places,
+            sizes,
+            bottom=base,
+            label={"kv": "KV cache", "activation": "activations"}.get(part, part),
+            color=colour,
+            width=0.7,
+        )
+        base = [low + size for low, size in zip(base, sizes, strict=True)]
+    for place, held in zip(places, devices, strict=True):
+        axes.hlines(
+            held.capacity_bytes / GIB,
+            place - 0.42,
+            place + 0.42,
+            colors="#d62728",
+            linewidth=2,
+            label="capacity" if place == 0 else "",
+        )
+    axes.set_xticks(list(places), [f"{held.name}\n{index}" for index, held in enumerate(devices)], fontsize=8)
+    axes.set_ylabel("GiB")
+    more = len(plan.memory.per_device) - len(devices)
+    axes.set_title(f"{plan.model.name}, {plan.scheme.name}, {plan.layout}" + (f" (and {more} more)" if more else ""), fontsize=10)
+    axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    picture = BytesIO()
+    kind = path.suffix.lstrip(".").lower() or "png"
+    if kind not in figure.canvas.get_supported_filetypes():
+        raise BadInput(f"--plot {path}: pictures can be png, svg or pdf")
+    figure.savefig(picture, format=kind, dpi=150)
+    pyplot.close(figure)
+    write_atomically(path, picture.getvalue())

@@ -1,0 +1,135 @@
+"""A plan as a person reads it: a verdict, what goes where, how quick, what it costs, and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.table import Table
+
+from windlass.cli.console import console
+from windlass.cli.plan.cloud_table import cloud_table
+from windlass.cli.plan.training_table import training_summary
+from windlass.core.plan import DeviceMemory, Plan
+from windlass.units import format_bytes, format_context, format_count, format_rate, format_seconds
+
+
+def show(plan: Plan, saved: list[Path]) -> None:
+    out = console()
+    out.print(_verdict(plan))
+    out.print(_summary(plan) if plan.train is None else training_summary(plan))
+    out.print(_memory_table(plan))
+    out.print(_reasons_table(plan))
+    if plan.alternatives:
+        out.print(_alternatives_table(plan))
+    if plan.cloud:
+        out.print(cloud_table(plan.cloud))
+    if plan.would_fit:
+        start = "What would fit" if not plan.fits else "What would keep everything on the devices"
+        out.print(f"\n[bold]{start}[/]: " + "; ".join(plan.would_fit))
+    for path in saved:
+        out.print(f"written: {path}")
+
+
+def _verdict(plan: Plan) -> str:
+    model, where = plan.model, plan.hardware
+    name = f"[bold]{model.name}[/] ({format_count(model.parameters)}"
+    name += f", {format_count(model.active_parameters)} active)" if model.active_parameters != model.parameters else ")"
+    if not plan.fits:
+        return f"{name} [bold red]does not fit[/] {where}: {format_bytes(plan.short_bytes)} short ({plan.short_bytes:,} bytes)"
+    slow = " with weights outside the devices" if plan.memory.host_bytes or plan.memory.disk_bytes else ""
+    return f"{name} [bold green]fits[/] {where}{slow}"
+
+
+def _summary(plan: Plan) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold")
+    group = f", groups of {plan.scheme.group}" if plan.scheme.group else ""
+    table.add_row("how", f"{plan.engine}, {plan.scheme.name}{group}, {plan.layout}, KV in {plan.scheme.kv}")
+    work = plan.workload
+    lengths = f"prompts of {work.prompt_tokens:,}, answers of {work.new_tokens:,}"
+    table.add_row("for", f"{work.concurrency:,} at once, {format_context(work.context_tokens)} context, {lengths}")
+    speed = plan.speed
+    if speed is not None:
+        share = (
+            speed.decode_tokens_per_second / speed.decode_ceiling_tokens_per_second
+            if speed.decode_ceiling_tokens_per_second
+            else 0
+        )
+        pace = f"{format_rate(speed.decode_tokens_per_second)} tokens/s predicted, {format_seconds(speed.step_seconds)} a step"
+        ceiling = f"ceiling {format_rate(speed.decode_ceiling_tokens_per_second)} ({share:.0%} of it)"
+        table.add_row("decode", f"{pace}, bound by {speed.bound_by}\n{ceiling}")
+        table.add_row(
+            "prefill",
+            f"{format_rate(speed.prefill_tokens_per_second)} tokens/s; first token after {format_seconds(speed.time_to_first_token_seconds)}",
+        )
+    else:
+        table.add_row("speed", "not predicted: planned for memory only" if plan.fits else "none: it does not fit")
+    if plan.cost.usd_per_hour:
+        per_million = f", ${plan.cost.usd_per_million_output_tokens:,.2f} per million tokens" if speed else ""
+        table.add_row("price", f"${plan.cost.usd_per_hour:,.2f}/h{per_million} ({plan.cost.priced_at})")
+    if speed is not None and plan.energy.watts:
+        table.add_row(
+            "energy",
+            f"{plan.energy.watts:,.0f} W, {plan.energy.kg_co2_per_million_output_tokens:,.3g} kg CO2 per million tokens ({plan.energy.grid})",
+        )
+    return table
+
+
+def _memory_table(plan: Plan) -> Table:
+    title = "\nmemory of the fullest device" if plan.train else "\nmemory per device"
+    table = Table(box=None, header_style="bold", pad_edge=False, title_justify="left", title=title, title_style="bold")
+    for name in ("device", "states" if plan.train else "weights", "KV", "activations", "overhead", "total", "of", "used"):
+        table.add_column(name, justify="left" if name == "device" else "right")
+    for count, held in _grouped(plan.memory.per_device):
+        used = held.total_bytes / held.capacity_bytes if held.capacity_bytes else 0
+        style = "red" if used > 1 else ""
+        table.add_row(
+            f"{count} x {held.name}" if count > 1 else held.name,
+            *(
+                format_bytes(part)
+                for part in (
+                    held.weights_bytes,
+                    held.kv_bytes,
+                    held.activation_bytes,
+                    held.overhead_bytes,
+                    held.total_bytes,
+                    held.capacity_bytes,
+                )
+            ),
+            f"{used:.0%}",
+            style=style,
+        )
+    if plan.memory.host_bytes:
+        table.add_row("host memory", format_bytes(plan.memory.host_bytes))
+    if plan.memory.disk_bytes:
+        table.add_row("disk", format_bytes(plan.memory.disk_bytes))
+    return table
+
+
+def _grouped(memory: tuple[DeviceMemory, ...]) -> list[tuple[int, DeviceMemory]]:
+    """Equal devices once, with how many there are."""
+    counts: dict[DeviceMemory, int] = {}
+    for held in memory:
+        counts[held] = counts.get(held, 0) + 1
+    return [(count, held) for held, count in counts.items()]
+
+
+def _reasons_table(plan: Plan) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False, title_justify="left", title="\nwhy", title_style="bold")
+    for reason in plan.reasons:
+        table.add_row(reason.choice, reason.value, f"[dim]{reason.why}[/]")
+    return table
+
+
+def _alternatives_table(plan: Plan) -> Table:
+    table = Table(
+        box=None, header_style="bold", pad_edge=False, title_justify="left", title="\nalso possible", title_style="bold"
+    )
+    for name in ("layout", "scheme", "engine", "decode tokens/s", "prefill tokens/s", "free", ""):
+        table.add_column(name, justify="right" if "tokens" in name or name == "free" else "left")
+    for other in plan.alternatives:
+        rates = (format_rate(rate) for rate in (other.decode_tokens_per_second, other.prefill_tokens_per_second))
+        table.add_row(
+            str(other.layout), other.scheme, other.engine, *rates, format_bytes(other.free_bytes), f"[dim]{other.why_not}[/]"
+        )
+    return table

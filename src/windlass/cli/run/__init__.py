@@ -1,0 +1,1 @@
+"""`windlass run`: one answer, or a chat in the terminal."""

@@ -1,0 +1,105 @@
+"""One answer: asked for, shown as it comes, measured."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from windlass.cli.run.screen import Screen
+from windlass.core.client import SyncClient
+from windlass.core.model import Frozen
+from windlass.core.request import Delta, Request, ToolCall, Usage
+from windlass.units import format_rate, format_seconds
+
+Clock = Callable[[], float]
+
+
+class Answer(Frozen):
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    finish_reason: str = "cancelled"
+    usage: Usage | None = None
+    """None where it was stopped before its end."""
+    num_tokens: int = 0
+    time_to_first_token_seconds: float | None = None
+    decode_seconds: float = 0.0
+    """From the first token to the last."""
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Of decoding: the first token belongs to the prompt's reading."""
+        return (self.num_tokens - 1) / self.decode_seconds if self.num_tokens > 1 and self.decode_seconds > 0 else None
+
+
+class Gathered:
+    """Deltas added up, with the times at which tokens came."""
+
+    def __init__(self, clock: Clock = time.perf_counter) -> None:
+        self._clock, self._begin = clock, clock()
+        self._first = self._last = 0.0
+        self._deltas: list[Delta] = []
+        self._num_tokens = 0
+
+    def add(self, delta: Delta) -> None:
+        self._deltas.append(delta)
+        if delta.token_ids:
+            self._last = self._clock()
+            self._first = self._first or self._last
+            self._num_tokens += len(delta.token_ids)
+
+    def answer(self) -> Answer:
+        end = self._deltas[-1] if self._deltas else Delta()
+        decode_seconds = end.timings.decode_seconds if end.timings is not None else self._last - self._first
+        return Answer(
+            content="".join(delta.content for delta in self._deltas),
+            reasoning="".join(delta.reasoning for delta in self._deltas),
+            tool_calls=tuple(call for delta in self._deltas for call in delta.tool_calls),
+            finish_reason=end.finish_reason or "cancelled",
+            usage=end.usage,
+            num_tokens=end.usage.completion_tokens if end.usage is not None else self._num_tokens,
+            time_to_first_token_seconds=self._first - self._begin if self._first else None,
+            decode_seconds=decode_seconds,
+        )
+
+
+def answer(client: SyncClient, request: Request, screen: Screen | None, clock: Clock = time.perf_counter) -> Answer:
+    """Until the end. Ctrl-C goes through, after the request was cancelled; `Interrupted` has what had come till then."""
+    gathered = Gathered(clock)
+    deltas = client.generate(request)
+    try:
+        for delta in deltas:
+            gathered.add(delta)
+            if screen is not None:
+                screen.reasoning(delta.reasoning)
+                screen.content(delta.content)
+                for call in delta.tool_calls:
+                    screen.content(f"\n{call.name}({call.arguments})\n")
+    except KeyboardInterrupt:
+        raise Interrupted(gathered.answer()) from None
+    finally:
+        deltas.close()
+        if screen is not None:
+            screen.end()
+    return gathered.answer()
+
+
+class Interrupted(KeyboardInterrupt):
+    def __init__(self, so_far: Answer) -> None:
+        super().__init__()
+        self.so_far = so_far
+
+
+def summary(found: Answer) -> str:
+    """`42 tokens, 136 tokens/s, first after 35.0 ms; prompt of 23 tokens, 16 of them cached`."""
+    parts = [f"{found.num_tokens:,} token{'s' if found.num_tokens != 1 else ''}"]
+    if found.tokens_per_second is not None:
+        parts.append(f"{format_rate(found.tokens_per_second)} tokens/s")
+    if found.time_to_first_token_seconds is not None:
+        parts.append(f"first after {format_seconds(found.time_to_first_token_seconds)}")
+    text = ", ".join(parts)
+    if found.usage is not None:
+        cached = f", {found.usage.cached_tokens:,} of them cached" if found.usage.cached_tokens else ""
+        text += f"; prompt of {found.usage.prompt_tokens:,}{cached}"
+    endings = {"length": "; cut off: --max-tokens or the context is used up", "cancelled": "; stopped"}
+    return text + endings.get(found.finish_reason, "")

@@ -1,0 +1,81 @@
+"""What `windlass serve` shows: a panel when it is ready, and on a terminal one line of numbers below the log."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from typing import TYPE_CHECKING
+
+from windlass.units import format_bytes, format_context, format_seconds
+
+if TYPE_CHECKING:
+    from windlass.serve.service import Service
+
+SECONDS = 1.0
+
+
+def show_panel(service: Service, url: str) -> None:
+    """On standard error; one that is closed, or a full disk, is no reason not to serve."""
+    from rich.console import Console
+    from rich.panel import Panel
+
+    service.log.end_status()
+    with contextlib.suppress(OSError, ValueError):
+        console = Console(stderr=True, highlight=False)
+        console.print(Panel("\n".join(panel_lines(service, url)), title="windlass serve", title_align="left", expand=False))
+
+
+def panel_lines(service: Service, url: str) -> list[str]:
+    from rich.markup import escape
+
+    from windlass.serve.http.origin import is_local
+
+    settings, info = service.settings, service.supervisor.info
+    assert info is not None
+    made_of = [part for part in (info.scheme, f"on {info.device}" if info.device else "") if part]
+    made_of += [f"{format_bytes(info.weights_bytes)} of weights"] if info.weights_bytes else []
+    room = f"{format_context(info.context_tokens)} context, {info.max_sequences:,} at once, {settings.max_waiting:,} waiting"
+    loaded = f"; ready in {format_seconds(info.load_seconds)}" if info.load_seconds else ""
+    lines = [
+        f"[bold]{url}/[/]  a page to chat and look at" if service.has_page else "",
+        f"[bold]{url}/v1[/]  OpenAI's API",
+        f"{escape(service.model)}: {escape(', '.join(made_of))}",
+        f"{room}{loaded}",
+        escape(f"planned: {service.plan.engine}, {service.plan.layout}, on {service.plan.hardware}") if service.plan else "",
+        _key_line(len(settings.api_keys), is_local(settings.host)),
+        "Ctrl-C finishes what runs and ends; twice, at once",
+    ]
+    return [line for line in lines if line]
+
+
+def _key_line(num_keys: int, local: bool) -> str:
+    if num_keys:
+        return f"{num_keys} API {'key' if num_keys == 1 else 'keys'}; send one as `Authorization: Bearer KEY`"
+    if local:
+        return "no API key: whoever is on this machine may ask"
+    return "[bold yellow]no API key, and reachable from other machines: whoever reaches it may ask; see --api-key[/]"
+
+
+async def show_status(service: Service) -> None:
+    """Until the server ends."""
+    if not sys.stderr.isatty():
+        return
+    while not service.ending.is_set():
+        service.log.show_status(status_line(service))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SECONDS):
+                await service.ending.wait()
+    service.log.end_status()
+
+
+def status_line(service: Service) -> str:
+    from windlass.serve.api.status import now
+
+    if service.state != "ready":
+        done, total = service.loading
+        share = f" {done / total:.0%} of {format_bytes(total)}" if total else ""
+        return f"{service.state}{share}"
+    found = now(service.metrics, service.stats, 0)
+    first = f", first token {format_seconds(found.ttft_p50)}" if found.ttft_p50 is not None else ""
+    return f"{found.running} running, {found.waiting} waiting, {found.tokens_per_second:,.1f} tokens/s, KV {found.kv_used:.0%}{first}"

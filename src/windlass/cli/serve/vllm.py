@@ -1,0 +1,142 @@
+"""vLLM behind our server: started when it is asked for something, started anew after it ended, spoken to over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from windlass.core.client import Client, Unavailable
+from windlass.core.plan import Plan
+from windlass.core.request import Delta, Info, Request, ScoreRequest, Scores, Stats
+from windlass.errors import BadInput
+from windlass.launch.command import Command, ServedModel
+from windlass.launch.vllm.process import VllmServer
+from windlass.units import parse_context
+
+MakeCommand = Callable[[], Command]
+"""A new one for every start: the port that was free once may be taken since."""
+
+
+def planned(
+    path: Path, plan: Plan | None, context: str | None, concurrency: int | None, name: str
+) -> tuple[ServedModel, Plan, MakeCommand]:
+    """What to start. Without a plan one is made for this machine. Fails now where it would fail then."""
+    from windlass.open.vllm.start import plan_vllm, served_model, vllm_command
+
+    if plan is not None and (context is not None or concurrency is not None):
+        raise BadInput("--context and --max-running are decided by the plan; leave them out, or plan with them")
+    model = served_model(path, name)
+    if plan is None:
+        plan = plan_vllm(path, context=None if context is None else parse_context(context), concurrency=concurrency)
+    make_command = partial(vllm_command, plan, model)
+    for note in make_command().notes:
+        print(f"vLLM: {note}", file=sys.stderr)
+    return model, plan, make_command
+
+
+class VllmClient:
+    """A Client. Closing it ends vLLM."""
+
+    def __init__(self, make_command: MakeCommand, model: str, plan: Plan) -> None:
+        self._make_command, self._model, self._plan = make_command, model, plan
+        self._server: VllmServer | None = None
+        self._client: Client | None = None
+        self._starting = asyncio.Lock()
+        self._is_closed = False
+
+    @property
+    def is_alive(self) -> bool:
+        return self._client is not None and self._server is not None and self._server.is_alive
+
+    async def generate(self, request: Request) -> AsyncGenerator[Delta, None]:
+        async with aclosing((await self._ready()).generate(request)) as deltas:
+            async for delta in deltas:
+                yield delta
+
+    async def score(self, request: ScoreRequest) -> Scores:
+        return await (await self._ready()).score(request)
+
+    async def info(self) -> Info:
+        """What it does not say of itself was decided by the plan."""
+        client, plan = await self._ready(), self._plan
+        stats = await self._looked_at()
+        found = await client.info()
+        return msgspec.structs.replace(
+            found,
+            max_sequences=plan.workload.concurrency,
+            context_tokens=found.context_tokens or plan.workload.context_tokens,
+            device=plan.hardware,
+            scheme=plan.scheme.name,
+            kv=plan.scheme.kv,
+            stats=stats,
+        )
+
+    async def tokenize(self, text: object) -> list[int]:
+        return await (await self._ready()).tokenize(text)  # type: ignore[attr-defined]
+
+    async def detokenize(self, token_ids: object) -> str:
+        return await (await self._ready()).detokenize(token_ids)  # type: ignore[attr-defined]
+
+    async def restart(self) -> None:
+        """For one that is stuck: the next request starts another."""
+        async with self._starting:
+            await self._end()
+
+    async def close(self) -> None:
+        self._is_closed = True
+        await self._end()
+
+    async def _ready(self) -> Client:
+        async with self._starting:
+            if self._is_closed:
+                raise Unavailable("this client is closed")
+            if not self.is_alive:
+                await self._end()
+                await self._start()
+            assert self._client is not None
+            return self._client
+
+    async def _looked_at(self) -> Stats:
+        """What the client knows of it may be old; its /health says whether its engine lives, its /metrics what it does."""
+        import httpx
+
+        from windlass.launch.vllm.metrics import read_stats
+
+        assert self._server is not None
+        url, stats = self._server.base_url, Stats()
+        try:
+            async with httpx.AsyncClient(timeout=None) as http:  # whoever supervises decides how long is too long
+                is_well = (await http.get(f"{url}/health")).is_success
+                if is_well:
+                    numbers = await http.get(f"{url}/metrics")
+                    stats = read_stats(numbers.text) if numbers.is_success else stats
+        except httpx.HTTPError:
+            is_well = False
+        if not is_well:
+            await self.restart()
+            raise Unavailable("vLLM's engine is dead; it is started anew")
+        return stats
+
+    async def _start(self) -> None:
+        from windlass.launch.vllm.environment import cache_dir
+        from windlass.launch.vllm.process import start
+        from windlass.wire.client.http_client import HttpClient
+
+        command = await asyncio.to_thread(self._make_command)  # looks at the machine, which takes a moment
+        self._server = start(command, logs=cache_dir() / "logs")
+        await self._server.wait_healthy()
+        self._client = HttpClient(self._server.base_url, command.env.get("VLLM_API_KEY", ""), self._model)
+
+    async def _end(self) -> None:
+        client, self._client = self._client, None
+        server, self._server = self._server, None
+        if client is not None:
+            await client.close()
+        if server is not None:
+            await asyncio.to_thread(server.close)

@@ -1,0 +1,1 @@
+"""Conversion to Distributed Llama's `.m` and `.t` files."""

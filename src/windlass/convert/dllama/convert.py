@@ -1,0 +1,69 @@
+"""A checkpoint to Distributed Llama's two files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from windlass.convert.dllama.vocabulary import read_hugging_face
+from windlass.convert.dllama.writer import file_bytes, write_model
+from windlass.convert.outputs import Choices, outputs
+from windlass.convert.validate import placed
+from windlass.core.model import Frozen
+from windlass.core.scheme import scheme
+from windlass.errors import BadInput, Impossible
+from windlass.formats.disk.atomic import require_free
+from windlass.formats.dllama.tokenizer import write_tokenizer
+from windlass.weights.source import Opened
+from windlass.weights.tensors.readers import reader
+
+WEIGHTS = {"int4": "q40", "int8": "q80", "bf16": "f16", "fp32": "f32"}
+
+
+class DllamaFiles(Frozen):
+    model: str
+    tokenizer: str | None
+    num_bytes: int
+    notes: tuple[str, ...]
+
+
+def to_dllama(
+    opened: Opened, source: Path, out: Path, quant: str, jobs: int, started: Callable[[int], Callable[[int], None]]
+) -> DllamaFiles:
+    if quant not in WEIGHTS:
+        raise Impossible(f"Distributed Llama's files have no {quant}; use --quant {', '.join(WEIGHTS)}")
+    model = _model_path(opened, out, WEIGHTS[quant])
+    if model.exists():
+        raise BadInput(f"{model} exists already; delete it or choose another output")
+    config = {key: value for key, value in opened.config.items() if key != "quantization_config"}
+    total = file_bytes(config, WEIGHTS[quant])
+    model.parent.mkdir(parents=True, exist_ok=True)
+    require_free(model, total)
+    planned = outputs(opened.spec, opened.rules, Choices(scheme=scheme("bf16"), mtp=False))
+    places = placed(planned, opened.store, ignore_next_token=True)
+    readers = {output.name: reader(opened.store, output, places[output.name]) for output in planned if output.name in places}
+    advance = started(total)
+    written = write_model(
+        model,
+        config,
+        lambda name, start, stop: readers[name](start, stop),
+        WEIGHTS[quant],
+        jobs=jobs,
+        progress=lambda _, done: advance(done),
+    )
+    tokenizer, notes = _tokenizer(source, model)
+    return DllamaFiles(model=str(model), tokenizer=tokenizer, num_bytes=written.num_bytes, notes=(*written.notes, *notes))
+
+
+def _model_path(opened: Opened, out: Path, weights: str) -> Path:
+    """OUT.m as it is; a directory gets a file named as Distributed Llama's converter names it."""
+    return out if out.suffix == ".m" else out / f"dllama_model_{opened.spec.name}_{weights}.m"
+
+
+def _tokenizer(source: Path, model: Path) -> tuple[str | None, tuple[str, ...]]:
+    if not source.is_dir() or not (source / "tokenizer.json").is_file():
+        return None, ("no tokenizer.json beside the weights, so no .t file was written",)
+    made, notes = read_hugging_face(source)
+    path = model.with_name(model.name.replace("dllama_model_", "dllama_tokenizer_")).with_suffix(".t")
+    write_tokenizer(path, made)
+    return str(path), tuple(notes)

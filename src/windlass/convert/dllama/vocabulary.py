@@ -1,0 +1,173 @@
+"""A Hugging Face tokenizer (tokenizer.json and its neighbours) as Distributed Llama's list of bytes and scores.
+
+Only byte-pair encodings have such a form. Distributed Llama knows neither merges nor the pre-tokenizer: it joins tokens by
+score, here minus the id as its own converter does, so its ids can differ from the original's; `notes` says where they must.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from windlass.errors import BadInput
+from windlass.formats.dllama.tokenizer import CHAT_MARKS, DllamaTokenizer
+from windlass.weights.text.dllama import byte_characters
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_SPACE = "▁"
+MAX_TOKENS = 2**22
+
+
+def read_hugging_face(folder: Path) -> tuple[DllamaTokenizer, tuple[str, ...]]:
+    """The tokenizer of a model directory, and what should be said about how Distributed Llama will use it."""
+    tokenizer = _json(folder / "tokenizer.json")
+    if tokenizer is None:
+        raise BadInput(f"{folder} has no tokenizer.json; Distributed Llama's tokenizer file is made from it")
+    settings = _json(folder / "tokenizer_config.json") or {}
+    added, model = _added(folder, tokenizer), _model_tokens(folder, tokenizer)
+    tokens = model | {index: token.content for index, token in added.items()}
+    if min(tokens) < 0 or max(tokens) >= MAX_TOKENS:
+        raise BadInput(f"{folder / 'tokenizer.json'} has token ids outside 0 to {MAX_TOKENS - 1}")
+    special = sorted(index for index, token in added.items() if token.special)
+    bos = _bos(folder, settings, tokens)
+    to_bytes = _raw_bytes if _is_byte_level(tokenizer) else _sentence_piece_bytes
+    found = DllamaTokenizer(
+        vocabulary=_vocabulary(tokens, {index: to_bytes(text) for index, text in model.items() if index not in added}),
+        scores=[-float(index) for index in range(max(tokens) + 1)],
+        # Distributed Llama takes every id from bos on as special, so a model without one names the first that is.
+        bos_id=bos if bos is not None else next(iter(special), None),
+        eos_ids=_stops(folder, settings, tokens),
+        chat_template=_template(folder, settings),
+        add_bos=bos is not None and bool(settings.get("add_bos_token", True)),
+    )
+    return found, tuple(_notes(found, special, max(model.keys() - added.keys(), default=0)))
+
+
+def _json(file: Path) -> dict[str, Any] | None:
+    if not file.is_file():
+        return None
+    try:
+        values = msgspec.json.decode(file.read_bytes())
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadInput(f"{file} is not valid JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise BadInput(f"{file}: expected a JSON object")
+    return values
+
+
+class _Added(msgspec.Struct):
+    """A token beside the model's own; its text stands for itself."""
+
+    id: int
+    content: str
+    special: bool = False
+
+
+def _added(folder: Path, tokenizer: dict[str, Any]) -> dict[int, _Added]:
+    try:
+        found = msgspec.convert(tokenizer.get("added_tokens") or [], list[_Added])
+    except msgspec.ValidationError as error:
+        raise BadInput(f"{folder / 'tokenizer.json'}: added_tokens: {error}") from None
+    return {token.id: token for token in found}
+
+
+def _model_tokens(folder: Path, tokenizer: dict[str, Any]) -> dict[int, str]:
+    model = tokenizer.get("model")
+    vocabulary = model.get("vocab") if isinstance(model, dict) and model.get("type") == "BPE" else None
+    if not isinstance(vocabulary, dict) or not vocabulary:
+        raise BadInput(f"{folder / 'tokenizer.json'} is no byte-pair encoding; Distributed Llama knows no other")
+    if not all(isinstance(index, int) for index in vocabulary.values()):
+        raise BadInput(f"{folder / 'tokenizer.json'} has token ids that are no numbers")
+    return {index: text for text, index in vocabulary.items()}
+
+
+def _vocabulary(tokens: dict[int, str], ordinary: dict[int, bytes]) -> list[bytes]:
+    """An id that nobody uses, or whose token is empty, gets a text of its own: the file cannot hold an empty token."""
+    return [
+        ordinary.get(index) or tokens.get(index, "").encode() or f"<|unused_{index}|>".encode()
+        for index in range(max(tokens) + 1)
+    ]
+
+
+def _is_byte_level(tokenizer: dict[str, Any]) -> bool:
+    """Characters stand for bytes, as GPT-2 began it; otherwise as in SentencePiece."""
+    return (
+        not tokenizer["model"].get("byte_fallback")
+        and '"ByteLevel"' in msgspec.json.encode([tokenizer.get("pre_tokenizer"), tokenizer.get("decoder")]).decode()
+    )
+
+
+@cache
+def _byte_of_character() -> dict[str, int]:
+    return {character: byte for byte, character in enumerate(byte_characters())}
+
+
+def _raw_bytes(token: str) -> bytes:
+    table = _byte_of_character()
+    return b"".join(bytes([table[mark]]) if mark in table else mark.encode() for mark in token)
+
+
+def _sentence_piece_bytes(token: str) -> bytes:
+    if found := _BYTE_TOKEN.fullmatch(token):
+        return bytes([int(found[1], 16)])
+    return token.replace(_SPACE, " ").encode()
+
+
+def _content(value: object) -> str | None:
+    """tokenizer_config.json writes a special token as its text or as an object that holds it."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+def _id_of(value: object, tokens: dict[int, str]) -> int | None:
+    text = _content(value)
+    return next((index for index, token in tokens.items() if token == text), None)
+
+
+def _bos(folder: Path, settings: dict[str, Any], tokens: dict[int, str]) -> int | None:
+    found = _id_of(settings.get("bos_token"), tokens)
+    if found is not None:
+        return found
+    value = (_json(folder / "config.json") or {}).get("bos_token_id")
+    return value if isinstance(value, int) and value in tokens else None
+
+
+def _stops(folder: Path, settings: dict[str, Any], tokens: dict[int, str]) -> tuple[int, ...]:
+    """What generation stops at, of the first file that says so, and the tokenizer's own end."""
+    found: list[object] = []
+    for name in ("generation_config.json", "config.json"):
+        value = (_json(folder / name) or {}).get("eos_token_id")
+        if value is not None:
+            found += value if isinstance(value, list) else [value]
+            break
+    found.append(_id_of(settings.get("eos_token"), tokens))
+    return tuple(dict.fromkeys(index for index in found if isinstance(index, int) and index in tokens))
+
+
+def _template(folder: Path, settings: dict[str, Any]) -> str:
+    """A text, a file beside it, or a list of named ones of which `default` is meant."""
+    value = settings.get("chat_template")
+    if isinstance(value, list):
+        named = {item.get("name"): item.get("template") for item in value if isinstance(item, dict)}
+        value = named.get("default") or next(iter(named.values()), None)
+    beside = folder / "chat_template.jinja"
+    if value is None and beside.is_file():
+        return beside.read_text(encoding="utf-8")
+    return value if isinstance(value, str) else ""
+
+
+def _notes(tokenizer: DllamaTokenizer, special: list[int], last_ordinary: int) -> Iterator[str]:
+    first = tokenizer.bos_id
+    if first is None or last_ordinary > first or min(special, default=first) < first:
+        yield (
+            "Distributed Llama takes every id from bos on as special and all before it as text; this vocabulary is ordered "
+            "otherwise, so it will split text wrongly"
+        )
+    if tokenizer.chat_template and not any(mark in tokenizer.chat_template for mark in CHAT_MARKS):
+        yield "Distributed Llama does not know this chat template: it will complete text and refuse to chat"

@@ -1,0 +1,1 @@
+"""Devices, nodes and links: the catalog, and the HARDWARE argument read and written."""

@@ -1,0 +1,167 @@
+"""The catalog of accelerators: a name -> what it holds and how fast it is. Knows no prices, and not the machine it runs on.
+
+The figures are in `devices.toml`, each with its source. Where nobody measured a figure, one of the fractions below stands in.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+from windlass.core.hardware.spec import Device
+from windlass.core.model import Frozen
+from windlass.errors import UnknownName
+from windlass.units import MIB
+
+READ_FRACTION = 4.46 / 4.8
+"""A plain read kernel over the vendor's bandwidth: 4.46 of 4.8 TB/s, measured on an H200 (torch 2.11, CUDA 13, 2026-11)."""
+
+HOST_FRACTION = 55 / 63
+"""Pinned host-to-device copies over the link's specification: 55 of PCIe 5's 63 GB/s, measured on the same H200."""
+
+MATMUL_FRACTION = {"bf16": 0.8, "fp8": 0.72, "int8": 0.72, "fp4": 0.72}
+"""Large matrix products over the dense peak, where nobody measured.
+
+The mean of what stas00/ml-engineering's MAMF table gives for NVIDIA is 0.79 in bf16 (A100 0.87, H100 0.80, B200 0.78, B300 0.79,
+GB200 0.74) and 0.71 to 0.76 in fp8; int8 and fp4 have no measurement there and are taken to be as fp8.
+A device whose own bf16 was measured below these (MI300X: 0.51) gets its own bf16 fraction for the types nobody measured.
+"""
+
+HOST_LINK_BYTES_PER_SECOND = {
+    "pcie3": 15.75e9,
+    "pcie4": 31e9,
+    "pcie5": 63e9,
+    "pcie6": 121e9,
+    "nvlink-c2c": 450e9,
+    "nvlink-c2c-shared": 225e9,  # two GPUs to one Grace
+}
+"""x16, one direction (stas00/ml-engineering network README); NVLink-C2C is 900 GB/s both ways per Grace CPU (from memory)."""
+
+DEFAULT_NIC_BYTES_PER_SECOND = 1.25e9
+"""10 Gb Ethernet: for a device whose usual box has no fast network that the catalog knows of."""
+
+
+class Entry(Frozen):
+    """A table of devices.toml; units as explained at the top of that file."""
+
+    memory_mib: int
+    bandwidth_tb_per_s: float
+    tflops: dict[str, float]
+    host_link: str
+    watts: float
+    source: str
+    kind: str = "cuda"
+    aliases: tuple[str, ...] = ()
+    driver_names: tuple[str, ...] = ()
+    host_share_mib: int | None = None
+    """Memory shared with the CPU: what is left for it. None: the host has memory of its own."""
+    measured_bandwidth_tb_per_s: float | None = None
+    measured_tflops: dict[str, float] = {}
+    measured_host_gb_per_s: float | None = None
+    link: str = ""
+    link_gb_per_s: float = 0.0
+    link_peer_gb_per_s: float = 0.0
+    nic_gb_per_s: float | None = None
+    per_node: int = 8
+    note: str = ""
+
+
+@cache
+def catalog() -> dict[str, Entry]:
+    text = Path(__file__).with_name("devices.toml").read_text(encoding="utf-8")
+    return msgspec.convert(tomllib.loads(text), dict[str, Entry])
+
+
+def names() -> tuple[str, ...]:
+    return tuple(catalog())
+
+
+def canonical_name(name: str) -> str:
+    """`h100`, `RTX 4090` or `4090` -> the catalog's own spelling."""
+    found = _spellings().get(_key(name))
+    if found is None:
+        raise UnknownName("device", name, [*names(), *(alias for found in catalog().values() for alias in found.aliases)])
+    return found
+
+
+def entry(name: str) -> Entry:
+    return catalog()[canonical_name(name)]
+
+
+def device(name: str) -> Device:
+    """The one `Device` of that name; asking again gives the same object, so that thousands share it."""
+    return _build(canonical_name(name))
+
+
+def nic_bandwidth(name: str) -> float:
+    """Bytes per second, one direction, that the usual box gives each device of this name to other boxes."""
+    found = _spellings().get(_key(name))
+    gb_per_s = catalog()[found].nic_gb_per_s if found else None
+    return DEFAULT_NIC_BYTES_PER_SECOND if gb_per_s is None else gb_per_s * 1e9
+
+
+def by_driver_name(driver_name: str) -> str | None:
+    """`NVIDIA H100 80GB HBM3` -> `H100-80GB`; None for a card the catalog does not have (a laptop's RTX 4090 is another card)."""
+    return _driver_names().get(_driver_key(driver_name))
+
+
+@cache
+def _spellings() -> dict[str, str]:
+    return {_key(spelling): name for name, found in catalog().items() for spelling in (name, *found.aliases)}
+
+
+@cache
+def _driver_names() -> dict[str, str]:
+    return {_driver_key(spelling): name for name, found in catalog().items() for spelling in found.driver_names}
+
+
+def _key(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower()).removeprefix("nvidia").removeprefix("geforce")
+
+
+def _driver_key(driver_name: str) -> str:
+    return re.sub(r"^(nvidia )?(geforce )?", "", driver_name.strip().lower())
+
+
+@cache
+def _build(name: str) -> Device:
+    found = catalog()[name]
+    bandwidth = found.bandwidth_tb_per_s * 1e12
+    measured = found.measured_bandwidth_tb_per_s
+    measured_bandwidth = bandwidth * READ_FRACTION if measured is None else measured * 1e12
+    return Device(
+        name=name,
+        kind=found.kind,
+        memory_bytes=found.memory_mib * MIB,
+        bandwidth=bandwidth,
+        measured_bandwidth=measured_bandwidth,
+        flops={kind: tflops * 1e12 for kind, tflops in found.tflops.items()},
+        measured_flops={kind: _measured_tflops(found, kind) * 1e12 for kind in found.tflops},
+        link_bandwidth=found.link_gb_per_s * 1e9,
+        link_name=found.link,
+        link_peer_bandwidth=found.link_peer_gb_per_s * 1e9,
+        host_bandwidth=_host_bandwidth(found, measured_bandwidth),
+        watts=found.watts,
+        source=f"{found.source}; {found.note}" if found.note else found.source,
+    )
+
+
+def _measured_tflops(found: Entry, kind: str) -> float:
+    if kind in found.measured_tflops:
+        return found.measured_tflops[kind]
+    fraction = MATMUL_FRACTION[kind]
+    if "bf16" in found.measured_tflops:
+        fraction = min(fraction, found.measured_tflops["bf16"] / found.tflops["bf16"])
+    return found.tflops[kind] * fraction
+
+
+def _host_bandwidth(found: Entry, memory_bandwidth: float) -> float:
+    if found.measured_host_gb_per_s is not None:
+        return found.measured_host_gb_per_s * 1e9
+    if found.host_link == "unified":
+        return memory_bandwidth
+    return HOST_LINK_BYTES_PER_SECOND[found.host_link] * HOST_FRACTION

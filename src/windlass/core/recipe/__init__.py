@@ -1,0 +1,1 @@
+"""A training recipe: what to train, on what and how."""

@@ -1,0 +1,84 @@
+"""What an engine keeps of requests beside their sequences: grammars that are still being compiled, and deadlines. No torch."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Container, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+
+from windlass.engine.protocol import Submit
+from windlass.engine.sample.grammar import Compiled
+from windlass.errors import BadInput, Error
+
+SECONDS_TO_WAIT = 0.005
+"""For a grammar, where there is nothing else to do, before it is looked whether a command has come."""
+MOST_ENDED = 64
+
+
+class Compiling:
+    """Requests whose grammar is not ready yet."""
+
+    def __init__(self) -> None:
+        self._requests: dict[int, tuple[Submit, float, Future[Compiled]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._requests
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._requests)
+
+    def add(self, submit: Submit, submitted: float, grammar: Future[Compiled]) -> None:
+        self._requests[submit.id] = submit, submitted, grammar
+
+    def drop(self, number: int) -> Submit | None:
+        found = self._requests.pop(number, None)
+        return None if found is None else found[0]
+
+    def ready(self, has_time: bool) -> list[tuple[Submit, float, Future[Compiled]]]:
+        """Those whose grammar is ready, or cannot be."""
+        futures = [future for _, _, future in self._requests.values()]
+        wait(futures, SECONDS_TO_WAIT if has_time else 0, FIRST_COMPLETED)
+        found = [request for request in self._requests.values() if request[2].done()]
+        for submit, _, _ in found:
+            del self._requests[submit.id]
+        return found
+
+
+def compiled_of(future: Future[Compiled]) -> Compiled:
+    """Of one that is done. What a library may raise besides errors (it is not Python) is no reason for the engine to end."""
+    error = future.exception()
+    if error is None:
+        return future.result()
+    if isinstance(error, Error):
+        raise error
+    raise BadInput(f"the constraint cannot be compiled: {type(error).__name__}", field="constraint")
+
+
+class Deadlines:
+    """When which request is late."""
+
+    def __init__(self) -> None:
+        self._due: list[tuple[float, int]] = []
+        """A heap."""
+        self._num_present = 0
+        """How many were left when it was last looked."""
+
+    def __len__(self) -> int:
+        return len(self._due)
+
+    def add(self, due: float, number: int, present: Container[int]) -> None:
+        """Of `present`, all requests there are; those that ended before they were due are forgotten when they are most of all."""
+        heapq.heappush(self._due, (due, number))
+        if len(self._due) > 2 * self._num_present + MOST_ENDED:
+            self._due = [entry for entry in self._due if entry[1] in present]
+            heapq.heapify(self._due)
+            self._num_present = len(self._due)
+
+    def passed(self, now: float) -> list[int]:
+        found: list[int] = []
+        while self._due and self._due[0][0] <= now:
+            found.append(heapq.heappop(self._due)[1])
+        return found

@@ -1,0 +1,247 @@
+"""Text on top of tokens: a request's words to token ids, and a stream of token ids to the parts of an answer. No torch."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from windlass.core.request import NO_EFFORT, Request, ScoreRequest, TokenLogprob, shown_integer
+from windlass.engine.protocol import Vocabulary
+from windlass.errors import BadInput, TooLong
+from windlass.families.chat.dialect import dialect
+from windlass.text.chat.template import render_chat
+from windlass.text.grammar.tool_grammar import Asked, answer_grammar
+from windlass.text.parse.reasoning import opens_reasoning
+from windlass.text.parse.stream import Piece, TextStream, special_marks
+from windlass.text.parse.styles import PLAIN, style_tags
+from windlass.text.tokenize.tokenizer import LONG_CHARACTERS, UNFINISHED
+
+if TYPE_CHECKING:
+    from windlass.weights.text.files import ModelText
+
+NO_TEXT = "this model has no tokenizer, so it takes token_ids only; give its tokenizer.json, or ask with token_ids"
+
+
+_TOOLS = re.compile(r"\btools\b")
+"""Templates are given them by that name."""
+
+
+class Opened(NamedTuple):
+    tokens: list[int]
+    """The prompt's."""
+    stream: TextStream | Silent
+    """Makes text of the answer's tokens."""
+    grammar: str = ""
+    """What the answer must be; empty: anything."""
+
+
+class Wording:
+    def __init__(self, text: ModelText) -> None:
+        self._text = text
+        self._dialect = dialect(text.chat_template)
+        self._known: dict[int, tuple[str, bytes]] = {}
+        """Tokens alone, as they were asked for: their text, and their bytes where they are a piece of a character."""
+
+    @property
+    def has_chat(self) -> bool:
+        return self._text.chat_template is not None
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        return self._text.stop_ids
+
+    @cached_property
+    def num_tokens(self) -> int:
+        """Ids from there on are none of the vocabulary's."""
+        return max(self._text.tokenizer.known_ids, default=-1) + 1
+
+    def opened(self, request: Request, context_tokens: int | None = None) -> Opened:
+        """`context_tokens`: what is surely longer is refused before it is made into tokens, which takes a hundred times its memory."""
+        if request.messages is not None:
+            return self._opened_chat(request, context_tokens)
+        tokens = self.prompt_tokens(request, context_tokens)
+        stream = TextStream(self._text.tokenizer, stop=request.stop, prompt=tokens)
+        return Opened(tokens, stream, answer_grammar(Asked(style=PLAIN, constraint=request.constraint), {}))
+
+    def prompt_tokens(self, request: Request | ScoreRequest, context_tokens: int | None = None) -> list[int]:
+        if request.token_ids is not None:
+            return _given_tokens(request.token_ids, context_tokens)
+        assert request.prompt is not None
+        self._check_fits(request.prompt, context_tokens, "prompt")
+        return self._text.tokenizer.encode(request.prompt)
+
+    def chat_tokens(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        return self._encoded(self._rendered(Request(messages=tuple(map(dict, messages)))))
+
+    def decoded(self, token_ids: Sequence[int]) -> str:
+        unknown = set(token_ids) - self._text.tokenizer.known_ids
+        for token in map(shown_integer, unknown):
+            raise BadInput(f"there is no token {token}; this model's tokens are 0 to {self.num_tokens - 1}", field="token_ids")
+        return self._text.tokenizer.decode(token_ids, skip_special=False)
+
+    def vocabulary(self) -> Vocabulary:
+        return Vocabulary(self._text.tokenizer.backend.to_str(), list(self._text.stop_ids))
+
+    def _opened_chat(self, request: Request, context_tokens: int | None) -> Opened:
+        if context_tokens is not None and len(request.messages or ()) > context_tokens:
+            raise TooLong(
+                f"a chat of {len(request.messages or ()):,} messages does not fit in {context_tokens:,} tokens (the context); "
+                "leave some out",
+                field="messages",
+            )
+        prompt = self._rendered(request)
+        self._check_fits(prompt, context_tokens, "messages")
+        style, tools = self._dialect.style, _shown_tools(request)
+        starts_in_reasoning = opens_reasoning(prompt, style_tags(style))
+        stream = TextStream(
+            self._text.tokenizer,
+            stop=request.stop,
+            style=style,
+            starts_in_reasoning=starts_in_reasoning,
+            tools=tools,
+        )
+        asked = Asked(
+            style=style,
+            constraint=request.constraint,
+            tools=tools,
+            tool_choice=request.tool_choice,
+            reasons="already" if starts_in_reasoning else "first" if self._may_reason(request) else "never",
+        )
+        return Opened(self._encoded(prompt), stream, answer_grammar(asked, special_marks(self._text.tokenizer, style)))
+
+    def _check_fits(self, text: str, context_tokens: int | None, field: str) -> None:
+        """Below LONG_CHARACTERS nothing is surely too long: tokenizers may leave spaces out."""
+        if context_tokens is None or len(text) < LONG_CHARACTERS:
+            return
+        if len(text) > (most := context_tokens * self._text.tokenizer.longest_token):
+            raise TooLong(
+                f"a prompt of {len(text):,} characters does not fit in {context_tokens:,} tokens (the context), "
+                f"which are {most:,} characters at the very most; shorten it",
+                field=field,
+            )
+
+    def _encoded(self, prompt: str) -> list[int]:
+        return self._text.tokenizer.encode(prompt, special=False)
+
+    def _may_reason(self, request: Request) -> bool:
+        return self._dialect.reasons and request.thinking is not False and request.reasoning_effort not in NO_EFFORT
+
+    def _rendered(self, request: Request) -> str:
+        template = self._text.chat_template
+        if template is None:
+            raise BadInput("this model has no chat template; ask with a prompt instead of messages", field="messages")
+        tools = _shown_tools(request)
+        if tools and not _TOOLS.search(template):
+            field = "tools" if request.tool_choice == "auto" else "tool_choice"
+            raise BadInput(
+                f"{field}: this model's chat template shows it no tools, so it would not know of them; leave tools out",
+                field=field,
+            )
+        return render_chat(
+            template,
+            [self._recalling(message) for message in request.messages or ()],
+            tools=tools or None,
+            special_tokens=self._text.special_tokens,
+            **self._variables(request),
+        )
+
+    def _recalling(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Reasoning that led to a call, where the template looks for it; beside content it would be refused."""
+        key, thought = self._dialect.past_reasoning, message.get("reasoning_content")
+        if not key or not thought or not message.get("tool_calls") or message.get("content"):
+            return message
+        return {**message, key: thought}
+
+    def _variables(self, request: Request) -> dict[str, Any]:
+        """Of the template's own; what it does not have is refused."""
+        variables: dict[str, Any] = {}
+        thinking, effort = request.thinking, request.reasoning_effort
+        if effort is not None and self._dialect.effort:
+            variables[self._dialect.effort] = effort
+        elif effort is not None and self._dialect.thinking:
+            thinking = effort not in NO_EFFORT if thinking is None else thinking
+        elif effort is not None:
+            raise BadInput(
+                "this model's chat template has no measure of reasoning; leave reasoning_effort out", field="reasoning_effort"
+            )
+        if thinking is not None:
+            if not self._dialect.thinking:
+                raise BadInput("this model's chat template has no switch for reasoning; leave thinking out", field="thinking")
+            variables[self._dialect.thinking] = thinking
+        return variables
+
+    def with_text(self, entries: Sequence[TokenLogprob]) -> tuple[TokenLogprob, ...]:
+        return tuple(self._with_text(entry) for entry in entries)
+
+    def _with_text(self, entry: TokenLogprob) -> TokenLogprob:
+        text, raw = self._said(entry.token_id)
+        return msgspec.structs.replace(entry, token=text, raw=raw, top=self.with_text(entry.top))
+
+    def _said(self, token: int) -> tuple[str, bytes]:
+        found = self._known.get(token)
+        if found is None:
+            text = self._text.tokenizer.decode([token], skip_special=False)
+            found = self._known[token] = text, self._text.tokenizer.raw(token) if UNFINISHED in text else b""
+        return found
+
+
+class NoWording:
+    """Tokens in, tokens out."""
+
+    has_chat = False
+    stop_ids: tuple[int, ...] = ()
+    num_tokens = sys.maxsize
+    """Not known here."""
+
+    def opened(self, request: Request, context_tokens: int | None = None) -> Opened:
+        if request.stop:
+            raise BadInput("stop strings need a tokenizer, which this model does not have; use stop_token_ids", field="stop")
+        if request.constraint is not None:
+            raise BadInput("a constraint needs a tokenizer, which this model does not have", field="constraint")
+        return Opened(self.prompt_tokens(request, context_tokens), Silent())
+
+    def prompt_tokens(self, request: Request | ScoreRequest, context_tokens: int | None = None) -> list[int]:
+        if request.token_ids is None:
+            raise BadInput(NO_TEXT, field="prompt" if request.prompt is not None else "messages")
+        return _given_tokens(request.token_ids, context_tokens)
+
+    def chat_tokens(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        raise BadInput(NO_TEXT, field="messages")
+
+    def decoded(self, token_ids: Sequence[int]) -> str:
+        raise BadInput("this model has no tokenizer, so its tokens cannot be told as text", field="token_ids")
+
+    def vocabulary(self) -> Vocabulary:
+        raise BadInput(NO_TEXT)
+
+    def with_text(self, entries: Sequence[TokenLogprob]) -> tuple[TokenLogprob, ...]:
+        return tuple(entries)
+
+
+def _given_tokens(token_ids: Sequence[int], context_tokens: int | None) -> list[int]:
+    if context_tokens is not None and len(token_ids) > context_tokens:
+        raise TooLong(
+            f"prompt of {len(token_ids):,} tokens does not fit in {context_tokens:,} tokens (the context); shorten it",
+            field="token_ids",
+        )
+    return list(token_ids)
+
+
+def _shown_tools(request: Request) -> tuple[dict[str, Any], ...]:
+    """Tools that may not be called are not spoken of."""
+    return () if request.tool_choice == "none" else request.tools
+
+
+class Silent:
+    """A TextStream that has no words."""
+
+    def push(self, token_ids: Sequence[int]) -> Piece:
+        return Piece()
+
+    def finish(self) -> Piece:
+        return Piece()

@@ -1,0 +1,309 @@
+"""Puts a step's tokens into buffers and runs the decoder on them. Owns the buffers; knows no requests, no sampling and no model.
+
+The buffers have their largest size from the beginning and are refilled in place, so that on the CPU the decoder is recorded once, as
+a flat list of native operations, and replayed; that costs no Python. On CUDA, steps in which every sequence has one token are graphs
+(graphs.py). Where something in a decoder cannot be recorded, and for all other steps, it is called as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from windlass.engine.execute.graphs import Captured, Flying, Graphs
+from windlass.engine.schedule.scheduler import Chunk, Limits
+from windlass.engine.schedule.sequence import Sequence as EngineSequence
+from windlass.kernels.program import program
+from windlass.kernels.program.only_views import NotRecordable
+from windlass.kernels.step import BLOCK_TOKENS, Cache, Step
+
+Decoder = Callable[[Step, Sequence[Cache]], Tensor]
+"""nn.Decoder, or a test's: logits fp32 of the rows that a step wants."""
+
+
+class Buffers:
+    """A Step on the device, and arrays in host memory that are the same on a CPU and are copied to it elsewhere.
+
+    `apart`: two copies on a CPU too, as a test of the copying.
+    """
+
+    def __init__(self, limits: Limits, device: torch.device, apart: bool = False) -> None:
+        apart = apart or device.type != "cpu"
+        rows, sequences, logits = limits.max_step_tokens, limits.max_sequences, limits.max_step_logits
+        sizes = (rows, rows, rows, sequences + 1, sequences, logits, 3)
+        self._host = _zeros(sum(sizes), device)
+        self._device = self._host.to(device, copy=True) if apart else self._host
+        self.tokens, self.positions, self.slots, self.starts, self.lengths, self.logit_rows, self.counts = (
+            part.numpy() for part in self._host.split(sizes)
+        )
+        blocks = _zeros(sequences * limits.max_blocks, device).view(sequences, limits.max_blocks)
+        self._host_blocks, self.blocks = blocks, blocks.numpy()
+        self._device_blocks = blocks.to(device, copy=True) if apart else blocks
+        tokens, positions, slots, starts, lengths, logit_rows, _ = self._device.split(sizes)
+        _, _, _, host_starts, host_lengths, _, counts = self._host.split(sizes)
+        candidates = torch.zeros(2, dtype=torch.int32)
+        self.candidates = candidates.numpy()
+        self.step = Step(
+            tokens,
+            positions,
+            slots,
+            starts,
+            lengths,
+            self._device_blocks,
+            logit_rows,
+            counts,
+            host_starts,
+            host_lengths,
+            candidates,
+        )
+        self.device_counts = self._device.split(sizes)[-1]
+        self._uploaded = torch.cuda.Event() if device.type == "cuda" else None
+
+    def wait(self) -> None:
+        """Until the host's side may be refilled: a copy from it may still be under way."""
+        if self._uploaded is not None:
+            self._uploaded.synchronize()
+
+    def upload(self, num_sequences: int, blocks_changed: bool) -> None:
+        if self._device is self._host:
+            return
+        is_cuda = self._uploaded is not None
+        self._device.copy_(self._host, non_blocking=is_cuda)
+        if blocks_changed:
+            self.upload_blocks(num_sequences)
+        elif self._uploaded is not None:
+            self._uploaded.record()
+
+    def upload_blocks(self, num_sequences: int) -> None:
+        is_cuda = self._uploaded is not None
+        self._device_blocks[:num_sequences].copy_(self._host_blocks[:num_sequences], non_blocking=is_cuda)
+        if self._uploaded is not None:
+            self._uploaded.record()
+
+
+def _zeros(count: int, device: torch.device) -> Tensor:
+    return torch.zeros(count, dtype=torch.int32, pin_memory=device.type == "cuda")
+
+
+class Runner:
+    def __init__(
+        self,
+        decoder: Decoder,
+        caches: Sequence[Cache],
+        limits: Limits,
+        device: str = "cpu",
+        record: bool = True,
+        num_tokens: int | None = None,
+    ) -> None:
+        """`num_tokens`: columns of the logits that are tokens; None: all."""
+        assert limits.block_tokens == BLOCK_TOKENS, "kernels have one size of block"
+        self._decoder, self._caches = decoder, caches
+        self._buffers = Buffers(limits, torch.device(device))
+        self._in_rows: list[tuple[EngineSequence, int, int]] = []
+        """Whose blocks each row of the table holds, how many of them, and since which preemption."""
+        self._program: program.Program | None = None
+        self._logits: Tensor | None = None
+        self._graphs: Graphs | None = None
+        self._flying: Flying | None = None
+        self._num_tokens = num_tokens
+        self._spare_block = limits.num_blocks
+        """After those that sequences may have, where the caches have one more: for rows that only fill a graph up."""
+        self.why_not_recorded = self._prepared(torch.device(device).type, limits) if record else "not asked for"
+
+    @property
+    def decoder(self) -> Decoder:
+        return self._decoder
+
+    @property
+    def program(self) -> program.Program | None:
+        """What is replayed; None: the decoder is called."""
+        return self._program
+
+    @property
+    def chooses(self) -> bool:
+        """Whether `next_tokens` may have an answer."""
+        return self._graphs is not None
+
+    @property
+    def how(self) -> str:
+        """In words."""
+        if self._program is not None:
+            return "replayed"
+        if self._graphs is not None and not self._graphs.why_not:
+            return "CUDA graphs"
+        return f"called ({self.why_not_recorded or (self._graphs and self._graphs.why_not)})"
+
+    def run(self, chunks: Sequence[Chunk]) -> Tensor:
+        """Logits fp32 of the chunks' wanted rows, one after another; valid until the next run."""
+        self._flying = None
+        captured = self._filled(chunks)
+        if captured is not None:
+            captured.graph.replay()
+            return captured.logits[: len(chunks)]
+        if self._program is not None:
+            assert self._logits is not None
+            self._program.run()
+            return self._logits[: int(self._buffers.counts[2])]
+        with torch.inference_mode():
+            return self._decoder(self._buffers.step, self._caches)
+
+    def _prepared(self, device: str, limits: Limits) -> str:
+        """Empty where steps will be replayed."""
+        if device == "cpu":
+            return self._record()
+        if device != "cuda" or torch.version.hip is not None:
+            return "not on a CPU or an NVIDIA GPU"
+        if any(cache.keys.shape[0] <= limits.num_blocks for cache in self._caches):
+            return "caches without a spare block"
+        buffers, most = self._buffers, limits.max_sequences
+        self._graphs = Graphs(self._decoder, self._caches, buffers.step, buffers.device_counts, most, self._num_tokens)
+        return ""
+
+    # --- graphs
+
+    def next_tokens(self, chunks: Sequence[Chunk], ahead: bool) -> list[int | None] | None:
+        """The most likely token of each chunk, or None where its logits are no numbers. None instead of all: `run` has to be asked.
+
+        `ahead`: the step after this one is begun before this one is done, with the same sequences. It is taken if the next call asks for
+        exactly that; otherwise what it wrote lies behind the last token of a sequence, and is written again or never read.
+        """
+        flying, self._flying = self._flying, None
+        if self._graphs is None or not all(_is_next(chunk) for chunk in chunks):
+            return None
+        if flying is None or flying.sequences != _identities(chunks):
+            flying = self._launched(chunks)
+        if flying is None:
+            return None
+        if ahead:
+            self._flying = self._followed(flying, chunks)
+        flying.done.synchronize()
+        return [token if token >= 0 else None for token in flying.tokens[: len(chunks)].tolist()]
+
+    def _launched(self, chunks: Sequence[Chunk]) -> Flying | None:
+        captured = self._filled(chunks)
+        if captured is None or self._graphs is None:
+            return None
+        flying = self._graphs.launch(captured, _identities(chunks), max(chunk.stop for chunk in chunks))
+        flying.leads_on = _have_room(chunks, 1)
+        return flying
+
+    def _followed(self, flying: Flying, chunks: Sequence[Chunk]) -> Flying | None:
+        """The same sequences with one token more each, which the device has put into the buffers; None: there is no room for these yet."""
+        assert self._graphs is not None
+        longest = flying.longest + 1
+        if not flying.leads_on or not self._graphs.serves(flying.captured, longest):
+            return None
+        self._buffers.wait()
+        changed = [self._fill_blocks(number, chunk.sequence) for number, chunk in enumerate(chunks)]
+        if any(changed):
+            self._buffers.upload_blocks(len(chunks))
+        following = self._graphs.launch(flying.captured, [(who, at + 1) for who, at in flying.sequences], longest)
+        following.leads_on = _have_room(chunks, 2)
+        return following
+
+    def _filled(self, chunks: Sequence[Chunk]) -> Captured | None:
+        """Fills the buffers. The graph to be replayed on them, where every sequence has one new token and wants its logits."""
+        buffers, count = self._buffers, len(chunks)
+        buffers.wait()
+        changed = self._fill(chunks)
+        is_decode = self._graphs is not None and bool((buffers.counts == count).all())
+        size = self._graphs.size(count) if self._graphs is not None and is_decode else None
+        if size is None:
+            buffers.upload(count, changed)
+            return None
+        assert self._graphs is not None
+        if size > count:
+            changed |= self._fill_up(count, size)
+        buffers.upload(size, changed)
+        return self._graphs.get(size, int(buffers.lengths[:count].max()))
+
+    def _fill_up(self, count: int, size: int) -> bool:
+        """Rows count..size are nobody's. Whether the table of blocks has changed."""
+        buffers = self._buffers
+        buffers.tokens[count:size] = 0
+        buffers.positions[count:size] = 0
+        buffers.slots[count:size] = self._spare_block * BLOCK_TOKENS
+        buffers.lengths[count:size] = 1
+        buffers.starts[count + 1 : size + 1] = np.arange(count + 1, size + 1)
+        buffers.logit_rows[count:size] = np.arange(count, size)
+        changed = bool((buffers.blocks[count:size, 0] != self._spare_block).any())
+        buffers.blocks[count:size, 0] = self._spare_block
+        del self._in_rows[count:]
+        return changed
+
+    def _record(self) -> str:
+        """Empty where it was recorded."""
+        if not program.available():
+            return "no compiled kernels"
+        try:
+            with program.record(self._buffers.step.counts[0:1]) as recorded:
+                self._logits = self._decoder(self._buffers.step, self._caches)
+        except NotRecordable as error:
+            self._logits = None
+            return str(error)
+        self._program = recorded
+        return ""
+
+    # --- filling
+
+    def _fill(self, chunks: Sequence[Chunk]) -> bool:
+        """Whether the table of blocks has changed."""
+        buffers = self._buffers
+        row = num_logits = 0
+        changed = False
+        for number, chunk in enumerate(chunks):
+            changed |= self._fill_blocks(number, chunk.sequence)
+            start, stop, wanted = chunk.start, chunk.stop, chunk.stop - chunk.logits_from
+            if stop - start == 1:
+                buffers.tokens[row] = chunk.sequence.tokens[start]
+                buffers.positions[row] = start
+                buffers.slots[row] = chunk.sequence.blocks[start // BLOCK_TOKENS] * BLOCK_TOKENS + start % BLOCK_TOKENS
+            else:
+                self._fill_rows(row, number, chunk)
+            row += stop - start
+            buffers.starts[number + 1] = row
+            buffers.lengths[number] = stop
+            if wanted == 1:
+                buffers.logit_rows[num_logits] = row - 1
+            elif wanted:
+                buffers.logit_rows[num_logits : num_logits + wanted] = np.arange(row - wanted, row)
+            num_logits += wanted
+        buffers.counts[:] = (row, len(chunks), num_logits)
+        return changed
+
+    def _fill_rows(self, row: int, number: int, chunk: Chunk) -> None:
+        buffers, last = self._buffers, row + chunk.stop - chunk.start
+        positions = np.arange(chunk.start, chunk.stop, dtype=np.int32)
+        buffers.tokens[row:last] = chunk.sequence.tokens[chunk.start : chunk.stop]
+        buffers.positions[row:last] = positions
+        buffers.slots[row:last] = buffers.blocks[number, positions // BLOCK_TOKENS] * BLOCK_TOKENS + positions % BLOCK_TOKENS
+
+    def _fill_blocks(self, number: int, sequence: EngineSequence) -> bool:
+        """Only what is new: a decoding sequence stays in its row, and its blocks only grow."""
+        if number >= len(self._in_rows):
+            self._in_rows.append((sequence, 0, -1))
+        holder, num_written, since = self._in_rows[number]
+        if holder is not sequence or since != sequence.num_preemptions:
+            num_written = 0
+        elif num_written == len(sequence.blocks):
+            return False
+        self._buffers.blocks[number, num_written : len(sequence.blocks)] = sequence.blocks[num_written:]
+        self._in_rows[number] = (sequence, len(sequence.blocks), sequence.num_preemptions)
+        return True
+
+
+def _is_next(chunk: Chunk) -> bool:
+    """One token, after which another is drawn."""
+    return chunk.stop - chunk.start == 1 and chunk.is_sampled and chunk.num_logits == 1
+
+
+def _have_room(chunks: Sequence[Chunk], more: int) -> bool:
+    """Whether every sequence has blocks for so many tokens more."""
+    return all(len(chunk.sequence.blocks) * BLOCK_TOKENS >= chunk.stop + more for chunk in chunks)
+
+
+def _identities(chunks: Sequence[Chunk]) -> list[tuple[object, int]]:
+    return [(chunk.sequence, chunk.start) for chunk in chunks]  # which compare by identity

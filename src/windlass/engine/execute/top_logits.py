@@ -1,0 +1,37 @@
+"""How many of the largest logits decide what is drawn: ranks that share a vocabulary need not send the others. Exact, or all are sent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from windlass.engine.execute.runner import Runner
+from windlass.engine.schedule.scheduler import Chunk
+
+
+class PickyRunner(Runner):
+    """Of a model over several ranks: every step says how many logits of a row are wanted. The others may then be minus infinity."""
+
+    def run(self, chunks: Sequence[Chunk]) -> Tensor:
+        self._buffers.candidates[:] = candidates_of(chunks), self._num_tokens or 0
+        return super().run(chunks)
+
+
+def candidates_of(chunks: Sequence[Chunk]) -> int:
+    """0: all of them."""
+    wanted = [_wanted(chunk.sequence.request) for chunk in chunks if chunk.num_logits]
+    return max(wanted) if wanted and min(wanted) else 0
+
+
+def _wanted(asked: Any) -> int:
+    """Penalties, biases and grammars change the order; log-probabilities need the sum over all."""
+    drawing, submit = asked.drawing, asked.submit
+    if submit.logprobs is not None or submit.prompt_logprobs is not None:
+        return 0
+    if drawing.is_plain:
+        return 1
+    if drawing.counts is not None or drawing.bias is not None or drawing.guide is not None:
+        return 0
+    return drawing.sampling.top_k or 0

@@ -1,0 +1,95 @@
+"""An engine in a process of its own: `python -m windlass.engine.process FD`, FD being one end of a pair of Unix sockets.
+
+What to load comes on standard input, so that no list of processes shows it. The process ends when the other end of the socket is
+closed, whatever happened to whoever held it, in the middle of a step too: there is nothing here to put in order first.
+"""
+
+from __future__ import annotations
+
+import gc
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from importlib import import_module
+
+import msgspec
+
+from windlass.core.launch import Launch
+from windlass.engine.parent_death import die_with_parent, end_with
+from windlass.engine.protocol import Command, Failed, Loading, MessageReader, Ready, Report, describe_error, encode_frame
+from windlass.errors import Error
+
+SECONDS_BETWEEN_PROGRESS = 0.05
+RECEIVE_BYTES = 2**18
+
+
+def main() -> int:
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program in front, which cancels or closes
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    end_with(connection.fileno())
+    launch = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Launch)
+    try:
+        _serve(launch, connection)
+    except (BrokenPipeError, ConnectionResetError):  # the other end went in the middle of a word
+        return 0
+    except Error as error:
+        connection.sendall(encode_frame(Failed(**describe_error(error))))
+        return error.exit_code
+    except Exception as error:  # noqa: BLE001 - the outermost edge: whoever waits is told, and the process ends
+        import traceback
+
+        traceback.print_exc()
+        connection.sendall(encode_frame(Failed(**describe_error(error))))
+        return 1
+    return 0
+
+
+def _serve(launch: Launch, connection: socket.socket) -> None:
+    from windlass.engine.loop import Loop
+
+    def send(report: Report) -> None:
+        connection.sendall(encode_frame(report))
+
+    module, _, function = launch.loader.partition(":")
+    engine, info = getattr(import_module(module), function)(launch, _Progress(send))
+    gc.collect()
+    gc.freeze()  # what is there now stays: collections need not look at it again
+    send(Ready(info))
+    Loop(engine, info, send).run(_Inbox(connection).take)
+
+
+class _Inbox:
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection, self._frames = connection, MessageReader()
+        self._poll = select.poll()
+        self._poll.register(connection, select.POLLIN)
+
+    def take(self, wait: bool) -> list[Command] | None:
+        found: list[Command] = []
+        while (wait and not found) or self._poll.poll(0):
+            data = self._connection.recv(RECEIVE_BYTES)
+            if not data:
+                return None
+            found += self._frames.commands(data)
+        return found
+
+
+class _Progress:
+    """A few times a second is enough to be seen."""
+
+    def __init__(self, send: Callable[[Report], None]) -> None:
+        self._send, self._last = send, 0.0
+
+    def __call__(self, done_bytes: int, total_bytes: int) -> None:
+        now = time.monotonic()
+        if done_bytes >= total_bytes or now - self._last > SECONDS_BETWEEN_PROGRESS:
+            self._last = now
+            self._send(Loading(done_bytes, total_bytes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Logits to the next tokens: masks, penalties, filters, grammars, seeded random numbers."""

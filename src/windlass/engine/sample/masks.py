@@ -1,0 +1,55 @@
+"""Tokens that may not come are given no chance, before anything else is done to logits: bias and penalties cannot bring them back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from windlass.engine.sample.grammar import Guide, Words, num_words
+
+
+def apply_masks(logits: Tensor, guides: Sequence[Guide | None]) -> None:
+    """In place, float logits [rows, tokens]; rows without a guide stay as they are."""
+    rows = [row for row, guide in enumerate(guides) if guide is not None]
+    if not rows:
+        return
+    words = np.zeros((len(rows), num_words(logits.shape[1])), np.uint32)
+    for place, row in enumerate(rows):
+        _fill(words[place], guides[row])
+    if is_on_host(logits):
+        _on_host(logits, rows, words)
+    else:
+        _on_device(logits, rows, words)
+
+
+def is_on_host(logits: Tensor) -> bool:
+    """Where NumPy can reach them."""
+    return logits.device.type == "cpu" and logits.dtype == torch.float32
+
+
+def _fill(row: Words, guide: Guide | None) -> None:
+    """A vocabulary may be larger or smaller than the model's head."""
+    assert guide is not None
+    whole = np.zeros(max(len(row), guide.num_words), np.uint32)
+    guide.fill(whole)
+    row[:] = whole[: len(row)]
+
+
+def _on_host(logits: Tensor, rows: list[int], words: Words) -> None:
+    array = logits.numpy()
+    width = array.shape[1]
+    for row, packed in zip(rows, words, strict=True):
+        bits = np.unpackbits(packed.view(np.uint8), bitorder="little", count=width)
+        np.copyto(array[row], -np.inf, where=bits == 0)
+
+
+def _on_device(logits: Tensor, rows: list[int], words: Words) -> None:
+    """The mask travels packed, an eighth of a byte a token, and is unfolded there."""
+    packed = torch.from_numpy(words.view(np.uint8)).to(logits.device)
+    bits = packed[:, :, None] >> torch.arange(8, dtype=torch.uint8, device=logits.device) & 1
+    barred = bits.flatten(1)[:, : logits.shape[1]] == 0
+    chosen = torch.tensor(rows, device=logits.device)
+    logits[chosen] = logits[chosen].masked_fill(barred, -torch.inf)

@@ -1,0 +1,1 @@
+"""Which tokens the next step computes, and which KV blocks hold them. Pure."""

@@ -1,0 +1,1 @@
+"""How models of a family write reasoning and tool calls, by their chat template. Data."""

@@ -1,0 +1,58 @@
+"""Which style a model writes in: its chat template decides, since models of one family were taught different ones (dialects.toml)."""
+
+from __future__ import annotations
+
+import tomllib
+from functools import cache
+from importlib.resources import files
+
+import msgspec
+
+from windlass.core.model import Frozen
+
+_REASONING_MARKS = ("</think>", "[/THINK]", "analysis")
+_EFFORT = "reasoning_effort"
+
+
+class Dialect(Frozen):
+    style: str = "plain"
+    thinking: str = ""
+    """The template's variable that turns reasoning on and off; empty: it has none."""
+    reasons: bool = False
+    """Whether the template knows of reasoning."""
+    past_reasoning: str = ""
+    """Where in a message the template looks for the reasoning that led to a call, if not in reasoning_content."""
+    effort: str = ""
+    """The template's variable that says how much to reason; empty: it has none."""
+
+
+class _Row(Frozen):
+    models: str
+    template_has: tuple[str, ...]
+    style: str
+    thinking: str = ""
+    past_reasoning: str = ""
+
+
+def dialect(template: str | None) -> Dialect:
+    """Of a chat template; without one, or with one that has no such tags, all text is content."""
+    for row in _rows() if template else ():
+        if all(mark in (template or "") for mark in row.template_has):
+            return _dialect(row, template or "")
+    return Dialect()
+
+
+def _dialect(row: _Row, template: str) -> Dialect:
+    return Dialect(
+        style=row.style,
+        thinking=row.thinking if row.thinking in template else "",
+        reasons=any(mark in template for mark in _REASONING_MARKS),
+        past_reasoning=row.past_reasoning,
+        effort=_EFFORT if _EFFORT in template else "",
+    )
+
+
+@cache
+def _rows() -> tuple[_Row, ...]:
+    text = files("windlass.families.chat").joinpath("dialects.toml").read_text(encoding="utf-8")
+    return tuple(msgspec.convert(tomllib.loads(text)["dialect"], list[_Row], strict=True))

@@ -1,0 +1,40 @@
+"""Which parsers vLLM is to be started with, by a model's chat template (vllm_parsers.toml)."""
+
+from __future__ import annotations
+
+import tomllib
+from functools import cache
+from importlib.resources import files
+
+import msgspec
+
+from windlass.core.model import Frozen
+
+
+class Parsers(Frozen):
+    """Names of vLLM's; empty: none."""
+
+    tools: str = ""
+    reasoning: str = ""
+
+
+class _Row(Frozen):
+    models: str
+    template_has: tuple[str, ...]
+    tools: str = ""
+    reasoning: str = ""
+    reasoning_has: str = "</think>"
+
+
+def vllm_parsers(template: str | None) -> Parsers:
+    """Without a template, or with one that no row knows, all text is content."""
+    for row in _rows() if template else ():
+        if all(mark in (template or "") for mark in row.template_has):
+            return Parsers(tools=row.tools, reasoning=row.reasoning if row.reasoning_has in (template or "") else "")
+    return Parsers()
+
+
+@cache
+def _rows() -> tuple[_Row, ...]:
+    text = files("windlass.families.chat").joinpath("vllm_parsers.toml").read_text(encoding="utf-8")
+    return tuple(msgspec.convert(tomllib.loads(text)["parsers"], list[_Row], strict=True))

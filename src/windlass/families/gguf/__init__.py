@@ -1,0 +1,1 @@
+"""GGUF's description of a model: metadata to config.json, tensor names."""

@@ -1,0 +1,1 @@
+"""Families with mixtures of experts, one file each."""

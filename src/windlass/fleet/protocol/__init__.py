@@ -1,0 +1,1 @@
+"""The authenticated connection between root and worker: secret, handshake, signed frames, messages."""

@@ -1,0 +1,249 @@
+"""What a root and a worker say to each other once each has proved that it knows the secret. Fixed types, msgpack, no code; no torch.
+
+A root joins, asks what there is, says what an epoch needs, answers with the parts that are not there, starts ranks and ends them. Between
+it all both say every second that they are alive. Ranks find each other by notes, which the root keeps.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from windlass.core.hardware.spec import Device
+from windlass.core.launch import RankJob
+from windlass.engine.ranks.messages import Beat as RankBeat
+from windlass.weights.tensors.slices import Slice
+from windlass.weights.transfer.pieces import Catalogue, Piece
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    pass
+
+
+# --- both ways
+
+
+class RankDone(msgspec.Struct, frozen=True, array_like=True):
+    rank: int
+    beat: RankBeat
+
+
+class Beat(Message, frozen=True):
+    """Every second. A worker tells what its ranks have done so far."""
+
+    ranks: list[RankDone] = []
+
+
+class Goodbye(Message, frozen=True):
+    """Nothing more will be said; not an accident."""
+
+    words: str = ""
+
+
+# --- from the root
+
+
+class Join(Message, frozen=True):
+    """The first message. A worker has one root at a time; one that comes back replaces itself."""
+
+    root: bytes
+    """Random, of this life of the root."""
+    name: str
+    """Of its machine, for people to read."""
+
+
+class Probe(Message, frozen=True):
+    pass
+
+
+class Prepare(Message, frozen=True):
+    """What a worker must have before the epoch can start."""
+
+    epoch: int
+    catalogue: Catalogue
+    fingerprint: str
+    """Of the contents: a worker's own files with the same are read instead."""
+    path: str
+    """Of the checkpoint at the root; where it is the same here, it is read."""
+    slices: list[Slice]
+    """Of all ranks of this worker."""
+
+
+class PartData(Message, frozen=True):
+    epoch: int
+    piece: Piece
+
+
+class PartsEnd(Message, frozen=True):
+    """All that was wanted has been sent."""
+
+    epoch: int
+
+
+class NoPart(Message, frozen=True):
+    """What was wanted cannot be read; the words say why."""
+
+    epoch: int
+    words: str
+
+
+def key_name(epoch: int) -> str:
+    """Under which an epoch's key is covered (channel.Wire)."""
+    return f"key of epoch {epoch}"
+
+
+class Start(Message, frozen=True):
+    """One process a job, after Prepare where there is something to read. What the worker holds, and where, it fills in itself."""
+
+    epoch: int
+    jobs: list[RankJob]
+
+
+class EndEpoch(Message, frozen=True):
+    epoch: int
+
+
+class Note(Message, frozen=True):
+    """To TakeNote."""
+
+    id: int
+    value: bytes
+
+
+class NoNote(Message, frozen=True):
+    id: int
+    words: str
+
+
+class AskBeats(Message, frozen=True):
+    """A beat of every rank, now."""
+
+    id: int
+
+
+# --- from a worker
+
+
+class Joined(Message, frozen=True):
+    name: str
+    """Of its machine."""
+
+
+class Busy(Message, frozen=True):
+    """The last message: another root has this worker."""
+
+    words: str
+
+
+class ProbeAnswer(Message, frozen=True):
+    name: str
+    address: str
+    """Where other ranks reach its ranks: of the named interface, else the one that the root came to."""
+    num_cores: int
+    free_bytes: int
+    """Of RAM."""
+    bandwidth: float
+    """Bytes per second that memory is read at, measured; 0 where it could not be."""
+    device: str
+    """`cpu`, `cuda`..., what its ranks run on."""
+    gpus: tuple[Device, ...] = ()
+
+
+class WantParts(Message, frozen=True):
+    """All that is missing, once; pieces come until there is nothing left of it, without an answer to each."""
+
+    epoch: int
+    slices: list[Slice]
+
+
+class Progress(Message, frozen=True):
+    """Of what was missing, and of how much; also what is read from the disk when ranks load."""
+
+    epoch: int
+    done_bytes: int
+    total_bytes: int
+    rank: int = -1
+    """-1: receiving, not loading."""
+
+
+class Prepared(Message, frozen=True):
+    epoch: int
+    held_bytes: int = 0
+    received_bytes: int = 0
+
+
+class NotHeld(Message, frozen=True):
+    """An epoch cannot be prepared here; the words say why."""
+
+    epoch: int
+    words: str
+
+
+class Started(Message, frozen=True):
+    """Processes there are; each tells when it is ready."""
+
+    epoch: int
+    pids: list[int]
+
+
+class RankReady(Message, frozen=True):
+    epoch: int
+    rank: int
+    weights_bytes: int = 0
+
+
+class RankEnded(Message, frozen=True):
+    """Whatever the reason: a rank never ends by itself while its epoch is wanted."""
+
+    epoch: int
+    rank: int
+    kind: str
+    """A class of windlass.errors where it is the user's to mend, `GroupLost` where another rank is to blame, `Stuck`, else empty."""
+    words: str
+    short_bytes: int = 0
+
+
+class Ended(Message, frozen=True):
+    """To EndEpoch: no process of it is left."""
+
+    epoch: int
+
+
+class PutNote(Message, frozen=True):
+    epoch: int
+    key: str
+    value: bytes
+
+
+class TakeNote(Message, frozen=True):
+    epoch: int
+    id: int
+    key: str
+    timeout_seconds: float
+
+
+class Beats(Message, frozen=True):
+    """To AskBeats."""
+
+    id: int
+    ranks: list[RankDone]
+
+
+FromRoot = Join | Beat | Probe | Prepare | PartData | PartsEnd | NoPart | Start | EndEpoch | Note | NoNote | AskBeats | Goodbye
+FromWorker = (
+    Joined
+    | Busy
+    | Beat
+    | ProbeAnswer
+    | WantParts
+    | Progress
+    | Prepared
+    | NotHeld
+    | Started
+    | RankReady
+    | RankEnded
+    | Ended
+    | PutNote
+    | TakeNote
+    | Beats
+    | Goodbye
+)

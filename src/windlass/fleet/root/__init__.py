@@ -1,0 +1,1 @@
+"""The root's side of a fleet: its members, one epoch after another, and the way to the engine."""

@@ -1,0 +1,128 @@
+"""A fleet whose first rank is this very process, and which runs beside it, on an event loop in a thread: for measuring, step by step. No torch."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any, Self
+
+import msgspec
+
+from windlass.core.client import Unavailable
+from windlass.core.launch import Launch
+from windlass.core.request import Info
+from windlass.engine.client.transport import Lost, Port, Receive
+from windlass.engine.protocol import Command, Ready, Report
+from windlass.errors import Error
+from windlass.fleet.root.epoch import MakeEngine
+from windlass.fleet.root.root import Fleet
+from windlass.fleet.root.step_times import RankTime, rank_times
+from windlass.parallel.group import GroupLost
+
+SECONDS_TO_CLOSE = 20.0
+SECONDS_TO_KNOW = 6.0
+"""Who is lost: a worker is missed after 4 s of silence."""
+
+
+class Beside:
+    """To be closed. `make_fleet` is given what makes the engine: a promise, which this process keeps."""
+
+    def __init__(self, make_fleet: Callable[[MakeEngine], Fleet]) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="windlass-fleet", daemon=True)
+        self._thread.start()
+        self._launched: Future[Launch] = Future()
+        self._lost: Error | None = None
+        self._is_over = threading.Event()
+        self._engine: EngineHere | None = None
+        self.fleet = make_fleet(self._engine_here)
+
+    def launch(self) -> Launch:
+        """What the first rank is to load, when the others have been started. Raises what kept them."""
+        self._loop.call_soon_threadsafe(self._open)
+        return self._launched.result()
+
+    def ready(self, info: Info) -> None:
+        assert self._engine is not None
+        self._loop.call_soon_threadsafe(self._engine.ready, info)
+
+    def watch(self, run: Callable[[], Sequence[float]]) -> list[RankTime]:
+        """`run` takes steps and gives the seconds of each: where they went, on every rank."""
+        plan, names = self.fleet.plan, self.fleet.names
+        if self._lost is not None or plan is None:
+            raise self._lost or Unavailable("the epoch is over")
+        before = self._wait(self.fleet.beats())
+        seconds = run()
+        after = self._wait(self.fleet.beats())
+        return rank_times(before, after, plan.layout, names, sum(seconds), len(seconds))
+
+    @contextmanager
+    def explained(self) -> Generator[None]:
+        """The first rank only sees that others are gone. Who it was, and why, is said by whoever watches them."""
+        try:
+            yield
+        except (GroupLost, ConnectionError) as error:
+            self._is_over.wait(SECONDS_TO_KNOW)
+            raise Unavailable(f"{self._lost or error}; measure again") from error
+
+    def close(self) -> None:
+        self._wait(self.fleet.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(SECONDS_TO_CLOSE)
+        self._loop.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _engine_here(self, launch: Launch, line: socket.socket | None) -> Port:
+        self._engine = EngineHere(launch, line, self._launched)
+        return self._engine
+
+    def _open(self) -> None:
+        self.fleet.port().open(self._receive, self._is_lost)
+
+    def _receive(self, report: Report) -> None:
+        """Whoever loads it knows."""
+
+    def _is_lost(self, error: Error) -> None:
+        self._lost = error
+        self._is_over.set()
+        if not self._launched.done():
+            self._launched.set_exception(error)
+
+    def _wait(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+class EngineHere:
+    """The way to an engine that is made in this process: it is only told of."""
+
+    def __init__(self, launch: Launch, line: socket.socket | None, launched: Future[Launch]) -> None:
+        part = None if launch.part is None else msgspec.structs.replace(launch.part, is_guest=True)
+        self._launch, self._launched = msgspec.structs.replace(launch, part=part), launched
+        if line is not None:
+            line.detach()  # its number is the launch's, for whoever loads it
+
+    def open(self, receive: Receive, lost: Lost) -> None:
+        self._receive = receive
+        if not self._launched.done():
+            self._launched.set_result(self._launch)
+
+    def ready(self, info: Info) -> None:
+        self._receive(Ready(info))
+
+    def send(self, command: Command) -> None:
+        """Nobody asks this way."""
+
+    def kill(self) -> None:
+        """It is this process."""
+
+    async def close(self) -> None:
+        pass

@@ -1,0 +1,122 @@
+"""One machine of a fleet as the root sees it: a wire, what its worker found there, and questions that have one answer. On an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Any, TypeVar
+
+from windlass.core.ranks.epoch import Node
+from windlass.core.ranks.rendezvous import DEFAULT_PORT
+from windlass.errors import BadInput
+from windlass.fleet.protocol import messages as said
+from windlass.fleet.protocol.channel import Channel, ChannelLost, Wire, dial
+from windlass.fleet.protocol.messages import FromRoot, FromWorker
+
+ROOT = "root"
+"""The root's own machine."""
+ANSWER_SECONDS = 10.0
+PROBE_SECONDS = 60.0
+"""Memory is measured, once after a machine was started; one that is busy takes longer."""
+
+Answer = TypeVar("Answer")
+
+
+class NotOurs(Exception):
+    """A worker that answers, and will not work for this root."""
+
+
+class Member:
+    def __init__(self, name: str, wire: Wire[FromRoot, FromWorker], own_address: str = "") -> None:
+        """`own_address`: of the root, as this machine sees it."""
+        self.name, self.wire, self.own_address = name, wire, own_address
+        self.probe = said.ProbeAnswer("", "", 1, 0, 0.0, "cpu")
+        self._asked: dict[object, asyncio.Future[Any]] = {}
+        self._numbers = itertools.count()
+
+    @property
+    def is_own(self) -> bool:
+        return self.name == ROOT
+
+    def node(self, num_ranks: int) -> Node:
+        probe = self.probe
+        return Node(
+            name=self.name,
+            memory_bytes=probe.free_bytes,
+            bandwidth=probe.bandwidth,
+            address=probe.address,
+            cores=probe.num_cores,
+            num_ranks=num_ranks,
+            gpus=probe.gpus,
+        )
+
+    async def look(self) -> said.ProbeAnswer:
+        """Its memory as it is now."""
+        self.probe = await self._ask(said.Probe(), said.ProbeAnswer, PROBE_SECONDS)
+        return self.probe
+
+    async def beats(self) -> list[said.RankDone]:
+        number = next(self._numbers)
+        found: said.Beats = await self._ask(said.AskBeats(number), ("beats", number))
+        return found.ranks
+
+    def hear(self, message: FromWorker) -> bool:
+        """Whether it was an answer."""
+        key = ("beats", message.id) if isinstance(message, said.Beats) else type(message)
+        waiting = self._asked.pop(key, None)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(message)
+        return waiting is not None
+
+    async def _ask(self, question: FromRoot, key: object, seconds: float = ANSWER_SECONDS) -> Any:
+        waiting = self._asked.setdefault(key, asyncio.get_running_loop().create_future())
+        self.wire.post(question)
+        try:
+            async with asyncio.timeout(seconds):
+                return await asyncio.shield(waiting)
+        except TimeoutError:
+            raise ChannelLost(f"{self.name} did not answer a question within {seconds:g} s") from None
+
+
+async def join(name: str, secret: bytes, root: bytes, this_host: str) -> Member:
+    """A worker that works for this root now. Raises ChannelLost, NotAdmitted or NotOurs."""
+    host, port = address_of(name)
+    channel: Channel[FromRoot, FromWorker] = await dial(host, port, secret)
+    try:
+        channel.post(said.Join(root, this_host))
+        async with asyncio.timeout(ANSWER_SECONDS):
+            answer = await channel.receive()
+        if isinstance(answer, said.Busy):
+            raise NotOurs(f"{name} is {answer.words}")
+        if not isinstance(answer, said.Joined):
+            raise ChannelLost(f"{name} did not say whether it joins")
+    except TimeoutError:
+        channel.close()
+        raise ChannelLost(f"{name} did not say whether it joins within {ANSWER_SECONDS:g} s") from None
+    except BaseException:
+        channel.close()
+        raise
+    return Member(name, channel, channel.own_address)
+
+
+def address_of(name: str) -> tuple[str, int]:
+    """`a:9998`, `a`, `[fe80::1]:9998`."""
+    host, colon, port = name.rpartition(":")
+    if not colon or name.endswith("]"):
+        host, port = name, str(DEFAULT_PORT)
+    is_bracketed = host.startswith("[") and host.endswith("]")
+    if not host or (":" in host and not is_bracketed) or not port.isascii() or not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise BadInput(f"--workers: {name!r} is no address; say HOST:PORT, as `windlass worker --listen` was told")
+    return host.strip("[]"), int(port)
+
+
+def addresses(text: str) -> tuple[str, ...]:
+    """`a:9998,b:9998`."""
+    found = tuple(part.strip() for part in text.split(",") if part.strip())
+    for name in found:
+        address_of(name)
+    if not found:
+        raise BadInput("--workers names no machine; say HOST:PORT, several with commas between them")
+    if len({address_of(name) for name in found}) < len(found):
+        raise BadInput(f"--workers names a machine twice: {text}")
+    return found

@@ -1,0 +1,277 @@
+"""A worker's disk as a cache of weights: pieces of checkpoints, checked when they come, whole or not there, within a size. No torch.
+
+A folder for each checkpoint, by its key. A piece is written under a name of its own and renamed, so whatever ends at whatever moment leaves
+whole pieces, and the next epoch asks for the rest. Pieces are not forced to the disk one by one, as that would hold up the network: after a
+start of the machine they are checked once more. Folders in use are locked; others make room for new ones, the least recently used first.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+
+import msgspec
+
+from windlass.errors import BadCheckpoint, DoesNotFit
+from windlass.formats.disk.atomic import explained
+from windlass.machine.system import this_system
+from windlass.units import format_bytes
+from windlass.weights.tensors.slices import Slice, overlap, subtract
+from windlass.weights.transfer.pieces import (
+    CATALOGUE,
+    SUFFIX,
+    Catalogue,
+    Held,
+    Piece,
+    TensorHeader,
+    held_in,
+    intact,
+    piece_file,
+    piece_files,
+    read_piece,
+)
+
+LOCK, BOOT, USED = ".lock", ".boot", ".used"
+STALE_SECONDS = 3600.0
+"""Nobody writes two megabytes for so long."""
+_numbers = count()
+
+
+class Cache:
+    def __init__(self, folder: Path, limit_bytes: int | None = None) -> None:
+        """`limit_bytes`: of all checkpoints together; None: as the disk goes."""
+        self.folder, self.limit_bytes = folder, limit_bytes
+
+    def using(self, catalogue: Catalogue) -> Use:
+        """A checkpoint that is in use, till it is closed: nothing of it is removed to make room for others."""
+        folder = self.folder / catalogue.key
+        with explained(folder, 0):
+            folder.mkdir(parents=True, exist_ok=True)
+        return Use(self, folder, catalogue)
+
+    def num_bytes(self) -> int:
+        return sum(_folder_bytes(folder) for folder in self._folders())
+
+    def free(self, num_bytes: int, keep: Path) -> int:
+        """Removes checkpoints that nobody uses, the least recently used first, till so many bytes are free; says how many were."""
+        freed = 0
+        for folder in sorted(self._folders(), key=_last_used):
+            if freed >= num_bytes:
+                break
+            if folder != keep:
+                freed += _removed_bytes(folder)
+        return freed
+
+    def _folders(self) -> list[Path]:
+        return [path for path in self.folder.iterdir() if (path / LOCK).exists()] if self.folder.is_dir() else []
+
+
+class Use:
+    """One checkpoint of the cache, locked. For one thread at a time; other processes may use it too."""
+
+    def __init__(self, cache: Cache, folder: Path, catalogue: Catalogue) -> None:
+        self._cache, self.folder = cache, folder
+        self._lock = _locked(folder)
+        try:
+            self._tensors = self._catalogued(catalogue)
+            self._held: dict[str, list[Held]] = {}
+            self._files: set[str] = set()
+            _remove_stale(folder)
+            self._check_after_boot()
+            self._look()
+            (folder / USED).touch()
+        except BaseException:
+            self.close()
+            raise
+
+    def missing(self, wanted: Sequence[Slice]) -> list[Slice]:
+        """What of it is not here, each element once."""
+        self._look()
+        held = {name: [one.part for one in found] for name, found in self._held.items()}
+        return [left for one in wanted for left in subtract([one], held.get(one.name, ()))]
+
+    def num_bytes(self, slices: Iterable[Slice]) -> int:
+        return sum(self._header(one).num_bytes(one) for one in slices)
+
+    def make_room(self, wanted: Sequence[Slice]) -> None:
+        """For what is missing of these. Where it is not enough: DoesNotFit, with what is short."""
+        needed = self.num_bytes(self.missing(wanted))
+        limit = self._cache.limit_bytes
+        over = self._cache.num_bytes() + needed - limit if limit is not None else 0
+        over = max(over, needed - shutil.disk_usage(self.folder).free)
+        if over > 0:
+            over -= self._cache.free(over, self.folder)
+        if over > 0:
+            over -= self._drop_others(wanted)
+        if over > 0:
+            allowed = f"{format_bytes(limit)} (--cache-size)" if limit is not None else "what the disk has free"
+            raise DoesNotFit(
+                f"{format_bytes(needed)} of weights must be kept in {self._cache.folder}, {format_bytes(over)} more than {allowed} allows; "
+                "free that much, or allow more, or put the checkpoint on this machine",
+                over,
+            )
+
+    def keep(self, piece: Piece) -> None:
+        """On disk under its name when this returns."""
+        if not intact(piece):
+            raise BadCheckpoint("a piece came with other bytes than it was sent with; prepare again", tensor=_first(piece))
+        size = sum(self._header(one).num_bytes(one) for one in piece.slices)
+        if size != len(piece.data) or not all(self._header(one).holds(one) for one in piece.slices):
+            raise BadCheckpoint("a piece does not fit the tensors of its checkpoint", tensor=_first(piece))
+        _write(self.folder / piece.file_name, piece_file(piece))
+        self._add(self.folder / piece.file_name)
+
+    def store(self, wanted: Sequence[Slice]) -> str:
+        """The folder that a rank opens (weights.part_store), now that all it reads is here."""
+        missing = self.missing(wanted)
+        if missing:
+            left = format_bytes(self.num_bytes(missing))
+            raise BadCheckpoint(
+                f"{left} of what was asked for have not come, this tensor among them", self.folder, missing[0].name
+            )
+        (self.folder / USED).touch()
+        return str(self.folder)
+
+    def close(self) -> None:
+        """May be called twice."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def __enter__(self) -> Use:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _catalogued(self, catalogue: Catalogue) -> dict[str, TensorHeader]:
+        file, content = self.folder / CATALOGUE, msgspec.msgpack.encode(catalogue)
+        if not file.exists() or file.read_bytes() != content:
+            _write(file, (content,))
+        return catalogue.by_name()
+
+    def _check_after_boot(self) -> None:
+        """What was not yet on the disk when the machine went down may be anything."""
+        boot, file = this_system().boot_id, self.folder / BOOT
+        if not file.exists() or file.read_text() != boot:
+            for piece in list(piece_files(self.folder)):
+                if not _whole(piece):
+                    piece.unlink(missing_ok=True)
+            file.write_text(boot)
+
+    def _look(self) -> None:
+        """Pieces that have come since, perhaps from another process."""
+        for file in piece_files(self.folder):
+            if file.name not in self._files:
+                self._add(file)
+
+    def _add(self, file: Path) -> None:
+        self._files.add(file.name)
+        for held in held_in(file, self._tensors) or ():
+            self._held.setdefault(held.part.name, []).append(held)
+
+    def _header(self, one: Slice) -> TensorHeader:
+        if one.name not in self._tensors:
+            raise BadCheckpoint("the checkpoint has no such tensor", self.folder, one.name)
+        return self._tensors[one.name]
+
+    def _drop_others(self, wanted: Sequence[Slice]) -> int:
+        """Pieces of this checkpoint with nothing of what is wanted, unless somebody else uses it; says how many bytes that freed."""
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return 0
+        try:
+            useful = {held.file.name for one in wanted for held in self._held.get(one.name, ()) if overlap(held.part, one)}
+            freed = 0
+            for file in [self.folder / name for name in self._files - useful]:
+                freed += file.stat().st_size
+                file.unlink()
+            self._files &= useful
+            self._held = {name: [one for one in found if one.file.name in useful] for name, found in self._held.items()}
+            return freed
+        finally:
+            fcntl.flock(self._lock, fcntl.LOCK_SH)
+
+
+def _write(file: Path, parts: tuple[bytes, ...]) -> None:
+    """Under a name that nobody else has, then renamed: others may be writing the same."""
+    part = file.with_name(f".{os.getpid()}-{next(_numbers)}.part")
+    try:
+        with explained(file.parent, sum(map(len, parts))):
+            with part.open("wb") as stream:
+                stream.writelines(parts)
+            part.replace(file)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def _remove_stale(folder: Path) -> None:
+    """What somebody who was killed has left half written."""
+    for file in folder.glob(".*.part"):
+        with suppress(FileNotFoundError):
+            if time.time() - file.stat().st_mtime > STALE_SECONDS:
+                file.unlink()
+
+
+def _locked(folder: Path) -> int:
+    """Shared: many may use it, and who removes it wants it alone. Made anew where it was removed while we waited."""
+    while True:
+        with explained(folder, 0):
+            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            except FileNotFoundError:
+                continue
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        if os.fstat(descriptor).st_nlink:
+            return descriptor
+        os.close(descriptor)
+
+
+def _removed_bytes(folder: Path) -> int:
+    """0 where it is in use."""
+    try:
+        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return 0
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        size = _folder_bytes(folder)
+        shutil.rmtree(folder, ignore_errors=True)
+        return size
+    except OSError:
+        return 0
+    finally:
+        os.close(descriptor)
+
+
+def _folder_bytes(folder: Path) -> int:
+    total = 0
+    for entry in os.scandir(folder):
+        if entry.name.endswith(SUFFIX):
+            total += entry.stat().st_size
+    return total
+
+
+def _last_used(folder: Path) -> float:
+    file = folder / USED
+    return file.stat().st_mtime if file.exists() else 0.0
+
+
+def _whole(file: Path) -> bool:
+    try:
+        return intact(read_piece(file))
+    except (ValueError, msgspec.DecodeError):
+        return False
+
+
+def _first(piece: Piece) -> str:
+    return piece.slices[0].name if piece.slices else ""

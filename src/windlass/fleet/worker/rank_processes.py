@@ -1,0 +1,185 @@
+"""The rank processes of this machine, from outside: started, listened to, found to be stuck, ended. On an event loop; no torch."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+from windlass.core.frames import LENGTH_BYTES, MAX_FRAME_BYTES
+from windlass.core.launch import RankJob
+from windlass.engine.protocol import Failed
+from windlass.engine.ranks.messages import SECONDS_WITHOUT_BEAT, AskBeat, Beat, RankSaid, SaidToRank, decode_said, framed
+from windlass.engine.ranks.process import start_rank
+from windlass.fleet.protocol.handshake import NO_MESSAGE
+
+SECONDS_TO_BEGIN = 60.0
+"""Before its first beat a rank imports torch, which holds up all its threads: on a cold disk it takes long."""
+SECONDS_FOR_A_BEAT = 1.0
+LAST_WORDS_BYTES = 2000
+STUCK = "Stuck"
+
+Heard = Callable[[RankSaid], None]
+
+
+class Line(asyncio.Protocol):
+    """The supervisor's end of a rank's line."""
+
+    def __init__(self, heard: Heard, lost: Callable[[], None]) -> None:
+        """Both are called on the event loop; nothing is heard after `lost`."""
+        self._heard, self._lost = heard, lost
+        self._waiting = bytearray()
+        self._transport: Any = None
+
+    def tell(self, message: SaidToRank | RankJob) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(framed(message))
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._waiting += data
+        try:
+            while (body := self._next()) is not None:
+                self._heard(decode_said(body))
+        except NO_MESSAGE:  # not a word of ours
+            self._transport.abort()
+
+    def _next(self) -> bytes | None:
+        if len(self._waiting) < LENGTH_BYTES:
+            return None
+        count = int.from_bytes(self._waiting[:LENGTH_BYTES], "big")
+        if count > MAX_FRAME_BYTES:
+            raise ValueError(f"a message of {count:,} bytes")
+        end = LENGTH_BYTES + count
+        if len(self._waiting) < end:
+            return None
+        body = bytes(self._waiting[LENGTH_BYTES:end])
+        del self._waiting[:end]
+        return body
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lost()
+
+
+async def open_line(connection: socket.socket, heard: Heard, lost: Callable[[], None]) -> Line:
+    """Of a rank that somebody else has started: the first, which is the engine's process."""
+    _, line = await asyncio.get_running_loop().create_unix_connection(lambda: Line(heard, lost), sock=connection)
+    return line
+
+
+class RankProcess:
+    """One life of one rank. `ended` comes once, when the process is gone, unless it was closed before."""
+
+    def __init__(self, job: RankJob, threads: int, heard: Heard, ended: Callable[[Failed], None]) -> None:
+        self.rank, self.beat = job.rank, Beat()
+        self._job, self._threads, self._heard, self._ended = job, threads, heard, ended
+        self._words = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
+        self._failed: Failed | None = None
+        self._last_beat = 0.0
+        self._began = time.monotonic()
+        self._asked: asyncio.Future[Beat] | None = None
+        self._reaping: asyncio.Task[None] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._line: Line | None = None
+        self._is_closed = False
+
+    async def start(self) -> None:
+        self._process, connection = start_rank(self._threads, self._words)
+        self._line = await open_line(connection, self._hear, self._lost)
+        self._line.tell(self._job)
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def tell(self, message: SaidToRank) -> None:
+        if self._line is not None:
+            self._line.tell(message)
+
+    def look(self, now: float) -> None:
+        """To be called a few times a second: a process that gives no sign of life is ended."""
+        since, limit = (self._last_beat, SECONDS_WITHOUT_BEAT) if self._last_beat else (self._began, SECONDS_TO_BEGIN)
+        if now - since > limit and self._failed is None:
+            self._failed = Failed(STUCK, f"gave no sign of life for {now - since:.1f} s: stopped, or out of memory or time")
+            if self._process is not None:
+                self._process.kill()
+
+    async def fresh_beat(self) -> Beat:
+        """Asked for now; the last one where there is no answer."""
+        self._asked = asyncio.get_running_loop().create_future()
+        self.tell(AskBeat())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SECONDS_FOR_A_BEAT):
+                await self._asked
+        self._asked = None
+        return self.beat
+
+    async def close(self) -> None:
+        """Gone when this returns, however far it had come. There is nothing for it to put in order first."""
+        self._is_closed = True
+        if self._line is not None:
+            self._line.close()
+        if self._process is not None:
+            self._process.kill()
+            await (self._reaping or asyncio.to_thread(self._process.wait))
+        self._words.close()
+
+    def _hear(self, said: RankSaid) -> None:
+        match said:
+            case Beat():
+                self.beat, self._last_beat = said, time.monotonic()
+                if said.is_answer and self._asked is not None and not self._asked.done():
+                    self._asked.set_result(said)
+            case Failed():
+                self._failed = self._failed or said
+            case _:
+                self._heard(said)
+
+    def _lost(self) -> None:
+        """The process is gone or about to be: it ends with its line."""
+        if not self._is_closed:
+            self._reaping = asyncio.get_running_loop().create_task(self._reap())
+
+    async def _reap(self) -> None:
+        assert self._process is not None
+        await asyncio.to_thread(_end, self._process)
+        if not self._is_closed:
+            self._ended(self._failed or Failed("", self._why()))
+
+    def _why(self) -> str:
+        status = self._process.returncode if self._process is not None else 0
+        words = self._last_words()
+        told = f": {words}" if words else ""
+        if status >= 0:
+            return f"ended with status {status}{told}"
+        hint = " (by the system where memory ran out, or by somebody)" if -status == signal.SIGKILL else ""
+        return f"was ended by {signal.Signals(-status).name}{hint}{told}"
+
+    def _last_words(self) -> str:
+        """The last line that it wrote."""
+        size = os.fstat(self._words.fileno()).st_size
+        written = os.pread(self._words.fileno(), LAST_WORDS_BYTES, max(size - LAST_WORDS_BYTES, 0))
+        lines = written.decode(errors="replace").split("\n")
+        return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
+
+
+def _end(process: Any) -> None:
+    try:
+        process.wait(1.0)
+    except Exception:  # noqa: BLE001 - subprocess.TimeoutExpired: it closed its line and goes on
+        process.kill()
+        process.wait()

@@ -1,0 +1,296 @@
+"""One root's time with a supervisor: what it asks for, done in the order it asked, until it is gone. No rank is left behind then.
+
+The same for a worker's machine and for the root's own. Knows no sockets: a Wire may be a channel or memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from windlass.core.launch import RankJob
+from windlass.engine.protocol import Failed, Loading
+from windlass.engine.ranks.messages import BuiltRank, Found, NotFound, Put, RankSaid, Take
+from windlass.errors import Error
+from windlass.fleet.protocol import messages as said
+from windlass.fleet.protocol.channel import Wire, keep_alive
+from windlass.fleet.protocol.messages import FromRoot, FromWorker
+from windlass.fleet.worker.equipment import Equipment, Journal
+from windlass.fleet.worker.probe import probe_answer
+from windlass.fleet.worker.rank_processes import RankProcess
+from windlass.fleet.worker.receive import Held, Receiving
+from windlass.machine.system import this_system
+from windlass.units import format_bytes
+
+SECONDS_BETWEEN_LOOKS, SECONDS_BETWEEN_STATUS = 0.5, 1.0
+TOLD_TO_END = "this worker was told to end"
+
+
+@dataclass
+class Epoch:
+    number: int
+    world: int = 1
+    processes: dict[int, RankProcess] = field(default_factory=dict[int, RankProcess])
+    began: float = field(default_factory=time.monotonic)
+    ready: set[int] = field(default_factory=set[int])
+    loading: dict[int, Loading] = field(default_factory=dict[int, Loading])
+    last: tuple[float, int] = (0.0, 0)
+    """When it was last looked at, and the rows until then."""
+
+    @property
+    def name(self) -> str:
+        ranks = sorted(self.processes)
+        return f"epoch {self.number}, rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} of {self.world}"
+
+    @property
+    def rows(self) -> int:
+        return max((process.beat.rows for process in self.processes.values()), default=0)
+
+    def status(self, now: float) -> str:
+        """Of the time since it was last asked."""
+        since, rows = self.last
+        self.last = now, self.rows
+        if self.ready == self.processes.keys():
+            return f"{self.name}: {(self.rows - rows) / (now - since):.1f} tokens/s"
+        done, total = (sum(getattr(one, what) for one in self.loading.values()) for what in ("done_bytes", "total_bytes"))
+        return f"{self.name}: " + (f"loading, {format_bytes(done)} of {format_bytes(total)}" if total else "starting")
+
+
+class Session:
+    def __init__(self, wire: Wire[FromWorker, FromRoot], equipment: Equipment, journal: Journal, own_address: str = "") -> None:
+        self._wire, self._equipment, self._journal = wire, equipment, journal
+        self._address = equipment.address or own_address
+        self._epoch: Epoch | None = None
+        self._held: Held | None = None
+        self._receiving: Receiving | None = None
+        self._last_ended = -1
+        self._numbers = itertools.count()
+        self._takes: dict[int, tuple[RankProcess, int]] = {}
+        """Notes that ranks wait for: our number to the rank's own."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._in_order = asyncio.Lock()
+
+    async def run(self) -> str:
+        """Why it ended, in words; empty where the root said goodbye."""
+        doing = [asyncio.create_task(work) for work in (self._listen(), keep_alive(self._wire, self._beat), self._look())]
+        try:
+            await asyncio.wait(doing, return_when=asyncio.FIRST_COMPLETED)
+            return next((str(task.exception() or "") for task in doing if task.done()), "")
+        except asyncio.CancelledError:
+            self._wire.post(said.Goodbye(TOLD_TO_END))
+            raise
+        finally:
+            await self._close(doing)
+
+    async def _close(self, doing: list[asyncio.Task[None]]) -> None:
+        everything = [*doing, *self._tasks]
+        for task in everything:
+            task.cancel()
+        await asyncio.gather(*everything, return_exceptions=True)
+        await self._end_ranks()
+        self._let_go()
+        self._wire.close()
+
+    # --- what the root says
+
+    async def _listen(self) -> None:
+        while not isinstance(message := await self._wire.receive(), said.Goodbye):
+            if isinstance(message, said.PartData | said.PartsEnd | said.NoPart):
+                if self._receiving is not None and message.epoch == self._receiving.epoch:
+                    await self._receiving.take(message)  # waits while the disk is behind, and the root with it
+            else:
+                self._hear(message)
+
+    def _hear(self, message: FromRoot) -> None:
+        match message:
+            case said.Probe():
+                self._begin(self._probe())
+            case said.Prepare():
+                self._stop_receiving()
+                self._begin(self._prepare(message))
+            case said.Start():
+                self._begin(self._start(message))
+            case said.EndEpoch():
+                self._last_ended = max(self._last_ended, message.epoch)
+                self._stop_receiving()
+                self._begin(self._end(message.epoch))
+            case said.Note():
+                self._answer(message.id, lambda number: Found(number, message.value))
+            case said.NoNote():
+                self._answer(message.id, lambda number: NotFound(number, message.words))
+            case said.AskBeats():
+                self._begin(self._tell_beats(message.id))
+            case _:  # Beat: that it came is all
+                pass
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._journal.line(f"a mistake of Windlass's own, {type(error).__name__}: {error}")
+            self._wire.close()
+
+    async def _probe(self) -> None:
+        """Not before ranks that are to end have given their memory back."""
+        async with self._in_order:
+            self._wire.post(await asyncio.to_thread(probe_answer, self._equipment.device, self._address))
+
+    # --- weights
+
+    async def _prepare(self, prepare: said.Prepare) -> None:
+        async with self._in_order:
+            await self._end_ranks()
+            self._let_go()
+            if prepare.epoch <= self._last_ended:
+                return
+            assert self._equipment.cache is not None, "the root's own machine has its own files"
+            self._receiving = Receiving(prepare, self._wire, self._journal)
+            try:
+                self._held = await self._receiving.run(self._equipment.cache, self._equipment.local)
+                self._wire.post(said.Prepared(prepare.epoch, self._held.held_bytes, self._held.received_bytes))
+            except Error as error:
+                self._journal.line(f"epoch {prepare.epoch} cannot be prepared: {error}")
+                self._wire.post(said.NotHeld(prepare.epoch, str(error)))
+            finally:
+                self._receiving.stop()  # whoever listens may be waiting to hand over the next piece
+                self._receiving = None
+
+    def _stop_receiving(self) -> None:
+        if self._receiving is not None:
+            self._receiving.stop()
+
+    def _let_go(self) -> None:
+        if self._held is not None:
+            self._held.close()
+        self._held = None
+
+    # --- ranks
+
+    async def _start(self, start: said.Start) -> None:
+        async with self._in_order:
+            await self._end_ranks()
+            if start.epoch <= self._last_ended or not start.jobs:
+                return
+            epoch = self._epoch = Epoch(start.epoch, start.jobs[0].launch.layout.world)
+            for job in start.jobs:
+                await self._start_one(epoch, self._filled(job))
+            self._journal.line(f"{epoch.name}: started")
+            self._wire.post(said.Started(epoch.number, [process.pid for process in epoch.processes.values()]))
+
+    async def _start_one(self, epoch: Epoch, job: RankJob) -> None:
+        machines, rank = job.meeting.machines, job.rank
+        try:
+            process = epoch.processes[rank] = RankProcess(
+                job,
+                max(_cores() // max(machines.count(machines[rank]), 1), 1),
+                lambda heard: self._rank_said(epoch, rank, heard),
+                lambda failed: self._rank_ended(epoch, rank, failed),
+            )
+            await process.start()
+        except OSError as error:  # no process, or no descriptor, is to be had
+            if (begun := epoch.processes.pop(rank, None)) is not None:
+                await begun.close()
+            self._rank_ended(epoch, rank, Failed("", f"could not be started: {error.strerror or error}"))
+
+    def _filled(self, job: RankJob) -> RankJob:
+        """What is here, and where: only this machine knows. The key is as it was."""
+        key = self._wire.covered(job.meeting.key, said.key_name(job.epoch))
+        job = msgspec.structs.replace(job, meeting=msgspec.structs.replace(job.meeting, key=key))
+        if self._equipment.cache is None:
+            return job
+        held = self._held or Held()
+        launch = msgspec.structs.replace(job.launch, model=held.model or job.launch.model, device=self._equipment.device)
+        return msgspec.structs.replace(job, launch=launch, parts=held.parts, store="")
+
+    async def _end(self, number: int) -> None:
+        async with self._in_order:
+            if self._epoch is not None and self._epoch.number <= number:
+                await self._end_ranks()
+            self._wire.post(said.Ended(number))
+
+    async def _end_ranks(self) -> None:
+        epoch, self._epoch = self._epoch, None
+        if epoch is None:
+            return
+        await asyncio.gather(*(process.close() for process in epoch.processes.values()))
+        self._takes.clear()
+        seconds = time.monotonic() - epoch.began
+        self._journal.line(f"{epoch.name}: ended after {seconds:.0f} s, {epoch.rows:,} tokens")
+
+    def _rank_said(self, epoch: Epoch, rank: int, heard: RankSaid) -> None:
+        process = epoch.processes[rank]
+        match heard:
+            case Put():
+                self._wire.post(said.PutNote(epoch.number, heard.key, heard.value))
+            case Take():
+                number = next(self._numbers)
+                self._takes[number] = process, heard.id
+                self._wire.post(said.TakeNote(epoch.number, number, heard.key, heard.timeout_seconds))
+            case Loading():
+                epoch.loading[rank] = heard
+                self._wire.post(said.Progress(epoch.number, heard.done_bytes, heard.total_bytes, rank))
+            case BuiltRank():
+                epoch.ready.add(rank)
+                self._wire.post(said.RankReady(epoch.number, rank, heard.weights_bytes))
+                if epoch.ready == epoch.processes.keys():
+                    self._journal.line(f"{epoch.name}: ready after {time.monotonic() - epoch.began:.1f} s")
+            case _:
+                pass
+
+    def _rank_ended(self, epoch: Epoch, rank: int, failed: Failed) -> None:
+        if epoch is self._epoch:
+            self._journal.line(f"epoch {epoch.number}: rank {rank} {_as_clause(failed)}")
+            self._wire.post(said.RankEnded(epoch.number, rank, failed.kind, failed.message, failed.short_bytes))
+
+    def _answer(self, number: int, made: Callable[[int], Found | NotFound]) -> None:
+        waiting = self._takes.pop(number, None)
+        if waiting is not None:
+            process, theirs = waiting
+            process.tell(made(theirs))
+
+    # --- signs of life
+
+    def _beat(self) -> said.Beat:
+        processes = self._epoch.processes.values() if self._epoch is not None else ()
+        return said.Beat([said.RankDone(process.rank, process.beat) for process in processes])
+
+    async def _tell_beats(self, number: int) -> None:
+        processes = list(self._epoch.processes.values()) if self._epoch is not None else []
+        beats = await asyncio.gather(*(process.fresh_beat() for process in processes))
+        done = [said.RankDone(process.rank, beat) for process, beat in zip(processes, beats, strict=True)]
+        self._wire.post(said.Beats(number, done))
+
+    async def _look(self) -> None:
+        """Twice a second: is a rank stuck, and what is there to show?"""
+        while True:
+            await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
+            epoch, now = self._epoch, time.monotonic()
+            if epoch is None:
+                continue
+            for process in epoch.processes.values():
+                process.look(now)
+            if now - epoch.last[0] >= SECONDS_BETWEEN_STATUS:
+                self._journal.show_status(epoch.status(now))
+
+
+def _as_clause(failed: Failed) -> str:
+    return failed.message if not failed.kind or failed.kind == "Stuck" else f"failed: {failed.message}"
+
+
+def _cores() -> int:
+    """Shared out among ranks. WINDLASS_THREADS says how many of them are to be used."""
+    with suppress(ValueError, KeyError):
+        return max(int(os.environ["WINDLASS_THREADS"]), 1)
+    return this_system().num_cores

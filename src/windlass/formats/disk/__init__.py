@@ -1,0 +1,1 @@
+"""Files on disk: atomic writes, journals, shared file handles, plain reads."""

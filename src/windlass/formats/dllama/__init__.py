@@ -1,0 +1,1 @@
+"""Distributed Llama's `.m` and `.t` files."""

@@ -1,0 +1,1 @@
+"""The model hub and models on this disk."""

@@ -1,0 +1,1 @@
+"""safetensors files: headers, stores, shards, a writer."""

@@ -1,0 +1,113 @@
+"""A directory of safetensors files as one store of tensors.
+
+Implements core.ports.TensorStore; knows nothing of what the tensors mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from windlass.errors import BadCheckpoint, BadInput
+from windlass.formats.checkpoint import read_config
+from windlass.formats.disk.reader import TensorReader
+from windlass.formats.safetensors.files import (
+    SAFETENSORS_INDEX,
+    file_within,
+    missing_files,
+    nothing_found,
+    read_index,
+    safetensors_files,
+)
+from windlass.formats.safetensors.header import TensorInfo, read_header
+
+if TYPE_CHECKING:
+    import torch
+
+
+class SafetensorsStore:
+    """`files` limits it to some of the directory's files, of which the index is then not asked: a checkpoint that is still arriving."""
+
+    def __init__(self, directory: Path, files: Sequence[str] | None = None) -> None:
+        self.config: dict[str, Any] = read_config(directory)
+        self.directory = directory
+        index = _read_index(directory) if files is None else {}
+        names = _file_names(directory, index) if files is None else list(files)
+        real_files = {directory / name: file_within(directory, name) for name in names}
+        self._reader = TensorReader(real_files)
+        self._tensors = _tensors(directory, real_files)
+        _check_index(directory, index, self._tensors)
+        self.unlisted: tuple[str, ...] = tuple(name for name in self._tensors if name not in index) if index else ()
+        """Tensors the index does not speak of; they are read like any other (GLM-4.6's MTP layer came so)."""
+
+    def names(self) -> Collection[str]:
+        return self._tensors.keys()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.info(name).shape
+
+    def dtype(self, name: str) -> str:
+        return self.info(name).dtype
+
+    def info(self, name: str) -> TensorInfo:
+        if name not in self._tensors:
+            raise BadCheckpoint("the checkpoint has no such tensor", self.directory, name)
+        return self._tensors[name]
+
+    def read(self, name: str, start: int, stop: int) -> torch.Tensor:
+        return self._reader.read(self.info(name), start, stop)
+
+    def read_into(self, name: str, byte_offset: int, buffer: memoryview) -> None:
+        """Bytes as they are stored, for callers that use their memory again."""
+        self._reader.read_into(self.info(name), byte_offset, buffer)
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+# --- what the directory holds ----------------------------------------------------------------------------------------
+
+
+def _read_index(directory: Path) -> dict[str, str]:
+    if not (directory / SAFETENSORS_INDEX).exists():
+        return {}
+    file_within(directory, SAFETENSORS_INDEX)
+    return read_index(directory / SAFETENSORS_INDEX)
+
+
+def _file_names(directory: Path, index: dict[str, str]) -> list[str]:
+    """Those of the index, then others that lie beside them."""
+    named = set(index.values())
+    missing = missing_files(directory, named)
+    if missing:
+        first = next(name for name, file in index.items() if file == missing[0])
+        file = missing[0] if missing[0].isprintable() else ascii(missing[0])  # the message is one line
+        what = f"the index names {file}, which is missing ({len(missing)} of {len(named)} files are); download it again"
+        raise BadCheckpoint(what, directory / SAFETENSORS_INDEX, first)
+    names = sorted(named) + [name for name in safetensors_files(directory) if name not in named]
+    if not names:
+        raise nothing_found(directory)
+    return names
+
+
+def _tensors(directory: Path, files: Iterable[Path]) -> dict[str, TensorInfo]:
+    found: dict[str, TensorInfo] = {}
+    for file in files:
+        for info in read_header(file):
+            if info.name in found:
+                what = f"is in {found[info.name].file} too; which of them counts is not known, so remove one of the files"
+                raise BadCheckpoint(what, file, info.name, info.start)
+            found[info.name] = info
+    if not found:
+        raise BadInput(f"{directory}: its safetensors files hold no tensor")
+    return found
+
+
+def _check_index(directory: Path, index: dict[str, str], tensors: dict[str, TensorInfo]) -> None:
+    for name, file in index.items():
+        if name not in tensors:
+            raise BadCheckpoint(f"the index says it is in {file}, which does not have it", directory / SAFETENSORS_INDEX, name)
+        if tensors[name].file != directory / file:
+            what = f"the index says it is in {file}; it is in {tensors[name].file.name}"
+            raise BadCheckpoint(what, directory / SAFETENSORS_INDEX, name)

@@ -1,0 +1,1 @@
+"""Operations in C++ for CPUs (native/), and the native links between ranks."""

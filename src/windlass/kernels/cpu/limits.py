@@ -1,0 +1,48 @@
+"""What this machine can do, measured with the kernels' own threads (native/panel_limits.cpp)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from windlass.kernels.cpu.linear import BLOCK, TILE_BYTES_PER_BLOCK, TILE_ROWS
+from windlass.kernels.packing.panels import PANEL_ROWS, Panels
+from windlass.kernels.program import program
+
+READ_CHUNK_BYTES = 256 * 1024
+PEAK_INPUTS = 1024
+"""A panel and a tile of so many inputs, 25 KB together, stay in the nearest cache."""
+
+
+def read(memory: Tensor) -> None:
+    """Reads every byte once and does nothing with it."""
+    seen = program.empty((64,), torch.int64)
+    num_bytes = memory.numel() * memory.element_size()
+    program.emit("memory_read", [seen, memory], [num_bytes, READ_CHUNK_BYTES], rows=1, counted=False)
+
+
+def read_bytes_per_second(memory: Tensor) -> float:
+    """`memory` should be a few times larger than all caches."""
+    return memory.numel() * memory.element_size() / _seconds(lambda: read(memory))
+
+
+def int8_operations_per_second(kind: str = "int4", times: int = 2000) -> float:
+    """Of all threads: multiplications and additions of packed products that never wait for memory."""
+    panel = Panels.random(kind, PANEL_ROWS, PEAK_INPUTS, BLOCK)
+    tile = torch.zeros(TILE_ROWS * (PEAK_INPUTS // BLOCK) * TILE_BYTES_PER_BLOCK, dtype=torch.uint8)
+    ints = [*panel.native_ints, TILE_ROWS, times]
+    seconds = _seconds(lambda: program.emit("packed_peak", [panel.data, tile], ints, rows=1, counted=False))
+    return 2.0 * PANEL_ROWS * PEAK_INPUTS * TILE_ROWS * times * program.num_threads() / seconds
+
+
+def _seconds(work: Callable[[], None], rounds: int = 3) -> float:
+    """The least of a few runs: what others on the machine take away is not its limit."""
+    least = float("inf")
+    for _ in range(rounds):
+        started = time.perf_counter()
+        work()
+        least = min(least, time.perf_counter() - started)
+    return least

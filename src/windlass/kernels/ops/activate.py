@@ -1,0 +1,47 @@
+"""What stands between the two matrices of a feed-forward."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional
+
+from windlass.core.model import Activation
+from windlass.kernels.cpu import activate as native_activate
+from windlass.kernels.program import program
+from windlass.kernels.torch_compile import chain
+from windlass.kernels.triton import available
+
+CLAMPED_SWIGLU_SLOPE = 1.702
+"""As in gpt-oss: sigmoid(1.702 x) x is near GELU (arXiv 1606.08415, section 2)."""
+
+
+def activate(x: Tensor, activation: Activation, gated: bool, clamp: float | None = None) -> Tensor:
+    """`gated`: the first half of x is activated and multiplies the second. `clamp` limits both halves first."""
+    made = native_activate.activate(x, activation, gated, clamp) if program.usable(x) else None
+    if made is None and (gpu := available.kernels(x)):
+        made = gpu.activate(x, activation, gated, clamp)
+    return _chained(x, activation, gated, clamp) if made is None else made
+
+
+def _reference(x: Tensor, activation: Activation, gated: bool, clamp: float | None = None) -> Tensor:
+    if not gated:
+        return _activated(x, activation)
+    gate, up = x.chunk(2, dim=-1)
+    if clamp is not None:
+        gate, up = gate.clamp(max=clamp), up.clamp(-clamp, clamp)
+    return _activated(gate, activation) * (up + 1 if activation is Activation.CLAMPED_SWIGLU else up)
+
+
+def _activated(x: Tensor, activation: Activation) -> Tensor:
+    match activation:
+        case Activation.SILU:
+            return functional.silu(x)
+        case Activation.GELU:
+            return functional.gelu(x)
+        case Activation.GELU_TANH:
+            return functional.gelu(x, approximate="tanh")
+        case Activation.CLAMPED_SWIGLU:
+            return x * (CLAMPED_SWIGLU_SLOPE * x).sigmoid()
+
+
+_chained = chain(_reference)

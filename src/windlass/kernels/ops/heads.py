@@ -1,0 +1,23 @@
+"""A small matrix per head: how latent attention goes from heads to the latent and back."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from windlass.kernels.cpu import heads as native_heads
+from windlass.kernels.program import program
+from windlass.kernels.triton import available
+
+
+def heads_matmul(x: Tensor, weight: Tensor) -> Tensor:
+    """x [rows, heads, a] @ weight [heads, a, b] -> [rows, heads, b]. x may be a slice of wider heads."""
+    made = native_heads.heads_matmul(x, weight) if program.usable(x, weight) else None
+    if made is None and (gpu := available.kernels(x, weight)):
+        made = gpu.heads_matmul(x, weight)
+    return _reference(x, weight) if made is None else made
+
+
+def _reference(x: Tensor, weight: Tensor) -> Tensor:
+    kind = torch.promote_types(x.dtype, weight.dtype)
+    return torch.einsum("rha,hab->rhb", x.to(kind), weight.to(kind)).to(x.dtype).contiguous()

@@ -1,0 +1,96 @@
+"""Products with a weight matrix, plain or packed, and rows looked up in one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from windlass.kernels.cpu import embed as native_embed
+from windlass.kernels.cpu import linear as native_linear
+from windlass.kernels.packing.panels import Panels
+from windlass.kernels.program import program
+from windlass.kernels.triton import available
+from windlass.kernels.triton.tiles.rows import Rows
+
+Matrix = Tensor | Panels | Rows
+"""[out, in]"""
+
+
+def linear(x: Tensor, weight: Matrix, bias: Tensor | None = None, add: Tensor | None = None) -> Tensor:
+    """x [rows, in] @ weight.T + bias + add; `add` (the residual) has the shape of the result."""
+    made = native_linear.linear(x, weight, bias, add) if program.usable(x, stored(weight), bias, add) else None
+    if made is None and (gpu := available.kernels(x, stored(weight), bias, add)):
+        made = gpu.linear(x, weight, bias, add)
+    return _reference(x, weight, bias, add) if made is None else made
+
+
+def _reference(x: Tensor, weight: Matrix, bias: Tensor | None = None, add: Tensor | None = None) -> Tensor:
+    product = plain_product(x, weight, bias) if isinstance(weight, Tensor) else packed_product(x, weight, None, bias)
+    return product if add is None else product + add
+
+
+def packed_product(x: Tensor, weight: Panels | Rows, expert: int | None, bias: Tensor | None) -> Tensor:
+    if x.requires_grad and torch.is_grad_enabled():
+        product = FrozenProduct.apply(x, weight, expert)
+        return product if bias is None else product + bias.to(product.dtype)
+    return plain_product(x, weight.dense(expert, x.dtype), bias)
+
+
+class FrozenProduct(torch.autograd.Function):
+    """With a packed matrix that does not learn. Its numbers are made for the product and again for the gradient, and never kept."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Panels | Rows, expert: int | None) -> Tensor:
+        ctx.weight, ctx.expert = weight, expert
+        return x @ weight.dense(expert, x.dtype).t()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return gradient @ ctx.weight.dense(ctx.expert, gradient.dtype), None, None
+
+
+def plain_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """In the wider of the two types: bf16 weights with fp32 activations on the CPU, an fp32 router with bf16 activations."""
+    kind = torch.promote_types(x.dtype, weight.dtype)
+    if x.dtype != kind and x.requires_grad and torch.is_grad_enabled():
+        product = WiderProduct.apply(x, weight)
+        return product if bias is None else product + bias.to(kind)
+    return functional.linear(x.to(kind), weight.to(kind), None if bias is None else bias.to(kind))
+
+
+class WiderProduct(torch.autograd.Function):
+    """Of a narrow input with a wider matrix (an fp32 router). The input is kept as it is, which others keep as well, and not widened."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return x.to(weight.dtype) @ weight.t()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        of_weight = gradient.t() @ x.to(weight.dtype) if ctx.needs_input_grad[1] else None
+        return (gradient @ weight).to(x.dtype), of_weight
+
+
+def embed(tokens: Tensor, table: Matrix, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Rows of `table` as activations: in `dtype`, or in the table's own type where that is wider."""
+    made = None
+    if dtype == torch.float32 and program.usable(tokens, stored(table)) and not isinstance(table, Rows):
+        made = native_embed.embed(tokens, table) if isinstance(table, Tensor) else native_linear.embed(tokens, table)
+    elif gpu := available.kernels(tokens, stored(table)):
+        made = gpu.embed(tokens, table, dtype)
+    return _embed_reference(tokens, table, dtype) if made is None else made
+
+
+def _embed_reference(tokens: Tensor, table: Matrix, dtype: torch.dtype = torch.float32) -> Tensor:
+    rows = functional.embedding(tokens.long(), table) if isinstance(table, Tensor) else table.rows(tokens.long()).to(dtype)
+    return rows.to(torch.promote_types(rows.dtype, dtype))
+
+
+def stored(weight: Matrix) -> Tensor:
+    """The tensor that holds its numbers, packed or not: it says where they are and whether they learn."""
+    return weight if isinstance(weight, Tensor) else weight.data

@@ -1,0 +1,67 @@
+"""Which experts a token goes to, and how much each of them counts."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from windlass.core.model import Router, Scoring
+from windlass.kernels.cpu import route as native_route
+from windlass.kernels.precision import widened
+from windlass.kernels.program import program
+from windlass.kernels.torch_compile import chain
+from windlass.kernels.triton import available
+
+TINY = 1e-20
+"""Keeps a sum of scores that all vanish from dividing by zero (as the published code of sigmoid routers does)."""
+
+
+def route(logits: Tensor, correction: Tensor | None, router: Router, num_active: int, first: int = 0) -> tuple[Tensor, Tensor]:
+    """logits [rows, experts] -> ids int32 and weights fp32, both [rows, num_active].
+
+    `first`: which expert is number 0 here. Those before it, and those behind the last, are other ranks'; their ids say so.
+    """
+    made = native_route.route(logits, correction, router, num_active, first) if program.usable(logits, correction) else None
+    if made is not None:
+        return made
+    if gpu := available.kernels(logits, correction):
+        made = gpu.route(logits, correction, router, num_active)
+    ids, weights = _chained(logits, correction, router, num_active) if made is None else made
+    return ids - first if first else ids, weights
+
+
+def _reference(logits: Tensor, correction: Tensor | None, router: Router, num_active: int) -> tuple[Tensor, Tensor]:
+    logits = widened(logits)
+    scores = _scores(logits, router.scoring)
+    # The correction takes part in the choice only: it balances the experts and must not change what they say.
+    preference = scores if correction is None else scores + correction
+    ids = _in_best_groups(preference, router).topk(num_active, dim=-1).indices
+    weights = scores.gather(1, ids)
+    if router.scoring is Scoring.SOFTMAX_OF_TOP:
+        weights = weights.softmax(-1)
+    elif router.renormalize:
+        weights = weights / (weights.sum(-1, keepdim=True) + TINY)
+    return ids.int(), weights * router.scale
+
+
+_chained = chain(_reference)
+
+
+def _scores(logits: Tensor, scoring: Scoring) -> Tensor:
+    match scoring:
+        case Scoring.SIGMOID:
+            return logits.sigmoid()
+        case Scoring.SOFTMAX:
+            return logits.softmax(-1)
+        case Scoring.SOFTMAX_OF_TOP:
+            return logits
+
+
+def _in_best_groups(preference: Tensor, router: Router) -> Tensor:
+    """Only experts of the groups whose two best are best together may be chosen (arXiv 2412.19437, section 2.1.2)."""
+    if router.num_groups == 1:
+        return preference
+    grouped = preference.unflatten(1, (router.num_groups, -1))
+    best = grouped.topk(min(2, grouped.shape[2]), dim=-1).values.sum(-1).topk(router.num_chosen_groups, dim=-1).indices
+    outside = torch.ones(grouped.shape[:2], dtype=torch.bool, device=preference.device).scatter(1, best, False)
+    return grouped.masked_fill(outside[..., None], float("-inf")).flatten(1)

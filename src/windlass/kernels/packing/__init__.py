@@ -1,0 +1,1 @@
+"""Quantized weights: packing, the CPU's panel layout, repacking of other formats."""

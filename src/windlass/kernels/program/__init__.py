@@ -1,0 +1,1 @@
+"""A decoder's native calls recorded once and replayed."""

@@ -1,0 +1,1 @@
+"""vLLM started from a Plan: flags, checks, installation, process, metrics."""

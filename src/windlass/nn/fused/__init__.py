@@ -1,0 +1,1 @@
+"""The decoder's pass in a few Hopper kernels a layer (kernels/cuda)."""

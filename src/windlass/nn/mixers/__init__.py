@@ -1,0 +1,1 @@
+"""Attention and latent attention, and the positions they use."""

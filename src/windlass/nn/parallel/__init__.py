@@ -1,0 +1,1 @@
+"""What differs when a decoder is one rank of several: its shard, sums, vocabulary, stages."""

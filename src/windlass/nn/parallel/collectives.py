@@ -1,0 +1,35 @@
+"""Groups as a decoder uses them: whatever ranks say is part of the program that is recorded, as operations or as stops for Python."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from windlass.kernels.program import program
+from windlass.parallel.group import Group
+
+
+class Stopping:
+    """Over a group whose talk is no operation: a replay stops for it."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+
+    def all_reduce(self, x: Tensor) -> None:
+        program.call(self._group.all_reduce, x)
+
+    def send_next(self, x: Tensor) -> None:
+        program.call(self._group.send_next, x)
+
+    def take_previous(self, x: Tensor) -> None:
+        program.call(self._group.take_previous, x)
+
+    def send_next_logits(self, x: Tensor, candidates: Tensor | None) -> None:
+        """All of them, however few are wanted."""
+        self.send_next(x)
+
+    def take_previous_logits(self, x: Tensor, candidates: Tensor | None) -> None:
+        self.take_previous(x)
+
+
+def recorded(group: Group) -> Group | Stopping:
+    return group if group.is_native else Stopping(group)

@@ -1,0 +1,96 @@
+"""Tokens to rows of the table and rows to logits, by one rank or by all that share the vocabulary, each with its own tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from windlass.kernels.cpu.links import starts_of
+from windlass.kernels.ops.linear import embed, linear
+from windlass.kernels.precision import widened
+from windlass.kernels.program import program
+from windlass.nn.parallel.shard import Shard
+from windlass.nn.parallel.training import LearningVocabulary
+from windlass.parallel.autograd import LearningGroup
+
+
+class WholeVocabulary:
+    def embedded(self, tokens: Tensor, table: Any, dtype: torch.dtype) -> Tensor:
+        return embed(tokens, table, dtype)
+
+    def logits(self, hidden: Tensor, head: Any, candidates: Tensor | None = None) -> Tensor:
+        return widened(linear(hidden, head))
+
+
+class SharedVocabulary:
+    """A token's row comes from the rank that has it, by way of a sum in which all others are zero. Logits come together on rank 0."""
+
+    def __init__(self, shard: Shard, count: int) -> None:
+        self._group, self._intervals, self._count = shard.groups.tp, shard.vocabulary(count), count
+        self._first, self._last = self._intervals[self._group.rank]
+
+    def embedded(self, tokens: Tensor, table: Any, dtype: torch.dtype) -> Tensor:
+        local = program.room(tokens.shape, tokens.dtype, tokens.device)
+        program.call(self._localize, tokens, local)
+        rows = embed(local, table, dtype)
+        program.call(self._summed, tokens, rows)
+        return rows
+
+    def _localize(self, tokens: Tensor, local: Tensor) -> None:
+        """Others' tokens are looked up too, as some of ours, and forgotten."""
+        torch.sub(tokens, self._first, out=local).clamp_(0, self._last - self._first - 1)
+
+    def _summed(self, tokens: Tensor, rows: Tensor) -> None:
+        rows.masked_fill_(((tokens < self._first) | (tokens >= self._last))[:, None], 0)
+        self._group.all_reduce(rows)
+
+    def logits(self, hidden: Tensor, head: Any, candidates: Tensor | None = None) -> Tensor:
+        """[0, vocabulary] on all ranks but the first. All of them, however few are wanted."""
+        part = widened(linear(hidden, head))
+        rows = hidden.shape[0] if self._group.rank == 0 else 0
+        whole = program.room((rows, self._count), part.dtype, part.device)
+        program.call(self._gathered, part, whole)
+        return whole
+
+    def _gathered(self, part: Tensor, whole: Tensor) -> None:
+        into = [part.new_empty(part.shape[0], last - first) for first, last in self._intervals] if self._group.rank == 0 else []
+        self._group.gather(part, into)
+        if into:
+            torch.cat(into, dim=1, out=whole)
+
+
+class LinkedVocabulary:
+    """The same over native links: a row is sent by the rank that has it, and of logits only those that a step wants."""
+
+    def __init__(self, shard: Shard, count: int) -> None:
+        group: Any = shard.groups.tp
+        intervals = shard.vocabulary(count)
+        self._group, self._count, self._own = group, count, intervals[group.rank]
+        self._starts = starts_of(intervals)
+
+    def embedded(self, tokens: Tensor, table: Any, dtype: torch.dtype) -> Tensor:
+        rows = embed(self._group.localize(tokens, self._own), table, dtype)
+        self._group.exchange_rows(rows, tokens, self._starts)
+        return rows
+
+    def logits(self, hidden: Tensor, head: Any, candidates: Tensor | None = None) -> Tensor:
+        """[0, vocabulary] on all ranks but the first. What is not wanted may be minus infinity."""
+        part = widened(linear(hidden, head))
+        rows = hidden.shape[0] if self._group.rank == 0 else 0
+        whole = program.room((rows, self._count), part.dtype, part.device)
+        self._group.gather_logits(part, whole, self._starts, candidates)
+        return whole
+
+
+Vocabulary = WholeVocabulary | SharedVocabulary | LinkedVocabulary | LearningVocabulary
+
+
+def vocabulary_of(shard: Shard, count: int) -> Vocabulary:
+    group = shard.groups.tp
+    if group.size == 1:
+        return WholeVocabulary()
+    if isinstance(group, LearningGroup):
+        return LearningVocabulary(group, shard.vocabulary(count)[group.rank])
+    return LinkedVocabulary(shard, count) if group.is_native else SharedVocabulary(shard, count)

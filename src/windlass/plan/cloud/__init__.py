@@ -1,0 +1,1 @@
+"""Offers of the price book, cheapest first."""

@@ -1,0 +1,1 @@
+"""Prices, dollars and carbon."""

@@ -1,0 +1,1 @@
+"""Predicted time of decode and prefill."""

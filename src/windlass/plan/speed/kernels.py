@@ -1,0 +1,288 @@
+"""Time of a pass through our own GPU kernels, kernel by kernel: what a kernel reads or multiplies, what it costs beyond that, and the gap after it.
+
+Which kernels there are depends on the rows of a step as it does in nn.fused: one row streams weights past itself; 2 to 64 rows stream
+experts, eight rows an item, and from nine on multiply the other matrices in tiles; more rows multiply everything in tiles. Tiles come in waves,
+one a processor, so a wave that is half empty takes as long as a full one. Constants and where they were measured: engines.KernelTimes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil, exp, lgamma, log, log1p
+
+from windlass.core import fused
+from windlass.core.fused import BLOCK_INPUTS, HEAD_DIM, TILE_ROWS, num_blocks
+from windlass.core.hardware.spec import Device
+from windlass.core.layout import Layout
+from windlass.core.model import Attention, Layer, ModelSpec, MoE
+from windlass.core.place import Placement, local_experts, local_shape, stored
+from windlass.core.rule import Part, Role, Rule
+from windlass.core.scheme import Scheme
+from windlass.plan.engines import KernelTimes
+
+FEW_ROWS, STREAMED_ROWS, DEPENDENT_ROWS = 8, 64, 64
+"""As in nn.fused: rows of an item; rows up to which experts are streamed; rows up to which kernels start before those ahead of them end."""
+SLICE_BLOCKS = 32
+"""Blocks of a row that a warp's registers hold: longer rows of a few-row product are cut."""
+WHOLE_TOKENS, SPLIT_TOKENS, MAX_SPLITS = 512, 256, 64
+"""Sequences of up to so many tokens are one piece of work to attention; longer ones are split into pieces of at least so many."""
+ITEM_ROWS = (64, 128, 160)
+"""Rows of an expert that are multiplied at once beyond 64 rows, where it has more than `STREAMED_MEAN` on average."""
+STREAMED_MEAN = 12
+PROCESSORS = {"H100-PCIe": 114, "H20": 78}
+HOPPER_PROCESSORS = 132
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """4-bit weights as the kernels hold them: rows in sixteens, inputs in blocks of 128 with their scales."""
+
+    rows: int
+    inputs: int
+    group: int = 128
+
+    @property
+    def blocks(self) -> int:
+        return num_blocks(self.inputs)
+
+    @property
+    def num_bytes(self) -> int:
+        return (
+            -(-self.rows // TILE_ROWS)
+            * self.blocks
+            * (TILE_ROWS * BLOCK_INPUTS // 2 + BLOCK_INPUTS // self.group * TILE_ROWS * 2)
+        )
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """What one device holds of a layer."""
+
+    qkv: Matrix
+    out: Matrix
+    gate_up: Matrix
+    """Of one expert, where there are any."""
+    down: Matrix
+    kv_heads: int
+    head_norm: bool
+    experts: int = 0
+    """Held here; 0: a dense feed-forward."""
+    all_experts: int = 0
+    active: int = 0
+    shared: int = 0
+
+    @property
+    def hidden(self) -> int:
+        return self.qkv.inputs
+
+
+def applies(spec: ModelSpec, how: Scheme, device: Device) -> bool:
+    return fused.has_kernels(device.name) and not fused.storage_lacks(how) and not fused.lacks(spec)
+
+
+# --- shapes ----------------------------------------------------------------------------------------------------------
+
+
+def layer_shapes(
+    spec: ModelSpec, rules: tuple[Rule, ...], placement: Placement, layout: Layout, how: Scheme, tp_index: int
+) -> tuple[LayerShape, ...]:
+    """Layers of the same rules share one object, so that a model of eighty layers is timed once."""
+    matrices: dict[int, tuple[str, Matrix]] = {}
+    of_layer: list[list[int]] = [[] for _ in spec.layers]
+    for number, rule in enumerate(rules):
+        if rule.part is not Part.MAIN or rule.role is not Role.MATRIX or rule.layers is None:
+            continue
+        rows, inputs = local_shape(rule, placement, tp_index)
+        name = rule.ours.removeprefix("layers.{layer}.")
+        matrices[number] = name, Matrix(rows, inputs, stored(rule, how).group or BLOCK_INPUTS)
+        for layer in rule.layers:
+            of_layer[layer].append(number)
+    held = local_experts(placement, layout, tp_index)
+    known: dict[tuple[int, ...], LayerShape] = {}
+    for layer, numbers in zip(spec.layers, of_layer, strict=True):
+        if (key := tuple(numbers)) not in known:
+            known[key] = _layer_shape(layer, dict(matrices[number] for number in numbers), held)
+    return tuple(known[tuple(numbers)] for numbers in of_layer)
+
+
+def _layer_shape(layer: Layer, matrices: dict[str, Matrix], held: int) -> LayerShape:
+    assert isinstance(layer.mixer, Attention)
+    ffn = layer.feed_forward
+    prefix = "ffn.experts.{expert}." if isinstance(ffn, MoE) else "ffn."
+    gate, down = matrices[f"{prefix}gate.weight"], matrices[f"{prefix}down.weight"]
+    q, k, v = (matrices[f"mixer.{part}.weight"] for part in "qkv")
+    mixture = ffn if isinstance(ffn, MoE) else None
+    return LayerShape(
+        qkv=Matrix(q.rows + k.rows + v.rows, q.inputs, q.group),
+        out=matrices["mixer.o.weight"],
+        gate_up=Matrix(2 * gate.rows, gate.inputs, gate.group),
+        down=down,
+        kv_heads=-(-k.rows // HEAD_DIM),
+        head_norm=layer.mixer.qk_norm,
+        experts=held if mixture else 0,
+        all_experts=mixture.num_experts if mixture else 0,
+        active=mixture.num_active if mixture else 0,
+        shared=int(mixture.shared_intermediate_size > 0) if mixture else 0,
+    )
+
+
+# --- experts ---------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=4096)
+def items_of(rows: int, chance: float, item_rows: int) -> float:
+    """Items an expert is expected to have when each of `rows` rows chooses it with this chance: the mean of ceil(n / item_rows)."""
+    mean, reach = rows * chance, 12 * (rows * chance * (1 - chance)) ** 0.5 + 12
+    likely = range(max(0, int(mean - reach)), min(rows, int(mean + reach)) + 1)
+    return sum(ceil(n / item_rows) * _binomial(n, rows, chance) for n in likely)
+
+
+def _binomial(n: int, rows: int, chance: float) -> float:
+    if chance >= 1.0:
+        return float(n == rows)
+    ways = lgamma(rows + 1) - lgamma(n + 1) - lgamma(rows - n + 1)
+    return exp(ways + n * log(chance) + (rows - n) * log1p(-chance))
+
+
+# --- kernels ---------------------------------------------------------------------------------------------------------
+
+
+class Kernels:
+    """Seconds of each kernel on one device."""
+
+    def __init__(self, times: KernelTimes, device: Device) -> None:
+        self.times, self.bandwidth, self.rate = times, device.measured_bandwidth, device.matmul_flops("bf16")
+        self.processors = PROCESSORS.get(device.name, HOPPER_PROCESSORS)
+
+    def step(self, head_bytes: float, vocab: int, rows: int) -> float:
+        """What is done once a step: head, sampling, the host."""
+        logits = 4 * vocab * rows
+        return self.times.step + self.times.small + (head_bytes + logits) / self.bandwidth
+
+    def layer(self, shape: LayerShape, rows: int, sequences: int, context: int, *, crowd: float = 1.0) -> float:
+        """`rows` of `sequences` that see `context` tokens each; as many rows as sequences is a step of decoding.
+
+        `crowd`: items of the busiest rank over the mean.
+        """
+        mixer = self.decode_attention(shape, sequences, context)
+        if rows > sequences:
+            mixer = self._prompt_attention(shape, rows, context)
+        if shape.head_norm:
+            mixer += self.times.small + rows * shape.qkv.rows * 4 / self.bandwidth
+        if rows == 1:
+            return mixer + self._one(shape)
+        gaps = 0.0 if rows <= DEPENDENT_ROWS else self.times.gap * (8 + 2 * bool(shape.experts) + shape.head_norm)
+        halves = self._several(shape, rows, crowd) if rows <= STREAMED_ROWS else self._many(shape, rows, crowd)
+        return mixer + halves + gaps
+
+    # one row
+
+    def _one(self, shape: LayerShape) -> float:
+        times, slots = self.times, max(shape.active * shape.experts / max(shape.all_experts, 1) + shape.shared, 1)
+        read = shape.qkv.num_bytes + shape.out.num_bytes + slots * (shape.gate_up.num_bytes + shape.down.num_bytes)
+        router = times.small + shape.all_experts * shape.hidden * 4 / self.bandwidth if shape.experts else 0.0
+        return read / self.bandwidth + 2 * (times.first + times.last) + router
+
+    # 2 to 64 rows
+
+    def _several(self, shape: LayerShape, rows: int, crowd: float) -> float:
+        few = rows <= FEW_ROWS
+        qkv, out = self.short(shape.qkv, rows, cut=False), self.short(shape.out, rows, cut=True)
+        if shape.experts:
+            feed = self._routed(shape, rows, crowd) + self._route(rows)
+        else:
+            up = self.streamed(shape.gate_up.num_bytes) if few else self._tiled(shape.gate_up, rows, 1)
+            feed = up + self.short(shape.down, rows, cut=True)
+        parts = shape.active + shape.shared if shape.experts else self._slices(shape.down, rows)
+        norms = sum(self._add_norm(shape.hidden, rows, 4, count) for count in (self._slices(shape.out, rows), parts))
+        return qkv + out + feed + norms
+
+    def short(self, matrix: Matrix, rows: int, *, cut: bool) -> float:
+        """A few rows stream weights past themselves, in slices of the inputs where these are many and parts may be added later."""
+        if rows <= FEW_ROWS and (cut or matrix.blocks <= SLICE_BLOCKS):
+            return self.streamed(matrix.num_bytes)
+        return self._tiled(matrix, rows, self._slices(matrix, rows) if cut else 1)
+
+    def _slices(self, matrix: Matrix, rows: int) -> int:
+        if rows <= FEW_ROWS:
+            return -(-matrix.blocks // SLICE_BLOCKS)
+        groups = -(-matrix.rows // 128)
+        return max((s for s in range(1, matrix.blocks + 1) if not matrix.blocks % s and groups * s <= self.processors), default=1)
+
+    def streamed(self, num_bytes: float) -> float:
+        return self.times.stream + num_bytes / (self.bandwidth * self.times.stream_share)
+
+    def _tiled(self, matrix: Matrix, rows: int, slices: int) -> float:
+        """128 rows of weights to a unit: codes are widened, activations come from the second-level cache, products are made."""
+        times = self.times
+        waves = ceil(-(-matrix.rows // 128) * slices / self.processors)
+        product = 2 * 128 * BLOCK_INPUTS * 64 * self.processors / self.rate
+        block = max(times.widen + rows * BLOCK_INPUTS * 2 / times.cache_port, product)
+        return times.tiled + max(waves * matrix.blocks / slices * block, matrix.num_bytes / self.bandwidth)
+
+    def _route(self, rows: int) -> float:
+        return self.times.route + rows * self.times.route_row
+
+    def _add_norm(self, hidden: int, rows: int, part_bytes: int, parts: int) -> float:
+        """The stream in fp32 read and written, its parts, the normed rows."""
+        share = 1.0 if rows <= STREAMED_ROWS else self.times.sum_share
+        return self.times.sum + rows * hidden * (parts * part_bytes + 10) / (self.bandwidth * share)
+
+    # more rows
+
+    def _many(self, shape: LayerShape, rows: int, crowd: float) -> float:
+        items, out, down = -(-rows // 128), self._wide_slices(shape.out, rows), self._wide_slices(shape.down, rows)
+        mixer = self.products(shape.qkv, items, 128) + self.products(shape.out, items, 128, out)
+        norms = self._sums(shape.hidden, rows, out)
+        if not shape.experts:
+            feed = self.products(shape.gate_up, items, 128) + self.products(shape.down, items, 128, down)
+            return mixer + norms + self._sums(shape.hidden, rows, down) + feed
+        norms += self._add_norm(shape.hidden, rows, 2, shape.active + shape.shared)
+        # Weights of the router as three bf16 numbers each.
+        logits = 6 * rows * shape.hidden * shape.all_experts / (self.rate * self.times.product_share)
+        return mixer + norms + logits + self.times.dispatch + self._routed(shape, rows, crowd)
+
+    def _routed(self, shape: LayerShape, rows: int, crowd: float) -> float:
+        """Experts of up to 64 rows, and of more where each has few: eight rows an item; else as many as most experts have."""
+        mean = rows * shape.active / shape.all_experts
+        few = rows <= STREAMED_ROWS or mean <= STREAMED_MEAN
+        size = FEW_ROWS if few else next((one for one in ITEM_ROWS if one >= mean + 2 * mean**0.5), ITEM_ROWS[-1])
+        items = shape.experts * items_of(rows, shape.active / shape.all_experts, size) * crowd + shape.shared * -(-rows // size)
+        if few:
+            return sum(self.streamed(matrix.num_bytes * items) for matrix in (shape.gate_up, shape.down))
+        return sum(self.products(matrix, items, size) for matrix in (shape.gate_up, shape.down))
+
+    def _wide_slices(self, matrix: Matrix, rows: int) -> int:
+        """Of the inputs, as long as rows alone do not fill the processors."""
+        groups = -(-matrix.rows // 256) * -(-rows // 128)
+        return max((s for s in range(1, matrix.blocks + 1) if not matrix.blocks % s and groups * s <= self.processors), default=1)
+
+    def _sums(self, hidden: int, rows: int, slices: int) -> float:
+        return self._add_norm(hidden, rows, 2 if slices == 1 else 4, slices)
+
+    def products(self, matrix: Matrix, items: float, item_rows: int, slices: int = 1) -> float:
+        """256 rows of weights and an item to a unit, which begins and ends as if it had a few blocks more."""
+        times = self.times
+        waves = ceil(-(-matrix.rows // 256) * items * slices / self.processors)
+        block = 2 * 256 * BLOCK_INPUTS * item_rows * self.processors / (self.rate * times.product_share)
+        return times.tiled + waves * (matrix.blocks / slices + times.unit_blocks) * max(block, 2 * times.widen)
+
+    # attention
+
+    def decode_attention(self, shape: LayerShape, sequences: int, context: int) -> float:
+        """A unit is a key head of a sequence, or a part of one; few units leave most of the bandwidth to nobody."""
+        groups, splits = sequences * shape.kv_heads, 1
+        if context > WHOLE_TOKENS and groups < 2 * self.processors:
+            splits = max(1, min(self.processors // groups, -(-context // SPLIT_TOKENS), MAX_SPLITS))
+        # Long ones follow one another without a pause.
+        waves = max(groups / self.processors, 1.0) if context <= WHOLE_TOKENS else 1.0
+        reached = self.bandwidth * min(groups * splits / self.processors, 1.0)
+        read = groups * context * HEAD_DIM * 4
+        return waves * self.times.attention + (self.times.split if splits > 1 else 0.0) + read / reached
+
+    def _prompt_attention(self, shape: LayerShape, rows: int, context: int) -> float:
+        """Rotation reads and writes the rows once; scores of `context` keys a row, on average."""
+        rotate = rows * shape.qkv.rows * 4 / (self.bandwidth * self.times.sum_share)
+        scores = 4.0 * rows * context * shape.out.inputs / (self.rate * self.times.score_share)
+        return 2 * self.times.small + rotate + scores

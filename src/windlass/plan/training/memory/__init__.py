@@ -1,0 +1,1 @@
+"""Bytes per device: states and activations."""

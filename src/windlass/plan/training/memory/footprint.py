@@ -1,0 +1,142 @@
+"""Memory of many candidate jobs of one model, each part worked out once. Knows no device: what is too much is asked elsewhere."""
+
+from __future__ import annotations
+
+from windlass.core.model import Frozen, ModelSpec
+from windlass.core.rule import Rule
+from windlass.plan.training.job import Job
+from windlass.plan.training.memory.activations import in_flight, layer_bytes, recomputed_bytes
+from windlass.plan.training.memory.states import Elements, StateBytes, stage_elements, stage_states_of
+from windlass.plan.training.stages import Stage, layer_kinds, stages
+from windlass.plan.training.work.layers import embedding_operations, head_operations, next_token_operations
+
+OVERHEAD_BYTES = 943_000_000
+"""CUDA context and libraries 551 MB, NCCL buffers 392 MB for 4 to 8 devices (ai-dynamo/aiconfigurator systems/*.yaml)."""
+
+FRAGMENTATION = 0.05
+"""Of activations and states: blocks the caching allocator cannot hand out. An assumption; nothing public measures it."""
+
+
+class DeviceBytes(Frozen):
+    """Of the fullest device."""
+
+    states: StateBytes
+    activations: float
+    overhead: float
+
+    @property
+    def total(self) -> float:
+        return self.states.device + self.activations + self.overhead
+
+
+class Kept(Frozen):
+    """Bytes that depend on the degrees inside a stage only."""
+
+    layers: tuple[float, ...]
+    """Of each kind of layer."""
+    working: float
+    embedding: float
+    head: float
+
+
+LayerKey = tuple[int, int, int, int, int, str]
+Contents = tuple[tuple[int, ...], bool, bool]
+"""Of a stage: layers of each kind, embedding, head."""
+
+
+def layer_key(job: Job) -> LayerKey:
+    groups = job.groups
+    return groups.tp, groups.cp, groups.ep, groups.expert_tp, job.micro_batch, job.recompute
+
+
+class Footprints:
+    """Holds the caches; good for the jobs of one recipe, whose lengths, types, optimizer and offload are the same."""
+
+    def __init__(self, spec: ModelSpec, rules: tuple[Rule, ...]) -> None:
+        self.spec, self.rules = spec, rules
+        self.kinds, self.numbers = layer_kinds(spec)
+        self._kept: dict[LayerKey, Kept] = {}
+        self._stages: dict[int, tuple[Stage, ...]] = {}
+        self._contents: dict[int, tuple[Contents, ...]] = {}
+        self._telling: dict[int, tuple[int, ...]] = {}
+        self._elements: dict[tuple[int, ...], tuple[Elements, ...]] = {}
+        self._memory: dict[tuple[object, ...], DeviceBytes] = {}
+
+    def stages(self, pp: int) -> tuple[Stage, ...]:
+        if pp not in self._stages:
+            made = stages(self.spec, pp)
+            self._contents[pp] = tuple((self._count(stage), stage.has_embedding, stage.has_head) for stage in made)
+            self._telling[pp] = _first_of_each(self._contents[pp])
+            self._stages[pp] = made
+        return self._stages[pp]
+
+    def contents(self, pp: int) -> tuple[Contents, ...]:
+        self.stages(pp)
+        return self._contents[pp]
+
+    def _count(self, stage: Stage) -> tuple[int, ...]:
+        held = self.numbers[stage.first_layer : stage.first_layer + stage.num_layers]
+        return tuple(held.count(kind) for kind in range(len(self.kinds)))
+
+    def _kept_by(self, job: Job) -> Kept:
+        key = layer_key(job)
+        if key not in self._kept:
+            self._kept[key] = self._work_out(job)
+        return self._kept[key]
+
+    def _work_out(self, job: Job) -> Kept:
+        spec = self.spec
+        head = (*head_operations(spec, job), *next_token_operations(spec, job))
+        return Kept(
+            layers=tuple(layer_bytes(spec, layer, job) for layer in self.kinds),
+            working=max(recomputed_bytes(spec, layer, job) for layer in self.kinds),
+            embedding=sum(operation.saved_bytes for operation in embedding_operations(spec, job)),
+            head=sum(operation.saved_bytes for operation in head),
+        )
+
+    def elements(self, job: Job) -> tuple[Elements, ...]:
+        """Of the stages that tell (`_first_of_each`)."""
+        groups = job.groups
+        key = (groups.tp, groups.pp, groups.ep, groups.expert_tp)
+        if key not in self._elements:
+            made = self.stages(groups.pp)
+            telling = self._telling[groups.pp]
+            self._elements[key] = tuple(stage_elements(self.spec, self.rules, job, made[index]) for index in telling)
+        return self._elements[key]
+
+    def memory(self, job: Job) -> DeviceBytes:
+        """Of the stage that holds most."""
+        key = (*layer_key(job), job.groups.pp, job.groups.dp, job.num_micro_batches, job.virtual_stages, job.zero)
+        if key not in self._memory:
+            self._memory[key] = self._fullest(job)
+        return self._memory[key]
+
+    def _fullest(self, job: Job) -> DeviceBytes:
+        pp = job.groups.pp
+        made = self.stages(pp)
+        telling = zip(self._telling[pp], self.elements(job), strict=True)
+        held = [self._stage_memory(job, index, made[index], elements) for index, elements in telling]
+        return max(held, key=lambda stage: stage.total)
+
+    def _stage_memory(self, job: Job, index: int, stage: Stage, elements: Elements) -> DeviceBytes:
+        kept, (counts, _, _) = self._kept_by(job), self._contents[job.groups.pp][index]
+        flying = in_flight(job, index)
+        layers = flying * sum(count * each for count, each in zip(counts, kept.layers, strict=True))
+        ends = flying * kept.embedding * stage.has_embedding + kept.head * stage.has_head
+        states = stage_states_of(elements, job, stage)
+        activations = layers + ends + kept.working
+        overhead = OVERHEAD_BYTES + FRAGMENTATION * (states.device + activations)
+        return DeviceBytes(states=states, activations=activations, overhead=overhead)
+
+
+def _first_of_each(contents: tuple[Contents, ...]) -> tuple[int, ...]:
+    """Of stages that hold the same, the first has most micro-batches in flight."""
+    first: dict[Contents, int] = {}
+    for index, held in enumerate(contents):
+        first.setdefault(held, index)
+    return tuple(first.values())
+
+
+def device_bytes(spec: ModelSpec, rules: tuple[Rule, ...], job: Job) -> DeviceBytes:
+    """Of one job."""
+    return Footprints(spec, rules).memory(job)

@@ -1,0 +1,213 @@
+"""Bytes of weights, gradients and optimizer states on one device, from the tensor rules. Knows no activations and no time.
+
+Dense tensors are spread over tp and, by ZeRO, over dp * cp; routed experts over ep * expert_tp and their own expert-dp
+(Megatron-Core theoretical_memory_usage.py: `num_bytes_per_parameter(expert_data_parallel_size)`).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+import msgspec
+
+from windlass.core.model import Frozen, ModelSpec
+from windlass.core.place import WHOLE
+from windlass.core.recipe.recipe import Compute, GradientType
+from windlass.core.recipe.sections import Lora, OptimizerName
+from windlass.core.rule import AxisName, Part, Role, Rule
+from windlass.core.scheme import scheme
+from windlass.plan.training.job import Job
+from windlass.plan.training.stages import Stage
+
+MOMENTS = {"adamw": 2, "muon": 1, "sgd": 1}
+"""fp32 tensors the optimizer keeps beside the weights: two moments, or one momentum (Muon: github.com/KellerJordan/Muon)."""
+
+
+class ParameterBytes(Frozen):
+    """Of one parameter before anything is spread."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    """fp32 weights (where the working ones are shorter), moments, and an fp32 copy of gradients that are shorter."""
+
+    @property
+    def total(self) -> float:
+        return self.weights + self.gradients + self.optimizer
+
+
+def parameter_bytes(
+    compute: Compute = "bf16", gradients: GradientType = "fp32", optimizer: OptimizerName = "adamw"
+) -> ParameterBytes:
+    """Megatron-LM docs/user-guide/features/dist_optimizer.md: fp16/fp16 2+2+16, bf16/fp32 2+4+12, fp32/fp32 4+4+8."""
+    weights = 4.0 if compute == "fp32" else 2.0
+    held = 4.0 if gradients == "fp32" else 2.0
+    master = 0.0 if compute == "fp32" else 4.0
+    copied = 4.0 if held < 4 else 0.0
+    return ParameterBytes(weights=weights, gradients=held, optimizer=master + copied + 4.0 * MOMENTS[optimizer])
+
+
+def spread_bytes(each: ParameterBytes, zero: int, ranks: int) -> ParameterBytes:
+    """ZeRO over `ranks`: 18; 6 + 12/d; 2 + 16/d; 18/d for bf16 weights, fp32 gradients and AdamW (arXiv 1910.02054, figure 1)."""
+    return ParameterBytes(
+        weights=each.weights / (ranks if zero >= 3 else 1),
+        gradients=each.gradients / (ranks if zero >= 2 else 1),
+        optimizer=each.optimizer / (ranks if zero >= 1 else 1),
+    )
+
+
+class Elements(Frozen):
+    """Parameters that learn on one rank of a stage, before ZeRO."""
+
+    dense: float
+    experts: float
+    matrices: float
+    """The part of `dense` and `experts` that is layers' matrices: what the formulas of papers count (12 h^2 L)."""
+    frozen_bytes: float = 0.0
+    """Of weights that do not learn, beside adapters that do. Every rank holds all of its stage's."""
+
+    @property
+    def total(self) -> float:
+        return self.dense + self.experts
+
+
+def stage_elements(spec: ModelSpec, rules: tuple[Rule, ...], job: Job, stage: Stage) -> Elements:
+    dense = experts = matrices = frozen_bytes = 0.0
+    for rule in rules:
+        held = _held(spec, rule, stage, job)
+        if not held:
+            continue
+        elements = held * _local_elements(rule, job)
+        if job.lora.rank is not None:
+            frozen_bytes += elements * _frozen_bytes(rule, job.lora)
+            elements *= adapter_elements(rule, job.lora) / rule.elements
+        if rule.num_experts:
+            experts += elements
+        else:
+            dense += elements
+        if rule.role is Role.MATRIX:
+            matrices += elements
+    return Elements(dense=dense, experts=experts, matrices=matrices, frozen_bytes=frozen_bytes)
+
+
+def adapter_elements(rule: Rule, lora: Lora) -> int:
+    """Of the two thin matrices beside one of ours (arXiv 2106.09685, 4.1); 0 where none is asked for."""
+    if rule.role is not Role.MATRIX or rule.part is Part.NEXT_TOKEN or rule.ours.endswith("router.weight"):
+        return 0
+    target = "experts" if rule.num_experts else "attention" if ".mixer." in rule.ours else "feed_forward"
+    return (lora.rank or 0) * sum(rule.shape) if target in lora.targets else 0
+
+
+def _frozen_bytes(rule: Rule, lora: Lora) -> float:
+    """A number of a matrix as conversion stores it, groups of 128 and their scale; everything else in 16 bits."""
+    how = scheme(lora.base)
+    stored = how.stored(rule.keep, rule.shape[-1], is_head=rule.role is Role.HEAD) if len(rule.shape) == 2 else None
+    return 2.0 if stored is None or stored.bits >= 16 else stored.matrix_bytes(*rule.shape) / rule.elements
+
+
+def _held(spec: ModelSpec, rule: Rule, stage: Stage, job: Job) -> int:
+    """How many layers' worth of the tensor the stage holds. A head that the checkpoint stores twice is trained once."""
+    if rule.copy_of is not None:
+        return 0
+    if rule.part is Part.NEXT_TOKEN:
+        return int(job.next_token and stage.has_head) * len(rule.layers or (0,))
+    if rule.layers is not None:
+        return bisect_left(rule.layers, stage.layers.stop) - bisect_left(rule.layers, stage.layers.start)
+    if rule.role is Role.LOOKUP:
+        both_ends = spec.tied_head and stage.has_head and rule.axes[0].name is AxisName.VOCAB
+        return int(stage.has_embedding or both_ends)  # a tied table is needed at both ends of a pipeline
+    return int(stage.has_head)
+
+
+def _local_elements(rule: Rule, job: Job) -> float:
+    """Of one layer on one rank: experts over ep and expert_tp, everything else over tp; KV heads are copied when there are fewer than tp."""
+    groups = job.groups
+    elements = float(rule.elements)
+    if rule.num_experts:
+        return elements * rule.num_experts / (groups.ep * groups.expert_tp if _is_cut(rule) else groups.ep)
+    for axis in rule.axes:
+        if axis.name is AxisName.KV_HEADS:
+            return elements / min(groups.tp, axis.count)
+        if axis.name not in WHOLE:
+            return elements / groups.tp
+    return elements
+
+
+def _is_cut(rule: Rule) -> bool:
+    return any(axis.name not in WHOLE for axis in rule.axes)
+
+
+class StateBytes(Frozen):
+    """Of the states of one rank."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    working: float = 0.0
+    """The layer that is whole while it is used, under ZeRO-2 and ZeRO-3."""
+    host: float = 0.0
+    """In the memory of the host instead (DeepSpeed offload), per device."""
+    disk: float = 0.0
+
+    @property
+    def device(self) -> float:
+        return self.weights + self.gradients + self.optimizer + self.working
+
+
+def stage_states(spec: ModelSpec, rules: tuple[Rule, ...], job: Job, stage: Stage) -> StateBytes:
+    return stage_states_of(stage_elements(spec, rules, job, stage), job, stage)
+
+
+def stage_states_of(elements: Elements, job: Job, stage: Stage) -> StateBytes:
+    copies = 2 if job.schedule == "dualpipe" else 1  # every rank holds two stages (arXiv 2412.19437, table 2: parameters 2x)
+    states = states_of(elements, job, copies)
+    return states if job.zero < 2 else _gathered(states, elements, job, stage)
+
+
+def states_of(elements: Elements, job: Job, copies: int = 1) -> StateBytes:
+    groups = job.groups
+    each = parameter_bytes(job.compute, job.gradients, job.optimizer)
+    dense = spread_bytes(each, job.zero, groups.dp * groups.cp)
+    expert = spread_bytes(each, job.zero, groups.expert_dp)
+    weights = copies * (elements.dense * dense.weights + elements.experts * expert.weights)
+    gradients = elements.dense * dense.gradients + elements.experts * expert.gradients
+    optimizer = elements.dense * dense.optimizer + elements.experts * expert.optimizer
+    learning = _offloaded(StateBytes(weights=weights, gradients=gradients, optimizer=optimizer), job)
+    return msgspec.structs.replace(learning, weights=learning.weights + elements.frozen_bytes)
+
+
+def _gathered(states: StateBytes, elements: Elements, job: Job, stage: Stage) -> StateBytes:
+    """One layer is whole while it is used: under ZeRO-3 its weights and their gradient in 16 bits, 4 bytes per parameter
+    (DeepSpeed stage3.py `estimate_zero3_model_states_mem_needs`), under ZeRO-2 its gradient. A layer here is the stage's mean one."""
+    each = 4.0 if job.zero == 3 else parameter_bytes(job.compute, job.gradients, job.optimizer).gradients
+    return msgspec.structs.replace(states, working=each * elements.total / max(stage.num_layers, 1))
+
+
+HOST_BUFFER = 1.5
+"""DeepSpeed's own factor on offloaded bytes, for buffers (stage3.py, `additional_buffer_factor`)."""
+
+
+def _offloaded(states: StateBytes, job: Job) -> StateBytes:
+    """DeepSpeed: gradients and optimizer states leave the device; under ZeRO-3 the weights too. The optimizer runs on the host.
+    NVMe takes the optimizer states and, under ZeRO-3, the weights; gradients pass through host buffers."""
+    if job.offload == "none":
+        return states
+    if job.groups.tp * job.groups.pp > 1:
+        return _optimizer_on_host(states, job)
+    moved_weights = states.weights if job.zero >= 3 else 0.0
+    away = states.optimizer + moved_weights
+    on_disk = job.offload == "nvme"
+    return StateBytes(
+        weights=states.weights - moved_weights,
+        gradients=0.0,
+        optimizer=0.0,
+        host=HOST_BUFFER * (states.gradients + (0.0 if on_disk else away)),
+        disk=away if on_disk else 0.0,
+    )
+
+
+def _optimizer_on_host(states: StateBytes, job: Job) -> StateBytes:
+    """Megatron-Core (optimizer/cpu_offloading/hybrid_optimizer.py, everything offloaded): fp32 weights, moments and a pinned fp32
+    copy of the gradients a rank owns are on the host; weights and the gradient buffer stay."""
+    each = parameter_bytes(job.compute, job.gradients, job.optimizer).optimizer
+    return msgspec.structs.replace(states, optimizer=0.0, host=states.optimizer * (each + 4.0) / each)

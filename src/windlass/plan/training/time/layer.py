@@ -1,0 +1,269 @@
+"""Seconds of one layer, the embedding and the head on one device for one micro-batch: a roofline per kernel plus collectives.
+
+Every kernel takes the longer of its operations at the rate large products are measured at and its traffic at the measured
+bandwidth. Nothing here is fitted to a training run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from windlass.core.hardware.spec import Hardware
+from windlass.core.model import Attention, Frozen, LatentAttention, Layer, ModelSpec, MoE
+from windlass.plan.training.job import Job
+from windlass.plan.training.time.collectives import Links, group_of, links_of, remote_copies
+from windlass.plan.training.work.attention import BF16
+from windlass.plan.training.work.layers import (
+    TENSOR_REGIONS,
+    embedding_operations,
+    head_operations,
+    layer_operations,
+    next_token_operations,
+)
+from windlass.plan.training.work.operation import Kind, Operation, Work
+
+TRAINING_FRACTION = {"bf16": 0.84, "fp8": 0.87}
+"""Products at training shapes, run for long, over the best a search over shapes finds (the catalog's measured rate). On an H200, 18
+shapes of four models: bf16 630 to 713, mean 673 TFLOP/s for forward and both gradients, where the best is 804; fp8 1106 to 1357,
+mean 1266, where the best is 1453. The rest is clocks that power lowers and shapes that do not fill the chip
+(bench/training_kernels.py, torch 2.11, CUDA 13, 2026-11). Other devices are taken to lose the same share."""
+
+FLASH_FORWARD_FRACTION, FLASH_BACKWARD_FRACTION = 0.55, 0.48
+"""Causal flash attention over the 16-bit peak, head size 128, 2k to 32k tokens: cuDNN's kernels on an H200 reach 497 to 596 TFLOP/s
+forward (mean 549 of 989) and 396 to 540 backward (mean 475) (same script). FlashAttention-2 on an A100 reaches 50 to 73 %
+(arXiv 2307.08691, 4.1), on a Hopper chip only a third (same script; arXiv 2407.08608)."""
+
+KERNEL_SECONDS = 3e-6
+"""Added to every kernel (ai-dynamo/aiconfigurator systems/*.yaml)."""
+
+
+class Machine(Frozen):
+    """Rates of one device and its links, for one compute type."""
+
+    matmul_rate: float
+    product_rate: float
+    flash_forward_rate: float
+    flash_backward_rate: float
+    bandwidth: float
+    links: Links
+    devices_per_node: int
+
+    def seconds(self, work: Work, rate: float) -> float:
+        return max(work.flops / rate, work.moved_bytes / self.bandwidth) + KERNEL_SECONDS
+
+
+def machine_of(hardware: Hardware, compute: str) -> Machine:
+    device = hardware.devices[0]
+    kind = "fp8" if compute == "fp8" else "bf16"
+    slower = 2 if compute == "fp32" else 1  # TF32 tensor cores run at half the 16-bit rate (A100 and H100 data sheets)
+    peak = device.flops["bf16"] / slower
+    return Machine(
+        matmul_rate=device.matmul_flops(kind) * TRAINING_FRACTION[kind] / slower,
+        product_rate=device.matmul_flops("bf16") * TRAINING_FRACTION["bf16"] / slower,
+        flash_forward_rate=peak * FLASH_FORWARD_FRACTION,
+        flash_backward_rate=peak * FLASH_BACKWARD_FRACTION,
+        bandwidth=device.measured_bandwidth,
+        links=links_of(hardware),
+        devices_per_node=hardware.devices_per_node,
+    )
+
+
+class Cost(Frozen):
+    """Seconds, forward and backward and what is computed again; `forward`, `backward` and `weight` say how they are spread."""
+
+    compute: float = 0.0
+    memory: float = 0.0
+    tp: float = 0.0
+    cp: float = 0.0
+    ep: float = 0.0
+    forward: float = 0.0
+    backward: float = 0.0
+    weight: float = 0.0
+    """The part of `backward` that only makes weight gradients, which some schedules put off."""
+
+    def plus(self, other: Cost, times: float = 1.0) -> Cost:
+        return Cost(**{name: getattr(self, name) + times * getattr(other, name) for name in Cost.__struct_fields__})
+
+    @property
+    def total(self) -> float:
+        return self.forward + self.backward
+
+
+class Kernels(Frozen):
+    """Seconds of a list of operations without any communication."""
+
+    forward_compute: float
+    forward_memory: float
+    backward_compute: float
+    backward_memory: float
+    again_compute: float
+    again_memory: float
+    weight: float
+    core: float
+    """Of the attention core going forward, which context-parallel transfers hide behind."""
+
+
+def kernels(operations: Iterable[Operation], job: Job, machine: Machine, *, repeats: bool = True) -> Kernels:
+    """`repeats`: recomputation applies to these (it never does to the head)."""
+    sums = dict.fromkeys(Kernels.__struct_fields__, 0.0)
+    for operation in operations:
+        where = "memory" if operation.kind is Kind.MEMORY else "compute"
+        ahead = sum(machine.seconds(work, _rate(operation, machine, True)) for work in operation.forward)
+        going_back = operation.backward[:1] if _is_frozen(operation, job) else operation.backward
+        back = [machine.seconds(work, _rate(operation, machine, False)) for work in going_back]
+        sums[f"forward_{where}"] += ahead
+        sums[f"backward_{where}"] += sum(back)
+        if repeats and _again(operation, job):
+            sums[f"again_{where}"] += ahead
+        if operation.kind is Kind.MATMUL:
+            sums["weight"] += back[-1]
+        if operation.core or operation.kind in (Kind.FLASH, Kind.PRODUCT):
+            sums["core"] += ahead
+    return Kernels(**sums)
+
+
+def _is_frozen(operation: Operation, job: Job) -> bool:
+    """Of weights that do not learn only the input's gradient is computed; what adapters compute is too little to count."""
+    return job.lora.rank is not None and operation.kind is Kind.MATMUL
+
+
+def _rate(operation: Operation, machine: Machine, forward: bool) -> float:
+    if operation.kind is Kind.FLASH:
+        return machine.flash_forward_rate if forward else machine.flash_backward_rate
+    return machine.product_rate if operation.kind is Kind.PRODUCT else machine.matmul_rate
+
+
+def _again(operation: Operation, job: Job) -> bool:
+    if job.recompute == "selective":
+        return operation.core or operation.kind is Kind.PRODUCT
+    return job.recompute == "full"
+
+
+class Exposed(Frozen):
+    """Seconds of communication that nothing hides."""
+
+    forward: float = 0.0
+    backward: float = 0.0
+
+
+def layer_cost(spec: ModelSpec, layer: Layer, job: Job, machine: Machine) -> Cost:
+    times = kernels(layer_operations(spec, layer, job), job, machine)
+    tensor = _tensor_exposed(_regions(spec, layer), spec.hidden_size, times, job, machine)
+    context = _context_exposed(layer, times, job, machine)
+    experts = _expert_exposed(spec, layer, times, job, machine)
+    return _assemble(times, tensor, context, experts, repeats=job.recompute == "full")
+
+
+def ends_cost(spec: ModelSpec, job: Job, machine: Machine, *, first: bool, last: bool) -> Cost:
+    """The embedding on the first stage; the head, its loss and the multi-token-prediction layer on the last."""
+    cost = Cost()
+    if first:
+        times = kernels(embedding_operations(spec, job), job, machine, repeats=False)
+        cost = cost.plus(
+            _assemble(times, _tensor_exposed((spec.hidden_size,), spec.hidden_size, times, job, machine), Exposed(), Exposed())
+        )
+    if last:
+        operations = (*head_operations(spec, job), *next_token_operations(spec, job))
+        times = kernels(operations, job, machine, repeats=False)
+        regions = (spec.hidden_size,) * (4 if job.next_token and spec.next_token else 1)
+        cost = cost.plus(_assemble(times, _tensor_exposed(regions, spec.hidden_size, times, job, machine), Exposed(), Exposed()))
+    return cost
+
+
+def _assemble(times: Kernels, tensor: Exposed, context: Exposed, experts: Exposed, repeats: bool = False) -> Cost:
+    """Full recomputation runs the forward's collectives once more."""
+    once_more = 2 if repeats else 1
+    ahead = tensor.forward + context.forward + experts.forward
+    return Cost(
+        compute=times.forward_compute + times.backward_compute + times.again_compute,
+        memory=times.forward_memory + times.backward_memory + times.again_memory,
+        tp=once_more * tensor.forward + tensor.backward,
+        cp=once_more * context.forward + context.backward,
+        ep=once_more * experts.forward + experts.backward,
+        forward=times.forward_compute + times.forward_memory + ahead,
+        backward=times.backward_compute
+        + times.backward_memory
+        + times.again_compute
+        + times.again_memory
+        + tensor.backward
+        + context.backward
+        + experts.backward
+        + (once_more - 1) * ahead,
+        weight=times.weight,
+    )
+
+
+def _regions(spec: ModelSpec, layer: Layer) -> tuple[int, ...]:
+    """Width that is gathered on the way into each tensor-parallel region of the layer; routed experts alone have none."""
+    mixer = layer.mixer
+    width = spec.hidden_size
+    if isinstance(mixer, LatentAttention) and mixer.q_lora_rank:
+        width = mixer.q_lora_rank + mixer.kv_lora_rank + mixer.rope_head_dim
+    alone = isinstance(layer.feed_forward, MoE) and not layer.feed_forward.shared_intermediate_size
+    return (width,) if alone or TENSOR_REGIONS[layer.wiring] == 1 else (width, spec.hidden_size)
+
+
+def _tensor_exposed(regions: tuple[int, ...], hidden: int, times: Kernels, job: Job, machine: Machine) -> Exposed:
+    """Without sequence parallelism an all-reduce on the way out, and one of the gradient on the way in. With it, a gather in and a
+    scatter out, both mirrored backward, and a second gather of the input that was kept in shares (arXiv 2205.05198, 4.2.2)."""
+    tp, tokens = job.groups.tp, job.micro_tokens
+    if tp == 1:
+        return Exposed()
+    group, links = group_of(tp, 1, machine.devices_per_node), machine.links
+    wide = len(regions) * links.gather(BF16 * tokens * hidden, group)
+    into = sum(links.gather(BF16 * tokens * width, group) for width in regions)
+    if job.sequence_parallel:
+        forward, open_backward, beside = into + wide, wide, 2 * into
+    else:
+        forward, open_backward, beside = 2 * wide, 0.0, 2 * into
+    if job.overlap.tp == "none":
+        return Exposed(forward=forward, backward=open_backward + beside)
+    hidden_backward = max(0.0, beside - times.backward_compute)
+    if job.overlap.tp == "backward":
+        return Exposed(forward=forward, backward=open_backward + hidden_backward)
+    return Exposed(
+        forward=_pipelined(forward, times.forward_compute, tp),
+        backward=_pipelined(open_backward + beside, times.backward_compute, tp),
+    )
+
+
+def _pipelined(communication: float, computation: float, pieces: int) -> float:
+    """Cut in `pieces` and run beside the products: one piece has nothing to hide behind."""
+    return max(communication / pieces, communication - computation)
+
+
+def _context_exposed(layer: Layer, times: Kernels, job: Job, machine: Machine) -> Exposed:
+    """Keys and values go round the ring beside the attention core, and come back with their gradients (arXiv 2310.01889)."""
+    groups, mixer = job.groups, layer.mixer
+    if groups.cp == 1:
+        return Exposed()
+    heads = max(mixer.num_kv_heads / groups.tp, 1) * 2 * mixer.head_dim if isinstance(mixer, Attention) else mixer.kv_elements
+    group = group_of(groups.cp, groups.tp, machine.devices_per_node)
+    moved = machine.links.gather(BF16 * job.micro_tokens * groups.cp * heads, group)
+    return Exposed(forward=max(0.0, moved - times.core), backward=max(0.0, 2 * moved - 2 * times.core))
+
+
+def _expert_exposed(spec: ModelSpec, layer: Layer, times: Kernels, job: Job, machine: Machine) -> Exposed:
+    """Tokens out to their experts and back, each way; and among the ranks that share an expert."""
+    groups, moe = job.groups, layer.feed_forward
+    if not isinstance(moe, MoE) or groups.ep * groups.expert_tp == 1:
+        return Exposed()
+    width = BF16 * spec.hidden_size
+    own = job.micro_tokens / groups.tp * moe.num_active * width
+    group = group_of(groups.ep, groups.expert_tp, machine.devices_per_node)
+    once = machine.links.exchange(own, group, _remote_share(moe, job, group.size // group.local))
+    sharers = group_of(groups.expert_tp, 1, machine.devices_per_node)
+    once += machine.links.gather(own * groups.expert_tp, sharers)
+    forward = 2 * once
+    if not job.overlap.ep:
+        return Exposed(forward=forward, backward=forward)
+    beside = times.forward_compute + times.backward_compute + times.forward_memory + times.backward_memory
+    left = max(0.0, 2 * forward - beside) / 2
+    return Exposed(forward=left, backward=left)
+
+
+def _remote_share(moe: MoE, job: Job, num_nodes: int) -> float | None:
+    if job.dispatch != "per_node" or num_nodes <= 1:
+        return None
+    limit = moe.router.num_chosen_groups if moe.router.num_groups > 1 else None
+    return remote_copies(num_nodes, moe.num_active, limit) / moe.num_active

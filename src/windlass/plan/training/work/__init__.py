@@ -1,0 +1,1 @@
+"""What the layers compute and keep, as operations."""

@@ -1,0 +1,1 @@
+"""The routes: requests in, answers out, middleware, OpenAPI, status."""

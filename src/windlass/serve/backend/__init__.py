@@ -1,0 +1,1 @@
+"""The engine behind the routes: supervisor, admission, requests in flight, merged streams."""

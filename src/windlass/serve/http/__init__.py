@@ -1,0 +1,1 @@
+"""HTTP itself: connections, bodies, headers, keys, origins, error responses."""

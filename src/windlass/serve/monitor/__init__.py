@@ -1,0 +1,1 @@
+"""Metrics, rolling numbers, log lines, how busy the machine is."""

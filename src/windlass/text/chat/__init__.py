@@ -1,0 +1,1 @@
+"""Chats to text: templates, and which spans are the assistant's."""

@@ -1,0 +1,1 @@
+"""Grammars that constrain answers and tool calls, as text for llguidance."""

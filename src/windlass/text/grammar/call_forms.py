@@ -1,0 +1,132 @@
+"""What one call must look like, in each of the ways that models write one.
+
+A call in JSON is held to its tool's schema. In the forms that write strings as plain text, the names of arguments and what is no
+string are held to it, and of strings only those that are chosen from a list.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+from windlass.core.model import Frozen
+from windlass.text.grammar.grammar import Grammar
+from windlass.text.parse.tool_calls import schema_types
+
+Parameters = dict[str, Any]
+"""A tool's JSON schema."""
+
+
+class Form(Frozen):
+    mark: str
+    """What a call begins with; a list of calls has it once."""
+    one: Callable[[Grammar, str, Parameters], str]
+    """What comes behind it."""
+    between: str | None = None
+    """Two calls; None: there is only one."""
+    is_list: bool = False
+    """A JSON list of calls."""
+
+
+def _tagged_json(grammar: Grammar, name: str, parameters: Parameters) -> str:
+    opened = grammar.literal(f'{{"name": {json.dumps(name)}, "arguments": ')
+    closed = f"{grammar.literal('}')} {_line(grammar)} {grammar.literal('</tool_call>')}"
+    return f"{_line(grammar)} {opened} {grammar.schema(parameters)} {closed}"
+
+
+def _pairs(grammar: Grammar, name: str, parameters: Parameters) -> str:
+    line = _line(grammar)
+
+    def pair(key: str, schema: Any) -> str:
+        opened = f"{line} {grammar.literal(f'<arg_key>{key}</arg_key>')} {line} {grammar.literal('<arg_value>')}"
+        return f"{opened} {_value(grammar, schema, parameters, '</arg_value>')}"
+
+    return f"{grammar.literal(name)} {_each(pair, parameters)} {line} {grammar.literal('</tool_call>')}"
+
+
+def _function_tags(grammar: Grammar, name: str, parameters: Parameters) -> str:
+    newline = grammar.literal("\n")
+
+    def parameter(key: str, schema: Any) -> str:
+        value = _value(grammar, schema, parameters, "\n</parameter>\n")
+        return f"{grammar.literal(f'<parameter={key}>')} {newline} {value}"
+
+    opened = f"{newline} {grammar.literal(f'<function={name}>')} {newline}"
+    closed = f"{grammar.literal('</function>')} {newline} {grammar.literal('</tool_call>')}"
+    return f"{opened} {_each(parameter, parameters)} {closed}"
+
+
+def _listed(grammar: Grammar, name: str, parameters: Parameters) -> str:
+    opened = grammar.literal(f'{{"name": {json.dumps(name)}, "arguments": ')
+    return f"{opened} {grammar.schema(parameters)} {grammar.literal('}')}"
+
+
+def _named(grammar: Grammar, name: str, parameters: Parameters) -> str:
+    return f"{grammar.literal(f'{name}[ARGS]')} {grammar.schema(parameters)}"
+
+
+def _bare(grammar: Grammar, name: str, parameters: Parameters) -> str:
+    """One schema for the whole, since the answer it may stand beside can be JSON too."""
+    properties = {"name": {"const": name}, "parameters": _moved(parameters, "#/properties/parameters")}
+    return grammar.schema(
+        {"type": "object", "properties": properties, "required": ["name", "parameters"], "additionalProperties": False}
+    )
+
+
+def _to_function(grammar: Grammar, name: str, parameters: Parameters) -> str:
+    return f"{grammar.literal(f'{name} <|constrain|>json<|message|>')} {grammar.schema(parameters)}"
+
+
+CALLS: dict[str, Form] = {
+    "json": Form(mark="<tool_call>", one=_tagged_json, between="\n"),
+    "arg_pairs": Form(mark="<tool_call>", one=_pairs, between="\n"),
+    "xml_function": Form(mark="<tool_call>", one=_function_tags, between="\n"),
+    "bracket_list": Form(mark="[TOOL_CALLS]", one=_listed, between=", ", is_list=True),
+    "bracket_args": Form(mark="[TOOL_CALLS]", one=_named, between=""),
+    "bare_json": Form(mark="", one=_bare),
+    "channels": Form(mark="<|channel|>commentary to=functions.", one=_to_function),
+}
+
+
+def _line(grammar: Grammar) -> str:
+    """Templates of one family differ in it."""
+    return grammar.literal("\n") + "?"
+
+
+# --- arguments -------------------------------------------------------------------------------------------------------
+
+
+def _each(write: Callable[[str, Any], str], parameters: Mapping[str, Any]) -> str:
+    """Every argument in the schema's order; those that are not required may be left out."""
+    properties: Any = parameters.get("properties")
+    required: Any = parameters.get("required")
+    needed: Sequence[Any] = cast(Sequence[Any], required) if isinstance(required, (list, tuple)) else ()
+    given = cast(Mapping[str, Any], properties) if isinstance(properties, Mapping) else dict[str, Any]()
+    return " ".join(write(key, schema) if key in needed else f"({write(key, schema)})?" for key, schema in given.items())
+
+
+def _value(grammar: Grammar, schema: Any, parameters: Mapping[str, Any], end: str) -> str:
+    """Strings are plain text up to the tag that ends them."""
+    given = cast(Mapping[str, Any], schema) if isinstance(schema, Mapping) else dict[str, Any]()
+    chosen: Any = given.get("enum", [given["const"]] if "const" in given else None)
+    if isinstance(chosen, list) and all(isinstance(choice, str) for choice in cast(list[Any], chosen)):
+        choices = " | ".join(grammar.literal(choice) for choice in cast(list[str], chosen))
+        return f"({choices}) {grammar.literal(end)}"
+    types = schema_types(given)
+    if "string" in types or (not types and "$ref" not in given):
+        return grammar.until(end)
+    kept = {key: parameters[key] for key in ("$defs", "definitions") if key in parameters}
+    return f"{grammar.schema({**kept, **given})} {grammar.literal(end)}"
+
+
+def _moved(schema: Any, to: str) -> Any:
+    """References within a schema that has become part of another."""
+    if isinstance(schema, Mapping):
+        given = cast(Mapping[str, Any], schema)
+        return {key: _reference(value, to) if key == "$ref" else _moved(value, to) for key, value in given.items()}
+    return [_moved(item, to) for item in cast(list[Any], schema)] if isinstance(schema, list) else schema
+
+
+def _reference(value: Any, to: str) -> Any:
+    return to + value[1:] if isinstance(value, str) and value.startswith("#") else value

@@ -1,0 +1,1 @@
+"""A model's text as it arrives: reasoning, tool calls, stop strings."""

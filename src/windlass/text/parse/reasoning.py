@@ -1,0 +1,68 @@
+"""A model's reasoning apart from its answer, as text arrives.
+
+`<think>` counts at the beginning only: later it is a word like any other. Where the prompt already opened it (GLM-4.7, INTELLECT-3),
+the output has only the closing tag. Space around the tags belongs to neither part.
+"""
+
+from __future__ import annotations
+
+from windlass.text.parse.held_back import SPACE, unfinished
+
+OPEN, CLOSE = TAGS = "<think>", "</think>"
+
+
+def opens_reasoning(prompt: str, tags: tuple[str, str] = TAGS) -> bool:
+    """Whether a rendered prompt leaves the model in the middle of its reasoning."""
+    return prompt.rstrip(SPACE).endswith(tags[0])
+
+
+class ReasoningSplitter:
+    def __init__(self, starts_in_reasoning: bool = False, tags: tuple[str, str] = TAGS) -> None:
+        self._open, self._close = tags
+        self._inside = starts_in_reasoning
+        self._begun = False
+        """Whether it is known how the text begins."""
+        self._at_edge = starts_in_reasoning
+        """Right behind a tag: space is dropped."""
+        self._waiting = ""
+
+    def push(self, text: str) -> tuple[str, str]:
+        """(reasoning, the rest) as far as it is certain."""
+        text, self._waiting = self._waiting + text, ""
+        if not self._begun:
+            text = self._begin(text)
+        reasoning = ""
+        if self._begun and self._inside:
+            reasoning, text = self._reason(text)
+        return reasoning, self._after_tag(text)
+
+    def finish(self) -> tuple[str, str]:
+        text, self._waiting, self._begun = self._after_tag(self._waiting), "", True
+        return (text, "") if self._inside else ("", text)
+
+    def _begin(self, text: str) -> str:
+        stripped = text.lstrip(SPACE)
+        if stripped.startswith(self._open):
+            self._begun = self._inside = self._at_edge = True
+            return stripped[len(self._open) :]
+        if self._open.startswith(stripped):  # it may still become the tag
+            self._waiting = text
+            return ""
+        self._begun = True
+        return text
+
+    def _reason(self, text: str) -> tuple[str, str]:
+        text = self._after_tag(text)
+        end = text.find(self._close)
+        if end >= 0:
+            self._inside, self._at_edge = False, True
+            return text[:end].rstrip(SPACE), text[end + len(self._close) :]
+        certain = text[: len(text) - unfinished(text, (self._close,))].rstrip(SPACE)
+        self._waiting = text[len(certain) :]
+        return certain, ""
+
+    def _after_tag(self, text: str) -> str:
+        if self._at_edge:
+            text = text.lstrip(SPACE)
+            self._at_edge = not text
+        return text

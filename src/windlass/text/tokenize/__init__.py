@@ -1,0 +1,1 @@
+"""Tokenizers, of Hugging Face directories and of GGUF files."""

@@ -1,0 +1,1 @@
+"""Documents to token shards, with a quality report. No torch."""

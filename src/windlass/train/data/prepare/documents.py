@@ -1,0 +1,122 @@
+"""Documents as they stand in files: texts and chats, each with its place. Knows formats of files, no tokens."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import msgspec
+
+from windlass.errors import BadInput
+from windlass.train.data.prepare.inputs import Piece
+from windlass.train.data.prepare.parquet import read_rows
+
+TEXT, MESSAGES, TOOLS = "text", "messages", "tools"
+_BLOCK_BYTES = 1 << 20
+_ENCODINGS = ((b"\xef\xbb\xbf", "utf-8-sig"), (b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"))
+
+
+class Document(NamedTuple):
+    place: str
+    text: str = ""
+    messages: list[dict[str, Any]] | None = None
+    """A chat; its text is made by a template."""
+    tools: list[dict[str, Any]] | None = None
+
+
+class BadRecord(NamedTuple):
+    """What could not be read."""
+
+    place: str
+    why: str
+
+
+def read_documents(piece: Piece, field: str | None) -> Iterator[Document | BadRecord]:
+    """`field`: where records have their text; None: `messages` of those that have it, else `text`."""
+    path = Path(piece.path)
+    try:
+        if piece.kind == "text":
+            yield Document(piece.path, _decoded(path.read_bytes()))
+        elif piece.kind == "jsonl":
+            yield from _json_lines(piece, path, field)
+        else:
+            for row, values in read_rows(path, piece.start, piece.stop, [field] if field else [MESSAGES, TEXT, TOOLS]):
+                yield _document(values, f"{path}, row {row + 1}", field)
+    except (OSError, EOFError, zlib.error) as error:
+        raise BadInput(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _decoded(content: bytes) -> str:
+    """UTF-8, or what the mark at its beginning says; what is neither shows as replacement characters, which the report counts."""
+    encoding = next((name for mark, name in _ENCODINGS if content.startswith(mark)), "utf-8")
+    return content.decode(encoding, errors="replace")
+
+
+def _json_lines(piece: Piece, path: Path, field: str | None) -> Iterator[Document | BadRecord]:
+    for offset, line in _lines(piece, path):
+        if not line.strip():
+            continue
+        place = f"{path}, byte {offset}"
+        try:
+            values = msgspec.json.decode(line.removeprefix(b"\xef\xbb\xbf"))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            yield BadRecord(place, f"not JSON: {error}")
+            continue
+        yield _document(values, place, field)
+
+
+def _lines(piece: Piece, path: Path) -> Iterator[tuple[int, bytes]]:
+    """(offset, line) of lines that begin in the piece."""
+    if path.suffix == ".gz":
+        with gzip.open(path, "rb") as stream:
+            offset = 0
+            for line in stream:
+                yield offset, line
+                offset += len(line)
+        return
+    with path.open("rb", buffering=_BLOCK_BYTES) as stream:
+        offset = piece.start
+        if offset:  # the line that the piece begins in is the one before's, unless it begins right here
+            stream.seek(offset - 1)
+            offset += len(stream.readline()) - 1
+        while offset < piece.stop and (line := stream.readline()):
+            yield offset, line
+            offset += len(line)
+
+
+def _document(values: Any, place: str, field: str | None) -> Document | BadRecord:
+    if not isinstance(values, dict):
+        return BadRecord(place, "not an object")
+    record = cast(dict[str, Any], values)
+    name = field or (MESSAGES if record.get(MESSAGES) is not None else TEXT)
+    value = record.get(name)
+    if isinstance(value, str):
+        return Document(place, value)
+    if isinstance(value, list):
+        return _chat(cast(list[Any], value), record.get(TOOLS), place)
+    if value is None:
+        had = ", ".join(list(record)[:8]) or "nothing"
+        return BadRecord(place, f"no {field or 'text and no messages'} in it; it has {had}")
+    return BadRecord(place, f"{name} is neither a text nor a list of messages")
+
+
+def _chat(messages: list[Any], tools: Any, place: str) -> Document | BadRecord:
+    if not all(isinstance(message, dict) and isinstance(message.get("role"), str) for message in messages):
+        return BadRecord(place, "messages should be objects with a role")
+    # Parquet gives every message all fields that any has; those that are empty were not there.
+    chat = [{key: value for key, value in message.items() if value is not None} for message in messages]
+    return Document(place, messages=chat, tools=tools if isinstance(tools, list) else None)
+
+
+def line_number(path: Path, offset: int) -> int:
+    """Of the line that begins there: counted only when something is wrong with it."""
+    opener: Any = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rb") as stream:
+        lines, left = 1, offset
+        while left and (block := stream.read(min(left, _BLOCK_BYTES))):
+            lines += block.count(b"\n")
+            left -= len(block)
+    return lines

@@ -1,0 +1,206 @@
+"""One unit of work: its documents read, looked at, turned to tokens and written as shards. Runs in a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from windlass.core.model import Frozen
+from windlass.errors import BadInput
+from windlass.formats.disk.atomic import write_atomically
+from windlass.text.chat.assistant_spans import Span
+from windlass.train.data.prepare.documents import BadRecord, Document, line_number, read_documents
+from windlass.train.data.prepare.encoding import Encoded, Encoder
+from windlass.train.data.prepare.inputs import Unit
+from windlass.train.data.prepare.near_duplicates import hashed_words, signatures, text_hash
+from windlass.train.data.prepare.processes import tell
+from windlass.train.data.prepare.quality import Counts
+from windlass.train.data.prepare.write_shards import ShardWriter, token_type_for
+from windlass.train.data.shards import Shard, Split
+
+DOCUMENTS_AT_ONCE, CHARACTERS_AT_ONCE = 512, 1 << 20
+
+
+class Settings(Frozen):
+    tokenizer: str
+    """A model's folder or file."""
+    template: str | None = None
+    """A chat template, instead of the tokenizer's."""
+    field: str | None = None
+    validation: float = 0.0
+    """Of the documents, chosen by what is in them, so that equal ones fall on the same side."""
+    longest: int = 1 << 17
+    """Tokens; longer documents are reported, and kept."""
+    skip_bad: bool = False
+    """Records that cannot be read are counted instead of stopping everything."""
+
+
+class Done(msgspec.Struct):
+    """What is known of a unit when it is done."""
+
+    shards: list[Shard]
+    counts: Counts
+
+
+class _Rendered(NamedTuple):
+    """A document that is ready to become tokens."""
+
+    place: str
+    text: str
+    spans: list[Span] | None
+    """None: no chat."""
+    said: str = ""
+    """What was said in a chat, without what the template adds to every one."""
+
+
+_open: dict[str, UnitWork] = {}
+_loaded: list[Encoder] = []
+"""What this process has loaded already: some tokenizers take seconds."""
+
+
+def open_encoder(settings: Settings) -> Encoder:
+    _loaded[:] = [Encoder(Path(settings.tokenizer), settings.template)]
+    return _loaded[0]
+
+
+def open_work(settings: Settings, out: Path | None, signed: Path) -> None:
+    """In every process, before its first unit."""
+    _open["work"] = UnitWork(settings, _loaded.pop() if _loaded else open_encoder(settings), out, signed)
+
+
+def run_unit(unit: Unit) -> Done:
+    return _open["work"].run(unit)
+
+
+class UnitWork:
+    def __init__(self, settings: Settings, encoder: Encoder, out: Path | None, signed: Path) -> None:
+        """Without `out` only the report is made. `signed`: where signatures go."""
+        self._settings, self._encoder, self._out, self._signed = settings, encoder, out, signed
+
+    def run(self, unit: Unit) -> Done:
+        writers = _Writers(self._out, unit.number, self._encoder.vocab_size)
+        counts = Counts(lengths={}, examples={})
+        signed: list[NDArray[np.uint64]] = []
+        try:
+            for batch in self._batches(unit, counts):
+                hashes = [text_hash(document.text) for document in batch]
+                encoded = self._encode(batch)
+                for document, hashed, tokens in zip(batch, hashes, encoded, strict=True):
+                    self._count(counts, document, tokens)
+                    held_out = hashed < self._settings.validation * 2**64
+                    writers.add("validation" if held_out else "train", tokens)
+                signed.append(signatures(hashes, [_compared(*pair) for pair in zip(batch, encoded, strict=True)]))
+            write_atomically(signature_file(self._signed, unit), np.concatenate(signed).tobytes() if signed else b"")
+            return Done(shards=writers.finish(), counts=counts)
+        except BaseException:
+            writers.abandon()
+            raise
+
+    def _batches(self, unit: Unit, counts: Counts) -> Iterator[list[_Rendered]]:
+        batch: list[_Rendered] = []
+        characters = 0
+        for piece in unit.pieces:
+            told, share = 0, 0
+            for found in read_documents(piece, self._settings.field):
+                document = self._readable(found, counts)
+                if document is None:
+                    continue
+                batch.append(document)
+                characters += len(document.text)
+                share += len(document.text)
+                if len(batch) >= DOCUMENTS_AT_ONCE or characters >= CHARACTERS_AT_ONCE:
+                    yield batch
+                    batch, characters = [], 0
+                    told += _told(min(share, piece.num_bytes) - told)
+            _told(piece.num_bytes - told)
+        if batch:
+            yield batch
+
+    def _readable(self, found: Document | BadRecord, counts: Counts) -> _Rendered | None:
+        rendered = self._rendered(found) if isinstance(found, Document) else found
+        if isinstance(rendered, BadRecord):
+            if not self._settings.skip_bad:
+                raise BadInput(f"{_with_line(rendered.place)}: {rendered.why}")
+            counts.bad += 1
+            counts.note("bad", f"{_with_line(rendered.place)}: {rendered.why}")
+            return None
+        if not rendered.text.strip():
+            counts.empty += 1
+            counts.note("empty", rendered.place)
+            return None
+        counts.look_at(rendered.text, rendered.place)
+        return rendered
+
+    def _rendered(self, document: Document) -> _Rendered | BadRecord:
+        if document.messages is None:
+            return _Rendered(document.place, document.text, None)
+        if not document.messages:
+            return _Rendered(document.place, "", None)
+        try:
+            return _Rendered(document.place, *self._encoder.chat_text(document), said=_said(document.messages))
+        except BadInput as error:
+            if error.field != "messages":  # not this chat's fault
+                raise
+            return BadRecord(document.place, str(error))
+
+    def _encode(self, batch: list[_Rendered]) -> list[Encoded]:
+        texts = [document.text for document in batch if document.spans is None]
+        chats = [(document.text, document.spans) for document in batch if document.spans is not None]
+        from_texts, from_chats = iter(self._encoder.texts(texts)), iter(self._encoder.chats(chats))
+        return [next(from_texts if document.spans is None else from_chats) for document in batch]
+
+    def _count(self, counts: Counts, document: _Rendered, encoded: Encoded) -> None:
+        num_tokens = len(encoded.tokens)
+        num_learned = num_tokens if encoded.learned is None else sum(end - begin for begin, end in encoded.learned)
+        counts.count(num_tokens, num_learned, document.spans is not None, self._settings.longest, document.place)
+
+
+def signature_file(folder: Path, unit: Unit) -> Path:
+    return folder / f".signatures-{unit.number:05}"
+
+
+def _said(messages: list[dict[str, Any]]) -> str:
+    return " ".join(content for message in messages if isinstance(content := message.get("content"), str))
+
+
+def _compared(document: _Rendered, encoded: Encoded) -> NDArray[np.uint32]:
+    """What near duplicates are found by."""
+    return encoded.tokens if document.spans is None else hashed_words(document.said)
+
+
+def _told(num_bytes: int) -> int:
+    tell(num_bytes)
+    return num_bytes
+
+
+def _with_line(place: str) -> str:
+    """`file, byte 120` as `file, line 3`, which people find more easily."""
+    path, found, offset = place.rpartition(", byte ")
+    return f"{path}, line {line_number(Path(path), int(offset))}" if found else place
+
+
+class _Writers:
+    """A shard for each split, begun when it gets its first document."""
+
+    def __init__(self, folder: Path | None, number: int, vocab_size: int) -> None:
+        self._folder, self._number, self._type = folder, number, token_type_for(vocab_size)
+        self._writers: dict[Split, ShardWriter] = {}
+
+    def add(self, split: Split, encoded: Encoded) -> None:
+        if self._folder is None:
+            return
+        if split not in self._writers:
+            self._writers[split] = ShardWriter(self._folder, f"{split}-{self._number:05}", split, self._type)
+        self._writers[split].add(encoded.tokens, encoded.learned)
+
+    def finish(self) -> list[Shard]:
+        return [writer.finish() for writer in self._writers.values()]
+
+    def abandon(self) -> None:
+        for writer in self._writers.values():
+            writer.abandon()

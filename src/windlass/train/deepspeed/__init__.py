@@ -1,0 +1,1 @@
+"""Training on DeepSpeed's ZeRO."""

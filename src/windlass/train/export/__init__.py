@@ -1,0 +1,1 @@
+"""A trained model or adapter as Hugging Face and PEFT files."""

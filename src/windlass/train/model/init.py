@@ -1,0 +1,144 @@
+"""First weights of a model that will learn (core.ports.Weights): drawn at random, or read from a checkpoint. This rank's slices of them.
+
+A number depends on the seed and on its tensor's name alone, so however a model is split it begins as the same one. What is given out
+is remembered as slabs, by which checkpoints and gradients find our tensors in parameters again.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from math import sqrt
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from windlass.core.model import ModelSpec
+from windlass.core.rule import Role, Rule
+from windlass.errors import UnknownName
+from windlass.train.params.layout import Part, Slab
+from windlass.weights.load.dense import load_dense, load_vector
+from windlass.weights.source import Opened, check_runnable
+from windlass.weights.tensors.names import Named
+from windlass.weights.tensors.parts import Share, part_at
+from windlass.weights.tensors.readers import Ours
+
+DEVIATION = 0.02
+"""Of all matrices; those that end a half layer are divided by the root of twice the layers (GPT-2, section 2.3)."""
+
+
+class FirstWeights:
+    """At random: matrices normal, norms one, everything else nought."""
+
+    tiled = False
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        rules: tuple[Rule, ...],
+        *,
+        seed: int = 0,
+        share: Share | None = None,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        held_dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """`dtype` is of activations, `held_dtype` of what learns."""
+        check_runnable(spec)
+        self.spec, self.device, self.dtype, self.held_dtype = spec, torch.device(device), dtype, held_dtype
+        self._named, self._seed, self._share = Named(rules), seed, share or Share()
+        self._embedding: Tensor | None = None
+        self.slabs: dict[int, Slab] = {}
+        """By the address of what was given out."""
+
+    # --- core.ports.Weights
+
+    def matrix(self, *names: str) -> Tensor:
+        if self.spec.tied_head and names in (("embed.weight",), ("head.weight",)):
+            if self._embedding is None:
+                self._embedding = self._stacked([self._named.get("embed.weight")])
+            return self._embedding
+        return self._stacked([self._named.get(name) for name in names])
+
+    def dense_matrix(self, *names: str) -> Tensor:
+        return self.matrix(*names)
+
+    def vector(self, *names: str) -> Tensor | None:
+        found = [self._named.find(name) for name in names]
+        if not any(found):
+            return None
+        if None in found:
+            raise UnknownName("tensor", names[found.index(None)], [ours.name for ours in found if ours is not None])
+        return self._stacked([ours for ours in found if ours is not None])
+
+    def experts(self, layer: int, *parts: str) -> Tensor:
+        return self._expert_stack(layer, parts, "weight")
+
+    def expert_vectors(self, layer: int, *parts: str) -> Tensor | None:
+        if self._named.expert_rule(layer, parts[0], "bias") is None:
+            return None
+        return self._expert_stack(layer, parts, "bias")
+
+    # --- how
+
+    def _stacked(self, wanted: Sequence[Ours]) -> Tensor:
+        made = torch.cat([self._values(ours) for ours in wanted])
+        parts = tuple(Part(ours.name, ours.shape, self._share.slices(ours.rule)) for ours in wanted)
+        learns = not wanted[0].name.endswith(".router.correction")
+        return self._given(made, Slab(parts, 0), learns)
+
+    def _expert_stack(self, layer: int, parts: Sequence[str], kind: str) -> Tensor:
+        found = [self._named.expert_rule(layer, part, kind) for part in parts]
+        rules = [rule for rule in found if rule is not None]
+        if len(rules) < len(parts):
+            raise UnknownName("expert tensor", f"layers.{layer} {' '.join(parts)} {kind}", ["gate", "up", "down"])
+        experts = self._share.experts(rules[0].num_experts)
+        made = [
+            torch.cat([self._values(Ours(rule=rule, layer=layer, expert=expert)) for rule in rules]) for expert in range(*experts)
+        ]
+        held = tuple(
+            Part(
+                rule.ours.format(layer=layer, expert="*").replace(".*.", "."),
+                (rule.num_experts, *rule.shape),
+                (experts, *self._share.slices(rule)),
+            )
+            for rule in rules
+        )
+        return self._given(torch.stack(made), Slab(held, 1), True)
+
+    def _given(self, made: Tensor, slab: Slab, learns: bool) -> Tensor:
+        made = made.contiguous().requires_grad_(learns)
+        self.slabs[made.data_ptr()] = slab
+        return made
+
+    def _values(self, ours: Ours) -> Tensor:
+        """This rank's slice of one of our tensors."""
+        held = tuple(slice(*interval) for interval in self._share.slices(ours.rule))
+        return self._drawn(ours)[held].to(self.held_dtype)
+
+    def _drawn(self, ours: Ours) -> Tensor:
+        if ours.rule.role is Role.VECTOR:
+            is_norm = ours.rule.ours.endswith("norm.weight")
+            return torch.full(ours.shape, 1.0 if is_norm else 0.0, device=self.device)
+        source = torch.Generator(self.device).manual_seed(zlib.crc32(f"{self._seed} {ours.name}".encode()))
+        last = ours.rule.ours.endswith((".o.weight", ".down.weight"))
+        deviation = DEVIATION / (sqrt(2 * self.spec.num_layers) if last else 1.0)
+        return torch.randn(ours.shape, device=self.device, generator=source).mul_(deviation)
+
+
+class LoadedWeights(FirstWeights):
+    """From a checkpoint of whatever format. What it may lack (the layer that guesses ahead) is drawn."""
+
+    def __init__(self, opened: Opened, **how: Any) -> None:
+        super().__init__(opened.spec, opened.rules, **how)
+        self._opened = opened
+
+    def _values(self, ours: Ours) -> Tensor:
+        place = self._opened.places.get(ours.name)
+        if place is None:
+            return super()._values(ours)
+        part = part_at(ours, place, self._share)
+        if len(ours.shape) == 1:
+            return load_vector(self._opened.store, [part], self.held_dtype, self.device)
+        return load_dense(self._opened.store, [[part]], self.held_dtype, self.device)[0]

@@ -1,0 +1,71 @@
+"""Cross-entropy of the next token, straight from the hidden rows: logits of a slice at a time, never all of them.
+
+Each slice's logits are turned into their own gradient while they are there (the loss is linear in the end), so neither logits nor
+probabilities are kept, and nothing is computed twice. Knows no layers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from windlass.kernels.ops.linear import Matrix
+from windlass.kernels.precision import widened
+from windlass.kernels.torch_compile import chain
+from windlass.train.model.packing import IGNORED
+
+SLICE_LOGITS = 2**28
+"""Elements of a slice: half a gigabyte in 16 bits, with rows enough for a product at full speed."""
+
+
+def head_loss(hidden: Tensor, head: Matrix, targets: Tensor, z: float = 0.0) -> tuple[Tensor, Tensor]:
+    """(sum over rows of cross-entropy + z * log(denominator)^2, the cross-entropy alone without gradient).
+
+    hidden [rows, width], head [vocabulary, width], targets [rows]; rows whose target is IGNORED count for nothing.
+    """
+    matrix = head.to(hidden.dtype) if isinstance(head, Tensor) else head.dense(dtype=hidden.dtype)
+    total, entropy = HeadLoss.apply(hidden, matrix, targets, z)
+    return total, entropy
+
+
+class HeadLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, head: Tensor, targets: Tensor, z: float) -> tuple[Tensor, Tensor]:
+        needs_hidden, needs_head = ctx.needs_input_grad[:2]
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        total, entropy = (torch.zeros((), dtype=wide, device=hidden.device) for _ in range(2))
+        of_hidden = torch.empty_like(hidden) if needs_hidden else None
+        of_head = torch.zeros_like(head, dtype=wide) if needs_head else None
+        rows = max(1, SLICE_LOGITS // head.shape[0])
+        for first in range(0, hidden.shape[0], rows):
+            some = slice(first, first + rows)
+            objective, said, gradient = _slice(hidden[some] @ head.t(), targets[some], z)
+            total, entropy = total + objective, entropy + said
+            if of_hidden is not None:
+                torch.mm(gradient, head, out=of_hidden[some])
+            if of_head is not None:
+                of_head += gradient.t() @ hidden[some]
+        ctx.save_for_backward(of_hidden, None if of_head is None else of_head.to(head.dtype))
+        ctx.mark_non_differentiable(entropy)
+        return total, entropy
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        scaled = [None if held is None else held * gradients[0].to(held.dtype) for held in ctx.saved_tensors]
+        return scaled[0], scaled[1], None, None
+
+
+@chain
+def _slice(logits: Tensor, targets: Tensor, z: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The objective, the cross-entropy, and the objective's gradient by the logits."""
+    wide = widened(logits)
+    learned = (targets != IGNORED)[:, None].to(wide.dtype)
+    chosen = targets.clamp(min=0)[:, None]
+    denominator = wide.logsumexp(-1, keepdim=True)
+    entropy = ((denominator - wide.gather(1, chosen)) * learned).sum()
+    penalty = (denominator.square() * learned).sum()
+    places = torch.arange(wide.shape[1], device=wide.device)[None]
+    gradient = (wide - denominator).exp() * (1 + 2 * z * denominator) - (places == chosen).to(wide.dtype)
+    return entropy + z * penalty, entropy, (gradient * learned).to(logits.dtype)

@@ -1,0 +1,1 @@
+"""Optimizers, learning-rate schedules, fp32 master weights."""

@@ -1,0 +1,102 @@
+"""The grid of a run's ranks: stages x copies x experts x slices, and the groups that ranks of it sum over.
+
+pp outermost, tp innermost, so that ranks that talk most are neighbours. Data-parallel ranks are copies x ep: experts are spread over ep
+of them, and FSDP spreads everything else over all of them, over the copies alone, or over none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from windlass.core.layout import training_groups
+from windlass.core.recipe.recipe import Parallel
+from windlass.errors import Impossible
+
+
+@dataclass(frozen=True)
+class Degrees:
+    pp: int
+    copies: int
+    ep: int
+    tp: int
+    fsdp: int
+
+    @property
+    def dp(self) -> int:
+        return self.copies * self.ep
+
+
+def degrees(parallel: Parallel, world: int) -> Degrees:
+    """As the recipe says, with dp and fsdp what is left; what does not divide, or nothing here does, is refused."""
+    tp, pp, ep = parallel.tp or 1, parallel.pp or 1, parallel.ep or 1
+    _refuse_unknown(parallel)
+    dp = training_groups(world, tp=tp, pp=pp).dp
+    if dp % ep:
+        raise Impossible(
+            f"parallel.ep {ep} does not fit: experts are spread over data-parallel ranks, of which {world} processes at tp {tp} and pp {pp}"
+            f" make {dp}; ep must divide it"
+        )
+    fsdp = parallel.fsdp or (1 if parallel.zero == 0 else dp)
+    if fsdp not in {1, dp // ep, dp}:
+        raise Impossible(
+            f"parallel.fsdp {fsdp} does not fit: with {dp} data-parallel ranks and ep {ep} it may be"
+            f" {', '.join(map(str, sorted({1, dp // ep, dp})))}"
+        )
+    return Degrees(pp=pp, copies=dp // ep, ep=ep, tp=tp, fsdp=fsdp)
+
+
+def _refuse_unknown(parallel: Parallel) -> None:
+    """What can be planned for other trainers, and is not built here."""
+    if (parallel.cp or 1) > 1:
+        raise Impossible(
+            f"parallel.cp {parallel.cp}: context parallelism can be planned, but nothing here trains with it; leave it out"
+        )
+    if (parallel.virtual_stages or 1) > 1:
+        raise Impossible(
+            "parallel.virtual_stages: interleaved stages can be planned, but nothing here trains with them; leave it out"
+        )
+    if parallel.schedule != "1f1b":
+        raise Impossible(f'parallel.schedule = "{parallel.schedule}" can be planned, but nothing here trains with it; use "1f1b"')
+    if parallel.zero in (1, 2):
+        raise Impossible(
+            f'parallel.zero {parallel.zero}: FSDP spreads everything (3) or nothing (0); run.engine = "deepspeed" has 1 and 2'
+        )
+
+
+class Meshes:
+    def __init__(self, device_type: str, of: Degrees) -> None:
+        """Every rank of the run makes it, at the same time."""
+        self.of = of
+        self.grid = init_device_mesh(device_type, (of.pp, of.copies, of.ep, of.tp), mesh_dim_names=("pp", "copies", "ep", "tp"))
+        self.data = self.grid["copies", "ep"]._flatten("data")
+        self.pp_rank, self.copy_rank, self.ep_rank, self.tp_rank = self.grid.get_coordinate() or (0, 0, 0, 0)
+        self.dp_rank = self.copy_rank * of.ep + self.ep_rank
+        self._device_type = device_type
+        self.dense_mesh = self._dense_mesh()
+        self.expert_mesh = self._expert_mesh()
+
+    def group(self, axis: str) -> Any:
+        return self.data.get_group() if axis == "data" else self.grid[axis].get_group()
+
+    def _dense_mesh(self) -> DeviceMesh | None:
+        """Of FSDP, for all but experts. None: every rank has all of it."""
+        of = self.of
+        if of.fsdp == 1:
+            return None
+        if of.fsdp == of.dp:
+            return self.data
+        # The axis that is only copied comes first (FSDP's hybrid sharding), so this grid has its axes in another order.
+        ranks = torch.arange(dist.get_world_size()).view(of.pp, of.copies, of.ep, of.tp).permute(0, 3, 2, 1).contiguous()
+        turned = DeviceMesh(self._device_type, ranks, mesh_dim_names=("pp", "tp", "copied", "spread"))
+        return turned["copied", "spread"]
+
+    def _expert_mesh(self) -> DeviceMesh | None:
+        """Of FSDP, for experts: ranks that have the same ones."""
+        if self.of.fsdp == 1:
+            return None
+        return self.dense_mesh if self.of.ep == 1 else self.grid["copies"]

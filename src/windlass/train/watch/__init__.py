@@ -1,5 +1,0 @@
-"""What a run shows of itself: a live line, JSONL, TensorBoard, Prometheus, a plot, a profile."""
-
-from windlass.train.watch.watch import Sample, Sink, Watch
-
-__all__ = ["Sample", "Sink", "Watch"]

@@ -1,0 +1,1 @@
+"""A decoder's tensors from a checkpoint, a dictionary or random numbers."""

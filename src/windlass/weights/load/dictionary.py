@@ -1,0 +1,52 @@
+"""A decoder's tensors out of a dictionary under Hugging Face names: another library's state_dict(), a trainer's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from windlass.core.model import ModelSpec
+from windlass.core.place import Placement
+from windlass.core.rule import Rule
+from windlass.weights.load.checkpoint import CheckpointWeights, Loaded
+from windlass.weights.source import Opened
+from windlass.weights.stores.memory import MemoryStore
+from windlass.weights.tensors.parts import Part
+from windlass.weights.tensors.validate import placed
+
+
+class DictWeights(CheckpointWeights):
+    """Everything plain and in `dtype`, vectors too; every name that the rules know is found, published or as transformers stacks it.
+
+    `requires_grad`: what is given out are leaves to be differentiated.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        rules: tuple[Rule, ...],
+        state_dict: Mapping[str, Tensor],
+        *,
+        requires_grad: bool = False,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        placement: Placement | None = None,
+        tp_index: int = 0,
+    ) -> None:
+        store = MemoryStore(state_dict)
+        opened = Opened(
+            store=store, spec=spec, rules=rules, config={}, digest="", places=placed(rules, store, others_allowed=True)
+        )
+        super().__init__(opened, placement=placement, tp_index=tp_index, device=device, dtype=dtype, keep_quantized=False)
+        self._requires_grad = requires_grad
+
+    def _dense_dtype(self, parts: list[Part]) -> torch.dtype:
+        return self.dtype
+
+    def _vector_dtype(self) -> torch.dtype:
+        return self.dtype
+
+    def _given(self, parts: list[Part], loaded: Loaded) -> Loaded:
+        return loaded.requires_grad_(self._requires_grad) if isinstance(loaded, Tensor) else loaded

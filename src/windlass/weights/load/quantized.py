@@ -1,0 +1,175 @@
+"""Parts of packed matrices to panels: codes and scales as they are stored, a bounded slice at a time. Nothing is rounded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from windlass.core.ports import TensorStore
+from windlass.formats.dtypes import torch_dtype
+from windlass.kernels.packing import repack
+from windlass.kernels.packing.panels import PANEL_ROWS, Panels
+from windlass.kernels.triton.tiles.rows import Rows
+from windlass.weights.load.stream import DEVICE_SLICE_BYTES, DEVICE_WORKERS, SLICE_BYTES, ahead
+from windlass.weights.tensors.forms import FP8_BLOCK, Codes, Form, form_of
+from windlass.weights.tensors.packed import packed_form, packed_rows
+from windlass.weights.tensors.parts import Part
+from windlass.weights.tensors.readers import SHORT_RUN_ROWS, first_row, picked, runs
+
+BLOCKS_TAKEN = ("Q4_0", "Q4_1", "Q8_0")
+"""ggml's blocks that panels take as they are."""
+
+
+@dataclass(frozen=True)
+class Coded:
+    """Rows for `Panels.put`, or (without scales) for `Panels.put_blocks`."""
+
+    codes: Tensor
+    scale: Tensor | None = None
+    offset: Tensor | None = None
+
+    def pinned(self) -> Coded:
+        """Where a GPU copies from without the processor's help."""
+        return Coded(*(None if tensor is None else tensor.pin_memory() for tensor in (self.codes, self.scale, self.offset)))  # type: ignore[arg-type]
+
+    def picked(self, index: Tensor) -> Coded:
+        return Coded(*(None if tensor is None else tensor[index] for tensor in (self.codes, self.scale, self.offset)))  # type: ignore[arg-type]
+
+    def columns(self, left: int, right: int, num_in: int) -> Coded:
+        """Inputs left..right of `num_in`. They begin and end with a group, so every tensor is cut in proportion."""
+        if right - left == num_in:
+            return self
+
+        def cut(tensor: Tensor) -> Tensor:
+            width = tensor.shape[1]
+            return tensor if width == 1 else tensor[:, width * left // num_in : width * right // num_in]
+
+        return Coded(*(None if tensor is None else cut(tensor) for tensor in (self.codes, self.scale, self.offset)))  # type: ignore[arg-type]
+
+
+ReadCodes = Callable[[int, int], Coded]
+Job = Callable[[], tuple[int | None, int, Coded]]
+"""-> expert, first row, rows."""
+
+
+def panels_bytes(codes: Codes, num_out: int, num_in: int) -> int:
+    """Of a matrix in memory."""
+    nothing = torch.empty(0, dtype=torch.uint8)
+    return Panels(codes.kind, (num_out, num_in), codes.local_group(num_in), torch_dtype(codes.scale), nothing).expert_bytes
+
+
+def load_packed(
+    store: TensorStore, rows_of: Sequence[Sequence[Part]], codes: Codes, num_experts: int, device: torch.device
+) -> Panels | Rows:
+    """For each expert (or for the one matrix there is, `num_experts` 0) its parts below each other: panels on a CPU, rows on a GPU."""
+    first = rows_of[0]
+    num_out, num_in = sum(part.num_rows for part in first), first[0].num_in
+    shape = (codes.kind, num_out, num_in, codes.local_group(num_in), num_experts, torch_dtype(codes.scale))
+    made = Panels.allocate(*shape) if device.type == "cpu" else Rows.allocate(*shape, device=device)
+    size, workers = (SLICE_BYTES, 1) if device.type == "cpu" else (DEVICE_SLICE_BYTES, DEVICE_WORKERS)
+    jobs = [
+        job for expert, parts in enumerate(rows_of) for job in coded_jobs(store, parts, expert if num_experts else None, size)
+    ]
+    for expert, row, rows in ahead(jobs, workers):
+        if rows.scale is None:
+            made.put_blocks(row, rows.codes, expert)
+        else:
+            made.put(row, rows.codes, rows.scale, rows.offset, expert)
+    return made
+
+
+def coded_jobs(store: TensorStore, parts: Sequence[Part], expert: int | None, slice_bytes: int = SLICE_BYTES) -> Iterator[Job]:
+    """Slices of a matrix of these parts, each with the row it begins with."""
+    row = 0
+    for part in parts:
+        yield from _jobs(store, part, row, expert, slice_bytes)
+        row += part.num_rows
+
+
+def _jobs(store: TensorStore, part: Part, row: int, expert: int | None, slice_bytes: int) -> Iterator[Job]:
+    read, (first, last) = coded_reader(store, part), part.rows
+    num_in = part.ours.shape[1]
+    step = max(1, slice_bytes // num_in // PANEL_ROWS) * PANEL_ROWS
+    for start in range(first, last, step):
+        stop = min(start + step, last)
+
+        def job(start: int = start, stop: int = stop) -> tuple[int | None, int, Coded]:
+            return expert, row + start - first, read(start, stop).columns(*part.columns, num_in)
+
+        yield job
+
+
+def coded_reader(store: TensorStore, part: Part) -> ReadCodes:
+    """Rows of ours start..stop, all inputs."""
+    base = _stored_rows(store, part, form_of(store, part))
+    first, rows = first_row(part.ours, part.place), picked(part.ours, part.place)
+
+    def read(start: int, stop: int) -> Coded:
+        stretches = list(runs(rows, start, stop))
+        if rows is None or len(stretches) == 1 or rows.block >= SHORT_RUN_ROWS:
+            return _joined([base(first + stored, first + stored + count) for _, stored, count in stretches])
+        lowest, highest = rows.stored(start), rows.stored(stop - 1) + 1
+        index = torch.tensor([rows.stored(row) - lowest for row in range(start, stop)])
+        return base(first + lowest, first + highest).picked(index)
+
+    return read
+
+
+def _joined(parts: list[Coded]) -> Coded:
+    if len(parts) == 1:
+        return parts[0]
+    columns = zip(*((part.codes, part.scale, part.offset) for part in parts), strict=True)
+    return Coded(*(None if tensors[0] is None else torch.cat(tensors) for tensors in columns))  # type: ignore[arg-type]
+
+
+# --- how each form is read
+
+
+def _stored_rows(store: TensorStore, part: Part, form: Form) -> ReadCodes:
+    name = part.place.name
+    if part.place.packed:
+        read = packed_rows(store, name, packed_form(store, name, part.ours.shape))
+        return lambda start, stop: Coded(*read(start, stop))
+    if form.name == "mxfp4":
+        return lambda start, stop: _mxfp4(store, name, start, stop)
+    if form.name in ("F8_E4M3", "I8"):
+        return lambda start, stop: _eight_bits(store, name, start, stop)
+    return lambda start, stop: _ggml(store, name, start, stop)
+
+
+def _ggml(store: Any, name: str, start: int, stop: int) -> Coded:
+    kind, data = cast(tuple[str, bytearray], store.raw_blocks(name, start, stop))
+    rows = torch.frombuffer(data, dtype=torch.uint8).view(stop - start, -1)
+    if kind in BLOCKS_TAKEN:
+        return Coded(rows)
+    return Coded(*{"Q5_0": repack.q5_0, "Q4_K": repack.q4_k}[kind](rows))
+
+
+def _mxfp4(store: TensorStore, name: str, start: int, stop: int) -> Coded:
+    scales = store.read(f"{name}_scales", start, stop)
+    per_row = scales.shape[1]
+    blocks = store.read(f"{name}_blocks", start * per_row, stop * per_row)
+    return Coded(*repack.mxfp4(blocks.view(stop - start, per_row, -1), scales))
+
+
+def _eight_bits(store: TensorStore, name: str, start: int, stop: int) -> Coded:
+    codes = store.read(name, start, stop)
+    if codes.dtype is torch.int8:  # with the top bit turned over two's complement is the code + 128
+        codes = (codes.view(torch.uint8) ^ 128).view(torch.int32)
+    return Coded(codes, _row_scales(store, name, start, stop))
+
+
+def _row_scales(store: TensorStore, name: str, start: int, stop: int) -> Tensor:
+    """fp32 [rows, groups], from one per row, one for all, or one for 128 x 128."""
+    if f"{name}_scale_inv" in store.names():
+        first, last = start // FP8_BLOCK, -(-stop // FP8_BLOCK)
+        every = store.read(f"{name}_scale_inv", first, last).float().repeat_interleave(FP8_BLOCK, dim=0)
+        return every[start - first * FP8_BLOCK : stop - first * FP8_BLOCK].contiguous()
+    scale = f"{name}_scale"
+    rows = store.shape(scale)[0] if store.shape(scale) else 1
+    found = store.read(scale, start, stop) if rows > 1 else store.read(scale, 0, 1)
+    return found.float().reshape(-1, 1).expand(stop - start, 1).contiguous()

@@ -1,0 +1,53 @@
+"""Parts of 4-bit matrices to tiles on a GPU (kernels.cuda.layout): codes and scales go over as they are stored and are laid out there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from windlass.core.ports import TensorStore
+from windlass.kernels.cuda.layout import ROWS, Filling, Tiles
+from windlass.weights.load.quantized import Coded, Job, coded_jobs
+from windlass.weights.load.stream import DEVICE_SLICE_BYTES, DEVICE_WORKERS, ahead
+from windlass.weights.tensors.forms import Codes
+from windlass.weights.tensors.parts import Part
+
+GROUPS = (32, 64, 128)
+
+
+def can_tile(codes: Codes | None, num_out: int, num_in: int) -> bool:
+    """Symmetric, in groups that the kernels know, scales as they use them."""
+    if codes is None or codes.kind != "int4" or codes.scale != "BF16":
+        return False
+    group = codes.local_group(num_in)
+    return group in GROUPS and num_in % group == 0 and num_out % ROWS == 0
+
+
+def are_paired(names: Sequence[str]) -> bool:
+    """Gate above up: their rows are dealt in turn, so that a tile has both halves of its results."""
+    return len(names) == 2 and "gate" in names[0] and "up" in names[1]
+
+
+def load_tiles(
+    store: TensorStore, rows_of: Sequence[Sequence[Part]], codes: Codes, *, paired: bool, device: torch.device
+) -> Tiles:
+    """For each expert (or for the one matrix there is) its parts below each other."""
+    first = rows_of[0]
+    num_out, num_in = sum(part.num_rows for part in first), first[0].num_in
+    filling = Filling(len(rows_of), num_out, num_in, codes.local_group(num_in), paired=paired, device=device)
+    jobs = [job for number, parts in enumerate(rows_of) for job in coded_jobs(store, parts, number, DEVICE_SLICE_BYTES)]
+    if device.type == "cuda":
+        jobs = [_pinned(job) for job in jobs]
+    for number, row, rows in ahead(jobs, DEVICE_WORKERS):
+        assert number is not None and rows.scale is not None
+        filling.put(row, rows.codes, rows.scale, number)
+    return filling.tiles
+
+
+def _pinned(job: Job) -> Job:
+    def pinned() -> tuple[int | None, int, Coded]:
+        number, row, rows = job()
+        return number, row, rows.pinned()
+
+    return pinned

@@ -1,0 +1,1 @@
+"""GGUF, Distributed Llama and in-memory tensors as a TensorStore."""

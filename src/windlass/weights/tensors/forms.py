@@ -1,0 +1,111 @@
+"""How a checkpoint stores a matrix, and what it becomes in memory: codes that are kept, or numbers of some width. Reads nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from windlass.core.model import Frozen
+from windlass.core.ports import TensorStore
+from windlass.formats.dtypes import torch_dtype
+from windlass.kernels.packing.panels import BLOCK
+from windlass.weights.tensors.packed import packed_form
+from windlass.weights.tensors.parts import Part
+
+FP8_BLOCK = 128
+
+
+class Codes(Frozen):
+    """Panels that hold a matrix exactly as it is stored (see kernels.panels)."""
+
+    kind: str
+    group: int
+    """Inputs that share a scale; 0: all of a row."""
+    scale: str
+    """`BF16`, `F16` or `F32`."""
+
+    def local_group(self, num_in: int) -> int:
+        return self.group or num_in
+
+    def holds(self, left: int, right: int) -> bool:
+        """Can be cut to inputs left..right: whole groups, and those a multiple of a block."""
+        group = self.group or BLOCK
+        return group % BLOCK == 0 and left % group == 0 and right % group == 0
+
+
+class Form(Frozen):
+    name: str
+    """As the file calls it: `BF16`, `int4`, `Q6_K`, `F8_E4M3`, `mxfp4`."""
+    bits: float
+    """Of a weight in the file, scales included."""
+    codes: Codes | None = None
+    """None: only numbers hold it."""
+
+    @property
+    def dense(self) -> torch.dtype:
+        """The plain type that is used for it: its own, or 16 bits for what was packed."""
+        return _PLAIN.get(self.name, torch.bfloat16)
+
+
+_PLAIN = {"F32": torch.float32, "F64": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+# ggml's blocks: bits of the file for a weight (ggml-common.h), and the panels that hold them. A group of Q4_K has a scale of 17 bits.
+# Q6_K has groups of 16, Q5_1 and Q5_K five bits with a minimum: there are no panels for these.
+_GGML = {
+    "Q4_0": Form(name="Q4_0", bits=4.5, codes=Codes(kind="int4", group=32, scale="F16")),
+    "Q4_1": Form(name="Q4_1", bits=5.0, codes=Codes(kind="int4_minima", group=32, scale="F16")),
+    "Q8_0": Form(name="Q8_0", bits=8.5, codes=Codes(kind="int8", group=32, scale="F16")),
+    "Q5_0": Form(name="Q5_0", bits=5.5, codes=Codes(kind="int8", group=32, scale="F16")),
+    "Q4_K": Form(name="Q4_K", bits=4.5, codes=Codes(kind="int4_minima", group=32, scale="F32")),
+    "Q5_1": Form(name="Q5_1", bits=6.0),
+    "Q5_K": Form(name="Q5_K", bits=5.5),
+    "Q6_K": Form(name="Q6_K", bits=6.5625),
+}
+_MXFP4 = Form(name="mxfp4", bits=4.25, codes=Codes(kind="int8", group=32, scale="BF16"))
+
+
+def form_of(store: TensorStore, part: Part) -> Form:
+    place = part.place
+    if place.packed:
+        return _packed(store, part)
+    if place.source.encoding:
+        return _MXFP4
+    block_type = getattr(store, "block_type", None)
+    name: str = store.dtype(place.name) if block_type is None else block_type(place.name)
+    if name in _GGML:
+        found = _GGML[name]
+        return found if len(part.ours.shape) == 2 else Form(name="F32", bits=found.bits)
+    if name == "F8_E4M3":
+        group = FP8_BLOCK if f"{place.name}_scale_inv" in store.names() else 0
+        return Form(name=name, bits=8, codes=Codes(kind="fp8", group=group, scale="F32"))
+    if name == "I8":
+        return Form(name=name, bits=8, codes=Codes(kind="int8", group=0, scale="F32"))
+    return Form(name=name, bits=torch_dtype(name).itemsize * 8)
+
+
+def _packed(store: TensorStore, part: Part) -> Form:
+    found = packed_form(store, part.place.name, part.ours.shape)
+    scale = store.dtype(f"{part.place.name}_scale")
+    kind = "int4_zeros" if found.zero_points else f"int{found.bits}"
+    bits = found.bits + (8 * torch_dtype(scale).itemsize + 4 * found.zero_points) / found.group
+    group = 0 if found.group == part.ours.shape[-1] else found.group
+    return Form(name=f"int{found.bits}", bits=bits, codes=Codes(kind=kind, group=group, scale=scale))
+
+
+def common_codes(parts: Iterable[Part], forms: Iterable[Form]) -> Codes | None:
+    """What holds all of these one below the other; None where they differ, or are cut where codes cannot be."""
+    found = {form.codes for form in forms}
+    if len(found) != 1:
+        return None
+    (codes,) = found
+    return codes if codes is not None and all(codes.holds(*part.columns) for part in parts) else None
+
+
+def common_dense(forms: Iterable[Form]) -> torch.dtype:
+    """One type that loses nothing of any that is plain: fp16 beside bf16 is fp32."""
+    found = {form.dense for form in forms}
+    kind = found.pop()
+    for other in found:
+        kind = torch.promote_types(kind, other)
+    return kind

@@ -1,0 +1,54 @@
+"""What one rank holds of one of our tensors: where it lies, and which rows and inputs of it. Pure."""
+
+from __future__ import annotations
+
+from windlass.core.model import Frozen
+from windlass.core.place import Interval, Placement, slices
+from windlass.core.rule import Rule
+from windlass.weights.tensors.readers import Ours, Place
+
+
+class Part(Frozen):
+    ours: Ours
+    place: Place
+    rows: Interval
+    """Elements, of a vector."""
+    columns: Interval = (0, 1)
+
+    @property
+    def num_rows(self) -> int:
+        return self.rows[1] - self.rows[0]
+
+    @property
+    def num_in(self) -> int:
+        return self.columns[1] - self.columns[0]
+
+    @property
+    def whole_rows(self) -> bool:
+        return self.num_in == self.ours.shape[-1]
+
+
+class Share(Frozen):
+    """Which rank this is: a tp index of a placement; without one, everything."""
+
+    placement: Placement | None = None
+    tp_index: int = 0
+    ep_index: int | None = None
+    """None: as tp says, where the ranks of a tp group hold all experts between them."""
+
+    def slices(self, rule: Rule) -> tuple[Interval, ...]:
+        if self.placement is None:
+            return tuple((0, size) for size in rule.shape)
+        return slices(rule, self.placement, self.tp_index)
+
+    def experts(self, num_experts: int) -> Interval:
+        if self.placement is None or not self.placement.experts:
+            return 0, num_experts
+        tp = max((len(cut.intervals) for cut in self.placement.cuts), default=1)
+        sharing = max(tp // len(self.placement.experts), 1)
+        return self.placement.experts[self.tp_index // sharing if self.ep_index is None else self.ep_index]
+
+
+def part_at(ours: Ours, place: Place, share: Share) -> Part:
+    held = share.slices(ours.rule)
+    return Part(ours=ours, place=place, rows=held[0], columns=held[1] if len(held) == 2 else (0, 1))

@@ -1,0 +1,254 @@
+"""Rows of a tensor, wherever and however a checkpoint stores them: plain, fused, transposed, stacked, fp8 or fp4 in blocks, packed.
+
+Rows come back as numbers. What wants codes as they are stored goes through `coded`. Knows neither ranks nor what rows become.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator
+from math import prod
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from windlass.core.model import Frozen
+from windlass.core.ports import TensorStore
+from windlass.core.rule import Rows, Rule, Source
+
+if TYPE_CHECKING:
+    import torch
+
+ReadRows = Callable[[int, int], "torch.Tensor"]
+"""Rows start..stop of a tensor, [rows, in] (or elements of a vector), in the source's own type or float32."""
+
+PREFIXES = ("transformer.", "model.")
+"""Some files carry one of these before every name, some do not."""
+
+# Buffers that older code saved with the weights; they hold nothing that was learnt.
+BUFFERS = re.compile(
+    r".*(rotary_emb\.inv_freq|\.attn\.(masked_)?bias|attention\.(masked_)?bias|\.attn\.masked_bias|position_ids)"
+)
+SCALES = ("_scale", "_scale_inv", "_blocks", "_scales")
+PACKED_PARTS = ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape")
+SHORT_RUN_ROWS = 8
+"""Interleaved rows in shorter runs than this are read with what lies between them; longer runs one by one."""
+
+
+class Wanted(Protocol):
+    """A tensor to be read: one of ours, or a whole published one that several of ours lie in."""
+
+    @property
+    def rule(self) -> Rule: ...
+    @property
+    def layer(self) -> int | None: ...
+    @property
+    def expert(self) -> int | None: ...
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[out, in], or [n]; of a published tensor kept `as_stored`, as the file has it."""
+        ...
+
+    @property
+    def as_stored(self) -> bool: ...
+
+
+class Ours(Frozen):
+    """One of our tensors: of one layer, of one expert."""
+
+    rule: Rule
+    layer: int | None = None
+    expert: int | None = None
+    as_stored: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.rule.shape
+
+    @property
+    def name(self) -> str:
+        return self.rule.ours.format(layer=self.layer, expert=self.expert)
+
+
+class Place(Frozen):
+    """Where a tensor lies: the stored name, and which of the rule's layouts it is in."""
+
+    name: str
+    source: Source
+    stacked: bool
+    packed: bool = False
+    """In the tensors of compressed-tensors' packed layout, always [out, in]: NAME_packed, NAME_scale, NAME_shape."""
+
+    @property
+    def transposed(self) -> bool:
+        return self.source.transposed and not self.packed
+
+
+def published(rule: Rule) -> Source:
+    """The layout conversion writes: the published one, but experts one by one wherever such names exist."""
+    return next((source for source in rule.sources if not source.stacked), rule.sources[0])
+
+
+def unstacked_name(source: Source, layer: int | None, expert: int) -> str:
+    """What conversion calls an expert of those that are only ever published stacked: `experts.E.gate_up_proj.weight`."""
+    stem, _, leaf = source.name.format(layer=layer).rpartition(".")
+    leaf, kind = (leaf.removesuffix("_bias"), "bias") if leaf.endswith("_bias") else (leaf, "weight")
+    return f"{stem}.{expert}.{leaf}.{kind}"
+
+
+def spellings(name: str) -> list[str]:
+    return [
+        name,
+        *(prefix + name for prefix in PREFIXES),
+        *(name.removeprefix(prefix) for prefix in PREFIXES if name.startswith(prefix)),
+    ]
+
+
+def find_place(wanted: Wanted, names: Collection[str]) -> Place | None:
+    """The published layout first, then the others the rule knows."""
+    usual = published(wanted.rule)
+    sources = (usual, *(other for other in wanted.rule.sources if other != usual))
+    for source in sources:
+        for name in spellings(source.name.format(layer=wanted.layer, expert=wanted.expert)):
+            if found := _place_named(name, source, names):
+                return found
+    for source in sources:
+        if source.stacked and wanted.expert is not None:
+            alone = Source(name=source.name, fused_rows=source.fused_rows, rows=source.rows)
+            for name in spellings(unstacked_name(source, wanted.layer, wanted.expert)):
+                if found := _place_named(name, alone, names):
+                    return found
+    return None
+
+
+def _place_named(name: str, source: Source, names: Collection[str]) -> Place | None:
+    if (f"{name}_blocks" if source.encoding else name) in names:
+        if source.transposed and f"{name}_scale" in names:  # conversion to fp8 turns it, as all that it packs
+            source = msgspec.structs.replace(source, transposed=False)
+        return Place(name=name, source=source, stacked=source.stacked)
+    if not source.stacked and f"{name}_packed" in names:
+        return Place(name=name, source=source, stacked=False, packed=True)
+    return None
+
+
+def claimed(place: Place) -> set[str]:
+    """Every stored tensor that belongs to a place: itself and its scales."""
+    stem = place.name.removesuffix(".weight")
+    if place.packed:
+        return {f"{stem}.{part}" for part in PACKED_PARTS}
+    return {place.name, *(f"{place.name}{suffix}" for suffix in SCALES), *(f"{stem}.weight{suffix}" for suffix in SCALES)}
+
+
+def reader(store: TensorStore, wanted: Wanted, place: Place) -> ReadRows:
+    if place.stacked and len(wanted.shape) == 1:
+        return lambda start, stop: _vector(store, wanted, place, start, stop)
+    base = _decoded(store, wanted, place)
+    first, rows = first_row(wanted, place), picked(wanted, place)
+    if place.transposed and not wanted.as_stored and len(wanted.shape) == 2:
+        return lambda start, stop: _columns(store, place.name, first, wanted, rows, start, stop)
+    if rows is None:
+        return lambda start, stop: base(first + start, first + stop)
+    return lambda start, stop: _interleaved(base, first, rows, start, stop)
+
+
+def _vector(store: TensorStore, wanted: Wanted, place: Place, start: int, stop: int) -> torch.Tensor:
+    """Vectors of all experts are stored as rows, and a store reads whole rows."""
+    expert, rows = wanted.expert or 0, picked(wanted, place)
+    whole = store.read(place.name, expert, expert + 1)[0]
+    return whole[start:stop] if rows is None else whole[[rows.stored(row) for row in range(start, stop)]]
+
+
+def first_row(wanted: Wanted, place: Place) -> int:
+    """Row of the flattened stored tensor where this expert begins."""
+    if not place.stacked or wanted.expert is None:
+        return 0
+    per_expert = place.source.fused_rows or wanted.rule.shape[0]
+    return wanted.expert * (wanted.rule.shape[-1] if place.transposed else per_expert)
+
+
+def picked(wanted: Wanted, place: Place) -> Rows | None:
+    """Which rows of a fused tensor are wanted; None where they are all, in order."""
+    fused = place.source.fused_rows
+    if place.source.rows is None or fused is None or wanted.as_stored or wanted.shape[0] == fused:
+        return None
+    return place.source.rows
+
+
+def runs(rows: Rows | None, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+    """Rows start..stop of ours as unbroken stretches: (our first row, the stored one, how many)."""
+    while start < stop:
+        count = stop - start if rows is None else min(stop - start, rows.block - start % rows.block)
+        yield start, start if rows is None else rows.stored(start), count
+        start += count
+
+
+def _interleaved(base: ReadRows, first: int, rows: Rows, start: int, stop: int) -> torch.Tensor:
+    import torch
+
+    stretches = list(runs(rows, start, stop))
+    if len(stretches) == 1 or rows.block >= SHORT_RUN_ROWS:
+        parts = [base(first + stored, first + stored + count) for _, stored, count in stretches]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+    lowest, highest = rows.stored(start), rows.stored(stop - 1) + 1
+    index = torch.tensor([rows.stored(row) - lowest for row in range(start, stop)])
+    return base(first + lowest, first + highest)[index]
+
+
+def _columns(store: TensorStore, name: str, first: int, wanted: Wanted, rows: Rows | None, start: int, stop: int) -> torch.Tensor:
+    """Rows of ours are columns of theirs: every stored row is read and the wanted part of it kept, a slab at a time."""
+    import torch
+
+    num_in = wanted.shape[1]
+    slab = max(1, (8 << 20) // (store.shape(name)[-1] * 4))
+    parts = [
+        kept_columns(store.read(name, first + low, first + min(low + slab, num_in)), rows, start, stop)
+        for low in range(0, num_in, slab)
+    ]
+    return torch.cat(parts).t().contiguous()
+
+
+def kept_columns(slab: torch.Tensor, rows: Rows | None, start: int, stop: int) -> torch.Tensor:
+    """Of stored rows [n, stored columns], the columns that are our rows start..stop, in memory of their own."""
+    if rows is None:
+        return slab[:, start:stop].clone()
+    return slab[:, [rows.stored(row) for row in range(start, stop)]]
+
+
+def _decoded(store: TensorStore, wanted: Wanted, place: Place) -> ReadRows:
+    """Reads rows of the stored tensor and widens published 8- and 4-bit weights."""
+    if place.packed:
+        from windlass.weights.tensors.packed import unpacked_rows
+
+        return unpacked_rows(store, place.name, wanted.rule.shape[-1])
+    if place.source.encoding:
+        return lambda start, stop: _mxfp4(store, place.name, start, stop)
+    if store.dtype(place.name) not in ("F8_E4M3", "I8"):
+        return lambda start, stop: store.read(place.name, start, stop)
+    if f"{place.name}_scale_inv" in store.names():
+        return lambda start, stop: _fp8_blocks(store, place.name, start, stop)
+    return lambda start, stop: _scaled_rows(store, place.name, start, stop)
+
+
+def _mxfp4(store: TensorStore, name: str, start: int, stop: int) -> torch.Tensor:
+    from windlass.quant.published import mxfp4
+
+    scales = store.read(f"{name}_scales", start, stop)
+    per_row = scales.shape[1]
+    blocks = store.read(f"{name}_blocks", start * per_row, stop * per_row)
+    return mxfp4(blocks.view(stop - start, per_row, -1), scales)
+
+
+def _scaled_rows(store: TensorStore, name: str, start: int, stop: int) -> torch.Tensor:
+    """Eight bits to a weight, fp8 or signed, and a scale per row or one for all."""
+    from windlass.quant.published import fp8_rows
+
+    scale, whole = f"{name}_scale", store.shape(f"{name}_scale")
+    per_row = prod(whole) > 1
+    return fp8_rows(store.read(name, start, stop), store.read(scale, start, stop) if per_row else store.read(scale, 0, 1))
+
+
+def _fp8_blocks(store: TensorStore, name: str, start: int, stop: int) -> torch.Tensor:
+    from windlass.quant.published import FP8_BLOCK, fp8_blocks
+
+    first, last = start // FP8_BLOCK, -(-stop // FP8_BLOCK)
+    return fp8_blocks(store.read(name, start, stop), store.read(f"{name}_scale_inv", first, last), start - first * FP8_BLOCK)

@@ -1,0 +1,1 @@
+"""The tokenizer, chat template and stop tokens of a checkpoint of any format. No torch."""

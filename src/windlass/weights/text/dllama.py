@@ -1,0 +1,129 @@
+"""A `.t` file's vocabulary -> tokenizer.json, as the `tokenizers` library reads it. Plain values; needs neither library nor torch.
+
+The file has bytes and scores, no merges and no rule how text is cut, so text is split as Distributed Llama splits it: special
+tokens first, then the two neighbours whose union scores best are joined, over and over.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Any
+
+from windlass.formats.dllama.tokenizer import DllamaTokenizer
+
+_MARKED = re.compile(rb"<\|.+\|>|</?s>|<(unk|pad|bos|eos)>|\[/?INST\]", re.DOTALL)
+_BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+MOST_SPECIAL = 4
+"""Every id from bos on is special, says the format; not where that would be more than one in so many, since then bos comes first."""
+
+
+def tokenizer_json(stored: DllamaTokenizer) -> dict[str, Any]:
+    texts, special = _texts(stored), special_ids(stored)
+    vocabulary = {text: number for number, text in enumerate(texts)}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [_added(number, texts[number]) for number in special],
+        "normalizer": None,
+        "pre_tokenizer": _BYTE_LEVEL,
+        "post_processor": _frame(stored, texts),
+        "decoder": {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, _BYTE_LEVEL]},
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": False,
+            "vocab": vocabulary,
+            "merges": _merges(stored, texts, frozenset(special)),
+        },
+    }
+
+
+def tokenizer_config(stored: DllamaTokenizer) -> dict[str, Any]:
+    """What templates ask for."""
+    config: dict[str, Any] = {"chat_template": stored.chat_template} if stored.chat_template else {}
+    for name, number in (("bos_token", stored.bos_id), ("eos_token", stored.eos_ids[0] if stored.eos_ids else None)):
+        if number is not None:
+            config[name] = stored.vocabulary[number].decode(errors="replace")
+    return config
+
+
+def special_ids(stored: DllamaTokenizer) -> list[int]:
+    size, bos = len(stored.vocabulary), stored.bos_id
+    if bos is not None and (size - bos) * MOST_SPECIAL <= size:
+        return list(range(bos, size))
+    named = {*stored.eos_ids, *(() if bos is None else (bos,))}
+    return sorted(named | {number for number, token in enumerate(stored.vocabulary) if _MARKED.fullmatch(token)})
+
+
+def _texts(stored: DllamaTokenizer) -> list[str]:
+    """Each token under a name of its own. Of two that say the same (a byte, and the letter it is) the later is the one text becomes."""
+    special = set(special_ids(stored))
+    texts: list[str] = []
+    for number, token in enumerate(stored.vocabulary):
+        plain = token.decode(errors="replace") if number in special else "".join(byte_characters()[byte] for byte in token)
+        texts.append(plain)
+    last = {text: number for number, text in enumerate(texts)}
+    return [
+        text if last[text] == number else _another_name(number, stored.vocabulary[number]) for number, text in enumerate(texts)
+    ]
+
+
+def _another_name(number: int, token: bytes) -> str:
+    return f"<0x{token[0]:02X}>" if len(token) == 1 else f"<|same_{number}|>"
+
+
+def _merges(stored: DllamaTokenizer, texts: list[str], special: frozenset[int]) -> list[list[str]]:
+    numbers = {text: number for number, text in enumerate(texts) if number not in special}
+    ranked: list[tuple[float, int, int, str, str]] = []
+    for text, number in numbers.items():
+        for cut in range(1, len(text)):
+            left, right = text[:cut], text[cut:]
+            if left in numbers and right in numbers:
+                ranked.append((-stored.scores[number], numbers[left], numbers[right], left, right))
+    ranked.sort()
+    return [[left, right] for *_, left, right in ranked]
+
+
+def _added(number: int, text: str) -> dict[str, Any]:
+    return {
+        "id": number,
+        "content": text,
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "special": True,
+    }
+
+
+def _frame(stored: DllamaTokenizer, texts: list[str]) -> dict[str, Any]:
+    """bos before a text, where the file asks for it."""
+    bos = [texts[stored.bos_id]] if stored.add_bos and stored.bos_id is not None else []
+
+    def around(letter: str, type_id: int) -> list[dict[str, Any]]:
+        return [
+            *({"SpecialToken": {"id": token, "type_id": type_id}} for token in bos),
+            {"Sequence": {"id": letter, "type_id": type_id}},
+        ]
+
+    return {
+        "type": "TemplateProcessing",
+        "single": around("A", 0),
+        "pair": around("A", 0) + around("B", 1),
+        "special_tokens": {token: {"id": token, "ids": [stored.bos_id], "tokens": [token]} for token in bos},
+    }
+
+
+@cache
+def byte_characters() -> tuple[str, ...]:
+    """The character that stands for each byte (github.com/openai/gpt-2, src/encoder.py): itself if printable, others from 256 on."""
+    shown = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    hidden = [byte for byte in range(256) if byte not in shown]
+    return tuple(chr(byte) if byte in shown else chr(256 + hidden.index(byte)) for byte in range(256))

@@ -1,0 +1,1 @@
+"""Parts of a checkpoint on their way to another machine. No torch."""

@@ -1,0 +1,178 @@
+"""Pieces of a checkpoint in a folder, read as if they were the whole (core.ports.TensorStore): what a rank of a split model opens.
+
+Rows come back at their full width. Columns that are not here are filled with what no weight is (NaN where the type has one), since a rank
+that has only some of the columns uses no others; rows of which nothing is here are an error that names the tensor.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from windlass.errors import BadCheckpoint
+from windlass.formats.disk.open_files import OpenFiles
+from windlass.formats.dtypes import torch_dtype
+from windlass.weights.source import Opened, spec_of
+from windlass.weights.tensors.slices import Slice, overlap, subtract
+from windlass.weights.tensors.validate import placed
+from windlass.weights.transfer.pieces import Held, TensorHeader, held_in, piece_files, read_catalogue
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+FILLER = 0xFF
+"""A byte that is NaN in every float of 8 to 64 bits, whatever stands beside it."""
+
+
+def open_parts(folder: Path) -> Opened:
+    """A model to be run, as `weights.source.open_model` opens the whole of it."""
+    catalogue = read_catalogue(folder)
+    store = PartStore(folder) if catalogue.kind == "hf" else BlockPartStore(folder)
+    spec, rules = spec_of(store, catalogue.name, str(folder))
+    return Opened(
+        store=store,
+        spec=spec,
+        rules=rules,
+        config=store.config,
+        digest=catalogue.key,
+        kind=catalogue.kind,
+        places=placed(rules, store),
+        name=catalogue.name,
+    )
+
+
+class _Parts:
+    """What of which tensor is here, and its bytes."""
+
+    def __init__(self, folder: Path) -> None:
+        catalogue = read_catalogue(folder)
+        self.folder, self.config = folder, catalogue.config
+        self._tensors = catalogue.by_name()
+        self._held: dict[str, list[Held]] = {}
+        for file in piece_files(folder):
+            for held in held_in(file, self._tensors) or ():
+                self._held.setdefault(held.part.name, []).append(held)
+        self._files = OpenFiles()
+
+    def names(self) -> Collection[str]:
+        return self._tensors.keys()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._header(name).shape
+
+    def dtype(self, name: str) -> str:
+        return self._header(name).dtype
+
+    def close(self) -> None:
+        self._files.close()
+
+    def _header(self, name: str) -> TensorHeader:
+        if name not in self._tensors:
+            raise BadCheckpoint("the checkpoint has no such tensor", self.folder, name)
+        return self._tensors[name]
+
+    def _rows(self, header: TensorHeader, start: int, stop: int) -> np.ndarray:
+        """Rows of the store, as bytes [rows, bytes of one]."""
+        import numpy as np
+
+        rows = np.empty((stop - start) * (header.row_bytes // header.fold), dtype=np.uint8)
+        self._fill(header, start, stop, rows)
+        return rows
+
+    def _fill(self, header: TensorHeader, start: int, stop: int, out: np.ndarray) -> None:
+        if not 0 <= start <= stop <= header.rows * header.fold or start % header.fold or stop % header.fold:
+            raise IndexError(f"rows {start}..{stop} of {header.name}, which has {header.rows * header.fold}")
+        if start == stop:
+            return
+        wanted = Slice(name=header.name, rows=(start // header.fold, stop // header.fold), columns=(0, header.width))
+        target = out.reshape(wanted.num_rows, header.row_bytes)
+        first, last = wanted.rows
+        near = [held for held in self._held.get(header.name, ()) if held.part.rows[0] < last and held.part.rows[1] > first]
+        found = [(held, part) for held in near if (part := overlap(held.part, wanted)) is not None]
+        self._check(wanted, [part for _, part in found], target)
+        for held, part in found:
+            self._put(header, held, part, target[part.rows[0] - wanted.rows[0] : part.rows[1] - wanted.rows[0]])
+
+    def _check(self, wanted: Slice, found: list[Slice], target: np.ndarray) -> None:
+        """Of every row there must be something; what is not there is filled, so that whoever uses it by mistake notices."""
+        if not subtract([wanted], found):
+            return
+        rows_only = [msgspec.structs.replace(part, columns=wanted.columns) for part in found]
+        missing = subtract([wanted], rows_only)
+        if missing:
+            first, last = missing[0].rows
+            raise BadCheckpoint(f"rows {first} to {last} are not among the parts that were received", self.folder, wanted.name)
+        target.fill(FILLER)
+
+    def _put(self, header: TensorHeader, held: Held, part: Slice, target: np.ndarray) -> None:
+        """Rows of a piece are read whole, and those of its columns that are wanted kept: all of them, as rows are wanted whole."""
+        import numpy as np
+
+        left, right = header.column_bytes(held.part.columns)
+        position = held.offset + (part.rows[0] - held.part.rows[0]) * (right - left)
+        if right - left == header.row_bytes:
+            self._read(held, position, memoryview(target).cast("B"))
+            return
+        rows = np.empty((part.num_rows, right - left), dtype=np.uint8)
+        self._read(held, position, memoryview(rows).cast("B"))
+        target[:, left:right] = rows
+
+    def _read(self, held: Held, position: int, buffer: memoryview) -> None:
+        with self._files.reading(held.file) as descriptor:
+            while len(buffer):
+                count = os.preadv(descriptor, [buffer], position)
+                if not count:
+                    raise BadCheckpoint("the file ends within the tensor: it was cut short", held.file, held.part.name, position)
+                position, buffer = position + count, buffer[count:]
+
+
+class PartStore(_Parts):
+    """Of safetensors and PyTorch files: rows are what is stored."""
+
+    def read(self, name: str, start: int, stop: int) -> torch.Tensor:
+        import torch
+
+        header = self._header(name)
+        raw = torch.from_numpy(self._rows(header, start, stop)).view(torch_dtype(header.dtype))
+        return raw.view(stop - start) if len(header.shape) < 2 else raw.view(stop - start, header.shape[-1])
+
+    def read_into(self, name: str, byte_offset: int, buffer: memoryview) -> None:
+        """Bytes as they are stored; whole rows only."""
+        import numpy as np
+
+        header = self._header(name)
+        row_bytes = header.row_bytes // header.fold
+        start, stop = byte_offset // row_bytes, (byte_offset + buffer.nbytes) // row_bytes
+        if byte_offset % row_bytes or buffer.nbytes % row_bytes:
+            raise IndexError(f"bytes {byte_offset}..{byte_offset + buffer.nbytes} of {name} are no whole rows")
+        self._fill(header, start, stop, np.frombuffer(buffer, dtype=np.uint8))
+
+
+class BlockPartStore(_Parts):
+    """Of formats that have blocks: rows are read as numbers, and given as they are stored too."""
+
+    def block_type(self, name: str) -> str:
+        return self._header(name).block_type
+
+    def read(self, name: str, start: int, stop: int) -> torch.Tensor:
+        import torch
+
+        from windlass.formats.gguf.blocks import dequantize
+        from windlass.weights.tensors.stored import BLOCKS
+
+        header = self._header(name)
+        if len(header.shape) < 2:  # they travel as numbers
+            return torch.from_numpy(self._rows(header, start, stop)).view(torch_dtype(header.dtype))
+        stored = torch.from_numpy(self._rows(header, start, stop)).view(-1, BLOCKS[header.block_type].num_bytes)
+        return dequantize(header.block_type, stored).view(stop - start, -1).to(torch_dtype(header.dtype))
+
+    def raw_blocks(self, name: str, start: int, stop: int) -> tuple[str, bytearray]:
+        header = self._header(name)
+        if len(header.shape) < 2:
+            raise IndexError(f"{name} has one dimension; its blocks are not rows")
+        return header.block_type, bytearray(self._rows(header, start, stop).data)

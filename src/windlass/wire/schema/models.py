@@ -1,0 +1,28 @@
+"""`GET /v1/models`."""
+
+from __future__ import annotations
+
+from msgspec import UNSET, UnsetType
+
+from windlass.core.request import Info
+from windlass.wire.schema.shape import Answered
+
+OWNER = "windlass"
+
+
+class ModelCard(Answered):
+    id: str
+    object: str = "model"
+    created: int | float = 0
+    owned_by: str = OWNER
+    max_model_len: int | UnsetType | None = UNSET
+    """Prompt and answer together; vLLM's name for it."""
+
+
+class ModelList(Answered):
+    object: str = "list"
+    data: list[ModelCard] = []
+
+
+def model_card(info: Info, created: int, name: str = "") -> ModelCard:
+    return ModelCard(id=name or info.model, created=created, max_model_len=info.context_tokens)

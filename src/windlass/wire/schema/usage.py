@@ -1,0 +1,40 @@
+"""Tokens that were read and written, as the API counts them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import UNSET, UnsetType
+
+from windlass.core.request import Usage
+from windlass.wire.schema.shape import Answered
+
+
+class PromptDetails(Answered):
+    cached_tokens: int | None = 0
+
+
+class UsageBody(Answered):
+    prompt_tokens: int = 0
+    completion_tokens: int | None = 0
+    total_tokens: int = 0
+    prompt_tokens_details: PromptDetails | UnsetType | None = UNSET
+
+
+def usage_body(usages: Sequence[Usage], n: int = 1) -> UsageBody:
+    """Of all choices; `n` of them in a row share a prompt, which is counted once."""
+    prompt = sum(usage.prompt_tokens for usage in usages[::n])
+    completion = sum(usage.completion_tokens for usage in usages)
+    cached = sum(usage.cached_tokens for usage in usages[::n])
+    return UsageBody(
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        total_tokens=prompt + completion,
+        prompt_tokens_details=PromptDetails(cached_tokens=cached),
+    )
+
+
+def read_usage(body: UsageBody) -> Usage:
+    details = body.prompt_tokens_details
+    cached = details.cached_tokens if isinstance(details, PromptDetails) else 0
+    return Usage(prompt_tokens=body.prompt_tokens, completion_tokens=body.completion_tokens or 0, cached_tokens=cached or 0)

@@ -1,0 +1,1 @@
+"""Request bodies to core Requests, Deltas to response bodies."""

@@ -1,0 +1,54 @@
+"""Who answers a fleet: a saved plan while its machines are here, the planner's formulas when they are not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from windlass.core.launch import Launch, RandomInit
+from windlass.open.fleet import Replanner
+
+from windlass.cli.open.fleet import Over
+from windlass.core.layout import Layout
+from windlass.core.ranks.epoch import EpochPlan, Node, planned_epoch
+from windlass.plan.inference.assemble import make_plan
+from windlass.plan.inference.search import Question
+
+pytestmark = pytest.mark.cpu
+
+CONFIG = json.loads((Path(__file__).parents[2] / "families" / "tiny" / "llama.json").read_text())
+LAUNCH = Launch(model="tiny", random_weights=RandomInit(config=CONFIG, scheme="bf16"))
+NODES = [Node(name=name, memory_bytes=8 * 10**9, bandwidth=1e10) for name in ("root", "a", "b")]
+
+
+def saved() -> EpochPlan:
+    """Three unlike machines, as `windlass plan --save` has them."""
+    from windlass.core.hardware.parse import parse_hardware
+    from windlass.families import describe, rules
+
+    spec = describe(CONFIG, "tiny")
+    unlike = parse_hardware("1x(cpu:2,ram=8GB,bw=20GB)+2x(cpu:2,ram=8GB,bw=10GB)@1Gb")
+    question = Question(spec=spec, rules=rules(spec), hardware=unlike, context_tokens=64, quant="bf16", pins={"tp": 3})
+    return planned_epoch(make_plan(question))
+
+
+def test_a_saved_plan_is_what_is_run() -> None:
+    plan = saved()
+    assert plan.layout == Layout(tp=3) and plan.nodes == (0, 1, 2)
+    assert plan.shares[0] == pytest.approx(0.5, abs=0.02) and plan.tokens_per_second > 0
+    over = Over(workers="a:9998,b:9998", layout=plan.layout, planned=plan)
+    assert Replanner(LAUNCH, over).replan(NODES) is plan
+
+
+def test_when_a_machine_of_it_is_gone_the_rest_is_planned_anew() -> None:
+    over = Over(workers="a:9998,b:9998", layout=Layout(tp=3), planned=saved())
+    found = Replanner(LAUNCH, over).replan(NODES[:2])
+    assert found.layout.world == 2 and set(found.nodes) == {0, 1}
+    assert any("was asked for" in reason.why for reason in found.reasons)
+
+
+def test_what_an_operator_is_told() -> None:
+    plan = saved()
+    assert any("tokens/s predicted" in line for line in plan.remarks)
+    assert any(line.startswith("shares 50%") for line in plan.remarks)

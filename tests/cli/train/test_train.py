@@ -1,0 +1,402 @@
+"""`windlass train`: a tiny model from its recipe to its export, interrupted and resumed; and bad recipes in one line each."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("tokenizers")
+
+import torch
+
+from windlass.cli import execute as windlass
+from windlass.cli.plan.training import as_run
+from windlass.core.recipe.recipe import recipe_from
+from windlass.nn import Decoder
+from windlass.train.checkpoint.tensors import CheckpointTensors
+from windlass.train.data.batches import Batch
+from windlass.train.logging.jsonl import read_samples
+from windlass.train.loop.guard import STOPPED
+from windlass.train.model.packing import step_of
+from windlass.weights.load.checkpoint import CheckpointWeights
+from windlass.weights.source import open_model
+
+pytestmark = pytest.mark.cpu
+
+SMALL = {
+    "schedule.steps": 12, "schedule.warmup_steps": 2, "batch.global_batch": 4, "batch.micro_batch": 4, "checkpoint.interval_steps": 5,
+    "validation.interval_steps": 6, "validation.samples": 4,
+}  # fmt: skip
+
+
+def _load(path: Path) -> ModuleType:
+    found = importlib.util.spec_from_file_location(path.stem, path)
+    assert found is not None and found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
+
+
+tiny_run = _load(Path(__file__).parents[2] / "train" / "tiny_run.py")
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_run.make(tmp_path_factory.mktemp("train"))
+
+
+def words(recipe: Path, out: Path, *more: str, **changes: Any) -> list[str]:
+    settings = SMALL | {key.replace("__", "."): value for key, value in changes.items()}
+    given = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    return ["train", "run", str(recipe), "--out", str(out), *given, *more]
+
+
+def last(out: Path) -> tuple[str, dict[str, torch.Tensor]]:
+    step = sorted((out / "checkpoints").glob("step-*"))[-1]
+    tensors = CheckpointTensors(step)
+    return step.name, {name: tensors.tensor(name).clone() for name in tensors.names()}
+
+
+def losses(out: Path) -> dict[int, tuple[float, float]]:
+    return {sample["step"]: (sample["loss"], sample["grad_norm"]) for sample in read_samples(out / "log.jsonl")[0]}
+
+
+def assert_same(one: Path, other: Path) -> None:
+    (step, left), (other_step, right) = last(one), last(other)
+    assert step == other_step and left.keys() == right.keys()
+    assert all(torch.equal(value, right[name]) for name, value in left.items())
+    assert losses(one) == losses(other)
+
+
+@pytest.fixture(scope="module")
+def whole(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twelve steps that nobody disturbed."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    assert windlass(words(recipe, out)) == 0
+    return out
+
+
+# --- a run ------------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_run_leaves(whole: Path) -> None:
+    assert sorted(path.name for path in (whole / "checkpoints").glob("step-*")) == ["step-00000010", "step-00000012"]
+    samples, events = read_samples(whole / "log.jsonl")
+    assert [sample["step"] for sample in samples] == list(range(1, 13))
+    assert samples[-1]["tokens"] == 12 * 4 * 128 and samples[-1]["expert_balance_cv"] >= 0 and samples[-1]["mfu"] > 0
+    assert [event["step"] for event in events if event["event"] == "validation"] == [6, 12]
+    assert (whole / "tokenizer" / "tokenizer.json").is_file()
+    if importlib.util.find_spec("matplotlib") is not None:
+        assert (whole / "run.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_loss_that_falls(recipe: Path, tmp_path: Path) -> None:
+    """The shipped recipe, 60 of its steps, on sentences of 1.7 nats a token: an untrained model says ln 512 = 6.24."""
+    assert windlass(["train", "run", str(recipe), "--out", str(tmp_path / "run"), "--set", "schedule.steps=60"]) == 0
+    samples, events = read_samples(tmp_path / "run" / "log.jsonl")
+    assert samples[0]["loss"] > 6.0
+    assert sum(sample["loss"] for sample in samples[-10:]) / 10 < 2.1
+    assert [event["loss"] for event in events if event["event"] == "validation"][-1] < 2.2
+
+
+# --- stopped and resumed ----------------------------------------------------------------------------------------------
+
+
+def when(condition: Callable[[], bool], act: Callable[[], None]) -> threading.Thread:
+    def wait() -> None:
+        until = time.monotonic() + 60
+        while not condition() and time.monotonic() < until:
+            time.sleep(0.005)
+        act()
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_saves_and_stops_and_a_resume_is_bit_identical(
+    recipe: Path, whole: Path, tmp_path: Path, number: signal.Signals, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    waiting = when(lambda: len(losses(out)) >= 3, lambda: os.kill(os.getpid(), number))
+    assert windlass(words(recipe, out)) == STOPPED
+    waiting.join()
+    stopped = last(out)[0]
+    assert (
+        f"stopped after step {int(stopped.removeprefix('step-'))} ({number.name}); go on with --resume" in capsys.readouterr().err
+    )
+    assert "step-00000003" <= stopped < "step-00000012"
+    assert windlass(words(recipe, out, "--resume")) == 0
+    assert_same(out, whole)
+
+
+def test_a_folder_with_checkpoints_is_not_begun_anew(recipe: Path, whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert windlass(words(recipe, whole)) == 2
+    assert "has checkpoints already; go on with --resume" in one_line(capsys)
+
+
+@pytest.mark.long
+def test_a_signal_to_the_agent_stops_all(recipe: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    command = [*tiny_run.COMMAND, *words(recipe, out, "--max-restarts", "2", schedule__steps=1000)]
+    with (tmp_path / "said").open("wb") as said:
+        run = subprocess.Popen(command, env=tiny_run.ENVIRONMENT, stderr=said, stdout=said)
+        until = time.monotonic() + 90
+        while len(losses(out)) < 3 and run.poll() is None and time.monotonic() < until:
+            time.sleep(0.02)
+        run.send_signal(signal.SIGTERM)
+        assert run.wait(90) == STOPPED, (tmp_path / "said").read_text()
+    assert json.loads((out / "outcome.json").read_text())["kind"] == "stopped"
+    assert int(last(out)[0].removeprefix("step-")) == max(losses(out))
+
+
+@pytest.mark.multi
+def test_two_processes_of_which_one_is_killed(recipe: Path, whole: Path, tmp_path: Path) -> None:
+    """FSDP over two: the run starts again from its checkpoint by itself, and ends with the losses of one process."""
+    out = tmp_path / "run"
+    changes = {"parallel__fsdp": 2, "batch__micro_batch": 2, "schedule__steps": 12}
+    command = [*tiny_run.COMMAND, *words(recipe, out, "--nproc", "2", **changes)]
+    with (tmp_path / "said").open("wb") as said:
+        run = subprocess.Popen(command, env=tiny_run.ENVIRONMENT, stderr=said, stdout=said)
+        until = time.monotonic() + 90
+        while not (out / "checkpoints" / "step-00000005").exists() and run.poll() is None and time.monotonic() < until:
+            time.sleep(0.01)
+        children = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
+        assert len(children) == 2, (tmp_path / "said").read_text()
+        os.kill(int(children[1]), signal.SIGKILL)
+        assert run.wait(120) == 0, (tmp_path / "said").read_text()
+    manifest = json.loads((sorted((out / "checkpoints").glob("step-*"))[-1] / "manifest.json").read_text())
+    assert manifest["world_size"] == 2 and {"__0_0.distcp", "__1_0.distcp"} <= manifest["files"].keys()
+    ours, alone = losses(out), losses(whole)
+    assert ours.keys() == alone.keys()
+    assert all(abs(ours[step][0] - alone[step][0]) < 1e-4 for step in ours)
+
+
+# --- what comes out ---------------------------------------------------------------------------------------------------
+
+
+def logits_of(model: Path, tokens: torch.Tensor) -> torch.Tensor:
+    """All of one sequence, by our own decoder in fp32."""
+    opened = open_model(model)
+    decoder = Decoder(opened.spec, CheckpointWeights(opened, dtype=torch.float32, keep_quantized=False))
+    rows = torch.arange(len(tokens))[None]
+    step = step_of(Batch(tokens[None], tokens[None], rows, torch.zeros_like(rows, dtype=torch.int32)), torch.device("cpu"))
+    with torch.no_grad():
+        return decoder.logits(decoder.forward_hidden(step))
+
+
+def test_export_convert_run(whole: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """To Hugging Face, with the logits of transformers; to int4; and text out of the engine."""
+    assert windlass(["train", "export", str(whole), str(tmp_path / "hf"), "--dtype", "fp32", "--json"]) == 0
+    said = json.loads(capfd.readouterr().out)
+    assert said["step"] == 12 and said["num_tensors"] > 50
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "hf", dtype=torch.float32, experts_implementation="eager"
+    )
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "hf").eos_token == tiny_run.END
+    with torch.no_grad():
+        expected = theirs(torch.arange(20)[None]).logits[0]
+    assert (logits_of(tmp_path / "hf", torch.arange(20)) - expected).abs().max() < 1e-4
+    assert windlass(["convert", str(tmp_path / "hf"), str(tmp_path / "int4"), "--quant", "int4", "--group", "32"]) == 0
+    capfd.readouterr()
+    assert windlass(["run", str(tmp_path / "int4"), "--prompt", "The", "--max-tokens", "8", "--temperature", "0"]) == 0
+    assert "8 tokens" in capfd.readouterr().err
+
+
+LORA = """
+[model]
+path = "{base}"
+start = "weights"
+[data]
+sequence_length = 128
+sources = [{{ path = "{data}" }}]
+[batch]
+global_batch = 4
+micro_batch = 4
+[precision]
+compute = "fp32"
+[schedule]
+steps = 3
+[lora]
+rank = 4
+"""
+
+
+def test_adapters_on_packed_weights(recipe: Path, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An export, packed to int4, taught adapters, which are given out for PEFT; nothing to adapt is one line."""
+    assert windlass(["train", "export", str(whole), str(tmp_path / "hf")]) == 0
+    assert windlass(["convert", str(tmp_path / "hf"), str(tmp_path / "int4"), "--quant", "int4", "--group", "32"]) == 0
+    other = tmp_path / "lora.toml"
+    other.write_text(LORA.format(base=tmp_path / "int4", data=recipe.parent.parent / "out" / "tiny-cpu" / "tasks"))
+    assert windlass(["train", "run", str(other)]) == 0
+    capsys.readouterr()
+    assert windlass(["train", "export", str(tmp_path / "lora-run"), str(tmp_path / "adapter"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["num_tensors"] == 3 * 4 * 2
+    written = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert (written["r"], written["target_modules"]) == (4, ["k_proj", "o_proj", "q_proj", "v_proj"])
+    assert windlass(words(recipe, tmp_path / "run", "--json", lora__rank=4)) == 2
+    assert "there is nothing to adapt" in one_line(capsys)
+
+
+def test_what_cannot_be_exported(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert windlass(["train", "export", str(tmp_path), str(tmp_path / "out")]) == 2
+    assert "has no checkpoint" in one_line(capsys)
+    assert windlass(["train", "export", str(tmp_path / "no"), str(tmp_path / "out")]) == 2
+    assert "is no folder" in one_line(capsys)
+    shutil.copytree(whole / "checkpoints", tmp_path / "damaged")
+    (part,) = (tmp_path / "damaged" / "step-00000012").glob("*.distcp")
+    content = bytearray(part.read_bytes())
+    content[len(content) // 2] ^= 1
+    part.write_bytes(content)
+    assert windlass(["train", "export", str(part.parent), str(tmp_path / "out")]) == 2
+    assert "is damaged: its checksum is not the manifest's" in one_line(capsys)
+    assert windlass(["train", "export", str(whole), str(tmp_path / "out"), "--dtype", "fp8"]) == 2
+    assert "--dtype is bf16, fp16, fp32, not 'fp8'" in one_line(capsys)
+
+
+# --- a profile --------------------------------------------------------------------------------------------------------
+
+
+def test_a_profile(recipe: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert windlass(words(recipe, out, "--profile", schedule__steps=8, validation__interval_steps=8)) == 0
+    trace = json.loads((out / "profile" / "trace.json").read_text())
+    assert len(trace["traceEvents"]) > 100
+    flops = json.loads((out / "profile" / "flops.json").read_text())
+    assert flops["Global"]["total"] > 0 and any("layers.1" in name for name in flops)
+    assert "mm" in (out / "profile" / "operations.txt").read_text()
+
+
+# --- bad input --------------------------------------------------------------------------------------------------------
+
+
+def one_line(capsys: pytest.CaptureFixture[str]) -> str:
+    said = capsys.readouterr().err.strip()
+    assert said.startswith("windlass: ") and "\n" not in said, said
+    return said
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"schedule__stepz": 3}, "unknown key in"),
+        ({"model__config__hidden_size": -1}, "hidden_size"),
+        ({"parallel__pp": 3}, "1 devices cannot be arranged as"),
+        ({"batch__global_batch": 5}, "a batch of 5 sequences cannot be cut"),
+        ({"data__sequence_length": 100_000}, "sequence"),
+        ({"data__sources": "[{path='nowhere'}]"}, "holds no token shards"),
+        ({"model__mtp": "true"}, "model.mtp is set"),
+        ({"precision__compute": "fp8"}, "nothing here trains in it"),
+        ({"model__start": "weights"}, "needs model.name or model.path"),
+        ({"checkpoint__keep": 0}, "checkpoint.keep is 0"),
+    ],
+)
+def test_bad_recipes_are_one_line(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], message: str
+) -> None:
+    assert windlass(words(recipe, tmp_path / "run", "--json", **changes)) == 2
+    assert message in one_line(capsys)
+
+
+@pytest.mark.parametrize("words", [["--nproc", "0"], ["--max-restarts", "-1"], ["--prometheus", "70000"], ["--set", "steps"]])
+def test_bad_words_are_one_line(recipe: Path, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert windlass(["train", "run", str(recipe), *words]) == 2
+    one_line(capsys)
+
+
+def test_another_models_checkpoint_is_one_line(
+    recipe: Path, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other.toml"
+    text = recipe.read_text().replace("hidden_size = 64", "hidden_size = 32").replace("../out", str(recipe.parent.parent / "out"))
+    other.write_text(text)
+    assert windlass(words(other, whole, "--resume", "--json")) == 2
+    assert "is a checkpoint of tiny-glm-moe-cpu, not of the recipe's other" in one_line(capsys)
+
+
+def test_a_corrupt_shard_is_one_line(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(recipe.parent.parent, copy)
+    shard = next((copy / "out" / "tiny-cpu" / "tasks").glob("*.tokens.bin"))
+    shard.write_bytes(shard.read_bytes()[:-2])
+    assert windlass(words(copy / "recipes" / recipe.name, tmp_path / "run", "--json")) == 2
+    assert shard.name in one_line(capsys)
+
+
+def test_what_does_not_fit_is_not_started(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    assert windlass(words(recipe, out, hardware__on="1xH100-80GB[500MB]")) == 3
+    assert not out.exists()
+    assert windlass(words(recipe, out, "--plan")) == 0
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("path", sorted((tiny_run.ROOT / "recipes").glob("*.toml")), ids=lambda path: path.stem)
+def test_every_recipe_fits_what_it_is_for(path: Path) -> None:
+    assert windlass(["train", "run", str(path), "--plan"]) == 0
+
+
+@pytest.mark.skipif(importlib.util.find_spec("deepspeed") is not None, reason="deepspeed is installed")
+def test_deepspeed_that_is_not_there_is_named(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert windlass(words(recipe, tmp_path / "run", "--json", run__engine="deepspeed")) == 2
+    assert "needs deepspeed, which is not installed: pip install 'windlass[deepspeed]'" in one_line(capsys)
+
+
+def test_worker_words_say_the_same(tmp_path: Path) -> None:
+    """What the agent starts is the same command."""
+    from windlass.cli.train.run import Options, _arguments
+
+    options = Options(resume=True, settings=("a.b=1", "c.d=2"), out=tmp_path, prometheus=0, tensorboard=True, nproc=2)
+    assert _arguments(Path("r.toml"), options) == [
+        "-m", "windlass", "train", "run", "r.toml", "--set", "a.b=1", "--set", "c.d=2", "--out", str(tmp_path), "--prometheus", "0",
+        "--resume", "--tensorboard",
+    ]  # fmt: skip
+
+
+def test_what_an_earlier_run_left_decides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under a torchrun of the user's own, whose folder has the outcome of a run that failed; started again by the agent, it counts."""
+    from windlass.cli.train import worker as train_worker
+    from windlass.train.loop.elastic import Outcome, read_outcome, write_outcome
+    from windlass.train.loop.loop import Ended
+
+    monkeypatch.setattr(train_worker, "_run", lambda *_: Ended(kind="done", step=3))
+    monkeypatch.setattr("windlass.train.loop.elastic.end_with_agent", lambda: None)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    nothing: Any = None
+    for restarts, code, kind in (("1", 2, "failed"), ("0", 0, "done")):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", restarts)
+        write_outcome(tmp_path, Outcome("failed", message="a bad recipe", exit_code=2))
+        assert train_worker.train(nothing, nothing, tmp_path, nothing) == code
+        found = read_outcome(tmp_path)
+        assert found is not None and found.kind == kind
+
+
+def test_what_is_planned_before_a_run_is_what_is_run() -> None:
+    """A plan that recomputes, or shares rows out, would fit where the run does not."""
+    asked = recipe_from({"model": {"name": "x"}, "parallel": {"tp": 2}})
+    found = as_run(asked, num_devices=8)
+    assert (found.parallel.tp, found.parallel.pp, found.parallel.ep, found.parallel.zero) == (2, 1, 1, 3)
+    assert found.parallel.sequence_parallel is False
+    assert (found.memory.recompute, found.batch.micro_batch) == ("none", 1)
+    said = recipe_from(
+        {"model": {"name": "x"}, "memory": {"recompute": "full"}, "batch": {"micro_batch": 4}, "parallel": {"zero": 0}}
+    )
+    kept = as_run(said, num_devices=8)
+    assert (kept.memory.recompute, kept.batch.micro_batch, kept.parallel.zero) == ("full", 4, 0)
+    other = recipe_from({"model": {"name": "x"}, "run": {"engine": "deepspeed"}})
+    assert as_run(other, num_devices=8) == other

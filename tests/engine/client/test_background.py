@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from windlass.engine.client.background import AT_ONCE, Aside, size_of
+from windlass.text.tokenize.tokenizer import LONG_CHARACTERS
+
+pytestmark = pytest.mark.pure
+
+EMPTY = {"role": "user", "content": ""}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"enum": list(range(10_000))}}}
+PARTS = {"role": "user", "content": [{"type": "text", "text": "x" * LONG_CHARACTERS}]}
+
+
+@pytest.mark.parametrize(
+    ("values", "is_long"),
+    [
+        (["x" * (LONG_CHARACTERS - 1)], False),
+        (["x" * LONG_CHARACTERS], True),
+        ([[{"role": "user", "content": "hello"}] * 10], False),
+        ([[EMPTY] * 10_000], True),
+        ([[PARTS]], True),
+        ([[], [TOOL]], True),
+        ([None, 3, True, ()], False),
+    ],
+)
+def test_all_that_takes_time_counts(values: list[Any], is_long: bool) -> None:
+    assert (size_of(*values) >= LONG_CHARACTERS) == is_long
+
+
+def test_counting_takes_no_time_itself() -> None:
+    nested: list[Any] = [[[1, 2]] * 1_000_000]
+    began = time.perf_counter()
+    assert size_of(nested) >= LONG_CHARACTERS
+    assert time.perf_counter() - began < 0.5
+
+
+def test_few_at_once_also_where_nobody_waits_any_more() -> None:
+    """Whoever gives up leaves its thread busy; the next must not get another one."""
+    running = most = started = 0
+    lock, go_on = threading.Lock(), threading.Event()
+
+    def work() -> None:
+        nonlocal running, most, started
+        with lock:
+            running, started = running + 1, started + 1
+            most = max(most, running)
+        go_on.wait(10)
+        with lock:
+            running -= 1
+
+    async def run() -> None:
+        aside = Aside()
+        tasks = [asyncio.create_task(aside.run(work, LONG_CHARACTERS)) for _ in range(4 * AT_ONCE)]
+        while started < AT_ONCE:
+            await asyncio.sleep(0.01)
+        for task in tasks:
+            task.cancel()
+        last = asyncio.create_task(aside.run(work, LONG_CHARACTERS))
+        await asyncio.sleep(0.05)
+        go_on.set()
+        await last
+        assert await aside.run(threading.get_ident, 0) == threading.get_ident(), "what is short is done at once"
+        aside.close()
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+    assert most == AT_ONCE
+    assert started == AT_ONCE + 1, "what was given up in the queue is not begun"

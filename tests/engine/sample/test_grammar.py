@@ -1,0 +1,348 @@
+"""Grammars of calls and answers in every style, walked at random over a vocabulary of bytes: whatever they allow is read back as asked."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.cpu
+
+pytest.importorskip("tokenizers")
+pytest.importorskip("llguidance")
+jsonschema = pytest.importorskip("jsonschema")
+
+from byte_vocab import TEXTUAL, Vocab, allowed  # noqa: E402
+
+from windlass.core.client import Busy  # noqa: E402
+from windlass.core.request import Constraint  # noqa: E402
+from windlass.engine.protocol import Vocabulary  # noqa: E402
+from windlass.engine.sample.grammar import Guide, Guides, num_words  # noqa: E402
+from windlass.errors import BadInput, MissingExtra  # noqa: E402
+from windlass.text.grammar.call_forms import CALLS  # noqa: E402
+from windlass.text.grammar.tool_grammar import Asked, answer_grammar  # noqa: E402
+from windlass.text.parse.stream import TextStream  # noqa: E402
+from windlass.text.parse.styles import style_marks  # noqa: E402
+
+DEFINED = {"level": {"type": "integer", "minimum": 0, "maximum": 9}}
+PARAMETERS = {
+    "type": "object",
+    "properties": {
+        "place": {"enum": ["Oslo", 'the "Horn"', "a, b"]},
+        "days": {"$ref": "#/$defs/level"},
+        "sure": {"type": "boolean"},
+        "range": {"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": 3}, "minItems": 1, "maxItems": 2},
+    },
+    "required": ["place", "days"],
+    "additionalProperties": False,
+    "$defs": DEFINED,
+}
+TOOLS: tuple[dict[str, Any], ...] = (
+    {"type": "function", "function": {"name": "forecast", "description": "The weather", "parameters": PARAMETERS}},
+    {"name": "now", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}},
+)
+SCHEMAS = {"forecast": PARAMETERS, "now": TOOLS[1]["parameters"]}
+
+
+def walked(vocab: Vocab, guide: Guide, chance: random.Random, longest: int = 600) -> list[int]:
+    """Tokens drawn at random of those that may come; the end where it may."""
+    tokens: list[int] = []
+    row = np.zeros(num_words(vocab.tokenizer.vocab_size), np.uint32)
+    while not guide.is_complete and len(tokens) < longest:
+        guide.fill(row)
+        assert not guide.error
+        choices = allowed(row)
+        if vocab.end in choices and chance.random() < 0.7:
+            return tokens
+        tokens.append(chance.choice([token for token in choices if token != vocab.end]))
+        guide.advance(tokens[-1])
+    assert len(tokens) < longest
+    return tokens
+
+
+VOCABS = {style: (TEXTUAL, Vocab(*style_marks(style))) for style in CALLS}
+
+
+@pytest.mark.parametrize("choice", ["required", "forecast", "now"])
+@pytest.mark.parametrize("style", CALLS)
+def test_whatever_is_allowed_is_a_call_as_asked(style: str, choice: str) -> None:
+    """Where the marks are special tokens, and where they are text like any other."""
+    chance = random.Random(f"{style} {choice}")
+    asked = Asked(style=style, tools=TOOLS, tool_choice=choice)
+    for vocab in VOCABS[style]:
+        for _ in range(6):
+            tokens = walked_without_thoughts(vocab, asked, chance)
+            stream = TextStream(vocab.tokenizer, style=style, tools=TOOLS)
+            pieces = [stream.push([token]) for token in tokens] + [stream.finish()]
+            calls = [call for piece in pieces for call in piece.tool_calls]
+            assert "".join(piece.content for piece in pieces).strip() == "", vocab.tokenizer.decode(tokens, skip_special=False)
+            assert calls
+            assert len(calls) == 1 or choice == "required"
+            for call in calls:
+                assert choice in ("required", call.name)
+                jsonschema.validate(json.loads(call.arguments), SCHEMAS[call.name])
+
+
+def walked_without_thoughts(vocab: Vocab, asked: Asked, chance: random.Random) -> list[int]:
+    """Of channels, reasoning is any text and has no end when it is drawn at random: the first bytes of a call are given."""
+    guide = vocab.guide(asked)
+    given = vocab.tokenizer.encode("<|channel|>commentary to", special=False) if asked.style == "channels" else []
+    for token in given:
+        guide.advance(token)
+    return [*given, *walked(vocab, guide, chance)]
+
+
+STRINGS = (
+    {
+        "name": "say",
+        "parameters": {
+            "type": "object",
+            "properties": {"text": {"type": "string"}, "times": {"type": "integer"}},
+            "required": ["text"],
+        },
+    },
+)
+PAIRS = "<arg_key>text</arg_key>\n<arg_value>a </b>\n</arg_value>\n<arg_key>times</arg_key>\n<arg_value>2</arg_value>"
+TAGGED = "<parameter=text>\na </b>\n\n</parameter>\n<parameter=times>\n2\n</parameter>"
+WRITTEN = {
+    "json": '<tool_call>\n{"name": "say", "arguments": {"text": "a </b>\\n", "times": 2}}\n</tool_call>',
+    "arg_pairs": f"<tool_call>say\n{PAIRS}\n</tool_call>",
+    "xml_function": f"<tool_call>\n<function=say>\n{TAGGED}\n</function>\n</tool_call>",
+    "bracket_list": '[TOOL_CALLS] [{"name": "say", "arguments": {"text": "a </b>\\n", "times": 2}}]',
+    "bracket_args": '[TOOL_CALLS]say[ARGS]{"text": "a </b>\\n", "times": 2}',
+    "bare_json": '{"name": "say", "parameters": {"text": "a </b>\\n", "times": 2}}',
+    "channels": '<|channel|>commentary to=functions.say <|constrain|>json<|message|>{"text": "a </b>\\n", "times": 2}',
+}
+
+
+@pytest.mark.parametrize("style", CALLS)
+def test_what_the_model_was_taught_to_write_is_allowed(style: str) -> None:
+    asked = Asked(style=style, tools=STRINGS, tool_choice="say")
+    for vocab in VOCABS[style]:
+        assert vocab.accepts(asked, WRITTEN[style])
+        assert not vocab.accepts(asked, WRITTEN[style].replace("say", "sing"))
+        assert not vocab.accepts(asked, "Let me think.")
+        assert not vocab.accepts(asked, WRITTEN[style].replace("2", "two"))
+        stream = TextStream(vocab.tokenizer, style=style, tools=STRINGS)
+        tokens = vocab.tokenizer.encode(WRITTEN[style], special=False)
+        calls = (*stream.push(tokens).tool_calls, *stream.finish().tool_calls)
+        assert [json.loads(call.arguments) for call in calls] == [{"text": "a </b>\n", "times": 2}]
+
+
+THOUGHTS = {
+    "json": "<think>well\n</think>\n\n",
+    "arg_pairs": "\n<think>well</think>\n",
+    "bracket_args": "[THINK]well[/THINK]",
+    "channels": "<|channel|>analysis<|message|>well<|end|><|start|>assistant",
+}
+
+
+@pytest.mark.parametrize("style", THOUGHTS)
+def test_reasoning_comes_before_and_is_free(style: str) -> None:
+    final = "<|channel|>final<|message|>" if style == "channels" else ""
+    constraint = Constraint(kind="choice", value='["yes", "no"]')
+    for vocab in VOCABS[style]:
+        first = Asked(style=style, constraint=constraint, reasons="first")
+        assert vocab.accepts(first, f"{THOUGHTS[style]}{final}yes")
+        assert vocab.accepts(first, f"{final}no")
+        assert not vocab.accepts(first, f"{THOUGHTS[style]}{final}maybe")
+        calling = Asked(style=style, tools=STRINGS, tool_choice="required", reasons="first")
+        assert vocab.accepts(calling, THOUGHTS[style] + WRITTEN[style])
+        if style == "channels":
+            continue
+        already = Asked(style=style, constraint=constraint, reasons="already")
+        assert vocab.accepts(already, THOUGHTS[style].lstrip().split("k>" if style != "bracket_args" else "K]", 1)[1] + "yes")
+        assert not vocab.accepts(already, "yes")
+        assert not vocab.accepts(Asked(style=style, constraint=constraint), THOUGHTS[style] + "yes")
+
+
+@pytest.mark.parametrize("style", CALLS)
+def test_with_a_constraint_and_tools_the_model_may_do_either(style: str) -> None:
+    asked = Asked(style=style, tools=STRINGS, constraint=Constraint(kind="json_schema", value='{"type": "object"}'))
+    final = "<|channel|>final<|message|>" if style == "channels" else ""
+    for vocab in VOCABS[style]:
+        assert vocab.accepts(asked, WRITTEN[style])
+        assert vocab.accepts(asked, final + '{"anything": [1]}')
+        assert not vocab.accepts(asked, final + "anything")
+
+
+@pytest.mark.parametrize("style", CALLS)
+def test_strict_tools_are_called_as_they_should_be_or_not_at_all(style: str) -> None:
+    """Nobody makes the model call, but what begins as a call must be one."""
+    tool = {"type": "function", "function": {**STRINGS[0], "strict": True}}
+    asked = Asked(style=style, tools=(tool,))
+    final = "<|channel|>final<|message|>" if style == "channels" else ""
+    words = "Well: a < b, [TOOL and <tool. " if style not in ("bare_json", "channels") else ""
+    for vocab in VOCABS[style]:
+        assert vocab.accepts(asked, final + "Nothing to do.\n\n {1}")
+        assert vocab.accepts(asked, words + WRITTEN[style])
+        assert not vocab.accepts(asked, words + WRITTEN[style].replace("say", "sing"))
+        assert not vocab.accepts(asked, words + WRITTEN[style].replace("2", "two"))
+        assert not vocab.accepts(asked, words + WRITTEN[style][:-2])
+    lax = {"type": "function", "function": STRINGS[0]}
+    assert answer_grammar(Asked(style=style, tools=(lax,)), {}) == ""
+    assert answer_grammar(Asked(style=style, tools=(tool,), tool_choice="none"), {}) == ""
+
+
+def test_words_before_and_between_strict_calls() -> None:
+    tool = {**STRINGS[0], "strict": True}
+    for style in ("json", "arg_pairs", "xml_function", "bracket_args", "bracket_list"):
+        for vocab in VOCABS[style]:
+            text = f"First. {WRITTEN[style]}\nThen {WRITTEN[style]} done"
+            assert vocab.accepts(Asked(style=style, tools=(tool,)), text)
+            stream = TextStream(vocab.tokenizer, style=style, tools=(tool,))
+            piece = stream.push(vocab.tokenizer.encode(text, special=False))
+            assert len(piece.tool_calls) == 2
+
+
+def test_a_style_without_calls_cannot_be_made_to_call() -> None:
+    for style in ("plain", "tags"):
+        with pytest.raises(BadInput, match="tool_choice is 'required', and this model's chat template shows no way"):
+            answer_grammar(Asked(style=style, tools=TOOLS, tool_choice="required"), {})
+        constraint = Constraint(kind="choice", value='["a"]')
+        assert TEXTUAL.accepts(Asked(style=style, tools=TOOLS, constraint=constraint), "a")
+
+
+def test_nothing_asked_is_no_grammar() -> None:
+    for choice in ("auto", "none"):
+        assert answer_grammar(Asked(style="json", tools=TOOLS, tool_choice=choice), {}) == ""
+
+
+@pytest.mark.parametrize(
+    ("regex", "text"),
+    [
+        ("a/b", "a/b"),
+        (r"a\/b", "a/b"),
+        ("a\nb", "a\nb"),
+        (r"a\nb", "a\nb"),
+        (r"\\/", "\\/"),
+        ("[/]{2}", "//"),
+        (r"\d+\.", "12."),
+        ("ö+", "öö"),
+    ],
+)
+def test_regular_expressions_keep_their_meaning(regex: str, text: str) -> None:
+    asked = Asked(style="plain", constraint=Constraint(kind="regex", value=regex))
+    assert TEXTUAL.accepts(asked, text)
+    assert not TEXTUAL.accepts(asked, text + "!")
+
+
+def test_stops_are_the_requests_own() -> None:
+    """Not where the grammar wants more, and not the tokenizer's where the request has others or none."""
+    asked = Asked(style="plain", constraint=Constraint(kind="regex", value="ab?"))
+    row = np.zeros(num_words(TEXTUAL.tokenizer.vocab_size) + 3, np.uint32)
+    (a,), (b,), (c,) = (TEXTUAL.tokenizer.encode(text, special=False) for text in "abc")
+    for stops, after in (((TEXTUAL.end,), {b, TEXTUAL.end}), ((), {b}), ((c,), {b, c}), ((b,), {b})):
+        guide = TEXTUAL.guide(asked, stops)
+        guide.fill(row)
+        assert allowed(row) == [a]
+        guide.advance(a)
+        guide.fill(row)
+        assert set(allowed(row)) == after
+
+
+def test_a_stop_that_the_grammar_cannot_do_without_is_an_error() -> None:
+    (a,) = TEXTUAL.tokenizer.encode("a", special=False)
+    guide = TEXTUAL.guide(Asked(style="plain", constraint=Constraint(kind="regex", value="ab?")), (a,))
+    row = np.zeros(num_words(TEXTUAL.tokenizer.vocab_size), np.uint32)
+    guide.fill(row)
+    assert "no token of this model continues it" in guide.error
+
+
+def test_a_grammar_out_of_control_ends_its_request_only() -> None:
+    """No token is a byte that this grammar needs, so nothing can follow."""
+    special = Vocab("<|only|>")
+    number = special.tokenizer.token_id("<|only|>")
+    guide = special.guides.guide(
+        json.dumps({"grammars": [{"lark_grammar": f"start: <[{number}]> <[{number}]>\n"}]}), [special.end]
+    )
+    row = np.zeros(num_words(special.tokenizer.vocab_size), np.uint32)
+    guide.fill(row)
+    assert allowed(row) == [number]
+    guide.advance(17)
+    guide.fill(row)
+    assert guide.error
+    assert not row.any()
+
+
+def test_without_a_vocabulary_or_the_library_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(BadInput, match="needs the model's tokenizer"):
+        Guides().guide("{}", [])
+    import sys
+
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    guides = Guides()
+    guides.learn(Vocabulary(TEXTUAL.tokenizer.backend.to_str(), [TEXTUAL.end]))
+    with pytest.raises(MissingExtra, match=r"constrained output needs llguidance.*pip install 'windlass\[serve\]'"):
+        guides.guide("{}", [])
+
+
+def test_a_tokenizer_that_cannot_be_used_is_refused() -> None:
+    guides = Guides()
+    guides.learn(Vocabulary("{}", []))
+    with pytest.raises(BadInput, match="answers of this model cannot be constrained"):
+        guides.guide("{}", [])
+
+
+# --- many that are compiled ------------------------------------------------------------------------------------------
+
+
+def words_grammar(number: int, count: int = 4000) -> str:
+    given = " | ".join(f'"w{number}x{place}"' for place in range(count))
+    return answer_grammar(Asked(style="plain", constraint=Constraint(kind="grammar", value=f"start: {given}\n")), {})
+
+
+def taught() -> Guides:
+    guides = Guides()
+    guides.learn(Vocabulary(TEXTUAL.tokenizer.backend.to_str(), [TEXTUAL.end]))
+    return guides
+
+
+def test_what_nobody_waits_for_is_not_compiled() -> None:
+    guides = taught()
+    given_up = [words_grammar(number) for number in range(8)]
+    futures = [guides.compiled(grammar) for grammar in given_up]
+    shared = guides.compiled(given_up[7])
+    for grammar in given_up:
+        guides.unwanted(grammar)
+    wanted = guides.compiled(words_grammar(99))
+    assert shared is futures[7]
+    assert not shared.cancelled(), "one still waits for it"
+    assert wanted.result(30)
+    assert [future.cancelled() for future in futures[1:]] == [True] * 6 + [False]
+    assert guides.compiled(given_up[3]).result(30), "it can be asked for again"
+    guides.close()
+
+
+def test_more_than_can_be_compiled_soon_is_put_off() -> None:
+    guides = taught()
+    large = [words_grammar(number, 15_000) for number in range(5)]
+    accepted: list[str] = []
+    with pytest.raises(Busy, match="ask again"):
+        for grammar in large:
+            guides.compiled(grammar)
+            accepted.append(grammar)
+    assert accepted
+    for grammar in accepted:
+        guides.unwanted(grammar)
+    assert guides.compiled(large[-1]).result(30), "there is room again"
+    guides.close()
+
+
+def test_small_grammars_are_kept_but_not_forever() -> None:
+    guides = taught()
+    futures = [guides.compiled(words_grammar(number, 3)) for number in range(100)]
+    assert all(future.result(30) for future in futures)
+    guides.compiled(words_grammar(100, 3)).result(30)
+    assert guides.compiled(words_grammar(99, 3)) is futures[99]
+    assert guides.compiled(words_grammar(0, 3)) is not futures[0]
+    guides.close()
+
+
+def test_a_grammar_that_would_take_seconds_is_refused() -> None:
+    with pytest.raises(BadInput, match="too big") as found:
+        TEXTUAL.guides.guide(words_grammar(0, 50_000), ())
+    assert found.value.field == "constraint"

@@ -1,0 +1,169 @@
+"""A supervisor to which something happens that nobody wants: it goes on listening, says what it was, and leaves nothing behind. No torch."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from windlass.core.launch import Launch, RankJob
+
+from windlass.core.layout import Layout
+from windlass.core.ranks.epoch import EpochPlan
+from windlass.core.ranks.rendezvous import KEY_BYTES, Meeting
+from windlass.fleet.protocol.channel import accept
+from windlass.fleet.protocol.messages import (
+    AskBeats,
+    Beats,
+    FromRoot,
+    FromWorker,
+    Joined,
+    NotHeld,
+    PartData,
+    Prepare,
+    RankEnded,
+    Start,
+    WantParts,
+)
+from windlass.fleet.root.loopback import MemoryWire, Quiet
+from windlass.fleet.root.root import Fleet
+from windlass.fleet.transfer.cache import Cache
+from windlass.fleet.worker import rank_processes as ranks
+from windlass.fleet.worker.equipment import Equipment
+from windlass.fleet.worker.session import Session
+from windlass.weights.tensors.slices import Slice
+from windlass.weights.transfer.pieces import Catalogue, Piece, TensorHeader
+
+pytestmark = pytest.mark.cpu
+
+SECONDS = 10.0
+SECRET = b"a secret of many bytes"
+WHOLE = Slice(name="matrix", rows=(0, 64), columns=(0, 64))
+CATALOGUE = Catalogue(
+    key="checkpoint", name="tiny", config={}, kind="hf", tensors=(TensorHeader(name="matrix", dtype="U8", shape=(64, 64)),)
+)
+
+
+class Root:
+    """The other end of a session's wire."""
+
+    def __init__(self, equipment: Equipment) -> None:
+        there: asyncio.Queue[FromRoot | None] = asyncio.Queue()
+        here: asyncio.Queue[FromWorker | None] = asyncio.Queue()
+        self.wire: MemoryWire[FromRoot, FromWorker] = MemoryWire(here, there)
+        session = Session(MemoryWire(there, here), equipment, Quiet())
+        self.running = asyncio.get_running_loop().create_task(session.run())
+
+    async def wait(self, kind: type) -> Any:
+        async with asyncio.timeout(SECONDS):
+            while not isinstance(message := await self.wire.receive(), kind):
+                pass
+        return message
+
+    async def close(self) -> None:
+        self.wire.close()
+        await asyncio.wait_for(self.running, SECONDS)
+
+
+def start() -> Start:
+    meeting = Meeting(key=bytes(KEY_BYTES), hosts=("", ""), machines=(0, 0))
+    return Start(1, [RankJob(launch=Launch(model="none", layout=Layout(tp=2)), rank=1, meeting=meeting)])
+
+
+def test_a_piece_that_cannot_be_kept_does_not_stop_it_from_listening(tmp_path: Path) -> None:
+    """Many more are on their way: nobody takes them any more."""
+
+    async def happen() -> None:
+        root = Root(Equipment(cache=Cache(tmp_path)))
+        root.wire.post(Prepare(1, CATALOGUE, "other contents", "", [WHOLE]))
+        await root.wait(WantParts)
+        damaged = Piece(slices=(WHOLE,), data=bytes(64 * 64), checksum=b"")
+        for _ in range(30):
+            root.wire.post(PartData(1, damaged))
+        root.wire.post(AskBeats(7))
+        assert "other bytes" in (await root.wait(NotHeld)).words
+        assert (await root.wait(Beats)).id == 7
+        await root.close()
+
+    asyncio.run(happen())
+
+
+def test_a_rank_that_cannot_be_started_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async def happen() -> None:
+        root = Root(Equipment())
+        with monkeypatch.context() as patch:
+            patch.setattr(tempfile, "TemporaryFile", none)
+            root.wire.post(start())
+            ended = await root.wait(RankEnded)
+        assert ended.rank == 1 and "could not be started: No space left on device" in ended.words
+        root.wire.post(AskBeats(7))
+        assert (await root.wait(Beats)).ranks == []
+        await root.close()
+
+    asyncio.run(happen())
+
+
+def test_a_rank_that_is_only_half_started_ends_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The root goes in that very moment."""
+    started: list[Any] = []
+
+    async def never(connection: socket.socket, *_: Any) -> None:
+        with connection:
+            await asyncio.Event().wait()
+
+    def start_rank(*given: Any) -> Any:
+        started.append(found := made(*given))
+        return found
+
+    async def happen() -> None:
+        root = Root(Equipment())
+        root.wire.post(start())
+        async with asyncio.timeout(SECONDS):
+            while not started:
+                await asyncio.sleep(0.01)
+        await root.close()
+
+    made = ranks.start_rank
+    monkeypatch.setattr(ranks, "start_rank", start_rank)
+    monkeypatch.setattr(ranks, "open_line", never)
+    asyncio.run(happen())
+    assert started[0][0].returncode is not None, "it is gone, and somebody saw it go"
+
+
+def test_a_worker_that_goes_while_it_is_asked_what_it_has_is_called_again() -> None:
+    calls = 0
+
+    async def answer(listening: socket.socket) -> None:
+        nonlocal calls
+        while True:
+            connection, _ = await asyncio.get_running_loop().sock_accept(listening)
+            channel = await accept(connection, SECRET)
+            await channel.receive()
+            channel.post(Joined("there"))
+            await channel.receive()
+            channel.close()
+            calls += 1
+
+    def replan(_: Any) -> EpochPlan:
+        raise AssertionError("nobody is here to plan with")
+
+    async def happen() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            listening.setblocking(False)
+            answering = asyncio.create_task(answer(listening))
+            fleet = Fleet(Launch(model="none"), replan, [f"127.0.0.1:{listening.getsockname()[1]}"], SECRET)
+            fleet.port().open(lambda _: None, lambda _: None)
+            async with asyncio.timeout(SECONDS):
+                while calls < 2:
+                    await asyncio.sleep(0.05)
+            await fleet.close()
+            answering.cancel()
+
+    asyncio.run(happen())

@@ -1,0 +1,348 @@
+"""A worker as users start it: it does its part, and leaves no rank behind, whoever dies and however."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+pytestmark = [pytest.mark.cpu, pytest.mark.multi]
+
+pytest.importorskip("torch")
+
+from small_root import CONFIG, SmallRoot, WorkerProcess, generated, is_there, tiny, wait_for, wait_until_gone  # noqa: E402
+from windlass.core.launch import (
+    Launch,
+    RankJob,
+)
+
+from windlass.core.layout import Layout  # noqa: E402
+from windlass.core.ranks.epoch import EpochPlan  # noqa: E402
+from windlass.core.ranks.rendezvous import Meeting  # noqa: E402
+from windlass.core.rule import stored_tensors  # noqa: E402
+from windlass.engine.load import load_model  # noqa: E402
+from windlass.families import describe, rules  # noqa: E402
+from windlass.fleet.protocol.handshake import NotAdmitted  # noqa: E402
+from windlass.fleet.protocol.messages import (  # noqa: E402
+    AskBeats,
+    Beat,
+    Beats,
+    Busy,
+    Ended,
+    EndEpoch,
+    Goodbye,
+    Joined,
+    NoPart,
+    NotHeld,
+    PartData,
+    PartsEnd,
+    Prepare,
+    Prepared,
+    Probe,
+    ProbeAnswer,
+    RankEnded,
+    RankReady,
+    Start,
+    Started,
+    WantParts,
+)
+from windlass.fleet.root.loopback import OwnMachine  # noqa: E402
+from windlass.fleet.transfer import send as sending_module  # noqa: E402
+from windlass.fleet.transfer.send import Sending  # noqa: E402
+from windlass.kernels.program import program  # noqa: E402
+from windlass.parallel.rendezvous import GroupLost  # noqa: E402
+
+NOTICED_SECONDS = 5.0
+"""The bar: a dead or stuck rank, or root, is noticed within so much."""
+
+
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
+    found = WorkerProcess(tmp_path_factory.mktemp("worker"))
+    try:
+        yield found
+        assert found.process.poll() is None, f"it should outlive all tests: {found.lines()}"
+    finally:
+        found.close()
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    """Splitting shares the cores out."""
+    yield
+    if program.available():
+        program.set_threads(program.num_threads())
+
+
+@pytest.fixture
+def roots(worker: WorkerProcess) -> Iterator[Any]:
+    made: list[SmallRoot] = []
+
+    def make(**how: Any) -> SmallRoot:
+        made.append(SmallRoot(worker.port, **how))
+        return made[-1]
+
+    yield make
+    for root in made:
+        if not root.is_closed:
+            root.close()
+    wait_until_gone(worker.ranks())
+
+
+def on_one_machine(layout: Layout, prompt: list[int], count: int) -> list[int]:
+    """Weights at random are each rank's own, so the same layout is compared with."""
+    engine, _ = load_model(tiny(layout))
+    try:
+        return generated(engine, prompt, count)
+    finally:
+        engine.close()
+
+
+def _with_steps(root: Any, epoch: int, count: int) -> Any:
+    """Of the one rank, once it has counted so many: the root may have a step's logits before the rank has counted the step."""
+    since = len(root.heard)
+    root.post(AskBeats(epoch))
+    (rank,) = root.wait(Beats, since=since).ranks
+    return rank if rank.beat.steps >= count else None
+
+
+def test_a_root_gets_its_part_done_epoch_after_epoch(worker: WorkerProcess, roots: Any) -> None:
+    root = roots()
+    assert root.wait(Joined).name
+    root.post(Probe())
+    probed = root.wait(ProbeAnswer)
+    assert probed.address == "127.0.0.1" and probed.num_cores >= 1 and probed.free_bytes > 2**20 and probed.bandwidth > 1e8
+    for epoch, layout in ((1, Layout(tp=2)), (2, Layout(pp=2))):
+        since = len(root.heard)
+        engine = root.engine(root.start(epoch, layout))
+        pids = root.wait(Started, since=since).pids
+        assert worker.ranks() == pids and root.wait(RankReady, since=since).rank == 1
+        found = generated(engine, [1, 2, 3], 12)
+        rank = wait_for(lambda root=root, epoch=epoch: _with_steps(root, epoch, 12))
+        assert rank.rank == 1 and rank.beat.rows == 3 + 11 and rank.beat.steps == 12 and rank.beat.step_seconds > 0
+        assert sum(count.sent_bytes for count in rank.beat.counts.values()) > 0
+        root.post(EndEpoch(epoch))
+        assert root.wait(Ended, since=since).epoch == epoch
+        assert not any(map(is_there, pids)), "ended means gone"
+        engine.close()
+        gc.collect()
+        assert found == on_one_machine(layout, [1, 2, 3], 12), layout
+    assert not root.lost and not [one for one in root.heard if isinstance(one, RankEnded)]
+
+
+@pytest.fixture
+def sending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sending]:
+    """A tiny checkpoint, in many pieces."""
+    import torch
+    from safetensors.torch import save_file
+
+    monkeypatch.setattr(sending_module, "PIECE_BYTES", 2_000)
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    chance = torch.Generator().manual_seed(0)
+    stored = stored_tensors(rules(describe(CONFIG)))
+    tensors = {one.name: torch.randn(one.shape, generator=chance).to(torch.bfloat16) for one in stored}
+    save_file(tensors, tmp_path / "model.safetensors")
+    made = Sending(tmp_path)
+    yield made
+    made.close()
+
+
+def test_weights_come_once_and_what_has_come_stays(worker: WorkerProcess, roots: Any, sending: Sending) -> None:
+    """An epoch that is given up in the middle; the next asks for the rest, the one after for nothing."""
+    root, layout = roots(), Layout(tp=2)
+    slices = sending.needed(EpochPlan(layout=layout, nodes=(0, 1)), 1)
+
+    def prepare(epoch: int) -> int:
+        since = len(root.heard)
+        root.post(Prepare(epoch, sending.catalogue, "of no file here", "/nowhere", slices))
+        return since
+
+    wanted = root.wait(WantParts, since=prepare(1)).slices
+    pieces = list(sending.pieces(wanted))
+    assert sending.num_bytes(wanted) == sending.num_bytes(slices) and len(pieces) > 4
+    for piece in pieces[:2]:
+        root.post(PartData(1, piece))
+    cache = worker.log.parent / "cache" / sending.catalogue.key
+    wait_for(lambda: len(list(cache.glob("*.piece"))) == 2)
+    since = len(root.heard)
+    root.post(EndEpoch(1))
+    root.wait(Ended, since=since)
+    since = prepare(2)
+    rest = root.wait(WantParts, since=since).slices
+    assert sending.num_bytes(rest) == sending.num_bytes(slices) - sum(len(piece.data) for piece in pieces[:2])
+    for piece in sending.pieces(rest):
+        root.post(PartData(2, piece))
+    root.post(PartsEnd(2))
+    prepared = root.wait(Prepared, since=since)
+    assert prepared.held_bytes == sending.num_bytes(slices) and prepared.received_bytes == sending.num_bytes(rest)
+    launch = Launch(model=str(sending.path), device="cpu", kv="fp32", exact=True, context_tokens=64, kv_bytes=2**22)
+    engine = root.engine(root.start(2, layout, launch=msgspec.structs.replace(launch, layout=layout)))
+    found = generated(engine, [1, 2, 3], 12)
+    engine.close()
+    since = prepare(3)
+    assert root.wait(Prepared, since=since).received_bytes == 0
+    assert not [one for one in root.heard[since:] if isinstance(one, WantParts)]
+    alone, _ = load_model(launch)
+    assert found == generated(alone, [1, 2, 3], 12)
+    alone.close()
+
+
+def test_weights_that_cannot_be_read_or_are_others_are_told_of(worker: WorkerProcess, roots: Any, sending: Sending) -> None:
+    root = roots()
+    slices = sending.needed(EpochPlan(layout=Layout(pp=2), nodes=(0, 1)), 1)
+    catalogue = msgspec.structs.replace(sending.catalogue, key="0" * 40)
+    piece = next(iter(sending.pieces(slices)))
+    damaged = msgspec.structs.replace(piece, data=bytes(len(piece.data)))
+    answers = [NoPart(1, "the disk is gone"), PartData(2, damaged), PartsEnd(3)]
+    for epoch, (answer, words) in enumerate(zip(answers, ["the disk is gone", "other bytes", "have not come"], strict=True), 1):
+        since = len(root.heard)
+        root.post(Prepare(epoch, catalogue, "", "/nowhere", slices))
+        root.wait(WantParts, since=since)
+        root.post(answer)
+        assert words in root.wait(NotHeld, since=since).words
+    since = len(root.heard)
+    root.post(Prepare(4, msgspec.structs.replace(catalogue, key="../../escaped"), "", "/nowhere", slices))
+    assert "cannot have the key" in root.wait(NotHeld, since=since).words
+
+
+def test_one_root_at_a_time_and_the_same_one_takes_its_own_place(worker: WorkerProcess, roots: Any) -> None:
+    first = roots(name="alpha", root=b"a")
+    first.wait(Joined)
+    second = roots(name="beta", root=b"b")
+    told = second.wait(Busy).words
+    assert told.startswith("busy with the job of alpha (127.0.0.1) since ")
+    again = roots(name="alpha", root=b"a")
+    again.wait(Joined)
+    wait_for(lambda: first.lost)
+    again.post(Goodbye())
+    wait_for(lambda: again.lost)
+    third = roots(name="beta", root=b"b")
+    third.wait(Joined)
+    assert not any("mistake" in line for line in worker.lines())
+
+
+def test_a_rank_that_stands_still_is_found_and_ended(worker: WorkerProcess, roots: Any) -> None:
+    """The worker tells of it, and so does whoever waits for the rank."""
+    root = roots()
+    engine = root.engine(root.start(1, Layout(tp=2)))
+    (pid,) = worker.ranks()
+    os.kill(pid, signal.SIGSTOP)
+    ended = root.wait(RankEnded)
+    assert (ended.kind, ended.rank, ended.epoch) == ("Stuck", 1, 1)
+    found = re.search(r"no sign of life for ([\d.]+) s", ended.words)
+    assert found is not None and float(found[1]) < NOTICED_SECONDS
+    assert not is_there(pid)
+    with pytest.raises(GroupLost):
+        generated(engine, [1, 2, 3], 30)
+    engine.close()
+
+
+def test_a_rank_that_dies_is_told_of_at_once_and_a_silent_root_loses_its_ranks(worker: WorkerProcess, roots: Any) -> None:
+    root = roots()
+    root.start(1, Layout(tp=2))
+    (pid,) = root.wait(Started).pids
+    os.kill(pid, signal.SIGKILL)
+    began = time.monotonic()
+    assert "SIGKILL" in root.wait(RankEnded).words
+    assert time.monotonic() - began < NOTICED_SECONDS
+    since = len(root.heard)
+    root.start(2, Layout(tp=2))  # it goes on
+    (pid,) = root.wait(Started, since=since).pids
+    root.fall_silent()
+    wait_until_gone([pid], NOTICED_SECONDS + 1.0)
+    wait_for(lambda: any("nothing was heard" in line for line in worker.lines()))
+
+
+def test_a_root_that_is_killed_leaves_nothing_and_the_next_is_welcome(worker: WorkerProcess, roots: Any) -> None:
+    script = (
+        "import time; from small_root import SmallRoot; from windlass.core.layout import Layout; from windlass.fleet.protocol.messages import Started\n"
+        f"root = SmallRoot({worker.port}); root.start(1, Layout(tp=2)); print(root.wait(Started).pids[0], flush=True); time.sleep(60)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=environment) as killed:
+        assert killed.stdout is not None
+        pid = int(killed.stdout.readline())
+        assert is_there(pid)
+        killed.kill()
+    wait_until_gone([pid], NOTICED_SECONDS)
+    roots().wait(Joined)
+
+
+def test_a_worker_that_stood_still_is_missed_and_comes_back(worker: WorkerProcess, roots: Any) -> None:
+    root = roots(root=b"the same")
+    root.start(1, Layout(tp=2))
+    (pid,) = root.wait(Started).pids
+    os.kill(worker.pid, signal.SIGSTOP)
+    began = time.monotonic()
+    try:
+        wait_for(lambda: "nothing was heard" in root.lost)
+        assert time.monotonic() - began < NOTICED_SECONDS + 1.0
+        root.close()
+    finally:
+        os.kill(worker.pid, signal.SIGCONT)
+    wait_until_gone([pid])
+    again = roots(root=b"the same")
+    again.wait(Joined)
+    again.start(1, Layout(tp=2))
+    again.wait(Started)
+
+
+def test_another_secret_is_refused(worker: WorkerProcess, roots: Any) -> None:
+    with pytest.raises(NotAdmitted, match="has another secret"):
+        roots(secret=b"sixteen other bytes, and more")
+    wait_for(lambda: any("refused 127.0.0.1" in line and "secret" in line for line in worker.lines()))
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 0), (signal.SIGKILL, -signal.SIGKILL)])
+def test_ranks_end_with_the_worker(tmp_path: Path, number: int, status: int) -> None:
+    own = WorkerProcess(tmp_path)
+    root = SmallRoot(own.port)
+    try:
+        root.start(1, Layout(tp=2))
+        (pid,) = root.wait(Started).pids
+        own.process.send_signal(number)
+        assert own.process.wait(10) == status
+        wait_until_gone([pid], NOTICED_SECONDS)
+        wait_for(lambda: root.lost)
+        if not status:
+            assert [one.words for one in root.heard if isinstance(one, Goodbye)] == ["this worker was told to end"]
+            assert own.lines()[-1].endswith("ended")
+    finally:
+        root.close()
+        own.close()
+
+
+def test_the_roots_own_machine_speaks_the_same_words(tmp_path: Path) -> None:
+    """No port, no secret; a rank that cannot be is told of, one that lives beats, and none is left."""
+    store = str(tmp_path / "board")
+
+    async def run() -> list[int]:
+        own = OwnMachine()
+        meeting = Meeting(key=os.urandom(32), hosts=("", ""), machines=(0, 0))
+        own.wire.post(Start(1, [RankJob(launch=tiny(Layout(tp=2)), rank=1, meeting=meeting, epoch=1, store=store)]))
+        pids, beats = list[int](), 0
+        async with asyncio.timeout(60):
+            while beats < 2:
+                message = await own.wire.receive()
+                assert not isinstance(message, RankEnded), message
+                pids += message.pids if isinstance(message, Started) else []
+                beats += isinstance(message, Beat) and bool(message.ranks)
+        assert is_there(pids[0])
+        await own.close()
+        await own.close()
+        return pids
+
+    pids = asyncio.run(run())
+    assert len(pids) == 1 and not is_there(pids[0])

@@ -1,0 +1,57 @@
+"""Offers: only those that run it, cheapest first, with dates."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from windlass.core.hardware.parse import parse_hardware
+from windlass.families import rules
+from windlass.families.registry import find, spec_of
+from windlass.plan.cloud.inference import cloud_offers
+from windlass.plan.inference.search import Question
+
+pytestmark = pytest.mark.pure
+
+
+@pytest.fixture
+def question() -> Question:
+    known = find("INTELLECT-3")
+    assert known is not None
+    spec = spec_of(known)
+    return Question(spec=spec, rules=rules(spec), hardware=parse_hardware("1xH200"), context_tokens=8192)
+
+
+def test_offers_are_sorted_dated_and_large_enough(question: Question) -> None:
+    found = cloud_offers(question)
+    assert found
+    assert [one.usd_per_hour for one in found] == sorted(one.usd_per_hour for one in found)
+    for one in found:
+        assert len(one.priced_at) == 10 and one.decode_tokens_per_second > 0
+        assert not one.stale and one.verified
+        assert one.num_devices * parse_hardware(one.device).devices[0].memory_bytes > 57 * 10**9
+        assert one.download_hours == pytest.approx(213.7 / 0.5 / 3600, rel=0.01)
+
+
+def test_cost_goal_sorts_by_price_of_a_token(question: Question) -> None:
+    found = cloud_offers(replace(question, goal="cost"))
+    prices = [one.usd_per_million_output_tokens for one in found]
+    assert prices == sorted(prices)
+    assert found[0].usd_per_million_output_tokens == pytest.approx(
+        found[0].usd_per_hour / 3600 / found[0].decode_tokens_per_second * 1e6, rel=0.5
+    )
+
+
+def test_stale_offers_only_when_asked(question: Question) -> None:
+    fresh, every = (cloud_offers(question, all_offers=flag) for flag in (False, True))
+    assert len(every) > len(fresh)
+    assert any(one.stale for one in every)
+
+
+def test_break_even_is_card_price_over_rent(question: Question) -> None:
+    one = next(one for one in cloud_offers(question) if one.break_even_hours and one.device == "H200" and one.num_devices == 1)
+    from windlass.plan.cost.prices import purchase_price
+
+    card = purchase_price("H200")
+    assert card is not None and one.break_even_hours == pytest.approx(card.usd / one.usd_per_hour, rel=1e-3)
