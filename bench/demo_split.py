@@ -34,8 +34,9 @@ def started_worker(secret: Path, cache: Path) -> tuple[subprocess.Popen[str], st
 
 
 def end(process: subprocess.Popen[str]) -> None:
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=20)
+    """By SIGTERM: under nohup, SIGINT is ignored."""
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=120)
 
 
 def answer(model: str, words: list[str]) -> str:

@@ -271,7 +271,7 @@ class ModelSpec(Frozen):
     @property
     def experts(self) -> MoE | None:
         """The routed feed-forward, where there is one (families here have one shape of it)."""
-        return next(iter(self.moe_layers), None)
+        return next((layer.feed_forward for layer in self.layers if isinstance(layer.feed_forward, MoE)), None)
 
     @property
     def attention(self) -> Attention | LatentAttention:

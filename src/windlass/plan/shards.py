@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 
 from windlass.core.count import distinct_experts
@@ -125,12 +126,13 @@ def _widest(spec: ModelSpec, rules: tuple[Rule, ...], placement: Placement, layo
 
 
 class Sizes:
-    """Shards of one model, remembered: pp and dp change nothing in them."""
+    """Shards and caches of one model, remembered: pp and dp change nothing in a shard."""
 
     def __init__(self, spec: ModelSpec, rules: tuple[Rule, ...]) -> None:
         self.spec, self.rules = spec, rules
         self._shards: dict[tuple[object, ...], Shard] = {}
         self._placements: dict[tuple[object, ...], Placement] = {}
+        self._caches: dict[tuple[object, ...], float] = {}
 
     def placement(self, layout: Layout, scheme: Scheme, shares: tuple[float, ...] = ()) -> Placement:
         key = (layout.tp, layout.ep, scheme, shares)
@@ -148,11 +150,19 @@ class Sizes:
 
     def cache_bytes(self, layers: Interval, tokens: int, scheme: Scheme, windowed: bool) -> float:
         """Keys and values of one sequence over some layers, unsplit."""
-        made = (
-            layer_cache_bytes(layer.mixer, tokens, scheme.kv_element_bytes, windowed)
-            for layer in self.spec.layers[layers[0] : layers[1]]
-        )
-        return sum(made)
+        key = (layers, tokens, scheme.kv_element_bytes, windowed)
+        if key not in self._caches:
+            self._caches[key] = sum(
+                layer_cache_bytes(layer.mixer, tokens, scheme.kv_element_bytes, windowed)
+                for layer in self.spec.layers[layers[0] : layers[1]]
+            )
+        return self._caches[key]
+
+
+@lru_cache(maxsize=2)
+def sizes_of(spec: ModelSpec, rules: tuple[Rule, ...]) -> Sizes:
+    """Remembered across questions: what would fit, and which offers do, is found by asking many of the same model."""
+    return Sizes(spec, rules)
 
 
 def touched_share(spec: ModelSpec, batch_tokens: float) -> float:

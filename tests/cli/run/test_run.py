@@ -10,7 +10,6 @@ import pty
 import select
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -45,7 +44,7 @@ def _load_fake() -> ModuleType:
 
 
 fake = _load_fake()
-FakeClient, opener_of = fake.FakeClient, fake.opener_of
+FakeClient, opener_of, HUNG_SECONDS = fake.FakeClient, fake.opener_of, fake.HUNG_SECONDS
 
 BASE = Info(model="base", context_tokens=64, has_chat=False)
 
@@ -317,17 +316,21 @@ def test_on_a_terminal(model: Path, tmp_path: Path) -> None:
     arguments = [sys.executable, "-c", PTY_PROGRAM, str(Path(__file__).with_name("fake_client.py")), str(model)]
     program = subprocess.Popen(arguments, stdin=child, stdout=child, stderr=child, env=environment, start_new_session=True)
     os.close(child)
-    terminal = Reader(parent)
-    terminal.until(">>> ")
-    os.write(parent, b"One\n")
-    terminal.until("stopped")  # the fake presses Ctrl-C in the middle of its answer
-    terminal.until(">>> ")
-    os.write(parent, b"Two\n")
-    terminal.until("there")
-    terminal.until(">>> ")
-    os.write(parent, b"\x04")
-    assert program.wait(timeout=20) == 0
-    os.close(parent)
+    try:
+        terminal = Reader(parent)
+        terminal.until(">>> ")
+        os.write(parent, b"One\n")
+        terminal.until("stopped")  # the fake presses Ctrl-C in the middle of its answer
+        terminal.until(">>> ")
+        os.write(parent, b"Two\n")
+        terminal.until("there")
+        terminal.until(">>> ")
+        os.write(parent, b"\x04")
+        assert program.wait(timeout=HUNG_SECONDS) == 0
+    finally:
+        program.kill()
+        program.wait()
+        os.close(parent)
     shown = terminal.shown.decode()
     assert "\x1b[2mHm.\x1b[0m" in shown and "\x1b]0" not in shown and "Hi\N{REPLACEMENT CHARACTER}]0;evil" in shown
     history = tmp_path / "windlass" / "history"
@@ -341,10 +344,9 @@ class Reader:
         self.descriptor, self.shown, self._read = descriptor, b"", 0
 
     def until(self, words: str) -> None:
-        end = time.monotonic() + 20
         while (found := self.shown.find(words.encode(), self._read)) < 0:
-            ready, _, _ = select.select([self.descriptor], [], [], max(end - time.monotonic(), 0))
-            assert ready, f"waited for {words!r}, saw {self.shown!r}"
+            ready, _, _ = select.select([self.descriptor], [], [], HUNG_SECONDS)
+            assert ready, f"hung: waited for {words!r}, saw {self.shown!r}"
             self.shown += os.read(self.descriptor, 4096)
         self._read = found + len(words)
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from windlass.core.hardware.parse import parse_hardware
+from windlass.core.plan import CloudOffer
 from windlass.families import rules
 from windlass.families.registry import find, spec_of
 from windlass.plan.cloud.inference import cloud_offers
@@ -15,7 +16,7 @@ from windlass.plan.inference.search import Question
 pytestmark = pytest.mark.pure
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def question() -> Question:
     known = find("INTELLECT-3")
     assert known is not None
@@ -23,8 +24,13 @@ def question() -> Question:
     return Question(spec=spec, rules=rules(spec), hardware=parse_hardware("1xH200"), context_tokens=8192)
 
 
-def test_offers_are_sorted_dated_and_large_enough(question: Question) -> None:
-    found = cloud_offers(question)
+@pytest.fixture(scope="module")
+def fresh(question: Question) -> tuple[CloudOffer, ...]:
+    return cloud_offers(question)
+
+
+def test_offers_are_sorted_dated_and_large_enough(fresh: tuple[CloudOffer, ...]) -> None:
+    found = fresh
     assert found
     assert [one.usd_per_hour for one in found] == sorted(one.usd_per_hour for one in found)
     for one in found:
@@ -43,14 +49,14 @@ def test_cost_goal_sorts_by_price_of_a_token(question: Question) -> None:
     )
 
 
-def test_stale_offers_only_when_asked(question: Question) -> None:
-    fresh, every = (cloud_offers(question, all_offers=flag) for flag in (False, True))
+def test_stale_offers_only_when_asked(question: Question, fresh: tuple[CloudOffer, ...]) -> None:
+    every = cloud_offers(question, all_offers=True)
     assert len(every) > len(fresh)
     assert any(one.stale for one in every)
 
 
-def test_break_even_is_card_price_over_rent(question: Question) -> None:
-    one = next(one for one in cloud_offers(question) if one.break_even_hours and one.device == "H200" and one.num_devices == 1)
+def test_break_even_is_card_price_over_rent(fresh: tuple[CloudOffer, ...]) -> None:
+    one = next(one for one in fresh if one.break_even_hours and one.device == "H200" and one.num_devices == 1)
     from windlass.plan.cost.prices import purchase_price
 
     card = purchase_price("H200")

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
-import time
+from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import pytest
@@ -24,18 +25,22 @@ pytestmark = pytest.mark.pure
 
 Model = Callable[[str], tuple[ModelSpec, tuple[Rule, ...]]]
 AIR, LLAMA_8B, LLAMA_405B = "zai-org--GLM-4.5-Air", "meta-llama--Llama-3.1-8B", "meta-llama--Meta-Llama-3.1-405B"
+DEEPSEEK = "deepseek-ai--DeepSeek-V3"
 
 BREADTHS: tuple[Breadth, ...] = ("all", "coarse")
 
 
-@pytest.mark.parametrize("name", [LLAMA_405B, "deepseek-ai--DeepSeek-V3"])
-def test_8192_devices_in_three_seconds(name: str, model: Model) -> None:
+@pytest.mark.parametrize(("name", "most_tried", "most_layers"), [(LLAMA_405B, 1500, 100), (DEEPSEEK, 9000, 1700)])
+def test_8192_devices_take_a_few_thousand_jobs(
+    name: str, most_tried: int, most_layers: int, model: Model, counted: Callable[[Callable[[], Any]], tuple[Any, Counter[str]]]
+) -> None:
+    """1,044 and 6,242 when this was written, and a layer's operations were worked out 62 and 1,120 times: once for all jobs alike."""
     spec, rules = model(name)
+    recipe = recipe_from({"model": {"name": name}, "batch": {"global_batch": 8192}})
     hardware = parse_hardware("1024x(8xH100-80GB)@400Gb")
-    begun = time.perf_counter()
-    found = search_jobs(spec, rules, hardware, recipe_from({"model": {"name": name}, "batch": {"global_batch": 8192}}))
-    assert time.perf_counter() - begun < 3
-    assert found.fitting
+    found, calls = counted(lambda: search_jobs(spec, rules, hardware, recipe))
+    assert found.fitting and len(found.fitting) < found.num_tried < most_tried
+    assert 0 < calls["layer_operations"] < most_layers
 
 
 def test_what_is_found_divides_and_fits(model: Model) -> None:

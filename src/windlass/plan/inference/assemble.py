@@ -20,14 +20,14 @@ from windlass.plan.inference.remedy import remedies
 from windlass.plan.inference.search import Question, answer, runs_on
 from windlass.plan.inference.sites import Site, processes
 from windlass.plan.memory import padded
-from windlass.plan.shards import Sizes
+from windlass.plan.shards import sizes_of
 
 
 def make_plan(question: Question, *, source: str = "", digest: str = "") -> Plan:
     question = replace(question, hardware=processes(question.hardware, question.pins))
     found = answer(question)
     best = found.best
-    sizes = Sizes(question.spec, question.rules)
+    sizes = sizes_of(question.spec, question.rules)
     placement: Placement = msgspec.structs.replace(
         sizes.placement(best.layout, best.scheme, best.fit.shares), stages=best.fit.stages
     )

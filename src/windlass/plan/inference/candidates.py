@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import msgspec
 
@@ -30,9 +31,14 @@ class Candidate:
     layout: Layout
     workload: Workload
     fit: Fit
-    speed: Speed
+    times: SpeedModel = field(compare=False, repr=False)
     imbalance: float = 1.0
     """The time of the device that takes longest for its part over the mean; looked at only where every device is."""
+
+    @cached_property
+    def speed(self) -> Speed:
+        """Worked out when somebody asks: most candidates of a search do not fit, and nobody asks how quick those are."""
+        return self.times.speed()
 
     @property
     def fits(self) -> bool:
@@ -111,7 +117,7 @@ def evaluate(
     if fit.short_bytes and spill and engine.offload:
         fit = offload(fit, model, site.hardware, layout)
     times = SpeedModel(model, site.hardware, layout, fit)
-    return Candidate(sizes.spec, engine, scheme, layout, workload, fit, times.speed(), times.imbalance() if every else 1.0)
+    return Candidate(sizes.spec, engine, scheme, layout, workload, fit, times, times.imbalance() if every else 1.0)
 
 
 def choose_stages(model: MemoryModel, site: Site, layout: Layout, shares: tuple[float, ...]) -> tuple[Interval, ...]:

@@ -24,7 +24,7 @@ from windlass.plan.inference.advice import BATCH_FOR_SERVER
 from windlass.plan.inference.candidates import Candidate, evaluate, most_sequences
 from windlass.plan.inference.feasible import check_layout, check_pins, layouts, working_layouts
 from windlass.plan.inference.sites import Site, sites
-from windlass.plan.shards import Sizes
+from windlass.plan.shards import Sizes, sizes_of
 
 LARGE = 64
 """From this many devices on, only the few shortest pipelines that fit are tried for each tp: longer ones only add latency."""
@@ -63,7 +63,7 @@ class Answer:
 def answer(question: Question) -> Answer:
     """The best plan that keeps everything on the devices; else the best with weights outside; else the one that lacks least."""
     check(question)
-    sizes = Sizes(question.spec, question.rules)
+    sizes = sizes_of(question.spec, question.rules)
     refused: list[str] = []
     tiers = [[_Search(question, site, sizes, refused) for site in tier] for tier in sites(question.hardware)]
     for tier in tiers:
