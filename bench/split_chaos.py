@@ -182,7 +182,9 @@ def run(options: argparse.Namespace, hosts: Hosts, folder: Path) -> int:
         options.log.write_text(cluster.said)
     status = report(answers, undisturbed, disturber)
     print(f"epochs        {sum(bool(READY.split()[0] in line.text and 'is ready' in line.text) for line in root.lines)}")
-    print(f"the end       {check_end(cluster, options.end):.1f} s till no rank was left anywhere")
+    began = time.monotonic()
+    check_end(cluster, options.end)
+    print(f"the end       {time.monotonic() - began:.1f} s till no rank was left anywhere")
     for number in list(cluster.workers):
         assert cluster.end_worker(number) == 0, cluster.said
     assert [hosts.pids(number) for number in hosts.numbers] == [[] for _ in hosts.numbers]

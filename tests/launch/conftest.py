@@ -19,6 +19,15 @@ from windlass.families.registry import find, spec_of
 from windlass.plan.inference.assemble import make_plan
 from windlass.plan.inference.search import Question
 
+HERE, TESTS = Path(__file__).parent, next(folder for folder in Path(__file__).parents if folder.name == "tests")
+for folder in (str(TESTS), str(HERE)):
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+
+from waiting import hear_interrupts  # noqa: E402
+
+hear_interrupts()
+
 MakePlan = Callable[..., Plan]
 
 # Heads of 32 and experts of 64: vLLM's CPU kernels take no smaller ones.

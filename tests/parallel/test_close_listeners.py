@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from waiting import HUNG_SECONDS
 from windlass.parallel.close_listeners import no_new_listeners
 
 pytestmark = [pytest.mark.pure, pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a filter of Linux's")]
@@ -18,7 +19,7 @@ def test_what_listens_within_hears_nothing_afterwards() -> None:
         with no_new_listeners("127.0.0.1"):
             within = socket.create_server(("127.0.0.1", 0))
         with within:
-            socket.create_connection(before.getsockname(), 1).close()
+            socket.create_connection(before.getsockname(), HUNG_SECONDS).close()
             with pytest.raises(OSError, match="timed out"):
                 socket.create_connection(within.getsockname(), 0.3)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
@@ -13,6 +12,7 @@ import httpx
 from fake import FakeClient
 from fastapi import FastAPI
 
+from waiting import HUNG_SECONDS, until
 from windlass.core.client import Client
 from windlass.serve.app import make_app, service_of
 from windlass.serve.monitor.log import Log
@@ -41,8 +41,19 @@ async def in_process(client: Client, **settings: Any) -> AsyncGenerator[tuple[ht
     service = service_of(app)
     async with app.router.lifespan_context(app):
         await service.supervisor.became_ready()
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost", timeout=30) as http:
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url="http://localhost", timeout=HUNG_SECONDS
+        ) as http:
             yield http, service
+
+
+def post(url: str, **options: Any) -> httpx.Response:
+    """To a server on a socket."""
+    return httpx.post(url, timeout=HUNG_SECONDS, **options)
+
+
+def get(url: str) -> httpx.Response:
+    return httpx.get(url, timeout=HUNG_SECONDS)
 
 
 def posted(path: str, body: Any, client: Client | None = None, **settings: Any) -> httpx.Response:
@@ -71,7 +82,7 @@ class Running:
 
     def start(self) -> Running:
         self._thread.start()
-        assert self._ready.wait(60), "the server did not start"
+        assert self._ready.wait(HUNG_SECONDS), "the server hung while it started"
         if self._failed is not None:
             raise self._failed
         return self
@@ -104,26 +115,23 @@ class Running:
         async def called() -> Any:
             return function()
 
-        return asyncio.run_coroutine_threadsafe(called(), self.loop).result(30)
+        return asyncio.run_coroutine_threadsafe(called(), self.loop).result(HUNG_SECONDS)
 
-    def until(self, condition: Callable[[], bool], seconds: float = 10.0) -> None:
-        end = time.monotonic() + seconds
-        while not self.call(condition):
-            assert time.monotonic() < end, "it did not come to pass"
-            time.sleep(0.005)
+    def until(self, condition: Callable[[], bool]) -> None:
+        until(lambda: self.call(condition))
 
     @property
     def is_running(self) -> bool:
         return self._thread.is_alive()
 
-    def wait(self, seconds: float) -> None:
-        self._thread.join(seconds)
+    def wait_ended(self) -> None:
+        self._thread.join(HUNG_SECONDS)
+        assert not self._thread.is_alive(), "the server hung, and did not end"
 
     def end(self) -> None:
         if self._thread.is_alive():
             self.loop.call_soon_threadsafe(self.server.end)
-            self._thread.join(20)
-        assert not self._thread.is_alive(), "the server did not end"
+        self.wait_ended()
         if self._failed is not None:
             raise self._failed
 

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-CONTEXT: Any = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["torch", "torch.distributed.tensor", "torch.distributed.checkpoint", "windlass.train.checkpoint"])
+from processes import CONTEXT, HUNG_SECONDS
 
 ROWS, COLUMNS = 10, 6
 
 
-def exit_codes(count: int, work: Callable[..., None], *given: Any, seconds: float = 60) -> list[int | None]:
-    """work(rank, count, *given) of every rank; none is left behind."""
+def exit_codes(count: int, work: Callable[..., None], *given: Any) -> list[int | None]:
+    """work(rank, count, *given) of every rank, None where it hung; none is left behind."""
     ranks = [CONTEXT.Process(target=work, args=(rank, count, *given), daemon=True) for rank in range(count)]
     for process in ranks:
         process.start()
     for process in ranks:
-        process.join(seconds)
+        process.join(HUNG_SECONDS)
     found = [process.exitcode for process in ranks]
     for process in ranks:
         process.kill()

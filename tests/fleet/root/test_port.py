@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import owned_time
 from windlass.core.client import Unavailable
 from windlass.core.launch import Launch
 from windlass.core.layout import Layout
@@ -18,11 +19,14 @@ from windlass.engine.client.requests import Calls
 from windlass.engine.client.transport import Lost, Port, Receive
 from windlass.engine.protocol import AskInfo, Command, Failed, Finish, Output, Ready, Stepped, Submit, Told
 from windlass.errors import DoesNotFit, Error
+from windlass.fleet.root import root as root_module
 from windlass.fleet.root import state_machine as events
 from windlass.fleet.root.root import Fleet
 
 pytestmark = pytest.mark.pure
 
+HOUR = 3600.0
+"""Of the loop's own time, in which nothing takes any."""
 INFO = Info(model="told", context_tokens=64)
 
 
@@ -79,7 +83,7 @@ class Stage:
 
     async def engine(self, number: int) -> ToldEngine:
         """The so many-th, ready."""
-        for _ in range(1000):
+        while asyncio.get_running_loop().time() < HOUR:
             if len(self.engines) >= number and hasattr(self.engines[number - 1], "receive"):
                 self.engines[number - 1].ready()
                 return self.engines[number - 1]
@@ -98,8 +102,11 @@ class Stage:
             await asyncio.sleep(0.001)
 
 
-def staged(max_crashes: int = 0) -> Callable[[Callable[[Stage], Coroutine[Any, Any, None]]], Callable[[], None]]:
-    def decorated(test: Callable[[Stage], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+Test = Callable[[Stage], Coroutine[Any, Any, None]]
+
+
+def staged(max_crashes: int = 0) -> Callable[[Test], Callable[[pytest.MonkeyPatch], None]]:
+    def decorated(test: Test) -> Callable[[pytest.MonkeyPatch], None]:
         async def play() -> None:
             stage = Stage(max_crashes)
             try:
@@ -108,8 +115,9 @@ def staged(max_crashes: int = 0) -> Callable[[Callable[[Stage], Coroutine[Any, A
                 await stage.calls.close()
                 await stage.fleet.close()
 
-        def run() -> None:
-            asyncio.run(asyncio.wait_for(play(), 30))
+        def run(monkeypatch: pytest.MonkeyPatch) -> None:
+            monkeypatch.setattr(root_module, "time", owned_time.clock())
+            owned_time.run(asyncio.wait_for(play(), HOUR))
 
         run.__name__ = test.__name__
         return run
@@ -144,19 +152,17 @@ async def test_an_engine_that_crashes_is_followed_once(stage: Stage) -> None:
 @staged()
 async def test_an_engine_that_lost_its_group_is_not_to_blame(stage: Stage) -> None:
     """It says so and ends; for a while it is waited for somebody to turn out to be gone."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(events, "SUSPECT_SECONDS", 0.5)
-        asking = stage.ask()
-        engine = await stage.engine(1)
-        await stage.submitted(engine)
-        engine.receive(Failed("GroupLost", "rank 0 lost another"))
-        engine.lost(Unavailable("its process ended"))
-        await asyncio.sleep(0.1)
-        assert len(stage.engines) == 1
-        engine = await stage.engine(2)
-        await stage.submitted(engine)
-        engine.answer()
-        assert await asking == [7]
+    asking = stage.ask()
+    engine = await stage.engine(1)
+    await stage.submitted(engine)
+    engine.receive(Failed("GroupLost", "rank 0 lost another"))
+    engine.lost(Unavailable("its process ended"))
+    await asyncio.sleep(events.SUSPECT_SECONDS - 0.1)
+    assert len(stage.engines) == 1
+    engine = await stage.engine(2)
+    await stage.submitted(engine)
+    engine.answer()
+    assert await asking == [7]
     assert any("rank 0 lost another" in line for line in stage.lines)
 
 
@@ -198,15 +204,13 @@ async def test_what_cannot_be_planned_or_loaded_is_said_as_it_is(stage: Stage) -
 async def test_what_does_not_fit_on_who_is_left_fails_who_waits_and_the_next_who_asks_is_served_where_it_fits(
     stage: Stage,
 ) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(events, "SUSPECT_SECONDS", 0.1)
-        asking = stage.ask()
-        engine = await stage.engine(1)
-        await stage.submitted(engine)
-        stage.refusal = DoesNotFit("7 bytes are missing", 7)
-        engine.receive(Failed("GroupLost", "rank 0 lost another"))
-        with pytest.raises(DoesNotFit, match="7 bytes"):
-            await asking
+    asking = stage.ask()
+    engine = await stage.engine(1)
+    await stage.submitted(engine)
+    stage.refusal = DoesNotFit("7 bytes are missing", 7)
+    engine.receive(Failed("GroupLost", "rank 0 lost another"))
+    with pytest.raises(DoesNotFit, match="7 bytes"):
+        await asking
     assert not stage.calls.is_alive
     stage.refusal = None
     asking = stage.ask()

@@ -6,11 +6,9 @@ import asyncio
 import gc
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ pytestmark = [pytest.mark.cpu, pytest.mark.multi]
 
 pytest.importorskip("torch")
 
+from followed import HUNG_SECONDS  # noqa: E402
 from small_root import CONFIG, SmallRoot, WorkerProcess, generated, is_there, tiny, wait_for, wait_until_gone  # noqa: E402
 
 from windlass.core.launch import Launch, RankJob  # noqa: E402
@@ -60,9 +59,6 @@ from windlass.fleet.transfer import send as sending_module  # noqa: E402
 from windlass.fleet.transfer.send import Sending  # noqa: E402
 from windlass.kernels.program import program  # noqa: E402
 from windlass.parallel.rendezvous import GroupLost  # noqa: E402
-
-NOTICED_SECONDS = 5.0
-"""The bar: a dead or stuck rank, or root, is noticed within so much."""
 
 
 @pytest.fixture(scope="module")
@@ -238,9 +234,7 @@ def test_a_rank_that_stands_still_is_found_and_ended(worker: WorkerProcess, root
     os.kill(pid, signal.SIGSTOP)
     ended = root.wait(RankEnded)
     assert (ended.kind, ended.rank, ended.epoch) == ("Stuck", 1, 1)
-    found = re.search(r"no sign of life for ([\d.]+) s", ended.words)
-    assert found is not None and float(found[1]) < NOTICED_SECONDS
-    assert not is_there(pid)
+    assert "no sign of life" in ended.words and not is_there(pid)
     with pytest.raises(GroupLost):
         generated(engine, [1, 2, 3], 30)
     engine.close()
@@ -251,14 +245,13 @@ def test_a_rank_that_dies_is_told_of_at_once_and_a_silent_root_loses_its_ranks(w
     root.start(1, Layout(tp=2))
     (pid,) = root.wait(Started).pids
     os.kill(pid, signal.SIGKILL)
-    began = time.monotonic()
-    assert "SIGKILL" in root.wait(RankEnded).words
-    assert time.monotonic() - began < NOTICED_SECONDS
+    ended = root.wait(RankEnded)
+    assert not ended.kind and "SIGKILL" in ended.words, "it was seen to end, not missed after a while"
     since = len(root.heard)
     root.start(2, Layout(tp=2))  # it goes on
     (pid,) = root.wait(Started, since=since).pids
     root.fall_silent()
-    wait_until_gone([pid], NOTICED_SECONDS + 1.0)
+    wait_until_gone([pid])
     wait_for(lambda: any("nothing was heard" in line for line in worker.lines()))
 
 
@@ -266,15 +259,22 @@ def test_a_root_that_is_killed_leaves_nothing_and_the_next_is_welcome(worker: Wo
     script = (
         "import time; from small_root import SmallRoot; from windlass.core.layout import Layout\n"
         "from windlass.fleet.protocol.messages import Started\n"
-        f"root = SmallRoot({worker.port}); root.start(1, Layout(tp=2)); print(root.wait(Started).pids[0], flush=True); time.sleep(60)"
+        f"root = SmallRoot({worker.port}); root.start(1, Layout(tp=2)); print(root.wait(Started).pids[0], flush=True); time.sleep(3600)"
     )
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
+    }
+    silences = sum("nothing was heard" in line for line in worker.lines())
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=environment) as killed:
         assert killed.stdout is not None
-        pid = int(killed.stdout.readline())
-        assert is_there(pid)
-        killed.kill()
-    wait_until_gone([pid], NOTICED_SECONDS)
+        try:
+            pid = int(killed.stdout.readline())
+            assert is_there(pid)
+        finally:
+            killed.kill()
+    wait_until_gone([pid])
+    assert sum("nothing was heard" in line for line in worker.lines()) == silences, "its end was seen, not missed after a while"
     roots().wait(Joined)
 
 
@@ -283,10 +283,8 @@ def test_a_worker_that_stood_still_is_missed_and_comes_back(worker: WorkerProces
     root.start(1, Layout(tp=2))
     (pid,) = root.wait(Started).pids
     os.kill(worker.pid, signal.SIGSTOP)
-    began = time.monotonic()
     try:
         wait_for(lambda: "nothing was heard" in root.lost)
-        assert time.monotonic() - began < NOTICED_SECONDS + 1.0
         root.close()
     finally:
         os.kill(worker.pid, signal.SIGCONT)
@@ -311,8 +309,8 @@ def test_ranks_end_with_the_worker(tmp_path: Path, number: int, status: int) -> 
         root.start(1, Layout(tp=2))
         (pid,) = root.wait(Started).pids
         own.process.send_signal(number)
-        assert own.process.wait(10) == status
-        wait_until_gone([pid], NOTICED_SECONDS)
+        assert own.process.wait(HUNG_SECONDS) == status
+        wait_until_gone([pid])
         wait_for(lambda: root.lost)
         if not status:
             assert [one.words for one in root.heard if isinstance(one, Goodbye)] == ["this worker was told to end"]
@@ -330,7 +328,7 @@ def test_the_roots_own_machine_speaks_the_same_words(tmp_path: Path) -> None:
         meeting = Meeting(key=os.urandom(32), hosts=("", ""), machines=(0, 0))
         own.wire.post(Start(1, [RankJob(launch=tiny(Layout(tp=2)), rank=1, meeting=meeting, epoch=1)]))
         pids, beats = list[int](), 0
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(HUNG_SECONDS):
             while beats < 2:
                 message = await own.wire.receive()
                 assert not isinstance(message, RankEnded), message

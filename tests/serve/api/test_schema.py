@@ -11,6 +11,7 @@ from fake import FakeClient
 from hypothesis import HealthCheck, given, settings
 from serving import Running, running
 
+from waiting import HUNG_SECONDS
 from windlass.serve.api.openapi import openapi
 from windlass.serve.api.route_docs import ROUTES
 from windlass.serve.app import make_app
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.pure
 
 from schemathesis import checks  # noqa: E402
 
-EXAMPLES = 30
+EXAMPLES = 20
 """Requests per route, besides those that schemathesis always makes."""
 CHECKS = (
     checks.not_a_server_error,
@@ -87,7 +88,7 @@ def test_every_answer_is_as_described(server: Running, operation: Any, mode: Any
         max_examples=EXAMPLES if operation.body else 5, suppress_health_check=list(HealthCheck), derandomize=True, database=None
     )
     def ask(case: Any) -> None:
-        answer = case.call(base_url=server.url, headers={"Authorization": f"Bearer {KEY}"}, timeout=30)
+        answer = case.call(base_url=server.url, headers={"Authorization": f"Bearer {KEY}"}, timeout=HUNG_SECONDS)
         case.validate_response(answer, checks=CHECKS)
         check_events(answer)
 

@@ -8,6 +8,7 @@ from contextlib import aclosing
 import pytest
 from fake import FakeClient
 
+import owned_time
 from windlass.core.client import Unavailable
 from windlass.core.request import Request
 from windlass.errors import BadInput
@@ -27,7 +28,7 @@ def texts(client: FakeClient, requests: list[Request]) -> list[str]:
                     found[index] += delta.content
         return found
 
-    return asyncio.run(run())
+    return owned_time.run(run())
 
 
 @pytest.mark.parametrize("count", [1, 2, 7])
@@ -54,7 +55,7 @@ def test_a_crash_is_raised_once_and_leaves_nothing() -> None:
                 async for _ in arriving:
                     client.crash()
 
-    asyncio.run(run())
+    owned_time.run(run())
     assert client.running == client.waiting == 0 and client.cancelled == 4
 
 
@@ -71,7 +72,7 @@ def test_copies_wait_until_the_first_has_read_the_prompt() -> None:
         await reading
         return [*waiting, len(client.requests)]
 
-    assert asyncio.run(run()) == [2, 5]
+    assert owned_time.run(run()) == [2, 5]
 
 
 async def drained(client: FakeClient, requests: list[Request]) -> None:

@@ -10,12 +10,15 @@ import pytest
 from fake import FakeClient
 from serving import HELLO, Lines, in_process
 
+import owned_time
 from windlass.core.client import Unavailable
 from windlass.fleet.root.root import NodeNow
+from windlass.serve.backend import supervise
 from windlass.serve.backend.supervise import HOPELESS, LONGEST_PAUSE_SECONDS, Supervisor, pause_seconds, state_after
 
 pytestmark = pytest.mark.pure
 CHAT = "/v1/chat/completions"
+HOUR = 3600.0
 
 
 @pytest.mark.parametrize(("breakdowns", "seconds"), [(0, 0), (1, 0), (2, 1), (3, 2), (4, 4), (6, 16), (7, 30), (60, 30)])
@@ -37,8 +40,14 @@ def test_what_it_is_called_then(in_a_row: int, was_ready: bool, state: str) -> N
     assert state_after(in_a_row, was_ready) == state
 
 
-async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    async with asyncio.timeout(seconds):
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that is waited for here is waited for in the loop's own time."""
+    monkeypatch.setattr(supervise, "time", owned_time.clock())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(HOUR):
         while not condition():
             await asyncio.sleep(0.005)
 
@@ -46,12 +55,12 @@ async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_crash_in_the_middle_is_told_and_mended(stream: bool) -> None:
     async def ask() -> None:
-        client = FakeClient(seconds=0.02, tokens=100)
-        client.start_seconds = 0.3
+        client = FakeClient(hold_after=2)
+        client.start_seconds = 30.0
         async with in_process(client) as (http, service):
             asking = asyncio.create_task(http.post(CHAT, json={**HELLO, "stream": stream}))
             await until(lambda: client.running == 1)
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.1)  # what was said is on its way
             client.crash()
             answer = await asking
             assert "/secret" not in answer.text and "engine_unavailable" in answer.text
@@ -60,13 +69,13 @@ def test_a_crash_in_the_middle_is_told_and_mended(stream: bool) -> None:
             assert meanwhile.status_code == 503 and int(meanwhile.headers["retry-after"]) >= 1
             assert (await http.get("/health")).status_code == 503 and (await http.get("/ready")).status_code == 503
             await until(lambda: service.supervisor.is_ready)
-            client.tokens = 3
+            client.release()
             assert (await http.post(CHAT, json=HELLO)).status_code == 200
             assert (await http.get("/health")).json() == {"status": "ok", "state": "ready"}
             assert service.supervisor.restarts == 1 and len(service.flights) == 0
             assert not any("/secret" in line for line in service.log.lines)  # type: ignore[attr-defined]
 
-    asyncio.run(ask())
+    owned_time.run(ask())
 
 
 def test_a_crash_while_nobody_asks_is_noticed() -> None:
@@ -78,7 +87,7 @@ def test_a_crash_while_nobody_asks_is_noticed() -> None:
             await until(lambda: client.starts == 2 and service.supervisor.is_ready)
             assert (await http.post(CHAT, json=HELLO)).status_code == 200
 
-    asyncio.run(ask())
+    owned_time.run(ask())
 
 
 def test_requests_do_not_start_an_engine_that_is_given_a_pause() -> None:
@@ -97,7 +106,7 @@ def test_requests_do_not_start_an_engine_that_is_given_a_pause() -> None:
             await until(lambda: service.supervisor.is_ready)
             assert client.starts == starts + 1
 
-    asyncio.run(ask())
+    owned_time.run(ask())
 
 
 def test_an_engine_that_will_not_start_is_called_dead_and_still_tried(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +124,7 @@ def test_an_engine_that_will_not_start_is_called_dead_and_still_tried(monkeypatc
             await until(lambda: service.supervisor.is_ready)
             assert (await http.post(CHAT, json=HELLO)).status_code == 200
 
-    asyncio.run(ask())
+    owned_time.run(ask())
 
 
 def test_a_full_disk_while_it_is_started_anew_is_one_more_failure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +140,7 @@ def test_a_full_disk_while_it_is_started_anew_is_one_more_failure(monkeypatch: p
             await until(lambda: service.supervisor.is_ready and client.starts == 2)
             assert service.supervisor.restarts == 3 and (await http.post(CHAT, json=HELLO)).status_code == 200
 
-    asyncio.run(ask())
+    owned_time.run(ask())
 
 
 def test_the_first_start_that_fails_is_raised() -> None:
@@ -144,13 +153,13 @@ def test_the_first_start_that_fails_is_raised() -> None:
             await supervisor.became_ready()
         running.cancel()
 
-    asyncio.run(ask())
+    owned_time.run(ask())
 
 
 def test_an_engine_that_says_nothing_is_given_up_for_another() -> None:
     async def ask() -> None:
-        client = FakeClient(seconds=0.05, tokens=1000)
-        async with in_process(client, stuck_seconds=0.3) as (http, service):
+        client = FakeClient(hold_after=2)
+        async with in_process(client, stuck_seconds=5.0) as (http, service):
             asking = asyncio.create_task(http.post(CHAT, json=HELLO))
             await until(lambda: client.running == 1)
             client.is_stuck = True
@@ -159,23 +168,23 @@ def test_an_engine_that_says_nothing_is_given_up_for_another() -> None:
             assert client.restarted == 1 and service.supervisor.restarts == 1
             assert any("broke down" in line for line in service.log.lines)  # type: ignore[attr-defined]
 
-    asyncio.run(ask())
+    owned_time.run(ask())
 
 
 def test_an_engine_that_moves_is_neither_gone_nor_stuck() -> None:
     """However long it takes: what is asked waits for it."""
 
     async def ask() -> None:
-        client: Any = FakeClient(seconds=0.01, tokens=5)
-        async with in_process(client, stuck_seconds=0.05) as (http, service):
+        client: Any = FakeClient(hold_after=2)
+        async with in_process(client, stuck_seconds=5.0) as (http, service):
             client.is_moving = client.is_stuck = True
             asking = asyncio.create_task(http.post(CHAT, json=HELLO))
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(60.0)
             assert service.supervisor.is_ready and service.supervisor.restarts == 0 and client.restarted == 0
-            client.is_moving = client.is_stuck = False
+            client.release()
             assert (await asking).status_code == 200
 
-    asyncio.run(ask())
+    owned_time.run(ask())
 
 
 def test_the_machines_of_a_client_are_shown() -> None:
@@ -189,20 +198,20 @@ def test_the_machines_of_a_client_are_shown() -> None:
                 ("a:9998", "lost", 0.0),
             ]
 
-    asyncio.run(ask())
+    owned_time.run(ask())
 
 
 def test_loading_takes_as_long_as_it_takes() -> None:
     async def ask() -> None:
         client: Any = FakeClient()
-        client.is_alive, client.start_seconds = False, 0.5
-        supervisor = Supervisor(client, stuck_seconds=0.05, probe_seconds=0.02)
+        client.is_alive, client.start_seconds = False, HOUR
+        supervisor = Supervisor(client, stuck_seconds=5.0, probe_seconds=1.0)
         running = asyncio.create_task(supervisor.run())
         await supervisor.became_ready()
         assert supervisor.restarts == 0
         running.cancel()
 
-    asyncio.run(ask())
+    owned_time.run(ask())
 
 
 def test_before_the_model_is_there_requests_are_told_so() -> None:
@@ -213,7 +222,7 @@ def test_before_the_model_is_there_requests_are_told_so() -> None:
         from windlass.serve.settings import Settings
 
         client = FakeClient()
-        client.is_alive, client.start_seconds = False, 0.3
+        client.is_alive, client.start_seconds = False, 30.0
         app = make_app(client, Settings(model="named"), log=Lines())
         transport = httpx.ASGITransport(app)
         async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
@@ -225,4 +234,4 @@ def test_before_the_model_is_there_requests_are_told_so() -> None:
             await service_of(app).supervisor.became_ready()
             assert (await http.get("/v1/models")).json()["data"][0]["id"] == "named"
 
-    asyncio.run(ask())
+    owned_time.run(ask())

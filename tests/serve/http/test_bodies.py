@@ -7,14 +7,14 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import httpx
 import pytest
 from fake import FakeClient
 from hypothesis import given
 from hypothesis import strategies as st
 from raw_http import raw_request
-from serving import HELLO, running
+from serving import HELLO, post, running
 
+from waiting import HUNG_SECONDS
 from windlass.serve.http.bodies import FREE_BYTES, Bodies
 from windlass.serve.http.messages import Gone
 from windlass.wire.schema.errors import Refusal
@@ -89,7 +89,7 @@ def test_however_it_ends_nothing_is_held(ending: str) -> None:
 
 def test_bodies_that_are_begun_and_not_ended_do_not_fill_the_memory() -> None:
     size = 2**20
-    with running(FakeClient, max_body_bytes=size, max_bodies_bytes=4 * size, head_seconds=5.0) as server:
+    with running(FakeClient, max_body_bytes=size, max_bodies_bytes=4 * size, head_seconds=HUNG_SECONDS) as server:
         head = f"POST {CHAT} HTTP/1.1\nHost: localhost\nContent-Length: {size}"
         connections = []
         for _ in range(12):
@@ -97,7 +97,7 @@ def test_bodies_that_are_begun_and_not_ended_do_not_fill_the_memory() -> None:
                 connections.append(raw_request(server, head, b" " * (size - 1)))
         server.until(lambda: server.service.metrics.outcomes["unavailable"] >= 7)
         assert server.call(lambda: server.service.bodies.held) <= 4 * size
-        answer = httpx.post(server.url + CHAT, json=HELLO)
+        answer = post(server.url + CHAT, json=HELLO)
         assert answer.status_code == 200
         for connection in connections:
             connection.close()

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from waiting import HUNG_SECONDS
 from windlass.errors import BadInput, MissingExtra
 from windlass.train.logging import Sample, Watch
 from windlass.train.logging.fan_out import balance_cv
@@ -187,7 +188,7 @@ def test_prometheus() -> None:
         watch.step(2, Report(loss=1.5), tokens=2000)
         watch.validation(2, 1.75)
         watch.event("rollback", step=2, to_step=1, why="")
-        text = urllib.request.urlopen(f"http://127.0.0.1:{sink.port}/metrics", timeout=5).read().decode()
+        text = urllib.request.urlopen(f"http://127.0.0.1:{sink.port}/metrics", timeout=HUNG_SECONDS).read().decode()
     finally:
         watch.close()
     for line in (

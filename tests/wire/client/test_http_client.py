@@ -11,6 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from waiting import HUNG_SECONDS
+
 httpx = pytest.importorskip("httpx")
 
 from windlass.core.client import Late, Unavailable  # noqa: E402
@@ -63,7 +65,7 @@ def client_of(server: Callable[[Any], Any], **options: Any) -> HttpClient:
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:
     async def within() -> Any:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HUNG_SECONDS):
             return await work
 
     return asyncio.run(within())
@@ -456,8 +458,8 @@ async def _silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 def test_a_server_that_falls_silent() -> None:
     async def work() -> None:
         async with listening(_silent) as url:
-            client = HttpClient(url, timeout=0.2)
-            with pytest.raises(Unavailable, match=r"no sign of life for 0\.2 seconds"):
+            client = HttpClient(url, timeout=1.0)
+            with pytest.raises(Unavailable, match=r"no sign of life for 1 seconds"):
                 await _take(client.generate(CHAT), 2)
             await client.close()
 
@@ -469,7 +471,7 @@ def test_a_deadline_that_passes() -> None:
         async with listening(_silent) as url:
             client = HttpClient(url)
             with pytest.raises(Late):
-                await _take(client.generate(msgspec.structs.replace(CHAT, deadline_seconds=0.2)), 2)
+                await _take(client.generate(msgspec.structs.replace(CHAT, deadline_seconds=1.0)), 2)
             await client.close()
 
     run(work())
