@@ -96,13 +96,31 @@ def int4(group: int = 32) -> Settings:
     return Settings(scheme=scheme("int4", group), jobs=1)
 
 
+class Sources:
+    """A directory of each family, made once for all schemes."""
+
+    def __init__(self, tiny: Any, folder: Path) -> None:
+        self._tiny, self._folder = tiny, folder
+        self._made: dict[str, tuple[tuple[Rule, ...], dict[Any, torch.Tensor], Path]] = {}
+
+    def of(self, name: str) -> tuple[tuple[Rule, ...], dict[Any, torch.Tensor], Path]:
+        if name not in self._made:
+            config = self._tiny.config(name)
+            made = self._tiny.rules(config)
+            values = self._tiny.values(made)
+            self._made[name] = made, values, self._tiny.write(self._folder / name, config, self._tiny.stored(made, values))
+        return self._made[name]
+
+
+@pytest.fixture(scope="module")
+def sources(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Sources:
+    return Sources(tiny, tmp_path_factory.mktemp("sources"))
+
+
 @pytest.mark.parametrize("quant", SCHEMES)
 @pytest.mark.parametrize("name", FAMILIES)
-def test_read_back_within_the_bound(name: str, quant: str, tiny: Any, tmp_path: Path) -> None:
-    config = tiny.config(name)
-    made = tiny.rules(config)
-    values = tiny.values(made)
-    source = tiny.write(tmp_path / name, config, tiny.stored(made, values))
+def test_read_back_within_the_bound(name: str, quant: str, sources: Sources, tiny: Any, tmp_path: Path) -> None:
+    made, values, source = sources.of(name)
     report = convert(source, tmp_path / "out", Settings(scheme=SCHEMES[quant], jobs=1))
     measured = check(tiny.read(tmp_path / "out"), made, values)
     assert {one.name: one.relative_rms for one in report.tensors} == pytest.approx(measured, rel=1e-5)

@@ -113,8 +113,8 @@ print(subprocess.run([sys.executable, "-m", "windlass", "convert", *sys.argv[1:]
 @pytest.mark.parametrize(
     ("dtype", "model", "limit", "jobs"),
     [
-        ("BF16", large_head(75_000), 100, 2),
-        ("F32", large_head(40_000), 100, 2),
+        ("BF16", large_head(50_000), 50, 2),
+        ("F32", large_head(25_000), 50, 2),
         ("F32", transposed(16_384), 50, 2),
         ("BF16", large_head(20_000), 50, 64),
     ],

@@ -8,6 +8,8 @@ rounded once. Where transformers rounds more than we do, it shows: it unpacks in
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +79,9 @@ def unpacked(converted: Any, folder: Path) -> Path:
     return folder
 
 
+@cache
 def logits(folder: Path, dtype: torch.dtype) -> torch.Tensor:
+    """Read by transformers once: no folder is changed after that."""
     model, loading = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, output_loading_info=True)
     assert not any(loading.values()), loading
     with torch.no_grad():
@@ -88,30 +92,38 @@ def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found - expected).norm() / expected.norm())
 
 
-def convert_and_compare(tiny: Any, source: Path, how: Scheme, dtype: torch.dtype, **settings: Any) -> float:
-    out = source.parent / f"{source.name}-converted"
+def convert_and_compare(tiny: Any, source: Path, folder: Path, how: Scheme, dtype: torch.dtype, **settings: Any) -> float:
+    out = folder / f"{source.name}-converted"
     if not out.exists():
         convert(source, out, Settings(scheme=how, jobs=1, **settings))
-        unpacked(tiny.read(out), source.parent / "reference")
-    return difference(logits(out, dtype), logits(source.parent / "reference", dtype))
+        unpacked(tiny.read(out), folder / "reference")
+    return difference(logits(out, dtype), logits(folder / "reference", dtype))
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A family as its config is, made once."""
+    return cache(lambda family: saved(tmp_path_factory.mktemp("sources") / family, family))
 
 
 @pytest.mark.parametrize("quant", ["int4", "int8", "fp8"])
 @pytest.mark.parametrize("family", CONFIGS)
-def test_logits_equal_those_of_our_own_unpacked_weights(family: str, quant: str, tiny: Any, tmp_path: Path) -> None:
-    source = saved(tmp_path / family, family)
+def test_logits_equal_those_of_our_own_unpacked_weights(
+    family: str, quant: str, tiny: Any, sources: Callable[[str], Path], tmp_path: Path
+) -> None:
+    source = sources(family)
     how = scheme(quant, 128)
-    in_fp32 = convert_and_compare(tiny, source, how, torch.float32)
-    in_bf16 = convert_and_compare(tiny, source, how, torch.bfloat16)
+    in_fp32 = convert_and_compare(tiny, source, tmp_path, how, torch.float32)
+    in_bf16 = convert_and_compare(tiny, source, tmp_path, how, torch.bfloat16)
     assert in_fp32 <= (0.0 if family == "llama" or quant == "fp8" else TOLERANCE_FP32)
     assert in_bf16 <= (TOLERANCE_FP8 if quant == "fp8" else 0.0)
-    lost = difference(logits(source.parent / "reference", torch.float32), logits(source, torch.float32))
+    lost = difference(logits(tmp_path / "reference", torch.float32), logits(source, torch.float32))
     assert lost > 1e-3, "something was packed"
 
 
 def test_a_row_that_the_group_does_not_divide_is_a_config_group_of_its_own(tiny: Any, tmp_path: Path) -> None:
     source = saved(tmp_path / "glm4_moe", "glm4_moe")
-    assert convert_and_compare(tiny, source, scheme("int4", 128), torch.bfloat16) == 0.0
+    assert convert_and_compare(tiny, source, tmp_path, scheme("int4", 128), torch.bfloat16) == 0.0
     converted = tiny.read(tmp_path / "glm4_moe-converted")
     assert converted.group("model.layers.0.mlp.down_proj") == 32
     assert converted.group("model.layers.0.mlp.up_proj") == converted.group("model.layers.1.mlp.experts.0.down_proj") == 128
@@ -121,7 +133,7 @@ def test_a_row_that_the_group_does_not_divide_is_a_config_group_of_its_own(tiny:
 def test_experts_with_two_groups(tiny: Any, tmp_path: Path) -> None:
     """transformers knows one scheme for all experts, and goes by the shape of their scales."""
     source = saved(tmp_path / "qwen3_moe", "qwen3_moe", moe_intermediate_size=96)
-    assert convert_and_compare(tiny, source, scheme("int4", 128), torch.bfloat16) == 0.0
+    assert convert_and_compare(tiny, source, tmp_path, scheme("int4", 128), torch.bfloat16) == 0.0
     converted = tiny.read(tmp_path / "qwen3_moe-converted")
     assert converted.group("model.layers.1.mlp.experts.0.down_proj") == 32
     assert converted.group("model.layers.1.mlp.experts.0.up_proj") == 128
@@ -130,7 +142,7 @@ def test_experts_with_two_groups(tiny: Any, tmp_path: Path) -> None:
 def test_tied_head(tiny: Any, tmp_path: Path) -> None:
     """It has no weights of its own; readers would look for its codes unless told not to."""
     source = saved(tmp_path / "llama", "llama", tie_word_embeddings=True)
-    assert convert_and_compare(tiny, source, scheme("int4", 128), torch.bfloat16) == 0.0
+    assert convert_and_compare(tiny, source, tmp_path, scheme("int4", 128), torch.bfloat16) == 0.0
     converted = tiny.read(tmp_path / "llama-converted")
     assert "lm_head.weight" not in converted.tensors and converted.ignored("lm_head")
 
@@ -143,20 +155,20 @@ def test_tied_head_that_is_stored_as_well(tiny: Any, tmp_path: Path) -> None:
     copy = {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}
     source = tiny.write(tmp_path / "llama", config, {**tensors, **copy})
     how = msgspec.structs.replace(scheme("int4", 32), quantize_head=True)
-    assert convert_and_compare(tiny, source, how, torch.bfloat16) == 0.0
+    assert convert_and_compare(tiny, source, tmp_path, how, torch.bfloat16) == 0.0
 
 
 def test_kept_layers_and_a_packed_head(tiny: Any, tmp_path: Path) -> None:
     source = saved(tmp_path / "glm4_moe", "glm4_moe")
     how = msgspec.structs.replace(scheme("int4", 128), quantize_head=True)
     keep = ("layers.0.self_attn", "shared_experts", "v_proj")
-    assert convert_and_compare(tiny, source, how, torch.bfloat16, keep=keep) == 0.0
+    assert convert_and_compare(tiny, source, tmp_path, how, torch.bfloat16, keep=keep) == 0.0
     assert "lm_head.weight_packed" in tiny.read(tmp_path / "glm4_moe-converted").tensors
 
 
 def test_zero_points(tiny: Any, tmp_path: Path) -> None:
     source = saved(tmp_path / "llama", "llama")
-    assert convert_and_compare(tiny, source, scheme("int4", 32, zero_points=True), torch.bfloat16) == 0.0
+    assert convert_and_compare(tiny, source, tmp_path, scheme("int4", 32, zero_points=True), torch.bfloat16) == 0.0
 
 
 def test_experts_with_zero_points_are_ours_alone(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ Whoever owns the engine calls `step` while there is work. Nothing here waits, bu
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -62,8 +62,10 @@ class Engine:
         device: str = "cpu",
         record: bool = True,
         runner: type[Runner] = Runner,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`num_tokens`: token ids that exist; the decoder's logits may have more columns, which only pad."""
+        self._clock = clock
         self.limits, self.num_tokens = limits, num_tokens
         self.scheduler = Scheduler(limits)
         self.runner = runner(decoder, caches, limits, device, record, num_tokens)
@@ -88,9 +90,9 @@ class Engine:
         self._check_tokens(submit.answered, "the answer so far", "answered")
         self._check_tokens(submit.sampling.logit_bias, "logit_bias", "logit_bias")
         if submit.grammar:
-            self._compiling.add(submit, time.perf_counter(), self._guides.compiled(submit.grammar))
+            self._compiling.add(submit, self._clock(), self._guides.compiled(submit.grammar))
         else:
-            self._enter(submit, time.perf_counter())
+            self._enter(submit, self._clock())
 
     def learn(self, vocabulary: Vocabulary) -> None:
         """What tokens say: without it no grammar can be followed."""
@@ -214,7 +216,7 @@ class Engine:
 
     def _late(self) -> list[Output]:
         """Whoever is past its deadline, waiting or running."""
-        passed = [self._sequences[number] for number in self._deadlines.passed(time.perf_counter()) if number in self._sequences]
+        passed = [self._sequences[number] for number in self._deadlines.passed(self._clock()) if number in self._sequences]
         return [Output(sequence.id, [], finish=self._finish_late(sequence)) for sequence in passed]
 
     def _finish_late(self, sequence: EngineSequence) -> Finish:
@@ -224,7 +226,7 @@ class Engine:
         for chunk in batch.chunks:
             asked: Asked = chunk.sequence.request
             if asked.started is None:
-                asked.started = time.perf_counter()
+                asked.started = self._clock()
                 if not asked.submit.answered:  # otherwise it was counted when it was first read
                     self._totals.prompt_tokens += chunk.sequence.num_prompt
 
@@ -303,7 +305,7 @@ class Engine:
         reason = _guided(asked.drawing.guide, token, self.scheduler.append(sequence, token))
         prompt_logprobs = begun = None
         if asked.first_token is None:
-            asked.first_token = time.perf_counter()
+            asked.first_token = self._clock()
             prompt_logprobs, begun = asked.prompt_logprobs, _begun(sequence, asked.first_token)
         finish = None if reason is None else self._finish(sequence, reason)
         return Output(sequence.id, [token], logprobs, prompt_logprobs, begun, finish)
@@ -334,7 +336,7 @@ class Engine:
             prompt_tokens=sequence.num_prompt, completion_tokens=sequence.num_output, cached_tokens=max(sequence.num_cached, 0)
         )
         stop_token_id = sequence.tokens[-1] if reason == "stop" and sequence.tokens[-1] in sequence.stop_token_ids else None
-        return Finish(reason, usage, _timings(sequence.request, time.perf_counter()), stop_token_id, error, kind, field)
+        return Finish(reason, usage, _timings(sequence.request, self._clock()), stop_token_id, error, kind, field)
 
 
 def _guided(guide: Guide | None, token: int, reason: FinishReason | None) -> FinishReason | None:

@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -203,57 +202,82 @@ def test_a_part_interrupted_as_it_was_begun(tmp_path: Path) -> None:
 
 
 KILLED = """
-import random, sys, time
+import os, random, signal, sys
 from pathlib import Path
 from windlass.formats.disk.journal import Journal
 from windlass.formats.safetensors.shards import OutTensor, plan_shards
 from windlass.formats.safetensors.writer import ShardWriter
 
 tensors = [OutTensor(name=f"t{i}", dtype="U8", shape=(5000,)) for i in range(20)]
-folder = Path(sys.argv[1])
-journal = Journal(folder / "journal", {"seed": 1})
-for shard in plan_shards(tensors, 30_000):
-    if journal.done(shard.file):
-        continue
-    writer = ShardWriter(folder / shard.file, shard.tensors)
-    for tensor in shard.tensors:
-        if writer.resumed and journal.done(tensor.name):
+
+def work(folder):
+    journal = Journal(folder / "journal", {"seed": 1})
+    for shard in plan_shards(tensors, 30_000):
+        if journal.done(shard.file):
             continue
-        data = random.Random(tensor.name).randbytes(5000)
-        for start in range(0, 5000, 1000):
-            writer.write(tensor.name, start, data[start : start + 1000])
-            time.sleep(0.0005)
-        writer.sync()
-        journal.record(tensor.name)
-    journal.record(shard.file, writer.finish())
-print(*journal.records().values())
+        writer = ShardWriter(folder / shard.file, shard.tensors)
+        for tensor in shard.tensors:
+            if writer.resumed and journal.done(tensor.name):
+                continue
+            data = random.Random(tensor.name).randbytes(5000)
+            for start in range(0, 5000, 1000):
+                writer.write(tensor.name, start, data[start : start + 1000])
+            writer.sync()
+            journal.record(tensor.name)
+        journal.record(shard.file, writer.finish())
+    print(*journal.records().values(), flush=True)
+
+def dying_after(changes):
+    def counted(function, is_write):
+        def call(*args, **more):
+            nonlocal changes
+            changes -= 1
+            if changes == 0:
+                if is_write:
+                    function(args[0], args[1][: len(args[1]) // 2], *args[2:])
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*args, **more)
+        return call
+    for name in ("write", "pwrite", "fsync", "fdatasync", "ftruncate", "posix_fallocate"):
+        setattr(os, name, counted(getattr(os, name), "write" in name))
+    Path.replace, Path.unlink = counted(Path.replace, False), counted(Path.unlink, False)
+
+def finishes(folder, changes):
+    child = os.fork()
+    if not child:
+        dying_after(changes)
+        work(folder)
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    assert os.WIFSIGNALED(status) or status == 0, status
+    return status == 0
+
+draw = random.Random(sys.argv[2])
+kills = [0, 0, 0, 0]
+for number in range(len(kills)):
+    folder = Path(sys.argv[1]) / f"killed-{number}"
+    folder.mkdir()
+    while not finishes(folder, draw.randint(1, 40)):
+        kills[number] += 1
+Path(sys.argv[1], "whole").mkdir()
+work(Path(sys.argv[1], "whole"))
+print(*kills)
 """
 
 
 def test_killed_at_random_moments(tmp_path: Path) -> None:
-    """Writer and journal together: whatever moment the process dies at, the files end up the same."""
-
-    def start(folder: Path) -> subprocess.Popen[str]:
-        folder.mkdir(exist_ok=True)
-        environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
-        return subprocess.Popen([sys.executable, "-c", KILLED, str(folder)], env=environment, stdout=subprocess.PIPE, text=True)
-
-    expected, _ = start(tmp_path / "whole").communicate(timeout=60)
-    for attempt in range(60):
-        process = start(tmp_path / "killed")
-        try:
-            found, _ = process.communicate(timeout=random.Random(attempt).uniform(0.1, 0.4))
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
-            process.communicate()
-            continue
-        break
-    else:
-        found, _ = start(tmp_path / "killed").communicate(timeout=60)
-    assert found.split() == expected.split()
-    for file in (tmp_path / "whole").glob("*.safetensors"):
-        assert (tmp_path / "killed" / file.name).read_bytes() == file.read_bytes()
-    assert not list((tmp_path / "killed").glob(".*.part"))
+    """Writer and journal together: whatever change to the disk is the last one of a process, or half of it, the files end up the same."""
+    seed = str(random.Random().getrandbits(32))
+    command, environment = [sys.executable, "-c", KILLED, str(tmp_path), seed], os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, (seed, done.stderr)
+    *found, kills = done.stdout.splitlines()
+    assert len(found) == 5 and len(set(found)) == 1, seed
+    assert all(int(count) > 3 for count in kills.split())
+    whole = {file.name: file.read_bytes() for file in (tmp_path / "whole").glob("*.safetensors")}
+    for killed in tmp_path.glob("killed-*"):
+        assert {file.name: file.read_bytes() for file in killed.glob("*.safetensors")} == whole, seed
+        assert not list(killed.glob(".*.part"))
 
 
 # --- the disk --------------------------------------------------------------------------------------------------------

@@ -136,7 +136,7 @@ class ProcessPort:
     async def _why_lost(self) -> Error:
         assert self._process is not None
         try:
-            status = await asyncio.to_thread(self._process.wait, 1.0)
+            status = await asyncio.to_thread(self._process.wait, SECONDS_TO_END)
         except subprocess.TimeoutExpired:
             return Unavailable("the engine's process closed its connection; ask again, and it is started anew")
         words = self._last_words()

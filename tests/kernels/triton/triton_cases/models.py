@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -28,8 +29,11 @@ LENGTHS = (18, 2)
 
 
 def spec_of(family: str) -> ModelSpec:
+    """One layer of each kind that the family has."""
     config = json.loads((FOLDER / f"{family}.json").read_text())
-    return describe(config | {key: value for key, value in WIDER.items() if key in config})
+    spec = describe(config | {key: value for key, value in WIDER.items() if key in config})
+    layers = [layer for number, layer in enumerate(spec.layers) if layer not in spec.layers[:number]]
+    return msgspec.structs.replace(spec, layers=tuple(layers))
 
 
 class TinyWeights:
