@@ -1,7 +1,8 @@
 """What each engine needs and how near it comes to the roofline. Data with sources; decides nothing.
 
-Windlass has kernels of its own for 4-bit weights on Hopper GPUs: `KernelTimes` is what each costs, measured on one H200 (docs/reference/cuda-notes.md).
-Elsewhere on GPUs its figures are what its design aims at, not yet a measurement; docs/reference/plan.md says which predictions were checked against a run.
+Windlass has kernels of its own for 4-bit weights on Hopper GPUs: `KernelTimes` is what each costs, measured on one H200
+(docs/reference/cuda-notes.md). On other GPUs its figures are design aims, not measurements; docs/reference/plan.md says which
+predictions were checked against a run.
 """
 
 from __future__ import annotations
