@@ -30,7 +30,7 @@ class Wires:
     sockets: Sequence[socket.socket | None]
     """To every other rank."""
     second: Sequence[socket.socket | None]
-    """The same again where sums are small, so that the two ways of a pair do not mix (kernels/native/links.h)."""
+    """The same again where sums are small, so that the two ways of a pair do not mix (kernels/native/links/links.h)."""
     memory: Sequence[int | None]
     """Of every rank that shares memory with this one: a file that both have open (parallel/shared_memory.py)."""
     sync: str

@@ -1,4 +1,4 @@
-"""Attention over the paged cache in C++ (native/attention.cpp).
+"""Attention over the paged cache in C++ (native/attention/attention.cpp).
 
 A query's result does not depend on what else is in the batch, on how its prompt was cut, nor on the number of threads.
 """

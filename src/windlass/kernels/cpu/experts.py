@@ -1,4 +1,4 @@
-"""The routed feed-forward in C++ (native/experts.cpp)."""
+"""The routed feed-forward in C++ (native/ops/experts.cpp)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _num_experts(matrix: Matrix) -> int:
 
 
 def _scratch(pairs: int, gate_up: Matrix, down: Matrix) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Room for rows of x sorted by expert, for floats between the products, and for the same as tiles (see native/panel.h)."""
+    """Room for rows of x sorted by expert, for floats between the products, and for the same as tiles (see native/panel/panel.h)."""
     hidden, width = gate_up.shape[-1], down.shape[-1]
     tile_rows = pairs * 6 // 5 + 1  # tiles of more than four rows have an even number of them
     if is_packed(gate_up):

@@ -1,4 +1,4 @@
-"""What this machine can do, measured with the kernels' own threads (native/panel_limits.cpp)."""
+"""What this machine can do, measured with the kernels' own threads (native/panel/limits.cpp)."""
 
 from __future__ import annotations
 

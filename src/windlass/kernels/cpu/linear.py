@@ -1,4 +1,4 @@
-"""Products with a weight matrix in C++ (native/linear.cpp), and rows of packed tables (native/panel_put.cpp)."""
+"""Products with a weight matrix in C++ (native/ops/linear.cpp), and rows of packed tables (native/panel/put.cpp)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from windlass.kernels.packing.panels import KINDS, Panels
 from windlass.kernels.program import program
 
 FLOATS = {torch.float32: len(KINDS), torch.bfloat16: len(KINDS) + 1, torch.float16: len(KINDS) + 2}
-"""As `Kind` in native/panel.h goes on after the packed ones."""
+"""As `Kind` in native/panel/panel.h goes on after the packed ones."""
 TILE_ROWS = 12
 TILE_BYTES_PER_BLOCK = 40
 BLOCK = 32
@@ -35,7 +35,7 @@ def is_packed(weight: Tensor | Panels) -> bool:
 
 
 def tiles(rows: int, num_in: int) -> Tensor:
-    """Room for rows of activations as int8, see native/panel.h."""
+    """Room for rows of activations as int8, see native/panel/panel.h."""
     padded = -(-rows // TILE_ROWS) * TILE_ROWS
     return program.empty((padded * (num_in // BLOCK) * TILE_BYTES_PER_BLOCK,), torch.uint8)
 

@@ -1,4 +1,4 @@
-"""A group of ranks whose talk is native (native/links*.cpp): operations like all others, recorded and replayed without Python.
+"""A group of ranks whose talk is native (native/links/): operations like all others, recorded and replayed without Python.
 
 Bytes go through memory where two ranks share some, and through a socket elsewhere. Who the ranks are and how they met, others know.
 A rank that is missed is noticed in the middle of a program; whatever follows does nothing, and the end of the run raises.
@@ -21,9 +21,9 @@ from windlass.kernels import build
 from windlass.kernels.program import program
 
 COLLECTIVES = ("all_reduce", "embedding", "logits", "all_gather", "gather", "broadcast", "send_next", "take_previous")
-"""As `Collective` in native/links.h numbers them."""
+"""As `Collective` in native/links/links.h numbers them."""
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float64: 2}
-"""As `NumberType` in native/links.h; others can be passed on, and not added."""
+"""As `NumberType` in native/links/links.h; others can be passed on, and not added."""
 SPIN_SECONDS = 100e-6
 """A rank that shares memory is seldom further behind. On sockets, and where ranks outnumber cores, whoever waits lets others compute."""
 SPIN_SECONDS_ELSEWHERE = 5e-6

@@ -1,4 +1,4 @@
-"""Norms, rotation and storing of queries, keys and values in C++ (native/qkv.cpp)."""
+"""Norms, rotation and storing of queries, keys and values in C++ (native/attention/qkv.cpp)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The choice of experts in C++ (native/route.cpp). Of equal scores the first expert wins."""
+"""The choice of experts in C++ (native/ops/route.cpp). Of equal scores the first expert wins."""
 
 from __future__ import annotations
 

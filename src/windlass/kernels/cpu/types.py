@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 STORED = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-"""As StoredType in native/lanes.h numbers them."""
+"""As StoredType in native/simd/lanes.h numbers them."""
 
 
 def is_plain(*tensors: Tensor | None) -> bool:

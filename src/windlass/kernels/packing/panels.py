@@ -1,6 +1,6 @@
 """Packed weights as the CPU kernels read them: panels of 16 output rows, codes and scales in one stream. Knows no files.
 
-native/panel.h draws the layout, which every instruction set shares; panels_reference.py has it in plain PyTorch. Rows are written
+native/panel/panel.h draws the layout, which every instruction set shares; panels_reference.py has it in plain PyTorch. Rows are written
 into place slice by slice (`put`, `put_blocks`), nothing is rounded again, and results are the same with or without a compiler.
 """
 
@@ -20,9 +20,9 @@ from windlass.kernels.program import program
 PANEL_ROWS = 16
 BLOCK = 32
 KINDS = ("int4", "int4_zeros", "int4_minima", "int8", "fp8")
-"""As `Kind` in native/panel.h numbers them. (code - 8) * scale, (code - zero) * scale, code * scale + minimum, (code - 128) * scale."""
+"""As `Kind` in native/panel/panel.h numbers them. (code - 8) * scale, (code - zero) * scale, code * scale + minimum, (code - 128) * scale."""
 SCALES = (torch.bfloat16, torch.float16, torch.float32)
-"""As `ScaleType` in native/panel.h numbers them."""
+"""As `ScaleType` in native/panel/panel.h numbers them."""
 CODE_BYTES = {"int4": 0.5, "int4_zeros": 0.5, "int4_minima": 0.5, "int8": 1, "fp8": 1}
 GGML_NUMBERS = {"int4": 2, "int4_minima": 4, "int8": 2}
 """Bytes in front of a block's codes: an fp16 scale, and a minimum (Q4_0, Q4_1, Q8_0; ggml-common.h)."""

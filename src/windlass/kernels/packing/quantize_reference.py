@@ -1,4 +1,4 @@
-"""Quantization in plain PyTorch, to the byte what quantize_lanes.h does: the definition, and the way where nothing is compiled.
+"""Quantization in plain PyTorch, to the byte what native/quantize/ does: the definition, and the way where nothing is compiled.
 
 All in fp32, in the order of a group's elements, each operation rounded by itself. Groups are columns here (lanes there), so a sum
 over a group is a loop over rows.

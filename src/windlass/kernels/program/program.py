@@ -26,7 +26,7 @@ MAX_DATA, MAX_INTS, MAX_FLOATS = 16, 16, 8
 
 
 class _Op(ctypes.Structure):
-    """Mirrors `Op` in native/program.h."""
+    """Mirrors `Op` in native/program/program.h."""
 
     _fields_ = [
         ("run", ctypes.c_void_p),
