@@ -1,4 +1,5 @@
-"""Bytes on the wire for each token, from the hosts' interface counters, and speeds over links of 1 Gbit/s. Run as root: python bench/split/cluster_bytes.py
+"""Bytes on the wire for each token, from the hosts' interface counters, and speeds over links of 1 Gbit/s.
+Run as root: python bench/split/cluster_bytes.py
 
 Hosts are network namespaces of this box (tests/fleet/hosts.py). For n hosts and models of several widths, whose weights are random and few:
 what a host sends for one token of one answer, frames with all their headers, acknowledgements, steps, signs of life and logits included, over

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from windlass.core.constants import BLOCK_TOKENS
+from windlass.core.fused import BLOCK_INPUTS
 from windlass.kernels.cuda import attention, linear, route
-from windlass.kernels.cuda.layout import INPUTS
 from windlass.kernels.cuda.route import Routes
 
 NAN = float("nan")
@@ -70,11 +71,11 @@ class Small:
         shape: tuple[int, int] | None = None,
     ) -> Tensor:  # fmt: skip
         rows, kv_heads = len(qkv), keys.shape[1]
-        heads = qkv.shape[1] // INPUTS - 2 * kv_heads
+        heads = qkv.shape[1] // BLOCK_INPUTS - 2 * kv_heads
         plain(self.half, qkv, out, keys, values)
         plain(torch.float32, table)
-        assert out.shape == (rows, heads * INPUTS) and 1 <= splits <= attention.MAX_SPLITS and heads // kv_heads <= 16
-        assert space.partial.numel() >= rows * heads * splits * (INPUTS + 2)
+        assert out.shape == (rows, heads * BLOCK_INPUTS) and 1 <= splits <= attention.MAX_SPLITS and heads // kv_heads <= 16
+        assert space.partial.numel() >= rows * heads * splits * (BLOCK_INPUTS + 2)
         assert space.arrived.numel() >= rows * kv_heads and not space.arrived.any()
         plain(torch.int32, positions, slots, lengths, blocks)
         found = attention.decode_attention_reference(
@@ -88,11 +89,11 @@ class Small:
     ) -> Tensor:  # fmt: skip
         plain(self.half, qkv, keys, values)
         plain(torch.float32, table)
-        parts = qkv.view(len(qkv), -1, INPUTS)
+        parts = qkv.view(len(qkv), -1, BLOCK_INPUTS)
         q, k, v = parts.split((parts.shape[1] - 2 * num_kv_heads, num_kv_heads, num_kv_heads), dim=1)
         for part in (q, k):
             part.copy_(attention.rotate_reference(part, table, positions, interleaved))
-        page, offset = slots.long() // attention.PAGE_TOKENS, slots.long() % attention.PAGE_TOKENS
+        page, offset = slots.long() // BLOCK_TOKENS, slots.long() % BLOCK_TOKENS
         keys[page, :, :, offset], values[page, :, offset] = k, v
         return qkv
 

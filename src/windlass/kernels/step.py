@@ -14,7 +14,7 @@ import numpy
 import torch
 from torch import Tensor
 
-BLOCK_TOKENS = 16
+from windlass.core.constants import BLOCK_TOKENS
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from windlass.core.constants import BLOCK_TOKENS
 from windlass.core.layout import Layout
 from windlass.core.model import Frozen
 from windlass.core.ranks.epoch import EpochPlan, Node
@@ -193,7 +194,3 @@ class Replanned:
             concurrency=sequences,
             wanted=self._over.layout if self._over.layout.world > 1 else None,
         )
-
-
-BLOCK_TOKENS = 16
-"""As in kernels.step, which imports torch."""

@@ -9,6 +9,7 @@ import msgspec
 
 from windlass.cli.open.fleet import Over
 from windlass.cli.run.options import Options
+from windlass.core.constants import BLOCK_TOKENS
 from windlass.core.model import Frozen, ModelSpec, kv_bytes_per_token
 from windlass.core.plan import Plan, load_plan
 from windlass.core.ranks.epoch import EpochPlan, planned_epoch
@@ -17,8 +18,6 @@ from windlass.units import format_bytes, parse_context
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
 KV_TYPES = ("bf16", "fp32")
-BLOCK_TOKENS = 16
-"""As in kernels.step, which imports torch."""
 
 
 class Wanted(Frozen):

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from windlass.core.constants import BLOCK_TOKENS
+from windlass.core.fused import HEAD_DIM
 from windlass.kernels.cuda import driver
 
-PAGE_TOKENS = 16
-HEAD_DIM = 128
 MAX_SPLITS = 64
 
 
@@ -123,12 +123,12 @@ def decode_attention_reference(
     heads = qkv.shape[1] // HEAD_DIM - 2 * num_kv_heads
     q, k, v = qkv.view(rows, -1, HEAD_DIM).split((heads, num_kv_heads, num_kv_heads), dim=1)
     q = rotate_reference(q, table, positions, interleaved).to(qkv.dtype)
-    page, offset = slots.long() // PAGE_TOKENS, slots.long() % PAGE_TOKENS
+    page, offset = slots.long() // BLOCK_TOKENS, slots.long() % BLOCK_TOKENS
     keys[page, :, :, offset] = rotate_reference(k, table, positions, interleaved).to(keys.dtype)
     values[page, :, offset] = v.to(values.dtype)
     results = []
     for row, length in enumerate(lengths.tolist()):
-        used = blocks[row, : -(-length // PAGE_TOKENS)].long()
+        used = blocks[row, : -(-length // BLOCK_TOKENS)].long()
         k = keys[used].permute(1, 0, 3, 2).flatten(1, 2)[:, :length].float()
         v = values[used].transpose(0, 1).flatten(1, 2)[:, :length].float()
         scores = torch.einsum("khd,ktd->kht", q[row].view(num_kv_heads, -1, HEAD_DIM).float(), k) * scale

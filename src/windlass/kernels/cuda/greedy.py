@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from windlass.core.constants import BLOCK_TOKENS
 from windlass.kernels.cuda import driver
-from windlass.kernels.step import BLOCK_TOKENS, Step
+from windlass.kernels.step import Step
 
 SHARES = 32
 """Blocks that share a row: what one warp can compare in the end."""

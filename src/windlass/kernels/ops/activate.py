@@ -6,13 +6,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from windlass.core.model import Activation
+from windlass.kernels.constants import CLAMPED_SWIGLU_SLOPE
 from windlass.kernels.cpu import activate as native_activate
 from windlass.kernels.program import program
 from windlass.kernels.torch_compile import chain
 from windlass.kernels.triton import available
-
-CLAMPED_SWIGLU_SLOPE = 1.702
-"""As in gpt-oss: sigmoid(1.702 x) x is near GELU (arXiv 1606.08415, section 2)."""
 
 
 def activate(x: Tensor, activation: Activation, gated: bool, clamp: float | None = None) -> Tensor:

@@ -6,14 +6,12 @@ import torch
 from torch import Tensor
 
 from windlass.core.model import Router, Scoring
+from windlass.kernels.constants import ROUTER_EPSILON
 from windlass.kernels.cpu import route as native_route
 from windlass.kernels.precision import widened
 from windlass.kernels.program import program
 from windlass.kernels.torch_compile import chain
 from windlass.kernels.triton import available
-
-TINY = 1e-20
-"""Keeps a sum of scores that all vanish from dividing by zero (as the published code of sigmoid routers does)."""
 
 
 def route(logits: Tensor, correction: Tensor | None, router: Router, num_active: int, first: int = 0) -> tuple[Tensor, Tensor]:
@@ -40,7 +38,7 @@ def _reference(logits: Tensor, correction: Tensor | None, router: Router, num_ac
     if router.scoring is Scoring.SOFTMAX_OF_TOP:
         weights = weights.softmax(-1)
     elif router.renormalize:
-        weights = weights / (weights.sum(-1, keepdim=True) + TINY)
+        weights = weights / (weights.sum(-1, keepdim=True) + ROUTER_EPSILON)
     return ids.int(), weights * router.scale
 
 

@@ -12,6 +12,7 @@ from math import sqrt
 import torch
 from torch import Tensor
 
+from windlass.core.constants import FP8_BLOCK
 from windlass.errors import BadInput
 from windlass.kernels.packing import panels_reference
 from windlass.kernels.packing.large_pages import memory
@@ -156,7 +157,7 @@ class Panels:
         """
         self._check_rows(first_row, codes.shape[0])
         if not self.is_packed and scale.shape[0] != codes.shape[0]:
-            scale = scale.repeat_interleave(128, dim=0)[: codes.shape[0]]
+            scale = scale.repeat_interleave(FP8_BLOCK, dim=0)[: codes.shape[0]]
         if self.kind == "int4_zeros" and offset is not None:
             offset = offset.to(torch.int8)
         self._check_tensors(codes, scale, offset)

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from windlass.core.model import Activation
-from windlass.kernels.ops.activate import CLAMPED_SWIGLU_SLOPE
+from windlass.kernels.constants import CLAMPED_SWIGLU_SLOPE
 from windlass.kernels.triton.tiles.types import is_float
 
 BLOCK = 1024

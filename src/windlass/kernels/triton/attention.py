@@ -17,7 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from windlass.kernels.step import BLOCK_TOKENS, Cache, Step
+from windlass.core.constants import BLOCK_TOKENS
+from windlass.kernels.step import Cache, Step
 from windlass.kernels.triton.available import num_processors
 from windlass.kernels.triton.tiles.types import is_float, products_in
 

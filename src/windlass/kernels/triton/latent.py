@@ -9,7 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from windlass.kernels.step import BLOCK_TOKENS, Cache
+from windlass.core.constants import BLOCK_TOKENS
+from windlass.kernels.step import Cache
 from windlass.kernels.triton.tiles.rotate import partners, turned
 from windlass.kernels.triton.tiles.types import is_float
 

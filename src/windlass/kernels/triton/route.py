@@ -10,10 +10,10 @@ import triton.language as tl
 from torch import Tensor
 
 from windlass.core.model import Router
-from windlass.kernels.ops.route import TINY
+from windlass.kernels.constants import ROUTER_EPSILON
 from windlass.kernels.triton.tiles.types import is_float
 
-SMALLEST = tl.constexpr(TINY)
+EPSILON = tl.constexpr(ROUTER_EPSILON)
 
 
 @triton.jit
@@ -69,7 +69,7 @@ def _route(
         shares = tl.exp(shares - tl.max(shares, 0))
         shares = shares / tl.sum(shares, 0)
     elif RENORMALIZE:
-        shares = shares / (tl.sum(tl.where(choice < ACTIVE, shares, 0.0), 0) + SMALLEST)
+        shares = shares / (tl.sum(tl.where(choice < ACTIVE, shares, 0.0), 0) + EPSILON)
     tl.store(ids + row * ACTIVE + choice, picked, mask=choice < ACTIVE)
     tl.store(weights + row * ACTIVE + choice, shares * scale, mask=choice < ACTIVE)
 

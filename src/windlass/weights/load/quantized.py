@@ -9,13 +9,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from windlass.core.constants import FP8_BLOCK
 from windlass.core.ports import TensorStore
 from windlass.formats.dtypes import torch_dtype
 from windlass.kernels.packing import repack
 from windlass.kernels.packing.panels import PANEL_ROWS, Panels
 from windlass.kernels.triton.tiles.rows import Rows
 from windlass.weights.load.stream import DEVICE_SLICE_BYTES, DEVICE_WORKERS, SLICE_BYTES, ahead
-from windlass.weights.tensors.forms import FP8_BLOCK, Codes, Form, form_of
+from windlass.weights.tensors.forms import Codes, Form, form_of
 from windlass.weights.tensors.packed import packed_form, packed_rows
 from windlass.weights.tensors.parts import Part
 from windlass.weights.tensors.readers import SHORT_RUN_ROWS, first_row, picked, runs

@@ -14,12 +14,13 @@ from math import prod, sqrt
 import torch
 from torch import Tensor
 
+from windlass.core.fused import TILE_ROWS
 from windlass.core.model import ModelSpec
 from windlass.core.place import Placement, stored
 from windlass.core.rule import Part, Role, Rule
 from windlass.core.scheme import Scheme, Stored, scheme
 from windlass.errors import BadInput, UnknownName
-from windlass.kernels.cuda.layout import ROWS, Tiles
+from windlass.kernels.cuda.layout import Tiles
 from windlass.kernels.cuda.layout import random as random_tiles
 from windlass.kernels.packing.panels import BLOCK, Panels
 from windlass.kernels.triton.available import has_packed_kernels
@@ -134,7 +135,7 @@ class RandomWeights:
             rule for rule in self._named.rules if rule.layers is not None and len(rule.shape) == 2 and rule.part is Part.MAIN
         ]
         return all(
-            stored(rule, self.scheme).bits == 4 and rule.shape[0] % ROWS == 0
+            stored(rule, self.scheme).bits == 4 and rule.shape[0] % TILE_ROWS == 0
             for rule in layers
             if not rule.ours.endswith(".router.weight")
         )

@@ -11,6 +11,7 @@ from math import sqrt
 import torch
 from torch import Tensor
 
+from windlass.core.constants import FP8_BLOCK
 from windlass.errors import BadInput
 from windlass.kernels.packing.panels import BLOCK, CODE_BYTES, GGML_NUMBERS, KINDS, SCALES
 
@@ -118,7 +119,7 @@ class Rows:
         fp8 also takes a scale for every 128 rows, [ceil(n / 128), groups].
         """
         if self.kind == "fp8" and scale.shape[0] != codes.shape[0]:
-            scale = scale.repeat_interleave(128, dim=0)[: codes.shape[0]]
+            scale = scale.repeat_interleave(FP8_BLOCK, dim=0)[: codes.shape[0]]
         self._check_tensors(codes, scale, offset)
         stored = codes.to(self.device).contiguous().view(torch.uint8)
         if self.kind.startswith("int4"):
