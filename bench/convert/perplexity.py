@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from windlass.cli import run
+from windlass.cli import execute as run
 
 ROOT = Path(__file__).parents[2]
 WINDOW = 512

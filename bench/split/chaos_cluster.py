@@ -192,7 +192,7 @@ def run(options: argparse.Namespace, hosts: Hosts, folder: Path) -> int:
 def made_model(folder: Path) -> Path:
     from made_models import EXPERTS, make
 
-    from windlass.cli import run as windlass
+    from windlass.cli import execute as windlass
 
     made = make(folder / "bf16", EXPERTS)
     assert windlass(["convert", str(made), str(folder / "int4"), "--quant", "int4", "--group", "32"]) == 0

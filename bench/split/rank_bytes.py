@@ -108,7 +108,7 @@ def _rank(job: dict[str, Any], rank: int) -> None:
     from windlass.engine.protocol import Launch, RandomWeightsOf
     from windlass.engine.ranks import split
     from windlass.engine.ranks.process import RankJob
-    from windlass.parallel.rendezvous import FolderBoard
+    from windlass.parallel.store import FolderStore
 
     world = len(job["hosts"])
     meeting = Meeting(key=bytes.fromhex(job["key"]), hosts=tuple(job["hosts"]), machines=tuple(range(world)), sync=job["sync"])
@@ -118,7 +118,7 @@ def _rank(job: dict[str, Any], rank: int) -> None:
         max_sequences=job["batch"], max_step_tokens=128,
     )  # fmt: skip
     part = RankJob(launch=launch, rank=rank, meeting=meeting, store=job["folder"])
-    board = FolderBoard(job["folder"])
+    board = FolderStore(job["folder"])
     built = split.build_rank(part, board)
     if rank == 0:
         _lead(part, board, built, job)
@@ -153,7 +153,7 @@ def _follow(part: Any, board: Any, built: Any) -> None:
     from windlass.engine.ranks import split
     from windlass.engine.ranks.rank import Follower, _steps
     from windlass.engine.schedule.scheduler import Limits
-    from windlass.parallel.rendezvous import GroupLost
+    from windlass.parallel.group import GroupLost
 
     limits = msgspec.msgpack.decode(board.take(split.LIMITS_NOTE, 100), type=Limits)
     follower = Follower(built.decoder, limits, part.launch.kv, built.device)

@@ -188,7 +188,7 @@ class _Notes:
         self._root.call(put())
 
     def take(self, key: str, timeout_seconds: float) -> bytes:
-        from windlass.parallel.rendezvous import GroupLost
+        from windlass.parallel.group import GroupLost
 
         try:
             return self._root.call(self._board.take(key, timeout_seconds), timeout_seconds + 5)

@@ -1,14 +1,24 @@
 """Tiny models of every family with random weights, whole and as ranks that are threads: what tests of splitting are made of."""
 
+# ruff: noqa: E402 (tests/parallel is put on the path first)
+
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
 from torch import Tensor
+
+PARALLEL = str(Path(__file__).parents[1] / "parallel")
+if PARALLEL not in sys.path:
+    sys.path.insert(0, PARALLEL)
+
+from thread_ranks import run_ranks
 
 from windlass.core.layout import Layout
 from windlass.core.model import ModelSpec
@@ -20,7 +30,6 @@ from windlass.kernels.program import program
 from windlass.kernels.step import Step
 from windlass.nn import Decoder, Shard
 from windlass.parallel.groups import Groups
-from windlass.parallel.threads import run_ranks
 from windlass.weights import DictWeights
 from windlass.weights.tensors.names import Named
 

@@ -11,12 +11,12 @@ torch = pytest.importorskip("torch")
 
 from starting import exit_codes, started  # noqa: E402
 from talking import Way, check_group, rank_of_processes  # noqa: E402
+from thread_ranks import run_ranks  # noqa: E402
 
 from windlass.core.layout import Layout, coordinates  # noqa: E402
 from windlass.errors import Impossible  # noqa: E402
 from windlass.kernels.program import program  # noqa: E402
 from windlass.parallel import SOLO, Groups, SoloGroup, make_groups  # noqa: E402
-from windlass.parallel.threads import run_ranks  # noqa: E402
 
 pytestmark = [pytest.mark.cpu, pytest.mark.multi]
 

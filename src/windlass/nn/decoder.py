@@ -12,8 +12,7 @@ Python. Whatever depends on the model alone is computed when the decoder is buil
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -33,9 +32,6 @@ from windlass.nn.norm import Norm
 from windlass.nn.parallel.shard import WHOLE, Shard
 from windlass.nn.parallel.stage import stage_of
 from windlass.nn.parallel.vocabulary import vocabulary_of
-
-if TYPE_CHECKING:
-    from windlass.nn.fused.decoder import Fused
 
 
 class Decoder(nn.Module):
@@ -105,7 +101,7 @@ class Decoder(nn.Module):
                 )
 
 
-def _fused(decoder: Decoder, weights: Weights) -> Fused | None:
+def _fused(decoder: Decoder, weights: Weights) -> Callable[[Step, Sequence[Cache]], Tensor] | None:
     """Where matrices lie as a GPU's own kernels want them, those make the whole pass."""
     if not getattr(weights, "tiled", False):
         return None
@@ -113,9 +109,9 @@ def _fused(decoder: Decoder, weights: Weights) -> Fused | None:
         raise Impossible(
             "weights in tiles are for kernels that run a whole model on one GPU; load them without, or do not split it"
         )
-    from windlass.nn.fused.decoder import Fused
+    from windlass.nn.fused.decoder import FusedDecoder
 
-    return Fused(decoder)
+    return FusedDecoder(decoder)
 
 
 def _context(spec: model.ModelSpec, wanted: int | None) -> int:

@@ -11,7 +11,9 @@ from windlass.engine.execute.step_codec import encode_step
 from windlass.engine.ranks.process import RankJob, write_frame
 from windlass.kernels.program import program
 from windlass.kernels.step import Step
-from windlass.parallel.rendezvous import Board, GroupLost, connect_all
+from windlass.parallel.group import GroupLost
+from windlass.parallel.mesh import connect_all
+from windlass.parallel.store import RendezvousStore
 
 STEPS = "steps"
 SECONDS_TO_LOAD = 3600.0
@@ -28,7 +30,7 @@ class Steps:
         self.num_steps = self.num_rows = self.sent_bytes = 0
         self.seconds = 0.0
 
-    def meet(self, job: RankJob, board: Board) -> None:
+    def meet(self, job: RankJob, board: RendezvousStore) -> None:
         """Returns when all ranks have their weights and wait for a step."""
         meeting, world = job.meeting, job.launch.layout.world
         found = connect_all(board, STEPS, job.rank, world, meeting.key, meeting.hosts[job.rank], SECONDS_TO_LOAD)

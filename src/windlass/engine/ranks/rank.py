@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from windlass.engine.ranks.supervisor import Tether
     from windlass.engine.schedule.scheduler import Limits
     from windlass.nn.decoder import Decoder
-    from windlass.parallel.rendezvous import Board
+    from windlass.parallel.store import RendezvousStore
 
 SECONDS_BETWEEN_PROGRESS = 0.2
 
@@ -44,7 +44,7 @@ def main() -> int:
 
 def _tell(error: Exception, tether: Tether) -> None:
     from windlass.errors import Error
-    from windlass.parallel.rendezvous import GroupLost
+    from windlass.parallel.group import GroupLost
 
     if not isinstance(error, Error | GroupLost):
         import traceback
@@ -57,10 +57,10 @@ def _follow(job: RankJob, tether: Tether) -> None:
     from windlass.engine.ranks.broadcast import SECONDS_TO_LOAD
     from windlass.engine.ranks.split import LIMITS_NOTE, build_rank
     from windlass.engine.schedule.scheduler import Limits
-    from windlass.parallel.rendezvous import FolderBoard
+    from windlass.parallel.store import FolderStore
 
     tether.watch()  # only now: until all is imported no thread would have its turn
-    board: Board = FolderBoard(job.store) if job.store else tether
+    board: RendezvousStore = FolderStore(job.store) if job.store else tether
     built = build_rank(job, board, _Progress(tether))
     limits = msgspec.msgpack.decode(board.take(LIMITS_NOTE, SECONDS_TO_LOAD), type=Limits)
     follower = Follower(built.decoder, limits, job.launch.kv, built.device)
@@ -69,10 +69,10 @@ def _follow(job: RankJob, tether: Tether) -> None:
     follower.follow(_steps(job, board))
 
 
-def _steps(job: RankJob, board: Board) -> socket.socket:
+def _steps(job: RankJob, board: RendezvousStore) -> socket.socket:
     """The connection to the first rank. Others are of no use: each rank hears of steps from it alone."""
     from windlass.engine.ranks.broadcast import SECONDS_TO_LOAD, STEPS
-    from windlass.parallel.rendezvous import connect_all
+    from windlass.parallel.mesh import connect_all
 
     meeting, world = job.meeting, job.launch.layout.world
     first, *others = connect_all(board, STEPS, job.rank, world, meeting.key, meeting.hosts[job.rank], SECONDS_TO_LOAD)
@@ -109,7 +109,7 @@ class Follower:
 
     def follow(self, steps: socket.socket) -> None:
         """Whoever tells of steps tells also when there are no more: by going."""
-        from windlass.parallel.rendezvous import GroupLost
+        from windlass.parallel.group import GroupLost
 
         while (data := read_frame(steps)) is not None:
             began = time.perf_counter()

@@ -39,9 +39,10 @@ from windlass.kernels.cpu.links import make_links
 from windlass.kernels.program import program
 from windlass.kernels.step import Cache
 from windlass.nn.parallel.shard import Shard
-from windlass.parallel.group import Count
+from windlass.parallel.group import Count, GroupLost
 from windlass.parallel.groups import Groups
-from windlass.parallel.rendezvous import Board, FolderBoard, GroupLost, join_ranks
+from windlass.parallel.join import join_ranks
+from windlass.parallel.store import FolderStore, RendezvousStore
 from windlass.parallel.through_host import through_host
 
 LIMITS_NOTE = "limits"
@@ -80,7 +81,7 @@ def _beat(steps: Steps, groups: Groups) -> Beat:
     return Beat(steps.num_steps, steps.num_rows, 0.0, counts)
 
 
-def build_rank(job: RankJob, board: Board, progress: Progress | None = None) -> Built:
+def build_rank(job: RankJob, board: RendezvousStore, progress: Progress | None = None) -> Built:
     """Groups meet first: a rank that is missing is noticed before anything is read."""
     if program.available():
         program.set_threads(_threads(job.meeting, job.rank))
@@ -112,7 +113,7 @@ def device_of(job: RankJob) -> str:
     return f"cuda:{machines[: job.rank].count(machines[job.rank]) % torch.cuda.device_count()}"
 
 
-def _joined(job: RankJob, board: Board, device: str) -> Groups:
+def _joined(job: RankJob, board: RendezvousStore, device: str) -> Groups:
     """GPUs that several ranks share cannot be NCCL's: what is said on them goes through the host."""
     meeting, layout = job.meeting, job.launch.layout
     if device == "cpu":
@@ -138,7 +139,7 @@ def _shard(job: RankJob, groups: Groups, spec: ModelSpec, rules: tuple[Rule, ...
 # --- the first rank's own beginning
 
 
-def _of_fleet(launch: Launch, stack: ExitStack) -> tuple[RankJob, Board, None]:
+def _of_fleet(launch: Launch, stack: ExitStack) -> tuple[RankJob, RendezvousStore, None]:
     part = launch.part
     assert part is not None
     job = RankJob(launch=launch, rank=part.rank, meeting=part.meeting, epoch=part.epoch, shares=part.shares, stages=part.stages)
@@ -148,7 +149,7 @@ def _of_fleet(launch: Launch, stack: ExitStack) -> tuple[RankJob, Board, None]:
     return job, tether, None
 
 
-def _on_our_own(launch: Launch, stack: ExitStack) -> tuple[RankJob, Board, Ranks]:
+def _on_our_own(launch: Launch, stack: ExitStack) -> tuple[RankJob, RendezvousStore, Ranks]:
     folder = tempfile.mkdtemp(prefix="windlass-")  # ours alone: mode 0700
     stack.callback(shutil.rmtree, folder, ignore_errors=True)
     world = launch.layout.world
@@ -158,7 +159,7 @@ def _on_our_own(launch: Launch, stack: ExitStack) -> tuple[RankJob, Board, Ranks
     jobs = [RankJob(launch=launch, rank=rank, meeting=meeting, store=folder) for rank in range(world)]
     ranks = Ranks(jobs[1:], _threads(meeting, 0))
     stack.callback(ranks.close)
-    return jobs[0], FolderBoard(folder), ranks
+    return jobs[0], FolderStore(folder), ranks
 
 
 def local_transport(device: str, num_ranks: int) -> str:

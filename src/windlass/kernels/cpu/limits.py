@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from windlass.kernels.cpu.linear import BLOCK, TILE_BYTES_PER_BLOCK, TILE_ROWS
-from windlass.kernels.packing.panels import PANEL_ROWS, Panels
+from windlass.kernels.packing.panel_data import PANEL_ROWS
+from windlass.kernels.packing.panels import Panels
 from windlass.kernels.program import program
 
 READ_CHUNK_BYTES = 256 * 1024

@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 from windlass.kernels.cpu.types import is_plain
-from windlass.kernels.packing.panels import KINDS, Panels
+from windlass.kernels.packing.panel_data import BLOCK, KINDS
+from windlass.kernels.packing.panels import Panels
 from windlass.kernels.program import program
 
 FLOATS = {torch.float32: len(KINDS), torch.bfloat16: len(KINDS) + 1, torch.float16: len(KINDS) + 2}
 """As `Kind` in native/panel/panel.h goes on after the packed ones."""
 TILE_ROWS = 12
 TILE_BYTES_PER_BLOCK = 40
-BLOCK = 32
 PRIVATE_ROWS = 2
 
 

@@ -6,7 +6,6 @@ into place slice by slice (`put`, `put_blocks`), nothing is rounded again, and r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import sqrt
 
 import torch
@@ -16,32 +15,22 @@ from windlass.core.constants import FP8_BLOCK
 from windlass.errors import BadInput
 from windlass.kernels.packing import panels_reference
 from windlass.kernels.packing.large_pages import memory
+from windlass.kernels.packing.panel_data import (
+    BLOCK,
+    BLOCKS,
+    CODE_BYTES,
+    GGML_NUMBERS,
+    KINDS,
+    PANEL_ROWS,
+    SCALES,
+    WORDS,
+    PanelData,
+)
 from windlass.kernels.program import program
 
-PANEL_ROWS = 16
-BLOCK = 32
-KINDS = ("int4", "int4_zeros", "int4_minima", "int8", "fp8")
-"""As `Kind` in native/panel/panel.h numbers them. (code - 8) * scale, (code - zero) * scale, code * scale + minimum, (code - 128) * scale."""
-SCALES = (torch.bfloat16, torch.float16, torch.float32)
-"""As `ScaleType` in native/panel/panel.h numbers them."""
-CODE_BYTES = {"int4": 0.5, "int4_zeros": 0.5, "int4_minima": 0.5, "int8": 1, "fp8": 1}
-GGML_NUMBERS = {"int4": 2, "int4_minima": 4, "int8": 2}
-"""Bytes in front of a block's codes: an fp16 scale, and a minimum (Q4_0, Q4_1, Q8_0; ggml-common.h)."""
-WORDS, BLOCKS = 0, 1
 
-
-@dataclass(frozen=True)
-class Panels:
-    """A matrix [out, in], or `num_experts` of them one after another."""
-
-    kind: str
-    shape: tuple[int, int]
-    group: int
-    """Inputs that share a scale."""
-    scale_dtype: torch.dtype
-    data: Tensor
-    """uint8, one dimension"""
-    num_experts: int = 0
+class Panels(PanelData):
+    """Packed weights: a matrix [out, in], or `num_experts` of them. Rows are written in place as they are loaded."""
 
     @staticmethod
     def allocate(
@@ -92,61 +81,6 @@ class Panels:
         made = Panels.allocate(kind, blocks.shape[0], num_in, BLOCK, scale_dtype=torch.float16)
         made.put_blocks(0, blocks)
         return made
-
-    @property
-    def is_packed(self) -> bool:
-        """In panels; otherwise (fp8) in rows."""
-        return self.kind != "fp8"
-
-    @property
-    def num_groups(self) -> int:
-        return self.shape[1] // self.group
-
-    @property
-    def num_panels(self) -> int:
-        return -(-self.shape[0] // PANEL_ROWS)
-
-    @property
-    def codes_bytes(self) -> int:
-        """Of a group's codes in a panel."""
-        return int(self.group * PANEL_ROWS * CODE_BYTES[self.kind])
-
-    @property
-    def group_bytes(self) -> int:
-        scales = PANEL_ROWS * self.scale_dtype.itemsize
-        return self.codes_bytes + scales + {"int4_zeros": PANEL_ROWS, "int4_minima": scales}.get(self.kind, 0)
-
-    @property
-    def panel_bytes(self) -> int:
-        return self.num_groups * self.group_bytes
-
-    @property
-    def row_bytes(self) -> int:
-        """Of fp8: codes, then scales."""
-        return self.shape[1] + 4 * self.num_groups
-
-    @property
-    def expert_bytes(self) -> int:
-        return self.num_panels * self.panel_bytes if self.is_packed else self.shape[0] * self.row_bytes
-
-    @property
-    def num_bytes(self) -> int:
-        return self.data.numel()
-
-    @property
-    def device(self) -> torch.device:
-        return self.data.device
-
-    @property
-    def native_ints(self) -> list[int]:
-        """How native operations are told what the memory holds."""
-        return [KINDS.index(self.kind), SCALES.index(self.scale_dtype), *self.shape, self.group]
-
-    def expert_data(self, expert: int | None) -> Tensor:
-        if (expert is None) != (self.num_experts == 0) or not 0 <= (expert or 0) < max(self.num_experts, 1):
-            raise IndexError(f"expert {expert} of {self.num_experts}")
-        start = (expert or 0) * self.expert_bytes
-        return self.data[start : start + self.expert_bytes]
 
     def put(self, first_row: int, codes: Tensor, scale: Tensor, offset: Tensor | None = None, expert: int | None = None) -> None:
         """Writes rows from `first_row` on.

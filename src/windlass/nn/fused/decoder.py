@@ -9,24 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from windlass.core.fused import HEAD_DIM
+from windlass.core.model import ModelSpec
 from windlass.kernels.cuda import attention as heads
 from windlass.kernels.cuda import driver, linear, norm
 from windlass.kernels.cuda.layout import Tiles
 from windlass.kernels.ops.attention import attention
 from windlass.kernels.step import Cache, Step
 from windlass.nn.fused.feed_forward import DenseFeed, RoutedFeed, wide_product
+from windlass.nn.layer import Layer
 from windlass.nn.mixers.attention import Attention
 from windlass.nn.moe import MixtureOfExperts
-
-if TYPE_CHECKING:
-    from windlass.nn.decoder import Decoder
-    from windlass.nn.layer import Layer
 
 MAX_ROWS = 64
 """Beyond, weights are read so often that products bound the time."""
@@ -147,11 +146,21 @@ class Spaces:
     shape: tuple[int, int]
 
 
-class Fused:
-    def __init__(self, decoder: Decoder) -> None:
+class FusableDecoder(Protocol):
+    """What the fused pass uses of a decoder."""
+
+    spec: ModelSpec
+    layers: Any
+    table: Any
+    norm: Any
+    head: Any
+
+
+class FusedDecoder:
+    def __init__(self, decoder: FusableDecoder) -> None:
         spec = decoder.spec
         self.decoder, self.eps = decoder, spec.norm.eps
-        self.layers = [FusedLayer(layer, spec.norm.eps) for layer in decoder.layers]  # type: ignore[arg-type]
+        self.layers = [FusedLayer(layer, spec.norm.eps) for layer in decoder.layers]
         self.num_heads, self.num_kv_heads = self.layers[0].mixer.num_heads, self.layers[0].mixer.num_kv_heads
         # Counts of finished splits; zero between launches.
         self._arrived = torch.zeros(1024 * self.num_kv_heads, dtype=torch.int32, device=decoder.table.device)
@@ -176,14 +185,14 @@ class Fused:
         logits = torch.empty(1, head.shape[0], dtype=torch.float32, device=h.device)
         if step.logit_rows.shape[0] == 0:
             return logits[:0]
-        norm.head_one(h, self.decoder.norm.weight, head, logits[0], self.eps)  # type: ignore[union-attr]
+        norm.head_one(h, self.decoder.norm.weight, head, logits[0], self.eps)
         return logits
 
     def _more(self, stream: Stream, step: Step, caches: Sequence[Cache]) -> Tensor:
         rows, space = stream.h.shape[0], self._space(step)
         for layer, cache in zip(self.layers, caches, strict=True):
             (layer.several if rows <= MAX_ROWS else layer.wide)(stream, step, cache, space)
-        x = stream.normed(self.decoder.norm.weight)  # type: ignore[union-attr]
+        x = stream.normed(self.decoder.norm.weight)
         if step.logit_rows.shape[0] != rows:
             x = x[step.logit_rows]
         return wide_product(x, self.decoder.head)
@@ -191,6 +200,6 @@ class Fused:
     def _space(self, step: Step) -> Spaces:
         num_sequences = step.lengths.shape[0]
         splits, shape = heads.launch_shape(step.longest(), num_sequences, self.num_kv_heads)
-        size = num_sequences * self.num_heads * splits * (heads.HEAD_DIM + 2)
+        size = num_sequences * self.num_heads * splits * (HEAD_DIM + 2)
         partial = torch.empty(size, dtype=torch.float32, device=step.lengths.device)
         return Spaces(heads.Workspace(partial, self._arrived), splits, shape)

@@ -20,15 +20,15 @@ class Stopping:
     def send_next(self, x: Tensor) -> None:
         program.call(self._group.send_next, x)
 
-    def take_previous(self, x: Tensor) -> None:
-        program.call(self._group.take_previous, x)
+    def receive_previous(self, x: Tensor) -> None:
+        program.call(self._group.receive_previous, x)
 
     def send_next_logits(self, x: Tensor, candidates: Tensor | None) -> None:
         """All of them, however few are wanted."""
         self.send_next(x)
 
-    def take_previous_logits(self, x: Tensor, candidates: Tensor | None) -> None:
-        self.take_previous(x)
+    def receive_previous_logits(self, x: Tensor, candidates: Tensor | None) -> None:
+        self.receive_previous(x)
 
 
 def recorded(group: Group) -> Group | Stopping:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from windlass.kernels.ops.norm import add
 from windlass.nn.parallel.collectives import recorded
-from windlass.nn.parallel.training import LearningSum
-from windlass.parallel.autograd import LearningGroup
+from windlass.nn.parallel.training import TrainingSum
+from windlass.parallel.autograd import AutogradGroup
 from windlass.parallel.group import Group
 
 
@@ -46,10 +46,10 @@ class SharedSum:
         return part if stream is None else add(part, stream)
 
 
-Sum = WholeSum | SharedSum | LearningSum
+Sum = WholeSum | SharedSum | TrainingSum
 
 
 def sum_over(group: Group) -> Sum:
     if group.size == 1:
         return WholeSum()
-    return LearningSum(group) if isinstance(group, LearningGroup) else SharedSum(group)
+    return TrainingSum(group) if isinstance(group, AutogradGroup) else SharedSum(group)

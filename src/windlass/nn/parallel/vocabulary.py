@@ -12,8 +12,8 @@ from windlass.kernels.ops.linear import embed, linear
 from windlass.kernels.precision import widened
 from windlass.kernels.program import program
 from windlass.nn.parallel.shard import Shard
-from windlass.nn.parallel.training import LearningVocabulary
-from windlass.parallel.autograd import LearningGroup
+from windlass.nn.parallel.training import TrainingVocabulary
+from windlass.parallel.autograd import AutogradGroup
 
 
 class WholeVocabulary:
@@ -84,13 +84,13 @@ class LinkedVocabulary:
         return whole
 
 
-Vocabulary = WholeVocabulary | SharedVocabulary | LinkedVocabulary | LearningVocabulary
+Vocabulary = WholeVocabulary | SharedVocabulary | LinkedVocabulary | TrainingVocabulary
 
 
 def vocabulary_of(shard: Shard, count: int) -> Vocabulary:
     group = shard.groups.tp
     if group.size == 1:
         return WholeVocabulary()
-    if isinstance(group, LearningGroup):
-        return LearningVocabulary(group, shard.vocabulary(count)[group.rank])
+    if isinstance(group, AutogradGroup):
+        return TrainingVocabulary(group, shard.vocabulary(count)[group.rank])
     return LinkedVocabulary(shard, count) if group.is_native else SharedVocabulary(shard, count)

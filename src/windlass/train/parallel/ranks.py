@@ -26,7 +26,7 @@ from windlass.core.scheme import scheme
 from windlass.errors import Impossible
 from windlass.nn.moe import MixtureOfExperts
 from windlass.nn.parallel.shard import Shard
-from windlass.parallel.autograd import LearningGroup
+from windlass.parallel.autograd import AutogradGroup
 from windlass.parallel.groups import Groups
 from windlass.train.model.model import Micro, Trained
 from windlass.train.model.packing import IGNORED
@@ -70,7 +70,7 @@ class Ranks:
     # --- what is here
 
     def _shard(self) -> Shard:
-        tp: Any = LearningGroup(self.meshes.group("tp"))
+        tp: Any = AutogradGroup(self.meshes.group("tp"))
         groups = Groups(tp, Place(self.meshes.pp_rank, self.of.pp))  # type: ignore[arg-type]
         return Shard(self.placement, Layout(tp=self.of.tp, pp=self.of.pp), groups)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from windlass.core.constants import FP8_BLOCK
 from windlass.errors import BadInput
-from windlass.kernels.packing.panels import BLOCK, CODE_BYTES, GGML_NUMBERS, KINDS, SCALES
+from windlass.kernels.packing.panel_data import BLOCK, CODE_BYTES, GGML_NUMBERS, KINDS, SCALES
 
 ZERO = {"int4": 8, "int8": 128}
 """The code of 0, where it is the same everywhere."""

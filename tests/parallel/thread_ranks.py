@@ -61,7 +61,7 @@ class ThreadGroup:
     def send_next(self, x: Tensor) -> None:
         self._meeting.passed_on[(self.rank + 1) % self.size].put(x.clone())
 
-    def take_previous(self, x: Tensor) -> None:
+    def receive_previous(self, x: Tensor) -> None:
         passed_on = self._meeting.passed_on[self.rank].get(timeout=TIMEOUT_SECONDS)
         if passed_on is None:
             raise threading.BrokenBarrierError
