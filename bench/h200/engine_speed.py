@@ -25,7 +25,7 @@ from windlass.families import describe, rules
 from windlass.families.registry import find, published_config
 from windlass.kernels.cuda import linear
 from windlass.kernels.cuda.layout import Tiles, dequantize
-from windlass.kernels.step import BLOCK_TOKENS, Cache, Step
+from windlass.kernels.step import BLOCK_TOKENS, KvCache, Step
 from windlass.measure.bench import Silence, bench
 from windlass.measure.memory import MemoryLog
 from windlass.measure.setup import Setup
@@ -149,7 +149,7 @@ def _alone(step: Step, row: int) -> Step:
     )  # fmt: skip
 
 
-def _graphed(decoder: Decoder, step: Step, caches: Sequence[Cache], eager: Tensor) -> list[bool]:
+def _graphed(decoder: Decoder, step: Step, caches: Sequence[KvCache], eager: Tensor) -> list[bool]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = decoder(step, caches)

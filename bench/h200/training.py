@@ -30,10 +30,10 @@ from windlass.core.count import count_parameters
 from windlass.core.model import Activation
 from windlass.core.recipe.recipe import Recipe, recipe_from
 from windlass.families import describe, rules
-from windlass.kernels.ops import attention_training as attention_learning
-from windlass.kernels.ops import experts_training as experts_learning
-from windlass.kernels.ops.attention import _reference as attention_reference
-from windlass.kernels.ops.experts import _reference as experts_reference
+from windlass.kernels.arguments import AttentionArgs, ExpertsArgs
+from windlass.kernels.ops import attention_training, experts_training
+from windlass.kernels.ops.attention import reference as attention_reference
+from windlass.kernels.ops.experts import reference as experts_reference
 from windlass.plan.training.plan import TrainingPlan, plan_training
 from windlass.train.build import build_trainer
 from windlass.train.loop.trainer import Trainer
@@ -335,8 +335,8 @@ def check_experts(device: torch.device) -> None:
         x, shares, gate_up, down = (
             tensor.to(torch.bfloat16).to(device, torch.float32 if exact else torch.bfloat16).requires_grad_() for tensor in drawn
         )
-        run = experts_reference if exact else experts_learning.experts
-        out = run(x, ids.to(device), shares.float(), gate_up, down, Activation.SILU)
+        run = experts_reference if exact else experts_training.experts
+        out = run(ExpertsArgs(x, ids.to(device), shares.float(), gate_up, down, Activation.SILU))
         gradients = torch.autograd.grad(
             (out.float() * torch.arange(hidden, device=device) / hidden).sum(), (x, shares, gate_up, down)
         )
@@ -355,9 +355,9 @@ def check_attention(device: torch.device) -> None:
     for exact in (False, True):
         q, k, v = (x.to(torch.bfloat16).to(device, torch.float32 if exact else torch.bfloat16).requires_grad_() for x in drawn)
         if exact:
-            out = attention_reference(q, k, v, step, None, scale=0.125)
+            out = attention_reference(AttentionArgs(q, k, v, step, None, scale=0.125))
         else:
-            out = attention_learning.attention(q, k, v, step, scale=0.125, window=None)
+            out = attention_training.attention(AttentionArgs(q, k, v, step, None, scale=0.125))
             assert out is not None
         said.append((out, *torch.autograd.grad((out.float() * torch.arange(512, device=device) / 512).sum(), (q, k, v))))
     for name, found, expected in zip(("attention of documents", "d q", "d k", "d v"), *said, strict=True):

@@ -27,9 +27,10 @@ from triton_cases import CASES, LARGE, models
 from triton_cases.attention import make_step
 
 from windlass.core.model import Activation
+from windlass.kernels.arguments import AttentionArgs, ExpertsArgs
+from windlass.kernels.packing.packed_rows import PackedRows
 from windlass.kernels.step import attention_cache
 from windlass.kernels.triton import ops
-from windlass.kernels.triton.tiles.rows import Rows
 
 FAMILIES = ("llama", "qwen3", "qwen3_moe", "gpt_oss", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "mixtral", "falcon-rw", "gpt2")
 DISTINCT_BYTES = 400e6
@@ -146,8 +147,11 @@ def fast_linear() -> None:
     for name, (num_out, num_in, group) in LINEAR.items():
         for kind in ("int4",) if name != "Llama-70B qkv" else ("int4", "int4_zeros", "int8", "fp8"):
             scale = torch.float32 if kind == "fp8" else torch.bfloat16
-            first = Rows.random(kind, num_out, num_in, group, 0, scale)
-            weights = [first, *(Rows.random(kind, num_out, num_in, group, 0, scale) for _ in range(copies(first.nbytes) - 1))]
+            first = PackedRows.random(kind, num_out, num_in, group, 0, scale)
+            weights = [
+                first,
+                *(PackedRows.random(kind, num_out, num_in, group, 0, scale) for _ in range(copies(first.nbytes) - 1)),
+            ]
             for rows in (1, 8, 64, 2048) if name == "Llama-70B qkv" else (1, 8, 64):
                 x = torch.randn(rows, num_in, device="cuda", dtype=torch.bfloat16)
                 taken = seconds([lambda w=w, x=x: ops.linear(x, w) for w in weights])
@@ -165,7 +169,7 @@ def fast_linear() -> None:
 def fast_experts() -> None:
     """Qwen3-30B-A3B: 128 experts, 8 active, hidden 2048, width 768."""
     layers = [
-        (Rows.random("int4", 1536, 2048, 128, 128, seed=seed), Rows.random("int4", 2048, 768, 128, 128, seed=seed))
+        (PackedRows.random("int4", 1536, 2048, 128, 128, seed=seed), PackedRows.random("int4", 2048, 768, 128, 128, seed=seed))
         for seed in range(2)
     ]
     for rows in (1, 8, 64, 2048):
@@ -175,7 +179,7 @@ def fast_experts() -> None:
         taken = seconds(
             [
                 lambda layer=layers[number % 2], ids=ids, x=x, add=add, shares=shares: ops.experts(
-                    x, ids, shares, *layer, Activation.SILU, add=add
+                    ExpertsArgs(x, ids, shares, *layer, Activation.SILU, add=add)
                 )
                 for number, ids in enumerate(chosen)
             ]
@@ -192,12 +196,14 @@ def fast_attention() -> None:
             step = make_step([(length, 1)] * batch, "cuda")
             cache = attention_cache(step.blocks.numel(), kv_heads, dim, torch.bfloat16, "cuda")
             q = torch.randn(batch, heads, dim, device="cuda", dtype=torch.bfloat16)
-            taken = seconds([lambda q=q, step=step, cache=cache: ops.attention(q, q, q, step, cache, scale=0.1)] * 8)
+            taken = seconds(
+                [lambda q=q, step=step, cache=cache: ops.attention(AttentionArgs(q, q, q, step, cache, scale=0.1))] * 8
+            )
             said(f"attention {name} {batch} x {length}", taken, 4 * batch * length * kv_heads * dim)
         step = make_step([(2048, 2048)], "cuda")
         cache = attention_cache(step.blocks.numel(), kv_heads, dim, torch.bfloat16, "cuda")
         q = torch.randn(2048, heads, dim, device="cuda", dtype=torch.bfloat16)
-        taken = seconds([lambda q=q, step=step, cache=cache: ops.attention(q, q, q, step, cache, scale=0.1)] * 4)
+        taken = seconds([lambda q=q, step=step, cache=cache: ops.attention(AttentionArgs(q, q, q, step, cache, scale=0.1))] * 4)
         said(f"attention {name}, a prompt of 2048", taken, operations=2 * 2048 * 2048 * heads * dim)
 
 

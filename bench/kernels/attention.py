@@ -24,12 +24,13 @@ import torch
 from torch import Tensor
 
 from windlass.core.model import Activation
+from windlass.kernels.arguments import AttentionArgs, QkvArgs
 from windlass.kernels.cpu import activate as native_activate
 from windlass.kernels.cpu import attention as native_attention
 from windlass.kernels.cpu import norm as native_norm
 from windlass.kernels.cpu import qkv as native_qkv
 from windlass.kernels.program import program
-from windlass.kernels.step import BLOCK_TOKENS, Cache, Step, attention_cache
+from windlass.kernels.step import BLOCK_TOKENS, KvCache, Step, attention_cache
 
 MEMORY_BYTES = 256 * 2**20
 """Caches together: far beyond a last-level cache."""
@@ -101,7 +102,7 @@ def attention_seconds(shape: Shape, sequences: int, length: int, new: int, secon
     blocks = step.blocks.numel()
     cache_bytes = 4 * blocks * BLOCK_TOKENS * shape.kv_heads * shape.dim
     count = max(1, min(MEMORY_BYTES // cache_bytes, 500)) if rotate else 1
-    caches: list[Cache] = [attention_cache(blocks, shape.kv_heads, shape.dim, torch.bfloat16) for _ in range(count)]
+    caches: list[KvCache] = [attention_cache(blocks, shape.kv_heads, shape.dim, torch.bfloat16) for _ in range(count)]
     for cache in caches:
         cache.keys.normal_()
         assert cache.values is not None
@@ -110,7 +111,9 @@ def attention_seconds(shape: Shape, sequences: int, length: int, new: int, secon
 
     def attend(index: int) -> None:
         cache = caches[index % count]
-        native_attention.attention(q, q, q, step, cache, scale=shape.dim**-0.5, window=None, sinks=None, slopes=None)
+        native_attention.attention(
+            AttentionArgs(q, q, q, step, cache, scale=shape.dim**-0.5, window=None, sinks=None, slopes=None)
+        )
 
     runs = max(count, 8)
     return seconds_per_run(repeated(attend, runs, q.shape[0]), seconds) / runs
@@ -193,7 +196,7 @@ def operations(shape: Shape, rows: int) -> dict[str, Callable[[], object]]:
     def split() -> object:
         where = {"positions": step.positions, "cache": cache, "slots": step.slots}
         return native_qkv.split_qkv(
-            qkv, shape.heads, shape.kv_heads, shape.dim, norms=None, eps=1e-5, table=table, interleaved=False, **where
+            QkvArgs(qkv, shape.heads, shape.kv_heads, shape.dim, norms=None, eps=1e-5, table=table, interleaved=False, **where)
         )
 
     return {

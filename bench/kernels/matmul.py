@@ -82,6 +82,7 @@ def linear_row(num_in: int, num_out: int, rows: int, kind: str, rounds: int) -> 
 
 def experts_row(rows: int, kind: str, rounds: int) -> Row:
     from windlass.core.model import Activation
+    from windlass.kernels.arguments import ExpertsArgs
     from windlass.kernels.cpu import experts as native_experts
 
     experts, active, hidden, width = MOE
@@ -96,7 +97,9 @@ def experts_row(rows: int, kind: str, rounds: int) -> Row:
     if steps > 1:
         order = list(torch.randperm(experts, generator=draw).view(steps, -1))
     ids = [one[: rows * active].view(rows, active).to(torch.int32).contiguous() for one in order]
-    work = recorded(rows, lambda: [native_experts.experts(x, one, weights, gate_up, down, Activation.SILU) for one in ids])
+    work = recorded(
+        rows, lambda: [native_experts.experts(ExpertsArgs(x, one, weights, gate_up, down, Activation.SILU)) for one in ids]
+    )
     distinct = sum(len(one.unique()) for one in ids)
     read = (num_bytes(gate_up) + num_bytes(down)) // experts * distinct
     operations = 2.0 * 3 * hidden * width * rows * active * steps

@@ -74,7 +74,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Cache:
+class KvCache:
     """Keys and values of one layer in blocks.
 
     Keys lie transposed within a block, [blocks, kv heads, head dim, BLOCK_TOKENS]: the scores of a block's tokens are one vector.
@@ -96,9 +96,9 @@ class Cache:
         self.keys[block, :, :, offset] = keys.to(self.keys.dtype)
         self.values[block, :, offset] = values.to(self.values.dtype)
 
-    def of_heads(self, some: slice) -> Cache:
+    def of_heads(self, some: slice) -> KvCache:
         """The part that some of the kv heads have."""
-        return Cache(self.keys[:, some], None if self.values is None else self.values[:, some], self.latent_values)
+        return KvCache(self.keys[:, some], None if self.values is None else self.values[:, some], self.latent_values)
 
     def gather(self, blocks: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """The first `length` tokens of a sequence: keys [length, kv heads, dim], values [length, kv heads, value dim]."""
@@ -110,17 +110,17 @@ class Cache:
         return keys, self.values[used].transpose(1, 2).flatten(0, 1)[:length]
 
 
-def attention_cache(num_blocks: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: str = "cpu") -> Cache:
+def attention_cache(num_blocks: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: str = "cpu") -> KvCache:
     shape = (num_blocks, num_kv_heads)
-    return Cache(
+    return KvCache(
         keys=_zeros((*shape, head_dim, BLOCK_TOKENS), dtype, device),
         values=_zeros((*shape, BLOCK_TOKENS, head_dim), dtype, device),
     )
 
 
-def latent_cache(num_blocks: int, latent: int, rope: int, dtype: torch.dtype, device: str = "cpu") -> Cache:
+def latent_cache(num_blocks: int, latent: int, rope: int, dtype: torch.dtype, device: str = "cpu") -> KvCache:
     keys = _zeros((num_blocks, 1, BLOCK_TOKENS, latent + rope), dtype, device)
-    return Cache(keys=keys, values=None, latent_values=latent)
+    return KvCache(keys=keys, values=None, latent_values=latent)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:

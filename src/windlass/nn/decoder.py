@@ -24,7 +24,7 @@ from windlass.kernels.ops.gather import gather
 from windlass.kernels.ops.linear import embed
 from windlass.kernels.ops.norm import add
 from windlass.kernels.program import program
-from windlass.kernels.step import Cache, Step
+from windlass.kernels.step import KvCache, Step
 from windlass.nn.layer import Layer
 from windlass.nn.linear import held
 from windlass.nn.mixers.positions import Rotary
@@ -56,7 +56,7 @@ class Decoder(nn.Module):
         self.head = held(weights.matrix("head.weight")) if has_head else self.table
         self.fused = _fused(self, weights)
 
-    def forward(self, step: Step, caches: Sequence[Cache] | None = None) -> Tensor:
+    def forward(self, step: Step, caches: Sequence[KvCache] | None = None) -> Tensor:
         """fp32 [logit rows, vocabulary]; of several ranks, on the first alone, and nothing elsewhere."""
         if not program.is_recording():
             step = step.trimmed()
@@ -65,7 +65,7 @@ class Decoder(nn.Module):
             return self.fused(step, caches)
         return self.stage.leave(self, self.forward_hidden(step, caches), step)
 
-    def forward_hidden(self, step: Step, caches: Sequence[Cache] | None = None) -> Tensor:
+    def forward_hidden(self, step: Step, caches: Sequence[KvCache] | None = None) -> Tensor:
         """What the last layer (here) leaves in every row of a step without padding, before the final norm: [rows, hidden]."""
         x = self.stage.enter(self, step)
         for index, layer in enumerate(self.layers):
@@ -88,7 +88,7 @@ class Decoder(nn.Module):
             hidden = self.norm(hidden)
         return self.vocabulary.logits(hidden, self.head, candidates)
 
-    def make_caches(self, num_blocks: int, dtype: torch.dtype = torch.bfloat16, device: str = "cpu") -> list[Cache]:
+    def make_caches(self, num_blocks: int, dtype: torch.dtype = torch.bfloat16, device: str = "cpu") -> list[KvCache]:
         return [layer.mixer.make_cache(num_blocks, dtype, device) for layer in self.layers]
 
     def _check(self, step: Step) -> None:
@@ -101,7 +101,7 @@ class Decoder(nn.Module):
                 )
 
 
-def _fused(decoder: Decoder, weights: Weights) -> Callable[[Step, Sequence[Cache]], Tensor] | None:
+def _fused(decoder: Decoder, weights: Weights) -> Callable[[Step, Sequence[KvCache]], Tensor] | None:
     """Where matrices lie as a GPU's own kernels want them, those make the whole pass."""
     if not getattr(weights, "tiled", False):
         return None

@@ -9,7 +9,7 @@ from windlass.core.model import Wiring
 from windlass.core.ports import Weights
 from windlass.errors import Impossible
 from windlass.kernels.ops.norm import add
-from windlass.kernels.step import Cache, Step
+from windlass.kernels.step import KvCache, Step
 from windlass.nn.feed_forward import FeedForward
 from windlass.nn.mixers.attention import Attention
 from windlass.nn.mixers.latent import LatentAttention
@@ -34,7 +34,7 @@ class Layer(nn.Module):
             self.mixer_post_norm = Norm(spec.norm, weights, f"{name}.mixer_post_norm")
             self.ffn_post_norm = Norm(spec.norm, weights, f"{name}.ffn_post_norm")
 
-    def forward(self, x: Tensor, step: Step, cache: Cache | None) -> Tensor:
+    def forward(self, x: Tensor, step: Step, cache: KvCache | None) -> Tensor:
         """Where halves are side by side, there is one sum over ranks, and not two."""
         within, total, enter = self.sum.within(x), self.sum.total, self.sum.enter
         match self.wiring:

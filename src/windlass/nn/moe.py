@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from windlass.core import model
 from windlass.core.ports import Weights
+from windlass.kernels.arguments import ExpertsArgs
 from windlass.kernels.ops.experts import experts
 from windlass.kernels.ops.route import route
 from windlass.nn.feed_forward import FeedForward
@@ -32,16 +33,18 @@ class Experts(nn.Module):
 
     def forward(self, x: Tensor, ids: Tensor, shares: Tensor, add: Tensor | None = None) -> Tensor:
         return experts(
-            x,
-            ids,
-            shares,
-            self.gate_up,
-            self.down,
-            self.moe.activation,
-            gate_up_bias=self.gate_up_bias,
-            down_bias=self.down_bias,
-            clamp=self.moe.clamp,
-            add=add,
+            ExpertsArgs(
+                x,
+                ids,
+                shares,
+                self.gate_up,
+                self.down,
+                self.moe.activation,
+                gate_up_bias=self.gate_up_bias,
+                down_bias=self.down_bias,
+                clamp=self.moe.clamp,
+                add=add,
+            )
         )
 
 

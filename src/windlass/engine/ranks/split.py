@@ -37,7 +37,7 @@ from windlass.engine.ranks.supervisor import Tether
 from windlass.errors import Impossible
 from windlass.kernels.cpu.links import make_links
 from windlass.kernels.program import program
-from windlass.kernels.step import Cache
+from windlass.kernels.step import KvCache
 from windlass.nn.parallel.shard import Shard
 from windlass.parallel.group import Count, GroupLost
 from windlass.parallel.groups import Groups
@@ -100,7 +100,7 @@ def _engine(launch: Launch, built: Built) -> Engine:
     return make_engine(launch, decoder, built.device, cache_share=here / whole, record=is_cpu, runner=PickyRunner)
 
 
-def _block_bytes(caches: Sequence[Cache]) -> int:
+def _block_bytes(caches: Sequence[KvCache]) -> int:
     return sum(part.nbytes for cache in caches for part in (cache.keys, cache.values) if part is not None)
 
 

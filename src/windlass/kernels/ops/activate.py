@@ -21,7 +21,7 @@ def activate(x: Tensor, activation: Activation, gated: bool, clamp: float | None
     return _chained(x, activation, gated, clamp) if made is None else made
 
 
-def _reference(x: Tensor, activation: Activation, gated: bool, clamp: float | None = None) -> Tensor:
+def reference(x: Tensor, activation: Activation, gated: bool, clamp: float | None = None) -> Tensor:
     if not gated:
         return _activated(x, activation)
     gate, up = x.chunk(2, dim=-1)
@@ -42,4 +42,4 @@ def _activated(x: Tensor, activation: Activation) -> Tensor:
             return x * (CLAMPED_SWIGLU_SLOPE * x).sigmoid()
 
 
-_chained = chain(_reference)
+_chained = chain(reference)

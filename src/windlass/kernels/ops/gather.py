@@ -14,8 +14,8 @@ def gather(x: Tensor, rows: Tensor) -> Tensor:
     made = native_gather.gather(x, rows) if program.usable(x, rows) else None
     if made is None and (gpu := available.kernels(x, rows)):
         made = gpu.gather(x, rows)
-    return _reference(x, rows) if made is None else made
+    return reference(x, rows) if made is None else made
 
 
-def _reference(x: Tensor, rows: Tensor) -> Tensor:
+def reference(x: Tensor, rows: Tensor) -> Tensor:
     return x[rows.long()]

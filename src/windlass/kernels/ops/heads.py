@@ -15,9 +15,9 @@ def heads_matmul(x: Tensor, weight: Tensor) -> Tensor:
     made = native_heads.heads_matmul(x, weight) if program.usable(x, weight) else None
     if made is None and (gpu := available.kernels(x, weight)):
         made = gpu.heads_matmul(x, weight)
-    return _reference(x, weight) if made is None else made
+    return reference(x, weight) if made is None else made
 
 
-def _reference(x: Tensor, weight: Tensor) -> Tensor:
+def reference(x: Tensor, weight: Tensor) -> Tensor:
     kind = torch.promote_types(x.dtype, weight.dtype)
     return torch.einsum("rha,hab->rhb", x.to(kind), weight.to(kind)).to(x.dtype).contiguous()

@@ -10,29 +10,27 @@ from torch.nn import functional
 
 from windlass.kernels.cpu import embed as native_embed
 from windlass.kernels.cpu import linear as native_linear
+from windlass.kernels.packing.matrix import WeightMatrix, weight_data
+from windlass.kernels.packing.packed_rows import PackedRows
 from windlass.kernels.packing.panels import Panels
 from windlass.kernels.program import program
 from windlass.kernels.triton import available
-from windlass.kernels.triton.tiles.rows import Rows
-
-Matrix = Tensor | Panels | Rows
-"""[out, in]"""
 
 
-def linear(x: Tensor, weight: Matrix, bias: Tensor | None = None, add: Tensor | None = None) -> Tensor:
+def linear(x: Tensor, weight: WeightMatrix, bias: Tensor | None = None, add: Tensor | None = None) -> Tensor:
     """x [rows, in] @ weight.T + bias + add; `add` (the residual) has the shape of the result."""
-    made = native_linear.linear(x, weight, bias, add) if program.usable(x, stored(weight), bias, add) else None
-    if made is None and (gpu := available.kernels(x, stored(weight), bias, add)):
+    made = native_linear.linear(x, weight, bias, add) if program.usable(x, weight_data(weight), bias, add) else None
+    if made is None and (gpu := available.kernels(x, weight_data(weight), bias, add)):
         made = gpu.linear(x, weight, bias, add)
-    return _reference(x, weight, bias, add) if made is None else made
+    return reference(x, weight, bias, add) if made is None else made
 
 
-def _reference(x: Tensor, weight: Matrix, bias: Tensor | None = None, add: Tensor | None = None) -> Tensor:
+def reference(x: Tensor, weight: WeightMatrix, bias: Tensor | None = None, add: Tensor | None = None) -> Tensor:
     product = plain_product(x, weight, bias) if isinstance(weight, Tensor) else packed_product(x, weight, None, bias)
     return product if add is None else product + add
 
 
-def packed_product(x: Tensor, weight: Panels | Rows, expert: int | None, bias: Tensor | None) -> Tensor:
+def packed_product(x: Tensor, weight: Panels | PackedRows, expert: int | None, bias: Tensor | None) -> Tensor:
     if x.requires_grad and torch.is_grad_enabled():
         product = FrozenProduct.apply(x, weight, expert)
         return product if bias is None else product + bias.to(product.dtype)
@@ -43,7 +41,7 @@ class FrozenProduct(torch.autograd.Function):
     """With a packed matrix that does not learn. Its numbers are made for the product and again for the gradient, and never kept."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Panels | Rows, expert: int | None) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Panels | PackedRows, expert: int | None) -> Tensor:
         ctx.weight, ctx.expert = weight, expert
         return x @ weight.dense(expert, x.dtype).t()
 
@@ -76,21 +74,16 @@ class WiderProduct(torch.autograd.Function):
         return (gradient @ weight).to(x.dtype), of_weight
 
 
-def embed(tokens: Tensor, table: Matrix, dtype: torch.dtype = torch.float32) -> Tensor:
+def embed(tokens: Tensor, table: WeightMatrix, dtype: torch.dtype = torch.float32) -> Tensor:
     """Rows of `table` as activations: in `dtype`, or in the table's own type where that is wider."""
     made = None
-    if dtype == torch.float32 and program.usable(tokens, stored(table)) and not isinstance(table, Rows):
+    if dtype == torch.float32 and program.usable(tokens, weight_data(table)) and not isinstance(table, PackedRows):
         made = native_embed.embed(tokens, table) if isinstance(table, Tensor) else native_linear.embed(tokens, table)
-    elif gpu := available.kernels(tokens, stored(table)):
+    elif gpu := available.kernels(tokens, weight_data(table)):
         made = gpu.embed(tokens, table, dtype)
-    return _embed_reference(tokens, table, dtype) if made is None else made
+    return embed_reference(tokens, table, dtype) if made is None else made
 
 
-def _embed_reference(tokens: Tensor, table: Matrix, dtype: torch.dtype = torch.float32) -> Tensor:
+def embed_reference(tokens: Tensor, table: WeightMatrix, dtype: torch.dtype = torch.float32) -> Tensor:
     rows = functional.embedding(tokens.long(), table) if isinstance(table, Tensor) else table.rows(tokens.long()).to(dtype)
     return rows.to(torch.promote_types(rows.dtype, dtype))
-
-
-def stored(weight: Matrix) -> Tensor:
-    """The tensor that holds its numbers, packed or not: it says where they are and whether they learn."""
-    return weight if isinstance(weight, Tensor) else weight.data

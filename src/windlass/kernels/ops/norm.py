@@ -19,7 +19,7 @@ def norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, kind: str) 
     return _chained(x, weight, bias, eps, kind) if made is None else made
 
 
-def _reference(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, kind: str) -> Tensor:
+def reference(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, kind: str) -> Tensor:
     wide = widened(x)
     if kind == "layer":
         wide = wide - wide.mean(-1, keepdim=True)
@@ -27,18 +27,18 @@ def _reference(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, kind:
     return (scaled if bias is None else scaled + bias).to(x.dtype)
 
 
-_chained = chain(_reference)
+_chained = chain(reference)
 
 
 def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Plain PyTorch, for references that norm on their way."""
-    return _reference(x, weight, None, eps, "rms")
+    return reference(x, weight, None, eps, "rms")
 
 
 def add(x: Tensor, y: Tensor) -> Tensor:
     made = native_norm.add(x, y) if program.usable(x, y) else None
-    return _add_reference(x, y) if made is None else made
+    return add_reference(x, y) if made is None else made
 
 
-def _add_reference(x: Tensor, y: Tensor) -> Tensor:
+def add_reference(x: Tensor, y: Tensor) -> Tensor:
     return x + y

@@ -28,7 +28,7 @@ def route(logits: Tensor, correction: Tensor | None, router: Router, num_active:
     return ids - first if first else ids, weights
 
 
-def _reference(logits: Tensor, correction: Tensor | None, router: Router, num_active: int) -> tuple[Tensor, Tensor]:
+def reference(logits: Tensor, correction: Tensor | None, router: Router, num_active: int) -> tuple[Tensor, Tensor]:
     logits = widened(logits)
     scores = _scores(logits, router.scoring)
     # The correction takes part in the choice only: it balances the experts and must not change what they say.
@@ -42,7 +42,7 @@ def _reference(logits: Tensor, correction: Tensor | None, router: Router, num_ac
     return ids.int(), weights * router.scale
 
 
-_chained = chain(_reference)
+_chained = chain(reference)
 
 
 def _scores(logits: Tensor, scoring: Scoring) -> Tensor:

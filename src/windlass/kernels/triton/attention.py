@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from windlass.core.constants import BLOCK_TOKENS
-from windlass.kernels.step import Cache, Step
+from windlass.kernels.arguments import AttentionArgs
 from windlass.kernels.triton.available import num_processors
 from windlass.kernels.triton.tiles.types import is_float, products_in
 
@@ -223,19 +223,9 @@ class _Shape:
         return triton.cdiv(self.group, self.heads)
 
 
-def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    step: Step,
-    cache: Cache | None,
-    *,
-    scale: float,
-    window: int | None = None,
-    sinks: Tensor | None = None,
-    slopes: Tensor | None = None,
-) -> Tensor | None:
-    if not is_float(q, k, v, sinks, slopes) or q.dim() != 3 or q.stride(2) != 1 or (cache is None and v.stride(2) != 1):
+def attention(args: AttentionArgs) -> Tensor | None:
+    q, k, v, step, cache = args[:5]
+    if not is_float(q, k, v, args.sinks, args.slopes) or q.dim() != 3 or q.stride(2) != 1 or (cache is None and v.stride(2) != 1):
         return None
     keys, values = (k, v) if cache is None else (cache.keys, cache.keys if cache.values is None else cache.values)
     latent = 0 if cache is None else cache.latent_values
@@ -247,15 +237,12 @@ def attention(
     rows, heads = int(step.counts[0]), q.shape[1]
     result = torch.empty((q.shape[0], heads * width), dtype=q.dtype, device=q.device)
     if rows:
-        shape = _shaped(q, keys, step, cache, latent, window)
-        _run(result, q, keys, values, step, cache, shape, width, scale, window, sinks, slopes)
+        _run(result, keys, values, args, _shaped(args, keys, latent), width)
     return result
 
 
-def _run(
-    result: Tensor, q: Tensor, keys: Tensor, values: Tensor, step: Step, cache: Cache | None, shape: _Shape, width: int,
-    scale: float, window: int | None, sinks: Tensor | None, slopes: Tensor | None,
-) -> None:  # fmt: skip
+def _run(result: Tensor, keys: Tensor, values: Tensor, args: AttentionArgs, shape: _Shape, width: int) -> None:
+    q, step, cache, window = args.q, args.step, args.cache, args.window
     rows, sequences, _ = step.counts.tolist()
     (num_rows, heads, _), splits = q.shape, shape.splits
     parts = result if splits == 1 else torch.empty((splits, num_rows, heads, width), dtype=torch.float32, device=q.device)
@@ -268,7 +255,7 @@ def _run(
     else:
         strides = (*keys.stride(), *values.stride()[:3])
     _attend[(shape.tiles, heads // shape.group * shape.head_blocks, splits)](
-        parts, stats, q, keys, values, step.positions, step.starts, step.lengths, step.blocks, sinks, slopes, scale, window or 0,
+        parts, stats, q, keys, values, step.positions, step.starts, step.lengths, step.blocks, args.sinks, args.slopes, args.scale, window or 0,
         sequences, num_rows, heads, q.stride(0), q.stride(1), *strides, step.blocks.stride(0), splits,
         GROUP=shape.group, HEADS=shape.heads, ROWS=shape.rows, BLOCK=shape.block, TOKENS=shape.tokens,
         SIZE_1=shape.sizes[0], SIZE_2=shape.sizes[1], BLOCK_1=shape.blocks[0], BLOCK_2=shape.blocks[1], VALUES=width,
@@ -277,12 +264,13 @@ def _run(
     )  # fmt: skip
     if stats is not None:
         _join[(rows, heads)](
-            result, parts, stats, sinks, num_rows, heads, splits,
+            result, parts, stats, args.sinks, num_rows, heads, splits,
             VALUES=width, BLOCK=triton.next_power_of_2(width), SPLITS_BLOCK=MAX_SPLITS, num_warps=8 if width > 256 else 4,
         )  # fmt: skip
 
 
-def _shaped(q: Tensor, keys: Tensor, step: Step, cache: Cache | None, latent: int, window: int | None) -> _Shape:
+def _shaped(args: AttentionArgs, keys: Tensor, latent: int) -> _Shape:
+    q, step, cache, window = args.q, args.step, args.cache, args.window
     rows, sequences, _ = step.counts.tolist()
     exact = torch.float32 in (q.dtype, keys.dtype)
     group = q.shape[1] // keys.shape[1]

@@ -15,12 +15,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from windlass.core.model import Activation
+from windlass.kernels.arguments import ExpertsArgs
 from windlass.kernels.triton.activate import gated
 from windlass.kernels.triton.available import num_processors
 from windlass.kernels.triton.tiles.dispatch import Dispatch, dispatch
 from windlass.kernels.triton.tiles.product import Matrix, Tiling, matrix, num_slices, product
-from windlass.kernels.triton.tiles.rows import Rows
 from windlass.kernels.triton.tiles.types import is_float
 
 BLOCK = 512
@@ -99,31 +98,20 @@ def _combine(
 
 
 @dataclass(frozen=True)
-class Sums:
+class PartialSums:
     """What `_grouped` leaves behind: [slices, items, out]."""
 
     parts: Tensor
     slices: int
 
 
-def experts(
-    x: Tensor,
-    ids: Tensor,
-    weights: Tensor,
-    gate_up: Tensor | Rows,
-    down: Tensor | Rows,
-    activation: Activation,
-    *,
-    gate_up_bias: Tensor | None = None,
-    down_bias: Tensor | None = None,
-    clamp: float | None = None,
-    add: Tensor | None = None,
-) -> Tensor | None:
-    first, second = matrix(gate_up), matrix(down)
-    if first is None or second is None or x.dim() != 2 or not is_float(x, weights, gate_up_bias, down_bias, add):
+def experts(args: ExpertsArgs) -> Tensor | None:
+    x, ids, weights, add = args.x, args.ids, args.weights, args.add
+    first, second = matrix(args.gate_up), matrix(args.down)
+    if first is None or second is None or x.dim() != 2 or not is_float(x, weights, args.gate_up_bias, args.down_bias, add):
         return None
     x, ids, weights = x.contiguous(), ids.contiguous(), weights.contiguous()
-    gate_up_bias, down_bias = (None if bias is None else bias.contiguous() for bias in (gate_up_bias, down_bias))
+    gate_up_bias, down_bias = (None if bias is None else bias.contiguous() for bias in (args.gate_up_bias, args.down_bias))
     dtype = x.dtype if add is None else torch.promote_types(x.dtype, add.dtype)
     result = torch.empty((x.shape[0], second.num_out), dtype=dtype, device=x.device)
     if not ids.numel():
@@ -135,8 +123,8 @@ def experts(
     inner = _sums(x, first, tilings[0], sorted_items, ids.shape[1])
     hidden = torch.empty((items, width), dtype=x.dtype, device=x.device)
     _hidden[(items, triton.cdiv(width, BLOCK))](
-        hidden, inner.parts, gate_up_bias, ids, items, width, num_experts, inf if clamp is None else float(clamp),
-        inner.slices, HOW=activation.value, BLOCK=BLOCK,
+        hidden, inner.parts, gate_up_bias, ids, items, width, num_experts, inf if args.clamp is None else float(args.clamp),
+        inner.slices, HOW=args.activation.value, BLOCK=BLOCK,
     )  # fmt: skip
     outer = _sums(hidden, second, tilings[1], sorted_items, 1)
     _combine[(x.shape[0], triton.cdiv(second.num_out, BLOCK))](
@@ -146,7 +134,7 @@ def experts(
     return result
 
 
-def _sums(x: Tensor, given: Matrix, tiling: Tiling, items: Dispatch, items_of_row: int) -> Sums:
+def _sums(x: Tensor, given: Matrix, tiling: Tiling, items: Dispatch, items_of_row: int) -> PartialSums:
     steps = triton.cdiv(given.num_in, tiling.block_in)
     outs = triton.cdiv(given.num_out, tiling.block_out)
     slices = num_slices(outs * items.num_tiles, tiling.programs * num_processors(x.device), steps)
@@ -158,4 +146,4 @@ def _sums(x: Tensor, given: Matrix, tiling: Tiling, items: Dispatch, items_of_ro
         parts, given.weight, given.scale, given.offset, x, items.order, items.tiles, items.num_items, items.num_tiles, items_of_row,
         given.num_out, given.num_in, given.row_codes, given.num_groups, x.stride(0), slice_steps, **given.constants(tiling, x.dtype),
     )  # fmt: skip
-    return Sums(parts, slices)
+    return PartialSums(parts, slices)

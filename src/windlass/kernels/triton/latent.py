@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from windlass.core.constants import BLOCK_TOKENS
-from windlass.kernels.step import Cache
+from windlass.kernels.arguments import LatentArgs
 from windlass.kernels.triton.tiles.rotate import partners, turned
 from windlass.kernels.triton.tiles.types import is_float
 
@@ -56,19 +56,8 @@ def _join(
         tl.store(into + LATENT + turn, rotated.to(cached.dtype.element_ty), mask=turns & (slot >= 0))
 
 
-def join_latent(
-    absorbed: Tensor,
-    q: Tensor,
-    kv: Tensor,
-    *,
-    norm: Tensor,
-    eps: float,
-    table: Tensor,
-    interleaved: bool,
-    positions: Tensor,
-    cache: Cache | None = None,
-    slots: Tensor | None = None,
-) -> tuple[Tensor, Tensor] | None:
+def join_latent(args: LatentArgs) -> tuple[Tensor, Tensor] | None:
+    absorbed, q, kv, norm, table, cache = args.absorbed, args.q, args.kv, args.norm, args.table, args.cache
     if not is_float(absorbed, q, kv, norm, table) or not absorbed.dtype == q.dtype == kv.dtype:
         return None
     if absorbed.stride(2) != 1 or q.stride(2) != 1 or kv.stride(1) != 1 or (cache is not None and cache.values is not None):
@@ -81,9 +70,9 @@ def join_latent(
     strides = (0, 0) if cache is None else (cache.keys.stride(0), cache.keys.stride(2))
     if rows:
         _join[(rows, heads + 1)](
-            queries, keys, absorbed, q, kv, norm, table, positions, None if cache is None else cache.keys, slots, eps,
+            queries, keys, absorbed, q, kv, norm, table, args.positions, None if cache is None else cache.keys, args.slots, args.eps,
             absorbed.stride(0), absorbed.stride(1), q.stride(0), q.stride(1), kv.stride(0), *strides,
-            HEADS=heads, LATENT=latent, BEFORE=q.shape[2] - 2 * half, HALF=half, INTERLEAVED=interleaved,
+            HEADS=heads, LATENT=latent, BEFORE=q.shape[2] - 2 * half, HALF=half, INTERLEAVED=args.interleaved,
             BLOCK=triton.next_power_of_2(latent), TURNS=triton.next_power_of_2(2 * half), num_warps=2,
         )  # fmt: skip
     return queries, keys

@@ -9,9 +9,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from windlass.kernels.packing.packed_rows import PackedRows
 from windlass.kernels.triton.available import num_processors
 from windlass.kernels.triton.tiles.product import Matrix, matrix, num_slices, product
-from windlass.kernels.triton.tiles.rows import Rows
 from windlass.kernels.triton.tiles.types import is_float
 
 BLOCK = 512
@@ -58,9 +58,9 @@ def _finish(result, parts, bias, add, num_rows, num_out, add_stride, slices, BLO
     tl.store(result + row * num_out + out, total.to(result.dtype.element_ty), mask=inside)
 
 
-def linear(x: Tensor, weight: Tensor | Rows, bias: Tensor | None = None, add: Tensor | None = None) -> Tensor | None:
+def linear(x: Tensor, weight: Tensor | PackedRows, bias: Tensor | None = None, add: Tensor | None = None) -> Tensor | None:
     """Plain matrices are left to PyTorch, whose products of them are good and wait for nothing."""
-    if not isinstance(weight, Rows) or weight.num_experts or x.dim() != 2 or not is_float(x, bias, add):
+    if not isinstance(weight, PackedRows) or weight.num_experts or x.dim() != 2 or not is_float(x, bias, add):
         return None
     given = matrix(weight)
     assert given is not None

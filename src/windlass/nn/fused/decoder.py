@@ -17,11 +17,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from windlass.core.fused import HEAD_DIM
 from windlass.core.model import ModelSpec
+from windlass.kernels.arguments import AttentionArgs
 from windlass.kernels.cuda import attention as heads
 from windlass.kernels.cuda import driver, linear, norm
 from windlass.kernels.cuda.layout import Tiles
 from windlass.kernels.ops.attention import attention
-from windlass.kernels.step import Cache, Step
+from windlass.kernels.step import KvCache, Step
 from windlass.nn.fused.feed_forward import DenseFeed, RoutedFeed, wide_product
 from windlass.nn.layer import Layer
 from windlass.nn.mixers.attention import Attention
@@ -63,14 +64,14 @@ class FusedLayer:
         feed = layer.feed_forward
         self.feed = RoutedFeed(feed) if isinstance(feed, MixtureOfExperts) else DenseFeed(feed)
 
-    def one(self, h: Tensor, step: Step, cache: Cache, space: Spaces) -> None:
+    def one(self, h: Tensor, step: Step, cache: KvCache, space: Spaces) -> None:
         """h fp32 [hidden], in place."""
         qkv = torch.empty(1, self.qkv.rows, dtype=torch.bfloat16, device=h.device)
         linear.linear_one(h, self.qkv, qkv[0], bias=self.mixer.qkv.bias, norm=self.norm, eps=self.eps)
         linear.linear_one(self._decoded(qkv, step, cache, space)[0], self.out, h, residual=h)
         self.feed.one(h, self.ffn_norm, self.eps)
 
-    def several(self, stream: Stream, step: Step, cache: Cache, space: Spaces) -> None:
+    def several(self, stream: Stream, step: Step, cache: KvCache, space: Spaces) -> None:
         """2 to 64 rows."""
         x = stream.normed(self.norm)
         rows, few = x.shape[0], x.shape[0] <= 8
@@ -81,7 +82,7 @@ class FusedLayer:
         x = stream.normed(self.ffn_norm)
         stream.parts, stream.weights = self.feed.several(x)
 
-    def wide(self, stream: Stream, step: Step, cache: Cache, space: Spaces) -> None:
+    def wide(self, stream: Stream, step: Step, cache: KvCache, space: Spaces) -> None:
         """Any number of rows."""
         x = stream.normed(self.norm)
         qkv = torch.empty(x.shape[0], self.qkv.rows, dtype=torch.bfloat16, device=x.device)
@@ -91,7 +92,7 @@ class FusedLayer:
 
     # --- attention
 
-    def _attended(self, qkv: Tensor, step: Step, cache: Cache, space: Spaces) -> Tensor:
+    def _attended(self, qkv: Tensor, step: Step, cache: KvCache, space: Spaces) -> Tensor:
         if step.tokens.shape[0] == step.lengths.shape[0]:
             return self._decoded(qkv, step, cache, space)
         return self._read(qkv, step, cache)
@@ -100,7 +101,7 @@ class FusedLayer:
         if self.mixer.q_norm is not None:
             heads.head_norm(qkv, self.mixer.q_norm, self.mixer.k_norm, self.mixer.num_kv_heads, self.eps)
 
-    def _decoded(self, qkv: Tensor, step: Step, cache: Cache, space: Spaces) -> Tensor:
+    def _decoded(self, qkv: Tensor, step: Step, cache: KvCache, space: Spaces) -> Tensor:
         """One new token of each sequence."""
         self._normed_heads(qkv)
         mixer, rotary = self.mixer, self.mixer.rotary
@@ -111,7 +112,7 @@ class FusedLayer:
             scale=mixer.scale, splits=space.splits, shape=space.shape, interleaved=rotary.interleaved,
         )  # fmt: skip
 
-    def _read(self, qkv: Tensor, step: Step, cache: Cache) -> Tensor:
+    def _read(self, qkv: Tensor, step: Step, cache: KvCache) -> Tensor:
         """Several tokens of a sequence."""
         self._normed_heads(qkv)
         mixer, rotary, dim = self.mixer, self.mixer.rotary, self.mixer.head_dim
@@ -123,7 +124,7 @@ class FusedLayer:
         q, k, v = qkv.view(qkv.shape[0], -1, dim).split((mixer.num_heads, mixer.num_kv_heads, mixer.num_kv_heads), dim=1)
         bounds = step.fresh_bounds()
         if bounds is None or len(bounds) > FRESH_SEQUENCES:
-            return attention(q, k, v, step, cache, scale=mixer.scale)
+            return attention(AttentionArgs(q, k, v, step, cache, scale=mixer.scale))
         mixed = [_whole(q[a:b], k[a:b], v[a:b], mixer.scale) for a, b in bounds]
         return torch.cat(mixed) if len(mixed) > 1 else mixed[0]
 
@@ -165,7 +166,7 @@ class FusedDecoder:
         # Counts of finished splits; zero between launches.
         self._arrived = torch.zeros(1024 * self.num_kv_heads, dtype=torch.int32, device=decoder.table.device)
 
-    def __call__(self, step: Step, caches: Sequence[Cache]) -> Tensor:
+    def __call__(self, step: Step, caches: Sequence[KvCache]) -> Tensor:
         """fp32 [logit rows, vocabulary] of a step without padding."""
         rows = step.tokens.shape[0]
         h = torch.nn.functional.embedding(step.tokens, self.decoder.table).float()
@@ -177,7 +178,7 @@ class FusedDecoder:
         ids = [layer.feed.chosen(rows).ids for layer in self.layers if isinstance(layer.feed, RoutedFeed)]
         return sum(chosen.unique().numel() for chosen in ids) / len(ids) if ids and rows <= MAX_ROWS else None
 
-    def _one(self, h: Tensor, step: Step, caches: Sequence[Cache]) -> Tensor:
+    def _one(self, h: Tensor, step: Step, caches: Sequence[KvCache]) -> Tensor:
         space = self._space(step)
         for layer, cache in zip(self.layers, caches, strict=True):
             layer.one(h, step, cache, space)
@@ -188,7 +189,7 @@ class FusedDecoder:
         norm.head_one(h, self.decoder.norm.weight, head, logits[0], self.eps)
         return logits
 
-    def _more(self, stream: Stream, step: Step, caches: Sequence[Cache]) -> Tensor:
+    def _more(self, stream: Stream, step: Step, caches: Sequence[KvCache]) -> Tensor:
         rows, space = stream.h.shape[0], self._space(step)
         for layer, cache in zip(self.layers, caches, strict=True):
             (layer.several if rows <= MAX_ROWS else layer.wide)(stream, step, cache, space)

@@ -7,10 +7,11 @@ from torch import Tensor, nn
 
 from windlass.core import model
 from windlass.core.ports import Weights
+from windlass.kernels.arguments import AttentionArgs, QkvArgs
 from windlass.kernels.head_groups import spans_of
 from windlass.kernels.ops.attention import attention
 from windlass.kernels.ops.qkv import split_qkv
-from windlass.kernels.step import Cache, Step, attention_cache
+from windlass.kernels.step import KvCache, Step, attention_cache
 from windlass.nn.linear import Linear, held
 from windlass.nn.mixers.positions import Rotary, alibi_slopes
 from windlass.nn.parallel.shard import WHOLE, Shard
@@ -45,23 +46,25 @@ class Attention(nn.Module):
         own = None if slopes is None else slopes[first:last].to(weights.device)
         self.register_buffer("slopes", own, persistent=False)
 
-    def forward(self, x: Tensor, step: Step, cache: Cache | None, add: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, step: Step, cache: KvCache | None, add: Tensor | None = None) -> Tensor:
         q, k, v = split_qkv(
-            self.qkv(x),
-            self.num_heads,
-            self.num_kv_heads,
-            self.head_dim,
-            norms=None if self.q_norm is None else (self.q_norm, self.k_norm),
-            eps=self.eps,
-            table=None if self.rotary is None else self.rotary.table,
-            interleaved=self.rotary is not None and self.rotary.interleaved,
-            positions=step.positions,
-            cache=cache,
-            slots=step.slots,
+            QkvArgs(
+                self.qkv(x),
+                self.num_heads,
+                self.num_kv_heads,
+                self.head_dim,
+                norms=None if self.q_norm is None else (self.q_norm, self.k_norm),
+                eps=self.eps,
+                table=None if self.rotary is None else self.rotary.table,
+                interleaved=self.rotary is not None and self.rotary.interleaved,
+                positions=step.positions,
+                cache=cache,
+                slots=step.slots,
+            )
         )
-        how = {"scale": self.scale, "window": self.window, "sinks": self.sinks, "slopes": self.slopes, "spans": self.spans}
-        mixed = attention(q, k, v, step, cache, **how)
+        args = AttentionArgs(q, k, v, step, cache, self.scale, self.window, self.sinks, self.slopes, self.spans)
+        mixed = attention(args)
         return self.o(mixed, add)
 
-    def make_cache(self, num_blocks: int, dtype: torch.dtype, device: str) -> Cache:
+    def make_cache(self, num_blocks: int, dtype: torch.dtype, device: str) -> KvCache:
         return attention_cache(num_blocks, self.num_kv_heads, self.head_dim, dtype, device)

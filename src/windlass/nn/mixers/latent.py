@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 from windlass.core import model
 from windlass.core.ports import Weights
+from windlass.kernels.arguments import AttentionArgs, LatentArgs
 from windlass.kernels.ops.attention import attention
 from windlass.kernels.ops.heads import heads_matmul
 from windlass.kernels.ops.latent import join_latent
 from windlass.kernels.ops.linear import plain_product
 from windlass.kernels.ops.rotary import attention_temperature, rotate
-from windlass.kernels.step import Cache, Step, latent_cache
+from windlass.kernels.step import KvCache, Step, latent_cache
 from windlass.nn.linear import Linear, held
 from windlass.nn.mixers.positions import Rotary
 from windlass.nn.norm import Norm
@@ -55,25 +56,27 @@ class LatentAttention(nn.Module):
         self.up = Up(mixer, weights, f"{name}.kv_b")
         self.o = Linear(weights, f"{name}.o", biased=shard.adds)
 
-    def forward(self, x: Tensor, step: Step, cache: Cache | None, add: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, step: Step, cache: KvCache | None, add: Tensor | None = None) -> Tensor:
         if cache is None and torch.is_grad_enabled() and x.requires_grad:
             return self._learned(x, step, add)
         rows, shape = x.shape[0], self.shape
         up_keys, up_values = self.up()
         q = self.q(x).view(rows, shape.num_heads, shape.nope_head_dim + shape.rope_head_dim)
         queries, keys = join_latent(
-            heads_matmul(q[..., : shape.nope_head_dim], up_keys),
-            q,
-            self.kv(x),
-            norm=self.kv_norm.weight,
-            eps=self.kv_norm.eps,
-            table=self.rotary.table,
-            interleaved=self.rotary.interleaved,
-            positions=step.positions,
-            cache=cache,
-            slots=step.slots,
+            LatentArgs(
+                heads_matmul(q[..., : shape.nope_head_dim], up_keys),
+                q,
+                self.kv(x),
+                norm=self.kv_norm.weight,
+                eps=self.kv_norm.eps,
+                table=self.rotary.table,
+                interleaved=self.rotary.interleaved,
+                positions=step.positions,
+                cache=cache,
+                slots=step.slots,
+            )
         )
-        mixed = attention(queries, keys, keys[..., : shape.kv_lora_rank], step, cache, scale=self.scale)
+        mixed = attention(AttentionArgs(queries, keys, keys[..., : shape.kv_lora_rank], step, cache, scale=self.scale))
         values = heads_matmul(mixed.view(rows, shape.num_heads, shape.kv_lora_rank), up_values)
         return self.o(values.view(rows, shape.num_heads * shape.v_head_dim), add)
 
@@ -86,10 +89,10 @@ class LatentAttention(nn.Module):
         turned_q = rotate(q[..., shape.nope_head_dim :], table, step.positions, turned_by_pairs)
         turned_k = rotate(shared[:, None], table, step.positions, turned_by_pairs).expand(-1, shape.num_heads, -1)
         queries = torch.cat((q[..., : shape.nope_head_dim], turned_q), dim=-1)
-        mixed = attention(queries, torch.cat((keys, turned_k), dim=-1), values, step, None, scale=self.scale)
+        mixed = attention(AttentionArgs(queries, torch.cat((keys, turned_k), dim=-1), values, step, None, scale=self.scale))
         return self.o(mixed, add)
 
-    def make_cache(self, num_blocks: int, dtype: torch.dtype, device: str) -> Cache:
+    def make_cache(self, num_blocks: int, dtype: torch.dtype, device: str) -> KvCache:
         return latent_cache(num_blocks, self.shape.kv_lora_rank, self.shape.rope_head_dim, dtype, device)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from windlass.core.recipe.sections import Lora
 from windlass.errors import BadInput
 from windlass.kernels.ops.activate import activate
-from windlass.kernels.ops.experts import _product as frozen_product
+from windlass.kernels.ops.experts import expert_product as frozen_product
 from windlass.nn.feed_forward import FeedForward
 from windlass.nn.linear import Linear
 from windlass.nn.mixers.attention import Attention

@@ -22,9 +22,9 @@ from windlass.core.scheme import Scheme, Stored, scheme
 from windlass.errors import BadInput, UnknownName
 from windlass.kernels.cuda.layout import Tiles
 from windlass.kernels.cuda.layout import random as random_tiles
+from windlass.kernels.packing.packed_rows import PackedRows
 from windlass.kernels.packing.panels import BLOCK, Panels
 from windlass.kernels.triton.available import has_packed_kernels
-from windlass.kernels.triton.tiles.rows import Rows
 from windlass.weights.load.stream import give_back_memory
 from windlass.weights.load.tiled import are_paired
 from windlass.weights.source import check_runnable
@@ -34,7 +34,7 @@ from windlass.weights.tensors.parts import Share
 POOL = 4_194_301
 """Random numbers that are made; a prime, so that rows that repeat them begin elsewhere. Drawing them all would take minutes."""
 
-Matrix = Tensor | Panels | Rows | Tiles
+Matrix = Tensor | Panels | PackedRows | Tiles
 
 
 class RandomWeights:
@@ -125,7 +125,7 @@ class RandomWeights:
         form = (kind, *shape, how.group or shape[1], num_experts, scale_dtype)
         if self.device.type == "cpu":
             return Panels.random(*form, deviation=spread, seed=self._seed_of(name))
-        return Rows.random(*form, self.device, deviation=spread, seed=self._seed_of(name))
+        return PackedRows.random(*form, self.device, deviation=spread, seed=self._seed_of(name))
 
     def _can_be_tiled(self) -> bool:
         """Every matrix of the layers but the routers."""

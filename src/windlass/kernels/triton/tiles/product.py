@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from windlass.kernels.packing.packed_rows import PackedRows
 from windlass.kernels.triton.available import interpreted
-from windlass.kernels.triton.tiles.rows import Rows
 from windlass.kernels.triton.tiles.types import is_float, products_in
 
 # Four bytes to eight numbers: each code becomes the low byte of 128 + code in bf16 (0x43..) or of 1024 + code in fp16 (0x64..), from
@@ -228,9 +228,9 @@ class Matrix:
         }
 
 
-def matrix(weight: Tensor | Rows) -> Matrix | None:
+def matrix(weight: Tensor | PackedRows) -> Matrix | None:
     """None: not for these kernels."""
-    if isinstance(weight, Rows):
+    if isinstance(weight, PackedRows):
         return Matrix(weight.kind, weight.data, weight.scale, weight.offset, *weight.shape, weight.data.shape[2], weight.group)
     if not isinstance(weight, Tensor) or not is_float(weight) or not weight.is_contiguous():
         return None

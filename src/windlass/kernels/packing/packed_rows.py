@@ -20,7 +20,7 @@ ZERO = {"int4": 8, "int8": 128}
 
 
 @dataclass(frozen=True)
-class Rows:
+class PackedRows:
     """A matrix [out, in], or `num_experts` of them. A number is (code - zero) * scale, or code * scale + minimum (int4_minima)."""
 
     kind: str
@@ -45,12 +45,12 @@ class Rows:
         num_experts: int = 0,
         scale_dtype: torch.dtype = torch.bfloat16,
         device: torch.device | str = "cuda",
-    ) -> Rows:
+    ) -> PackedRows:
         """Room for a matrix whose rows are still to be put."""
         _check(kind, num_out, num_in, group, scale_dtype)
         matrices, groups = max(num_experts, 1), num_in // group
         offset_dtype = {"int4_zeros": torch.uint8, "int4_minima": scale_dtype}.get(kind)
-        return Rows(
+        return PackedRows(
             kind=kind,
             shape=(num_out, num_in),
             group=group,
@@ -72,9 +72,9 @@ class Rows:
         *,
         deviation: float = 0.02,
         seed: int = 0,
-    ) -> Rows:
+    ) -> PackedRows:
         """Made on the device: codes at random and scales about such that weights deviate by `deviation`; for benchmarks."""
-        made = Rows.allocate(kind, num_out, num_in, group, num_experts, scale_dtype, device)
+        made = PackedRows.allocate(kind, num_out, num_in, group, num_experts, scale_dtype, device)
         draw = torch.Generator(device=made.device).manual_seed(seed)
         made.data.random_(0, 256, generator=draw)
         if kind == "fp8":  # magnitudes of 0.5 to 1
