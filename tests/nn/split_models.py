@@ -28,7 +28,7 @@ from windlass.core.scheme import Scheme, scheme
 from windlass.families import describe, rules
 from windlass.kernels.program import program
 from windlass.kernels.step import Step
-from windlass.nn import Decoder, Shard
+from windlass.nn import Decoder, ModelShard
 from windlass.parallel.groups import Groups
 from windlass.weights import DictWeights
 from windlass.weights.tensors.names import Named
@@ -96,7 +96,7 @@ def run_split(model: Model, split: Split, steps: Steps, run: Run, make: MakeWeig
 
     def work(rank: int, groups: Groups) -> Ran:
         weights = make(placement, groups.tp.rank)
-        decoder = Decoder(model.spec, weights, shard=Shard(placement, split.layout, groups))
+        decoder = Decoder(model.spec, weights, shard=ModelShard(placement, split.layout, groups))
         return Ran(decoder, run(decoder, steps))
 
     return run_ranks(split.layout, work)
@@ -153,7 +153,7 @@ def _other_buffers(most: int) -> list[Tensor]:
     ]
 
 
-def expected_elements(model: Model, placement: Placement, shard: Shard) -> int:
+def expected_elements(model: Model, placement: Placement, shard: ModelShard) -> int:
     """Numbers that a rank holds, from the placement alone."""
     spec, tp_index = model.spec, shard.tp_index
     experts = shard.experts(spec.experts.num_experts) if spec.experts else None

@@ -67,7 +67,7 @@ class Small:
 
     def decode_attention(
         self, qkv: Tensor, table: Tensor, positions: Tensor, slots: Tensor, lengths: Tensor, blocks: Tensor, keys: Tensor,
-        values: Tensor, out: Tensor, space: attention.Workspace, *, scale: float, splits: int, interleaved: bool = False,
+        values: Tensor, out: Tensor, space: attention.AttentionWorkspace, *, scale: float, splits: int, interleaved: bool = False,
         shape: tuple[int, int] | None = None,
     ) -> Tensor:  # fmt: skip
         rows, kv_heads = len(qkv), keys.shape[1]

@@ -1,4 +1,4 @@
-"""Rows of checkpoints that others have quantized, as numbers again: fp8 per row and per block, MXFP4. Knows no names and no files."""
+"""Dequantization of published formats: fp8 per row and per block, MXFP4. Knows no names and no files."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from windlass.fleet.transfer.cache import Cache  # noqa: E402
 from windlass.fleet.transfer.needed import needed, placement_of  # noqa: E402
 from windlass.fleet.transfer.send import Sending  # noqa: E402
 from windlass.kernels.packing.panels import Panels  # noqa: E402
-from windlass.nn import Decoder, Shard  # noqa: E402
+from windlass.nn import Decoder, ModelShard  # noqa: E402
 from windlass.parallel.groups import Groups  # noqa: E402
 from windlass.weights import CheckpointWeights, Opened, open_model  # noqa: E402
 from windlass.weights.tensors.slices import Slice, subtract  # noqa: E402
@@ -136,7 +136,7 @@ def check(path: Path, folder: Path, chosen: tuple[str, ...] = ()) -> None:
         def work(rank: int, groups: Groups, way: str = way, layout: Layout = layout, placement: Any = placement) -> int:
             slices = needed(opened, placement, layout, rank)
             parts = received(sending, slices, folder / f"{way} {rank}")
-            shard = Shard(placement, layout, groups)
+            shard = ModelShard(placement, layout, groups)
 
             def built(source: Opened) -> dict[str, Any]:
                 weights = CheckpointWeights(

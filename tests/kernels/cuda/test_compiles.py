@@ -15,7 +15,7 @@ if HERE not in sys.path:
 
 from recorded import Recorder, Unit, full_size, record  # noqa: E402
 
-from windlass.core.fused import lacks  # noqa: E402
+from windlass.core.fused import unsupported  # noqa: E402
 from windlass.families.registry import known_models, spec_of  # noqa: E402
 from windlass.kernels.cuda import driver  # noqa: E402
 
@@ -86,7 +86,7 @@ def test_functions_that_no_step_launches_are_there() -> None:
     assert all(f".text.{function}\0".encode() in image for function in ("repack", "greedy"))
 
 
-@pytest.mark.parametrize("name", [known.name for known in known_models() if not lacks(spec_of(known))])
+@pytest.mark.parametrize("name", [known.name for known in known_models() if not unsupported(spec_of(known))])
 def test_every_model_can_be_launched(name: str) -> None:
     """Grids, threads and shared memory within what the device has, for every way that a step can take."""
     found = recorded(name)

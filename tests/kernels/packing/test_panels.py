@@ -21,7 +21,7 @@ from windlass.kernels.cpu import linear as native_linear
 from windlass.kernels.packing import large_pages as memory
 from windlass.kernels.packing import panels_reference, quantize
 from windlass.kernels.packing.panels import BLOCKS, KINDS, WORDS, Panels
-from windlass.quant.packed import Packed, unpack_zero_points
+from windlass.quant.packed import PackedMatrix, unpack_zero_points
 
 pytestmark = [pytest.mark.cpu, pytest.mark.skipif(build.library("native") is None, reason="no C++ compiler")]
 
@@ -89,7 +89,7 @@ def test_numbers_are_those_of_compressed_tensors(kind: str, group: int | None) -
     zeros = None if done.zero_point is None else unpack_zero_points(done.zero_point, 83)
     panels = Panels.of_words(kind, done.codes, done.scale, zeros)
     stored = Stored(bits=8 if kind == "int8" else 4, group=group, scale_bytes=2, zero_points=zeros is not None)
-    packed = Packed(stored, done.codes, done.scale, done.zero_point, (83, 256))
+    packed = PackedMatrix(stored, done.codes, done.scale, done.zero_point, (83, 256))
     assert torch.equal(panels.dense(), packed.dequantize())
     assert torch.equal(panels.dense(dtype=torch.bfloat16), packed.dequantize(torch.bfloat16))
 
@@ -189,7 +189,7 @@ def test_what_does_not_fit_is_refused() -> None:
         panels.put(0, codes, scale.half())
     with pytest.raises(BadInput, match="no offsets"):
         panels.put(0, codes, scale, scale)
-    with pytest.raises(BadInput, match="GGML's blocks"):
+    with pytest.raises(BadInput, match="GGML blocks"):
         panels.put_blocks(0, torch.zeros(16, 36, dtype=torch.uint8))
     with pytest.raises(BadInput, match="36 bytes"):
         Panels.allocate("int4", 16, 64, 32, scale_dtype=torch.float16).put_blocks(0, torch.zeros(16, 34, dtype=torch.uint8))

@@ -38,7 +38,7 @@ from windlass.errors import Impossible
 from windlass.kernels.cpu.links import make_links
 from windlass.kernels.program import program
 from windlass.kernels.step import KvCache
-from windlass.nn.parallel.shard import Shard
+from windlass.nn.parallel.shard import ModelShard
 from windlass.parallel.group import Count, GroupLost
 from windlass.parallel.groups import Groups
 from windlass.parallel.join import join_ranks
@@ -130,10 +130,10 @@ def _talk(job: RankJob, device: str) -> str:
     return "through the host, since several share a GPU: slow" if job.meeting.transport == "gloo" else "by NCCL"
 
 
-def _shard(job: RankJob, groups: Groups, spec: ModelSpec, rules: tuple[Rule, ...], stored: Callable[[], Scheme]) -> Shard:
+def _shard(job: RankJob, groups: Groups, spec: ModelSpec, rules: tuple[Rule, ...], stored: Callable[[], Scheme]) -> ModelShard:
     layout = job.launch.layout
     placement = place(rules, spec.num_layers, layout, stored(), shares=job.shares or None, stages=job.stages or None)
-    return Shard(placement, layout, groups)
+    return ModelShard(placement, layout, groups)
 
 
 # --- the first rank's own beginning

@@ -47,7 +47,7 @@ def _covered(args: ExpertsArgs) -> bool:
 def _scratch(pairs: int, gate_up: Matrix, down: Matrix) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Buffers for rows of x sorted by expert, for floats between the products, and for the same as tiles (see native/panel/panel.h)."""
     hidden, width = gate_up.shape[-1], down.shape[-1]
-    tile_rows = pairs * 6 // 5 + 1  # tiles of more than four rows have an even number of them
+    tile_rows = pairs * 6 // 5 + 1  # tiles of more than four rows have an even height
     if is_packed(gate_up):
         gathered = program.empty((tile_rows * (hidden // BLOCK) * TILE_BYTES_PER_BLOCK,), torch.uint8)
     else:

@@ -1,4 +1,4 @@
-"""What native operations call the types of stored numbers, and what they ask of a tensor."""
+"""Dtype codes of native operations, and their requirements on tensors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ STORED = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
 def is_plain(*tensors: Tensor | None) -> bool:
-    """Whether all are fp32 with neighbours in the last dimension side by side."""
+    """Whether all are fp32 with stride 1 in the last dimension."""
     return all(tensor is None or (tensor.dtype == torch.float32 and tensor.stride(-1) == 1) for tensor in tensors)
 
 

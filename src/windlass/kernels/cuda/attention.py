@@ -1,4 +1,4 @@
-"""Attention of one new token per sequence over a paged cache: rotary, cache write and attention in one kernel, split over the sequence."""
+"""Decode attention over the paged KV cache: rotary embedding, cache write and attention in one kernel, split over the sequence."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ MAX_SPLITS = 64
 
 
 @dataclass(frozen=True)
-class Workspace:
+class AttentionWorkspace:
     """Partial results of splits. `arrived` is zero between launches."""
 
     partial: Tensor
     arrived: Tensor
 
 
-def workspace(sequences: int, num_heads: int, num_kv_heads: int, splits: int, device: torch.device | str = "cuda") -> Workspace:
+def workspace(
+    sequences: int, num_heads: int, num_kv_heads: int, splits: int, device: torch.device | str = "cuda"
+) -> AttentionWorkspace:
     size = sequences * num_heads * splits * (HEAD_DIM + 2)
-    return Workspace(
+    return AttentionWorkspace(
         partial=torch.empty(size, dtype=torch.float32, device=device),
         arrived=torch.zeros(sequences * num_kv_heads, dtype=torch.int32, device=device),
     )
@@ -36,7 +38,7 @@ def shared_bytes(warps: int, depth: int) -> int:
 
 
 def launch_shape(max_tokens: int, sequences: int, num_kv_heads: int) -> tuple[int, tuple[int, int]]:
-    """Splits of the sequence, and warps and pages in flight of each: adding up splits costs 2 us, so short sequences stay whole."""
+    """Number of splits, and warps and pages in flight of each: combining splits costs 2 us, so short sequences are not split."""
     groups = sequences * num_kv_heads
     if max_tokens <= 512 or groups >= 2 * driver.num_processors():
         return 1, (4, 2) if max_tokens <= 512 and groups > driver.num_processors() else (8, 2)
@@ -45,7 +47,7 @@ def launch_shape(max_tokens: int, sequences: int, num_kv_heads: int) -> tuple[in
 
 def decode_attention(
     qkv: Tensor, table: Tensor, positions: Tensor, slots: Tensor, lengths: Tensor, blocks: Tensor, keys: Tensor, values: Tensor, out: Tensor,
-    space: Workspace, *, scale: float, splits: int, interleaved: bool = False, shape: tuple[int, int] | None = None,
+    space: AttentionWorkspace, *, scale: float, splits: int, interleaved: bool = False, shape: tuple[int, int] | None = None,
 ) -> Tensor:  # fmt: skip
     """qkv bf16 [sequences, (heads + 2 kv heads) * 128], one new token each; out bf16 [sequences, heads * 128].
 

@@ -1,7 +1,7 @@
-"""The experts of a mixture over 4-bit weights: gate and up with SiLU, down, and their weighted sum. The shared expert is the one after the routed.
+"""The routed feed-forward over 4-bit weights: gate and up with SiLU, down, and the weighted sum. The shared expert follows the routed ones.
 
-One row: choice of experts inside gate and up, weighted sum and residual inside down. 2 to 64 rows: items of 8 or 16 rows from `route_many`; each
-(row, slot) has a place of its own for its result and `norm.add_norm` adds them up in order, so nothing depends on timing.
+One row: routing is fused into gate and up, the weighted sum and residual into down. 2 to 64 rows: items of 8 or 16 rows from `route_many`; each
+(row, slot) has its own place for its result, and `norm.add_norm` sums them in order, so that results are deterministic.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _many(
     product: int | None,
 ) -> Tensor:
     columns = rows.shape[1] // 8
-    # Sums of more tiles or columns than this leave no room for weights.
+    # Accumulators of more tiles or columns than this leave no shared memory for weights.
     unit = linear.divisor(weight.num_tiles, unit if columns == 1 else min(unit, 4))
     budget = linear.WHOLE_BUDGET if resident == 1 else linear.SHARED_BUDGET
     ring = linear.many_ring(weight, weight.tile_blocks, unit, budget, choice, columns=columns, resident=resident)

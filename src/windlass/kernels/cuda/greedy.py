@@ -1,4 +1,4 @@
-"""The most likely token of each row, and the step after this one made of them, without asking the host."""
+"""Greedy sampling, and the next step's inputs, on the device."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from windlass.kernels.cuda import driver
 from windlass.kernels.step import Step
 
 SHARES = 32
-"""Blocks that share a row: what one warp can compare in the end."""
+"""Thread blocks per row: what one warp can compare in the end."""
 
 
 @dataclass(frozen=True)
-class Workspace:
+class GreedyWorkspace:
     """`arrived` is zero between launches."""
 
     partial: Tensor
     arrived: Tensor
 
 
-def workspace(rows: int, device: torch.device) -> Workspace:
-    return Workspace(
+def workspace(rows: int, device: torch.device) -> GreedyWorkspace:
+    return GreedyWorkspace(
         partial=torch.empty(rows * SHARES, dtype=torch.int64, device=device),
         arrived=torch.zeros(rows, dtype=torch.int32, device=device),
     )
 
 
-def greedy(logits: Tensor, num_tokens: int, step: Step, counts: Tensor, space: Workspace) -> Tensor:
-    """int32 [rows], -1 where the largest logit is no finite number. Of logits fp32 [rows, at least num_tokens].
+def greedy(logits: Tensor, num_tokens: int, step: Step, counts: Tensor, space: GreedyWorkspace) -> Tensor:
+    """int32 [rows], -1 where the largest logit is not finite. Of logits fp32 [rows, at least num_tokens].
 
     The first `counts[0]` (on the device) rows of `step`, which has one token a sequence, become those of the next step.
     """
@@ -45,9 +45,9 @@ def greedy(logits: Tensor, num_tokens: int, step: Step, counts: Tensor, space: W
 
 
 def greedy_reference(logits: Tensor, num_tokens: int, step: Step, counts: Tensor) -> Tensor:
-    """Plain PyTorch, and no waiting for the device either."""
+    """Plain PyTorch, without synchronization."""
     best, found = logits[:, :num_tokens].max(-1)
-    # Of equals the lowest: `max` does not promise which.
+    # Ties go to the lowest id: `max` does not guarantee which.
     found = (logits[:, :num_tokens] == best[:, None]).to(torch.uint8).argmax(-1)
     chosen = torch.where(best.isfinite(), found, -1).int()
     rows = torch.arange(len(chosen), device=logits.device)

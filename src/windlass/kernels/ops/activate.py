@@ -1,4 +1,4 @@
-"""What stands between the two matrices of a feed-forward."""
+"""Activation functions of a feed-forward, gated or not."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from windlass.kernels.triton import available
 
 
 def activate(x: Tensor, activation: Activation, gated: bool, clamp: float | None = None) -> Tensor:
-    """`gated`: the first half of x is activated and multiplies the second. `clamp` limits both halves first."""
-    made = native_activate.activate(x, activation, gated, clamp) if program.usable(x) else None
-    if made is None and (gpu := available.kernels(x)):
-        made = gpu.activate(x, activation, gated, clamp)
-    return _chained(x, activation, gated, clamp) if made is None else made
+    """`gated`: the first half of x is activated and multiplied with the second. `clamp` limits both halves first."""
+    result = native_activate.activate(x, activation, gated, clamp) if program.usable(x) else None
+    if result is None and (gpu := available.kernels(x)):
+        result = gpu.activate(x, activation, gated, clamp)
+    return _chained(x, activation, gated, clamp) if result is None else result
 
 
 def reference(x: Tensor, activation: Activation, gated: bool, clamp: float | None = None) -> Tensor:

@@ -1,6 +1,6 @@
-"""Packed weights as the general GPU kernels read them: row after row, codes apart from their scales. Plain PyTorch, on any device.
+"""Packed weights for the Triton kernels: row-major codes, and separate scales. Plain PyTorch, on any device.
 
-The same verbs as kernels.panels.Panels, so that whoever loads weights fills either. Nothing is rounded: what is put in comes out.
+The same interface as Panels, so that loaders can fill either. Repacking is lossless.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from windlass.errors import BadInput
 from windlass.kernels.packing.panel_data import BLOCK, CODE_BYTES, GGML_NUMBERS, KINDS, SCALES
 
 ZERO = {"int4": 8, "int8": 128}
-"""The code of 0, where it is the same everywhere."""
+"""The zero point, where it is constant."""
 
 
 @dataclass(frozen=True)
 class PackedRows:
-    """A matrix [out, in], or `num_experts` of them. A number is (code - zero) * scale, or code * scale + minimum (int4_minima)."""
+    """A matrix [out, in], or `num_experts` of them. A value is (code - zero) * scale, or code * scale + minimum (int4_minima)."""
 
     kind: str
     shape: tuple[int, int]
@@ -29,7 +29,7 @@ class PackedRows:
     """Inputs that share a scale."""
     data: Tensor
     """uint8 [matrices, out, bytes]: int8 and fp8 one code to a byte. Of 4-bit codes every 32 are 16 bytes, the first 16 codes in the
-    low halves and the others in the high ones (as in GGML's blocks): a kernel masks a tile once and has two runs of neighbours."""
+    low halves and the others in the high ones (as in GGML's blocks): a kernel masks a tile once and has two contiguous runs."""
     scale: Tensor
     """[matrices, out, groups]"""
     offset: Tensor | None
@@ -46,7 +46,7 @@ class PackedRows:
         scale_dtype: torch.dtype = torch.bfloat16,
         device: torch.device | str = "cuda",
     ) -> PackedRows:
-        """Room for a matrix whose rows are still to be put."""
+        """An uninitialized matrix, to be filled by `put`."""
         _check(kind, num_out, num_in, group, scale_dtype)
         matrices, groups = max(num_experts, 1), num_in // group
         offset_dtype = {"int4_zeros": torch.uint8, "int4_minima": scale_dtype}.get(kind)
@@ -73,7 +73,7 @@ class PackedRows:
         deviation: float = 0.02,
         seed: int = 0,
     ) -> PackedRows:
-        """Made on the device: codes at random and scales about such that weights deviate by `deviation`; for benchmarks."""
+        """Random weights with about the given standard deviation, made on the device; for benchmarks."""
         made = PackedRows.allocate(kind, num_out, num_in, group, num_experts, scale_dtype, device)
         draw = torch.Generator(device=made.device).manual_seed(seed)
         made.data.random_(0, 256, generator=draw)
@@ -81,7 +81,7 @@ class PackedRows:
             made.data.bitwise_and_(0x87).bitwise_or_(0x30)
             made.scale.fill_(deviation / 0.75)
             return made
-        # Deviation of equally likely codes, and of what scales vary by.
+        # Standard deviation of uniform codes, and of the scales.
         spread = 1.04 * sqrt(((256 if kind == "int8" else 16) ** 2 - 1) / 12)
         made.scale.uniform_(0.5, 1.5, generator=draw).mul_(deviation / spread)
         if made.offset is not None:
@@ -94,7 +94,7 @@ class PackedRows:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the codes; no arithmetic type, so that operations which look for one leave these weights alone."""
+        """Of the codes. Not a floating-point dtype, so that operations which need one reject these weights."""
         return self.data.dtype
 
     @property
@@ -133,7 +133,9 @@ class PackedRows:
         numbers = GGML_NUMBERS.get(self.kind, 0)
         row_bytes = self.shape[1] // BLOCK * (numbers + int(BLOCK * CODE_BYTES[self.kind]))
         if not numbers or self.group != BLOCK or self.scale_dtype != torch.float16:
-            raise BadInput(f"GGML's blocks do not go into {self.kind} in groups of {self.group} with {self.scale_dtype} scales")
+            raise BadInput(
+                f"GGML blocks cannot be packed as {self.kind} in groups of {self.group} with {self.scale_dtype} scales"
+            )
         if blocks.dtype != torch.uint8 or blocks.shape[1] != row_bytes:
             raise BadInput(
                 f"rows of {self.shape[1]} inputs take {row_bytes} bytes each, not {tuple(blocks.shape)} of {blocks.dtype}"
@@ -145,7 +147,7 @@ class PackedRows:
         self._write(first_row, codes ^ 128 if self.kind == "int8" else codes, scale, offset, expert)
 
     def dense(self, expert: int | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
-        """As numbers [out, in]: exact products of code and scale (and one sum with a minimum) in fp32, then one rounding."""
+        """Dequantized [out, in]: exact products of code and scale (and one sum with a minimum) in fp32, then one rounding."""
         return self._numbers(self._matrix(expert), slice(None)).to(dtype)
 
     def rows(self, index: Tensor) -> Tensor:
@@ -172,7 +174,7 @@ class PackedRows:
 
     def _write(self, first_row: int, codes: Tensor, scale: Tensor, offset: Tensor | None, expert: int | None) -> None:
         if not 0 <= first_row <= first_row + len(codes) <= self.shape[0]:
-            raise BadInput(f"rows {first_row}..{first_row + len(codes)} do not lie in a matrix of {self.shape[0]} rows")
+            raise BadInput(f"rows {first_row}..{first_row + len(codes)} are outside of a matrix of {self.shape[0]} rows")
         matrix = self._matrix(expert)
         for whole, part in ((self.data, codes), (self.scale, scale), (self.offset, offset)):
             if whole is not None and part is not None:
@@ -202,13 +204,13 @@ def _halves_apart(stored: Tensor) -> Tensor:
 
 
 def _codes(stored: Tensor) -> Tensor:
-    """The inverse, as far as codes one to a byte."""
+    """The inverse, to one code per byte."""
     halves = stored.view(len(stored), -1, 1, 16)
     return torch.cat((halves & 15, halves >> 4), dim=2).flatten(1)
 
 
 def _check(kind: str, num_out: int, num_in: int, group: int, scale_dtype: torch.dtype) -> None:
     if kind not in KINDS or scale_dtype not in SCALES or (kind == "fp8" and scale_dtype != torch.float32):
-        raise BadInput(f"there are no rows of {kind} with {scale_dtype} scales; kinds are {', '.join(KINDS)}")
+        raise BadInput(f"packed rows do not support {kind} with {scale_dtype} scales; kinds are {', '.join(KINDS)}")
     if num_out < 1 or num_in < 1 or group < 1 or num_in % group or group % BLOCK:
         raise BadInput(f"{num_in} inputs in groups of {group}: rows need whole groups, and groups a multiple of {BLOCK}")

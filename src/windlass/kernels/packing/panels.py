@@ -1,7 +1,7 @@
-"""Packed weights as the CPU kernels read them: panels of 16 output rows, codes and scales in one stream. Knows no files.
+"""Packed weights for the CPU kernels: panels of 16 output rows (panel_data.py). Knows no files.
 
-native/panel/panel.h draws the layout, which every instruction set shares; panels_reference.py has it in plain PyTorch. Rows are written
-into place slice by slice (`put`, `put_blocks`), nothing is rounded again, and results are the same with or without a compiler.
+Rows are written slice by slice as they are loaded (`put`, `put_blocks`). Repacking is lossless, and the same with or without a compiler
+(panels_reference.py).
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Panels(PanelData):
     def allocate(
         kind: str, num_out: int, num_in: int, group: int, num_experts: int = 0, scale_dtype: torch.dtype = torch.bfloat16
     ) -> Panels:
-        """Room for a matrix whose rows are still to be put."""
+        """An uninitialized matrix, to be filled by `put`."""
         _check(kind, num_out, num_in, group, scale_dtype)
         empty = Panels(kind, (num_out, num_in), group, scale_dtype, torch.empty(0, dtype=torch.uint8), num_experts)
         data = memory(empty.expert_bytes * max(num_experts, 1))
-        if empty.is_packed and num_out % PANEL_ROWS:  # rows that are not there must not be numbers at random, which may be NaN
+        if empty.is_packed and num_out % PANEL_ROWS:  # padding rows must not be random bits, which may be NaN
             data.view(max(num_experts, 1), -1)[:, -empty.panel_bytes :] = 0
         return Panels(kind, (num_out, num_in), group, scale_dtype, data, num_experts)
 
@@ -56,9 +56,9 @@ class Panels(PanelData):
         deviation: float = 0.02,
         seed: int = 0,
     ) -> Panels:
-        """Codes at random and scales about such that weights deviate by `deviation`; for benchmarks."""
+        """Random weights with about the given standard deviation; for benchmarks."""
         made = Panels.allocate(kind, num_out, num_in, group, num_experts, scale_dtype)
-        # Deviation of 16 and of 256 equally likely codes; of magnitudes between 0.5 and 1; and of what scales vary by.
+        # Standard deviation of 16 and of 256 uniform codes; of magnitudes between 0.5 and 1; and of the scales.
         spread = {"int8": sqrt((256**2 - 1) / 12), "fp8": 0.75}.get(kind, sqrt((16**2 - 1) / 12)) * (1 if kind == "fp8" else 1.04)
         if not program.available():
             panels_reference.randomize(made, deviation / spread, seed)
@@ -105,7 +105,9 @@ class Panels(PanelData):
         numbers = GGML_NUMBERS.get(self.kind, 0)
         row_bytes = self.shape[1] // BLOCK * (numbers + int(BLOCK * CODE_BYTES[self.kind]))
         if not numbers or self.group != BLOCK or self.scale_dtype != torch.float16:
-            raise BadInput(f"GGML's blocks do not go into {self.kind} in groups of {self.group} with {self.scale_dtype} scales")
+            raise BadInput(
+                f"GGML blocks cannot be packed as {self.kind} in groups of {self.group} with {self.scale_dtype} scales"
+            )
         if blocks.dtype != torch.uint8 or blocks.shape[1] != row_bytes:
             raise BadInput(
                 f"rows of {self.shape[1]} inputs take {row_bytes} bytes each, not {tuple(blocks.shape)} of {blocks.dtype}"
@@ -113,7 +115,7 @@ class Panels(PanelData):
         self._write(first_row, BLOCKS, blocks.contiguous(), None, None, expert)
 
     def dense(self, expert: int | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
-        """As numbers [out, in]: exact products of code and scale (and one sum with a minimum) in fp32, then one rounding."""
+        """Dequantized [out, in]: exact products of code and scale (and one sum with a minimum) in fp32, then one rounding."""
         return panels_reference.dense(self, expert).to(dtype)
 
     def rows(self, index: Tensor) -> Tensor:
@@ -133,7 +135,7 @@ class Panels(PanelData):
 
     def _check_rows(self, first_row: int, num_rows: int) -> None:
         if not 0 <= first_row <= first_row + num_rows <= self.shape[0]:
-            raise BadInput(f"rows {first_row}..{first_row + num_rows} do not lie in a matrix of {self.shape[0]} rows")
+            raise BadInput(f"rows {first_row}..{first_row + num_rows} are outside of a matrix of {self.shape[0]} rows")
 
     def _check_tensors(self, codes: Tensor, scale: Tensor, offset: Tensor | None) -> None:
         rows, words = codes.shape[0], int(self.shape[1] * CODE_BYTES[self.kind]) // 4
@@ -154,7 +156,7 @@ class Panels(PanelData):
 
 def _check(kind: str, num_out: int, num_in: int, group: int, scale_dtype: torch.dtype) -> None:
     if kind not in KINDS or scale_dtype not in SCALES or (kind == "fp8" and scale_dtype != torch.float32):
-        raise BadInput(f"there are no panels of {kind} with {scale_dtype} scales; kinds are {', '.join(KINDS)}")
+        raise BadInput(f"panels do not support {kind} with {scale_dtype} scales; kinds are {', '.join(KINDS)}")
     if num_out < 1 or num_in < 1 or group < 1 or num_in % group or group % BLOCK:
         raise BadInput(f"{num_in} inputs in groups of {group}: panels need whole groups, and groups a multiple of {BLOCK}")
 

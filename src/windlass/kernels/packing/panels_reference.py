@@ -1,4 +1,4 @@
-"""The layout of panels in plain PyTorch: what the native operations are compared with, and what runs where there is no compiler."""
+"""Panels in plain PyTorch: the reference for the native operations, and the fallback without a compiler."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def _blocks(panels: PanelData, rows: Tensor) -> tuple[Tensor, Tensor, Tensor | N
 
 
 def randomize(panels: PanelData, typical_scale: float, seed: int) -> None:
-    """Codes at random, scales from half to one and a half times `typical_scale`."""
+    """Random codes, scales from 0.5 to 1.5 times `typical_scale`."""
     draw = torch.Generator().manual_seed(seed)
     panels.data.random_(0, 256, generator=draw)
     if panels.kind == "fp8":

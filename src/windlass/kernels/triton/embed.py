@@ -1,6 +1,6 @@
-"""Rows of a packed table as activations."""
+"""Embedding lookups in a packed table."""
 
-# ruff: noqa: N803 (what is known when a kernel is compiled is written in capitals)
+# ruff: noqa: N803 (compile-time constants are in capitals)
 
 from __future__ import annotations
 

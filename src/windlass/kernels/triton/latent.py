@@ -1,6 +1,6 @@
-"""Queries and keys of latent attention, put together from their parts and stored in one kernel, a program to a head of a row."""
+"""Builds the queries and keys of latent attention and writes the KV cache in one kernel, a program per row and head."""
 
-# ruff: noqa: N803 (what is known when a kernel is compiled is written in capitals)
+# ruff: noqa: N803 (compile-time constants are in capitals)
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _join(
     HEADS: tl.constexpr, LATENT: tl.constexpr, BEFORE: tl.constexpr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr,
     BLOCK: tl.constexpr, TURNS: tl.constexpr,
 ):  # fmt: skip
-    """The program after the last head's makes the key."""
+    """The program after the last head's computes the key."""
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     at = tl.arange(0, BLOCK)

@@ -1,6 +1,6 @@
-"""From one fused projection to queries, keys and values: normed, rotated and stored in one kernel, a program to a head of a row."""
+"""Splits the fused QKV projection: norms, rotary embedding and KV cache write in one kernel, a program per row and head."""
 
-# ruff: noqa: N803 (what is known when a kernel is compiled is written in capitals)
+# ruff: noqa: N803 (compile-time constants are in capitals)
 
 from __future__ import annotations
 

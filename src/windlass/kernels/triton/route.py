@@ -1,6 +1,6 @@
-"""Which experts a token goes to, and how much each of them counts: a program to a row. Of equals, the first is chosen."""
+"""Top-k routing: a program per row. Ties go to the first expert."""
 
-# ruff: noqa: N803, N806 (what is known when a kernel is compiled is written in capitals)
+# ruff: noqa: N803, N806 (compile-time constants are in capitals)
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _route(
     EXPERTS: tl.constexpr, GROUPS: tl.constexpr, CHOSEN_GROUPS: tl.constexpr, ACTIVE: tl.constexpr, SCORING: tl.constexpr,
     RENORMALIZE: tl.constexpr, GROUP_BLOCK: tl.constexpr, SIZE_BLOCK: tl.constexpr, ACTIVE_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Scores lie in a tile of groups by their experts, both padded to powers of two."""
+    """Scores are a tile [groups, experts of a group], both padded to powers of two."""
     SIZE: tl.constexpr = EXPERTS // GROUPS
     NOTHING: tl.constexpr = float("-inf")
     row = tl.program_id(0).to(tl.int64)

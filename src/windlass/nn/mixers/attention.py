@@ -12,12 +12,12 @@ from windlass.kernels.head_groups import spans_of
 from windlass.kernels.ops.attention import attention
 from windlass.kernels.ops.qkv import split_qkv
 from windlass.kernels.step import KvCache, Step, attention_cache
-from windlass.nn.linear import Linear, held
+from windlass.nn.linear import Linear, as_parameter
 from windlass.nn.mixers.positions import Rotary, alibi_slopes
-from windlass.nn.parallel.shard import WHOLE, Shard
+from windlass.nn.parallel.shard import WHOLE, ModelShard
 
 
-class Attention(nn.Module):
+class AttentionMixer(nn.Module):
     slopes: Tensor | None
 
     def __init__(
@@ -27,7 +27,7 @@ class Attention(nn.Module):
         weights: Weights,
         name: str,
         rotary: Rotary | None,
-        shard: Shard = WHOLE,
+        shard: ModelShard = WHOLE,
     ) -> None:
         super().__init__()
         (first, last), (kv_first, kv_last) = shard.heads(mixer.num_heads), shard.kv_heads(mixer.num_kv_heads)
@@ -39,9 +39,9 @@ class Attention(nn.Module):
         self.rotary = rotary
         self.qkv = Linear(weights, f"{name}.q", f"{name}.k", f"{name}.v")
         self.o = Linear(weights, f"{name}.o", biased=shard.adds)
-        self.q_norm = held(weights.vector(f"{name}.q_norm.weight")) if mixer.qk_norm else None
-        self.k_norm = held(weights.vector(f"{name}.k_norm.weight")) if mixer.qk_norm else None
-        self.sinks = held(weights.vector(f"{name}.sinks")) if mixer.sinks else None
+        self.q_norm = as_parameter(weights.vector(f"{name}.q_norm.weight")) if mixer.qk_norm else None
+        self.k_norm = as_parameter(weights.vector(f"{name}.k_norm.weight")) if mixer.qk_norm else None
+        self.sinks = as_parameter(weights.vector(f"{name}.sinks")) if mixer.sinks else None
         slopes = alibi_slopes(spec.positions, mixer.num_heads, self.scale) if isinstance(spec.positions, model.Alibi) else None
         own = None if slopes is None else slopes[first:last].to(weights.device)
         self.register_buffer("slopes", own, persistent=False)

@@ -14,7 +14,7 @@ from windlass.core.model import ModelSpec
 from windlass.kernels.program import program
 from windlass.kernels.step import Step
 from windlass.nn.parallel.collectives import recorded
-from windlass.nn.parallel.shard import Shard
+from windlass.nn.parallel.shard import ModelShard
 
 
 class StageDecoder(Protocol):
@@ -38,7 +38,7 @@ class SingleStage:
 
 
 class PipelineStage:
-    def __init__(self, shard: Shard) -> None:
+    def __init__(self, shard: ModelShard) -> None:
         self._shard = shard
         self._group: Any = recorded(shard.groups.pp)
 
@@ -74,5 +74,5 @@ class PipelineStage:
 Stage = SingleStage | PipelineStage
 
 
-def stage_of(shard: Shard) -> Stage:
+def stage_of(shard: ModelShard) -> Stage:
     return SingleStage() if shard.groups.pp.size == 1 else PipelineStage(shard)

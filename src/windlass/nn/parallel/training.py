@@ -1,4 +1,4 @@
-"""Sums and vocabulary of ranks that learn together: the same as those that serve, with gradients. No caches, nothing is recorded."""
+"""Tensor-parallel sums and vocabulary for training: differentiable, never recorded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from windlass.parallel.autograd import AutogradGroup
 
 
 class TrainingSum:
-    """What enters a half layer is the same on all ranks, and its gradient comes back from all of them; what leaves is their sum."""
+    """A half layer's input is copied to all ranks, and its output summed over them (see parallel/autograd.py)."""
 
     def __init__(self, group: AutogradGroup) -> None:
         self._group = group
@@ -22,12 +22,12 @@ class TrainingSum:
     def enter(self, x: Tensor) -> Tensor:
         return self._group.copy(x)
 
-    def within(self, stream: Tensor) -> Tensor | None:
+    def fused_residual(self, residual: Tensor) -> Tensor | None:
         return None
 
-    def total(self, part: Tensor, stream: Tensor | None = None) -> Tensor:
+    def total(self, part: Tensor, residual: Tensor | None = None) -> Tensor:
         whole = self._group.reduce(part)
-        return whole if stream is None else whole + stream
+        return whole if residual is None else whole + residual
 
 
 class TrainingVocabulary:
@@ -40,11 +40,11 @@ class TrainingVocabulary:
         return self._group.reduce(torch.where(here[:, None], rows, 0))
 
     def logits(self, hidden: Tensor, head: Any, candidates: Tensor | None = None) -> Tensor:
-        """This rank's own."""
+        """The logits of this rank's interval."""
         return widened(self._group.copy(hidden) @ head.t())
 
     def loss(self, hidden: Tensor, head: Any, targets: Tensor, z: float, ignored: int) -> tuple[Tensor, Tensor]:
-        """As train.losses.head_loss: each rank has the logits of its own tokens, and the softmax's denominator is a sum over ranks."""
+        """As train.losses.head_loss: each rank has the logits of its interval, and the softmax denominator is summed over ranks."""
         logits = self.logits(hidden, head)
         largest = self._group.max(logits.amax(-1))
         denominator = self._group.reduce((logits - largest[:, None]).exp().sum(-1)).log() + largest

@@ -8,7 +8,7 @@ import torch
 
 from windlass.core.fused import TILE_ROWS
 from windlass.core.ports import TensorStore
-from windlass.kernels.cuda.layout import Filling, Tiles
+from windlass.kernels.cuda.layout import TileLoader, Tiles
 from windlass.weights.load.quantized import Coded, Job, coded_jobs
 from windlass.weights.load.stream import DEVICE_SLICE_BYTES, DEVICE_WORKERS, ahead
 from windlass.weights.tensors.forms import Codes
@@ -36,7 +36,7 @@ def load_tiles(
     """For each expert (or for the one matrix there is) its parts below each other."""
     first = rows_of[0]
     num_out, num_in = sum(part.num_rows for part in first), first[0].num_in
-    filling = Filling(len(rows_of), num_out, num_in, codes.local_group(num_in), paired=paired, device=device)
+    filling = TileLoader(len(rows_of), num_out, num_in, codes.local_group(num_in), paired=paired, device=device)
     jobs = [job for number, parts in enumerate(rows_of) for job in coded_jobs(store, parts, number, DEVICE_SLICE_BYTES)]
     if device.type == "cuda":
         jobs = [_pinned(job) for job in jobs]

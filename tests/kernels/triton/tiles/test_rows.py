@@ -124,7 +124,7 @@ def test_what_does_not_fit_is_refused() -> None:
         made.put(0, codes, scale.half())
     with pytest.raises(BadInput, match="no offsets"):
         made.put(0, codes, scale, scale)
-    with pytest.raises(BadInput, match="GGML's blocks"):
+    with pytest.raises(BadInput, match="GGML blocks"):
         made.put_blocks(0, torch.zeros(16, 36, dtype=torch.uint8))
     with pytest.raises(BadInput, match="36 bytes"):
         PackedRows.allocate("int4", 16, 64, 32, 0, torch.float16, "cpu").put_blocks(0, torch.zeros(16, 34, dtype=torch.uint8))
