@@ -6,11 +6,10 @@ One row: routing is fused into gate and up, the weighted sum and residual into d
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from windlass.kernels.cuda import driver, linear
-from windlass.kernels.cuda.layout import Tiles, dequantize
+from windlass.kernels.cuda.layout import Tiles
 from windlass.kernels.cuda.route import Routes
 
 
@@ -141,17 +140,3 @@ def _wide(kind: int, x: Tensor, weight: Tiles, out: Tensor, routes: Routes, rows
         shared_bytes=shared,
     )  # fmt: skip
     return out
-
-
-def experts_reference(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tiles, down: Tiles, *, num_shared: int = 0) -> Tensor:
-    """fp32 [rows, outputs]: the weighted sum over a row's experts and the shared one."""
-    first, second = dequantize(gate_up), dequantize(down)
-    result = torch.zeros(x.shape[0], down.rows, dtype=torch.float32, device=x.device)
-    for row in range(x.shape[0]):
-        chosen = [*zip(ids[row].tolist(), weights[row].tolist(), strict=True)]
-        chosen += [(first.shape[0] - 1, 1.0)] * num_shared
-        for expert, weight in chosen:
-            gate, up = (x[row].float() @ first[expert].T).chunk(2)
-            hidden = (torch.nn.functional.silu(gate) * up).to(torch.bfloat16).float()
-            result[row] += weight * (hidden @ second[expert].T)
-    return result

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from windlass.core.constants import BLOCK_TOKENS
 from windlass.kernels.cuda import driver
 from windlass.kernels.step import Step
 
@@ -41,25 +40,4 @@ def greedy(logits: Tensor, num_tokens: int, step: Step, counts: Tensor, space: G
         (SHARES, logits.shape[0]), 512, logits, logits.stride(0), num_tokens, space.partial, space.arrived, chosen, counts, step.tokens,
         step.positions, step.lengths, step.slots, step.blocks, step.blocks.shape[1],
     )  # fmt: skip
-    return chosen
-
-
-def greedy_reference(logits: Tensor, num_tokens: int, step: Step, counts: Tensor) -> Tensor:
-    """Plain PyTorch, without synchronization."""
-    best, found = logits[:, :num_tokens].max(-1)
-    # Ties go to the lowest id: `max` does not guarantee which.
-    found = (logits[:, :num_tokens] == best[:, None]).to(torch.uint8).argmax(-1)
-    chosen = torch.where(best.isfinite(), found, -1).int()
-    rows = torch.arange(len(chosen), device=logits.device)
-    moves = rows < counts[0]
-    position = step.positions + 1
-    column = (position // BLOCK_TOKENS).clamp(max=step.blocks.shape[1] - 1).long()
-    slots = step.blocks[rows, column] * BLOCK_TOKENS + position % BLOCK_TOKENS
-    for old, new in (
-        (step.tokens, chosen.clamp(min=0)),
-        (step.positions, position),
-        (step.lengths, position + 1),
-        (step.slots, slots),
-    ):
-        old.copy_(torch.where(moves, new, old))
     return chosen

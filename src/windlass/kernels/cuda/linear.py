@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from windlass.kernels.cuda import driver
-from windlass.kernels.cuda.layout import Tiles, dequantize
+from windlass.kernels.cuda.layout import Tiles
 
 ONE = "PPPPPPPPPPPIIIff"
 MANY = "PPPPPPPPQQQQIIII"
@@ -238,14 +238,3 @@ def linear_parts(x: Tensor, weight: Tiles) -> Tensor:
         return linear_eight(x, weight, parts)
     linear_wide(x, weight, parts[0] if whole else parts, slices=slices)
     return parts
-
-
-def linear_reference(x: Tensor, weight: Tiles, *, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
-    result = x.float() @ dequantize(weight)[0].T
-    result = result if bias is None else result + bias
-    return result if residual is None else result + residual
-
-
-def norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    x = x.float()
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight.float()

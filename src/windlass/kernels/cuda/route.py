@@ -163,15 +163,6 @@ def _dispatch_reference(result: Routes) -> Routes:
     return result
 
 
-def route_reference(
-    logits: Tensor, correction: Tensor | None, num_active: int, routed_scale: float = 1.0, *, softmax: bool = False
-) -> tuple[Tensor, Tensor]:
-    scores = logits.float().softmax(-1) if softmax else logits.float().sigmoid()
-    ids = (scores if correction is None else scores + correction).topk(num_active, dim=-1).indices
-    weights = scores.gather(-1, ids)
-    return ids.to(torch.int32), weights / weights.sum(-1, keepdim=True) * routed_scale
-
-
 def items_reference(
     ids: Tensor, num_experts: int, num_shared: int, item_rows: int = ITEM_ROWS
 ) -> list[tuple[int, list[int], list[int]]]:

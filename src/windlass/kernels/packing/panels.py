@@ -67,21 +67,6 @@ class Panels(PanelData):
         program.emit("panels_random", [made.data], [*made.native_ints, seed], [deviation / spread], rows=pieces, counted=False)
         return made
 
-    @staticmethod
-    def of_words(kind: str, codes: Tensor, scale: Tensor, offset: Tensor | None = None) -> Panels:
-        """A whole matrix, see `put`."""
-        num_in = int(codes.shape[1] * codes.element_size() / CODE_BYTES[kind])
-        made = Panels.allocate(kind, codes.shape[0], num_in, num_in // scale.shape[1], scale_dtype=scale.dtype)
-        made.put(0, codes, scale, offset)
-        return made
-
-    @staticmethod
-    def of_blocks(kind: str, blocks: Tensor, num_in: int) -> Panels:
-        """A whole matrix of GGML's blocks, see `put_blocks`."""
-        made = Panels.allocate(kind, blocks.shape[0], num_in, BLOCK, scale_dtype=torch.float16)
-        made.put_blocks(0, blocks)
-        return made
-
     def put(self, first_row: int, codes: Tensor, scale: Tensor, offset: Tensor | None = None, expert: int | None = None) -> None:
         """Writes rows from `first_row` on.
 

@@ -1,8 +1,12 @@
 """Packed rows hold the very numbers that panels hold of the same codes."""
 
+# ruff: noqa: E402 (the folder of whole_panels is put on the path first)
+
 from __future__ import annotations
 
+import sys
 from itertools import pairwise
+from pathlib import Path
 
 import gguf
 import numpy
@@ -12,9 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+KERNELS = str(Path(__file__).parents[2])
+if KERNELS not in sys.path:
+    sys.path.insert(0, KERNELS)
+
+from whole_panels import of_words
+
 from windlass.errors import BadInput
 from windlass.kernels.packing.packed_rows import PackedRows
-from windlass.kernels.packing.panels import KINDS, Panels
+from windlass.kernels.packing.panels import KINDS
 
 pytestmark = pytest.mark.cpu
 
@@ -55,7 +65,7 @@ def test_they_are_those_of_panels(kind: str, rows: int, groups: int, group: int,
     made = PackedRows.allocate(kind, rows, groups * group, group, scale_dtype=scale.dtype, device="cpu")
     for first, last in pairwise(sorted({0, rows, *(min(cut, rows) for cut in cuts)})):
         made.put(first, codes[first:last], scale[first:last], None if offset is None else offset[first:last])
-    panels = Panels.of_words(kind, codes, scale, offset)
+    panels = of_words(kind, codes, scale, offset)
     assert torch.equal(made.dense(), panels.dense())
     assert torch.equal(made.dense(dtype=torch.bfloat16), panels.dense(dtype=torch.bfloat16))
     index = torch.randint(0, rows, (5,), generator=torch.Generator().manual_seed(seed))
@@ -87,7 +97,7 @@ def test_experts(kind: str) -> None:
     for expert, part in enumerate(parts):
         made.put(0, *part, expert=expert)
     for expert, part in enumerate(parts):
-        assert torch.equal(made.dense(expert), Panels.of_words(kind, *part).dense())
+        assert torch.equal(made.dense(expert), of_words(kind, *part).dense())
     with pytest.raises(IndexError):
         made.dense()
     with pytest.raises(IndexError):
