@@ -20,7 +20,7 @@ from windlass.parallel.counters import CollectiveCounters
 from windlass.parallel.group import Count, GroupLost
 from windlass.parallel.mesh import RENDEZVOUS_SECONDS
 from windlass.parallel.store import RendezvousStore
-from windlass.parallel.torch_store import TorchStore
+from windlass.parallel.torch_store import DistributedStore
 
 TIMEOUT_SECONDS = 20.0
 """A step takes less than this on any hardware worth splitting over; a rank that takes longer is dead or hung."""
@@ -89,12 +89,12 @@ class ProcessGroup:
 def gloo_group(store: RendezvousStore, name: str, rank: int, size: int, host: str, timeout_seconds: float) -> ProcessGroup:
     host = host or "127.0.0.1"
     with close_new_listeners(host):  # gloo keeps listening
-        made = _gloo(TorchStore(store, f"{name}/"), rank, size, host, timedelta(seconds=RENDEZVOUS_SECONDS))
+        made = _gloo(DistributedStore(store, f"{name}/"), rank, size, host, timedelta(seconds=RENDEZVOUS_SECONDS))
     return ProcessGroup(made, rank, size, timeout_seconds)
 
 
 def nccl_group(store: RendezvousStore, name: str, rank: int, size: int, timeout_seconds: float) -> ProcessGroup:
-    made = _nccl(TorchStore(store, f"{name}/"), rank, size, timedelta(seconds=RENDEZVOUS_SECONDS))
+    made = _nccl(DistributedStore(store, f"{name}/"), rank, size, timedelta(seconds=RENDEZVOUS_SECONDS))
     return ProcessGroup(made, rank, size, timeout_seconds)
 
 

@@ -12,7 +12,7 @@ from windlass.parallel.mesh import RENDEZVOUS_SECONDS
 from windlass.parallel.store import RendezvousStore
 
 
-class TorchStore(Store):
+class DistributedStore(Store):
     """Keys are written once: `add` and `delete_key` are missing, and neither backend calls them."""
 
     def __init__(self, store: RendezvousStore, prefix: str, timeout_seconds: float = RENDEZVOUS_SECONDS) -> None:

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.cpu
 
 TARGET = "sm_90a"
 COMPILED = ("GLM-4.5-Air", "GLM-4.6", "Qwen3-30B-A3B", "Llama-3.1-70B")
-SOURCES = sorted(file.name for file in driver.FOLDER.glob("*.cu"))
+SOURCES = sorted(file.name for file in driver.SOURCES.glob("*.cu"))
 
 
 @cache

@@ -22,7 +22,7 @@ from torch import Tensor
 from windlass.errors import Error
 from windlass.kernels.build import cache_folder
 
-FOLDER = Path(__file__).parent
+SOURCES = Path(__file__).parent / "sources"
 MAX_SHARED_ATTRIBUTE = 8
 """CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
 CARVEOUT_ATTRIBUTE = 9
@@ -103,7 +103,7 @@ def _check(status: int, what: str) -> None:
 
 @functools.cache
 def source(name: str) -> str:
-    return (FOLDER / "device.cuh").read_text() + (FOLDER / name).read_text()
+    return (SOURCES / "device.cuh").read_text() + (SOURCES / name).read_text()
 
 
 def architecture(device: torch.device | int | None = None) -> str:
