@@ -163,7 +163,7 @@ def expected_elements(model: Model, placement: Placement, shard: ModelShard) -> 
         if ".indexer." in name or ".index" in name:
             continue  # attention is dense as far as it is exact
         if name.endswith((".o.bias", ".down.bias")):
-            adds = shard.adds_to_experts if ours.rule.num_experts else shard.adds
+            adds = shard.adds_expert_bias if ours.rule.num_experts else shard.adds_bias
             if not adds:
                 continue
         total += int(torch.Size(local_shape(ours.rule, placement, tp_index)).numel())

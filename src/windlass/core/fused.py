@@ -19,7 +19,7 @@ BLOCK_INPUTS, TILE_ROWS = 128, 16
 def unsupported(spec: ModelSpec) -> str:
     """What the kernels do not support of the model; empty if they support all of it."""
     if spec.norm.kind != "rms" or spec.embedding_norm or not spec.final_norm or not isinstance(spec.positions, Rope):
-        return "unsupported norms or position embeddings"
+        return "norms or positions other than RMS norm and RoPE"
     rotated, hidden = spec.positions.rotary_dim, spec.hidden_size
     if rotated % 16 or hidden % 256 or hidden > MAX_WIDTH or not _fills_tiles(hidden):
         return f"a hidden size of {hidden} or {rotated} rotary dimensions"

@@ -79,7 +79,7 @@ class Decoder(nn.Module):
             x = add(x, embed(step.positions, self.position_table, self.dtype))
         return x if self.embed_norm is None else self.embed_norm(x)
 
-    def wanted_logits(self, hidden: Tensor, step: Step) -> Tensor:
+    def step_logits(self, hidden: Tensor, step: Step) -> Tensor:
         with program.rows_counted_by(step.counts[2:3]):
             return self.logits(gather(hidden, step.logit_rows), step.candidates)
 

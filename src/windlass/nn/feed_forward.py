@@ -16,7 +16,7 @@ class FeedForward(nn.Module):
         super().__init__()
         self.activation, self.gated = activation, gated
         self.up = Linear(weights, f"{name}.gate", f"{name}.up") if gated else Linear(weights, f"{name}.up")
-        self.down = Linear(weights, f"{name}.down", biased=shard.adds)
+        self.down = Linear(weights, f"{name}.down", biased=shard.adds_bias)
 
     def forward(self, x: Tensor, add: Tensor | None = None) -> Tensor:
         return self.down(activate(self.up(x), self.activation, self.gated), add)

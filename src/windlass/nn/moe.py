@@ -17,7 +17,7 @@ from windlass.nn.feed_forward import FeedForward
 from windlass.nn.linear import Linear, as_parameter
 from windlass.nn.parallel.shard import WHOLE, ModelShard
 
-Watch = Callable[[Tensor, Tensor, Tensor], Tensor]
+RoutingHook = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(logits, ids, weights) to the weights: lets a trainer count experts and attach auxiliary losses."""
 
 
@@ -29,7 +29,7 @@ class Experts(nn.Module):
         self.moe = moe
         self.gate_up, self.down = as_parameter(weights.experts(layer, "gate", "up")), as_parameter(weights.experts(layer, "down"))
         self.gate_up_bias = as_parameter(weights.expert_vectors(layer, "gate", "up")) if moe.bias else None
-        self.down_bias = as_parameter(weights.expert_vectors(layer, "down")) if moe.bias and shard.adds_to_experts else None
+        self.down_bias = as_parameter(weights.expert_vectors(layer, "down")) if moe.bias and shard.adds_expert_bias else None
 
     def forward(self, x: Tensor, ids: Tensor, weights: Tensor, add: Tensor | None = None) -> Tensor:
         return experts(
@@ -63,13 +63,13 @@ class MixtureOfExperts(nn.Module):
         self.experts: nn.Module = Experts(moe, weights, layer, shard)
         has_shared = moe.shared_intermediate_size > 0
         self.shared = FeedForward(moe.activation, True, weights, f"{name}.shared", shard) if has_shared else None
-        self.watch: Watch | None = None
+        self.routing_hook: RoutingHook | None = None
 
     def forward(self, x: Tensor, add: Tensor | None = None) -> Tensor:
         logits = self.router(x)
         ids, weights = route(logits, self.correction, self.moe.router, self.moe.num_active, self.first)
-        if self.watch is not None:
-            weights = self.watch(logits, ids, weights)
+        if self.routing_hook is not None:
+            weights = self.routing_hook(logits, ids, weights)
         if self.shared is not None:
             add = self.shared(x, add)
         return self.experts(x, ids, weights, add)

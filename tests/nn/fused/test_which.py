@@ -26,7 +26,7 @@ pytestmark = pytest.mark.cpu
 
 HEADS = "attention without heads of 128 dimensions"
 QUERIES = "attention with a sliding window, sinks, or more than 16 query heads per kv head"
-KIND = "unsupported norms or position embeddings"
+KIND = "norms or positions other than RMS norm and RoPE"
 FUSED = """GLM-4.5-Air GLM-4.5-Air-Base GLM-4.5 GLM-4.6 GLM-4.7 glm-4-9b glm-4-9b-chat INTELLECT-3 Llama-3.1-70B Llama-3.1-8B Llama-2-70B
 CodeLlama-70B CodeLlama-70B-Instruct Mistral-7B-v0.3 ALIA-40B Qwen3-8B Qwen3-32B Qwen3-30B-A3B Qwen3-235B-A22B"""
 OTHERS = {

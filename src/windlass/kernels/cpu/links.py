@@ -158,7 +158,7 @@ class LinkGroup:
         assert all(tensor is None or tensor.is_contiguous() for tensor in tensors), "tensors must be contiguous"
         has_rows = counted is not None and counted.dim() > 1
         program.emit(name, tensors, [self._handle, *ints], rows=rows, counted=has_rows)
-        program.afterwards(self._check)
+        program.at_end(self._check)
 
     def _check(self) -> None:
         message = _native().windlass_links_lost(self._handle)

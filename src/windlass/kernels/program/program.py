@@ -48,7 +48,7 @@ class Program:
         self._ops: list[_Op] = []
         self._calls: list[tuple[int, Callable[[], None]]] = []
         """Python functions between operations: (index of the operation that follows, function)."""
-        self._afterwards: dict[Callable[[], None], None] = {}
+        self._at_end: dict[Callable[[], None], None] = {}
         self._kept: list[Tensor] = []
         self._list: ctypes.Array[_Op] | None = None
         self._counter: Tensor | None = None
@@ -99,12 +99,12 @@ class Program:
 
         self._calls.append((len(self._ops), call))
 
-    def append_afterwards(self, function: Callable[[], None]) -> None:
-        self._afterwards[function] = None
+    def append_at_end(self, function: Callable[[], None]) -> None:
+        self._at_end[function] = None
 
     def end(self) -> None:
         """Ends the recording."""
-        self._calls += [(len(self._ops), function) for function in self._afterwards]
+        self._calls += [(len(self._ops), function) for function in self._at_end]
 
     def count_rows_by(self, counter: Tensor | None) -> Tensor | None:
         if counter is not None:
@@ -163,7 +163,7 @@ def empty(shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
     return program._arena.empty(tuple(shape), dtype)
 
 
-def room(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+def empty_on(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
     """The same on any device, for results of `call`."""
     return empty(shape, dtype) if device.type == "cpu" else torch.empty(tuple(shape), dtype=dtype, device=device)
 
@@ -204,13 +204,13 @@ def call(function: Callable[..., None], *tensors: Tensor) -> None:
         program.append_call(function, tensors)
 
 
-def afterwards(function: Callable[[], None]) -> None:
+def at_end(function: Callable[[], None]) -> None:
     """Runs `function` now, or at the end of every replay, once: for errors that native operations cannot raise."""
     program = _recording()
     if program is None:
         function()
     else:
-        program.append_afterwards(function)
+        program.append_at_end(function)
 
 
 def usable(*tensors: Tensor | None) -> bool:

@@ -38,7 +38,7 @@ class AttentionMixer(nn.Module):
         self.window, self.eps = mixer.window, spec.norm.eps
         self.rotary = rotary
         self.qkv = Linear(weights, f"{name}.q", f"{name}.k", f"{name}.v")
-        self.o = Linear(weights, f"{name}.o", biased=shard.adds)
+        self.o = Linear(weights, f"{name}.o", biased=shard.adds_bias)
         self.q_norm = as_parameter(weights.vector(f"{name}.q_norm.weight")) if mixer.qk_norm else None
         self.k_norm = as_parameter(weights.vector(f"{name}.k_norm.weight")) if mixer.qk_norm else None
         self.sinks = as_parameter(weights.vector(f"{name}.sinks")) if mixer.sinks else None

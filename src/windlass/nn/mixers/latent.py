@@ -54,7 +54,7 @@ class LatentAttentionMixer(nn.Module):
         self.kv = Linear(weights, f"{name}.kv_a")
         self.kv_norm = NormLayer(inner, weights, f"{name}.kv_a_norm")
         self.up = UpProjection(mixer, weights, f"{name}.kv_b")
-        self.o = Linear(weights, f"{name}.o", biased=shard.adds)
+        self.o = Linear(weights, f"{name}.o", biased=shard.adds_bias)
 
     def forward(self, x: Tensor, step: Step, cache: KvCache | None, add: Tensor | None = None) -> Tensor:
         if cache is None and torch.is_grad_enabled() and x.requires_grad:

@@ -40,12 +40,12 @@ class ModelShard:
         return self.groups.tp.rank
 
     @property
-    def adds(self) -> bool:
+    def adds_bias(self) -> bool:
         """Whether this rank adds the bias of row-parallel matrices (split along their inputs): only one may."""
         return self.tp_index == 0
 
     @property
-    def adds_to_experts(self) -> bool:
+    def adds_expert_bias(self) -> bool:
         """The same among the ranks that share an expert."""
         return self.tp_index % self.layout.expert_tp == 0
 

@@ -26,7 +26,7 @@ class StageDecoder(Protocol):
 
     def embedded(self, step: Step) -> Tensor: ...
 
-    def wanted_logits(self, hidden: Tensor, step: Step) -> Tensor: ...
+    def step_logits(self, hidden: Tensor, step: Step) -> Tensor: ...
 
 
 class SingleStage:
@@ -34,7 +34,7 @@ class SingleStage:
         return decoder.embedded(step)
 
     def leave(self, decoder: StageDecoder, hidden: Tensor, step: Step) -> Tensor:
-        return decoder.wanted_logits(hidden, step)
+        return decoder.step_logits(hidden, step)
 
 
 class PipelineStage:
@@ -45,26 +45,26 @@ class PipelineStage:
     def enter(self, decoder: StageDecoder, step: Step) -> Tensor:
         if self._shard.is_first:
             return decoder.embedded(step)
-        x = program.room((step.tokens.shape[0], decoder.spec.hidden_size), decoder.dtype, step.tokens.device)
+        x = program.empty_on((step.tokens.shape[0], decoder.spec.hidden_size), decoder.dtype, step.tokens.device)
         self._group.receive_previous(x)
         return x
 
     def leave(self, decoder: StageDecoder, hidden: Tensor, step: Step) -> Tensor:
         if self._shard.is_last:
-            return self._send_to_root(decoder.wanted_logits(hidden, step), step)
+            return self._send_to_root(decoder.step_logits(hidden, step), step)
         self._group.send_next(hidden)
         return self._receive_from_last(decoder, step)
 
     def _send_to_root(self, logits: Tensor, step: Step) -> Tensor:
-        if self._shard.adds:
+        if self._shard.tp_index == 0:
             with program.rows_counted_by(step.counts[2:3]):
                 self._group.send_next_logits(logits, step.candidates)
         return logits[:0]
 
     def _receive_from_last(self, decoder: StageDecoder, step: Step) -> Tensor:
-        is_root = self._shard.is_first and self._shard.adds
+        is_root = self._shard.is_first and self._shard.tp_index == 0
         rows = step.logit_rows.shape[0] if is_root else 0
-        logits = program.room((rows, decoder.spec.vocab_size), decoder.logit_dtype, step.tokens.device)
+        logits = program.empty_on((rows, decoder.spec.vocab_size), decoder.logit_dtype, step.tokens.device)
         if is_root:
             with program.rows_counted_by(step.counts[2:3]):
                 self._group.receive_previous_logits(logits, step.candidates)

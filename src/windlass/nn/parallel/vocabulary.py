@@ -32,7 +32,7 @@ class GatheredVocabulary:
         self._first, self._last = self._intervals[self._group.rank]
 
     def embedded(self, tokens: Tensor, table: Any, dtype: torch.dtype) -> Tensor:
-        local = program.room(tokens.shape, tokens.dtype, tokens.device)
+        local = program.empty_on(tokens.shape, tokens.dtype, tokens.device)
         program.call(self._localize, tokens, local)
         rows = embed(local, table, dtype)
         program.call(self._summed, tokens, rows)
@@ -50,7 +50,7 @@ class GatheredVocabulary:
         """[0, vocabulary] on all ranks but the first. All logits, however few are needed."""
         part = widened(linear(hidden, head))
         rows = hidden.shape[0] if self._group.rank == 0 else 0
-        whole = program.room((rows, self._count), part.dtype, part.device)
+        whole = program.empty_on((rows, self._count), part.dtype, part.device)
         program.call(self._gathered, part, whole)
         return whole
 
@@ -79,7 +79,7 @@ class LinkedVocabulary:
         """[0, vocabulary] on all ranks but the first. Logits that are not needed may be minus infinity."""
         part = widened(linear(hidden, head))
         rows = hidden.shape[0] if self._group.rank == 0 else 0
-        whole = program.room((rows, self._count), part.dtype, part.device)
+        whole = program.empty_on((rows, self._count), part.dtype, part.device)
         self._group.gather_logits(part, whole, self._starts, candidates)
         return whole
 
