@@ -27,7 +27,7 @@ from windlass.errors import BadInput
 pytestmark = pytest.mark.cpu
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "bench" / "convert_kills.py"
+SCRIPT = ROOT / "bench" / "convert" / "kills.py"
 _module = importlib.util.spec_from_file_location("convert_kills", SCRIPT)
 assert _module is not None and _module.loader is not None
 bench = importlib.util.module_from_spec(_module)
@@ -63,7 +63,7 @@ def measured(*options: str) -> dict[str, Any]:
 
 
 def test_kills_at_random_moments() -> None:
-    """Two hundred with `python bench/convert_kills.py`."""
+    """Two hundred with `python bench/convert/kills.py`."""
     seed = str(time.time_ns())
     found = measured("--kills", "10", "--seed", seed)
     assert found["kills"] == 10

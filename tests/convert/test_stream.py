@@ -36,7 +36,7 @@ def script(name: str, path: Path) -> Any:
 
 
 download = script("hub_for_streams", ROOT / "tests" / "formats" / "hub" / "test_download.py")
-kills = script("convert_kills_for_streams", ROOT / "bench" / "convert_kills.py")
+kills = script("convert_kills_for_streams", ROOT / "bench" / "convert" / "kills.py")
 
 NUM_FILES = 6
 SPOOL = ".windlass-source"

@@ -20,7 +20,7 @@ from torch import Tensor
 from windlass.core.request import Info
 from windlass.engine.engine import Engine
 from windlass.engine.schedule.scheduler import Limits
-from windlass.kernels.step import Cache, Step, attention_cache
+from windlass.kernels.step import KvCache, Step, attention_cache
 
 NUM_TABLE_ROWS = 997
 
@@ -33,7 +33,7 @@ class FakeDecoder:
         self.num_rows = 0
         self.broken_after: int | None = None
 
-    def __call__(self, step: Step, caches: Sequence[Cache]) -> Tensor:
+    def __call__(self, step: Step, caches: Sequence[KvCache]) -> Tensor:
         step = step.trimmed()
         self.num_rows += len(step.tokens)
         (cache,) = caches
@@ -49,7 +49,7 @@ class FakeDecoder:
         assert step.logit_rows.tolist() == sorted(wanted)
         return torch.stack(rows) if rows else torch.zeros(0, self.vocab_size + self.padding)
 
-    def history(self, cache: Cache, step: Step, sequence: int) -> list[int]:
+    def history(self, cache: KvCache, step: Step, sequence: int) -> list[int]:
         length = int(step.lengths[sequence])
         keys, values = cache.gather(step.blocks[sequence], length)
         assert values.flatten().tolist() == list(range(length)), "positions in the cache"
@@ -96,7 +96,7 @@ class SlowDecoder(FakeDecoder):
 
     seconds = 0.01
 
-    def __call__(self, step: Step, caches: Sequence[Cache]) -> Tensor:
+    def __call__(self, step: Step, caches: Sequence[KvCache]) -> Tensor:
         time.sleep(self.seconds)
         return super().__call__(step, caches)
 
@@ -111,7 +111,7 @@ class HeldDecoder(FakeDecoder):
     def let(self, steps: int = 10_000) -> None:
         self._steps.release(steps)
 
-    def __call__(self, step: Step, caches: Sequence[Cache]) -> Tensor:
+    def __call__(self, step: Step, caches: Sequence[LayerCache]) -> Tensor:
         assert self._steps.acquire(timeout=HUNG_SECONDS), "hung: nobody let it go on"
         return super().__call__(step, caches)
 
@@ -125,7 +125,7 @@ class GatedDecoder(FakeDecoder):
         super().__init__(vocab_size)
         self._gate = gate
 
-    def __call__(self, step: Step, caches: Sequence[Cache]) -> Tensor:
+    def __call__(self, step: Step, caches: Sequence[LayerCache]) -> Tensor:
         if int(step.trimmed().lengths.max()) > self.FREE:
             until(self._gate.exists, str(self._gate))
         return super().__call__(step, caches)
@@ -134,7 +134,7 @@ class GatedDecoder(FakeDecoder):
 class CrashingDecoder(FakeDecoder):
     """A prompt that begins with token 13 kills the process, one with 14 raises."""
 
-    def __call__(self, step: Step, caches: Sequence[Cache]) -> Tensor:
+    def __call__(self, step: Step, caches: Sequence[KvCache]) -> Tensor:
         found = step.trimmed()
         tokens = found.tokens[found.positions == 0].tolist()
         if 13 in tokens:

@@ -198,7 +198,7 @@ class _Notes:
         self._root.call(put())
 
     def take(self, key: str, timeout_seconds: float) -> bytes:
-        from windlass.parallel.rendezvous import GroupLost
+        from windlass.parallel.group import GroupLost
 
         try:
             return self._root.call(self._board.take(key, timeout_seconds), timeout_seconds + HUNG_SECONDS)

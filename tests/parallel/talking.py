@@ -38,11 +38,11 @@ def check_ring(group: Any) -> None:
     for word in (3.0, 4.0):
         x = torch.full((2, 2), word)
         if group.rank:
-            group.take_previous(x)
+            group.receive_previous(x)
         x = x + group.rank
         group.send_next(x)
         if group.rank == 0:
-            group.take_previous(x)
+            group.receive_previous(x)
             assert x.tolist() == [[word + sum(range(group.size))] * 2] * 2
 
 
@@ -59,15 +59,15 @@ def joined(rank: int, folder: str, layout: Layout, way: Way, timeout_seconds: fl
     from windlass.core.ranks.rendezvous import Meeting
     from windlass.kernels.cpu.links import make_links
     from windlass.kernels.program import program
-    from windlass.parallel.join import join
-    from windlass.parallel.rendezvous import FolderBoard
+    from windlass.parallel.join import join_ranks
+    from windlass.parallel.store import FolderStore
 
     torch.set_num_threads(1)
     if program.available():
         program.set_threads(1)
     machines = way.machines or (0,) * layout.world
     meeting = Meeting(key=bytes(32), hosts=(way.host,) * layout.world, machines=machines, sync=way.sync, transport=way.transport)
-    return join(meeting, layout, rank, FolderBoard(folder), "cpu", make_links, timeout_seconds)
+    return join_ranks(meeting, layout, rank, FolderStore(folder), links=make_links, timeout_seconds=timeout_seconds)
 
 
 def rank_of_processes(rank: int, folder: str, layout: Layout, way: Way, what: str) -> None:
@@ -91,7 +91,7 @@ def rank_of_processes(rank: int, folder: str, layout: Layout, way: Way, what: st
         time.sleep(24 * 3600 if what == "stuck" else 0)
         os._exit(0)
     try:
-        group.all_reduce(x) if layout.tp > 1 else group.take_previous(x)
+        group.all_reduce(x) if layout.tp > 1 else group.receive_previous(x)
     except GroupLost:
         os._exit(0)
     os._exit(4)  # nobody missed the rank that is gone
@@ -101,10 +101,10 @@ def check_counts(group: Any) -> None:
     """Every collective that `check_group` makes was counted once, or twice."""
     counts = group.counts()
     calls = {name: count.calls for name, count in counts.items()}
-    assert set(calls) == {"all_reduce", "all_gather", "gather", "broadcast", "send_next", "take_previous"}
+    assert set(calls) == {"all_reduce", "all_gather", "gather", "broadcast", "send_next", "receive_previous"}
     assert all(1 <= number <= group.size for number in calls.values()), calls
     assert all(count.seconds > 0 for count in counts.values())
-    assert counts["send_next"].sent_bytes == counts["take_previous"].received_bytes == 2 * 16
+    assert counts["send_next"].sent_bytes == counts["receive_previous"].received_bytes == 2 * 16
     assert counts["broadcast"].sent_bytes == (0 if group.rank else 16 * (group.size - 1))
 
 

@@ -9,21 +9,16 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import thread_ranks  # noqa: E402
 from starting import exit_codes, started  # noqa: E402
 from talking import Way, check_group, rank_of_processes  # noqa: E402
+from thread_ranks import run_ranks  # noqa: E402
 
 from waiting import HUNG_SECONDS  # noqa: E402
 from windlass.core.layout import Layout, coordinates  # noqa: E402
 from windlass.errors import Impossible  # noqa: E402
 from windlass.kernels.program import program  # noqa: E402
-from windlass.parallel import (  # noqa: E402
-    SOLO,
-    Groups,
-    SoloGroup,
-    make_groups,
-    threads,
-)
-from windlass.parallel.threads import run_ranks  # noqa: E402
+from windlass.parallel import SOLO, Groups, SoloGroup, make_groups  # noqa: E402
 
 pytestmark = [pytest.mark.cpu, pytest.mark.multi]
 
@@ -48,7 +43,7 @@ def test_threads(size: int) -> None:
 
 def test_what_a_thread_raises_is_raised_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not when those who waited for it have waited long enough."""
-    monkeypatch.setattr(threads, "TIMEOUT_SECONDS", 3 * HUNG_SECONDS)
+    monkeypatch.setattr(thread_ranks, "TIMEOUT_SECONDS", 3 * HUNG_SECONDS)
 
     def work(rank: int, groups: Groups) -> None:
         if rank == 1:

@@ -16,7 +16,9 @@ import pytest
 
 from waiting import HUNG_SECONDS, until
 from windlass.parallel import mesh
-from windlass.parallel.rendezvous import FolderBoard, GroupLost, connect_all
+from windlass.parallel.group import GroupLost
+from windlass.parallel.mesh import connect_all
+from windlass.parallel.store import FolderStore
 
 pytestmark = [pytest.mark.pure, pytest.mark.multi]
 
@@ -28,7 +30,7 @@ class Ranks:
     """Threads that meet; what each returned or raised."""
 
     def __init__(self, folder: Path) -> None:
-        self.board = FolderBoard(folder)
+        self.board = FolderStore(folder)
         self.met: dict[int, Any] = {}
         self._threads: list[threading.Thread] = []
 
@@ -178,7 +180,7 @@ def test_silent_strangers_do_not_keep_ranks_out(ranks: Ranks, monkeypatch: pytes
     monkeypatch.setattr(mesh, "PROOF_SECONDS", 24 * 3600.0)
     ranks.start(0, 2, "127.0.0.1")
     address = ranks.address(0)
-    held = [mesh._connected(address, HUNG_SECONDS) for _ in range(3 * mesh.MAX_STRANGERS)]
+    held = [mesh._connected(address, HUNG_SECONDS) for _ in range(3 * mesh.MAX_PENDING)]
     ranks.start(1, 2, "127.0.0.1")
     check_met(ranks.join(), 2)
     for connection in held:
@@ -192,7 +194,7 @@ def test_another_key_is_refused_on_both_sides(ranks: Ranks, host: str, clock: Cl
     until(lambda: 1 in ranks.met)
     clock.pass_by(HUNG_SECONDS)
     met = ranks.join()
-    assert isinstance(met[0], GroupLost) and "waited in vain for 1" in str(met[0])
+    assert isinstance(met[0], GroupLost) and "timed out waiting for rank 1" in str(met[0])
     assert isinstance(met[1], GroupLost) and "does not know this epoch's key" in str(met[1])
 
 
@@ -235,7 +237,7 @@ def test_a_proof_is_of_one_connection(ranks: Ranks, tmp_path: Path, clock: Clock
 
 def test_a_rank_that_does_not_come_is_named(ranks: Ranks) -> None:
     ranks.start(0, 3, "", seconds=0.5)
-    assert "waited in vain for 1, 2" in str(ranks.join()[0])
+    assert "timed out waiting for rank 1, 2" in str(ranks.join()[0])
 
 
 def test_a_rank_that_is_there_and_cannot_be_reached_is_not_waited_for(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,25 +246,25 @@ def test_a_rank_that_is_there_and_cannot_be_reached_is_not_waited_for(ranks: Ran
         nobody.bind(("127.0.0.1", 0))  # and does not listen
         ranks.board.put("links/0", f"127.0.0.1:{nobody.getsockname()[1]}".encode())
         ranks.start(1, 2, "127.0.0.1", seconds=24 * 3600.0)
-        assert "rank 1 could not reach rank 0" in str(ranks.join()[1])
+        assert "rank 1 could not connect to rank 0" in str(ranks.join()[1])
 
 
 # --- the board
 
 
 def test_notes_on_a_board(tmp_path: Path) -> None:
-    board, other = FolderBoard(tmp_path / "board"), FolderBoard(tmp_path / "board")
+    board, other = FolderStore(tmp_path / "board"), FolderStore(tmp_path / "board")
     assert stat.S_IMODE((tmp_path / "board").stat().st_mode) == 0o700
     for key in ("a", "tp dp0 pp0/3", "../x", "é\n"):
         board.put(key, key.encode() * 3)
         assert other.take(key, 1.0) == other.take(key, 0.0) == key.encode() * 3
     assert len(list((tmp_path / "board").iterdir())) == 4
     assert [file.name for file in tmp_path.iterdir()] == ["board"]
-    with pytest.raises(GroupLost, match="no note 'b'"):
+    with pytest.raises(GroupLost, match="no rank wrote the key 'b'"):
         board.take("b", 0.05)
 
 
 def test_a_note_is_waited_for(tmp_path: Path) -> None:
-    board = FolderBoard(tmp_path)
+    board = FolderStore(tmp_path)
     threading.Timer(0.1, lambda: board.put("late", b"")).start()
     assert board.take("late", HUNG_SECONDS) == b""

@@ -22,12 +22,12 @@ from windlass.kernels.ops.activate import activate
 from windlass.kernels.ops.linear import embed, linear
 from windlass.kernels.ops.norm import add
 from windlass.kernels.ops.route import route
-from windlass.kernels.packing.calibrated import Inputs, inputs_from
+from windlass.kernels.packing.calibrated import CalibrationInputs, inputs_from
 from windlass.kernels.step import Step
-from windlass.nn.layer import Layer
+from windlass.nn.layer import DecoderLayer
 from windlass.nn.mixers.positions import Rotary
 from windlass.nn.moe import MixtureOfExperts
-from windlass.nn.norm import Norm
+from windlass.nn.norm import NormLayer
 from windlass.weights import CheckpointWeights, Opened
 from windlass.weights.source import check_runnable
 from windlass.weights.tensors.validate import placed
@@ -70,13 +70,13 @@ class Calibration:
         self._hidden: Tensor | None = None
         self._left: Counter[int] = Counter()
         self._moments: dict[tuple[int, str], Tensor] = {}
-        self._inputs: dict[tuple[int, str], Inputs] = {}
+        self._inputs: dict[tuple[int, str], CalibrationInputs] = {}
 
     def expect(self, outputs: Iterable[Output]) -> None:
         """The output of every slice that is still to be packed; a layer none of them is in is only passed through."""
         self._left.update(output.layer for output in outputs if output.layer is not None)
 
-    def inputs(self, output: Output) -> Inputs | None:
+    def inputs(self, output: Output) -> CalibrationInputs | None:
         """For the rounding of an output's rows; None where nothing is known of its inputs."""
         if output.layer is None or output.layer >= self.spec.num_layers or not output.packed:
             return None
@@ -106,7 +106,7 @@ class Calibration:
         index = self._next
         if self._hidden is None:
             self._hidden = self._embedded()
-        layer = Layer(self.spec, index, self._weights, self._rotary)
+        layer = DecoderLayer(self.spec, index, self._weights, self._rotary)
         hooks = self._watch(layer, index) if self._left[index] > 0 else []
         length = self.samples.shape[1]
         per_pass = max(ROWS_AT_A_TIME // length, 1)
@@ -124,11 +124,11 @@ class Calibration:
         if isinstance(self.spec.positions, model.LearnedPositions):
             positions = torch.arange(self.samples.shape[1], dtype=torch.int32).repeat(self.samples.shape[0])
             x = add(x, embed(positions, self._weights.matrix("positions.weight")))
-        return Norm(self.spec.norm, self._weights, "embed_norm")(x) if self.spec.embedding_norm else x
+        return NormLayer(self.spec.norm, self._weights, "embed_norm")(x) if self.spec.embedding_norm else x
 
     # --- moments
 
-    def _watch(self, layer: Layer, index: int) -> list[torch.utils.hooks.RemovableHandle]:
+    def _watch(self, layer: DecoderLayer, index: int) -> list[torch.utils.hooks.RemovableHandle]:
         wanted = {path for paths in MODULES.values() for path in paths}
         hooks = [
             module.register_forward_pre_hook(lambda _, args, path=path: self._add(index, path, args[0]))

@@ -12,7 +12,7 @@ from windlass.convert.outputs import DTYPE_BYTES, Output
 from windlass.convert.units import Unit
 from windlass.errors import BadCheckpoint
 from windlass.kernels.packing import repack
-from windlass.kernels.packing.calibrated import Inputs
+from windlass.kernels.packing.calibrated import CalibrationInputs
 from windlass.kernels.packing.quantize import INPUTS
 from windlass.kernels.packing.statistics import Statistics
 from windlass.quant import quantize_rows
@@ -36,7 +36,9 @@ class Packed:
         return sum(part.nbytes for _, _, part in self.writes)
 
 
-def pack_unit(output: Output, unit: Unit, read: ReadRows, raw: RawBlocks | None, inputs: Inputs | None = None) -> Packed:
+def pack_unit(
+    output: Output, unit: Unit, read: ReadRows, raw: RawBlocks | None, inputs: CalibrationInputs | None = None
+) -> Packed:
     """`inputs`: what was measured of the inputs, see `convert.calibration`."""
     if output.carried:
         assert raw is not None
@@ -60,7 +62,7 @@ def _rounding(rows: Tensor, kept: Tensor) -> Statistics:
     return Statistics(float((exact - kept.double()).square().sum()), float(exact.square().sum()))
 
 
-def _quantized(output: Output, unit: Unit, rows: Tensor, inputs: Inputs | None) -> Packed:
+def _quantized(output: Output, unit: Unit, rows: Tensor, inputs: CalibrationInputs | None) -> Packed:
     made, statistics = quantize_rows(rows if rows.dtype in INPUTS else rows.float(), output.stored, inputs=inputs)
     if statistics.num_unusable:
         raise _unusable(output, unit, statistics.num_unusable)

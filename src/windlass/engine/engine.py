@@ -23,7 +23,7 @@ from windlass.engine.sample.sampler import Drawing, Sampler
 from windlass.engine.schedule.scheduler import Batch, Chunk, Limits, Scheduler
 from windlass.engine.schedule.sequence import Sequence as EngineSequence
 from windlass.errors import BadInput, Error
-from windlass.kernels.step import Cache
+from windlass.kernels.step import KvCache
 from windlass.weights.load.stream import give_back_memory
 
 NOT_NUMBERS = "the model's logits are not numbers (NaN or infinite); its weights may be damaged, or too large for their type"
@@ -55,7 +55,7 @@ class Engine:
     def __init__(
         self,
         decoder: Decoder,
-        caches: Sequence[Cache],
+        caches: Sequence[KvCache],
         limits: Limits,
         num_tokens: int,
         *,

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from windlass.core.fused import lacks
+from windlass.core.fused import unsupported
 from windlass.core.launch import Launch, RandomInit
 from windlass.core.model import ModelSpec
 from windlass.core.place import local_bytes, local_experts, stored
@@ -32,7 +32,7 @@ from windlass.errors import BadInput, Impossible, UnknownName
 from windlass.families import describe, rules
 from windlass.machine.system import this_system
 from windlass.nn.decoder import Decoder
-from windlass.nn.parallel.shard import WHOLE, Shard
+from windlass.nn.parallel.shard import WHOLE, ModelShard
 from windlass.weights.cuts import scheme_of
 from windlass.weights.load.checkpoint import CheckpointWeights
 from windlass.weights.load.random import RandomWeights
@@ -49,7 +49,7 @@ Progress = Callable[[int, int], None]
 """Bytes read, and of how many."""
 
 
-ShardOf = Callable[[ModelSpec, tuple[Rule, ...], Callable[[], Scheme]], Shard]
+ShardOf = Callable[[ModelSpec, tuple[Rule, ...], Callable[[], Scheme]], ModelShard]
 """Which part of a model is to be built; how it is stored, where that matters, has to be looked for."""
 
 
@@ -133,7 +133,7 @@ def _tiled(spec: ModelSpec, kv: str, device: str) -> bool:
     """Whether the kernels written for one generation of GPUs (Hopper) can run the whole model there."""
     if _kind(device) != "cuda" or torch.version.hip is not None or torch.cuda.get_device_capability(device)[0] != HOPPER:
         return False
-    return kv == "bf16" and not lacks(spec)
+    return kv == "bf16" and not unsupported(spec)
 
 
 def _context(spec: ModelSpec, launch: Launch) -> int | None:
@@ -227,7 +227,7 @@ def _planned_bytes(table: tuple[Rule, ...], how: Scheme) -> int:
     return sum(_rule_bytes(rule, how) * rule.copies for rule in held)
 
 
-def _shard_bytes(spec: ModelSpec, table: tuple[Rule, ...], shard: Shard, how: Scheme) -> int:
+def _shard_bytes(spec: ModelSpec, table: tuple[Rule, ...], shard: ModelShard, how: Scheme) -> int:
     """The same of what one rank holds of them; tables of the first or last stage are counted on all."""
     placement, (first, last) = shard.placement, shard.layers(spec)
     assert placement is not None

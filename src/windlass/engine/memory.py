@@ -5,11 +5,11 @@ Memory of the cache is taken from the system when it is first written, so blocks
 
 from __future__ import annotations
 
+from windlass.core.constants import BLOCK_TOKENS
 from windlass.core.model import ModelSpec, kv_bytes_per_token
 from windlass.core.scheme import KV_BYTES
 from windlass.engine.schedule.scheduler import Limits
 from windlass.errors import BadInput, DoesNotFit
-from windlass.kernels.step import BLOCK_TOKENS
 from windlass.units import format_bytes
 
 MAX_SEQUENCES = 16

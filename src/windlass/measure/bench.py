@@ -13,6 +13,7 @@ import msgspec
 import torch
 
 from windlass import __version__
+from windlass.core.constants import BLOCK_TOKENS
 from windlass.core.count import count_parameters
 from windlass.core.launch import Launch
 from windlass.core.model import layer_cache_bytes
@@ -22,7 +23,6 @@ from windlass.engine.engine import Engine
 from windlass.engine.load import load_model
 from windlass.engine.protocol import Submit
 from windlass.kernels.program.program import num_threads
-from windlass.kernels.step import BLOCK_TOKENS
 from windlass.machine.system import this_system
 from windlass.measure.held import weight_bytes
 from windlass.measure.limits import Limits, measure_limits

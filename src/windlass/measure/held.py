@@ -8,13 +8,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from windlass.kernels.cuda.layout import Tiles
+from windlass.kernels.packing.packed_rows import PackedRows
 from windlass.kernels.packing.panels import Panels
-from windlass.kernels.triton.tiles.rows import Rows
 from windlass.measure.work import WeightBytes
 from windlass.nn.decoder import Decoder
 from windlass.nn.moe import Experts, MixtureOfExperts
 
-Held = Tensor | Panels | Rows | Tiles
+Held = Tensor | Panels | PackedRows | Tiles
 
 
 def weight_bytes(decoder: Decoder) -> WeightBytes:
@@ -46,6 +46,6 @@ def _kind(decoder: Decoder, module: nn.Module, name: str, held: Held) -> str:
 
 
 def num_bytes(held: Held) -> int:
-    if isinstance(held, Rows):
+    if isinstance(held, PackedRows):
         return held.nbytes
     return held.num_bytes if isinstance(held, Panels | Tiles) else held.numel() * held.element_size()

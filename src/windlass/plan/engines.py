@@ -155,7 +155,7 @@ ACTIVATION_BYTES, CPU_ACTIVATION_BYTES = 2, 4
 CPU_STEP_TOKENS = 512
 """Rows of a step there (engine/memory.py)."""
 CPU_KERNEL_SECONDS = 1e-6
-"""What an operation of a recorded program costs beyond its bytes, the barrier after it included: 0.2 to 1.5 us (bench/attention.py)."""
+"""What an operation of a recorded program costs beyond its bytes, the barrier after it included: 0.2 to 1.5 us (bench/kernels/attention.py)."""
 
 
 def engine(name: str) -> Engine:

@@ -14,7 +14,7 @@ from windlass.core.recipe.recipe import Recipe
 from windlass.core.rule import Rule
 from windlass.errors import BadInput, Impossible
 from windlass.kernels.torch_compile import compile_chains
-from windlass.nn.parallel.shard import WHOLE, Shard
+from windlass.nn.parallel.shard import WHOLE, ModelShard
 from windlass.train.loop.trainer import Settings, Trainer
 from windlass.train.model.flops import flops_per_token
 from windlass.train.model.init import FirstWeights, LoadedWeights
@@ -116,7 +116,7 @@ def _ranks(recipe: Recipe, spec: ModelSpec, rules: tuple[Rule, ...], device: tor
     return Alone()
 
 
-def model_of(recipe: Recipe, spec: ModelSpec, weights: FirstWeights, length: int, shard: Shard = WHOLE) -> Trained:
+def model_of(recipe: Recipe, spec: ModelSpec, weights: FirstWeights, length: int, shard: ModelShard = WHOLE) -> Trained:
     """As the recipe says, whichever engine trains it."""
     recompute = recipe.memory.recompute or "none"
     return build_model(spec, weights, length, mtp=recipe.model.mtp, loss=recipe.loss, recompute=recompute, shard=shard)

@@ -35,11 +35,11 @@ from windlass.engine.execute.runner import Buffers  # noqa: E402
 from windlass.engine.execute.step_codec import decode_step, encode_step  # noqa: E402
 from windlass.engine.load import load_model  # noqa: E402
 from windlass.engine.protocol import Submit  # noqa: E402
+from windlass.engine.ranks import first  # noqa: E402
 from windlass.engine.schedule.scheduler import Limits  # noqa: E402
 from windlass.errors import Impossible  # noqa: E402
 from windlass.families import describe, rules  # noqa: E402
 from windlass.kernels.program import program  # noqa: E402
-from windlass.parallel import join as joining  # noqa: E402
 from windlass.parallel.processes import GroupLost  # noqa: E402
 from windlass.weights.text.files import model_text  # noqa: E402
 
@@ -147,7 +147,7 @@ def test_ranks_end_with_the_engine() -> None:
 
 def test_a_rank_that_dies_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """By its end: whoever waited for it to be silent too long would wait for an hour."""
-    monkeypatch.setattr(joining, "join", partial(joining.join, timeout_seconds=3600.0))
+    monkeypatch.setattr(first, "join_ranks", partial(first.join_ranks, timeout_seconds=3600.0))
     with loaded(tiny(Layout(tp=2))) as (engine, _):
         (pid,) = others_of(os.getpid())
         engine.submit(Submit(1, [1, 2, 3], GREEDY, 30))

@@ -7,7 +7,7 @@ What "the same text" means: sums over two ranks and over three are of the same n
 logits differ, and where a layout changes in the middle of an answer two tokens that are as likely to six digits might change places. In
 the int4 kernels, which round activations to 8 bits, a last bit can become a whole step of rounding. So the model is the int4 output of
 `windlass convert`, and it is computed in fp32 (`--exact`): differences are 1e-5, and a tie that close is not to be expected in some thousand
-tokens. The undisturbed run is by one process alone. How often the packed kernels differ, and by how much, is in bench/split_chaos.py.
+tokens. The undisturbed run is by one process alone. How often the packed kernels differ, and by how much, is in bench/split/chaos_cluster.py.
 """
 
 from __future__ import annotations

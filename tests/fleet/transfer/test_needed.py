@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -12,6 +13,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors")
+PARALLEL = str(Path(__file__).parents[2] / "parallel")
+if PARALLEL not in sys.path:
+    sys.path.insert(0, PARALLEL)
+
+from thread_ranks import run_ranks  # noqa: E402
 
 from windlass.convert.convert import Settings, convert  # noqa: E402
 from windlass.core.layout import Layout  # noqa: E402
@@ -22,9 +28,8 @@ from windlass.fleet.transfer.cache import Cache  # noqa: E402
 from windlass.fleet.transfer.needed import needed, placement_of  # noqa: E402
 from windlass.fleet.transfer.send import Sending  # noqa: E402
 from windlass.kernels.packing.panels import Panels  # noqa: E402
-from windlass.nn import Decoder, Shard  # noqa: E402
+from windlass.nn import Decoder, ModelShard  # noqa: E402
 from windlass.parallel.groups import Groups  # noqa: E402
-from windlass.parallel.threads import run_ranks  # noqa: E402
 from windlass.weights import CheckpointWeights, Opened, open_model  # noqa: E402
 from windlass.weights.tensors.slices import Slice, subtract  # noqa: E402
 from windlass.weights.transfer.store import open_parts  # noqa: E402
@@ -131,7 +136,7 @@ def check(path: Path, folder: Path, chosen: tuple[str, ...] = ()) -> None:
         def work(rank: int, groups: Groups, way: str = way, layout: Layout = layout, placement: Any = placement) -> int:
             slices = needed(opened, placement, layout, rank)
             parts = received(sending, slices, folder / f"{way} {rank}")
-            shard = Shard(placement, layout, groups)
+            shard = ModelShard(placement, layout, groups)
 
             def built(source: Opened) -> dict[str, Any]:
                 weights = CheckpointWeights(

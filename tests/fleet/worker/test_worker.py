@@ -58,7 +58,7 @@ from windlass.fleet.root.loopback import OwnMachine  # noqa: E402
 from windlass.fleet.transfer import send as sending_module  # noqa: E402
 from windlass.fleet.transfer.send import Sending  # noqa: E402
 from windlass.kernels.program import program  # noqa: E402
-from windlass.parallel.rendezvous import GroupLost  # noqa: E402
+from windlass.parallel.group import GroupLost  # noqa: E402
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ if HERE not in sys.path:
 from kept import compiled, functions_of  # noqa: E402
 from recorded import Recorder, Unit, full_size, record  # noqa: E402
 
-from windlass.core.fused import lacks  # noqa: E402
+from windlass.core.fused import unsupported  # noqa: E402
 from windlass.families.registry import known_models, spec_of  # noqa: E402
 from windlass.kernels.cuda import driver  # noqa: E402
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.cpu
 TARGET = "sm_90a"
 OTHER_TARGETS = ("sm_80", "sm_100a")
 COMPILED = ("GLM-4.5-Air", "GLM-4.6", "Qwen3-30B-A3B", "Llama-3.1-70B")
-SOURCES = sorted(file.name for file in driver.FOLDER.glob("*.cu"))
+SOURCES = sorted(file.name for file in driver.SOURCES.glob("*.cu"))
 
 
 @cache
@@ -106,7 +106,7 @@ def test_functions_that_no_step_launches_are_there() -> None:
     assert {"repack", "greedy"} <= functions_of("small.cu", {"GROUP": 64}, TARGET)
 
 
-@pytest.mark.parametrize("name", [known.name for known in known_models() if not lacks(spec_of(known))])
+@pytest.mark.parametrize("name", [known.name for known in known_models() if not unsupported(spec_of(known))])
 def test_every_model_can_be_launched(name: str) -> None:
     """Grids, threads and shared memory within what the device has, for every way that a step can take."""
     found = recorded(name)

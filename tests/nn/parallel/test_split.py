@@ -19,7 +19,7 @@ from windlass.core.layout import Layout  # noqa: E402
 from windlass.core.model import Attention, LatentAttention  # noqa: E402
 from windlass.errors import Impossible  # noqa: E402
 from windlass.kernels.program import program  # noqa: E402
-from windlass.nn import Decoder, Shard  # noqa: E402
+from windlass.nn import Decoder, ModelShard  # noqa: E402
 
 pytestmark = [pytest.mark.cpu, pytest.mark.multi]
 
@@ -136,9 +136,9 @@ def test_alone_nothing_is_said(tiny: Any) -> None:
 def test_the_comparison_would_notice(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A bias that every rank adds, heads that ask the wrong keys, experts under others' numbers."""
     for chosen, mistake in (
-        ("gpt2", lambda: monkeypatch.setattr(Shard, "adds", property(lambda shard: True))),
+        ("gpt2", lambda: monkeypatch.setattr(ModelShard, "adds", property(lambda shard: True))),
         ("llama", lambda: monkeypatch.setattr("windlass.nn.mixers.attention.spans_of", lambda *_: ())),
-        ("glm4_moe", lambda: monkeypatch.setattr(Shard, "experts", lambda *_: (0, 5))),
+        ("glm4_moe", lambda: monkeypatch.setattr(ModelShard, "experts", lambda *_: (0, 5))),
     ):
         model = model_of(tiny.config(chosen))
         steps = steps_of(model, tiny)[:1]
@@ -154,13 +154,13 @@ def test_the_comparison_would_notice(tiny: Any, monkeypatch: pytest.MonkeyPatch)
 
 def test_what_cannot_be_split(tiny: Any) -> None:
     model = model_of(tiny.config("llama"))
-    with pytest.raises(Impossible, match="ep 2 over tp 1"):
-        Shard(layout=Layout(ep=2, dp=2))
+    with pytest.raises(Impossible, match="ep 2 exceeds tp 1"):
+        ModelShard(layout=Layout(ep=2, dp=2))
 
     def tiled(placement: Any, tp_index: int) -> Any:
         weights = model.weights(torch.float32, placement, tp_index)
         weights.tiled = True
         return weights
 
-    with pytest.raises(Impossible, match="do not split it"):
+    with pytest.raises(Impossible, match="do not split the model"):
         run_split(model, Split(Layout(tp=2)), [], called, tiled)

@@ -37,7 +37,7 @@ ONE_GPU = Setting(
         ({"concurrency": 64, "scheme": "bf16"}, "vllm", "64 sequences"),
         ({"scheme": "bf16"}, "vllm", "only general kernels for bf16 on H200"),
         ({"devices": frozenset({"A100-80GB"})}, "vllm", "only general kernels for int4 on A100-80GB"),
-        ({"lacking": "experts of another form"}, "vllm", "only general kernels for experts of another form on H200"),
+        ({"lacking": "experts with biases"}, "vllm", "only general kernels for experts with biases on H200"),
         ({"devices": frozenset({"H100-80GB"}), "has_experts": False}, "windlass", "4-bit weights on this device"),
         ({"num_devices": 8}, "vllm", "over 8 GPUs"),
         ({"num_devices": 16, "num_nodes": 2}, "vllm", "2 nodes over NCCL"),

@@ -13,7 +13,7 @@ import pytest
 pytestmark = pytest.mark.pure
 
 ROOT = Path(__file__).parents[3]
-_module = importlib.util.spec_from_file_location("published_serving", ROOT / "bench" / "published_serving.py")
+_module = importlib.util.spec_from_file_location("published_serving", ROOT / "bench" / "plan" / "published_serving.py")
 assert _module is not None and _module.loader is not None
 bench = importlib.util.module_from_spec(_module)
 _module.loader.exec_module(bench)

@@ -24,7 +24,9 @@ from windlass.weights.stores.dllama import DllamaStore
 
 pytestmark = pytest.mark.cpu
 
-_module = importlib.util.spec_from_file_location("dllama_reference", Path(__file__).parents[3] / "bench" / "dllama_reference.py")
+_module = importlib.util.spec_from_file_location(
+    "dllama_reference", Path(__file__).parents[3] / "bench" / "convert" / "dllama_reference.py"
+)
 assert _module is not None and _module.loader is not None
 reference = importlib.util.module_from_spec(_module)
 _module.loader.exec_module(reference)

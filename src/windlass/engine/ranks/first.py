@@ -37,7 +37,8 @@ from windlass.kernels.step import Cache
 from windlass.nn.parallel.shard import Shard
 from windlass.parallel.group import Count
 from windlass.parallel.groups import Groups
-from windlass.parallel.rendezvous import Board, join_ranks
+from windlass.parallel.join import join_ranks
+from windlass.parallel.store import RendezvousStore
 from windlass.parallel.through_host import through_host
 
 LIMITS_NOTE = "limits"
@@ -78,7 +79,7 @@ def _beat(steps: StepBroadcast, groups: Groups) -> Beat:
     return Beat(steps.num_steps, steps.num_rows, 0.0, counts)
 
 
-def build_rank(job: RankJob, board: Board, progress: Progress | None = None) -> Built:
+def build_rank(job: RankJob, store: RendezvousStore, progress: Progress | None = None) -> Built:
     """Groups meet first, so that a missing rank is noticed before any weight is read."""
     meeting = job.meeting
     assert meeting is not None
@@ -87,7 +88,7 @@ def build_rank(job: RankJob, board: Board, progress: Progress | None = None) -> 
     device = device_of(job.launch.device, meeting, job.rank)
     if device != "cpu":
         torch.cuda.set_device(device)
-    groups = _join(job, meeting, board, device)
+    groups = _join(job, meeting, store, device)
     return build(job.launch, device, progress, partial(_shard, job, groups), job.slices_folder)
 
 
@@ -115,14 +116,14 @@ def device_of(asked: str, meeting: Meeting, rank: int) -> str:
     return f"cuda:{machines[:rank].count(machines[rank]) % torch.cuda.device_count()}"
 
 
-def _join(job: RankJob, meeting: Meeting, board: Board, device: str) -> Groups:
+def _join(job: RankJob, meeting: Meeting, store: RendezvousStore, device: str) -> Groups:
     """NCCL refuses ranks that share a GPU: their collectives go through the host (transport gloo)."""
     layout = job.launch.layout
     if device == "cpu":
-        return join_ranks(meeting, layout, job.rank, board, links=make_links)
+        return join_ranks(meeting, layout, job.rank, store, links=make_links)
     if meeting.transport == "gloo":
-        return through_host(join_ranks(meeting, layout, job.rank, board), device)
-    return join_ranks(meeting, layout, job.rank, board, device)
+        return through_host(join_ranks(meeting, layout, job.rank, store), device)
+    return join_ranks(meeting, layout, job.rank, store, device)
 
 
 def _transport_name(meeting: Meeting, device: str) -> str:

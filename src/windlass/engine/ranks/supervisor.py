@@ -32,7 +32,7 @@ from windlass.engine.ranks.messages import (
     decode_told,
     framed,
 )
-from windlass.parallel.rendezvous import GroupLost
+from windlass.parallel.group import GroupLost
 
 SECONDS_FOR_THE_ANSWER = 5.0
 """More than what was asked for, for the way there and back."""
@@ -66,7 +66,7 @@ class SupervisorConnection:
         """What there is to tell is known only after a while."""
         self._beat = beat
 
-    # --- a Board: what ranks of an epoch leave for each other, wherever they are
+    # --- a RendezvousStore: what ranks of an epoch leave for each other, wherever they are
 
     def put(self, key: str, value: bytes) -> None:
         self._say(Put(key, value))

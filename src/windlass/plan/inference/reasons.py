@@ -53,7 +53,7 @@ def _setting(question: Question, best: Candidate) -> Setting:
         is_uniform=len({(device.name, device.memory_bytes) for device in devices}) == 1,
         is_even=_vllm_cuts(question, best),
         spills=bool(best.fit.host_bytes or best.fit.disk_bytes),
-        lacking=fused.lacks(question.spec) or fused.storage_lacks(best.scheme),
+        lacking=fused.unsupported(question.spec) or fused.unsupported_storage(best.scheme),
     )
 
 

@@ -78,7 +78,7 @@ class LayerShape:
 
 
 def applies(spec: ModelSpec, how: Scheme, device: Device) -> bool:
-    return fused.has_kernels(device.name) and not fused.storage_lacks(how) and not fused.lacks(spec)
+    return fused.has_kernels(device.name) and not fused.unsupported_storage(how) and not fused.unsupported(spec)
 
 
 # --- shapes ----------------------------------------------------------------------------------------------------------

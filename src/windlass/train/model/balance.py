@@ -98,8 +98,8 @@ def watch_all(model: nn.Module, loss: Loss) -> tuple[Frame, list[Watch]]:
     frame, watches = Frame(loss), list[Watch]()
     for module in model.modules():
         if isinstance(module, MixtureOfExperts):
-            module.watch = Watch(module, frame)
-            watches.append(module.watch)
+            module.routing_hook = Watch(module, frame)
+            watches.append(module.routing_hook)
     return frame, watches
 
 

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from windlass.core.recipe.sections import Lora
 from windlass.errors import BadInput
 from windlass.kernels.ops.activate import activate
-from windlass.kernels.ops.experts import _product as frozen_product
+from windlass.kernels.ops.experts import expert_product as frozen_product
 from windlass.nn.feed_forward import FeedForward
 from windlass.nn.linear import Linear
-from windlass.nn.mixers.attention import Attention
-from windlass.nn.mixers.latent import LatentAttention
+from windlass.nn.mixers.attention import AttentionMixer
+from windlass.nn.mixers.latent import LatentAttentionMixer
 from windlass.nn.moe import Experts, MixtureOfExperts
 from windlass.train.model.model import Trained
 from windlass.train.params.layout import Part, Slab
@@ -114,10 +114,10 @@ class _Maker:
         self.section, self.seed, self.like, self.scale = section, seed, like, section.alpha / section.rank
 
     def attention(self, mixer: Any, name: str) -> None:
-        if isinstance(mixer, Attention):
+        if isinstance(mixer, AttentionMixer):
             heads, kv = mixer.num_heads * mixer.head_dim, mixer.num_kv_heads * mixer.head_dim
             mixer.qkv = self.linear(mixer.qkv, (f"{name}.q", heads), (f"{name}.k", kv), (f"{name}.v", kv))
-        elif isinstance(mixer, LatentAttention):
+        elif isinstance(mixer, LatentAttentionMixer):
             if isinstance(mixer.q, nn.Sequential):
                 mixer.q[0], mixer.q[2] = (
                     self.linear(mixer.q[0], (f"{name}.q_a", None)),

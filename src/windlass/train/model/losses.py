@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from windlass.kernels.ops.linear import Matrix
+from windlass.kernels.packing.matrix import WeightMatrix
 from windlass.kernels.precision import widened
 from windlass.kernels.torch_compile import chain
 from windlass.train.model.packing import IGNORED
@@ -20,7 +20,7 @@ SLICE_LOGITS = 2**28
 """Elements of a slice: half a gigabyte in 16 bits, with rows enough for a product at full speed."""
 
 
-def head_loss(hidden: Tensor, head: Matrix, targets: Tensor, z: float = 0.0) -> tuple[Tensor, Tensor]:
+def head_loss(hidden: Tensor, head: WeightMatrix, targets: Tensor, z: float = 0.0) -> tuple[Tensor, Tensor]:
     """(sum over rows of cross-entropy + z * log(denominator)^2, the cross-entropy alone without gradient).
 
     hidden [rows, width], head [vocabulary, width], targets [rows]; rows whose target is IGNORED count for nothing.

@@ -20,11 +20,11 @@ from windlass.core.recipe.recipe import Recompute
 from windlass.core.recipe.sections import Loss
 from windlass.kernels.step import Step
 from windlass.nn import Decoder
-from windlass.nn.layer import Layer
+from windlass.nn.layer import DecoderLayer
 from windlass.nn.linear import Linear
 from windlass.nn.mixers.positions import Rotary
-from windlass.nn.norm import Norm
-from windlass.nn.parallel.shard import WHOLE, Shard
+from windlass.nn.norm import NormLayer
+from windlass.nn.parallel.shard import WHOLE, ModelShard
 from windlass.train.model.losses import head_loss
 
 HeadLoss = Callable[[Tensor, Any, Tensor, float], tuple[Tensor, Tensor]]
@@ -57,16 +57,16 @@ class Losses:
 class NextToken(nn.Module):
     """One more layer that guesses the token after next, from the model's last rows and the next token (arXiv 2412.19437, 2.2)."""
 
-    def __init__(self, spec: ModelSpec, weights: Weights, rotary: Rotary | None, shard: Shard = WHOLE) -> None:
+    def __init__(self, spec: ModelSpec, weights: Weights, rotary: Rotary | None, shard: ModelShard = WHOLE) -> None:
         super().__init__()
         assert spec.next_token is not None
         name = f"layers.{spec.num_layers}"
         longer = msgspec.structs.replace(spec, layers=(*spec.layers, spec.next_token.layer))
         self.embed_norm, self.hidden_norm, self.norm = (
-            Norm(spec.norm, weights, f"{name}.next.{part}") for part in ("embed_norm", "hidden_norm", "norm")
+            NormLayer(spec.norm, weights, f"{name}.next.{part}") for part in ("embed_norm", "hidden_norm", "norm")
         )
         self.project = Linear(weights, f"{name}.next.project")
-        self.layer = Layer(longer, spec.num_layers, weights, rotary, shard)
+        self.layer = DecoderLayer(longer, spec.num_layers, weights, rotary, shard)
 
     def forward(self, hidden: Tensor, embedded: Tensor, step: Step, run: Callable[[nn.Module, Tensor, Step], Tensor]) -> Tensor:
         joined = torch.cat((self.embed_norm(embedded), self.hidden_norm(hidden)), dim=-1)
@@ -123,7 +123,7 @@ def build_model(
     mtp: bool = False,
     loss: Loss | None = None,
     recompute: Recompute = "none",
-    shard: Shard = WHOLE,
+    shard: ModelShard = WHOLE,
 ) -> Trained:
     decoder = Decoder(spec, weights, context_tokens, shard=shard)
     next_token = None

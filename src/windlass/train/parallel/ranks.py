@@ -25,8 +25,8 @@ from windlass.core.rule import AxisName, Rule
 from windlass.core.scheme import scheme
 from windlass.errors import Impossible
 from windlass.nn.moe import MixtureOfExperts
-from windlass.nn.parallel.shard import Shard
-from windlass.parallel.autograd import LearningGroup
+from windlass.nn.parallel.shard import ModelShard
+from windlass.parallel.autograd import AutogradGroup
 from windlass.parallel.groups import Groups
 from windlass.train.model.model import Micro, Trained
 from windlass.train.model.packing import IGNORED
@@ -42,7 +42,7 @@ BUCKET_ELEMENTS = 2**26
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank stands among others, for a Shard that only asks."""
+    """Where a rank stands among others, for a ModelShard that only asks."""
 
     rank: int
     size: int
@@ -69,10 +69,10 @@ class Ranks:
 
     # --- what is here
 
-    def _shard(self) -> Shard:
-        tp: Any = LearningGroup(self.meshes.group("tp"))
+    def _shard(self) -> ModelShard:
+        tp: Any = AutogradGroup(self.meshes.group("tp"))
         groups = Groups(tp, Place(self.meshes.pp_rank, self.of.pp))  # type: ignore[arg-type]
-        return Shard(self.placement, Layout(tp=self.of.tp, pp=self.of.pp), groups)
+        return ModelShard(self.placement, Layout(tp=self.of.tp, pp=self.of.pp), groups)
 
     def _share_of_weights(self) -> Share:
         placement = self.placement

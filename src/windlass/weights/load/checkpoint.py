@@ -16,9 +16,9 @@ from torch import Tensor
 from windlass.core.place import Interval, Placement
 from windlass.errors import UnknownName
 from windlass.kernels.cuda.layout import Tiles
+from windlass.kernels.packing.packed_rows import PackedRows
 from windlass.kernels.packing.panels import Panels
 from windlass.kernels.triton.available import has_packed_kernels
-from windlass.kernels.triton.tiles.rows import Rows
 from windlass.weights.load.dense import load_dense, load_vector
 from windlass.weights.load.quantized import load_packed, panels_bytes
 from windlass.weights.load.stream import give_back_memory
@@ -33,7 +33,7 @@ from windlass.weights.tensors.validate import missing, placed
 Progress = Callable[[int, int], None]
 """Called with the bytes of the checkpoint that are done, and with all of them."""
 
-Matrix = Tensor | Panels | Rows | Tiles
+Matrix = Tensor | Panels | PackedRows | Tiles
 Loaded = TypeVar("Loaded", bound=Matrix)
 
 EMBED, HEAD = "embed.weight", "head.weight"
@@ -153,7 +153,9 @@ class CheckpointWeights:
             return self._given(parts, self._dense([parts])[0])
         return self._given(parts, self._packed([parts], codes, names, 0))
 
-    def _packed(self, rows_of: list[list[Part]], codes: Codes, names: Sequence[str], num_experts: int) -> Panels | Rows | Tiles:
+    def _packed(
+        self, rows_of: list[list[Part]], codes: Codes, names: Sequence[str], num_experts: int
+    ) -> Panels | PackedRows | Tiles:
         if self.tiled:
             return load_tiles(self._store, rows_of, codes, paired=are_paired(names), device=self.device)
         return load_packed(self._store, rows_of, codes, num_experts, self.device)

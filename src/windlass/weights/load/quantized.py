@@ -9,13 +9,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from windlass.core.constants import FP8_BLOCK
 from windlass.core.ports import TensorStore
 from windlass.formats.dtypes import torch_dtype
 from windlass.kernels.packing import repack
+from windlass.kernels.packing.packed_rows import PackedRows
 from windlass.kernels.packing.panels import PANEL_ROWS, Panels
-from windlass.kernels.triton.tiles.rows import Rows
 from windlass.weights.load.stream import DEVICE_SLICE_BYTES, DEVICE_WORKERS, SLICE_BYTES, ahead
-from windlass.weights.tensors.forms import FP8_BLOCK, Codes, Form, form_of
+from windlass.weights.tensors.forms import Codes, Form, form_of
 from windlass.weights.tensors.packed import packed_form, packed_rows
 from windlass.weights.tensors.parts import Part
 from windlass.weights.tensors.readers import SHORT_RUN_ROWS, first_row, picked, runs
@@ -64,12 +65,12 @@ def panels_bytes(codes: Codes, num_out: int, num_in: int) -> int:
 
 def load_packed(
     store: TensorStore, rows_of: Sequence[Sequence[Part]], codes: Codes, num_experts: int, device: torch.device
-) -> Panels | Rows:
+) -> Panels | PackedRows:
     """For each expert (or for the one matrix there is, `num_experts` 0) its parts below each other: panels on a CPU, rows on a GPU."""
     first = rows_of[0]
     num_out, num_in = sum(part.num_rows for part in first), first[0].num_in
     shape = (codes.kind, num_out, num_in, codes.local_group(num_in), num_experts, torch_dtype(codes.scale))
-    made = Panels.allocate(*shape) if device.type == "cpu" else Rows.allocate(*shape, device=device)
+    made = Panels.allocate(*shape) if device.type == "cpu" else PackedRows.allocate(*shape, device=device)
     size, workers = (SLICE_BYTES, 1) if device.type == "cpu" else (DEVICE_SLICE_BYTES, DEVICE_WORKERS)
     jobs = [
         job for expert, parts in enumerate(rows_of) for job in coded_jobs(store, parts, expert if num_experts else None, size)

@@ -14,16 +14,17 @@ from math import prod, sqrt
 import torch
 from torch import Tensor
 
+from windlass.core.fused import TILE_ROWS
 from windlass.core.model import ModelSpec
 from windlass.core.place import Placement, stored
 from windlass.core.rule import Part, Role, Rule
 from windlass.core.scheme import Scheme, Stored, scheme
 from windlass.errors import BadInput, UnknownName
-from windlass.kernels.cuda.layout import ROWS, Tiles
+from windlass.kernels.cuda.layout import Tiles
 from windlass.kernels.cuda.layout import random as random_tiles
+from windlass.kernels.packing.packed_rows import PackedRows
 from windlass.kernels.packing.panels import BLOCK, Panels
 from windlass.kernels.triton.available import has_packed_kernels
-from windlass.kernels.triton.tiles.rows import Rows
 from windlass.weights.load.stream import give_back_memory
 from windlass.weights.load.tiled import are_paired
 from windlass.weights.source import check_runnable
@@ -33,7 +34,7 @@ from windlass.weights.tensors.parts import Share
 POOL = 4_194_301
 """Random numbers that are made; a prime, so that rows that repeat them begin elsewhere. Drawing them all would take minutes."""
 
-Matrix = Tensor | Panels | Rows | Tiles
+Matrix = Tensor | Panels | PackedRows | Tiles
 
 
 class RandomWeights:
@@ -124,7 +125,7 @@ class RandomWeights:
         form = (kind, *shape, how.group or shape[1], num_experts, scale_dtype)
         if self.device.type == "cpu":
             return Panels.random(*form, deviation=spread, seed=self._seed_of(name))
-        return Rows.random(*form, self.device, deviation=spread, seed=self._seed_of(name))
+        return PackedRows.random(*form, self.device, deviation=spread, seed=self._seed_of(name))
 
     def _can_be_tiled(self) -> bool:
         """Every matrix of the layers but the routers."""
@@ -134,7 +135,7 @@ class RandomWeights:
             rule for rule in self._named.rules if rule.layers is not None and len(rule.shape) == 2 and rule.part is Part.MAIN
         ]
         return all(
-            stored(rule, self.scheme).bits == 4 and rule.shape[0] % ROWS == 0
+            stored(rule, self.scheme).bits == 4 and rule.shape[0] % TILE_ROWS == 0
             for rule in layers
             if not rule.ours.endswith(".router.weight")
         )

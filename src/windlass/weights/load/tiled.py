@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
+from windlass.core.fused import TILE_ROWS
 from windlass.core.ports import TensorStore
-from windlass.kernels.cuda.layout import ROWS, Filling, Tiles
+from windlass.kernels.cuda.layout import TileLoader, Tiles
 from windlass.weights.load.quantized import Coded, Job, coded_jobs
 from windlass.weights.load.stream import DEVICE_SLICE_BYTES, DEVICE_WORKERS, ahead
 from windlass.weights.tensors.forms import Codes
@@ -21,7 +22,7 @@ def can_tile(codes: Codes | None, num_out: int, num_in: int) -> bool:
     if codes is None or codes.kind != "int4" or codes.scale != "BF16":
         return False
     group = codes.local_group(num_in)
-    return group in GROUPS and num_in % group == 0 and num_out % ROWS == 0
+    return group in GROUPS and num_in % group == 0 and num_out % TILE_ROWS == 0
 
 
 def are_paired(names: Sequence[str]) -> bool:
@@ -35,7 +36,7 @@ def load_tiles(
     """For each expert (or for the one matrix there is) its parts below each other."""
     first = rows_of[0]
     num_out, num_in = sum(part.num_rows for part in first), first[0].num_in
-    filling = Filling(len(rows_of), num_out, num_in, codes.local_group(num_in), paired=paired, device=device)
+    filling = TileLoader(len(rows_of), num_out, num_in, codes.local_group(num_in), paired=paired, device=device)
     jobs = [job for number, parts in enumerate(rows_of) for job in coded_jobs(store, parts, number, DEVICE_SLICE_BYTES)]
     if device.type == "cuda":
         jobs = [_pinned(job) for job in jobs]

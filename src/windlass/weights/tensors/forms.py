@@ -6,14 +6,13 @@ from collections.abc import Iterable
 
 import torch
 
+from windlass.core.constants import FP8_BLOCK
 from windlass.core.model import Frozen
 from windlass.core.ports import TensorStore
 from windlass.formats.dtypes import torch_dtype
 from windlass.kernels.packing.panels import BLOCK
 from windlass.weights.tensors.packed import packed_form
 from windlass.weights.tensors.parts import Part
-
-FP8_BLOCK = 128
 
 
 class Codes(Frozen):

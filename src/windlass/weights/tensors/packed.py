@@ -75,7 +75,7 @@ def packed_rows(store: TensorStore, name: str, form: PackedForm) -> Callable[[in
 
 def unpacked_rows(store: TensorStore, name: str, num_in: int) -> Callable[[int, int], Tensor]:
     """Rows as numbers: exact products of code and scale in fp32."""
-    from windlass.quant.packed import Packed
+    from windlass.quant.packed import PackedMatrix
 
     form = packed_form(store, name, (0, num_in))
     read = packed_rows(store, name, form)
@@ -84,8 +84,8 @@ def unpacked_rows(store: TensorStore, name: str, num_in: int) -> Callable[[int, 
     def rows(start: int, stop: int) -> Tensor:
         words, scale, zeros = read(start, stop)
         if zeros is None:
-            return Packed(how, words, scale, None, (stop - start, num_in)).dequantize()
-        codes = Packed(how, words, scale.new_ones(scale.shape), None, (stop - start, num_in)).dequantize()
+            return PackedMatrix(how, words, scale, None, (stop - start, num_in)).dequantize()
+        codes = PackedMatrix(how, words, scale.new_ones(scale.shape), None, (stop - start, num_in)).dequantize()
         grouped = codes.view(stop - start, scale.shape[1], -1).sub_(zeros.unsqueeze(-1))
         return grouped.mul_(scale.float().unsqueeze(-1)).view(stop - start, num_in)
 

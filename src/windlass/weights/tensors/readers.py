@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from windlass.core.constants import FP8_BLOCK
 from windlass.core.model import Frozen
 from windlass.core.ports import TensorStore
 from windlass.core.rule import Rows, Rule, Source
@@ -248,7 +249,7 @@ def _scaled_rows(store: TensorStore, name: str, start: int, stop: int) -> torch.
 
 
 def _fp8_blocks(store: TensorStore, name: str, start: int, stop: int) -> torch.Tensor:
-    from windlass.quant.published import FP8_BLOCK, fp8_blocks
+    from windlass.quant.published import fp8_blocks
 
     first, last = start // FP8_BLOCK, -(-stop // FP8_BLOCK)
     return fp8_blocks(store.read(name, start, stop), store.read(f"{name}_scale_inv", first, last), start - first * FP8_BLOCK)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
+from windlass.core.constants import FP8_BLOCK, MXFP4_BLOCK
 from windlass.core.place import Interval
 from windlass.core.ports import TensorStore
 from windlass.core.rule import Rows
@@ -17,8 +18,6 @@ from windlass.weights.tensors.parts import Part
 from windlass.weights.tensors.readers import SHORT_RUN_ROWS, first_row, picked, runs
 from windlass.weights.tensors.slices import Slice
 
-FP8_BLOCK = 128
-MXFP4_INPUTS = 32
 BLOCKS = {kind.name: kind for kind in TYPES.values()}
 """Of formats that have them: so many elements in so many bytes, which are never cut."""
 
@@ -75,7 +74,7 @@ def _matrix(store: TensorStore, part: Part, rows: Interval) -> Iterator[Slice]:
         yield from _packed(store, name, rows, part.columns, num_in)
         return
     if part.place.source.encoding:
-        for suffix, width in (("_blocks", num_in // 2), ("_scales", num_in // MXFP4_INPUTS)):
+        for suffix, width in (("_blocks", num_in // 2), ("_scales", num_in // MXFP4_BLOCK)):
             yield Slice(name=name + suffix, rows=rows, columns=_scaled(part.columns, num_in, width))
         return
     yield Slice(name=name, rows=rows, columns=_whole_blocks(store, name, part.columns, num_in))

@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection
 from math import prod
 
+from windlass.core.constants import FP8_BLOCK, MXFP4_BLOCK
 from windlass.core.ports import TensorStore
 from windlass.core.rule import Part, Rule, stored_shape
 from windlass.errors import BadCheckpoint
@@ -14,8 +15,6 @@ from windlass.weights.tensors.readers import BUFFERS, Ours, Place, Wanted, claim
 
 FLOATS = ("F32", "F16", "BF16", "F64")
 WITH_SCALES = ("F8_E4M3", "I8")
-MXFP4_INPUTS = 32
-FP8_BLOCK = 128
 
 
 def placed(rules: tuple[Rule, ...], store: TensorStore, *, others_allowed: bool = False) -> dict[str, Place]:
@@ -69,8 +68,8 @@ def check_stored(wanted: Wanted, place: Place, store: TensorStore) -> None:
         return
     if place.source.encoding:
         *rows, inputs = expected
-        _require(store, f"{place.name}_blocks", [(*rows, inputs // MXFP4_INPUTS, MXFP4_INPUTS // 2)], ("U8",))
-        _require(store, f"{place.name}_scales", [(*rows, inputs // MXFP4_INPUTS)], ("U8",))
+        _require(store, f"{place.name}_blocks", [(*rows, inputs // MXFP4_BLOCK, MXFP4_BLOCK // 2)], ("U8",))
+        _require(store, f"{place.name}_scales", [(*rows, inputs // MXFP4_BLOCK)], ("U8",))
         return
     is_matrix = len(wanted.shape) == 2 and not place.transposed
     _require(store, place.name, [expected], (*FLOATS, *WITH_SCALES) if is_matrix else FLOATS)

@@ -1,4 +1,4 @@
-"""The cost model against layers timed on an H200 (bench/training_kernels.py, torch 2.11, CUDA 13, 2026-11)."""
+"""The cost model against layers timed on an H200 (bench/kernels/training_kernels.py, torch 2.11, CUDA 13, 2026-11)."""
 
 from __future__ import annotations
 

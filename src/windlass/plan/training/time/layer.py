@@ -26,7 +26,7 @@ TRAINING_FRACTION = {"bf16": 0.84, "fp8": 0.87}
 """Products at training shapes, run for long, over the best a search over shapes finds (the catalog's measured rate). On an H200, 18
 shapes of four models: bf16 630 to 713, mean 673 TFLOP/s for forward and both gradients, where the best is 804; fp8 1106 to 1357,
 mean 1266, where the best is 1453. The rest is clocks that power lowers and shapes that do not fill the chip
-(bench/training_kernels.py, torch 2.11, CUDA 13, 2026-11). Other devices are taken to lose the same share."""
+(bench/kernels/training_kernels.py, torch 2.11, CUDA 13, 2026-11). Other devices are taken to lose the same share."""
 
 FLASH_FORWARD_FRACTION, FLASH_BACKWARD_FRACTION = 0.55, 0.48
 """Causal flash attention over the 16-bit peak, head size 128, 2k to 32k tokens: cuDNN's kernels on an H200 reach 497 to 596 TFLOP/s

@@ -41,7 +41,7 @@ def _two_layers(
 
 def _experts(moe: MoE, hidden: int, job: Job, shared_input: float) -> tuple[Operation, ...]:
     """Router in fp32, tokens sorted by expert (read and written once), a grouped product per matrix, and back (gathered, then summed:
-    twice; index_add is eight times slower, bench/training_kernels.py).
+    twice; index_add is eight times slower, bench/kernels/training_kernels.py).
 
     The router's weight is applied inside the activation, so the experts' outputs are not kept (Megatron-Core's weighted SwiGLU).
     """

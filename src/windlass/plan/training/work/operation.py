@@ -42,7 +42,7 @@ class Operation(Frozen):
 EXPERT_TILE_ROWS = 128
 """Rows lost per expert of a grouped product: its last tile is partly empty, its first one waits for data. Measured on an H200 with
 torch._grouped_mm: 4096 rows an expert reach 632 TFLOP/s, 2048 620, 512 509 (means); 673 * rows / (rows + 128) is 2 to 6 % above
-that (bench/training_kernels.py, 2026-11)."""
+that (bench/kernels/training_kernels.py, 2026-11)."""
 
 
 def matmul(
