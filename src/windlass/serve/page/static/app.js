@@ -1,11 +1,11 @@
 // The page: its two views, the theme, the server's state in the corner.
 
-import { Chat } from "./chat.js";
-import { find, h, icon, say } from "./dom.js";
-import { LiveView } from "./live.js";
-import { askKey } from "./settings.js";
-import { stateOf } from "./state.js";
-import { StatusFeed } from "./status.js";
+import { Chat } from "./chat/chat.js";
+import { find, h, icon, say } from "./lib/dom.js";
+import { LiveView } from "./live/live.js";
+import { askKey } from "./chat/settings.js";
+import { stateOf } from "./live/engine_state.js";
+import { StatusFeed } from "./live/status_feed.js";
 
 const TOAST_MS = 7000;
 const feed = new StatusFeed();

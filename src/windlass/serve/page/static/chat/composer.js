@@ -1,6 +1,6 @@
 // Where a message is written.
 
-import { find, icon } from "./dom.js";
+import { find, icon } from "../lib/dom.js";
 
 const MAX_HEIGHT_PX = 260;
 

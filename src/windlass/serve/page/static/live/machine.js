@@ -1,7 +1,7 @@
 // Memory of each device against the plan, how busy the machine is, and energy.
 
-import { h, say } from "./dom.js";
-import { bytes, energy, number, percent, watts } from "./format.js";
+import { h, say } from "../lib/dom.js";
+import { bytes, energy, number, percent, watts } from "../lib/format.js";
 
 const within = (part, whole) => (whole > 0 && Number.isFinite(part) ? Math.min(100, Math.max(0, (part / whole) * 100)) : 0);
 

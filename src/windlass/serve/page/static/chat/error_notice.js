@@ -1,6 +1,6 @@
 // What went wrong, told kindly, with what to do about it.
 
-import { h, say } from "./dom.js";
+import { h, say } from "../lib/dom.js";
 
 const TITLES = {
   key: "This server asks for a key",

@@ -1,10 +1,10 @@
 // The live view: what the server does now and did in the last minutes.
 
 import { Chart } from "./chart.js";
-import { h, say } from "./dom.js";
-import { bytes, count, latency, number, percent } from "./format.js";
+import { h, say } from "../lib/dom.js";
+import { bytes, count, latency, number, percent } from "../lib/format.js";
 import { MachinePanel } from "./machine.js";
-import { stateOf } from "./state.js";
+import { stateOf } from "./engine_state.js";
 import { PlanPanel, TotalsPanel, WorkersPanel } from "./panels.js";
 
 const pair =

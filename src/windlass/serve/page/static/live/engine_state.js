@@ -1,6 +1,6 @@
 // The server's state in words. Pure.
 
-import { bytes, duration, percent } from "./format.js";
+import { bytes, duration, percent } from "../lib/format.js";
 
 /** tone: good, wait, bad or none. */
 export function stateOf(link, status) {

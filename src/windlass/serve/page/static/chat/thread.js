@@ -1,8 +1,8 @@
 // The conversation that is looked at: its messages, and keeping the newest in sight.
 
-import { find, h, icon } from "./dom.js";
+import { find, h, icon } from "../lib/dom.js";
 import { AnswerView, editMessage, userMessage } from "./message.js";
-import { trouble } from "./trouble.js";
+import { trouble } from "./error_notice.js";
 
 const NEAR_PX = 60;
 

@@ -1,7 +1,7 @@
 // Totals since the start, the workers and how they hang together, and the plan with its reasons.
 
-import { h, s, say } from "./dom.js";
-import { count, percent } from "./format.js";
+import { h, s, say } from "../lib/dom.js";
+import { count, percent } from "../lib/format.js";
 
 /** Redraws only when what it shows changed: a selection or a place in a table survives the second. */
 class Panel {

@@ -1,8 +1,8 @@
 // Conversations and the answers under way in them. Knows no element of the page; tells its listener what changed.
 
-import { ApiError, chat } from "./api.js";
+import { ApiError, chat } from "../lib/api.js";
 import { Answer } from "./answer.js";
-import { question } from "./question.js";
+import { question } from "./request.js";
 import { deleteConversation, loadConversations, newConversation, onOtherTab, saveConversation, titleOf } from "./store.js";
 
 const SAVE_EVERY_MS = 2000;

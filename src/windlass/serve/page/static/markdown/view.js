@@ -1,7 +1,7 @@
 // The tree of markdown.js as elements. All text becomes text nodes; the only attribute a model can write is a link's checked address.
 
-import { h, icon, say } from "./dom.js";
-import { parse } from "./markdown.js";
+import { h, icon, say } from "../lib/dom.js";
+import { parse } from "./parse.js";
 
 /** A text that grows. What is settled stays as it is; only the last two blocks are read and drawn again. */
 export class MarkdownView {

@@ -1,6 +1,6 @@
 // The server's state, once a second while the page is looked at, with what it was in the last minutes.
 
-import { ApiError, live } from "./api.js";
+import { ApiError, live } from "../lib/api.js";
 
 export const WINDOW_SECONDS = 180;
 const MAX_WAIT_MS = 8000;

@@ -1,8 +1,8 @@
 // A line of the last minutes. Drawn in a box of 0..100 by 0..100 that stretches, so it needs no measuring.
 
-import { h, s, say } from "./dom.js";
-import { ceiling } from "./format.js";
-import { WINDOW_SECONDS } from "./status.js";
+import { h, s, say } from "../lib/dom.js";
+import { ceiling } from "../lib/format.js";
+import { WINDOW_SECONDS } from "./status_feed.js";
 
 const LEAST_SECONDS = 60; // a page just opened has little to show; it need not look empty
 const GAP_MS = 5000; // nothing heard for this long is a hole in the line

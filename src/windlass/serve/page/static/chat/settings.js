@@ -1,8 +1,8 @@
 // The sheet of settings, and the card that asks for a key.
 
-import { hasKey, setKey } from "./api.js";
-import { find, h, iconButton, say } from "./dom.js";
-import { problem } from "./question.js";
+import { hasKey, setKey } from "../lib/api.js";
+import { find, h, iconButton, say } from "../lib/dom.js";
+import { problem } from "./request.js";
 import { DEFAULTS } from "./store.js";
 
 const FIELDS = [

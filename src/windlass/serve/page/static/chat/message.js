@@ -1,8 +1,8 @@
 // One message of a conversation as an element.
 
-import { h, icon, say } from "./dom.js";
-import { count, latency, number } from "./format.js";
-import { copyButton, MarkdownView } from "./markdown_dom.js";
+import { h, icon, say } from "../lib/dom.js";
+import { count, latency, number } from "../lib/format.js";
+import { copyButton, MarkdownView } from "../markdown/view.js";
 
 const thoughtFor = (seconds) => (seconds === null || seconds === undefined ? "Reasoning" : `Thought for ${latency(seconds)}`);
 

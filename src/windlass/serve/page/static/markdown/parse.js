@@ -3,7 +3,7 @@
 // A useful part of CommonMark and GitHub's tables, chosen so that text may arrive in pieces: no construct reaches back further
 // than the block before it. HTML is text. A line break in a paragraph is kept, as chat models mean it.
 
-import { inline } from "./markdown_inline.js";
+import { inline } from "./inline.js";
 
 const MAX_DEPTH = 10; // of quotes and lists in one another; deeper ones are shown as text
 const MAX_COLUMNS = 64;

@@ -1,12 +1,12 @@
 // The chat: wires the composer, the list of conversations, the thread and the settings to the talk.
 
-import { models } from "./api.js";
-import { find, h, icon, iconButton, say } from "./dom.js";
-import { count } from "./format.js";
+import { models } from "../lib/api.js";
+import { find, h, icon, iconButton, say } from "../lib/dom.js";
+import { count } from "../lib/format.js";
 import { loadSettings, saveSettings } from "./store.js";
 import { Composer } from "./composer.js";
 import { SettingsSheet } from "./settings.js";
-import { Talk } from "./talk.js";
+import { Talk } from "./conversation.js";
 import { Thread } from "./thread.js";
 
 const STARTERS = [
