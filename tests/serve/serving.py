@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 from fake import FakeClient
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from windlass.core.client import Client
 from windlass.serve.app import make_app, service_of
@@ -79,7 +79,7 @@ class Running:
     def _run(self) -> None:
         try:
             self.client = self._make_client()
-            self.app: FastAPI = make_app(self.client, self._settings, log=self.log)
+            self.app: Starlette = make_app(self.client, self._settings, log=self.log)
             self.service = service_of(self.app)
             self.server = Server(self.app, self._settings)
             with asyncio.Runner(loop_factory=self.server.config.get_loop_factory()) as runner:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Generator
 from types import FrameType
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from windlass.errors import BadInput
 from windlass.serve.app import service_of
@@ -35,7 +35,7 @@ SECONDS_TO_CLOSE = 5
 class Server(uvicorn.Server):
     """Ends by draining."""
 
-    def __init__(self, app: FastAPI, settings: Settings) -> None:
+    def __init__(self, app: Starlette, settings: Settings) -> None:
         self._service = service_of(app)
         self._draining: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -73,7 +73,7 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
-def _config(app: FastAPI, settings: Settings, log: Log) -> uvicorn.Config:
+def _config(app: Starlette, settings: Settings, log: Log) -> uvicorn.Config:
     quiet = logging.getLogger("uvicorn")
     quiet.handlers, quiet.propagate = [LogHandler(log)], False
     quiet.setLevel(logging.WARNING)
@@ -121,7 +121,7 @@ def allow_connections() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def serve(app: FastAPI, settings: Settings, bound: socket.socket, started: Callable[[Server], None] = lambda _: None) -> None:
+def serve(app: Starlette, settings: Settings, bound: socket.socket, started: Callable[[Server], None] = lambda _: None) -> None:
     """Until it is told to end. `started` is called on the event loop when it listens."""
     allow_connections()
     server = Server(app, settings)

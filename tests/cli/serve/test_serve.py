@@ -19,7 +19,7 @@ import pytest
 from windlass.cli import execute as run
 from windlass.errors import BadInput
 
-pytest.importorskip("fastapi")
+pytest.importorskip("starlette")
 
 
 def told(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:

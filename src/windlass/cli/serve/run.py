@@ -18,7 +18,7 @@ from windlass.errors import BadInput, Error, MissingExtra
 from windlass.units import parse_bytes
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI
+    from starlette.applications import Starlette
 
     from windlass.core.client import Client
     from windlass.core.plan import Plan
@@ -83,8 +83,8 @@ def _check(asked: Asked) -> None:
         raise BadInput("--workers, --tp, --pp and --ep are for --engine windlass; a plan says how vLLM splits a model")
     if asked.max_running is not None and asked.max_running < 1:
         raise BadInput(f"--max-running is {asked.max_running}; it should be at least 1")
-    if find_spec("fastapi") is None or find_spec("uvicorn") is None:
-        raise MissingExtra("fastapi", "serve", "serving a model")
+    if find_spec("starlette") is None or find_spec("uvicorn") is None:
+        raise MissingExtra("starlette", "serve", "serving a model")
 
 
 def settings_of(asked: Asked) -> Settings:
@@ -158,7 +158,7 @@ class _Run:
     def __init__(self, settings: Settings, opener: Opener, plan: Plan | None, page: bool) -> None:
         from windlass.serve.app import make_app, service_of
 
-        self._app: FastAPI = make_app(opener(self._progress, self._tell), settings, plan=plan, page=page)
+        self._app: Starlette = make_app(opener(self._progress, self._tell), settings, plan=plan, page=page)
         self._service: Service = service_of(self._app)
         self._settings = settings
         self._failed: Error | None = None

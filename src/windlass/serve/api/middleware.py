@@ -6,26 +6,29 @@ Plain ASGI: a middleware that makes a task of every request, or a queue of every
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from windlass.serve.api.route import ApiRoute
 from windlass.serve.http import errors as failures
 from windlass.serve.http.keys import key_number
 from windlass.serve.http.messages import Gone, Header, header, send_refusal, start
 from windlass.serve.http.origin import allows_host, allows_origin, cors_headers
 from windlass.serve.monitor.log import access_line, where
-from windlass.serve.page.mount import is_page_path
+from windlass.serve.page.routes import is_page_path
 from windlass.serve.service import Service
 from windlass.wire.schema.errors import Refusal
 
-OPEN = frozenset({"/health"})
 KEY, DETAILS = "windlass.key", "windlass.details"
 """What the guard and the routes leave for each other in a request's scope."""
 
 
 class Guard:
-    def __init__(self, app: ASGIApp, service: Service, routes: frozenset[str]) -> None:
-        self._app, self._service, self._routes = app, service, routes
+    def __init__(self, app: ASGIApp, service: Service, routes: Sequence[ApiRoute]) -> None:
+        self._app, self._service = app, service
+        self._paths = frozenset(route.path for route in routes)
+        self._public = frozenset(route.path for route in routes if route.is_public)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -65,8 +68,8 @@ class Guard:
             raise failures.foreign("Origin")
         path = scope["path"]
         number = key_number(scope["headers"], settings.api_keys)
-        is_open = path in OPEN or is_page_path(path) or scope["method"] == "OPTIONS"
-        if number is None and not is_open:
+        is_public = path in self._public or is_page_path(path) or scope["method"] == "OPTIONS"
+        if number is None and not is_public:
             raise failures.unauthorized()
         scope[KEY] = number or 0
 
@@ -83,7 +86,7 @@ class Guard:
 
     def _route(self, path: str) -> str:
         """A path that is no route of ours may have anything in it."""
-        if path in self._routes:
+        if path in self._paths:
             return path
         return "page" if is_page_path(path) else "/v1/models/" if path.startswith("/v1/models/") else "other"
 

@@ -1,0 +1,196 @@
+"""Endpoints other than generation: models, tokenize, health, metrics, status."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from windlass.core.client import Tokenizes
+from windlass.errors import Error
+from windlass.serve.api.status import status
+from windlass.serve.http import errors as failures
+from windlass.serve.http.messages import EVENTS, Header, retry_after, send_bytes, start
+from windlass.serve.service import Service
+from windlass.wire.decode import decode
+from windlass.wire.messages import from_messages
+from windlass.wire.schema.errors import Refusal, invalid, unsupported
+from windlass.wire.schema.models import ModelCard, ModelList, model_card
+from windlass.wire.schema.tokens import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
+from windlass.wire.server.requests import named
+from windlass.wire.sse import event
+
+LIVE_SECONDS = 1.0
+TOKENS_IN_A_ROW = 256
+METRICS_TYPE = b"text/plain; version=1.0.0; charset=utf-8"
+Handler = Callable[[Service, Scope, Receive, Send], Awaitable[None]]
+
+
+class Endpoint:
+    """An ASGI application made of a handler. A class, because Starlette takes a plain function for a request-response endpoint."""
+
+    def __init__(self, service: Service, handler: Handler) -> None:
+        self._service, self._handler = service, handler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._handler(self._service, scope, receive, send)
+        except Refusal:
+            raise
+        except Error as error:
+            raise self._service.failed(error) from None
+
+
+async def health(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
+    """Whether the engine lives; a server that drains is still well."""
+    await _state(send, service, service.supervisor.is_ready)
+
+
+async def ready(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
+    """Whether requests would be taken."""
+    await _state(send, service, service.supervisor.is_ready and not service.ending.is_set())
+
+
+class HealthBody(msgspec.Struct):
+    status: str
+    """`ok` or `unavailable`."""
+    state: str
+
+
+async def _state(send: Send, service: Service, is_well: bool) -> None:
+    body = HealthBody("ok" if is_well else "unavailable", service.state)
+    after = [] if is_well else [retry_after(service.supervisor.retry_seconds)]
+    await _json(send, body, 200 if is_well else 503, after)
+
+
+async def _json(send: Send, value: Any, code: int = 200, headers: list[Header] | None = None) -> None:
+    await send_bytes(send, code, msgspec.json.encode(value), headers=headers or ())
+
+
+async def models(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
+    await _json(send, ModelList(data=[_card(service)]))
+
+
+async def model(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
+    asked = scope["path_params"]["model"]
+    card = _card(service)
+    if asked != card.id:
+        raise failures.unknown_model(card.id)
+    await _json(send, card)
+
+
+def _card(service: Service) -> ModelCard:
+    return model_card(service.info, service.created, service.model)
+
+
+async def metrics(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
+    await send_bytes(send, 200, service.metrics.text(), METRICS_TYPE)
+
+
+# --- tokens ----------------------------------------------------------------------------------------------------------
+
+
+async def tokenize(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
+    body = decode(await _body(service, scope, receive), TokenizeRequest)
+    service.check_model(body.model)
+    client, length = _tokenizer(service), service.info.context_tokens
+    with _let_in(service), named(body):
+        tokens = await client.tokenize(await asyncio.to_thread(_text_of, body))
+        strings = await _strings(client, tokens) if body.return_token_strs else msgspec.UNSET
+    await _json(send, TokenizeResponse(count=len(tokens), max_model_len=length, tokens=tokens, token_strs=strings))
+
+
+async def _strings(client: Tokenizes, tokens: Sequence[int]) -> list[str]:
+    found: list[str] = []
+    for token in tokens:
+        if len(found) % TOKENS_IN_A_ROW == 0:  # a client need not wait for anything, and then nobody else would have a turn
+            await asyncio.sleep(0)
+        found.append(await client.detokenize([token]))
+    return found
+
+
+@contextmanager
+def _let_in(service: Service) -> Generator[None]:
+    """It takes a place like any request: many large texts at a time would take the machine from those who wait for answers."""
+    with service.admitted(1, is_timed=False) as flight:
+        try:
+            yield
+        except asyncio.CancelledError:
+            if not flight.was_ended():
+                raise
+            raise failures.ended(flight.why) from None
+
+
+def _text_of(body: TokenizeRequest) -> Any:
+    if (body.prompt is None) == (body.messages is None):
+        raise invalid("prompt", "or messages should be given, one of them")
+    if body.prompt is not None:
+        if body.add_generation_prompt is not None:
+            raise invalid("add_generation_prompt", "needs messages")
+        if body.add_special_tokens is False:
+            raise unsupported("add_special_tokens", "cannot be false: a prompt is read with the tokens that begin one")
+        return body.prompt
+    if body.add_generation_prompt is False:
+        raise unsupported("add_generation_prompt", "cannot be false: messages are read as a chat to be answered")
+    if body.add_special_tokens is True:
+        raise unsupported("add_special_tokens", "cannot be true for messages: their template has what they need")
+    return from_messages(body.messages or ())
+
+
+async def detokenize(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
+    body = decode(await _body(service, scope, receive), DetokenizeRequest)
+    service.check_model(body.model)
+    client, size = _tokenizer(service), service.info.vocab_size
+    highest = max(body.tokens, default=0)
+    if size and highest >= size:
+        raise invalid(f"tokens[{body.tokens.index(highest)}]", f"is {highest}; the vocabulary has {size:,} tokens")
+    with _let_in(service), named(body):
+        text = await client.detokenize(body.tokens)
+    await _json(send, DetokenizeResponse(prompt=text))
+
+
+async def _body(service: Service, scope: Scope, receive: Receive) -> bytes:
+    found = await service.bodies.read(scope, receive)
+    _ = service.info
+    return found
+
+
+def _tokenizer(service: Service) -> Tokenizes:
+    client: Any = service.client
+    if not hasattr(client, "tokenize") or not service.info.has_text:
+        raise Refusal("this model's tokenizer is not here", code="no_tokenizer", status=404)
+    return client
+
+
+# --- for the page ----------------------------------------------------------------------------------------------------
+
+
+async def status_now(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
+    await _json(send, status(service))
+
+
+async def live(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
+    """A status every second, until the client goes away or the server ends."""
+    await send(start(200, EVENTS))
+    gone = asyncio.create_task(_gone(receive))
+    ending = asyncio.create_task(service.ending.wait())
+    try:
+        while not gone.done():
+            data = event(msgspec.json.encode(status(service)))
+            is_last = ending.done()
+            await send({"type": "http.response.body", "body": data, "more_body": not is_last})
+            if is_last:
+                break
+            await asyncio.wait({gone, ending}, timeout=LIVE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        gone.cancel()
+        ending.cancel()
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
