@@ -8,7 +8,7 @@ import pytest
 from windlass.core.hardware.devices import device
 from windlass.core.hardware.parse import parse_hardware
 from windlass.errors import BadInput
-from windlass.machine import bandwidth, gpus, system
+from windlass.machine import bandwidth, cgroups, gpus, memory, system
 from windlass.machine.probe import apple_device, as_hardware, free_disk_bytes, probe, share_alike
 from windlass.units import MIB
 
@@ -53,7 +53,7 @@ def test_arm_has_no_core_ids() -> None:
     [("200000 100000", 2.0), ("150000 100000\n", 1.5), ("max 100000", None), ("-1 100000", None), ("", None), ("5 0", None)],
 )
 def test_quota(text: str, cores: float | None) -> None:
-    assert system.quota_cores(text) == cores
+    assert cgroups.quota_cores(text) == cores
 
 
 @pytest.mark.parametrize(("physical", "quotas", "cores"), [(8, [], 8), (8, [1.5], 2), (8, [0.2], 1), (2, [16.0], 2)])
@@ -74,15 +74,15 @@ def test_usable_cores(physical: int, quotas: list[float], cores: int) -> None:
     ],
 )
 def test_room_in_a_control_group(limit: str, usage: str, stat: str, room: int | None) -> None:
-    assert system.room_in_group(limit, usage, stat) == room
+    assert memory.cgroup_headroom(limit, usage, stat) == room
 
 
 def test_group_folders() -> None:
-    assert system.group_folders("0::/a/b\n", "memory") == ["/sys/fs/cgroup/a/b", "/sys/fs/cgroup/a", "/sys/fs/cgroup"]
+    assert cgroups.group_folders("0::/a/b\n", "memory") == ["/sys/fs/cgroup/a/b", "/sys/fs/cgroup/a", "/sys/fs/cgroup"]
     version_1 = "5:cpu,cpuacct:/job\n4:memory:/job\n"
-    assert system.group_folders(version_1, "memory") == ["/sys/fs/cgroup/memory/job", "/sys/fs/cgroup/memory"]
-    assert system.group_folders(version_1, "cpu") == ["/sys/fs/cgroup/cpu/job", "/sys/fs/cgroup/cpu"]
-    assert system.group_folders("", "cpu") == ["/sys/fs/cgroup", "/sys/fs/cgroup/cpu"]
+    assert cgroups.group_folders(version_1, "memory") == ["/sys/fs/cgroup/memory/job", "/sys/fs/cgroup/memory"]
+    assert cgroups.group_folders(version_1, "cpu") == ["/sys/fs/cgroup/cpu/job", "/sys/fs/cgroup/cpu"]
+    assert cgroups.group_folders("", "cpu") == ["/sys/fs/cgroup", "/sys/fs/cgroup/cpu"]
 
 
 def test_a_container_owns_less_than_the_machine() -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from windlass.serve.monitor.machine import Machine, Rapl, busy_percent, cpu_times, processes, resident_bytes, wrapped
+from windlass.machine.memory import process_memory, process_tree
+from windlass.serve.monitor.machine import Machine, Rapl, busy_percent, cpu_times, wrapped
 
 pytestmark = pytest.mark.pure
 
@@ -37,8 +38,8 @@ def test_a_counter_that_began_again(before: int, after: int, growth: int) -> Non
 
 
 def test_this_process_is_among_its_own() -> None:
-    assert processes(lambda _: "", os.getpid()) == [os.getpid()]
-    assert resident_bytes(Path("/proc/self/status").read_text()) > 2**20
+    assert process_tree(os.getpid(), lambda _: "") == [os.getpid()]
+    assert process_memory().resident_bytes > 2**20
 
 
 def test_joules_are_those_since_the_start(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,11 @@ import msgspec
 
 from windlass.core.model import Frozen
 from windlass.machine.gpus import DRIVER_FILES
-from windlass.machine.system import meminfo_bytes, read_text
+from windlass.machine.memory import SystemMemory, system_memory, tree_resident_bytes
+from windlass.machine.proc import ReadText, read_text
 
 RAPL = "/sys/class/powercap"
 FRESH_SECONDS = 0.9
-ReadText = Callable[[str], str]
 
 
 class DeviceNow(Frozen):
@@ -57,31 +56,12 @@ def busy_percent(before: tuple[int, int], after: tuple[int, int]) -> float | Non
     return None if total <= 0 else 100.0 * (after[0] - before[0]) / total
 
 
-def resident_bytes(status: str) -> int:
-    return meminfo_bytes(status, "VmRSS") or 0
-
-
 def wrapped(before: int, after: int, highest: int) -> int:
     """A counter's growth, where it may have begun again at 0."""
     return after - before if after >= before else after + highest - before
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
-
-
-def processes(read: ReadText, root: int) -> list[int]:
-    """`root` and all that it started, and they."""
-    found = [root]
-    for number in found:
-        children = " ".join(read(f"/proc/{number}/task/{task}/children") for task in _tasks(number))
-        found += [int(word) for word in children.split()]
-    return found
-
-
-def _tasks(number: int) -> list[str]:
-    with suppress(OSError):
-        return os.listdir(f"/proc/{number}/task")  # noqa: PTH208 - names only
-    return []
 
 
 class Rapl:
@@ -181,29 +161,21 @@ class Machine:
 
     def _looked(self) -> MachineNow:
         before, self._cpu = self._cpu, cpu_times(self._read("/proc/stat"))
-        meminfo = self._read("/proc/meminfo")
-        total = meminfo_bytes(meminfo, "MemTotal") or 0
+        memory = system_memory(self._read)
         joules, source = self._energy()
         return MachineNow(
             cpu_percent=busy_percent(before, self._cpu),
-            memory_bytes=max(total - (meminfo_bytes(meminfo, "MemAvailable") or 0), 0),
-            memory_total_bytes=total,
-            process_bytes=sum(
-                resident_bytes(self._read(f"/proc/{number}/status")) for number in processes(self._read, os.getpid())
-            ),
-            devices=self._devices(total, meminfo),
+            memory_bytes=memory.used_bytes,
+            memory_total_bytes=memory.total_bytes,
+            process_bytes=tree_resident_bytes(os.getpid(), self._read),
+            devices=self._devices(memory),
             energy_joules=joules,
             energy_source=source,
         )
 
-    def _devices(self, total: int, meminfo: str) -> tuple[DeviceNow, ...]:
+    def _devices(self, memory: SystemMemory) -> tuple[DeviceNow, ...]:
         found = self._gpus.now() or [
-            DeviceNow(
-                name="CPU",
-                use_percent=None,
-                memory_bytes=max(total - (meminfo_bytes(meminfo, "MemAvailable") or 0), 0),
-                memory_total_bytes=total,
-            )
+            DeviceNow(name="CPU", use_percent=None, memory_bytes=memory.used_bytes, memory_total_bytes=memory.total_bytes)
         ]
         return tuple(_planned(device, index, self._planned) for index, device in enumerate(found))
 
