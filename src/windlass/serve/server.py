@@ -21,7 +21,7 @@ from starlette.applications import Starlette
 
 from windlass.errors import BadInput
 from windlass.serve.app import service_of
-from windlass.serve.http.connection import connection_class
+from windlass.serve.http.protocol import connection_class
 from windlass.serve.monitor.log import Log, LogHandler
 from windlass.serve.settings import Settings
 

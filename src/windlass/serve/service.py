@@ -13,12 +13,12 @@ from windlass.core.request import Info, Stats
 from windlass.errors import Error
 from windlass.serve.backend.admission import Load, admit
 from windlass.serve.backend.in_flight import Flight, Flights
-from windlass.serve.backend.supervise import Supervisor
+from windlass.serve.backend.supervisor import Supervisor
 from windlass.serve.http import errors as failures
-from windlass.serve.http.bodies import Bodies
+from windlass.serve.http.body_reader import Bodies
 from windlass.serve.monitor.log import Log, without_paths
-from windlass.serve.monitor.machine import Machine
 from windlass.serve.monitor.metrics import Metrics, add_engine_gauges
+from windlass.serve.monitor.resources import Machine
 from windlass.serve.settings import Settings
 from windlass.wire.schema.errors import Refusal
 from windlass.wire.schema.sampling import CommonRequest

@@ -20,7 +20,7 @@ from raw_http import raw_request
 from serving import HELLO, Lines, Running, running
 
 from windlass.serve.app import make_app, service_of
-from windlass.serve.http.connection import ABORT
+from windlass.serve.http.protocol import ABORT
 from windlass.serve.server import Server
 from windlass.serve.settings import Settings
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from windlass.core.request import ToolCall
 from windlass.errors import UnknownName
-from windlass.text.parse.held_back import unfinished
+from windlass.text.parse.stop_filter import unfinished
 from windlass.text.parse.stream import Piece, TextStream
 from windlass.text.parse.styles import STYLES
 from windlass.text.parse.tool_calls import FORMS

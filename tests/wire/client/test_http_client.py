@@ -17,7 +17,7 @@ from windlass.core.client import Late, Unavailable  # noqa: E402
 from windlass.core.request import Delta, Request, ScoreRequest, TokenLogprob, Usage  # noqa: E402
 from windlass.errors import BadInput, Error  # noqa: E402
 from windlass.wire.client.connection import Address  # noqa: E402
-from windlass.wire.client.failures import Busy  # noqa: E402
+from windlass.wire.client.errors import Busy  # noqa: E402
 from windlass.wire.client.http_client import HttpClient  # noqa: E402
 from windlass.wire.decode import decode  # noqa: E402
 from windlass.wire.schema.chat import ChatRequest  # noqa: E402

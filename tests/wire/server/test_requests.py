@@ -11,7 +11,7 @@ from hypothesis import given
 
 from windlass.core.request import Constraint, Request, Sampling
 from windlass.errors import BadInput
-from windlass.wire.client.outgoing import request_to_chat, request_to_completion, score_to_completion
+from windlass.wire.client.request_bodies import request_to_chat, request_to_completion, score_to_completion
 from windlass.wire.decode import convert, decode
 from windlass.wire.schema.chat import ChatRequest
 from windlass.wire.schema.completions import CompletionRequest

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from windlass.core.client import Unavailable
 from windlass.core.request import Delta, TokenLogprob, ToolCall, Usage
-from windlass.wire.client.reading import ChatReader, CompletionReader, Reader
+from windlass.wire.client.stream_reader import ChatReader, CompletionReader, Reader
 from windlass.wire.schema.chat import ChatChunk, ChatResponse
 from windlass.wire.schema.completions import CompletionResponse
 from windlass.wire.schema.errors import Refusal

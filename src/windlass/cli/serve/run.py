@@ -88,7 +88,7 @@ def _check(asked: Asked) -> None:
 
 
 def settings_of(asked: Asked) -> Settings:
-    from windlass.serve.http.keys import read_keys
+    from windlass.serve.http.api_keys import read_keys
     from windlass.serve.settings import Settings
 
     return Settings(

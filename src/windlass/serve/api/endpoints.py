@@ -14,7 +14,7 @@ from windlass.core.client import Tokenizes
 from windlass.errors import Error
 from windlass.serve.api.status import status
 from windlass.serve.http import errors as failures
-from windlass.serve.http.messages import EVENTS, Header, retry_after, send_bytes, start
+from windlass.serve.http.asgi import EVENTS, Header, retry_after, send_bytes, start
 from windlass.serve.service import Service
 from windlass.wire.decode import decode
 from windlass.wire.messages import from_messages

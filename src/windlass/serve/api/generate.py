@@ -19,8 +19,8 @@ from windlass.serve.api.middleware import DETAILS, KEY
 from windlass.serve.backend.in_flight import Flight
 from windlass.serve.backend.merge import Batch, batches
 from windlass.serve.http import errors as failures
-from windlass.serve.http.connection import ABORT
-from windlass.serve.http.messages import EVENTS, Gone, send_bytes, start
+from windlass.serve.http.asgi import EVENTS, Gone, send_bytes, start
+from windlass.serve.http.protocol import ABORT
 from windlass.serve.monitor.log import MAX_PROMPT_CHARACTERS
 from windlass.serve.monitor.metrics import Watch
 from windlass.serve.service import Service

@@ -12,8 +12,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from windlass.serve.api.route import ApiRoute
 from windlass.serve.http import errors as failures
-from windlass.serve.http.keys import key_number
-from windlass.serve.http.messages import Gone, Header, header, send_refusal, start
+from windlass.serve.http.api_keys import key_number
+from windlass.serve.http.asgi import Gone, Header, header, send_refusal, start
 from windlass.serve.http.origin import allows_host, allows_origin, cors_headers
 from windlass.serve.monitor.log import access_line, where
 from windlass.serve.page.routes import is_page_path

@@ -15,7 +15,7 @@ from windlass.serve.api.generate import Answering
 from windlass.serve.api.openapi import openapi
 from windlass.serve.api.route import ApiRoute
 from windlass.serve.api.status import Status
-from windlass.serve.http.messages import send_bytes
+from windlass.serve.http.asgi import send_bytes
 from windlass.serve.service import Service
 from windlass.wire.schema.chat import ChatChunk, ChatRequest, ChatResponse
 from windlass.wire.schema.completions import CompletionRequest, CompletionResponse

@@ -7,8 +7,8 @@ import time
 from windlass.core.model import Frozen
 from windlass.core.plan import Plan
 from windlass.core.request import Info, Stats
-from windlass.serve.monitor.machine import MachineNow
 from windlass.serve.monitor.metrics import Metrics, kv_share
+from windlass.serve.monitor.resources import MachineNow
 from windlass.serve.service import Service
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from windlass.core.client import Broken, Busy, Late, Unavailable
 from windlass.errors import BadCheckpoint, BadConfig, BadInput, Error
 from windlass.serve.backend.in_flight import Why
-from windlass.serve.http.messages import CROWDED
+from windlass.serve.http.asgi import CROWDED
 from windlass.wire.schema.errors import Refusal
 from windlass.wire.server.requests import blamed
 

@@ -7,9 +7,9 @@ What is no call comes out as the text it is.
 from __future__ import annotations
 
 from windlass.core.request import ToolCall
-from windlass.text.parse.held_back import SPACE, unfinished
 from windlass.text.parse.json_end import JsonEnd
 from windlass.text.parse.splitter import Split, Splitting
+from windlass.text.parse.stop_filter import SPACE, unfinished
 from windlass.text.parse.styles import PYTHON_TAG
 from windlass.text.parse.tool_calls import call_from, decoded
 

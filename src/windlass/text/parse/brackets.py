@@ -13,9 +13,9 @@ import re
 from typing import Any, cast
 
 from windlass.core.request import ToolCall
-from windlass.text.parse.held_back import SPACE
 from windlass.text.parse.json_end import JsonEnd
 from windlass.text.parse.splitter import Splitting
+from windlass.text.parse.stop_filter import SPACE
 from windlass.text.parse.tool_calls import call_from, decoded, made_call
 
 OPEN = "[TOOL_CALLS]"

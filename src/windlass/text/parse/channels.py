@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from windlass.core.request import ToolCall
-from windlass.text.parse.held_back import SPACE, unfinished
+from windlass.text.parse.stop_filter import SPACE, unfinished
 from windlass.text.parse.styles import CHANNEL_MARKS
 from windlass.text.parse.tool_calls import decoded, made_call
 

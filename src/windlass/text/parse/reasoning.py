@@ -6,7 +6,7 @@ the output has only the closing tag. Space around the tags belongs to neither pa
 
 from __future__ import annotations
 
-from windlass.text.parse.held_back import SPACE, unfinished
+from windlass.text.parse.stop_filter import SPACE, unfinished
 
 OPEN, CLOSE = TAGS = "<think>", "</think>"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from windlass.core.request import ToolCall
-from windlass.text.parse.held_back import SPACE, unfinished
+from windlass.text.parse.stop_filter import SPACE, unfinished
 
 Split = tuple[str, tuple[ToolCall, ...]]
 

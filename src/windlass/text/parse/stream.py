@@ -15,8 +15,8 @@ from windlass.errors import UnknownName
 from windlass.text.parse.bare_json import BareJsonSplitter
 from windlass.text.parse.brackets import BracketSplitter
 from windlass.text.parse.channels import ChannelSplitter
-from windlass.text.parse.held_back import StopFilter
 from windlass.text.parse.reasoning import ReasoningSplitter
+from windlass.text.parse.stop_filter import StopFilter
 from windlass.text.parse.styles import BARE_JSON, BRACKETS, CHANNELS, PLAIN, STYLES, TAGS, style_marks, style_tags
 from windlass.text.parse.tool_calls import CallSplitter
 from windlass.text.tokenize.tokenizer import Tokenizer

@@ -18,8 +18,8 @@ from typing import Any, NoReturn, cast
 from uuid import uuid4
 
 from windlass.core.request import ToolCall
-from windlass.text.parse.held_back import SPACE
 from windlass.text.parse.splitter import Splitting
+from windlass.text.parse.stop_filter import SPACE
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 MARKERS = (OPEN, CLOSE, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from windlass.core.client import Unavailable
 from windlass.errors import BadInput, MissingExtra
-from windlass.wire.client.failures import failure, read_error, read_retry_after
+from windlass.wire.client.errors import failure, read_error, read_retry_after
 from windlass.wire.sse import DONE, BrokenStream, Parser
 
 if TYPE_CHECKING:

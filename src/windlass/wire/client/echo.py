@@ -10,7 +10,7 @@ from msgspec import UnsetType
 from windlass.core.client import Unavailable
 from windlass.core.request import Delta, Request, ScoreRequest, Scores, TokenLogprob
 from windlass.errors import BadInput
-from windlass.wire.client.reading import finish_of
+from windlass.wire.client.stream_reader import finish_of
 from windlass.wire.schema.completions import CompletionChoice
 from windlass.wire.schema.logprobs import NO_ID, read_completion_logprobs
 from windlass.wire.schema.usage import UsageBody, read_usage

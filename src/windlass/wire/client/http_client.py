@@ -19,8 +19,8 @@ from windlass.core.request import Delta, Info, Request, ScoreRequest, Scores
 from windlass.errors import BadInput
 from windlass.wire.client.connection import Address, Connection
 from windlass.wire.client.echo import echoed_delta, scores_of
-from windlass.wire.client.outgoing import request_to_chat, request_to_completion, request_to_echo, score_to_completion
-from windlass.wire.client.reading import ChatReader, CompletionReader, check_error, parse
+from windlass.wire.client.request_bodies import request_to_chat, request_to_completion, request_to_echo, score_to_completion
+from windlass.wire.client.stream_reader import ChatReader, CompletionReader, check_error, parse
 from windlass.wire.messages import to_messages
 from windlass.wire.schema.completions import CompletionChoice, CompletionResponse
 from windlass.wire.schema.errors import Refusal

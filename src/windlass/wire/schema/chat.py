@@ -8,7 +8,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from windlass.wire.schema.errors import ErrorDetail
 from windlass.wire.schema.sampling import CommonRequest
-from windlass.wire.schema.shape import Answered, Asked, Count, Natural
+from windlass.wire.schema.structs import Answered, Asked, Count, Natural
 from windlass.wire.schema.usage import UsageBody
 
 # --- asked -----------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from msgspec import UNSET, Meta, UnsetType
 from windlass.wire.schema.chat import ResponseFormat
 from windlass.wire.schema.errors import ErrorDetail
 from windlass.wire.schema.sampling import CommonRequest
-from windlass.wire.schema.shape import Answered, Count, Natural
+from windlass.wire.schema.structs import Answered, Count, Natural
 from windlass.wire.schema.usage import UsageBody
 
 

@@ -7,7 +7,7 @@ from typing import Self
 import msgspec
 
 from windlass.errors import BadInput
-from windlass.wire.schema.shape import Answered
+from windlass.wire.schema.structs import Answered
 
 INVALID = "invalid_request_error"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import UNSET, UnsetType
 
 from windlass.core.request import Info
-from windlass.wire.schema.shape import Answered
+from windlass.wire.schema.structs import Answered
 
 OWNER = "windlass"
 

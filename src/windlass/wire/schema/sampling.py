@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from windlass.wire.schema.shape import (
+from windlass.wire.schema.structs import (
     Asked,
     Bias,
     Count,

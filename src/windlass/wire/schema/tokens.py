@@ -7,7 +7,7 @@ from typing import Annotated
 from msgspec import UNSET, Meta, UnsetType
 
 from windlass.wire.schema.chat import Message
-from windlass.wire.schema.shape import Answered, Asked, Natural
+from windlass.wire.schema.structs import Answered, Asked, Natural
 
 
 class TokenizeRequest(Asked):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from msgspec import UNSET, UnsetType
 
 from windlass.core.request import Usage
-from windlass.wire.schema.shape import Answered
+from windlass.wire.schema.structs import Answered
 
 
 class PromptDetails(Answered):

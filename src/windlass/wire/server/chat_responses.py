@@ -21,7 +21,7 @@ from windlass.wire.schema.chat import (
 from windlass.wire.schema.logprobs import chat_logprobs
 from windlass.wire.schema.usage import usage_body
 from windlass.wire.server.envelope import Envelope, finish_word
-from windlass.wire.server.shown_logprobs import Shown
+from windlass.wire.server.visible_logprobs import Shown
 from windlass.wire.sse import DONE_EVENT
 
 _encode = msgspec.json.Encoder().encode

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from raw_http import raw_request
 from serving import HELLO, running
 
-from windlass.serve.http.bodies import FREE_BYTES, Bodies
-from windlass.serve.http.messages import Gone
+from windlass.serve.http.asgi import Gone
+from windlass.serve.http.body_reader import FREE_BYTES, Bodies
 from windlass.wire.schema.errors import Refusal
 
 pytestmark = pytest.mark.pure

@@ -12,7 +12,7 @@ from serving import HELLO, Lines, in_process
 
 from windlass.core.client import Unavailable
 from windlass.fleet.root.root import NodeNow
-from windlass.serve.backend.supervise import HOPELESS, LONGEST_PAUSE_SECONDS, Supervisor, pause_seconds, state_after
+from windlass.serve.backend.supervisor import HOPELESS, LONGEST_PAUSE_SECONDS, Supervisor, pause_seconds, state_after
 
 pytestmark = pytest.mark.pure
 CHAT = "/v1/chat/completions"
@@ -101,7 +101,7 @@ def test_requests_do_not_start_an_engine_that_is_given_a_pause() -> None:
 
 
 def test_an_engine_that_will_not_start_is_called_dead_and_still_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("windlass.serve.backend.supervise.pause_seconds", lambda _: 0.01)
+    monkeypatch.setattr("windlass.serve.backend.supervisor.pause_seconds", lambda _: 0.01)
 
     async def ask() -> None:
         client = FakeClient()
@@ -119,7 +119,7 @@ def test_an_engine_that_will_not_start_is_called_dead_and_still_tried(monkeypatc
 
 
 def test_a_full_disk_while_it_is_started_anew_is_one_more_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("windlass.serve.backend.supervise.pause_seconds", lambda _: 0.01)
+    monkeypatch.setattr("windlass.serve.backend.supervisor.pause_seconds", lambda _: 0.01)
 
     async def ask() -> None:
         client = FakeClient()

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windlass.errors import BadInput
-from windlass.serve.http.keys import key_number, read_keys
+from windlass.serve.http.api_keys import key_number, read_keys
 from windlass.serve.settings import Settings
 
 pytestmark = pytest.mark.pure

@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 
 from windlass.core.client import Unavailable
 from windlass.core.request import Delta, FinishReason, ToolCall
-from windlass.wire.client.failures import failure
+from windlass.wire.client.errors import failure
 from windlass.wire.schema.chat import AnsweredCall, ChatChunk, ChunkChoice, ChunkDelta
 from windlass.wire.schema.completions import CompletionChoice, CompletionResponse
 from windlass.wire.schema.errors import ErrorDetail

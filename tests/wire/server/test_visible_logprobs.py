@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from windlass.core.request import Delta, TokenLogprob, Usage
 from windlass.wire.server.responses import chat_response, new_envelope
-from windlass.wire.server.shown_logprobs import Shown
+from windlass.wire.server.visible_logprobs import Shown
 
 pytestmark = pytest.mark.pure
 

@@ -7,7 +7,7 @@ import asyncio
 from starlette.types import Receive, Scope
 
 from windlass.serve.http import errors as failures
-from windlass.serve.http.messages import Gone, header
+from windlass.serve.http.asgi import Gone, header
 
 FREE_BYTES = 64 * 1024
 """Of every body, that count for nothing: whoever sends large bodies slowly does not keep ordinary requests out."""

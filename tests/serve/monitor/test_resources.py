@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from windlass.machine.memory import process_memory, process_tree
-from windlass.serve.monitor.machine import Machine, Rapl, busy_percent, cpu_times, wrapped
+from windlass.serve.monitor.resources import Machine, Rapl, busy_percent, cpu_times, wrapped
 
 pytestmark = pytest.mark.pure
 
