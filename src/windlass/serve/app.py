@@ -15,17 +15,17 @@ from starlette.routing import BaseRoute, Route
 
 from windlass.core.client import Client
 from windlass.core.plan import Plan
-from windlass.serve.api.middleware import Guard
+from windlass.serve.api.middleware import AccessMiddleware
 from windlass.serve.api.routes import ROUTES
-from windlass.serve.http import errors as failures
+from windlass.serve.http import errors
 from windlass.serve.monitor.log import Log
 from windlass.serve.service import Service
-from windlass.serve.settings import Settings
+from windlass.serve.settings import ServerSettings
 
 
 def make_app(
     client: Client,
-    settings: Settings,
+    settings: ServerSettings,
     *,
     plan: Plan | None = None,
     page: bool = True,
@@ -41,7 +41,7 @@ def make_app(
         service.has_page = True
     app = Starlette(
         routes=routes,
-        middleware=[Middleware(Guard, service=service, routes=ROUTES)],
+        middleware=[Middleware(AccessMiddleware, service=service, routes=ROUTES)],
         exception_handlers={HTTPException: _http_error_response},
         lifespan=_lifespan,
     )
@@ -60,7 +60,7 @@ async def _lifespan(app: Starlette) -> AsyncGenerator[None]:
     try:
         yield
     finally:
-        service.ending.set()
+        service.draining.set()
         supervising.cancel()
         with suppress(asyncio.CancelledError):
             await supervising
@@ -70,5 +70,5 @@ async def _lifespan(app: Starlette) -> AsyncGenerator[None]:
 async def _http_error_response(request: Request, error: Exception) -> Response:
     """The router's 404 and 405 in the API's error format."""
     assert isinstance(error, HTTPException)
-    refusal = failures.wrong_method() if error.status_code == 405 else failures.unknown_route()
+    refusal = errors.method_not_allowed() if error.status_code == 405 else errors.not_found()
     return Response(refusal.body, refusal.status, error.headers, "application/json")

@@ -14,7 +14,7 @@ from serving import Running, running
 from windlass.serve.api.openapi import openapi
 from windlass.serve.api.routes import ROUTES
 from windlass.serve.app import make_app
-from windlass.serve.settings import Settings
+from windlass.serve.settings import ServerSettings
 from windlass.wire.schema.chat import ChatChunk
 from windlass.wire.schema.completions import CompletionResponse
 from windlass.wire.schema.errors import ErrorBody
@@ -96,13 +96,13 @@ def test_every_answer_is_as_described(server: Running, operation: Any, mode: Any
 
 
 def test_nothing_was_left_behind(server: Running) -> None:
-    server.until(lambda: len(server.service.flights) == 0)
+    server.until(lambda: len(server.service.in_flight) == 0)
     outcomes = server.service.metrics.outcomes
-    assert outcomes["error"] == outcomes["unavailable"] == 0 and server.service.bodies.held == 0
+    assert outcomes["error"] == outcomes["unavailable"] == 0 and server.service.body_reader.buffered_bytes == 0
 
 
 def test_every_route_is_described_and_every_description_is_a_route() -> None:
-    app = make_app(FakeClient(), Settings())
+    app = make_app(FakeClient(), ServerSettings())
     there = {
         (route.path.replace("{model:path}", "{model}"), method.lower())  # type: ignore[attr-defined]
         for route in app.router.routes

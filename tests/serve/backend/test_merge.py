@@ -11,7 +11,7 @@ from fake import FakeClient
 from windlass.core.client import Unavailable
 from windlass.core.request import Request
 from windlass.errors import BadInput
-from windlass.serve.backend.merge import batches
+from windlass.serve.backend.merge import merge_streams
 from windlass.wire.server.requests import copies
 
 pytestmark = pytest.mark.pure
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.pure
 def texts(client: FakeClient, requests: list[Request]) -> list[str]:
     async def run() -> list[str]:
         found = [""] * len(requests)
-        async with aclosing(batches(client, requests)) as arriving:
+        async with aclosing(merge_streams(client, requests)) as arriving:
             async for batch in arriving:
                 assert batch
                 for index, delta in batch:
@@ -49,7 +49,7 @@ def test_a_crash_is_raised_once_and_leaves_nothing() -> None:
     client = FakeClient(seconds=0.01, tokens=1000)
 
     async def run() -> None:
-        async with aclosing(batches(client, [Request(prompt=str(number)) for number in range(4)])) as arriving:
+        async with aclosing(merge_streams(client, [Request(prompt=str(number)) for number in range(4)])) as arriving:
             with pytest.raises(Unavailable):
                 async for _ in arriving:
                     client.crash()
@@ -75,6 +75,6 @@ def test_copies_wait_until_the_first_has_read_the_prompt() -> None:
 
 
 async def drained(client: FakeClient, requests: list[Request]) -> None:
-    async with aclosing(batches(client, requests)) as arriving:
+    async with aclosing(merge_streams(client, requests)) as arriving:
         async for _ in arriving:
             pass

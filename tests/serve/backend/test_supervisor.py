@@ -12,7 +12,7 @@ from serving import HELLO, Lines, in_process
 
 from windlass.core.client import Unavailable
 from windlass.fleet.root.root import NodeNow
-from windlass.serve.backend.supervisor import HOPELESS, LONGEST_PAUSE_SECONDS, Supervisor, pause_seconds, state_after
+from windlass.serve.backend.supervisor import MAX_BACKOFF_SECONDS, MAX_FAILED_STARTS, Supervisor, backoff_seconds, state_after
 
 pytestmark = pytest.mark.pure
 CHAT = "/v1/chat/completions"
@@ -20,7 +20,7 @@ CHAT = "/v1/chat/completions"
 
 @pytest.mark.parametrize(("breakdowns", "seconds"), [(0, 0), (1, 0), (2, 1), (3, 2), (4, 4), (6, 16), (7, 30), (60, 30)])
 def test_the_more_often_it_breaks_the_longer_the_pause(breakdowns: int, seconds: float) -> None:
-    assert pause_seconds(breakdowns) == seconds <= LONGEST_PAUSE_SECONDS
+    assert backoff_seconds(breakdowns) == seconds <= MAX_BACKOFF_SECONDS
 
 
 @pytest.mark.parametrize(
@@ -29,8 +29,8 @@ def test_the_more_often_it_breaks_the_longer_the_pause(breakdowns: int, seconds:
         (1, False, "loading"),
         (1, True, "restarting"),
         (4, True, "restarting"),
-        (HOPELESS, True, "dead"),
-        (HOPELESS, False, "dead"),
+        (MAX_FAILED_STARTS, True, "dead"),
+        (MAX_FAILED_STARTS, False, "dead"),
     ],
 )
 def test_what_it_is_called_then(in_a_row: int, was_ready: bool, state: str) -> None:
@@ -63,7 +63,7 @@ def test_a_crash_in_the_middle_is_told_and_mended(stream: bool) -> None:
             client.tokens = 3
             assert (await http.post(CHAT, json=HELLO)).status_code == 200
             assert (await http.get("/health")).json() == {"status": "ok", "state": "ready"}
-            assert service.supervisor.restarts == 1 and len(service.flights) == 0
+            assert service.supervisor.restarts == 1 and len(service.in_flight) == 0
             assert not any("/secret" in line for line in service.log.lines)  # type: ignore[attr-defined]
 
     asyncio.run(ask())
@@ -88,7 +88,7 @@ def test_requests_do_not_start_an_engine_that_is_given_a_pause() -> None:
             for _ in range(2):  # the second one within a minute is followed by a pause
                 await until(lambda: service.supervisor.is_ready)
                 client.crash()
-                service.supervisor.suspect()
+                service.supervisor.check_now()
                 await until(lambda: service.supervisor.state == "restarting" or client.is_alive)
             starts = client.starts
             answers = [await http.post(CHAT, json=HELLO) for _ in range(20)]
@@ -101,14 +101,14 @@ def test_requests_do_not_start_an_engine_that_is_given_a_pause() -> None:
 
 
 def test_an_engine_that_will_not_start_is_called_dead_and_still_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("windlass.serve.backend.supervisor.pause_seconds", lambda _: 0.01)
+    monkeypatch.setattr("windlass.serve.backend.supervisor.backoff_seconds", lambda _: 0.01)
 
     async def ask() -> None:
         client = FakeClient()
         async with in_process(client) as (http, service):
-            client.refuse_starts = HOPELESS + 20
+            client.refuse_starts = MAX_FAILED_STARTS + 20
             client.crash()
-            service.supervisor.suspect()
+            service.supervisor.check_now()
             await until(lambda: service.supervisor.state == "dead")
             health = await http.get("/health")
             assert health.status_code == 503 and health.json()["state"] == "dead"
@@ -119,7 +119,7 @@ def test_an_engine_that_will_not_start_is_called_dead_and_still_tried(monkeypatc
 
 
 def test_a_full_disk_while_it_is_started_anew_is_one_more_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("windlass.serve.backend.supervisor.pause_seconds", lambda _: 0.01)
+    monkeypatch.setattr("windlass.serve.backend.supervisor.backoff_seconds", lambda _: 0.01)
 
     async def ask() -> None:
         client = FakeClient()
@@ -127,7 +127,7 @@ def test_a_full_disk_while_it_is_started_anew_is_one_more_failure(monkeypatch: p
         async with in_process(client) as (http, service):
             client.refuse_starts = 2
             client.crash()
-            service.supervisor.suspect()
+            service.supervisor.check_now()
             await until(lambda: service.supervisor.is_ready and client.starts == 2)
             assert service.supervisor.restarts == 3 and (await http.post(CHAT, json=HELLO)).status_code == 200
 
@@ -141,7 +141,7 @@ def test_the_first_start_that_fails_is_raised() -> None:
         supervisor = Supervisor(client, stuck_seconds=10)
         running = asyncio.create_task(supervisor.run())
         with pytest.raises(Unavailable):
-            await supervisor.became_ready()
+            await supervisor.wait_ready()
         running.cancel()
 
     asyncio.run(ask())
@@ -157,7 +157,7 @@ def test_an_engine_that_says_nothing_is_given_up_for_another() -> None:
             assert (await asking).status_code == 503
             await until(lambda: service.supervisor.is_ready)
             assert client.restarted == 1 and service.supervisor.restarts == 1
-            assert any("broke down" in line for line in service.log.lines)  # type: ignore[attr-defined]
+            assert any("engine failed" in line for line in service.log.lines)  # type: ignore[attr-defined]
 
     asyncio.run(ask())
 
@@ -198,7 +198,7 @@ def test_loading_takes_as_long_as_it_takes() -> None:
         client.is_alive, client.start_seconds = False, 0.5
         supervisor = Supervisor(client, stuck_seconds=0.05, probe_seconds=0.02)
         running = asyncio.create_task(supervisor.run())
-        await supervisor.became_ready()
+        await supervisor.wait_ready()
         assert supervisor.restarts == 0
         running.cancel()
 
@@ -210,11 +210,11 @@ def test_before_the_model_is_there_requests_are_told_so() -> None:
         import httpx
 
         from windlass.serve.app import make_app, service_of
-        from windlass.serve.settings import Settings
+        from windlass.serve.settings import ServerSettings
 
         client = FakeClient()
         client.is_alive, client.start_seconds = False, 0.3
-        app = make_app(client, Settings(model="named"), log=Lines())
+        app = make_app(client, ServerSettings(model="named"), log=Lines())
         transport = httpx.ASGITransport(app)
         async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
             answer = await http.post(CHAT, json=HELLO)
@@ -222,7 +222,7 @@ def test_before_the_model_is_there_requests_are_told_so() -> None:
             status = (await http.get("/windlass/status")).json()
             assert status["state"] == "loading" and status["model"] == "named"
             assert (await http.get("/metrics")).status_code == 200 and (await http.get("/v1/models")).status_code == 503
-            await service_of(app).supervisor.became_ready()
+            await service_of(app).supervisor.wait_ready()
             assert (await http.get("/v1/models")).json()["data"][0]["id"] == "named"
 
     asyncio.run(ask())

@@ -67,7 +67,7 @@ class TestFake:
         with client_of(fake) as client:
             with client.chat.completions.create(model="fake", messages=MESSAGES, stream=True, max_tokens=4000) as stream:
                 next(iter(stream))
-            fake.until(lambda: len(fake.service.flights) == 0, 3)
+            fake.until(lambda: len(fake.service.in_flight) == 0, 3)
 
     def test_a_tool(self, fake: Running) -> None:
         with client_of(fake) as client:
@@ -225,5 +225,5 @@ class TestSmolLM2:
             asked: Any = {"model": "smollm2", "messages": MESSAGES, "max_tokens": 900, "stream": True}
             with client.chat.completions.create(**asked, extra_body={"ignore_eos": True}) as stream:
                 next(iter(stream))
-        smollm2_server.until(lambda: len(smollm2_server.service.flights) == 0, 3)
+        smollm2_server.until(lambda: len(smollm2_server.service.in_flight) == 0, 3)
         smollm2_server.until(lambda: smollm2_server.service.stats.running == 0, 5)

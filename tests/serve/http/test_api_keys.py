@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from windlass.errors import BadInput
 from windlass.serve.http.api_keys import key_number, read_keys
-from windlass.serve.settings import Settings
+from windlass.serve.settings import ServerSettings
 
 pytestmark = pytest.mark.pure
 KEYS = ("alpha", "beta")
@@ -89,5 +89,5 @@ def test_an_empty_key_is_refused_rather_than_taken_for_none() -> None:
 @pytest.mark.parametrize("key", ["", "a b", "schl\u00fcssel", "x" * 5000, "tab\t"])
 def test_settings_refuse_what_cannot_go_through_a_header_and_do_not_repeat_it(key: str) -> None:
     with pytest.raises(BadInput) as raised:
-        Settings(api_keys=(key,))
+        ServerSettings(api_keys=(key,))
     assert not key or key not in str(raised.value)

@@ -1,4 +1,4 @@
-"""Bodies: too large one by one, too many bytes together, too slow."""
+"""BodyReader: too large one by one, too many bytes together, too slow."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from raw_http import raw_request
 from serving import HELLO, running
 
-from windlass.serve.http.asgi import Gone
-from windlass.serve.http.body_reader import FREE_BYTES, Bodies
+from windlass.serve.http.asgi import ClientDisconnected
+from windlass.serve.http.body_reader import UNCOUNTED_BYTES, BodyReader
 from windlass.wire.schema.errors import Refusal
 
 pytestmark = pytest.mark.pure
@@ -37,52 +37,54 @@ def sent(*parts: bytes, more: bool = False) -> Callable[[], Awaitable[Any]]:
     return receive
 
 
-async def read(bodies: Bodies, receive: Callable[[], Awaitable[Any]]) -> bytes:
+async def read(bodies: BodyReader, receive: Callable[[], Awaitable[Any]]) -> bytes:
     return await bodies.read({"headers": []}, receive)  # type: ignore[arg-type]
 
 
 @given(st.lists(st.binary(max_size=50), min_size=1))
 def test_what_is_within_bounds_is_read_as_it_is(parts: list[bytes]) -> None:
-    bodies = Bodies(10_000, 10_000, 5.0)
+    bodies = BodyReader(10_000, 10_000, 5.0)
     assert asyncio.run(read(bodies, sent(*parts))) == b"".join(parts)
-    assert bodies.held == 0
+    assert bodies.buffered_bytes == 0
 
 
 def test_together_they_have_a_limit_and_small_ones_always_pass() -> None:
-    large = b"x" * (FREE_BYTES + 1000)
+    large = b"x" * (UNCOUNTED_BYTES + 1000)
 
     async def ask() -> None:
-        bodies = Bodies(10**7, 2500, 30.0)
+        bodies = BodyReader(10**7, 2500, 30.0)
         waiting = [asyncio.create_task(read(bodies, sent(large, more=True))) for _ in range(2)]
         await asyncio.sleep(0.01)
-        assert bodies.held == 2000
+        assert bodies.buffered_bytes == 2000
         with pytest.raises(Refusal) as found:
             await read(bodies, sent(large))
         assert (found.value.status, found.value.retry_seconds) == (503, 1)
-        assert bodies.held == 2000
-        assert await read(bodies, sent(b"x" * FREE_BYTES)) == b"x" * FREE_BYTES
+        assert bodies.buffered_bytes == 2000
+        assert await read(bodies, sent(b"x" * UNCOUNTED_BYTES)) == b"x" * UNCOUNTED_BYTES
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
-        assert bodies.held == 0
+        assert bodies.buffered_bytes == 0
         assert await read(bodies, sent(large)) == large
 
     asyncio.run(ask())
 
 
-@pytest.mark.parametrize("ending", ["gone", "slow", "large"])
+@pytest.mark.parametrize("ending", ["disconnected", "slow", "large"])
 def test_however_it_ends_nothing_is_held(ending: str) -> None:
     async def gone() -> Any:
         return {"type": "http.disconnect"}
 
     async def ask() -> None:
-        bodies = Bodies(FREE_BYTES + 10, 10**6, 0.05)
-        receive = {"gone": gone, "slow": sent(b"x", more=True), "large": sent(b"x" * (FREE_BYTES + 9), b"xx")}[ending]
-        with pytest.raises(Gone if ending == "gone" else Refusal) as found:
+        bodies = BodyReader(UNCOUNTED_BYTES + 10, 10**6, 0.05)
+        receive = {"disconnected": gone, "slow": sent(b"x", more=True), "large": sent(b"x" * (UNCOUNTED_BYTES + 9), b"xx")}[
+            ending
+        ]
+        with pytest.raises(ClientDisconnected if ending == "disconnected" else Refusal) as found:
             await read(bodies, receive)
         if isinstance(found.value, Refusal):
             assert found.value.status == (408 if ending == "slow" else 413)
-        assert bodies.held == 0
+        assert bodies.buffered_bytes == 0
 
     asyncio.run(ask())
 
@@ -96,11 +98,11 @@ def test_bodies_that_are_begun_and_not_ended_do_not_fill_the_memory() -> None:
             with contextlib.suppress(ConnectionError):
                 connections.append(raw_request(server, head, b" " * (size - 1)))
         server.until(lambda: server.service.metrics.outcomes["unavailable"] >= 7)
-        assert server.call(lambda: server.service.bodies.held) <= 4 * size
+        assert server.call(lambda: server.service.body_reader.buffered_bytes) <= 4 * size
         answer = httpx.post(server.url + CHAT, json=HELLO)
         assert answer.status_code == 200
         for connection in connections:
             connection.close()
-        server.until(lambda: server.service.bodies.held == 0)
+        server.until(lambda: server.service.body_reader.buffered_bytes == 0)
         outcomes = server.service.metrics.outcomes
         assert outcomes["unavailable"] + outcomes["cancelled"] == 12 and outcomes["length"] + outcomes["stop"] == 1

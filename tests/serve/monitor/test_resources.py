@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from windlass.machine.memory import process_memory, process_tree
-from windlass.serve.monitor.resources import Machine, Rapl, busy_percent, cpu_times, wrapped
+from windlass.serve.monitor.resources import RaplMonitor, ResourceMonitor, busy_percent, counter_delta, cpu_times
 
 pytestmark = pytest.mark.pure
 
@@ -34,7 +34,7 @@ def test_share_of_ticks(before: tuple[int, int], after: tuple[int, int], percent
 
 @pytest.mark.parametrize(("before", "after", "growth"), [(5, 9, 4), (95, 4, 9), (5, 5, 0)])
 def test_a_counter_that_began_again(before: int, after: int, growth: int) -> None:
-    assert wrapped(before, after, 100) == growth
+    assert counter_delta(before, after, 100) == growth
 
 
 def test_this_process_is_among_its_own() -> None:
@@ -51,17 +51,17 @@ def test_joules_are_those_since_the_start(tmp_path: Path) -> None:
     def read(path: str) -> str:
         return Path(path).read_text() if Path(path).is_file() else ""
 
-    meter = Rapl(read, str(tmp_path))
+    meter = RaplMonitor(read, str(tmp_path))
     assert meter.joules() == 0
     (tmp_path / "intel-rapl:0" / "energy_uj").write_text("3000000")
     (tmp_path / "intel-rapl:1" / "energy_uj").write_text("1000000")
     assert meter.joules() == pytest.approx(2.0 + 5.0)
-    assert Rapl(lambda _: "", str(tmp_path)).joules() is None
-    assert Rapl(read, str(tmp_path / "nothing")).joules() is None
+    assert RaplMonitor(lambda _: "", str(tmp_path)).joules() is None
+    assert RaplMonitor(read, str(tmp_path / "nothing")).joules() is None
 
 
 def test_a_look_at_this_machine() -> None:
-    machine = Machine(planned_bytes=(123,))
+    machine = ResourceMonitor(planned_bytes=(123,))
     first = machine.now()
     assert machine.now() is first  # at most once a second
     assert 0 < first.memory_bytes < first.memory_total_bytes and first.process_bytes > 2**20

@@ -102,11 +102,11 @@ class Served:
 
 def serve(stage: Stage, *keys: str) -> Iterator[Served]:
     from windlass.serve.app import make_app
-    from windlass.serve.settings import Settings
+    from windlass.serve.settings import ServerSettings
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        app = make_app(stage, Settings(port=port, api_keys=keys, log_requests=False, drain_seconds=0.5))
+        app = make_app(stage, ServerSettings(port=port, api_keys=keys, log_requests=False, drain_seconds=0.5))
         server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1))
         thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True)
         thread.start()

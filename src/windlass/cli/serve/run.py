@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from windlass.core.request import Sampling
     from windlass.serve.server import Server
     from windlass.serve.service import Service
-    from windlass.serve.settings import Settings
+    from windlass.serve.settings import ServerSettings
 
 ENGINES = ("windlass", "vllm")
 Opener = Callable[[Callable[[int, int], None], Callable[[str], None]], "Client"]
-"""Told of progress in bytes, and of what an operator should know -> a client, which loads when it is asked."""
+"""OnEvent of progress in bytes, and of what an operator should know -> a client, which loads when it is asked."""
 
 
 class Asked(Frozen):
@@ -87,11 +87,11 @@ def _check(asked: Asked) -> None:
         raise MissingExtra("starlette", "serve", "serving a model")
 
 
-def settings_of(asked: Asked) -> Settings:
+def settings_of(asked: Asked) -> ServerSettings:
     from windlass.serve.http.api_keys import read_keys
-    from windlass.serve.settings import Settings
+    from windlass.serve.settings import ServerSettings
 
-    return Settings(
+    return ServerSettings(
         host=asked.host,
         port=asked.port,
         api_keys=read_keys(asked.api_key),
@@ -155,7 +155,7 @@ def _vllm(asked: Asked, path: Path) -> tuple[Opener, Plan]:
 class _Run:
     """One life of the server."""
 
-    def __init__(self, settings: Settings, opener: Opener, plan: Plan | None, page: bool) -> None:
+    def __init__(self, settings: ServerSettings, opener: Opener, plan: Plan | None, page: bool) -> None:
         from windlass.serve.app import make_app, service_of
 
         self._app: Starlette = make_app(opener(self._progress, self._tell), settings, plan=plan, page=page)
@@ -190,10 +190,10 @@ class _Run:
 
         showing = asyncio.create_task(show_status(self._service))
         try:
-            await self._service.supervisor.became_ready()
+            await self._service.supervisor.wait_ready()
         except Error as error:
             self._failed = error
-            server.end()
+            server.stop()
             return
         show_panel(self._service, address(self._listening))
         await showing

@@ -13,9 +13,9 @@ from starlette.types import Receive, Scope, Send
 from windlass.core.client import Tokenizes
 from windlass.errors import Error
 from windlass.serve.api.status import status
-from windlass.serve.http import errors as failures
-from windlass.serve.http.asgi import EVENTS, Header, retry_after, send_bytes, start
-from windlass.serve.service import Service
+from windlass.serve.http import errors
+from windlass.serve.http.asgi import EVENT_STREAM, Header, response_start, retry_after, send_response
+from windlass.serve.service import Service, cancelled_error
 from windlass.wire.decode import decode
 from windlass.wire.messages import from_messages
 from windlass.wire.schema.errors import Refusal, invalid, unsupported
@@ -25,7 +25,7 @@ from windlass.wire.server.requests import named
 from windlass.wire.sse import event
 
 LIVE_SECONDS = 1.0
-TOKENS_IN_A_ROW = 256
+TOKENS_PER_TURN = 256
 METRICS_TYPE = b"text/plain; version=1.0.0; charset=utf-8"
 Handler = Callable[[Service, Scope, Receive, Send], Awaitable[None]]
 
@@ -42,17 +42,17 @@ class Endpoint:
         except Refusal:
             raise
         except Error as error:
-            raise self._service.failed(error) from None
+            raise self._service.api_error(error) from None
 
 
 async def health(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
-    """Whether the engine lives; a server that drains is still well."""
-    await _state(send, service, service.supervisor.is_ready)
+    """Liveness; a draining server is still healthy."""
+    await _health(send, service, service.supervisor.is_ready)
 
 
 async def ready(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
-    """Whether requests would be taken."""
-    await _state(send, service, service.supervisor.is_ready and not service.ending.is_set())
+    """Readiness: whether new requests are accepted."""
+    await _health(send, service, service.supervisor.is_ready and not service.draining.is_set())
 
 
 class HealthBody(msgspec.Struct):
@@ -61,14 +61,14 @@ class HealthBody(msgspec.Struct):
     state: str
 
 
-async def _state(send: Send, service: Service, is_well: bool) -> None:
-    body = HealthBody("ok" if is_well else "unavailable", service.state)
-    after = [] if is_well else [retry_after(service.supervisor.retry_seconds)]
-    await _json(send, body, 200 if is_well else 503, after)
+async def _health(send: Send, service: Service, is_ok: bool) -> None:
+    body = HealthBody("ok" if is_ok else "unavailable", service.state)
+    after = [] if is_ok else [retry_after(service.supervisor.retry_seconds)]
+    await _json(send, body, 200 if is_ok else 503, after)
 
 
 async def _json(send: Send, value: Any, code: int = 200, headers: list[Header] | None = None) -> None:
-    await send_bytes(send, code, msgspec.json.encode(value), headers=headers or ())
+    await send_response(send, code, msgspec.json.encode(value), headers=headers or ())
 
 
 async def models(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
@@ -76,10 +76,10 @@ async def models(service: Service, scope: Scope, receive: Receive, send: Send) -
 
 
 async def model(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
-    asked = scope["path_params"]["model"]
+    name = scope["path_params"]["model"]
     card = _card(service)
-    if asked != card.id:
-        raise failures.unknown_model(card.id)
+    if name != card.id:
+        raise errors.unknown_model(card.id)
     await _json(send, card)
 
 
@@ -88,7 +88,7 @@ def _card(service: Service) -> ModelCard:
 
 
 async def metrics(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
-    await send_bytes(send, 200, service.metrics.text(), METRICS_TYPE)
+    await send_response(send, 200, service.metrics.text(), METRICS_TYPE)
 
 
 # --- tokens ----------------------------------------------------------------------------------------------------------
@@ -98,46 +98,46 @@ async def tokenize(service: Service, scope: Scope, receive: Receive, send: Send)
     body = decode(await _body(service, scope, receive), TokenizeRequest)
     service.check_model(body.model)
     client, length = _tokenizer(service), service.info.context_tokens
-    with _let_in(service), named(body):
+    with _admitted(service), named(body):
         tokens = await client.tokenize(await asyncio.to_thread(_text_of, body))
         strings = await _strings(client, tokens) if body.return_token_strs else msgspec.UNSET
     await _json(send, TokenizeResponse(count=len(tokens), max_model_len=length, tokens=tokens, token_strs=strings))
 
 
 async def _strings(client: Tokenizes, tokens: Sequence[int]) -> list[str]:
-    found: list[str] = []
+    strings: list[str] = []
     for token in tokens:
-        if len(found) % TOKENS_IN_A_ROW == 0:  # a client need not wait for anything, and then nobody else would have a turn
+        if len(strings) % TOKENS_PER_TURN == 0:  # the client may never suspend, and would block the event loop
             await asyncio.sleep(0)
-        found.append(await client.detokenize([token]))
-    return found
+        strings.append(await client.detokenize([token]))
+    return strings
 
 
 @contextmanager
-def _let_in(service: Service) -> Generator[None]:
-    """It takes a place like any request: many large texts at a time would take the machine from those who wait for answers."""
+def _admitted(service: Service) -> Generator[None]:
+    """Tokenizing counts as a request in flight: many large texts at once would starve generation."""
     with service.admitted(1, is_timed=False) as flight:
         try:
             yield
         except asyncio.CancelledError:
-            if not flight.was_ended():
+            if not flight.was_cancelled():
                 raise
-            raise failures.ended(flight.why) from None
+            raise cancelled_error(flight.cancel_reason) from None
 
 
 def _text_of(body: TokenizeRequest) -> Any:
     if (body.prompt is None) == (body.messages is None):
-        raise invalid("prompt", "or messages should be given, one of them")
+        raise invalid("prompt", "or messages is required, exactly one of them")
     if body.prompt is not None:
         if body.add_generation_prompt is not None:
-            raise invalid("add_generation_prompt", "needs messages")
+            raise invalid("add_generation_prompt", "is only valid with messages")
         if body.add_special_tokens is False:
-            raise unsupported("add_special_tokens", "cannot be false: a prompt is read with the tokens that begin one")
+            raise unsupported("add_special_tokens", "cannot be false: prompts are tokenized with their special tokens")
         return body.prompt
     if body.add_generation_prompt is False:
-        raise unsupported("add_generation_prompt", "cannot be false: messages are read as a chat to be answered")
+        raise unsupported("add_generation_prompt", "cannot be false: messages are rendered with the generation prompt")
     if body.add_special_tokens is True:
-        raise unsupported("add_special_tokens", "cannot be true for messages: their template has what they need")
+        raise unsupported("add_special_tokens", "cannot be true for messages: the chat template adds the special tokens")
     return from_messages(body.messages or ())
 
 
@@ -147,50 +147,52 @@ async def detokenize(service: Service, scope: Scope, receive: Receive, send: Sen
     client, size = _tokenizer(service), service.info.vocab_size
     highest = max(body.tokens, default=0)
     if size and highest >= size:
-        raise invalid(f"tokens[{body.tokens.index(highest)}]", f"is {highest}; the vocabulary has {size:,} tokens")
-    with _let_in(service), named(body):
+        raise invalid(
+            f"tokens[{body.tokens.index(highest)}]", f"is {highest}, which is outside the vocabulary of {size:,} tokens"
+        )
+    with _admitted(service), named(body):
         text = await client.detokenize(body.tokens)
     await _json(send, DetokenizeResponse(prompt=text))
 
 
 async def _body(service: Service, scope: Scope, receive: Receive) -> bytes:
-    found = await service.bodies.read(scope, receive)
-    _ = service.info
-    return found
+    body = await service.body_reader.read(scope, receive)
+    _ = service.info  # raises 503 if the engine is not ready
+    return body
 
 
 def _tokenizer(service: Service) -> Tokenizes:
     client: Any = service.client
     if not hasattr(client, "tokenize") or not service.info.has_text:
-        raise Refusal("this model's tokenizer is not here", code="no_tokenizer", status=404)
+        raise Refusal("the tokenizer of this model is not available", code="no_tokenizer", status=404)
     return client
 
 
 # --- for the page ----------------------------------------------------------------------------------------------------
 
 
-async def status_now(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
+async def get_status(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
     await _json(send, status(service))
 
 
 async def live(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
-    """A status every second, until the client goes away or the server ends."""
-    await send(start(200, EVENTS))
-    gone = asyncio.create_task(_gone(receive))
-    ending = asyncio.create_task(service.ending.wait())
+    """The status every second, until the client disconnects or the server shuts down."""
+    await send(response_start(200, EVENT_STREAM))
+    disconnected = asyncio.create_task(_wait_disconnect(receive))
+    draining = asyncio.create_task(service.draining.wait())
     try:
-        while not gone.done():
+        while not disconnected.done():
             data = event(msgspec.json.encode(status(service)))
-            is_last = ending.done()
+            is_last = draining.done()
             await send({"type": "http.response.body", "body": data, "more_body": not is_last})
             if is_last:
                 break
-            await asyncio.wait({gone, ending}, timeout=LIVE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({disconnected, draining}, timeout=LIVE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        gone.cancel()
-        ending.cancel()
+        disconnected.cancel()
+        draining.cancel()
 
 
-async def _gone(receive: Receive) -> None:
+async def _wait_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

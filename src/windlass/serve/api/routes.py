@@ -11,11 +11,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from windlass.serve.api import endpoints
 from windlass.serve.api.adapters import chat_job, completion_job
-from windlass.serve.api.generate import Answering
+from windlass.serve.api.generate import GenerateEndpoint
 from windlass.serve.api.openapi import openapi
 from windlass.serve.api.route import ApiRoute
 from windlass.serve.api.status import Status
-from windlass.serve.http.asgi import send_bytes
+from windlass.serve.http.asgi import send_response
 from windlass.serve.service import Service
 from windlass.wire.schema.chat import ChatChunk, ChatRequest, ChatResponse
 from windlass.wire.schema.completions import CompletionRequest, CompletionResponse
@@ -24,7 +24,7 @@ from windlass.wire.schema.tokens import DetokenizeRequest, DetokenizeResponse, T
 
 
 async def openapi_json(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
-    await send_bytes(send, 200, _openapi_bytes(bool(service.settings.api_keys)))
+    await send_response(send, 200, _openapi_bytes(bool(service.settings.api_keys)))
 
 
 @cache
@@ -48,7 +48,7 @@ ROUTES: tuple[ApiRoute, ...] = (
         method="POST",
         operation_id="chat",
         summary="Create a chat completion.",
-        endpoint=partial(Answering, make_job=chat_job),
+        endpoint=partial(GenerateEndpoint, make_job=chat_job),
         request=ChatRequest,
         response=ChatResponse,
         events=(ChatChunk,),
@@ -64,7 +64,7 @@ ROUTES: tuple[ApiRoute, ...] = (
         method="POST",
         operation_id="complete",
         summary="Create a text completion.",
-        endpoint=partial(Answering, make_job=completion_job),
+        endpoint=partial(GenerateEndpoint, make_job=completion_job),
         request=CompletionRequest,
         response=CompletionResponse,
         events=(CompletionResponse,),
@@ -151,7 +151,7 @@ ROUTES: tuple[ApiRoute, ...] = (
         method="GET",
         operation_id="status",
         summary="Server status, as shown on the web page.",
-        endpoint=_endpoint(endpoints.status_now),
+        endpoint=_endpoint(endpoints.get_status),
         response=Status,
     ),
     ApiRoute(

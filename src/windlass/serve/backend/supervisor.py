@@ -1,7 +1,7 @@
-"""Keeps the engine there: notices that it is gone or stuck, starts it anew, waits longer the more often it breaks.
+"""Supervises the engine: detects that it has exited or hangs, and restarts it with exponential backoff.
 
-A Client of an engine starts one when it is asked, so starting anew is asking for `info`. Meanwhile nothing else may ask: a request that
-breaks the engine again and again must not start it as often as it comes. What runs beside the event loop is one task.
+An engine's Client starts the engine on demand, so a restart is a call of `info`. Other requests are rejected meanwhile: one that
+crashes the engine repeatedly must not restart it every time. Runs as one task on the event loop.
 """
 
 from __future__ import annotations
@@ -16,40 +16,39 @@ from typing import Literal
 from windlass.core.client import Client, Unavailable
 from windlass.core.request import Info
 from windlass.errors import Error
-from windlass.serve.backend.admission import clamped
-from windlass.serve.monitor.log import without_paths
+from windlass.serve.backend.admission import clamp_retry_seconds
 
 State = Literal["loading", "ready", "restarting", "dead"]
 PROBE_SECONDS = 1.0
-MEMORY_SECONDS = 60.0
-"""Breakdowns before that are forgotten."""
-LONGEST_PAUSE_SECONDS = 30.0
-HOPELESS = 5
-"""So many in a row without ever being ready, and it is called dead; it is still tried, rarely."""
+FAILURE_WINDOW_SECONDS = 60.0
+"""Failures older than this no longer count for the backoff."""
+MAX_BACKOFF_SECONDS = 30.0
+MAX_FAILED_STARTS = 5
+"""After this many failures in a row the state is `dead`; restarts are still tried, rarely."""
 
-Told = Callable[[str], None]
-"""Where one-line events of an operator's interest go."""
-
-
-def pause_seconds(breakdowns: int) -> float:
-    """After so many within the last minute: at once, then 1, 2, 4, ... seconds."""
-    return 0.0 if breakdowns <= 1 else min(2.0 ** (breakdowns - 2), LONGEST_PAUSE_SECONDS)
+OnEvent = Callable[[str], None]
+"""Receives one-line events for the operator."""
 
 
-def state_after(breakdowns_in_a_row: int, was_ready: bool) -> State:
-    if breakdowns_in_a_row >= HOPELESS:
+def backoff_seconds(failures: int) -> float:
+    """By failures within the last minute: no delay, then 1, 2, 4, ... seconds."""
+    return 0.0 if failures <= 1 else min(2.0 ** (failures - 2), MAX_BACKOFF_SECONDS)
+
+
+def state_after(consecutive_failures: int, was_ready: bool) -> State:
+    if consecutive_failures >= MAX_FAILED_STARTS:
         return "dead"
     return "restarting" if was_ready else "loading"
 
 
 class Supervisor:
-    """A client whose engine can be stuck has `restart`, which ends it; whose engine can be gone has `is_alive`; can move, `is_moving`."""
+    """Optional members of the client: `restart` kills a hung engine, `is_alive` is False once it exited, `is_moving` while it moves to other hosts."""
 
     def __init__(
         self,
         client: Client,
         stuck_seconds: float,
-        told: Told = lambda _: None,
+        on_event: OnEvent = lambda _: None,
         probe_seconds: float = PROBE_SECONDS,
     ) -> None:
         self.client = client
@@ -57,13 +56,13 @@ class Supervisor:
         self.info: Info | None = None
         self.restarts = 0
         self.error: Error | None = None
-        """Why it is not ready."""
+        """Why the engine is not ready."""
         self._stuck_seconds, self._probe_seconds = stuck_seconds, probe_seconds
-        self._told = told
-        self._breakdowns: deque[float] = deque()
-        self._in_a_row = 0
-        self._again_at = 0.0
-        self._woken = asyncio.Event()
+        self._on_event = on_event
+        self._failures: deque[float] = deque()
+        self._consecutive = 0
+        self._retry_at = 0.0
+        self._wakeup = asyncio.Event()
         self._changed = asyncio.Event()
 
     @property
@@ -72,25 +71,25 @@ class Supervisor:
 
     @property
     def _is_alive(self) -> bool:
-        """Clients without a process of their own are alive as long as they answer."""
+        """Clients without an engine process count as alive while they answer."""
         return bool(getattr(self.client, "is_alive", True))
 
     @property
     def _is_moving(self) -> bool:
-        """What is asked waits for an engine that is made elsewhere; it is neither gone nor stuck."""
+        """Requests wait while the engine is rebuilt on other hosts; it has neither exited nor hung."""
         return bool(getattr(self.client, "is_moving", False))
 
     @property
     def retry_seconds(self) -> int:
         load = self.info.load_seconds if self.info is not None else 0.0
-        return clamped(max(self._again_at - time.monotonic(), 0.0) + load)
+        return clamp_retry_seconds(max(self._retry_at - time.monotonic(), 0.0) + load)
 
-    def suspect(self) -> None:
-        """Somebody's request met an engine that was not there: look at once."""
-        self._woken.set()
+    def check_now(self) -> None:
+        """A request found the engine unavailable: probe at once."""
+        self._wakeup.set()
 
-    async def became_ready(self) -> Info:
-        """Or raises why the first start failed; whoever waits for it decides whether there is a second."""
+    async def wait_ready(self) -> Info:
+        """Raises the error if the first start fails; the caller decides whether to go on."""
         while self.info is None:
             if self.error is not None:
                 raise self.error
@@ -102,52 +101,52 @@ class Supervisor:
         """Until cancelled."""
         while True:
             try:
-                await self._look()
+                await self._probe()
             except Error as error:
-                await self._broke(error)
-            except Exception as error:  # noqa: BLE001 - a full disk, too many processes: whatever it is, it is tried again
-                await self._broke(Unavailable(f"{type(error).__name__}: {error}"))
+                await self._on_failure(error)
+            except Exception as error:  # noqa: BLE001 - a full disk, too many processes: any failure is retried
+                await self._on_failure(Unavailable(f"{type(error).__name__}: {error}"))
             else:
-                self._woken.clear()
+                self._wakeup.clear()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._probe_seconds):
-                        await self._woken.wait()
+                        await self._wakeup.wait()
 
-    async def _look(self) -> None:
+    async def _probe(self) -> None:
         if self.state == "ready" and not self._is_alive:
-            raise Unavailable("the engine's process is gone")
-        # Loading takes as long as it takes; an engine that is ready answers between two steps.
-        patience = self._stuck_seconds if self.state == "ready" else None
+            raise Unavailable("the engine process has exited")
+        # Loading has no time limit; a ready engine answers between two steps.
+        timeout = self._stuck_seconds if self.state == "ready" else None
         try:
-            async with asyncio.timeout(patience):
+            async with asyncio.timeout(timeout):
                 info = await self.client.info()
         except TimeoutError:
-            if self._is_moving:  # which takes as long as loading does
+            if self._is_moving:  # takes as long as loading
                 return
-            await self._give_up()
-            raise Unavailable(f"the engine said nothing for {self._stuck_seconds:g} s") from None
+            await self._restart_stuck()
+            raise Unavailable(f"the engine did not respond for {self._stuck_seconds:g} s") from None
         if self.state != "ready":
-            self._told("the engine is ready" if self.restarts == 0 else "the engine is ready again")
-        self.state, self.info, self.error, self._in_a_row = "ready", info, None, 0
+            self._on_event("engine ready" if self.restarts == 0 else "engine ready again")
+        self.state, self.info, self.error, self._consecutive = "ready", info, None, 0
         self._changed.set()
 
-    async def _give_up(self) -> None:
-        """Not ready while it is being ended."""
+    async def _restart_stuck(self) -> None:
+        """Not ready while the hung engine is being killed."""
         self.state = "restarting"
         restart: Callable[[], Awaitable[None]] | None = getattr(self.client, "restart", None)
         if restart is not None:
             await restart()
 
-    async def _broke(self, error: Error) -> None:
+    async def _on_failure(self, error: Error) -> None:
         now = time.monotonic()
-        self._breakdowns.append(now)
-        while self._breakdowns[0] < now - MEMORY_SECONDS:
-            self._breakdowns.popleft()
-        self._in_a_row += 1
+        self._failures.append(now)
+        while self._failures[0] < now - FAILURE_WINDOW_SECONDS:
+            self._failures.popleft()
+        self._consecutive += 1
         self.restarts += 1
-        self.error, self.state = error, state_after(self._in_a_row, self.info is not None)
-        pause = pause_seconds(len(self._breakdowns))
-        self._again_at = now + pause
-        self._told(f"the engine broke down ({without_paths(str(error))}); it is started anew in {pause:g} s")
+        self.error, self.state = error, state_after(self._consecutive, self.info is not None)
+        delay = backoff_seconds(len(self._failures))
+        self._retry_at = now + delay
+        self._on_event(f"engine failed ({error}); restarting in {delay:g} s")
         self._changed.set()
-        await asyncio.sleep(pause)
+        await asyncio.sleep(delay)

@@ -1,4 +1,4 @@
-"""Who may ask: the key in a request's headers against those of the server, in a time that tells nothing about them."""
+"""API keys: read at startup, and compared with a request's in constant time."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ Headers = Iterable[tuple[bytes, bytes]]
 
 
 def key_number(headers: Headers, keys: tuple[str, ...]) -> int | None:
-    """Which of the keys it is, from 1; 0 where none is needed; None: none of them. Every key is compared, whichever is right."""
+    """The index of the matching key, from 1; 0 if the server has no keys; None if none matches. Every key is compared, so timing reveals nothing."""
     if not keys:
         return 0
-    given = _given(headers)
+    token = _bearer_token(headers)
     found = None
     for number, key in enumerate(keys, 1):
-        if hmac.compare_digest(given, key.encode()):
+        if hmac.compare_digest(token, key.encode()):
             found = number
     return found
 
 
-def _given(headers: Headers) -> bytes:
+def _bearer_token(headers: Headers) -> bytes:
     for name, value in headers:
         if name == b"authorization":
             scheme, _, key = value.partition(b" ")
@@ -37,43 +37,43 @@ def _given(headers: Headers) -> bytes:
     return b""
 
 
-def read_keys(word: str | None, environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """From the command line (a key, or a file with one a line), else from the environment; lines that begin with # are remarks."""
-    given = environment.get(ENVIRONMENT, "") if word is None else word
-    if word is not None and not word:
-        raise BadInput("--api-key is empty; give a key, or a file with one a line")
-    lines = _file_lines(given) if _is_file(given) else _words(given)
+def read_keys(option: str | None, environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """`option`: a key, or a file with one key per line (# starts a comment); None: the environment variable."""
+    given = environment.get(ENVIRONMENT, "") if option is None else option
+    if option is not None and not option:
+        raise BadInput("--api-key is empty; give a key, or a file with one key per line")
+    lines = _file_lines(given) if _is_file(given) else _inline_keys(given)
     keys = tuple(dict.fromkeys(line.strip() for line in lines if line.strip() and not line.strip().startswith("#")))
     if given and not keys:
-        raise BadInput("--api-key names a file without a key in it; write one a line")
+        raise BadInput("the --api-key file contains no key; write one key per line")
     for key in keys:
         check_key(key)
     return keys
 
 
-def _words(given: str) -> list[str]:
-    """A file's name that is mistyped must not become the key, which everybody could guess."""
+def _inline_keys(given: str) -> list[str]:
+    """A mistyped file name must not become an API key that anybody could guess."""
     if "/" in given or given.startswith(("~", ".")) or SUFFIX.search(given):
         raise BadInput(
-            "--api-key looks like a file, and there is none of that name; write a key like this into a file and name that"
+            "--api-key looks like a file, but there is no such file; check the path, or put a key that looks like a path into a file"
         )
     return given.split()
 
 
-def _is_file(word: str) -> bool:
+def _is_file(path: str) -> bool:
     try:
-        return bool(word) and Path(word).expanduser().is_file()
+        return bool(path) and Path(path).expanduser().is_file()
     except (OSError, RuntimeError, ValueError):
         return False
 
 
-def _file_lines(word: str) -> list[str]:
-    path = Path(word).expanduser()
+def _file_lines(name: str) -> list[str]:
+    path = Path(name).expanduser()
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
-            raise BadInput("the file of API keys is over 1 MiB; it should have one key a line")
+            raise BadInput("the --api-key file is larger than 1 MiB; it should have one key per line")
         return path.read_text(encoding="ascii").splitlines()
     except OSError as error:
-        raise BadInput(f"the file of API keys cannot be read: {error.strerror}") from None
+        raise BadInput(f"cannot read the --api-key file: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise BadInput("the file of API keys has other characters than ASCII in it") from None
+        raise BadInput("the --api-key file contains non-ASCII characters") from None

@@ -1,4 +1,4 @@
-"""ASGI's messages: headers found, answers sent in one go."""
+"""Small helpers over ASGI: reading headers, sending responses."""
 
 from __future__ import annotations
 
@@ -9,46 +9,46 @@ from starlette.types import Message, Scope, Send
 from windlass.wire.schema.errors import Refusal
 
 JSON = b"application/json"
-EVENTS = b"text/event-stream"
-SAFE = [(b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store")]
-CROWDED = "too_many_bytes"
-"""The code of a refusal in the middle of a body."""
+EVENT_STREAM = b"text/event-stream"
+SECURITY_HEADERS = [(b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store")]
+TOO_MANY_BYTES = "too_many_bytes"
+"""The error code when a body is rejected half read."""
 Header = tuple[bytes, bytes]
 
 
-class Gone(Exception):
-    """The client went away before it had asked."""
+class ClientDisconnected(Exception):
+    """The client closed the connection before it got a response."""
 
 
-def header(scope: Scope, name: bytes) -> str | None:
+def request_header(scope: Scope, name: bytes) -> str | None:
     for key, value in scope["headers"]:
         if key == name:
             return value.decode("latin-1")
     return None
 
 
-def start(status: int, media_type: bytes, length: int | None = None, headers: Iterable[Header] = ()) -> Message:
-    found = [(b"content-type", media_type), *SAFE, *headers]
+def response_start(status: int, media_type: bytes, length: int | None = None, headers: Iterable[Header] = ()) -> Message:
+    found = [(b"content-type", media_type), *SECURITY_HEADERS, *headers]
     if length is not None:
         found.append((b"content-length", str(length).encode()))
     return {"type": "http.response.start", "status": status, "headers": found}
 
 
-async def send_bytes(send: Send, status: int, body: bytes, media_type: bytes = JSON, headers: Iterable[Header] = ()) -> None:
-    await send(start(status, media_type, len(body), headers))
+async def send_response(send: Send, status: int, body: bytes, media_type: bytes = JSON, headers: Iterable[Header] = ()) -> None:
+    await send(response_start(status, media_type, len(body), headers))
     await send({"type": "http.response.body", "body": body})
 
 
-async def send_refusal(send: Send, refusal: Refusal) -> None:
-    await send_bytes(send, refusal.status, refusal.body, headers=_implied(refusal))
+async def send_error(send: Send, error: Refusal) -> None:
+    await send_response(send, error.status, error.body, headers=_error_headers(error))
 
 
-def _implied(refusal: Refusal) -> list[Header]:
-    """After a body that was not read, the connection cannot be used again."""
-    found = [] if refusal.retry_seconds is None else [retry_after(refusal.retry_seconds)]
-    if refusal.status == 401:
+def _error_headers(error: Refusal) -> list[Header]:
+    """A connection whose request body was not read to the end cannot be reused."""
+    found = [] if error.retry_seconds is None else [retry_after(error.retry_seconds)]
+    if error.status == 401:
         found.append((b"www-authenticate", b"Bearer"))
-    if refusal.status in (408, 413) or refusal.code == CROWDED:
+    if error.status in (408, 413) or error.code == TOO_MANY_BYTES:
         found.append((b"connection", b"close"))
     return found
 

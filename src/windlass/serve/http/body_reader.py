@@ -1,4 +1,4 @@
-"""Bodies of requests, read within bounds: each in its size and its time, and all that are being read together."""
+"""Reads request bodies within limits: size and time of each, and total bytes of all that are being read."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ import asyncio
 
 from starlette.types import Receive, Scope
 
-from windlass.serve.http import errors as failures
-from windlass.serve.http.asgi import Gone, header
+from windlass.serve.http import errors
+from windlass.serve.http.asgi import ClientDisconnected, request_header
 
-FREE_BYTES = 64 * 1024
-"""Of every body, that count for nothing: whoever sends large bodies slowly does not keep ordinary requests out."""
+UNCOUNTED_BYTES = 64 * 1024
+"""The first bytes of every body do not count towards the total, so slow senders of large bodies cannot block ordinary requests."""
 RETRY_SECONDS = 1
 
 
-class Bodies:
-    def __init__(self, most_each: int, most_together: int, seconds: float) -> None:
-        self._most_each, self._most_together, self._seconds = most_each, most_together, seconds
-        self.held = 0
-        """Bytes of those that are not whole yet, beyond what is free."""
+class BodyReader:
+    def __init__(self, max_each: int, max_total: int, seconds: float) -> None:
+        self._max_each, self._max_total, self._seconds = max_each, max_total, seconds
+        self.buffered_bytes = 0
+        """Bytes of incomplete bodies, beyond `UNCOUNTED_BYTES` of each."""
 
     async def read(self, scope: Scope, receive: Receive) -> bytes:
-        """Refuses what says that it is too large before reading it, and what turns out to be while reading."""
-        length = header(scope, b"content-length")
-        if length is not None and length.isdecimal() and int(length) > self._most_each:
-            raise failures.too_large(self._most_each)
+        """Rejects a too large Content-Length before reading, and a body that exceeds the limit while reading."""
+        length = request_header(scope, b"content-length")
+        if length is not None and length.isdecimal() and int(length) > self._max_each:
+            raise errors.too_large(self._max_each)
         try:
             async with asyncio.timeout(self._seconds):
-                return await self._whole(receive)
+                return await self._read_all(receive)
         except TimeoutError:
-            raise failures.slow_body() from None
+            raise errors.body_timeout() from None
 
-    async def _whole(self, receive: Receive) -> bytes:
+    async def _read_all(self, receive: Receive) -> bytes:
         parts: list[bytes] = []
         size = counted = 0
         more = True
@@ -39,19 +39,19 @@ class Bodies:
             while more:
                 message = await receive()
                 if message["type"] == "http.disconnect":
-                    raise Gone
+                    raise ClientDisconnected
                 parts.append(message.get("body", b""))
                 size += len(parts[-1])
                 more = message.get("more_body", False)
-                before, counted = counted, max(size - FREE_BYTES, 0)
-                self.held += counted - before
+                before, counted = counted, max(size - UNCOUNTED_BYTES, 0)
+                self.buffered_bytes += counted - before
                 self._check(size)
         finally:
-            self.held -= counted
+            self.buffered_bytes -= counted
         return b"".join(parts)
 
     def _check(self, size: int) -> None:
-        if size > self._most_each:
-            raise failures.too_large(self._most_each)
-        if self.held > self._most_together:
-            raise failures.crowded().after(RETRY_SECONDS)
+        if size > self._max_each:
+            raise errors.too_large(self._max_each)
+        if self.buffered_bytes > self._max_total:
+            raise errors.too_many_bytes().after(RETRY_SECONDS)

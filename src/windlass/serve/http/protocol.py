@@ -1,7 +1,7 @@
-"""One client's connection: uvicorn's, with bounds on what a client may do before it has asked for anything.
+"""uvicorn's HTTP protocol with limits on what a client may do before its request is accepted.
 
-Headers must come within a time and a size. Requests that were sent ahead of their turn (pipelining) are few, and when the client goes
-away every one of them learns of it: uvicorn tells only the last, and stops listening for the client's end while others wait.
+Headers have a time and a size limit. Pipelined requests are limited in number, and a disconnect is reported to every one of them:
+uvicorn reports it only to the last, and stops reading from the socket while others wait.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from typing import Any, cast
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 MAX_HEAD_BYTES = 64 * 1024
-MAX_AHEAD = 8
-"""Requests that a client may send before the first is answered."""
-UNREAD_SECONDS = 120
-"""What a client does not take for so long is thrown away, and its connection with it."""
+MAX_PIPELINED = 8
+"""Requests that a client may send before the first response."""
+WRITE_TIMEOUT_SECONDS = 120
+"""The connection is closed when a client acknowledges no data for this long."""
 ABORT = "windlass.abort"
-"""In a request's scope: ends the connection at once, whatever is still to be sent."""
+"""Scope key of a function that closes the connection at once, dropping unsent data."""
 
 
-def connection_class(head_seconds: float) -> type[HttpToolsProtocol]:
-    """uvicorn makes the connections itself, so what they are told must be in the class."""
-    return cast(type[HttpToolsProtocol], type("BoundedConnection", (Connection,), {"head_seconds": head_seconds}))
+def protocol_class(head_seconds: float) -> type[HttpToolsProtocol]:
+    """uvicorn instantiates the protocol itself, so its configuration must be in the class."""
+    return cast(type[HttpToolsProtocol], type("ConfiguredHttpProtocol", (BoundedHttpProtocol,), {"head_seconds": head_seconds}))
 
 
-class Connection(HttpToolsProtocol):
+class BoundedHttpProtocol(HttpToolsProtocol):
     head_seconds = 20.0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -38,8 +38,8 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        _bound_writing(transport)
-        self._timer = self.loop.call_later(self.head_seconds, self._too_slow)
+        _set_write_timeout(transport)
+        self._timer = self.loop.call_later(self.head_seconds, self._header_timeout)
 
     def data_received(self, data: bytes) -> None:
         if self._in_head:
@@ -53,7 +53,7 @@ class Connection(HttpToolsProtocol):
         cast(dict[str, Any], self.scope)[ABORT] = self.transport.abort
         self._in_head, self._head_bytes = True, 0
         if self._timer is None:
-            self._timer = self.loop.call_later(self.head_seconds, self._too_slow)
+            self._timer = self.loop.call_later(self.head_seconds, self._header_timeout)
 
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
@@ -61,8 +61,8 @@ class Connection(HttpToolsProtocol):
         self._stop_timer()
         self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete]
         self._cycles.append(self.cycle)
-        self.flow.resume_reading()  # or the client's end would not be noticed
-        if len(self.pipeline) > MAX_AHEAD:
+        self.flow.resume_reading()  # otherwise a disconnect would go unnoticed
+        if len(self.pipeline) > MAX_PIPELINED:
             self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -73,7 +73,7 @@ class Connection(HttpToolsProtocol):
                 cycle.disconnected = True
                 cycle.message_event.set()
 
-    def _too_slow(self) -> None:
+    def _header_timeout(self) -> None:
         self._timer = None
         self.transport.abort()
 
@@ -83,8 +83,8 @@ class Connection(HttpToolsProtocol):
             self._timer = None
 
 
-def _bound_writing(transport: asyncio.Transport) -> None:
+def _set_write_timeout(transport: asyncio.Transport) -> None:
     option = getattr(socket, "TCP_USER_TIMEOUT", None)  # Linux
     found: socket.socket | None = transport.get_extra_info("socket")
     if option is not None and found is not None and found.family in (socket.AF_INET, socket.AF_INET6):
-        found.setsockopt(socket.IPPROTO_TCP, option, UNREAD_SECONDS * 1000)
+        found.setsockopt(socket.IPPROTO_TCP, option, WRITE_TIMEOUT_SECONDS * 1000)

@@ -1,4 +1,4 @@
-"""How busy this machine is: processor, memory, GPUs, energy. Read when somebody looks, at most once a second."""
+"""Resource usage of this machine: CPU, memory, GPUs, energy. Read on demand, at most once a second."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RAPL = "/sys/class/powercap"
 FRESH_SECONDS = 0.9
 
 
-class DeviceNow(Frozen):
+class DeviceUsage(Frozen):
     name: str
     use_percent: float | None
     memory_bytes: int
@@ -28,14 +28,14 @@ class DeviceNow(Frozen):
     power_watts: float | None = None
 
 
-class MachineNow(Frozen):
+class ResourceUsage(Frozen):
     cpu_percent: float | None
     memory_bytes: int
     memory_total_bytes: int
     process_bytes: int
-    devices: tuple[DeviceNow, ...] = ()
+    devices: tuple[DeviceUsage, ...] = ()
     energy_joules: float | None = None
-    """Since the server started, where a counter can be read."""
+    """Since the server started; None without a readable counter."""
     energy_source: str = "none"
 
 
@@ -48,7 +48,7 @@ def cpu_times(stat: str) -> tuple[int, int]:
     if len(words) < 6 or words[0] != "cpu":
         return 0, 0
     ticks = [int(word) for word in words[1:9]]
-    return sum(ticks) - ticks[3] - ticks[4], sum(ticks)  # idle, and idle while waiting for a disk
+    return sum(ticks) - ticks[3] - ticks[4], sum(ticks)  # idle and iowait
 
 
 def busy_percent(before: tuple[int, int], after: tuple[int, int]) -> float | None:
@@ -56,16 +56,16 @@ def busy_percent(before: tuple[int, int], after: tuple[int, int]) -> float | Non
     return None if total <= 0 else 100.0 * (after[0] - before[0]) / total
 
 
-def wrapped(before: int, after: int, highest: int) -> int:
-    """A counter's growth, where it may have begun again at 0."""
+def counter_delta(before: int, after: int, highest: int) -> int:
+    """Growth of a counter that wraps around at `highest`."""
     return after - before if after >= before else after + highest - before
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
-class Rapl:
-    """Joules of the processors' packages; readable by root on most machines."""
+class RaplMonitor:
+    """Energy of the CPU packages, from RAPL counters; on most machines only root can read them."""
 
     def __init__(self, read: ReadText = read_text, folder: str = RAPL) -> None:
         self._read = read
@@ -89,13 +89,13 @@ class Rapl:
             now, before = self._counter(folder), self._last[index]
             if now is not None and before is not None:
                 highest = self._read(f"{folder}/max_energy_range_uj").strip()
-                self._joules += wrapped(before, now, int(highest) if highest.isdecimal() else 0) / 1e6
+                self._joules += counter_delta(before, now, int(highest) if highest.isdecimal() else 0) / 1e6
                 self._last[index] = now
         return self._joules
 
 
-class Gpus:
-    """By NVML, kept open. Nothing where there is no driver, or no pynvml."""
+class NvmlMonitor:
+    """GPU usage through NVML, which is kept open. Empty without a driver or without pynvml."""
 
     def __init__(self) -> None:
         self._nvml: Any = None
@@ -112,7 +112,7 @@ class Gpus:
             nvml.nvmlInit()
             self._handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
             self._nvml = nvml
-        except Exception:  # noqa: BLE001 - numbers for a page are no reason to fail; NVML's errors are its own classes
+        except Exception:  # noqa: BLE001 - statistics must not fail the server; NVML has its own exception classes
             self._nvml, self._handles = None, []
 
     def _ask(self, name: str, handle: Any) -> Any:
@@ -128,13 +128,13 @@ class Gpus:
         now = self._energy()
         return None if now is None or self._first is None else now - self._first
 
-    def now(self) -> list[DeviceNow]:
+    def now(self) -> list[DeviceUsage]:
         return [self._device(handle) for handle in self._handles]
 
-    def _device(self, handle: Any) -> DeviceNow:
+    def _device(self, handle: Any) -> DeviceUsage:
         memory, use = self._ask("nvmlDeviceGetMemoryInfo", handle), self._ask("nvmlDeviceGetUtilizationRates", handle)
         watts = self._ask("nvmlDeviceGetPowerUsage", handle)
-        return DeviceNow(
+        return DeviceUsage(
             name=str(self._ask("nvmlDeviceGetName", handle) or "GPU"),
             use_percent=None if use is None else float(use.gpu),
             memory_bytes=0 if memory is None else int(memory.used),
@@ -143,27 +143,27 @@ class Gpus:
         )
 
 
-class Machine:
-    """`planned_bytes`: what the plan gave every device, in the devices' order."""
+class ResourceMonitor:
+    """`planned_bytes`: planned memory per device, in the order of the devices."""
 
     def __init__(self, planned_bytes: tuple[int, ...] = (), read: ReadText = read_text) -> None:
         self._read, self._planned = read, planned_bytes
-        self._rapl, self._gpus = Rapl(read), Gpus()
+        self._rapl, self._gpus = RaplMonitor(read), NvmlMonitor()
         self._cpu = cpu_times(read("/proc/stat"))
         self._seen = -FRESH_SECONDS
-        self._latest: MachineNow | None = None
+        self._latest: ResourceUsage | None = None
 
-    def now(self) -> MachineNow:
+    def now(self) -> ResourceUsage:
         """Blocks for about a millisecond."""
         if self._latest is None or time.monotonic() - self._seen > FRESH_SECONDS:
-            self._seen, self._latest = time.monotonic(), self._looked()
+            self._seen, self._latest = time.monotonic(), self._read_usage()
         return self._latest
 
-    def _looked(self) -> MachineNow:
+    def _read_usage(self) -> ResourceUsage:
         before, self._cpu = self._cpu, cpu_times(self._read("/proc/stat"))
         memory = system_memory(self._read)
         joules, source = self._energy()
-        return MachineNow(
+        return ResourceUsage(
             cpu_percent=busy_percent(before, self._cpu),
             memory_bytes=memory.used_bytes,
             memory_total_bytes=memory.total_bytes,
@@ -173,9 +173,9 @@ class Machine:
             energy_source=source,
         )
 
-    def _devices(self, memory: SystemMemory) -> tuple[DeviceNow, ...]:
+    def _devices(self, memory: SystemMemory) -> tuple[DeviceUsage, ...]:
         found = self._gpus.now() or [
-            DeviceNow(name="CPU", use_percent=None, memory_bytes=memory.used_bytes, memory_total_bytes=memory.total_bytes)
+            DeviceUsage(name="CPU", use_percent=None, memory_bytes=memory.used_bytes, memory_total_bytes=memory.total_bytes)
         ]
         return tuple(_planned(device, index, self._planned) for index, device in enumerate(found))
 
@@ -187,5 +187,5 @@ class Machine:
         return (gpu or 0.0) + (cpu or 0.0), source
 
 
-def _planned(device: DeviceNow, index: int, planned: tuple[int, ...]) -> DeviceNow:
+def _planned(device: DeviceUsage, index: int, planned: tuple[int, ...]) -> DeviceUsage:
     return msgspec.structs.replace(device, planned_bytes=planned[index]) if index < len(planned) else device
