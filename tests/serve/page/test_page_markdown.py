@@ -350,7 +350,9 @@ def test_a_question_says_only_what_was_set() -> None:
         "seed": "7",
         "thinking": "off",
     }
-    code = 'const { question } = await load("chat/request.js"); output(input[0].map((set) => question("m", set, input[1])));'
+    code = (
+        'const { chatRequest } = await load("chat/request.js"); output(input[0].map((set) => chatRequest("m", set, input[1])));'
+    )
     asked, full = run_node(code, [[plain, set_all], messages])
     said = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}, {"role": "assistant", "content": "c"}]
     assert asked == {"model": "m", "messages": said, "stream": True, "stream_options": {"include_usage": True}}

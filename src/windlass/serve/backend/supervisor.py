@@ -42,7 +42,7 @@ def state_after(consecutive_failures: int, was_ready: bool) -> State:
 
 
 class Supervisor:
-    """Optional members of the client: `restart` kills a hung engine, `is_alive` is False once it exited, `is_moving` while it moves to other hosts."""
+    """Optional members of the client: `restart` kills a hung engine, `is_alive` reports its exit, `is_moving` a move to other hosts."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-// One answer as it comes in: chunks of OpenAI's stream in, a message out. Pure; the clock is an argument.
+// Accumulates the chunks of a streamed answer into a message. Pure; the clock is an argument.
 
 const seconds = (from, to) => (from === null || to === null ? null : (to - from) / 1000);
 
@@ -45,7 +45,7 @@ export class Answer {
     if (called?.arguments) slot.arguments += called.arguments;
   }
 
-  /** True while the model reasons and has not begun to answer. */
+  /** True while the model reasons, before its answer. */
   get isThinking() {
     return this.thinking.from !== null && this.thinking.to === null && this.message.finish === null;
   }
@@ -54,7 +54,7 @@ export class Answer {
     return seconds(this.thinking.from, this.thinking.to ?? now);
   }
 
-  /** The message as it is kept, with its figures. Pieces stand in for tokens where an answer was stopped before its usage came. */
+  /** The message to store, with its statistics. Chunks are counted as tokens if the answer was stopped before usage arrived. */
   finished(finish = this.message.finish) {
     const tokens = this.usage?.completion_tokens ?? this.pieces;
     const span = seconds(this.first, this.last);

@@ -1,12 +1,12 @@
-// The chat: wires the composer, the list of conversations, the thread and the settings to the talk.
+// The chat view: connects composer, conversation list, thread and settings to the session.
 
 import { models } from "../lib/api.js";
-import { find, h, icon, iconButton, say } from "../lib/dom.js";
+import { find, h, icon, iconButton, setText } from "../lib/dom.js";
 import { count } from "../lib/format.js";
 import { loadSettings, saveSettings } from "./store.js";
 import { Composer } from "./composer.js";
 import { SettingsSheet } from "./settings.js";
-import { Talk } from "./conversation.js";
+import { ChatSession } from "./conversation.js";
 import { Thread } from "./thread.js";
 
 const STARTERS = [
@@ -20,11 +20,11 @@ export class Chat {
   constructor(page) {
     this.page = page;
     this.settings = loadSettings();
-    this.talk = new Talk(this, this.settings);
-    this.thread = new Thread({ again: () => this.talk.regenerate(), edit: (text) => this.talk.edit(text) });
+    this.session = new ChatSession(this, this.settings);
+    this.thread = new Thread({ again: () => this.session.regenerate(), edit: (text) => this.session.edit(text) });
     this.composer = new Composer({
       send: (text) => this.send(text),
-      stop: () => this.talk.stop(),
+      stop: () => this.session.stop(),
       editLast: () => this.#editLast(),
     });
     this.sheet = new SettingsSheet(
@@ -33,15 +33,15 @@ export class Chat {
       () => this.#removeAll(),
     );
     this.context = null;
-    this.#furnish();
+    this.#setup();
     this.list();
     this.open();
     this.loadModels();
   }
 
-  #furnish() {
+  #setup() {
     find("#new-chat").append(icon("plus"), "New chat");
-    find("#new-chat").addEventListener("click", () => this.#leave(""));
+    find("#new-chat").addEventListener("click", () => this.#navigate(""));
     find("#open-side").append(icon("menu"));
     find("#open-side").setAttribute("aria-label", "Conversations");
     find("#open-side").addEventListener("click", () => this.#side(true));
@@ -71,90 +71,90 @@ export class Chat {
     picker.disabled = names.length < 2;
     if (!names.length) picker.append(h("option", { value: "" }, "No model yet"));
     picker.value = names.includes(this.settings.model) ? this.settings.model : (names[0] ?? "");
-    this.talk.model = picker.value;
+    this.session.model = picker.value;
     this.#welcome();
   }
 
   #choose(name) {
-    this.talk.model = name;
+    this.session.model = name;
     this.settings.model = name;
     saveSettings(this.settings);
     this.#welcome();
   }
 
-  /** The server's state changed: a model that was loading may be there now. */
+  /** The server state changed: a model that was loading may be ready now. */
   status({ link, status }) {
     const ready = link === "live" && status.state === "ready";
-    if (ready && (!this.talk.model || this.wasDown)) this.loadModels();
+    if (ready && (!this.session.model || this.wasDown)) this.loadModels();
     this.wasDown = !ready && link !== "none";
     this.context = status?.context_tokens ?? null;
     this.#welcome();
   }
 
   #welcome() {
-    const room = this.context ? `, with room for ${count(this.context)} tokens` : "";
-    say(
+    const room = this.context ? ` (${count(this.context)} tokens of context)` : "";
+    setText(
       find("#welcome-model"),
-      this.talk.model ? `You are talking to ${this.talk.model}${room}.` : "The model is not ready yet.",
+      this.session.model ? `Chatting with ${this.session.model}${room}.` : "The model is not ready yet.",
     );
   }
 
-  // --- what the talk tells -------------------------------------------------------------------------------------------
+  // --- session events -------------------------------------------------------------------------------------------
 
   list() {
-    const items = this.talk.conversations.map((one) => this.#item(one));
+    const items = this.session.conversations.map((one) => this.#item(one));
     find("#conversations").replaceChildren(...items);
   }
 
   open() {
-    const { current, answer } = this.talk;
+    const { current, answer } = this.session;
     find("#welcome").hidden = current.messages.length > 0;
     this.thread.show(current, answer);
     this.composer.busy(Boolean(answer));
     for (const item of find("#conversations").children) item.classList.toggle("current", item.dataset.id === current.id);
-    if (current.messages.length && this.talk.conversations.includes(current)) this.page.go(`#/chat/${current.id}`, true);
+    if (current.messages.length && this.session.conversations.includes(current)) this.page.go(`#/chat/${current.id}`, true);
     if (answer) this.page.announce("Waiting for the answer");
   }
 
   progress() {
-    this.thread.progress(this.talk.answer);
+    this.thread.progress(this.session.answer);
   }
 
   done(message) {
     this.composer.busy(false);
-    this.thread.done(this.talk.current);
+    this.thread.done(this.session.current);
     if (message.error?.kind === "key") this.page.askKey();
-    // Once, when it is complete: read out word by word it would drown everything else.
+    // Announced once, when complete: word by word it would drown out everything else.
     this.page.announce(
       message.error ? "" : `${message.finish === "stopped" ? "Stopped. " : ""}${message.content.slice(0, 2000)}`,
     );
   }
 
-  full() {
-    this.page.toast("This browser has no room left, so this chat will not be kept.");
+  storageFull() {
+    this.page.toast("Browser storage is full, so this chat will not be saved.");
   }
 
-  // --- what the user does --------------------------------------------------------------------------------------------
+  // --- user actions --------------------------------------------------------------------------------------------
 
   send(text) {
-    if (this.talk.answer || !text.trim()) return false;
-    this.talk.send(text);
+    if (this.session.answer || !text.trim()) return false;
+    this.session.send(text);
     return true;
   }
 
   keyGiven() {
     this.loadModels();
-    if (this.talk.current.messages.at(-1)?.error?.kind === "key") this.talk.regenerate();
+    if (this.session.current.messages.at(-1)?.error?.kind === "key") this.session.regenerate();
   }
 
   route(id) {
     this.#side(false);
-    if (id) this.talk.open(id);
-    else if (this.talk.current.messages.length) this.talk.fresh();
+    if (id) this.session.open(id);
+    else if (this.session.current.messages.length) this.session.startNew();
     this.composer.focus();
   }
 
-  #leave(id) {
+  #navigate(id) {
     this.#side(false);
     this.page.go(id ? `#/chat/${id}` : "#/chat");
   }
@@ -162,41 +162,41 @@ export class Chat {
   #item(conversation) {
     const open = h(
       "button",
-      { type: "button", class: "open", onclick: () => this.#leave(conversation.id) },
+      { type: "button", class: "open", onclick: () => this.#navigate(conversation.id) },
       h("span", {}, conversation.title),
     );
     const remove = iconButton("trash", `Delete “${conversation.title}”`, () => this.#remove(conversation.id));
     const classes = [
       "conversation",
-      conversation === this.talk.current && "current",
-      this.talk.isAnswering(conversation.id) && "busy",
+      conversation === this.session.current && "current",
+      this.session.isAnswering(conversation.id) && "busy",
     ];
     return h("li", { class: classes.filter(Boolean).join(" "), "data-id": conversation.id }, open, remove);
   }
 
   #remove(id) {
-    const wasCurrent = this.talk.current.id === id;
-    const removed = this.talk.remove(id);
+    const wasCurrent = this.session.current.id === id;
+    const removed = this.session.remove(id);
     if (wasCurrent) this.page.go("#/chat", true);
-    this.page.toast("Chat deleted.", { label: "Undo", run: () => this.talk.restore(removed) });
+    this.page.toast("Chat deleted.", { label: "Undo", run: () => this.session.restore(removed) });
   }
 
   #removeAll() {
-    const removed = [...this.talk.conversations];
-    for (const { id } of removed) this.talk.remove(id);
+    const removed = [...this.session.conversations];
+    for (const { id } of removed) this.session.remove(id);
     this.page.go("#/chat", true);
-    this.page.toast("All chats deleted.", { label: "Undo", run: () => removed.forEach((one) => this.talk.restore(one)) });
+    this.page.toast("All chats deleted.", { label: "Undo", run: () => removed.forEach((one) => this.session.restore(one)) });
   }
 
   #editLast() {
-    const last = this.talk.current.messages.findLast(({ role }) => role === "user");
-    if (last && !this.talk.answer) this.thread.startEdit(last);
+    const last = this.session.current.messages.findLast(({ role }) => role === "user");
+    if (last && !this.session.answer) this.thread.startEdit(last);
   }
 
   #escape(event) {
     if (event.key !== "Escape" || find("dialog[open]") || find("#chat").hidden) return;
     if (find("#side").classList.contains("shown")) this.#side(false);
-    else if (this.talk.answer) this.talk.stop();
+    else if (this.session.answer) this.session.stop();
   }
 
   #side(shown) {

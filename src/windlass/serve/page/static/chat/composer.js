@@ -1,11 +1,11 @@
-// Where a message is written.
+// The message input.
 
 import { find, icon } from "../lib/dom.js";
 
 const MAX_HEIGHT_PX = 260;
 
 export class Composer {
-  /** actions: {send(text) -> whether it was taken, stop(), editLast()} */
+  /** actions: {send(text) -> whether it was sent, stop(), editLast()} */
   constructor(actions) {
     this.actions = actions;
     this.field = find("#question");
@@ -29,7 +29,7 @@ export class Composer {
     this.#fit();
   }
 
-  // On a touch screen focus would bring up the keyboard unasked.
+  // On a touch screen focus would open the keyboard.
   focus() {
     if (matchMedia("(hover: hover)").matches) this.field.focus();
   }

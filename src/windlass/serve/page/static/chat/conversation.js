@@ -1,14 +1,14 @@
-// Conversations and the answers under way in them. Knows no element of the page; tells its listener what changed.
+// Conversations and the answers being generated in them. Does not touch the DOM; notifies a listener.
 
 import { ApiError, chat } from "../lib/api.js";
 import { Answer } from "./answer.js";
-import { question } from "./request.js";
+import { chatRequest } from "./request.js";
 import { deleteConversation, loadConversations, newConversation, onOtherTab, saveConversation, titleOf } from "./store.js";
 
 const SAVE_EVERY_MS = 2000;
 
-/** listener: {list(), open(), progress(), done(message)} for what is looked at, and full() when the browser has no room. */
-export class Talk {
+/** listener: {list(), open(), progress(), done(message)} for the current conversation, and storageFull(). */
+export class ChatSession {
   constructor(listener, settings) {
     this.listener = listener;
     this.settings = settings;
@@ -27,14 +27,14 @@ export class Talk {
     return this.answers.has(id);
   }
 
-  /** An id that is not there opens an empty chat. */
+  /** An unknown id opens an empty chat. */
   open(id) {
     if (id === this.current.id) return;
     this.current = this.conversations.find((one) => one.id === id) ?? newConversation();
     this.listener.open();
   }
 
-  fresh() {
+  startNew() {
     this.current = newConversation();
     this.listener.open();
   }
@@ -49,7 +49,7 @@ export class Talk {
     this.#run(current);
   }
 
-  /** The last message of the user's, said differently; what followed it is gone. */
+  /** Replaces the user's last message; what followed it is dropped. */
   edit(text) {
     const at = this.current.messages.findLastIndex(({ role }) => role === "user");
     if (at < 0 || this.answer || !text.trim()) return;
@@ -74,7 +74,7 @@ export class Talk {
     const [removed] = this.conversations.splice(at, 1);
     deleteConversation(id);
     this.listener.list();
-    if (this.current === removed) this.fresh();
+    if (this.current === removed) this.startNew();
     return removed;
   }
 
@@ -91,16 +91,16 @@ export class Talk {
     this.answers.set(conversation.id, { controller, answer });
     if (conversation === this.current) this.listener.open();
     this.listener.list();
-    const failure = await this.#follow(conversation, answer, controller.signal);
+    const failure = await this.#stream(conversation, answer, controller.signal);
     this.answers.delete(conversation.id);
-    this.#keep(conversation, answer, controller.signal.aborted, failure);
+    this.#finish(conversation, answer, controller.signal.aborted, failure);
   }
 
-  /** What went wrong, or null. */
-  async #follow(conversation, answer, signal) {
+  /** Returns the error, or null. */
+  async #stream(conversation, answer, signal) {
     let saved = performance.now();
     try {
-      for await (const chunk of chat(question(this.model, this.settings, conversation.messages), signal)) {
+      for await (const chunk of chat(chatRequest(this.model, this.settings, conversation.messages), signal)) {
         const now = performance.now();
         answer.take(chunk, now);
         if (conversation === this.current) this.listener.progress();
@@ -114,11 +114,11 @@ export class Talk {
       if (signal.aborted) return null;
       if (error instanceof ApiError) return error;
       console.error(error);
-      return new ApiError("server", "The server's answer could not be read.");
+      return new ApiError("server", "The server sent an invalid response.");
     }
   }
 
-  #keep(conversation, answer, stopped, failure) {
+  #finish(conversation, answer, stopped, failure) {
     const message = answer.finished(stopped ? "stopped" : undefined);
     if (failure) message.error = { kind: failure.kind, message: failure.message, retry_after: failure.retryAfter };
     conversation.messages.push(message);
@@ -134,11 +134,11 @@ export class Talk {
   }
 
   #save(conversation) {
-    if (!saveConversation(conversation)) this.listener.full();
+    if (!saveConversation(conversation)) this.listener.storageFull();
   }
 
   #fromOtherTab(id) {
-    if (this.answers.size) return; // what is being written here is newer
+    if (this.answers.size) return; // this tab's answers are newer
     this.conversations = loadConversations();
     this.listener.list();
     const again = this.conversations.find((one) => one.id === this.current.id);

@@ -1,31 +1,31 @@
-// What went wrong, told kindly, with what to do about it.
+// An error with a hint and a retry button.
 
-import { h, say } from "../lib/dom.js";
+import { h, setText } from "../lib/dom.js";
 
 const TITLES = {
-  key: "This server asks for a key",
+  key: "API key required",
   busy: "The server is busy",
   starting: "The model is not ready",
-  refused: "The server could not take this",
-  server: "Something went wrong on the server",
+  rejected: "The server rejected this request",
+  server: "Server error",
   network: "The server cannot be reached",
-  cut: "The answer broke off",
+  interrupted: "The response was interrupted",
 };
 
 const HINTS = {
-  busy: "Others are being answered. Your message is kept.",
-  starting: "It may be loading or starting again. Your message is kept.",
-  refused: "Edit the message or change the settings, then try again.",
-  network: "Your message is kept. Check that the server runs, then try again.",
-  cut: "What came so far is above.",
+  busy: "Its queue is full. Your message is kept.",
+  starting: "It may be loading or restarting. Your message is kept.",
+  rejected: "Edit the message or change the settings, then try again.",
+  network: "Your message is kept. Check that the server is running, then try again.",
+  interrupted: "The partial response is above.",
 };
 
-/** With `retry`, a button; where the server said how long to wait, it counts down before it can be pressed. */
-export function trouble({ kind, message, retry_after: wait }, retry) {
+/** With `retry`, a button; it is disabled for the time in Retry-After. */
+export function errorNotice({ kind, message, retry_after: wait }, retry) {
   const title = TITLES[kind] ?? TITLES.server;
-  const said = message && message !== title ? h("p", {}, message) : null;
+  const text = message && message !== title ? h("p", {}, message) : null;
   const hint = HINTS[kind] ? h("p", { class: "small" }, HINTS[kind]) : null;
-  return h("div", { class: "trouble", role: "alert" }, h("strong", {}, title), said, hint, retry && retryButton(wait, retry));
+  return h("div", { class: "error-notice", role: "alert" }, h("strong", {}, title), text, hint, retry && retryButton(wait, retry));
 }
 
 function retryButton(wait, retry) {
@@ -33,7 +33,7 @@ function retryButton(wait, retry) {
   let left = Math.min(600, Math.ceil(wait ?? 0));
   const tick = () => {
     button.disabled = left > 0;
-    say(button, left > 0 ? `Try again in ${left} s` : "Try again");
+    setText(button, left > 0 ? `Try again in ${left} s` : "Try again");
     if (left-- > 0) setTimeout(() => button.isConnected && tick(), 1000);
   };
   // The first tick waits until the button is in the page.

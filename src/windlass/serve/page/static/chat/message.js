@@ -1,6 +1,6 @@
 // One message of a conversation as an element.
 
-import { h, icon, say } from "../lib/dom.js";
+import { h, icon, setText } from "../lib/dom.js";
 import { count, latency, number } from "../lib/format.js";
 import { copyButton, MarkdownView } from "../markdown/view.js";
 
@@ -47,7 +47,7 @@ export function editMessage(message, done) {
   return { element, focus: () => field.focus() };
 }
 
-/** An answer; grows by `update` while it is written and is settled by `finish`. */
+/** An answer: `update` while it streams, `finish` at its end. */
 export class AnswerView {
   constructor(model) {
     this.prose = new MarkdownView();
@@ -55,7 +55,7 @@ export class AnswerView {
       "p",
       { class: "waiting" },
       h("span", { class: "pulse", "aria-hidden": "true" }),
-      h("span", { class: "unseen" }, "Waiting for the first word"),
+      h("span", { class: "unseen" }, "Waiting for the first token"),
     );
     this.before = h("div", { class: "reasoning-slot" });
     this.calls = h("div", { class: "calls" });
@@ -63,7 +63,7 @@ export class AnswerView {
     this.reasoning = null;
     this.element = h(
       "article",
-      { class: "message answer", "aria-label": `Answer of ${model || "the model"}` },
+      { class: "message answer", "aria-label": `Answer from ${model || "the model"}` },
       this.before,
       this.waiting,
       this.prose.element,
@@ -92,7 +92,7 @@ export class AnswerView {
     if (message.reasoning) this.#reason(message.reasoning, thoughtFor(message.thought_seconds));
     this.prose.update(message.content);
     this.#call(message.tool_calls ?? []);
-    const bare = message.error && !message.content; // nothing to tell figures of
+    const bare = message.error && !message.content; // no statistics to show
     this.after.replaceChildren(...notes(message), ...(actions.error ?? []), ...(bare ? [] : [footer(message, actions)]));
   }
 
@@ -108,7 +108,7 @@ export class AnswerView {
         ),
       );
     }
-    say(this.reasoning.summary, summary);
+    setText(this.reasoning.summary, summary);
     this.reasoning.view.update(text);
   }
 
@@ -116,8 +116,8 @@ export class AnswerView {
     const shown = calls.filter(Boolean);
     shown.forEach((call, index) => {
       const place = this.calls.children[index] ?? this.calls.appendChild(callBox());
-      say(place.querySelector(".call-name"), call.name || "…");
-      say(place.querySelector("code"), pretty(call.arguments));
+      setText(place.querySelector(".call-name"), call.name || "…");
+      setText(place.querySelector("code"), pretty(call.arguments));
     });
   }
 }
@@ -131,22 +131,22 @@ function pretty(text) {
   try {
     return JSON.stringify(JSON.parse(text), null, 2);
   } catch {
-    return text; // still arriving, or not JSON at all
+    return text; // incomplete, or not JSON
   }
 }
 
 function notes(message) {
   if (message.error) return [];
-  const said = {
-    length: "The answer stopped at its longest allowed length.",
+  const note = {
+    length: "The answer reached the token limit.",
     stopped: "You stopped this answer.",
-    content_filter: "The server held back the rest.",
+    content_filter: "The rest was removed by a content filter.",
   }[message.finish];
   const empty =
     !message.content && !message.reasoning && !message.tool_calls?.length && message.finish !== "stopped"
-      ? "The model answered with nothing."
+      ? "The model returned an empty answer."
       : null;
-  return [said, empty].filter(Boolean).map((text) => h("p", { class: "note" }, text));
+  return [note, empty].filter(Boolean).map((text) => h("p", { class: "note" }, text));
 }
 
 function footer(message, actions) {

@@ -1,13 +1,13 @@
-// Settings and a conversation to the body of a chat request. Pure. What the user left empty is not sent: the server's defaults hold.
+// Builds the body of a chat request. Pure. Empty settings are not sent, so the server's defaults apply.
 
 const NUMBERS = {
   temperature: { low: 0, high: 2, whole: false, name: "Temperature" },
   top_p: { low: 0.01, high: 1, whole: false, name: "Top p" },
-  max_tokens: { low: 1, high: 1e7, whole: true, name: "Longest answer" },
+  max_tokens: { low: 1, high: 1e7, whole: true, name: "Max tokens" },
   seed: { low: 0, high: Number.MAX_SAFE_INTEGER, whole: true, name: "Seed" },
 };
 
-/** What is wrong with a setting, or an empty text. */
+/** An error message for a setting, or "". */
 export function problem(name, value) {
   const limits = NUMBERS[name];
   if (!limits || value.trim() === "") return "";
@@ -19,17 +19,17 @@ export function problem(name, value) {
   return `${limits.name} should be a ${limits.whole ? "whole " : ""}number, ${range}.`;
 }
 
-function asked(settings) {
+function sampling(settings) {
   const set = Object.keys(NUMBERS).filter((name) => settings[name].trim() !== "" && problem(name, settings[name]) === "");
   return Object.fromEntries(set.map((name) => [name, Number(settings[name])]));
 }
 
-/** Reasoning is not sent back, as the models' own templates want it; answers that came to nothing are left out. */
+/** Reasoning is not sent back, as chat templates expect; empty answers are left out. */
 function history(messages) {
   return messages.filter(({ role, content }) => role === "user" || content).map(({ role, content }) => ({ role, content }));
 }
 
-export function question(model, settings, messages) {
+export function chatRequest(model, settings, messages) {
   const system = settings.system.trim() ? [{ role: "system", content: settings.system }] : [];
   const thinking =
     settings.thinking === "default" ? {} : { chat_template_kwargs: { enable_thinking: settings.thinking === "on" } };
@@ -38,7 +38,7 @@ export function question(model, settings, messages) {
     messages: [...system, ...history(messages)],
     stream: true,
     stream_options: { include_usage: true },
-    ...asked(settings),
+    ...sampling(settings),
     ...thinking,
   };
 }

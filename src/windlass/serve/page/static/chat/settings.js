@@ -1,7 +1,7 @@
-// The sheet of settings, and the card that asks for a key.
+// The settings dialog and the API key dialog.
 
 import { hasKey, setKey } from "../lib/api.js";
-import { find, h, iconButton, say } from "../lib/dom.js";
+import { find, h, iconButton, setText } from "../lib/dom.js";
 import { problem } from "./request.js";
 import { DEFAULTS } from "./store.js";
 
@@ -9,15 +9,15 @@ const FIELDS = [
   {
     name: "temperature",
     label: "Temperature",
-    hint: "0 always takes the likeliest word; higher is more varied.",
+    hint: "0 is greedy; higher is more varied.",
     mode: "decimal",
   },
-  { name: "top_p", label: "Top p", hint: "Only the likeliest words that together reach this share.", mode: "decimal" },
-  { name: "max_tokens", label: "Longest answer", hint: "In tokens.", mode: "numeric" },
+  { name: "top_p", label: "Top p", hint: "Samples from the most likely tokens up to this total probability.", mode: "decimal" },
+  { name: "max_tokens", label: "Max tokens", hint: "Maximum length of the answer.", mode: "numeric" },
   { name: "seed", label: "Seed", hint: "The same seed and settings give the same answer.", mode: "numeric" },
 ];
 const THINKING = [
-  ["default", "Model decides"],
+  ["default", "Model default"],
   ["on", "On"],
   ["off", "Off"],
 ];
@@ -70,13 +70,13 @@ export class SettingsSheet {
     return h("div", { class: "field" }, h("label", { for: "set-system" }, "System prompt"), field);
   }
 
-  /** Only a value that holds is kept; what is wrong is said under the field. */
+  /** Only valid values are stored; errors are shown under the field. */
   #number({ name, label, hint, mode }) {
     const note = h("p", { class: "small", id: `about-${name}` }, hint);
     const field = h("input", {
       id: `set-${name}`,
       inputmode: mode,
-      placeholder: "Server’s default",
+      placeholder: "Server default",
       autocomplete: "off",
       "aria-describedby": `about-${name}`,
     });
@@ -84,7 +84,7 @@ export class SettingsSheet {
     field.addEventListener("input", () => {
       const wrong = problem(name, field.value);
       field.setAttribute("aria-invalid", String(Boolean(wrong)));
-      say(note, wrong || hint);
+      setText(note, wrong || hint);
       if (!wrong) this.#set(name, field.value);
     });
     return h("div", { class: "field" }, h("label", { for: `set-${name}` }, label), field, note);
@@ -104,7 +104,7 @@ export class SettingsSheet {
     return h(
       "fieldset",
       { class: "field" },
-      h("legend", {}, "Thinking before the answer"),
+      h("legend", {}, "Reasoning"),
       h("div", { class: "segments" }, THINKING.map(choice)),
     );
   }
@@ -116,7 +116,7 @@ export class SettingsSheet {
       this.changed();
       this.#draw();
     });
-    const forget = hasKey() && quiet("Forget the key", () => (setKey(""), this.#draw()));
+    const forget = hasKey() && quiet("Forget API key", () => (setKey(""), this.#draw()));
     const remove = quiet("Delete all chats", () => (this.element.close(), this.removeAll()));
     return h(
       "div",
@@ -127,20 +127,20 @@ export class SettingsSheet {
   }
 }
 
-/** Asks once, however many requests were refused meanwhile. */
+/** One dialog, however many requests were rejected. */
 export function askKey(done) {
   const card = find("#key");
   if (card.open) return;
   const field = h("input", { id: "key-field", type: "password", autocomplete: "current-password", required: true });
   const why = hasKey()
-    ? "The key you gave was not accepted. Ask whoever runs this server."
-    : "Whoever runs it can tell you the key. It stays in this tab only.";
+    ? "The key was not accepted. Ask the operator of this server."
+    : "Ask the operator of this server for one. It is kept in this tab only.";
   const form = h(
     "form",
     { method: "dialog" },
-    h("h2", { id: "key-title" }, "This server asks for a key"),
+    h("h2", { id: "key-title" }, "API key required"),
     h("p", {}, why),
-    h("label", { for: "key-field" }, "Key"),
+    h("label", { for: "key-field" }, "API key"),
     field,
     h(
       "div",

@@ -1,4 +1,4 @@
-// What this browser keeps: conversations and settings. Knows no element. Nothing here leaves the browser by itself.
+// Conversations and settings in localStorage. Does not touch the DOM and sends nothing.
 
 const PREFIX = "windlass.conversation.";
 const SETTINGS = "windlass.settings";
@@ -22,7 +22,7 @@ function read(key) {
   }
 }
 
-/** False where there is no room or no storage: the page goes on, only without memory. */
+/** False if storage is full or unavailable. */
 function write(key, value) {
   try {
     localStorage.setItem(key, JSON.stringify(value));
@@ -33,8 +33,8 @@ function write(key, value) {
 }
 
 export function loadSettings() {
-  const kept = read(SETTINGS);
-  const known = Object.entries(kept ?? {}).filter(([name, value]) => Object.hasOwn(DEFAULTS, name) && typeof value === "string");
+  const stored = read(SETTINGS);
+  const known = Object.entries(stored ?? {}).filter(([name, value]) => Object.hasOwn(DEFAULTS, name) && typeof value === "string");
   return { ...DEFAULTS, ...Object.fromEntries(known) };
 }
 
@@ -52,7 +52,7 @@ export function loadConversations() {
 }
 
 export function newConversation() {
-  // Not crypto.randomUUID, which plain HTTP from another machine does not have.
+  // Not crypto.randomUUID, which browsers offer only in secure contexts.
   const random = crypto.getRandomValues(new Uint32Array(2));
   return { id: [...random].map((part) => part.toString(36)).join(""), title: "New chat", changed: Date.now(), messages: [] };
 }

@@ -1,8 +1,8 @@
-// The conversation that is looked at: its messages, and keeping the newest in sight.
+// The messages of the current conversation, scrolled to the newest.
 
 import { find, h, icon } from "../lib/dom.js";
 import { AnswerView, editMessage, userMessage } from "./message.js";
-import { trouble } from "./error_notice.js";
+import { errorNotice } from "./error_notice.js";
 
 const NEAR_PX = 60;
 
@@ -42,10 +42,10 @@ export class Thread {
   #answerActions(message, isLast) {
     const again = isLast ? () => this.actions.again() : null;
     if (!message.error) return { again };
-    return { again: null, error: [trouble(message.error, again)] };
+    return { again: null, error: [errorNotice(message.error, again)] };
   }
 
-  /** At most once a frame, however fast the words come. */
+  /** Redraws at most once per frame. */
   progress(answer) {
     if (this.drawing || !this.writing) return;
     this.drawing = requestAnimationFrame(() => {
@@ -56,15 +56,15 @@ export class Thread {
     });
   }
 
-  /** The answer just written is complete: its element stays, so that nothing jumps. */
+  /** The answer is complete: its element stays, so that nothing jumps. */
   done(conversation) {
     const view = this.writing;
     this.writing = null;
     if (!view) return;
     view.finish(conversation.messages.at(-1), this.#answerActions(conversation.messages.at(-1), true));
-    const asked = this.element.querySelectorAll(".message.user");
+    const userMessages = this.element.querySelectorAll(".message.user");
     const last = conversation.messages.findLast(({ role }) => role === "user");
-    if (asked.length) asked[asked.length - 1].replaceWith(userMessage(last, () => this.startEdit(last)));
+    if (userMessages.length) userMessages[userMessages.length - 1].replaceWith(userMessage(last, () => this.startEdit(last)));
     if (this.follows) this.toEnd();
   }
 

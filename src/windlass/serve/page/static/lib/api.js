@@ -1,13 +1,13 @@
-// The server's API: the key, kind errors, the chat's stream. Knows no element of the page.
+// Client of the server's API: key, errors, chat stream. Does not touch the DOM.
 
 import { events } from "./sse.js";
 
 const KEY = "windlass.key";
-// For as long as the tab is open and no longer; never in localStorage, where it would outlive the visit.
+// Kept only while the tab is open; never in localStorage, which persists.
 export const setKey = (key) => (key ? sessionStorage.setItem(KEY, key) : sessionStorage.removeItem(KEY));
 export const hasKey = () => Boolean(sessionStorage.getItem(KEY));
 
-/** What went wrong, in `kind`: key, busy, starting, refused, server, network or cut. */
+/** `kind`: key, busy, starting, rejected, server, network or interrupted. */
 export class ApiError extends Error {
   constructor(kind, message, retryAfter = null) {
     super(message);
@@ -20,23 +20,23 @@ export function kindOf(status) {
   if (status === 401) return "key";
   if (status === 429) return "busy";
   if (status === 503) return "starting";
-  return status < 500 ? "refused" : "server";
+  return status < 500 ? "rejected" : "server";
 }
 
-const PLAIN = {
-  key: "This server asks for a key.",
+const MESSAGES = {
+  key: "This server requires an API key.",
   busy: "The server is busy; its queue is full.",
   starting: "The model is not ready yet.",
-  refused: "The server did not accept this request.",
-  server: "The server could not answer.",
+  rejected: "The server rejected this request.",
+  server: "The server failed to answer.",
 };
 
-async function refusal(response) {
+async function errorFrom(response) {
   const kind = kindOf(response.status);
   const body = await response.json().catch(() => null);
-  const told = typeof body?.error?.message === "string" ? body.error.message : "";
+  const message = typeof body?.error?.message === "string" ? body.error.message : "";
   const wait = Number.parseFloat(response.headers.get("Retry-After") ?? "");
-  return new ApiError(kind, told || `${PLAIN[kind]} (HTTP ${response.status})`, Number.isFinite(wait) ? wait : null);
+  return new ApiError(kind, message || `${MESSAGES[kind]} (HTTP ${response.status})`, Number.isFinite(wait) ? wait : null);
 }
 
 async function call(path, { body, signal } = {}) {
@@ -48,7 +48,7 @@ async function call(path, { body, signal } = {}) {
   const response = await fetch(path, options).catch((error) => {
     throw signal?.aborted ? error : new ApiError("network", "The server cannot be reached. Is it still running?");
   });
-  if (!response.ok) throw await refusal(response);
+  if (!response.ok) throw await errorFrom(response);
   return response;
 }
 
@@ -57,7 +57,7 @@ export async function models() {
   return (list.data ?? []).map((model) => model.id);
 }
 
-/** Throws an error of kind `cut` when the stream ends before the answer does. */
+/** Throws an error of kind `interrupted` if the stream ends before the answer is complete. */
 export async function* chat(body, signal) {
   const response = await call("/v1/chat/completions", { body, signal });
   let ended = false;
@@ -65,15 +65,15 @@ export async function* chat(body, signal) {
     for await (const data of events(response.body)) {
       if (data === "[DONE]") return;
       const chunk = JSON.parse(data);
-      if (chunk.error) throw new ApiError("server", chunk.error.message ?? PLAIN.server);
+      if (chunk.error) throw new ApiError("server", chunk.error.message ?? MESSAGES.server);
       ended ||= Boolean(chunk.choices?.[0]?.finish_reason);
       yield chunk;
     }
   } catch (error) {
     if (error instanceof ApiError || signal.aborted) throw error;
-    throw new ApiError("cut", "The connection was lost before the answer was complete.");
+    throw new ApiError("interrupted", "The connection was lost before the answer was complete.");
   }
-  if (!ended) throw new ApiError("cut", "The connection ended before the answer was complete.");
+  if (!ended) throw new ApiError("interrupted", "The connection ended before the answer was complete.");
 }
 
 export async function* live(signal) {

@@ -1,4 +1,4 @@
-// Making elements. Text goes in as text nodes and attributes are set one by one: nothing here reads markup.
+// Creates elements. Text becomes text nodes and attributes are set one by one: no HTML is ever parsed.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -17,8 +17,8 @@ export const h = (tag, properties = {}, ...children) => fill(document.createElem
 export const s = (tag, properties = {}, ...children) => fill(document.createElementNS(SVG, tag), properties, children);
 export const find = (selector, inside = document) => inside.querySelector(selector);
 
-/** Writes only what changed, so that a screen reader's or a user's place in the text is kept. */
-export function say(element, text) {
+/** Writes only changed text, so that selections and screen readers keep their place. */
+export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
@@ -38,7 +38,7 @@ const PATHS = {
   chevron: "M8 5l5 5-5 5",
 };
 
-/** A decorative picture: whatever holds it says what it means. */
+/** Decorative: its container carries the label. */
 export function icon(name) {
   const shape =
     name === "stop" ? s("rect", { x: 5.5, y: 5.5, width: 9, height: 9, rx: 1.5, class: "solid" }) : s("path", { d: PATHS[name] });

@@ -1,11 +1,11 @@
-// Numbers as people read them. Pure.
+// Formats numbers for display. Pure.
 
 const ABSENT = "–";
 const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
 const grouped = (value, digits = 0) =>
   value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
 
-/** Three figures are enough for a number that moves: 0.42, 7.31, 42.8, 1,250. */
+/** About three significant digits: 0.42, 7.31, 42.8, 1,250. */
 export function number(value) {
   if (!isNumber(value)) return ABSENT;
   if (Number.isInteger(value) || Math.abs(value) >= 100) return grouped(value);
@@ -16,7 +16,7 @@ export const count = (value) => (isNumber(value) ? grouped(Math.round(value)) : 
 export const percent = (fraction) =>
   isNumber(fraction) ? `${grouped(fraction * 100, fraction > 0 && fraction < 0.0995 ? 1 : 0)} %` : ABSENT;
 
-/** Times that are waited for: 0.42 ms, 38 ms, 1.24 s. */
+/** 0.42 ms, 38 ms, 1.24 s. */
 export function latency(seconds) {
   if (!isNumber(seconds)) return ABSENT;
   if (seconds < 0.01) return `${grouped(seconds * 1000, 1)} ms`;

@@ -1,6 +1,6 @@
-// Server-sent events from the body of a fetch: an EventSource could send neither a key nor a question.
+// Server-sent events from a fetch body: EventSource can send neither headers nor a request body.
 
-/** Feeds on text in any pieces, gives whole events' data. */
+/** Text in arbitrary pieces -> the data of complete events. */
 export class EventParser {
   #rest = "";
   #data = [];
@@ -8,7 +8,7 @@ export class EventParser {
   push(text) {
     const found = [];
     this.#rest += text;
-    // A line may end in \r\n that two pieces share, so a last \r waits for what follows it.
+    // A trailing \r may be the first half of \r\n, so it waits for the next piece.
     const lines = this.#rest.split(/\r\n|\n|\r(?!$)/);
     this.#rest = lines.pop();
     for (const line of lines) this.#take(line, found);
@@ -35,7 +35,7 @@ export async function* events(body) {
       yield* parser.push(value);
     }
   } finally {
-    // Whoever stops listening hangs up, so that the server's slot is free at once.
+    // Cancel, so that the server stops generating at once.
     reader.cancel().catch(() => {});
   }
 }

@@ -1,13 +1,13 @@
-// A line of the last minutes. Drawn in a box of 0..100 by 0..100 that stretches, so it needs no measuring.
+// A line chart of the last minutes, in a stretched 100 x 100 view box, so that no layout measuring is needed.
 
-import { h, s, say } from "../lib/dom.js";
+import { h, s, setText } from "../lib/dom.js";
 import { ceiling } from "../lib/format.js";
 import { WINDOW_SECONDS } from "./status_feed.js";
 
-const LEAST_SECONDS = 60; // a page just opened has little to show; it need not look empty
-const GAP_MS = 5000; // nothing heard for this long is a hole in the line
+const LEAST_SECONDS = 60; // so that the chart of a page just opened does not look empty
+const GAP_MS = 5000; // a longer pause between values is a gap in the line
 
-/** Points of one series as runs without holes: [[x, y], ...], x and y in 0..100. Pure. */
+/** Points of one series as runs without gaps: [[x, y], ...], x and y in 0..100. Pure. */
 export function runs(history, key, now, span, top) {
   const found = [];
   let before = -Infinity;
@@ -58,13 +58,13 @@ export class Chart {
       this.lines[this.lines.length - 1 - index].setAttribute("d", linePath(drawn));
       if (index === 0) this.area.setAttribute("d", areaPath(drawn));
     });
-    say(this.scale, this.show(top));
-    say(this.since, `${Math.round(this.span / 1000)} s ago`);
+    setText(this.scale, this.show(top));
+    setText(this.since, `${Math.round(this.span / 1000)} s ago`);
     const last = history.at(-1);
-    this.svg.setAttribute("aria-label", `${this.label}, now ${last ? this.#words(last) : "unknown"}`);
+    this.svg.setAttribute("aria-label", `${this.label}, now ${last ? this.#describe(last) : "unknown"}`);
   }
 
-  #words(point) {
+  #describe(point) {
     return this.series.map(({ key, name }) => `${name ? `${name} ` : ""}${this.show(point[key])}`).join(", ");
   }
 
@@ -77,7 +77,7 @@ export class Chart {
     this.cursor.style.left = `${x}%`;
     this.bubble.style.left = `${Math.min(92, Math.max(8, x))}%`;
     const ago = Math.round((this.now - near.at) / 1000);
-    say(this.bubble, `${this.#words(near)}${ago > 0 ? `, ${ago} s ago` : ""}`);
+    setText(this.bubble, `${this.#describe(near)}${ago > 0 ? `, ${ago} s ago` : ""}`);
     this.cursor.hidden = this.bubble.hidden = false;
   }
 

@@ -1,4 +1,4 @@
-// The server's state in words. Pure.
+// Describes the server state. Pure.
 
 import { bytes, duration, percent } from "../lib/format.js";
 
@@ -6,14 +6,14 @@ import { bytes, duration, percent } from "../lib/format.js";
 export function stateOf(link, status) {
   if (link === "connecting") return { tone: "none", short: "Connecting", title: "Connecting", text: "" };
   if (link === "key")
-    return { tone: "wait", short: "Key needed", title: "This server asks for a key", text: "Numbers come when it has one." };
-  if (link === "none") return { tone: "none", short: "", title: "No live numbers", text: "This server gives none." };
+    return { tone: "wait", short: "Key needed", title: "API key required", text: "Enter it to see live metrics." };
+  if (link === "none") return { tone: "none", short: "", title: "No live metrics", text: "This server does not provide them." };
   if (link === "lost")
     return {
       tone: "bad",
-      short: "Not reached",
+      short: "Unreachable",
       title: "The server cannot be reached",
-      text: "Trying again by itself. The numbers below are the last that came.",
+      text: "Reconnecting. The numbers below are the last received.",
     };
   return STATES[status.state]?.(status) ?? { tone: "none", short: status.state, title: `State: ${status.state}`, text: "" };
 }
@@ -30,20 +30,20 @@ const STATES = {
   restarting: () => ({
     tone: "wait",
     short: "Restarting",
-    title: "The engine is starting again",
-    text: "It stopped unexpectedly. New requests are asked to come back in a moment.",
+    title: "The engine is restarting",
+    text: "It stopped unexpectedly. New requests get a 503 with Retry-After.",
   }),
   draining: () => ({
     tone: "wait",
-    short: "Closing",
-    title: "The server is closing",
-    text: "Answers under way are finished; new requests are refused.",
+    short: "Draining",
+    title: "The server is shutting down",
+    text: "Requests in flight are finished; new ones are rejected.",
   }),
   dead: () => ({
     tone: "bad",
     short: "Engine down",
     title: "The engine is down",
-    text: "It could not be started again. The server’s log says why.",
+    text: "It could not be restarted. See the server log.",
   }),
 };
 
@@ -59,6 +59,6 @@ function loadingShort(status) {
 function loadingText(status) {
   const share = loadedShare(status);
   return share === null
-    ? "Reading the weights."
-    : `${bytes(status.loading.done_bytes)} of ${bytes(status.loading.total_bytes)} read`;
+    ? "Loading weights."
+    : `${bytes(status.loading.done_bytes)} of ${bytes(status.loading.total_bytes)} loaded`;
 }

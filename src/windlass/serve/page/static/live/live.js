@@ -1,7 +1,7 @@
-// The live view: what the server does now and did in the last minutes.
+// The live view: current server metrics and their recent history.
 
 import { Chart } from "./chart.js";
-import { h, say } from "../lib/dom.js";
+import { h, setText } from "../lib/dom.js";
 import { bytes, count, latency, number, percent } from "../lib/format.js";
 import { MachinePanel } from "./machine.js";
 import { stateOf } from "./engine_state.js";
@@ -11,13 +11,13 @@ const pair =
   (unit, first, second) =>
   ({ now }) => [unit(now[first]), `p95 ${unit(now[second])}`];
 
-// read: the number and what is said under it.
+// read: the value and the text under it.
 const TILES = [
   {
     label: "Prompt tokens",
     series: [{ key: "prompt_tokens_per_second" }],
     show: number,
-    read: ({ now }) => [number(now.prompt_tokens_per_second), "per second read"],
+    read: ({ now }) => [number(now.prompt_tokens_per_second), "per second"],
   },
   {
     label: "Requests",
@@ -36,11 +36,11 @@ const TILES = [
     read: ({ now }) => [percent(now.kv_used), now.kv_total > 0 ? `of ${bytes(now.kv_total)}` : "in use"],
   },
   {
-    label: "Prefix hits",
+    label: "Prefix cache hits",
     series: [{ key: "prefix_hit_rate" }],
     show: percent,
     top: 1,
-    read: ({ now }) => [percent(now.prefix_hit_rate), "of prompt tokens were known"],
+    read: ({ now }) => [percent(now.prefix_hit_rate), "of prompt tokens"],
   },
   {
     label: "Time to first token",
@@ -52,7 +52,7 @@ const TILES = [
     read: pair(latency, "ttft_p50", "ttft_p95"),
   },
   {
-    label: "Between tokens",
+    label: "Inter-token latency",
     series: [
       { key: "itl_p50", name: "p50" },
       { key: "itl_p95", name: "p95" },
@@ -78,11 +78,11 @@ class Tile {
 
   update(status, history, now) {
     const [value, under] = this.read(status);
-    // The unit is quieter than the figure.
+    // The unit is set smaller than the number.
     const [figure, unit = ""] = value.split(" ");
     if (this.shown !== value) this.value.replaceChildren(figure, ...(unit ? [h("small", {}, ` ${unit}`)] : []));
     this.shown = value;
-    say(this.under, under);
+    setText(this.under, under);
     this.chart.update(history, now);
   }
 }
@@ -92,10 +92,10 @@ export class LiveView {
     this.element = element;
     this.hero = new Tile(
       {
-        label: "Tokens written",
+        label: "Generated tokens",
         series: [{ key: "tokens_per_second" }],
         show: number,
-        read: ({ now }) => [`${number(now.tokens_per_second)} tokens/s`, "by all answers together"],
+        read: ({ now }) => [`${number(now.tokens_per_second)} tokens/s`, "over all requests"],
       },
       "tile hero",
     );
@@ -124,7 +124,7 @@ export class LiveView {
   #banner(askKey) {
     const [title, text, facts] = [h("h1"), h("p", { class: "banner-text" }), h("p", { class: "facts" })];
     const bar = h("progress", { max: 1, hidden: true, "aria-label": "Loaded" });
-    const key = h("button", { type: "button", class: "button primary", hidden: true, onclick: askKey }, "Give the key");
+    const key = h("button", { type: "button", class: "button primary", hidden: true, onclick: askKey }, "Enter API key");
     const words = h(
       "div",
       { class: "banner-words", role: "status" },
@@ -152,10 +152,10 @@ export class LiveView {
   #state({ tone, title, text, progress }, link, status) {
     const { banner } = this;
     banner.element.dataset.tone = tone;
-    say(banner.title, title);
+    setText(banner.title, title);
     // Changes every second: not read out each time.
     banner.text.setAttribute("aria-live", "off");
-    say(banner.text, text);
+    setText(banner.text, text);
     banner.bar.hidden = progress === undefined;
     if (progress === null) banner.bar.removeAttribute("value");
     else if (progress !== undefined) banner.bar.value = progress;

@@ -1,11 +1,11 @@
-// Memory of each device against the plan, how busy the machine is, and energy.
+// Memory of each device against the plan, utilization, and energy.
 
-import { h, say } from "../lib/dom.js";
+import { h, setText } from "../lib/dom.js";
 import { bytes, energy, number, percent, watts } from "../lib/format.js";
 
 const within = (part, whole) => (whole > 0 && Number.isFinite(part) ? Math.min(100, Math.max(0, (part / whole) * 100)) : 0);
 
-/** A bar with a mark where the plan said it would be. */
+/** A bar with a mark at the planned value. */
 class Bar {
   constructor(name) {
     this.name = h("span", { class: "bar-name" }, name);
@@ -26,8 +26,8 @@ class Bar {
     this.fill.classList.toggle("behind", part !== null);
     this.track.classList.toggle("over", planned > 0 && (part ?? used) > planned * 1.02);
     this.track.setAttribute("aria-label", `${text}${note ? `; ${note}` : ""}`);
-    say(this.text, text);
-    say(this.note, note);
+    setText(this.text, text);
+    setText(this.note, note);
   }
 }
 
@@ -41,7 +41,7 @@ export class MachinePanel {
       "section",
       { class: "panel machine", "aria-label": "Machine" },
       h("div", {}, h("h2", {}, "Memory"), this.memory),
-      h("div", {}, h("h2", {}, "Use"), this.use, this.facts),
+      h("div", {}, h("h2", {}, "Utilization"), this.use, this.facts),
     );
   }
 
@@ -56,7 +56,7 @@ export class MachinePanel {
     const { machine } = status;
     this.element.hidden = !machine;
     if (!machine) return;
-    // Without a GPU the device that the plan speaks of is the host itself: one bar, not two that say the same.
+    // Without a GPU the planned device is the host itself: one bar, not two.
     const devices = machine.devices ?? [];
     const host = devices.find((device) => device.memory_total_bytes === machine.memory_total_bytes);
     devices.filter((device) => device !== host).forEach((device, index) => this.#device(device, index));
@@ -80,7 +80,7 @@ export class MachinePanel {
   }
 
   #host({ memory_bytes: used, memory_total_bytes: total, process_bytes: part, cpu_percent: cpu }, planned) {
-    const own = `${bytes(part)} of it by this server and its engine`;
+    const own = `${bytes(part)} used by this server and its engine`;
     const note = planned > 0 ? `${own}; planned ${bytes(planned)}` : own;
     this.#bar(this.memory, "host", "Host memory").update({
       used,
@@ -99,10 +99,10 @@ export class MachinePanel {
     const rows = known
       ? [
           ["Energy since start", energy(joules)],
-          ["Per token written", each],
+          ["Per generated token", each],
           ["Measured by", source],
         ]
-      : [["Energy", "not measured here"]];
+      : [["Energy", "not available"]];
     const key = JSON.stringify(rows);
     if (this.shown !== key)
       this.facts.replaceChildren(

@@ -1,9 +1,9 @@
-// Totals since the start, the workers and how they hang together, and the plan with its reasons.
+// Totals since the start, the workers and their topology, and the plan with its reasons.
 
-import { h, s, say } from "../lib/dom.js";
+import { h, s, setText } from "../lib/dom.js";
 import { count, percent } from "../lib/format.js";
 
-/** Redraws only when what it shows changed: a selection or a place in a table survives the second. */
+/** Redraws only on changes, so that selections and scroll positions survive updates. */
 class Panel {
   constructor(title, className) {
     this.body = h("div");
@@ -19,15 +19,15 @@ class Panel {
 
 // --- totals ----------------------------------------------------------------------------------------------------------
 
-// What the server counts, in words: [good, other or bad, what is said].
+// Outcome -> [good, other or bad, label].
 const OUTCOMES = {
   stop: ["good", "complete"],
-  length: ["good", "complete up to the token limit"],
-  cancelled: ["other", "the client left"],
-  full: ["other", "turned away, the queue was full"],
-  refused: ["other", "not accepted"],
-  late: ["bad", "past the deadline"],
-  unavailable: ["bad", "the engine was not ready"],
+  length: ["good", "stopped at the token limit"],
+  cancelled: ["other", "client disconnected"],
+  full: ["other", "rejected, queue full"],
+  refused: ["other", "invalid request"],
+  late: ["bad", "deadline exceeded"],
+  unavailable: ["bad", "engine unavailable"],
   error: ["bad", "failed"],
 };
 const outcome = (name) => OUTCOMES[name] ?? ["other", name.replaceAll("_", " ")];
@@ -38,8 +38,8 @@ export class TotalsPanel extends Panel {
     const figure = (label) => ({ value: h("dd"), label: h("dt", {}, label) });
     this.figures = {
       requests: figure("requests"),
-      prompt_tokens: figure("tokens read"),
-      completion_tokens: figure("tokens written"),
+      prompt_tokens: figure("prompt tokens"),
+      completion_tokens: figure("generated tokens"),
     };
     const list = h(
       "dl",
@@ -50,7 +50,7 @@ export class TotalsPanel extends Panel {
   }
 
   update({ totals }) {
-    for (const [name, { value }] of Object.entries(this.figures)) say(value, count(totals?.[name]));
+    for (const [name, { value }] of Object.entries(this.figures)) setText(value, count(totals?.[name]));
     const outcomes = Object.entries(totals?.by_outcome ?? {})
       .filter(([, number]) => number > 0)
       .sort((a, b) => b[1] - a[1]);
@@ -83,7 +83,7 @@ function drawOutcomes(outcomes) {
 const CARD = 62;
 const GAP = 12;
 
-/** Curves from the server's card to every worker's, for cards of a known height one under the other. Pure. */
+/** SVG curves from the server's card to every worker's card. Pure. */
 export function edges(workers) {
   const height = workers * CARD + (workers - 1) * GAP;
   const ends = Array.from({ length: workers }, (_, index) => index * (CARD + GAP) + CARD / 2);
@@ -111,12 +111,12 @@ export class WorkersPanel extends Panel {
   }
 }
 
-const isWell = (state) => ["ready", "running", "ok", "up", "alive", "connected"].includes(state);
+const isHealthy = (state) => ["ready", "running", "ok", "up", "alive", "connected"].includes(state);
 const shareText = (share) => (typeof share === "number" ? percent(share) : (share ?? ""));
 
 function card({ name, address, state, share }, className = "node") {
-  const dot = h("span", { class: `dot ${isWell(state) ? "good" : "wait"}`, "aria-hidden": "true" });
-  const second = [address, shareText(share), isWell(state) ? "" : state].filter(Boolean).join(" · ");
+  const dot = h("span", { class: `dot ${isHealthy(state) ? "good" : "wait"}`, "aria-hidden": "true" });
+  const second = [address, shareText(share), isHealthy(state) ? "" : state].filter(Boolean).join(" · ");
   return h("li", { class: className }, dot, h("div", {}, h("strong", {}, name), h("span", {}, second)));
 }
 
@@ -125,7 +125,7 @@ function drawWorkers(workers, status) {
   const lines = s(
     "svg",
     { viewBox: `0 0 64 ${height}`, width: 64, height, class: "edges", "aria-hidden": "true" },
-    paths.map((d, index) => s("path", { d, class: isWell(workers[index].state) ? "edge" : "edge down" })),
+    paths.map((d, index) => s("path", { d, class: isHealthy(workers[index].state) ? "edge" : "edge down" })),
   );
   const server = card({ name: "This server", address: "API and page", state: status.state }, "node server");
   return h(
@@ -158,7 +158,7 @@ function drawPlan(rows) {
   const head = h(
     "tr",
     {},
-    ["What", "Chosen", "Why"].map((name) => h("th", { scope: "col" }, name)),
+    ["Setting", "Value", "Reason"].map((name) => h("th", { scope: "col" }, name)),
   );
   const body = rows.map(({ what, value, reason }) =>
     h("tr", {}, h("th", { scope: "row" }, what), h("td", {}, String(value)), h("td", {}, reason)),

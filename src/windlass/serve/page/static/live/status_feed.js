@@ -1,4 +1,4 @@
-// The server's state, once a second while the page is looked at, with what it was in the last minutes.
+// The server status, once a second while the page is visible, with the history of the last minutes.
 
 import { ApiError, live } from "../lib/api.js";
 
@@ -6,7 +6,7 @@ export const WINDOW_SECONDS = 180;
 const MAX_WAIT_MS = 8000;
 const LINGER_MS = 15000;
 
-/** Tells listeners {status, link, history}; link is connecting, live, lost, key or none (this server has no such numbers). */
+/** Notifies listeners of {status, link, history}; link is connecting, live, lost, key or none (the server has no live status). */
 export class StatusFeed {
   constructor() {
     this.status = null;
@@ -27,17 +27,17 @@ export class StatusFeed {
     listener(this);
   }
 
-  /** Tries at once: a key was given, or the user asked. */
+  /** Reconnects at once. */
   retry() {
     this.wake();
   }
 
-  #tell(link) {
+  #notify(link) {
     this.link = link;
     for (const listener of this.listeners) listener(this);
   }
 
-  // A page nobody sees hangs up after a while: browsers allow few connections to one server.
+  // A hidden page disconnects after a while: browsers allow few connections per server.
   #visibility() {
     clearTimeout(this.linger);
     if (document.hidden) this.linger = setTimeout(() => this.controller?.abort(), LINGER_MS);
@@ -46,28 +46,28 @@ export class StatusFeed {
 
   async #run() {
     for (let failures = 0; ;) {
-      const heard = await this.#connect();
-      failures = heard ? 0 : failures + 1;
+      const received = await this.#connect();
+      failures = received ? 0 : failures + 1;
       await this.#pause(Math.min(MAX_WAIT_MS, 500 * 2 ** failures));
     }
   }
 
-  /** True where at least one status came. */
+  /** True if at least one status arrived. */
   async #connect() {
-    let heard = false;
+    let received = false;
     this.controller = new AbortController();
     try {
       for await (const status of live(this.controller.signal)) {
-        heard = true;
+        received = true;
         this.#take(status);
       }
-      this.#tell("lost");
+      this.#notify("lost");
     } catch (error) {
       if (this.controller.signal.aborted)
-        this.#tell("connecting"); // nobody looks
-      else this.#tell(error instanceof ApiError && error.kind === "key" ? "key" : error?.kind === "refused" ? "none" : "lost");
+        this.#notify("connecting"); // the page is hidden
+      else this.#notify(error instanceof ApiError && error.kind === "key" ? "key" : error?.kind === "rejected" ? "none" : "lost");
     }
-    return heard;
+    return received;
   }
 
   #take(status) {
@@ -75,7 +75,7 @@ export class StatusFeed {
     this.status = status;
     this.history.push({ at: now, ...status.now });
     while (this.history[0].at < now - WINDOW_SECONDS * 1000) this.history.shift();
-    this.#tell("live");
+    this.#notify("live");
   }
 
   #pause(milliseconds) {

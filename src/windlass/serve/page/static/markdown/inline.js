@@ -1,4 +1,4 @@
-// What stands inside a line: code, links, emphasis, math left as it is. Pure; time grows with the text, whatever the text is.
+// Inline markdown: code, links, emphasis; math is kept as is. Pure; linear time for any input.
 
 const SPECIAL = /[\\`*_~[\]!<$&\n]|https?:\/\//g;
 const BARE_URL = /https?:\/\/[^\s<>"`]+/y;
@@ -26,7 +26,7 @@ const SCHEMES = new Set(["http:", "https:", "mailto:"]);
 
 const text = (value) => ({ kind: "text", text: value });
 
-/** The address if it is one a link may lead to, else null. The browser's own parser decides what the scheme is. */
+/** The URL if a link may point to it, else null. The browser's own parser determines the scheme. */
 export function safeAddress(address) {
   if (!URL.canParse(address)) return null;
   const url = new URL(address);
@@ -218,7 +218,7 @@ function character(point) {
   return String.fromCodePoint(isCharacter ? point : 0xfffd);
 }
 
-/** A sentence's own punctuation is no part of an address in it, nor is a bracket that was opened before it. */
+/** Trailing punctuation is not part of a bare URL, nor is a bracket opened before it. */
 function trimUrl(url) {
   let end = url.length;
   let open = 0;
@@ -281,7 +281,7 @@ function fits(opener, closer) {
   return !either || (opener.whole + closer.whole) % 3 !== 0 || (opener.whole % 3 === 0 && closer.whole % 3 === 0);
 }
 
-/** Delimiters that found no partner are text; neighbouring texts are one. */
+/** Unmatched delimiters become text; adjacent texts are joined. */
 function joined(nodes) {
   const out = [];
   for (const node of nodes) {

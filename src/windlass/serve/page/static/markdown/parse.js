@@ -1,7 +1,7 @@
-// Markdown to a tree of plain values. Pure: makes no markup and knows no page; see markdown_dom.js for that.
+// Markdown to a tree of plain values. Pure; view.js renders the tree.
 //
 // A useful part of CommonMark and GitHub's tables, chosen so that text may arrive in pieces: no construct reaches back further
-// than the block before it. HTML is text. A line break in a paragraph is kept, as chat models mean it.
+// than the block before it. HTML is text. A line break in a paragraph is kept, as chat models intend.
 
 import { inline } from "./inline.js";
 
@@ -155,7 +155,7 @@ function item(inside, depth) {
   return { done: task ? task[1] !== " " : null, children: blocks(body, depth + 1) };
 }
 
-/** The lines of one item without their indent, and where the next thing starts. Two columns of indent are enough: models are not exact. */
+/** The lines of one item without their indent, and where the next thing starts. Two columns of indent suffice: models are inexact. */
 function itemLines(lines, at, { indent, inset, rest }) {
   const inside = [rest];
   let end = at + 1;
@@ -209,7 +209,7 @@ function table(lines, at) {
   return [{ kind: "table", align, head: row(lines[at]), rows: lines.slice(at + 2, end).map(row) }, end];
 }
 
-/** Whether something other than a paragraph starts here; a year at the start of a line is no list. */
+/** Whether something other than a paragraph starts here; a year at the start of a line is not a list. */
 function starts(lines, at) {
   const line = lines[at];
   const listed = marker(line);

@@ -1,9 +1,9 @@
-// The tree of markdown.js as elements. All text becomes text nodes; the only attribute a model can write is a link's checked address.
+// Renders the tree of parse.js as elements. All text becomes text nodes; the only attribute a model can set is a link's checked URL.
 
-import { h, icon, say } from "../lib/dom.js";
+import { h, icon, setText } from "../lib/dom.js";
 import { parse } from "./parse.js";
 
-/** A text that grows. What is settled stays as it is; only the last two blocks are read and drawn again. */
+/** A growing text. Only the last two blocks are parsed and rendered again. */
 export class MarkdownView {
   constructor() {
     this.element = h("div", { class: "prose" });
@@ -87,7 +87,7 @@ function table({ align, head, rows }) {
       rows.map((cells) => row("td", cells)),
     ),
   );
-  // Wide ones scroll by themselves; with a place in the tab order the keyboard can do it too.
+  // Wide tables scroll; being in the tab order, they scroll by keyboard too.
   return h("div", { class: "table-box", tabindex: 0, role: "region", "aria-label": "Table" }, drawn);
 }
 
@@ -109,7 +109,7 @@ function code(block) {
   return figure;
 }
 
-const fillCode = (figure, block) => say(figure.querySelector("code"), block.text);
+const fillCode = (figure, block) => setText(figure.querySelector("code"), block.text);
 
 export function copyButton(text, label) {
   const button = h(
@@ -126,7 +126,7 @@ export function copyButton(text, label) {
   return button;
 }
 
-/** Over plain HTTP from another machine browsers have no clipboard API; the old way still works there. */
+/** Over plain HTTP from another machine there is no clipboard API; the old way still works. */
 async function copy(text) {
   try {
     await navigator.clipboard.writeText(text);
@@ -162,7 +162,7 @@ function span(node) {
       return h("del", {}, spans(node.children));
     case "link":
       return anchor(node.address, spans(node.children));
-    // Never loaded: a picture's address can carry what was said to whoever owns it.
+    // Never loaded: an image URL can leak the conversation to its host.
     case "image":
       return anchor(node.address, ["Picture: ", ...spans(node.children)]);
     default:
