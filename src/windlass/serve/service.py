@@ -20,15 +20,15 @@ from windlass.serve.monitor.log import Log, strip_paths
 from windlass.serve.monitor.metrics import Metrics, add_engine_metrics
 from windlass.serve.monitor.resources import ResourceMonitor
 from windlass.serve.settings import ServerSettings
-from windlass.wire.schema.errors import Refusal
+from windlass.wire.schema.errors import ApiError
 from windlass.wire.schema.sampling import CommonRequest
-from windlass.wire.server.requests import Limits
+from windlass.wire.server.requests import RequestLimits
 
 NO_STATS = Stats()
 MAX_OWNER_CHARACTERS = 64
 
 
-def cancelled_error(reason: CancelReason) -> Refusal:
+def cancelled_error(reason: CancelReason) -> ApiError:
     return errors.deadline_exceeded() if reason == "deadline" else errors.shutting_down()
 
 
@@ -84,17 +84,17 @@ class Service:
         """Of a ready engine; otherwise raises the 503 error."""
         supervisor = self.supervisor
         if self.draining.is_set():
-            raise errors.shutting_down().after(supervisor.retry_seconds)
+            raise errors.shutting_down().with_retry_after(supervisor.retry_seconds)
         if not supervisor.is_ready or supervisor.info is None:
             supervisor.check_now()
             why = errors.loading() if supervisor.info is None else errors.engine_unavailable()
-            raise why.after(supervisor.retry_seconds)
+            raise why.with_retry_after(supervisor.retry_seconds)
         return supervisor.info
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> RequestLimits:
         settings = self.settings
-        return Limits(
+        return RequestLimits(
             max_n=settings.max_n,
             max_choices=settings.max_batch,
             context_tokens=self.info.context_tokens or None,
@@ -109,7 +109,7 @@ class Service:
     def progress(self, done_bytes: int, total_bytes: int) -> None:
         self.loading = (done_bytes, total_bytes)
 
-    def api_error(self, error: Error, body: CommonRequest | None = None) -> Refusal:
+    def api_error(self, error: Error, body: CommonRequest | None = None) -> ApiError:
         """The response to a failed request. Server errors are logged; an unavailable engine is probed at once."""
         refusal = errors.to_api_error(error, body)
         if refusal.status < 500:
@@ -117,7 +117,7 @@ class Service:
         self._log_without_paths(f"{type(error).__name__}: {error}")
         if isinstance(error, Unavailable):
             self.supervisor.check_now()
-        return refusal.after(self.supervisor.retry_seconds) if refusal.status == errors.UNAVAILABLE else refusal
+        return refusal.with_retry_after(self.supervisor.retry_seconds) if refusal.status == errors.UNAVAILABLE else refusal
 
     def _log_without_paths(self, text: str) -> None:
         self.log.line(strip_paths(text))
@@ -132,7 +132,7 @@ class Service:
         if result.is_impossible:
             raise errors.too_many_sequences(num_sequences, load.capacity)
         if not result.admitted:
-            raise errors.queue_full(load.in_flight).after(result.retry_seconds)
+            raise errors.queue_full(load.in_flight).with_retry_after(result.retry_seconds)
         with self.in_flight.track(num_sequences, is_timed) as flight:
             yield flight
 

@@ -12,7 +12,7 @@ from windlass.core.client import Unavailable
 from windlass.core.request import Request
 from windlass.errors import BadInput
 from windlass.serve.backend.merge import merge_streams
-from windlass.wire.server.requests import copies
+from windlass.wire.server.requests import expand_n
 
 pytestmark = pytest.mark.pure
 
@@ -64,7 +64,7 @@ def test_copies_wait_until_the_first_has_read_the_prompt() -> None:
 
     async def run() -> list[int]:
         waiting: list[int] = []
-        requests = [*copies(Request(prompt="long"), 3), *copies(Request(prompt="other"), 2)]
+        requests = [*expand_n(Request(prompt="long"), 3), *expand_n(Request(prompt="other"), 2)]
         reading = asyncio.create_task(drained(client, requests))
         await asyncio.sleep(0.02)
         waiting.append(len(client.requests))

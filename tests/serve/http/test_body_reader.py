@@ -17,7 +17,7 @@ from serving import HELLO, running
 
 from windlass.serve.http.asgi import ClientDisconnected
 from windlass.serve.http.body_reader import UNCOUNTED_BYTES, BodyReader
-from windlass.wire.schema.errors import Refusal
+from windlass.wire.schema.errors import ApiError
 
 pytestmark = pytest.mark.pure
 
@@ -56,7 +56,7 @@ def test_together_they_have_a_limit_and_small_ones_always_pass() -> None:
         waiting = [asyncio.create_task(read(bodies, sent(large, more=True))) for _ in range(2)]
         await asyncio.sleep(0.01)
         assert bodies.buffered_bytes == 2000
-        with pytest.raises(Refusal) as found:
+        with pytest.raises(ApiError) as found:
             await read(bodies, sent(large))
         assert (found.value.status, found.value.retry_seconds) == (503, 1)
         assert bodies.buffered_bytes == 2000
@@ -80,9 +80,9 @@ def test_however_it_ends_nothing_is_held(ending: str) -> None:
         receive = {"disconnected": gone, "slow": sent(b"x", more=True), "large": sent(b"x" * (UNCOUNTED_BYTES + 9), b"xx")}[
             ending
         ]
-        with pytest.raises(ClientDisconnected if ending == "disconnected" else Refusal) as found:
+        with pytest.raises(ClientDisconnected if ending == "disconnected" else ApiError) as found:
             await read(bodies, receive)
-        if isinstance(found.value, Refusal):
+        if isinstance(found.value, ApiError):
             assert found.value.status == (408 if ending == "slow" else 413)
         assert bodies.buffered_bytes == 0
 

@@ -7,17 +7,17 @@ import pytest
 from windlass.core.client import Broken, Busy, Late, Unavailable
 from windlass.errors import BadCheckpoint, BadConfig, BadInput, DoesNotFit, Error, TooLong
 from windlass.serve.http import errors
-from windlass.wire.schema.chat import ChatRequest, Message
-from windlass.wire.schema.errors import Refusal
+from windlass.wire.schema.chat import ChatMessage, ChatRequest
+from windlass.wire.schema.errors import ApiError
 
-BODY = ChatRequest(messages=[Message(role="user", content="Hello")])
+BODY = ChatRequest(messages=[ChatMessage(role="user", content="Hello")])
 
 
 @pytest.mark.pure
 @pytest.mark.parametrize(
     ("error", "status", "code"),
     [
-        (Refusal("n is 99", param="n", status=400, code="invalid_value"), 400, "invalid_value"),
+        (ApiError("n is 99", param="n", status=400, code="invalid_value"), 400, "invalid_value"),
         (BadInput("the prompt is empty"), 400, "invalid_value"),
         (TooLong("prompt of 9,000 tokens and 16 new ones do not fit in 4,096 tokens"), 400, "context_length_exceeded"),
         (Busy("too many grammars in /secret"), 429, "rate_limit_exceeded"),

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from windlass.core.request import Delta, TokenLogprob, Usage
 from windlass.wire.server.responses import chat_response, new_envelope
-from windlass.wire.server.visible_logprobs import Shown
+from windlass.wire.server.visible_logprobs import VisibleLogprobs
 
 pytestmark = pytest.mark.pure
 
@@ -25,7 +25,7 @@ def delta(content: str, *tokens: str) -> Delta:
 
 
 def shown(*deltas: Delta, may_wait: bool = True) -> list[str]:
-    state = Shown(may_wait)
+    state = VisibleLogprobs(may_wait)
     return [found.token for one in deltas for found in state.add(one)]
 
 
@@ -37,7 +37,7 @@ def test_tokens_of_a_stop_string_are_not_shown() -> None:
 
 
 def test_what_only_looked_like_one_is_shown_with_its_text() -> None:
-    state = Shown(may_wait=True)
+    state = VisibleLogprobs(may_wait=True)
     found = [[one.token for one in state.add(piece)] for piece in (delta("a", "a"), delta("", "EN"), delta("EN E", " E"))]
     assert found == [["a"], [], ["EN", " E"]]
 

@@ -17,7 +17,7 @@ from windlass.wire.schema.chat import ChatRequest
 from windlass.wire.schema.completions import CompletionRequest
 from windlass.wire.schema.errors import unsupported
 from windlass.wire.schema.sampling import CommonRequest
-from windlass.wire.server.requests import chat_to_request, completion_to_requests, copies
+from windlass.wire.server.requests import chat_to_request, completion_to_requests, expand_n
 from windlass.wire.server.responses import ChatStream, CompletionStream, Echo, chat_response, completion_response, new_envelope
 
 WriteResponse = Callable[[Sequence[Sequence[Delta]]], bytes]
@@ -62,7 +62,7 @@ def chat_job(service: Service, raw: bytes, caller: Caller) -> GenerationJob:
     service.check_model(body.model)
     n = body.n or 1
     owner = _owner(caller, body.user or body.safety_identifier)
-    requests = [_with_owner(one, service, caller, owner) for one in copies(chat_to_request(body, service.limits), n)]
+    requests = [_with_owner(one, service, caller, owner) for one in expand_n(chat_to_request(body, service.limits), n)]
     envelope = new_envelope("chatcmpl", service.model)
     shown = {"logprobs": bool(body.logprobs), "token_ids": bool(body.return_token_ids), "has_stops": bool(body.stop)}
 

@@ -18,10 +18,10 @@ from windlass.serve.http.asgi import EVENT_STREAM, Header, response_start, retry
 from windlass.serve.service import Service, cancelled_error
 from windlass.wire.decode import decode
 from windlass.wire.messages import from_messages
-from windlass.wire.schema.errors import Refusal, invalid, unsupported
+from windlass.wire.schema.errors import ApiError, invalid, unsupported
 from windlass.wire.schema.models import ModelCard, ModelList, model_card
 from windlass.wire.schema.tokens import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
-from windlass.wire.server.requests import named
+from windlass.wire.server.requests import naming_params
 from windlass.wire.sse import event
 
 LIVE_SECONDS = 1.0
@@ -39,7 +39,7 @@ class Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await self._handler(self._service, scope, receive, send)
-        except Refusal:
+        except ApiError:
             raise
         except Error as error:
             raise self._service.api_error(error) from None
@@ -98,7 +98,7 @@ async def tokenize(service: Service, scope: Scope, receive: Receive, send: Send)
     body = decode(await _body(service, scope, receive), TokenizeRequest)
     service.check_model(body.model)
     client, length = _tokenizer(service), service.info.context_tokens
-    with _admitted(service), named(body):
+    with _admitted(service), naming_params(body):
         tokens = await client.tokenize(await asyncio.to_thread(_text_of, body))
         strings = await _strings(client, tokens) if body.return_token_strs else msgspec.UNSET
     await _json(send, TokenizeResponse(count=len(tokens), max_model_len=length, tokens=tokens, token_strs=strings))
@@ -150,7 +150,7 @@ async def detokenize(service: Service, scope: Scope, receive: Receive, send: Sen
         raise invalid(
             f"tokens[{body.tokens.index(highest)}]", f"is {highest}, which is outside the vocabulary of {size:,} tokens"
         )
-    with _admitted(service), named(body):
+    with _admitted(service), naming_params(body):
         text = await client.detokenize(body.tokens)
     await _json(send, DetokenizeResponse(prompt=text))
 
@@ -164,7 +164,7 @@ async def _body(service: Service, scope: Scope, receive: Receive) -> bytes:
 def _tokenizer(service: Service) -> Tokenizes:
     client: Any = service.client
     if not hasattr(client, "tokenize") or not service.info.has_text:
-        raise Refusal("the tokenizer of this model is not available", code="no_tokenizer", status=404)
+        raise ApiError("the tokenizer of this model is not available", code="no_tokenizer", status=404)
     return client
 
 

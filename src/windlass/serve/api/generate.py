@@ -23,7 +23,7 @@ from windlass.serve.http.protocol import ABORT
 from windlass.serve.monitor.log import MAX_PROMPT_CHARACTERS
 from windlass.serve.monitor.metrics import SequenceTimer
 from windlass.serve.service import Service, cancelled_error
-from windlass.wire.schema.errors import Refusal
+from windlass.wire.schema.errors import ApiError
 from windlass.wire.server.responses import error_event
 
 ERROR_EVENT_SECONDS = 1.0
@@ -46,7 +46,7 @@ class GenerateEndpoint:
                 service.log.line(f"prompt: {prompt_text(job.requests[0])}")
             with service.admitted(len(job.requests)) as flight:
                 await _Generation(service, job, flight, scope, send, arrived).run(receive)
-        except Refusal as refusal:
+        except ApiError as refusal:
             service.metrics.count_outcome(outcome(refusal))
             raise
         except ClientDisconnected:
@@ -61,7 +61,7 @@ class GenerateEndpoint:
         return await asyncio.to_thread(self._make_job, self._service, raw, caller_of(scope))
 
 
-def outcome(refusal: Refusal) -> str:
+def outcome(refusal: ApiError) -> str:
     known = {429: "full", 408: "late", 503: "unavailable", 500: "error"}
     return known.get(refusal.status, "refused")
 
@@ -152,7 +152,7 @@ class _Generation:
                 ended += 1
         return ended
 
-    async def _fail(self, refusal: Refusal) -> None:
+    async def _fail(self, refusal: ApiError) -> None:
         """Before the first byte: an error response. In a stream: an error event. In a complete response: the connection is closed."""
         if not self._started:
             raise refusal

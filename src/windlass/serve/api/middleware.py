@@ -18,7 +18,7 @@ from windlass.serve.http.origin import allows_host, allows_origin, cors_headers
 from windlass.serve.monitor.log import access_line, error_location
 from windlass.serve.page.routes import is_page_path
 from windlass.serve.service import Service
-from windlass.wire.schema.errors import Refusal
+from windlass.wire.schema.errors import ApiError
 
 KEY, DETAILS = "windlass.key", "windlass.details"
 """Scope keys: the index of the caller's API key, and details for the access log."""
@@ -51,7 +51,7 @@ class AccessMiddleware:
                 await self._app(scope, receive, response)
         except ClientDisconnected:
             pass
-        except Refusal as refusal:
+        except ApiError as refusal:
             await response.send_error(refusal)
         except Exception as error:  # noqa: BLE001 - the outermost handler of a request
             self._service.log.line(f"{type(error).__name__} in {error_location(error)}")
@@ -104,7 +104,7 @@ class _RecordingSend:
             message["headers"] = [*message.get("headers", ()), *self._headers]
         await self._send(message)
 
-    async def send_error(self, refusal: Refusal) -> None:
+    async def send_error(self, refusal: ApiError) -> None:
         """Not possible once the response has started: then the connection is closed, which tells the client that it is incomplete."""
         if self.status == 0:
             await send_error(self, refusal)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from starlette.types import Message, Scope, Send
 
-from windlass.wire.schema.errors import Refusal
+from windlass.wire.schema.errors import ApiError
 
 JSON = b"application/json"
 EVENT_STREAM = b"text/event-stream"
@@ -39,11 +39,11 @@ async def send_response(send: Send, status: int, body: bytes, media_type: bytes 
     await send({"type": "http.response.body", "body": body})
 
 
-async def send_error(send: Send, error: Refusal) -> None:
+async def send_error(send: Send, error: ApiError) -> None:
     await send_response(send, error.status, error.body, headers=_error_headers(error))
 
 
-def _error_headers(error: Refusal) -> list[Header]:
+def _error_headers(error: ApiError) -> list[Header]:
     """A connection whose request body was not read to the end cannot be reused."""
     found = [] if error.retry_seconds is None else [retry_after(error.retry_seconds)]
     if error.status == 401:

@@ -54,4 +54,4 @@ class BodyReader:
         if size > self._max_each:
             raise errors.too_large(self._max_each)
         if self.buffered_bytes > self._max_total:
-            raise errors.too_many_bytes().after(RETRY_SECONDS)
+            raise errors.too_many_bytes().with_retry_after(RETRY_SECONDS)

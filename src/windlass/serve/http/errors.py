@@ -8,8 +8,8 @@ from __future__ import annotations
 from windlass.core.client import Broken, Busy, Late, Unavailable
 from windlass.errors import BadCheckpoint, BadConfig, BadInput, Error
 from windlass.serve.http.asgi import TOO_MANY_BYTES
-from windlass.wire.schema.errors import Refusal
-from windlass.wire.server.requests import blamed
+from windlass.wire.schema.errors import ApiError
+from windlass.wire.server.requests import bad_input_error
 
 UNAVAILABLE = 503
 OVERLOAD_RETRY_SECONDS = 2
@@ -17,15 +17,15 @@ REQUEST_TIMEOUT = 408
 """Not 504: no upstream failed, and the client chose the deadline."""
 
 
-def to_api_error(error: BaseException, body: object = None) -> Refusal:
+def to_api_error(error: BaseException, body: object = None) -> ApiError:
     """`body`: the request body, whose parameter names the message uses."""
     match error:
-        case Refusal():
+        case ApiError():
             return error
         case BadCheckpoint() | BadConfig():
             return engine_unavailable()
         case BadInput():
-            return blamed(error, body)
+            return bad_input_error(error, body)
         case Late():
             return deadline_exceeded()
         case Broken():
@@ -35,11 +35,11 @@ def to_api_error(error: BaseException, body: object = None) -> Refusal:
         case Unavailable() | Error():
             return engine_unavailable()
         case _:
-            return Refusal("internal server error; see the server's log", code="internal", status=500, type="server_error")
+            return ApiError("internal server error; see the server's log", code="internal", status=500, type="server_error")
 
 
-def engine_unavailable() -> Refusal:
-    return Refusal(
+def engine_unavailable() -> ApiError:
+    return ApiError(
         "the engine is not available and is being restarted; retry after the time in Retry-After",
         code="engine_unavailable",
         status=UNAVAILABLE,
@@ -47,8 +47,8 @@ def engine_unavailable() -> Refusal:
     )
 
 
-def generation_failed() -> Refusal:
-    return Refusal(
+def generation_failed() -> ApiError:
+    return ApiError(
         "generation failed for this request, and retrying it will probably fail again; other requests are not affected",
         code="answer_failed",
         status=500,
@@ -56,20 +56,20 @@ def generation_failed() -> Refusal:
     )
 
 
-def loading() -> Refusal:
-    return Refusal(
+def loading() -> ApiError:
+    return ApiError(
         "the model is still loading; retry after the time in Retry-After", code="loading", status=UNAVAILABLE, type="server_error"
     )
 
 
-def shutting_down() -> Refusal:
-    return Refusal(
+def shutting_down() -> ApiError:
+    return ApiError(
         "the server is shutting down; retry later or on another server", code="draining", status=UNAVAILABLE, type="server_error"
     )
 
 
-def deadline_exceeded() -> Refusal:
-    return Refusal(
+def deadline_exceeded() -> ApiError:
+    return ApiError(
         "request timed out: the deadline passed before the response was complete; raise `timeout` (seconds) or lower max_tokens",
         param="timeout",
         code="deadline_exceeded",
@@ -78,8 +78,8 @@ def deadline_exceeded() -> Refusal:
     )
 
 
-def queue_full(in_flight: int) -> Refusal:
-    return Refusal(
+def queue_full(in_flight: int) -> ApiError:
+    return ApiError(
         f"the queue is full: {in_flight:,} sequences are running or waiting; retry after the time in Retry-After",
         code="rate_limit_exceeded",
         status=429,
@@ -87,29 +87,29 @@ def queue_full(in_flight: int) -> Refusal:
     )
 
 
-def engine_overloaded() -> Refusal:
-    return Refusal(
+def engine_overloaded() -> ApiError:
+    return ApiError(
         "the engine is overloaded; retry after the time in Retry-After",
         code="rate_limit_exceeded",
         status=429,
         type="rate_limit_error",
-    ).after(OVERLOAD_RETRY_SECONDS)
+    ).with_retry_after(OVERLOAD_RETRY_SECONDS)
 
 
-def too_many_sequences(requested: int, capacity: int) -> Refusal:
-    return Refusal(
+def too_many_sequences(requested: int, capacity: int) -> ApiError:
+    return ApiError(
         f"the request needs {requested:,} sequences and the server takes {capacity:,} at a time; send fewer prompts or a smaller n",
         param="n",
         code="invalid_value",
     )
 
 
-def unauthorized() -> Refusal:
-    return Refusal("missing or wrong API key; send it as `Authorization: Bearer KEY`", code="invalid_api_key", status=401)
+def unauthorized() -> ApiError:
+    return ApiError("missing or wrong API key; send it as `Authorization: Bearer KEY`", code="invalid_api_key", status=401)
 
 
-def forbidden(header: str) -> Refusal:
-    return Refusal(
+def forbidden(header: str) -> ApiError:
+    return ApiError(
         f"the {header} header is not allowed: the server accepts only its own host names and origins; see --allow-host and --cors",
         code="forbidden",
         status=403,
@@ -117,12 +117,12 @@ def forbidden(header: str) -> Refusal:
     )
 
 
-def too_large(limit: int) -> Refusal:
-    return Refusal(f"the request body is larger than {limit:,} bytes", code="body_too_large", status=413)
+def too_large(limit: int) -> ApiError:
+    return ApiError(f"the request body is larger than {limit:,} bytes", code="body_too_large", status=413)
 
 
-def too_many_bytes() -> Refusal:
-    return Refusal(
+def too_many_bytes() -> ApiError:
+    return ApiError(
         "the server is reading too many request bodies at the moment; retry after the time in Retry-After",
         code=TOO_MANY_BYTES,
         status=UNAVAILABLE,
@@ -130,17 +130,17 @@ def too_many_bytes() -> Refusal:
     )
 
 
-def body_timeout() -> Refusal:
-    return Refusal("the request body did not arrive in time", code="body_timeout", status=REQUEST_TIMEOUT, type="timeout_error")
+def body_timeout() -> ApiError:
+    return ApiError("the request body did not arrive in time", code="body_timeout", status=REQUEST_TIMEOUT, type="timeout_error")
 
 
-def not_found() -> Refusal:
-    return Refusal("unknown route; see /openapi.json", code="not_found", status=404)
+def not_found() -> ApiError:
+    return ApiError("unknown route; see /openapi.json", code="not_found", status=404)
 
 
-def method_not_allowed() -> Refusal:
-    return Refusal("method not allowed; see the Allow header", code="method_not_allowed", status=405)
+def method_not_allowed() -> ApiError:
+    return ApiError("method not allowed; see the Allow header", code="method_not_allowed", status=405)
 
 
-def unknown_model(served: str) -> Refusal:
-    return Refusal(f"model not found; this server serves {served!r}", param="model", code="model_not_found", status=404)
+def unknown_model(served: str) -> ApiError:
+    return ApiError(f"model not found; this server serves {served!r}", param="model", code="model_not_found", status=404)

@@ -1,4 +1,4 @@
-"""What went wrong at another server -> our errors: whether to change the request (Refusal), to ask again (Unavailable), or it took too long."""
+"""HTTP errors of a server -> our errors: ApiError (change the request), Unavailable (retry), Late (timed out)."""
 
 from __future__ import annotations
 
@@ -7,47 +7,49 @@ import msgspec
 from windlass.core import client
 from windlass.core.client import Late, Unavailable
 from windlass.errors import Error
-from windlass.wire.schema.errors import INVALID, ErrorBody, ErrorDetail, Refusal
+from windlass.wire.schema.errors import INVALID, ApiError, ErrorBody, ErrorDetail
 
 NEEDS_KEY = (401, 403)
-TOO_LATE = (408, 504)
+TIMEOUTS = (408, 504)
 MAX_SHOWN = 500
 
 
-class Busy(client.Busy):
-    """The server is there and takes no more now (429, 503)."""
+class ServerBusy(client.Busy):
+    """The server rejects requests for now (429, 503)."""
 
     def __init__(self, message: str, retry_after_seconds: float | None = None) -> None:
         super().__init__(message)
         self.retry_after_seconds = retry_after_seconds
 
 
-def failure(status: int | None, detail: ErrorDetail, retry_after: float | None = None) -> Error:
-    """`status` None: in the middle of a stream, whose status was 200."""
-    said = " ".join(detail.message.split())[:MAX_SHOWN] or "without saying why"
+def error_from_response(status: int | None, detail: ErrorDetail, retry_after: float | None = None) -> Error:
+    """`status` None: an error event within a stream."""
+    reason = " ".join(detail.message.split())[:MAX_SHOWN] or "no reason given"
     if status is None:
-        return _refusal(400, detail, said) if detail.type == INVALID else Unavailable(f"the server broke off: {said}")
-    if status in TOO_LATE:
-        return Late(f"the server took too long ({status}): {said}")
+        return (
+            _refusal(400, detail, reason) if detail.type == INVALID else Unavailable(f"the server aborted the stream: {reason}")
+        )
+    if status in TIMEOUTS:
+        return Late(f"request timed out on the server ({status}): {reason}")
     if status in (429, 503):
-        again = "" if retry_after is None else f"; it says to ask again in {retry_after:g} seconds"
-        return Busy(f"the server takes no requests now ({status}): {said}{again}", retry_after)
+        again = "" if retry_after is None else f"; retry in {retry_after:g} seconds"
+        return ServerBusy(f"the server is busy ({status}): {reason}{again}", retry_after)
     if status >= 500:
-        return Unavailable(f"the server failed ({status}): {said}")
+        return Unavailable(f"the server failed ({status}): {reason}")
     if status in NEEDS_KEY:
-        return _refusal(status, detail, f"the server refused the API key, or wants one ({status}): {said}")
+        return _refusal(status, detail, f"API key missing or rejected ({status}): {reason}")
     if status < 400:
-        return Refusal(f"the server answered {status} and not with an answer; give its final address", status=status)
-    return _refusal(status, detail, said)
+        return ApiError(f"unexpected HTTP status {status} (a redirect?); give the server's final URL", status=status)
+    return _refusal(status, detail, reason)
 
 
-def _refusal(status: int, detail: ErrorDetail, message: str) -> Refusal:
+def _refusal(status: int, detail: ErrorDetail, message: str) -> ApiError:
     code = None if detail.code is None else str(detail.code)
-    return Refusal(message, param=detail.param, code=code, status=status, type=detail.type or INVALID)
+    return ApiError(message, param=detail.param, code=code, status=status, type=detail.type or INVALID)
 
 
 class _Plain(msgspec.Struct):
-    """Errors of servers with their own form."""
+    """Error bodies in other formats."""
 
     message: str | None = None
     detail: object = None
@@ -55,7 +57,7 @@ class _Plain(msgspec.Struct):
 
 
 def read_error(body: bytes) -> ErrorDetail:
-    """Of an answer that is an error, in whatever form."""
+    """Parses an error body of any format."""
     try:
         return msgspec.json.decode(body, type=ErrorBody).error
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -64,12 +66,12 @@ def read_error(body: bytes) -> ErrorDetail:
         plain = msgspec.json.decode(body, type=_Plain)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return ErrorDetail(message=body[:MAX_SHOWN].decode(errors="replace"))
-    said = plain.message or plain.error or plain.detail or ""
-    return ErrorDetail(message=said if isinstance(said, str) else msgspec.json.encode(said).decode())
+    text = plain.message or plain.error or plain.detail or ""
+    return ErrorDetail(message=text if isinstance(text, str) else msgspec.json.encode(text).decode())
 
 
 def read_retry_after(header: str | None) -> float | None:
-    """In seconds; a date, which it may be too, is passed over."""
+    """In seconds; dates are ignored."""
     try:
         seconds = float(header or "")
     except ValueError:

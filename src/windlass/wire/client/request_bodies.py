@@ -1,7 +1,7 @@
-"""Core Requests -> bodies, for servers that are asked by us.
+"""Core Requests -> request bodies.
 
-What a Request says is sent, whatever the server's own defaults are. Fields that not every server has are sent where the request needs
-them, or where the server is known to have them (`extensions`: ours and vLLM's).
+Sampling parameters are always sent, whatever the server's defaults. Extensions are sent if the request needs them, or if the server
+is known to accept them (`extensions`: ours and vLLM's).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import msgspec
 
 from windlass.core.request import Constraint, Request, Sampling, ScoreRequest
 from windlass.wire.messages import CHOICES, to_messages, to_tools
-from windlass.wire.schema.chat import ChatRequest, JsonSchema, NamedFunction, NamedTool, ResponseFormat, TemplateVariables
+from windlass.wire.schema.chat import ChatRequest, JsonSchema, ResponseFormat, TemplateVariables, ToolChoice, ToolChoiceFunction
 from windlass.wire.schema.completions import CompletionRequest
 from windlass.wire.schema.sampling import StreamOptions, StructuredOutputs
 
@@ -41,7 +41,7 @@ def request_to_completion(request: Request, model: str, *, stream: bool = True, 
 
 
 def request_to_echo(request: Request, model: str, *, extensions: bool = False) -> CompletionRequest:
-    """With the prompt's log-probabilities, which come back whole."""
+    """With the prompt's log-probabilities; not streamed."""
     body = request_to_completion(request, model, stream=False, extensions=extensions)
     return msgspec.structs.replace(body, echo=True, logprobs=max(request.prompt_logprobs or 0, request.logprobs or 0))
 
@@ -57,8 +57,8 @@ def _prompt(request: Request | ScoreRequest) -> Any:
     return list(request.token_ids) if request.token_ids is not None else request.prompt
 
 
-def _choice(choice: str) -> str | NamedTool:
-    return choice if choice in CHOICES else NamedTool(function=NamedFunction(name=choice), type="function")
+def _choice(choice: str) -> str | ToolChoice:
+    return choice if choice in CHOICES else ToolChoice(function=ToolChoiceFunction(name=choice), type="function")
 
 
 def _common(request: Request, model: str, stream: bool, extensions: bool) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Events of a stream -> core Deltas. The same for our server, vLLM's and others', whose answers have more or less in them."""
+"""Stream events -> core Deltas, for our server, vLLM's and others', whose chunks differ in optional fields."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ from msgspec import UNSET, UnsetType
 
 from windlass.core.client import Unavailable
 from windlass.core.request import Delta, FinishReason, ToolCall
-from windlass.wire.client.errors import failure
-from windlass.wire.schema.chat import AnsweredCall, ChatChunk, ChunkChoice, ChunkDelta
+from windlass.wire.client.errors import error_from_response
+from windlass.wire.schema.chat import ChatChunk, ChunkChoice, ChunkDelta, ResponseToolCall
 from windlass.wire.schema.completions import CompletionChoice, CompletionResponse
 from windlass.wire.schema.errors import ErrorDetail
 from windlass.wire.schema.logprobs import read_chat_logprobs, read_completion_logprobs
 from windlass.wire.schema.usage import UsageBody, read_usage
 
-Answer = TypeVar("Answer")
+Body = TypeVar("Body")
 
 _FINISH: dict[str, FinishReason] = {"length": "length", "abort": "cancelled", "cancelled": "cancelled", "error": "error"}
-"""Every other word (stop, tool_calls, content_filter) means that the answer is whole."""
+"""All other reasons (stop, tool_calls, content_filter) count as `stop`."""
 
 
 class Reader(Protocol):
     def add(self, data: bytes) -> Delta | None:
-        """None: nothing to tell yet."""
+        """None: nothing to return yet."""
         ...
 
     def end(self) -> Delta:
-        """The last one, when no more events come: what an answer's usage was is told after its end."""
+        """The last delta, after the last event, because usage follows the finish reason."""
         ...
 
 
-class _Ending:
-    """What is kept for the last delta."""
+class _StreamEnd:
+    """Collects the finish reason and usage."""
 
     def __init__(self) -> None:
         self.reason: FinishReason | None = None
         self.usage: UsageBody | None = None
 
-    def see(self, reason: str | None, usage: UsageBody | UnsetType | None) -> None:
+    def update(self, reason: str | None, usage: UsageBody | UnsetType | None) -> None:
         if reason is not None:
             self.reason = _FINISH.get(reason, "stop")
         if isinstance(usage, UsageBody):
@@ -47,21 +47,21 @@ class _Ending:
 
     def delta(self, calls: tuple[ToolCall, ...] = ()) -> Delta:
         if self.reason is None:
-            raise Unavailable("the answer broke off in the middle: its server closed the connection")
+            raise Unavailable("the response was interrupted: the server closed the connection")
         usage = None if self.usage is None else read_usage(self.usage)
         return Delta(tool_calls=calls, finish_reason=self.reason, usage=usage)
 
 
 class ChatReader:
     def __init__(self) -> None:
-        self._ending = _Ending()
+        self._end = _StreamEnd()
         self._calls: dict[int, _Call] = {}
 
     def add(self, data: bytes) -> Delta | None:
         chunk = parse(data, ChatChunk)
         check_error(chunk.error)
         choice = chunk.choices[0] if chunk.choices else ChunkChoice()
-        self._ending.see(choice.finish_reason, chunk.usage)
+        self._end.update(choice.finish_reason, chunk.usage)
         delta = choice.delta
         for call in delta.tool_calls or ():
             self._call(call)
@@ -75,10 +75,10 @@ class ChatReader:
         return None if found == Delta() else found
 
     def end(self) -> Delta:
-        return self._ending.delta(tuple(call.whole() for _, call in sorted(self._calls.items())))
+        return self._end.delta(tuple(call.complete() for _, call in sorted(self._calls.items())))
 
-    def _call(self, piece: AnsweredCall) -> None:
-        """Pieces of a call name its index; those of a server that does not number them belong to the last one, unless they have an id."""
+    def _call(self, piece: ResponseToolCall) -> None:
+        """Pieces of a call carry its index; without one, a piece belongs to the last call unless it has an id."""
         if piece.index is not UNSET:
             index = piece.index
         else:
@@ -91,49 +91,49 @@ def _reasoning(delta: ChunkDelta) -> str:
 
 
 class _Call:
-    """A call that may come in pieces."""
+    """A tool call assembled from pieces."""
 
     def __init__(self) -> None:
         self._id, self._name, self._arguments = "", "", ""
 
-    def add(self, piece: AnsweredCall) -> None:
+    def add(self, piece: ResponseToolCall) -> None:
         self._id = piece.id or self._id
         self._name += piece.function.name or ""
         self._arguments += piece.function.arguments or ""
 
-    def whole(self) -> ToolCall:
+    def complete(self) -> ToolCall:
         return ToolCall(id=self._id, name=self._name, arguments=self._arguments)
 
 
 class CompletionReader:
     def __init__(self) -> None:
-        self._ending = _Ending()
+        self._end = _StreamEnd()
 
     def add(self, data: bytes) -> Delta | None:
         chunk = parse(data, CompletionResponse)
         check_error(chunk.error)
         choice = chunk.choices[0] if chunk.choices else CompletionChoice()
-        self._ending.see(choice.finish_reason, chunk.usage)
+        self._end.update(choice.finish_reason, chunk.usage)
         ids = tuple(choice.token_ids or ())
         entries = read_completion_logprobs(choice.logprobs, ids)
         found = Delta(content=choice.text, token_ids=ids, logprobs=tuple(entry for entry in entries if entry is not None))
         return None if found == Delta() else found
 
     def end(self) -> Delta:
-        return self._ending.delta()
+        return self._end.delta()
 
 
-def finish_of(word: str | None) -> FinishReason:
+def read_finish_reason(word: str | None) -> FinishReason:
     return _FINISH.get(word or "", "stop")
 
 
-def parse(data: bytes, kind: type[Answer]) -> Answer:
+def parse(data: bytes, kind: type[Body]) -> Body:
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Unavailable(f"the server's answer cannot be understood: {error}") from None
+        raise Unavailable(f"invalid response from the server: {error}") from None
 
 
 def check_error(error: ErrorDetail | str | UnsetType | None) -> None:
     if error:
-        raise failure(None, error if isinstance(error, ErrorDetail) else ErrorDetail(message=str(error)))
+        raise error_from_response(None, error if isinstance(error, ErrorDetail) else ErrorDetail(message=str(error)))

@@ -1,6 +1,6 @@
-"""Two kinds of struct: what is asked is strict, what is answered may grow.
+"""Base structs of requests and responses, and bounded number types.
 
-A request's unknown field is a wish that would not be met, so it is refused. An answer's unknown field is another server's business.
+Unknown fields of a request are rejected, because they would have no effect. Unknown fields of a response are ignored.
 """
 
 from __future__ import annotations
@@ -11,24 +11,26 @@ from msgspec import Meta, Struct, StructMeta, field
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
-class AskedMeta(StructMeta):
-    """Tells type checkers what msgspec does."""
+class FrozenStructMeta(StructMeta):
+    """Declares msgspec's dataclass semantics to type checkers."""
 
 
-class Asked(Struct, metaclass=AskedMeta, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Null and left out are the same. Written without what is left out, so that servers which know less take it."""
+class RequestStruct(
+    Struct, metaclass=FrozenStructMeta, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """Null means absent. Absent fields are not written, for servers that know fewer of them."""
 
 
-class Answered(Struct, metaclass=AskedMeta, frozen=True, kw_only=True):
-    """A field that is UNSET is not written."""
+class ResponseStruct(Struct, metaclass=FrozenStructMeta, frozen=True, kw_only=True):
+    """UNSET fields are not written."""
 
 
-MOST = 2**31 - 1
-"""JSON's integers have no end. Engines' have: 32 bits are more tokens, and more kinds of them, than any model has."""
+MAX_INTEGER = 2**31 - 1
+"""JSON integers are unbounded; engines use 32 bits, which is more than any context length or vocabulary."""
 
-Count = Annotated[int, Meta(ge=1, le=MOST)]
-Natural = Annotated[int, Meta(ge=0, le=MOST)]
-TopK = Annotated[int, Meta(ge=-1, le=MOST)]
+Count = Annotated[int, Meta(ge=1, le=MAX_INTEGER)]
+Natural = Annotated[int, Meta(ge=0, le=MAX_INTEGER)]
+TopK = Annotated[int, Meta(ge=-1, le=MAX_INTEGER)]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 Share = Annotated[float, Meta(gt=0, le=1)]
 Temperature = Annotated[float, Meta(ge=0, le=100)]
