@@ -1,15 +1,15 @@
-"""How much of a text's end must wait, because what comes next may make it a word that is looked for."""
+"""Stop strings in streamed text, and how much text must be held back because a marker may be incomplete."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 SPACE = " \t\r\n"
-"""What a model sets around its tags; no part of what is between them."""
+"""Whitespace around tags; not part of the content."""
 
 
-def unfinished(text: str, words: Iterable[str]) -> int:
-    """Length of the longest end of `text` that is the beginning, and not the whole, of one of `words`."""
+def partial_match_length(text: str, words: Iterable[str]) -> int:
+    """Length of the longest suffix of `text` that is a proper prefix of one of `words`."""
     known = tuple(words)
     longest = max(map(len, known), default=1) - 1
     tail = text[-longest:] if longest else ""
@@ -20,28 +20,28 @@ def unfinished(text: str, words: Iterable[str]) -> int:
 
 
 class StopFilter:
-    """Text up to the first stop string. What may still become one waits; a stop itself never comes out.
+    """Text up to the first stop string, which is not returned. A possible beginning of one is held back.
 
-    Of several, the one that is complete first ends the text, so that it does not matter in what pieces the text arrives.
+    The stop string that completes first ends the text, so the result does not depend on how the text is split.
     """
 
     def __init__(self, stops: Iterable[str]) -> None:
         self._stops = tuple(stop for stop in stops if stop)
-        self._waiting: str = ""
+        self._buffer: str = ""
         self.stopped = False
 
     def push(self, text: str) -> str:
         if self.stopped:
             return ""
-        text = self._waiting + text
+        text = self._buffer + text
         found = [(begin + len(stop), begin) for stop in self._stops if (begin := text.find(stop)) >= 0]
         if found:
-            self.stopped, self._waiting = True, ""
+            self.stopped, self._buffer = True, ""
             return text[: min(found)[1]]
-        cut = len(text) - unfinished(text, self._stops)
-        self._waiting = text[cut:]
+        cut = len(text) - partial_match_length(text, self._stops)
+        self._buffer = text[cut:]
         return text[:cut]
 
     def finish(self) -> str:
-        text, self._waiting = self._waiting, ""
+        text, self._buffer = self._buffer, ""
         return text
