@@ -12,7 +12,7 @@ from windlass.core.launch import Launch, RandomInit
 from windlass.core.request import Sampling
 from windlass.engine.load import load_model
 from windlass.engine.protocol import Submit
-from windlass.measure.memory import resident
+from windlass.machine.memory import process_memory
 
 SMALL = {
     "model_type": "llama", "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -50,7 +50,7 @@ def main() -> None:
                 alive.discard(output.id)
                 ended += 1
         if ended // 1000 > len(looks):
-            looks.append((ended, resident().own_bytes))
+            looks.append((ended, process_memory().anonymous_bytes))
             print(
                 f"{ended:6,} ended, {looks[-1][1] / 2**20:.1f} MiB of own pages, {engine.stats().blocks_used} blocks held",
                 flush=True,

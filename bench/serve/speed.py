@@ -173,7 +173,7 @@ def crowd() -> None:
     slots, waiting, many = 16, 64, 500
     with serving(lambda: FakeClient(seconds=0.2, slots=slots), max_waiting=waiting) as server:
         answers, seconds = loaded(server.url, "/v1/chat/completions", [chat(3) for _ in range(many)], many)
-        left = len(server.service.flights)
+        left = len(server.service.in_flight)
     statuses = Counter(status for status, _, _, _ in answers)
     assert set(statuses) == {200, 429} and sum(statuses.values()) == many and left == 0
     print(f"{many} connections, queue of {waiting}: {dict(statuses)} in {seconds:.1f} s, none lost, nothing left in flight")

@@ -111,7 +111,7 @@ class HeldDecoder(FakeDecoder):
     def let(self, steps: int = 10_000) -> None:
         self._steps.release(steps)
 
-    def __call__(self, step: Step, caches: Sequence[LayerCache]) -> Tensor:
+    def __call__(self, step: Step, caches: Sequence[KvCache]) -> Tensor:
         assert self._steps.acquire(timeout=HUNG_SECONDS), "hung: nobody let it go on"
         return super().__call__(step, caches)
 
@@ -125,7 +125,7 @@ class GatedDecoder(FakeDecoder):
         super().__init__(vocab_size)
         self._gate = gate
 
-    def __call__(self, step: Step, caches: Sequence[LayerCache]) -> Tensor:
+    def __call__(self, step: Step, caches: Sequence[KvCache]) -> Tensor:
         if int(step.trimmed().lengths.max()) > self.FREE:
             until(self._gate.exists, str(self._gate))
         return super().__call__(step, caches)

@@ -91,7 +91,7 @@ def vllm_processes(folder: Path) -> list[str]:
 
 
 def test_served_through_vllm(tiny_moe: Path, tmp_path: Path) -> None:
-    pytest.importorskip("fastapi")
+    pytest.importorskip("starlette")
     pytest.importorskip("httpx")
     version = subprocess.run([str(PYTHON), "-c", "import torch; print(torch.__version__)"], capture_output=True, text=True)
     if "cpu" not in version.stdout:

@@ -8,8 +8,8 @@ import pytest
 from windlass.core.hardware.devices import device
 from windlass.core.hardware.parse import parse_hardware
 from windlass.errors import BadInput
-from windlass.machine import bandwidth, gpus, system
-from windlass.machine.probe import apple_device, as_hardware, free_disk_bytes, probe, share_alike
+from windlass.machine import bandwidth, cgroups, gpus, memory, system
+from windlass.machine.probe import apple_device, as_hardware, free_disk_bytes, probe, share_equal_devices
 from windlass.units import MIB
 
 pytestmark = pytest.mark.pure
@@ -53,7 +53,7 @@ def test_arm_has_no_core_ids() -> None:
     [("200000 100000", 2.0), ("150000 100000\n", 1.5), ("max 100000", None), ("-1 100000", None), ("", None), ("5 0", None)],
 )
 def test_quota(text: str, cores: float | None) -> None:
-    assert system.quota_cores(text) == cores
+    assert cgroups.quota_cores(text) == cores
 
 
 @pytest.mark.parametrize(("physical", "quotas", "cores"), [(8, [], 8), (8, [1.5], 2), (8, [0.2], 1), (2, [16.0], 2)])
@@ -74,15 +74,15 @@ def test_usable_cores(physical: int, quotas: list[float], cores: int) -> None:
     ],
 )
 def test_room_in_a_control_group(limit: str, usage: str, stat: str, room: int | None) -> None:
-    assert system.room_in_group(limit, usage, stat) == room
+    assert memory.cgroup_headroom(limit, usage, stat) == room
 
 
 def test_group_folders() -> None:
-    assert system.group_folders("0::/a/b\n", "memory") == ["/sys/fs/cgroup/a/b", "/sys/fs/cgroup/a", "/sys/fs/cgroup"]
+    assert cgroups.group_folders("0::/a/b\n", "memory") == ["/sys/fs/cgroup/a/b", "/sys/fs/cgroup/a", "/sys/fs/cgroup"]
     version_1 = "5:cpu,cpuacct:/job\n4:memory:/job\n"
-    assert system.group_folders(version_1, "memory") == ["/sys/fs/cgroup/memory/job", "/sys/fs/cgroup/memory"]
-    assert system.group_folders(version_1, "cpu") == ["/sys/fs/cgroup/cpu/job", "/sys/fs/cgroup/cpu"]
-    assert system.group_folders("", "cpu") == ["/sys/fs/cgroup", "/sys/fs/cgroup/cpu"]
+    assert cgroups.group_folders(version_1, "memory") == ["/sys/fs/cgroup/memory/job", "/sys/fs/cgroup/memory"]
+    assert cgroups.group_folders(version_1, "cpu") == ["/sys/fs/cgroup/cpu/job", "/sys/fs/cgroup/cpu"]
+    assert cgroups.group_folders("", "cpu") == ["/sys/fs/cgroup", "/sys/fs/cgroup/cpu"]
 
 
 def test_a_container_owns_less_than_the_machine() -> None:
@@ -192,7 +192,7 @@ def test_nvml_that_answers_little() -> None:
 
 
 def test_nvml_that_does_not_answer() -> None:
-    with pytest.raises(BadInput, match="does not answer"):
+    with pytest.raises(BadInput, match="NVML initialization failed"):
         gpus.query(FakeNvml(dead=True))
 
 
@@ -215,7 +215,7 @@ def test_a_gpu_node_reads_back() -> None:
 
 def test_share_alike() -> None:
     first, second = gpus.gpu_device(_gpu(0, memory_mib=1000)), gpus.gpu_device(_gpu(1, memory_mib=1000))
-    shared = share_alike([first, second, device("H100")])
+    shared = share_equal_devices([first, second, device("H100")])
     assert shared[0] is shared[1] and len(shared) == 3
 
 
@@ -256,20 +256,20 @@ def test_this_machines_memory_is_plausible() -> None:
 def test_what_was_measured_is_remembered(tmp_path: Path) -> None:
     path = bandwidth.cache_path({"XDG_CACHE_HOME": str(tmp_path)}, Path("/home/me"))
     assert path == tmp_path / "windlass" / "machine.json"
-    assert bandwidth.recall(path, "a") is None
-    bandwidth.remember(path, bandwidth.Remembered(key="a", read_bandwidth=3e10))
-    assert bandwidth.recall(path, "a") == 3e10
-    assert bandwidth.recall(path, "another boot") is None
+    assert bandwidth.read_cache(path, "a") is None
+    bandwidth.write_cache(path, bandwidth.CachedBandwidth(key="a", read_bandwidth=3e10))
+    assert bandwidth.read_cache(path, "a") == 3e10
+    assert bandwidth.read_cache(path, "another boot") is None
     assert [each.name for each in path.parent.iterdir()] == ["machine.json"]
     path.write_text("{")
-    assert bandwidth.recall(path, "a") is None
+    assert bandwidth.read_cache(path, "a") is None
     path.write_text('{"key": "a", "read_bandwidth": 1}')
-    assert bandwidth.recall(path, "a") is None
+    assert bandwidth.read_cache(path, "a") is None
 
 
 def test_not_being_able_to_write_is_no_matter(tmp_path: Path) -> None:
     (tmp_path / "windlass").write_text("a file where a folder should be")
-    bandwidth.remember(tmp_path / "windlass" / "machine.json", bandwidth.Remembered(key="a", read_bandwidth=3e10))
+    bandwidth.write_cache(tmp_path / "windlass" / "machine.json", bandwidth.CachedBandwidth(key="a", read_bandwidth=3e10))
 
 
 def test_cache_path_without_xdg() -> None:

@@ -9,8 +9,9 @@ import msgspec
 import pytest
 
 from windlass.errors import BadInput
+from windlass.machine.memory import parse_status, process_memory
 from windlass.measure.limits import Limits, cpu_matmul_flops, measure_limits
-from windlass.measure.memory import MemoryLog, draw, resident
+from windlass.measure.memory import MemoryLog, draw
 from windlass.measure.report import Memory, Report, Run, compare, encode_report, read_report
 from windlass.measure.trace import Trace
 from windlass.measure.work import WeightBytes
@@ -101,9 +102,9 @@ STATUS = "Name:\tpython\nRssAnon:\t    2048 kB\nRssFile:\t     100 kB\nRssShmem:
 
 
 def test_resident_bytes() -> None:
-    found = resident(STATUS)
-    assert (found.own_bytes, found.mapped_bytes) == (2052 * 1024, 100 * 1024)
-    assert resident().own_bytes > 10**6
+    found = parse_status(STATUS)
+    assert (found.anonymous_bytes, found.file_bytes) == (2052 * 1024, 100 * 1024)
+    assert process_memory().anonymous_bytes > 10**6
 
 
 def test_memory_is_watched_and_drawn(tmp_path: Path) -> None:

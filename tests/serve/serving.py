@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 from fake import FakeClient
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from waiting import HUNG_SECONDS, until
 from windlass.core.client import Client
@@ -18,7 +18,7 @@ from windlass.serve.app import make_app, service_of
 from windlass.serve.monitor.log import Log
 from windlass.serve.server import Server, address, bind
 from windlass.serve.service import Service
-from windlass.serve.settings import Settings
+from windlass.serve.settings import ServerSettings
 
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
 
@@ -37,10 +37,10 @@ class Lines(Log):
 @asynccontextmanager
 async def in_process(client: Client, **settings: Any) -> AsyncGenerator[tuple[httpx.AsyncClient, Service], None]:
     """The application without a socket."""
-    app = make_app(client, Settings(**settings), log=Lines())
+    app = make_app(client, ServerSettings(**settings), log=Lines())
     service = service_of(app)
     async with app.router.lifespan_context(app):
-        await service.supervisor.became_ready()
+        await service.supervisor.wait_ready()
         async with httpx.AsyncClient(
             transport=httpx.ASGITransport(app), base_url="http://localhost", timeout=HUNG_SECONDS
         ) as http:
@@ -71,7 +71,7 @@ class Running:
     """A server on a loopback socket, in a thread with an event loop of its own."""
 
     def __init__(self, make_client: Callable[[], Client], **settings: Any) -> None:
-        self._settings = Settings(**{"port": 0, **settings})
+        self._settings = ServerSettings(**{"port": 0, **settings})
         self._socket = bind(self._settings)
         self.url = address(self._socket)
         self._make_client = make_client
@@ -90,7 +90,7 @@ class Running:
     def _run(self) -> None:
         try:
             self.client = self._make_client()
-            self.app: FastAPI = make_app(self.client, self._settings, log=self.log)
+            self.app: Starlette = make_app(self.client, self._settings, log=self.log)
             self.service = service_of(self.app)
             self.server = Server(self.app, self._settings)
             with asyncio.Runner(loop_factory=self.server.config.get_loop_factory()) as runner:
@@ -105,7 +105,7 @@ class Running:
         serving = asyncio.create_task(self.server.serve(sockets=[self._socket]))
         while not self.server.started and not serving.done():
             await asyncio.sleep(0.005)
-        await self.service.supervisor.became_ready()
+        await self.service.supervisor.wait_ready()
         self._ready.set()
         await serving
 
@@ -130,7 +130,7 @@ class Running:
 
     def end(self) -> None:
         if self._thread.is_alive():
-            self.loop.call_soon_threadsafe(self.server.end)
+            self.loop.call_soon_threadsafe(self.server.stop)
         self.wait_ended()
         if self._failed is not None:
             raise self._failed

@@ -13,15 +13,15 @@ from windlass.wire import decode as decode_module
 from windlass.wire.decode import MAX_SHOWN, decode
 from windlass.wire.schema.chat import ChatRequest
 from windlass.wire.schema.completions import CompletionRequest
-from windlass.wire.schema.errors import Refusal
+from windlass.wire.schema.errors import ApiError
 
 pytestmark = pytest.mark.pure
 
 HI = '"messages":[{"role":"user","content":"hi"}]'
 
 
-def refused(body: str | bytes, kind: type = ChatRequest) -> Refusal:
-    with pytest.raises(Refusal) as found:
+def refused(body: str | bytes, kind: type = ChatRequest) -> ApiError:
+    with pytest.raises(ApiError) as found:
         decode(body.encode() if isinstance(body, str) else body, kind)
     return found.value
 
@@ -147,11 +147,11 @@ fields = st.sampled_from([field.name for field in msgspec.structs.fields(ChatReq
 def test_whatever_the_values_are_it_is_an_answer_or_a_refusal(values: dict[str, object]) -> None:
     try:
         decode(msgspec.json.encode({"messages": [{"role": "user", "content": "hi"}], **values}), ChatRequest)
-    except Refusal as refusal:
+    except ApiError as refusal:
         assert refusal.param is None or refusal.param.split("[")[0].split(".")[0] in ChatRequest.__struct_fields__
 
 
 @given(st.binary(max_size=40))
 def test_whatever_the_bytes_are(body: bytes) -> None:
-    with pytest.raises(Refusal):
+    with pytest.raises(ApiError):
         decode(body, ChatRequest)

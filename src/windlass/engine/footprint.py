@@ -1,23 +1,10 @@
-"""What this process holds of the machine's memory, cheap enough to be asked every second."""
+"""Memory of the accelerators this process uses, cheap enough to be read every second. Host memory: `machine/memory.py`."""
 
 from __future__ import annotations
-
-import os
-from pathlib import Path
 
 import torch
 
 from windlass.core.request import DeviceMemory
-
-_STATM = Path("/proc/self/statm")
-"""Pages: all, resident, ... (proc(5)). Linux only; elsewhere nothing is told."""
-
-
-def process_bytes() -> int:
-    try:
-        return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
-        return 0
 
 
 def device_memory() -> tuple[DeviceMemory, ...]:

@@ -8,9 +8,10 @@ import msgspec
 
 from windlass.core.request import Info
 from windlass.engine.engine import Engine
-from windlass.engine.footprint import device_memory, process_bytes
+from windlass.engine.footprint import device_memory
 from windlass.engine.protocol import AskInfo, Cancel, Command, Refused, Report, Stepped, Submit, Told, Vocabulary, describe_error
 from windlass.errors import Error
+from windlass.machine.memory import process_memory
 
 Take = Callable[[bool], "list[Command] | None"]
 """Commands that have come; told to wait, at least one. None: there will be no more."""
@@ -49,5 +50,7 @@ class Loop:
                 self._send(Told(command.id, self._info_now()))
 
     def _info_now(self) -> Info:
-        stats = msgspec.structs.replace(self._engine.stats(), process_bytes=process_bytes(), devices=device_memory())
+        stats = msgspec.structs.replace(
+            self._engine.stats(), process_bytes=process_memory().resident_bytes, devices=device_memory()
+        )
         return msgspec.structs.replace(self._info, stats=stats)

@@ -23,11 +23,12 @@ from windlass.engine.engine import Engine
 from windlass.engine.load import load_model
 from windlass.engine.protocol import Submit
 from windlass.kernels.program.program import num_threads
+from windlass.machine.memory import process_memory
 from windlass.machine.system import this_system
 from windlass.measure.held import weight_bytes
 from windlass.measure.limits import Limits, measure_limits
 from windlass.measure.loop import Timed, random_prompts, run_batch
-from windlass.measure.memory import MemoryLog, resident
+from windlass.measure.memory import MemoryLog
 from windlass.measure.profile import profiled
 from windlass.measure.report import Memory, Report, Run, Split
 from windlass.measure.setup import Setup
@@ -104,7 +105,7 @@ def bench(
     """`begin`: when the program was started, by time.perf_counter."""
     spread = spread or Alone()
     told = progress or Silence()
-    log.base_bytes = before = resident().own_bytes
+    log.base_bytes = before = process_memory().anonymous_bytes
     with log.watching():
         log.mark("load")
         engine, info = spread.load(launch_of(setup), told.loading)
@@ -177,7 +178,7 @@ def _steps(setup: Setup, engine: Engine) -> list[float]:
 
 def _held_bytes(device: str, before: int) -> int:
     """Own pages of the process beyond what it had before it loaded anything; of an accelerator, what PyTorch has taken."""
-    return torch.cuda.memory_allocated(device) if device.startswith("cuda") else resident().own_bytes - before
+    return torch.cuda.memory_allocated(device) if device.startswith("cuda") else process_memory().anonymous_bytes - before
 
 
 def _run(setup: Setup, engine: Engine, weights: WeightBytes, batch: int, trace: Trace | None) -> Run:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import sys
 import threading
 import time
 from collections.abc import Callable, Generator
@@ -12,44 +10,16 @@ from pathlib import Path
 
 from windlass.core.model import Frozen
 from windlass.errors import MissingExtra
+from windlass.machine.memory import process_memory
 from windlass.units import MIB
 
 SECONDS_BETWEEN_LOOKS = 0.02
-
-
-class Resident(Frozen):
-    own_bytes: int
-    """The process's own pages."""
-    mapped_bytes: int
-    """Pages of mapped files, which the system may take back at any time."""
 
 
 class Look(Frozen):
     seconds: float
     own_bytes: int
     mapped_bytes: int
-
-
-def resident(status: str | None = None) -> Resident:
-    """From /proc/self/status, or a text like it; elsewhere the peak so far, which is all the system tells."""
-    if status is None:
-        try:
-            status = Path("/proc/self/status").read_text()
-        except OSError:
-            return Resident(own_bytes=_peak_bytes(), mapped_bytes=0)
-    return Resident(own_bytes=_field(status, "RssAnon") + _field(status, "RssShmem"), mapped_bytes=_field(status, "RssFile"))
-
-
-def _field(status: str, name: str) -> int:
-    match = re.search(rf"^{name}:\s*(\d+) kB", status, re.MULTILINE)
-    return int(match[1]) * 1024 if match else 0
-
-
-def _peak_bytes() -> int:
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 class MemoryLog:
@@ -66,9 +36,9 @@ class MemoryLog:
         self.marks.append((self._clock() - self._begin, name))
 
     def look(self) -> None:
-        found = resident()
+        found = process_memory()
         seconds = self._clock() - self._begin
-        self.looks.append(Look(seconds=seconds, own_bytes=found.own_bytes, mapped_bytes=found.mapped_bytes))
+        self.looks.append(Look(seconds=seconds, own_bytes=found.anonymous_bytes, mapped_bytes=found.file_bytes))
 
     @property
     def peak_bytes(self) -> int:

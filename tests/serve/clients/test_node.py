@@ -38,7 +38,7 @@ def test_whole_streamed_left_early_and_refused(folder: Path) -> None:
         command = ["node", str(folder / SCRIPT.name), f"{server.url}/v1"]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=HUNG_SECONDS)
         assert done.returncode == 0, done.stderr
-        server.until(lambda: len(server.service.flights) == 0)
+        server.until(lambda: len(server.service.in_flight) == 0)
         assert server.service.metrics.outcomes["cancelled"] == 1
     found = json.loads(done.stdout)
     assert found["whole"] == "w0 w1 w2 " and found["streamed"] == "".join(f"w{number} " for number in range(8))

@@ -68,7 +68,7 @@ class TestFake:
         with client_of(fake) as client:
             with client.chat.completions.create(model="fake", messages=MESSAGES, stream=True, max_tokens=4000) as stream:
                 next(iter(stream))
-            fake.until(lambda: len(fake.service.flights) == 0)
+            fake.until(lambda: len(fake.service.in_flight) == 0)
 
     def test_a_tool(self, fake: Running) -> None:
         with client_of(fake) as client:
@@ -240,6 +240,6 @@ class TestSmolLM2:
             cancelled, told = service.metrics.outcomes["cancelled"], service.stats.completion_tokens
             with client.chat.completions.create(**asked, extra_body={"ignore_eos": True}) as stream:
                 next(iter(stream))
-        smollm2_server.until(lambda: len(service.flights) == 0)
+        smollm2_server.until(lambda: len(service.in_flight) == 0)
         smollm2_server.until(lambda: service.stats.running == 0)
         assert service.metrics.outcomes["cancelled"] == cancelled + 1 and service.stats.completion_tokens < told + 900

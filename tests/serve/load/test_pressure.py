@@ -22,9 +22,9 @@ from serving import HELLO, Lines, Running, get, post, running
 import owned_time
 from waiting import HUNG_SECONDS
 from windlass.serve.app import make_app, service_of
-from windlass.serve.http.connection import ABORT
+from windlass.serve.http.protocol import ABORT
 from windlass.serve.server import Server
-from windlass.serve.settings import Settings
+from windlass.serve.settings import ServerSettings
 
 pytestmark = pytest.mark.pure
 
@@ -46,7 +46,7 @@ def read_all(connection: socket.socket) -> bytes:
 
 def idle(server: Running) -> bool:
     client: Any = server.client
-    return len(server.service.flights) == 0 and client.running == 0 and client.waiting == 0
+    return len(server.service.in_flight) == 0 and client.running == 0 and client.waiting == 0
 
 
 # --- clients that leave ----------------------------------------------------------------------------------------------
@@ -240,7 +240,7 @@ class Reluctant:
 
 def test_a_deadline_in_the_middle_of_a_whole_answer_writes_nothing_into_it() -> None:
     async def ask() -> Reluctant:
-        app = make_app(FakeClient(), Settings(), log=Lines())
+        app = make_app(FakeClient(), ServerSettings(), log=Lines())
         body = json.dumps({**HELLO, "timeout": 0.3}).encode()
         messages = [{"type": "http.request", "body": body, "more_body": False}]
         send = Reluctant()
@@ -256,7 +256,7 @@ def test_a_deadline_in_the_middle_of_a_whole_answer_writes_nothing_into_it() -> 
         scope = {"type": "http", "method": "POST", "path": CHAT, "raw_path": CHAT.encode(), "query_string": b"",
                  "headers": [(b"host", b"localhost")], "client": ("x", 1), "root_path": "", ABORT: abort}  # fmt: skip
         async with app.router.lifespan_context(app):
-            await service_of(app).supervisor.became_ready()
+            await service_of(app).supervisor.wait_ready()
             await app(scope, receive, send)
             assert service_of(app).metrics.outcomes == {"late": 1}
         return send
@@ -276,8 +276,8 @@ def test_a_server_that_ends_finishes_what_runs_and_refuses_what_comes() -> None:
     asking.start()
     client: Any = server.client
     server.until(lambda: client.running == 1)
-    server.loop.call_soon_threadsafe(server.server.end)
-    server.until(lambda: server.service.ending.is_set())
+    server.loop.call_soon_threadsafe(server.server.stop)
+    server.until(lambda: server.service.draining.is_set())
     refused = post(server.url + CHAT, json=HELLO)
     assert refused.status_code == 503 and refused.json()["error"]["code"] == "draining" and "retry-after" in refused.headers
     assert get(server.url + "/ready").status_code == 503
@@ -294,7 +294,7 @@ def test_what_is_not_finished_in_time_is_told_so() -> None:
     connection = chat_request(server, stream=True)
     client: Any = server.client
     server.until(lambda: client.running == 1)
-    server.loop.call_soon_threadsafe(server.server.end)
+    server.loop.call_soon_threadsafe(server.server.stop)
     answer = read_all(connection)
     assert b'"code":"draining"' in answer and b"[DONE]" not in answer
     server.wait_ended()
@@ -304,12 +304,12 @@ def test_what_is_not_finished_in_time_is_told_so() -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_every_signal_that_ends_drains(number: signal.Signals) -> None:
     async def ask() -> None:
-        app = make_app(FakeClient(), Settings(drain_seconds=0.0), log=Lines())
-        server = Server(app, Settings())
+        app = make_app(FakeClient(), ServerSettings(drain_seconds=0.0), log=Lines())
+        server = Server(app, ServerSettings())
         with server.capture_signals():
             os.kill(os.getpid(), number)
             async with asyncio.timeout(HUNG_SECONDS):
-                await service_of(app).ending.wait()
+                await service_of(app).draining.wait()
                 while not server.should_exit:
                     await asyncio.sleep(0.01)
 
@@ -324,11 +324,11 @@ def test_every_signal_that_ends_drains(number: signal.Signals) -> None:
 
 def test_what_nohup_ignores_stays_ignored() -> None:
     async def ask() -> None:
-        app = make_app(FakeClient(), Settings(), log=Lines())
-        with Server(app, Settings()).capture_signals():
+        app = make_app(FakeClient(), ServerSettings(), log=Lines())
+        with Server(app, ServerSettings()).capture_signals():
             os.kill(os.getpid(), signal.SIGHUP)
             await asyncio.sleep(0.05)
-        assert not service_of(app).ending.is_set()
+        assert not service_of(app).draining.is_set()
 
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
@@ -342,8 +342,8 @@ def test_told_twice_it_ends_at_once() -> None:
     connection = chat_request(server, stream=True)
     client: Any = server.client
     server.until(lambda: client.running == 1)
-    server.loop.call_soon_threadsafe(server.server.end)
-    server.loop.call_soon_threadsafe(server.server.end)
+    server.loop.call_soon_threadsafe(server.server.stop)
+    server.loop.call_soon_threadsafe(server.server.stop)
     server.wait_ended()
     assert not any("Traceback" in line or "Cancelled" in line for line in server.log.lines)
     connection.close()
@@ -353,6 +353,6 @@ def test_whoever_watches_does_not_keep_a_server_from_ending() -> None:
     server = Running(FakeClient, drain_seconds=24 * 3600.0).start()
     connection = raw_request(server, "GET /windlass/live HTTP/1.1\nHost: localhost")
     assert connection.recv(100).startswith(b"HTTP/1.1 200")
-    server.loop.call_soon_threadsafe(server.server.end)
+    server.loop.call_soon_threadsafe(server.server.stop)
     server.wait_ended()
     connection.close()

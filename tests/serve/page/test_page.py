@@ -102,11 +102,11 @@ class Served:
 
 def serve(stage: Stage, *keys: str) -> Iterator[Served]:
     from windlass.serve.app import make_app
-    from windlass.serve.settings import Settings
+    from windlass.serve.settings import ServerSettings
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        app = make_app(stage, Settings(port=port, api_keys=keys, log_requests=False, drain_seconds=0.5))
+        app = make_app(stage, ServerSettings(port=port, api_keys=keys, log_requests=False, drain_seconds=0.5))
         server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1))
         thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True)
         thread.start()
@@ -442,7 +442,7 @@ def refuse(page: Any, status: int, message: str, **headers: str) -> None:
     [
         (429, "The server is busy", "Try again in 1 s"),
         (503, "The model is not ready", "Try again in 1 s"),
-        (400, "The server could not take this", "Try again"),
+        (400, "The server rejected this request", "Try again"),
     ],
 )
 def test_a_refusal_is_told_kindly_and_can_be_tried_again(
@@ -454,7 +454,7 @@ def test_a_refusal_is_told_kindly_and_can_be_tried_again(
     refuse(page, status, "Because <b>so</b>.", **({} if status == 400 else {"retry_after": "1"}))
     page.fill("#question", "Please")
     page.press("#question", "Enter")
-    trouble = answer(page).locator(".trouble")
+    trouble = answer(page).locator(".error-notice")
     expect(trouble).to_contain_text(title)
     expect(trouble).to_contain_text("Because <b>so</b>.")
     expect(trouble.locator("button")).to_have_text(retry)
@@ -478,7 +478,7 @@ def test_a_connection_that_breaks_keeps_what_came(browser: Any, profile: Any, se
     page.fill("#question", "Please")
     page.press("#question", "Enter")
     expect(prose(page)).to_have_text("Half an ans")
-    expect(answer(page).locator(".trouble")).to_contain_text("The answer broke off")
+    expect(answer(page).locator(".error-notice")).to_contain_text("The response was interrupted")
     visit.close()
 
 
@@ -488,7 +488,7 @@ def test_a_server_that_is_gone_is_said_to_be(browser: Any, profile: Any, served:
     page.route("**/v1/chat/completions", lambda route: route.abort())
     page.fill("#question", "Anyone?")
     page.press("#question", "Enter")
-    expect(answer(page).locator(".trouble")).to_contain_text("The server cannot be reached")
+    expect(answer(page).locator(".error-notice")).to_contain_text("The server cannot be reached")
     visit.close(allowed=("ERR_FAILED",))
 
 
@@ -577,8 +577,8 @@ def test_everything_a_status_says_is_shown(visit: Visit) -> None:
 
 STATES = {
     "loading": "Loading the model",
-    "restarting": "The engine is starting again",
-    "draining": "The server is closing",
+    "restarting": "The engine is restarting",
+    "draining": "The server is shutting down",
     "dead": "The engine is down",
     "ready": "Ready",
 }
@@ -598,7 +598,7 @@ def test_the_state_is_said(visit: Visit) -> None:
         expect(page.locator("#live h1")).to_have_text(title)
         expect(page.locator("progress")).to_be_visible(visible=state == "loading")
         if state == "loading":
-            expect(page.locator(".banner")).to_contain_text("1.00 GiB of 4.00 GiB read")
+            expect(page.locator(".banner")).to_contain_text("1.00 GiB of 4.00 GiB loaded")
             expect(page.locator("progress")).to_have_js_property("value", 0.25)
             expect(page.locator("#chip")).to_contain_text("Loading 25 %")
 

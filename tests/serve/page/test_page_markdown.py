@@ -47,7 +47,7 @@ def run_node(code: str, value: Any) -> Any:
 
 
 def parse(*texts: str) -> list[list[dict[str, Any]]]:
-    return run_node('const { parse } = await load("markdown.js"); output(input.map(parse));', list(texts))
+    return run_node('const { parse } = await load("markdown/parse.js"); output(input.map(parse));', list(texts))
 
 
 # --- the tree in short, to compare with ------------------------------------------------------------------------------
@@ -298,7 +298,7 @@ PIECES += ["    ", "  ", "~~~", "\\[", "\\]", "\t", "\r\n", "---", "text", "[x] 
 
 # What MarkdownView does: all but the last two blocks are settled and not read again.
 GROW = """
-const { parse } = await load("markdown.js");
+const { parse } = await load("markdown/parse.js");
 const grown = (texts) => {
   let text = "", blocks = [];
   for (const piece of texts) {
@@ -337,7 +337,7 @@ def test_any_text_has_a_tree_and_only_links_that_may_be_followed(texts: list[str
 def test_events_come_whole_however_they_are_cut() -> None:
     stream = ': hello\r\n\r\ndata: {"a": 1}\n\nevent: x\ndata:two\ndata:  lines\r\n\r\ndata: [DONE]\r\rdata: never ended'
     code = """
-    const { EventParser } = await load("sse.js");
+    const { EventParser } = await load("lib/sse.js");
     const feed = (pieces) => { const parser = new EventParser(); return pieces.flatMap((piece) => parser.push(piece)); };
     const cuts = [...input].map((_, at) => feed([input.slice(0, at), input.slice(at)]));
     output([...cuts, feed([...input])]);
@@ -364,7 +364,7 @@ def test_an_answer_is_gathered_with_its_figures() -> None:
         (2600, {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 9}}),
     ]
     code = """
-    const { Answer } = await load("answer.js");
+    const { Answer } = await load("chat/answer.js");
     const answer = new Answer("m", 0);
     const thinking = input.map(([now, chunk]) => (answer.take(chunk, now), answer.isThinking));
     output([thinking, answer.finished()]);
@@ -395,7 +395,9 @@ def test_a_question_says_only_what_was_set() -> None:
         "seed": "7",
         "thinking": "off",
     }
-    code = 'const { question } = await load("question.js"); output(input[0].map((set) => question("m", set, input[1])));'
+    code = (
+        'const { chatRequest } = await load("chat/request.js"); output(input[0].map((set) => chatRequest("m", set, input[1])));'
+    )
     asked, full = run_node(code, [[plain, set_all], messages])
     said = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}, {"role": "assistant", "content": "c"}]
     assert asked == {"model": "m", "messages": said, "stream": True, "stream_options": {"include_usage": True}}
@@ -430,4 +432,4 @@ def test_a_question_says_only_what_was_set() -> None:
 )
 def test_numbers(call: str, expected: str) -> None:
     function = call.partition("(")[0]
-    assert run_node(f'const {{ {function} }} = await load("format.js"); output(String({call}));', None) == expected
+    assert run_node(f'const {{ {function} }} = await load("lib/format.js"); output(String({call}));', None) == expected

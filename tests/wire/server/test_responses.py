@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from windlass.core.client import Unavailable
 from windlass.core.request import Delta, TokenLogprob, ToolCall, Usage
-from windlass.wire.client.reading import ChatReader, CompletionReader, Reader
+from windlass.wire.client.stream_reader import ChatReader, CompletionReader, Reader
 from windlass.wire.schema.chat import ChatChunk, ChatResponse
 from windlass.wire.schema.completions import CompletionResponse
-from windlass.wire.schema.errors import Refusal
+from windlass.wire.schema.errors import ApiError
 from windlass.wire.server.responses import (
     ChatStream,
     CompletionStream,
@@ -31,7 +31,7 @@ from windlass.wire.server.responses import (
     error_event,
     new_envelope,
 )
-from windlass.wire.sse import DONE, Parser
+from windlass.wire.sse import DONE, EventParser
 
 pytestmark = pytest.mark.pure
 
@@ -56,7 +56,7 @@ def joined(deltas: list[Delta]) -> dict[str, Any]:
 
 
 def read(stream: bytes, reader: Reader, cuts: list[int] | None = None) -> list[Delta]:
-    parser, found = Parser(), list[Delta]()
+    parser, found = EventParser(), list[Delta]()
     edges = [0, *sorted(cut % (len(stream) + 1) for cut in cuts or ()), len(stream)]
     for begin, end in itertools.pairwise(edges):
         found += [delta for data in parser.feed(stream[begin:end]) if data != DONE and (delta := reader.add(data)) is not None]
@@ -64,7 +64,7 @@ def read(stream: bytes, reader: Reader, cuts: list[int] | None = None) -> list[D
 
 
 def chunks(stream: bytes) -> list[Any]:
-    *found, done = Parser().feed(stream)
+    *found, done = EventParser().feed(stream)
     assert done == DONE
     return [msgspec.json.decode(data) for data in found]
 
@@ -279,18 +279,18 @@ def test_calls_in_pieces_and_reasoning_by_another_name() -> None:
 def test_a_stream_that_ends_without_an_end_broke() -> None:
     reader = ChatReader()
     reader.add(b'{"choices":[{"delta":{"content":"x"}}]}')
-    with pytest.raises(Unavailable, match="broke off"):
+    with pytest.raises(Unavailable, match="interrupted"):
         reader.end()
 
 
 def test_errors_in_the_middle() -> None:
-    [data] = Parser().feed(error_event("the engine crashed"))
+    [data] = EventParser().feed(error_event("the engine crashed"))
     for reader in (ChatReader(), CompletionReader()):
         with pytest.raises(Unavailable, match="the engine crashed"):
             reader.add(data)
-        with pytest.raises(Unavailable, match="cannot be understood"):
+        with pytest.raises(Unavailable, match="invalid response"):
             reader.add(b"<html>")
-    with pytest.raises(Refusal):
+    with pytest.raises(ApiError):
         ChatReader().add(b'{"error":{"message":"too long","type":"invalid_request_error"}}')
 
 
@@ -348,5 +348,5 @@ def test_a_token_costs_little(kind: Any, logprobs: bool) -> None:
     counts = [num_calls(lambda: stream.event(0, delta)) for _ in range(1000)]
     assert counts[1] == counts[999] <= (COST_WITH_LOGPROBS if logprobs else COST), counts[:3]
     assert msgspec.json.decode(
-        Parser().feed(stream.event(0, delta))[0], type=ChatChunk if kind is ChatStream else CompletionResponse
+        EventParser().feed(stream.event(0, delta))[0], type=ChatChunk if kind is ChatStream else CompletionResponse
     )

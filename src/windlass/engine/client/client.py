@@ -21,7 +21,7 @@ from windlass.engine.client.text_processor import NoWording, Opened, Silent, Wor
 from windlass.engine.client.transport import Port, ProcessPort, ThreadPort
 from windlass.engine.protocol import Begun, Finish, Output, Submit, finish_error, late_words
 from windlass.errors import BadInput
-from windlass.text.parse.stream import Piece, TextStream
+from windlass.text.parse.stream import TextPiece, TextStream
 from windlass.text.tokenize.tokenizer import LONG_CHARACTERS
 
 if TYPE_CHECKING:
@@ -236,8 +236,8 @@ def _last(delta: Delta, finish: Finish, by_string: bool) -> Delta:
     )
 
 
-def _joined(first: Piece, second: Piece) -> Piece:
-    return Piece(
+def _joined(first: TextPiece, second: TextPiece) -> TextPiece:
+    return TextPiece(
         content=first.content + second.content,
         reasoning=first.reasoning + second.reasoning,
         tool_calls=first.tool_calls + second.tool_calls,

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windlass.errors import BadInput
-from windlass.text.chat.assistant_spans import Span, render_answers
+from windlass.text.chat.assistant_spans import Span, render_with_spans
 from windlass.train.data.prepare.documents import Document
 from windlass.train.data.tokenizer import tokenizer_fingerprint
 from windlass.weights.text.files import model_text
@@ -63,7 +63,7 @@ class Encoder:
             raise BadInput(
                 "there are chats (`messages`) among the sources, and the tokenizer has no chat template; give one with --template"
             )
-        return render_answers(self._template, document.messages or [], tools=document.tools, special_tokens=self._special)
+        return render_with_spans(self._template, document.messages or [], tools=document.tools, special_tokens=self._special)
 
     def chats(self, rendered: Sequence[tuple[str, list[Span]]]) -> list[Encoded]:
         encoded = self._chats.encode_batch([text for text, _ in rendered], add_special_tokens=False)
