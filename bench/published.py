@@ -24,7 +24,7 @@ from windlass.core.hardware.parse import parse_hardware  # noqa: E402
 from windlass.core.hardware.spec import Hardware  # noqa: E402
 from windlass.core.layout import training_groups  # noqa: E402
 from windlass.core.model import Frozen, ModelSpec  # noqa: E402
-from windlass.core.recipe.recipe import Overlap  # noqa: E402
+from windlass.core.recipe.recipe import OverlapSection  # noqa: E402
 from windlass.core.rule import Rule  # noqa: E402
 from windlass.families import describe, rules  # noqa: E402
 from windlass.plan.training.job import Job  # noqa: E402
@@ -137,7 +137,7 @@ def _job(row: dict[str, Any]) -> Job:
         flash_attention=row.get("flash", True),
         compute=row.get("compute", "bf16"),
         gradients=row.get("gradients", "fp32"),
-        overlap=msgspec.convert(row.get("overlap", {}), Overlap),
+        overlap=msgspec.convert(row.get("overlap", {}), OverlapSection),
         dispatch=row.get("dispatch", "all_to_all"),
         next_token=row.get("mtp", False),
     )

@@ -25,7 +25,7 @@ class ModelFacts(Frozen):
     kv_bytes_per_token: int
 
 
-class DeviceMemory(Frozen):
+class DeviceMemoryPlan(Frozen):
     """What one device must hold. It fits when total <= capacity; what the engine must leave free is part of overhead."""
 
     name: str
@@ -37,8 +37,8 @@ class DeviceMemory(Frozen):
     capacity_bytes: int
 
 
-class Memory(Frozen):
-    per_device: tuple[DeviceMemory, ...]
+class MemoryPlan(Frozen):
+    per_device: tuple[DeviceMemoryPlan, ...]
     host_bytes: int = 0
     """Weights kept in host memory, all nodes together."""
     disk_bytes: int = 0
@@ -151,7 +151,7 @@ class Plan(Frozen):
     engine: str
     layout: Layout
     scheme: Scheme
-    memory: Memory
+    memory: MemoryPlan
     speed: Speed | None
     cost: Cost
     energy: Energy

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from windlass.core.hardware.spec import Device, Hardware
 from windlass.core.layout import Layout
 from windlass.core.place import Interval
-from windlass.core.plan import DeviceMemory
+from windlass.core.plan import DeviceMemoryPlan
 from windlass.core.scheme import Scheme
 from windlass.core.workload import Workload
 from windlass.plan.engines import ACTIVATION_BYTES, CPU_ACTIVATION_BYTES, CPU_CONTEXT_BYTES, CPU_STEP_TOKENS, Engine
@@ -51,7 +51,7 @@ class Fit:
     """How one replica sits in its devices."""
 
     seats: tuple[Seat, ...]
-    memory: tuple[DeviceMemory, ...]
+    memory: tuple[DeviceMemoryPlan, ...]
     offloaded: tuple[Offloaded, ...]
     short_bytes: int
     """What the fullest device (or its node's last tier) still lacks."""
@@ -116,7 +116,7 @@ class MemoryModel:
         talking = layout.tp * layout.pp > 1 and device.kind != "cpu"
         return kept_free + context + (self.engine.group_bytes if talking else 0)
 
-    def device_memory(self, seat: Seat, shard: Shard, layers: Interval, layout: Layout) -> DeviceMemory:
+    def device_memory(self, seat: Seat, shard: Shard, layers: Interval, layout: Layout) -> DeviceMemoryPlan:
         parts = [
             round(part)
             for part in (
@@ -126,7 +126,7 @@ class MemoryModel:
                 self.overhead(seat.device, layout),
             )
         ]
-        return DeviceMemory(
+        return DeviceMemoryPlan(
             name=seat.device.name,
             weights_bytes=parts[0],
             kv_bytes=parts[1],
@@ -144,7 +144,7 @@ def offload(fit: Fit, model: MemoryModel, hardware: Hardware, layout: Layout) ->
     room = {node: _host_room(hardware, node) for node in {seat.node for seat in fit.seats}}
     disk = {node: float(hardware.nodes[node].disk_bytes) for node in room}
     moved: list[Offloaded] = []
-    memory: list[DeviceMemory] = []
+    memory: list[DeviceMemoryPlan] = []
     short: dict[int, float] = defaultdict(float)
     for seat, held in zip(fit.seats, fit.memory, strict=True):
         shard = model.sizes.shard(layout, model.scheme, seat.tp, fit.shares)

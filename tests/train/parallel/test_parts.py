@@ -20,8 +20,8 @@ from made import tiny  # noqa: E402
 
 from windlass.core.model import Router, Scoring  # noqa: E402
 from windlass.core.recipe import sections as sections  # noqa: E402
-from windlass.core.recipe.recipe import Parallel  # noqa: E402
-from windlass.core.recipe.sections import Loss, ScheduleSection  # noqa: E402
+from windlass.core.recipe.recipe import ParallelSection  # noqa: E402
+from windlass.core.recipe.sections import LossSection, ScheduleSection  # noqa: E402
 from windlass.errors import Impossible  # noqa: E402
 from windlass.plan.training.time.rates import flops_per_token as planned_flops  # noqa: E402
 from windlass.train.model import losses  # noqa: E402
@@ -118,7 +118,7 @@ def test_balance_is_the_papers() -> None:
 
 def test_a_loss_that_hangs_on_something_learns() -> None:
     carrier, weight = torch.ones(3, requires_grad=True), torch.tensor(2.0, requires_grad=True)
-    frame = Frame(Loss())
+    frame = Frame(LossSection())
     carried = HangOn.apply(carrier, weight.square(), frame)
     assert torch.equal(carried, carrier)
     carried.sum().backward()
@@ -169,11 +169,11 @@ def test_what_muon_moves() -> None:
         "o": slab("layers.0.mixer.o.weight", (0, 4), (0, 4)),
     }
     parameters = {name: torch.nn.Parameter(torch.zeros(one.shape)) for name, one in slabs.items()}
-    by_muon, _ = Optimizers(sections.Optimizer(name="muon"), parameters, slabs).parts
+    by_muon, _ = Optimizers(sections.OptimizerSection(name="muon"), parameters, slabs).parts
     assert {id(one) for one in by_muon.param_groups[0]["params"]} == {id(parameters["up"]), id(parameters["o"])}
     cut = {"o": Slab((Part("layers.0.mixer.o.weight", (4, 4), ((0, 4), (0, 2))),), 0)}
     with pytest.raises(Impossible, match="tp has cut them"):
-        Optimizers(sections.Optimizer(name="muon"), {"o": torch.nn.Parameter(torch.zeros(4, 2))}, cut)
+        Optimizers(sections.OptimizerSection(name="muon"), {"o": torch.nn.Parameter(torch.zeros(4, 2))}, cut)
 
 
 # --- slabs
@@ -245,7 +245,7 @@ def test_every_sample_is_somebodys(batch: int, size: int, first: int) -> None:
     ],
 )
 def test_degrees(parallel: dict[str, int], world: int, expected: Degrees) -> None:
-    assert degrees(Parallel(**parallel), world) == expected
+    assert degrees(ParallelSection(**parallel), world) == expected
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_degrees(parallel: dict[str, int], world: int, expected: Degrees) -> Non
 )
 def test_layouts_that_do_not_divide(parallel: dict[str, Any], words: str) -> None:
     with pytest.raises(Impossible, match=words):
-        degrees(Parallel(**parallel), 8)
+        degrees(ParallelSection(**parallel), 8)
 
 
 def test_flops_are_the_plans() -> None:

@@ -9,7 +9,7 @@ from rich.table import Table
 from windlass.cli.console import console
 from windlass.cli.plan.cloud_table import cloud_table
 from windlass.cli.plan.training_table import training_summary
-from windlass.core.plan import DeviceMemory, Plan
+from windlass.core.plan import DeviceMemoryPlan, Plan
 from windlass.units import format_bytes, format_context, format_count, format_rate, format_seconds
 
 
@@ -106,9 +106,9 @@ def _memory_table(plan: Plan) -> Table:
     return table
 
 
-def _grouped(memory: tuple[DeviceMemory, ...]) -> list[tuple[int, DeviceMemory]]:
+def _grouped(memory: tuple[DeviceMemoryPlan, ...]) -> list[tuple[int, DeviceMemoryPlan]]:
     """Equal devices once, with how many there are."""
-    counts: dict[DeviceMemory, int] = {}
+    counts: dict[DeviceMemoryPlan, int] = {}
     for held in memory:
         counts[held] = counts.get(held, 0) + 1
     return [(count, held) for held, count in counts.items()]

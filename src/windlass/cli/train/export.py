@@ -56,7 +56,7 @@ def run_export(checkpoint: Path, out: Path, *, tokenizer: Path | None, dtype: st
 
 def _export_adapter(manifest: Any, tensors: Any, rules: Any, out: Path, as_json: bool) -> int:
     """Of a run that taught adapters: those alone, as PEFT reads them beside the weights they were taught on."""
-    from windlass.core.recipe.sections import Lora
+    from windlass.core.recipe.sections import LoraSection
     from windlass.train.export.adapters import save_adapter
 
     if out.exists() and any(out.iterdir()):
@@ -64,7 +64,7 @@ def _export_adapter(manifest: Any, tensors: Any, rules: Any, out: Path, as_json:
     recipe: dict[str, Any] = manifest.identity.recipe
     base: str = recipe["model"].get("path") or recipe["model"].get("name") or manifest.identity.model
     found = {name: tensors.tensor(name) for name in tensors.names()}
-    written = save_adapter(found, rules, msgspec.convert(recipe["lora"], Lora), base, out)
+    written = save_adapter(found, rules, msgspec.convert(recipe["lora"], LoraSection), base, out)
     if as_json:
         said = {"out": str(out), "step": manifest.step, "adapter_of": base, "num_tensors": len(written)}
         sys.stdout.write(msgspec.json.encode(said).decode() + "\n")

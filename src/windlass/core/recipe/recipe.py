@@ -14,7 +14,15 @@ from typing import Any, Literal, cast, get_args
 import msgspec
 
 from windlass.core.model import Frozen
-from windlass.core.recipe.sections import GuardSection, Lora, Loss, Optimizer, Run, ScheduleSection, Validation
+from windlass.core.recipe.sections import (
+    GuardSection,
+    LoraSection,
+    LossSection,
+    OptimizerSection,
+    RunSection,
+    ScheduleSection,
+    ValidationSection,
+)
 from windlass.errors import BadInput, UnknownName
 from windlass.units import parse_bytes, parse_context, parse_count
 
@@ -31,7 +39,7 @@ Start = Literal["random", "weights"]
 Degree = int | None
 
 
-class ModelSource(Frozen):
+class ModelSection(Frozen):
     """Exactly one of `name` (registry or hub), `path` (a folder or config.json) and `config` (the table itself)."""
 
     name: str | None = None
@@ -45,7 +53,7 @@ class ModelSource(Frozen):
     """Overrides what the config says."""
 
 
-class HardwareSource(Frozen):
+class HardwareSection(Frozen):
     on: str | None = None
     """As `windlass plan --on` takes it: `128x(8xH100-80GB)@400Gb`."""
 
@@ -71,7 +79,7 @@ class DataSection(Frozen):
     """Of the order of samples. The same seed and shards give the same samples, whatever the number of processes."""
 
 
-class Batch(Frozen):
+class BatchSection(Frozen):
     """Of one optimizer step, counted in sequences (exact) or in tokens (a wish: the nearest that layouts can cut is taken).
 
     Gradients are accumulated over global_batch / (data-parallel ranks * micro_batch) micro-batches.
@@ -82,7 +90,7 @@ class Batch(Frozen):
     micro_batch: int | None = None
 
 
-class Parallel(Frozen):
+class ParallelSection(Frozen):
     tp: Degree = None
     cp: Degree = None
     pp: Degree = None
@@ -101,7 +109,7 @@ class Parallel(Frozen):
     """`per_node`: a token goes to each node once however many of its experts live there (DeepEP, HybridEP)."""
 
 
-class Overlap(Frozen):
+class OverlapSection(Frozen):
     """Which communication the trainer hides behind computation."""
 
     tp: TensorOverlap = "backward"
@@ -112,13 +120,13 @@ class Overlap(Frozen):
     ep: bool = False
 
 
-class Memory(Frozen):
+class MemorySection(Frozen):
     recompute: Recompute | None = None
     flash_attention: bool = True
     offload: Offload = "none"
 
 
-class Precision(Frozen):
+class PrecisionSection(Frozen):
     compute: Compute = "bf16"
     gradients: GradientType = "fp32"
 
@@ -143,22 +151,22 @@ class CheckpointSection(Frozen):
 
 
 class Recipe(Frozen):
-    model: ModelSource
-    hardware: HardwareSource = HardwareSource()
+    model: ModelSection
+    hardware: HardwareSection = HardwareSection()
     data: DataSection = DataSection()
-    batch: Batch = Batch()
-    parallel: Parallel = Parallel()
-    overlap: Overlap = Overlap()
-    memory: Memory = Memory()
-    precision: Precision = Precision()
-    optimizer: Optimizer = Optimizer()
+    batch: BatchSection = BatchSection()
+    parallel: ParallelSection = ParallelSection()
+    overlap: OverlapSection = OverlapSection()
+    memory: MemorySection = MemorySection()
+    precision: PrecisionSection = PrecisionSection()
+    optimizer: OptimizerSection = OptimizerSection()
     schedule: ScheduleSection = ScheduleSection()
-    loss: Loss = Loss()
-    lora: Lora = Lora()
+    loss: LossSection = LossSection()
+    lora: LoraSection = LoraSection()
     checkpoint: CheckpointSection = CheckpointSection()
-    validation: Validation = Validation()
+    validation: ValidationSection = ValidationSection()
     guard: GuardSection = GuardSection()
-    run: Run = Run()
+    run: RunSection = RunSection()
 
 
 def load_recipe(path: str | Path, settings: Sequence[str] = ()) -> Recipe:
@@ -308,7 +316,7 @@ def _check_optimizer(recipe: Recipe, origin: str) -> None:
 
 def _check_alone(recipe: Recipe, origin: str) -> None:
     """Keys that mean nothing without another."""
-    if recipe.lora.rank is None and recipe.lora != Lora():
+    if recipe.lora.rank is None and recipe.lora != LoraSection():
         raise BadInput(f"{origin}: [lora] has no rank, so that all weights would learn; give lora.rank, or leave the section out")
     if recipe.run.deepspeed is not None and recipe.run.engine != "deepspeed":
         raise BadInput(f'{origin}: run.deepspeed is for run.engine = "deepspeed", and the engine is {recipe.run.engine}')

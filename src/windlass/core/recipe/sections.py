@@ -16,7 +16,7 @@ LoraTarget = Literal["attention", "feed_forward", "experts"]
 LoraBase = Literal["bf16", "int8", "int4"]
 
 
-class Optimizer(Frozen):
+class OptimizerSection(Frozen):
     name: OptimizerName = "adamw"
     """`muon` moves matrices by Muon and everything else (tables, head, norms, biases, routers) by AdamW."""
     lr: float = 3e-4
@@ -47,7 +47,7 @@ class ScheduleSection(Frozen):
     """Of the highest rate, at the end."""
 
 
-class Loss(Frozen):
+class LossSection(Frozen):
     """What is added to the cross-entropy, and how the router's correction moves. Defaults after GLM-4.5's report (arXiv 2508.06471, 2.3)."""
 
     mtp: float = 0.3
@@ -62,7 +62,7 @@ class Loss(Frozen):
     """How far a router's correction moves in a step, where it has one (arXiv 2408.15664); 0 leaves it."""
 
 
-class Lora(Frozen):
+class LoraSection(Frozen):
     """Adapters beside frozen weights (arXiv 2106.09685)."""
 
     rank: int | None = None
@@ -75,7 +75,7 @@ class Lora(Frozen):
     """How the frozen weights are held, for planning; a run takes them as the model's files have them."""
 
 
-class Validation(Frozen):
+class ValidationSection(Frozen):
     interval_steps: int | None = None
     """None: never."""
     samples: int = 64
@@ -93,7 +93,7 @@ class GuardSection(Frozen):
     """In a row, before the run gives up."""
 
 
-class Run(Frozen):
+class RunSection(Frozen):
     """What concerns the running rather than the learning."""
 
     engine: EngineName = "torch"

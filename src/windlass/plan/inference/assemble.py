@@ -10,7 +10,7 @@ from windlass.core.count import count_parameters
 from windlass.core.layout import Layout, coordinates
 from windlass.core.model import ModelSpec, kv_bytes_per_token
 from windlass.core.place import Placement
-from windlass.core.plan import Checkpoint, KvBlocks, Memory, ModelFacts, Plan, Rank
+from windlass.core.plan import Checkpoint, KvBlocks, MemoryPlan, ModelFacts, Plan, Rank
 from windlass.core.rule import Part, Rule
 from windlass.core.scheme import Scheme, scheme
 from windlass.plan.cost.running import cost_of, energy_of
@@ -73,10 +73,10 @@ def model_facts(spec: ModelSpec, rules: tuple[Rule, ...]) -> ModelFacts:
     )
 
 
-def _memory(question: Question, best: Candidate) -> Memory:
+def _memory(question: Question, best: Candidate) -> MemoryPlan:
     """Replicas hold the same, so the first one's devices are repeated."""
     replicas = best.layout.dp
-    return Memory(
+    return MemoryPlan(
         per_device=best.fit.memory * replicas,
         host_bytes=best.fit.host_bytes * replicas,
         disk_bytes=best.fit.disk_bytes * replicas,

@@ -8,7 +8,7 @@ from windlass.core.energy import grid
 from windlass.core.hardware.spec import Hardware
 from windlass.core.layout import Layout
 from windlass.core.model import ModelSpec
-from windlass.core.plan import DeviceMemory, Energy, Memory, Plan
+from windlass.core.plan import DeviceMemoryPlan, Energy, MemoryPlan, Plan
 from windlass.core.recipe.recipe import Compute
 from windlass.core.rule import Rule
 from windlass.core.scheme import SCHEME_NAMES, Scheme, scheme
@@ -68,10 +68,10 @@ def _energy(made: TrainingPlan, hardware: Hardware, region: str) -> Energy:
     return msgspec.structs.replace(energy_of(hardware.devices, 0.0, region), kg_co2_per_million_output_tokens=round(each, 6))
 
 
-def _memory(made: TrainingPlan, hardware: Hardware) -> Memory:
+def _memory(made: TrainingPlan, hardware: Hardware) -> MemoryPlan:
     """The fullest device stands for all: stages differ by an embedding at most."""
     held = made.memory
-    fullest = DeviceMemory(
+    fullest = DeviceMemoryPlan(
         name=hardware.devices[0].name,
         weights_bytes=held.total_bytes - held.activation_bytes - held.overhead_bytes,
         kv_bytes=0,
@@ -80,6 +80,6 @@ def _memory(made: TrainingPlan, hardware: Hardware) -> Memory:
         total_bytes=held.total_bytes,
         capacity_bytes=held.capacity_bytes,
     )
-    return Memory(
+    return MemoryPlan(
         per_device=(fullest,), host_bytes=held.host_bytes * made.num_devices, disk_bytes=held.disk_bytes * made.num_devices
     )

@@ -7,7 +7,7 @@ from math import lcm
 from typing import Literal
 
 from windlass.core.model import Frozen
-from windlass.core.recipe.recipe import Batch
+from windlass.core.recipe.recipe import BatchSection
 
 LEAST_TOKENS = ((1e9, 2**19), (5e9, 2**20), (20e9, 2**21), (float("inf"), 2**22))
 """By parameters, what runs on small machines use: 0.5M tokens under 1B, 1M at 1.3B and 2.7B, 2M at 6.7B and 13B, 3.2M at 175B
@@ -37,7 +37,7 @@ def default_tokens(num_parameters: int, num_devices: int, sequence_tokens: int) 
     return min(max(SEQUENCES_PER_DEVICE * num_devices * sequence_tokens, least), GROWTH * least)
 
 
-def choose_batch(asked: Batch, default: int, sequence_tokens: int, replicas: Collection[int]) -> BatchChoice:
+def choose_batch(asked: BatchSection, default: int, sequence_tokens: int, replicas: Collection[int]) -> BatchChoice:
     """`replicas`: into how many parts the layouts at hand cut a batch, each a whole number of micro-batches. One batch for all
     of them, so that their times compare."""
     if asked.global_batch is not None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from windlass.core.layout import TrainingGroups
 from windlass.core.model import Frozen
-from windlass.core.recipe.recipe import Compute, Dispatch, GradientType, Offload, Overlap, Recompute, Schedule
-from windlass.core.recipe.sections import Lora, OptimizerName
+from windlass.core.recipe.recipe import Compute, Dispatch, GradientType, Offload, OverlapSection, Recompute, Schedule
+from windlass.core.recipe.sections import LoraSection, OptimizerName
 
 
 class Job(Frozen):
@@ -25,13 +25,13 @@ class Job(Frozen):
     compute: Compute = "bf16"
     gradients: GradientType = "fp32"
     optimizer: OptimizerName = "adamw"
-    overlap: Overlap = Overlap()
+    overlap: OverlapSection = OverlapSection()
     dispatch: Dispatch = "all_to_all"
     accumulates_apart: bool = False
     """Gradients of micro-batches are added up by passes of their own, not by the products that make them."""
     next_token: bool = False
     """The multi-token-prediction layer is trained too."""
-    lora: Lora = Lora()
+    lora: LoraSection = LoraSection()
     """With a rank, adapters learn and everything else is frozen."""
 
     @property

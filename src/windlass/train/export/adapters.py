@@ -10,7 +10,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from windlass.core.recipe.sections import Lora
+from windlass.core.recipe.sections import LoraSection
 from windlass.core.rule import Rule
 from windlass.errors import Impossible
 from windlass.formats.disk.atomic import write_atomically
@@ -20,7 +20,7 @@ PREFIX = "base_model.model."
 LETTERS = {"lora_a": "lora_A", "lora_b": "lora_B"}
 
 
-def save_adapter(tensors: Mapping[str, Tensor], rules: tuple[Rule, ...], section: Lora, base: str, out: Path) -> list[str]:
+def save_adapter(tensors: Mapping[str, Tensor], rules: tuple[Rule, ...], section: LoraSection, base: str, out: Path) -> list[str]:
     """`tensors`: the `model` part of a trainer's state, by our names (`layers.0.mixer.q.lora_a.weight`). The names that were written."""
     from safetensors.torch import save
 
@@ -58,7 +58,7 @@ def _module(named: Named, matrix: str) -> str:
     return plain[0].name.format(layer=ours.layer, expert=ours.expert).removesuffix(".weight")
 
 
-def _config(section: Lora, base: str, found: Mapping[str, Tensor]) -> dict[str, Any]:
+def _config(section: LoraSection, base: str, found: Mapping[str, Tensor]) -> dict[str, Any]:
     modules = sorted({name.split(".lora_")[0].rpartition(".")[2] for name in found})
     return {
         "peft_type": "LORA",

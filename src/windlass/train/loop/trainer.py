@@ -14,7 +14,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from windlass.core.recipe.sections import Loss, Optimizer, ScheduleSection
+from windlass.core.recipe.sections import LossSection, OptimizerSection, ScheduleSection
 from windlass.errors import BadCheckpoint, BadInput
 from windlass.train.model.balance import correct, watch_all
 from windlass.train.model.model import Trained
@@ -64,9 +64,9 @@ class StepReport(msgspec.Struct, frozen=True):
 class Settings(msgspec.Struct, frozen=True):
     """What a trainer needs of a recipe, with nothing left to choose."""
 
-    optimizer: Optimizer
+    optimizer: OptimizerSection
     schedule: ScheduleSection
-    loss: Loss
+    loss: LossSection
     global_batch: int
     micro_batch: int
     num_steps: int

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from windlass.core.model import Router, Scoring
-from windlass.core.recipe.sections import Loss
+from windlass.core.recipe.sections import LossSection
 from windlass.kernels.precision import widened
 from windlass.kernels.torch_compile import chain
 from windlass.nn.moe import MixtureOfExperts
@@ -23,7 +23,7 @@ from windlass.nn.moe import MixtureOfExperts
 class Frame:
     """What all routed layers know of the micro-batch that is running."""
 
-    loss: Loss
+    loss: LossSection
     length: int = 1
     """Tokens of a sample."""
     num_samples: int = 1
@@ -94,7 +94,7 @@ class HangOn(torch.autograd.Function):
         return gradient, torch.ones((), dtype=dtype, device=device) * ctx.frame.scale, None
 
 
-def watch_all(model: nn.Module, loss: Loss) -> tuple[Frame, list[Watch]]:
+def watch_all(model: nn.Module, loss: LossSection) -> tuple[Frame, list[Watch]]:
     frame, watches = Frame(loss), list[Watch]()
     for module in model.modules():
         if isinstance(module, MixtureOfExperts):

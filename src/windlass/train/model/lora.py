@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from windlass.core.recipe.sections import Lora
+from windlass.core.recipe.sections import LoraSection
 from windlass.errors import BadInput
 from windlass.kernels.ops.activate import activate
 from windlass.kernels.ops.experts import _product as frozen_product
@@ -84,7 +84,7 @@ class AdaptedExperts(nn.Module):
         return frozen_product(hidden, base.down, base.down_bias, expert) + self.scale * adapters["down"](hidden, expert)
 
 
-def adapt(model: Trained, section: Lora, seed: int, dtype: torch.dtype) -> dict[str, Slab]:
+def adapt(model: Trained, section: LoraSection, seed: int, dtype: torch.dtype) -> dict[str, Slab]:
     """Freezes the model and puts adapters beside its targets. The slabs of what learns, by parameter."""
     assert section.rank is not None
     model.requires_grad_(False)
@@ -109,7 +109,7 @@ def adapt(model: Trained, section: Lora, seed: int, dtype: torch.dtype) -> dict[
 
 
 class _Maker:
-    def __init__(self, section: Lora, seed: int, like: Tensor) -> None:
+    def __init__(self, section: LoraSection, seed: int, like: Tensor) -> None:
         assert section.rank is not None
         self.section, self.seed, self.like, self.scale = section, seed, like, section.alpha / section.rank
 

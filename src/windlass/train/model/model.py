@@ -17,7 +17,7 @@ from torch.utils import checkpoint
 from windlass.core.model import ModelSpec
 from windlass.core.ports import Weights
 from windlass.core.recipe.recipe import Recompute
-from windlass.core.recipe.sections import Loss
+from windlass.core.recipe.sections import LossSection
 from windlass.kernels.step import Step
 from windlass.nn import Decoder
 from windlass.nn.layer import Layer
@@ -75,11 +75,16 @@ class NextToken(nn.Module):
 
 class Trained(nn.Module):
     def __init__(
-        self, decoder: Decoder, next_token: NextToken | None = None, *, loss: Loss | None = None, recompute: Recompute = "none"
+        self,
+        decoder: Decoder,
+        next_token: NextToken | None = None,
+        *,
+        loss: LossSection | None = None,
+        recompute: Recompute = "none",
     ) -> None:
         super().__init__()
         self.decoder, self.next_token = decoder, next_token
-        self.loss, self.recompute = loss or Loss(), recompute
+        self.loss, self.recompute = loss or LossSection(), recompute
         self.head_loss: HeadLoss = head_loss
 
     def forward(self, micro: Micro) -> Losses:
@@ -121,7 +126,7 @@ def build_model(
     context_tokens: int,
     *,
     mtp: bool = False,
-    loss: Loss | None = None,
+    loss: LossSection | None = None,
     recompute: Recompute = "none",
     shard: Shard = WHOLE,
 ) -> Trained:

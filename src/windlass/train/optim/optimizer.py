@@ -22,7 +22,7 @@ STATES = ("exp_avg", "exp_avg_sq", "momentum_buffer")
 class Optimizers:
     """One or two of PyTorch's, as one."""
 
-    def __init__(self, section: sections.Optimizer, parameters: Mapping[str, Tensor], slabs: Mapping[str, Slab]) -> None:
+    def __init__(self, section: sections.OptimizerSection, parameters: Mapping[str, Tensor], slabs: Mapping[str, Slab]) -> None:
         """Both by the parameter's name in the model."""
         self.section, self.parameters = section, parameters
         self.parts: list[Optimizer] = []
@@ -95,7 +95,7 @@ def decay_groups(parameters: Mapping[str, Tensor], slabs: Mapping[str, Slab], de
     return [{"params": held, "weight_decay": decay if decays else 0.0} for (decays, _), held in groups.items()]
 
 
-def _plain(section: sections.Optimizer, parameters: Mapping[str, Tensor], slabs: Mapping[str, Slab]) -> Optimizer:
+def _plain(section: sections.OptimizerSection, parameters: Mapping[str, Tensor], slabs: Mapping[str, Slab]) -> Optimizer:
     groups = decay_groups(parameters, slabs, section.weight_decay)
     if section.name == "sgd":
         return SGD(groups, lr=section.lr, momentum=section.momentum, foreach=False)
@@ -104,7 +104,7 @@ def _plain(section: sections.Optimizer, parameters: Mapping[str, Tensor], slabs:
     return AdamW(groups, lr=section.lr, betas=section.betas, eps=section.eps, **how)
 
 
-def _muon(section: sections.Optimizer, parameters: Mapping[str, Tensor], slabs: Mapping[str, Slab]) -> Muon:
+def _muon(section: sections.OptimizerSection, parameters: Mapping[str, Tensor], slabs: Mapping[str, Slab]) -> Muon:
     if any(isinstance(parameter, DTensor) for parameter in parameters.values()):
         raise Impossible("Muon makes whole matrices orthogonal, and FSDP has cut them: train on one process, or with adamw")
     if any(part.sizes[-2:] != part.shape[-2:] for name in parameters for part in slabs[name].parts):

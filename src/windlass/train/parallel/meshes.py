@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from windlass.core.layout import training_groups
-from windlass.core.recipe.recipe import Parallel
+from windlass.core.recipe.recipe import ParallelSection
 from windlass.errors import Impossible
 
 
@@ -31,7 +31,7 @@ class Degrees:
         return self.copies * self.ep
 
 
-def degrees(parallel: Parallel, world: int) -> Degrees:
+def degrees(parallel: ParallelSection, world: int) -> Degrees:
     """As the recipe says, with dp and fsdp what is left; what does not divide, or nothing here does, is refused."""
     tp, pp, ep = parallel.tp or 1, parallel.pp or 1, parallel.ep or 1
     _refuse_unknown(parallel)
@@ -50,7 +50,7 @@ def degrees(parallel: Parallel, world: int) -> Degrees:
     return Degrees(pp=pp, copies=dp // ep, ep=ep, tp=tp, fsdp=fsdp)
 
 
-def _refuse_unknown(parallel: Parallel) -> None:
+def _refuse_unknown(parallel: ParallelSection) -> None:
     """What can be planned for other trainers, and is not built here."""
     if (parallel.cp or 1) > 1:
         raise Impossible(

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from windlass.core.layout import Layout
 from windlass.core.model import ModelSpec
 from windlass.core.place import Placement, cut, place
-from windlass.core.recipe.recipe import Parallel
+from windlass.core.recipe.recipe import ParallelSection
 from windlass.core.rule import AxisName, Rule
 from windlass.core.scheme import scheme
 from windlass.errors import Impossible
@@ -52,7 +52,7 @@ class Place:
 class Ranks:
     """`windlass.train.step.Alone`, over many."""
 
-    def __init__(self, parallel: Parallel, spec: ModelSpec, rules: tuple[Rule, ...], device: torch.device) -> None:
+    def __init__(self, parallel: ParallelSection, spec: ModelSpec, rules: tuple[Rule, ...], device: torch.device) -> None:
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.of = degrees(parallel, self.world)
         self.spec, self.device = spec, device

@@ -13,7 +13,7 @@ import msgspec
 from windlass.core.model import Frozen, ModelSpec
 from windlass.core.place import WHOLE
 from windlass.core.recipe.recipe import Compute, GradientType
-from windlass.core.recipe.sections import Lora, OptimizerName
+from windlass.core.recipe.sections import LoraSection, OptimizerName
 from windlass.core.rule import AxisName, Part, Role, Rule
 from windlass.core.scheme import scheme
 from windlass.plan.training.job import Job
@@ -90,7 +90,7 @@ def stage_elements(spec: ModelSpec, rules: tuple[Rule, ...], job: Job, stage: St
     return Elements(dense=dense, experts=experts, matrices=matrices, frozen_bytes=frozen_bytes)
 
 
-def adapter_elements(rule: Rule, lora: Lora) -> int:
+def adapter_elements(rule: Rule, lora: LoraSection) -> int:
     """Of the two thin matrices beside one of ours (arXiv 2106.09685, 4.1); 0 where none is asked for."""
     if rule.role is not Role.MATRIX or rule.part is Part.NEXT_TOKEN or rule.ours.endswith("router.weight"):
         return 0
@@ -98,7 +98,7 @@ def adapter_elements(rule: Rule, lora: Lora) -> int:
     return (lora.rank or 0) * sum(rule.shape) if target in lora.targets else 0
 
 
-def _frozen_bytes(rule: Rule, lora: Lora) -> float:
+def _frozen_bytes(rule: Rule, lora: LoraSection) -> float:
     """A number of a matrix as conversion stores it, groups of 128 and their scale; everything else in 16 bits."""
     how = scheme(lora.base)
     stored = how.stored(rule.keep, rule.shape[-1], is_head=rule.role is Role.HEAD) if len(rule.shape) == 2 else None
