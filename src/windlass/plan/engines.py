@@ -58,7 +58,7 @@ class KernelTimes(Frozen):
     """Of a step, for sampling, replaying the graph and the host."""
 
 
-class Engine(Frozen):
+class EngineProfile(Frozen):
     name: str
     memory_fraction: float
     """Share of a device's memory the engine lets itself use."""
@@ -100,7 +100,7 @@ _CUDA_CONTEXT_BYTES = 551_000_000
 _NCCL_BYTES = 392_000_000
 
 ENGINES = {
-    "windlass": Engine(
+    "windlass": EngineProfile(
         name="windlass",
         memory_fraction=0.97,
         context_bytes=_CUDA_CONTEXT_BYTES,
@@ -121,7 +121,7 @@ ENGINES = {
         kinds=("cuda", "rocm", "metal", "cpu"),
         kernel_times=KernelTimes(),
     ),
-    "vllm": Engine(
+    "vllm": EngineProfile(
         name="vllm",
         memory_fraction=0.92,  # gpu_memory_utilization's default (vllm@a014e35 config/cache.py:111)
         context_bytes=_CUDA_CONTEXT_BYTES,
@@ -154,7 +154,7 @@ CPU_KERNEL_SECONDS = 1e-6
 """What an operation of a recorded program costs beyond its bytes, the barrier after it included: 0.2 to 1.5 us (bench/attention.py)."""
 
 
-def engine(name: str) -> Engine:
+def engine(name: str) -> EngineProfile:
     if name not in ENGINES:
         raise UnknownName("engine", name, ENGINES)
     return ENGINES[name]

@@ -11,15 +11,15 @@ from windlass.core.place import Interval
 from windlass.core.plan import DeviceMemoryPlan
 from windlass.core.scheme import Scheme
 from windlass.core.workload import Workload
-from windlass.plan.engines import ACTIVATION_BYTES, CPU_ACTIVATION_BYTES, CPU_CONTEXT_BYTES, CPU_STEP_TOKENS, Engine
-from windlass.plan.shards import Shard, Sizes
+from windlass.plan.engines import ACTIVATION_BYTES, CPU_ACTIVATION_BYTES, CPU_CONTEXT_BYTES, CPU_STEP_TOKENS, EngineProfile
+from windlass.plan.shards import ModelShards, TpShard
 
 HOST_FRACTION = 0.9
 """Of a node's memory that weights may fill; the rest is the system's and the page cache's."""
 
 
 @dataclass(frozen=True)
-class Seat:
+class DeviceSlot:
     """One device of one replica: where it sits and what it is."""
 
     device: Device
@@ -50,7 +50,7 @@ class Offloaded:
 class Fit:
     """How one replica sits in its devices."""
 
-    seats: tuple[Seat, ...]
+    seats: tuple[DeviceSlot, ...]
     memory: tuple[DeviceMemoryPlan, ...]
     offloaded: tuple[Offloaded, ...]
     short_bytes: int
@@ -69,25 +69,25 @@ class Fit:
         return round(sum(part.disk for part in self.offloaded))
 
 
-def padded(tokens: int, block_tokens: int) -> int:
+def round_up(tokens: int, block_tokens: int) -> int:
     return -(-tokens // block_tokens) * block_tokens
 
 
 class MemoryModel:
     """Sizes of one model under one engine and workload."""
 
-    def __init__(self, sizes: Sizes, engine: Engine, workload: Workload, scheme: Scheme) -> None:
+    def __init__(self, sizes: ModelShards, engine: EngineProfile, workload: Workload, scheme: Scheme) -> None:
         self.sizes, self.engine, self.workload, self.scheme = sizes, engine, workload, scheme
         self.spec = sizes.spec
 
     def sequences(self, layout: Layout) -> int:
         return -(-self.workload.concurrency // layout.dp)
 
-    def weights(self, shard: Shard, layers: Interval) -> float:
+    def weights(self, shard: TpShard, layers: Interval) -> float:
         held = shard.between(shard.always, layers) + shard.between(shard.experts, layers)
         return held + self.embed_bytes(shard, layers) + (shard.head_bytes if self.is_last(layers) else 0.0)
 
-    def embed_bytes(self, shard: Shard, layers: Interval) -> float:
+    def embed_bytes(self, shard: TpShard, layers: Interval) -> float:
         """On the first stage; a tied head needs the table on the last one too."""
         needed = layers[0] == 0 or (self.is_last(layers) and self.spec.tied_head)
         return shard.embed_bytes if needed else 0.0
@@ -95,12 +95,12 @@ class MemoryModel:
     def is_last(self, layers: Interval) -> bool:
         return layers[1] == self.spec.num_layers
 
-    def kv(self, shard: Shard, layers: Interval, layout: Layout) -> float:
-        tokens = padded(self.workload.reserve_tokens, self.engine.block_tokens)
+    def kv(self, shard: TpShard, layers: Interval, layout: Layout) -> float:
+        tokens = round_up(self.workload.reserve_tokens, self.engine.block_tokens)
         one = self.sizes.cache_bytes(layers, tokens, self.scheme, self.engine.windowed_cache)
         return one * shard.kv_share * self.sequences(layout)
 
-    def activations(self, device: Device, shard: Shard, layers: Interval, layout: Layout) -> float:
+    def activations(self, device: Device, shard: TpShard, layers: Interval, layout: Layout) -> float:
         """A step's tokens: residual, normed input, a layer's widest output and its input again; logits in fp32."""
         on_cpu = device.kind == "cpu"
         largest = CPU_STEP_TOKENS if on_cpu else self.engine.step_tokens
@@ -116,7 +116,7 @@ class MemoryModel:
         talking = layout.tp * layout.pp > 1 and device.kind != "cpu"
         return kept_free + context + (self.engine.group_bytes if talking else 0)
 
-    def device_memory(self, seat: Seat, shard: Shard, layers: Interval, layout: Layout) -> DeviceMemoryPlan:
+    def device_memory(self, seat: DeviceSlot, shard: TpShard, layers: Interval, layout: Layout) -> DeviceMemoryPlan:
         parts = [
             round(part)
             for part in (
@@ -175,13 +175,13 @@ def _host_room(hardware: Hardware, node: int) -> float:
     return 0.0 if any(device.kind == "cpu" for device in found.devices) else found.ram_bytes * HOST_FRACTION
 
 
-def _staging_bytes(shard: Shard, layers: Interval) -> float:
+def _staging_bytes(shard: TpShard, layers: Interval) -> float:
     """Two layers' worth of buffer: one computes while the next arrives."""
     per_layer = (shard.between(shard.always, layers) + shard.between(shard.experts, layers)) / max(layers[1] - layers[0], 1)
     return 2 * per_layer
 
 
-def _to_tiers(over: float, experts: float, room: dict[int, float], disk: dict[int, float], seat: Seat) -> Offloaded:
+def _to_tiers(over: float, experts: float, room: dict[int, float], disk: dict[int, float], seat: DeviceSlot) -> Offloaded:
     expert_bytes = min(over, experts)
     always_bytes = over - expert_bytes
     host_always = min(always_bytes, room[seat.node])

@@ -22,7 +22,7 @@ def _running(values: Iterable[float]) -> tuple[float, ...]:
 
 
 @dataclass(frozen=True)
-class Shard:
+class TpShard:
     """One tp index of one layout, all layers of the model; `a[stop] - a[start]` is the sum over layers start..stop."""
 
     always: tuple[float, ...]
@@ -48,7 +48,7 @@ class Shard:
 
 def make_shard(
     spec: ModelSpec, rules: tuple[Rule, ...], placement: Placement, layout: Layout, scheme: Scheme, tp_index: int
-) -> Shard:
+) -> TpShard:
     always, experts, flops = ([0.0] * spec.num_layers for _ in range(3))
     embed = head = 0.0
     held = local_experts(placement, layout, tp_index)
@@ -69,7 +69,7 @@ def make_shard(
             else:
                 always[layer] += size
             flops[layer] += operations
-    return Shard(
+    return TpShard(
         always=_running(always),
         experts=_running(experts),
         flops_per_token=_running(flops),
@@ -124,12 +124,12 @@ def _widest(spec: ModelSpec, rules: tuple[Rule, ...], placement: Placement, layo
     return max(widths["mixer"], widths["ffn"], widths["experts"] + chosen)
 
 
-class Sizes:
+class ModelShards:
     """Shards of one model, remembered: pp and dp change nothing in them."""
 
     def __init__(self, spec: ModelSpec, rules: tuple[Rule, ...]) -> None:
         self.spec, self.rules = spec, rules
-        self._shards: dict[tuple[object, ...], Shard] = {}
+        self._shards: dict[tuple[object, ...], TpShard] = {}
         self._placements: dict[tuple[object, ...], Placement] = {}
 
     def placement(self, layout: Layout, scheme: Scheme, shares: tuple[float, ...] = ()) -> Placement:
@@ -139,7 +139,7 @@ class Sizes:
             self._placements[key] = place(self.rules, self.spec.num_layers, one_stage, scheme, shares=shares or None)
         return self._placements[key]
 
-    def shard(self, layout: Layout, scheme: Scheme, tp_index: int = 0, shares: tuple[float, ...] = ()) -> Shard:
+    def shard(self, layout: Layout, scheme: Scheme, tp_index: int = 0, shares: tuple[float, ...] = ()) -> TpShard:
         key = (layout.tp, layout.ep, scheme, shares, tp_index)
         if key not in self._shards:
             placement = self.placement(layout, scheme, shares)

@@ -12,7 +12,7 @@ from windlass.core.layout import Layout
 from windlass.core.ranks.epoch import EpochPlan, Node, planned_epoch
 from windlass.engine.protocol import Launch, RandomWeightsOf
 from windlass.plan.inference.assemble import make_plan
-from windlass.plan.inference.search import Question
+from windlass.plan.inference.search import PlanRequest
 
 pytestmark = pytest.mark.cpu
 
@@ -28,7 +28,7 @@ def saved() -> EpochPlan:
 
     spec = describe(CONFIG, "tiny")
     unlike = parse_hardware("1x(cpu:2,ram=8GB,bw=20GB)+2x(cpu:2,ram=8GB,bw=10GB)@1Gb")
-    question = Question(spec=spec, rules=rules(spec), hardware=unlike, context_tokens=64, quant="bf16", pins={"tp": 3})
+    question = PlanRequest(spec=spec, rules=rules(spec), hardware=unlike, context_tokens=64, quant="bf16", pins={"tp": 3})
     return planned_epoch(make_plan(question))
 
 

@@ -11,13 +11,13 @@ from windlass.core.hardware.parse import parse_hardware
 from windlass.core.plan import Plan, encode_plan, load_plan
 from windlass.families import rules
 from windlass.families.registry import find, spec_of
-from windlass.plan.inference.advice import Setting, advice_rows, advise
+from windlass.plan.inference.advice import AdviceInputs, advice_rows, advise
 from windlass.plan.inference.assemble import make_plan
-from windlass.plan.inference.search import Question
+from windlass.plan.inference.search import PlanRequest
 
 pytestmark = pytest.mark.pure
 
-ONE_GPU = Setting(
+ONE_GPU = AdviceInputs(
     engine="windlass",
     engines=("windlass", "vllm"),
     kinds=frozenset({"cuda"}),
@@ -68,7 +68,7 @@ def plan(model: str, hardware: str, **changes: object) -> Plan:
     known = find(model)
     assert known is not None
     spec = spec_of(known)
-    asked = Question(spec=spec, rules=rules(spec), hardware=parse_hardware(hardware), context_tokens=4096)
+    asked = PlanRequest(spec=spec, rules=rules(spec), hardware=parse_hardware(hardware), context_tokens=4096)
     return make_plan(replace(asked, **changes))  # type: ignore[arg-type]
 
 

@@ -15,7 +15,7 @@ from windlass.core.scheme import scheme
 from windlass.errors import DoesNotFit, Impossible
 from windlass.families import rules
 from windlass.families.registry import find, spec_of
-from windlass.plan.inference.epoch import Asked, replan
+from windlass.plan.inference.epoch import EpochRequest, replan
 
 pytestmark = pytest.mark.pure
 
@@ -24,12 +24,12 @@ SMALL, DENSE, EXPERTS, LATENT = "SmolLM2-135M-Instruct", "Qwen3-8B", "GLM-4.5-Ai
 
 
 @cache
-def asked(name: str, quant: str = "int4", wanted: Layout | None = None, context: int = 2048) -> Asked:
+def asked(name: str, quant: str = "int4", wanted: Layout | None = None, context: int = 2048) -> EpochRequest:
     known = find(name)
     assert known is not None
     spec = spec_of(known)
     group = 32 if name == SMALL else 128
-    return Asked(spec=spec, rules=rules(spec), scheme=scheme(quant, group), context_tokens=context, wanted=wanted)
+    return EpochRequest(spec=spec, rules=rules(spec), scheme=scheme(quant, group), context_tokens=context, wanted=wanted)
 
 
 def node(name: str, memory: float = 16, speed: float = 10, **others: object) -> Node:
@@ -40,7 +40,7 @@ def said(plan: EpochPlan, choice: str) -> str:
     return next((f"{reason.value}: {reason.why}" for reason in plan.reasons if reason.choice == choice), "")
 
 
-def check(question: Asked, plan: EpochPlan, nodes: list[Node]) -> None:
+def check(question: EpochRequest, plan: EpochPlan, nodes: list[Node]) -> None:
     """Whatever is decided: every rank has a node, the root the first, nobody more than its memory; and it can be placed so."""
     assert len(plan.nodes) == plan.layout.world and plan.nodes[0] == 0
     for number, one in enumerate(nodes):
@@ -60,7 +60,7 @@ def check(question: Asked, plan: EpochPlan, nodes: list[Node]) -> None:
     assert plan.imbalance >= 0.999 and plan.tokens_per_second > 0
 
 
-def planned(question: Asked, *nodes: Node) -> EpochPlan:
+def planned(question: EpochRequest, *nodes: Node) -> EpochPlan:
     plan = replan(question, nodes)
     check(question, plan, list(nodes))
     return plan

@@ -67,13 +67,13 @@ def test_targets() -> None:
 
 def test_the_backward_has_half_the_products() -> None:
     from windlass.core.layout import TrainingGroups
-    from windlass.plan.training.job import Job
-    from windlass.plan.training.time.layer import kernels, machine_of
+    from windlass.plan.training.job import TrainingJob
+    from windlass.plan.training.time.layer import device_rates, kernels
     from windlass.plan.training.work.operation import matmul
 
     groups = TrainingGroups(tp=1, cp=1, pp=1, dp=1, ep=1, expert_tp=1, expert_dp=1)
-    job = Job(groups=groups, sequence_tokens=4096, global_batch=1, micro_batch=1)
-    frozen = Job(groups=groups, sequence_tokens=4096, global_batch=1, micro_batch=1, lora=LoraSection(rank=8))
-    machine = machine_of(parse_hardware("1xH100-80GB"), "bf16")
+    job = TrainingJob(groups=groups, sequence_tokens=4096, global_batch=1, micro_batch=1)
+    frozen = TrainingJob(groups=groups, sequence_tokens=4096, global_batch=1, micro_batch=1, lora=LoraSection(rank=8))
+    machine = device_rates(parse_hardware("1xH100-80GB"), "bf16")
     work = [matmul("product", 4096, 4096, 4096, compute="bf16", saved_bytes=0.0)]
     assert kernels(work, frozen, machine).backward_compute < 0.55 * kernels(work, job, machine).backward_compute

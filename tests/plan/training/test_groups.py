@@ -12,7 +12,7 @@ from windlass.core.model import ModelSpec
 from windlass.core.rule import Rule
 from windlass.errors import Impossible
 from windlass.plan.training.feasible import check_job, why_not, why_not_tp
-from windlass.plan.training.job import Job
+from windlass.plan.training.job import TrainingJob
 
 pytestmark = pytest.mark.pure
 
@@ -47,9 +47,9 @@ def test_what_does_not_divide_is_refused(model: Model) -> None:
     assert "232 heads" in (why_not_tp(falcon, 12) or "")
 
 
-def make(model: Model, name: str, world: int, batch: int = 256, **degrees: int) -> tuple[ModelSpec, Job]:
+def make(model: Model, name: str, world: int, batch: int = 256, **degrees: int) -> tuple[ModelSpec, TrainingJob]:
     spec, _ = model(name)
-    return spec, Job(groups=training_groups(world, **degrees), sequence_tokens=4096, global_batch=batch, micro_batch=1)
+    return spec, TrainingJob(groups=training_groups(world, **degrees), sequence_tokens=4096, global_batch=batch, micro_batch=1)
 
 
 def test_refusals_speak_of_the_model(model: Model) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from windlass.engine.protocol import Launch
     from windlass.fleet.root.epoch import MakeEngine, NodeProgress
     from windlass.fleet.root.root import Fleet
-    from windlass.plan.inference.epoch import Asked
+    from windlass.plan.inference.epoch import EpochRequest
 
 SEQUENCES, SEQUENCE_TOKENS, ALONE_TOKENS = 16, 2048, 8192
 """What memory is planned for where nothing was asked: many short conversations, or one that is longer."""
@@ -165,10 +165,10 @@ class Replanned:
         return per_token * asked.concurrency * (-(-asked.context_tokens // BLOCK_TOKENS) * BLOCK_TOKENS)
 
     @cached_property
-    def _asked(self) -> Asked:
+    def _asked(self) -> EpochRequest:
         from windlass.core.scheme import scheme
         from windlass.families import describe, rules
-        from windlass.plan.inference.epoch import Asked
+        from windlass.plan.inference.epoch import EpochRequest
 
         launch, random = self._launch, self._launch.random_weights
         if random is not None:
@@ -185,7 +185,7 @@ class Replanned:
                 opened.store.close()
         sequences = launch.max_sequences or SEQUENCES
         usual = ALONE_TOKENS if sequences == 1 else SEQUENCE_TOKENS
-        return Asked(
+        return EpochRequest(
             spec=spec,
             rules=table,
             scheme=msgspec.structs.replace(how, kv=launch.kv),

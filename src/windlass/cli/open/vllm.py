@@ -43,10 +43,10 @@ def plan_vllm(path: Path, *, context: int | None, concurrency: int | None, quant
     """
     from windlass.cli.open.resolve import from_path, resolve_hardware
     from windlass.plan.inference.assemble import make_plan
-    from windlass.plan.inference.search import Question
+    from windlass.plan.inference.search import PlanRequest
 
     resolved = from_path(path)
-    asked = Question(
+    asked = PlanRequest(
         spec=resolved.spec,
         rules=resolved.rules,
         hardware=resolve_hardware(None),

@@ -13,7 +13,7 @@ from windlass.core.plan import Plan
 from windlass.errors import BadInput
 from windlass.plan.cloud.inference import cloud_offers
 from windlass.plan.inference.assemble import make_plan
-from windlass.plan.inference.search import Question
+from windlass.plan.inference.search import PlanRequest
 from windlass.units import parse_context
 
 DEFAULT_CONTEXT = 8192
@@ -39,7 +39,7 @@ def run(
 ) -> int:
     resolved = resolve_model(target)
     prompt, new = (parse_context(text) if text is not None else None for text in lengths)
-    asked = Question(
+    asked = PlanRequest(
         spec=resolved.spec,
         rules=resolved.rules,
         hardware=_hardware(on, cloud),
@@ -68,14 +68,14 @@ def _hardware(on: str | None, cloud: bool) -> Hardware:
     return resolve_hardware(on) if on is not None or not cloud else resolve_hardware("1xH200")
 
 
-def _on_the_cheapest(asked: Question, all_offers: bool) -> Question:
+def _on_the_cheapest(asked: PlanRequest, all_offers: bool) -> PlanRequest:
     found = cloud_offers(asked, all_offers=all_offers)
     if not found:
         raise BadInput(f"no offer of the price book runs {asked.spec.name} whole; plan it on --on HARDWARE of several machines")
     return replace(asked, hardware=resolve_hardware(f"1x({found[0].num_devices}x{found[0].device})"))
 
 
-def _with_offers(made: Plan, asked: Question, cloud: bool, all_offers: bool) -> Plan:
+def _with_offers(made: Plan, asked: PlanRequest, cloud: bool, all_offers: bool) -> Plan:
     found = cloud_offers(asked, all_offers=all_offers)
     would_fit = made.would_fit
     if found and not made.fits:

@@ -14,7 +14,7 @@ from windlass.plan.cost.running import per_million
 from windlass.plan.inference.assemble import checkpoint_bytes, native_scheme, published_bytes
 from windlass.plan.inference.candidates import Candidate
 from windlass.plan.inference.remedy import fits_devices
-from windlass.plan.inference.search import Question
+from windlass.plan.inference.search import PlanRequest
 
 BY_THE_DEVICE = ("RunPod", "Nebius", "Vast")
 """Providers whose prices are per GPU and who rent up to eight in one machine."""
@@ -23,7 +23,7 @@ CONVERT_BYTES_PER_SECOND = 0.5e9
 """Reading, quantizing and writing, on the cores of a rented machine (an assumption until measured there)."""
 
 
-def cloud_offers(question: Question, *, all_offers: bool = False) -> tuple[CloudOffer, ...]:
+def cloud_offers(question: PlanRequest, *, all_offers: bool = False) -> tuple[CloudOffer, ...]:
     """`all_offers`: also stale and unverified ones. Pins and the user's own hardware do not matter here: the offer is the hardware."""
     asked = replace(question, pins={}, engine="auto")
     planned: dict[tuple[str, int], Candidate | None] = {}
@@ -42,7 +42,7 @@ def cloud_offers(question: Question, *, all_offers: bool = False) -> tuple[Cloud
     return tuple(sorted(found, key=lambda one: one.usd_per_million_output_tokens if by_token else one.usd_per_hour))
 
 
-def _plan_on(question: Question, offer: Offer, count: int) -> Candidate | None:
+def _plan_on(question: PlanRequest, offer: Offer, count: int) -> Candidate | None:
     try:
         one = device(offer.device)
     except UnknownName:
@@ -57,12 +57,12 @@ def _plan_on(question: Question, offer: Offer, count: int) -> Candidate | None:
     return fits_devices(replace(question, hardware=hardware))
 
 
-def _least_bytes(question: Question) -> int:
+def _least_bytes(question: PlanRequest) -> int:
     """Half a byte a parameter: no scheme is smaller, so what has less memory need not be tried."""
     return sum(rule.elements * rule.copies for rule in question.rules if rule.copy_of is None and rule.part.value == "main") // 2
 
 
-def _offer(question: Question, offer: Offer, count: int, candidate: Candidate) -> CloudOffer:
+def _offer(question: PlanRequest, offer: Offer, count: int, candidate: Candidate) -> CloudOffer:
     fetched = published_bytes(question)
     same = candidate.scheme.name == native_scheme(question.spec)
     stored = 0 if same else checkpoint_bytes(question.rules, candidate.scheme, published=False)

@@ -97,7 +97,7 @@ def _known_name(device_name: str) -> str:
 # --- the file --------------------------------------------------------------------------------------------------------
 
 
-class _Row(Frozen):
+class _OfferRow(Frozen):
     instance: str
     device: str
     num_devices: int
@@ -112,7 +112,7 @@ class _Provider(Frozen):
     name: str
     date: date
     source: str
-    offers: tuple[_Row, ...]
+    offers: tuple[_OfferRow, ...]
     verified: bool = True
 
 
@@ -135,7 +135,7 @@ def _offers() -> tuple[Offer, ...]:
     return tuple(_offer(provider, row, newest) for provider in _book().provider for row in provider.offers)
 
 
-def _offer(provider: _Provider, row: _Row, newest: date) -> Offer:
+def _offer(provider: _Provider, row: _OfferRow, newest: date) -> Offer:
     return Offer(
         provider=provider.name,
         instance=row.instance,

@@ -15,7 +15,7 @@ BATCH_FOR_SERVER = 64
 """Sequences at once beyond which a server built for batches is the better engine: our kernels were measured up to here (docs/benchmarks.md)."""
 
 
-class Setting(Frozen):
+class AdviceInputs(Frozen):
     """What the advice depends on, of a plan and of what it is for."""
 
     engine: str
@@ -44,7 +44,7 @@ class Advice(Frozen):
     why: str
 
 
-def advice_rows(setting: Setting) -> tuple[Reason, ...]:
+def advice_rows(setting: AdviceInputs) -> tuple[Reason, ...]:
     """One line where another engine would be the better one; none where it is the planned one or there is no choice."""
     found = advise(setting)
     if found.engine == setting.engine or found.engine not in setting.engines:
@@ -52,13 +52,13 @@ def advice_rows(setting: Setting) -> tuple[Reason, ...]:
     return (Reason(choice="better engine", value=found.engine, why=f"{found.why}; plan with --engine {found.engine}"),)
 
 
-def advise(setting: Setting) -> Advice:
+def advise(setting: AdviceInputs) -> Advice:
     if "windlass" not in setting.engines:
         return Advice(engine="vllm", why="the embedded engine does not run this model yet")
     return _cannot(setting) or _several(setting) or _one_gpu(setting)
 
 
-def _cannot(setting: Setting) -> Advice | None:
+def _cannot(setting: AdviceInputs) -> Advice | None:
     """What vLLM does not do, so that there is nothing to weigh."""
     why = ""
     if "cpu" in setting.kinds:
@@ -77,7 +77,7 @@ def _cannot(setting: Setting) -> Advice | None:
     return Advice(engine="windlass", why=why) if why else None
 
 
-def _several(setting: Setting) -> Advice | None:
+def _several(setting: AdviceInputs) -> Advice | None:
     if setting.num_devices == 1:
         return None
     if setting.num_nodes > 1:
@@ -87,7 +87,7 @@ def _several(setting: Setting) -> Advice | None:
     return Advice(engine="vllm", why=why)
 
 
-def _one_gpu(setting: Setting) -> Advice:
+def _one_gpu(setting: AdviceInputs) -> Advice:
     if setting.concurrency > BATCH_FOR_SERVER or (setting.concurrency == BATCH_FOR_SERVER and not _has_kernels(setting)):
         return Advice(
             engine="vllm", why=f"its batched kernels and scheduler are made for more than {BATCH_FOR_SERVER} sequences at once"
@@ -104,5 +104,5 @@ def _one_gpu(setting: Setting) -> Advice:
     return Advice(engine="windlass", why=why)
 
 
-def _has_kernels(setting: Setting) -> bool:
+def _has_kernels(setting: AdviceInputs) -> bool:
     return all(map(has_kernels, setting.devices)) and setting.scheme in KERNEL_SCHEMES and not setting.lacking

@@ -17,17 +17,17 @@ from windlass.plan.cost.running import cost_of, energy_of
 from windlass.plan.inference.candidates import Candidate
 from windlass.plan.inference.reasons import alternative, reasons_for
 from windlass.plan.inference.remedy import remedies
-from windlass.plan.inference.search import Question, answer, runs_on
+from windlass.plan.inference.search import PlanRequest, runs_on, search
 from windlass.plan.inference.sites import Site, processes
-from windlass.plan.memory import padded
-from windlass.plan.shards import Sizes
+from windlass.plan.memory import round_up
+from windlass.plan.shards import ModelShards
 
 
-def make_plan(question: Question, *, source: str = "", digest: str = "") -> Plan:
+def make_plan(question: PlanRequest, *, source: str = "", digest: str = "") -> Plan:
     question = replace(question, hardware=processes(question.hardware, question.pins))
-    found = answer(question)
+    found = search(question)
     best = found.best
-    sizes = Sizes(question.spec, question.rules)
+    sizes = ModelShards(question.spec, question.rules)
     placement: Placement = msgspec.structs.replace(
         sizes.placement(best.layout, best.scheme, best.fit.shares), stages=best.fit.stages
     )
@@ -73,7 +73,7 @@ def model_facts(spec: ModelSpec, rules: tuple[Rule, ...]) -> ModelFacts:
     )
 
 
-def _memory(question: Question, best: Candidate) -> MemoryPlan:
+def _memory(question: PlanRequest, best: Candidate) -> MemoryPlan:
     """Replicas hold the same, so the first one's devices are repeated."""
     replicas = best.layout.dp
     return MemoryPlan(
@@ -96,7 +96,7 @@ def _kv_blocks(best: Candidate) -> KvBlocks:
     """Blocks the workload needs in each replica, and how many the fullest device has room for."""
     block = best.engine.block_tokens
     sequences = -(-best.workload.concurrency // best.layout.dp)
-    needed = sequences * padded(best.workload.reserve_tokens, block) // block
+    needed = sequences * round_up(best.workload.reserve_tokens, block) // block
     rooms = [
         int((held.capacity_bytes - held.total_bytes + held.kv_bytes) / held.kv_bytes * needed)
         for held in best.fit.memory
@@ -122,11 +122,11 @@ def native_scheme(spec: ModelSpec) -> str:
     return spec.native_scheme if spec.native_scheme in ("fp8", "mxfp4") else "bf16"
 
 
-def published_bytes(question: Question) -> int:
+def published_bytes(question: PlanRequest) -> int:
     return checkpoint_bytes(question.rules, scheme(native_scheme(question.spec)), published=True)
 
 
-def _checkpoint(question: Question, how: Scheme, source: str, digest: str) -> Checkpoint:
+def _checkpoint(question: PlanRequest, how: Scheme, source: str, digest: str) -> Checkpoint:
     return Checkpoint(
         source=source or question.spec.name,
         digest=digest,

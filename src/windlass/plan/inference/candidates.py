@@ -14,18 +14,18 @@ from windlass.core.plan import Speed
 from windlass.core.rule import AxisName
 from windlass.core.scheme import Scheme
 from windlass.core.workload import Workload
-from windlass.plan.engines import Engine
+from windlass.plan.engines import EngineProfile
 from windlass.plan.inference.sites import Site
 from windlass.plan.inference.stages import balance
 from windlass.plan.memory import Fit, MemoryModel, Offloaded, offload
-from windlass.plan.shards import Shard, Sizes
+from windlass.plan.shards import ModelShards, TpShard
 from windlass.plan.speed.roofline import SpeedModel
 
 
 @dataclass(frozen=True)
 class Candidate:
     spec: ModelSpec
-    engine: Engine
+    engine: EngineProfile
     scheme: Scheme
     layout: Layout
     workload: Workload
@@ -92,9 +92,9 @@ def water_fill(wishes: list[float], limits: list[float]) -> tuple[float, ...]:
 
 
 def evaluate(
-    sizes: Sizes,
+    sizes: ModelShards,
     site: Site,
-    engine: Engine,
+    engine: EngineProfile,
     scheme: Scheme,
     layout: Layout,
     workload: Workload,
@@ -107,7 +107,7 @@ def evaluate(
     shares = tp_shares(model, site, layout)
     stages = choose_stages(model, site, layout, shares)
     indices = tuple(range(layout.tp)) if every or spill else tp_indices(model, site, layout)
-    fit = fitted(model, site, layout, stages, shares, indices)
+    fit = fit_layout(model, site, layout, stages, shares, indices)
     if fit.short_bytes and spill and engine.offload:
         fit = offload(fit, model, site.hardware, layout)
     times = SpeedModel(model, site.hardware, layout, fit)
@@ -128,7 +128,7 @@ def choose_stages(model: MemoryModel, site: Site, layout: Layout, shares: tuple[
     return balance(held, speeds, rooms, first=shard.embed_bytes, last=head)
 
 
-def _stage_speeds(model: MemoryModel, site: Site, layout: Layout, shard: Shard) -> tuple[list[float], list[float]]:
+def _stage_speeds(model: MemoryModel, site: Site, layout: Layout, shard: TpShard) -> tuple[list[float], list[float]]:
     """Per stage: bandwidth of its slowest member and room for weights and cache of its fullest."""
     layers = (0, model.spec.num_layers)
 
@@ -140,7 +140,7 @@ def _stage_speeds(model: MemoryModel, site: Site, layout: Layout, shard: Shard) 
     return speeds, [min(map(room, group)) * 0.98 for group in groups]
 
 
-def fitted(
+def fit_layout(
     model: MemoryModel,
     site: Site,
     layout: Layout,
@@ -166,7 +166,7 @@ def fitted(
 
 
 def most_sequences(
-    sizes: Sizes, site: Site, engine: Engine, scheme: Scheme, layout: Layout, workload: Workload
+    sizes: ModelShards, site: Site, engine: EngineProfile, scheme: Scheme, layout: Layout, workload: Workload
 ) -> Candidate | None:
     """With as many sequences as the memory holds; None where not even one of full length fits.
 
@@ -186,7 +186,7 @@ def most_sequences(
     return found
 
 
-def _room_for(found: Candidate, engine: Engine) -> int:
+def _room_for(found: Candidate, engine: EngineProfile) -> int:
     per_sequence = max(held.kv_bytes for held in found.fit.memory)
     extra = found.fit.free_bytes // per_sequence if per_sequence else engine.max_sequences
     return min(1 + extra, engine.max_sequences)

@@ -22,12 +22,12 @@ from windlass.core.scheme import Scheme
 from windlass.core.workload import workload
 from windlass.errors import DoesNotFit, Impossible
 from windlass.plan.engines import ENGINES
-from windlass.plan.inference.candidates import choose_stages, fitted, tp_shares
+from windlass.plan.inference.candidates import choose_stages, fit_layout, tp_shares
 from windlass.plan.inference.feasible import check_layout, divisors
 from windlass.plan.inference.reasons import LEAST_IMBALANCE
 from windlass.plan.inference.sites import Site, whole_site
 from windlass.plan.memory import Fit, MemoryModel
-from windlass.plan.shards import Sizes
+from windlass.plan.shards import ModelShards
 from windlass.plan.speed.roofline import SpeedModel
 from windlass.units import format_bytes, format_context
 
@@ -40,7 +40,7 @@ FILLED = (0.97, 0.92, 0.86, 0.8, 0.7)
 
 
 @dataclass(frozen=True)
-class Asked:
+class EpochRequest:
     """What is to run, and what it must have room for."""
 
     spec: ModelSpec
@@ -54,7 +54,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class _Seated:
+class _Assignment:
     """One layout of some nodes, evaluated."""
 
     layout: Layout
@@ -74,10 +74,10 @@ class _Seated:
         return max(self.seconds) * len(self.seconds) / sum(self.seconds) if sum(self.seconds) else 1.0
 
 
-def replan(asked: Asked, nodes: Sequence[Node]) -> EpochPlan:
+def replan(asked: EpochRequest, nodes: Sequence[Node]) -> EpochPlan:
     """The first node is the root's, which has the first rank. Raises DoesNotFit with the bytes that are missing."""
-    sizes = Sizes(asked.spec, asked.rules)
-    lacking: list[_Seated] = []
+    sizes = ModelShards(asked.spec, asked.rules)
+    lacking: list[_Assignment] = []
     refused: list[str] = []
     for left in _parties(asked, nodes):
         tried = list(_layouts(asked, sizes, nodes, left, refused))
@@ -91,7 +91,7 @@ def replan(asked: Asked, nodes: Sequence[Node]) -> EpochPlan:
     raise _missing(asked, nodes, min(lacking, key=lambda one: one.short_bytes))
 
 
-def _parties(asked: Asked, nodes: Sequence[Node]) -> list[list[int]]:
+def _parties(asked: EpochRequest, nodes: Sequence[Node]) -> list[list[int]]:
     """All of them; then without one worker after another, the smallest first: what it could hold is missed least.
 
     Where the user pinned a layout, those that make up as many ranks; where nobody does any more, as if nothing were pinned.
@@ -109,12 +109,14 @@ def _num_ranks(nodes: Sequence[Node], left: Sequence[int]) -> int:
     return sum(nodes[index].num_ranks for index in left)
 
 
-def _preference(one: _Seated) -> tuple[float, ...]:
+def _preference(one: _Assignment) -> tuple[float, ...]:
     """Soonest first; ties go to fewer stages, then to plainer experts."""
     return -round(one.tokens_per_second, 2), one.layout.pp, one.layout.ep
 
 
-def _layouts(asked: Asked, sizes: Sizes, nodes: Sequence[Node], left: Sequence[int], refused: list[str]) -> Iterator[_Seated]:
+def _layouts(
+    asked: EpochRequest, sizes: ModelShards, nodes: Sequence[Node], left: Sequence[int], refused: list[str]
+) -> Iterator[_Assignment]:
     for layout in _degrees(asked, _num_ranks(nodes, left)):
         try:
             check_layout(ENGINES["windlass"], asked.spec, asked.rules, asked.scheme, layout)
@@ -123,7 +125,7 @@ def _layouts(asked: Asked, sizes: Sizes, nodes: Sequence[Node], left: Sequence[i
             refused.append(str(error))
 
 
-def _degrees(asked: Asked, ranks: int) -> Iterator[Layout]:
+def _degrees(asked: EpochRequest, ranks: int) -> Iterator[Layout]:
     if asked.wanted is not None and asked.wanted.world == ranks:
         yield asked.wanted
         return
@@ -134,7 +136,7 @@ def _degrees(asked: Asked, ranks: int) -> Iterator[Layout]:
             yield Layout(tp=tp, pp=ranks // tp, ep=tp)
 
 
-def _seated(asked: Asked, sizes: Sizes, nodes: Sequence[Node], left: Sequence[int], layout: Layout) -> _Seated:
+def _seated(asked: EpochRequest, sizes: ModelShards, nodes: Sequence[Node], left: Sequence[int], layout: Layout) -> _Assignment:
     """Workers follow the root from quick to slow, so that alike ones share a stage."""
     speeds = _speeds(nodes, left)
     workers = sorted(left[1:], key=lambda index: (-speeds[index], index))
@@ -156,14 +158,14 @@ def _shares(model: MemoryModel, site: Site, layout: Layout) -> list[tuple[float,
     return list(dict.fromkeys([*by_speed, tuple(room / sum(rooms) for room in rooms)]))
 
 
-def _evaluated(model: MemoryModel, site: Site, layout: Layout, order: tuple[int, ...], shares: tuple[float, ...]) -> _Seated:
+def _evaluated(model: MemoryModel, site: Site, layout: Layout, order: tuple[int, ...], shares: tuple[float, ...]) -> _Assignment:
     shares = shares if shares and max(shares) - min(shares) > LEAST_DIFFERENCE else ()
     stages = choose_stages(model, site, layout, shares)
-    fit = fitted(model, site, layout, stages, shares, tuple(range(layout.tp)))
+    fit = fit_layout(model, site, layout, stages, shares, tuple(range(layout.tp)))
     speed = SpeedModel(model, site.hardware, layout, fit)
     context = model.workload.mean_decode_context
     rate, _, _ = speed.decode(1, context, model.engine)
-    return _Seated(layout, order, fit, rate, tuple(speed.seat_seconds(1, context)))
+    return _Assignment(layout, order, fit, rate, tuple(speed.seat_seconds(1, context)))
 
 
 # --- nodes as hardware
@@ -212,7 +214,12 @@ def _speeds(nodes: Sequence[Node], left: Sequence[int]) -> dict[int, float]:
 
 
 def _plan(
-    asked: Asked, nodes: Sequence[Node], best: _Seated, others: list[_Seated], left: Sequence[int], refused: list[str]
+    asked: EpochRequest,
+    nodes: Sequence[Node],
+    best: _Assignment,
+    others: list[_Assignment],
+    left: Sequence[int],
+    refused: list[str],
 ) -> EpochPlan:
     fit = best.fit
     return EpochPlan(
@@ -228,7 +235,12 @@ def _plan(
 
 
 def _reasons(
-    asked: Asked, nodes: Sequence[Node], best: _Seated, others: list[_Seated], left: Sequence[int], refused: list[str]
+    asked: EpochRequest,
+    nodes: Sequence[Node],
+    best: _Assignment,
+    others: list[_Assignment],
+    left: Sequence[int],
+    refused: list[str],
 ) -> Iterator[Reason]:
     pinned = asked.wanted is not None and best.layout == asked.wanted
     if pinned:
@@ -256,13 +268,13 @@ def _reasons(
         yield Reason(choice="left out", value=", ".join(idle), why=_why_left_out(asked, best))
 
 
-def _why_left_out(asked: Asked, best: _Seated) -> str:
+def _why_left_out(asked: EpochRequest, best: _Assignment) -> str:
     if best.layout == asked.wanted:
         return f"{best.layout} is {best.layout.world} ranks"
     return "with them no layout fits or can be cut"
 
 
-def _missing(asked: Asked, nodes: Sequence[Node], best: _Seated) -> DoesNotFit:
+def _missing(asked: EpochRequest, nodes: Sequence[Node], best: _Assignment) -> DoesNotFit:
     """Exactly what would have to be free, and where."""
     over = [
         (nodes[index].name, held.total_bytes - held.capacity_bytes, held)

@@ -10,10 +10,10 @@ from windlass.core.place import place, stored
 from windlass.core.rule import AxisName, Rule
 from windlass.core.scheme import Scheme
 from windlass.errors import Impossible
-from windlass.plan.engines import Engine
+from windlass.plan.engines import EngineProfile
 
 
-def check_layout(engine: Engine, spec: ModelSpec, rules: tuple[Rule, ...], scheme: Scheme, layout: Layout) -> None:
+def check_layout(engine: EngineProfile, spec: ModelSpec, rules: tuple[Rule, ...], scheme: Scheme, layout: Layout) -> None:
     """Raises Impossible in the model's own terms; says nothing of memory."""
     if layout.pp > spec.num_layers:
         raise Impossible(f"pp {layout.pp} asks for more stages than {spec.name} has layers ({spec.num_layers})")
@@ -28,7 +28,7 @@ def check_layout(engine: Engine, spec: ModelSpec, rules: tuple[Rule, ...], schem
         _check_even(engine, spec, rules, scheme, layout)
 
 
-def _check_experts(engine: Engine, spec: ModelSpec, layout: Layout) -> None:
+def _check_experts(engine: EngineProfile, spec: ModelSpec, layout: Layout) -> None:
     experts = spec.experts
     if layout.ep == 1:
         return
@@ -50,7 +50,7 @@ def _check_experts(engine: Engine, spec: ModelSpec, layout: Layout) -> None:
         )
 
 
-def _check_even(engine: Engine, spec: ModelSpec, rules: tuple[Rule, ...], scheme: Scheme, layout: Layout) -> None:
+def _check_even(engine: EngineProfile, spec: ModelSpec, rules: tuple[Rule, ...], scheme: Scheme, layout: Layout) -> None:
     if layout.tp not in valid_tp(spec, layout.tp):
         raise Impossible(_heads_message(engine, spec, layout.tp))
     torn = _torn_group(rules, scheme, layout)
@@ -63,7 +63,7 @@ def _check_even(engine: Engine, spec: ModelSpec, rules: tuple[Rule, ...], scheme
 
 
 def working_layouts(
-    engine: Engine, spec: ModelSpec, rules: tuple[Rule, ...], scheme: Scheme, asked: Layout, num_devices: int
+    engine: EngineProfile, spec: ModelSpec, rules: tuple[Rule, ...], scheme: Scheme, asked: Layout, num_devices: int
 ) -> str:
     """The layouts of these devices nearest to the one asked for that the engine accepts, in words."""
     accepted: list[Layout] = []
@@ -79,7 +79,7 @@ def working_layouts(
     return ", or ".join(str(one) for one in accepted[:3])
 
 
-def _heads_message(engine: Engine, spec: ModelSpec, tp: int) -> str:
+def _heads_message(engine: EngineProfile, spec: ModelSpec, tp: int) -> str:
     mixer = spec.attention
     allowed = ", ".join(map(str, valid_tp(spec, 64)))
     if mixer.num_heads % tp:
@@ -128,7 +128,13 @@ def nearest_divisors(number: int, wanted: int, how_many: int = 3) -> tuple[int, 
 
 
 def layouts(
-    spec: ModelSpec, engine: Engine, num_devices: int, pins: dict[str, int], *, replicas: int | None = None, idle: bool = False
+    spec: ModelSpec,
+    engine: EngineProfile,
+    num_devices: int,
+    pins: dict[str, int],
+    *,
+    replicas: int | None = None,
+    idle: bool = False,
 ) -> Iterator[Layout]:
     """Every layout of the devices that respects the pins.
 
@@ -161,7 +167,7 @@ def _pp_choices(spec: ModelSpec, num_devices: int, tp: int, pins: dict[str, int]
     return [pp for pp in range(1, most + 1) if idle or num_devices % (tp * pp) == 0]
 
 
-def _ep_choices(spec: ModelSpec, engine: Engine, tp: int, dp: int) -> list[int]:
+def _ep_choices(spec: ModelSpec, engine: EngineProfile, tp: int, dp: int) -> list[int]:
     if spec.experts is None:
         return [1]
     widest = tp * dp if engine.experts_over_replicas else tp

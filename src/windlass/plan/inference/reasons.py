@@ -10,17 +10,17 @@ from windlass.core.plan import Alternative, Reason
 from windlass.core.rule import AxisName
 from windlass.errors import Impossible
 from windlass.plan.engines import ENGINES
-from windlass.plan.inference.advice import BATCH_FOR_SERVER, Setting, advice_rows
+from windlass.plan.inference.advice import BATCH_FOR_SERVER, AdviceInputs, advice_rows
 from windlass.plan.inference.candidates import Candidate
 from windlass.plan.inference.feasible import check_layout, valid_tp
-from windlass.plan.inference.search import Answer, Question, runs_on
+from windlass.plan.inference.search import PlanRequest, SearchResult, runs_on
 from windlass.units import format_bytes, format_context
 
 LEAST_IMBALANCE = 1.005
 """That is worth a word."""
 
 
-def reasons_for(question: Question, answer: Answer, placement: Placement) -> tuple[Reason, ...]:
+def reasons_for(question: PlanRequest, answer: SearchResult, placement: Placement) -> tuple[Reason, ...]:
     best = answer.best
     made = [
         _engine_reason(question, best),
@@ -38,9 +38,9 @@ def reasons_for(question: Question, answer: Answer, placement: Placement) -> tup
     return tuple(made)
 
 
-def _setting(question: Question, best: Candidate) -> Setting:
+def _setting(question: PlanRequest, best: Candidate) -> AdviceInputs:
     devices = [seat.device for seat in best.fit.seats]
-    return Setting(
+    return AdviceInputs(
         engine=best.engine.name,
         engines=question.spec.engines,
         kinds=frozenset(device.kind for device in devices),
@@ -57,7 +57,7 @@ def _setting(question: Question, best: Candidate) -> Setting:
     )
 
 
-def _vllm_cuts(question: Question, best: Candidate) -> bool:
+def _vllm_cuts(question: PlanRequest, best: Candidate) -> bool:
     """So, or with whole experts a rank."""
     tp, pp, dp = best.layout.tp, best.layout.pp, best.layout.dp
     for ep in {1, tp * dp if question.spec.experts else 1}:
@@ -69,7 +69,7 @@ def _vllm_cuts(question: Question, best: Candidate) -> bool:
     return False
 
 
-def _engine_reason(question: Question, best: Candidate) -> Reason:
+def _engine_reason(question: PlanRequest, best: Candidate) -> Reason:
     kinds = {seat.device.kind for seat in best.fit.seats}
     if question.engine != "auto":
         why = "asked for"
@@ -94,7 +94,7 @@ def _divides(best: Candidate) -> bool:
     return best.layout.tp in valid_tp(best.spec, best.layout.tp)
 
 
-def _scheme_reason(question: Question, best: Candidate) -> Reason:
+def _scheme_reason(question: PlanRequest, best: Candidate) -> Reason:
     group = f", groups of {best.scheme.group}" if best.scheme.group else ""
     if question.quant != "auto":
         why = "asked for"
@@ -107,7 +107,7 @@ def _scheme_reason(question: Question, best: Candidate) -> Reason:
     return Reason(choice="quantization", value=f"{best.scheme.name}{group}", why=why)
 
 
-def _layout_reasons(question: Question, best: Candidate, placement: Placement) -> list[Reason]:
+def _layout_reasons(question: PlanRequest, best: Candidate, placement: Placement) -> list[Reason]:
     made: list[Reason] = []
     for name in ("tp", "pp", "ep", "dp"):
         degree = getattr(best.layout, name)
@@ -178,7 +178,7 @@ def _replicated(best: Candidate) -> str:
     return ""
 
 
-def _degree_why(name: str, question: Question, best: Candidate) -> str:
+def _degree_why(name: str, question: PlanRequest, best: Candidate) -> str:
     layout = best.layout
     return {
         "tp": (
@@ -194,14 +194,14 @@ def _degree_why(name: str, question: Question, best: Candidate) -> str:
     }[name]
 
 
-def _context_reason(question: Question, best: Candidate) -> Reason:
+def _context_reason(question: PlanRequest, best: Candidate) -> Reason:
     kv = max(held.kv_bytes for held in best.fit.memory)
     length = "full" if best.workload.reserve_tokens == best.workload.context_tokens else "mean"
     why = f"{format_bytes(kv)} of {best.scheme.kv} cache on the fullest device for {best.workload.concurrency} at {length} length"
     return Reason(choice="context", value=format_context(question.context_tokens), why=why)
 
 
-def _concurrency_reason(question: Question, best: Candidate) -> Reason:
+def _concurrency_reason(question: PlanRequest, best: Candidate) -> Reason:
     if question.concurrency is not None:
         why = "asked for"
     elif question.goal == "latency":
@@ -230,7 +230,7 @@ def _tier_reasons(best: Candidate) -> list[Reason]:
     return made
 
 
-def alternative(question: Question, best: Candidate, other: Candidate) -> Alternative:
+def alternative(question: PlanRequest, best: Candidate, other: Candidate) -> Alternative:
     return Alternative(
         layout=other.layout,
         scheme=other.scheme.name,
@@ -242,7 +242,7 @@ def alternative(question: Question, best: Candidate, other: Candidate) -> Altern
     )
 
 
-def _why_not(question: Question, best: Candidate, other: Candidate) -> str:
+def _why_not(question: PlanRequest, best: Candidate, other: Candidate) -> str:
     ratio = other.speed.decode_tokens_per_second / max(best.speed.decode_tokens_per_second, 1e-9)
     pace = f"{ratio:.2f}x the tokens/s"
     if other.scheme.name != best.scheme.name:

@@ -10,13 +10,13 @@ import msgspec
 from windlass.core.hardware.spec import Hardware, Node
 from windlass.errors import Impossible
 from windlass.plan.inference.candidates import Candidate
-from windlass.plan.inference.search import Question, answer
+from windlass.plan.inference.search import PlanRequest, search
 from windlass.units import format_context
 
 _FEWER_BITS = {"fp32": ("bf16", "fp8", "int8", "int4"), "bf16": ("fp8", "int8", "int4"), "fp8": ("int4",), "int8": ("int4",)}
 
 
-def remedies(question: Question) -> tuple[str, ...]:
+def remedies(question: PlanRequest) -> tuple[str, ...]:
     """One of each kind of change that alone makes it fit the devices, gentlest first."""
     found: list[str] = []
     question = replace(question, goal="latency")  # what fits does not depend on what is optimized
@@ -27,26 +27,26 @@ def remedies(question: Question) -> tuple[str, ...]:
     return tuple(found)
 
 
-def fits_devices(question: Question) -> Candidate | None:
+def fits_devices(question: PlanRequest) -> Candidate | None:
     """The best candidate when everything stays on the devices."""
     try:
-        best = answer(question).best
+        best = search(question).best
     except Impossible:
         return None
     return best if best.fits and not best.fit.host_bytes and not best.fit.disk_bytes else None
 
 
-def _fewer_bits(question: Question) -> Iterator[tuple[str, Question]]:
+def _fewer_bits(question: PlanRequest) -> Iterator[tuple[str, PlanRequest]]:
     for name in _FEWER_BITS.get(question.quant, ()):
         yield f"--quant {name}", replace(question, quant=name)
 
 
-def _smaller_cache(question: Question) -> Iterator[tuple[str, Question]]:
+def _smaller_cache(question: PlanRequest) -> Iterator[tuple[str, PlanRequest]]:
     if question.kv != "fp8":
         yield "--kv fp8", replace(question, kv="fp8")
 
 
-def _shorter_context(question: Question) -> Iterator[tuple[str, Question]]:
+def _shorter_context(question: PlanRequest) -> Iterator[tuple[str, PlanRequest]]:
     most = _largest(
         lambda blocks: replace(question, context_tokens=blocks * 512, prompt_tokens=None, new_tokens=None),
         question.context_tokens // 512,
@@ -58,13 +58,13 @@ def _shorter_context(question: Question) -> Iterator[tuple[str, Question]]:
         )
 
 
-def _fewer_sequences(question: Question) -> Iterator[tuple[str, Question]]:
+def _fewer_sequences(question: PlanRequest) -> Iterator[tuple[str, PlanRequest]]:
     most = _largest(lambda count: replace(question, concurrency=count), (question.concurrency or 1) - 1)
     if most:
         yield f"--concurrency {most}", replace(question, concurrency=most)
 
 
-def _largest(changed: Callable[[int], Question], high: int) -> int:
+def _largest(changed: Callable[[int], PlanRequest], high: int) -> int:
     """The largest number up to `high` that fits, by bisection; 0 where not even one does."""
     low = 0
     while low < high:
@@ -76,12 +76,12 @@ def _largest(changed: Callable[[int], Question], high: int) -> int:
     return low
 
 
-def _other_engine(question: Question) -> Iterator[tuple[str, Question]]:
+def _other_engine(question: PlanRequest) -> Iterator[tuple[str, PlanRequest]]:
     if question.engine == "vllm":
         yield "--engine windlass", replace(question, engine="windlass")
 
 
-def _more_devices(question: Question) -> Iterator[tuple[str, Question]]:
+def _more_devices(question: PlanRequest) -> Iterator[tuple[str, PlanRequest]]:
     """More of the same: first in the node (up to eight), then more nodes. Pinned degrees are let go, since they counted the old devices."""
     if not question.hardware.uniform:
         return

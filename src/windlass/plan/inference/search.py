@@ -19,19 +19,19 @@ from windlass.core.scheme import Scheme, scheme
 from windlass.core.workload import GOALS, Workload, workload
 from windlass.errors import BadInput, Impossible
 from windlass.plan.cost.running import cost_of
-from windlass.plan.engines import ENGINES, Engine, engine
+from windlass.plan.engines import ENGINES, EngineProfile, engine
 from windlass.plan.inference.advice import BATCH_FOR_SERVER
 from windlass.plan.inference.candidates import Candidate, evaluate, most_sequences
 from windlass.plan.inference.feasible import check_layout, check_pins, layouts, working_layouts
 from windlass.plan.inference.sites import Site, sites
-from windlass.plan.shards import Sizes
+from windlass.plan.shards import ModelShards
 
 LARGE = 64
 """From this many devices on, only the few shortest pipelines that fit are tried for each tp: longer ones only add latency."""
 
 
 @dataclass(frozen=True)
-class Question:
+class PlanRequest:
     """What was asked, before anything is decided."""
 
     spec: ModelSpec
@@ -52,7 +52,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Answer:
+class SearchResult:
     """The chosen candidate, the runners-up, and the devices they are for."""
 
     best: Candidate
@@ -60,12 +60,12 @@ class Answer:
     site: Site
 
 
-def answer(question: Question) -> Answer:
+def search(question: PlanRequest) -> SearchResult:
     """The best plan that keeps everything on the devices; else the best with weights outside; else the one that lacks least."""
     check(question)
-    sizes = Sizes(question.spec, question.rules)
+    sizes = ModelShards(question.spec, question.rules)
     refused: list[str] = []
-    tiers = [[_Search(question, site, sizes, refused) for site in tier] for tier in sites(question.hardware)]
+    tiers = [[_SiteSearch(question, site, sizes, refused) for site in tier] for tier in sites(question.hardware)]
     for tier in tiers:
         found = [one for search in tier if (one := search.on_devices()) is not None]
         if found:
@@ -76,17 +76,17 @@ def answer(question: Question) -> Answer:
     return min(spilled, key=lambda one: (one.best.fit.short_bytes, *rank(question, one.best)))
 
 
-def _preference(question: Question, found: Answer) -> tuple[float, ...]:
+def _preference(question: PlanRequest, found: SearchResult) -> tuple[float, ...]:
     return (-found.best.scheme.bits, found.best.scheme.name != "fp8", *rank(question, found.best))
 
 
-class _Search:
+class _SiteSearch:
     """One question on one set of devices."""
 
-    def __init__(self, question: Question, site: Site, sizes: Sizes, refused: list[str]) -> None:
+    def __init__(self, question: PlanRequest, site: Site, sizes: ModelShards, refused: list[str]) -> None:
         self.question, self.site, self.sizes, self.refused = replace(question, hardware=site.hardware), site, sizes, refused
 
-    def on_devices(self) -> Answer | None:
+    def on_devices(self) -> SearchResult | None:
         """The least lossy scheme that fits; other schemes are runners-up."""
         ranked = [(how, found) for how in schemes(self.question) if (found := self._fitting(how))]
         for place, (_, found) in enumerate(ranked):
@@ -94,7 +94,7 @@ class _Search:
                 best = self._whole(candidate)
                 if best.fits:
                     rest = [others[0] for _, others in ranked[place + 1 :]]
-                    return Answer(best=best, others=runners_up(candidate, found, rest), site=self.site)
+                    return SearchResult(best=best, others=runners_up(candidate, found, rest), site=self.site)
         return None
 
     def _whole(self, found: Candidate) -> Candidate:
@@ -120,7 +120,7 @@ class _Search:
     def _far(self, layout: Layout) -> bool:
         return self.site.group_spans_nodes(layout) and self.site.devices[0].kind != "cpu"
 
-    def _candidates(self, one: Engine, how: Scheme, idle: bool) -> list[Candidate]:
+    def _candidates(self, one: EngineProfile, how: Scheme, idle: bool) -> list[Candidate]:
         found: list[Candidate] = []
         tried: dict[tuple[int, int], int] = {}
         for layout in self._layouts(one, how, idle):
@@ -133,7 +133,7 @@ class _Search:
                 found.append(candidate)
         return found
 
-    def _layouts(self, one: Engine, how: Scheme, idle: bool) -> Iterator[Layout]:
+    def _layouts(self, one: EngineProfile, how: Scheme, idle: bool) -> Iterator[Layout]:
         question, devices = self.question, len(self.site.devices)
         if idle and (devices > LARGE or question.pins):
             return
@@ -149,13 +149,13 @@ class _Search:
                 continue
             yield layout
 
-    def _evaluate(self, one: Engine, how: Scheme, layout: Layout) -> Candidate | None:
+    def _evaluate(self, one: EngineProfile, how: Scheme, layout: Layout) -> Candidate | None:
         work = question_workload(self.question)
         if self.question.concurrency is None and self.question.goal != "latency":
             return most_sequences(self.sizes, self.site, one, how, layout, work)
         return evaluate(self.sizes, self.site, one, how, layout, work)
 
-    def spilled(self) -> Answer | None:
+    def spilled(self) -> SearchResult | None:
         """Nothing fits the devices: weights go to host memory and disk, smallest scheme first; what cannot be placed is short."""
         found: list[Candidate] = []
         for how in sorted(schemes(self.question), key=lambda one: one.bits):
@@ -169,9 +169,9 @@ class _Search:
             return None
         found.sort(key=lambda one: (one.fit.short_bytes, self._far(one.layout), *rank(self.question, one)))
         fitting = [candidate for candidate in found[1:] if candidate.fits and candidate.layout != found[0].layout]
-        return Answer(best=found[0], others=runners_up(found[0], fitting, []), site=self.site)
+        return SearchResult(best=found[0], others=runners_up(found[0], fitting, []), site=self.site)
 
-    def _spills(self, one: Engine, how: Scheme, layout: Layout) -> Iterator[Candidate]:
+    def _spills(self, one: EngineProfile, how: Scheme, layout: Layout) -> Iterator[Candidate]:
         """With throughput as the goal, several sequences share what is streamed."""
         work = question_workload(self.question)
         many = self.question.concurrency is None and self.question.goal != "latency"
@@ -190,7 +190,7 @@ def runners_up(best: Candidate, ranked: list[Candidate], other_schemes: list[Can
     return tuple(chosen[:2])
 
 
-def _no_layout(question: Question, refused: list[str]) -> str:
+def _no_layout(question: PlanRequest, refused: list[str]) -> str:
     """Why the asked-for layout is impossible, and the nearest that work on the same devices."""
     why = refused[0] if refused else f"{question.spec.name} has no layout on {question.hardware.description}"
     asked = Layout(**{name: question.pins.get(name, 1) for name in ("tp", "pp", "ep", "dp")})
@@ -199,7 +199,7 @@ def _no_layout(question: Question, refused: list[str]) -> str:
     return f"{why}; on {question.hardware.num_devices} devices use {working}" if working else why
 
 
-def check(question: Question) -> None:
+def check(question: PlanRequest) -> None:
     spec = question.spec
     if question.context_tokens > spec.context_tokens:
         raise Impossible(
@@ -225,17 +225,17 @@ def check(question: Question) -> None:
     check_pins(spec, question.hardware.num_devices, question.pins)
 
 
-def runs_on(found: Engine, question: Question) -> bool:
+def runs_on(found: EngineProfile, question: PlanRequest) -> bool:
     return found.name in question.spec.engines and not _foreign_kinds(found, question)
 
 
-def _foreign_kinds(found: Engine, question: Question) -> set[str]:
+def _foreign_kinds(found: EngineProfile, question: PlanRequest) -> set[str]:
     """Of the devices there are, those that the engine does not run on."""
     asked = found.kinds_if_asked if question.engine == found.name else ()
     return {device.kind for device in question.hardware.distinct_devices} - {*found.kinds, *asked}
 
 
-def engines(question: Question) -> list[Engine]:
+def engines(question: PlanRequest) -> list[EngineProfile]:
     """Asked for, or all that run the model on these devices; where none does, the embedded one lends its memory model."""
     if question.engine != "auto":
         found = engine(question.engine)
@@ -249,7 +249,7 @@ def engines(question: Question) -> list[Engine]:
     return [found for found in ENGINES.values() if runs_on(found, question)] or [ENGINES["windlass"]]
 
 
-def schemes(question: Question) -> list[Scheme]:
+def schemes(question: PlanRequest) -> list[Scheme]:
     """Least lossy first. A checkpoint published in fewer bits is not widened again; fp8 needs an accelerator."""
     only = _cpu_schemes(question)
     if question.quant != "auto":
@@ -269,12 +269,12 @@ def schemes(question: Question) -> list[Scheme]:
     return [scheme(name, question.group, question.kv) for name in order]
 
 
-def _cpu_schemes(question: Question) -> tuple[str, ...]:
+def _cpu_schemes(question: PlanRequest) -> tuple[str, ...]:
     on_cpu = any(device.kind == "cpu" for device in question.hardware.distinct_devices)
     return engine(question.engine).cpu_schemes if on_cpu and question.engine != "auto" else ()
 
 
-def question_workload(question: Question) -> Workload:
+def question_workload(question: PlanRequest) -> Workload:
     return workload(
         question.context_tokens,
         question.concurrency or 1,
@@ -284,7 +284,7 @@ def question_workload(question: Question) -> Workload:
     )
 
 
-def rank(question: Question, candidate: Candidate) -> tuple[float, ...]:
+def rank(question: PlanRequest, candidate: Candidate) -> tuple[float, ...]:
     """Smaller is better. Ties go to fewer stages, then to plainer experts."""
     speed, layout = candidate.speed, candidate.layout
     plain = (float(layout.pp), float(layout.ep), float(layout.tp))
@@ -296,7 +296,7 @@ def rank(question: Question, candidate: Candidate) -> tuple[float, ...]:
     return (priced.usd_per_million_output_tokens or -speed.sustained_tokens_per_second, *plain)
 
 
-def preferred(question: Question, available: list[Engine]) -> list[Engine]:
+def preferred(question: PlanRequest, available: list[EngineProfile]) -> list[EngineProfile]:
     """Embedded unless the load calls for a server: many sequences, or throughput as the goal, or several nodes of accelerators."""
     crowded = question.concurrency > BATCH_FOR_SERVER if question.concurrency else question.goal != "latency"
     return sorted(available, key=lambda found: (found.name != "vllm") if crowded else (found.name != "windlass"))

@@ -15,7 +15,7 @@ import msgspec
 from windlass.core.hardware.cpu import cpu_device
 from windlass.core.hardware.spec import Device, Hardware, Node
 from windlass.core.layout import Layout
-from windlass.plan.memory import Seat
+from windlass.plan.memory import DeviceSlot
 
 Place = tuple[int, int]
 """A device: its node, and its number in the node, as the user gave them."""
@@ -40,10 +40,10 @@ class Site:
     def uniform(self) -> bool:
         return self.hardware.uniform
 
-    def seats(self, layout: Layout, tp_indices: tuple[int, ...]) -> tuple[Seat, ...]:
+    def seats(self, layout: Layout, tp_indices: tuple[int, ...]) -> tuple[DeviceSlot, ...]:
         """The first replica, or of each of its tp groups the indices that stand for all."""
         return tuple(
-            Seat(device=self.devices[pp * layout.tp + tp], node=self.nodes_of[pp * layout.tp + tp], tp=tp, pp=pp)
+            DeviceSlot(device=self.devices[pp * layout.tp + tp], node=self.nodes_of[pp * layout.tp + tp], tp=tp, pp=pp)
             for pp in range(layout.pp)
             for tp in tp_indices
         )

@@ -6,27 +6,27 @@ from collections import Counter
 
 from windlass.core.layout import Layout
 from windlass.core.model import ModelSpec
-from windlass.plan.memory import Fit, MemoryModel, Offloaded, Seat
-from windlass.plan.shards import Shard, busiest_share, touched_share
-from windlass.plan.speed.kernels import Kernels, LayerShape, applies, layer_shapes
+from windlass.plan.memory import DeviceSlot, Fit, MemoryModel, Offloaded
+from windlass.plan.shards import TpShard, busiest_share, touched_share
+from windlass.plan.speed.kernels import KernelModel, LayerShape, applies, layer_shapes
 
 
-def head_reads(spec: ModelSpec, shard: Shard) -> float:
+def head_reads(spec: ModelSpec, shard: TpShard) -> float:
     """Bytes of the output head; a tied one is the table of embeddings."""
     return shard.head_bytes + (shard.embed_bytes if spec.tied_head else 0.0)
 
 
-class OwnPass:
+class KernelPass:
     def __init__(self, model: MemoryModel, layout: Layout, fit: Fit) -> None:
         self.model, self.layout, self.fit = model, layout, fit
-        self._kernels: dict[str, Kernels | None] = {}
+        self._kernels: dict[str, KernelModel | None] = {}
         self._shapes: dict[int, tuple[LayerShape, ...]] = {}
 
-    def runs(self, seat: Seat, moved: Offloaded) -> bool:
+    def runs(self, seat: DeviceSlot, moved: Offloaded) -> bool:
         """Not where weights come from slower tiers."""
         return not (moved.host or moved.disk) and self._kernels_on(seat) is not None
 
-    def seconds(self, seat: Seat, rows: int, sequences: int, context: int) -> float:
+    def seconds(self, seat: DeviceSlot, rows: int, sequences: int, context: int) -> float:
         """`rows` through the layers of a stage, each looking at `context` tokens, and a row of each sequence through the head."""
         kernels, spec, layers = self._kernels_on(seat), self.model.spec, self.fit.stages[seat.pp]
         assert kernels is not None
@@ -40,14 +40,14 @@ class OwnPass:
         shard = self.model.sizes.shard(self.layout, self.model.scheme, seat.tp, self.fit.shares)
         return total + kernels.step(head_reads(spec, shard), shard.vocab, sequences)
 
-    def _kernels_on(self, seat: Seat) -> Kernels | None:
+    def _kernels_on(self, seat: DeviceSlot) -> KernelModel | None:
         device, times = seat.device, self.model.engine.kernel_times
         if device.name not in self._kernels:
             known = times is not None and applies(self.model.spec, self.model.scheme, device)
-            self._kernels[device.name] = Kernels(times, device) if known and times else None
+            self._kernels[device.name] = KernelModel(times, device) if known and times else None
         return self._kernels[device.name]
 
-    def _shapes_of(self, seat: Seat) -> tuple[LayerShape, ...]:
+    def _shapes_of(self, seat: DeviceSlot) -> tuple[LayerShape, ...]:
         if seat.tp not in self._shapes:
             model = self.model
             placement = model.sizes.placement(self.layout, model.scheme, self.fit.shares)

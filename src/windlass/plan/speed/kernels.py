@@ -35,7 +35,7 @@ HOPPER_PROCESSORS = 132
 
 
 @dataclass(frozen=True)
-class Matrix:
+class PackedMatrix:
     """4-bit weights as the kernels hold them: rows in sixteens, inputs in blocks of 128 with their scales."""
 
     rows: int
@@ -59,11 +59,11 @@ class Matrix:
 class LayerShape:
     """What one device holds of a layer."""
 
-    qkv: Matrix
-    out: Matrix
-    gate_up: Matrix
+    qkv: PackedMatrix
+    out: PackedMatrix
+    gate_up: PackedMatrix
     """Of one expert, where there are any."""
-    down: Matrix
+    down: PackedMatrix
     kv_heads: int
     head_norm: bool
     experts: int = 0
@@ -88,14 +88,14 @@ def layer_shapes(
     spec: ModelSpec, rules: tuple[Rule, ...], placement: Placement, layout: Layout, how: Scheme, tp_index: int
 ) -> tuple[LayerShape, ...]:
     """Layers of the same rules share one object, so that a model of eighty layers is timed once."""
-    matrices: dict[int, tuple[str, Matrix]] = {}
+    matrices: dict[int, tuple[str, PackedMatrix]] = {}
     of_layer: list[list[int]] = [[] for _ in spec.layers]
     for number, rule in enumerate(rules):
         if rule.part is not Part.MAIN or rule.role is not Role.MATRIX or rule.layers is None:
             continue
         rows, inputs = local_shape(rule, placement, tp_index)
         name = rule.ours.removeprefix("layers.{layer}.")
-        matrices[number] = name, Matrix(rows, inputs, stored(rule, how).group or BLOCK_INPUTS)
+        matrices[number] = name, PackedMatrix(rows, inputs, stored(rule, how).group or BLOCK_INPUTS)
         for layer in rule.layers:
             of_layer[layer].append(number)
     held = local_experts(placement, layout, tp_index)
@@ -106,7 +106,7 @@ def layer_shapes(
     return tuple(known[tuple(numbers)] for numbers in of_layer)
 
 
-def _layer_shape(layer: Layer, matrices: dict[str, Matrix], held: int) -> LayerShape:
+def _layer_shape(layer: Layer, matrices: dict[str, PackedMatrix], held: int) -> LayerShape:
     assert isinstance(layer.mixer, Attention)
     ffn = layer.feed_forward
     prefix = "ffn.experts.{expert}." if isinstance(ffn, MoE) else "ffn."
@@ -114,9 +114,9 @@ def _layer_shape(layer: Layer, matrices: dict[str, Matrix], held: int) -> LayerS
     q, k, v = (matrices[f"mixer.{part}.weight"] for part in "qkv")
     mixture = ffn if isinstance(ffn, MoE) else None
     return LayerShape(
-        qkv=Matrix(q.rows + k.rows + v.rows, q.inputs, q.group),
+        qkv=PackedMatrix(q.rows + k.rows + v.rows, q.inputs, q.group),
         out=matrices["mixer.o.weight"],
-        gate_up=Matrix(2 * gate.rows, gate.inputs, gate.group),
+        gate_up=PackedMatrix(2 * gate.rows, gate.inputs, gate.group),
         down=down,
         kv_heads=-(-k.rows // HEAD_DIM),
         head_norm=layer.mixer.qk_norm,
@@ -148,7 +148,7 @@ def _binomial(n: int, rows: int, chance: float) -> float:
 # --- kernels ---------------------------------------------------------------------------------------------------------
 
 
-class Kernels:
+class KernelModel:
     """Seconds of each kernel on one device."""
 
     def __init__(self, times: KernelTimes, device: Device) -> None:
@@ -198,13 +198,13 @@ class Kernels:
         norms = sum(self._add_norm(shape.hidden, rows, 4, count) for count in (self._slices(shape.out, rows), parts))
         return qkv + out + feed + norms
 
-    def short(self, matrix: Matrix, rows: int, *, cut: bool) -> float:
+    def short(self, matrix: PackedMatrix, rows: int, *, cut: bool) -> float:
         """A few rows stream weights past themselves, in slices of the inputs where these are many and parts may be added later."""
         if rows <= FEW_ROWS and (cut or matrix.blocks <= SLICE_BLOCKS):
             return self.streamed(matrix.num_bytes)
         return self._tiled(matrix, rows, self._slices(matrix, rows) if cut else 1)
 
-    def _slices(self, matrix: Matrix, rows: int) -> int:
+    def _slices(self, matrix: PackedMatrix, rows: int) -> int:
         if rows <= FEW_ROWS:
             return -(-matrix.blocks // SLICE_BLOCKS)
         groups = -(-matrix.rows // 128)
@@ -213,7 +213,7 @@ class Kernels:
     def streamed(self, num_bytes: float) -> float:
         return self.times.stream + num_bytes / (self.bandwidth * self.times.stream_share)
 
-    def _tiled(self, matrix: Matrix, rows: int, slices: int) -> float:
+    def _tiled(self, matrix: PackedMatrix, rows: int, slices: int) -> float:
         """128 rows of weights to a unit: codes are widened, activations come from the second-level cache, products are made."""
         times = self.times
         waves = ceil(-(-matrix.rows // 128) * slices / self.processors)
@@ -253,7 +253,7 @@ class Kernels:
             return sum(self.streamed(matrix.num_bytes * items) for matrix in (shape.gate_up, shape.down))
         return sum(self.products(matrix, items, size) for matrix in (shape.gate_up, shape.down))
 
-    def _wide_slices(self, matrix: Matrix, rows: int) -> int:
+    def _wide_slices(self, matrix: PackedMatrix, rows: int) -> int:
         """Of the inputs, as long as rows alone do not fill the processors."""
         groups = -(-matrix.rows // 256) * -(-rows // 128)
         return max((s for s in range(1, matrix.blocks + 1) if not matrix.blocks % s and groups * s <= self.processors), default=1)
@@ -261,7 +261,7 @@ class Kernels:
     def _sums(self, hidden: int, rows: int, slices: int) -> float:
         return self._add_norm(hidden, rows, 2 if slices == 1 else 4, slices)
 
-    def products(self, matrix: Matrix, items: float, item_rows: int, slices: int = 1) -> float:
+    def products(self, matrix: PackedMatrix, items: float, item_rows: int, slices: int = 1) -> float:
         """256 rows of weights and an item to a unit, which begins and ends as if it had a few blocks more."""
         times = self.times
         waves = ceil(-(-matrix.rows // 256) * items * slices / self.processors)

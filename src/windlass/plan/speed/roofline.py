@@ -16,10 +16,10 @@ from windlass.core.layout import Layout
 from windlass.core.model import MoE, Wiring
 from windlass.core.place import Interval
 from windlass.core.plan import Speed
-from windlass.plan.engines import ACTIVATION_BYTES, CPU_ACTIVATION_BYTES, CPU_KERNEL_SECONDS, Engine
-from windlass.plan.memory import Fit, MemoryModel, Offloaded, Seat
-from windlass.plan.shards import Shard, busiest_share, touched_share
-from windlass.plan.speed.kernel_pass import OwnPass, head_reads
+from windlass.plan.engines import ACTIVATION_BYTES, CPU_ACTIVATION_BYTES, CPU_KERNEL_SECONDS, EngineProfile
+from windlass.plan.memory import DeviceSlot, Fit, MemoryModel, Offloaded
+from windlass.plan.shards import TpShard, busiest_share, touched_share
+from windlass.plan.speed.kernel_pass import KernelPass, head_reads
 
 RING_EFFICIENCY = 0.8
 """A ring collective reaches about 80 % of a link's one-way specification (nccl-tests on A100, H100, H200: 78 to 82 %)."""
@@ -69,11 +69,11 @@ class SpeedModel:
         self.model, self.hardware, self.layout, self.fit = model, hardware, layout, fit
         self.spec, self.scheme, self.engine = model.spec, model.scheme, model.engine
         self.ideal = msgspec.structs.replace(self.engine, bandwidth_efficiency=1.0, matmul_efficiency=1.0, kernel_seconds=0.0)
-        self.own = OwnPass(model, layout, fit)
+        self.own = KernelPass(model, layout, fit)
 
     # --- one stage, as slow as its slowest member
 
-    def decode_stage(self, pp: int, batch: float, context: float, engine: Engine) -> StepTime:
+    def decode_stage(self, pp: int, batch: float, context: float, engine: EngineProfile) -> StepTime:
         lossless = engine is self.ideal
         times = [
             self._decode_seat(seat, moved, batch, context, engine)
@@ -94,7 +94,7 @@ class SpeedModel:
         seconds = self.seat_seconds(1, self.model.workload.mean_decode_context)
         return max(seconds) * len(seconds) / sum(seconds)
 
-    def _decode_seat(self, seat: Seat, moved: Offloaded, batch: float, context: float, engine: Engine) -> StepTime:
+    def _decode_seat(self, seat: DeviceSlot, moved: Offloaded, batch: float, context: float, engine: EngineProfile) -> StepTime:
         shard, layers = self._shard(seat), self.fit.stages[seat.pp]
         here = self._weight_reads(shard, layers, moved, self._share(batch, engine))
         here += self.model.sizes.cache_bytes(layers, round(context), self.scheme, windowed=True) * shard.kv_share * batch
@@ -104,13 +104,13 @@ class SpeedModel:
         floor = self._seat_time(seat, moved, here, flops, share, 1, self.ideal)
         return _beyond(floor, self.own.seconds(seat, ceil(batch), ceil(batch), round(context)))
 
-    def _share(self, batch: float, engine: Engine) -> float:
+    def _share(self, batch: float, engine: EngineProfile) -> float:
         """Of the experts held, how many a step reads; ranks that hold experts for several replicas see all their tokens."""
         tokens = batch * max(self.layout.ep / self.layout.tp, 1.0)
         return touched_share(self.spec, tokens) if engine is self.ideal else busiest_share(self.spec, tokens, self.layout.ep)
 
     def _seat_time(
-        self, seat: Seat, moved: Offloaded, here: float, flops: float, share: float, passes: int, engine: Engine
+        self, seat: DeviceSlot, moved: Offloaded, here: float, flops: float, share: float, passes: int, engine: EngineProfile
     ) -> StepTime:
         """`passes`: how often weights are gone through, once a step or once a chunk of a prompt."""
         node, layers = self.hardware.nodes[seat.node], self.fit.stages[seat.pp]
@@ -127,20 +127,20 @@ class SpeedModel:
             expert_fetch=passes * share * (moved.host_experts / link + moved.disk_experts / disk),
         )
 
-    def _weight_reads(self, shard: Shard, layers: Interval, moved: Offloaded, share: float) -> float:
+    def _weight_reads(self, shard: TpShard, layers: Interval, moved: Offloaded, share: float) -> float:
         """Weight bytes of a step, wherever they come from: what was streamed in is read from the device's memory too."""
         always = shard.between(shard.always, layers)
         if self.model.is_last(layers):
             always += head_reads(self.spec, shard)
         return always + shard.between(shard.experts, layers) * share
 
-    def _flops(self, shard: Shard, layers: Interval, context: float) -> float:
+    def _flops(self, shard: TpShard, layers: Interval, context: float) -> float:
         """Per token: matrix products, scores over `context` keys, and the head on the last stage."""
         scores = 2.0 * shard.between(shard.score_width, layers) * context
         head = shard.head_flops_per_token if self.model.is_last(layers) else 0.0
         return shard.between(shard.flops_per_token, layers) + scores + head
 
-    def _shard(self, seat: Seat) -> Shard:
+    def _shard(self, seat: DeviceSlot) -> TpShard:
         return self.model.sizes.shard(self.layout, self.scheme, seat.tp, self.fit.shares)
 
     def _matmul_rate(self, device: Device) -> float:
@@ -169,7 +169,7 @@ class SpeedModel:
             seconds += self._hop(pp, message)
         return seconds
 
-    def _group(self, pp: int) -> list[Seat]:
+    def _group(self, pp: int) -> list[DeviceSlot]:
         return [seat for seat in self.fit.seats if seat.pp == pp]
 
     def _all_reduce(self, pp: int, num_bytes: float) -> float:
@@ -195,7 +195,7 @@ class SpeedModel:
         latency = COLLECTIVE_SECONDS["nvlink"] if near else 2 * self.hardware.network_latency_seconds
         return mixtures * 2 * (latency + ranks * PEER_SECONDS + sent / ((bandwidth or device.host_bandwidth) * RING_EFFICIENCY))
 
-    def _link(self, group: list[Seat], ranks: int) -> tuple[float, float]:
+    def _link(self, group: list[DeviceSlot], ranks: int) -> tuple[float, float]:
         if len({seat.node for seat in group}) > 1:
             return self.hardware.network_bandwidth or 1.25e9, 2 * self.hardware.network_latency_seconds * ceil(log2(ranks))
         slowest = min(group, key=lambda seat: seat.device.link_bandwidth).device
@@ -214,7 +214,7 @@ class SpeedModel:
 
     # --- whole steps
 
-    def decode(self, batch: int, context: float, engine: Engine) -> tuple[float, float, StepTime]:
+    def decode(self, batch: int, context: float, engine: EngineProfile) -> tuple[float, float, StepTime]:
         """(tokens per second of a replica, seconds a token takes, what the slowest stage spends).
 
         Sequences may go through the stages together, or in pp groups that follow one another and keep every stage busy.
@@ -231,12 +231,12 @@ class SpeedModel:
                 return group / slowest.total, slowest.total * self.layout.pp, slowest
         return rate, seconds, worst
 
-    def prefill(self, prompt: int, prompts: int, engine: Engine) -> tuple[float, float]:
+    def prefill(self, prompt: int, prompts: int, engine: EngineProfile) -> tuple[float, float]:
         """(seconds until `prompts` of this length, read together, are through; seconds of the slowest stage)."""
         stages = [self._prefill_stage(pp, prompt, prompts, engine) for pp in range(self.layout.pp)]
         return sum(stages), max(stages)
 
-    def _prefill_stage(self, pp: int, prompt: int, prompts: int, engine: Engine) -> float:
+    def _prefill_stage(self, pp: int, prompt: int, prompts: int, engine: EngineProfile) -> float:
         tokens = prompt * prompts
         chunks = ceil(tokens / engine.step_tokens)
         times = [
@@ -246,7 +246,9 @@ class SpeedModel:
         ]
         return max(time.total for time in times) + self._stage_network(pp, tokens)
 
-    def _prefill_seat(self, seat: Seat, moved: Offloaded, prompt: int, prompts: int, chunks: int, engine: Engine) -> StepTime:
+    def _prefill_seat(
+        self, seat: DeviceSlot, moved: Offloaded, prompt: int, prompts: int, chunks: int, engine: EngineProfile
+    ) -> StepTime:
         shard, layers = self._shard(seat), self.fit.stages[seat.pp]
         tokens = prompt * prompts
         share = self._share(tokens / chunks, engine)

@@ -8,7 +8,7 @@ from typing import Literal
 from windlass.core.hardware.spec import Hardware
 from windlass.core.model import Frozen
 from windlass.core.recipe.recipe import CheckpointSection
-from windlass.plan.training.job import Job
+from windlass.plan.training.job import TrainingJob
 from windlass.plan.training.memory.states import MOMENTS
 
 OBSERVED_HOURS_BETWEEN_FAILURES = 54 * 24 / 419
@@ -41,7 +41,7 @@ class CheckpointPlan(Frozen):
     """Share of the time that makes progress: saving, lost work and restarts taken off."""
 
 
-def checkpoint_bytes(num_parameters: float, job: Job) -> int:
+def checkpoint_bytes(num_parameters: float, job: TrainingJob) -> int:
     """16-bit weights, their fp32 originals and the moments: 14 bytes a parameter with AdamW, as BLOOM's were (2.3 TiB of 176 G by
     `du`, which rounds up; its 16-bit weights alone 329 GiB)."""
     weights = 4 if job.compute == "fp32" else 2

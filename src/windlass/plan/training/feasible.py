@@ -7,7 +7,7 @@ from windlass.core.model import Attention, Dense, LearnedPositions, ModelSpec
 from windlass.core.recipe.recipe import DataSection, Offload
 from windlass.errors import BadInput, Impossible
 from windlass.plan.inference.feasible import divisors
-from windlass.plan.training.job import Job
+from windlass.plan.training.job import TrainingJob
 
 
 def check_hardware(hardware: Hardware, offload: Offload = "none") -> None:
@@ -80,13 +80,13 @@ def why_not_ep(spec: ModelSpec, ep: int, expert_tp: int) -> str | None:
     return None
 
 
-def why_not(spec: ModelSpec, job: Job) -> str | None:
+def why_not(spec: ModelSpec, job: TrainingJob) -> str | None:
     """Everything that can be wrong with a job whose groups already multiply."""
     groups = job.groups
     return why_not_tp(spec, groups.tp) or why_not_ep(spec, groups.ep, groups.expert_tp) or why_not_job(spec, job)
 
 
-def why_not_job(spec: ModelSpec, job: Job) -> str | None:
+def why_not_job(spec: ModelSpec, job: TrainingJob) -> str | None:
     """The same, where tp and ep are known to cut the model."""
     groups = job.groups
     if groups.pp > spec.num_layers:
@@ -99,7 +99,7 @@ def why_not_job(spec: ModelSpec, job: Job) -> str | None:
     return _why_not_schedule(spec, job) or _why_not_sequence(job)
 
 
-def _why_not_schedule(spec: ModelSpec, job: Job) -> str | None:
+def _why_not_schedule(spec: ModelSpec, job: TrainingJob) -> str | None:
     groups = job.groups
     per_stage = -(-spec.num_layers // groups.pp)
     if job.virtual_stages > 1 and groups.pp == 1:
@@ -113,7 +113,7 @@ def _why_not_schedule(spec: ModelSpec, job: Job) -> str | None:
     return None
 
 
-def _why_not_sequence(job: Job) -> str | None:
+def _why_not_sequence(job: TrainingJob) -> str | None:
     groups = job.groups
     shards = groups.cp * (groups.tp if job.sequence_parallel else 1)
     if job.sequence_tokens % shards:
@@ -123,7 +123,7 @@ def _why_not_sequence(job: Job) -> str | None:
     return _why_not_offload(job)
 
 
-def _why_not_offload(job: Job) -> str | None:
+def _why_not_offload(job: TrainingJob) -> str | None:
     """DeepSpeed runs alone (tp 1, pp 1); Megatron-Core's optimizer on the host works beside any tp and pp."""
     alone = job.groups.tp * job.groups.pp == 1
     if job.offload == "nvme" and not alone:
@@ -137,6 +137,6 @@ def _listed(degrees: list[int] | tuple[int, ...]) -> str:
     return ", ".join(map(str, degrees[:12]))
 
 
-def check_job(spec: ModelSpec, job: Job) -> None:
+def check_job(spec: ModelSpec, job: TrainingJob) -> None:
     if reason := why_not(spec, job):
         raise Impossible(reason)

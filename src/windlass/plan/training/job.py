@@ -8,7 +8,7 @@ from windlass.core.recipe.recipe import Compute, Dispatch, GradientType, Offload
 from windlass.core.recipe.sections import LoraSection, OptimizerName
 
 
-class Job(Frozen):
+class TrainingJob(Frozen):
     groups: TrainingGroups
     sequence_tokens: int
     global_batch: int

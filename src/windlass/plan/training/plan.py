@@ -16,14 +16,14 @@ from windlass.core.recipe.recipe import Recipe
 from windlass.core.rule import Rule
 from windlass.errors import DoesNotFit
 from windlass.plan.training.checkpoint import CheckpointPlan, checkpoint_bytes, plan_checkpoints
-from windlass.plan.training.job import Job
+from windlass.plan.training.job import TrainingJob
 from windlass.plan.training.memory.footprint import Footprints
 from windlass.plan.training.memory.states import adapter_elements
 from windlass.plan.training.reasons import explain
-from windlass.plan.training.remedy import Case, remedies
-from windlass.plan.training.search import Breadth, Candidate, Found, search_jobs
+from windlass.plan.training.remedy import RemedyCase, remedies
+from windlass.plan.training.search import Breadth, JobSearchResult, TrainingCandidate, search_jobs
 from windlass.plan.training.time.rates import SECONDS_PER_DAY, Rates, flops_per_token, peak_flops, rates_of
-from windlass.plan.training.time.step import StepTime
+from windlass.plan.training.time.step import TrainingStepTime
 from windlass.units import format_bytes
 
 CHINCHILLA_TOKENS_PER_PARAMETER = 20
@@ -85,14 +85,14 @@ class TrainingPlan(Frozen):
     short_bytes: int
     would_fit: tuple[str, ...]
     """Changes that would make it fit, where it does not: each alone, each tried, gentlest first."""
-    job: Job
+    job: TrainingJob
     layout: TrainingGroups
     num_devices: int
     memory: TrainingMemory
     states_bytes_per_device: int
     activation_bytes_per_device: int
     step_seconds: float
-    breakdown: StepTime | None
+    breakdown: TrainingStepTime | None
     rates: Rates | None
     model_flops_utilization: float
     days: float
@@ -103,7 +103,7 @@ class TrainingPlan(Frozen):
     alternatives: tuple[TrainingAlternative, ...]
 
 
-class Asked(Frozen):
+class TrainingInputs(Frozen):
     """What a plan is made from."""
 
     spec: ModelSpec
@@ -117,8 +117,8 @@ class Asked(Frozen):
         return self.hardware.num_devices
 
     @property
-    def case(self) -> Case:
-        return Case(spec=self.spec, rules=self.rules, hardware=self.hardware, recipe=self.recipe)
+    def case(self) -> RemedyCase:
+        return RemedyCase(spec=self.spec, rules=self.rules, hardware=self.hardware, recipe=self.recipe)
 
 
 def plan_training(
@@ -135,7 +135,9 @@ def plan_training(
     spec = as_trained(spec, recipe)
     found = search_jobs(spec, rules, hardware, recipe, breadth=breadth, footprints=footprints)
     best = found.fitting[0] if found.fitting else found.nearest
-    return _assemble(Asked(spec=spec, rules=rules, hardware=hardware, recipe=recipe, prices=prices or Prices()), found, best)
+    return _assemble(
+        TrainingInputs(spec=spec, rules=rules, hardware=hardware, recipe=recipe, prices=prices or Prices()), found, best
+    )
 
 
 def as_trained(spec: ModelSpec, recipe: Recipe) -> ModelSpec:
@@ -143,7 +145,7 @@ def as_trained(spec: ModelSpec, recipe: Recipe) -> ModelSpec:
     return spec if recipe.model.dropout is None else msgspec.structs.replace(spec, dropout=recipe.model.dropout)
 
 
-def _assemble(asked: Asked, found: Found, best: Candidate) -> TrainingPlan:
+def _assemble(asked: TrainingInputs, found: JobSearchResult, best: TrainingCandidate) -> TrainingPlan:
     job, step_seconds = best.job, best.step.step_seconds if best.step else 0.0
     capacity = asked.hardware.devices[0].memory_bytes
     counted = count_parameters(asked.spec, asked.rules)
@@ -172,7 +174,9 @@ def _assemble(asked: Asked, found: Found, best: Candidate) -> TrainingPlan:
     )
 
 
-def _run(asked: Asked, job: Job, step_seconds: float, saved: CheckpointPlan, counted: ParameterCount) -> RunTotals:
+def _run(
+    asked: TrainingInputs, job: TrainingJob, step_seconds: float, saved: CheckpointPlan, counted: ParameterCount
+) -> RunTotals:
     """Failures and checkpoints lengthen the run; devices draw power and cost money all the while."""
     tokens = _tokens(asked.recipe, job, counted)
     steps = -(-tokens // job.tokens_per_step)
@@ -193,21 +197,21 @@ def _run(asked: Asked, job: Job, step_seconds: float, saved: CheckpointPlan, cou
     )
 
 
-def _learning(asked: Asked, job: Job, counted: ParameterCount) -> int:
+def _learning(asked: TrainingInputs, job: TrainingJob, counted: ParameterCount) -> int:
     """Parameters that a checkpoint holds: what is frozen lies elsewhere."""
     if job.lora.rank is not None:
         return sum(adapter_elements(rule, job.lora) * rule.copies for rule in asked.rules)
     return counted.checkpoint if job.next_token else counted.total
 
 
-def _tokens(recipe: Recipe, job: Job, counted: ParameterCount) -> int:
+def _tokens(recipe: Recipe, job: TrainingJob, counted: ParameterCount) -> int:
     """Steps that the recipe names count before tokens, as they do when it is run."""
     if recipe.schedule.steps is not None:
         return recipe.schedule.steps * job.tokens_per_step
     return recipe.data.tokens or CHINCHILLA_TOKENS_PER_PARAMETER * counted.total
 
 
-def _rates(asked: Asked, job: Job, step_seconds: float) -> Rates | None:
+def _rates(asked: TrainingInputs, job: TrainingJob, step_seconds: float) -> Rates | None:
     if not step_seconds:
         return None
     flops = flops_per_token(asked.spec, asked.rules, job.sequence_tokens, recompute=job.recompute, next_token=job.next_token)
@@ -215,12 +219,12 @@ def _rates(asked: Asked, job: Job, step_seconds: float) -> Rates | None:
     return rates_of(flops, job.tokens_per_step, step_seconds, job.groups.world, peak)
 
 
-def _checkpoints(asked: Asked, job: Job, counted: ParameterCount) -> CheckpointPlan:
+def _checkpoints(asked: TrainingInputs, job: TrainingJob, counted: ParameterCount) -> CheckpointPlan:
     size = checkpoint_bytes(_learning(asked, job, counted), job)
     return plan_checkpoints(size, asked.hardware, asked.recipe.checkpoint)
 
 
-def _memory(best: Candidate, capacity_bytes: int) -> TrainingMemory:
+def _memory(best: TrainingCandidate, capacity_bytes: int) -> TrainingMemory:
     held, states = best.memory, best.memory.states
     return TrainingMemory(
         weights_bytes=round(states.weights),
@@ -236,7 +240,7 @@ def _memory(best: Candidate, capacity_bytes: int) -> TrainingMemory:
     )
 
 
-def _alternatives(found: Found, best: Candidate) -> tuple[TrainingAlternative, ...]:
+def _alternatives(found: JobSearchResult, best: TrainingCandidate) -> tuple[TrainingAlternative, ...]:
     """The two next fastest with another layout."""
     made, seen = list[TrainingAlternative](), {best.job.groups}
     for other in found.fitting:

@@ -9,14 +9,14 @@ from windlass.core.model import ModelSpec
 from windlass.core.plan import Reason
 from windlass.core.recipe.recipe import Recipe
 from windlass.plan.training.checkpoint import CheckpointPlan
-from windlass.plan.training.search import Candidate, Found
+from windlass.plan.training.search import JobSearchResult, TrainingCandidate
 from windlass.units import format_bytes, format_count, format_seconds
 
 DEGREES = ("tp", "cp", "pp", "ep")
 
 
 def explain(
-    spec: ModelSpec, hardware: Hardware, recipe: Recipe, found: Found, best: Candidate, saved: CheckpointPlan
+    spec: ModelSpec, hardware: Hardware, recipe: Recipe, found: JobSearchResult, best: TrainingCandidate, saved: CheckpointPlan
 ) -> tuple[Reason, ...]:
     return (
         *_degrees(spec, recipe, best),
@@ -27,7 +27,7 @@ def explain(
     )
 
 
-def _degrees(spec: ModelSpec, recipe: Recipe, best: Candidate) -> Iterator[Reason]:
+def _degrees(spec: ModelSpec, recipe: Recipe, best: TrainingCandidate) -> Iterator[Reason]:
     groups = best.job.groups
     why = {
         "tp": "shares a layer's matrices and activations inside a node",
@@ -48,7 +48,7 @@ def _degrees(spec: ModelSpec, recipe: Recipe, best: Candidate) -> Iterator[Reaso
         )
 
 
-def _lengths(spec: ModelSpec, found: Found, best: Candidate) -> Iterator[Reason]:
+def _lengths(spec: ModelSpec, found: JobSearchResult, best: TrainingCandidate) -> Iterator[Reason]:
     job = best.job
     if job.sequence_tokens > spec.context_tokens:
         why = f"beyond the model's {spec.context_tokens:,}, as data.allow_longer_context says: its context is extended"
@@ -63,7 +63,7 @@ def _lengths(spec: ModelSpec, found: Found, best: Candidate) -> Iterator[Reason]
     yield Reason(choice="batch", value=f"{job.global_batch:,}", why=f"sequences = {size} tokens, {origin}{bubble}")
 
 
-def _bubble(best: Candidate) -> str:
+def _bubble(best: TrainingCandidate) -> str:
     """What a larger batch would win: the pipeline fills and drains once a step."""
     if best.job.groups.pp == 1 or best.step is None:
         return "no pipeline, so no bubble"
@@ -75,7 +75,7 @@ def _devices(count: int) -> str:
     return f"{count:,} device{'s' if count > 1 else ''}"
 
 
-def _choices(recipe: Recipe, found: Found, best: Candidate) -> Iterator[Reason]:
+def _choices(recipe: Recipe, found: JobSearchResult, best: TrainingCandidate) -> Iterator[Reason]:
     job, held = best.job, best.memory
     batches = f"{job.num_micro_batches:,} micro-batch{'es' if job.num_micro_batches > 1 else ''} a step"
     yield Reason(
@@ -97,7 +97,7 @@ def _choices(recipe: Recipe, found: Found, best: Candidate) -> Iterator[Reason]:
     )
 
 
-def _step(best: Candidate) -> Iterator[Reason]:
+def _step(best: TrainingCandidate) -> Iterator[Reason]:
     step = best.step
     if step is not None:
         lost = [

@@ -27,7 +27,7 @@ PINS = {
 }
 
 
-class Case(Frozen):
+class RemedyCase(Frozen):
     """A run that does not fit, or one that might."""
 
     spec: ModelSpec
@@ -39,22 +39,22 @@ class Case(Frozen):
     def fits(self) -> bool:
         return something_fits(self.spec, self.rules, self.hardware, self.recipe)
 
-    def changed(self, section: str, **values: Any) -> Case:
+    def changed(self, section: str, **values: Any) -> RemedyCase:
         inner = msgspec.structs.replace(getattr(self.recipe, section), **values)
         return msgspec.structs.replace(self, recipe=msgspec.structs.replace(self.recipe, **{section: inner}))
 
 
-Option = tuple[str, Case]
+Option = tuple[str, RemedyCase]
 
 
-def remedies(case: Case) -> tuple[str, ...]:
+def remedies(case: RemedyCase) -> tuple[str, ...]:
     """What is not pinned was searched already, so only pins are loosened; then states leave the devices, or devices are added."""
     kinds = (_recompute, _micro_batch, _virtual_stages, _zero, _flash, _no_pins, _offload, _sequence, _devices)
     working = (next((text for text, changed in kind(case) if changed.fits), None) for kind in kinds)
     return tuple(text for text in working if text)
 
 
-def _recompute(case: Case) -> Iterator[Option]:
+def _recompute(case: RemedyCase) -> Iterator[Option]:
     memory = case.recipe.memory
     if memory.recompute == "none" and not memory.flash_attention:
         yield 'memory.recompute = "selective"', case.changed("memory", recompute="selective")
@@ -62,31 +62,31 @@ def _recompute(case: Case) -> Iterator[Option]:
         yield 'memory.recompute = "full"', case.changed("memory", recompute="full")
 
 
-def _micro_batch(case: Case) -> Iterator[Option]:
+def _micro_batch(case: RemedyCase) -> Iterator[Option]:
     if (case.recipe.batch.micro_batch or 1) > 1:
         yield "batch.micro_batch = 1", case.changed("batch", micro_batch=1)
 
 
-def _virtual_stages(case: Case) -> Iterator[Option]:
+def _virtual_stages(case: RemedyCase) -> Iterator[Option]:
     fewer = (case.recipe.parallel.virtual_stages or 1) // 2
     while fewer:
         yield f"parallel.virtual_stages = {fewer}", case.changed("parallel", virtual_stages=fewer)
         fewer //= 2
 
 
-def _zero(case: Case) -> Iterator[Option]:
+def _zero(case: RemedyCase) -> Iterator[Option]:
     pinned = case.recipe.parallel.zero
     for stage in (1, 2, 3):
         if pinned is not None and stage > pinned:
             yield f"parallel.zero = {stage}", case.changed("parallel", zero=stage)
 
 
-def _flash(case: Case) -> Iterator[Option]:
+def _flash(case: RemedyCase) -> Iterator[Option]:
     if not case.recipe.memory.flash_attention:
         yield "memory.flash_attention = true", case.changed("memory", flash_attention=True)
 
 
-def _no_pins(case: Case) -> Iterator[Option]:
+def _no_pins(case: RemedyCase) -> Iterator[Option]:
     """Where more than one pin has to go."""
     given = [(section, name) for section, names in PINS.items() for name in names if _value(case, section, name) is not None]
     if not given:
@@ -97,11 +97,11 @@ def _no_pins(case: Case) -> Iterator[Option]:
     yield f"leave {', '.join(name for _, name in given)} to the planner", free
 
 
-def _value(case: Case, section: str, name: str) -> object:
+def _value(case: RemedyCase, section: str, name: str) -> object:
     return getattr(getattr(case.recipe, section), name)
 
 
-def _offload(case: Case) -> Iterator[Option]:
+def _offload(case: RemedyCase) -> Iterator[Option]:
     if case.recipe.memory.offload == "none" and case.hardware.devices[0].kind != "cpu":
         free = case.changed("memory", offload="cpu")
         yield 'memory.offload = "cpu" (optimizer states in host memory)', free
@@ -109,14 +109,14 @@ def _offload(case: Case) -> Iterator[Option]:
             yield 'memory.offload = "cpu" with parallel.zero left to the planner', free.changed("parallel", zero=None)
 
 
-def _sequence(case: Case) -> Iterator[Option]:
+def _sequence(case: RemedyCase) -> Iterator[Option]:
     shorter = (case.recipe.data.sequence_length or min(DEFAULT_SEQUENCE_TOKENS, case.spec.context_tokens)) // 2
     while shorter >= SHORTEST_SEQUENCE:
         yield f"--sequence {format_context(shorter)}", case.changed("data", sequence_length=shorter)
         shorter //= 2
 
 
-def _devices(case: Case) -> Iterator[Option]:
+def _devices(case: RemedyCase) -> Iterator[Option]:
     """More of the same, doubled and doubled again: with the pins, then without them, since they counted the old devices. Counts that
     could not even hold the states once are passed over; of the rest a few are tried."""
     precision = case.recipe.precision

@@ -20,10 +20,10 @@ from windlass.errors import Impossible
 from windlass.plan.inference.feasible import divisors
 from windlass.plan.training.batch import BatchChoice, choose_batch, default_tokens
 from windlass.plan.training.feasible import check_hardware, check_sequence, why_not, why_not_ep, why_not_job, why_not_tp
-from windlass.plan.training.job import Job
+from windlass.plan.training.job import TrainingJob
 from windlass.plan.training.memory.footprint import DeviceBytes, Footprints
 from windlass.plan.training.time.candidates import Evaluator
-from windlass.plan.training.time.step import StepTime
+from windlass.plan.training.time.step import TrainingStepTime
 
 Choice = TypeVar("Choice")
 
@@ -36,20 +36,20 @@ CONTEXT_DEGREES = (1, 2, 4, 8, 16)
 DEFAULT_SEQUENCE_TOKENS = 4096
 
 
-class Candidate(Frozen):
-    job: Job
+class TrainingCandidate(Frozen):
+    job: TrainingJob
     memory: DeviceBytes
-    step: StepTime | None
+    step: TrainingStepTime | None
     """None where it does not fit and so was not timed."""
 
     def short_bytes(self, capacity_bytes: int) -> float:
         return max(0.0, self.memory.total - capacity_bytes)
 
 
-class Found(Frozen):
-    fitting: tuple[Candidate, ...]
+class JobSearchResult(Frozen):
+    fitting: tuple[TrainingCandidate, ...]
     """Fastest first."""
-    nearest: Candidate
+    nearest: TrainingCandidate
     """The one that needs least memory."""
     num_tried: int
     batch: BatchChoice
@@ -63,11 +63,11 @@ def search_jobs(
     *,
     breadth: Breadth = "all",
     footprints: Footprints | None = None,
-) -> Found:
+) -> JobSearchResult:
     """`footprints`: of the same model and recipe, where they were worked out for another kind of device."""
     space = _space(spec, rules, hardware, recipe)
     evaluator = Evaluator(footprints or Footprints(spec, rules), hardware, recipe.precision.compute)
-    fitting, nearest, tried = list[Candidate](), list[Candidate](), 0
+    fitting, nearest, tried = list[TrainingCandidate](), list[TrainingCandidate](), 0
     for ladder in _ladders(space, breadth):
         for job in ladder:
             tried += 1
@@ -82,7 +82,7 @@ def search_jobs(
         raise Impossible(_nothing(space))
     fitting.sort(key=lambda made: (made.step.step_seconds if made.step else 0.0, made.job.groups.pp, made.job.groups.tp))
     nearest = [min((*nearest, *fitting), key=lambda made: made.memory.total)]
-    return Found(fitting=tuple(fitting), nearest=nearest[0], num_tried=tried, batch=space.batch)
+    return JobSearchResult(fitting=tuple(fitting), nearest=nearest[0], num_tried=tried, batch=space.batch)
 
 
 def something_fits(
@@ -97,19 +97,19 @@ def something_fits(
     return any(evaluator.fits(job) for ladder in _ladders(space, "lean") for job in ladder)
 
 
-class Space(Frozen):
+class SearchSpace(Frozen):
     """What is searched."""
 
     spec: ModelSpec
     recipe: Recipe
-    basis: Job
+    basis: TrainingJob
     """What every candidate shares; degrees of one."""
     groups: tuple[TrainingGroups, ...]
     batch: BatchChoice
     num_devices: int
 
 
-def _space(spec: ModelSpec, rules: tuple[Rule, ...], hardware: Hardware, recipe: Recipe) -> Space:
+def _space(spec: ModelSpec, rules: tuple[Rule, ...], hardware: Hardware, recipe: Recipe) -> SearchSpace:
     check_hardware(hardware, recipe.memory.offload)
     sequence = recipe.data.sequence_length or min(DEFAULT_SEQUENCE_TOKENS, spec.context_tokens)
     check_sequence(spec, sequence, recipe.data)
@@ -119,11 +119,11 @@ def _space(spec: ModelSpec, rules: tuple[Rule, ...], hardware: Hardware, recipe:
     default = default_tokens(count_parameters(spec, rules).total, world, sequence)
     batch = choose_batch(recipe.batch, default, sequence, parts)
     basis = job_basis(recipe, sequence, batch.sequences)
-    return Space(spec=spec, recipe=recipe, basis=basis, groups=groups, batch=batch, num_devices=world)
+    return SearchSpace(spec=spec, recipe=recipe, basis=basis, groups=groups, batch=batch, num_devices=world)
 
 
-def job_basis(recipe: Recipe, sequence_tokens: int, global_batch: int) -> Job:
-    return Job(
+def job_basis(recipe: Recipe, sequence_tokens: int, global_batch: int) -> TrainingJob:
+    return TrainingJob(
         groups=TrainingGroups(tp=1, cp=1, pp=1, dp=1, ep=1, expert_tp=1, expert_dp=1),
         sequence_tokens=sequence_tokens,
         global_batch=global_batch,
@@ -142,8 +142,8 @@ def job_basis(recipe: Recipe, sequence_tokens: int, global_batch: int) -> Job:
     )
 
 
-def _try(evaluator: Evaluator, job: Job) -> Candidate:
-    return Candidate(job=job, memory=evaluator.memory(job), step=evaluator.step(job) if evaluator.fits(job) else None)
+def _try(evaluator: Evaluator, job: TrainingJob) -> TrainingCandidate:
+    return TrainingCandidate(job=job, memory=evaluator.memory(job), step=evaluator.step(job) if evaluator.fits(job) else None)
 
 
 def _groups(spec: ModelSpec, hardware: Hardware, recipe: Recipe, sequence_tokens: int) -> Iterator[TrainingGroups]:
@@ -171,7 +171,7 @@ def _expert_groups(experts: list[int], expert_tp: int, world: int, tp: int, cp: 
             yield training_groups(world, tp=tp, cp=cp, pp=pp, ep=ep, expert_tp=expert_tp)
 
 
-def _ladders(space: Space, breadth: Breadth) -> Iterator[tuple[Job, ...]]:
+def _ladders(space: SearchSpace, breadth: Breadth) -> Iterator[tuple[TrainingJob, ...]]:
     """Jobs that differ in ZeRO and recomputation alone, quickest first as far as that is known beforehand: a higher stage of ZeRO
     moves no less, and recomputing computes more."""
     for groups in space.groups:
@@ -181,7 +181,7 @@ def _ladders(space: Space, breadth: Breadth) -> Iterator[tuple[Job, ...]]:
                     yield ladder
 
 
-def _pieces(space: Space, groups: TrainingGroups, breadth: Breadth) -> Iterator[tuple[int, int]]:
+def _pieces(space: SearchSpace, groups: TrainingGroups, breadth: Breadth) -> Iterator[tuple[int, int]]:
     """Micro-batches and virtual stages."""
     recipe, per_replica = space.recipe, space.basis.global_batch // groups.dp
     for micro in _pinned(recipe.batch.micro_batch, (size for size in MICRO_BATCHES[breadth] if per_replica % size == 0)):
@@ -190,7 +190,7 @@ def _pieces(space: Space, groups: TrainingGroups, breadth: Breadth) -> Iterator[
             yield micro, virtual
 
 
-def _ladder(space: Space, groups: TrainingGroups, micro: int, virtual: int) -> Iterator[Job]:
+def _ladder(space: SearchSpace, groups: TrainingGroups, micro: int, virtual: int) -> Iterator[TrainingJob]:
     basis, parallel = space.basis, space.recipe.parallel
     sequence_parallel = parallel.sequence_parallel if parallel.sequence_parallel is not None else groups.tp > 1
     for zero in _pinned(parallel.zero, _zero_stages(groups, basis)):
@@ -216,7 +216,7 @@ def _virtual_stages(spec: ModelSpec, pp: int, num_micro_batches: int) -> tuple[i
     return tuple(sorted({1, *chunks[1:3], chunks[-1]}))
 
 
-def _zero_stages(groups: TrainingGroups, basis: Job) -> tuple[int, ...]:
+def _zero_stages(groups: TrainingGroups, basis: TrainingJob) -> tuple[int, ...]:
     if basis.offload != "none" and groups.tp * groups.pp == 1:
         return (3,)
     if groups.dp * groups.cp == 1:
@@ -224,7 +224,7 @@ def _zero_stages(groups: TrainingGroups, basis: Job) -> tuple[int, ...]:
     return (1, 2, 3) if groups.pp == 1 and basis.offload == "none" else (1, 2)
 
 
-def _recomputes(basis: Job) -> tuple[Recompute, ...]:
+def _recomputes(basis: TrainingJob) -> tuple[Recompute, ...]:
     """Flash attention keeps no scores, so there is nothing for selective recomputation to save."""
     return ("none", "full") if basis.flash_attention else ("none", "selective", "full")
 
@@ -233,7 +233,7 @@ def _pinned(pin: Choice | None, choices: Iterable[Choice]) -> Iterable[Choice]:
     return choices if pin is None else (pin,)
 
 
-def _nothing(space: Space) -> str:
+def _nothing(space: SearchSpace) -> str:
     """Why no candidate was left: what is pinned, looked at one by one."""
     spec, basis, parallel, world = space.spec, space.basis, space.recipe.parallel, space.num_devices
     tp, pp, cp, ep = parallel.tp or 1, parallel.pp or 1, parallel.cp or 1, parallel.ep or 1

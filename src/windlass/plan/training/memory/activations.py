@@ -10,27 +10,27 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from windlass.core.model import Frozen, Layer, ModelSpec
-from windlass.plan.training.job import Job
+from windlass.plan.training.job import TrainingJob
 from windlass.plan.training.stages import Stage, layer_kinds
 from windlass.plan.training.work.attention import BF16
 from windlass.plan.training.work.layers import embedding_operations, head_operations, layer_operations, next_token_operations
 from windlass.plan.training.work.operation import Operation
 
 
-def saved_bytes(operations: Iterable[Operation], job: Job) -> float:
+def saved_bytes(operations: Iterable[Operation], job: TrainingJob) -> float:
     """Of one layer and one micro-batch."""
     if job.recompute == "none":
         return sum(operation.saved_bytes for operation in operations)
     return sum(operation.saved_bytes for operation in operations if not operation.core)
 
 
-def layer_bytes(spec: ModelSpec, layer: Layer, job: Job) -> float:
+def layer_bytes(spec: ModelSpec, layer: Layer, job: TrainingJob) -> float:
     if job.recompute == "full":
         return BF16 * job.outside_tokens * spec.hidden_size  # the layer's input
     return saved_bytes(layer_operations(spec, layer, job), job)
 
 
-def recomputed_bytes(spec: ModelSpec, layer: Layer, job: Job) -> float:
+def recomputed_bytes(spec: ModelSpec, layer: Layer, job: TrainingJob) -> float:
     """What one layer holds while its backward runs, beyond what it kept: it is computed anew and then dropped."""
     if job.recompute == "none":
         return 0.0
@@ -38,7 +38,7 @@ def recomputed_bytes(spec: ModelSpec, layer: Layer, job: Job) -> float:
     return sum(operation.saved_bytes for operation in operations if job.recompute == "full" or operation.core)
 
 
-def in_flight(job: Job, stage_index: int) -> float:
+def in_flight(job: TrainingJob, stage_index: int) -> float:
     """Micro-batches, in units of a whole stage, whose activations a stage holds at its worst moment.
 
     1F1B: pp on the first stage and one fewer on each later one. Interleaving adds (p - 1) / (p v) of that on the first
@@ -66,7 +66,7 @@ class ActivationBytes(Frozen):
         return self.layers + self.ends + self.working
 
 
-def stage_activations(spec: ModelSpec, job: Job, stage: Stage, stage_index: int) -> ActivationBytes:
+def stage_activations(spec: ModelSpec, job: TrainingJob, stage: Stage, stage_index: int) -> ActivationBytes:
     kinds, numbers = layer_kinds(spec)
     each = [layer_bytes(spec, layer, job) for layer in kinds]
     flying = in_flight(job, stage_index)
@@ -78,7 +78,7 @@ def stage_activations(spec: ModelSpec, job: Job, stage: Stage, stage_index: int)
     )
 
 
-def _ends_bytes(spec: ModelSpec, job: Job, stage: Stage, flying: float) -> float:
+def _ends_bytes(spec: ModelSpec, job: TrainingJob, stage: Stage, flying: float) -> float:
     kept = 0.0
     if stage.has_embedding:
         kept += flying * sum(operation.saved_bytes for operation in embedding_operations(spec, job))

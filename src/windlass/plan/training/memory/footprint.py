@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from windlass.core.model import Frozen, ModelSpec
 from windlass.core.rule import Rule
-from windlass.plan.training.job import Job
+from windlass.plan.training.job import TrainingJob
 from windlass.plan.training.memory.activations import in_flight, layer_bytes, recomputed_bytes
 from windlass.plan.training.memory.states import Elements, StateBytes, stage_elements, stage_states_of
 from windlass.plan.training.stages import Stage, layer_kinds, stages
@@ -29,7 +29,7 @@ class DeviceBytes(Frozen):
         return self.states.device + self.activations + self.overhead
 
 
-class Kept(Frozen):
+class KeptActivations(Frozen):
     """Bytes that depend on the degrees inside a stage only."""
 
     layers: tuple[float, ...]
@@ -44,7 +44,7 @@ Contents = tuple[tuple[int, ...], bool, bool]
 """Of a stage: layers of each kind, embedding, head."""
 
 
-def layer_key(job: Job) -> LayerKey:
+def layer_key(job: TrainingJob) -> LayerKey:
     groups = job.groups
     return groups.tp, groups.cp, groups.ep, groups.expert_tp, job.micro_batch, job.recompute
 
@@ -55,7 +55,7 @@ class Footprints:
     def __init__(self, spec: ModelSpec, rules: tuple[Rule, ...]) -> None:
         self.spec, self.rules = spec, rules
         self.kinds, self.numbers = layer_kinds(spec)
-        self._kept: dict[LayerKey, Kept] = {}
+        self._kept: dict[LayerKey, KeptActivations] = {}
         self._stages: dict[int, tuple[Stage, ...]] = {}
         self._contents: dict[int, tuple[Contents, ...]] = {}
         self._telling: dict[int, tuple[int, ...]] = {}
@@ -78,23 +78,23 @@ class Footprints:
         held = self.numbers[stage.first_layer : stage.first_layer + stage.num_layers]
         return tuple(held.count(kind) for kind in range(len(self.kinds)))
 
-    def _kept_by(self, job: Job) -> Kept:
+    def _kept_by(self, job: TrainingJob) -> KeptActivations:
         key = layer_key(job)
         if key not in self._kept:
             self._kept[key] = self._work_out(job)
         return self._kept[key]
 
-    def _work_out(self, job: Job) -> Kept:
+    def _work_out(self, job: TrainingJob) -> KeptActivations:
         spec = self.spec
         head = (*head_operations(spec, job), *next_token_operations(spec, job))
-        return Kept(
+        return KeptActivations(
             layers=tuple(layer_bytes(spec, layer, job) for layer in self.kinds),
             working=max(recomputed_bytes(spec, layer, job) for layer in self.kinds),
             embedding=sum(operation.saved_bytes for operation in embedding_operations(spec, job)),
             head=sum(operation.saved_bytes for operation in head),
         )
 
-    def elements(self, job: Job) -> tuple[Elements, ...]:
+    def elements(self, job: TrainingJob) -> tuple[Elements, ...]:
         """Of the stages that tell (`_first_of_each`)."""
         groups = job.groups
         key = (groups.tp, groups.pp, groups.ep, groups.expert_tp)
@@ -104,21 +104,21 @@ class Footprints:
             self._elements[key] = tuple(stage_elements(self.spec, self.rules, job, made[index]) for index in telling)
         return self._elements[key]
 
-    def memory(self, job: Job) -> DeviceBytes:
+    def memory(self, job: TrainingJob) -> DeviceBytes:
         """Of the stage that holds most."""
         key = (*layer_key(job), job.groups.pp, job.groups.dp, job.num_micro_batches, job.virtual_stages, job.zero)
         if key not in self._memory:
             self._memory[key] = self._fullest(job)
         return self._memory[key]
 
-    def _fullest(self, job: Job) -> DeviceBytes:
+    def _fullest(self, job: TrainingJob) -> DeviceBytes:
         pp = job.groups.pp
         made = self.stages(pp)
         telling = zip(self._telling[pp], self.elements(job), strict=True)
         held = [self._stage_memory(job, index, made[index], elements) for index, elements in telling]
         return max(held, key=lambda stage: stage.total)
 
-    def _stage_memory(self, job: Job, index: int, stage: Stage, elements: Elements) -> DeviceBytes:
+    def _stage_memory(self, job: TrainingJob, index: int, stage: Stage, elements: Elements) -> DeviceBytes:
         kept, (counts, _, _) = self._kept_by(job), self._contents[job.groups.pp][index]
         flying = in_flight(job, index)
         layers = flying * sum(count * each for count, each in zip(counts, kept.layers, strict=True))
@@ -137,6 +137,6 @@ def _first_of_each(contents: tuple[Contents, ...]) -> tuple[int, ...]:
     return tuple(first.values())
 
 
-def device_bytes(spec: ModelSpec, rules: tuple[Rule, ...], job: Job) -> DeviceBytes:
+def device_bytes(spec: ModelSpec, rules: tuple[Rule, ...], job: TrainingJob) -> DeviceBytes:
     """Of one job."""
     return Footprints(spec, rules).memory(job)

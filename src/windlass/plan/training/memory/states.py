@@ -16,7 +16,7 @@ from windlass.core.recipe.recipe import Compute, GradientType
 from windlass.core.recipe.sections import LoraSection, OptimizerName
 from windlass.core.rule import AxisName, Part, Role, Rule
 from windlass.core.scheme import scheme
-from windlass.plan.training.job import Job
+from windlass.plan.training.job import TrainingJob
 from windlass.plan.training.stages import Stage
 
 MOMENTS = {"adamw": 2, "muon": 1, "sgd": 1}
@@ -71,7 +71,7 @@ class Elements(Frozen):
         return self.dense + self.experts
 
 
-def stage_elements(spec: ModelSpec, rules: tuple[Rule, ...], job: Job, stage: Stage) -> Elements:
+def stage_elements(spec: ModelSpec, rules: tuple[Rule, ...], job: TrainingJob, stage: Stage) -> Elements:
     dense = experts = matrices = frozen_bytes = 0.0
     for rule in rules:
         held = _held(spec, rule, stage, job)
@@ -105,7 +105,7 @@ def _frozen_bytes(rule: Rule, lora: LoraSection) -> float:
     return 2.0 if stored is None or stored.bits >= 16 else stored.matrix_bytes(*rule.shape) / rule.elements
 
 
-def _held(spec: ModelSpec, rule: Rule, stage: Stage, job: Job) -> int:
+def _held(spec: ModelSpec, rule: Rule, stage: Stage, job: TrainingJob) -> int:
     """How many layers' worth of the tensor the stage holds. A head that the checkpoint stores twice is trained once."""
     if rule.copy_of is not None:
         return 0
@@ -119,7 +119,7 @@ def _held(spec: ModelSpec, rule: Rule, stage: Stage, job: Job) -> int:
     return int(stage.has_head)
 
 
-def _local_elements(rule: Rule, job: Job) -> float:
+def _local_elements(rule: Rule, job: TrainingJob) -> float:
     """Of one layer on one rank: experts over ep and expert_tp, everything else over tp; KV heads are copied when there are fewer than tp."""
     groups = job.groups
     elements = float(rule.elements)
@@ -154,17 +154,17 @@ class StateBytes(Frozen):
         return self.weights + self.gradients + self.optimizer + self.working
 
 
-def stage_states(spec: ModelSpec, rules: tuple[Rule, ...], job: Job, stage: Stage) -> StateBytes:
+def stage_states(spec: ModelSpec, rules: tuple[Rule, ...], job: TrainingJob, stage: Stage) -> StateBytes:
     return stage_states_of(stage_elements(spec, rules, job, stage), job, stage)
 
 
-def stage_states_of(elements: Elements, job: Job, stage: Stage) -> StateBytes:
+def stage_states_of(elements: Elements, job: TrainingJob, stage: Stage) -> StateBytes:
     copies = 2 if job.schedule == "dualpipe" else 1  # every rank holds two stages (arXiv 2412.19437, table 2: parameters 2x)
     states = states_of(elements, job, copies)
     return states if job.zero < 2 else _gathered(states, elements, job, stage)
 
 
-def states_of(elements: Elements, job: Job, copies: int = 1) -> StateBytes:
+def states_of(elements: Elements, job: TrainingJob, copies: int = 1) -> StateBytes:
     groups = job.groups
     each = parameter_bytes(job.compute, job.gradients, job.optimizer)
     dense = spread_bytes(each, job.zero, groups.dp * groups.cp)
@@ -176,7 +176,7 @@ def states_of(elements: Elements, job: Job, copies: int = 1) -> StateBytes:
     return msgspec.structs.replace(learning, weights=learning.weights + elements.frozen_bytes)
 
 
-def _gathered(states: StateBytes, elements: Elements, job: Job, stage: Stage) -> StateBytes:
+def _gathered(states: StateBytes, elements: Elements, job: TrainingJob, stage: Stage) -> StateBytes:
     """One layer is whole while it is used: under ZeRO-3 its weights and their gradient in 16 bits, 4 bytes per parameter
     (DeepSpeed stage3.py `estimate_zero3_model_states_mem_needs`), under ZeRO-2 its gradient. A layer here is the stage's mean one."""
     each = 4.0 if job.zero == 3 else parameter_bytes(job.compute, job.gradients, job.optimizer).gradients
@@ -187,7 +187,7 @@ HOST_BUFFER = 1.5
 """DeepSpeed's own factor on offloaded bytes, for buffers (stage3.py, `additional_buffer_factor`)."""
 
 
-def _offloaded(states: StateBytes, job: Job) -> StateBytes:
+def _offloaded(states: StateBytes, job: TrainingJob) -> StateBytes:
     """DeepSpeed: gradients and optimizer states leave the device; under ZeRO-3 the weights too. The optimizer runs on the host.
     NVMe takes the optimizer states and, under ZeRO-3, the weights; gradients pass through host buffers."""
     if job.offload == "none":
@@ -206,7 +206,7 @@ def _offloaded(states: StateBytes, job: Job) -> StateBytes:
     )
 
 
-def _optimizer_on_host(states: StateBytes, job: Job) -> StateBytes:
+def _optimizer_on_host(states: StateBytes, job: TrainingJob) -> StateBytes:
     """Megatron-Core (optimizer/cpu_offloading/hybrid_optimizer.py, everything offloaded): fp32 weights, moments and a pinned fp32
     copy of the gradients a rank owns are on the host; weights and the gradient buffer stay."""
     each = parameter_bytes(job.compute, job.gradients, job.optimizer).optimizer

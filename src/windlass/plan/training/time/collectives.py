@@ -22,16 +22,16 @@ RING_STEP_SECONDS = 4.5e-6
 bandwidth with 16 MiB and at 480 with gigabytes, so 16 MiB * 1.75 * (1/237e9 - 1/480e9) = 63 us for 14 steps."""
 
 
-class Group(Frozen):
+class RankGroup(Frozen):
     """Ranks that communicate: how many, and how many of them sit in one node."""
 
     size: int
     local: int
 
 
-def group_of(size: int, stride: int, devices_per_node: int) -> Group:
+def group_of(size: int, stride: int, devices_per_node: int) -> RankGroup:
     """`stride`: ranks between neighbours of the group. Order tp-cp-ep-dp-pp, tp fastest (Megatron-Core parallel_state)."""
-    return Group(size=size, local=max(1, min(size, devices_per_node // stride)))
+    return RankGroup(size=size, local=max(1, min(size, devices_per_node // stride)))
 
 
 class Links(Frozen):
@@ -41,27 +41,27 @@ class Links(Frozen):
     """The same, per device, between nodes."""
     network_latency_seconds: float
 
-    def ring_bandwidth(self, group: Group) -> float:
+    def ring_bandwidth(self, group: RankGroup) -> float:
         """A ring crosses every node once; the group's cards in a node carry it together."""
         if group.local >= group.size:
             return self.link_bandwidth
         return min(self.link_bandwidth, group.local * self.network_bandwidth) if group.local > 1 else self.network_bandwidth
 
-    def ring_latency(self, group: Group) -> float:
+    def ring_latency(self, group: RankGroup) -> float:
         """Of the n - 1 steps of one trip round."""
         nodes = -(-group.size // group.local)
         return (group.size - nodes) * RING_STEP_SECONDS + (nodes - 1) * self.network_latency_seconds
 
-    def gather(self, full_bytes: float, group: Group, pieces: int = 1) -> float:
+    def gather(self, full_bytes: float, group: RankGroup, pieces: int = 1) -> float:
         """All-gather to, or reduce-scatter from, `full_bytes` on every rank, in so many collectives."""
         if group.size == 1 or not full_bytes:
             return 0.0
         return (group.size - 1) / group.size * full_bytes / self.ring_bandwidth(group) + pieces * self.ring_latency(group)
 
-    def all_reduce(self, full_bytes: float, group: Group) -> float:
+    def all_reduce(self, full_bytes: float, group: RankGroup) -> float:
         return 2 * self.gather(full_bytes, group)
 
-    def exchange(self, sent_bytes: float, group: Group, remote_share: float | None = None) -> float:
+    def exchange(self, sent_bytes: float, group: RankGroup, remote_share: float | None = None) -> float:
         """All-to-all: each rank sends `sent_bytes` evenly. What stays in the node and what leaves it move at the same time.
 
         `remote_share`: bytes that cross the network over `sent_bytes`, where something cleverer than one copy per destination is done.
