@@ -44,7 +44,7 @@ def test_when_a_machine_of_it_is_gone_the_rest_is_planned_anew() -> None:
     over = Over(workers="a:9998,b:9998", layout=Layout(tp=3), planned=saved())
     found = Replanned(LAUNCH, over).replan(NODES[:2])
     assert found.layout.world == 2 and set(found.nodes) == {0, 1}
-    assert any("was asked for" in reason.why for reason in found.reasons)
+    assert any("the pinned" in reason.why for reason in found.reasons)
 
 
 def test_what_an_operator_is_told() -> None:

@@ -29,7 +29,7 @@ def asked(name: str, quant: str = "int4", wanted: Layout | None = None, context:
     assert known is not None
     spec = spec_of(known)
     group = 32 if name == SMALL else 128
-    return EpochRequest(spec=spec, rules=rules(spec), scheme=scheme(quant, group), context_tokens=context, wanted=wanted)
+    return EpochRequest(spec=spec, rules=rules(spec), scheme=scheme(quant, group), context_tokens=context, pinned=wanted)
 
 
 def node(name: str, memory: float = 16, speed: float = 10, **others: object) -> Node:
@@ -138,7 +138,7 @@ def test_what_fits_only_in_stages() -> None:
     """A latent cache has no heads to cut: every tp rank keeps all of it, every stage that of its own layers."""
     nodes = [node("root", 17, 40), node("a", 17, 40)]
     plan = planned(asked(LATENT, context=198_000), *nodes)
-    assert plan.layout == Layout(pp=2) and "no other layout has room" in said(plan, "layout")
+    assert plan.layout == Layout(pp=2) and "no other layout fits" in said(plan, "layout")
     with pytest.raises(DoesNotFit):
         replan(asked(LATENT, wanted=Layout(tp=2), context=198_000), nodes)
     assert planned(asked(LATENT), *nodes).layout == Layout(tp=2), "with a short context either does, and this one is quicker"
@@ -165,9 +165,9 @@ def test_what_is_missing_is_said_to_the_byte() -> None:
 def test_a_pinned_layout_holds_while_there_are_ranks_for_it() -> None:
     question = asked(DENSE, wanted=Layout(pp=3))
     three = planned(question, node("root"), node("a"), node("b"))
-    assert three.layout == Layout(pp=3) and said(three, "layout").endswith("asked for")
+    assert three.layout == Layout(pp=3) and said(three, "layout").endswith("pinned")
     two = planned(question, node("root"), node("b"))
-    assert two.layout.world == 2 and "was asked for" in said(two, "layout")
+    assert two.layout.world == 2 and "the pinned" in said(two, "layout")
     four = planned(question, node("root"), node("a"), node("b"), node("c", memory=8))
     assert four.layout == Layout(pp=3) and said(four, "left out").startswith("c:")
 

@@ -286,14 +286,14 @@ def test_throughput_fits_where_latency_does(hardware: str, model: str) -> None:
 def test_the_ranks_that_stand_for_all_are_the_fullest(model: str) -> None:
     from windlass.plan.engines import engine
     from windlass.plan.inference.candidates import evaluate
-    from windlass.plan.inference.search import question_workload
+    from windlass.plan.inference.search import request_workload
     from windlass.plan.inference.sites import whole_site
     from windlass.plan.shards import ModelShards
 
     question = ask(model, "8xH200", concurrency=16)
     sizes, site = ModelShards(question.spec, question.rules), whole_site(question.hardware)
     for tp in range(2, 9):
-        arguments = (sizes, site, engine("windlass"), scheme("bf16"), Layout(tp=tp), question_workload(question))
+        arguments = (sizes, site, engine("windlass"), scheme("bf16"), Layout(tp=tp), request_workload(question))
         some, every = (evaluate(*arguments, every=flag) for flag in (False, True))
         assert max(held.total_bytes for held in some.fit.memory) == max(held.total_bytes for held in every.fit.memory)
 

@@ -191,7 +191,7 @@ class Replanned:
             scheme=msgspec.structs.replace(how, kv=launch.kv),
             context_tokens=launch.context_tokens or min(spec.context_tokens, usual),
             concurrency=sequences,
-            wanted=self._over.layout if self._over.layout.world > 1 else None,
+            pinned=self._over.layout if self._over.layout.world > 1 else None,
         )
 
 

@@ -145,20 +145,20 @@ def as_trained(spec: ModelSpec, recipe: Recipe) -> ModelSpec:
     return spec if recipe.model.dropout is None else msgspec.structs.replace(spec, dropout=recipe.model.dropout)
 
 
-def _assemble(asked: TrainingInputs, found: JobSearchResult, best: TrainingCandidate) -> TrainingPlan:
+def _assemble(inputs: TrainingInputs, found: JobSearchResult, best: TrainingCandidate) -> TrainingPlan:
     job, step_seconds = best.job, best.step.step_seconds if best.step else 0.0
-    capacity = asked.hardware.devices[0].memory_bytes
-    counted = count_parameters(asked.spec, asked.rules)
-    rates, saved = _rates(asked, job, step_seconds), _checkpoints(asked, job, counted)
-    run = _run(asked, job, step_seconds, saved, counted)
+    capacity = inputs.hardware.devices[0].memory_bytes
+    counted = count_parameters(inputs.spec, inputs.rules)
+    rates, saved = _rates(inputs, job, step_seconds), _checkpoints(inputs, job, counted)
+    run = _run(inputs, job, step_seconds, saved, counted)
     short = round(best.short_bytes(capacity))
     return TrainingPlan(
         fits=best.step is not None,
         short_bytes=short,
-        would_fit=() if best.step else remedies(asked.case),
+        would_fit=() if best.step else remedies(inputs.case),
         job=job,
         layout=job.groups,
-        num_devices=asked.num_devices,
+        num_devices=inputs.num_devices,
         memory=_memory(best, capacity),
         states_bytes_per_device=round(best.memory.states.device),
         activation_bytes_per_device=round(best.memory.activations),
@@ -169,21 +169,21 @@ def _assemble(asked: TrainingInputs, found: JobSearchResult, best: TrainingCandi
         days=run.days,
         run=run,
         checkpoint=saved,
-        reasons=explain(asked.spec, asked.hardware, asked.recipe, found, best, saved),
+        reasons=explain(inputs.spec, inputs.hardware, inputs.recipe, found, best, saved),
         alternatives=_alternatives(found, best),
     )
 
 
 def _run(
-    asked: TrainingInputs, job: TrainingJob, step_seconds: float, saved: CheckpointPlan, counted: ParameterCount
+    inputs: TrainingInputs, job: TrainingJob, step_seconds: float, saved: CheckpointPlan, counted: ParameterCount
 ) -> RunTotals:
     """Failures and checkpoints lengthen the run; devices draw power and cost money all the while."""
-    tokens = _tokens(asked.recipe, job, counted)
+    tokens = _tokens(inputs.recipe, job, counted)
     steps = -(-tokens // job.tokens_per_step)
     days = steps * step_seconds / SECONDS_PER_DAY
-    hours = days / saved.goodput * 24 * asked.num_devices
-    prices = asked.prices
-    kwh = energy_kwh(hours, asked.hardware.devices[0].watts, prices.pue)
+    hours = days / saved.goodput * 24 * inputs.num_devices
+    prices = inputs.prices
+    kwh = energy_kwh(hours, inputs.hardware.devices[0].watts, prices.pue)
     grams = prices.grams_co2_per_kwh if prices.grams_co2_per_kwh is not None else grid().grams_per_kwh
     return RunTotals(
         tokens=tokens,
@@ -197,10 +197,10 @@ def _run(
     )
 
 
-def _learning(asked: TrainingInputs, job: TrainingJob, counted: ParameterCount) -> int:
+def _learning(inputs: TrainingInputs, job: TrainingJob, counted: ParameterCount) -> int:
     """Parameters that a checkpoint holds: what is frozen lies elsewhere."""
     if job.lora.rank is not None:
-        return sum(adapter_elements(rule, job.lora) * rule.copies for rule in asked.rules)
+        return sum(adapter_elements(rule, job.lora) * rule.copies for rule in inputs.rules)
     return counted.checkpoint if job.next_token else counted.total
 
 
@@ -211,17 +211,17 @@ def _tokens(recipe: Recipe, job: TrainingJob, counted: ParameterCount) -> int:
     return recipe.data.tokens or CHINCHILLA_TOKENS_PER_PARAMETER * counted.total
 
 
-def _rates(asked: TrainingInputs, job: TrainingJob, step_seconds: float) -> Rates | None:
+def _rates(inputs: TrainingInputs, job: TrainingJob, step_seconds: float) -> Rates | None:
     if not step_seconds:
         return None
-    flops = flops_per_token(asked.spec, asked.rules, job.sequence_tokens, recompute=job.recompute, next_token=job.next_token)
-    peak = peak_flops(asked.hardware.devices[0], job.compute)
+    flops = flops_per_token(inputs.spec, inputs.rules, job.sequence_tokens, recompute=job.recompute, next_token=job.next_token)
+    peak = peak_flops(inputs.hardware.devices[0], job.compute)
     return rates_of(flops, job.tokens_per_step, step_seconds, job.groups.world, peak)
 
 
-def _checkpoints(asked: TrainingInputs, job: TrainingJob, counted: ParameterCount) -> CheckpointPlan:
-    size = checkpoint_bytes(_learning(asked, job, counted), job)
-    return plan_checkpoints(size, asked.hardware, asked.recipe.checkpoint)
+def _checkpoints(inputs: TrainingInputs, job: TrainingJob, counted: ParameterCount) -> CheckpointPlan:
+    size = checkpoint_bytes(_learning(inputs, job, counted), job)
+    return plan_checkpoints(size, inputs.hardware, inputs.recipe.checkpoint)
 
 
 def _memory(best: TrainingCandidate, capacity_bytes: int) -> TrainingMemory:

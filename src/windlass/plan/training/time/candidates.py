@@ -25,7 +25,7 @@ class Evaluator:
 
     def __init__(self, footprints: Footprints, hardware: Hardware, compute: str) -> None:
         self.footprints, self.hardware = footprints, hardware
-        self.machine: DeviceRates = device_rates(hardware, compute)
+        self.rates: DeviceRates = device_rates(hardware, compute)
         self.capacity_bytes = hardware.nodes[0].devices[0].memory_bytes
         self._costs: dict[LayerKey, LayerCosts] = {}
         self._stage_costs: dict[tuple[LayerKey, int], StageCosts] = {}
@@ -42,7 +42,7 @@ class Evaluator:
 
     def step(self, job: TrainingJob) -> TrainingStepTime:
         elements = max(self.footprints.elements(job), key=lambda held: held.total)
-        return assemble_step(self.footprints.spec, self.hardware, job, self.machine, self.stage_costs(job), elements)
+        return assemble_step(self.footprints.spec, self.hardware, job, self.rates, self.stage_costs(job), elements)
 
     def stage_costs(self, job: TrainingJob) -> StageCosts:
         key = (layer_key(job), job.groups.pp)
@@ -59,11 +59,11 @@ class Evaluator:
     def _layer_costs(self, job: TrainingJob) -> LayerCosts:
         key = layer_key(job)
         if key not in self._costs:
-            spec, machine = self.footprints.spec, self.machine
+            spec, rates = self.footprints.spec, self.rates
             self._costs[key] = LayerCosts(
-                layers=tuple(layer_cost(spec, layer, job, machine) for layer in self.footprints.kinds),
-                first=ends_cost(spec, job, machine, first=True, last=False),
-                last=ends_cost(spec, job, machine, first=False, last=True),
+                layers=tuple(layer_cost(spec, layer, job, rates) for layer in self.footprints.kinds),
+                first=ends_cost(spec, job, rates, first=True, last=False),
+                last=ends_cost(spec, job, rates, first=False, last=True),
             )
         return self._costs[key]
 

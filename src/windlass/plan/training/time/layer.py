@@ -103,14 +103,14 @@ class KernelSeconds(Frozen):
     """Of the attention core going forward, which context-parallel transfers hide behind."""
 
 
-def kernels(operations: Iterable[Operation], job: TrainingJob, machine: DeviceRates, *, repeats: bool = True) -> KernelSeconds:
+def kernels(operations: Iterable[Operation], job: TrainingJob, rates: DeviceRates, *, repeats: bool = True) -> KernelSeconds:
     """`repeats`: recomputation applies to these (it never does to the head)."""
     sums = dict.fromkeys(KernelSeconds.__struct_fields__, 0.0)
     for operation in operations:
         where = "memory" if operation.kind is OperationKind.MEMORY else "compute"
-        ahead = sum(machine.seconds(work, _rate(operation, machine, True)) for work in operation.forward)
+        ahead = sum(rates.seconds(work, _rate(operation, rates, True)) for work in operation.forward)
         going_back = operation.backward[:1] if _is_frozen(operation, job) else operation.backward
-        back = [machine.seconds(work, _rate(operation, machine, False)) for work in going_back]
+        back = [rates.seconds(work, _rate(operation, rates, False)) for work in going_back]
         sums[f"forward_{where}"] += ahead
         sums[f"backward_{where}"] += sum(back)
         if repeats and _again(operation, job):
@@ -127,10 +127,10 @@ def _is_frozen(operation: Operation, job: TrainingJob) -> bool:
     return job.lora.rank is not None and operation.kind is OperationKind.MATMUL
 
 
-def _rate(operation: Operation, machine: DeviceRates, forward: bool) -> float:
+def _rate(operation: Operation, rates: DeviceRates, forward: bool) -> float:
     if operation.kind is OperationKind.FLASH:
-        return machine.flash_forward_rate if forward else machine.flash_backward_rate
-    return machine.product_rate if operation.kind is OperationKind.PRODUCT else machine.matmul_rate
+        return rates.flash_forward_rate if forward else rates.flash_backward_rate
+    return rates.product_rate if operation.kind is OperationKind.PRODUCT else rates.matmul_rate
 
 
 def _again(operation: Operation, job: TrainingJob) -> bool:
@@ -146,30 +146,30 @@ class ExposedTime(Frozen):
     backward: float = 0.0
 
 
-def layer_cost(spec: ModelSpec, layer: Layer, job: TrainingJob, machine: DeviceRates) -> LayerCost:
-    times = kernels(layer_operations(spec, layer, job), job, machine)
-    tensor = _tensor_exposed(_regions(spec, layer), spec.hidden_size, times, job, machine)
-    context = _context_exposed(layer, times, job, machine)
-    experts = _expert_exposed(spec, layer, times, job, machine)
+def layer_cost(spec: ModelSpec, layer: Layer, job: TrainingJob, rates: DeviceRates) -> LayerCost:
+    times = kernels(layer_operations(spec, layer, job), job, rates)
+    tensor = _tensor_exposed(_regions(spec, layer), spec.hidden_size, times, job, rates)
+    context = _context_exposed(layer, times, job, rates)
+    experts = _expert_exposed(spec, layer, times, job, rates)
     return _assemble(times, tensor, context, experts, repeats=job.recompute == "full")
 
 
-def ends_cost(spec: ModelSpec, job: TrainingJob, machine: DeviceRates, *, first: bool, last: bool) -> LayerCost:
+def ends_cost(spec: ModelSpec, job: TrainingJob, rates: DeviceRates, *, first: bool, last: bool) -> LayerCost:
     """The embedding on the first stage; the head, its loss and the multi-token-prediction layer on the last."""
     cost = LayerCost()
     if first:
-        times = kernels(embedding_operations(spec, job), job, machine, repeats=False)
+        times = kernels(embedding_operations(spec, job), job, rates, repeats=False)
         cost = cost.plus(
             _assemble(
-                times, _tensor_exposed((spec.hidden_size,), spec.hidden_size, times, job, machine), ExposedTime(), ExposedTime()
+                times, _tensor_exposed((spec.hidden_size,), spec.hidden_size, times, job, rates), ExposedTime(), ExposedTime()
             )
         )
     if last:
         operations = (*head_operations(spec, job), *next_token_operations(spec, job))
-        times = kernels(operations, job, machine, repeats=False)
+        times = kernels(operations, job, rates, repeats=False)
         regions = (spec.hidden_size,) * (4 if job.next_token and spec.next_token else 1)
         cost = cost.plus(
-            _assemble(times, _tensor_exposed(regions, spec.hidden_size, times, job, machine), ExposedTime(), ExposedTime())
+            _assemble(times, _tensor_exposed(regions, spec.hidden_size, times, job, rates), ExposedTime(), ExposedTime())
         )
     return cost
 
@@ -210,14 +210,14 @@ def _regions(spec: ModelSpec, layer: Layer) -> tuple[int, ...]:
 
 
 def _tensor_exposed(
-    regions: tuple[int, ...], hidden: int, times: KernelSeconds, job: TrainingJob, machine: DeviceRates
+    regions: tuple[int, ...], hidden: int, times: KernelSeconds, job: TrainingJob, rates: DeviceRates
 ) -> ExposedTime:
     """Without sequence parallelism an all-reduce on the way out, and one of the gradient on the way in. With it, a gather in and a
     scatter out, both mirrored backward, and a second gather of the input that was kept in shares (arXiv 2205.05198, 4.2.2)."""
     tp, tokens = job.groups.tp, job.micro_tokens
     if tp == 1:
         return ExposedTime()
-    group, links = group_of(tp, 1, machine.devices_per_node), machine.links
+    group, links = group_of(tp, 1, rates.devices_per_node), rates.links
     wide = len(regions) * links.gather(BF16 * tokens * hidden, group)
     into = sum(links.gather(BF16 * tokens * width, group) for width in regions)
     if job.sequence_parallel:
@@ -240,28 +240,28 @@ def _pipelined(communication: float, computation: float, pieces: int) -> float:
     return max(communication / pieces, communication - computation)
 
 
-def _context_exposed(layer: Layer, times: KernelSeconds, job: TrainingJob, machine: DeviceRates) -> ExposedTime:
+def _context_exposed(layer: Layer, times: KernelSeconds, job: TrainingJob, rates: DeviceRates) -> ExposedTime:
     """Keys and values go round the ring beside the attention core, and come back with their gradients (arXiv 2310.01889)."""
     groups, mixer = job.groups, layer.mixer
     if groups.cp == 1:
         return ExposedTime()
     heads = max(mixer.num_kv_heads / groups.tp, 1) * 2 * mixer.head_dim if isinstance(mixer, Attention) else mixer.kv_elements
-    group = group_of(groups.cp, groups.tp, machine.devices_per_node)
-    moved = machine.links.gather(BF16 * job.micro_tokens * groups.cp * heads, group)
+    group = group_of(groups.cp, groups.tp, rates.devices_per_node)
+    moved = rates.links.gather(BF16 * job.micro_tokens * groups.cp * heads, group)
     return ExposedTime(forward=max(0.0, moved - times.core), backward=max(0.0, 2 * moved - 2 * times.core))
 
 
-def _expert_exposed(spec: ModelSpec, layer: Layer, times: KernelSeconds, job: TrainingJob, machine: DeviceRates) -> ExposedTime:
+def _expert_exposed(spec: ModelSpec, layer: Layer, times: KernelSeconds, job: TrainingJob, rates: DeviceRates) -> ExposedTime:
     """Tokens out to their experts and back, each way; and among the ranks that share an expert."""
     groups, moe = job.groups, layer.feed_forward
     if not isinstance(moe, MoE) or groups.ep * groups.expert_tp == 1:
         return ExposedTime()
     width = BF16 * spec.hidden_size
     own = job.micro_tokens / groups.tp * moe.num_active * width
-    group = group_of(groups.ep, groups.expert_tp, machine.devices_per_node)
-    once = machine.links.exchange(own, group, _remote_share(moe, job, group.size // group.local))
-    sharers = group_of(groups.expert_tp, 1, machine.devices_per_node)
-    once += machine.links.gather(own * groups.expert_tp, sharers)
+    group = group_of(groups.ep, groups.expert_tp, rates.devices_per_node)
+    once = rates.links.exchange(own, group, _remote_share(moe, job, group.size // group.local))
+    sharers = group_of(groups.expert_tp, 1, rates.devices_per_node)
+    once += rates.links.gather(own * groups.expert_tp, sharers)
     forward = 2 * once
     if not job.overlap.ep:
         return ExposedTime(forward=forward, backward=forward)

@@ -50,19 +50,19 @@ class StageCosts(Frozen):
 
 
 def assemble_step(
-    spec: ModelSpec, hardware: Hardware, job: TrainingJob, machine: DeviceRates, costs: StageCosts, elements: Elements
+    spec: ModelSpec, hardware: Hardware, job: TrainingJob, rates: DeviceRates, costs: StageCosts, elements: Elements
 ) -> TrainingStepTime:
     slowest, batches = costs.slowest, job.num_micro_batches
     return TrainingStepTime(
         compute=batches * slowest.compute,
-        memory=batches * slowest.memory + accumulation_seconds(job, machine, elements),
+        memory=batches * slowest.memory + accumulation_seconds(job, rates, elements),
         tp=batches * slowest.tp,
         cp=batches * slowest.cp,
         ep=batches * slowest.ep,
         pp_bubble=bubble_seconds(job, costs),
-        pp_transfer=transfer_seconds(spec, job, machine, slowest),
-        dp=data_parallel_seconds(spec, job, machine, slowest, elements),
-        optimizer=optimizer_seconds(spec, hardware, job, machine, elements),
+        pp_transfer=transfer_seconds(spec, job, rates, slowest),
+        dp=data_parallel_seconds(spec, job, rates, slowest, elements),
+        optimizer=optimizer_seconds(spec, hardware, job, rates, elements),
     )
 
 
@@ -80,26 +80,24 @@ def bubble_seconds(job: TrainingJob, costs: StageCosts) -> float:
     return (costs.total - slowest.total) / job.virtual_stages
 
 
-def transfer_seconds(spec: ModelSpec, job: TrainingJob, machine: DeviceRates, slowest: LayerCost) -> float:
+def transfer_seconds(spec: ModelSpec, job: TrainingJob, rates: DeviceRates, slowest: LayerCost) -> float:
     """Activations and their gradients between stages, once per virtual stage; each tensor-parallel rank sends its share
     (arXiv 2104.04473, 4.1). Hidden ones still delay the filling and the draining of the pipeline, and show where the link cannot keep up."""
     groups = job.groups
     if groups.pp == 1:
         return 0.0
-    inside = groups.world <= machine.devices_per_node
-    once = machine.links.send(BF16 * job.micro_tokens / groups.tp * spec.hidden_size, inside)
+    inside = groups.world <= rates.devices_per_node
+    once = rates.links.send(BF16 * job.micro_tokens / groups.tp * spec.hidden_size, inside)
     filling = 2 * (groups.pp - 1) * once
     each = 2 * job.virtual_stages * once
     return filling + job.num_micro_batches * (max(0.0, each - slowest.total) if job.overlap.pp else each)
 
 
-def data_parallel_seconds(
-    spec: ModelSpec, job: TrainingJob, machine: DeviceRates, slowest: LayerCost, elements: Elements
-) -> float:
+def data_parallel_seconds(spec: ModelSpec, job: TrainingJob, rates: DeviceRates, slowest: LayerCost, elements: Elements) -> float:
     """Gradients summed (ZeRO-0), or scattered and the new weights gathered (ZeRO-1); ZeRO-2 scatters every micro-batch, ZeRO-3 also
     gathers the weights for each forward and each backward (arXiv 1910.02054, 7). Overlap hides the scatter behind a backward and the
     gather behind a forward, but for one layer's share (Megatron-Bridge performance guide: first and last micro-batch)."""
-    gathered, scattered = _exchanges(spec, job, machine, elements)
+    gathered, scattered = _exchanges(spec, job, rates, elements)
     if job.zero == 0:
         return _hidden(2 * scattered, slowest.backward, spec, job)
     if job.zero == 3:
@@ -109,14 +107,14 @@ def data_parallel_seconds(
     return _hidden(gathered, slowest.forward, spec, job) + times * _hidden(scattered, slowest.backward, spec, job)
 
 
-def _exchanges(spec: ModelSpec, job: TrainingJob, machine: DeviceRates, elements: Elements) -> tuple[float, float]:
+def _exchanges(spec: ModelSpec, job: TrainingJob, rates: DeviceRates, elements: Elements) -> tuple[float, float]:
     """Seconds to gather all weights of a rank, and to scatter all its gradients: dense ones and experts in their own groups, a
     collective per layer, so that each can start when its layer is done. A long ring pays its latency every time."""
     groups = job.groups
-    dense = group_of(groups.dp * groups.cp, groups.tp, machine.devices_per_node)
-    expert = group_of(groups.expert_dp, groups.expert_tp * groups.ep, machine.devices_per_node)
+    dense = group_of(groups.dp * groups.cp, groups.tp, rates.devices_per_node)
+    expert = group_of(groups.expert_dp, groups.expert_tp * groups.ep, rates.devices_per_node)
     each = parameter_bytes(job.compute, job.gradients, job.optimizer)
-    links, layers = machine.links, layers_per_stage(spec, job)
+    links, layers = rates.links, layers_per_stage(spec, job)
     gathered = links.gather(elements.dense * each.weights, dense, layers) + links.gather(
         elements.experts * each.weights, expert, layers
     )
@@ -135,23 +133,23 @@ def layers_per_stage(spec: ModelSpec, job: TrainingJob) -> int:
     return max(spec.num_layers // job.groups.pp, 1)
 
 
-def accumulation_seconds(job: TrainingJob, machine: DeviceRates, elements: Elements) -> float:
+def accumulation_seconds(job: TrainingJob, rates: DeviceRates, elements: Elements) -> float:
     """A 16-bit gradient read and the fp32 sum read and written, every micro-batch; the first only writes. The product that made the
     gradient is counted as if it had written fp32 already."""
     if not job.accumulates_apart:
         return 0.0
     held = elements.total if job.zero < 2 else owned_elements(job, elements)
-    return (10.0 * job.num_micro_batches - 4.0) * held / machine.bandwidth
+    return (10.0 * job.num_micro_batches - 4.0) * held / rates.bandwidth
 
 
-def optimizer_seconds(spec: ModelSpec, hardware: Hardware, job: TrainingJob, machine: DeviceRates, elements: Elements) -> float:
+def optimizer_seconds(spec: ModelSpec, hardware: Hardware, job: TrainingJob, rates: DeviceRates, elements: Elements) -> float:
     """Traffic of the update over the parameters a rank owns: gradient read twice (norm, update) 8, fp32 weight read and written 8,
     each moment 8, new 16-bit weight written 2; and 4 to clear every gradient it holds."""
     owned = owned_elements(job, elements)
     if job.offload != "none":
         return _host_update_seconds(hardware, job, owned)
     update = owned * (18.0 + 8.0 * MOMENTS[job.optimizer])
-    return (update + 4.0 * elements.total) / machine.bandwidth + _orthogonalize_seconds(spec, job, machine, owned)
+    return (update + 4.0 * elements.total) / rates.bandwidth + _orthogonalize_seconds(spec, job, rates, owned)
 
 
 def owned_elements(job: TrainingJob, elements: Elements) -> float:
@@ -160,10 +158,10 @@ def owned_elements(job: TrainingJob, elements: Elements) -> float:
     return elements.dense / (job.groups.dp * job.groups.cp) + elements.experts / job.groups.expert_dp
 
 
-def _orthogonalize_seconds(spec: ModelSpec, job: TrainingJob, machine: DeviceRates, owned: float) -> float:
+def _orthogonalize_seconds(spec: ModelSpec, job: TrainingJob, rates: DeviceRates, owned: float) -> float:
     """Muon's five Newton-Schulz iterations: per matrix [a, b], a <= b, 5 (4 a^2 b + 2 a^3) operations, so at most 30 a per parameter
     with a = hidden (github.com/KellerJordan/Muon)."""
-    return 30.0 * spec.hidden_size * owned / machine.product_rate if job.optimizer == "muon" else 0.0
+    return 30.0 * spec.hidden_size * owned / rates.product_rate if job.optimizer == "muon" else 0.0
 
 
 def _host_update_seconds(hardware: Hardware, job: TrainingJob, owned: float) -> float:
