@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from stage_memory import stage_activations, stage_states
 
 from windlass.core.layout import training_groups
 from windlass.core.model import ModelSpec
 from windlass.core.recipe.recipe import Compute, GradientType, Recompute
 from windlass.core.rule import Rule
 from windlass.plan.training.job import TrainingJob
-from windlass.plan.training.memory.activations import layer_bytes, stage_activations
-from windlass.plan.training.memory.states import parameter_bytes, spread_bytes, stage_elements, stage_states
+from windlass.plan.training.memory.activations import layer_bytes
+from windlass.plan.training.memory.states import parameter_bytes, spread_bytes, stage_elements
 from windlass.plan.training.stages import split_layers, stages
 from windlass.units import GIB
 

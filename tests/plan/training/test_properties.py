@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from stage_memory import stage_activations
 
 from windlass.core.hardware.parse import parse_hardware
 from windlass.core.layout import training_groups
@@ -17,7 +18,6 @@ from windlass.core.recipe.recipe import Recompute
 from windlass.core.rule import Rule
 from windlass.families import describe, rules
 from windlass.plan.training.job import TrainingJob
-from windlass.plan.training.memory.activations import stage_activations
 from windlass.plan.training.memory.states import parameter_bytes, spread_bytes, stage_elements
 from windlass.plan.training.stages import split_layers, stages
 from windlass.plan.training.time.candidates import predict_step

@@ -135,8 +135,3 @@ def _why_not_offload(job: TrainingJob) -> str | None:
 
 def _listed(degrees: list[int] | tuple[int, ...]) -> str:
     return ", ".join(map(str, degrees[:12]))
-
-
-def check_job(spec: ModelSpec, job: TrainingJob) -> None:
-    if reason := why_not(spec, job):
-        raise Impossible(reason)

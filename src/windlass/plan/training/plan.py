@@ -14,7 +14,6 @@ from windlass.core.model import Frozen, ModelSpec
 from windlass.core.plan import Reason
 from windlass.core.recipe.recipe import Recipe
 from windlass.core.rule import Rule
-from windlass.errors import DoesNotFit
 from windlass.plan.training.checkpoint import CheckpointPlan, checkpoint_bytes, plan_checkpoints
 from windlass.plan.training.job import TrainingJob
 from windlass.plan.training.memory.footprint import Footprints
@@ -24,7 +23,6 @@ from windlass.plan.training.remedy import RemedyCase, remedies
 from windlass.plan.training.search import Breadth, JobSearchResult, TrainingCandidate, search_jobs
 from windlass.plan.training.time.rates import SECONDS_PER_DAY, Rates, flops_per_token, peak_flops, rates_of
 from windlass.plan.training.time.step import TrainingStepTime
-from windlass.units import format_bytes
 
 CHINCHILLA_TOKENS_PER_PARAMETER = 20
 """Compute-optimal tokens per parameter (arXiv 2203.15556, table 3), where a recipe names no tokens."""
@@ -263,14 +261,6 @@ def _alternatives(found: JobSearchResult, best: TrainingCandidate) -> tuple[Trai
         if len(made) == 2:
             break
     return tuple(made)
-
-
-def check_fits(plan: TrainingPlan) -> None:
-    """Raises where the plan does not fit, for commands that must not go on."""
-    if not plan.fits:
-        need = f"the leanest layout needs {format_bytes(plan.memory.total_bytes)} a device, {format_bytes(plan.short_bytes)} too much"
-        help_ = f"; what would fit: {', or '.join(plan.would_fit)}" if plan.would_fit else ""
-        raise DoesNotFit(f"the training run does not fit: {need}{help_}", plan.short_bytes)
 
 
 def train_section(plan: TrainingPlan) -> dict[str, Any]:

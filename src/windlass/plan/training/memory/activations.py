@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from windlass.core.model import Frozen, Layer, ModelSpec
+from windlass.core.model import Layer, ModelSpec
 from windlass.plan.training.job import TrainingJob
-from windlass.plan.training.stages import Stage, layer_kinds
 from windlass.plan.training.work.attention import BF16
-from windlass.plan.training.work.layers import embedding_operations, head_operations, layer_operations, next_token_operations
+from windlass.plan.training.work.layers import layer_operations
 from windlass.plan.training.work.operation import Operation
 
 
@@ -51,37 +50,3 @@ def in_flight(job: TrainingJob, stage_index: int) -> float:
         return min(float(pp - stage_index), available)
     chunks = pp * virtual + pp - 1 - 2 * stage_index  # warm-up of the interleaved schedule plus the one in work
     return min(chunks / virtual, available)
-
-
-class ActivationBytes(Frozen):
-    layers: float
-    """Kept by all layers of the stage for the micro-batches in flight."""
-    ends: float
-    """Kept by the embedding, the head and its loss."""
-    working: float
-    """What recomputation brings back for one layer."""
-
-    @property
-    def total(self) -> float:
-        return self.layers + self.ends + self.working
-
-
-def stage_activations(spec: ModelSpec, job: TrainingJob, stage: Stage, stage_index: int) -> ActivationBytes:
-    kinds, numbers = layer_kinds(spec)
-    each = [layer_bytes(spec, layer, job) for layer in kinds]
-    flying = in_flight(job, stage_index)
-    working = max(recomputed_bytes(spec, layer, job) for layer in kinds)
-    return ActivationBytes(
-        layers=flying * sum(each[numbers[layer]] for layer in stage.layers),
-        ends=_ends_bytes(spec, job, stage, flying),
-        working=working,
-    )
-
-
-def _ends_bytes(spec: ModelSpec, job: TrainingJob, stage: Stage, flying: float) -> float:
-    kept = 0.0
-    if stage.has_embedding:
-        kept += flying * sum(operation.saved_bytes for operation in embedding_operations(spec, job))
-    if stage.has_head:  # its backward follows at once, so one micro-batch is all that is ever kept
-        kept += sum(operation.saved_bytes for operation in (*head_operations(spec, job), *next_token_operations(spec, job)))
-    return kept

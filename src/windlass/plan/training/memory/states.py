@@ -154,10 +154,6 @@ class StateBytes(Frozen):
         return self.weights + self.gradients + self.optimizer + self.working
 
 
-def stage_states(spec: ModelSpec, rules: tuple[Rule, ...], job: TrainingJob, stage: Stage) -> StateBytes:
-    return stage_states_of(stage_elements(spec, rules, job, stage), job, stage)
-
-
 def stage_states_of(elements: Elements, job: TrainingJob, stage: Stage) -> StateBytes:
     copies = 2 if job.schedule == "dualpipe" else 1  # every rank holds two stages (arXiv 2412.19437, table 2: parameters 2x)
     states = states_of(elements, job, copies)
