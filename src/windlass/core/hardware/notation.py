@@ -1,4 +1,4 @@
-"""Hardware back into the one-line form that `machines` reads. Exact wherever the catalog knows the devices."""
+"""Formats hardware in the one-line form that `parse` reads. Exact if the catalog knows the devices."""
 
 from __future__ import annotations
 

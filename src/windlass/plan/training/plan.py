@@ -1,4 +1,4 @@
-"""A whole training run decided: layout, memory, step time, days, energy, money, checkpoints, and why. Pure; prints nothing."""
+"""Plans a training run: layout, memory, step time, days, energy, cost, checkpoints and reasons. Pure."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from windlass.plan.training.time.rates import SECONDS_PER_DAY, Rates, flops_per_
 from windlass.plan.training.time.step import TrainingStepTime
 
 CHINCHILLA_TOKENS_PER_PARAMETER = 20
-"""Compute-optimal tokens per parameter (arXiv 2203.15556, table 3), where a recipe names no tokens."""
+"""Compute-optimal tokens per parameter (arXiv 2203.15556, table 3), if the recipe sets no tokens."""
 
 
 class Prices(Frozen):
-    """What a device-hour costs, in dollars and in carbon."""
+    """Cost of a device-hour, in dollars and carbon."""
 
     usd_per_device_hour: float | None = None
     grams_co2_per_kwh: float | None = None
-    """None: the world's mean."""
+    """None: the world average."""
     pue: float = DEFAULT_PUE
 
 
@@ -65,12 +65,12 @@ class TrainingAlternative(Frozen):
 
 
 class RunTotals(Frozen):
-    """Of the whole run. Hours, energy and money include failures and checkpoints."""
+    """Totals of the run. Hours, energy and cost include failures and checkpoints."""
 
     tokens: int
     steps: int
     days: float
-    """Of steps alone."""
+    """Without failures and checkpoints."""
     days_with_failures: float
     device_hours: float
     kwh: float
@@ -82,7 +82,7 @@ class TrainingPlan(Frozen):
     fits: bool
     short_bytes: int
     would_fit: tuple[str, ...]
-    """Changes that would make it fit, where it does not: each alone, each tried, gentlest first."""
+    """Changes that would make it fit, each by itself and verified, mildest first."""
     job: TrainingJob
     layout: TrainingGroups
     num_devices: int
@@ -94,7 +94,7 @@ class TrainingPlan(Frozen):
     rates: Rates | None
     model_flops_utilization: float
     days: float
-    """Of steps alone; `run` has the rest."""
+    """Without failures and checkpoints; `run` has the totals."""
     run: RunTotals
     checkpoint: CheckpointPlan
     reasons: tuple[Reason, ...]
@@ -102,7 +102,7 @@ class TrainingPlan(Frozen):
 
 
 class TrainingInputs(Frozen):
-    """What a plan is made from."""
+    """Inputs of the planner."""
 
     spec: ModelSpec
     rules: tuple[Rule, ...]
@@ -129,7 +129,7 @@ def plan_training(
     breadth: Breadth = "all",
     footprints: Footprints | None = None,
 ) -> TrainingPlan:
-    """The fastest job that fits; where none does, the one that needs least, with what is missing."""
+    """The fastest job that fits; if none does, the one that needs the least memory, with the missing bytes."""
     spec = as_trained(spec, recipe)
     found = search_jobs(spec, rules, hardware, recipe, breadth=breadth, footprints=footprints)
     best = found.fitting[0] if found.fitting else found.nearest
@@ -139,7 +139,7 @@ def plan_training(
 
 
 def as_trained(spec: ModelSpec, recipe: Recipe) -> ModelSpec:
-    """The model with the dropout that the recipe says."""
+    """The model with the recipe's dropout."""
     return spec if recipe.model.dropout is None else msgspec.structs.replace(spec, dropout=recipe.model.dropout)
 
 
@@ -175,7 +175,7 @@ def _assemble(inputs: TrainingInputs, found: JobSearchResult, best: TrainingCand
 def _run(
     inputs: TrainingInputs, job: TrainingJob, step_seconds: float, saved: CheckpointPlan, counted: ParameterCount
 ) -> RunTotals:
-    """Failures and checkpoints lengthen the run; devices draw power and cost money all the while."""
+    """Failures and checkpoints lengthen the run, and with it energy and cost."""
     tokens = _tokens(inputs.recipe, job, counted)
     steps = -(-tokens // job.tokens_per_step)
     days = steps * step_seconds / SECONDS_PER_DAY
@@ -195,15 +195,15 @@ def _run(
     )
 
 
-def _learning(inputs: TrainingInputs, job: TrainingJob, counted: ParameterCount) -> int:
-    """Parameters that a checkpoint holds: what is frozen lies elsewhere."""
+def _trained_parameters(inputs: TrainingInputs, job: TrainingJob, counted: ParameterCount) -> int:
+    """Parameters in a checkpoint; frozen ones are not saved."""
     if job.lora.rank is not None:
         return sum(adapter_elements(rule, job.lora) * rule.copies for rule in inputs.rules)
     return counted.checkpoint if job.next_token else counted.total
 
 
 def _tokens(recipe: Recipe, job: TrainingJob, counted: ParameterCount) -> int:
-    """Steps that the recipe names count before tokens, as they do when it is run."""
+    """schedule.steps takes precedence over data.tokens, as in the trainer."""
     if recipe.schedule.steps is not None:
         return recipe.schedule.steps * job.tokens_per_step
     return recipe.data.tokens or CHINCHILLA_TOKENS_PER_PARAMETER * counted.total
@@ -218,7 +218,7 @@ def _rates(inputs: TrainingInputs, job: TrainingJob, step_seconds: float) -> Rat
 
 
 def _checkpoints(inputs: TrainingInputs, job: TrainingJob, counted: ParameterCount) -> CheckpointPlan:
-    size = checkpoint_bytes(_learning(inputs, job, counted), job)
+    size = checkpoint_bytes(_trained_parameters(inputs, job, counted), job)
     return plan_checkpoints(size, inputs.hardware, inputs.recipe.checkpoint)
 
 
@@ -239,7 +239,7 @@ def _memory(best: TrainingCandidate, capacity_bytes: int) -> TrainingMemory:
 
 
 def _alternatives(found: JobSearchResult, best: TrainingCandidate) -> tuple[TrainingAlternative, ...]:
-    """The two next fastest with another layout."""
+    """The two next fastest with different layouts."""
     made, seen = list[TrainingAlternative](), {best.job.groups}
     for other in found.fitting:
         if other.step is None or other.job.groups in seen or best.step is None:
@@ -265,6 +265,6 @@ def _alternatives(found: JobSearchResult, best: TrainingCandidate) -> tuple[Trai
 
 def train_section(plan: TrainingPlan) -> dict[str, Any]:
     """The `train` object of the plan's JSON; the first five keys are stable."""
-    told: dict[str, Any] = {**msgspec.to_builtins(plan), "cp": plan.layout.cp}
+    fields: dict[str, Any] = {**msgspec.to_builtins(plan), "cp": plan.layout.cp}
     first = ("step_seconds", "model_flops_utilization", "days", "states_bytes_per_device", "activation_bytes_per_device")
-    return {**{key: told[key] for key in first}, **{key: value for key, value in told.items() if key not in first}}
+    return {**{key: fields[key] for key in first}, **{key: value for key, value in fields.items() if key not in first}}

@@ -1,4 +1,4 @@
-"""What would make a training run fit that does not: one change of each kind, gentlest first, each tried before it is offered."""
+"""What would make a training run fit: at most one change of each kind, mildest first, each tried before it is suggested."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PINS = {
 
 
 class RemedyCase(Frozen):
-    """A run that does not fit, or one that might."""
+    """A run that does not fit, or a variant of it."""
 
     spec: ModelSpec
     rules: tuple[Rule, ...]
@@ -48,7 +48,7 @@ Option = tuple[str, RemedyCase]
 
 
 def remedies(case: RemedyCase) -> tuple[str, ...]:
-    """What is not pinned was searched already, so only pins are loosened; then states leave the devices, or devices are added."""
+    """Unpinned values were searched already, so only pins are relaxed; then states are offloaded, or devices added."""
     kinds = (_recompute, _micro_batch, _virtual_stages, _zero, _flash, _no_pins, _offload, _sequence, _devices)
     working = (next((text for text, changed in kind(case) if changed.fits), None) for kind in kinds)
     return tuple(text for text in working if text)
@@ -87,7 +87,7 @@ def _flash(case: RemedyCase) -> Iterator[Option]:
 
 
 def _no_pins(case: RemedyCase) -> Iterator[Option]:
-    """Where more than one pin has to go."""
+    """Drops all pins, if more than one has to change."""
     given = [(section, name) for section, names in PINS.items() for name in names if _value(case, section, name) is not None]
     if not given:
         return
@@ -117,8 +117,8 @@ def _sequence(case: RemedyCase) -> Iterator[Option]:
 
 
 def _devices(case: RemedyCase) -> Iterator[Option]:
-    """More of the same, doubled and doubled again: with the pins, then without them, since they counted the old devices. Counts that
-    could not even hold the states once are passed over; of the rest a few are tried."""
+    """More of the same devices, in powers of two: with the pins, then without them, since they were for the old count. Counts that
+    cannot hold the model states once are skipped; of the rest the first few are tried."""
     precision = case.recipe.precision
     each = parameter_bytes(precision.compute, precision.gradients, case.recipe.optimizer.name).total
     states = each * count_parameters(case.spec, case.rules).total
@@ -143,7 +143,7 @@ def more_devices(hardware: Hardware, times: int) -> Hardware:
 
 
 def cluster(node: Node, num_nodes: int, network_bandwidth: float = 0.0) -> Hardware:
-    """So many such nodes; 0: the network the devices usually come with."""
+    """`network_bandwidth` 0: the usual network of these devices."""
     device = node.devices[0]
     usual = CPU_NIC_BYTES_PER_SECOND if device.kind == "cpu" else nic_bandwidth(device.name)
     bandwidth = (network_bandwidth or usual) if num_nodes > 1 else 0.0

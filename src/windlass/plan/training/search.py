@@ -1,6 +1,6 @@
-"""Every layout that divides, the ones that fit, the fastest first. Knows no prices.
+"""The search over training layouts: all valid ones, those that fit, fastest first. Knows no prices.
 
-A degree the recipe pins is the only one tried, and is refused if the model cannot be cut so.
+A pinned degree is the only one tried, and refused if the model cannot be split that way.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from windlass.plan.training.time.step import TrainingStepTime
 Choice = TypeVar("Choice")
 
 Breadth = Literal["all", "coarse", "lean"]
-"""How much is tried: everything; enough to price a machine by; what needs least memory, to learn whether anything fits."""
+"""How much is tried: everything; enough for a price; the leanest only, to learn whether anything fits."""
 MICRO_BATCHES: dict[Breadth, tuple[int, ...]] = {"all": tuple(range(1, 17)), "coarse": (1, 2, 4), "lean": (1,)}
 LONG_CONTEXT_TOKENS = 32_768
-"""From here on context parallelism is tried: below, it only makes products thinner (Megatron-Bridge performance guide)."""
+"""Context parallelism is tried from here on: for shorter sequences it only makes matmuls smaller (Megatron-Bridge performance guide)."""
 CONTEXT_DEGREES = (1, 2, 4, 8, 16)
 DEFAULT_SEQUENCE_TOKENS = 4096
 
@@ -40,7 +40,7 @@ class TrainingCandidate(Frozen):
     job: TrainingJob
     memory: DeviceBytes
     step: TrainingStepTime | None
-    """None where it does not fit and so was not timed."""
+    """None if it does not fit."""
 
     def short_bytes(self, capacity_bytes: int) -> float:
         return max(0.0, self.memory.total - capacity_bytes)
@@ -50,7 +50,7 @@ class JobSearchResult(Frozen):
     fitting: tuple[TrainingCandidate, ...]
     """Fastest first."""
     nearest: TrainingCandidate
-    """The one that needs least memory."""
+    """The one that needs the least memory."""
     num_tried: int
     batch: BatchChoice
 
@@ -64,7 +64,7 @@ def search_jobs(
     breadth: Breadth = "all",
     footprints: Footprints | None = None,
 ) -> JobSearchResult:
-    """`footprints`: of the same model and recipe, where they were worked out for another kind of device."""
+    """`footprints`: reused from a search with the same model and recipe on another device."""
     space = _space(spec, rules, hardware, recipe)
     evaluator = Evaluator(footprints or Footprints(spec, rules), hardware, recipe.precision.compute)
     fitting, nearest, tried = list[TrainingCandidate](), list[TrainingCandidate](), 0
@@ -77,9 +77,9 @@ def search_jobs(
                 continue
             fitting.append(candidate)
             if job.recompute == ladder[0].recompute:
-                break  # what follows spreads more or recomputes more, for nothing
+                break  # the rest shards or recomputes more, for nothing
     if not tried:
-        raise Impossible(_nothing(space))
+        raise Impossible(_why_no_candidate(space))
     fitting.sort(key=lambda made: (made.step.step_seconds if made.step else 0.0, made.job.groups.pp, made.job.groups.tp))
     nearest = [min((*nearest, *fitting), key=lambda made: made.memory.total)]
     return JobSearchResult(fitting=tuple(fitting), nearest=nearest[0], num_tried=tried, batch=space.batch)
@@ -88,7 +88,7 @@ def search_jobs(
 def something_fits(
     spec: ModelSpec, rules: tuple[Rule, ...], hardware: Hardware, recipe: Recipe, footprints: Footprints | None = None
 ) -> bool:
-    """Whether any layout fits, by the leanest of each kind; times nothing, and stops at the first."""
+    """Whether any layout fits: tries the leanest of each kind and stops at the first."""
     try:
         space = _space(spec, rules, hardware, recipe)
     except Impossible:
@@ -98,12 +98,12 @@ def something_fits(
 
 
 class SearchSpace(Frozen):
-    """What is searched."""
+    """The search space."""
 
     spec: ModelSpec
     recipe: Recipe
     basis: TrainingJob
-    """What every candidate shares; degrees of one."""
+    """Fields common to all candidates; all degrees are 1."""
     groups: tuple[TrainingGroups, ...]
     batch: BatchChoice
     num_devices: int
@@ -147,7 +147,7 @@ def _try(evaluator: Evaluator, job: TrainingJob) -> TrainingCandidate:
 
 
 def _groups(spec: ModelSpec, hardware: Hardware, recipe: Recipe, sequence_tokens: int) -> Iterator[TrainingGroups]:
-    """Both grids, dense and expert, over all devices."""
+    """Dense and expert groups over all devices."""
     parallel, world = recipe.parallel, hardware.num_devices
     inside = hardware.devices_per_node
     experts = [ep for ep in _pinned(parallel.ep, _expert_degrees(spec)) if not why_not_ep(spec, ep, parallel.expert_tp or 1)]
@@ -165,15 +165,15 @@ def _expert_degrees(spec: ModelSpec) -> tuple[int, ...]:
 
 
 def _expert_groups(experts: list[int], expert_tp: int, world: int, tp: int, cp: int, pp: int) -> Iterator[TrainingGroups]:
-    """expert_tp is 1 unless pinned: cutting an expert's small matrices costs more than it saves (Megatron-Bridge performance guide)."""
+    """expert_tp is 1 unless pinned: splitting small expert matrices costs more than it saves (Megatron-Bridge performance guide)."""
     for ep in experts:
         if (world // pp) % (ep * expert_tp) == 0:
             yield training_groups(world, tp=tp, cp=cp, pp=pp, ep=ep, expert_tp=expert_tp)
 
 
 def _ladders(space: SearchSpace, breadth: Breadth) -> Iterator[tuple[TrainingJob, ...]]:
-    """Jobs that differ in ZeRO and recomputation alone, quickest first as far as that is known beforehand: a higher stage of ZeRO
-    moves no less, and recomputing computes more."""
+    """Jobs that differ only in ZeRO stage and recomputation, in increasing cost: a higher ZeRO stage never moves less data, and
+    recomputation adds FLOPs."""
     for groups in space.groups:
         if space.basis.global_batch % groups.dp == 0:
             for micro, virtual in _pieces(space, groups, breadth):
@@ -233,22 +233,21 @@ def _pinned(pin: Choice | None, choices: Iterable[Choice]) -> Iterable[Choice]:
     return choices if pin is None else (pin,)
 
 
-def _nothing(space: SearchSpace) -> str:
-    """Why no candidate was left: what is pinned, looked at one by one."""
+def _why_no_candidate(space: SearchSpace) -> str:
+    """Why there is no candidate: checks the pinned values one by one."""
     spec, basis, parallel, world = space.spec, space.basis, space.recipe.parallel, space.num_devices
     tp, pp, cp, ep = parallel.tp or 1, parallel.pp or 1, parallel.cp or 1, parallel.ep or 1
     expert_tp = parallel.expert_tp or 1
     reason = why_not_tp(spec, tp) or why_not_ep(spec, ep, expert_tp)
     if reason:
         return reason
-    groups = training_groups(world, tp=tp, cp=cp, pp=pp, ep=ep, expert_tp=expert_tp)  # says itself what does not divide
+    groups = training_groups(world, tp=tp, cp=cp, pp=pp, ep=ep, expert_tp=expert_tp)  # raises if the degrees do not divide
     zero = parallel.zero if parallel.zero is not None else 1
     sequence_parallel = parallel.sequence_parallel if parallel.sequence_parallel is not None else tp > 1
     job = msgspec.structs.replace(
         basis, groups=groups, zero=zero, virtual_stages=parallel.virtual_stages or 1, sequence_parallel=sequence_parallel
     )
-    told = why_not(spec, job)
     return (
-        told
-        or f"no layout of {world} devices divides a batch of {basis.global_batch} sequences; try a batch that is a multiple of {world}"
+        why_not(spec, job)
+        or f"no layout of {world} devices divides a global batch of {basis.global_batch}; use a multiple of {world}"
     )

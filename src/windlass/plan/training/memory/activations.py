@@ -1,6 +1,6 @@
-"""Bytes that the forward keeps for the backward, on the most loaded device. Knows no states and no time.
+"""Activation memory: bytes kept from forward to backward on the fullest device. Knows no model states and no time.
 
-Sums of what each operation keeps (`layers`), times the micro-batches in flight. For a GPT layer the sums are exactly those of
+Sums over operations (`work.layers`), times the micro-batches in flight. For a GPT layer the sums are exactly those of
 arXiv 2205.05198, table 2: sbh (10 + 24/t + 5as/ht); sbh/t (34 + 5as/h) with sequence parallelism; 34 sbh/t with selective
 recomputation; 2 sbh with full recomputation.
 """
@@ -17,7 +17,7 @@ from windlass.plan.training.work.operation import Operation
 
 
 def saved_bytes(operations: Iterable[Operation], job: TrainingJob) -> float:
-    """Of one layer and one micro-batch."""
+    """For one layer and one micro-batch."""
     if job.recompute == "none":
         return sum(operation.saved_bytes for operation in operations)
     return sum(operation.saved_bytes for operation in operations if not operation.core)
@@ -30,7 +30,7 @@ def layer_bytes(spec: ModelSpec, layer: Layer, job: TrainingJob) -> float:
 
 
 def recomputed_bytes(spec: ModelSpec, layer: Layer, job: TrainingJob) -> float:
-    """What one layer holds while its backward runs, beyond what it kept: it is computed anew and then dropped."""
+    """Recomputed activations of one layer during its backward, beyond those it kept."""
     if job.recompute == "none":
         return 0.0
     operations = layer_operations(spec, layer, job)
@@ -38,7 +38,7 @@ def recomputed_bytes(spec: ModelSpec, layer: Layer, job: TrainingJob) -> float:
 
 
 def in_flight(job: TrainingJob, stage_index: int) -> float:
-    """Micro-batches, in units of a whole stage, whose activations a stage holds at its worst moment.
+    """Peak number of micro-batches in flight on a stage.
 
     1F1B: pp on the first stage and one fewer on each later one. Interleaving adds (p - 1) / (p v) of that on the first
     (arXiv 2205.05198, 4.2.3: L (1 + (p-1)/pv)). DualPipe: pp + 1 on every rank (arXiv 2412.19437, table 2).
@@ -48,5 +48,5 @@ def in_flight(job: TrainingJob, stage_index: int) -> float:
         return min(pp + 1.0, available)
     if virtual == 1:
         return min(float(pp - stage_index), available)
-    chunks = pp * virtual + pp - 1 - 2 * stage_index  # warm-up of the interleaved schedule plus the one in work
+    chunks = pp * virtual + pp - 1 - 2 * stage_index  # warmup of the interleaved schedule plus the current one
     return min(chunks / virtual, available)

@@ -1,4 +1,4 @@
-"""Memory of many candidate jobs of one model, each part worked out once. Knows no device: what is too much is asked elsewhere."""
+"""Memory of many candidate jobs of one model, with cached parts. Knows no device capacity."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OVERHEAD_BYTES = 943_000_000
 """CUDA context and libraries 551 MB, NCCL buffers 392 MB for 4 to 8 devices (ai-dynamo/aiconfigurator systems/*.yaml)."""
 
 FRAGMENTATION = 0.05
-"""Of activations and states: blocks the caching allocator cannot hand out. An assumption; nothing public measures it."""
+"""Fraction of activations and states lost in the caching allocator. An assumption; no public measurement is known."""
 
 
 class DeviceBytes(Frozen):
@@ -30,7 +30,7 @@ class DeviceBytes(Frozen):
 
 
 class KeptActivations(Frozen):
-    """Bytes that depend on the degrees inside a stage only."""
+    """Activation bytes, which depend only on the degrees within a stage."""
 
     layers: tuple[float, ...]
     """Of each kind of layer."""
@@ -50,7 +50,7 @@ def layer_key(job: TrainingJob) -> LayerKey:
 
 
 class Footprints:
-    """Holds the caches; good for the jobs of one recipe, whose lengths, types, optimizer and offload are the same."""
+    """Caches for the jobs of one recipe: sequence length, types, optimizer and offload must be the same."""
 
     def __init__(self, spec: ModelSpec, rules: tuple[Rule, ...]) -> None:
         self.spec, self.rules = spec, rules
@@ -58,7 +58,7 @@ class Footprints:
         self._kept: dict[LayerKey, KeptActivations] = {}
         self._stages: dict[int, tuple[Stage, ...]] = {}
         self._contents: dict[int, tuple[Contents, ...]] = {}
-        self._telling: dict[int, tuple[int, ...]] = {}
+        self._representatives: dict[int, tuple[int, ...]] = {}
         self._elements: dict[tuple[int, ...], tuple[Elements, ...]] = {}
         self._memory: dict[tuple[object, ...], DeviceBytes] = {}
 
@@ -66,7 +66,7 @@ class Footprints:
         if pp not in self._stages:
             made = stages(self.spec, pp)
             self._contents[pp] = tuple((self._count(stage), stage.has_embedding, stage.has_head) for stage in made)
-            self._telling[pp] = _first_of_each(self._contents[pp])
+            self._representatives[pp] = _first_of_each(self._contents[pp])
             self._stages[pp] = made
         return self._stages[pp]
 
@@ -81,10 +81,10 @@ class Footprints:
     def _kept_by(self, job: TrainingJob) -> KeptActivations:
         key = layer_key(job)
         if key not in self._kept:
-            self._kept[key] = self._work_out(job)
+            self._kept[key] = self._compute_kept(job)
         return self._kept[key]
 
-    def _work_out(self, job: TrainingJob) -> KeptActivations:
+    def _compute_kept(self, job: TrainingJob) -> KeptActivations:
         spec = self.spec
         head = (*head_operations(spec, job), *next_token_operations(spec, job))
         return KeptActivations(
@@ -95,17 +95,17 @@ class Footprints:
         )
 
     def elements(self, job: TrainingJob) -> tuple[Elements, ...]:
-        """Of the stages that tell (`_first_of_each`)."""
+        """Of the representative stages (`_first_of_each`)."""
         groups = job.groups
         key = (groups.tp, groups.pp, groups.ep, groups.expert_tp)
         if key not in self._elements:
             made = self.stages(groups.pp)
-            telling = self._telling[groups.pp]
-            self._elements[key] = tuple(stage_elements(self.spec, self.rules, job, made[index]) for index in telling)
+            representatives = self._representatives[groups.pp]
+            self._elements[key] = tuple(stage_elements(self.spec, self.rules, job, made[index]) for index in representatives)
         return self._elements[key]
 
     def memory(self, job: TrainingJob) -> DeviceBytes:
-        """Of the stage that holds most."""
+        """Of the fullest stage."""
         key = (*layer_key(job), job.groups.pp, job.groups.dp, job.num_micro_batches, job.virtual_stages, job.zero)
         if key not in self._memory:
             self._memory[key] = self._fullest(job)
@@ -114,8 +114,8 @@ class Footprints:
     def _fullest(self, job: TrainingJob) -> DeviceBytes:
         pp = job.groups.pp
         made = self.stages(pp)
-        telling = zip(self._telling[pp], self.elements(job), strict=True)
-        held = [self._stage_memory(job, index, made[index], elements) for index, elements in telling]
+        representatives = zip(self._representatives[pp], self.elements(job), strict=True)
+        held = [self._stage_memory(job, index, made[index], elements) for index, elements in representatives]
         return max(held, key=lambda stage: stage.total)
 
     def _stage_memory(self, job: TrainingJob, index: int, stage: Stage, elements: Elements) -> DeviceBytes:
@@ -130,7 +130,7 @@ class Footprints:
 
 
 def _first_of_each(contents: tuple[Contents, ...]) -> tuple[int, ...]:
-    """Of stages that hold the same, the first has most micro-batches in flight."""
+    """Of equal stages, the first has the most micro-batches in flight."""
     first: dict[Contents, int] = {}
     for index, held in enumerate(contents):
         first.setdefault(held, index)

@@ -1,6 +1,6 @@
-"""Bytes of weights, gradients and optimizer states on one device, from the tensor rules. Knows no activations and no time.
+"""Model states (weights, gradients, optimizer) of one device, from the tensor rules. Knows no activations and no time.
 
-Dense tensors are spread over tp and, by ZeRO, over dp * cp; routed experts over ep * expert_tp and their own expert-dp
+Dense tensors are sharded over tp and, by ZeRO, over dp * cp; routed experts over ep * expert_tp and expert-dp
 (Megatron-Core theoretical_memory_usage.py: `num_bytes_per_parameter(expert_data_parallel_size)`).
 """
 
@@ -20,16 +20,16 @@ from windlass.plan.training.job import TrainingJob
 from windlass.plan.training.stages import Stage
 
 MOMENTS = {"adamw": 2, "muon": 1, "sgd": 1}
-"""fp32 tensors the optimizer keeps beside the weights: two moments, or one momentum (Muon: github.com/KellerJordan/Muon)."""
+"""fp32 optimizer tensors per weight: two moments, or one momentum (Muon: github.com/KellerJordan/Muon)."""
 
 
 class ParameterBytes(Frozen):
-    """Of one parameter before anything is spread."""
+    """Bytes per parameter before sharding."""
 
     weights: float
     gradients: float
     optimizer: float
-    """fp32 weights (where the working ones are shorter), moments, and an fp32 copy of gradients that are shorter."""
+    """fp32 master weights (if compute is 16-bit), moments, and an fp32 copy of 16-bit gradients."""
 
     @property
     def total(self) -> float:
@@ -57,14 +57,14 @@ def spread_bytes(each: ParameterBytes, zero: int, ranks: int) -> ParameterBytes:
 
 
 class Elements(Frozen):
-    """Parameters that learn on one rank of a stage, before ZeRO."""
+    """Trainable parameters of one rank of a stage, before ZeRO."""
 
     dense: float
     experts: float
     matrices: float
-    """The part of `dense` and `experts` that is layers' matrices: what the formulas of papers count (12 h^2 L)."""
+    """The part of `dense` and `experts` that is layer matrices: what papers' formulas count (12 h^2 L)."""
     frozen_bytes: float = 0.0
-    """Of weights that do not learn, beside adapters that do. Every rank holds all of its stage's."""
+    """Of frozen weights with LoRA. Every rank holds all of its stage's."""
 
     @property
     def total(self) -> float:
@@ -91,7 +91,7 @@ def stage_elements(spec: ModelSpec, rules: tuple[Rule, ...], job: TrainingJob, s
 
 
 def adapter_elements(rule: Rule, lora: LoraSection) -> int:
-    """Of the two thin matrices beside one of ours (arXiv 2106.09685, 4.1); 0 where none is asked for."""
+    """Elements of the LoRA matrices A and B for one matrix (arXiv 2106.09685, 4.1); 0 if it is not a target."""
     if rule.role is not Role.MATRIX or rule.part is Part.NEXT_TOKEN or rule.ours.endswith("router.weight"):
         return 0
     target = "experts" if rule.num_experts else "attention" if ".mixer." in rule.ours else "feed_forward"
@@ -99,14 +99,14 @@ def adapter_elements(rule: Rule, lora: LoraSection) -> int:
 
 
 def _frozen_bytes(rule: Rule, lora: LoraSection) -> float:
-    """A number of a matrix as conversion stores it, groups of 128 and their scale; everything else in 16 bits."""
+    """Bytes per element: matrices as conversion stores them (groups of 128 with a scale), the rest in 16 bits."""
     how = scheme(lora.base)
     stored = how.stored(rule.keep, rule.shape[-1], is_head=rule.role is Role.HEAD) if len(rule.shape) == 2 else None
     return 2.0 if stored is None or stored.bits >= 16 else stored.matrix_bytes(*rule.shape) / rule.elements
 
 
 def _held(spec: ModelSpec, rule: Rule, stage: Stage, job: TrainingJob) -> int:
-    """How many layers' worth of the tensor the stage holds. A head that the checkpoint stores twice is trained once."""
+    """How many copies of the tensor (one per layer) the stage holds. A head that the checkpoint stores twice counts once."""
     if rule.copy_of is not None:
         return 0
     if rule.part is Part.NEXT_TOKEN:
@@ -115,12 +115,12 @@ def _held(spec: ModelSpec, rule: Rule, stage: Stage, job: TrainingJob) -> int:
         return bisect_left(rule.layers, stage.layers.stop) - bisect_left(rule.layers, stage.layers.start)
     if rule.role is Role.LOOKUP:
         both_ends = spec.tied_head and stage.has_head and rule.axes[0].name is AxisName.VOCAB
-        return int(stage.has_embedding or both_ends)  # a tied table is needed at both ends of a pipeline
+        return int(stage.has_embedding or both_ends)  # tied embeddings are needed at both ends of a pipeline
     return int(stage.has_head)
 
 
 def _local_elements(rule: Rule, job: TrainingJob) -> float:
-    """Of one layer on one rank: experts over ep and expert_tp, everything else over tp; KV heads are copied when there are fewer than tp."""
+    """Per layer and rank: experts over ep and expert_tp, the rest over tp; KV heads are replicated if there are fewer than tp."""
     groups = job.groups
     elements = float(rule.elements)
     if rule.num_experts:
@@ -138,15 +138,15 @@ def _is_cut(rule: Rule) -> bool:
 
 
 class StateBytes(Frozen):
-    """Of the states of one rank."""
+    """Model states of one rank."""
 
     weights: float
     gradients: float
     optimizer: float
     working: float = 0.0
-    """The layer that is whole while it is used, under ZeRO-2 and ZeRO-3."""
+    """The gathered layer, under ZeRO-2 and ZeRO-3."""
     host: float = 0.0
-    """In the memory of the host instead (DeepSpeed offload), per device."""
+    """Offloaded to host memory, per device."""
     disk: float = 0.0
 
     @property
@@ -173,8 +173,8 @@ def states_of(elements: Elements, job: TrainingJob, copies: int = 1) -> StateByt
 
 
 def _gathered(states: StateBytes, elements: Elements, job: TrainingJob, stage: Stage) -> StateBytes:
-    """One layer is whole while it is used: under ZeRO-3 its weights and their gradient in 16 bits, 4 bytes per parameter
-    (DeepSpeed stage3.py `estimate_zero3_model_states_mem_needs`), under ZeRO-2 its gradient. A layer here is the stage's mean one."""
+    """One layer is gathered while it is used: under ZeRO-3 its weights and their gradient in 16 bits, 4 bytes per parameter
+    (DeepSpeed stage3.py `estimate_zero3_model_states_mem_needs`), under ZeRO-2 its gradient. Uses the mean layer of the stage."""
     each = 4.0 if job.zero == 3 else parameter_bytes(job.compute, job.gradients, job.optimizer).gradients
     return msgspec.structs.replace(states, working=each * elements.total / max(stage.num_layers, 1))
 

@@ -1,4 +1,4 @@
-"""Step time of many candidate jobs on the same model and hardware, each part worked out once. Knows no preferences."""
+"""Step time of many candidate jobs of one model on the same hardware, with cached parts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from windlass.plan.training.time.step import StageCosts, TrainingStepTime, assem
 
 
 class LayerCosts(Frozen):
-    """What depends on the degrees inside a stage only."""
+    """Costs that depend only on the degrees within a stage."""
 
     layers: tuple[LayerCost, ...]
     """Of each kind of layer."""
@@ -21,7 +21,7 @@ class LayerCosts(Frozen):
 
 
 class Evaluator:
-    """Holds the caches; one per search. Footprints know no device, so searches on several kinds of device may share them."""
+    """Caches of one search. Footprints are device-independent, so that searches on several devices can share them."""
 
     def __init__(self, footprints: Footprints, hardware: Hardware, compute: str) -> None:
         self.footprints, self.hardware = footprints, hardware
@@ -53,8 +53,8 @@ class Evaluator:
     def _add_stages(self, job: TrainingJob) -> StageCosts:
         each = self._layer_costs(job)
         contents = self.footprints.contents(job.groups.pp)
-        alike = {held: _sum_stage(each, held) for held in set(contents)}
-        return StageCosts(costs=tuple(alike[held] for held in contents))
+        distinct = {held: _sum_stage(each, held) for held in set(contents)}
+        return StageCosts(costs=tuple(distinct[held] for held in contents))
 
     def _layer_costs(self, job: TrainingJob) -> LayerCosts:
         key = layer_key(job)

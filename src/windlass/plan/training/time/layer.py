@@ -1,7 +1,7 @@
-"""Seconds of one layer, the embedding and the head on one device for one micro-batch: a roofline per kernel plus collectives.
+"""Time of one layer, the embedding and the head on one device for one micro-batch: a roofline per kernel plus collectives.
 
-Every kernel takes the longer of its operations at the rate large products are measured at and its traffic at the measured
-bandwidth. Nothing here is fitted to a training run.
+Every kernel takes the longer of its FLOPs at the measured rate of large matmuls and its traffic at the measured bandwidth.
+Nothing here is fitted to a training run.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ KERNEL_SECONDS = 3e-6
 
 
 class DeviceRates(Frozen):
-    """Rates of one device and its links, for one compute type."""
+    """Compute and bandwidth rates of one device and its links, for one compute type."""
 
     matmul_rate: float
     product_rate: float
@@ -69,7 +69,7 @@ def device_rates(hardware: Hardware, compute: str) -> DeviceRates:
 
 
 class LayerCost(Frozen):
-    """Seconds, forward and backward and what is computed again; `forward`, `backward` and `weight` say how they are spread."""
+    """Seconds, recomputation included, by cause; `forward`, `backward` and `weight` are the same time by phase."""
 
     compute: float = 0.0
     memory: float = 0.0
@@ -79,7 +79,7 @@ class LayerCost(Frozen):
     forward: float = 0.0
     backward: float = 0.0
     weight: float = 0.0
-    """The part of `backward` that only makes weight gradients, which some schedules put off."""
+    """The part of `backward` that computes weight gradients, which some schedules defer."""
 
     def plus(self, other: LayerCost, times: float = 1.0) -> LayerCost:
         return LayerCost(**{name: getattr(self, name) + times * getattr(other, name) for name in LayerCost.__struct_fields__})
@@ -100,7 +100,7 @@ class KernelSeconds(Frozen):
     again_memory: float
     weight: float
     core: float
-    """Of the attention core going forward, which context-parallel transfers hide behind."""
+    """Attention core in the forward pass, which context-parallel transfers overlap with."""
 
 
 def kernels(operations: Iterable[Operation], job: TrainingJob, rates: DeviceRates, *, repeats: bool = True) -> KernelSeconds:
@@ -123,7 +123,7 @@ def kernels(operations: Iterable[Operation], job: TrainingJob, rates: DeviceRate
 
 
 def _is_frozen(operation: Operation, job: TrainingJob) -> bool:
-    """Of weights that do not learn only the input's gradient is computed; what adapters compute is too little to count."""
+    """Frozen weights need only the input gradient; the FLOPs of adapters are negligible."""
     return job.lora.rank is not None and operation.kind is OperationKind.MATMUL
 
 
@@ -140,7 +140,7 @@ def _again(operation: Operation, job: TrainingJob) -> bool:
 
 
 class ExposedTime(Frozen):
-    """Seconds of communication that nothing hides."""
+    """Seconds of communication that is not overlapped."""
 
     forward: float = 0.0
     backward: float = 0.0
@@ -200,7 +200,7 @@ def _assemble(
 
 
 def _regions(spec: ModelSpec, layer: Layer) -> tuple[int, ...]:
-    """Width that is gathered on the way into each tensor-parallel region of the layer; routed experts alone have none."""
+    """Width gathered on entry to each tensor-parallel region of the layer; routed experts alone have none."""
     mixer = layer.mixer
     width = spec.hidden_size
     if isinstance(mixer, LatentAttention) and mixer.q_lora_rank:
@@ -212,8 +212,8 @@ def _regions(spec: ModelSpec, layer: Layer) -> tuple[int, ...]:
 def _tensor_exposed(
     regions: tuple[int, ...], hidden: int, times: KernelSeconds, job: TrainingJob, rates: DeviceRates
 ) -> ExposedTime:
-    """Without sequence parallelism an all-reduce on the way out, and one of the gradient on the way in. With it, a gather in and a
-    scatter out, both mirrored backward, and a second gather of the input that was kept in shares (arXiv 2205.05198, 4.2.2)."""
+    """Without sequence parallelism: an all-reduce after the region, and one of the gradient before it. With it: an all-gather before
+    and a reduce-scatter after, both mirrored in the backward, and a second all-gather of the sharded input (arXiv 2205.05198, 4.2.2)."""
     tp, tokens = job.groups.tp, job.micro_tokens
     if tp == 1:
         return ExposedTime()
@@ -236,12 +236,12 @@ def _tensor_exposed(
 
 
 def _pipelined(communication: float, computation: float, pieces: int) -> float:
-    """Cut in `pieces` and run beside the products: one piece has nothing to hide behind."""
+    """Split in `pieces` and overlapped with the matmuls: one piece is exposed."""
     return max(communication / pieces, communication - computation)
 
 
 def _context_exposed(layer: Layer, times: KernelSeconds, job: TrainingJob, rates: DeviceRates) -> ExposedTime:
-    """Keys and values go round the ring beside the attention core, and come back with their gradients (arXiv 2310.01889)."""
+    """Ring attention: keys and values are passed around overlapped with the attention core, and back with their gradients (arXiv 2310.01889)."""
     groups, mixer = job.groups, layer.mixer
     if groups.cp == 1:
         return ExposedTime()
@@ -252,7 +252,7 @@ def _context_exposed(layer: Layer, times: KernelSeconds, job: TrainingJob, rates
 
 
 def _expert_exposed(spec: ModelSpec, layer: Layer, times: KernelSeconds, job: TrainingJob, rates: DeviceRates) -> ExposedTime:
-    """Tokens out to their experts and back, each way; and among the ranks that share an expert."""
+    """Dispatch and combine, forward and backward; and the gather among ranks that share an expert."""
     groups, moe = job.groups, layer.feed_forward
     if not isinstance(moe, MoE) or groups.ep * groups.expert_tp == 1:
         return ExposedTime()

@@ -1,7 +1,6 @@
-"""Seconds of one optimizer step, item by item: pipeline, data-parallel traffic and the optimizer around the cost of the layers.
+"""Time of one optimizer step by cause: layers, pipeline, data-parallel communication, optimizer.
 
-Predicted from the model's shapes and the device's measured ceilings alone; docs/plan.md has the table of how far that is from
-what was published.
+Predicted from the model's shapes and the device's measured rates; docs/plan.md compares it with published runs.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ class TrainingStepTime(Frozen):
     compute: float
     """Matrix products and attention, recomputation included."""
     memory: float
-    """Kernels bound by memory traffic: norms, activations, residuals, the loss, permutations, casts."""
+    """Memory-bound kernels: norms, activations, residuals, the loss, permutations, casts."""
     tp: float
     cp: float
     ep: float
@@ -67,7 +66,7 @@ def assemble_step(
 
 
 def bubble_seconds(job: TrainingJob, costs: StageCosts) -> float:
-    """1F1B: the other stages' one micro-batch, over v with interleaving: (p-1)/v of a stage (arXiv 2104.04473, 2.2).
+    """1F1B: one micro-batch of the other stages, divided by v with interleaving: (p-1)/v of a stage (arXiv 2104.04473, 2.2).
     Zero-bubble ZB-H1 (p-1)(F + B - 2W); DualPipe (p/2 - 1)(F&B + B - 3W) (arXiv 2401.10241; arXiv 2412.19437, table 2;
     B there is the whole backward, F&B a forward and a backward run together)."""
     slowest, pp = costs.slowest, job.groups.pp
@@ -82,7 +81,7 @@ def bubble_seconds(job: TrainingJob, costs: StageCosts) -> float:
 
 def transfer_seconds(spec: ModelSpec, job: TrainingJob, rates: DeviceRates, slowest: LayerCost) -> float:
     """Activations and their gradients between stages, once per virtual stage; each tensor-parallel rank sends its share
-    (arXiv 2104.04473, 4.1). Hidden ones still delay the filling and the draining of the pipeline, and show where the link cannot keep up."""
+    (arXiv 2104.04473, 4.1). Overlapped ones still delay the filling and draining of the pipeline, and show if the link is too slow."""
     groups = job.groups
     if groups.pp == 1:
         return 0.0
@@ -94,8 +93,8 @@ def transfer_seconds(spec: ModelSpec, job: TrainingJob, rates: DeviceRates, slow
 
 
 def data_parallel_seconds(spec: ModelSpec, job: TrainingJob, rates: DeviceRates, slowest: LayerCost, elements: Elements) -> float:
-    """Gradients summed (ZeRO-0), or scattered and the new weights gathered (ZeRO-1); ZeRO-2 scatters every micro-batch, ZeRO-3 also
-    gathers the weights for each forward and each backward (arXiv 1910.02054, 7). Overlap hides the scatter behind a backward and the
+    """All-reduce of gradients (ZeRO-0), or reduce-scatter and all-gather of new weights (ZeRO-1); ZeRO-2 reduce-scatters every micro-batch,
+    ZeRO-3 also gathers the weights for each forward and backward (arXiv 1910.02054, 7). Overlap hides the scatter behind a backward and the
     gather behind a forward, but for one layer's share (Megatron-Bridge performance guide: first and last micro-batch)."""
     gathered, scattered = _exchanges(spec, job, rates, elements)
     if job.zero == 0:
@@ -108,8 +107,8 @@ def data_parallel_seconds(spec: ModelSpec, job: TrainingJob, rates: DeviceRates,
 
 
 def _exchanges(spec: ModelSpec, job: TrainingJob, rates: DeviceRates, elements: Elements) -> tuple[float, float]:
-    """Seconds to gather all weights of a rank, and to scatter all its gradients: dense ones and experts in their own groups, a
-    collective per layer, so that each can start when its layer is done. A long ring pays its latency every time."""
+    """Seconds to all-gather all weights of a rank, and to reduce-scatter its gradients: dense ones and experts in their own groups,
+    one collective per layer, so that each can start when its layer is done."""
     groups = job.groups
     dense = group_of(groups.dp * groups.cp, groups.tp, rates.devices_per_node)
     expert = group_of(groups.expert_dp, groups.expert_tp * groups.ep, rates.devices_per_node)

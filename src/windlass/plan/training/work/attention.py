@@ -1,4 +1,4 @@
-"""What attention does and keeps, per rank and micro-batch, item by item after arXiv 2205.05198 section 4.1.
+"""Operations of attention per rank and micro-batch, after arXiv 2205.05198, section 4.1.
 
 With one KV head per query head, dropout and unfused scores, the items sum to that paper's 11 sbh + 5 a s^2 b. Knows no device.
 """
@@ -35,13 +35,13 @@ def mixer_operations(mixer: Mixer, hidden: int, dropout: bool, rotary: bool, job
     elif isinstance(mixer, LatentAttention):
         widths, into = _latent(mixer, hidden, job)
     else:
-        raise Impossible("training of a convolution mixer is not planned: no trainer here runs it")
+        raise Impossible("training of convolution mixers is not supported")
     turned = _rotation(widths, job) if rotary else ()
     return (*into, *turned, *_core(mixer, widths, dropout, job), *_output(widths, hidden, job))
 
 
 def input_bytes(job: TrainingJob) -> int:
-    """A product keeps its input for the weight's gradient; in FP8 it keeps the 8-bit copy (Transformer Engine)."""
+    """A matmul keeps its input for the weight gradient; with FP8 the 8-bit copy (Transformer Engine)."""
     return 1 if job.compute == "fp8" else 4 if job.compute == "fp32" else BF16
 
 
@@ -61,7 +61,7 @@ def _grouped(mixer: Attention, hidden: int, job: TrainingJob) -> tuple[Attention
 
 
 def _latent(mixer: LatentAttention, hidden: int, job: TrainingJob) -> tuple[AttentionWidths, tuple[Operation, ...]]:
-    """Down to the latents on this rank's tokens, a norm each, gathered, up to this rank's heads (Megatron-Core's MLA)."""
+    """Down-projection to the latents on this rank's tokens, norms, all-gather, up-projection to this rank's heads (Megatron-Core's MLA)."""
     tokens, outside, kept = job.micro_tokens, job.outside_tokens, input_bytes(job)
     heads, key_dim = mixer.num_heads / job.groups.tp, mixer.nope_head_dim + mixer.rope_head_dim
     q_rank, kv_rank = mixer.q_lora_rank or 0, mixer.kv_lora_rank

@@ -1,4 +1,4 @@
-"""What feed-forwards do and keep, per rank and micro-batch: dense, gated, and routed experts with even routing. Knows no device."""
+"""Operations of feed-forwards per rank and micro-batch: dense, gated, and MoE with even routing."""
 
 from __future__ import annotations
 

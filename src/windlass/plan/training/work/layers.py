@@ -1,4 +1,4 @@
-"""A whole layer, the embedding and the head as lists of operations on one rank for one micro-batch. Knows no device."""
+"""A layer, the embedding and the head as lists of operations on one rank for one micro-batch."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""One kernel's worth of work on one rank for one micro-batch: operations, memory traffic, and what it keeps for the backward.
+"""An operation on one rank for one micro-batch: FLOPs, memory traffic, and bytes kept for the backward.
 
-Activation memory and step time are both sums over the same list of these, so the two cannot drift apart. Knows no device.
+Activation memory and step time are sums over the same list of operations. Knows no device.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class OperationKind(Enum):
     """Activations times activations, unfused attention: 16 bits whatever the compute type."""
     FLASH = "flash"
     MEMORY = "memory"
-    """Bound by traffic alone: norms, activations, residuals, permutations."""
+    """Memory-bound: norms, activations, residuals, permutations."""
 
 
 class KernelWork(Frozen):
