@@ -191,5 +191,7 @@ def load_plan(text: bytes) -> Plan:
     except (msgspec.ValidationError, msgspec.DecodeError) as error:
         raise BadInput(f"not a plan of version {PLAN_VERSION}: {error}") from None
     if plan.version != PLAN_VERSION:
-        raise BadInput(f"the plan has version {plan.version}; this Windlass reads version {PLAN_VERSION}: run `windlass plan` again")
+        raise BadInput(
+            f"the plan has version {plan.version}; this Windlass reads version {PLAN_VERSION}: run `windlass plan` again"
+        )
     return plan

@@ -23,7 +23,7 @@ pytest.importorskip("tokenizers")
 import torch
 
 from windlass.cli import execute as windlass
-from windlass.cli.plan.training import as_run
+from windlass.cli.plan.training import with_trainer_defaults
 from windlass.core.recipe.recipe import recipe_from
 from windlass.nn import Decoder
 from windlass.train.checkpoint.tensors import CheckpointTensors
@@ -389,14 +389,14 @@ def test_what_an_earlier_run_left_decides_nothing(tmp_path: Path, monkeypatch: p
 def test_what_is_planned_before_a_run_is_what_is_run() -> None:
     """A plan that recomputes, or shares rows out, would fit where the run does not."""
     asked = recipe_from({"model": {"name": "x"}, "parallel": {"tp": 2}})
-    found = as_run(asked, num_devices=8)
+    found = with_trainer_defaults(asked, num_devices=8)
     assert (found.parallel.tp, found.parallel.pp, found.parallel.ep, found.parallel.zero) == (2, 1, 1, 3)
     assert found.parallel.sequence_parallel is False
     assert (found.memory.recompute, found.batch.micro_batch) == ("none", 1)
     said = recipe_from(
         {"model": {"name": "x"}, "memory": {"recompute": "full"}, "batch": {"micro_batch": 4}, "parallel": {"zero": 0}}
     )
-    kept = as_run(said, num_devices=8)
+    kept = with_trainer_defaults(said, num_devices=8)
     assert (kept.memory.recompute, kept.batch.micro_batch, kept.parallel.zero) == ("full", 4, 0)
     other = recipe_from({"model": {"name": "x"}, "run": {"engine": "deepspeed"}})
-    assert as_run(other, num_devices=8) == other
+    assert with_trainer_defaults(other, num_devices=8) == other

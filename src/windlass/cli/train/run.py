@@ -77,9 +77,9 @@ def _need_torch() -> None:
 
 def _fits(path: Path, recipe: Recipe, options: Options) -> bool:
     """Planned on the recipe's hardware, or on this machine; a plan that does not fit is shown whole, with what would."""
-    from windlass.cli.plan.training import planned
+    from windlass.cli.plan.training import plan_recipe
 
-    plan = planned(recipe, str(path))
+    plan = plan_recipe(recipe, str(path))
     assert plan.train is not None
     if plan.fits and not options.plan_only:
         if not options.as_json:
@@ -120,9 +120,9 @@ def _planned_interval(path: Path, recipe: Recipe) -> float | None:
     """Young and Daly's, of the plan; where the recipe says it, or nothing fits, the plan is not asked."""
     if recipe.checkpoint.interval_minutes is not None or recipe.checkpoint.interval_steps is not None:
         return None
-    from windlass.cli.plan.training import planned
+    from windlass.cli.plan.training import plan_recipe
 
-    train = planned(recipe, str(path)).train
+    train = plan_recipe(recipe, str(path)).train
     return (train or {}).get("checkpoint", {}).get("interval_seconds")
 
 

@@ -197,7 +197,7 @@ def _degree_why(name: str, request: PlanRequest, best: Candidate) -> str:
 def _context_reason(request: PlanRequest, best: Candidate) -> Reason:
     kv = max(held.kv_bytes for held in best.fit.memory)
     length = "full" if best.workload.reserve_tokens == best.workload.context_tokens else "mean"
-    why = f"{format_bytes(kv)} of {best.scheme.kv} KV cache on the fullest device for {best.workload.concurrency} sequences of {length} length"
+    why = f"{format_bytes(kv)} of {best.scheme.kv} KV cache on the fullest device for a concurrency of {best.workload.concurrency} at {length} length"
     return Reason(choice="context", value=format_context(request.context_tokens), why=why)
 
 

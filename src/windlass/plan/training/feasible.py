@@ -68,11 +68,7 @@ def _widths(spec: ModelSpec) -> list[tuple[int, str]]:
 def why_not_ep(spec: ModelSpec, ep: int, expert_tp: int) -> str | None:
     moe = spec.experts
     if moe is None:
-        return (
-            None
-            if ep * expert_tp == 1
-            else f"ep {ep} x expert_tp {expert_tp}: the model has no routed experts"
-        )
+        return None if ep * expert_tp == 1 else f"ep {ep} x expert_tp {expert_tp}: the model has no routed experts"
     if moe.num_experts % ep:
         return f"ep {ep} does not divide {moe.num_experts} experts; ep may be {_listed(divisors(moe.num_experts))}"
     if moe.intermediate_size % expert_tp:
@@ -119,7 +115,9 @@ def _why_not_sequence(job: TrainingJob) -> str | None:
     if job.sequence_tokens % shards:
         return f"sequence length {job.sequence_tokens} is not a multiple of {shards} (tp x cp)"
     if groups.tp > 1 and groups.ep > 1 and not job.sequence_parallel:
-        return "tp with ep needs sequence parallelism (as in Megatron-Core): otherwise every tp rank would dispatch the same tokens"
+        return (
+            "tp with ep needs sequence parallelism (as in Megatron-Core): otherwise every tp rank would dispatch the same tokens"
+        )
     return _why_not_offload(job)
 
 
