@@ -24,10 +24,10 @@ from gather import chats, standard_library, texts  # noqa: E402
 
 from windlass.bundled.tasks import problems  # noqa: E402
 from windlass.errors import Error  # noqa: E402
-from windlass.train.data.prepare.generated import Style, generate_tasks  # noqa: E402
+from windlass.train.data.prepare.generated import ChatStyle, generate_tasks  # noqa: E402
 from windlass.train.data.prepare.prepare import prepare  # noqa: E402
 from windlass.train.data.prepare.train_tokenizer import train_vocabulary, write_tokenizer  # noqa: E402
-from windlass.train.data.prepare.unit import Settings  # noqa: E402
+from windlass.train.data.prepare.unit import PrepareSettings  # noqa: E402
 from windlass.train.data.shards import MANIFEST, read_manifest  # noqa: E402
 from windlass.units import parse_count  # noqa: E402
 
@@ -35,7 +35,7 @@ VOCABULARY, CONTEXT = 4096, 512
 END, SYSTEM, USER, ASSISTANT, OBSERVATION = "<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"
 SPECIAL = (END, "[gMASK]", "<sop>", SYSTEM, USER, ASSISTANT, OBSERVATION)
 """As GLM's chats have them."""
-STYLE = Style(
+STYLE = ChatStyle(
     start="[gMASK]<sop>",
     system=SYSTEM,
     user=USER,
@@ -81,7 +81,7 @@ def build(out: Path, vocabulary: int, num_tokens: int, seed: int, jobs: int) -> 
         _told(f"sources from {standard_library()}", lambda: write_sources(sources))
     for name, held in (("text", 0.01), ("chats", 0.0)):
         if not (out / name / MANIFEST).exists():
-            settings = Settings(tokenizer=str(tokenizer), validation=held)
+            settings = PrepareSettings(tokenizer=str(tokenizer), validation=held)
             _told(
                 name,
                 lambda name=name, settings=settings: prepare([str(sources / f"{name}.jsonl")], out / name, settings, jobs=jobs),

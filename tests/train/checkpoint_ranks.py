@@ -62,7 +62,7 @@ def state(mesh: Any, rank: int, scale: float) -> dict[str, Any]:
 
 
 def save(rank: int, count: int, folder: str, local: str = "") -> None:
-    from windlass.train.checkpoint import Checkpoints, Identity
+    from windlass.train.checkpoint import CheckpointIdentity, Checkpoints
 
     base = Path(folder)
     mesh = join(rank, count, base)
@@ -71,7 +71,7 @@ def save(rank: int, count: int, folder: str, local: str = "") -> None:
         range(ROWS)[rank * -(-ROWS // count) : (rank + 1) * -(-ROWS // count)]
     )
     where = Path(local) / str(rank) if local else None  # as if each rank had a disk of its own
-    checkpoints = Checkpoints(base / "run", Identity(model="made up", spec="1"), local=where)
+    checkpoints = Checkpoints(base / "run", CheckpointIdentity(model="made up", spec="1"), local=where)
     checkpoints.save(3, held)
     held["model"]["rows"].to_local().zero_()  # training goes on while it is written
     checkpoints.wait()
@@ -81,13 +81,13 @@ def save(rank: int, count: int, folder: str, local: str = "") -> None:
 def load(rank: int, count: int, folder: str) -> None:
     import torch
 
-    from windlass.train.checkpoint import Checkpoints, Identity
+    from windlass.train.checkpoint import CheckpointIdentity, Checkpoints
 
     base = Path(folder)
     mesh = join(rank, count, base)
     held = state(mesh, rank, 0.0)
     own = held["rng"][str(rank)].clone()
-    checkpoints = Checkpoints(base / "run", Identity(model="made up", spec="1"))
+    checkpoints = Checkpoints(base / "run", CheckpointIdentity(model="made up", spec="1"))
     manifest_ranks = int((base / "saved_by").read_text())
     assert checkpoints.load(held) == 3
     whole = whole_matrix() * 3.0
@@ -103,13 +103,13 @@ def fill_one_disk(rank: int, count: int, folder: str) -> None:
     """The second rank's disk is full: both hear of it, nothing is left, and the next save succeeds."""
     import errno
 
-    from windlass.train.checkpoint import Checkpoints, Identity
+    from windlass.train.checkpoint import CheckpointIdentity, Checkpoints
     from windlass.train.checkpoint.storage import CheckedWriter
 
     base = Path(folder)
     mesh = join(rank, count, base)
     said: list[str] = []
-    checkpoints = Checkpoints(base / "run", Identity(model="made up", spec="1"), notify=said.append)
+    checkpoints = Checkpoints(base / "run", CheckpointIdentity(model="made up", spec="1"), notify=said.append)
     whole = CheckedWriter.write_data
 
     def full(*given: Any) -> Any:
@@ -130,20 +130,20 @@ def fill_one_disk(rank: int, count: int, folder: str) -> None:
 
 def save_out_of_reach(rank: int, count: int, folder: str, local: str) -> None:
     """The shared folder cannot be written: what is on local disks stays, the last of it."""
-    from windlass.train.checkpoint import Checkpoints, Identity, gathering
+    from windlass.train.checkpoint import CheckpointIdentity, Checkpoints, gathering
 
     base = Path(folder)
     mesh = join(rank, count, base)
     said: list[str] = []
     checkpoints = Checkpoints(
-        base / "run", Identity(model="made up", spec="1"), local=Path(local) / str(rank), notify=said.append
+        base / "run", CheckpointIdentity(model="made up", spec="1"), local=Path(local) / str(rank), notify=said.append
     )
 
     def gone(*given: Any) -> None:
         raise OSError(5, "Input/output error")
 
     checkpoints_module = __import__("windlass.train.checkpoint.checkpoints", fromlist=["bring_together"])
-    assert checkpoints_module.bring_together is gathering.bring_together
+    assert checkpoints_module.bring_together is gathering.copy_to_shared
     checkpoints_module.bring_together = gone
     for step in (2, 3):
         checkpoints.save(step, state(mesh, rank, float(step)), wait=True)

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,10 +27,10 @@ from windlass.cli.plan.training import with_trainer_defaults
 from windlass.core.recipe.recipe import recipe_from
 from windlass.nn import Decoder
 from windlass.train.checkpoint.tensors import CheckpointTensors
-from windlass.train.data.batches import Batch
+from windlass.train.data.batches import PackedBatch
 from windlass.train.logging.jsonl import read_samples
 from windlass.train.loop.guard import STOPPED
-from windlass.train.model.packing import step_of
+from windlass.train.model.packing import packed_step
 from windlass.weights.load.checkpoint import CheckpointWeights
 from windlass.weights.source import open_model
 
@@ -137,7 +137,8 @@ def test_a_signal_saves_and_stops_and_a_resume_is_bit_identical(
     waiting.join()
     stopped = last(out)[0]
     assert (
-        f"stopped after step {int(stopped.removeprefix('step-'))} ({number.name}); go on with --resume" in capsys.readouterr().err
+        f"stopped after step {int(stopped.removeprefix('step-'))} ({number.name}); continue with --resume"
+        in capsys.readouterr().err
     )
     assert "step-00000003" <= stopped < "step-00000012"
     assert windlass(words(recipe, out, "--resume")) == 0
@@ -146,7 +147,7 @@ def test_a_signal_saves_and_stops_and_a_resume_is_bit_identical(
 
 def test_a_folder_with_checkpoints_is_not_begun_anew(recipe: Path, whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert windlass(words(recipe, whole)) == 2
-    assert "has checkpoints already; go on with --resume" in one_line(capsys)
+    assert "has checkpoints already; continue with --resume" in one_line(capsys)
 
 
 @pytest.mark.long
@@ -194,7 +195,9 @@ def logits_of(model: Path, tokens: torch.Tensor) -> torch.Tensor:
     opened = open_model(model)
     decoder = Decoder(opened.spec, CheckpointWeights(opened, dtype=torch.float32, keep_quantized=False))
     rows = torch.arange(len(tokens))[None]
-    step = step_of(Batch(tokens[None], tokens[None], rows, torch.zeros_like(rows, dtype=torch.int32)), torch.device("cpu"))
+    step = packed_step(
+        PackedBatch(tokens[None], tokens[None], rows, torch.zeros_like(rows, dtype=torch.int32)), torch.device("cpu")
+    )
     with torch.no_grad():
         return decoder.logits(decoder.forward_hidden(step))
 
@@ -359,9 +362,10 @@ def test_deepspeed_that_is_not_there_is_named(recipe: Path, tmp_path: Path, caps
 
 def test_worker_words_say_the_same(tmp_path: Path) -> None:
     """What the agent starts is the same command."""
-    from windlass.cli.train.run import Options, _arguments
+    from windlass.cli.train.options import TrainOptions
+    from windlass.cli.train.run import _arguments
 
-    options = Options(resume=True, settings=("a.b=1", "c.d=2"), out=tmp_path, prometheus=0, tensorboard=True, nproc=2)
+    options = TrainOptions(resume=True, settings=("a.b=1", "c.d=2"), out=tmp_path, prometheus=0, tensorboard=True, nproc=2)
     assert _arguments(Path("r.toml"), options) == [
         "-m", "windlass", "train", "run", "r.toml", "--set", "a.b=1", "--set", "c.d=2", "--out", str(tmp_path), "--prometheus", "0",
         "--resume", "--tensorboard",
@@ -371,17 +375,17 @@ def test_worker_words_say_the_same(tmp_path: Path) -> None:
 def test_what_an_earlier_run_left_decides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under a torchrun of the user's own, whose folder has the outcome of a run that failed; started again by the agent, it counts."""
     from windlass.cli.train import worker as train_worker
-    from windlass.train.loop.elastic import Outcome, read_outcome, write_outcome
-    from windlass.train.loop.loop import Ended
+    from windlass.train.loop.elastic import RunOutcome, read_outcome, write_outcome
+    from windlass.train.loop.loop import RunResult
 
-    monkeypatch.setattr(train_worker, "_run", lambda *_: Ended(kind="done", step=3))
-    monkeypatch.setattr("windlass.train.loop.elastic.end_with_agent", lambda: None)
+    monkeypatch.setattr(train_worker, "_run", lambda *_: RunResult(kind="done", step=3))
+    monkeypatch.setattr("windlass.train.loop.elastic.stop_when_agent_dies", lambda: None)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
-    nothing: Any = None
+    given: Any = SimpleNamespace(folder=tmp_path)
     for restarts, code, kind in (("1", 2, "failed"), ("0", 0, "done")):
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", restarts)
-        write_outcome(tmp_path, Outcome("failed", message="a bad recipe", exit_code=2))
-        assert train_worker.train(nothing, nothing, tmp_path, nothing) == code
+        write_outcome(tmp_path, RunOutcome("failed", message="a bad recipe", exit_code=2))
+        assert train_worker.train(given) == code
         found = read_outcome(tmp_path)
         assert found is not None and found.kind == kind
 

@@ -21,27 +21,27 @@ from torch.distributed.checkpoint.api import CheckpointException
 from windlass.errors import BadCheckpoint, BadInput, Error
 from windlass.train.checkpoint import folder as folders
 from windlass.train.checkpoint.gathering import (
-    Parts,
-    bring_together,
-    clear_unlisted,
-    forget_older,
+    RankFiles,
+    copy_to_shared,
     parts_name,
+    remove_older,
     remove_parts,
+    remove_unlisted,
     write_parts,
 )
 from windlass.train.checkpoint.host_copy import HostCopy
 from windlass.train.checkpoint.loading import load_into
 from windlass.train.checkpoint.manifest import (
-    Identity,
-    Manifest,
-    StoredFile,
+    CheckpointFile,
+    CheckpointIdentity,
+    CheckpointManifest,
     check_files,
+    check_model,
     check_sizes,
     read_manifest,
-    refuse_other_model,
     write_manifest,
 )
-from windlass.train.checkpoint.ranks import Ranks
+from windlass.train.checkpoint.ranks import CheckpointGroup
 from windlass.train.checkpoint.storage import CheckedWriter
 
 Notify = Callable[[str], None]
@@ -53,7 +53,7 @@ class Checkpoints:
     def __init__(
         self,
         folder: Path,
-        identity: Identity,
+        identity: CheckpointIdentity,
         *,
         keep_last: int = 3,
         milestone_every: int = 0,
@@ -63,14 +63,14 @@ class Checkpoints:
         """`milestone_every`: steps that are kept for ever. `local`: a disk of each node that is written first. `notify`: for people."""
         self.folder, self.identity = folder, identity
         self._keep_last, self._milestone_every, self._local, self._notify = keep_last, milestone_every, local, notify
-        self._ranks, self._copy = Ranks(), HostCopy()
+        self._ranks, self._copy = CheckpointGroup(), HostCopy()
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self.num_failed = 0
         """Saves that came to nothing."""
         self._lock = self._ranks.agree(self._prepare)
         if local is not None:  # the lock is ours, and none of us writes before all have come here
-            clear_unlisted(local)
+            remove_unlisted(local)
 
     # --- saving
 
@@ -139,7 +139,7 @@ class Checkpoints:
         if not self._ranks.first:
             return None
         lock = folders.FolderLock(self.folder)
-        for name in folders.clear_left_overs(self.folder):
+        for name in folders.remove_leftovers(self.folder):
             self._notify(f"{name} was not finished when the last run ended, and is removed")
         return lock
 
@@ -163,39 +163,39 @@ class Checkpoints:
 
     def _write(self, step: int, state: dict[str, Any]) -> None:
         ranks, final = self._ranks, self.folder
-        ranks.agree(lambda: folders.begin(final, step) if ranks.first else None)
-        place = folders.in_writing(self._local or final, step)
+        ranks.agree(lambda: folders.create_temporary(final, step) if ranks.first else None)
+        place = folders.temporary_path(self._local or final, step)
         writer = CheckedWriter(place)
         with warnings.catch_warnings():  # of one process without a group, which DCP means well about
             warnings.simplefilter("ignore")
             dcp.save(state, storage_writer=writer, process_group=ranks.group, no_dist=ranks.group is None)
-        files: dict[str, StoredFile] = {}
+        files: dict[str, CheckpointFile] = {}
         for written in ranks.gather(writer.written):
             files |= written
         if self._local is not None:
-            parts = Parts(identity=self.identity, step=step, rank=ranks.rank, world_size=ranks.size, files=writer.written)
+            parts = RankFiles(identity=self.identity, step=step, rank=ranks.rank, world_size=ranks.size, files=writer.written)
             ranks.agree(lambda: write_parts(place, parts))
-            forget_older(self._local, parts)
-            ranks.agree(lambda: bring_together(place, folders.in_writing(final, step), parts.files))
+            remove_older(self._local, parts)
+            ranks.agree(lambda: copy_to_shared(place, folders.temporary_path(final, step), parts.files))
         ranks.agree(lambda: self._finish(step, files))
         if self._local is not None:
             remove_parts(place, ranks.rank, writer.written)
 
-    def _finish(self, step: int, files: dict[str, StoredFile]) -> None:
+    def _finish(self, step: int, files: dict[str, CheckpointFile]) -> None:
         if not self._ranks.first:
             return
-        manifest = Manifest(identity=self.identity, step=step, world_size=self._ranks.size, files=files)
-        write_manifest(folders.in_writing(self.folder, step), manifest)
-        folders.give_name(self.folder, step)
+        manifest = CheckpointManifest(identity=self.identity, step=step, world_size=self._ranks.size, files=files)
+        write_manifest(folders.temporary_path(self.folder, step), manifest)
+        folders.commit(self.folder, step)
         for old in folders.to_remove(self.steps(), self._keep_last, self._milestone_every):
             folders.remove(self.path(old))
 
     def _discard(self, step: int) -> None:
         """A part of a checkpoint is of no use and takes room; a part on a local disk that is whole there may still be brought here."""
         if self._ranks.first:
-            shutil.rmtree(folders.in_writing(self.folder, step), ignore_errors=True)
+            shutil.rmtree(folders.temporary_path(self.folder, step), ignore_errors=True)
         if self._local is not None:
-            place = folders.in_writing(self._local, step)
+            place = folders.temporary_path(self._local, step)
             if not (place / parts_name(self._ranks.rank)).exists():
                 shutil.rmtree(place, ignore_errors=True)
 
@@ -214,7 +214,7 @@ class Checkpoints:
         """Every file is read once, each by one of the ranks."""
         path = self.path(step)
         manifest = read_manifest(path)
-        refuse_other_model(path, manifest.identity, self.identity)
+        check_model(path, manifest.identity, self.identity)
         check_sizes(path, manifest)
         check_files(path, manifest, sorted(manifest.files)[self._ranks.rank :: self._ranks.size])
 

@@ -37,22 +37,22 @@ def named_steps(folder: Path) -> list[int]:
     return sorted(step for step in steps if step is not None)
 
 
-def in_writing(folder: Path, step: int) -> Path:
+def temporary_path(folder: Path, step: int) -> Path:
     return folder / f"{step_name(step)}.tmp"
 
 
-def begin(folder: Path, step: int) -> Path:
+def create_temporary(folder: Path, step: int) -> Path:
     """An empty folder to write to."""
-    path = in_writing(folder, step)
+    path = temporary_path(folder, step)
     with explained(path, 0):
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir(parents=True)
     return path
 
 
-def give_name(folder: Path, step: int) -> Path:
+def commit(folder: Path, step: int) -> Path:
     """From here on the checkpoint counts."""
-    path, written = folder / step_name(step), in_writing(folder, step)
+    path, written = folder / step_name(step), temporary_path(folder, step)
     with explained(path, 0):
         sync_directory(written)
         if path.exists():  # saved before, and rolled back since; it counts again should the next line not be reached
@@ -79,7 +79,7 @@ def _renamed(path: Path, ending: str) -> Path:
     return other
 
 
-def clear_left_overs(folder: Path) -> list[str]:
+def remove_leftovers(folder: Path) -> list[str]:
     """What a killed run was writing or removing; returns the names."""
     if not folder.is_dir():
         return []

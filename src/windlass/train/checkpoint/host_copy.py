@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from windlass.train.params.shards import Piece
+from windlass.train.params.shards import TensorShard
 
 
 class HostCopy:
@@ -32,8 +32,8 @@ class HostCopy:
             if value.ndim == 0:  # every rank has it, and DCP cannot cut it
                 return self._tensor(value.to_local(), path)
             return DTensor(self._tensor(value.to_local(), path), value._spec, requires_grad=False)  # pyright: ignore
-        if isinstance(value, Piece):  # a tensor too, which says where it belongs
-            return Piece(value.part, self._tensor(value.tensor, path), value.owned)
+        if isinstance(value, TensorShard):  # a tensor too, which says where it belongs
+            return TensorShard(value.part, self._tensor(value.tensor, path), value.owned)
         if isinstance(value, Tensor):
             return self._tensor(value, path)
         if isinstance(value, dict):

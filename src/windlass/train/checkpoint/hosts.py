@@ -23,7 +23,7 @@ _HOST = re.compile(r"[A-Za-z0-9_.@:\[\]-]+")
 _HERE = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
-class Host(Protocol):
+class CheckpointHost(Protocol):
     name: str
 
     def lists(self, local: Path) -> dict[str, bytes]:
@@ -37,7 +37,7 @@ class Host(Protocol):
         ...
 
 
-def read_hostfile(path: Path) -> list[Host]:
+def read_hostfile(path: Path) -> list[CheckpointHost]:
     """One host a line, `host slots=8`, as mpirun and DeepSpeed write them; a host that stands there twice counts once."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -56,11 +56,11 @@ def read_hostfile(path: Path) -> list[Host]:
     return [_host(name) for name in names]
 
 
-def _host(name: str) -> Host:
-    return ThisHost(name) if name in _HERE or name == socket.gethostname() else SshHost(name)
+def _host(name: str) -> CheckpointHost:
+    return LocalHost(name) if name in _HERE or name == socket.gethostname() else SshHost(name)
 
 
-class ThisHost:
+class LocalHost:
     def __init__(self, name: str = "localhost") -> None:
         self.name = name
 

@@ -14,14 +14,14 @@ from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.api import CheckpointException
 
 from windlass.errors import BadCheckpoint, Error
-from windlass.train.checkpoint.ranks import Ranks
+from windlass.train.checkpoint.ranks import CheckpointGroup
 from windlass.train.checkpoint.storage import SafePlanner, SafeReader, missing
 
 OF_A_RANK = "rng"
 """The part of the state that each rank has for itself, under its number."""
 
 
-def load_into(state: dict[str, Any], folder: Path, ranks: Ranks) -> None:
+def load_into(state: dict[str, Any], folder: Path, ranks: CheckpointGroup) -> None:
     names = set(flatten_state_dict(state)[0])
     ranks.agree(lambda: _refuse_missing(names, folder))
     try:

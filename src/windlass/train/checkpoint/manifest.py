@@ -21,7 +21,7 @@ VERSION = 1
 _CHUNK_BYTES = 2**22
 
 
-class Identity(msgspec.Struct, frozen=True, kw_only=True):
+class CheckpointIdentity(msgspec.Struct, frozen=True, kw_only=True):
     """What a checkpoint belongs to."""
 
     model: str
@@ -36,16 +36,16 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """All of it, so that a checkpoint can be read without the file it was started from."""
 
 
-class StoredFile(msgspec.Struct, frozen=True):
+class CheckpointFile(msgspec.Struct, frozen=True):
     num_bytes: int
     sha256: str
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    identity: Identity
+class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True):
+    identity: CheckpointIdentity
     step: int
     world_size: int
-    files: dict[str, StoredFile]
+    files: dict[str, CheckpointFile]
     version: int = VERSION
 
 
@@ -55,13 +55,13 @@ def spec_digest(spec: msgspec.Struct) -> str:
     return hashlib.sha256(msgspec.json.encode(unnamed, order="sorted")).hexdigest()
 
 
-def write_manifest(folder: Path, manifest: Manifest) -> None:
+def write_manifest(folder: Path, manifest: CheckpointManifest) -> None:
     write_atomically(folder / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Path) -> CheckpointManifest:
     try:
-        manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
+        manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=CheckpointManifest)
     except OSError as error:
         raise BadCheckpoint(f"cannot be read: {error.strerror}", folder / MANIFEST) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -74,16 +74,16 @@ def read_manifest(folder: Path) -> Manifest:
     return manifest
 
 
-def file_digest(path: Path) -> StoredFile:
+def file_digest(path: Path) -> CheckpointFile:
     found, num_bytes = hashlib.sha256(), 0
     with path.open("rb") as stream:
         while chunk := stream.read(_CHUNK_BYTES):
             found.update(chunk)
             num_bytes += len(chunk)
-    return StoredFile(num_bytes, found.hexdigest())
+    return CheckpointFile(num_bytes, found.hexdigest())
 
 
-def check_sizes(folder: Path, manifest: Manifest) -> None:
+def check_sizes(folder: Path, manifest: CheckpointManifest) -> None:
     """What can be known without reading: every file is there and as long as it was."""
     for name, expected in manifest.files.items():
         try:
@@ -94,7 +94,7 @@ def check_sizes(folder: Path, manifest: Manifest) -> None:
             raise BadCheckpoint(f"has {found:,} bytes instead of {expected.num_bytes:,}", folder / name)
 
 
-def check_files(folder: Path, manifest: Manifest, names: Iterable[str]) -> None:
+def check_files(folder: Path, manifest: CheckpointManifest, names: Iterable[str]) -> None:
     """Reads the files named and compares what they hold."""
     for name in names:
         try:
@@ -105,7 +105,7 @@ def check_files(folder: Path, manifest: Manifest, names: Iterable[str]) -> None:
             raise BadCheckpoint("is damaged: its checksum is not the manifest's", folder / name)
 
 
-def refuse_other_model(folder: Path, found: Identity, wanted: Identity) -> None:
+def check_model(folder: Path, found: CheckpointIdentity, wanted: CheckpointIdentity) -> None:
     if found.spec != wanted.spec:
         other = f"{found.model}" if found.model != wanted.model else f"a {found.model} of other numbers"
         raise BadInput(

@@ -12,14 +12,14 @@ from windlass.errors import Error
 Result = TypeVar("Result")
 
 
-class Ranks:
+class CheckpointGroup:
     """Made by all ranks at the same time. One process without torch.distributed is a group of one."""
 
     def __init__(self) -> None:
         together = dist.is_available() and dist.is_initialized()
         self.rank = dist.get_rank() if together else 0
         self.size = dist.get_world_size() if together else 1
-        self.group = dist.new_group(backend="gloo") if together else None
+        self.group: Any = dist.new_group(backend="gloo") if together else None
 
     @property
     def first(self) -> bool:

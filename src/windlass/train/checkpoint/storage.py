@@ -21,7 +21,7 @@ from torch.futures import Future
 
 from windlass.errors import BadCheckpoint
 from windlass.formats.disk.atomic import sync_directory
-from windlass.train.checkpoint.manifest import StoredFile, file_digest
+from windlass.train.checkpoint.manifest import CheckpointFile, file_digest
 
 CONTENTS = ".metadata"
 
@@ -32,7 +32,7 @@ class CheckedWriter(FileSystemWriter):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, sync_files=True, overwrite=True)
         self.folder = folder
-        self.written: dict[str, StoredFile] = {}
+        self.written: dict[str, CheckpointFile] = {}
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         try:

@@ -19,11 +19,11 @@ from torch import Tensor
 from windlass.core.recipe.recipe import DataSection, DataSource
 from windlass.errors import BadInput
 from windlass.train.data.order import Interleaving, key, permute, quotas_of
-from windlass.train.data.rows import Gathered, Rows, gather
-from windlass.train.data.shards import Manifest, Split, open_shards, read_manifest
+from windlass.train.data.rows import PackedRows, RowArrays, gather
+from windlass.train.data.shards import ShardManifest, Split, open_shards, read_manifest
 
 
-class Batch(NamedTuple):
+class PackedBatch(NamedTuple):
     """Rows of packed documents, [rows, length] each."""
 
     tokens: Tensor
@@ -37,7 +37,9 @@ class Batch(NamedTuple):
 
 
 class Batches:
-    def __init__(self, sources: list[Rows], weights: list[float] | None, manifests: list[Manifest], section: DataSection) -> None:
+    def __init__(
+        self, sources: list[PackedRows], weights: list[float] | None, manifests: list[ShardManifest], section: DataSection
+    ) -> None:
         self._sources = sources
         self._seed = section.seed
         self._filler = manifests[0].end_token
@@ -52,16 +54,18 @@ class Batches:
         self.fingerprint = _fingerprint(manifests, weights, section)
         """Of all that the samples depend on."""
 
-    def batch(self, first_sample: int, count: int) -> Batch:
+    def batch(self, first_sample: int, count: int) -> PackedBatch:
         """Samples first_sample, first_sample + 1, ...; numbers go on through the epochs."""
         if first_sample < 0 or count < 1:
             raise ValueError(f"samples {first_sample} to {first_sample + count}")
         sources, draws = self._interleaving.draws(first_sample, count)
-        found = Gathered(*(np.empty((count, self.sequence_length), dtype) for dtype in (np.int64, np.int64, np.int64, np.int32)))
+        shape = (count, self.sequence_length)
+        tokens, targets, positions = (np.empty(shape, np.int64) for _ in range(3))
+        found = RowArrays(tokens, targets, positions, np.empty(shape, np.int32))
         for source in np.unique(sources).tolist():
             chosen = np.nonzero(sources == source)[0]
             self._fill(found, chosen, source, self._shuffled(source, draws[chosen]))
-        return Batch(*map(torch.from_numpy, found))
+        return PackedBatch(*map(torch.from_numpy, found))
 
     def _shuffled(self, source: int, draws: NDArray[np.int64]) -> NDArray[np.int64]:
         """Which row each draw is: every time through the source in an order of its own."""
@@ -73,7 +77,7 @@ class Batches:
             numbers[chosen] = permute(places[chosen].astype(np.uint64), size, key(self._seed, source, epoch)).astype(np.int64)
         return numbers
 
-    def _fill(self, found: Gathered, into: NDArray[np.int64], source: int, numbers: NDArray[np.int64]) -> None:
+    def _fill(self, found: RowArrays, into: NDArray[np.int64], source: int, numbers: NDArray[np.int64]) -> None:
         rows = self._sources[source]
         shards, starts, stops = rows.locate(numbers)
         for shard in np.unique(shards).tolist():
@@ -95,9 +99,9 @@ def open_batches(section: DataSection, base: Path, split: Split = "train") -> Ba
     folders = [base / Path(source.path).expanduser() for source in section.sources]
     manifests = [read_manifest(folder) for folder in folders]
     _check_alike(folders, manifests)
-    opened: list[tuple[Rows, Manifest, float | None]] = []
+    opened: list[tuple[PackedRows, ShardManifest, float | None]] = []
     for place, (folder, manifest) in enumerate(zip(folders, manifests, strict=True)):
-        rows = Rows(open_shards(folder, manifest, split), section.sequence_length, section.packing)
+        rows = PackedRows(open_shards(folder, manifest, split), section.sequence_length, section.packing)
         if len(rows):
             opened.append((rows, manifest, weights[place] if weights else None))
         elif split == "train":
@@ -124,12 +128,12 @@ def _weights(sources: tuple[DataSource, ...]) -> list[float] | None:
     return given
 
 
-def _check_alike(folders: list[Path], manifests: list[Manifest]) -> None:
+def _check_alike(folders: list[Path], manifests: list[ShardManifest]) -> None:
     for folder, manifest in zip(folders, manifests, strict=True):
         if manifest.tokenizer != manifests[0].tokenizer:
             raise BadInput(f"{folders[0]} and {folder} were made with different tokenizers; prepare both with the same one")
 
 
-def _fingerprint(manifests: list[Manifest], weights: list[float] | None, section: DataSection) -> str:
+def _fingerprint(manifests: list[ShardManifest], weights: list[float] | None, section: DataSection) -> str:
     parts = [*(manifest.fingerprint for manifest in manifests), weights, section.sequence_length, section.packing, section.seed]
     return sha256("/".join(map(str, parts)).encode()).hexdigest()

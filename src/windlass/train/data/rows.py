@@ -18,7 +18,7 @@ from windlass.train.data.shards import OpenShard
 Places = NDArray[np.int64]
 
 
-class Rows:
+class PackedRows:
     """All rows of a source's shards, by number."""
 
     def __init__(self, shards: list[OpenShard], length: int, packing: Packing) -> None:
@@ -84,7 +84,7 @@ def _through(starts: list[int], document: int, length: int, edges: list[int]) ->
     return document
 
 
-class Gathered(NamedTuple):
+class RowArrays(NamedTuple):
     """Arrays [rows, length]."""
 
     tokens: NDArray[np.int64]
@@ -97,7 +97,7 @@ IGNORED = -100
 """A target that no loss is taken of: PyTorch's cross entropy leaves it out."""
 
 
-def gather(shard: OpenShard, starts: Places, stops: Places, length: int, filler: int) -> Gathered:
+def gather(shard: OpenShard, starts: Places, stops: Places, length: int, filler: int) -> RowArrays:
     """The rows, each token with the one after it in its document as target, its place in the document and the document's number."""
     window, inside = _windows(shard, starts, stops, length, filler)
     targets = np.where(inside, window[:, 1:], IGNORED)
@@ -112,7 +112,7 @@ def gather(shard: OpenShard, starts: Places, stops: Places, length: int, filler:
     targets[~_learned(shard, starts, stops, length)] = IGNORED
     places = np.arange(length)
     since = np.maximum.accumulate(np.where(begins, places, 0), axis=1)
-    return Gathered(window[:, :-1], targets, places - since, begins.cumsum(axis=1, dtype=np.int32))
+    return RowArrays(window[:, :-1], targets, places - since, begins.cumsum(axis=1, dtype=np.int32))
 
 
 def _windows(

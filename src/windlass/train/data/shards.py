@@ -29,34 +29,34 @@ TokenType = Literal["uint16", "uint32"]
 _CHUNK_BYTES = 1 << 22
 
 
-class StoredFile(Frozen):
+class ShardFile(Frozen):
     num_bytes: int
     sha256: str
 
 
-class Shard(Frozen):
+class TokenShard(Frozen):
     name: str
     split: Split
     num_tokens: int
     num_documents: int
     num_learned: int
     """Tokens that are learned."""
-    files: dict[str, StoredFile]
+    files: dict[str, ShardFile]
     """By their ending."""
 
 
-class Manifest(Frozen):
+class ShardManifest(Frozen):
     tokenizer: str
     """SHA-256 of the tokenizer's file."""
     vocab_size: int
     end_token: int
     """Stands after every text, and fills rows."""
     token_type: TokenType
-    shards: tuple[Shard, ...]
+    shards: tuple[TokenShard, ...]
     sources: tuple[str, ...] = ()
     version: int = 1
 
-    def of_split(self, split: Split) -> tuple[Shard, ...]:
+    def of_split(self, split: Split) -> tuple[TokenShard, ...]:
         return tuple(shard for shard in self.shards if shard.split == split)
 
     @property
@@ -66,7 +66,7 @@ class Manifest(Frozen):
         return sha256("/".join(parts).encode()).hexdigest()
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Path) -> ShardManifest:
     file = folder / MANIFEST
     if not file.is_file():
         unfinished = any(folder.glob(".*journal*")) if folder.is_dir() else False
@@ -77,7 +77,7 @@ def read_manifest(folder: Path) -> Manifest:
         )
         raise BadInput(f"{folder} holds no token shards: {why if folder.is_dir() else 'there is no such folder'}")
     try:
-        manifest = msgspec.json.decode(file.read_bytes(), type=Manifest)
+        manifest = msgspec.json.decode(file.read_bytes(), type=ShardManifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadInput(f"{file} is damaged: {error}; make the shards again with `windlass train data`") from None
     if manifest.version != 1:
@@ -88,7 +88,7 @@ def read_manifest(folder: Path) -> Manifest:
 class OpenShard:
     """One shard, mapped and not read."""
 
-    def __init__(self, folder: Path, shard: Shard, token_type: TokenType) -> None:
+    def __init__(self, folder: Path, shard: TokenShard, token_type: TokenType) -> None:
         self.shard = shard
         self._folder = folder
         self._token_type = token_type
@@ -116,11 +116,11 @@ class OpenShard:
         )  # memmap's own slices are slow
 
 
-def open_shards(folder: Path, manifest: Manifest, split: Split) -> list[OpenShard]:
+def open_shards(folder: Path, manifest: ShardManifest, split: Split) -> list[OpenShard]:
     return [OpenShard(folder, shard, manifest.token_type) for shard in manifest.of_split(split)]
 
 
-def _check_size(file: Path, stored: StoredFile) -> None:
+def _check_size(file: Path, stored: ShardFile) -> None:
     try:
         num_bytes = file.stat().st_size
     except OSError as error:
@@ -131,7 +131,7 @@ def _check_size(file: Path, stored: StoredFile) -> None:
         )
 
 
-def digest_of(file: Path, seen: Callable[[int], None] = lambda _: None) -> str:
+def file_sha256(file: Path, seen: Callable[[int], None] = lambda _: None) -> str:
     """SHA-256; `seen` is told of bytes as they are read."""
     digest = sha256()
     with file.open("rb") as stream:
@@ -141,7 +141,7 @@ def digest_of(file: Path, seen: Callable[[int], None] = lambda _: None) -> str:
     return digest.hexdigest()
 
 
-def damages(folder: Path, manifest: Manifest, seen: Callable[[int], None] = lambda _: None) -> Iterator[str]:
+def find_damage(folder: Path, manifest: ShardManifest, seen: Callable[[int], None] = lambda _: None) -> Iterator[str]:
     """One line for every file that is missing, too short or too long, or not what was written."""
     for shard in manifest.shards:
         for ending, stored in shard.files.items():
@@ -151,5 +151,5 @@ def damages(folder: Path, manifest: Manifest, seen: Callable[[int], None] = lamb
             except BadInput as error:
                 yield str(error)
                 continue
-            if digest_of(file, seen) != stored.sha256:
+            if file_sha256(file, seen) != stored.sha256:
                 yield f"the shard {file} is damaged: its checksum is not the manifest's; make it again with `windlass train data`"

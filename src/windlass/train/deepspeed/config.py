@@ -31,7 +31,7 @@ RECIPE_SAYS = {
 NOT_WITH_EXPERTS = ("moe", "expert_parallel", "autoep", "tensor_parallel", "pipeline", "sequence_parallel_size", "autotp_size")
 
 
-def check_recipe(recipe: Recipe) -> None:
+def check_deepspeed_recipe(recipe: Recipe) -> None:
     parallel = recipe.parallel
     for name in ("tp", "pp", "cp", "ep", "expert_tp"):
         degree = getattr(parallel, name)

@@ -146,7 +146,8 @@ def _write_shard(
     try:
         for output in shard.tensors:
             assembled = _assembled(output, stored[output.name], tensors)
-            writer.write(output.name, 0, assembled.contiguous().view(torch.uint8).numpy())
+            content: Any = assembled.contiguous().view(torch.uint8).numpy()
+            writer.write(output.name, 0, content)
             progress(output.num_bytes)
         return writer.finish()
     except BaseException:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 import msgspec
 
 from windlass.errors import BadInput
-from windlass.train.data.prepare.inputs import Piece
+from windlass.train.data.prepare.inputs import FileSpan
 from windlass.train.data.prepare.parquet import read_rows
 
 TEXT, MESSAGES, TOOLS = "text", "messages", "tools"
@@ -34,7 +34,7 @@ class BadRecord(NamedTuple):
     why: str
 
 
-def read_documents(piece: Piece, field: str | None) -> Iterator[Document | BadRecord]:
+def read_documents(piece: FileSpan, field: str | None) -> Iterator[Document | BadRecord]:
     """`field`: where records have their text; None: `messages` of those that have it, else `text`."""
     path = Path(piece.path)
     try:
@@ -55,7 +55,7 @@ def _decoded(content: bytes) -> str:
     return content.decode(encoding, errors="replace")
 
 
-def _json_lines(piece: Piece, path: Path, field: str | None) -> Iterator[Document | BadRecord]:
+def _json_lines(piece: FileSpan, path: Path, field: str | None) -> Iterator[Document | BadRecord]:
     for offset, line in _lines(piece, path):
         if not line.strip():
             continue
@@ -68,7 +68,7 @@ def _json_lines(piece: Piece, path: Path, field: str | None) -> Iterator[Documen
         yield _document(values, place, field)
 
 
-def _lines(piece: Piece, path: Path) -> Iterator[tuple[int, bytes]]:
+def _lines(piece: FileSpan, path: Path) -> Iterator[tuple[int, bytes]]:
     """(offset, line) of lines that begin in the piece."""
     if path.suffix == ".gz":
         with gzip.open(path, "rb") as stream:

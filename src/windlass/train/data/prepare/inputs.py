@@ -26,7 +26,7 @@ SMALLEST_UNIT, LARGEST_UNIT, UNITS = 4 * MIB, 256 * MIB, 512
 SKIPPED_FOLDERS = ("__pycache__", "node_modules")
 
 
-class Piece(Frozen):
+class FileSpan(Frozen):
     """A file or a part of one: bytes of JSONL, row groups of Parquet."""
 
     path: str
@@ -36,13 +36,13 @@ class Piece(Frozen):
     num_bytes: int
 
 
-class Unit(Frozen):
+class WorkUnit(Frozen):
     number: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[FileSpan, ...]
 
 
-class Inputs(Frozen):
-    units: tuple[Unit, ...]
+class SourceFiles(Frozen):
+    units: tuple[WorkUnit, ...]
     num_files: int
     num_bytes: int
     skipped: tuple[tuple[str, int], ...]
@@ -51,7 +51,7 @@ class Inputs(Frozen):
     """Of names, sizes and times, by which a change is noticed."""
 
 
-def find_inputs(sources: Sequence[str]) -> Inputs:
+def find_inputs(sources: Sequence[str]) -> SourceFiles:
     files: list[tuple[Path, Kind]] = []
     skipped: dict[str, int] = {}
     for source in sources:
@@ -64,8 +64,8 @@ def find_inputs(sources: Sequence[str]) -> Inputs:
     total = sum(sizes)
     most = min(max(total // UNITS, SMALLEST_UNIT), LARGEST_UNIT)
     pieces = (piece for (path, kind), size in zip(files, sizes, strict=True) for piece in _pieces(path, kind, size, most))
-    return Inputs(
-        units=tuple(Unit(number=number, pieces=tuple(group)) for number, group in enumerate(_grouped(pieces, most))),
+    return SourceFiles(
+        units=tuple(WorkUnit(number=number, pieces=tuple(group)) for number, group in enumerate(_grouped(pieces, most))),
         num_files=len(files),
         num_bytes=total,
         skipped=tuple(sorted(skipped.items(), key=lambda pair: -pair[1])),
@@ -115,18 +115,18 @@ def _files_of(source: Path, skipped: dict[str, int]) -> Iterator[tuple[Path, Kin
             yield path, kind
 
 
-def _pieces(path: Path, kind: Kind, size: int, most: int) -> Iterator[Piece]:
+def _pieces(path: Path, kind: Kind, size: int, most: int) -> Iterator[FileSpan]:
     if kind == "parquet":
         yield from _row_groups(path, most)
     elif kind == "jsonl" and path.suffix != ".gz":
         for start in range(0, size, most):
             stop = min(start + most, size)
-            yield Piece(path=str(path), kind=kind, start=start, stop=stop, num_bytes=stop - start)
+            yield FileSpan(path=str(path), kind=kind, start=start, stop=stop, num_bytes=stop - start)
     else:
-        yield Piece(path=str(path), kind=kind, start=0, stop=size, num_bytes=size)
+        yield FileSpan(path=str(path), kind=kind, start=0, stop=size, num_bytes=size)
 
 
-def _row_groups(path: Path, most: int) -> Iterator[Piece]:
+def _row_groups(path: Path, most: int) -> Iterator[FileSpan]:
     from windlass.train.data.prepare.parquet import group_bytes
 
     start, held = 0, 0
@@ -134,13 +134,13 @@ def _row_groups(path: Path, most: int) -> Iterator[Piece]:
     for number, size in enumerate(sizes):
         held += size
         if held >= most or number == len(sizes) - 1:
-            yield Piece(path=str(path), kind="parquet", start=start, stop=number + 1, num_bytes=held)
+            yield FileSpan(path=str(path), kind="parquet", start=start, stop=number + 1, num_bytes=held)
             start, held = number + 1, 0
 
 
-def _grouped(pieces: Iterator[Piece], most: int) -> Iterator[list[Piece]]:
+def _grouped(pieces: Iterator[FileSpan], most: int) -> Iterator[list[FileSpan]]:
     """Small files share a unit."""
-    group: list[Piece] = []
+    group: list[FileSpan] = []
     for piece in pieces:
         if group and sum(held.num_bytes for held in group) + piece.num_bytes > most:
             yield group

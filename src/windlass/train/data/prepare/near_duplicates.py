@@ -76,7 +76,7 @@ def _shingles(tokens: Indices) -> Indices:
     return hashed
 
 
-class Repeats(NamedTuple):
+class DuplicateCounts(NamedTuple):
     exact: int
     """Documents that are equal to an earlier one."""
     near: int
@@ -84,7 +84,7 @@ class Repeats(NamedTuple):
     compared: int
 
 
-def count_repeats(signed: Indices) -> Repeats:
+def count_duplicates(signed: Indices) -> DuplicateCounts:
     """Of all documents' signatures, in their order."""
     compared = min(len(signed), MOST)
     signed = signed[:compared]
@@ -92,7 +92,7 @@ def count_repeats(signed: Indices) -> Repeats:
     near = np.zeros(compared, bool)
     for band in range(1, 1 + BANDS):
         near |= _seen_before(signed[:, band]) & (signed[:, band] != 0)
-    return Repeats(int(exact.sum()), int((near & ~exact).sum()), compared)
+    return DuplicateCounts(int(exact.sum()), int((near & ~exact).sum()), compared)
 
 
 def _seen_before(values: Indices) -> NDArray[np.bool_]:

@@ -28,7 +28,7 @@ def _nothing() -> None:
     """Named, since other processes find functions by their names."""
 
 
-def spread(
+def run_parallel(
     work: Callable[[Item], Result],
     items: Sequence[Item],
     *,
@@ -51,9 +51,9 @@ def spread(
         yield item, work(item)
 
 
-def tell(amount: int) -> None:
+def report_progress(amount: int) -> None:
     """That so much more is done. Raises where the work is to end."""
-    _state.tell(amount)
+    _state.report_progress(amount)
 
 
 class _State:
@@ -64,7 +64,7 @@ class _State:
         self.stop: Synchronized[int] | None = None
         self.advance: Advance = lambda _: None
 
-    def tell(self, amount: int) -> None:
+    def report_progress(self, amount: int) -> None:
         if self.told is None or self.stop is None:
             self.advance(amount)
             return

@@ -18,7 +18,7 @@ _STEPS = 8
 """Of the histogram of lengths, to every doubling: percentiles are right within nine per cent."""
 
 
-class Counts(msgspec.Struct):
+class QualityCounts(msgspec.Struct):
     """Of a unit, or of all."""
 
     documents: int = 0
@@ -86,8 +86,8 @@ def _step(length: int) -> int:
     return int(log2(max(length, 1)) * _STEPS)
 
 
-def added(counts: Sequence[Counts]) -> Counts:
-    total = Counts(lengths={}, examples={})
+def merge_counts(counts: Sequence[QualityCounts]) -> QualityCounts:
+    total = QualityCounts(lengths={}, examples={})
     for each in counts:
         for name in ("documents", "chats", "characters", "tokens", "learned_tokens", "empty", "bad", "too_long", "unlearnable"):
             setattr(total, name, getattr(total, name) + getattr(each, name))
@@ -103,7 +103,7 @@ def added(counts: Sequence[Counts]) -> Counts:
     return total
 
 
-def percentiles(counts: Counts) -> dict[int, int]:
+def percentiles(counts: QualityCounts) -> dict[int, int]:
     """Per cent of documents -> tokens that they have at most, about."""
     found: dict[int, int] = {}
     for percent in PERCENTILES:

@@ -13,7 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windlass.formats.disk.atomic import explained, part_name, sync_directory, write_atomically
-from windlass.train.data.shards import DOCUMENTS, LEARNED, MANIFEST, TOKENS, Manifest, Shard, Split, StoredFile, TokenType
+from windlass.train.data.shards import (
+    DOCUMENTS,
+    LEARNED,
+    MANIFEST,
+    TOKENS,
+    ShardFile,
+    ShardManifest,
+    Split,
+    TokenShard,
+    TokenType,
+)
 
 LARGEST_UINT16 = 1 << 16
 Run = tuple[int, int]
@@ -24,11 +34,12 @@ def token_type_for(vocab_size: int) -> TokenType:
     return "uint16" if vocab_size <= LARGEST_UINT16 else "uint32"
 
 
-class ShardWriter:
+class TokenShardWriter:
     """One shard. Tokens go to the disk as they come; what is kept in memory is 8 bytes a document and 16 a run."""
 
     def __init__(self, folder: Path, name: str, split: Split, token_type: TokenType) -> None:
-        self._folder, self._name, self._split = folder, name, split
+        self._folder, self._name = folder, name
+        self._split: Split = split
         self._dtype = np.dtype(token_type).newbyteorder("<")
         self._path = folder / f"{name}.{TOKENS}"
         with explained(self._path, 0):
@@ -61,21 +72,21 @@ class ShardWriter:
         everything = np.array([[0, len(stored)]])
         self._runs.append(start + (everything if learned is None else learned[learned[:, 1] > learned[:, 0]]))
 
-    def finish(self) -> Shard:
+    def finish(self) -> TokenShard:
         """All files under their names, on the disk."""
         with explained(self._path, 0):
             self._stream.flush()
             os.fsync(self._stream.fileno())
             self._stream.close()
         ends, runs = np.concatenate(self._ends), _joined(self._runs)
-        files = {TOKENS: StoredFile(num_bytes=self._num_tokens * self._dtype.itemsize, sha256=self._digest.hexdigest())}
+        files = {TOKENS: ShardFile(num_bytes=self._num_tokens * self._dtype.itemsize, sha256=self._digest.hexdigest())}
         files[DOCUMENTS] = self._write(DOCUMENTS, ends.astype("<u8"))
         if self._masked:
             files[LEARNED] = self._write(LEARNED, runs.astype("<u8"))
         with explained(self._path, 0):
             part_name(self._path).replace(self._path)
             sync_directory(self._folder)
-        return Shard(
+        return TokenShard(
             name=self._name,
             split=self._split,
             num_tokens=self._num_tokens,
@@ -89,10 +100,10 @@ class ShardWriter:
         self._stream.close()
         part_name(self._path).unlink(missing_ok=True)
 
-    def _write(self, ending: str, values: NDArray[Any]) -> StoredFile:
+    def _write(self, ending: str, values: NDArray[Any]) -> ShardFile:
         content = values.tobytes()
         write_atomically(self._folder / f"{self._name}.{ending}", content)
-        return StoredFile(num_bytes=len(content), sha256=sha256(content).hexdigest())
+        return ShardFile(num_bytes=len(content), sha256=sha256(content).hexdigest())
 
 
 def _joined(parts: list[NDArray[np.int64]]) -> NDArray[np.int64]:
@@ -104,6 +115,6 @@ def _joined(parts: list[NDArray[np.int64]]) -> NDArray[np.int64]:
     return np.stack([runs[np.concatenate([[True], apart]), 0], runs[np.concatenate([apart, [True]]), 1]], axis=1)
 
 
-def write_manifest(folder: Path, manifest: Manifest) -> None:
+def write_manifest(folder: Path, manifest: ShardManifest) -> None:
     """Comes last: a folder with a manifest is whole."""
     write_atomically(folder / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=1))
