@@ -120,7 +120,7 @@ def fill_one_disk(rank: int, count: int, folder: str) -> None:
     checkpoints.save(1, state(mesh, rank, 1.0), wait=True)
     assert checkpoints.num_failed == 1 and checkpoints.steps() == []
     if rank == 0:
-        assert len(said) == 1 and "training goes on: No space left" in said[0], said
+        assert len(said) == 1 and "training continues: No space left" in said[0], said
         assert not list((base / "run").glob("step-*"))
     CheckedWriter.write_data = whole  # type: ignore[method-assign]
     checkpoints.save(2, state(mesh, rank, 2.0), wait=True)

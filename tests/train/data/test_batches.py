@@ -94,7 +94,7 @@ def test_cut_documents_every_token_once_but_the_dropped_tail(lengths: list[list[
     with TemporaryDirectory() as folder:
         make_shards(Path(folder) / "a", shards)
         if not expected:
-            with pytest.raises(BadInput, match="make no row"):
+            with pytest.raises(BadInput, match="shorter than one row"):
                 open_batches(section("a", length=length), Path(folder))
             return
         batches = open_batches(section("a", length=length, seed=seed), Path(folder))

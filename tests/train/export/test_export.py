@@ -159,7 +159,7 @@ def test_transformers_has_the_same_logits(tmp_path: Path) -> None:
 def test_a_folder_that_is_there_is_left_alone(tmp_path: Path) -> None:
     config, made = tiny("llama")
     export_model(Made(made), made, config, tmp_path / "out")
-    with pytest.raises(BadInput, match="is there already"):
+    with pytest.raises(BadInput, match="already exists"):
         export_model(Made(made), made, config, tmp_path / "out")
 
 
@@ -167,7 +167,7 @@ def test_a_tensor_that_is_missing_or_of_another_shape(tmp_path: Path) -> None:
     config, made = tiny("llama")
     trained = Made(made)
     value = trained.tensors.pop("layers.1.mixer.q.weight")
-    with pytest.raises(BadCheckpoint, match=r"layers\.1\.mixer\.q\.weight: the checkpoint has no such tensor"):
+    with pytest.raises(BadCheckpoint, match=r"layers\.1\.mixer\.q\.weight: the checkpoint does not have this tensor"):
         export_model(trained, made, config, tmp_path / "out")
     assert not (tmp_path / "out" / "config.json").exists()
     trained.tensors["layers.1.mixer.q.weight"] = value[:-1]

@@ -54,12 +54,12 @@ def test_a_users_json_counts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"optimizer": {"type": "Adam"}}', r'"optimizer" is said by the recipe, in \[optimizer\]'),
-        ('{"train_batch_size": 4}', "is said by the recipe, in batch.global_batch"),
-        ('{"moe": {"enabled": true}}', "the experts of a layer as one tensor"),
-        ('{"zero_optimization": {"offload_param": {"device": "nvme"}}}', "is not trained here"),
-        ("[1]", "is not JSON with keys"),
-        ("{", "is not JSON with keys"),
+        ('{"optimizer": {"type": "Adam"}}', r'"optimizer" is set by the recipe, in \[optimizer\]'),
+        ('{"train_batch_size": 4}', "is set by the recipe, in batch.global_batch"),
+        ('{"moe": {"enabled": true}}', "the experts of a layer are one tensor"),
+        ('{"zero_optimization": {"offload_param": {"device": "nvme"}}}', "is not supported"),
+        ("[1]", "is not a JSON object"),
+        ("{", "is not a JSON object"),
     ],
 )
 def test_json_that_contradicts(tmp_path: Path, text: str, message: str) -> None:
@@ -72,11 +72,11 @@ def test_json_that_contradicts(tmp_path: Path, text: str, message: str) -> None:
     ("sections", "message"),
     [
         ({"parallel": {"ep": 2}}, "parallel.ep = 2 needs run.engine"),
-        ({"parallel": {"tp": 2}}, "cuts experts without knowing them"),
-        ({"optimizer": {"name": "muon"}}, "moves by adamw"),
-        ({"precision": {"compute": "fp16"}}, "choose bf16 or fp32"),
-        ({"memory": {"offload": "nvme"}}, "is planned and not trained"),
-        ({"parallel": {"zero": 0}}, "choose 1, 2 or 3"),
+        ({"parallel": {"tp": 2}}, "only data parallelism is supported"),
+        ({"optimizer": {"name": "muon"}}, "use adamw"),
+        ({"precision": {"compute": "fp16"}}, "use bf16 or fp32"),
+        ({"memory": {"offload": "nvme"}}, "can be planned but not trained"),
+        ({"parallel": {"zero": 0}}, "use 1, 2 or 3"),
         ({"lora": {"rank": 4}}, "lora needs run.engine"),
         ({"run": {"engine": "deepspeed", "compile": True}}, "run.compile needs run.engine"),
     ],

@@ -1,6 +1,6 @@
-"""Small Python functions: what a call of one prints, and writing one to order.
+"""Small Python functions: what a call prints, and writing one from a description.
 
-Answers come from the same arithmetic done here, never from running text; that running the text gives the same is tested.
+Answers are computed directly, not by running the generated code; tests compare the two.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NAMES, VALUES, LISTS, TEXTS = (
 
 class PythonFunction(NamedTuple):
     body: str
-    """With {v}: its argument."""
+    """{v} is the argument."""
     argument: Any
     result: Any
 

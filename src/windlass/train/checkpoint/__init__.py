@@ -1,4 +1,4 @@
-"""Checkpoints of a run: saved aside, whole or not at all, and loaded at any world size."""
+"""Checkpoints of a run: asynchronous, atomic, and loadable at any world size."""
 
 from windlass.train.checkpoint.checkpoints import Checkpoints
 from windlass.train.checkpoint.manifest import CheckpointIdentity, CheckpointManifest, spec_digest

@@ -1,7 +1,7 @@
-"""Checkpoints whose parts lie on the disks of several hosts, brought together on a shared store. No torch.
+"""Collects checkpoints whose parts are on the disks of several hosts on a shared store. No torch.
 
-A part is removed where it was only when the whole checkpoint has its name on the shared store, every file read back and compared.
-Killed at any moment, the same call does it again.
+A part is removed from its host only after the checkpoint is complete on the shared store and every file was verified there. If killed,
+run it again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def consolidate(
     lock = folders.FolderLock(shared)
     try:
         found = _found(local, hosts, notify)
-        return [one for step in sorted(found) if (one := _bring(step, found[step], local, shared, notify)) is not None]
+        return [one for step in sorted(found) if (one := _consolidate_step(step, found[step], local, shared, notify)) is not None]
     finally:
         lock.release()
 
@@ -49,7 +49,7 @@ def _found(local: Path, hosts: Sequence[CheckpointHost], notify: Callable[[str],
                 parts = msgspec.json.decode(content, type=RankFiles)
                 _refuse_paths(parts)
             except (msgspec.DecodeError, UnicodeDecodeError, BadCheckpoint) as error:
-                notify(f"{host.name}: {local / name} is left out: {error}")
+                notify(f"{host.name}: skipping {local / name}: {error}")
                 continue
             found.setdefault(parts.step, []).append((host, parts))
     return found
@@ -58,17 +58,23 @@ def _found(local: Path, hosts: Sequence[CheckpointHost], notify: Callable[[str],
 def _refuse_paths(parts: RankFiles) -> None:
     for name in parts.files:
         if "/" in name or "\0" in name or name in ("", ".", ".."):
-            raise BadCheckpoint(f"it names {name!r}, which is no file of the folder")
+            raise BadCheckpoint(f"it lists {name!r}, which is not a plain file name")
 
 
-def _bring(step: int, held: HostFiles, local: Path, shared: Path, notify: Callable[[str], None]) -> ConsolidatedStep | None:
+def _consolidate_step(
+    step: int, held: HostFiles, local: Path, shared: Path, notify: Callable[[str], None]
+) -> ConsolidatedStep | None:
     absent = sorted(set(range(held[0][1].world_size)) - {parts.rank for _, parts in held})
     if absent or len({(parts.world_size, parts.identity.spec) for _, parts in held}) > 1:
-        why = f"the parts of ranks {', '.join(map(str, absent[:8]))} are on no host" if absent else "its parts belong to two runs"
-        notify(f"step {step} is left as it is: {why}")
+        why = (
+            f"no host has the parts of ranks {', '.join(map(str, absent[:8]))}"
+            if absent
+            else "its parts belong to different runs"
+        )
+        notify(f"skipping step {step}: {why}")
         return None
     files = {name: stored for _, parts in held for name, stored in parts.files.items()}
-    if not _is_there(shared, step, files):
+    if not _is_copied(shared, step, files):
         _copy(step, held, local, shared, files)
     for host, parts in held:
         folder = folders.temporary_path(local, step)
@@ -77,8 +83,8 @@ def _bring(step: int, held: HostFiles, local: Path, shared: Path, notify: Callab
     return ConsolidatedStep(step, len(files), sum(stored.num_bytes for stored in files.values()), num_hosts)
 
 
-def _is_there(shared: Path, step: int, files: dict[str, CheckpointFile]) -> bool:
-    """Brought before, and interrupted while the parts were removed."""
+def _is_copied(shared: Path, step: int, files: dict[str, CheckpointFile]) -> bool:
+    """Whether it was copied before, and interrupted while removing the parts."""
     try:
         return read_manifest(shared / folders.step_name(step)).files == files
     except BadCheckpoint:

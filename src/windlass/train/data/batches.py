@@ -1,7 +1,6 @@
-"""Batches for training: a pure function of the shards, the seed and the numbers of samples.
+"""Training batches as a pure function of the shards, the seed and the sample numbers.
 
-So a resumed run needs only a sample number, and a change of world size changes nothing: whoever asks for sample n gets the same row.
-Knows token shards; no text, no model and no ranks.
+A resumed run needs only a sample number, and sample n is the same row at any world size. Knows no text, no model and no ranks.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ class PackedBatch(NamedTuple):
     tokens: Tensor
     """int64."""
     targets: Tensor
-    """int64: the next token of the same document; -100 where there is none, or where it is not to be learned."""
+    """int64: the next token of the same document; -100 if there is none, or if it is masked."""
     positions: Tensor
-    """int64: from 0 in every document."""
+    """int64: position in the document."""
     documents: Tensor
-    """int32: the document's number within its row. Attention stays within a document."""
+    """int32: index of the document in its row. Attention stays within a document."""
 
 
 class Batches:
@@ -49,13 +48,13 @@ class Batches:
         self.tokenizer = manifests[0].tokenizer
         """SHA-256 of the tokenizer that made the tokens."""
         self.num_samples_per_epoch = self._interleaving.period
-        """As many as all sources have together; without weights each is read through once."""
+        """The rows of all sources; without weights each is read once per epoch."""
         self.num_tokens = sum(shard.shard.num_tokens for rows in sources for shard in rows.shards)
         self.fingerprint = _fingerprint(manifests, weights, section)
-        """Of all that the samples depend on."""
+        """Digest of everything that the samples depend on."""
 
     def batch(self, first_sample: int, count: int) -> PackedBatch:
-        """Samples first_sample, first_sample + 1, ...; numbers go on through the epochs."""
+        """Samples first_sample, first_sample + 1, ...; numbers continue over epochs."""
         if first_sample < 0 or count < 1:
             raise ValueError(f"samples {first_sample} to {first_sample + count}")
         sources, draws = self._interleaving.draws(first_sample, count)
@@ -68,7 +67,7 @@ class Batches:
         return PackedBatch(*map(torch.from_numpy, found))
 
     def _shuffled(self, source: int, draws: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Which row each draw is: every time through the source in an order of its own."""
+        """The row of each draw: every epoch of a source has its own permutation."""
         size = len(self._sources[source])
         numbers = np.empty_like(draws)
         epochs, places = np.divmod(draws, size)
@@ -88,13 +87,11 @@ class Batches:
 
 
 def open_batches(section: DataSection, base: Path, split: Split = "train") -> Batches:
-    """`base`: the folder that paths of sources are seen from, which is the recipe's."""
+    """`base`: the recipe's folder, which source paths are relative to."""
     if not section.sources:
-        raise BadInput(
-            'the recipe has no data: name token shards as [[data.sources]] path = "...", made with `windlass train data`'
-        )
+        raise BadInput('the recipe has no data: add token shards made by `windlass train data` as [[data.sources]] path = "..."')
     if section.sequence_length is None:
-        raise BadInput("data.sequence_length is missing: say how many tokens a row has")
+        raise BadInput("data.sequence_length is missing: set the tokens per row")
     weights = _weights(section.sources)
     folders = [base / Path(source.path).expanduser() for source in section.sources]
     manifests = [read_manifest(folder) for folder in folders]
@@ -105,11 +102,11 @@ def open_batches(section: DataSection, base: Path, split: Split = "train") -> Ba
         if len(rows):
             opened.append((rows, manifest, weights[place] if weights else None))
         elif split == "train":
-            raise BadInput(f"{folder} has fewer than {section.sequence_length} tokens in any shard, which make no row")
+            raise BadInput(f"every shard of {folder} is shorter than one row of {section.sequence_length} tokens")
     if not opened:
         raise BadInput(
-            f"no source has a row of {section.sequence_length} tokens held out for validation; "
-            "prepare the data with --validation 0.01, or more"
+            f"no source has a held out row of {section.sequence_length} tokens for validation; "
+            "prepare the data with --validation 0.01 or more"
         )
     kept = [weight for _, _, weight in opened if weight is not None]
     return Batches([rows for rows, _, _ in opened], kept or None, [manifest for _, manifest, _ in opened], section)
@@ -121,17 +118,17 @@ def _weights(sources: tuple[DataSource, ...]) -> list[float] | None:
         return None
     if len(given) < len(sources):
         without = next(source.path for source in sources if source.weight is None)
-        raise BadInput(f"data.sources: {without} has no weight and others have; give all of them one, or none")
+        raise BadInput(f"data.sources: {without} has no weight but others do; set weights for all sources or for none")
     for source in sources:
         if source.weight is None or not isfinite(source.weight) or source.weight <= 0:
-            raise BadInput(f"data.sources: the weight of {source.path} is {source.weight}; it must be a finite number above 0")
+            raise BadInput(f"data.sources: the weight of {source.path} is {source.weight}; it must be a positive finite number")
     return given
 
 
 def _check_alike(folders: list[Path], manifests: list[ShardManifest]) -> None:
     for folder, manifest in zip(folders, manifests, strict=True):
         if manifest.tokenizer != manifests[0].tokenizer:
-            raise BadInput(f"{folders[0]} and {folder} were made with different tokenizers; prepare both with the same one")
+            raise BadInput(f"{folders[0]} and {folder} were prepared with different tokenizers; use the same one")
 
 
 def _fingerprint(manifests: list[ShardManifest], weights: list[float] | None, section: DataSection) -> str:

@@ -181,7 +181,7 @@ def test_interrupted_work_goes_on_and_gives_the_same(tmp_path: Path, tokenizer: 
     assert read_manifest(tmp_path / "out").fingerprint == read_manifest(tmp_path / "whole").fingerprint
     assert (report.counts, report.repeats) == (whole.counts, whole.repeats)
     assert not list((tmp_path / "out").glob(".*"))
-    with pytest.raises(BadInput, match="tokens already"):
+    with pytest.raises(BadInput, match="already has"):
         prepared([source], tmp_path / "out", tokenizer, validation=0.2)
 
 
@@ -236,6 +236,6 @@ def test_every_changed_byte_is_found(tmp_path: Path, tokenizer: Path) -> None:
 
 def test_the_output_stays_out_of_the_sources(tmp_path: Path, tokenizer: Path) -> None:
     (tmp_path / "a.txt").write_text("x")
-    with pytest.raises(BadInput, match="lies within the source"):
+    with pytest.raises(BadInput, match="is inside the source"):
         prepared([tmp_path], tmp_path / "deep" / "out", tokenizer)
     assert not (tmp_path / "deep").exists()

@@ -72,7 +72,7 @@ def test_empty_and_long_and_dumb_documents_are_counted(tmp_path: Path, tokenizer
 BAD = [
     (b"{not json\n", "not JSON"),
     (b"[1, 2]\n", "not an object"),
-    (b'{"body": "x"}\n', "no text and no messages in it; it has body"),
+    (b'{"body": "x"}\n', "has no text or messages; its fields are body"),
     (b'{"text": 5}\n', "neither a text nor"),
     (b'{"messages": [{"content": "no role"}]}\n', "objects with a role"),
     (b'{"messages": [{"role": "user", "content": "\\ufdd0"}]}\n', "U+FDD0"),
@@ -120,7 +120,7 @@ def test_sources_that_are_nothing_are_one_line(tmp_path: Path, tokenizer: Path) 
         with pytest.raises(BadInput, match=why):
             check([str(source)], PrepareSettings(tokenizer=str(tokenizer)), jobs=1)
     (tmp_path / "a.txt").write_text("x")
-    with pytest.raises(BadInput, match="named twice"):
+    with pytest.raises(BadInput, match="occurs twice"):
         check([str(tmp_path / "a.txt"), str(tmp_path / "a.txt")], PrepareSettings(tokenizer=str(tokenizer)), jobs=1)
     with pytest.raises(BadInput, match=r"tokenizer\.json"):
         check([str(tmp_path / "a.txt")], PrepareSettings(tokenizer=str(tmp_path)), jobs=1)

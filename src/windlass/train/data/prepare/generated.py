@@ -1,7 +1,7 @@
-"""Generated tasks straight to token shards: chats of a few problems each, of which the answers are learned.
+"""Generated tasks to token shards: chats of a few problems each, trained on the answers.
 
-Shards are made apart from one another by several processes, and each follows from the seed and its number alone. The chats are written
-by a format string instead of the template, which would take longer than all the rest; that both give the same text is checked first.
+Shards are generated in parallel, and each depends only on the seed and its number. Chats are written by a format string instead of the
+chat template, which would dominate the time; both are first checked to give the same text.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ CHATS_AT_ONCE = 2048
 CHATS_CHECKED = 500
 ASCII_PATTERN = r"'(?i:s|t|re|ve|m|ll|d)|(?:(?![\r\n])[\W_])?[^\W\d_]+|\d| ?(?:(?!\s)[\W_])+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 LONGEST_CHAT = 4
-"""Problems, one after another."""
+"""Maximum problems per chat."""
 
 
 class ChatStyle(Frozen):
-    """How the template writes a chat."""
+    """The chat template's format."""
 
     start: str
     system: str
     user: str
     assistant: str
     end: str
-    """Of an answer."""
+    """Ends an answer."""
     systems: tuple[str, ...] = ()
-    """System messages; every tenth chat begins with one, so that they do not disturb."""
+    """System messages; every tenth chat begins with one."""
 
 
 class GenerationSettings(Frozen):
@@ -57,7 +57,7 @@ class GenerationSettings(Frozen):
 
 
 class ShardTask(Frozen):
-    """One shard to make."""
+    """One shard to generate."""
 
     work: GenerationSettings
     split: Split
@@ -75,7 +75,7 @@ def generate_tasks(
     jobs: int = 0,
     advance: Callable[[int], None] = lambda _: None,
 ) -> ShardManifest:
-    """About `num_tokens` for training and one shard of held-out problems. Shards that are there already are made again."""
+    """About `num_tokens` for training, and one shard of held-out problems. Existing shards are overwritten."""
     text = load_tokenizer(tokenizer)
     _check_style(text, style)
     folder.mkdir(parents=True, exist_ok=True)
@@ -105,14 +105,14 @@ def generate_tasks(
 def _check_style(text: Tokenizer, style: ChatStyle) -> None:
     template = chat_template(text.config)
     if template is None:
-        raise BadInput("this tokenizer has no chat template, which says how problems are to be asked")
+        raise BadInput("this tokenizer has no chat template, which is needed to write chats")
     messages = [{"role": role, "content": role.upper()} for role in ("system", "user", "assistant", "user", "assistant")]
     written = _written(style, "SYSTEM", [("USER", "ASSISTANT")] * 2)
     if (rendered := render_chat(template, messages, add_generation_prompt=False)) != written:
-        raise BadInput(f"the chat template writes {rendered!r}, and tasks would be written {written!r}")
+        raise BadInput(f"the chat template writes {rendered!r}, but the chat style writes {written!r}")
     for mark in (style.assistant, style.end):
         if text.token_id(mark) is None:
-            raise BadInput(f"{mark!r} is no token of this tokenizer, so that answers cannot be found again")
+            raise BadInput(f"{mark!r} is not a token of this tokenizer, so answers cannot be located")
 
 
 def _written(style: ChatStyle, system: str, turns: list[tuple[str, str]]) -> str:
@@ -151,10 +151,10 @@ def make_shard(call: ShardTask) -> TokenShard:
 
 
 class WordCacheEncoder:
-    """The tokens of a chat, six times as quickly as the tokenizer finds them: tasks are made of few different words.
+    """Tokenizes word by word with a cache, six times as fast as the tokenizer: tasks have few different words.
 
-    A word's tokens do not depend on its neighbours, and the words are those of `vocabulary.PATTERN`, here for ASCII. The first chats are
-    encoded both ways and compared.
+    A word's tokens do not depend on its neighbours; words are those of `train_tokenizer.PATTERN`, for ASCII. The first chats are encoded
+    both ways and compared.
     """
 
     def __init__(self, text: Tokenizer) -> None:
@@ -177,6 +177,6 @@ class WordCacheEncoder:
             self._to_check -= 1
             if tokens != self._text.encode(chat, special=False):
                 raise BadInput(
-                    "tasks are encoded word by word, and this tokenizer cuts words otherwise; use one that `vocabulary` trained"
+                    "this tokenizer splits words differently from `train_tokenizer.PATTERN`; use one made by `train_vocabulary`"
                 )
         return tokens

@@ -1,7 +1,7 @@
-"""Text, JSONL and Parquet to token shards, and a report on their quality.
+"""Prepares text, JSONL and Parquet as token shards, with a quality report.
 
-Units are done in any order by several processes and journalled as they are done, so that interrupted work goes on where it was.
-Nothing looks finished until all of it is: files have hidden names until they are whole, and the manifest comes last.
+Work units run in parallel and are journalled when done, so that interrupted work can be resumed. Output is atomic: files have hidden
+names until they are complete, and the manifest is written last.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from windlass.train.data.tokenizer import copy_tokenizer
 JOURNAL = ".journal"
 REPORT = "quality.json"
 Started = Callable[[int], Advance]
-"""Given all bytes, gives what is told of bytes that are done."""
+"""Called with the total bytes; returns the progress callback."""
 
 
 class QualityReport(Frozen):
@@ -40,10 +40,10 @@ class QualityReport(Frozen):
     bytes: int
     counts: QualityCounts
     percentiles: dict[int, int]
-    """Per cent of documents -> tokens that they have at most, about."""
+    """Percentile of documents -> length in tokens, approximately."""
     repeats: DuplicateCounts
     skipped: tuple[tuple[str, int], ...]
-    """Endings of files that were left out, and how many."""
+    """Suffixes of skipped files, with counts."""
     seconds: float
     num_shards: int = 0
     validation_documents: int = 0
@@ -62,7 +62,7 @@ def prepare(
     _refuse_finished(out)
     with explained(out, 0):
         out.mkdir(parents=True, exist_ok=True)
-    require_free(out, inputs.num_bytes)  # tokens take about half of it, rarely all
+    require_free(out, inputs.num_bytes)  # tokens usually take about half of it
     journal = Journal(out / JOURNAL, fingerprint)
     try:
         done = _resumed(journal, inputs, out)
@@ -86,10 +86,10 @@ def prepare(
 def check(
     sources: Sequence[str], settings: PrepareSettings, *, jobs: int = 0, started: Started = lambda _: lambda _: None
 ) -> QualityReport:
-    """Only the report; nothing is written."""
+    """Only reports; writes nothing."""
     begun = perf_counter()
     inputs = find_inputs(sources)
-    open_encoder(settings)  # what is wrong with it shows before anything is begun
+    open_encoder(settings)  # fails before any work is started
     with TemporaryDirectory(prefix="windlass-") as folder:
         signed = Path(folder)
         advance = started(inputs.num_bytes)
@@ -115,7 +115,7 @@ def _num_bytes(unit: WorkUnit) -> int:
 
 
 def _fingerprint(inputs: SourceFiles, encoder: Encoder, settings: PrepareSettings) -> dict[str, object]:
-    """All that the shards depend on."""
+    """Everything that the shards depend on."""
     return {
         "sources": inputs.digest,
         "tokenizer": encoder.fingerprint,
@@ -126,11 +126,11 @@ def _fingerprint(inputs: SourceFiles, encoder: Encoder, settings: PrepareSetting
 def _refuse_finished(out: Path) -> None:
     if (out / MANIFEST).exists():
         tokens = sum(shard.num_tokens for shard in read_manifest(out).shards)
-        raise BadInput(f"{out} holds {tokens:,} tokens already; delete it to make it anew, or use another output directory")
+        raise BadInput(f"{out} already has {tokens:,} tokens; delete it, or use another output directory")
 
 
 def _resumed(journal: Journal, inputs: SourceFiles, out: Path) -> dict[int, UnitResult]:
-    """Units that were done, as far as their files are still there."""
+    """Finished units whose files still exist."""
     done: dict[int, UnitResult] = {}
     for unit in inputs.units:
         if not journal.done(str(unit.number)):
@@ -184,9 +184,7 @@ def _finish(
     out: Path, inputs: SourceFiles, manifest: ShardManifest, report: QualityReport, encoder: Encoder, template: str | None
 ) -> None:
     if not manifest.shards:
-        raise BadInput(
-            f"nothing was found to learn: {report.counts.empty} documents are empty and {report.counts.bad} cannot be read"
-        )
+        raise BadInput(f"no usable documents: {report.counts.empty} are empty and {report.counts.bad} unreadable")
     copy_tokenizer(encoder.path, encoder.tokenizer, out, template)
     write_atomically(out / REPORT, msgspec.json.format(msgspec.json.encode(report), indent=1))
     write_manifest(out, manifest)

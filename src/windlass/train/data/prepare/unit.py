@@ -1,4 +1,4 @@
-"""One unit of work: its documents read, looked at, turned to tokens and written as shards. Runs in a process of its own."""
+"""Processes one work unit: reads its documents, checks them, tokenizes them and writes shards. Runs in a worker process."""
 
 from __future__ import annotations
 
@@ -33,34 +33,34 @@ class PrepareSettings(Frozen):
     """A chat template, instead of the tokenizer's."""
     field: str | None = None
     validation: float = 0.0
-    """Of the documents, chosen by what is in them, so that equal ones fall on the same side."""
+    """Fraction of documents held out, chosen by a hash of the text, so that duplicates are in the same split."""
     longest: int = 1 << 17
-    """Tokens; longer documents are reported, and kept."""
+    """In tokens; longer documents are reported, but kept."""
     skip_bad: bool = False
-    """Records that cannot be read are counted instead of stopping everything."""
+    """Count unreadable records instead of stopping."""
 
 
 class UnitResult(msgspec.Struct):
-    """What is known of a unit when it is done."""
+    """The result of a work unit."""
 
     shards: list[TokenShard]
     counts: QualityCounts
 
 
 class _Rendered(NamedTuple):
-    """A document that is ready to become tokens."""
+    """A document ready for tokenization."""
 
     place: str
     text: str
     spans: list[Span] | None
-    """None: no chat."""
-    said: str = ""
-    """What was said in a chat, without what the template adds to every one."""
+    """None: not a chat."""
+    contents: str = ""
+    """The messages of a chat, without the template's text."""
 
 
 _open: dict[str, UnitWork] = {}
 _loaded: list[Encoder] = []
-"""What this process has loaded already: some tokenizers take seconds."""
+"""Already loaded in this process: some tokenizers take seconds."""
 
 
 def open_encoder(settings: PrepareSettings) -> Encoder:
@@ -79,7 +79,7 @@ def run_unit(unit: WorkUnit) -> UnitResult:
 
 class UnitWork:
     def __init__(self, settings: PrepareSettings, encoder: Encoder, out: Path | None, signed: Path) -> None:
-        """Without `out` only the report is made. `signed`: where signatures go."""
+        """Without `out` only the report is made. `signed`: directory for signatures."""
         self._settings, self._encoder, self._out, self._signed = settings, encoder, out, signed
 
     def run(self, unit: WorkUnit) -> UnitResult:
@@ -105,7 +105,7 @@ class UnitWork:
         batch: list[_Rendered] = []
         characters = 0
         for piece in unit.pieces:
-            told, share = 0, 0
+            reported, share = 0, 0
             for found in read_documents(piece, self._settings.field):
                 document = self._readable(found, counts)
                 if document is None:
@@ -116,8 +116,8 @@ class UnitWork:
                 if len(batch) >= DOCUMENTS_AT_ONCE or characters >= CHARACTERS_AT_ONCE:
                     yield batch
                     batch, characters = [], 0
-                    told += _told(min(share, piece.num_bytes) - told)
-            _told(piece.num_bytes - told)
+                    reported += _report(min(share, piece.num_bytes) - reported)
+            _report(piece.num_bytes - reported)
         if batch:
             yield batch
 
@@ -142,9 +142,9 @@ class UnitWork:
         if not document.messages:
             return _Rendered(document.place, "", None)
         try:
-            return _Rendered(document.place, *self._encoder.chat_text(document), said=_said(document.messages))
+            return _Rendered(document.place, *self._encoder.chat_text(document), contents=_contents(document.messages))
         except BadInput as error:
-            if error.field != "messages":  # not this chat's fault
+            if error.field != "messages":  # not caused by this chat
                 raise
             return BadRecord(document.place, str(error))
 
@@ -164,28 +164,28 @@ def signature_file(folder: Path, unit: WorkUnit) -> Path:
     return folder / f".signatures-{unit.number:05}"
 
 
-def _said(messages: list[dict[str, Any]]) -> str:
+def _contents(messages: list[dict[str, Any]]) -> str:
     return " ".join(content for message in messages if isinstance(content := message.get("content"), str))
 
 
 def _compared(document: _Rendered, encoded: Encoded) -> NDArray[np.uint32]:
-    """What near duplicates are found by."""
-    return encoded.tokens if document.spans is None else hashed_words(document.said)
+    """The tokens to compare for near duplicates."""
+    return encoded.tokens if document.spans is None else hashed_words(document.contents)
 
 
-def _told(num_bytes: int) -> int:
+def _report(num_bytes: int) -> int:
     report_progress(num_bytes)
     return num_bytes
 
 
 def _with_line(place: str) -> str:
-    """`file, byte 120` as `file, line 3`, which people find more easily."""
+    """`file, byte 120` as `file, line 3`."""
     path, found, offset = place.rpartition(", byte ")
     return f"{path}, line {line_number(Path(path), int(offset))}" if found else place
 
 
 class _SplitWriters:
-    """A shard for each split, begun when it gets its first document."""
+    """One shard per split, created with its first document."""
 
     def __init__(self, folder: Path | None, number: int, vocab_size: int) -> None:
         self._folder, self._number = folder, number

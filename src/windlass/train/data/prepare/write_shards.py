@@ -1,4 +1,4 @@
-"""Writes token shards: under hidden names until all of a shard is on the disk, then renamed. Knows tokens, no text."""
+"""Writes token shards atomically: under hidden names until complete. Knows tokens, no text."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from windlass.train.data.shards import (
 
 LARGEST_UINT16 = 1 << 16
 Run = tuple[int, int]
-"""Tokens of a document that are learned, from and to."""
+"""A range of tokens to train on."""
 
 
 def token_type_for(vocab_size: int) -> TokenType:
@@ -35,7 +35,7 @@ def token_type_for(vocab_size: int) -> TokenType:
 
 
 class TokenShardWriter:
-    """One shard. Tokens go to the disk as they come; what is kept in memory is 8 bytes a document and 16 a run."""
+    """Writes one shard. Tokens are streamed to disk; memory holds 8 bytes per document and 16 per range."""
 
     def __init__(self, folder: Path, name: str, split: Split, token_type: TokenType) -> None:
         self._folder, self._name = folder, name
@@ -55,12 +55,12 @@ class TokenShardWriter:
         return self._num_tokens
 
     def add(self, tokens: NDArray[Any] | Sequence[int], learned: Iterable[Run] | None = None) -> None:
-        """One document, not empty. `learned`: None means all of it."""
+        """Adds one non-empty document. `learned`: None means all of it."""
         runs = None if learned is None else np.array(list(learned), np.int64).reshape(-1, 2)
         self.add_many(np.asarray(tokens), np.array([len(tokens)]), runs)
 
     def add_many(self, tokens: NDArray[Any], lengths: NDArray[np.int64], learned: NDArray[np.int64] | None = None) -> None:
-        """Documents one after another, none of them empty; `learned` are runs [runs, 2] of all of them, in order, apart."""
+        """Adds concatenated non-empty documents; `learned`: ranges [runs, 2] over all of them, sorted and disjoint."""
         stored = np.ascontiguousarray(tokens, self._dtype)
         with explained(self._path, stored.nbytes):
             self._stream.write(stored.data)
@@ -73,7 +73,7 @@ class TokenShardWriter:
         self._runs.append(start + (everything if learned is None else learned[learned[:, 1] > learned[:, 0]]))
 
     def finish(self) -> TokenShard:
-        """All files under their names, on the disk."""
+        """Syncs and renames all files."""
         with explained(self._path, 0):
             self._stream.flush()
             os.fsync(self._stream.fileno())
@@ -96,7 +96,7 @@ class TokenShardWriter:
         )
 
     def abandon(self) -> None:
-        """Leaves nothing behind."""
+        """Removes the temporary files."""
         self._stream.close()
         part_name(self._path).unlink(missing_ok=True)
 
@@ -107,7 +107,7 @@ class TokenShardWriter:
 
 
 def _joined(parts: list[NDArray[np.int64]]) -> NDArray[np.int64]:
-    """Runs that touch become one: readers rely on a gap between any two."""
+    """Merges adjacent ranges: readers rely on gaps between them."""
     runs = np.concatenate([np.empty((0, 2), np.int64), *parts])
     if not len(runs):
         return runs
@@ -116,5 +116,5 @@ def _joined(parts: list[NDArray[np.int64]]) -> NDArray[np.int64]:
 
 
 def write_manifest(folder: Path, manifest: ShardManifest) -> None:
-    """Comes last: a folder with a manifest is whole."""
+    """Written last: a folder with a manifest is complete."""
     write_atomically(folder / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=1))
