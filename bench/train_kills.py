@@ -28,7 +28,7 @@ import tiny_run
 import torch
 import torch.distributed.checkpoint
 
-from windlass.cli import run as windlass
+from windlass.cli import execute as windlass
 from windlass.cli.train import worker as train_worker
 from windlass.train import build
 from windlass.train.checkpoint import CheckpointIdentity, Checkpoints
