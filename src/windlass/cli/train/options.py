@@ -1,4 +1,4 @@
-"""What a training process is told: the command's options and the decisions of the plan."""
+"""The inputs of a training process: the command's options and the decisions of the plan."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ MATMUL_FRACTION = {"bf16": 0.8, "fp8": 0.72, "int8": 0.72, "fp4": 0.72}
 
 The mean of what stas00/ml-engineering's MAMF table gives for NVIDIA is 0.79 in bf16 (A100 0.87, H100 0.80, B200 0.78, B300 0.79,
 GB200 0.74) and 0.71 to 0.76 in fp8; int8 and fp4 have no measurement there and are taken to be as fp8.
-A device whose own bf16 was measured below these (MI300X: 0.51) gets its own bf16 fraction for the types nobody measured.
+A device whose own bf16 was measured below these (MI300X: 0.51) gets its own bf16 fraction for the types without a measurement.
 """
 
 HOST_LINK_BYTES_PER_SECOND = {

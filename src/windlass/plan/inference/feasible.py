@@ -61,19 +61,19 @@ def _check_even(engine: EngineProfile, spec: ModelSpec, rules: tuple[Rule, ...],
 
 
 def working_layouts(
-    engine: EngineProfile, spec: ModelSpec, rules: tuple[Rule, ...], scheme: Scheme, asked: Layout, num_devices: int
+    engine: EngineProfile, spec: ModelSpec, rules: tuple[Rule, ...], scheme: Scheme, requested: Layout, num_devices: int
 ) -> str:
-    """The accepted layouts of these devices that are nearest to `asked`, as text."""
+    """The accepted layouts of these devices that are nearest to `requested`, as text."""
     accepted: list[Layout] = []
     for layout in layouts(spec, engine, num_devices, {}):
-        if layout.world != num_devices or layout.ep not in (1, asked.ep):
+        if layout.world != num_devices or layout.ep not in (1, requested.ep):
             continue
         try:
             check_layout(engine, spec, rules, scheme, layout)
         except Impossible:
             continue
         accepted.append(layout)
-    accepted.sort(key=lambda one: (abs(one.tp - asked.tp), one.pp != asked.pp, one.dp))
+    accepted.sort(key=lambda one: (abs(one.tp - requested.tp), one.pp != requested.pp, one.dp))
     return ", or ".join(str(one) for one in accepted[:3])
 
 

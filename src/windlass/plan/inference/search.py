@@ -195,9 +195,9 @@ def runners_up(best: Candidate, ranked: list[Candidate], other_schemes: list[Can
 def _no_layout(request: PlanRequest, refused: list[str]) -> str:
     """Why the requested layout is impossible, and the nearest ones that work on the same devices."""
     why = refused[0] if refused else f"no layout of {request.spec.name} works on {request.hardware.description}"
-    asked = Layout(**{name: request.pins.get(name, 1) for name in ("tp", "pp", "ep", "dp")})
+    requested = Layout(**{name: request.pins.get(name, 1) for name in ("tp", "pp", "ep", "dp")})
     one, how = preferred(request, engines(request))[0], schemes(request)[0]
-    working = working_layouts(one, request.spec, request.rules, how, asked, request.hardware.num_devices)
+    working = working_layouts(one, request.spec, request.rules, how, requested, request.hardware.num_devices)
     return f"{why}; on {request.hardware.num_devices} devices use {working}" if working else why
 
 
@@ -233,8 +233,8 @@ def runs_on(found: EngineProfile, request: PlanRequest) -> bool:
 
 def _unsupported_kinds(found: EngineProfile, request: PlanRequest) -> set[str]:
     """Device kinds that the engine does not support."""
-    asked = found.kinds_if_asked if request.engine == found.name else ()
-    return {device.kind for device in request.hardware.distinct_devices} - {*found.kinds, *asked}
+    extra = found.kinds_on_request if request.engine == found.name else ()
+    return {device.kind for device in request.hardware.distinct_devices} - {*found.kinds, *extra}
 
 
 def engines(request: PlanRequest) -> list[EngineProfile]:

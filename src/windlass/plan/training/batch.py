@@ -37,14 +37,14 @@ def default_tokens(num_parameters: int, num_devices: int, sequence_tokens: int) 
     return min(max(SEQUENCES_PER_DEVICE * num_devices * sequence_tokens, least), GROWTH * least)
 
 
-def choose_batch(asked: BatchSection, default: int, sequence_tokens: int, replicas: Collection[int]) -> BatchChoice:
+def choose_batch(section: BatchSection, default: int, sequence_tokens: int, replicas: Collection[int]) -> BatchChoice:
     """`replicas`: dp * micro_batch of all candidate layouts. One batch size is used for all of them, so that their times compare."""
-    if asked.global_batch is not None:
-        wanted = asked.global_batch * sequence_tokens
-        return BatchChoice(sequences=asked.global_batch, how="pinned", wanted_tokens=wanted)
-    wanted = asked.tokens or default
+    if section.global_batch is not None:
+        wanted = section.global_batch * sequence_tokens
+        return BatchChoice(sequences=section.global_batch, how="pinned", wanted_tokens=wanted)
+    wanted = section.tokens or default
     sequences = nearest_sequences(wanted / sequence_tokens, replicas)
-    return BatchChoice(sequences=sequences, how="nearest" if asked.tokens else "default", wanted_tokens=wanted)
+    return BatchChoice(sequences=sequences, how="nearest" if section.tokens else "default", wanted_tokens=wanted)
 
 
 def nearest_sequences(wanted: float, replicas: Collection[int]) -> int:

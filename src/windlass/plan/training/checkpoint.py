@@ -66,18 +66,18 @@ def store_bandwidth(hardware: Hardware) -> float:
     return min(hardware.num_devices / OBSERVED_DEVICES, 1.0) * STORE_BANDWIDTH
 
 
-def plan_checkpoints(num_bytes: int, hardware: Hardware, wanted: CheckpointSection | None = None) -> CheckpointPlan:
+def plan_checkpoints(num_bytes: int, hardware: Hardware, section: CheckpointSection | None = None) -> CheckpointPlan:
     """Every device copies its shard to host memory; writing it to the store is asynchronous, or blocks training."""
-    wanted = wanted or CheckpointSection()
+    section = section or CheckpointSection()
     devices, node = hardware.num_devices, hardware.nodes[0]
     copy = num_bytes / devices / (node.devices[0].host_bandwidth or node.ram_bandwidth)
-    bandwidth = wanted.bandwidth or store_bandwidth(hardware)
+    bandwidth = section.bandwidth or store_bandwidth(hardware)
     write = num_bytes / bandwidth
-    pause = copy if wanted.asynchronous else copy + write
+    pause = copy if section.asynchronous else copy + write
     failures = mean_seconds_between_failures(devices)
     ideal = young_daly_seconds(pause, failures)
-    every, limited_by = _interval(wanted.interval_minutes, ideal, write)
-    unsafe = write if wanted.asynchronous else 0.0  # a failure during a write falls back to the previous checkpoint
+    every, limited_by = _interval(section.interval_minutes, ideal, write)
+    unsafe = write if section.asynchronous else 0.0  # a failure during a write falls back to the previous checkpoint
     return CheckpointPlan(
         bytes=num_bytes,
         pause_seconds=pause,
@@ -87,7 +87,7 @@ def plan_checkpoints(num_bytes: int, hardware: Hardware, wanted: CheckpointSecti
         young_daly_seconds=ideal,
         limited_by=limited_by,
         mean_seconds_between_failures=failures,
-        goodput=goodput(pause, every, failures, 60 * wanted.restart_minutes + unsafe),
+        goodput=goodput(pause, every, failures, 60 * section.restart_minutes + unsafe),
     )
 
 

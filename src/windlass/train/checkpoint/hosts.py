@@ -42,12 +42,12 @@ def read_hostfile(path: Path) -> list[CheckpointHost]:
         raise BadInput(f"cannot read the hostfile {path}: {getattr(error, 'strerror', None) or error}") from None
     names: dict[str, None] = {}
     for number, line in enumerate(lines, start=1):
-        words = line.split("#")[0].split()
-        if not words:
+        fields = line.split("#")[0].split()
+        if not fields:
             continue
-        if not _HOST.fullmatch(words[0]) or words[0].startswith("-") or any("=" not in word for word in words[1:]):
+        if not _HOST.fullmatch(fields[0]) or fields[0].startswith("-") or any("=" not in field for field in fields[1:]):
             raise BadInput(f"{path}, line {number}: expected `host slots=8`, found {line.strip()[:60]!r}")
-        names[words[0]] = None
+        names[fields[0]] = None
     if not names:
         raise BadInput(f"{path} has no hosts; write one per line, as `host slots=8`")
     return [_host(name) for name in names]
