@@ -24,7 +24,7 @@ from windlass.core.hardware.parse import parse_hardware  # noqa: E402
 from windlass.core.hardware.spec import Hardware  # noqa: E402
 from windlass.core.layout import training_groups  # noqa: E402
 from windlass.core.model import Frozen, ModelSpec  # noqa: E402
-from windlass.core.recipe.recipe import OverlapSection  # noqa: E402
+from windlass.core.recipe.sections import OverlapSection  # noqa: E402
 from windlass.core.rule import Rule  # noqa: E402
 from windlass.families import describe, rules  # noqa: E402
 from windlass.plan.training.job import TrainingJob  # noqa: E402

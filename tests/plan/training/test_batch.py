@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from windlass.core.hardware.parse import parse_hardware
 from windlass.core.model import ModelSpec
-from windlass.core.recipe.recipe import BatchSection, recipe_from
+from windlass.core.recipe.recipe import recipe_from
+from windlass.core.recipe.sections import BatchSection
 from windlass.core.rule import Rule
 from windlass.errors import Impossible
 from windlass.plan.training.batch import choose_batch, default_tokens, nearest_sequences

@@ -12,7 +12,7 @@ from windlass.core.energy import co2_kg, energy_kwh
 from windlass.core.hardware.parse import parse_hardware
 from windlass.core.layout import training_groups
 from windlass.core.model import ModelSpec
-from windlass.core.recipe.recipe import CheckpointSection
+from windlass.core.recipe.sections import CheckpointSection
 from windlass.core.rule import Rule
 from windlass.plan.training.checkpoint import (
     SHORTEST_INTERVAL_SECONDS,

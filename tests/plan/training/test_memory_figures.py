@@ -9,7 +9,7 @@ from stage_memory import stage_activations, stage_states
 
 from windlass.core.layout import training_groups
 from windlass.core.model import ModelSpec
-from windlass.core.recipe.recipe import Compute, GradientType, Recompute
+from windlass.core.recipe.sections import Compute, GradientType, Recompute
 from windlass.core.rule import Rule
 from windlass.plan.training.job import TrainingJob
 from windlass.plan.training.memory.activations import layer_bytes

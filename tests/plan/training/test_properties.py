@@ -14,7 +14,7 @@ from stage_memory import stage_activations
 from windlass.core.hardware.parse import parse_hardware
 from windlass.core.layout import training_groups
 from windlass.core.model import ModelSpec
-from windlass.core.recipe.recipe import Recompute
+from windlass.core.recipe.sections import Recompute
 from windlass.core.rule import Rule
 from windlass.families import describe, rules
 from windlass.plan.training.job import TrainingJob

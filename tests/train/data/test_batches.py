@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_shards import Document, make_shards, numbered
 
-from windlass.core.recipe.recipe import DataSection, DataSource
+from windlass.core.recipe.sections import DataSection, DataSource
 from windlass.errors import BadInput
 from windlass.train.data.batches import PackedBatch, open_batches
 

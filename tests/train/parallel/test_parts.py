@@ -20,8 +20,11 @@ from made import tiny  # noqa: E402
 
 from windlass.core.model import Router, Scoring  # noqa: E402
 from windlass.core.recipe import sections as sections  # noqa: E402
-from windlass.core.recipe.recipe import ParallelSection  # noqa: E402
-from windlass.core.recipe.sections import LossSection, ScheduleSection  # noqa: E402
+from windlass.core.recipe.sections import (  # noqa: E402
+    LossSection,
+    ParallelSection,
+    ScheduleSection,
+)
 from windlass.errors import Impossible  # noqa: E402
 from windlass.plan.training.time.rates import flops_per_token as planned_flops  # noqa: E402
 from windlass.train.model import losses  # noqa: E402

@@ -8,145 +8,31 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import isfinite
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, cast, get_args
 
 import msgspec
 
 from windlass.core.model import Frozen
 from windlass.core.recipe.sections import (
+    BatchSection,
+    CheckpointSection,
+    DataSection,
     GuardSection,
+    HardwareSection,
     LoraSection,
     LossSection,
+    MemorySection,
+    ModelSection,
     OptimizerSection,
+    OverlapSection,
+    ParallelSection,
+    PrecisionSection,
     RunSection,
     ScheduleSection,
     ValidationSection,
 )
 from windlass.errors import BadInput, UnknownName
 from windlass.units import parse_bytes, parse_context, parse_count
-
-Recompute = Literal["none", "selective", "full"]
-Offload = Literal["none", "cpu", "nvme"]
-Compute = Literal["bf16", "fp16", "fp32", "fp8"]
-GradientType = Literal["fp32", "bf16", "fp16"]
-Schedule = Literal["1f1b", "zero_bubble", "dualpipe"]
-TensorOverlap = Literal["none", "backward", "all"]
-Dispatch = Literal["all_to_all", "per_node"]
-Packing = Literal["cut", "whole"]
-Start = Literal["random", "weights"]
-
-Degree = int | None
-
-
-class ModelSection(Frozen):
-    """Exactly one of `name` (registry or hub), `path` (a folder or config.json) and `config` (the table itself)."""
-
-    name: str | None = None
-    path: str | None = None
-    config: dict[str, Any] | None = None
-    mtp: bool = False
-    """Also train the multi-token-prediction (MTP) layer, if the model has one."""
-    start: Start = "random"
-    """`weights`: start from the weights of the name or path (continued training, fine-tuning) instead of random ones."""
-    dropout: bool | None = None
-    """Overrides the config."""
-
-
-class HardwareSection(Frozen):
-    on: str | None = None
-    """As for `windlass plan --on`: `128x(8xH100-80GB)@400Gb`."""
-
-
-class DataSource(Frozen):
-    """Token shards made by `windlass train data`."""
-
-    path: str
-    """Their directory, relative to the recipe."""
-    weight: float | None = None
-    """Sampling weight relative to the other sources; without weights every source is read once per epoch."""
-
-
-class DataSection(Frozen):
-    tokens: int | None = None
-    sequence_length: int | None = None
-    allow_longer_context: bool = False
-    """Allow sequences longer than the model's context, to extend it."""
-    sources: tuple[DataSource, ...] = ()
-    packing: Packing = "cut"
-    """How documents are packed into rows: `cut` splits a document at the end of a row; `whole` starts the next row with it instead."""
-    seed: int = 0
-    """Seed of the sample order. The same seed and shards give the same samples with any number of processes."""
-
-
-class BatchSection(Frozen):
-    """Batch of one optimizer step, in sequences (exact) or in tokens (rounded to what the layout can divide).
-
-    Gradients are accumulated over global_batch / (data-parallel ranks * micro_batch) micro-batches.
-    """
-
-    global_batch: int | None = None
-    tokens: int | None = None
-    micro_batch: int | None = None
-
-
-class ParallelSection(Frozen):
-    tp: Degree = None
-    cp: Degree = None
-    pp: Degree = None
-    ep: Degree = None
-    expert_tp: Degree = None
-    virtual_stages: Degree = None
-    """Chunks of layers per pipeline rank (interleaved schedule); 1 is the plain schedule."""
-    fsdp: Degree = None
-    """Data-parallel ranks over which FSDP shards parameters, gradients and optimizer states: all of them, or 1 for none.
-    With expert parallelism also data-parallel ranks / ep."""
-    zero: int | None = None
-    """ZeRO stage over the data-parallel ranks: 0 none, 1 optimizer states, 2 also gradients, 3 also parameters."""
-    sequence_parallel: bool | None = None
-    schedule: Schedule = "1f1b"
-    dispatch: Dispatch = "all_to_all"
-    """`per_node`: a token is sent to each node once, however many of its experts are there (DeepEP, HybridEP)."""
-
-
-class OverlapSection(Frozen):
-    """Which communication is overlapped with computation."""
-
-    tp: TensorOverlap = "backward"
-    """`backward`: gradient collectives overlap with the other gradient's matmul (Megatron-Core's linear layer);
-    `all`: collectives are also split and pipelined with the matmuls (Transformer Engine user buffers, async TP)."""
-    pp: bool = True
-    dp: bool = True
-    ep: bool = False
-
-
-class MemorySection(Frozen):
-    recompute: Recompute | None = None
-    flash_attention: bool = True
-    offload: Offload = "none"
-
-
-class PrecisionSection(Frozen):
-    compute: Compute = "bf16"
-    gradients: GradientType = "fp32"
-
-
-class CheckpointSection(Frozen):
-    interval_minutes: float | None = None
-    """None: the Young-Daly interval, but not below the planner's minimum."""
-    interval_steps: int | None = None
-    """Also save every N steps."""
-    keep: int = 3
-    """Keep the last N checkpoints."""
-    milestone_steps: int | None = None
-    """Checkpoints at multiples of this many steps are kept forever."""
-    local: str | None = None
-    """A local disk of each node, written first; parts are then copied to the run's folder, verified, and removed from the disk."""
-    bandwidth: float | None = None
-    """Aggregate write bandwidth of all ranks to the shared store, bytes per second, or as text: "200GB"."""
-    asynchronous: bool = True
-    """Training waits only for the copy to host memory."""
-    restart_minutes: float = 10.0
-    """From a failure to the first step after the restart."""
 
 
 class Recipe(Frozen):

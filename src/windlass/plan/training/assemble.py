@@ -9,7 +9,7 @@ from windlass.core.hardware.spec import Hardware
 from windlass.core.layout import Layout
 from windlass.core.model import ModelSpec
 from windlass.core.plan import DeviceMemoryPlan, Energy, MemoryPlan, Plan
-from windlass.core.recipe.recipe import Compute
+from windlass.core.recipe.sections import Compute
 from windlass.core.rule import Rule
 from windlass.core.scheme import SCHEME_NAMES, Scheme, scheme
 from windlass.core.workload import Workload

@@ -7,7 +7,7 @@ from math import lcm
 from typing import Literal
 
 from windlass.core.model import Frozen
-from windlass.core.recipe.recipe import BatchSection
+from windlass.core.recipe.sections import BatchSection
 
 LEAST_TOKENS = ((1e9, 2**19), (5e9, 2**20), (20e9, 2**21), (float("inf"), 2**22))
 """Minimum tokens per step by model size: 0.5M tokens under 1B, 1M at 1.3B and 2.7B, 2M at 6.7B and 13B, 3.2M at 175B

@@ -7,7 +7,7 @@ from typing import Literal
 
 from windlass.core.hardware.spec import Hardware
 from windlass.core.model import Frozen
-from windlass.core.recipe.recipe import CheckpointSection
+from windlass.core.recipe.sections import CheckpointSection
 from windlass.plan.training.job import TrainingJob
 from windlass.plan.training.memory.states import MOMENTS
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from windlass.core.hardware.spec import Hardware
 from windlass.core.model import Attention, Dense, LearnedPositions, ModelSpec
-from windlass.core.recipe.recipe import DataSection, Offload
+from windlass.core.recipe.sections import DataSection, Offload
 from windlass.errors import BadInput, Impossible
 from windlass.plan.inference.feasible import divisors
 from windlass.plan.training.job import TrainingJob

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from windlass.core.layout import TrainingGroups
 from windlass.core.model import Frozen
-from windlass.core.recipe.recipe import Compute, Dispatch, GradientType, Offload, OverlapSection, Recompute, Schedule
-from windlass.core.recipe.sections import LoraSection, OptimizerName
+from windlass.core.recipe.sections import (
+    Compute,
+    Dispatch,
+    GradientType,
+    LoraSection,
+    Offload,
+    OptimizerName,
+    OverlapSection,
+    Recompute,
+    Schedule,
+)
 
 
 class TrainingJob(Frozen):

@@ -14,7 +14,8 @@ from windlass.core.count import count_parameters
 from windlass.core.hardware.spec import Hardware
 from windlass.core.layout import TrainingGroups, training_groups
 from windlass.core.model import Frozen, ModelSpec
-from windlass.core.recipe.recipe import Recipe, Recompute
+from windlass.core.recipe.recipe import Recipe
+from windlass.core.recipe.sections import Recompute
 from windlass.core.rule import Rule
 from windlass.errors import Impossible
 from windlass.plan.inference.feasible import divisors

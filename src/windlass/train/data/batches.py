@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from windlass.core.recipe.recipe import DataSection, DataSource
+from windlass.core.recipe.sections import DataSection, DataSource
 from windlass.errors import BadInput
 from windlass.train.data.order import Interleaving, key, permute, quotas_of
 from windlass.train.data.rows import PackedRows, RowArrays, gather

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from windlass.core.recipe.recipe import Packing
+from windlass.core.recipe.sections import Packing
 from windlass.train.data.shards import OpenShard
 
 Places = NDArray[np.int64]

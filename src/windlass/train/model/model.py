@@ -16,8 +16,7 @@ from torch.utils import checkpoint
 
 from windlass.core.model import ModelSpec
 from windlass.core.ports import Weights
-from windlass.core.recipe.recipe import Recompute
-from windlass.core.recipe.sections import LossSection
+from windlass.core.recipe.sections import LossSection, Recompute
 from windlass.kernels.step import Step
 from windlass.nn import Decoder
 from windlass.nn.layer import Layer

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from windlass.core.layout import training_groups
-from windlass.core.recipe.recipe import ParallelSection
+from windlass.core.recipe.sections import ParallelSection
 from windlass.errors import Impossible
 
 

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from windlass.core.layout import Layout
 from windlass.core.model import ModelSpec
 from windlass.core.place import Placement, cut, place
-from windlass.core.recipe.recipe import ParallelSection
+from windlass.core.recipe.sections import ParallelSection
 from windlass.core.rule import AxisName, Rule
 from windlass.core.scheme import scheme
 from windlass.errors import Impossible
@@ -32,12 +32,11 @@ from windlass.train.model.model import MicroBatch, TrainingModel
 from windlass.train.model.packing import IGNORED
 from windlass.train.parallel.dispatch import DispatchedExperts
 from windlass.train.parallel.meshes import Meshes, degrees
+from windlass.train.parallel.reduce import all_reduce_gradients, gradient_of
 from windlass.train.parallel.stages import Pipeline, StageModule
 from windlass.train.params.layout import ParameterLayout, TensorSlice
 from windlass.train.step import SingleRank, StepLosses, accumulate_gradients
 from windlass.weights.tensors.parts import Share
-
-BUCKET_ELEMENTS = 2**26
 
 
 @dataclass(frozen=True)
@@ -172,17 +171,17 @@ class MeshRank(SingleRank):
         """Without FSDP: over ranks with the same weights."""
         dense, experts = list[Tensor](), list[Tensor]()
         for name, parameter in parameters.items():
-            (experts if self._is_expert_parallel(name) else dense).append(_gradient(parameter))
-        _all_reduce(dense, self.meshes.group("data"))
+            (experts if self._is_expert_parallel(name) else dense).append(gradient_of(parameter))
+        all_reduce_gradients(dense, self.meshes.group("data"))
         if experts:
-            _all_reduce(experts, self.meshes.group("copies"))
+            all_reduce_gradients(experts, self.meshes.group("copies"))
 
     def _reduce_over_tp(self, parameters: Mapping[str, Tensor]) -> None:
         """Replicated tensors inside a tensor-parallel region have a partial gradient on each rank: of its heads, channels or experts."""
         found: list[Tensor] = []
         whole: list[tuple[Tensor, Tensor]] = []
         for name, parameter in parameters.items():
-            for part, gradient in self.local_slices(self._layouts[name], _gradient(parameter)):
+            for part, gradient in self.local_slices(self._layouts[name], gradient_of(parameter)):
                 if part.name in self._replicated and _is_in_tp_region(part):
                     found.append(gradient)
                 elif self._is_shared(part):
@@ -191,7 +190,7 @@ class MeshRank(SingleRank):
                     held.copy_(gradient)
                     whole.append((gradient, held))
                     found.append(room)
-        _all_reduce(found, self.meshes.group("tp"))
+        all_reduce_gradients(found, self.meshes.group("tp"))
         for gradient, held in whole:
             gradient.copy_(held)
 
@@ -298,30 +297,3 @@ def _is_whole(part: TensorSlice) -> bool:
 def _is_in_tp_region(part: TensorSlice) -> bool:
     """In attention or a feed-forward, where each tp rank computes only its heads or channels, so gradients are partial sums."""
     return part.name.startswith("layers.") and part.name.split(".")[2] in ("mixer", "ffn")
-
-
-def _gradient(parameter: Tensor) -> Tensor:
-    """Zeros if there is none, so that all ranks reduce the same tensors."""
-    if parameter.grad is None:
-        parameter.grad = torch.zeros_like(parameter)
-    return parameter.grad
-
-
-def _all_reduce(gradients: list[Tensor], group: Any) -> None:
-    """In buckets."""
-    bucket: list[Tensor] = []
-    for gradient in gradients:
-        bucket.append(gradient.to_local() if isinstance(gradient, DTensor) else gradient)
-        if sum(one.numel() for one in bucket) >= BUCKET_ELEMENTS:
-            _all_reduce_bucket(bucket, group)
-            bucket = []
-    _all_reduce_bucket(bucket, group)
-
-
-def _all_reduce_bucket(bucket: list[Tensor], group: Any) -> None:
-    for dtype in dict.fromkeys(one.dtype for one in bucket):
-        some = [one for one in bucket if one.dtype == dtype]
-        flat = torch.cat([one.flatten() for one in some])
-        dist.all_reduce(flat, group=group)
-        for one, summed in zip(some, flat.split([one.numel() for one in some]), strict=True):
-            one.copy_(summed.view(one.shape))

@@ -12,8 +12,7 @@ import msgspec
 
 from windlass.core.model import Frozen, ModelSpec
 from windlass.core.place import WHOLE
-from windlass.core.recipe.recipe import Compute, GradientType
-from windlass.core.recipe.sections import LoraSection, OptimizerName
+from windlass.core.recipe.sections import Compute, GradientType, LoraSection, OptimizerName
 from windlass.core.rule import AxisName, Part, Role, Rule
 from windlass.core.scheme import scheme
 from windlass.plan.training.job import TrainingJob

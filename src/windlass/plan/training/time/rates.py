@@ -5,7 +5,7 @@ from __future__ import annotations
 from windlass.core.count import ForwardFlops, TrainingFlops, forward_flops, next_token_flops, training_flops
 from windlass.core.hardware.spec import Device
 from windlass.core.model import Frozen, ModelSpec
-from windlass.core.recipe.recipe import Compute, Recompute
+from windlass.core.recipe.sections import Compute, Recompute
 from windlass.core.rule import Rule
 
 SECONDS_PER_DAY = 86_400

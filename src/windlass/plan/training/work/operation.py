@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import Enum
 
 from windlass.core.model import Frozen
-from windlass.core.recipe.recipe import Compute
+from windlass.core.recipe.sections import Compute
 
 
 class OperationKind(Enum):
