@@ -38,7 +38,7 @@ from windlass.plan.training.plan import TrainingPlan, plan_training
 from windlass.train.build import build_trainer
 from windlass.train.loop.trainer import Trainer
 from windlass.train.model.flops import flops_per_token, utilization
-from windlass.train.model.packing import step_of
+from windlass.train.model.packing import packed_step
 
 GIB = 2**30
 
@@ -349,7 +349,7 @@ def check_attention(device: torch.device) -> None:
     source = torch.Generator().manual_seed(0)
     documents = torch.repeat_interleave(torch.arange(4), torch.tensor([7, 60, 1, 60])).int()[None]
     positions = torch.cat([torch.arange(size) for size in (7, 60, 1, 60)])[None]
-    step = step_of(Batch(positions, positions, positions, documents), device)
+    step = packed_step(Batch(positions, positions, positions, documents), device)
     drawn = [torch.randn(128, heads, 64, generator=source) for heads in (8, 2, 2)]
     said = []
     for exact in (False, True):

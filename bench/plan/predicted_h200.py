@@ -13,7 +13,7 @@ from windlass.core.model import ModelSpec
 from windlass.core.plan import Speed
 from windlass.families import describe, rules
 from windlass.families.registry import find, published_config
-from windlass.plan.inference.search import Question, answer
+from windlass.plan.inference.search import PlanRequest, search
 
 DATA = Path(__file__).parents[2] / "tests" / "data" / "measured_h200.toml"
 
@@ -32,11 +32,11 @@ class Measured:
     @property
     def speed(self) -> Speed:
         spec = shape_of(self.model, self.layers)
-        asked = Question(
+        asked = PlanRequest(
             spec=spec, rules=rules(spec), hardware=parse_hardware("1xH200"), context_tokens=self.prompt + self.new, engine="windlass",
             quant="int4", concurrency=self.sequences, prompt_tokens=self.prompt, new_tokens=self.new,
         )  # fmt: skip
-        return answer(asked).best.speed
+        return search(asked).best.speed
 
     @property
     def predicted(self) -> float:

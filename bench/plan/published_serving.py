@@ -11,7 +11,7 @@ from windlass.core.hardware.parse import parse_hardware
 from windlass.families import rules
 from windlass.families.registry import find, spec_of
 from windlass.plan.inference.candidates import Candidate
-from windlass.plan.inference.search import Question, answer
+from windlass.plan.inference.search import PlanRequest, search
 
 DATA = Path(__file__).parents[2] / "tests" / "data" / "published_serving.toml"
 
@@ -20,7 +20,7 @@ def predict(table: dict[str, Any], prompt: int, new: int) -> Candidate:
     known = find(table["model"])
     assert known is not None
     spec = spec_of(known)
-    asked = Question(
+    asked = PlanRequest(
         spec=spec,
         rules=rules(spec),
         hardware=parse_hardware(table["hardware"]),
@@ -33,7 +33,7 @@ def predict(table: dict[str, Any], prompt: int, new: int) -> Candidate:
         prompt_tokens=prompt,
         new_tokens=new,
     )
-    return answer(asked).best
+    return search(asked).best
 
 
 def main() -> None:

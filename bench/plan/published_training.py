@@ -24,14 +24,14 @@ from windlass.core.hardware.parse import parse_hardware  # noqa: E402
 from windlass.core.hardware.spec import Hardware  # noqa: E402
 from windlass.core.layout import training_groups  # noqa: E402
 from windlass.core.model import Frozen, ModelSpec  # noqa: E402
-from windlass.core.recipe.recipe import Overlap  # noqa: E402
+from windlass.core.recipe.sections import OverlapSection  # noqa: E402
 from windlass.core.rule import Rule  # noqa: E402
 from windlass.families import describe, rules  # noqa: E402
-from windlass.plan.training.job import Job  # noqa: E402
+from windlass.plan.training.job import TrainingJob  # noqa: E402
 from windlass.plan.training.memory.footprint import DeviceBytes, device_bytes  # noqa: E402
 from windlass.plan.training.time.candidates import predict_step  # noqa: E402
 from windlass.plan.training.time.rates import flops_per_token  # noqa: E402
-from windlass.plan.training.time.step import StepTime  # noqa: E402
+from windlass.plan.training.time.step import TrainingStepTime  # noqa: E402
 from windlass.units import GIB  # noqa: E402
 
 PUBLISHED = ROOT / "tests" / "data" / "published.toml"
@@ -45,7 +45,7 @@ class Run(Frozen):
     spec: ModelSpec
     rules: tuple[Rule, ...]
     hardware: Hardware
-    job: Job
+    job: TrainingJob
 
     @property
     def flops(self) -> float:
@@ -122,9 +122,9 @@ def gpt_config(hidden: int, layers: int, heads: int, vocabulary: int = 51_200, p
     return {"model_type": "gpt2", "activation_function": "gelu", "layer_norm_epsilon": 1e-5, **shape, **dropout}
 
 
-def _job(row: dict[str, Any]) -> Job:
+def _job(row: dict[str, Any]) -> TrainingJob:
     degrees = {name: row.get(name, 1) for name in ("tp", "cp", "pp", "ep", "expert_tp")}
-    return Job(
+    return TrainingJob(
         groups=training_groups(row["world"], **degrees),
         sequence_tokens=row["sequence"],
         global_batch=row["global_batch"],
@@ -137,13 +137,13 @@ def _job(row: dict[str, Any]) -> Job:
         flash_attention=row.get("flash", True),
         compute=row.get("compute", "bf16"),
         gradients=row.get("gradients", "fp32"),
-        overlap=msgspec.convert(row.get("overlap", {}), Overlap),
+        overlap=msgspec.convert(row.get("overlap", {}), OverlapSection),
         dispatch=row.get("dispatch", "all_to_all"),
         next_token=row.get("mtp", False),
     )
 
 
-def predict(run: Run) -> StepTime:
+def predict(run: Run) -> TrainingStepTime:
     return predict_step(run.spec, run.rules, run.hardware, run.job)
 
 

@@ -31,7 +31,7 @@ import torch.distributed.checkpoint
 from windlass.cli import execute as windlass
 from windlass.cli.train import worker as train_worker
 from windlass.train import build
-from windlass.train.checkpoint import Checkpoints, Identity
+from windlass.train.checkpoint import CheckpointIdentity, Checkpoints
 from windlass.train.checkpoint import folder as folders
 from windlass.train.checkpoint.manifest import check_files, read_manifest
 from windlass.train.checkpoint.tensors import CheckpointTensors
@@ -173,7 +173,7 @@ def save_and_end(out: Path, point: int, told: int) -> int:
 
     for name in CALLS:
         setattr(os, name, counted(getattr(os, name)))
-    run = Checkpoints(out, Identity(model="made up", spec="1"), keep_last=2)
+    run = Checkpoints(out, CheckpointIdentity(model="made up", spec="1"), keep_last=2)
     for step in (1, 2, 3, 3, 4, 5):
         run.save(step, made_up(step), wait=True)
         os.write(told, bytes([step]))
@@ -201,7 +201,7 @@ def every_point(folder: Path, stride: int) -> dict[str, Any]:
 
 def _not_loaded(out: Path, point: int, least: int) -> list[str]:
     """The next run goes on from what the last one called saved, or from the one after it."""
-    run = Checkpoints(out, Identity(model="made up", spec="1"), notify=lambda _: None)
+    run = Checkpoints(out, CheckpointIdentity(model="made up", spec="1"), notify=lambda _: None)
     try:
         if least == 0 and run.latest() is None:
             return []

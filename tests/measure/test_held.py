@@ -13,7 +13,7 @@ from windlass.core.scheme import scheme
 from windlass.families import describe, rules
 from windlass.measure.held import weight_bytes
 from windlass.nn import Decoder
-from windlass.plan.shards import Sizes
+from windlass.plan.shards import ModelShards
 from windlass.weights import RandomWeights
 
 pytestmark = pytest.mark.cpu
@@ -52,7 +52,7 @@ def test_as_the_planner_counts(config: dict[str, Any], quant: str) -> None:
     made, how = rules(spec), scheme(quant, 32)
     decoder = Decoder(spec, RandomWeights(spec, made, quant=how))
     found = weight_bytes(decoder)
-    shard = Sizes(spec, made).shard(Layout(), how)
+    shard = ModelShards(spec, made).shard(Layout(), how)
     assert found.experts == shard.experts[-1]
     # Norms and routers' inputs lie in fp32 here and in 16 bits in a file; tables of angles are in no file.
     always = shard.always[-1] + shard.head_bytes + (shard.embed_bytes if spec.tied_head else 0)

@@ -56,7 +56,7 @@ def one_layout(parallel: dict[str, int], expected: dict[str, Any], name: str, ch
 def idle_experts(name: str, changes: dict[str, Any]) -> None:
     """No token goes to the second rank's experts: it takes part all the same, and nobody waits for it."""
     trainer = trained({"ep": 2, "fsdp": 2}, name, changes)
-    for watch in trainer.watches:
+    for watch in trainer.balancers:
         watch.moe.correction[:3] += 100.0
     reports = [trainer.step() for _ in range(2)]
     assert all(load[3:] == [0, 0, 0] for report in reports for load in report.expert_load)
@@ -136,6 +136,6 @@ def go_on(trainer: Any, folder: Path) -> None:
 
 
 def _checkpoints(folder: Path) -> Any:
-    from windlass.train.checkpoint import Checkpoints, Identity
+    from windlass.train.checkpoint import CheckpointIdentity, Checkpoints
 
-    return Checkpoints(folder, Identity(model="tiny", spec="1"))
+    return Checkpoints(folder, CheckpointIdentity(model="tiny", spec="1"))

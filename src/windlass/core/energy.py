@@ -1,4 +1,4 @@
-"""Energy and carbon of a run, by the formula that model cards use. Knows no prices and no speeds.
+"""Energy and carbon of a run, with the formula of model cards.
 
 kWh = hours x watts x PUE / 1000; kg = kWh x g/kWh / 1000 (Table 15 of LLaMA, arXiv 2302.13971, is reproduced by it).
 """
@@ -14,8 +14,8 @@ from windlass.core.model import Frozen
 from windlass.errors import BadInput, UnknownName
 
 DEFAULT_PUE = 1.1
-"""Power usage effectiveness: what a building draws over what its machines draw. 1.1 is LLaMA's (arXiv 2302.13971); the
-world's mean is nearer 1.6 (Uptime Institute's yearly survey, from memory), and codecarbon's default is 1.0."""
+"""Power usage effectiveness: power of the data centre over power of its machines. 1.1 is LLaMA's (arXiv 2302.13971); the
+world average is nearer 1.6 (Uptime Institute's yearly survey, from memory), and codecarbon's default is 1.0."""
 
 
 class Grid(Frozen):
@@ -23,16 +23,16 @@ class Grid(Frozen):
     grams_per_kwh: float
     """CO2 equivalent, location-based."""
     year: int | None
-    """None: the source gives none."""
+    """None if the source gives no year."""
     source: str
 
 
 def energy_kwh(hours: float, watts: float, pue: float = DEFAULT_PUE) -> float:
-    """`hours` and `watts` of one device multiply to those of many: device-hours x watts of one device."""
+    """For many devices: device-hours x watts of one device."""
     if hours < 0 or watts < 0:
         raise BadInput(f"hours ({hours:g}) and watts ({watts:g}) cannot be negative")
     if pue < 1:
-        raise BadInput(f"a PUE of {pue:g} is impossible: a building draws at least what its machines draw; use 1.0 or more")
+        raise BadInput(f"PUE {pue:g} is impossible: it must be at least 1.0")
     return hours * watts * pue / 1000
 
 
@@ -61,5 +61,5 @@ def _tables() -> dict[str, dict[str, Any]]:
 
 @cache
 def _spellings() -> dict[str, str]:
-    words = {key: (key, table.get("name", key), *table.get("aliases", ())) for key, table in _tables().items()}
-    return {word.lower(): key for key, spellings in words.items() for word in spellings}
+    names = {key: (key, table.get("name", key), *table.get("aliases", ())) for key, table in _tables().items()}
+    return {name.lower(): key for key, spellings in names.items() for name in spellings}

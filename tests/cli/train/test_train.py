@@ -13,15 +13,15 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from windlass.cli import execute as windlass
-from windlass.cli.plan.training import as_run
+from windlass.cli.plan.training import with_trainer_defaults
 from windlass.core.recipe.recipe import recipe_from
-from windlass.train.logging.fan_out import Sample
+from windlass.train.logging.fan_out import StepMetrics
 from windlass.train.logging.jsonl import JsonLines, read_lines, read_samples
 from windlass.train.loop.guard import STOPPED
 from windlass.weights.source import open_model
@@ -124,7 +124,7 @@ def signalled(number: signal.Signals, after: int) -> Generator[None]:
     """As from outside, when the line of step `after` is written."""
     plain = JsonLines.sample
 
-    def sample(self: JsonLines, sample: Sample) -> None:
+    def sample(self: JsonLines, sample: StepMetrics) -> None:
         plain(self, sample)
         if sample.step == after:
             os.kill(os.getpid(), number)
@@ -143,7 +143,8 @@ def test_a_signal_saves_and_stops_and_a_resume_is_bit_identical(
         assert windlass(words(recipe, out)) == STOPPED
     stopped = last(out)[0]
     assert (
-        f"stopped after step {int(stopped.removeprefix('step-'))} ({number.name}); go on with --resume" in capsys.readouterr().err
+        f"stopped after step {int(stopped.removeprefix('step-'))} ({number.name}); continue with --resume"
+        in capsys.readouterr().err
     )
     assert "step-00000003" <= stopped < "step-00000012"
     assert windlass(words(recipe, out, "--resume")) == 0
@@ -152,7 +153,7 @@ def test_a_signal_saves_and_stops_and_a_resume_is_bit_identical(
 
 def test_a_folder_with_checkpoints_is_not_begun_anew(recipe: Path, whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert windlass(words(recipe, whole)) == 2
-    assert "has checkpoints already; go on with --resume" in one_line(capsys)
+    assert "already has checkpoints; continue with --resume" in one_line(capsys)
 
 
 HUNG_SECONDS = 600
@@ -247,14 +248,16 @@ def logits_of(model: Path, tokens: Tensor) -> Tensor:
     import torch
 
     from windlass.nn import Decoder
-    from windlass.train.data.batches import Batch
-    from windlass.train.model.packing import step_of
+    from windlass.train.data.batches import PackedBatch
+    from windlass.train.model.packing import packed_step
     from windlass.weights.load.checkpoint import CheckpointWeights
 
     opened = open_model(model)
     decoder = Decoder(opened.spec, CheckpointWeights(opened, dtype=torch.float32, keep_quantized=False))
     rows = torch.arange(len(tokens))[None]
-    step = step_of(Batch(tokens[None], tokens[None], rows, torch.zeros_like(rows, dtype=torch.int32)), torch.device("cpu"))
+    step = packed_step(
+        PackedBatch(tokens[None], tokens[None], rows, torch.zeros_like(rows, dtype=torch.int32)), torch.device("cpu")
+    )
     with torch.no_grad():
         return decoder.logits(decoder.forward_hidden(step))
 
@@ -312,23 +315,23 @@ def test_adapters_on_packed_weights(recipe: Path, whole: Path, tmp_path: Path, c
     written = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     assert (written["r"], written["target_modules"]) == (4, ["k_proj", "o_proj", "q_proj", "v_proj"])
     assert windlass(words(recipe, tmp_path / "run", "--json", lora__rank=4)) == 2
-    assert "there is nothing to adapt" in one_line(capsys)
+    assert "needs weights to start from" in one_line(capsys)
 
 
 def test_what_cannot_be_exported(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert windlass(["train", "export", str(tmp_path), str(tmp_path / "out")]) == 2
     assert "has no checkpoint" in one_line(capsys)
     assert windlass(["train", "export", str(tmp_path / "no"), str(tmp_path / "out")]) == 2
-    assert "is no folder" in one_line(capsys)
+    assert "is not a directory" in one_line(capsys)
     shutil.copytree(whole / "checkpoints", tmp_path / "damaged")
     (part,) = (tmp_path / "damaged" / "step-00000012").glob("*.distcp")
     content = bytearray(part.read_bytes())
     content[len(content) // 2] ^= 1
     part.write_bytes(content)
     assert windlass(["train", "export", str(part.parent), str(tmp_path / "out")]) == 2
-    assert "is damaged: its checksum is not the manifest's" in one_line(capsys)
+    assert "is damaged: its checksum differs from the manifest" in one_line(capsys)
     assert windlass(["train", "export", str(whole), str(tmp_path / "out"), "--dtype", "fp8"]) == 2
-    assert "--dtype is bf16, fp16, fp32, not 'fp8'" in one_line(capsys)
+    assert "--dtype must be one of bf16, fp16, fp32, not 'fp8'" in one_line(capsys)
 
 
 # --- a profile --------------------------------------------------------------------------------------------------------
@@ -359,11 +362,11 @@ def one_line(capsys: pytest.CaptureFixture[str]) -> str:
         ({"schedule__stepz": 3}, "unknown key in"),
         ({"model__config__hidden_size": -1}, "hidden_size"),
         ({"parallel__pp": 3}, "1 devices cannot be arranged as"),
-        ({"batch__global_batch": 5}, "a batch of 5 sequences cannot be cut"),
+        ({"batch__global_batch": 5}, "global batch 5 is not divisible"),
         ({"data__sequence_length": 100_000}, "sequence"),
-        ({"data__sources": "[{path='nowhere'}]"}, "holds no token shards"),
+        ({"data__sources": "[{path='nowhere'}]"}, "has no token shards"),
         ({"model__mtp": "true"}, "model.mtp is set"),
-        ({"precision__compute": "fp8"}, "nothing here trains in it"),
+        ({"precision__compute": "fp8"}, "can be planned but not trained"),
         ({"model__start": "weights"}, "needs model.name or model.path"),
         ({"checkpoint__keep": 0}, "checkpoint.keep is 0"),
     ],
@@ -421,9 +424,10 @@ def test_deepspeed_that_is_not_there_is_named(recipe: Path, tmp_path: Path, caps
 
 def test_worker_words_say_the_same(tmp_path: Path) -> None:
     """What the agent starts is the same command."""
-    from windlass.cli.train.run import Options, _arguments
+    from windlass.cli.train.options import TrainOptions
+    from windlass.cli.train.run import _arguments
 
-    options = Options(resume=True, settings=("a.b=1", "c.d=2"), out=tmp_path, prometheus=0, tensorboard=True, nproc=2)
+    options = TrainOptions(resume=True, settings=("a.b=1", "c.d=2"), out=tmp_path, prometheus=0, tensorboard=True, nproc=2)
     assert _arguments(Path("r.toml"), options) == [
         "-m", "windlass", "train", "run", "r.toml", "--set", "a.b=1", "--set", "c.d=2", "--out", str(tmp_path), "--prometheus", "0",
         "--resume", "--tensorboard",
@@ -433,17 +437,17 @@ def test_worker_words_say_the_same(tmp_path: Path) -> None:
 def test_what_an_earlier_run_left_decides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under a torchrun of the user's own, whose folder has the outcome of a run that failed; started again by the agent, it counts."""
     from windlass.cli.train import worker as train_worker
-    from windlass.train.loop.elastic import Outcome, read_outcome, write_outcome
-    from windlass.train.loop.loop import Ended
+    from windlass.train.loop.elastic import RunOutcome, read_outcome, write_outcome
+    from windlass.train.loop.loop import RunResult
 
-    monkeypatch.setattr(train_worker, "_run", lambda *_: Ended(kind="done", step=3))
-    monkeypatch.setattr("windlass.train.loop.elastic.end_with_agent", lambda: None)
+    monkeypatch.setattr(train_worker, "_run", lambda *_: RunResult(kind="done", step=3))
+    monkeypatch.setattr("windlass.train.loop.elastic.stop_when_agent_dies", lambda: None)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
-    nothing: Any = None
+    given: Any = SimpleNamespace(folder=tmp_path)
     for restarts, code, kind in (("1", 2, "failed"), ("0", 0, "done")):
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", restarts)
-        write_outcome(tmp_path, Outcome("failed", message="a bad recipe", exit_code=2))
-        assert train_worker.train(nothing, nothing, tmp_path, nothing) == code
+        write_outcome(tmp_path, RunOutcome("failed", message="a bad recipe", exit_code=2))
+        assert train_worker.train(given) == code
         found = read_outcome(tmp_path)
         assert found is not None and found.kind == kind
 
@@ -451,14 +455,14 @@ def test_what_an_earlier_run_left_decides_nothing(tmp_path: Path, monkeypatch: p
 def test_what_is_planned_before_a_run_is_what_is_run() -> None:
     """A plan that recomputes, or shares rows out, would fit where the run does not."""
     asked = recipe_from({"model": {"name": "x"}, "parallel": {"tp": 2}})
-    found = as_run(asked, num_devices=8)
+    found = with_trainer_defaults(asked, num_devices=8)
     assert (found.parallel.tp, found.parallel.pp, found.parallel.ep, found.parallel.zero) == (2, 1, 1, 3)
     assert found.parallel.sequence_parallel is False
     assert (found.memory.recompute, found.batch.micro_batch) == ("none", 1)
     said = recipe_from(
         {"model": {"name": "x"}, "memory": {"recompute": "full"}, "batch": {"micro_batch": 4}, "parallel": {"zero": 0}}
     )
-    kept = as_run(said, num_devices=8)
+    kept = with_trainer_defaults(said, num_devices=8)
     assert (kept.memory.recompute, kept.batch.micro_batch, kept.parallel.zero) == ("full", 4, 0)
     other = recipe_from({"model": {"name": "x"}, "run": {"engine": "deepspeed"}})
-    assert as_run(other, num_devices=8) == other
+    assert with_trainer_defaults(other, num_devices=8) == other

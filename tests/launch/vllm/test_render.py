@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windlass.core.layout import Layout
-from windlass.core.plan import DeviceMemory, Plan
+from windlass.core.plan import DeviceMemoryPlan, Plan
 from windlass.errors import BadInput, DoesNotFit, Impossible
 from windlass.families.chat.vllm_parsers import Parsers, vllm_parsers
 from windlass.launch.command import Options, ServedModel
@@ -214,7 +214,7 @@ def test_weights_outside_the_devices_are_refused(make: Any) -> None:
 
 def test_unlike_devices_are_refused(make: Any) -> None:
     plan = make("GLM-4.5-Air", "8xH100-80GB")
-    other: DeviceMemory = msgspec.structs.replace(plan.memory.per_device[0], name="A100-80GB")
+    other: DeviceMemoryPlan = msgspec.structs.replace(plan.memory.per_device[0], name="A100-80GB")
     mixed = msgspec.structs.replace(plan.memory, per_device=(*plan.memory.per_device[1:], other))
     with pytest.raises(Impossible, match="devices of one kind"):
         render(_other(plan, memory=mixed), model(), OPTIONS)

@@ -24,4 +24,4 @@ def test_the_planner_and_the_kernels_have_the_same_limits() -> None:
 
 def test_rows_of_weights_are_as_long() -> None:
     for group in (32, 64, 128):
-        assert kernels.Matrix(16, 128, group).num_bytes == layout.block_bytes(group)
+        assert kernels.PackedMatrix(16, 128, group).num_bytes == layout.block_bytes(group)

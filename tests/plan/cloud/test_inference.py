@@ -11,21 +11,21 @@ from windlass.core.plan import CloudOffer
 from windlass.families import rules
 from windlass.families.registry import find, spec_of
 from windlass.plan.cloud.inference import cloud_offers
-from windlass.plan.inference.search import Question
+from windlass.plan.inference.search import PlanRequest
 
 pytestmark = pytest.mark.pure
 
 
 @pytest.fixture(scope="module")
-def question() -> Question:
+def question() -> PlanRequest:
     known = find("INTELLECT-3")
     assert known is not None
     spec = spec_of(known)
-    return Question(spec=spec, rules=rules(spec), hardware=parse_hardware("1xH200"), context_tokens=8192)
+    return PlanRequest(spec=spec, rules=rules(spec), hardware=parse_hardware("1xH200"), context_tokens=8192)
 
 
 @pytest.fixture(scope="module")
-def fresh(question: Question) -> tuple[CloudOffer, ...]:
+def fresh(question: PlanRequest) -> tuple[CloudOffer, ...]:
     return cloud_offers(question)
 
 
@@ -40,7 +40,7 @@ def test_offers_are_sorted_dated_and_large_enough(fresh: tuple[CloudOffer, ...])
         assert one.download_hours == pytest.approx(213.7 / 0.5 / 3600, rel=0.01)
 
 
-def test_cost_goal_sorts_by_price_of_a_token(question: Question) -> None:
+def test_cost_goal_sorts_by_price_of_a_token(question: PlanRequest) -> None:
     found = cloud_offers(replace(question, goal="cost"))
     prices = [one.usd_per_million_output_tokens for one in found]
     assert prices == sorted(prices)
@@ -49,7 +49,7 @@ def test_cost_goal_sorts_by_price_of_a_token(question: Question) -> None:
     )
 
 
-def test_stale_offers_only_when_asked(question: Question, fresh: tuple[CloudOffer, ...]) -> None:
+def test_stale_offers_only_when_asked(question: PlanRequest, fresh: tuple[CloudOffer, ...]) -> None:
     every = cloud_offers(question, all_offers=True)
     assert len(every) > len(fresh)
     assert any(one.stale for one in every)

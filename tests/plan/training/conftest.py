@@ -16,6 +16,8 @@ from windlass.core.rule import Rule
 from windlass.families import describe, rules
 
 ROOT = Path(__file__).parents[3]
+if str(Path(__file__).parent) not in sys.path:
+    sys.path.insert(0, str(Path(__file__).parent))  # for stage_memory
 
 
 @pytest.fixture(scope="session")

@@ -29,7 +29,7 @@ def test_prepare_then_verify(source: Path, tokenizer: Path, tmp_path: Path, caps
     out = tmp_path / "out"
     assert run(["train", "data", str(source), str(out), "--tokenizer", str(tokenizer), "--validation", "0.1"]) == 0
     told = capsys.readouterr().out
-    assert "documents   50" in told and "0 equal" in told and "held out" in told
+    assert "documents   50" in told and "0 exact" in told and "held out" in told
     assert run(["train", "data", str(out), "--verify"]) == 0
     file = next(out.glob("train*.tokens.bin"))
     file.write_bytes(file.read_bytes()[::-1])

@@ -165,9 +165,9 @@ def _planned_bytes(setup: Setup) -> int | None:
         return None
     from windlass.open.hardware import resolve_hardware
     from windlass.plan.inference.assemble import make_plan
-    from windlass.plan.inference.search import Question
+    from windlass.plan.inference.search import PlanRequest
 
-    question = Question(
+    question = PlanRequest(
         spec=setup.spec,
         rules=setup.rules,
         hardware=resolve_hardware("cpu:1,ram=16TB"),  # what is wanted is what the model takes, whatever this machine has

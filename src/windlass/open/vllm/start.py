@@ -42,12 +42,11 @@ def plan_vllm(path: Path, *, context: int | None, concurrency: int | None, quant
     `context` None: the model's own, 8k at most. `concurrency` None: the most of a few that fit.
     """
     from windlass.open.hardware import resolve_hardware
-    from windlass.open.resolve import describe_path
     from windlass.plan.inference.assemble import make_plan
-    from windlass.plan.inference.search import Question
+    from windlass.plan.inference.search import PlanRequest
 
     resolved = describe_path(path)
-    asked = Question(
+    asked = PlanRequest(
         spec=resolved.spec,
         rules=resolved.rules,
         hardware=resolve_hardware(None),

@@ -18,7 +18,7 @@ import tiny_run
 
 from windlass.core.recipe.recipe import Recipe, recipe_from
 from windlass.errors import BadInput, Impossible
-from windlass.train.deepspeed.config import check_recipe, deepspeed_config
+from windlass.train.deepspeed.config import check_deepspeed_recipe, deepspeed_config
 
 pytestmark = pytest.mark.cpu
 
@@ -54,12 +54,12 @@ def test_a_users_json_counts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"optimizer": {"type": "Adam"}}', r'"optimizer" is said by the recipe, in \[optimizer\]'),
-        ('{"train_batch_size": 4}', "is said by the recipe, in batch.global_batch"),
-        ('{"moe": {"enabled": true}}', "the experts of a layer as one tensor"),
-        ('{"zero_optimization": {"offload_param": {"device": "nvme"}}}', "is not trained here"),
-        ("[1]", "is not JSON with keys"),
-        ("{", "is not JSON with keys"),
+        ('{"optimizer": {"type": "Adam"}}', r'"optimizer" is set by the recipe, in \[optimizer\]'),
+        ('{"train_batch_size": 4}', "is set by the recipe, in batch.global_batch"),
+        ('{"moe": {"enabled": true}}', "the experts of a layer are one tensor"),
+        ('{"zero_optimization": {"offload_param": {"device": "nvme"}}}', "is not supported"),
+        ("[1]", "is not a JSON object"),
+        ("{", "is not a JSON object"),
     ],
 )
 def test_json_that_contradicts(tmp_path: Path, text: str, message: str) -> None:
@@ -72,18 +72,18 @@ def test_json_that_contradicts(tmp_path: Path, text: str, message: str) -> None:
     ("sections", "message"),
     [
         ({"parallel": {"ep": 2}}, "parallel.ep = 2 needs run.engine"),
-        ({"parallel": {"tp": 2}}, "cuts experts without knowing them"),
-        ({"optimizer": {"name": "muon"}}, "moves by adamw"),
-        ({"precision": {"compute": "fp16"}}, "choose bf16 or fp32"),
-        ({"memory": {"offload": "nvme"}}, "is planned and not trained"),
-        ({"parallel": {"zero": 0}}, "choose 1, 2 or 3"),
+        ({"parallel": {"tp": 2}}, "only data parallelism is supported"),
+        ({"optimizer": {"name": "muon"}}, "use adamw"),
+        ({"precision": {"compute": "fp16"}}, "use bf16 or fp32"),
+        ({"memory": {"offload": "nvme"}}, "can be planned but not trained"),
+        ({"parallel": {"zero": 0}}, "use 1, 2 or 3"),
         ({"lora": {"rank": 4}}, "lora needs run.engine"),
         ({"run": {"engine": "deepspeed", "compile": True}}, "run.compile needs run.engine"),
     ],
 )
 def test_what_it_cannot_do_is_refused(sections: dict[str, Any], message: str) -> None:
     with pytest.raises(Impossible, match=message):
-        check_recipe(recipe(**sections))
+        check_deepspeed_recipe(recipe(**sections))
 
 
 def test_losses_beside_the_objective_are_multiplied_with_it() -> None:
@@ -93,18 +93,18 @@ def test_losses_beside_the_objective_are_multiplied_with_it() -> None:
     from made import recipe as small
 
     from windlass.train.build import build_trainer
-    from windlass.train.deepspeed.trainer import Told
-    from windlass.train.step import on_device, prepare
+    from windlass.train.deepspeed.trainer import DeepspeedModule
+    from windlass.train.step import prepare, to_device
 
     spec, rules = tiny("glm4_moe")
     made = build_trainer(small(loss={"balance": 1.0}), spec, rules, Counting(spec.vocab_size), dtype=torch.float64)
-    told = Told(made.model)
-    told.frame = made.frame
+    told = DeepspeedModule(made.model)
+    told.balance = made.balance
     (router,) = [one for name, one in made.masters.of.items() if name.endswith("1.feed_forward.router.weight")]
     found = []
     for scale in (1.0, 3.0):
-        made._start()
-        (micro,) = on_device(prepare(made.batches, 0, 2, 2, False), made.ranks, made.device)
+        made._start_step()
+        (micro,) = to_device(prepare(made.batches, 0, 2, 2, False), made.ranks, made.device)
         (told(micro)[0] * scale).backward()
         found.append(router.grad.clone())
         made.optimizer.zero_grad()
@@ -118,7 +118,7 @@ SETTINGS = ["batch.global_batch=4", "batch.micro_batch=2", "schedule.steps=12", 
 
 def ran(path: Path, out: Path, count: int, steps: int, *settings: str) -> list[float]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
-    words = [str(Path(__file__).with_name("deepspeed_rank.py")), str(path), str(out), str(steps), *SETTINGS, *settings]
+    words = [str(Path(__file__).parents[1] / "deepspeed_rank.py"), str(path), str(out), str(steps), *SETTINGS, *settings]
     done = subprocess.run([*command, *words], env=tiny_run.ENVIRONMENT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("losses ")]
@@ -133,7 +133,7 @@ def test_the_same_losses_and_the_same_checkpoints(tmp_path: Path, zero: int) -> 
     import torch
 
     from windlass.train.build import build_trainer
-    from windlass.train.checkpoint import Checkpoints, Identity
+    from windlass.train.checkpoint import CheckpointIdentity, Checkpoints
 
     torch.set_num_threads(1)
     path = tiny_run.make(tmp_path)
@@ -142,7 +142,7 @@ def test_the_same_losses_and_the_same_checkpoints(tmp_path: Path, zero: int) -> 
     found = ran(path, tmp_path / "run", 2, 6, f"parallel.zero={zero}")
     assert max(abs(one - other) for one, other in zip(found, expected[:6], strict=True)) < 1e-4
     ours = build_trainer(*deepspeed_rank.opened(path, SETTINGS))
-    checkpoints = Checkpoints(tmp_path / "run", Identity(model="tiny", spec="1"))
+    checkpoints = Checkpoints(tmp_path / "run", CheckpointIdentity(model="tiny", spec="1"))
     state = ours.state()
     assert checkpoints.load(state) == 6
     checkpoints.close()
