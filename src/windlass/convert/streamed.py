@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from windlass.errors import BadCheckpoint, Error
-from windlass.formats.checkpoint import read_config
+from windlass.formats.config import read_config
 from windlass.formats.hub.hub import RemoteModel, RemoteTensor, fetch_small_files, list_files, remote_tensors, stream_shards
 from windlass.formats.safetensors.store import SafetensorsStore
 from windlass.weights.source import COMPANIONS, Opened, opened_store

@@ -13,7 +13,6 @@ from windlass.core.model import Frozen
 from windlass.errors import BadInput, UnknownName
 
 GROUPS = (128, 64, 32)
-HIGH_PRECISION_BYTES = 2
 KV_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp8": 1.0}
 
 

@@ -1,12 +1,10 @@
-"""A checkpoint directory: its config, the names of its tensors, its digest, and the store that reads it. No torch until one is opened."""
+"""A checkpoint directory: tensor names, digest, and the store that reads it. Imports no torch until a store is opened."""
 
 from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from windlass.errors import BadInput
 from windlass.formats.safetensors.files import (
@@ -21,20 +19,6 @@ from windlass.formats.safetensors.header import read_header, read_header_bytes
 
 if TYPE_CHECKING:
     from windlass.core.ports import TensorStore
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """config.json of a directory, or the file itself."""
-    file = path / "config.json" if path.is_dir() else path
-    if not file.is_file():
-        raise BadInput(f"{path} has no config.json; give a model directory, a config.json, or a name from `windlass models`")
-    try:
-        values = msgspec.json.decode(file.read_bytes())
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadInput(f"{file} is not valid JSON: {error}") from None
-    if not isinstance(values, dict):
-        raise BadInput(f"{file}: expected a JSON object")
-    return values  # pyright: ignore[reportUnknownVariableType]
 
 
 def tensor_names(path: Path) -> frozenset[str]:
@@ -75,18 +59,4 @@ def digest(path: Path) -> str:
     if path.is_dir() and not (path / SAFETENSORS_INDEX).is_file():
         for name in safetensors_files(path):
             found.update(read_header_bytes(path / name)[0])
-    return found.hexdigest()
-
-
-def source_digest(path: Path) -> str:
-    """`digest`, and of every file of weights its name, size, content's hash where the hub's cache knows it, or else time of change.
-
-    For telling whether an unfinished conversion can go on: reading all weights to know would take as long as converting them.
-    """
-    found = hashlib.sha256(digest(path).encode())
-    for name in safetensors_files(path) + torch_files(path) if path.is_dir() else []:
-        real = (path / name).resolve()
-        state = real.stat()
-        identity = real.name if real.parent.name == "blobs" else str(state.st_mtime_ns)
-        found.update(f"{name}\0{state.st_size}\0{identity}\n".encode())
     return found.hexdigest()

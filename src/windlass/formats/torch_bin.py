@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from windlass.core.model import Frozen
 from windlass.errors import BadCheckpoint
-from windlass.formats.checkpoint import read_config
+from windlass.formats.config import read_config
 from windlass.formats.disk.reader import TensorReader, check_rows, row_shape
+from windlass.formats.disk.tensor_info import TensorInfo
 from windlass.formats.dtypes import dtype_name
 from windlass.formats.safetensors.files import TORCH_INDEX, file_within, missing_files, nothing_found, read_index, torch_files
-from windlass.formats.safetensors.header import TensorInfo
 
 if TYPE_CHECKING:
     import torch
@@ -45,7 +45,6 @@ class TorchStore:
             if name not in self._tensors:
                 what = f"the index says it is in {file_name}, which does not have it"
                 raise BadCheckpoint(what, directory / TORCH_INDEX, name)
-        self.unlisted: tuple[str, ...] = tuple(name for name in self._tensors if name not in index) if index else ()
 
     def names(self) -> Collection[str]:
         return self._tensors.keys()

@@ -1,6 +1,6 @@
 """From checkpoints of every format to a decoder's tensors: this rank's slices, in the layout its kernels want.
 
-Imports on use: a process that only needs a tokenizer (`weights.text_of`) does without torch.
+Imports on use: a process that only needs a tokenizer (`weights.model_text`) does without torch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from windlass.weights.load.random import RandomWeights
     from windlass.weights.load.stream import give_back_memory
     from windlass.weights.source import Opened, open_model, open_source
-    from windlass.weights.text.files import ModelText, SamplingDefaults, model_text, tokenizer_for
+    from windlass.weights.text.files import ModelText, SamplingDefaults, model_text
 
 _PLACES = {
     "CheckpointWeights": "load.checkpoint",
@@ -27,7 +27,6 @@ _PLACES = {
     "open_model": "source",
     "open_source": "source",
     "model_text": "text.files",
-    "tokenizer_for": "text.files",
 }
 
 __all__ = [
@@ -41,7 +40,6 @@ __all__ = [
     "model_text",
     "open_model",
     "open_source",
-    "tokenizer_for",
 ]
 
 

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from windlass.core.ports import TensorStore
 from windlass.errors import BadCheckpoint, BadInput
-from windlass.formats.checkpoint import open_store, source_digest
+from windlass.formats.checkpoint import open_store
 from windlass.formats.disk import reader as reader_module
 from windlass.formats.disk.open_files import OpenFiles
 from windlass.formats.safetensors.store import SafetensorsStore
@@ -144,7 +144,7 @@ def test_shards_and_an_index(make_file: Make, make_index: Make, tmp_path: Path) 
     make_file("more/model-2.safetensors", b=U8)
     make_index(a="model-1.safetensors", b="more/model-2.safetensors")
     store = SafetensorsStore(tmp_path)
-    assert set(store.names()) == {"a", "b"} and store.unlisted == ()
+    assert set(store.names()) == {"a", "b"}
     assert bytes(store.read("b", 0, 3)) == b"abc"
 
 
@@ -154,7 +154,7 @@ def test_files_the_index_does_not_name(make_file: Make, make_index: Make, tmp_pa
     make_file("mtp.safetensors", c=U8)
     make_index(a="model-1.safetensors")
     store = SafetensorsStore(tmp_path)
-    assert set(store.names()) == {"a", "b", "c"} and set(store.unlisted) == {"b", "c"}
+    assert set(store.names()) == {"a", "b", "c"}
 
 
 def test_second_copies_and_hidden_files_are_left_out(make_file: Make, tmp_path: Path) -> None:
@@ -337,22 +337,3 @@ def test_the_hub_cache_does_not_link_to_other_models(make_file: Make, tmp_path: 
     (snapshot / "more.safetensors").symlink_to("../../../models--org--other/blobs/1")
     with pytest.raises(BadCheckpoint, match="a link out of its directory"):
         open_store(snapshot)
-
-
-# --- identity --------------------------------------------------------------------------------------------------------
-
-
-def test_the_source_digest_follows_the_weights(make_file: Make, tmp_path: Path) -> None:
-    file = make_file("model.safetensors", a=U8)
-    os.utime(file, ns=(1, 1))
-    before = source_digest(tmp_path)
-    assert source_digest(tmp_path) == before
-    os.utime(file, ns=(1, 2))
-    assert source_digest(tmp_path) != before
-
-
-def test_the_source_digest_of_a_hub_cache_is_by_content(make_file: Make, tmp_path: Path) -> None:
-    snapshot = hub_cache(make_file, tmp_path)
-    before = source_digest(snapshot)
-    os.utime(tmp_path / "models--org--name" / "blobs" / "1234", ns=(1, 1))
-    assert source_digest(snapshot) == before

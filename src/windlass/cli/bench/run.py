@@ -160,7 +160,7 @@ def _setup(word: str, options: Options, batches: tuple[int, ...]) -> Setup:
 def _config(word: str) -> tuple[dict[str, Any], str]:
     """A config and what to call it; no weights are needed. How the published weights are stored is of no matter."""
     from windlass.families.registry import find, published_config, unknown_model
-    from windlass.formats.checkpoint import read_config
+    from windlass.formats.config import read_config
     from windlass.formats.hub.hub import fetch_config, looks_like_hub_name
 
     path = Path(word).expanduser()
@@ -179,7 +179,7 @@ def _directory_scheme(path: Path, options: Options) -> Scheme | None:
     """Of a model directory, as the plan would name it; None for files with types of their own."""
     if not path.is_dir() or not (path / "config.json").is_file():
         return None
-    from windlass.formats.checkpoint import read_config
+    from windlass.formats.config import read_config
 
     name, group = stored_scheme(read_config(path))
     return scheme(name, group, options.kv) if name in SCHEME_NAMES else None

@@ -140,7 +140,7 @@ def _check_model(plan: Plan, path: Path) -> None:
     if not path.is_dir():
         raise BadInput(f"--plan is for model directories; {path} has no config.json that a plan could have been made from")
     from windlass.cli.open.resolve import from_path
-    from windlass.formats.checkpoint import read_config
+    from windlass.formats.config import read_config
 
     found, (stored, _) = from_path(path), stored_scheme(read_config(path))
     same = plan.checkpoint is not None and plan.checkpoint.digest == found.digest

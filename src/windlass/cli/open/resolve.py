@@ -44,7 +44,8 @@ def resolve_model(name: str) -> Resolved:
 
 def from_path(path: Path, name: str = "") -> Resolved:
     """A directory with config.json, or the file itself. Tensor names, where there are any, decide what the config leaves open."""
-    from windlass.formats.checkpoint import digest, read_config, tensor_names
+    from windlass.formats.checkpoint import digest, tensor_names
+    from windlass.formats.config import read_config
 
     config = read_config(path)
     if {"layout", "scheme", "ranks"} <= config.keys():

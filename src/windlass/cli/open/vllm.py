@@ -27,7 +27,7 @@ def served_model(path: Path, name: str = "") -> ServedModel:
     if not path.is_dir():
         raise Impossible(f"vLLM serves model directories; {path} is a file, which --engine windlass runs")
     from windlass.cli.open.plan import stored_scheme
-    from windlass.formats.checkpoint import read_config
+    from windlass.formats.config import read_config
     from windlass.weights.text.files import model_text
 
     stored, _ = stored_scheme(read_config(path))

@@ -171,7 +171,7 @@ def _config(recipe: Recipe) -> dict[str, Any]:
     if recipe.model.config is not None:
         return recipe.model.config
     from windlass.families.registry import find, published_config
-    from windlass.formats.checkpoint import read_config
+    from windlass.formats.config import read_config
     from windlass.formats.hub.hub import fetch_config
 
     word = recipe.model.path or recipe.model.name or ""

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from windlass.errors import BadCheckpoint
 from windlass.formats.disk.open_files import OpenFiles
+from windlass.formats.disk.tensor_info import TensorInfo
 from windlass.formats.dtypes import torch_dtype
-from windlass.formats.safetensors.header import TensorInfo
 
 if TYPE_CHECKING:
     import torch

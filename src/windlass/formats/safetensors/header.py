@@ -15,6 +15,7 @@ import msgspec
 
 from windlass.core.model import Frozen
 from windlass.errors import BadCheckpoint
+from windlass.formats.disk.tensor_info import TensorInfo
 
 MAX_HEADER_BYTES = 100_000_000
 """The reference implementation's own limit; about a million tensors. It bounds what a damaged length can make us allocate."""
@@ -29,16 +30,6 @@ DTYPE_BITS = {
 }  # fmt: skip
 
 _LARGEST = 2**63 - 1
-
-
-class TensorInfo(Frozen):
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    file: Path
-    start: int
-    """Byte of the file where it begins."""
-    num_bytes: int
 
 
 _Size = Annotated[int, msgspec.Meta(ge=0)]

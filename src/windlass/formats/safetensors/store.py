@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from windlass.errors import BadCheckpoint, BadInput
-from windlass.formats.checkpoint import read_config
+from windlass.formats.config import read_config
 from windlass.formats.disk.reader import TensorReader
+from windlass.formats.disk.tensor_info import TensorInfo
 from windlass.formats.safetensors.files import (
     SAFETENSORS_INDEX,
     file_within,
@@ -20,7 +21,7 @@ from windlass.formats.safetensors.files import (
     read_index,
     safetensors_files,
 )
-from windlass.formats.safetensors.header import TensorInfo, read_header
+from windlass.formats.safetensors.header import read_header
 
 if TYPE_CHECKING:
     import torch
@@ -38,8 +39,6 @@ class SafetensorsStore:
         self._reader = TensorReader(real_files)
         self._tensors = _tensors(directory, real_files)
         _check_index(directory, index, self._tensors)
-        self.unlisted: tuple[str, ...] = tuple(name for name in self._tensors if name not in index) if index else ()
-        """Tensors the index does not speak of; they are read like any other (GLM-4.6's MTP layer came so)."""
 
     def names(self) -> Collection[str]:
         return self._tensors.keys()
@@ -77,7 +76,7 @@ def _read_index(directory: Path) -> dict[str, str]:
 
 
 def _file_names(directory: Path, index: dict[str, str]) -> list[str]:
-    """Those of the index, then others that lie beside them."""
+    """Those the index lists, then any others in the directory: GLM-4.6's MTP layer is in a file the index does not list."""
     named = set(index.values())
     missing = missing_files(directory, named)
     if missing:

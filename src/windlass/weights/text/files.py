@@ -44,10 +44,6 @@ class ModelText:
     defaults: SamplingDefaults
 
 
-def tokenizer_for(path: Path) -> Tokenizer:
-    return model_text(path).tokenizer
-
-
 def model_text(path: Path) -> ModelText:
     """Of a model directory, a .gguf file, or a .m file with its .t file beside it."""
     found = model_file(path)
