@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any, cast
 
 import msgspec
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from windlass.convert.outputs import Output
 from windlass.core import model
+from windlass.kernels.cuda.layout import Tiles
 from windlass.kernels.ops.activate import activate
-from windlass.kernels.ops.linear import embed, linear
+from windlass.kernels.ops.linear import Matrix, embed, linear
 from windlass.kernels.ops.norm import add
 from windlass.kernels.ops.route import route
 from windlass.kernels.packing.calibrated import Inputs, inputs_from
@@ -52,6 +55,8 @@ MODULES = {
     "ffn.shared.down": ("feed_forward.shared.down",),
 }
 EXPERT_INPUT = "experts"
+
+PreHook = Callable[[nn.Module, tuple[Any, ...]], None]
 
 
 class Calibration:
@@ -111,7 +116,8 @@ class Calibration:
         length = self.samples.shape[1]
         per_pass = max(ROWS_AT_A_TIME // length, 1)
         passed = [
-            layer(rows, _whole_sequences(rows.shape[0] // length, length), None) for rows in self._hidden.split(per_pass * length)
+            layer(rows, _whole_sequences(rows.shape[0] // length, length), None)
+            for rows in torch.split(self._hidden, per_pass * length)
         ]
         for hook in hooks:
             hook.remove()
@@ -120,24 +126,33 @@ class Calibration:
 
     def _embedded(self) -> Tensor:
         tokens = self.samples.flatten().int()
-        x = embed(tokens, self._weights.matrix("embed.weight"))
+        x = embed(tokens, self._table("embed.weight"))
         if isinstance(self.spec.positions, model.LearnedPositions):
             positions = torch.arange(self.samples.shape[1], dtype=torch.int32).repeat(self.samples.shape[0])
-            x = add(x, embed(positions, self._weights.matrix("positions.weight")))
+            x = add(x, embed(positions, self._table("positions.weight")))
         return Norm(self.spec.norm, self._weights, "embed_norm")(x) if self.spec.embedding_norm else x
+
+    def _table(self, name: str) -> Matrix:
+        found = self._weights.matrix(name)
+        assert not isinstance(found, Tiles), "tiles are for matrices of layers"
+        return found
 
     # --- moments
 
-    def _watch(self, layer: Layer, index: int) -> list[torch.utils.hooks.RemovableHandle]:
-        wanted = {path for paths in MODULES.values() for path in paths}
-        hooks = [
-            module.register_forward_pre_hook(lambda _, args, path=path: self._add(index, path, args[0]))
-            for path, module in layer.named_modules()
-            if path in wanted and not isinstance(module, nn.Sequential)
-        ]
+    def _watch(self, layer: Layer, index: int) -> list[RemovableHandle]:
+        paths = {path for paths in MODULES.values() for path in paths}
+        modules = cast(Iterable[tuple[str, nn.Module]], layer.named_modules())
+        watched = [(path, module) for path, module in modules if path in paths and not isinstance(module, nn.Sequential)]
+        hooks = [module.register_forward_pre_hook(self._hook(index, path)) for path, module in watched]
         if isinstance(layer.feed_forward, MixtureOfExperts):
-            hooks.append(layer.feed_forward.register_forward_pre_hook(lambda moe, args: self._add_experts(index, moe, args[0])))
+            hooks.append(layer.feed_forward.register_forward_pre_hook(self._expert_hook(index, layer.feed_forward)))
         return hooks
+
+    def _hook(self, index: int, path: str) -> PreHook:
+        return lambda module, args: self._add(index, path, args[0])
+
+    def _expert_hook(self, index: int, moe: MixtureOfExperts) -> PreHook:
+        return lambda module, args: self._add_experts(index, moe, args[0])
 
     def _add(self, index: int, point: str, rows: Tensor) -> None:
         rows = rows.float()
@@ -147,8 +162,8 @@ class Calibration:
     def _add_experts(self, index: int, moe: MixtureOfExperts, rows: Tensor) -> None:
         self._add(index, EXPERT_INPUT, rows)
         ids, _ = route(moe.router(rows), moe.correction, moe.moe.router, moe.moe.num_active)
-        for expert in ids.unique().tolist():
-            chosen = rows[(ids == expert).any(dim=1)]
+        for expert in map(int, torch.bincount(ids.flatten().long()).nonzero().flatten()):
+            chosen = rows[torch.any(ids == expert, dim=1)]
             bias = None if moe.gate_up_bias is None else moe.gate_up_bias[expert]
             matrix = moe.gate_up[expert] if isinstance(moe.gate_up, Tensor) else moe.gate_up.dense(expert)
             inner = activate(linear(chosen, matrix, bias), moe.moe.activation, True, moe.moe.clamp)

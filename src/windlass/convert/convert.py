@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -23,6 +23,7 @@ from windlass.convert.streamed import StreamedStore
 from windlass.convert.units import affordable_jobs, unit_bytes, units
 from windlass.convert.validate import carried_blocks, placed
 from windlass.core.model import Frozen
+from windlass.core.ports import BlockStore
 from windlass.core.scheme import Scheme
 from windlass.errors import BadInput
 from windlass.formats.disk.atomic import require_free, write_atomically
@@ -193,8 +194,8 @@ def _raw(opened: Opened, output: Output) -> Callable[[int, int], Any] | None:
     def rows(start: int, stop: int) -> Any:
         import torch
 
-        _, blocks = opened.store.raw_blocks(output.name, start, stop)  # type: ignore[attr-defined]
-        return torch.frombuffer(bytearray(blocks), dtype=torch.uint8).view(stop - start, -1)
+        _, blocks = cast(BlockStore, opened.store).raw_blocks(output.name, start, stop)
+        return torch.frombuffer(blocks, dtype=torch.uint8).view(stop - start, -1)
 
     return rows
 
@@ -280,8 +281,9 @@ def _finish(opened: Opened, job: Job, settings: Settings, report: Report) -> Non
         write_atomically(directory / file.name, file.read_bytes())
     if opened.kind == "gguf":
         from windlass.text.tokenize.gguf_tokenizer import write_tokenizer
+        from windlass.weights.stores.gguf import GgufStore
 
-        write_tokenizer(opened.store.metadata, directory)  # type: ignore[attr-defined]
+        write_tokenizer(cast(GgufStore, opened.store).metadata, directory)
     if isinstance(opened.store, StreamedStore):
         opened.store.remove()
     write_index(directory, job.shards)

@@ -95,4 +95,4 @@ def _packed(output: Output, unit: Unit, tensors: list[Tensor], statistics: Stati
 
 
 def _bytes(tensor: Tensor) -> memoryview:
-    return memoryview(tensor.contiguous().view(torch.uint8).reshape(-1).numpy())
+    return tensor.contiguous().view(torch.uint8).reshape(-1).numpy().data

@@ -49,10 +49,14 @@ def verify(
 ) -> int:
     """How many tensors were compared. The first that differs stops it."""
     with ThreadPoolExecutor(workers, thread_name_prefix="verify") as pool:
-        for _ in pool.map(
-            lambda unit: _check(outputs[unit.output], unit, read(outputs[unit.output]), written, calibrated), units
-        ):
-            pass
+        checks = [
+            pool.submit(_check, outputs[unit.output], unit, read(outputs[unit.output]), written, calibrated) for unit in units
+        ]
+        try:
+            for check in checks:
+                check.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
     return len(outputs)
 
 

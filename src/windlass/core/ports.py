@@ -31,6 +31,24 @@ class TensorStore(Protocol):
     def close(self) -> None: ...
 
 
+class ByteStore(TensorStore, Protocol):
+    """A store that can also read stored bytes straight into a buffer (safetensors)."""
+
+    def read_into(self, name: str, byte_offset: int, buffer: memoryview) -> None: ...
+
+
+class BlockStore(TensorStore, Protocol):
+    """A store of a format with quantized blocks (GGUF, Distributed Llama): rows can also be read still quantized."""
+
+    def block_type(self, name: str) -> str:
+        """`Q4_0`, `Q8_0`, `F16`...: ggml's name of how the file stores it."""
+        ...
+
+    def raw_blocks(self, name: str, start: int, stop: int) -> tuple[str, bytearray]:
+        """Block type, and rows start..stop as stored."""
+        ...
+
+
 class Weights(Protocol):
     """Where a decoder takes its tensors from while it is built: a checkpoint, random numbers, a trainer's parameters.
 

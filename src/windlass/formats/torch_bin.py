@@ -7,7 +7,7 @@ import re
 import warnings
 from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from windlass.core.model import Frozen
 from windlass.errors import BadCheckpoint
@@ -89,18 +89,19 @@ def load(file: Path, label: Path) -> dict[str, torch.Tensor]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # on old protocols and old storages, which are no concern of the reader's
-            values = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+            values: Any = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
         raise _refusal(label, str(error)) from None
     except Exception as error:  # noqa: BLE001 - an edge: of a damaged file the unpickler raises whatever its bytes lead it to
         first = (str(error).splitlines() or [type(error).__name__])[0]
         raise BadCheckpoint(f"cannot be loaded, it is damaged or older than PyTorch 1.6: {first}", label) from None
-    if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
-        raise BadCheckpoint("holds no dictionary of tensors", label)
-    for name, value in values.items():
+    if not isinstance(values, dict) or not all(isinstance(name, str) for name in cast(dict[Any, Any], values)):
+        raise BadCheckpoint("not a state dict: a dictionary of tensors is expected", label)
+    tensors = cast(dict[str, Any], values)
+    for name, value in tensors.items():
         if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.is_quantized:
-            raise BadCheckpoint(f"is a {type(value).__name__} where a plain tensor should be", label, name)
-    return values
+            raise BadCheckpoint(f"is a {type(value).__name__}; only dense tensors are read", label, name)
+    return tensors
 
 
 def _refusal(file: Path, message: str) -> BadCheckpoint:

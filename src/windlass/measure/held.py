@@ -31,7 +31,8 @@ def weight_bytes(decoder: Decoder) -> WeightBytes:
 
 def _held(module: nn.Module) -> Iterator[tuple[str, Held]]:
     """Parameters and buffers, and panels, which are neither to PyTorch."""
-    values: dict[str, Any] = {**module._parameters, **module._buffers, **vars(module)}
+    own = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
+    values: dict[str, Any] = {**dict(own), **vars(module)}
     return ((name, value) for name, value in values.items() if isinstance(value, Held))
 
 
@@ -42,7 +43,9 @@ def _kind(decoder: Decoder, module: nn.Module, name: str, held: Held) -> str:
         return "always"
     if module is decoder and name in ("table", "position_table") and held is not decoder.head:
         return "lookup"
-    return "lookup" if name in module._buffers else "always"  # tables of angles and slopes: a row a token
+    return (
+        "lookup" if name in dict(module.named_buffers(recurse=False)) else "always"
+    )  # tables of angles and slopes: a row a token
 
 
 def num_bytes(held: Held) -> int:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from windlass.core.model import Frozen
 from windlass.errors import MissingExtra
@@ -104,7 +105,8 @@ def draw(log: MemoryLog, planned_bytes: int | None, title: str, path: Path) -> N
         raise MissingExtra("matplotlib", "plot", "drawing memory") from None
     seconds = [look.seconds for look in log.looks]
     own = [look.own_bytes / MIB for look in log.looks]
-    figure, axes = pyplot.subplots(figsize=(9, 4.5))
+    drawn: Any = pyplot.subplots(figsize=(9, 4.5))
+    figure, axes = drawn
     axes.fill_between(seconds, own, alpha=0.5, label="own pages")
     axes.plot(
         seconds,

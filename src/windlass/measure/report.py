@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -173,9 +173,9 @@ def read_report(text: bytes, where: str) -> Report:
 
 def _given(values: dict[str, Any]) -> dict[str, Any]:
     """Without what follows from the rest."""
-    for run in values.get("runs") or ():
+    for run in cast(list[Any], values.get("runs") or []):
         if isinstance(run, dict):
-            run.pop("reached", None)
+            cast(dict[str, Any], run).pop("reached", None)
     if isinstance(values.get("memory"), dict):
         values["memory"].pop("over_plan", None)
     return values

@@ -163,7 +163,7 @@ BEGIN = """
 import sys
 from pathlib import Path
 from windlass.errors import Error
-from windlass.formats.hub import *
+from windlass.formats.hub.hub import *
 try:
 """
 END = """

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -57,7 +57,7 @@ def _json(file: Path) -> dict[str, Any] | None:
         raise BadInput(f"{file} is not valid JSON: {error}") from None
     if not isinstance(values, dict):
         raise BadInput(f"{file}: expected a JSON object")
-    return values
+    return cast(dict[str, Any], values)
 
 
 class _Added(msgspec.Struct):
@@ -77,13 +77,17 @@ def _added(folder: Path, tokenizer: dict[str, Any]) -> dict[int, _Added]:
 
 
 def _model_tokens(folder: Path, tokenizer: dict[str, Any]) -> dict[int, str]:
-    model = tokenizer.get("model")
-    vocabulary = model.get("vocab") if isinstance(model, dict) and model.get("type") == "BPE" else None
-    if not isinstance(vocabulary, dict) or not vocabulary:
-        raise BadInput(f"{folder / 'tokenizer.json'} is no byte-pair encoding; Distributed Llama knows no other")
+    model = _object(tokenizer.get("model"))
+    vocabulary = _object(model.get("vocab")) if model.get("type") == "BPE" else {}
+    if not vocabulary:
+        raise BadInput(f"{folder / 'tokenizer.json'} is not a BPE tokenizer; Distributed Llama supports no other kind")
     if not all(isinstance(index, int) for index in vocabulary.values()):
-        raise BadInput(f"{folder / 'tokenizer.json'} has token ids that are no numbers")
+        raise BadInput(f"{folder / 'tokenizer.json'}: a token id is not an integer")
     return {index: text for text, index in vocabulary.items()}
+
+
+def _object(value: object) -> dict[str, Any]:
+    return cast(dict[str, Any], value) if isinstance(value, dict) else {}
 
 
 def _vocabulary(tokens: dict[int, str], ordinary: dict[int, bytes]) -> list[bytes]:
@@ -120,9 +124,8 @@ def _sentence_piece_bytes(token: str) -> bytes:
 
 def _content(value: object) -> str | None:
     """tokenizer_config.json writes a special token as its text or as an object that holds it."""
-    if isinstance(value, dict):
-        value = value.get("content")
-    return value if isinstance(value, str) else None
+    text: object = value if isinstance(value, str) else _object(value).get("content")
+    return text if isinstance(text, str) else None
 
 
 def _id_of(value: object, tokens: dict[int, str]) -> int | None:
@@ -154,7 +157,7 @@ def _template(folder: Path, settings: dict[str, Any]) -> str:
     """A text, a file beside it, or a list of named ones of which `default` is meant."""
     value = settings.get("chat_template")
     if isinstance(value, list):
-        named = {item.get("name"): item.get("template") for item in value if isinstance(item, dict)}
+        named = {item.get("name"): item.get("template") for item in map(_object, cast(list[object], value)) if item}
         value = named.get("default") or next(iter(named.values()), None)
     beside = folder / "chat_template.jinja"
     if value is None and beside.is_file():

@@ -130,7 +130,7 @@ def _write_next(
     stream: BufferedWriter, pending: deque[tuple[Slice, Future[np.ndarray]]], progress: Callable[[str, int], None] | None
 ) -> None:
     part, future = pending.popleft()
-    stream.write(future.result())
+    stream.write(future.result().data)
     if progress is not None:
         progress(part.placed.tensor.name, part.num_bytes)
 

@@ -95,13 +95,13 @@ def decode(data: np.ndarray, kind: WeightType, width: int) -> torch.Tensor:
     """Bytes of whole rows to rows: float16 as it is, everything else float32. Takes over `data`'s memory where it can."""
     if kind.block == 1:
         plain: np.ndarray[Any, Any] = data.reshape(-1).view("<f4" if kind is WeightType.F32 else "<f2")
-        return torch.from_numpy(plain).view(-1, width)
+        return torch.as_tensor(plain).view(-1, width)
     if kind is WeightType.Q40:
         return _dequantize_q40(data.reshape(-1, kind.block_bytes)).view(-1, width)
     blocks = data.reshape(-1).view(_Q80)
     values = blocks["codes"].astype(np.float32)
     values *= blocks["scale"].astype(np.float32)[:, None]
-    return torch.from_numpy(values).view(-1, width)
+    return torch.as_tensor(values).view(-1, width)
 
 
 def _dequantize_q40(blocks: np.ndarray) -> torch.Tensor:
@@ -111,4 +111,4 @@ def _dequantize_q40(blocks: np.ndarray) -> torch.Tensor:
     values[:, 1] = codes >> 4
     values -= 8
     values *= np.ascontiguousarray(blocks[:, :2]).view("<f2").astype(np.float32)[:, :, None]
-    return torch.from_numpy(values)
+    return torch.as_tensor(values)

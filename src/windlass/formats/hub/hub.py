@@ -11,6 +11,7 @@ import glob
 from collections.abc import Callable, Collection, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from threading import Thread
 from typing import Any, Literal
@@ -93,8 +94,8 @@ def list_files(name: str, revision: str | None = None) -> RemoteModel:
     """Asks once; whoever downloads file by file names the commit it answered with, so that all files belong together."""
     hub = _package(f"looking up {name} on the hub")
     with _explained(name, "looked up"):
-        found = hub.HfApi().model_info(name, revision=revision, files_metadata=True)
-    siblings = {sibling.rfilename: sibling for sibling in found.siblings or []}
+        found: Any = hub.HfApi().model_info(name, revision=revision, files_metadata=True)
+    siblings: dict[str, Any] = {sibling.rfilename: sibling for sibling in found.siblings or ()}
     files = tuple(_remote_file(siblings[file]) for file in wanted(siblings))
     return RemoteModel(name=name, revision=found.sha or "main", files=files)
 
@@ -207,13 +208,11 @@ def _cached(hub: Any, name: str) -> Path | None:
 
 def _package(purpose: str) -> Any:
     try:
-        import huggingface_hub
-        import huggingface_hub.constants
-        import huggingface_hub.errors
-        import huggingface_hub.utils
+        for part in ("constants", "errors", "utils"):
+            import_module(f"huggingface_hub.{part}")
     except ImportError:
         raise MissingExtra("huggingface_hub", "hub", purpose) from None
-    return huggingface_hub
+    return import_module("huggingface_hub")
 
 
 @contextmanager

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from windlass.core.ports import TensorStore
+from windlass.core.ports import ByteStore, TensorStore
 from windlass.formats.dtypes import torch_dtype
 from windlass.weights.load.stream import DEVICE_SLICE_BYTES, DEVICE_WORKERS, SLICE_BYTES, ahead
 from windlass.weights.tensors.parts import Part
@@ -107,11 +108,12 @@ def _is_plain(store: TensorStore, part: Part, target: Tensor) -> bool:
 
 def _in_place(store: TensorStore, part: Part, target: Tensor) -> Iterator[Callable[[], None]]:
     rows, begin, row_bytes = picked(part.ours, part.place), first_row(part.ours, part.place), target.shape[-1] * target.itemsize
+    bytes_of = cast(ByteStore, store)
 
     def job() -> None:
-        whole = memoryview(target.view(torch.uint8).numpy().reshape(-1))
+        whole = target.view(torch.uint8).numpy().reshape(-1).data
         for ours, stored, count in runs(rows, *part.rows):
             offset = (ours - part.rows[0]) * row_bytes
-            store.read_into(part.place.name, (begin + stored) * row_bytes, whole[offset : offset + count * row_bytes])  # type: ignore[attr-defined]
+            bytes_of.read_into(part.place.name, (begin + stored) * row_bytes, whole[offset : offset + count * row_bytes])
 
     yield job

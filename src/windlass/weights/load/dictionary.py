@@ -49,4 +49,6 @@ class DictWeights(CheckpointWeights):
         return self.dtype
 
     def _given(self, parts: list[Part], loaded: Loaded) -> Loaded:
-        return loaded.requires_grad_(self._requires_grad) if isinstance(loaded, Tensor) else loaded
+        if isinstance(loaded, Tensor):
+            loaded.requires_grad_(self._requires_grad)
+        return loaded

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from windlass.core.ports import TensorStore
+from windlass.core.ports import BlockStore, TensorStore
 from windlass.formats.dtypes import torch_dtype
 from windlass.kernels.packing import repack
 from windlass.kernels.packing.panels import PANEL_ROWS, Panels
@@ -33,11 +33,11 @@ class Coded:
     offset: Tensor | None = None
 
     def pinned(self) -> Coded:
-        """Where a GPU copies from without the processor's help."""
-        return Coded(*(None if tensor is None else tensor.pin_memory() for tensor in (self.codes, self.scale, self.offset)))  # type: ignore[arg-type]
+        """In pinned memory, from which a GPU copies asynchronously."""
+        return self._map(Tensor.pin_memory)
 
     def picked(self, index: Tensor) -> Coded:
-        return Coded(*(None if tensor is None else tensor[index] for tensor in (self.codes, self.scale, self.offset)))  # type: ignore[arg-type]
+        return self._map(lambda tensor: tensor[index])
 
     def columns(self, left: int, right: int, num_in: int) -> Coded:
         """Inputs left..right of `num_in`. They begin and end with a group, so every tensor is cut in proportion."""
@@ -48,7 +48,11 @@ class Coded:
             width = tensor.shape[1]
             return tensor if width == 1 else tensor[:, width * left // num_in : width * right // num_in]
 
-        return Coded(*(None if tensor is None else cut(tensor) for tensor in (self.codes, self.scale, self.offset)))  # type: ignore[arg-type]
+        return self._map(cut)
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> Coded:
+        scale, offset = (None if tensor is None else change(tensor) for tensor in (self.scale, self.offset))
+        return Coded(change(self.codes), scale, offset)
 
 
 ReadCodes = Callable[[int, int], Coded]
@@ -122,8 +126,10 @@ def coded_reader(store: TensorStore, part: Part) -> ReadCodes:
 def _joined(parts: list[Coded]) -> Coded:
     if len(parts) == 1:
         return parts[0]
-    columns = zip(*((part.codes, part.scale, part.offset) for part in parts), strict=True)
-    return Coded(*(None if tensors[0] is None else torch.cat(tensors) for tensors in columns))  # type: ignore[arg-type]
+    scales = [part.scale for part in parts if part.scale is not None]
+    offsets = [part.offset for part in parts if part.offset is not None]
+    codes = torch.cat([part.codes for part in parts])
+    return Coded(codes, torch.cat(scales) if scales else None, torch.cat(offsets) if offsets else None)
 
 
 # --- how each form is read
@@ -138,11 +144,11 @@ def _stored_rows(store: TensorStore, part: Part, form: Form) -> ReadCodes:
         return lambda start, stop: _mxfp4(store, name, start, stop)
     if form.name in ("F8_E4M3", "I8"):
         return lambda start, stop: _eight_bits(store, name, start, stop)
-    return lambda start, stop: _ggml(store, name, start, stop)
+    return lambda start, stop: _ggml(cast(BlockStore, store), name, start, stop)
 
 
-def _ggml(store: Any, name: str, start: int, stop: int) -> Coded:
-    kind, data = cast(tuple[str, bytearray], store.raw_blocks(name, start, stop))
+def _ggml(store: BlockStore, name: str, start: int, stop: int) -> Coded:
+    kind, data = store.raw_blocks(name, start, stop)
     rows = torch.frombuffer(data, dtype=torch.uint8).view(stop - start, -1)
     if kind in BLOCKS_TAKEN:
         return Coded(rows)

@@ -136,7 +136,7 @@ class DllamaStore:
 
     def _pread(self, found: Placed, start: int, stop: int) -> np.ndarray:
         rows = np.empty((stop - start, found.row_bytes), dtype=np.uint8)
-        view, offset = memoryview(rows).cast("B") if rows.size else memoryview(b""), found.offset + start * found.row_bytes
+        view, offset = rows.data.cast("B") if rows.size else memoryview(b""), found.offset + start * found.row_bytes
         while view:
             count = os.preadv(self._file, [view], offset)
             if not count:

@@ -43,7 +43,10 @@ class GgufStore:
 
     def _rope_factors(self) -> list[float]:
         file = self._file_of.get(ROPE_FACTORS)
-        return [] if file is None else file.read(ROPE_FACTORS, 0, file.tensors[ROPE_FACTORS].shape[-1]).tolist()
+        if file is None:
+            return []
+        values = file.read(ROPE_FACTORS, 0, file.tensors[ROPE_FACTORS].shape[-1])
+        return [float(value) for value in values]
 
     def names(self) -> Collection[str]:
         return self._sources.keys()

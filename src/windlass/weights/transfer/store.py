@@ -116,10 +116,10 @@ class _Parts:
         left, right = header.column_bytes(held.part.columns)
         position = held.offset + (part.rows[0] - held.part.rows[0]) * (right - left)
         if right - left == header.row_bytes:
-            self._read(held, position, memoryview(target).cast("B"))
+            self._read(held, position, target.data.cast("B"))
             return
         rows = np.empty((part.num_rows, right - left), dtype=np.uint8)
-        self._read(held, position, memoryview(rows).cast("B"))
+        self._read(held, position, rows.data.cast("B"))
         target[:, left:right] = rows
 
     def _read(self, held: Held, position: int, buffer: memoryview) -> None:
@@ -138,7 +138,7 @@ class PartStore(_Parts):
         import torch
 
         header = self._header(name)
-        raw = torch.from_numpy(self._rows(header, start, stop)).view(torch_dtype(header.dtype))
+        raw = torch.as_tensor(self._rows(header, start, stop)).view(torch_dtype(header.dtype))
         return raw.view(stop - start) if len(header.shape) < 2 else raw.view(stop - start, header.shape[-1])
 
     def read_into(self, name: str, byte_offset: int, buffer: memoryview) -> None:
@@ -167,8 +167,8 @@ class BlockPartStore(_Parts):
 
         header = self._header(name)
         if len(header.shape) < 2:  # they travel as numbers
-            return torch.from_numpy(self._rows(header, start, stop)).view(torch_dtype(header.dtype))
-        stored = torch.from_numpy(self._rows(header, start, stop)).view(-1, BLOCKS[header.block_type].num_bytes)
+            return torch.as_tensor(self._rows(header, start, stop)).view(torch_dtype(header.dtype))
+        stored = torch.as_tensor(self._rows(header, start, stop)).view(-1, BLOCKS[header.block_type].num_bytes)
         return dequantize(header.block_type, stored).view(stop - start, -1).to(torch_dtype(header.dtype))
 
     def raw_blocks(self, name: str, start: int, stop: int) -> tuple[str, bytearray]:
