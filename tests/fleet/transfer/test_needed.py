@@ -52,8 +52,8 @@ def makers() -> tuple[Any, ModuleType, ModuleType]:
     weights = TESTS / "weights"
     return (
         load(TESTS / "convert" / "conftest.py").Tiny(),
-        load(weights / "test_gguf_store.py"),
-        load(weights / "test_dllama_store.py"),
+        load(weights / "stores" / "test_gguf.py"),
+        load(weights / "stores" / "test_dllama.py"),
     )
 
 
@@ -179,7 +179,7 @@ def test_every_form(form: str, makers: Any, tmp_path: Path) -> None:
 def test_blocks_of_256(kind: str, makers: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A cut that falls within a block: both ranks have the block."""
     gguf, maker = pytest.importorskip("gguf"), makers[1]
-    random_k_blocks, original = load(TESTS / "weights" / "test_checkpoint.py").random_k_blocks, gguf.quantize
+    random_k_blocks, original = load(TESTS / "weights" / "load" / "test_checkpoint.py").random_k_blocks, gguf.quantize
     config = maker.small_config("qwen3") | {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
     monkeypatch.setattr(
         gguf, "quantize", lambda data, to: random_k_blocks(kind, data.shape) if to.name == kind else original(data, to)
