@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from windlass.convert.outputs import Choices, Output, outputs, total_bytes
 from windlass.convert.quantization import patterns, quantization_config
-from windlass.convert.units import COPIES, LARGEST_BYTES, ROW_MULTIPLE, SMALLEST_BYTES, unit_bytes, units
+from windlass.convert.slices import COPIES, LARGEST_BYTES, ROW_MULTIPLE, SMALLEST_BYTES, unit_bytes, units
 from windlass.core.count import count_parameters
 from windlass.core.model import ModelSpec
 from windlass.core.rule import Axis, AxisName, Part, Role, Rule, Source

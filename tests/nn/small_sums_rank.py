@@ -33,7 +33,7 @@ def made(rank: int, folder: str, model: str, way: Way, context: int) -> tuple[An
     from windlass.core.place import place
     from windlass.nn import Decoder, Shard
     from windlass.weights import CheckpointWeights, open_model
-    from windlass.weights.cuts import scheme_of
+    from windlass.weights.schemes import scheme_of
 
     layout = Layout(tp=len(way.machines))
     groups = joined(rank, folder, layout, way)

@@ -22,7 +22,7 @@ from windlass.nn import Decoder, Shard
 from windlass.parallel.groups import Groups
 from windlass.parallel.threads import run_ranks
 from windlass.weights import DictWeights
-from windlass.weights.tensors.names import Named
+from windlass.weights.tensors.tensor_index import Named
 
 LEAST_LAYERS = 3
 Steps = Sequence[tuple[Step, int]]

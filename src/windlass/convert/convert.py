@@ -14,13 +14,13 @@ from typing import Any, cast
 import msgspec
 
 from windlass.convert.calibration import Calibration
-from windlass.convert.follow import follow, in_order_of_arrival
 from windlass.convert.outputs import Choices, Output, outputs, total_bytes
 from windlass.convert.quantization import patterns, quantization_config
 from windlass.convert.report import FileRecord, Report, markdown, overall_rms, tensor_errors
 from windlass.convert.run import Job, out_tensors, run
+from windlass.convert.slices import affordable_jobs, unit_bytes, units
+from windlass.convert.stream_order import follow, in_order_of_arrival
 from windlass.convert.streamed import StreamedStore
-from windlass.convert.units import affordable_jobs, unit_bytes, units
 from windlass.convert.validate import carried_blocks, placed
 from windlass.core.model import Frozen
 from windlass.core.ports import BlockStore

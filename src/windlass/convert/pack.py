@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from windlass.convert.outputs import DTYPE_BYTES, Output
-from windlass.convert.units import Unit
+from windlass.convert.slices import Unit
 from windlass.errors import BadCheckpoint
 from windlass.kernels.packing import repack
 from windlass.kernels.packing.calibrated import Inputs

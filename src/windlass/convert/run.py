@@ -20,7 +20,7 @@ import torch
 from windlass.convert.calibration import Calibration
 from windlass.convert.outputs import Output
 from windlass.convert.pack import Packed, RawBlocks, pack_unit
-from windlass.convert.units import LARGEST_BYTES, Unit
+from windlass.convert.slices import LARGEST_BYTES, Unit
 from windlass.formats.disk.journal import Journal
 from windlass.formats.safetensors.shards import OutTensor, Shard
 from windlass.formats.safetensors.writer import ShardWriter, file_digest

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from windlass.convert.outputs import Output
 from windlass.convert.pack import TORCH_DTYPES
-from windlass.convert.units import Unit
+from windlass.convert.slices import Unit
 from windlass.errors import BadCheckpoint
 from windlass.formats.disk.reader import TensorReader
 from windlass.formats.safetensors.header import read_header

@@ -33,10 +33,10 @@ from windlass.families import describe, rules
 from windlass.machine.system import this_system
 from windlass.nn.decoder import Decoder
 from windlass.nn.parallel.shard import WHOLE, Shard
-from windlass.weights.cuts import scheme_of
 from windlass.weights.load.checkpoint import CheckpointWeights
+from windlass.weights.load.prefetch import give_back_memory
 from windlass.weights.load.random import RandomWeights
-from windlass.weights.load.stream import give_back_memory
+from windlass.weights.schemes import scheme_of
 from windlass.weights.source import check_runnable, open_model
 from windlass.weights.transfer.store import open_parts
 

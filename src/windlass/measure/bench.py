@@ -23,7 +23,6 @@ from windlass.engine.protocol import Launch, RandomWeightsOf, Submit
 from windlass.kernels.program.program import num_threads
 from windlass.kernels.step import BLOCK_TOKENS
 from windlass.machine.system import this_system
-from windlass.measure.held import weight_bytes
 from windlass.measure.limits import Limits, measure_limits
 from windlass.measure.loop import Timed, random_prompts, run_batch
 from windlass.measure.memory import MemoryLog, resident
@@ -31,6 +30,7 @@ from windlass.measure.profile import profiled
 from windlass.measure.report import Memory, Report, Run, Split
 from windlass.measure.setup import Setup
 from windlass.measure.trace import Trace
+from windlass.measure.weight_bytes import weight_bytes
 from windlass.measure.work import WeightBytes, decode_work, prefill_work
 from windlass.nn.decoder import Decoder
 

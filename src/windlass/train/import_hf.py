@@ -16,8 +16,8 @@ from windlass.core.rule import Part, Rule
 from windlass.errors import BadInput
 from windlass.weights import open_model
 from windlass.weights.source import Opened
-from windlass.weights.tensors.names import Named
 from windlass.weights.tensors.readers import reader
+from windlass.weights.tensors.tensor_index import Named
 
 
 class ImportedTensors:

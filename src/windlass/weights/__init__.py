@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from windlass.weights.load.checkpoint import CheckpointWeights
     from windlass.weights.load.dictionary import DictWeights
+    from windlass.weights.load.prefetch import give_back_memory
     from windlass.weights.load.random import RandomWeights
-    from windlass.weights.load.stream import give_back_memory
     from windlass.weights.source import Opened, open_model, open_source
     from windlass.weights.text.files import ModelText, SamplingDefaults, model_text
 
@@ -23,7 +23,7 @@ _PLACES = {
     "Opened": "source",
     "RandomWeights": "load.random",
     "SamplingDefaults": "text.files",
-    "give_back_memory": "load.stream",
+    "give_back_memory": "load.prefetch",
     "open_model": "source",
     "open_source": "source",
     "model_text": "text.files",

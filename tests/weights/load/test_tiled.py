@@ -18,7 +18,7 @@ from windlass.kernels.cuda.layout import Tiles, dequantize  # noqa: E402
 from windlass.kernels.packing.panels import Panels  # noqa: E402
 from windlass.weights import CheckpointWeights, RandomWeights, open_model  # noqa: E402
 from windlass.weights.load import tiled as tiling  # noqa: E402
-from windlass.weights.tensors.forms import Codes  # noqa: E402
+from windlass.weights.tensors.storage_format import Codes  # noqa: E402
 
 pytestmark = pytest.mark.cpu
 

@@ -18,8 +18,8 @@ from windlass.core.rule import AxisName, Part, Role  # noqa: E402
 from windlass.core.scheme import Scheme, scheme  # noqa: E402
 from windlass.kernels.packing.panels import Panels  # noqa: E402
 from windlass.weights import CheckpointWeights, Opened, open_model  # noqa: E402
-from windlass.weights.cuts import sizing_of  # noqa: E402
-from windlass.weights.tensors.names import Named  # noqa: E402
+from windlass.weights.schemes import sizing_of  # noqa: E402
+from windlass.weights.tensors.tensor_index import Named  # noqa: E402
 
 pytestmark = pytest.mark.cpu
 

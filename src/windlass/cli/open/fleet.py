@@ -175,7 +175,7 @@ class Replanned:
             spec = describe(random.config, launch.model)
             table, how = rules(spec), scheme(random.scheme, random.group, launch.kv)
         else:
-            from windlass.weights.cuts import sizing_of
+            from windlass.weights.schemes import sizing_of
             from windlass.weights.source import open_model
 
             opened = open_model(Path(launch.model))

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from windlass.core.layout import Layout, coordinates
 from windlass.core.place import Interval, Placement, place
-from windlass.weights.tensors.names import Named
-from windlass.weights.tensors.parts import Share, part_at
+from windlass.weights.tensors.shards import Share, part_at
 from windlass.weights.tensors.slices import Slice, disjoint
-from windlass.weights.tensors.stored import stored_slices
+from windlass.weights.tensors.stored_slices import stored_slices
+from windlass.weights.tensors.tensor_index import Named
 
 if TYPE_CHECKING:
     from windlass.core.scheme import Scheme
@@ -23,7 +23,7 @@ def placement_of(
     opened: Opened, layout: Layout, shares: Sequence[float] = (), stages: tuple[Interval, ...] = (), stored: Scheme | None = None
 ) -> Placement:
     """As the ranks themselves place it (engine/ranks/split.py). `stored`: where it may be cut, where somebody has looked already."""
-    from windlass.weights.cuts import scheme_of
+    from windlass.weights.schemes import scheme_of
 
     how = stored or scheme_of(opened)
     return place(opened.rules, opened.spec.num_layers, layout, how, shares=shares or None, stages=stages or None)

@@ -14,7 +14,7 @@ from typing import Any
 from windlass.core.ranks.epoch import EpochPlan
 from windlass.core.scheme import Scheme
 from windlass.fleet.transfer.needed import needed, placement_of
-from windlass.weights.load.stream import ahead
+from windlass.weights.load.prefetch import ahead
 from windlass.weights.tensors.slices import Slice
 from windlass.weights.transfer.fingerprint import identity
 from windlass.weights.transfer.pieces import PIECE_BYTES, PIECES_VERSION, Catalogue, Piece, TensorHeader, catalogue_of, checksum
@@ -45,7 +45,7 @@ class Sending:
     @cached_property
     def _stored(self) -> Scheme:
         """Of a hundred thousand tensors it takes seconds to see how they are stored."""
-        from windlass.weights.cuts import scheme_of
+        from windlass.weights.schemes import scheme_of
 
         return scheme_of(self._opened)
 

@@ -14,7 +14,7 @@ from windlass.core.recipe.sections import Lora
 from windlass.core.rule import Rule
 from windlass.errors import Impossible
 from windlass.formats.disk.atomic import write_atomically
-from windlass.weights.tensors.names import Named
+from windlass.weights.tensors.tensor_index import Named
 
 PREFIX = "base_model.model."
 LETTERS = {"lora_a": "lora_A", "lora_b": "lora_B"}

@@ -20,9 +20,9 @@ from windlass.errors import UnknownName
 from windlass.train.params.layout import Part, Slab
 from windlass.weights.load.dense import load_dense, load_vector
 from windlass.weights.source import Opened, check_runnable
-from windlass.weights.tensors.names import Named
-from windlass.weights.tensors.parts import Share, part_at
 from windlass.weights.tensors.readers import Ours
+from windlass.weights.tensors.shards import Share, part_at
+from windlass.weights.tensors.tensor_index import Named
 
 DEVIATION = 0.02
 """Of all matrices; those that end a half layer are divided by the root of twice the layers (GPT-2, section 2.3)."""

@@ -35,7 +35,7 @@ from windlass.train.parallel.meshes import Meshes, degrees
 from windlass.train.parallel.stages import Pipeline, Staged
 from windlass.train.params.layout import Part, Slab
 from windlass.train.step import Sums, run_in_turn
-from windlass.weights.tensors.parts import Share
+from windlass.weights.tensors.shards import Share
 
 BUCKET_ELEMENTS = 2**26
 

@@ -20,14 +20,14 @@ from windlass.kernels.packing.panels import Panels
 from windlass.kernels.triton.available import has_packed_kernels
 from windlass.kernels.triton.tiles.rows import Rows
 from windlass.weights.load.dense import load_dense, load_vector
+from windlass.weights.load.prefetch import give_back_memory
 from windlass.weights.load.quantized import load_packed, panels_bytes
-from windlass.weights.load.stream import give_back_memory
 from windlass.weights.load.tiled import are_paired, can_tile, load_tiles
 from windlass.weights.source import Opened
-from windlass.weights.tensors.forms import Codes, common_codes, common_dense, form_of
-from windlass.weights.tensors.names import Named
-from windlass.weights.tensors.parts import Part, Share, part_at
 from windlass.weights.tensors.readers import Ours
+from windlass.weights.tensors.shards import Part, Share, part_at
+from windlass.weights.tensors.storage_format import Codes, common_codes, common_dense, form_of
+from windlass.weights.tensors.tensor_index import Named
 from windlass.weights.tensors.validate import missing, placed
 
 Progress = Callable[[int, int], None]

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from windlass.core.ports import ByteStore, TensorStore
 from windlass.formats.dtypes import torch_dtype
-from windlass.weights.load.stream import DEVICE_SLICE_BYTES, DEVICE_WORKERS, SLICE_BYTES, ahead
-from windlass.weights.tensors.parts import Part
+from windlass.weights.load.prefetch import DEVICE_SLICE_BYTES, DEVICE_WORKERS, SLICE_BYTES, ahead
 from windlass.weights.tensors.readers import first_row, kept_columns, picked, reader, runs
+from windlass.weights.tensors.shards import Part
 
 Job = Callable[[], None]
 Block = tuple[Tensor, Tensor]

@@ -13,7 +13,7 @@ from windlass.core.rule import Rule
 from windlass.weights.load.checkpoint import CheckpointWeights, Loaded
 from windlass.weights.source import Opened
 from windlass.weights.stores.memory import MemoryStore
-from windlass.weights.tensors.parts import Part
+from windlass.weights.tensors.shards import Part
 from windlass.weights.tensors.validate import placed
 
 

@@ -14,11 +14,11 @@ from windlass.formats.dtypes import torch_dtype
 from windlass.kernels.packing import repack
 from windlass.kernels.packing.panels import PANEL_ROWS, Panels
 from windlass.kernels.triton.tiles.rows import Rows
-from windlass.weights.load.stream import DEVICE_SLICE_BYTES, DEVICE_WORKERS, SLICE_BYTES, ahead
-from windlass.weights.tensors.forms import FP8_BLOCK, Codes, Form, form_of
+from windlass.weights.load.prefetch import DEVICE_SLICE_BYTES, DEVICE_WORKERS, SLICE_BYTES, ahead
 from windlass.weights.tensors.packed import packed_form, packed_rows
-from windlass.weights.tensors.parts import Part
 from windlass.weights.tensors.readers import SHORT_RUN_ROWS, first_row, picked, runs
+from windlass.weights.tensors.shards import Part
+from windlass.weights.tensors.storage_format import FP8_BLOCK, Codes, Form, form_of
 
 BLOCKS_TAKEN = ("Q4_0", "Q4_1", "Q8_0")
 """ggml's blocks that panels take as they are."""

@@ -24,11 +24,11 @@ from windlass.kernels.cuda.layout import random as random_tiles
 from windlass.kernels.packing.panels import BLOCK, Panels
 from windlass.kernels.triton.available import has_packed_kernels
 from windlass.kernels.triton.tiles.rows import Rows
-from windlass.weights.load.stream import give_back_memory
+from windlass.weights.load.prefetch import give_back_memory
 from windlass.weights.load.tiled import are_paired
 from windlass.weights.source import check_runnable
-from windlass.weights.tensors.names import Named
-from windlass.weights.tensors.parts import Share
+from windlass.weights.tensors.shards import Share
+from windlass.weights.tensors.tensor_index import Named
 
 POOL = 4_194_301
 """Random numbers that are made; a prime, so that rows that repeat them begin elsewhere. Drawing them all would take minutes."""

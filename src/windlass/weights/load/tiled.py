@@ -8,10 +8,10 @@ import torch
 
 from windlass.core.ports import TensorStore
 from windlass.kernels.cuda.layout import ROWS, Filling, Tiles
+from windlass.weights.load.prefetch import DEVICE_SLICE_BYTES, DEVICE_WORKERS, ahead
 from windlass.weights.load.quantized import Coded, Job, coded_jobs
-from windlass.weights.load.stream import DEVICE_SLICE_BYTES, DEVICE_WORKERS, ahead
-from windlass.weights.tensors.forms import Codes
-from windlass.weights.tensors.parts import Part
+from windlass.weights.tensors.shards import Part
+from windlass.weights.tensors.storage_format import Codes
 
 GROUPS = (32, 64, 128)
 

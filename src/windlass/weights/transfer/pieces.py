@@ -19,7 +19,7 @@ from windlass.core.ports import TensorStore
 from windlass.errors import BadCheckpoint
 from windlass.formats.safetensors.header import DTYPE_BITS
 from windlass.weights.tensors.slices import Slice
-from windlass.weights.tensors.stored import BLOCKS
+from windlass.weights.tensors.stored_slices import BLOCKS
 
 PIECE_BYTES = 2**21
 """Of a piece, at most, but for a single row that is longer. Beats of the heart wait behind one: two seconds at 10 Mbit/s."""

@@ -163,7 +163,7 @@ class BlockPartStore(_Parts):
         import torch
 
         from windlass.formats.gguf.blocks import dequantize
-        from windlass.weights.tensors.stored import BLOCKS
+        from windlass.weights.tensors.stored_slices import BLOCKS
 
         header = self._header(name)
         if len(header.shape) < 2:  # they travel as numbers

@@ -13,8 +13,8 @@ from windlass.core.ports import TensorStore
 from windlass.core.rule import Rows
 from windlass.formats.gguf.header import TYPES
 from windlass.weights.tensors.packed import ROWS_PER_WORD
-from windlass.weights.tensors.parts import Part
 from windlass.weights.tensors.readers import SHORT_RUN_ROWS, first_row, picked, runs
+from windlass.weights.tensors.shards import Part
 from windlass.weights.tensors.slices import Slice
 
 FP8_BLOCK = 128

@@ -11,7 +11,7 @@ from windlass.core.ports import TensorStore
 from windlass.formats.dtypes import torch_dtype
 from windlass.kernels.packing.panels import BLOCK
 from windlass.weights.tensors.packed import packed_form
-from windlass.weights.tensors.parts import Part
+from windlass.weights.tensors.shards import Part
 
 FP8_BLOCK = 128
 

@@ -12,10 +12,10 @@ import torch
 from windlass.core.scheme import GROUPS, Scheme, scheme
 from windlass.kernels.packing.panels import BLOCK
 from windlass.weights.source import Opened
-from windlass.weights.tensors.forms import Codes, Form, form_of
-from windlass.weights.tensors.names import Named
-from windlass.weights.tensors.parts import Share, part_at
 from windlass.weights.tensors.readers import Ours
+from windlass.weights.tensors.shards import Share, part_at
+from windlass.weights.tensors.storage_format import Codes, Form, form_of
+from windlass.weights.tensors.tensor_index import Named
 from windlass.weights.tensors.validate import missing, placed
 
 

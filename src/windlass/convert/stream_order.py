@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from windlass.convert.outputs import Output
 from windlass.convert.run import Job
+from windlass.convert.slices import Unit
 from windlass.convert.streamed import MOST_OPEN, StreamedStore
-from windlass.convert.units import Unit
 from windlass.errors import Impossible
 from windlass.weights.tensors.readers import Place, claimed
 
