@@ -16,7 +16,7 @@ import pytest
 
 from windlass.core.rule import Role, Rule
 from windlass.core.scheme import GROUPS, Keep, Scheme, Stored, scheme
-from windlass.weights.tensors.readers import published
+from windlass.weights.tensors.readers import published_source
 
 torch = pytest.importorskip("torch")
 
@@ -41,7 +41,7 @@ NEVER_PACKED = re.compile(
 
 def written_name(rule: Rule, layer: int | None, expert: int | None) -> str:
     """Experts that are only published stacked are written one by one."""
-    source = published(rule)
+    source = published_source(rule)
     name = source.name.format(layer=layer, expert=expert)
     if not source.stacked:
         return name
@@ -52,8 +52,8 @@ def written_name(rule: Rule, layer: int | None, expert: int | None) -> str:
 def ours_in(converted: Any, rule: Rule, name: str) -> tuple[torch.Tensor, Stored | None]:
     """Our rows of what was written, which may be fused."""
     whole, how = converted.matrix(name)
-    rows = published(rule).rows
-    if how is None and published(rule).transposed:  # what is not packed lies as its name promises
+    rows = published_source(rule).rows
+    if how is None and published_source(rule).transposed:  # what is not packed lies as its name promises
         whole = whole.t()
     return (whole if rows is None else whole[[rows.stored(row) for row in range(rule.shape[0])]]), how
 
@@ -180,9 +180,9 @@ SLICED = Settings(scheme=scheme("int4", 32), jobs=2, max_memory_bytes=1)
 @pytest.fixture
 def smallest_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """With SLICED every slice is 32 rows."""
-    from windlass.convert import units
+    from windlass.convert import slices
 
-    monkeypatch.setattr(units, "SMALLEST_BYTES", 1)
+    monkeypatch.setattr(slices, "SMALLEST_BYTES", 1)
 
 
 @pytest.mark.usefixtures("smallest_slices")
@@ -216,7 +216,7 @@ def with_fp8(
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Matrices of the layers in fp8 with scales beside them, and what they then mean."""
     packed_names = {
-        published(rule).name.format(layer=layer, expert=expert)
+        published_source(rule).name.format(layer=layer, expert=expert)
         for rule in made
         if rule.keep in (Keep.QUANTIZE, Keep.EXPERT)
         for layer in rule.layers or ()

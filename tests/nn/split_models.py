@@ -22,7 +22,7 @@ from windlass.nn import Decoder, Shard
 from windlass.parallel.groups import Groups
 from windlass.parallel.threads import run_ranks
 from windlass.weights import DictWeights
-from windlass.weights.tensors.tensor_index import Named
+from windlass.weights.tensors.tensor_index import TensorIndex
 
 LEAST_LAYERS = 3
 Steps = Sequence[tuple[Step, int]]
@@ -149,7 +149,7 @@ def expected_elements(model: Model, placement: Placement, shard: Shard) -> int:
     spec, tp_index = model.spec, shard.tp_index
     experts = shard.experts(spec.experts.num_experts) if spec.experts else None
     total = 0
-    for ours in Named(model.rules).held(spec, shard.layers(spec), experts):
+    for ours in TensorIndex(model.rules).held(spec, shard.layers(spec), experts):
         name = ours.rule.ours
         if ".indexer." in name or ".index" in name:
             continue  # attention is dense as far as it is exact

@@ -32,7 +32,7 @@ def one_line(path: Path, kind: type[Error], wrong: str) -> None:
 def test_what_is_opened(tiny: Any, tmp_path: Path) -> None:
     opened = open_model(tiny.make(tmp_path / "model", "glm4_moe"))
     assert opened.spec.family == "glm4_moe" and opened.kind == "hf"
-    assert opened.places["layers.0.mixer.q.weight"].name == "model.layers.0.self_attn.q_proj.weight"
+    assert opened.locations["layers.0.mixer.q.weight"].name == "model.layers.0.self_attn.q_proj.weight"
     storage = CheckpointWeights(opened).storage()
     assert storage.keys() == {"BF16", "F32"} and storage["F32"] < storage["BF16"]
 

@@ -31,9 +31,9 @@ from windlass.nn.layer import Layer
 from windlass.nn.mixers.positions import Rotary
 from windlass.nn.moe import MixtureOfExperts
 from windlass.nn.norm import Norm
-from windlass.weights import CheckpointWeights, Opened
+from windlass.weights import CheckpointWeights, OpenedModel
 from windlass.weights.source import check_runnable
-from windlass.weights.tensors.validate import placed
+from windlass.weights.tensors.validate import locate_tensors
 
 ROWS_AT_A_TIME = 4096
 """Of the samples, in one pass through a layer."""
@@ -62,11 +62,11 @@ PreHook = Callable[[nn.Module, tuple[Any, ...]], None]
 class Calibration:
     """Workers ask for `inputs` in any order within a few layers; the forward pass goes on when the next layer is asked for."""
 
-    def __init__(self, opened: Opened, samples: Tensor) -> None:
+    def __init__(self, opened: OpenedModel, samples: Tensor) -> None:
         """`samples`: int tokens [sequences, length]."""
         check_runnable(opened.spec)
         self.spec, self.samples = opened.spec, samples
-        self._weights = CheckpointWeights(msgspec.structs.replace(opened, places=placed(opened.rules, opened.store)))
+        self._weights = CheckpointWeights(msgspec.structs.replace(opened, locations=locate_tensors(opened.rules, opened.store)))
         self._rotary = (
             Rotary(self.spec.positions, samples.shape[1], self._weights) if isinstance(self.spec.positions, model.Rope) else None
         )

@@ -31,7 +31,7 @@ from windlass.formats.disk.journal import Journal
 from windlass.formats.safetensors.shards import MAX_SHARD_BYTES, plan_shards, write_index
 from windlass.kernels.packing.statistics import Statistics
 from windlass.units import GB
-from windlass.weights.source import Opened, open_source
+from windlass.weights.source import OpenedModel, open_source
 from windlass.weights.tensors.readers import reader
 
 JOURNAL = ".windlass-convert.journal"
@@ -64,7 +64,9 @@ def convert(source: Path, directory: Path, settings: Settings, started: Started 
     return convert_opened(open_source(source), directory, settings, started)
 
 
-def convert_opened(opened: Opened, directory: Path, settings: Settings, started: Started = lambda _: lambda _: None) -> Report:
+def convert_opened(
+    opened: OpenedModel, directory: Path, settings: Settings, started: Started = lambda _: lambda _: None
+) -> Report:
     began = time.monotonic()
     try:
         return _convert(opened, directory, settings, started, began)
@@ -72,11 +74,11 @@ def convert_opened(opened: Opened, directory: Path, settings: Settings, started:
         opened.store.close()
 
 
-def _convert(opened: Opened, directory: Path, settings: Settings, started: Started, began: float) -> Report:
+def _convert(opened: OpenedModel, directory: Path, settings: Settings, started: Started, began: float) -> Report:
     choices = _choices(opened, settings)
     planned = outputs(opened.spec, opened.rules, choices)
-    places = placed(planned, opened.store, ignore_next_token=not settings.mtp)
-    planned = tuple(output for output in planned if output.name in places)
+    locations = placed(planned, opened.store, ignore_next_token=not settings.mtp)
+    planned = tuple(output for output in planned if output.name in locations)
     stream = opened.store if isinstance(opened.store, StreamedStore) else None
     _prepare(directory, planned, stream)
     jobs = settings.jobs or len(os.sched_getaffinity(0))
@@ -84,14 +86,14 @@ def _convert(opened: Opened, directory: Path, settings: Settings, started: Start
     slice_bytes = unit_bytes(settings.max_memory_bytes, jobs)
     slices = tuple(units(planned, slice_bytes))
     if stream is not None:
-        slices = in_order_of_arrival(slices, planned, places, stream)
+        slices = in_order_of_arrival(slices, planned, locations, stream)
     journal = Journal(directory / JOURNAL, _fingerprint(opened, choices, slice_bytes, settings.max_shard_bytes, settings.samples))
     try:
         job = Job(
             outputs=planned,
             units=slices,
             shards=plan_shards(out_tensors(planned), settings.max_shard_bytes),
-            read=lambda output: reader(opened.store, output, places[output.name]),
+            read=lambda output: reader(opened.store, output, locations[output.name]),
             raw=lambda output: _raw(opened, output),
             directory=directory,
             journal=journal,
@@ -100,7 +102,7 @@ def _convert(opened: Opened, directory: Path, settings: Settings, started: Start
             progress=started(sum((one.stop - one.start) * planned[one.output].row_bytes for one in slices)),
         )
         if stream is not None:
-            follow(job, places, stream)
+            follow(job, locations, stream)
         statistics = run(job)
         report = _report(opened, planned, settings, statistics, job.digests, directory, began)
         if settings.verify:
@@ -113,7 +115,7 @@ def _convert(opened: Opened, directory: Path, settings: Settings, started: Start
     return report
 
 
-def _calibration(opened: Opened, settings: Settings) -> Calibration | None:
+def _calibration(opened: OpenedModel, settings: Settings) -> Calibration | None:
     if not settings.samples:
         return None
     import torch
@@ -132,7 +134,7 @@ def _verified(report: Report, job: Job) -> Report:
     return msgspec.structs.replace(report, notes=(*report.notes, f"{compared} tensors read back and compared with the source"))
 
 
-def _choices(opened: Opened, settings: Settings) -> Choices:
+def _choices(opened: OpenedModel, settings: Settings) -> Choices:
     return Choices(
         scheme=settings.scheme,
         high_dtype=_high_dtype(opened.config),
@@ -175,7 +177,7 @@ def _samples_digest(samples: tuple[tuple[int, ...], ...]) -> str:
 
 
 def _fingerprint(
-    opened: Opened, choices: Choices, slice_bytes: int, max_shard_bytes: int, samples: tuple[tuple[int, ...], ...]
+    opened: OpenedModel, choices: Choices, slice_bytes: int, max_shard_bytes: int, samples: tuple[tuple[int, ...], ...]
 ) -> dict[str, Any]:
     """The names are for a person who resumes with other settings."""
     return {
@@ -187,7 +189,7 @@ def _fingerprint(
     }
 
 
-def _raw(opened: Opened, output: Output) -> Callable[[int, int], Any] | None:
+def _raw(opened: OpenedModel, output: Output) -> Callable[[int, int], Any] | None:
     if not output.carried:
         return None
 
@@ -201,7 +203,7 @@ def _raw(opened: Opened, output: Output) -> Callable[[int, int], Any] | None:
 
 
 def _report(
-    opened: Opened,
+    opened: OpenedModel,
     planned: tuple[Output, ...],
     settings: Settings,
     statistics: dict[int, Statistics],
@@ -274,7 +276,7 @@ def _calibrated_note(settings: Settings) -> tuple[str, ...]:
     )
 
 
-def _finish(opened: Opened, job: Job, settings: Settings, report: Report) -> None:
+def _finish(opened: OpenedModel, job: Job, settings: Settings, report: Report) -> None:
     """Companions, index, report; the config last, since it is what makes a directory a model."""
     directory = job.directory
     for file in opened.companions:

@@ -14,7 +14,7 @@ import msgspec
 from windlass.core.model import Frozen, ModelSpec
 from windlass.core.rule import Part, Role, Rule, Source, source_names, stored_shape
 from windlass.core.scheme import Keep, Scheme, Stored
-from windlass.weights.tensors.readers import published, unstacked_name
+from windlass.weights.tensors.readers import published_source, unstacked_name
 
 DTYPE_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "I32": 4, "I64": 8}
 
@@ -91,14 +91,14 @@ def _once_per_source(rules: tuple[Rule, ...]) -> Iterator[Rule]:
     """Q, K and V of a fused projection are one stored tensor: rows are packed one by one, so it is packed as it lies."""
     seen: set[tuple[str, tuple[int, ...] | None]] = set()
     for rule in rules:
-        key = (published(rule).name, rule.layers)
+        key = (published_source(rule).name, rule.layers)
         if key not in seen:
             seen.add(key)
             yield rule
 
 
 def _of_rule(rule: Rule, choices: Choices) -> Iterator[Output]:
-    source = published(rule)
+    source = published_source(rule)
     if source.stacked:
         yield from _unstacked(rule, source, choices)
         return

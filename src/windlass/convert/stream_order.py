@@ -7,23 +7,23 @@ from windlass.convert.run import Job
 from windlass.convert.slices import Unit
 from windlass.convert.streamed import MOST_OPEN, StreamedStore
 from windlass.errors import Impossible
-from windlass.weights.tensors.readers import Place, claimed
+from windlass.weights.tensors.readers import TensorLocation, stored_names
 
 
 def in_order_of_arrival(
-    units: tuple[Unit, ...], outputs: tuple[Output, ...], places: dict[str, Place], stream: StreamedStore
+    units: tuple[Unit, ...], outputs: tuple[Output, ...], locations: dict[str, TensorLocation], stream: StreamedStore
 ) -> tuple[Unit, ...]:
     """Only the work is ordered; where things lie in the new files does not depend on how the source came."""
-    needs = [stream.files_of(claimed(places[output.name])) for output in outputs]
+    needs = [stream.files_of(stored_names(locations[output.name])) for output in outputs]
     for output, files in zip(outputs, needs, strict=True):
         if files[-1] - files[0] >= MOST_OPEN:
             raise Impossible(f"{output.name} lies in files that are far apart; download the model whole, without --stream")
     return tuple(sorted(units, key=lambda unit: needs[unit.output][-1]))
 
 
-def follow(job: Job, places: dict[str, Place], stream: StreamedStore) -> None:
+def follow(job: Job, locations: dict[str, TensorLocation], stream: StreamedStore) -> None:
     """Has the stream bring the files that are still needed, and lets go of each as its slices are safe."""
-    files_of = [stream.files_of(claimed(places[output.name])) for output in job.outputs]
+    files_of = [stream.files_of(stored_names(locations[output.name])) for output in job.outputs]
     left: dict[int, int] = {}
     for unit in job.units:
         for file in files_of[unit.output]:

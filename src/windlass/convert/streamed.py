@@ -18,7 +18,7 @@ from windlass.errors import BadCheckpoint, Error
 from windlass.formats.config import read_config
 from windlass.formats.hub.hub import RemoteModel, RemoteTensor, fetch_small_files, list_files, remote_tensors, stream_shards
 from windlass.formats.safetensors.store import SafetensorsStore
-from windlass.weights.source import COMPANIONS, Opened, opened_store
+from windlass.weights.source import COMPANIONS, OpenedModel, opened_store
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 MOST_OPEN = 2
 
 
-def open_streamed(name: str, directory: Path) -> Opened:
+def open_streamed(name: str, directory: Path) -> OpenedModel:
     """A model of the hub, to be converted while it arrives."""
     model = list_files(name)
     store = StreamedStore(model, directory)

@@ -8,24 +8,24 @@ from windlass.convert.outputs import Output
 from windlass.core.ports import TensorStore
 from windlass.core.rule import Part
 from windlass.errors import BadCheckpoint
-from windlass.weights.tensors.readers import Place, claimed, find_place
+from windlass.weights.tensors.readers import TensorLocation, locate_tensor, stored_names
 from windlass.weights.tensors.validate import check_stored, check_unclaimed
 
 
-def placed(outputs: tuple[Output, ...], store: TensorStore, ignore_next_token: bool) -> dict[str, Place]:
+def placed(outputs: tuple[Output, ...], store: TensorStore, ignore_next_token: bool) -> dict[str, TensorLocation]:
     """Where each output is read. Stored copies of other tensors may be missing; anything else must be there."""
     names = frozenset(store.names())
-    found: dict[str, Place] = {}
+    found: dict[str, TensorLocation] = {}
     used: set[str] = set()
     for output in outputs:
-        place = find_place(output, names)
-        if place is None or place.packed:
+        location = locate_tensor(output, names)
+        if location is None or location.packed:
             if output.rule.copy_of is None:
                 raise _missing(output, names)
             continue
-        check_stored(output, place, store)
-        found[output.name] = place
-        used |= claimed(place)
+        check_stored(output, location, store)
+        found[output.name] = location
+        used |= stored_names(location)
     layers = [output.layer for output in outputs if output.layer is not None and output.rule.part is Part.MAIN]
     extra = max(layers, default=-1) + 1  # the first number of a name is the layer's
     check_unclaimed(names - used, rf"\D*\.{extra}\." if ignore_next_token else "")

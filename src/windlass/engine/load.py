@@ -34,11 +34,11 @@ from windlass.machine.system import this_system
 from windlass.nn.decoder import Decoder
 from windlass.nn.parallel.shard import WHOLE, Shard
 from windlass.weights.load.checkpoint import CheckpointWeights
-from windlass.weights.load.prefetch import give_back_memory
+from windlass.weights.load.prefetch import trim_heap
 from windlass.weights.load.random import RandomWeights
-from windlass.weights.schemes import scheme_of
+from windlass.weights.schemes import cutting_scheme
 from windlass.weights.source import check_runnable, open_model
-from windlass.weights.transfer.store import open_parts
+from windlass.weights.transfer.store import open_partial
 
 KV_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 DEVICES = ("cpu", "cuda", "mps")
@@ -82,15 +82,15 @@ def build(
         built = _random(launch, launch.random_weights, device, shard_of)
     else:
         built = _from_checkpoint(launch, device, progress, shard_of, parts)
-    give_back_memory()
+    trim_heap()
     return built
 
 
 def _from_checkpoint(launch: Launch, device: str, progress: Progress | None, shard_of: ShardOf, parts: str) -> Built:
-    opened = open_parts(Path(parts)) if parts else open_model(Path(launch.model))
+    opened = open_partial(Path(parts)) if parts else open_model(Path(launch.model))
     try:
         dtype = torch.float32 if launch.exact else None
-        shard = shard_of(opened.spec, opened.rules, partial(scheme_of, opened))
+        shard = shard_of(opened.spec, opened.rules, partial(cutting_scheme, opened))
         weights = CheckpointWeights(
             opened,
             placement=shard.placement,

@@ -25,7 +25,7 @@ from windlass.train.parallel.ranks import Ranks
 from windlass.train.params.layout import Slab
 from windlass.train.step import Alone
 from windlass.weights.load.checkpoint import CheckpointWeights
-from windlass.weights.source import Opened
+from windlass.weights.source import OpenedModel
 
 
 def build_trainer(
@@ -35,7 +35,7 @@ def build_trainer(
     batches: Any,
     *,
     held_out: Any = None,
-    opened: Opened | None = None,
+    opened: OpenedModel | None = None,
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
 ) -> Trainer:
@@ -71,7 +71,7 @@ def build_trainer(
 
 def _adapted(
     recipe: Recipe,
-    opened: Opened | None,
+    opened: OpenedModel | None,
     batches: Any,
     held_out: Any,
     device: torch.device,

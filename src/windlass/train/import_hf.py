@@ -15,16 +15,16 @@ from windlass.core.model import ModelSpec
 from windlass.core.rule import Part, Rule
 from windlass.errors import BadInput
 from windlass.weights import open_model
-from windlass.weights.source import Opened
+from windlass.weights.source import OpenedModel
 from windlass.weights.tensors.readers import reader
-from windlass.weights.tensors.tensor_index import Named
+from windlass.weights.tensors.tensor_index import TensorIndex
 
 
 class ImportedTensors:
-    def __init__(self, opened: Opened, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, opened: OpenedModel, dtype: torch.dtype = torch.float32) -> None:
         """`opened` with its places: what `open_model` gives."""
         self.spec, self.rules, self.config = opened.spec, opened.rules, opened.config
-        self._opened, self._named, self._dtype = opened, Named(opened.rules), dtype
+        self._opened, self._named, self._dtype = opened, TensorIndex(opened.rules), dtype
 
     def __enter__(self) -> ImportedTensors:
         return self
@@ -36,11 +36,11 @@ class ImportedTensors:
         self._opened.store.close()
 
     def has(self, name: str) -> bool:
-        return name in self._opened.places
+        return name in self._opened.locations
 
     def tensor(self, name: str) -> Tensor:
         ours = self._named.get(name)
-        rows = reader(self._opened.store, ours, self._opened.places[name])
+        rows = reader(self._opened.store, ours, self._opened.locations[name])
         return rows(0, ours.shape[0]).to(self._dtype).reshape(ours.shape)
 
 

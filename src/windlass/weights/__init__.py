@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from windlass.weights.load.checkpoint import CheckpointWeights
     from windlass.weights.load.dictionary import DictWeights
-    from windlass.weights.load.prefetch import give_back_memory
+    from windlass.weights.load.prefetch import trim_heap
     from windlass.weights.load.random import RandomWeights
-    from windlass.weights.source import Opened, open_model, open_source
+    from windlass.weights.source import OpenedModel, open_model, open_source
     from windlass.weights.text.files import ModelText, SamplingDefaults, model_text
 
 _PLACES = {
     "CheckpointWeights": "load.checkpoint",
     "DictWeights": "load.dictionary",
     "ModelText": "text.files",
-    "Opened": "source",
+    "OpenedModel": "source",
     "RandomWeights": "load.random",
     "SamplingDefaults": "text.files",
-    "give_back_memory": "load.prefetch",
+    "trim_heap": "load.prefetch",
     "open_model": "source",
     "open_source": "source",
     "model_text": "text.files",
@@ -33,13 +33,13 @@ __all__ = [
     "CheckpointWeights",
     "DictWeights",
     "ModelText",
-    "Opened",
+    "OpenedModel",
     "RandomWeights",
     "SamplingDefaults",
-    "give_back_memory",
     "model_text",
     "open_model",
     "open_source",
+    "trim_heap",
 ]
 
 

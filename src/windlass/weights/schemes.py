@@ -11,15 +11,15 @@ import torch
 
 from windlass.core.scheme import GROUPS, Scheme, scheme
 from windlass.kernels.packing.panels import BLOCK
-from windlass.weights.source import Opened
-from windlass.weights.tensors.readers import Ours
-from windlass.weights.tensors.shards import Share, part_at
-from windlass.weights.tensors.storage_format import Codes, Form, form_of
-from windlass.weights.tensors.tensor_index import Named
-from windlass.weights.tensors.validate import missing, placed
+from windlass.weights.source import OpenedModel
+from windlass.weights.tensors.readers import ModelTensor
+from windlass.weights.tensors.shards import RankShare, shard_of
+from windlass.weights.tensors.storage_format import CodeFormat, StorageFormat, storage_format
+from windlass.weights.tensors.tensor_index import TensorIndex
+from windlass.weights.tensors.validate import locate_tensors, missing_tensor
 
 
-def scheme_of(opened: Opened) -> Scheme:
+def cutting_scheme(opened: OpenedModel) -> Scheme:
     """Between whole groups of all its packed matrices, so that they stay packed on every rank; plain ones anywhere."""
     codes = _codes(opened)
     if not codes:
@@ -30,10 +30,10 @@ def scheme_of(opened: Opened) -> Scheme:
     )
 
 
-def sizing_of(opened: Opened) -> Scheme:
+def sizing_scheme(opened: OpenedModel) -> Scheme:
     """The scheme that most of its weights take as much memory in as they will here: for predictions."""
-    experts: Counter[Form] = Counter()
-    others: Counter[Form] = Counter()
+    experts: Counter[StorageFormat] = Counter()
+    others: Counter[StorageFormat] = Counter()
     for ours, form in _forms(opened):
         (experts if ours.expert is not None else others)[form] += prod(ours.shape)
     found = _scheme_like(max(experts + others, key=(experts + others).__getitem__))
@@ -41,7 +41,7 @@ def sizing_of(opened: Opened) -> Scheme:
     return msgspec.structs.replace(found, only_experts=plain and found.bits < 16)  # as some are published
 
 
-def _scheme_like(form: Form) -> Scheme:
+def _scheme_like(form: StorageFormat) -> Scheme:
     if form.codes is None:
         return scheme("fp32" if form.dense is torch.float32 else "bf16")
     if form.codes.kind == "fp8":
@@ -50,17 +50,17 @@ def _scheme_like(form: Form) -> Scheme:
     return scheme("int8" if form.codes.kind == "int8" else "int4", group, zero_points=form.codes.kind == "int4_zeros")
 
 
-def _codes(opened: Opened) -> set[Codes]:
+def _codes(opened: OpenedModel) -> set[CodeFormat]:
     return {form.codes for _, form in _forms(opened) if form.codes is not None}
 
 
-def _forms(opened: Opened) -> Iterator[tuple[Ours, Form]]:
+def _forms(opened: OpenedModel) -> Iterator[tuple[ModelTensor, StorageFormat]]:
     """Of the layers' matrices; tables are cut between rows, of which each is whole."""
-    places, spec = opened.places or placed(opened.rules, opened.store), opened.spec
+    locations, spec = opened.locations or locate_tensors(opened.rules, opened.store), opened.spec
     experts = (0, spec.experts.num_experts) if spec.experts else None
-    for ours in Named(opened.rules).held(spec, (0, spec.num_layers), experts):
+    for ours in TensorIndex(opened.rules).held(spec, (0, spec.num_layers), experts):
         if ours.layer is None or len(ours.shape) < 2:
             continue
-        if ours.name not in places:
-            raise missing(ours)
-        yield ours, form_of(opened.store, part_at(ours, places[ours.name], Share()))
+        if ours.name not in locations:
+            raise missing_tensor(ours)
+        yield ours, storage_format(opened.store, shard_of(ours, locations[ours.name], RankShare()))

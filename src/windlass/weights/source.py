@@ -16,8 +16,8 @@ from windlass.errors import BadInput, Impossible
 from windlass.families import describe, hints_from, rules
 from windlass.formats.safetensors.files import file_within
 from windlass.weights.files import model_file, weight_files
-from windlass.weights.tensors.readers import Place
-from windlass.weights.tensors.validate import placed
+from windlass.weights.tensors.readers import TensorLocation
+from windlass.weights.tensors.validate import locate_tensors
 
 # Copied as they are, where the source has them. Everything a tokenizer or a generation needs; no code.
 COMPANIONS = (
@@ -31,7 +31,7 @@ QUANT_METHODS = ("compressed-tensors", "fp8", "mxfp4")
 """Published ways to pack weights that are read here."""
 
 
-class Opened(msgspec.Struct, frozen=True):
+class OpenedModel(msgspec.Struct, frozen=True):
     store: TensorStore
     spec: ModelSpec
     rules: tuple[Rule, ...]
@@ -42,7 +42,7 @@ class Opened(msgspec.Struct, frozen=True):
     blocks: Mapping[str, str] = {}
     """Tensors held in blocks that may be carried over: name -> Q4_0 or Q8_0."""
     kind: str = "hf"
-    places: Mapping[str, Place] = {}
+    locations: Mapping[str, TensorLocation] = {}
     """Of a model that is to be run: where each of our tensors lies, checked."""
     name: str = ""
     """What the user called it."""
@@ -50,19 +50,19 @@ class Opened(msgspec.Struct, frozen=True):
     """Of its files of weights."""
 
 
-def open_model(path: Path) -> Opened:
+def open_model(path: Path) -> OpenedModel:
     """A model to be run. What cannot be run is refused here, before anything large is read."""
     opened = open_source(path)
     try:
         _check_quantization(opened.config, path)
         check_runnable(opened.spec)
-        return msgspec.structs.replace(opened, places=placed(opened.rules, opened.store))
+        return msgspec.structs.replace(opened, locations=locate_tensors(opened.rules, opened.store))
     except BaseException:
         opened.store.close()
         raise
 
 
-def open_source(path: Path) -> Opened:
+def open_source(path: Path) -> OpenedModel:
     """A model to be converted or run."""
     found = model_file(path)
     if found.is_dir():
@@ -70,7 +70,7 @@ def open_source(path: Path) -> Opened:
     return _open_gguf(found) if found.suffix == ".gguf" else _open_dllama(found)
 
 
-def _open_directory(path: Path) -> Opened:
+def _open_directory(path: Path) -> OpenedModel:
     from windlass.formats.checkpoint import open_store
 
     store = open_store(path)
@@ -82,10 +82,10 @@ def _open_directory(path: Path) -> Opened:
 
 def opened_store(
     store: TensorStore, path: Path, companions: tuple[Path, ...], kind: str, blocks: Mapping[str, str] | None = None
-) -> Opened:
+) -> OpenedModel:
     where = str(path / "config.json" if path.is_dir() else path)
     spec, table = spec_of(store, path.stem if path.is_file() else path.resolve().name, where)
-    return Opened(
+    return OpenedModel(
         store=store,
         spec=spec,
         rules=table,
@@ -135,7 +135,7 @@ def _digest(store: TensorStore, path: Path) -> str:
     return found.hexdigest()
 
 
-def _open_gguf(path: Path) -> Opened:
+def _open_gguf(path: Path) -> OpenedModel:
     from windlass.weights.stores.gguf import GgufStore
 
     store = GgufStore(path)
@@ -143,7 +143,7 @@ def _open_gguf(path: Path) -> Opened:
     return opened_store(store, path, (), kind="gguf", blocks=blocks)
 
 
-def _open_dllama(path: Path) -> Opened:
+def _open_dllama(path: Path) -> OpenedModel:
     from windlass.weights.stores.dllama import DllamaStore
 
     store = DllamaStore(path)

@@ -25,9 +25,9 @@ from windlass.kernels.packing.panels import Panels  # noqa: E402
 from windlass.nn import Decoder, Shard  # noqa: E402
 from windlass.parallel.groups import Groups  # noqa: E402
 from windlass.parallel.threads import run_ranks  # noqa: E402
-from windlass.weights import CheckpointWeights, Opened, open_model  # noqa: E402
+from windlass.weights import CheckpointWeights, OpenedModel, open_model  # noqa: E402
 from windlass.weights.tensors.slices import Slice, subtract  # noqa: E402
-from windlass.weights.transfer.store import open_parts  # noqa: E402
+from windlass.weights.transfer.store import open_partial  # noqa: E402
 
 pytestmark = pytest.mark.cpu
 
@@ -79,7 +79,7 @@ PLAINLY = "in-every-way"
 Way = tuple[Layout, tuple[float, ...], tuple[tuple[int, int], ...]]
 
 
-def ways(opened: Opened) -> dict[str, Way]:
+def ways(opened: OpenedModel) -> dict[str, Way]:
     last, heads = opened.spec.num_layers, opened.spec.attention.num_heads
     found: dict[str, Way] = {
         "tp2 of unlike ranks": (Layout(tp=2), (1.0, 2.2), ()),
@@ -112,12 +112,12 @@ def as_bytes(tensor: Any) -> Any:
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
-def received(sending: Sending, slices: list[Slice], folder: Path) -> Opened:
+def received(sending: Sending, slices: list[Slice], folder: Path) -> OpenedModel:
     """As if it had come over the network."""
     with Cache(folder).using(sending.catalogue) as use:
         for piece in sending.pieces(use.missing(slices)):
             use.keep(piece)
-        return open_parts(Path(use.store(slices)))
+        return open_partial(Path(use.store(slices)))
 
 
 def check(path: Path, folder: Path, chosen: tuple[str, ...] = ()) -> None:
@@ -133,7 +133,7 @@ def check(path: Path, folder: Path, chosen: tuple[str, ...] = ()) -> None:
             parts = received(sending, slices, folder / f"{way} {rank}")
             shard = Shard(placement, layout, groups)
 
-            def built(source: Opened) -> dict[str, Any]:
+            def built(source: OpenedModel) -> dict[str, Any]:
                 weights = CheckpointWeights(
                     source, placement=placement, tp_index=groups.tp.rank, layers=shard.layers(source.spec)
                 )
@@ -155,7 +155,7 @@ def check(path: Path, folder: Path, chosen: tuple[str, ...] = ()) -> None:
     sending.close()
 
 
-def whole_bytes(opened: Opened, sending: Sending) -> int:
+def whole_bytes(opened: OpenedModel, sending: Sending) -> int:
     layout = Layout()
     return sending.num_bytes(needed(opened, placement_of(opened, layout), layout, 0))
 
@@ -223,7 +223,7 @@ def test_what_is_missing_is_named(sending: Sending, tmp_path: Path) -> None:
             use.keep(piece)
         with pytest.raises(BadCheckpoint, match=r"layers\.1\.self_attn\.q_proj\.weight"):
             use.store(slices)
-        parts = open_parts(use.folder)
+        parts = open_partial(use.folder)
         with pytest.raises(BadCheckpoint, match=r"q_proj.*not among the parts"):
             parts.store.read(gone.name, *gone.rows)
         parts.store.close()

@@ -22,7 +22,7 @@ from windlass.train.export.export import export_model
 from windlass.train.import_hf import import_tensors
 from windlass.weights import CheckpointWeights, open_model, open_source
 from windlass.weights.tensors.readers import reader
-from windlass.weights.tensors.validate import placed, tensors_of
+from windlass.weights.tensors.validate import locate_tensors, tensors_of
 
 pytestmark = pytest.mark.cpu
 
@@ -81,7 +81,7 @@ def test_every_family_reads_its_export(name: str, tmp_path: Path) -> None:
     assert len(done.files) > 1
     opened = open_source(tmp_path / "out")
     assert opened.spec.layers == describe(config).layers
-    places = placed(opened.rules, opened.store)  # refuses a tensor too many or too few
+    places = locate_tensors(opened.rules, opened.store)  # refuses a tensor too many or too few
     read = 0
     for rule in opened.rules:
         for ours in tensors_of(rule):

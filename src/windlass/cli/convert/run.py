@@ -103,9 +103,9 @@ def _need_torch() -> None:
 
 def _one(source: str, out: Path, options: Options) -> Any:
     from windlass.convert.streamed import open_streamed
-    from windlass.weights.source import Opened, open_source
+    from windlass.weights.source import OpenedModel, open_source
 
-    opened: Opened
+    opened: OpenedModel
     if options.stream:
         opened = open_streamed(_hub_name(source), out / SPOOL)
     else:

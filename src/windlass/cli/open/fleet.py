@@ -175,12 +175,12 @@ class Replanned:
             spec = describe(random.config, launch.model)
             table, how = rules(spec), scheme(random.scheme, random.group, launch.kv)
         else:
-            from windlass.weights.schemes import sizing_of
+            from windlass.weights.schemes import sizing_scheme
             from windlass.weights.source import open_model
 
             opened = open_model(Path(launch.model))
             try:
-                spec, table, how = opened.spec, opened.rules, scheme("fp32") if launch.exact else sizing_of(opened)
+                spec, table, how = opened.spec, opened.rules, scheme("fp32") if launch.exact else sizing_scheme(opened)
             finally:
                 opened.store.close()
         sequences = launch.max_sequences or SEQUENCES

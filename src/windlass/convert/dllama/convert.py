@@ -14,7 +14,7 @@ from windlass.core.scheme import scheme
 from windlass.errors import BadInput, Impossible
 from windlass.formats.disk.atomic import require_free
 from windlass.formats.dllama.tokenizer import write_tokenizer
-from windlass.weights.source import Opened
+from windlass.weights.source import OpenedModel
 from windlass.weights.tensors.readers import reader
 
 WEIGHTS = {"int4": "q40", "int8": "q80", "bf16": "f16", "fp32": "f32"}
@@ -28,7 +28,7 @@ class DllamaFiles(Frozen):
 
 
 def to_dllama(
-    opened: Opened, source: Path, out: Path, quant: str, jobs: int, started: Callable[[int], Callable[[int], None]]
+    opened: OpenedModel, source: Path, out: Path, quant: str, jobs: int, started: Callable[[int], Callable[[int], None]]
 ) -> DllamaFiles:
     if quant not in WEIGHTS:
         raise Impossible(f"Distributed Llama's files have no {quant}; use --quant {', '.join(WEIGHTS)}")
@@ -40,8 +40,10 @@ def to_dllama(
     model.parent.mkdir(parents=True, exist_ok=True)
     require_free(model, total)
     planned = outputs(opened.spec, opened.rules, Choices(scheme=scheme("bf16"), mtp=False))
-    places = placed(planned, opened.store, ignore_next_token=True)
-    readers = {output.name: reader(opened.store, output, places[output.name]) for output in planned if output.name in places}
+    locations = placed(planned, opened.store, ignore_next_token=True)
+    readers = {
+        output.name: reader(opened.store, output, locations[output.name]) for output in planned if output.name in locations
+    }
     advance = started(total)
     written = write_model(
         model,
@@ -55,7 +57,7 @@ def to_dllama(
     return DllamaFiles(model=str(model), tokenizer=tokenizer, num_bytes=written.num_bytes, notes=(*written.notes, *notes))
 
 
-def _model_path(opened: Opened, out: Path, weights: str) -> Path:
+def _model_path(opened: OpenedModel, out: Path, weights: str) -> Path:
     """OUT.m as it is; a directory gets a file named as Distributed Llama's converter names it."""
     return out if out.suffix == ".m" else out / f"dllama_model_{opened.spec.name}_{weights}.m"
 

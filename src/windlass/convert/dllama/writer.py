@@ -23,7 +23,7 @@ from windlass.families.dllama.header import header_values
 from windlass.families.dllama.names import notes
 from windlass.formats.dllama.blocks import encode
 from windlass.formats.dllama.file import WeightType, header_bytes, to_pairs, weight_type
-from windlass.weights.stores.dllama import Placed, place
+from windlass.weights.stores.dllama import PlacedTensor, place_tensors
 
 ReadRows = Callable[[str, int, int], torch.Tensor]
 """`TensorStore.read`: rows start..stop of a tensor under its Hugging Face name, experts one by one, in any float type."""
@@ -42,7 +42,7 @@ class Written(Frozen):
 class Slice(Frozen):
     """Rows of one tensor, written together. Of tensors stored in pairs they are whole heads."""
 
-    placed: Placed
+    placed: PlacedTensor
     start: int
     stop: int
 
@@ -87,10 +87,10 @@ def write_model(
     return Written(num_bytes=placed[-1].offset + placed[-1].num_bytes, num_tensors=len(placed), notes=_notes(spec, kind))
 
 
-def _layout(config: dict[str, Any], spec: ModelSpec, kind: WeightType) -> tuple[bytes, list[Placed]]:
+def _layout(config: dict[str, Any], spec: ModelSpec, kind: WeightType) -> tuple[bytes, list[PlacedTensor]]:
     values = header_values(spec, config)
     header = header_bytes(values | {"weights_float_type": kind.value})
-    return header, list(place(spec, kind, len(header)))
+    return header, list(place_tensors(spec, kind, len(header)))
 
 
 def _notes(spec: ModelSpec, kind: WeightType) -> tuple[str, ...]:
@@ -99,7 +99,7 @@ def _notes(spec: ModelSpec, kind: WeightType) -> tuple[str, ...]:
     return notes(spec)
 
 
-def _slices(placed: list[Placed], slice_elements: int) -> Iterator[Slice]:
+def _slices(placed: list[PlacedTensor], slice_elements: int) -> Iterator[Slice]:
     for found in placed:
         unit = found.tensor.head_dim or 1
         step = max(slice_elements // (found.width * unit), 1) * unit

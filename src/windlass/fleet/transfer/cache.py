@@ -27,14 +27,14 @@ from windlass.weights.transfer.pieces import (
     CATALOGUE,
     SUFFIX,
     Catalogue,
-    Held,
-    Piece,
+    CheckpointPiece,
+    LocatedSlice,
     TensorHeader,
-    held_in,
-    intact,
+    is_intact,
     piece_file,
     piece_files,
     read_piece,
+    slices_in_file,
 )
 
 LOCK, BOOT, USED = ".lock", ".boot", ".used"
@@ -80,7 +80,7 @@ class Use:
         self._lock = _locked(folder)
         try:
             self._tensors = self._catalogued(catalogue)
-            self._held: dict[str, list[Held]] = {}
+            self._held: dict[str, list[LocatedSlice]] = {}
             self._files: set[str] = set()
             _remove_stale(folder)
             self._check_after_boot()
@@ -117,9 +117,9 @@ class Use:
                 over,
             )
 
-    def keep(self, piece: Piece) -> None:
+    def keep(self, piece: CheckpointPiece) -> None:
         """On disk under its name when this returns."""
-        if not intact(piece):
+        if not is_intact(piece):
             raise BadCheckpoint("a piece came with other bytes than it was sent with; prepare again", tensor=_first(piece))
         size = sum(self._header(one).num_bytes(one) for one in piece.slices)
         if size != len(piece.data) or not all(self._header(one).holds(one) for one in piece.slices):
@@ -173,7 +173,7 @@ class Use:
 
     def _add(self, file: Path) -> None:
         self._files.add(file.name)
-        for held in held_in(file, self._tensors) or ():
+        for held in slices_in_file(file, self._tensors) or ():
             self._held.setdefault(held.part.name, []).append(held)
 
     def _header(self, one: Slice) -> TensorHeader:
@@ -268,10 +268,10 @@ def _last_used(folder: Path) -> float:
 
 def _whole(file: Path) -> bool:
     try:
-        return intact(read_piece(file))
+        return is_intact(read_piece(file))
     except (ValueError, msgspec.DecodeError):
         return False
 
 
-def _first(piece: Piece) -> str:
+def _first(piece: CheckpointPiece) -> str:
     return piece.slices[0].name if piece.slices else ""

@@ -34,7 +34,7 @@ from windlass.train.optim.optimizer import decay_groups
 from windlass.train.optim.schedule import rate
 from windlass.train.params.layout import Slab
 from windlass.train.step import on_device, own_samples, prepare
-from windlass.weights.source import Opened
+from windlass.weights.source import OpenedModel
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -59,7 +59,7 @@ def build_deepspeed(
     *,
     base: Path,
     held_out: Any = None,
-    opened: Opened | None = None,
+    opened: OpenedModel | None = None,
     device: torch.device | str = "cpu",
 ) -> DeepspeedTrainer:
     """`base`: the recipe's folder. Called by all ranks together; makes the group of one where there is no other."""

@@ -19,10 +19,10 @@ from windlass.core.rule import Role, Rule
 from windlass.errors import UnknownName
 from windlass.train.params.layout import Part, Slab
 from windlass.weights.load.dense import load_dense, load_vector
-from windlass.weights.source import Opened, check_runnable
-from windlass.weights.tensors.readers import Ours
-from windlass.weights.tensors.shards import Share, part_at
-from windlass.weights.tensors.tensor_index import Named
+from windlass.weights.source import OpenedModel, check_runnable
+from windlass.weights.tensors.readers import ModelTensor
+from windlass.weights.tensors.shards import RankShare, shard_of
+from windlass.weights.tensors.tensor_index import TensorIndex
 
 DEVIATION = 0.02
 """Of all matrices; those that end a half layer are divided by the root of twice the layers (GPT-2, section 2.3)."""
@@ -39,7 +39,7 @@ class FirstWeights:
         rules: tuple[Rule, ...],
         *,
         seed: int = 0,
-        share: Share | None = None,
+        share: RankShare | None = None,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         held_dtype: torch.dtype = torch.float32,
@@ -47,7 +47,7 @@ class FirstWeights:
         """`dtype` is of activations, `held_dtype` of what learns."""
         check_runnable(spec)
         self.spec, self.device, self.dtype, self.held_dtype = spec, torch.device(device), dtype, held_dtype
-        self._named, self._seed, self._share = Named(rules), seed, share or Share()
+        self._named, self._seed, self._share = TensorIndex(rules), seed, share or RankShare()
         self._embedding: Tensor | None = None
         self.slabs: dict[int, Slab] = {}
         """By the address of what was given out."""
@@ -82,7 +82,7 @@ class FirstWeights:
 
     # --- how
 
-    def _stacked(self, wanted: Sequence[Ours]) -> Tensor:
+    def _stacked(self, wanted: Sequence[ModelTensor]) -> Tensor:
         made = torch.cat([self._values(ours) for ours in wanted])
         parts = tuple(Part(ours.name, ours.shape, self._share.slices(ours.rule)) for ours in wanted)
         learns = not wanted[0].name.endswith(".router.correction")
@@ -95,7 +95,8 @@ class FirstWeights:
             raise UnknownName("expert tensor", f"layers.{layer} {' '.join(parts)} {kind}", ["gate", "up", "down"])
         experts = self._share.experts(rules[0].num_experts)
         made = [
-            torch.cat([self._values(Ours(rule=rule, layer=layer, expert=expert)) for rule in rules]) for expert in range(*experts)
+            torch.cat([self._values(ModelTensor(rule=rule, layer=layer, expert=expert)) for rule in rules])
+            for expert in range(*experts)
         ]
         held = tuple(
             Part(
@@ -112,12 +113,12 @@ class FirstWeights:
         self.slabs[made.data_ptr()] = slab
         return made
 
-    def _values(self, ours: Ours) -> Tensor:
+    def _values(self, ours: ModelTensor) -> Tensor:
         """This rank's slice of one of our tensors."""
         held = tuple(slice(*interval) for interval in self._share.slices(ours.rule))
         return self._drawn(ours)[held].to(self.held_dtype)
 
-    def _drawn(self, ours: Ours) -> Tensor:
+    def _drawn(self, ours: ModelTensor) -> Tensor:
         if ours.rule.role is Role.VECTOR:
             is_norm = ours.rule.ours.endswith("norm.weight")
             return torch.full(ours.shape, 1.0 if is_norm else 0.0, device=self.device)
@@ -130,15 +131,15 @@ class FirstWeights:
 class LoadedWeights(FirstWeights):
     """From a checkpoint of whatever format. What it may lack (the layer that guesses ahead) is drawn."""
 
-    def __init__(self, opened: Opened, **how: Any) -> None:
+    def __init__(self, opened: OpenedModel, **how: Any) -> None:
         super().__init__(opened.spec, opened.rules, **how)
         self._opened = opened
 
-    def _values(self, ours: Ours) -> Tensor:
-        place = self._opened.places.get(ours.name)
+    def _values(self, ours: ModelTensor) -> Tensor:
+        place = self._opened.locations.get(ours.name)
         if place is None:
             return super()._values(ours)
-        part = part_at(ours, place, self._share)
+        part = shard_of(ours, place, self._share)
         if len(ours.shape) == 1:
             return load_vector(self._opened.store, [part], self.held_dtype, self.device)
         return load_dense(self._opened.store, [[part]], self.held_dtype, self.device)[0]

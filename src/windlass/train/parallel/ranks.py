@@ -35,7 +35,7 @@ from windlass.train.parallel.meshes import Meshes, degrees
 from windlass.train.parallel.stages import Pipeline, Staged
 from windlass.train.params.layout import Part, Slab
 from windlass.train.step import Sums, run_in_turn
-from windlass.weights.tensors.shards import Share
+from windlass.weights.tensors.shards import RankShare
 
 BUCKET_ELEMENTS = 2**26
 
@@ -74,13 +74,13 @@ class Ranks:
         groups = Groups(tp, Place(self.meshes.pp_rank, self.of.pp))  # type: ignore[arg-type]
         return Shard(self.placement, Layout(tp=self.of.tp, pp=self.of.pp), groups)
 
-    def _share_of_weights(self) -> Share:
+    def _share_of_weights(self) -> RankShare:
         placement = self.placement
         if placement.experts and self.of.ep > 1:
             (whole,) = placement.experts
             placement = msgspec.structs.replace(placement, experts=cut(whole[1], 1, [1.0] * self.of.ep))
-            return Share(placement=placement, tp_index=self.meshes.tp_rank, ep_index=self.meshes.ep_rank)
-        return Share(placement=placement, tp_index=self.meshes.tp_rank)
+            return RankShare(placement=placement, tp_index=self.meshes.tp_rank, ep_index=self.meshes.ep_rank)
+        return RankShare(placement=placement, tp_index=self.meshes.tp_rank)
 
     def expert_intervals(self) -> Placement:
         placement = self.share_of_weights.placement

@@ -20,7 +20,7 @@ DEVICE_WORKERS = 8
 SLICES_BETWEEN_TRIMS = 4
 
 
-def ahead(jobs: Iterable[Callable[[], Result]], workers: int = 1) -> Iterator[Result]:
+def prefetch(jobs: Iterable[Callable[[], Result]], workers: int = 1) -> Iterator[Result]:
     """What the jobs give, in order; each runs in another thread while those before it are used, `workers` of them at a time."""
     waiting = list(jobs)
     if len(waiting) == 1:
@@ -39,7 +39,7 @@ def ahead(jobs: Iterable[Callable[[], Result]], workers: int = 1) -> Iterator[Re
                 _trim()
 
 
-def give_back_memory() -> None:
+def trim_heap() -> None:
     """Gives memory that was freed back to the system: after a model has been let go, and now and then while one is loaded.
 
     glibc's heap does not find the room of an aligned block again that was freed (it looks for a larger one), so a heap that sees
@@ -55,7 +55,7 @@ _slices = count(1)
 
 def _trim() -> None:
     if next(_slices) % SLICES_BETWEEN_TRIMS == 0:
-        give_back_memory()
+        trim_heap()
 
 
 @cache

@@ -24,11 +24,11 @@ from windlass.kernels.cuda.layout import random as random_tiles
 from windlass.kernels.packing.panels import BLOCK, Panels
 from windlass.kernels.triton.available import has_packed_kernels
 from windlass.kernels.triton.tiles.rows import Rows
-from windlass.weights.load.prefetch import give_back_memory
-from windlass.weights.load.tiled import are_paired
+from windlass.weights.load.prefetch import trim_heap
+from windlass.weights.load.tiled import is_gate_up
 from windlass.weights.source import check_runnable
-from windlass.weights.tensors.shards import Share
-from windlass.weights.tensors.tensor_index import Named
+from windlass.weights.tensors.shards import RankShare
+from windlass.weights.tensors.tensor_index import TensorIndex
 
 POOL = 4_194_301
 """Random numbers that are made; a prime, so that rows that repeat them begin elsewhere. Drawing them all would take minutes."""
@@ -58,28 +58,28 @@ class RandomWeights:
         self.spec, self.device = spec, torch.device(device)
         self.dtype = dtype or (torch.float32 if self.device.type == "cpu" else torch.bfloat16)
         self.scheme = scheme(quant, group) if isinstance(quant, str) else quant
-        self._named, self._seed = Named(rules), seed
-        self._share = Share(placement=placement, tp_index=tp_index)
+        self._index, self._seed = TensorIndex(rules), seed
+        self._share = RankShare(placement=placement, tp_index=tp_index)
         self._embedding: Matrix | None = None
         self._pools: dict[torch.dtype, Tensor] = {}
         self.tiled = tiled and self._can_be_tiled()
-        give_back_memory()  # of a model that was here before
+        trim_heap()  # of a model that was here before
 
     # --- core.ports.Weights
 
     def matrix(self, *names: str) -> Matrix:
         if self.spec.tied_head and names in (("embed.weight",), ("head.weight",)):
             if self._embedding is None:
-                self._embedding = self._made([self._named.get("embed.weight").rule], "embed.weight")
+                self._embedding = self._made([self._index.get("embed.weight").rule], "embed.weight")
             return self._embedding
-        return self._made([self._named.get(name).rule for name in names], " ".join(names))
+        return self._made([self._index.get(name).rule for name in names], " ".join(names))
 
     def dense_matrix(self, *names: str) -> Tensor:
-        rules = [self._named.get(name).rule for name in names]
+        rules = [self._index.get(name).rule for name in names]
         return self._dense(self._shape(rules), self._spread(rules[0]), " ".join(names))
 
     def vector(self, *names: str) -> Tensor | None:
-        found = [self._named.find(name) for name in names]
+        found = [self._index.find(name) for name in names]
         rules = [ours.rule for ours in found if ours is not None]
         if not rules:
             return None
@@ -93,7 +93,7 @@ class RandomWeights:
         return self._made(rules, f"layers.{layer}.experts {' '.join(parts)}", stop - start)
 
     def expert_vectors(self, layer: int, *parts: str) -> Tensor | None:
-        if self._named.expert_rule(layer, parts[0], "bias") is None:
+        if self._index.expert_rule(layer, parts[0], "bias") is None:
             return None
         rules = self._expert_rules(layer, parts, "bias")
         start, stop = self._share.experts(rules[0].num_experts)
@@ -103,7 +103,7 @@ class RandomWeights:
     # --- how
 
     def _expert_rules(self, layer: int, parts: Sequence[str], kind: str) -> list[Rule]:
-        rules = [self._named.expert_rule(layer, part, kind) for part in parts]
+        rules = [self._index.expert_rule(layer, part, kind) for part in parts]
         found = [rule for rule in rules if rule is not None]
         if len(found) < len(parts):
             raise UnknownName("expert tensor", f"layers.{layer} {' '.join(parts)} {kind}", ["gate", "up", "down"])
@@ -113,7 +113,7 @@ class RandomWeights:
         how, shape, spread = stored(rules[0], self.scheme), self._shape(rules), self._spread(rules[0])
         if self.tiled and how.bits == 4 and rules[0].layers is not None:
             assert how.group is not None
-            paired = are_paired([rule.ours for rule in rules])
+            paired = is_gate_up([rule.ours for rule in rules])
             return random_tiles(
                 max(num_experts, 1), *shape, how.group, spread, paired=paired, device=self.device, seed=self._seed_of(name)
             )
@@ -131,7 +131,7 @@ class RandomWeights:
         if self.scheme.name != "int4" or self.scheme.zero_points:
             return False
         layers = [
-            rule for rule in self._named.rules if rule.layers is not None and len(rule.shape) == 2 and rule.part is Part.MAIN
+            rule for rule in self._index.rules if rule.layers is not None and len(rule.shape) == 2 and rule.part is Part.MAIN
         ]
         return all(
             stored(rule, self.scheme).bits == 4 and rule.shape[0] % ROWS == 0

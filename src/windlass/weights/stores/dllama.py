@@ -26,7 +26,7 @@ _BLOCK_NAMES = {WeightType.Q40: "Q4_0", WeightType.Q80: "Q8_0"}
 """As ggml names the same blocks."""
 
 
-class Placed(Frozen):
+class PlacedTensor(Frozen):
     """A tensor and where it lies."""
 
     tensor: FileTensor
@@ -51,10 +51,10 @@ class Placed(Frozen):
         return self.num_rows * self.row_bytes
 
 
-def place(spec: ModelSpec, kind: WeightType, offset: int) -> Iterator[Placed]:
+def place_tensors(spec: ModelSpec, kind: WeightType, offset: int) -> Iterator[PlacedTensor]:
     """Every tensor of the file at its byte, the first at `offset`."""
     for tensor in tensor_order(spec):
-        found = Placed(tensor=tensor, kind=kind if tensor.packed else WeightType.F32, offset=offset)
+        found = PlacedTensor(tensor=tensor, kind=kind if tensor.packed else WeightType.F32, offset=offset)
         if found.width % found.kind.block:
             raise Impossible(
                 f"{tensor.name} has rows of {found.width}, which blocks of {found.kind.block} do not divide; choose f32 or f16"
@@ -119,12 +119,12 @@ class DllamaStore:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _find(self, name: str) -> Placed:
+    def _find(self, name: str) -> PlacedTensor:
         if name not in self._placed:
             raise BadInput(f"{self.path} has no tensor {name}")
         return self._placed[name]
 
-    def _bytes(self, found: Placed, start: int, stop: int) -> np.ndarray:
+    def _bytes(self, found: PlacedTensor, start: int, stop: int) -> np.ndarray:
         """Rows in Hugging Face order [stop - start, row_bytes]; of tensors stored in pairs, whole heads are read and cut."""
         assert 0 <= start <= stop <= found.num_rows, f"rows {start}..{stop} of {found.num_rows}"
         head = found.tensor.head_dim
@@ -134,7 +134,7 @@ class DllamaStore:
         whole = to_halves(self._pread(found, first, -(-stop // head) * head), head)
         return np.ascontiguousarray(whole[start - first : stop - first])
 
-    def _pread(self, found: Placed, start: int, stop: int) -> np.ndarray:
+    def _pread(self, found: PlacedTensor, start: int, stop: int) -> np.ndarray:
         rows = np.empty((stop - start, found.row_bytes), dtype=np.uint8)
         view, offset = rows.data.cast("B") if rows.size else memoryview(b""), found.offset + start * found.row_bytes
         while view:
@@ -147,11 +147,11 @@ class DllamaStore:
         return rows
 
 
-def _placed_within(path: Path, header: Header, spec: ModelSpec, kind: WeightType) -> dict[str, Placed]:
+def _placed_within(path: Path, header: Header, spec: ModelSpec, kind: WeightType) -> dict[str, PlacedTensor]:
     """Stops at the file's end, so that a header that claims a million experts costs nothing; the last byte must be used too."""
-    placed: dict[str, Placed] = {}
+    placed: dict[str, PlacedTensor] = {}
     end = header.num_bytes
-    for found in place(spec, kind, header.num_bytes):
+    for found in place_tensors(spec, kind, header.num_bytes):
         end = found.offset + found.num_bytes
         if end > header.file_bytes:
             raise BadCheckpoint(

@@ -22,20 +22,20 @@ ROWS_PER_WORD = 8
 SCALE_TYPES = ("BF16", "F16", "F32")
 
 
-class PackedForm(Frozen):
+class PackedLayout(Frozen):
     bits: int
     group: int
     """Inputs that share a scale; all of a row where there is one for it."""
     zero_points: bool
 
 
-def packed_form(store: TensorStore, name: str, shape: tuple[int, ...]) -> PackedForm:
+def packed_layout(store: TensorStore, name: str, shape: tuple[int, ...]) -> PackedLayout:
     words, groups = store.shape(f"{name}_packed")[-1], store.shape(f"{name}_scale")[-1]
     bits = next((bits for bits in (4, 8) if -(-shape[-1] * bits // 32) == words), 0)
     if not bits or not groups or shape[-1] % groups:
         what = f"rows of {shape[-1]} in {words} words and {groups} groups are neither 4 nor 8 bits to a weight"
         raise BadCheckpoint(what, tensor=name)
-    return PackedForm(bits=bits, group=shape[-1] // groups, zero_points=f"{name}_zero_point" in store.names())
+    return PackedLayout(bits=bits, group=shape[-1] // groups, zero_points=f"{name}_zero_point" in store.names())
 
 
 def check_packed(store: TensorStore, name: str, shape: tuple[int, ...]) -> None:
@@ -44,7 +44,7 @@ def check_packed(store: TensorStore, name: str, shape: tuple[int, ...]) -> None:
         raise BadCheckpoint("packed without scales beside it (weight_scale)", tensor=name)
     if f"{name}_g_idx" in names:
         raise BadCheckpoint("its groups are in an order of their own (weight_g_idx), which is not read here", tensor=name)
-    form = packed_form(store, name, shape)
+    form = packed_layout(store, name, shape)
     rows, groups = shape[0], shape[1] // form.group
     expected = {"packed": ((rows, -(-shape[1] * form.bits // 32)), ("I32",)), "scale": ((rows, groups), SCALE_TYPES)}
     if form.zero_points:
@@ -58,7 +58,7 @@ def check_packed(store: TensorStore, name: str, shape: tuple[int, ...]) -> None:
             raise BadCheckpoint(what, tensor=f"{name}_{part}")
 
 
-def packed_rows(store: TensorStore, name: str, form: PackedForm) -> Callable[[int, int], tuple[Tensor, Tensor, Tensor | None]]:
+def packed_rows(store: TensorStore, name: str, form: PackedLayout) -> Callable[[int, int], tuple[Tensor, Tensor, Tensor | None]]:
     """Rows start..stop: words (int32), scales [rows, groups], and zero points [rows, groups] of -8 .. 7, if there are any."""
     from windlass.quant.packed import unpack_zero_points
 
@@ -77,7 +77,7 @@ def unpacked_rows(store: TensorStore, name: str, num_in: int) -> Callable[[int, 
     """Rows as numbers: exact products of code and scale in fp32."""
     from windlass.quant.packed import Packed
 
-    form = packed_form(store, name, (0, num_in))
+    form = packed_layout(store, name, (0, num_in))
     read = packed_rows(store, name, form)
     how = Stored(bits=form.bits, group=form.group, scale_bytes=2)
 

@@ -35,7 +35,7 @@ SHORT_RUN_ROWS = 8
 """Interleaved rows in shorter runs than this are read with what lies between them; longer runs one by one."""
 
 
-class Wanted(Protocol):
+class TensorToRead(Protocol):
     """A tensor to be read: one of ours, or a whole published one that several of ours lie in."""
 
     @property
@@ -53,7 +53,7 @@ class Wanted(Protocol):
     def as_stored(self) -> bool: ...
 
 
-class Ours(Frozen):
+class ModelTensor(Frozen):
     """One of our tensors: of one layer, of one expert."""
 
     rule: Rule
@@ -70,7 +70,7 @@ class Ours(Frozen):
         return self.rule.ours.format(layer=self.layer, expert=self.expert)
 
 
-class Place(Frozen):
+class TensorLocation(Frozen):
     """Where a tensor lies: the stored name, and which of the rule's layouts it is in."""
 
     name: str
@@ -84,7 +84,7 @@ class Place(Frozen):
         return self.source.transposed and not self.packed
 
 
-def published(rule: Rule) -> Source:
+def published_source(rule: Rule) -> Source:
     """The layout conversion writes: the published one, but experts one by one wherever such names exist."""
     return next((source for source in rule.sources if not source.stacked), rule.sources[0])
 
@@ -104,74 +104,74 @@ def spellings(name: str) -> list[str]:
     ]
 
 
-def find_place(wanted: Wanted, names: Collection[str]) -> Place | None:
+def locate_tensor(tensor: TensorToRead, names: Collection[str]) -> TensorLocation | None:
     """The published layout first, then the others the rule knows."""
-    usual = published(wanted.rule)
-    sources = (usual, *(other for other in wanted.rule.sources if other != usual))
+    usual = published_source(tensor.rule)
+    sources = (usual, *(other for other in tensor.rule.sources if other != usual))
     for source in sources:
-        for name in spellings(source.name.format(layer=wanted.layer, expert=wanted.expert)):
+        for name in spellings(source.name.format(layer=tensor.layer, expert=tensor.expert)):
             if found := _place_named(name, source, names):
                 return found
     for source in sources:
-        if source.stacked and wanted.expert is not None:
+        if source.stacked and tensor.expert is not None:
             alone = Source(name=source.name, fused_rows=source.fused_rows, rows=source.rows)
-            for name in spellings(unstacked_name(source, wanted.layer, wanted.expert)):
+            for name in spellings(unstacked_name(source, tensor.layer, tensor.expert)):
                 if found := _place_named(name, alone, names):
                     return found
     return None
 
 
-def _place_named(name: str, source: Source, names: Collection[str]) -> Place | None:
+def _place_named(name: str, source: Source, names: Collection[str]) -> TensorLocation | None:
     if (f"{name}_blocks" if source.encoding else name) in names:
         if source.transposed and f"{name}_scale" in names:  # conversion to fp8 turns it, as all that it packs
             source = msgspec.structs.replace(source, transposed=False)
-        return Place(name=name, source=source, stacked=source.stacked)
+        return TensorLocation(name=name, source=source, stacked=source.stacked)
     if not source.stacked and f"{name}_packed" in names:
-        return Place(name=name, source=source, stacked=False, packed=True)
+        return TensorLocation(name=name, source=source, stacked=False, packed=True)
     return None
 
 
-def claimed(place: Place) -> set[str]:
-    """Every stored tensor that belongs to a place: itself and its scales."""
-    stem = place.name.removesuffix(".weight")
-    if place.packed:
+def stored_names(location: TensorLocation) -> set[str]:
+    """Every stored tensor that belongs to a location: itself and its scales."""
+    stem = location.name.removesuffix(".weight")
+    if location.packed:
         return {f"{stem}.{part}" for part in PACKED_PARTS}
-    return {place.name, *(f"{place.name}{suffix}" for suffix in SCALES), *(f"{stem}.weight{suffix}" for suffix in SCALES)}
+    return {location.name, *(f"{location.name}{suffix}" for suffix in SCALES), *(f"{stem}.weight{suffix}" for suffix in SCALES)}
 
 
-def reader(store: TensorStore, wanted: Wanted, place: Place) -> ReadRows:
-    if place.stacked and len(wanted.shape) == 1:
-        return lambda start, stop: _vector(store, wanted, place, start, stop)
-    base = _decoded(store, wanted, place)
-    first, rows = first_row(wanted, place), picked(wanted, place)
-    if place.transposed and not wanted.as_stored and len(wanted.shape) == 2:
-        return lambda start, stop: _columns(store, place.name, first, wanted, rows, start, stop)
+def reader(store: TensorStore, tensor: TensorToRead, location: TensorLocation) -> ReadRows:
+    if location.stacked and len(tensor.shape) == 1:
+        return lambda start, stop: _vector(store, tensor, location, start, stop)
+    base = _decoded(store, tensor, location)
+    first, rows = first_row(tensor, location), row_selection(tensor, location)
+    if location.transposed and not tensor.as_stored and len(tensor.shape) == 2:
+        return lambda start, stop: _columns(store, location.name, first, tensor, rows, start, stop)
     if rows is None:
         return lambda start, stop: base(first + start, first + stop)
     return lambda start, stop: _interleaved(base, first, rows, start, stop)
 
 
-def _vector(store: TensorStore, wanted: Wanted, place: Place, start: int, stop: int) -> torch.Tensor:
+def _vector(store: TensorStore, tensor: TensorToRead, location: TensorLocation, start: int, stop: int) -> torch.Tensor:
     """Vectors of all experts are stored as rows, and a store reads whole rows."""
-    expert, rows = wanted.expert or 0, picked(wanted, place)
-    whole = store.read(place.name, expert, expert + 1)[0]
+    expert, rows = tensor.expert or 0, row_selection(tensor, location)
+    whole = store.read(location.name, expert, expert + 1)[0]
     return whole[start:stop] if rows is None else whole[[rows.stored(row) for row in range(start, stop)]]
 
 
-def first_row(wanted: Wanted, place: Place) -> int:
+def first_row(tensor: TensorToRead, location: TensorLocation) -> int:
     """Row of the flattened stored tensor where this expert begins."""
-    if not place.stacked or wanted.expert is None:
+    if not location.stacked or tensor.expert is None:
         return 0
-    per_expert = place.source.fused_rows or wanted.rule.shape[0]
-    return wanted.expert * (wanted.rule.shape[-1] if place.transposed else per_expert)
+    per_expert = location.source.fused_rows or tensor.rule.shape[0]
+    return tensor.expert * (tensor.rule.shape[-1] if location.transposed else per_expert)
 
 
-def picked(wanted: Wanted, place: Place) -> Rows | None:
-    """Which rows of a fused tensor are wanted; None where they are all, in order."""
-    fused = place.source.fused_rows
-    if place.source.rows is None or fused is None or wanted.as_stored or wanted.shape[0] == fused:
+def row_selection(tensor: TensorToRead, location: TensorLocation) -> Rows | None:
+    """Which rows of a fused tensor are tensor; None where they are all, in order."""
+    fused = location.source.fused_rows
+    if location.source.rows is None or fused is None or tensor.as_stored or tensor.shape[0] == fused:
         return None
-    return place.source.rows
+    return location.source.rows
 
 
 def runs(rows: Rows | None, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
@@ -194,39 +194,41 @@ def _interleaved(base: ReadRows, first: int, rows: Rows, start: int, stop: int) 
     return base(first + lowest, first + highest)[index]
 
 
-def _columns(store: TensorStore, name: str, first: int, wanted: Wanted, rows: Rows | None, start: int, stop: int) -> torch.Tensor:
-    """Rows of ours are columns of theirs: every stored row is read and the wanted part of it kept, a slab at a time."""
+def _columns(
+    store: TensorStore, name: str, first: int, tensor: TensorToRead, rows: Rows | None, start: int, stop: int
+) -> torch.Tensor:
+    """Rows of ours are columns of theirs: every stored row is read and the tensor part of it kept, a slab at a time."""
     import torch
 
-    num_in = wanted.shape[1]
+    num_in = tensor.shape[1]
     slab = max(1, (8 << 20) // (store.shape(name)[-1] * 4))
     parts = [
-        kept_columns(store.read(name, first + low, first + min(low + slab, num_in)), rows, start, stop)
+        select_columns(store.read(name, first + low, first + min(low + slab, num_in)), rows, start, stop)
         for low in range(0, num_in, slab)
     ]
     return torch.cat(parts).t().contiguous()
 
 
-def kept_columns(slab: torch.Tensor, rows: Rows | None, start: int, stop: int) -> torch.Tensor:
+def select_columns(slab: torch.Tensor, rows: Rows | None, start: int, stop: int) -> torch.Tensor:
     """Of stored rows [n, stored columns], the columns that are our rows start..stop, in memory of their own."""
     if rows is None:
         return slab[:, start:stop].clone()
     return slab[:, [rows.stored(row) for row in range(start, stop)]]
 
 
-def _decoded(store: TensorStore, wanted: Wanted, place: Place) -> ReadRows:
+def _decoded(store: TensorStore, tensor: TensorToRead, location: TensorLocation) -> ReadRows:
     """Reads rows of the stored tensor and widens published 8- and 4-bit weights."""
-    if place.packed:
+    if location.packed:
         from windlass.weights.tensors.packed import unpacked_rows
 
-        return unpacked_rows(store, place.name, wanted.rule.shape[-1])
-    if place.source.encoding:
-        return lambda start, stop: _mxfp4(store, place.name, start, stop)
-    if store.dtype(place.name) not in ("F8_E4M3", "I8"):
-        return lambda start, stop: store.read(place.name, start, stop)
-    if f"{place.name}_scale_inv" in store.names():
-        return lambda start, stop: _fp8_blocks(store, place.name, start, stop)
-    return lambda start, stop: _scaled_rows(store, place.name, start, stop)
+        return unpacked_rows(store, location.name, tensor.rule.shape[-1])
+    if location.source.encoding:
+        return lambda start, stop: _mxfp4(store, location.name, start, stop)
+    if store.dtype(location.name) not in ("F8_E4M3", "I8"):
+        return lambda start, stop: store.read(location.name, start, stop)
+    if f"{location.name}_scale_inv" in store.names():
+        return lambda start, stop: _fp8_blocks(store, location.name, start, stop)
+    return lambda start, stop: _scaled_rows(store, location.name, start, stop)
 
 
 def _mxfp4(store: TensorStore, name: str, start: int, stop: int) -> torch.Tensor:

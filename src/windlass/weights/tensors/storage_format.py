@@ -10,13 +10,13 @@ from windlass.core.model import Frozen
 from windlass.core.ports import TensorStore
 from windlass.formats.dtypes import torch_dtype
 from windlass.kernels.packing.panels import BLOCK
-from windlass.weights.tensors.packed import packed_form
-from windlass.weights.tensors.shards import Part
+from windlass.weights.tensors.packed import packed_layout
+from windlass.weights.tensors.shards import TensorShard
 
 FP8_BLOCK = 128
 
 
-class Codes(Frozen):
+class CodeFormat(Frozen):
     """Panels that hold a matrix exactly as it is stored (see kernels.panels)."""
 
     kind: str
@@ -34,12 +34,12 @@ class Codes(Frozen):
         return group % BLOCK == 0 and left % group == 0 and right % group == 0
 
 
-class Form(Frozen):
+class StorageFormat(Frozen):
     name: str
     """As the file calls it: `BF16`, `int4`, `Q6_K`, `F8_E4M3`, `mxfp4`."""
     bits: float
     """Of a weight in the file, scales included."""
-    codes: Codes | None = None
+    codes: CodeFormat | None = None
     """None: only numbers hold it."""
 
     @property
@@ -53,56 +53,56 @@ _PLAIN = {"F32": torch.float32, "F64": torch.float32, "F16": torch.float16, "BF1
 # ggml's blocks: bits of the file for a weight (ggml-common.h), and the panels that hold them. A group of Q4_K has a scale of 17 bits.
 # Q6_K has groups of 16, Q5_1 and Q5_K five bits with a minimum: there are no panels for these.
 _GGML = {
-    "Q4_0": Form(name="Q4_0", bits=4.5, codes=Codes(kind="int4", group=32, scale="F16")),
-    "Q4_1": Form(name="Q4_1", bits=5.0, codes=Codes(kind="int4_minima", group=32, scale="F16")),
-    "Q8_0": Form(name="Q8_0", bits=8.5, codes=Codes(kind="int8", group=32, scale="F16")),
-    "Q5_0": Form(name="Q5_0", bits=5.5, codes=Codes(kind="int8", group=32, scale="F16")),
-    "Q4_K": Form(name="Q4_K", bits=4.5, codes=Codes(kind="int4_minima", group=32, scale="F32")),
-    "Q5_1": Form(name="Q5_1", bits=6.0),
-    "Q5_K": Form(name="Q5_K", bits=5.5),
-    "Q6_K": Form(name="Q6_K", bits=6.5625),
+    "Q4_0": StorageFormat(name="Q4_0", bits=4.5, codes=CodeFormat(kind="int4", group=32, scale="F16")),
+    "Q4_1": StorageFormat(name="Q4_1", bits=5.0, codes=CodeFormat(kind="int4_minima", group=32, scale="F16")),
+    "Q8_0": StorageFormat(name="Q8_0", bits=8.5, codes=CodeFormat(kind="int8", group=32, scale="F16")),
+    "Q5_0": StorageFormat(name="Q5_0", bits=5.5, codes=CodeFormat(kind="int8", group=32, scale="F16")),
+    "Q4_K": StorageFormat(name="Q4_K", bits=4.5, codes=CodeFormat(kind="int4_minima", group=32, scale="F32")),
+    "Q5_1": StorageFormat(name="Q5_1", bits=6.0),
+    "Q5_K": StorageFormat(name="Q5_K", bits=5.5),
+    "Q6_K": StorageFormat(name="Q6_K", bits=6.5625),
 }
-_MXFP4 = Form(name="mxfp4", bits=4.25, codes=Codes(kind="int8", group=32, scale="BF16"))
+_MXFP4 = StorageFormat(name="mxfp4", bits=4.25, codes=CodeFormat(kind="int8", group=32, scale="BF16"))
 
 
-def form_of(store: TensorStore, part: Part) -> Form:
-    place = part.place
-    if place.packed:
-        return _packed(store, part)
-    if place.source.encoding:
+def storage_format(store: TensorStore, shard: TensorShard) -> StorageFormat:
+    location = shard.location
+    if location.packed:
+        return _packed(store, shard)
+    if location.source.encoding:
         return _MXFP4
     block_type = getattr(store, "block_type", None)
-    name: str = store.dtype(place.name) if block_type is None else block_type(place.name)
+    name: str = store.dtype(location.name) if block_type is None else block_type(location.name)
     if name in _GGML:
         found = _GGML[name]
-        return found if len(part.ours.shape) == 2 else Form(name="F32", bits=found.bits)
+        return found if len(shard.tensor.shape) == 2 else StorageFormat(name="F32", bits=found.bits)
     if name == "F8_E4M3":
-        group = FP8_BLOCK if f"{place.name}_scale_inv" in store.names() else 0
-        return Form(name=name, bits=8, codes=Codes(kind="fp8", group=group, scale="F32"))
+        group = FP8_BLOCK if f"{location.name}_scale_inv" in store.names() else 0
+        return StorageFormat(name=name, bits=8, codes=CodeFormat(kind="fp8", group=group, scale="F32"))
     if name == "I8":
-        return Form(name=name, bits=8, codes=Codes(kind="int8", group=0, scale="F32"))
-    return Form(name=name, bits=torch_dtype(name).itemsize * 8)
+        return StorageFormat(name=name, bits=8, codes=CodeFormat(kind="int8", group=0, scale="F32"))
+    return StorageFormat(name=name, bits=torch_dtype(name).itemsize * 8)
 
 
-def _packed(store: TensorStore, part: Part) -> Form:
-    found = packed_form(store, part.place.name, part.ours.shape)
-    scale = store.dtype(f"{part.place.name}_scale")
+def _packed(store: TensorStore, shard: TensorShard) -> StorageFormat:
+    found = packed_layout(store, shard.location.name, shard.tensor.shape)
+    scale = store.dtype(f"{shard.location.name}_scale")
     kind = "int4_zeros" if found.zero_points else f"int{found.bits}"
     bits = found.bits + (8 * torch_dtype(scale).itemsize + 4 * found.zero_points) / found.group
-    group = 0 if found.group == part.ours.shape[-1] else found.group
-    return Form(name=f"int{found.bits}", bits=bits, codes=Codes(kind=kind, group=group, scale=scale))
+    group = 0 if found.group == shard.tensor.shape[-1] else found.group
+    return StorageFormat(name=f"int{found.bits}", bits=bits, codes=CodeFormat(kind=kind, group=group, scale=scale))
 
 
-def common_codes(parts: Iterable[Part], forms: Iterable[Form]) -> Codes | None:
+def common_code_format(shards: Iterable[TensorShard], forms: Iterable[StorageFormat]) -> CodeFormat | None:
     """What holds all of these one below the other; None where they differ, or are cut where codes cannot be."""
     found = {form.codes for form in forms}
     if len(found) != 1:
         return None
     (codes,) = found
-    return codes if codes is not None and all(codes.holds(*part.columns) for part in parts) else None
+    return codes if codes is not None and all(codes.holds(*shard.columns) for shard in shards) else None
 
 
-def common_dense(forms: Iterable[Form]) -> torch.dtype:
+def common_dtype(forms: Iterable[StorageFormat]) -> torch.dtype:
     """One type that loses nothing of any that is plain: fp16 beside bf16 is fp32."""
     found = {form.dense for form in forms}
     kind = found.pop()

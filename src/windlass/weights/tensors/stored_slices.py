@@ -1,4 +1,4 @@
-"""What of the stored tensors is read for a part of one of ours: rows and columns of itself, of its scales, of its zero points. Pure.
+"""What of the stored tensors is read for a shard of one of ours: rows and columns of itself, of its scales, of its zero points. Pure.
 
 The other side of `readers`, `dense` and `coded`, which read whole rows and keep their columns: of columns that are not named here they use nothing.
 """
@@ -13,8 +13,8 @@ from windlass.core.ports import TensorStore
 from windlass.core.rule import Rows
 from windlass.formats.gguf.header import TYPES
 from windlass.weights.tensors.packed import ROWS_PER_WORD
-from windlass.weights.tensors.readers import SHORT_RUN_ROWS, first_row, picked, runs
-from windlass.weights.tensors.shards import Part
+from windlass.weights.tensors.readers import SHORT_RUN_ROWS, first_row, row_selection, runs
+from windlass.weights.tensors.shards import TensorShard
 from windlass.weights.tensors.slices import Slice
 
 FP8_BLOCK = 128
@@ -23,38 +23,38 @@ BLOCKS = {kind.name: kind for kind in TYPES.values()}
 """Of formats that have them: so many elements in so many bytes, which are never cut."""
 
 
-def stored_slices(store: TensorStore, part: Part) -> list[Slice]:
-    """May overlap where rows of several parts lie between one another."""
-    if len(part.ours.shape) == 1:
-        return list(_vector(store, part))
-    if part.place.transposed:
-        return list(_transposed(part))
-    return [one for rows in _stored_rows(part) for one in _matrix(store, part, rows)]
+def stored_slices(store: TensorStore, shard: TensorShard) -> list[Slice]:
+    """May overlap where rows of several shards lie between one another."""
+    if len(shard.tensor.shape) == 1:
+        return list(_vector(store, shard))
+    if shard.location.transposed:
+        return list(_transposed(shard))
+    return [one for rows in _stored_rows(shard) for one in _matrix(store, shard, rows)]
 
 
-def _vector(store: TensorStore, part: Part) -> Iterator[Slice]:
-    name, rows = part.place.name, picked(part.ours, part.place)
-    if part.place.stacked:  # a row of each expert
-        expert = part.ours.expert or 0
-        columns = part.rows if rows is None else (0, store.shape(name)[-1])
+def _vector(store: TensorStore, shard: TensorShard) -> Iterator[Slice]:
+    name, rows = shard.location.name, row_selection(shard.tensor, shard.location)
+    if shard.location.stacked:  # a row of each expert
+        expert = shard.tensor.expert or 0
+        columns = shard.rows if rows is None else (0, store.shape(name)[-1])
         yield Slice(name=name, rows=(expert, expert + 1), columns=columns)
         return
     width = 1 if len(store.shape(name)) < 2 else store.shape(name)[-1]
-    for first, last in _runs(rows, part.rows):
+    for first, last in _runs(rows, shard.rows):
         yield Slice(name=name, rows=(first, last), columns=(0, width))
 
 
-def _transposed(part: Part) -> Iterator[Slice]:
+def _transposed(shard: TensorShard) -> Iterator[Slice]:
     """Our inputs are their rows, our rows their columns."""
-    begin, rows = first_row(part.ours, part.place), picked(part.ours, part.place)
-    held = begin + part.columns[0], begin + part.columns[1]
-    for columns in _runs(rows, part.rows):
-        yield Slice(name=part.place.name, rows=held, columns=columns)
+    begin, rows = first_row(shard.tensor, shard.location), row_selection(shard.tensor, shard.location)
+    held = begin + shard.columns[0], begin + shard.columns[1]
+    for columns in _runs(rows, shard.rows):
+        yield Slice(name=shard.location.name, rows=held, columns=columns)
 
 
-def _stored_rows(part: Part) -> Iterator[Interval]:
-    begin = first_row(part.ours, part.place)
-    for first, last in _runs(picked(part.ours, part.place), part.rows):
+def _stored_rows(shard: TensorShard) -> Iterator[Interval]:
+    begin = first_row(shard.tensor, shard.location)
+    for first, last in _runs(row_selection(shard.tensor, shard.location), shard.rows):
         yield begin + first, begin + last
 
 
@@ -69,17 +69,17 @@ def _runs(rows: Rows | None, held: Interval) -> Iterator[Interval]:
         yield stored, stored + count
 
 
-def _matrix(store: TensorStore, part: Part, rows: Interval) -> Iterator[Slice]:
-    name, num_in = part.place.name, part.ours.shape[1]
-    if part.place.packed:
-        yield from _packed(store, name, rows, part.columns, num_in)
+def _matrix(store: TensorStore, shard: TensorShard, rows: Interval) -> Iterator[Slice]:
+    name, num_in = shard.location.name, shard.tensor.shape[1]
+    if shard.location.packed:
+        yield from _packed(store, name, rows, shard.columns, num_in)
         return
-    if part.place.source.encoding:
+    if shard.location.source.encoding:
         for suffix, width in (("_blocks", num_in // 2), ("_scales", num_in // MXFP4_INPUTS)):
-            yield Slice(name=name + suffix, rows=rows, columns=_scaled(part.columns, num_in, width))
+            yield Slice(name=name + suffix, rows=rows, columns=_scaled(shard.columns, num_in, width))
         return
-    yield Slice(name=name, rows=rows, columns=_whole_blocks(store, name, part.columns, num_in))
-    yield from _scales(store, name, rows, part.columns)
+    yield Slice(name=name, rows=rows, columns=_whole_blocks(store, name, shard.columns, num_in))
+    yield from _scales(store, name, rows, shard.columns)
 
 
 def _packed(store: TensorStore, name: str, rows: Interval, columns: Interval, num_in: int) -> Iterator[Slice]:

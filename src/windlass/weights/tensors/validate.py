@@ -10,7 +10,7 @@ from windlass.core.ports import TensorStore
 from windlass.core.rule import Part, Rule, stored_shape
 from windlass.errors import BadCheckpoint
 from windlass.weights.tensors.packed import check_packed
-from windlass.weights.tensors.readers import BUFFERS, Ours, Place, Wanted, claimed, find_place
+from windlass.weights.tensors.readers import BUFFERS, ModelTensor, TensorLocation, TensorToRead, locate_tensor, stored_names
 
 FLOATS = ("F32", "F16", "BF16", "F64")
 WITH_SCALES = ("F8_E4M3", "I8")
@@ -18,35 +18,35 @@ MXFP4_INPUTS = 32
 FP8_BLOCK = 128
 
 
-def placed(rules: tuple[Rule, ...], store: TensorStore, *, others_allowed: bool = False) -> dict[str, Place]:
+def locate_tensors(rules: tuple[Rule, ...], store: TensorStore, *, others_allowed: bool = False) -> dict[str, TensorLocation]:
     """Where each of our tensors lies, by our name. Stored copies of others may be missing, and the layer that guesses ahead.
 
     `others_allowed`: there may be tensors that no rule names (a state_dict has tied ones twice, and buffers).
     """
     names = frozenset(store.names())
-    found: dict[str, Place] = {}
+    found: dict[str, TensorLocation] = {}
     used: set[str] = set()
     for rule in rules:
         for ours in tensors_of(rule):
-            place = find_place(ours, names)
-            if place is not None:
-                check_stored(ours, place, store)
-                found[ours.name] = place
-                used |= claimed(place)
+            location = locate_tensor(ours, names)
+            if location is not None:
+                check_stored(ours, location, store)
+                found[ours.name] = location
+                used |= stored_names(location)
             elif rule.copy_of is None and rule.part is Part.MAIN:
-                raise missing(ours)
+                raise missing_tensor(ours)
     if not others_allowed:
         check_unclaimed(names - used)
     return found
 
 
-def tensors_of(rule: Rule) -> list[Ours]:
+def tensors_of(rule: Rule) -> list[ModelTensor]:
     layers = rule.layers if rule.layers is not None else (None,)
     experts = range(rule.num_experts) if rule.num_experts else (None,)
-    return [Ours(rule=rule, layer=layer, expert=expert) for layer in layers for expert in experts]
+    return [ModelTensor(rule=rule, layer=layer, expert=expert) for layer in layers for expert in experts]
 
 
-def missing(ours: Ours) -> BadCheckpoint:
+def missing_tensor(ours: ModelTensor) -> BadCheckpoint:
     wanted = ours.rule.sources[0].name.format(layer=ours.layer, expert=ours.expert)
     return BadCheckpoint("the checkpoint has no such tensor, which its config calls for", tensor=wanted)
 
@@ -61,21 +61,21 @@ def check_unclaimed(names: Collection[str], ignored: str = "") -> None:
         )
 
 
-def check_stored(wanted: Wanted, place: Place, store: TensorStore) -> None:
+def check_stored(wanted: TensorToRead, location: TensorLocation, store: TensorStore) -> None:
     """Shapes and types, of scales and blocks too, so that nothing can go wrong later but the numbers themselves."""
-    expected = stored_shape(wanted.rule, place.source)
-    if place.packed:
-        check_packed(store, place.name, expected[::-1] if place.source.transposed else expected)
+    expected = stored_shape(wanted.rule, location.source)
+    if location.packed:
+        check_packed(store, location.name, expected[::-1] if location.source.transposed else expected)
         return
-    if place.source.encoding:
+    if location.source.encoding:
         *rows, inputs = expected
-        _require(store, f"{place.name}_blocks", [(*rows, inputs // MXFP4_INPUTS, MXFP4_INPUTS // 2)], ("U8",))
-        _require(store, f"{place.name}_scales", [(*rows, inputs // MXFP4_INPUTS)], ("U8",))
+        _require(store, f"{location.name}_blocks", [(*rows, inputs // MXFP4_INPUTS, MXFP4_INPUTS // 2)], ("U8",))
+        _require(store, f"{location.name}_scales", [(*rows, inputs // MXFP4_INPUTS)], ("U8",))
         return
-    is_matrix = len(wanted.shape) == 2 and not place.transposed
-    _require(store, place.name, [expected], (*FLOATS, *WITH_SCALES) if is_matrix else FLOATS)
-    if store.dtype(place.name) in WITH_SCALES:
-        _check_scales(store, place.name, expected)
+    is_matrix = len(wanted.shape) == 2 and not location.transposed
+    _require(store, location.name, [expected], (*FLOATS, *WITH_SCALES) if is_matrix else FLOATS)
+    if store.dtype(location.name) in WITH_SCALES:
+        _check_scales(store, location.name, expected)
 
 
 def _check_scales(store: TensorStore, name: str, shape: tuple[int, ...]) -> None:

@@ -19,14 +19,14 @@ SAMPLES = 4096
 SAMPLE_BYTES = 4096
 
 
-class Identity(Frozen):
+class CheckpointIdentity(Frozen):
     fingerprint: str
     """Of the contents: equal on every machine that has the same files, whenever they were written there."""
     key: str
     """Of these files as they are now."""
 
 
-def identity(path: Path) -> Identity:
+def identity(path: Path) -> CheckpointIdentity:
     """Of a model directory, a .gguf or a .m file."""
     found = model_file(path)
     files = weight_files(found)
@@ -41,7 +41,7 @@ def identity(path: Path) -> Identity:
         _sample(contents.update, file, state.st_size, max(SAMPLES * state.st_size // max(total, 1), 2))
     fingerprint = contents.hexdigest()
     edition.update(fingerprint.encode())
-    return Identity(fingerprint=fingerprint, key=edition.hexdigest()[:40])
+    return CheckpointIdentity(fingerprint=fingerprint, key=edition.hexdigest()[:40])
 
 
 def _config(found: Path) -> bytes:

@@ -100,7 +100,7 @@ def catalogue_of(store: TensorStore, key: str, name: str, kind: str) -> Catalogu
     return Catalogue(key=key, name=name, config=dict(store.config), kind=kind, tensors=tensors)
 
 
-class Piece(Frozen, array_like=True):
+class CheckpointPiece(Frozen, array_like=True):
     slices: tuple[Slice, ...]
     data: bytes
     """Of one slice after another, row after row, as the checkpoint stores them."""
@@ -121,7 +121,7 @@ def checksum(slices: tuple[Slice, ...], data: bytes | memoryview) -> bytes:
 # --- files
 
 
-class Held(Frozen):
+class LocatedSlice(Frozen):
     """A slice, and where in which file it lies."""
 
     part: Slice
@@ -129,7 +129,7 @@ class Held(Frozen):
     offset: int
 
 
-def piece_file(piece: Piece) -> tuple[bytes, bytes]:
+def piece_file(piece: CheckpointPiece) -> tuple[bytes, bytes]:
     """What a file of a piece is made of: its head, and its data. The name is the checksum."""
     head = msgspec.msgpack.encode(piece.slices)
     return len(head).to_bytes(LENGTH_BYTES, "big") + head, piece.data
@@ -138,19 +138,21 @@ def piece_file(piece: Piece) -> tuple[bytes, bytes]:
 _decode_slices = msgspec.msgpack.Decoder(tuple[Slice, ...]).decode
 
 
-def read_piece(file: Path) -> Piece:
+def read_piece(file: Path) -> CheckpointPiece:
     """All of it; is it what it was? `intact` says."""
     data = file.read_bytes()
     count = int.from_bytes(data[:LENGTH_BYTES], "big")
     slices = _decode_slices(data[LENGTH_BYTES : LENGTH_BYTES + count])
-    return Piece(slices=slices, data=data[LENGTH_BYTES + count :], checksum=bytes.fromhex(file.name.removesuffix(SUFFIX)))
+    return CheckpointPiece(
+        slices=slices, data=data[LENGTH_BYTES + count :], checksum=bytes.fromhex(file.name.removesuffix(SUFFIX))
+    )
 
 
-def intact(piece: Piece) -> bool:
+def is_intact(piece: CheckpointPiece) -> bool:
     return checksum(piece.slices, piece.data) == piece.checksum
 
 
-def held_in(file: Path, tensors: dict[str, TensorHeader]) -> list[Held] | None:
+def slices_in_file(file: Path, tensors: dict[str, TensorHeader]) -> list[LocatedSlice] | None:
     """None where it is no whole file of a piece."""
     with file.open("rb") as stream:
         count = int.from_bytes(stream.read(LENGTH_BYTES), "big")
@@ -164,13 +166,15 @@ def held_in(file: Path, tensors: dict[str, TensorHeader]) -> list[Held] | None:
     return _located(file, slices, LENGTH_BYTES + count, size, tensors)
 
 
-def _located(file: Path, slices: Iterable[Slice], offset: int, size: int, tensors: dict[str, TensorHeader]) -> list[Held] | None:
-    found: list[Held] = []
+def _located(
+    file: Path, slices: Iterable[Slice], offset: int, size: int, tensors: dict[str, TensorHeader]
+) -> list[LocatedSlice] | None:
+    found: list[LocatedSlice] = []
     for one in slices:
         header = tensors.get(one.name)
         if header is None or not header.holds(one):
             return None
-        found.append(Held(part=one, file=file, offset=offset))
+        found.append(LocatedSlice(part=one, file=file, offset=offset))
         offset += header.num_bytes(one)
     return found if offset == size else None
 

@@ -16,10 +16,10 @@ import msgspec
 from windlass.errors import BadCheckpoint
 from windlass.formats.disk.open_files import OpenFiles
 from windlass.formats.dtypes import torch_dtype
-from windlass.weights.source import Opened, spec_of
+from windlass.weights.source import OpenedModel, spec_of
 from windlass.weights.tensors.slices import Slice, overlap, subtract
-from windlass.weights.tensors.validate import placed
-from windlass.weights.transfer.pieces import Held, TensorHeader, held_in, piece_files, read_catalogue
+from windlass.weights.tensors.validate import locate_tensors
+from windlass.weights.transfer.pieces import LocatedSlice, TensorHeader, piece_files, read_catalogue, slices_in_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,33 +29,33 @@ FILLER = 0xFF
 """A byte that is NaN in every float of 8 to 64 bits, whatever stands beside it."""
 
 
-def open_parts(folder: Path) -> Opened:
+def open_partial(folder: Path) -> OpenedModel:
     """A model to be run, as `weights.source.open_model` opens the whole of it."""
     catalogue = read_catalogue(folder)
-    store = PartStore(folder) if catalogue.kind == "hf" else BlockPartStore(folder)
+    store = PartialStore(folder) if catalogue.kind == "hf" else PartialBlockStore(folder)
     spec, rules = spec_of(store, catalogue.name, str(folder))
-    return Opened(
+    return OpenedModel(
         store=store,
         spec=spec,
         rules=rules,
         config=store.config,
         digest=catalogue.key,
         kind=catalogue.kind,
-        places=placed(rules, store),
+        locations=locate_tensors(rules, store),
         name=catalogue.name,
     )
 
 
-class _Parts:
+class _PartialStore:
     """What of which tensor is here, and its bytes."""
 
     def __init__(self, folder: Path) -> None:
         catalogue = read_catalogue(folder)
         self.folder, self.config = folder, catalogue.config
         self._tensors = catalogue.by_name()
-        self._held: dict[str, list[Held]] = {}
+        self._held: dict[str, list[LocatedSlice]] = {}
         for file in piece_files(folder):
-            for held in held_in(file, self._tensors) or ():
+            for held in slices_in_file(file, self._tensors) or ():
                 self._held.setdefault(held.part.name, []).append(held)
         self._files = OpenFiles()
 
@@ -109,7 +109,7 @@ class _Parts:
             raise BadCheckpoint(f"rows {first} to {last} are not among the parts that were received", self.folder, wanted.name)
         target.fill(FILLER)
 
-    def _put(self, header: TensorHeader, held: Held, part: Slice, target: np.ndarray) -> None:
+    def _put(self, header: TensorHeader, held: LocatedSlice, part: Slice, target: np.ndarray) -> None:
         """Rows of a piece are read whole, and those of its columns that are wanted kept: all of them, as rows are wanted whole."""
         import numpy as np
 
@@ -122,7 +122,7 @@ class _Parts:
         self._read(held, position, rows.data.cast("B"))
         target[:, left:right] = rows
 
-    def _read(self, held: Held, position: int, buffer: memoryview) -> None:
+    def _read(self, held: LocatedSlice, position: int, buffer: memoryview) -> None:
         with self._files.reading(held.file) as descriptor:
             while len(buffer):
                 count = os.preadv(descriptor, [buffer], position)
@@ -131,7 +131,7 @@ class _Parts:
                 position, buffer = position + count, buffer[count:]
 
 
-class PartStore(_Parts):
+class PartialStore(_PartialStore):
     """Of safetensors and PyTorch files: rows are what is stored."""
 
     def read(self, name: str, start: int, stop: int) -> torch.Tensor:
@@ -153,7 +153,7 @@ class PartStore(_Parts):
         self._fill(header, start, stop, np.frombuffer(buffer, dtype=np.uint8))
 
 
-class BlockPartStore(_Parts):
+class PartialBlockStore(_PartialStore):
     """Of formats that have blocks: rows are read as numbers, and given as they are stored too."""
 
     def block_type(self, name: str) -> str:
