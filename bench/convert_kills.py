@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from windlass.convert.convert import JOURNAL, REPORT, Settings, convert
+from windlass.convert.convert import JOURNAL, REPORT, ConvertSettings, convert
 from windlass.core.scheme import scheme
 
 CONFIG = {
@@ -34,7 +34,7 @@ CONFIG = {
     "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 4096, "rms_norm_eps": 1e-5,
     "max_position_embeddings": 512, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "hidden_act": "silu",
 }  # fmt: skip
-SETTINGS = Settings(scheme=scheme("int4"), max_memory_bytes=40 * 2**20, jobs=2, max_shard_bytes=800_000)
+SETTINGS = ConvertSettings(scheme=scheme("int4"), max_memory_bytes=40 * 2**20, jobs=2, max_shard_bytes=800_000)
 MOST_KILLS = 5
 """Of one conversion; then it may finish."""
 LAST_POINTS = 10

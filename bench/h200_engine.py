@@ -26,9 +26,9 @@ from windlass.families.registry import find, published_config
 from windlass.kernels.cuda import linear
 from windlass.kernels.cuda.layout import Tiles, dequantize
 from windlass.kernels.step import BLOCK_TOKENS, Cache, Step
-from windlass.measure.bench import Silence, bench
+from windlass.measure.bench import NoProgress, bench
 from windlass.measure.memory import MemoryLog
-from windlass.measure.setup import Setup
+from windlass.measure.setup import BenchSetup
 from windlass.nn.decoder import Decoder
 from windlass.nn.fused import decoder as fused
 from windlass.nn.fused import feed_forward as fused_ffn
@@ -166,12 +166,12 @@ def _graphed(decoder: Decoder, step: Step, caches: Sequence[Cache], eager: Tenso
 
 def table(name: str, batches: Sequence[int], *, layers: int | None = None, prompt: int = 128, new: int = 64) -> None:
     config, spec = shape_of(name, layers)
-    setup = Setup(
+    setup = BenchSetup(
         name=name, spec=spec, rules=rules(spec), config=config, scheme=scheme("int4", 128), batches=tuple(batches), prompt_tokens=prompt,
         new_tokens=new, device="cuda",
     )  # fmt: skip
     began = time.perf_counter()
-    report = bench(setup, began, MemoryLog(), None, None, Silence())
+    report = bench(setup, began, MemoryLog(), None, None, NoProgress())
     limit = report.limits.read_bytes_per_second
     held = report.memory
     print(

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from windlass.convert.convert import Settings, convert
+from windlass.convert.convert import ConvertSettings, convert
 from windlass.core.layout import Layout
 from windlass.core.request import GREEDY
 from windlass.core.rule import stored_tensors
@@ -57,7 +57,7 @@ def made(config: dict[str, Any], folder: Path) -> Path:
 
 def converted(source: Path, name: str) -> Path:
     folder = source.with_name(f"{source.name}-{name}")
-    convert(source, folder, Settings(scheme=scheme(name, 128), jobs=1))
+    convert(source, folder, ConvertSettings(scheme=scheme(name, 128), jobs=1))
     return folder
 
 

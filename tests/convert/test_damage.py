@@ -20,7 +20,7 @@ from windlass.errors import BadCheckpoint, BadInput, DoesNotFit, Error
 torch = pytest.importorskip("torch")
 st = pytest.importorskip("safetensors.torch")
 
-from windlass.convert.convert import Settings, convert  # noqa: E402 - it imports torch
+from windlass.convert.convert import ConvertSettings, convert  # noqa: E402 - it imports torch
 
 pytestmark = pytest.mark.cpu
 
@@ -43,8 +43,8 @@ def source(models: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(models / "llama", tmp_path / "llama"))
 
 
-def settings(quant: str = "int4", **changes: Any) -> Settings:
-    return Settings(scheme=scheme(quant, 32), jobs=1, **changes)
+def settings(quant: str = "int4", **changes: Any) -> ConvertSettings:
+    return ConvertSettings(scheme=scheme(quant, 32), jobs=1, **changes)
 
 
 def refused(
@@ -450,7 +450,7 @@ def test_unfinished_work_of_other_settings(
         patch.setattr(module, "_finish", stop)
         convert(source, out, settings())
     assert not (out / "config.json").exists()
-    for other in (settings("int8"), settings(keep=("q_proj",)), Settings(scheme=scheme("int4", 64), jobs=1)):
+    for other in (settings("int8"), settings(keep=("q_proj",)), ConvertSettings(scheme=scheme("int4", 64), jobs=1)):
         with pytest.raises(BadInput, match="unfinished work"):
             convert(source, out, other)
     other_source = Path(shutil.copytree(source, source.parent / "other"))

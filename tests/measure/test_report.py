@@ -9,19 +9,19 @@ import msgspec
 import pytest
 
 from windlass.errors import BadInput
-from windlass.measure.limits import Limits, cpu_matmul_flops, measure_limits
+from windlass.measure.limits import MachineLimits, cpu_matmul_flops, measure_limits
 from windlass.measure.memory import MemoryLog, draw, resident
-from windlass.measure.report import Memory, Report, Run, compare, encode_report, read_report
+from windlass.measure.report import BatchResult, BenchReport, MemoryUse, compare, encode_report, read_report
 from windlass.measure.trace import Trace
 from windlass.measure.work import WeightBytes
 
 pytestmark = pytest.mark.cpu
 
-LIMITS = Limits(read_bytes_per_second=20e9, matmul_flops=100e9, matmul_dtype="fp32")
+LIMITS = MachineLimits(read_bytes_per_second=20e9, matmul_flops=100e9, matmul_dtype="fp32")
 
 
-def made(batch: int = 1, step_seconds: float = 0.05, **changes: float) -> Report:
-    run = Run(
+def made(batch: int = 1, step_seconds: float = 0.05, **changes: float) -> BenchReport:
+    run = BatchResult(
         batch=batch,
         prompt_tokens=128,
         new_tokens=64,
@@ -37,10 +37,10 @@ def made(batch: int = 1, step_seconds: float = 0.05, **changes: float) -> Report
         prefill_flops=64e9,
         prefill_seconds=1.28,
     )
-    memory = Memory(
+    memory = MemoryUse(
         weights=WeightBytes(always=10**9), kv_bytes=10**8, resident_bytes=1_030, loading_peak_bytes=1_100, planned_bytes=1_000
     )
-    report = Report(
+    report = BenchReport(
         model="m",
         parameters=10**9,
         scheme="int4",

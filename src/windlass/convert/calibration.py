@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from windlass.convert.outputs import Output
+from windlass.convert.outputs import ConvertedTensor
 from windlass.core import model
 from windlass.kernels.cuda.layout import Tiles
 from windlass.kernels.ops.activate import activate
@@ -77,11 +77,11 @@ class Calibration:
         self._moments: dict[tuple[int, str], Tensor] = {}
         self._inputs: dict[tuple[int, str], Inputs] = {}
 
-    def expect(self, outputs: Iterable[Output]) -> None:
+    def expect(self, outputs: Iterable[ConvertedTensor]) -> None:
         """The output of every slice that is still to be packed; a layer none of them is in is only passed through."""
         self._left.update(output.layer for output in outputs if output.layer is not None)
 
-    def inputs(self, output: Output) -> Inputs | None:
+    def inputs(self, output: ConvertedTensor) -> Inputs | None:
         """For the rounding of an output's rows; None where nothing is known of its inputs."""
         if output.layer is None or output.layer >= self.spec.num_layers or not output.packed:
             return None
@@ -93,7 +93,7 @@ class Calibration:
                 self._inputs[key] = inputs_from(self._moments.pop(key))
             return self._inputs.get(key)
 
-    def done(self, output: Output) -> None:
+    def done(self, output: ConvertedTensor) -> None:
         """One slice less to pack; a layer's moments go with its last."""
         if output.layer is None:
             return
@@ -169,7 +169,7 @@ class Calibration:
             inner = activate(linear(chosen, matrix, bias), moe.moe.activation, True, moe.moe.clamp)
             self._add(index, f"{EXPERT_INPUT}.{expert}", inner)
 
-    def _point(self, output: Output) -> str:
+    def _point(self, output: ConvertedTensor) -> str:
         """Which input of the layer the output's matrix multiplies."""
         ours = output.rule.ours.removesuffix(".weight").partition("layers.{layer}.")[2]
         if output.expert is not None:

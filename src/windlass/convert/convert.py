@@ -14,14 +14,14 @@ from typing import Any, cast
 import msgspec
 
 from windlass.convert.calibration import Calibration
-from windlass.convert.outputs import Choices, Output, outputs, total_bytes
+from windlass.convert.outputs import ConvertedTensor, PackingChoices, converted_tensors, total_bytes
 from windlass.convert.quantization import patterns, quantization_config
-from windlass.convert.report import FileRecord, Report, markdown, overall_rms, tensor_errors
-from windlass.convert.run import Job, out_tensors, run
-from windlass.convert.slices import affordable_jobs, unit_bytes, units
-from windlass.convert.stream_order import follow, in_order_of_arrival
+from windlass.convert.report import ConvertReport, FileRecord, markdown, overall_rms, tensor_errors
+from windlass.convert.run import ConversionJob, out_tensors, run
+from windlass.convert.slices import affordable_jobs, row_slices, slice_bytes_for
+from windlass.convert.stream_order import attach_stream, order_by_arrival
 from windlass.convert.streamed import StreamedStore
-from windlass.convert.validate import carried_blocks, placed
+from windlass.convert.validate import copyable_blocks, locate_sources
 from windlass.core.model import Frozen
 from windlass.core.ports import BlockStore
 from windlass.core.scheme import Scheme
@@ -41,7 +41,7 @@ REPORT = "windlass-report"
 HIGH_DTYPES = {"float16": "F16", "bfloat16": "BF16", "float32": "BF16"}
 
 
-class Settings(Frozen):
+class ConvertSettings(Frozen):
     """What the user asked for."""
 
     scheme: Scheme
@@ -56,17 +56,19 @@ class Settings(Frozen):
     max_shard_bytes: int = MAX_SHARD_BYTES
 
 
-Started = Callable[[int], Callable[[int], None]]
+StartProgress = Callable[[int], Callable[[int], None]]
 """Called with the bytes to do; gives what is called with the bytes of each slice."""
 
 
-def convert(source: Path, directory: Path, settings: Settings, started: Started = lambda _: lambda _: None) -> Report:
+def convert(
+    source: Path, directory: Path, settings: ConvertSettings, started: StartProgress = lambda _: lambda _: None
+) -> ConvertReport:
     return convert_opened(open_source(source), directory, settings, started)
 
 
 def convert_opened(
-    opened: OpenedModel, directory: Path, settings: Settings, started: Started = lambda _: lambda _: None
-) -> Report:
+    opened: OpenedModel, directory: Path, settings: ConvertSettings, started: StartProgress = lambda _: lambda _: None
+) -> ConvertReport:
     began = time.monotonic()
     try:
         return _convert(opened, directory, settings, started, began)
@@ -74,22 +76,24 @@ def convert_opened(
         opened.store.close()
 
 
-def _convert(opened: OpenedModel, directory: Path, settings: Settings, started: Started, began: float) -> Report:
+def _convert(
+    opened: OpenedModel, directory: Path, settings: ConvertSettings, started: StartProgress, began: float
+) -> ConvertReport:
     choices = _choices(opened, settings)
-    planned = outputs(opened.spec, opened.rules, choices)
-    locations = placed(planned, opened.store, ignore_next_token=not settings.mtp)
+    planned = converted_tensors(opened.spec, opened.rules, choices)
+    locations = locate_sources(planned, opened.store, ignore_next_token=not settings.mtp)
     planned = tuple(output for output in planned if output.name in locations)
     stream = opened.store if isinstance(opened.store, StreamedStore) else None
     _prepare(directory, planned, stream)
     jobs = settings.jobs or len(os.sched_getaffinity(0))
     jobs = affordable_jobs(planned, settings.max_memory_bytes, jobs)
-    slice_bytes = unit_bytes(settings.max_memory_bytes, jobs)
-    slices = tuple(units(planned, slice_bytes))
+    slice_bytes = slice_bytes_for(settings.max_memory_bytes, jobs)
+    slices = tuple(row_slices(planned, slice_bytes))
     if stream is not None:
-        slices = in_order_of_arrival(slices, planned, locations, stream)
+        slices = order_by_arrival(slices, planned, locations, stream)
     journal = Journal(directory / JOURNAL, _fingerprint(opened, choices, slice_bytes, settings.max_shard_bytes, settings.samples))
     try:
-        job = Job(
+        job = ConversionJob(
             outputs=planned,
             units=slices,
             shards=plan_shards(out_tensors(planned), settings.max_shard_bytes),
@@ -102,7 +106,7 @@ def _convert(opened: OpenedModel, directory: Path, settings: Settings, started: 
             progress=started(sum((one.stop - one.start) * planned[one.output].row_bytes for one in slices)),
         )
         if stream is not None:
-            follow(job, locations, stream)
+            attach_stream(job, locations, stream)
         statistics = run(job)
         report = _report(opened, planned, settings, statistics, job.digests, directory, began)
         if settings.verify:
@@ -115,7 +119,7 @@ def _convert(opened: OpenedModel, directory: Path, settings: Settings, started: 
     return report
 
 
-def _calibration(opened: OpenedModel, settings: Settings) -> Calibration | None:
+def _calibration(opened: OpenedModel, settings: ConvertSettings) -> Calibration | None:
     if not settings.samples:
         return None
     import torch
@@ -123,10 +127,10 @@ def _calibration(opened: OpenedModel, settings: Settings) -> Calibration | None:
     return Calibration(opened, torch.tensor(settings.samples))
 
 
-def _verified(report: Report, job: Job) -> Report:
-    from windlass.convert.verify import Written, verify
+def _verified(report: ConvertReport, job: ConversionJob) -> ConvertReport:
+    from windlass.convert.verify import WrittenFiles, verify
 
-    written = Written(job.directory, [record.file for record in report.files])
+    written = WrittenFiles(job.directory, [record.file for record in report.files])
     try:
         compared = verify(job.outputs, job.units, job.read, written, job.workers, calibrated=job.calibration is not None)
     finally:
@@ -134,13 +138,13 @@ def _verified(report: Report, job: Job) -> Report:
     return msgspec.structs.replace(report, notes=(*report.notes, f"{compared} tensors read back and compared with the source"))
 
 
-def _choices(opened: OpenedModel, settings: Settings) -> Choices:
-    return Choices(
+def _choices(opened: OpenedModel, settings: ConvertSettings) -> PackingChoices:
+    return PackingChoices(
         scheme=settings.scheme,
         high_dtype=_high_dtype(opened.config),
         keep=settings.keep,
         mtp=settings.mtp,
-        carried=carried_blocks(opened.blocks, settings.scheme.bits),
+        carried=copyable_blocks(opened.blocks, settings.scheme.bits),
     )
 
 
@@ -157,7 +161,7 @@ def _finished(directory: Path) -> bool:
         raise BadInput(f"{directory} cannot be used: {error.strerror}") from None
 
 
-def _prepare(directory: Path, planned: tuple[Output, ...], stream: StreamedStore | None) -> None:
+def _prepare(directory: Path, planned: tuple[ConvertedTensor, ...], stream: StreamedStore | None) -> None:
     """An empty or unfinished directory with room."""
     if _finished(directory):
         if stream is not None:
@@ -177,7 +181,7 @@ def _samples_digest(samples: tuple[tuple[int, ...], ...]) -> str:
 
 
 def _fingerprint(
-    opened: OpenedModel, choices: Choices, slice_bytes: int, max_shard_bytes: int, samples: tuple[tuple[int, ...], ...]
+    opened: OpenedModel, choices: PackingChoices, slice_bytes: int, max_shard_bytes: int, samples: tuple[tuple[int, ...], ...]
 ) -> dict[str, Any]:
     """The names are for a person who resumes with other settings."""
     return {
@@ -189,7 +193,7 @@ def _fingerprint(
     }
 
 
-def _raw(opened: OpenedModel, output: Output) -> Callable[[int, int], Any] | None:
+def _raw(opened: OpenedModel, output: ConvertedTensor) -> Callable[[int, int], Any] | None:
     if not output.carried:
         return None
 
@@ -204,13 +208,13 @@ def _raw(opened: OpenedModel, output: Output) -> Callable[[int, int], Any] | Non
 
 def _report(
     opened: OpenedModel,
-    planned: tuple[Output, ...],
-    settings: Settings,
+    planned: tuple[ConvertedTensor, ...],
+    settings: ConvertSettings,
     statistics: dict[int, Statistics],
     digests: dict[str, str],
     directory: Path,
     began: float,
-) -> Report:
+) -> ConvertReport:
     from windlass.kernels.packing.quantize import instruction_set
 
     usual = settings.scheme.group
@@ -221,7 +225,7 @@ def _report(
         for name in patterns([one.module for one in others if one.stored.group == group], [])
     ]
     kept = [one.module for one in planned if not one.packed and len(one.shape) == 2]
-    return Report(
+    return ConvertReport(
         model=opened.spec.name,
         family=opened.spec.family,
         source=opened.name,
@@ -253,7 +257,7 @@ def _peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def _notes(planned: tuple[Output, ...]) -> tuple[str, ...]:
+def _notes(planned: tuple[ConvertedTensor, ...]) -> tuple[str, ...]:
     made: list[str] = []
     carried = sum(1 for one in planned if one.carried)
     if carried:
@@ -267,7 +271,7 @@ def _notes(planned: tuple[Output, ...]) -> tuple[str, ...]:
     return tuple(made)
 
 
-def _calibrated_note(settings: Settings) -> tuple[str, ...]:
+def _calibrated_note(settings: ConvertSettings) -> tuple[str, ...]:
     if not settings.samples:
         return ()
     tokens = len(settings.samples) * len(settings.samples[0])
@@ -276,7 +280,7 @@ def _calibrated_note(settings: Settings) -> tuple[str, ...]:
     )
 
 
-def _finish(opened: OpenedModel, job: Job, settings: Settings, report: Report) -> None:
+def _finish(opened: OpenedModel, job: ConversionJob, settings: ConvertSettings, report: ConvertReport) -> None:
     """Companions, index, report; the config last, since it is what makes a directory a model."""
     directory = job.directory
     for file in opened.companions:

@@ -12,7 +12,7 @@ from math import prod
 import msgspec
 
 from windlass.core.model import Frozen, ModelSpec
-from windlass.core.rule import Part, Role, Rule, Source, source_names, stored_shape
+from windlass.core.rule import ModelPart, Role, Rule, Source, source_names, stored_shape
 from windlass.core.scheme import Keep, Scheme, Stored
 from windlass.weights.tensors.readers import published_source, unstacked_name
 
@@ -31,7 +31,7 @@ class Piece(Frozen):
         return prod(self.shape) * DTYPE_BYTES[self.dtype]
 
 
-class Output(Frozen):
+class ConvertedTensor(Frozen):
     """One matrix or vector of the model: where its rows come from and what it becomes."""
 
     name: str
@@ -62,7 +62,7 @@ class Output(Frozen):
         return self.name.removesuffix(".weight")
 
 
-class Choices(Frozen):
+class PackingChoices(Frozen):
     """What the user decides about a conversion."""
 
     scheme: Scheme
@@ -79,10 +79,13 @@ CARRIED_BITS = {"Q4_0": 4, "Q8_0": 8}
 CARRIED_GROUP = 32
 
 
-def outputs(spec: ModelSpec, rules: tuple[Rule, ...], choices: Choices) -> tuple[Output, ...]:
+def converted_tensors(spec: ModelSpec, rules: tuple[Rule, ...], choices: PackingChoices) -> tuple[ConvertedTensor, ...]:
     """In the order of the layers, so that files can be read and written from front to back."""
     made = [
-        output for rule in _once_per_source(rules) if choices.mtp or rule.part is Part.MAIN for output in _of_rule(rule, choices)
+        output
+        for rule in _once_per_source(rules)
+        if choices.mtp or rule.part is ModelPart.MAIN
+        for output in _of_rule(rule, choices)
     ]
     return tuple(sorted(made, key=lambda output: -1 if output.layer is None else output.layer))
 
@@ -97,7 +100,7 @@ def _once_per_source(rules: tuple[Rule, ...]) -> Iterator[Rule]:
             yield rule
 
 
-def _of_rule(rule: Rule, choices: Choices) -> Iterator[Output]:
+def _of_rule(rule: Rule, choices: PackingChoices) -> Iterator[ConvertedTensor]:
     source = published_source(rule)
     if source.stacked:
         yield from _unstacked(rule, source, choices)
@@ -108,13 +111,13 @@ def _of_rule(rule: Rule, choices: Choices) -> Iterator[Output]:
         yield _as_stored(output, shape) if source.transposed and not output.packed else output
 
 
-def _as_stored(output: Output, shape: tuple[int, ...]) -> Output:
+def _as_stored(output: ConvertedTensor, shape: tuple[int, ...]) -> ConvertedTensor:
     """What is stored [in, out] and not packed stays so: its name promises it to every reader."""
     pieces = tuple(msgspec.structs.replace(piece, shape=shape) for piece in output.pieces)
     return msgspec.structs.replace(output, shape=shape, pieces=pieces, as_stored=True)
 
 
-def _unstacked(rule: Rule, source: Source, choices: Choices) -> Iterator[Output]:
+def _unstacked(rule: Rule, source: Source, choices: PackingChoices) -> Iterator[ConvertedTensor]:
     """Experts that are only ever published stacked get names of their own: `experts.E.gate_up_proj.weight`."""
     shape = rule.shape if source.fused_rows is None else (source.fused_rows, *rule.shape[1:])
     for layer in rule.layers or ():
@@ -122,8 +125,10 @@ def _unstacked(rule: Rule, source: Source, choices: Choices) -> Iterator[Output]
             yield _output(unstacked_name(source, layer, expert), shape, rule, layer, expert, choices)
 
 
-def _output(name: str, shape: tuple[int, ...], rule: Rule, layer: int | None, expert: int | None, choices: Choices) -> Output:
-    tied = rule.copy_of is not None and rule.part is Part.MAIN  # readers tie it again, and a packed head cannot be tied
+def _output(
+    name: str, shape: tuple[int, ...], rule: Rule, layer: int | None, expert: int | None, choices: PackingChoices
+) -> ConvertedTensor:
+    tied = rule.copy_of is not None and rule.part is ModelPart.MAIN  # readers tie it again, and a packed head cannot be tied
     kept = tied or len(shape) != 2 or not name.endswith(".weight") or any(part in name for part in choices.keep)
     how = Stored(bits=32 if rule.keep is Keep.FLOAT32 else 16)
     if not kept:
@@ -132,7 +137,7 @@ def _output(name: str, shape: tuple[int, ...], rule: Rule, layer: int | None, ex
     carried = blocks if how.bits == CARRIED_BITS.get(blocks) and how.group else ""
     if carried:
         how = Stored(bits=how.bits, group=CARRIED_GROUP, scale_bytes=2)
-    return Output(
+    return ConvertedTensor(
         name=name,
         shape=shape,
         rule=rule,
@@ -161,5 +166,5 @@ def _pieces(name: str, shape: tuple[int, ...], how: Stored, high_dtype: str, sca
     yield Piece(name=f"{module}.weight_shape", dtype="I64", shape=(2,))
 
 
-def total_bytes(made: tuple[Output, ...]) -> int:
+def total_bytes(made: tuple[ConvertedTensor, ...]) -> int:
     return sum(piece.num_bytes for output in made for piece in output.pieces)

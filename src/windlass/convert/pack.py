@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from windlass.convert.outputs import DTYPE_BYTES, Output
-from windlass.convert.slices import Unit
+from windlass.convert.outputs import DTYPE_BYTES, ConvertedTensor
+from windlass.convert.slices import RowSlice
 from windlass.errors import BadCheckpoint
 from windlass.kernels.packing import repack
 from windlass.kernels.packing.calibrated import Inputs
@@ -25,7 +25,7 @@ RawBlocks = Callable[[int, int], Tensor]
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedRows:
     """Bytes for the new file: (tensor, offset in it, bytes), and what was lost."""
 
     writes: tuple[tuple[str, int, memoryview], ...]
@@ -36,7 +36,9 @@ class Packed:
         return sum(part.nbytes for _, _, part in self.writes)
 
 
-def pack_unit(output: Output, unit: Unit, read: ReadRows, raw: RawBlocks | None, inputs: Inputs | None = None) -> Packed:
+def pack_slice(
+    output: ConvertedTensor, unit: RowSlice, read: ReadRows, raw: RawBlocks | None, inputs: Inputs | None = None
+) -> PackedRows:
     """`inputs`: what was measured of the inputs, see `convert.calibration`."""
     if output.carried:
         assert raw is not None
@@ -60,7 +62,7 @@ def _rounding(rows: Tensor, kept: Tensor) -> Statistics:
     return Statistics(float((exact - kept.double()).square().sum()), float(exact.square().sum()))
 
 
-def _quantized(output: Output, unit: Unit, rows: Tensor, inputs: Inputs | None) -> Packed:
+def _quantized(output: ConvertedTensor, unit: RowSlice, rows: Tensor, inputs: Inputs | None) -> PackedRows:
     made, statistics = quantize_rows(rows if rows.dtype in INPUTS else rows.float(), output.stored, inputs=inputs)
     if statistics.num_unusable:
         raise _unusable(output, unit, statistics.num_unusable)
@@ -68,18 +70,18 @@ def _quantized(output: Output, unit: Unit, rows: Tensor, inputs: Inputs | None) 
     return _packed(output, unit, tensors if made.weight_zero_point is None else [*tensors, made.weight_zero_point], statistics)
 
 
-def _check_finite(output: Output, unit: Unit, numbers: Tensor) -> None:
+def _check_finite(output: ConvertedTensor, unit: RowSlice, numbers: Tensor) -> None:
     """By the extremes, which a NaN becomes too: twenty times quicker than asking every number."""
     if numbers.numel() and not all(torch.isfinite(end) for end in torch.aminmax(numbers)):
         raise _unusable(output, unit, int((~torch.isfinite(numbers)).sum()))
 
 
-def _unusable(output: Output, unit: Unit, count: int) -> BadCheckpoint:
+def _unusable(output: ConvertedTensor, unit: RowSlice, count: int) -> BadCheckpoint:
     what = f"{count} numbers in rows {unit.start} to {unit.stop} are NaN, infinite or too large to be stored"
     return BadCheckpoint(f"{what}; the source is damaged", tensor=output.name)
 
 
-def _packed(output: Output, unit: Unit, tensors: list[Tensor], statistics: Statistics) -> Packed:
+def _packed(output: ConvertedTensor, unit: RowSlice, tensors: list[Tensor], statistics: Statistics) -> PackedRows:
     """Where each tensor's rows go. Zero points are packed eight rows to a word, so theirs begin at an eighth."""
     writes: list[tuple[str, int, memoryview]] = []
     for piece, tensor in zip(output.pieces, tensors, strict=False):
@@ -91,7 +93,7 @@ def _packed(output: Output, unit: Unit, tensors: list[Tensor], statistics: Stati
     last = output.pieces[-1]
     if last.name.endswith(".weight_shape") and unit.start == 0:
         writes.append((last.name, 0, _bytes(torch.tensor(output.shape, dtype=torch.int64))))
-    return Packed(tuple(writes), statistics)
+    return PackedRows(tuple(writes), statistics)
 
 
 def _bytes(tensor: Tensor) -> memoryview:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from windlass.convert.outputs import Output
+from windlass.convert.outputs import ConvertedTensor
 from windlass.core.rule import Role
 from windlass.core.scheme import Scheme
 
@@ -13,7 +13,7 @@ ANY_NUMBER = "\0"
 """Stands for one in the kind of a module; no name has it."""
 
 
-def quantization_config(made: tuple[Output, ...], scheme: Scheme) -> dict[str, Any] | None:
+def quantization_config(made: tuple[ConvertedTensor, ...], scheme: Scheme) -> dict[str, Any] | None:
     """None where nothing is packed. Matrices whose rows took a smaller group get a config group of their own, named one by one."""
     packed = [output for output in made if output.packed]
     if not packed:
@@ -41,7 +41,7 @@ def quantization_config(made: tuple[Output, ...], scheme: Scheme) -> dict[str, A
     }
 
 
-def _tied_head(made: tuple[Output, ...]) -> list[str]:
+def _tied_head(made: tuple[ConvertedTensor, ...]) -> list[str]:
     """A head without weights of its own is a module all the same, and readers would look for its codes."""
     return [] if any(output.rule.role is Role.HEAD for output in made) else ["lm_head"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from windlass.convert.outputs import Output
+from windlass.convert.outputs import ConvertedTensor
 from windlass.core.model import Frozen
 from windlass.kernels.packing.statistics import Statistics
 from windlass.units import format_bytes, format_seconds
@@ -24,7 +24,7 @@ class FileRecord(Frozen):
     sha256: str
 
 
-class Report(Frozen):
+class ConvertReport(Frozen):
     model: str
     family: str
     source: str
@@ -52,7 +52,7 @@ class Report(Frozen):
         return self.source_bytes / self.output_bytes if self.output_bytes else 0.0
 
 
-def tensor_errors(outputs: tuple[Output, ...], statistics: dict[int, Statistics]) -> tuple[TensorError, ...]:
+def tensor_errors(outputs: tuple[ConvertedTensor, ...], statistics: dict[int, Statistics]) -> tuple[TensorError, ...]:
     made = [
         TensorError(
             name=output.name,
@@ -67,13 +67,13 @@ def tensor_errors(outputs: tuple[Output, ...], statistics: dict[int, Statistics]
     return tuple(sorted(made, key=lambda one: one.relative_rms, reverse=True))
 
 
-def overall_rms(outputs: tuple[Output, ...], statistics: dict[int, Statistics]) -> float:
+def overall_rms(outputs: tuple[ConvertedTensor, ...], statistics: dict[int, Statistics]) -> float:
     packed = [statistics[index] for index, output in enumerate(outputs) if output.packed]
     weight = sum(one.squared_weight for one in packed)
     return (sum(one.squared_error for one in packed) / weight) ** 0.5 if weight else 0.0
 
 
-def markdown(report: Report) -> str:
+def markdown(report: ConvertReport) -> str:
     group = f", groups of {report.group}" if report.group else ""
     lines = [
         f"# {report.model}: {report.scheme}{group}",

@@ -18,12 +18,12 @@ from typing import Any
 import torch
 
 from windlass.convert.calibration import Calibration
-from windlass.convert.outputs import Output
-from windlass.convert.pack import Packed, RawBlocks, pack_unit
-from windlass.convert.slices import LARGEST_BYTES, Unit
+from windlass.convert.outputs import ConvertedTensor
+from windlass.convert.pack import PackedRows, RawBlocks, pack_slice
+from windlass.convert.slices import LARGEST_BYTES, RowSlice
 from windlass.formats.disk.journal import Journal
-from windlass.formats.safetensors.shards import OutTensor, Shard
-from windlass.formats.safetensors.writer import ShardWriter, file_digest
+from windlass.formats.safetensors.shards import OutTensor, SafetensorsShard
+from windlass.formats.safetensors.writer import SafetensorsWriter, file_digest
 from windlass.kernels.packing.statistics import Statistics
 from windlass.units import MIB
 from windlass.weights.tensors.readers import ReadRows
@@ -39,23 +39,23 @@ Progress = Callable[[int], None]
 
 
 @dataclass
-class Job:
+class ConversionJob:
     """All that the workers need, and how far they are."""
 
-    outputs: tuple[Output, ...]
-    units: tuple[Unit, ...]
-    shards: tuple[Shard, ...]
-    read: Callable[[Output], ReadRows]
-    raw: Callable[[Output], RawBlocks | None]
+    outputs: tuple[ConvertedTensor, ...]
+    units: tuple[RowSlice, ...]
+    shards: tuple[SafetensorsShard, ...]
+    read: Callable[[ConvertedTensor], ReadRows]
+    raw: Callable[[ConvertedTensor], RawBlocks | None]
     directory: Path
     journal: Journal
     workers: int
     progress: Progress = lambda _: None
-    starting: Callable[[list[Unit]], None] = lambda _: None
+    starting: Callable[[list[RowSlice]], None] = lambda _: None
     """Told, before anything is read, of the slices that are to be done."""
     flush_after: frozenset[str] = frozenset()
     """Slices after which to wait for the disk at once: the last ones of a source file that is waiting to be deleted."""
-    settled: Callable[[list[Unit]], None] = lambda _: None
+    settled: Callable[[list[RowSlice]], None] = lambda _: None
     """Told of slices whose bytes are safe."""
     calibration: Calibration | None = None
     """What is known of the inputs of every matrix; None: weights are rounded for themselves."""
@@ -71,11 +71,11 @@ def _keep_heaps_small() -> None:
         mallopt(M_MMAP_THRESHOLD, LARGEST_BYTES + MIB)
 
 
-def out_tensors(outputs: tuple[Output, ...]) -> list[OutTensor]:
+def out_tensors(outputs: tuple[ConvertedTensor, ...]) -> list[OutTensor]:
     return [OutTensor(name=piece.name, dtype=piece.dtype, shape=piece.shape) for output in outputs for piece in output.pieces]
 
 
-def run(job: Job) -> dict[int, Statistics]:
+def run(job: ConversionJob) -> dict[int, Statistics]:
     """Writes every shard; returns what each output lost. Raises what a worker raised, the journal being up to date."""
     threads = torch.get_num_threads()
     _keep_heaps_small()
@@ -92,12 +92,12 @@ def run(job: Job) -> dict[int, Statistics]:
 class _Shards:
     """The new files: which slices each still waits for, and its digest once it is whole."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: ConversionJob) -> None:
         self.job = job
         self.file_of = {tensor.name: shard.file for shard in job.shards for tensor in shard.tensors}
         self.files_of = [tuple(dict.fromkeys(self.file_of[piece.name] for piece in output.pieces)) for output in job.outputs]
-        self.writers: dict[str, ShardWriter] = {}
-        self.closing: dict[str, ShardWriter] = {}
+        self.writers: dict[str, SafetensorsWriter] = {}
+        self.closing: dict[str, SafetensorsWriter] = {}
         """Complete, and being hashed and named."""
         self.whole: set[str] = set()
         self.waiting: dict[str, int] = dict.fromkeys((shard.file for shard in job.shards), 0)
@@ -108,7 +108,7 @@ class _Shards:
 
     def _resume(self) -> None:
         """A file with its final name is whole; a hidden part keeps its journalled slices; without either, all is to be done."""
-        units_of: dict[str, list[Unit]] = {file: [] for file in self.waiting}
+        units_of: dict[str, list[RowSlice]] = {file: [] for file in self.waiting}
         for unit in self.job.units:
             for file in self.files_of[unit.output]:
                 units_of[file].append(unit)
@@ -118,20 +118,20 @@ class _Shards:
             if path.exists() and done:
                 self.whole.add(shard.file)
                 continue
-            writer = ShardWriter(path, shard.tensors)
+            writer = SafetensorsWriter(path, shard.tensors)
             self.writers[shard.file] = writer
         self.fresh = {file for file, writer in self.writers.items() if not writer.resumed}
 
-    def is_done(self, unit: Unit) -> bool:
+    def is_done(self, unit: RowSlice) -> bool:
         return self.job.journal.done(unit.key) and not any(file in self.fresh for file in self.files_of[unit.output])
 
-    def write(self, packed: Packed) -> None:
+    def write(self, packed: PackedRows) -> None:
         for name, offset, part in packed.writes:
             file = self.file_of[name]
             if file in self.writers:
                 self.writers[file].write(name, offset, part)
 
-    def one_less(self, unit: Unit) -> Iterator[str]:
+    def one_less(self, unit: RowSlice) -> Iterator[str]:
         """Files that waited for this slice last."""
         for file in self.files_of[unit.output]:
             self.waiting[file] -= 1
@@ -142,7 +142,7 @@ class _Shards:
         for writer in self.writers.values():
             writer.sync()
 
-    def take(self, file: str) -> ShardWriter:
+    def take(self, file: str) -> SafetensorsWriter:
         """From here on nobody else writes to it or waits for it."""
         self.closing[file] = self.writers.pop(file)
         return self.closing[file]
@@ -155,10 +155,10 @@ class _Shards:
 class _Loop:
     """Hands slices to the workers, a few ahead, and takes them back in order."""
 
-    def __init__(self, job: Job, shards: _Shards, pool: ThreadPoolExecutor) -> None:
+    def __init__(self, job: ConversionJob, shards: _Shards, pool: ThreadPoolExecutor) -> None:
         self.job, self.shards, self.pool = job, shards, pool
-        self.flying: deque[tuple[Unit, Future[Packed]]] = deque()
-        self.pending: list[tuple[Unit, list[Any]]] = []
+        self.flying: deque[tuple[RowSlice, Future[PackedRows]]] = deque()
+        self.pending: list[tuple[RowSlice, list[Any]]] = []
         self.unsynced_bytes = 0
         self.finishing: list[Future[tuple[str, str]]] = []
 
@@ -188,15 +188,15 @@ class _Loop:
         finally:
             self.shards.close()
 
-    def _work(self, unit: Unit) -> Packed:
+    def _work(self, unit: RowSlice) -> PackedRows:
         output = self.job.outputs[unit.output]
         measured = self.job.calibration
         inputs = None if measured is None or output.carried else measured.inputs(output)
-        packed = pack_unit(output, unit, self.job.read(output), self.job.raw(output), inputs)
+        packed = pack_slice(output, unit, self.job.read(output), self.job.raw(output), inputs)
         if measured is not None:
             measured.done(output)
         self.shards.write(packed)
-        return Packed((), packed.statistics) if packed.writes else packed
+        return PackedRows((), packed.statistics) if packed.writes else packed
 
     def _land(self) -> None:
         unit, future = self.flying.popleft()
@@ -211,7 +211,7 @@ class _Loop:
     def _name(self, files: list[str]) -> None:
         self.finishing += [self.pool.submit(_finished, file, self.shards.take(file)) for file in files]
 
-    def _count(self, unit: Unit) -> list[str]:
+    def _count(self, unit: RowSlice) -> list[str]:
         self.job.progress((unit.stop - unit.start) * self.job.outputs[unit.output].row_bytes)
         return list(self.shards.one_less(unit))
 
@@ -234,11 +234,11 @@ class _Loop:
                 self.job.digests[shard.file] = file_digest(self.job.directory / shard.file)
 
 
-def _finished(file: str, writer: ShardWriter) -> tuple[str, str]:
+def _finished(file: str, writer: SafetensorsWriter) -> tuple[str, str]:
     return file, writer.finish()
 
 
-def _statistics(job: Job) -> dict[int, Statistics]:
+def _statistics(job: ConversionJob) -> dict[int, Statistics]:
     """From the journal, so that slices of earlier runs count too."""
     from windlass.kernels.packing.statistics import total
 

@@ -19,10 +19,10 @@ SELF = "self"
 
 def samples_for(path: Path, asked: str) -> Samples:
     """`asked`: `self`, or a file of text."""
-    return own_text(path) if asked == SELF else from_file(path, Path(asked))
+    return sample_from_model(path) if asked == SELF else sample_from_file(path, Path(asked))
 
 
-def own_text(path: Path, sequences: int = SEQUENCES, length: int = LENGTH) -> Samples:
+def sample_from_model(path: Path, sequences: int = SEQUENCES, length: int = LENGTH) -> Samples:
     """Drawn from the model at temperature 1, after each of its stop tokens in turn: the distribution it was taught, no data needed."""
     engine, info = load_model(Launch(model=str(path), device="cpu", context_tokens=length, max_sequences=32))
     try:
@@ -45,7 +45,7 @@ def _starts(path: Path, stops: tuple[int, ...]) -> list[int]:
     return list(dict.fromkeys([*([] if begin is None else [begin]), *text.stop_ids, *stops])) or [0]
 
 
-def from_file(path: Path, file: Path) -> Samples:
+def sample_from_file(path: Path, file: Path) -> Samples:
     try:
         tokens = model_text(path).tokenizer.encode(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from windlass.convert.outputs import Output
+from windlass.convert.outputs import ConvertedTensor
 from windlass.core.model import Frozen
 from windlass.units import MIB
 
@@ -18,7 +18,7 @@ COPIES = 20
 the rest is what the heap keeps."""
 
 
-class Unit(Frozen):
+class RowSlice(Frozen):
     output: int
     """Index into the outputs."""
     start: int
@@ -29,23 +29,23 @@ class Unit(Frozen):
         return f"{self.output}:{self.start}"
 
 
-def affordable_jobs(outputs: tuple[Output, ...], max_memory_bytes: int, jobs: int) -> int:
+def affordable_jobs(outputs: tuple[ConvertedTensor, ...], max_memory_bytes: int, jobs: int) -> int:
     """Workers of those that were asked for: slices cannot be smaller than some, so little memory makes workers fewer."""
     smallest = max(SMALLEST_BYTES, ROW_MULTIPLE * max((output.row_bytes for output in outputs), default=0))
     return max(1, min(jobs, max_memory_bytes // (smallest * COPIES)))
 
 
-def unit_bytes(max_memory_bytes: int, jobs: int) -> int:
+def slice_bytes_for(max_memory_bytes: int, jobs: int) -> int:
     """How much of the source a worker takes at a time."""
     return max(SMALLEST_BYTES, min(LARGEST_BYTES, max_memory_bytes // (jobs * COPIES)))
 
 
-def units(outputs: tuple[Output, ...], slice_bytes: int) -> Iterator[Unit]:
+def row_slices(outputs: tuple[ConvertedTensor, ...], slice_bytes: int) -> Iterator[RowSlice]:
     for index, output in enumerate(outputs):
         if len(output.shape) == 1:
-            yield Unit(output=index, start=0, stop=output.shape[0])
+            yield RowSlice(output=index, start=0, stop=output.shape[0])
             continue
         rows = output.shape[0]
         step = max(slice_bytes // output.row_bytes // ROW_MULTIPLE, 1) * ROW_MULTIPLE
         for start in range(0, rows, step):
-            yield Unit(output=index, start=start, stop=min(start + step, rows))
+            yield RowSlice(output=index, start=start, stop=min(start + step, rows))

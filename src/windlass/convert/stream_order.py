@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from windlass.convert.outputs import Output
-from windlass.convert.run import Job
-from windlass.convert.slices import Unit
+from windlass.convert.outputs import ConvertedTensor
+from windlass.convert.run import ConversionJob
+from windlass.convert.slices import RowSlice
 from windlass.convert.streamed import MOST_OPEN, StreamedStore
 from windlass.errors import Impossible
 from windlass.weights.tensors.readers import TensorLocation, stored_names
 
 
-def in_order_of_arrival(
-    units: tuple[Unit, ...], outputs: tuple[Output, ...], locations: dict[str, TensorLocation], stream: StreamedStore
-) -> tuple[Unit, ...]:
+def order_by_arrival(
+    units: tuple[RowSlice, ...], outputs: tuple[ConvertedTensor, ...], locations: dict[str, TensorLocation], stream: StreamedStore
+) -> tuple[RowSlice, ...]:
     """Only the work is ordered; where things lie in the new files does not depend on how the source came."""
     needs = [stream.files_of(stored_names(locations[output.name])) for output in outputs]
     for output, files in zip(outputs, needs, strict=True):
@@ -21,7 +21,7 @@ def in_order_of_arrival(
     return tuple(sorted(units, key=lambda unit: needs[unit.output][-1]))
 
 
-def follow(job: Job, locations: dict[str, TensorLocation], stream: StreamedStore) -> None:
+def attach_stream(job: ConversionJob, locations: dict[str, TensorLocation], stream: StreamedStore) -> None:
     """Has the stream bring the files that are still needed, and lets go of each as its slices are safe."""
     files_of = [stream.files_of(stored_names(locations[output.name])) for output in job.outputs]
     left: dict[int, int] = {}
@@ -29,12 +29,12 @@ def follow(job: Job, locations: dict[str, TensorLocation], stream: StreamedStore
         for file in files_of[unit.output]:
             left[file] = left.get(file, 0) + 1
 
-    def starting(units: list[Unit]) -> None:
+    def starting(units: list[RowSlice]) -> None:
         last = {file: unit.key for unit in units for file in files_of[unit.output]}
         job.flush_after = frozenset(last.values())
         stream.begin(last.keys())
 
-    def settled(units: list[Unit]) -> None:
+    def settled(units: list[RowSlice]) -> None:
         for unit in units:
             for file in files_of[unit.output]:
                 left[file] -= 1

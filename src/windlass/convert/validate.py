@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from windlass.convert.outputs import Output
+from windlass.convert.outputs import ConvertedTensor
 from windlass.core.ports import TensorStore
-from windlass.core.rule import Part
+from windlass.core.rule import ModelPart
 from windlass.errors import BadCheckpoint
 from windlass.weights.tensors.readers import TensorLocation, locate_tensor, stored_names
 from windlass.weights.tensors.validate import check_stored, check_unclaimed
 
 
-def placed(outputs: tuple[Output, ...], store: TensorStore, ignore_next_token: bool) -> dict[str, TensorLocation]:
+def locate_sources(
+    outputs: tuple[ConvertedTensor, ...], store: TensorStore, ignore_next_token: bool
+) -> dict[str, TensorLocation]:
     """Where each output is read. Stored copies of other tensors may be missing; anything else must be there."""
     names = frozenset(store.names())
     found: dict[str, TensorLocation] = {}
@@ -26,18 +28,18 @@ def placed(outputs: tuple[Output, ...], store: TensorStore, ignore_next_token: b
         check_stored(output, location, store)
         found[output.name] = location
         used |= stored_names(location)
-    layers = [output.layer for output in outputs if output.layer is not None and output.rule.part is Part.MAIN]
+    layers = [output.layer for output in outputs if output.layer is not None and output.rule.part is ModelPart.MAIN]
     extra = max(layers, default=-1) + 1  # the first number of a name is the layer's
     check_unclaimed(names - used, rf"\D*\.{extra}\." if ignore_next_token else "")
     return found
 
 
-def _missing(output: Output, names: frozenset[str]) -> BadCheckpoint:
+def _missing(output: ConvertedTensor, names: frozenset[str]) -> BadCheckpoint:
     if f"{output.module}.weight_packed" in names:
         return BadCheckpoint("is packed already; convert the original weights", tensor=output.name)
     return BadCheckpoint("the checkpoint has no such tensor, which its config calls for", tensor=output.name)
 
 
-def carried_blocks(blocks: Mapping[str, str], wanted_bits: int) -> dict[str, str]:
+def copyable_blocks(blocks: Mapping[str, str], wanted_bits: int) -> dict[str, str]:
     """Those whose codes are already of the wanted width."""
     return {name: kind for name, kind in blocks.items() if {"Q4_0": 4, "Q8_0": 8}[kind] == wanted_bits}

@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from windlass.convert.outputs import Output
+from windlass.convert.outputs import ConvertedTensor
 from windlass.convert.pack import TORCH_DTYPES
-from windlass.convert.slices import Unit
+from windlass.convert.slices import RowSlice
 from windlass.errors import BadCheckpoint
 from windlass.formats.disk.reader import TensorReader
 from windlass.formats.safetensors.header import read_header
@@ -19,7 +19,7 @@ from windlass.quant import SMALLEST_ERROR, error_bound, from_tensors
 from windlass.weights.tensors.readers import ReadRows
 
 
-class Written:
+class WrittenFiles:
     """The new files as they are, before a config makes them a model."""
 
     def __init__(self, directory: Path, files: Iterable[str]) -> None:
@@ -39,10 +39,10 @@ CALIBRATED_BOUND = 1.0
 
 
 def verify(
-    outputs: tuple[Output, ...],
-    units: tuple[Unit, ...],
-    read: Callable[[Output], ReadRows],
-    written: Written,
+    outputs: tuple[ConvertedTensor, ...],
+    units: tuple[RowSlice, ...],
+    read: Callable[[ConvertedTensor], ReadRows],
+    written: WrittenFiles,
     workers: int,
     *,
     calibrated: bool = False,
@@ -60,7 +60,7 @@ def verify(
     return len(outputs)
 
 
-def _check(output: Output, unit: Unit, read: ReadRows, store: Written, calibrated: bool) -> None:
+def _check(output: ConvertedTensor, unit: RowSlice, read: ReadRows, store: WrittenFiles, calibrated: bool) -> None:
     rows = read(unit.start, unit.stop)
     if not output.packed:
         piece = output.pieces[0]
@@ -82,7 +82,7 @@ def _check(output: Output, unit: Unit, read: ReadRows, store: Written, calibrate
         raise BadCheckpoint(what, tensor=output.name)
 
 
-def dequantized(output: Output, store: Written, start: int, stop: int) -> Tensor:
+def dequantized(output: ConvertedTensor, store: WrittenFiles, start: int, stop: int) -> Tensor:
     """Rows of a packed output, in fp32."""
     tensors: dict[str, Tensor] = {}
     for piece in output.pieces:

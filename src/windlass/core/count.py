@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from windlass.core.model import Attention, Frozen, LatentAttention, Mixer, ModelSpec, MoE
-from windlass.core.rule import Part, Role, Rule
+from windlass.core.rule import ModelPart, Role, Rule
 
 
 class ParameterCount(Frozen):
@@ -24,7 +24,7 @@ def _numbers(rules: Iterable[Rule]) -> int:
 
 
 def count_parameters(spec: ModelSpec, rules: tuple[Rule, ...]) -> ParameterCount:
-    main = [rule for rule in rules if rule.part is Part.MAIN and rule.copy_of is None]
+    main = [rule for rule in rules if rule.part is ModelPart.MAIN and rule.copy_of is None]
     total = _numbers(main)
     lookups = _numbers(rule for rule in main if rule.role is Role.LOOKUP)
     idle = sum(
@@ -50,7 +50,7 @@ class ForwardFlops(Frozen):
         return self.layers + self.attention + self.head
 
 
-def matrix_flops(rules: Iterable[Rule], part: Part = Part.MAIN) -> float:
+def matrix_flops(rules: Iterable[Rule], part: ModelPart = ModelPart.MAIN) -> float:
     """2 * (weights a token passes): one multiply-add each."""
     return 2.0 * sum(
         rule.elements * len(rule.layers or (0,)) * max(rule.num_active, 1)
@@ -77,7 +77,7 @@ def next_token_flops(spec: ModelSpec, rules: tuple[Rule, ...], context_tokens: f
         return ForwardFlops(layers=0.0, attention=0.0, head=0.0)
     attention = mixer_flops(spec.next_token.layer.mixer, context_tokens)
     head = 2.0 * spec.hidden_size * spec.vocab_size
-    return ForwardFlops(layers=matrix_flops(rules, Part.NEXT_TOKEN), attention=attention, head=head)
+    return ForwardFlops(layers=matrix_flops(rules, ModelPart.NEXT_TOKEN), attention=attention, head=head)
 
 
 def forward_flops(spec: ModelSpec, rules: tuple[Rule, ...], context_tokens: float) -> ForwardFlops:

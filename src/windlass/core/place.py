@@ -56,13 +56,13 @@ def _axis_quantum(axis: Axis, rules: Iterable[Rule], scheme: Scheme) -> int:
     quantum = 1
     for rule in rules:
         for dim, other in enumerate(rule.axes):
-            if same_things(other, axis) and len(rule.axes) == 2:
+            if same_axis(other, axis) and len(rule.axes) == 2:
                 elements = stored(rule, scheme).quantum(dim)
                 quantum = lcm(quantum, elements // gcd(elements, other.unit))
     return quantum
 
 
-def same_things(one: Axis, other: Axis) -> bool:
+def same_axis(one: Axis, other: Axis) -> bool:
     """Two axes that count the same things, perhaps in other units: the heads of a query and of a latent's up-projection."""
     return one.name is other.name and one.count == other.count
 

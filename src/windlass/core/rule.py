@@ -42,7 +42,7 @@ class Axis(Frozen):
         return self.count * self.unit
 
 
-class Rows(Frozen):
+class StridedRows(Frozen):
     """Which rows of a fused tensor are ours: row i of ours is row (i // block) * stride + offset + i % block of theirs."""
 
     block: int
@@ -59,7 +59,7 @@ class Source(Frozen):
     name: str
     fused_rows: int | None = None
     """Rows of the stored tensor when it holds more than ours."""
-    rows: Rows | None = None
+    rows: StridedRows | None = None
     transposed: bool = False
     """Stored as [in, out]."""
     stacked: bool = False
@@ -76,7 +76,7 @@ class Role(Enum):
     VECTOR = "vector"
 
 
-class Part(Enum):
+class ModelPart(Enum):
     MAIN = "main"
     NEXT_TOKEN = "next_token"
     """The multi-token-prediction layer; engines may leave it out."""
@@ -95,7 +95,7 @@ class Rule(Frozen):
     """One such tensor per expert; 0: none of it is expert-specific."""
     num_active: int = 0
     """Experts a token passes."""
-    part: Part = Part.MAIN
+    part: ModelPart = ModelPart.MAIN
     copy_of: str | None = None
     """The checkpoint stores it, but it is another of our tensors again."""
 

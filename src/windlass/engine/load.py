@@ -14,7 +14,7 @@ from windlass.core.fused import lacks
 from windlass.core.model import ModelSpec
 from windlass.core.place import local_bytes, local_experts, stored
 from windlass.core.request import Info
-from windlass.core.rule import Part, Rule
+from windlass.core.rule import ModelPart, Rule
 from windlass.core.scheme import Scheme, scheme
 from windlass.engine.engine import Engine
 from windlass.engine.execute.runner import Runner
@@ -226,7 +226,7 @@ def _most_of(storage: dict[str, int]) -> str:
 
 def _planned_bytes(table: tuple[Rule, ...], how: Scheme) -> int:
     """As conversion would store them."""
-    held = [rule for rule in table if rule.part is Part.MAIN and rule.copy_of is None]
+    held = [rule for rule in table if rule.part is ModelPart.MAIN and rule.copy_of is None]
     return sum(_rule_bytes(rule, how) * rule.copies for rule in held)
 
 
@@ -240,7 +240,7 @@ def _shard_bytes(spec: ModelSpec, table: tuple[Rule, ...], shard: Shard, how: Sc
         layers = 1 if rule.layers is None else sum(first <= layer < last for layer in rule.layers)
         return layers * (experts if rule.num_experts else 1)
 
-    held = [rule for rule in table if rule.part is Part.MAIN and rule.copy_of is None]
+    held = [rule for rule in table if rule.part is ModelPart.MAIN and rule.copy_of is None]
     return sum(local_bytes(rule, placement, how, shard.tp_index) * copies(rule) for rule in held)
 
 

@@ -11,7 +11,7 @@ from typing import Protocol, cast
 from windlass.core.model import ModelSpec
 from windlass.core.rule import Rule
 from windlass.errors import BadConfig
-from windlass.families.reading.config import Config, shown
+from windlass.families.reading.config import Config, format_value
 from windlass.families.reading.hints import Hints, hints_from
 
 
@@ -54,7 +54,7 @@ def describe(values: object, name: str = "", *, hints: Hints | None = None, wher
     config = Config(values, where)
     model_type = _model_type(config)
     if model_type not in MODEL_TYPES:
-        raise BadConfig(f"{where}: model_type {shown(model_type)} is not known; known: {', '.join(sorted(MODEL_TYPES))}")
+        raise BadConfig(f"{where}: model_type {format_value(model_type)} is not known; known: {', '.join(sorted(MODEL_TYPES))}")
     spec = family(MODEL_TYPES[model_type]).describe(config, hints or Hints())
     config.finish()
     return _as_found(spec, name, hints or Hints())
@@ -66,7 +66,9 @@ def _model_type(config: Config) -> str:
     if value is None and "hcl_layer_idxs" in config.values:
         return "evo2"
     if not isinstance(value, str):
-        raise config.refuse("model_type is missing" if value is None else f"model_type should be text, found {shown(value)}")
+        raise config.refuse(
+            "model_type is missing" if value is None else f"model_type should be text, found {format_value(value)}"
+        )
     return value
 
 

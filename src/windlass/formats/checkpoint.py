@@ -10,7 +10,7 @@ from windlass.errors import BadInput
 from windlass.formats.safetensors.files import (
     SAFETENSORS_INDEX,
     TORCH_INDEX,
-    nothing_found,
+    no_weights_error,
     read_index,
     safetensors_files,
     torch_files,
@@ -44,7 +44,7 @@ def open_store(path: Path) -> TensorStore:
         return SafetensorsStore(path)
     if (path / TORCH_INDEX).exists() or torch_files(path):
         return TorchStore(path)
-    raise nothing_found(path)
+    raise no_weights_error(path)
 
 
 # --- identity --------------------------------------------------------------------------------------------------------

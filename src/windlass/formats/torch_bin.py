@@ -15,13 +15,13 @@ from windlass.formats.config import read_config
 from windlass.formats.disk.reader import TensorReader, check_rows, row_shape
 from windlass.formats.disk.tensor_info import TensorInfo
 from windlass.formats.dtypes import dtype_name
-from windlass.formats.safetensors.files import TORCH_INDEX, file_within, missing_files, nothing_found, read_index, torch_files
+from windlass.formats.safetensors.files import TORCH_INDEX, file_within, missing_files, no_weights_error, read_index, torch_files
 
 if TYPE_CHECKING:
     import torch
 
 
-class Mapping(Frozen):
+class MappedRegion(Frozen):
     """A stretch of addresses that is a stretch of a file."""
 
     first: int
@@ -125,14 +125,14 @@ def _file_names(directory: Path, index: dict[str, str]) -> list[str]:
         raise BadCheckpoint(f"the index names {missing[0]}, which is missing; download it again", directory / TORCH_INDEX)
     names = sorted(set(index.values())) or torch_files(directory)
     if not names:
-        raise nothing_found(directory)
+        raise no_weights_error(directory)
     return names
 
 
 # --- from mapped memory back to the file -----------------------------------------------------------------------------
 
 
-def locate(name: str, tensor: torch.Tensor, file: Path, mappings: list[Mapping]) -> TensorInfo | None:
+def locate(name: str, tensor: torch.Tensor, file: Path, mappings: list[MappedRegion]) -> TensorInfo | None:
     """Where in the file a mapped tensor's bytes are; None for one that is not in the file as it stands (transposed, say)."""
     first, num_bytes = tensor.data_ptr(), tensor.numel() * tensor.itemsize
     for mapping in mappings if tensor.is_contiguous() and num_bytes else []:
@@ -142,15 +142,15 @@ def locate(name: str, tensor: torch.Tensor, file: Path, mappings: list[Mapping])
     return None
 
 
-def mappings_of(file: Path) -> list[Mapping]:
+def mappings_of(file: Path) -> list[MappedRegion]:
     """Where this process has the file mapped (man 5 proc_pid_maps). Nothing where there is no /proc: tensors then stay mapped."""
     maps = Path("/proc/self/maps")
     if not maps.exists():
         return []
-    found: list[Mapping] = []
+    found: list[MappedRegion] = []
     for line in maps.read_text(errors="surrogateescape").splitlines():
         addresses, _, offset, _, _, *path = line.split(maxsplit=5)
         if path == [str(file)]:
             first, stop = (int(address, 16) for address in addresses.split("-"))
-            found.append(Mapping(first=first, stop=stop, file_offset=int(offset, 16)))
+            found.append(MappedRegion(first=first, stop=stop, file_offset=int(offset, 16)))
     return found

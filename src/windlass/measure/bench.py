@@ -23,12 +23,12 @@ from windlass.engine.protocol import Launch, RandomWeightsOf, Submit
 from windlass.kernels.program.program import num_threads
 from windlass.kernels.step import BLOCK_TOKENS
 from windlass.machine.system import this_system
-from windlass.measure.limits import Limits, measure_limits
-from windlass.measure.loop import Timed, random_prompts, run_batch
+from windlass.measure.limits import MachineLimits, measure_limits
+from windlass.measure.loop import BatchTiming, random_prompts, run_batch
 from windlass.measure.memory import MemoryLog, resident
 from windlass.measure.profile import profiled
-from windlass.measure.report import Memory, Report, Run, Split
-from windlass.measure.setup import Setup
+from windlass.measure.report import BatchResult, BenchReport, MemoryUse, SplitResult
+from windlass.measure.setup import BenchSetup
 from windlass.measure.trace import Trace
 from windlass.measure.weight_bytes import weight_bytes
 from windlass.measure.work import WeightBytes, decode_work, prefill_work
@@ -40,7 +40,7 @@ PROFILED_TOKENS = 8
 SHORT_TOKENS = 4
 
 
-class Progress(Protocol):
+class BenchProgress(Protocol):
     """Told what goes on."""
 
     def loading(self, done_bytes: int, total_bytes: int) -> None: ...
@@ -48,7 +48,7 @@ class Progress(Protocol):
     def doing(self, what: str) -> None: ...
 
 
-class Silence:
+class NoProgress:
     def loading(self, done_bytes: int, total_bytes: int) -> None:
         pass
 
@@ -56,7 +56,7 @@ class Silence:
         pass
 
 
-class Submitted:
+class EngineSteps:
     """An engine as the timing loop sees it (loop.Stepping)."""
 
     def __init__(self, engine: Engine) -> None:
@@ -73,17 +73,17 @@ class Submitted:
         return [output.id for output in self._engine.step() if output.token_ids]
 
 
-class Spread(Protocol):
+class MultiRank(Protocol):
     """A model over several ranks, of which this process is the first: somebody else knows the others."""
 
     def load(self, launch: Launch, progress: Callable[[int, int], None]) -> tuple[Engine, Info]: ...
 
-    def watch(self, run: Callable[[], Sequence[float]]) -> Split:
+    def watch(self, run: Callable[[], Sequence[float]]) -> SplitResult:
         """`run` decodes, and gives the seconds of its steps: where they went, on every rank."""
         ...
 
 
-class Alone:
+class SingleRank:
     def load(self, launch: Launch, progress: Callable[[int, int], None]) -> tuple[Engine, Info]:
         return load_model(launch, progress)
 
@@ -92,17 +92,17 @@ class Alone:
 
 
 def bench(
-    setup: Setup,
+    setup: BenchSetup,
     begin: float,
     log: MemoryLog,
     trace: Trace | None,
     planned_bytes: int | None,
-    progress: Progress | None = None,
-    spread: Spread | Alone | None = None,
-) -> Report:
+    progress: BenchProgress | None = None,
+    spread: MultiRank | SingleRank | None = None,
+) -> BenchReport:
     """`begin`: when the program was started, by time.perf_counter."""
-    spread = spread or Alone()
-    told = progress or Silence()
+    spread = spread or SingleRank()
+    told = progress or NoProgress()
     log.base_bytes = before = resident().own_bytes
     with log.watching():
         log.mark("load")
@@ -120,7 +120,7 @@ def bench(
         engine.close()
     told.doing("measuring the machine again")
     limits = limits.at_least(measure_limits(device, num_threads()))
-    memory = Memory(
+    memory = MemoryUse(
         weights=weights,
         kv_bytes=info.kv_bytes,
         resident_bytes=held,
@@ -130,7 +130,7 @@ def bench(
     return msgspec.structs.replace(_report(setup, info, limits, start_seconds, runs, memory), split=split)
 
 
-def launch_of(setup: Setup) -> Launch:
+def launch_of(setup: BenchSetup) -> Launch:
     random = None
     if setup.path is None:
         assert setup.scheme is not None
@@ -147,7 +147,7 @@ def launch_of(setup: Setup) -> Launch:
     )
 
 
-def kv_bytes(setup: Setup) -> int:
+def kv_bytes(setup: BenchSetup) -> int:
     """Blocks for the largest batch, and one more for each sequence to grow into."""
     tokens = (-(-setup.context_tokens // BLOCK_TOKENS) + 1) * BLOCK_TOKENS
     layers = (layer_cache_bytes(layer.mixer, tokens, KV_BYTES[setup.kv], windowed=False) for layer in setup.spec.layers)
@@ -155,10 +155,10 @@ def kv_bytes(setup: Setup) -> int:
 
 
 def _runs(
-    setup: Setup, engine: Engine, log: MemoryLog, trace: Trace | None, told: Progress
-) -> tuple[tuple[Run, ...], WeightBytes]:
+    setup: BenchSetup, engine: Engine, log: MemoryLog, trace: Trace | None, told: BenchProgress
+) -> tuple[tuple[BatchResult, ...], WeightBytes]:
     weights = weight_bytes(cast(Decoder, engine.runner.decoder))
-    runs: list[Run] = []
+    runs: list[BatchResult] = []
     for batch in setup.batches:
         told.doing(f"measuring batch {batch}")
         log.mark(f"batch {batch}")
@@ -166,7 +166,7 @@ def _runs(
     return tuple(runs), weights
 
 
-def _steps(setup: Setup, engine: Engine) -> list[float]:
+def _steps(setup: BenchSetup, engine: Engine) -> list[float]:
     """Decoding of the first batch from prompts so short that reading them is next to nothing; the seconds of its steps."""
     batch = setup.batches[0]
     prompts = random_prompts(batch, SHORT_TOKENS, engine.num_tokens, seed=7)
@@ -178,7 +178,7 @@ def _steps(setup: Setup, engine: Engine) -> list[float]:
         yield
         seconds.append(time.perf_counter() - began)
 
-    run_batch(Submitted(engine), prompts, setup.new_tokens, around_step=timed)
+    run_batch(EngineSteps(engine), prompts, setup.new_tokens, around_step=timed)
     return seconds
 
 
@@ -187,8 +187,8 @@ def _held_bytes(device: str, before: int) -> int:
     return torch.cuda.memory_allocated(device) if device.startswith("cuda") else resident().own_bytes - before
 
 
-def _run(setup: Setup, engine: Engine, weights: WeightBytes, batch: int, trace: Trace | None) -> Run:
-    submitted = Submitted(engine)
+def _run(setup: BenchSetup, engine: Engine, weights: WeightBytes, batch: int, trace: Trace | None) -> BatchResult:
+    submitted = EngineSteps(engine)
     prompts = _prompts(setup, engine, batch)
     run_batch(submitted, next(prompts), _enough(setup, engine, batch, WARM_TOKENS))
     timed = run_batch(submitted, next(prompts), setup.new_tokens)
@@ -207,7 +207,7 @@ def _experts_touched(engine: Engine, batch: int) -> float | None:
     return None if fused is None else fused.experts_touched(batch)
 
 
-def _prompts(setup: Setup, engine: Engine, batch: int) -> Iterator[list[list[int]]]:
+def _prompts(setup: BenchSetup, engine: Engine, batch: int) -> Iterator[list[list[int]]]:
     """Sets of prompts, each new to the engine's cache."""
     seed = batch * 1000
     while True:
@@ -215,17 +215,17 @@ def _prompts(setup: Setup, engine: Engine, batch: int) -> Iterator[list[list[int
         yield random_prompts(batch, setup.prompt_tokens, engine.num_tokens, seed)
 
 
-def _enough(setup: Setup, engine: Engine, batch: int, tokens: int) -> int:
+def _enough(setup: BenchSetup, engine: Engine, batch: int, tokens: int) -> int:
     """So many that all sequences decode together for `tokens` steps, though the first begin before the last has been read."""
     a_step = max(engine.limits.max_step_tokens - batch, 1)
     return min(-(-batch * setup.prompt_tokens // a_step) + tokens, setup.new_tokens)
 
 
-def _found(setup: Setup, batch: int, timed: Timed, weights: WeightBytes, python_share: float | None) -> Run:
+def _found(setup: BenchSetup, batch: int, timed: BatchTiming, weights: WeightBytes, python_share: float | None) -> BatchResult:
     element = KV_BYTES[setup.kv]
     step = decode_work(setup.spec, setup.rules, weights, batch, timed.mean_context_tokens, element)
     prefill = prefill_work(setup.spec, setup.rules, weights, batch, setup.prompt_tokens, timed.prefill_steps)
-    return Run(
+    return BatchResult(
         batch=batch,
         prompt_tokens=setup.prompt_tokens,
         new_tokens=setup.new_tokens,
@@ -244,10 +244,12 @@ def _found(setup: Setup, batch: int, timed: Timed, weights: WeightBytes, python_
     )
 
 
-def _report(setup: Setup, info: Info, limits: Limits, start_seconds: float, runs: tuple[Run, ...], held: Memory) -> Report:
+def _report(
+    setup: BenchSetup, info: Info, limits: MachineLimits, start_seconds: float, runs: tuple[BatchResult, ...], memory: MemoryUse
+) -> BenchReport:
     device = info.device or "cpu"
     name = torch.cuda.get_device_name(device) if device.startswith("cuda") else this_system().cpu_model
-    return Report(
+    return BenchReport(
         model=setup.name,
         parameters=count_parameters(setup.spec, setup.rules).total,
         scheme=info.scheme or (setup.scheme.name if setup.scheme else ""),
@@ -258,7 +260,7 @@ def _report(setup: Setup, info: Info, limits: Limits, start_seconds: float, runs
         limits=limits,
         start_seconds=start_seconds,
         runs=runs,
-        memory=held,
+        memory=memory,
         random_weights=setup.path is None,
         made_at=datetime.now(UTC).isoformat(timespec="seconds"),
         windlass=__version__,

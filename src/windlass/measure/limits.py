@@ -23,26 +23,26 @@ SECONDS = 0.5
 MIN_TRIALS = 3
 
 
-class Limits(Frozen):
+class MachineLimits(Frozen):
     read_bytes_per_second: float
     matmul_flops: float
     matmul_dtype: str
     """Of the product that was timed: fp32 on a CPU, bf16 on an accelerator."""
 
-    def at_least(self, other: Limits) -> Limits:
+    def at_least(self, other: MachineLimits) -> MachineLimits:
         """Who else runs on a machine only slows it down, so of two measurements the faster is nearer the truth."""
-        return Limits(
+        return MachineLimits(
             read_bytes_per_second=max(self.read_bytes_per_second, other.read_bytes_per_second),
             matmul_flops=max(self.matmul_flops, other.matmul_flops),
             matmul_dtype=self.matmul_dtype,
         )
 
 
-def measure_limits(device: str, num_threads: int) -> Limits:
+def measure_limits(device: str, num_threads: int) -> MachineLimits:
     if device == "cpu":
         reads = max(measure_reads(num_threads) or 0.0 for _ in range(READ_TRIALS))
-        return Limits(read_bytes_per_second=reads, matmul_flops=cpu_matmul_flops(num_threads), matmul_dtype="fp32")
-    return Limits(
+        return MachineLimits(read_bytes_per_second=reads, matmul_flops=cpu_matmul_flops(num_threads), matmul_dtype="fp32")
+    return MachineLimits(
         read_bytes_per_second=device_read_speed(device),
         matmul_flops=matmul_flops(device, GPU_SIZE, torch.bfloat16),
         matmul_dtype="bf16",

@@ -15,7 +15,7 @@ from windlass.errors import BadInput
 Clock = Callable[[], float]
 
 
-class Stepping(Protocol):
+class StepEngine(Protocol):
     """What is asked of an engine."""
 
     def submit(self, tokens: Sequence[int], max_tokens: int) -> int:
@@ -27,7 +27,7 @@ class Stepping(Protocol):
         ...
 
 
-class Timed(Frozen):
+class BatchTiming(Frozen):
     """What one batch took."""
 
     prefill_seconds: float
@@ -50,12 +50,12 @@ def random_prompts(count: int, length: int, vocab_size: int, seed: int) -> list[
 
 
 def run_batch(
-    engine: Stepping,
+    engine: StepEngine,
     prompts: Sequence[Sequence[int]],
     new_tokens: int,
     clock: Clock = time.perf_counter,
     around_step: Callable[[], AbstractContextManager[object]] = nullcontext,
-) -> Timed:
+) -> BatchTiming:
     """Everything is handed in at once, as a burst of requests would be."""
     begin = clock()
     waiting = {engine.submit(prompt, new_tokens): new_tokens for prompt in prompts}
@@ -76,7 +76,7 @@ def run_batch(
         _count_down(waiting, got)
     if not full:
         raise BadInput(f"{new_tokens} new tokens end before all {batch} prompts are read; measure with more --new-tokens")
-    return Timed(
+    return BatchTiming(
         prefill_seconds=prefill_seconds,
         prefill_steps=prefill_steps,
         step_seconds=tuple(full),

@@ -25,7 +25,7 @@ class Resident(Frozen):
     """Pages of mapped files, which the system may take back at any time."""
 
 
-class Look(Frozen):
+class MemorySample(Frozen):
     seconds: float
     own_bytes: int
     mapped_bytes: int
@@ -58,7 +58,7 @@ class MemoryLog:
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock, self._begin = clock, clock()
-        self.looks: list[Look] = []
+        self.looks: list[MemorySample] = []
         self.marks: list[tuple[float, str]] = []
         self.base_bytes = 0
         """What the process held before it loaded anything; what was planned comes on top."""
@@ -69,7 +69,7 @@ class MemoryLog:
     def look(self) -> None:
         found = resident()
         seconds = self._clock() - self._begin
-        self.looks.append(Look(seconds=seconds, own_bytes=found.own_bytes, mapped_bytes=found.mapped_bytes))
+        self.looks.append(MemorySample(seconds=seconds, own_bytes=found.own_bytes, mapped_bytes=found.mapped_bytes))
 
     @property
     def peak_bytes(self) -> int:

@@ -17,7 +17,7 @@ PARTS = (("scheduler", "schedule"), ("scheduler", "computed"), ("runner", "run")
 
 
 @dataclass
-class Steps:
+class StepTimes:
     """(sequences that got a token, seconds of the step, seconds of its kernels)."""
 
     seen: list[tuple[int, float, float]] = field(default_factory=list[tuple[int, float, float]])
@@ -30,9 +30,9 @@ class Steps:
 
 
 @contextmanager
-def profiled(engine: Engine, trace: Trace) -> Generator[Steps]:
+def profiled(engine: Engine, trace: Trace) -> Generator[StepTimes]:
     """While the block runs, every step leaves spans in the trace."""
-    steps, undo = Steps(), list[Callable[[], None]]()
+    steps, undo = StepTimes(), list[Callable[[], None]]()
     timers = _Timers(engine.runner.program, trace)
     for owner, method in PARTS:
         undo.append(_wrap(getattr(engine, owner), method, _spanned(trace, f"{owner}.{method}")))
@@ -63,7 +63,7 @@ def _spanned(trace: Trace, name: str) -> Callable[[Callable[..., Any]], Callable
     return around
 
 
-def _counted(steps: Steps, timers: _Timers) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _counted(steps: StepTimes, timers: _Timers) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def around(work: Callable[..., Any]) -> Callable[..., Any]:
         def timed() -> Any:
             begin = time.perf_counter()

@@ -9,13 +9,13 @@ import msgspec
 
 from windlass.core.model import Frozen
 from windlass.errors import BadInput
-from windlass.measure.limits import Limits
+from windlass.measure.limits import MachineLimits
 from windlass.measure.work import WeightBytes
 
 REPORT_VERSION = 1
 
 
-class Run(Frozen):
+class BatchResult(Frozen):
     """`batch` sequences at once, all of the same length."""
 
     batch: int
@@ -55,23 +55,23 @@ class Run(Frozen):
     def prefill_flops_per_second(self) -> float:
         return self.prefill_flops / self.prefill_seconds
 
-    def read_share(self, limits: Limits) -> float:
+    def read_share(self, limits: MachineLimits) -> float:
         """Of what this machine reads at most."""
         return self.read_bytes_per_second / limits.read_bytes_per_second
 
-    def decode_flops_share(self, limits: Limits) -> float:
+    def decode_flops_share(self, limits: MachineLimits) -> float:
         """Of its matrix products. Products of small integers, which packed weights allow, may be faster than those of floats."""
         return self.decode_flops_per_second / limits.matmul_flops
 
-    def prefill_flops_share(self, limits: Limits) -> float:
+    def prefill_flops_share(self, limits: MachineLimits) -> float:
         return self.prefill_flops_per_second / limits.matmul_flops
 
-    def memory_limit_tokens_per_second(self, limits: Limits) -> float:
+    def memory_limit_tokens_per_second(self, limits: MachineLimits) -> float:
         """Were there nothing to do but to read."""
         return self.batch * limits.read_bytes_per_second / self.step_read_bytes
 
 
-class RankRun(Frozen):
+class RankTimes(Frozen):
     """Where the time of a decode step goes on one rank of several."""
 
     rank: int
@@ -85,18 +85,18 @@ class RankRun(Frozen):
     received_bytes: float
 
 
-class Split(Frozen):
+class SplitResult(Frozen):
     """A model over several ranks."""
 
     layout: str
     sync: str = "exact"
     predicted_tokens_per_second: float = 0.0
     """Of one sequence, by the plan; 0: not predicted."""
-    ranks: tuple[RankRun, ...] = ()
+    ranks: tuple[RankTimes, ...] = ()
     """Of the first batch."""
 
 
-class Memory(Frozen):
+class MemoryUse(Frozen):
     weights: WeightBytes
     kv_bytes: int
     resident_bytes: int
@@ -111,7 +111,7 @@ class Memory(Frozen):
         return self.resident_bytes / self.planned_bytes - 1 if self.planned_bytes else None
 
 
-class Report(Frozen):
+class BenchReport(Frozen):
     model: str
     parameters: int
     scheme: str
@@ -119,19 +119,19 @@ class Report(Frozen):
     device: str
     machine: str
     num_threads: int
-    limits: Limits
+    limits: MachineLimits
     start_seconds: float
     """From nothing to ready for the first request, programs imported and weights read."""
-    runs: tuple[Run, ...]
-    memory: Memory
-    split: Split | None = None
+    runs: tuple[BatchResult, ...]
+    memory: MemoryUse
+    split: SplitResult | None = None
     random_weights: bool = False
     made_at: str = ""
     windlass: str = ""
     version: int = REPORT_VERSION
 
 
-class Change(Frozen):
+class ReportChange(Frozen):
     what: str
     old: float
     new: float
@@ -144,7 +144,7 @@ class Change(Frozen):
         return better / worse if worse else float("inf")
 
 
-def encode_report(report: Report) -> bytes:
+def encode_report(report: BenchReport) -> bytes:
     """With what is reached and its share of what is possible written out, so that nobody has to divide."""
     values: dict[str, Any] = msgspec.to_builtins(report)
     for run, shown in zip(report.runs, values["runs"], strict=True):
@@ -161,9 +161,9 @@ def encode_report(report: Report) -> bytes:
     return msgspec.json.format(msgspec.json.encode(values), indent=1)
 
 
-def read_report(text: bytes, where: str) -> Report:
+def read_report(text: bytes, where: str) -> BenchReport:
     try:
-        found = msgspec.convert(_given(msgspec.json.decode(text, type=dict[str, Any])), Report)
+        found = msgspec.convert(_given(msgspec.json.decode(text, type=dict[str, Any])), BenchReport)
     except (msgspec.DecodeError, UnicodeDecodeError, TypeError) as error:
         raise BadInput(f"{where} is no measurement of `windlass bench --save`: {error}") from None
     if found.version != REPORT_VERSION:
@@ -181,12 +181,12 @@ def _given(values: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def compare(new: Report, old: Report) -> tuple[Change, ...]:
+def compare(new: BenchReport, old: BenchReport) -> tuple[ReportChange, ...]:
     """Runs of the same size are set side by side."""
     return tuple(_changes(new, old))
 
 
-def _changes(new: Report, old: Report) -> Iterator[Change]:
+def _changes(new: BenchReport, old: BenchReport) -> Iterator[ReportChange]:
     before = {(run.batch, run.prompt_tokens, run.new_tokens): run for run in old.runs}
     for run in new.runs:
         found = before.get((run.batch, run.prompt_tokens, run.new_tokens))
@@ -203,5 +203,5 @@ def _changes(new: Report, old: Report) -> Iterator[Change]:
     yield _change("this machine's reads, bytes/s", old.limits.read_bytes_per_second, new.limits.read_bytes_per_second)
 
 
-def _change(what: str, old: float, new: float, more_is_better: bool = True) -> Change:
-    return Change(what=what, old=old, new=new, more_is_better=more_is_better)
+def _change(what: str, old: float, new: float, more_is_better: bool = True) -> ReportChange:
+    return ReportChange(what=what, old=old, new=new, more_is_better=more_is_better)

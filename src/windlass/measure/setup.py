@@ -10,7 +10,7 @@ from windlass.core.rule import Rule
 from windlass.core.scheme import Scheme
 
 
-class Setup(Frozen):
+class BenchSetup(Frozen):
     name: str
     spec: ModelSpec
     rules: tuple[Rule, ...]

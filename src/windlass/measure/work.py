@@ -22,7 +22,7 @@ class WeightBytes(Frozen):
         return self.always + self.experts + self.lookup
 
 
-class Work(Frozen):
+class StepWork(Frozen):
     weight_bytes: float
     kv_bytes: float
     flops: float
@@ -40,10 +40,10 @@ def expert_share(spec: ModelSpec, tokens: float) -> float:
 
 def decode_work(
     spec: ModelSpec, rules: tuple[Rule, ...], weights: WeightBytes, batch: int, context_tokens: float, kv_element_bytes: float
-) -> Work:
+) -> StepWork:
     """One step of `batch` sequences, each with `context_tokens` tokens in the cache."""
     layers = (layer_cache_bytes(layer.mixer, round(context_tokens), kv_element_bytes, windowed=True) for layer in spec.layers)
-    return Work(
+    return StepWork(
         weight_bytes=weights.always + weights.experts * expert_share(spec, batch),
         kv_bytes=batch * sum(layers),
         flops=batch * forward_flops(spec, rules, context_tokens).total,
@@ -52,12 +52,12 @@ def decode_work(
 
 def prefill_work(
     spec: ModelSpec, rules: tuple[Rule, ...], weights: WeightBytes, prompts: int, prompt_tokens: int, num_steps: int
-) -> Work:
+) -> StepWork:
     """Reading `prompts` prompts in `num_steps` steps: each goes through the weights once; only last tokens need the head."""
     tokens = prompts * prompt_tokens
     operations = forward_flops(spec, rules, prompt_tokens / 2)
     share = expert_share(spec, tokens / num_steps)
-    return Work(
+    return StepWork(
         weight_bytes=num_steps * (weights.always + weights.experts * share),
         kv_bytes=0.0,
         flops=tokens * (operations.layers + operations.attention) + prompts * operations.head,

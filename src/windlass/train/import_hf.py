@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from windlass.core.model import ModelSpec
-from windlass.core.rule import Part, Rule
+from windlass.core.rule import ModelPart, Rule
 from windlass.errors import BadInput
 from windlass.weights import open_model
 from windlass.weights.source import OpenedModel
@@ -56,5 +56,5 @@ def import_tensors(path: Path, spec: ModelSpec | None = None, rules: tuple[Rule,
 
 
 def _shape(rules: tuple[Rule, ...]) -> set[tuple[str, tuple[int, ...], tuple[int, ...] | None, int]]:
-    kept = (rule for rule in rules if rule.part is Part.MAIN and rule.copy_of is None)
+    kept = (rule for rule in rules if rule.part is ModelPart.MAIN and rule.copy_of is None)
     return {(rule.ours, rule.shape, rule.layers, rule.num_experts) for rule in kept}

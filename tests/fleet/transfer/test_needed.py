@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors")
 
-from windlass.convert.convert import Settings, convert  # noqa: E402
+from windlass.convert.convert import ConvertSettings, convert  # noqa: E402
 from windlass.core.layout import Layout  # noqa: E402
 from windlass.core.ranks.epoch import EpochPlan  # noqa: E402
 from windlass.core.scheme import scheme  # noqa: E402
@@ -70,7 +70,7 @@ def in_form(makers: tuple[Any, ModuleType, ModuleType], form: str, folder: Path)
         return folder.with_suffix(".m")
     plain = tiny.make(folder / "plain", "glm4_moe", **wide, intermediate_size=288, moe_intermediate_size=192)
     name, *zeros = form.split()
-    convert(plain, folder / "packed", Settings(scheme=scheme(name, 32, zero_points=bool(zeros)), jobs=1))
+    convert(plain, folder / "packed", ConvertSettings(scheme=scheme(name, 32, zero_points=bool(zeros)), jobs=1))
     return folder / "packed"
 
 

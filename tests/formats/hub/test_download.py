@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from windlass.formats.hub.hub import wanted
-from windlass.formats.hub.progress import Arrivals, reporting
+from windlass.formats.hub.hub import select_files
+from windlass.formats.hub.progress import DownloadProgress, reporting
 
 pytestmark = pytest.mark.pure
 
@@ -403,13 +403,13 @@ def test_tensors_before_anything_is_downloaded(hub: Server, tmp_path: Path) -> N
     ],
 )
 def test_files_a_model_is_made_of(files: list[str], expected: list[str] | None) -> None:
-    assert wanted(files) == (
+    assert select_files(files) == (
         expected if expected is not None else ["chat_template.jinja", "merges.txt", "tokenizer.model", "tokenizer_config.json"]
     )
 
 
 def test_arrivals(tmp_path: Path) -> None:
-    arrivals = Arrivals(tmp_path / "blobs", {"aa": 10, "bb": 20, "cc": 5})
+    arrivals = DownloadProgress(tmp_path / "blobs", {"aa": 10, "bb": 20, "cc": 5})
     assert (arrivals.done_bytes(), arrivals.total_bytes) == (0, 35)
     (tmp_path / "blobs").mkdir()
     (tmp_path / "blobs" / "aa").write_bytes(bytes(10))
@@ -423,6 +423,6 @@ def test_arrivals(tmp_path: Path) -> None:
 
 def test_trouble_ends_the_reports(tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
-    with pytest.raises(KeyError), reporting(Arrivals(tmp_path, {"a": 1}), lambda done, total: told.append((done, total))):
+    with pytest.raises(KeyError), reporting(DownloadProgress(tmp_path, {"a": 1}), lambda done, total: told.append((done, total))):
         raise KeyError
     assert told == []

@@ -13,7 +13,7 @@ pytest.importorskip("safetensors")
 
 import torch
 
-from windlass.core.rule import Part, Rule
+from windlass.core.rule import ModelPart, Rule
 from windlass.errors import BadCheckpoint, BadInput
 from windlass.families import describe, rules
 from windlass.kernels.step import Step
@@ -37,7 +37,7 @@ class Made:
         chance = torch.Generator().manual_seed(0)
         self.tensors: dict[str, torch.Tensor] = {}
         for rule in made:
-            if rule.copy_of is not None or (rule.part is Part.NEXT_TOKEN and not mtp):
+            if rule.copy_of is not None or (rule.part is ModelPart.NEXT_TOKEN and not mtp):
                 continue
             for layer in rule.layers if rule.layers is not None else (None,):
                 for expert in range(rule.num_experts) if rule.num_experts else (None,):
@@ -113,7 +113,7 @@ def test_other_weights_are_not_imported(tmp_path: Path) -> None:
 def test_a_model_trained_without_its_mtp_layer(tmp_path: Path) -> None:
     config = tiny("glm4_moe")[0] | {"num_nextn_predict_layers": 1}
     made = rules(describe(config))
-    assert any(rule.part is Part.NEXT_TOKEN for rule in made)
+    assert any(rule.part is ModelPart.NEXT_TOKEN for rule in made)
     export_model(Made(made, mtp=False), made, config, tmp_path / "out")
     written = json.loads((tmp_path / "out" / "config.json").read_text())
     assert written["num_nextn_predict_layers"] == 0 and written["torch_dtype"] == "bfloat16"

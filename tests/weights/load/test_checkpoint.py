@@ -12,9 +12,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from windlass.convert.convert import Settings, convert  # noqa: E402
+from windlass.convert.convert import ConvertSettings, convert  # noqa: E402
 from windlass.core.model import MoE  # noqa: E402
-from windlass.core.rule import Part  # noqa: E402
+from windlass.core.rule import ModelPart  # noqa: E402
 from windlass.core.scheme import scheme  # noqa: E402
 from windlass.kernels.packing.panels import Panels  # noqa: E402
 from windlass.weights import CheckpointWeights, OpenedModel, open_model  # noqa: E402
@@ -39,7 +39,7 @@ def plain(found: Any, expert: int | None = None) -> torch.Tensor:
 def names_of(opened: OpenedModel) -> Iterator[tuple[str, ModelTensor]]:
     """Every tensor of the main part by our name."""
     for rule in opened.rules:
-        if rule.part is Part.MAIN and rule.copy_of is None:
+        if rule.part is ModelPart.MAIN and rule.copy_of is None:
             for layer in rule.layers if rule.layers is not None else (None,):
                 for expert in range(rule.num_experts) if rule.num_experts else (None,):
                     ours = ModelTensor(rule=rule, layer=layer, expert=expert)
@@ -171,7 +171,7 @@ SCHEMES = {
 
 
 def check_converted(tiny: Any, source: Path, folder: Path, quant: str) -> dict[str, int]:
-    convert(source, folder, Settings(scheme=SCHEMES[quant], jobs=1))
+    convert(source, folder, ConvertSettings(scheme=SCHEMES[quant], jobs=1))
     opened = open_model(folder)
     written = tiny.read(folder)
     kept, exact = CheckpointWeights(opened), CheckpointWeights(opened, keep_quantized=False)
@@ -212,7 +212,7 @@ def test_converted_schemes(tiny: Any, tmp_path: Path, name: str, quant: str) -> 
 
 
 def test_converted_experts_are_one_stack_of_panels(tiny: Any, tmp_path: Path) -> None:
-    convert(tiny.make(tmp_path / "model", "glm4_moe"), tmp_path / "out", Settings(scheme=scheme("int4", 32), jobs=1))
+    convert(tiny.make(tmp_path / "model", "glm4_moe"), tmp_path / "out", ConvertSettings(scheme=scheme("int4", 32), jobs=1))
     opened = open_model(tmp_path / "out")
     weights, exact = CheckpointWeights(opened), CheckpointWeights(opened, keep_quantized=False)
     layer = next(index for index, one in enumerate(opened.spec.layers) if isinstance(one.feed_forward, MoE))
@@ -224,7 +224,7 @@ def test_converted_experts_are_one_stack_of_panels(tiny: Any, tmp_path: Path) ->
 
 
 def test_a_dense_matrix_is_had_of_anything(tiny: Any, tmp_path: Path) -> None:
-    convert(tiny.make(tmp_path / "model", "deepseek_v3"), tmp_path / "out", Settings(scheme=scheme("int4", 32), jobs=1))
+    convert(tiny.make(tmp_path / "model", "deepseek_v3"), tmp_path / "out", ConvertSettings(scheme=scheme("int4", 32), jobs=1))
     opened = open_model(tmp_path / "out")
     weights, exact = CheckpointWeights(opened), CheckpointWeights(opened, keep_quantized=False)
     name = "layers.0.mixer.kv_b.weight"

@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from windlass.convert.convert import Settings, convert  # noqa: E402
+from windlass.convert.convert import ConvertSettings, convert  # noqa: E402
 from windlass.core.model import MoE  # noqa: E402
 from windlass.core.scheme import Scheme, scheme  # noqa: E402
 from windlass.families import describe  # noqa: E402
@@ -42,7 +42,7 @@ def made(tiny: Any, tmp_path: Path) -> Any:
 
     def make(name: str, how: Scheme, **changes: Any) -> Any:
         source = tiny.make(tmp_path / "model", name, **(FAMILIES[name] | changes))
-        convert(source, tmp_path / "out", Settings(scheme=how, jobs=1))
+        convert(source, tmp_path / "out", ConvertSettings(scheme=how, jobs=1))
         return open_model(tmp_path / "out")
 
     return make

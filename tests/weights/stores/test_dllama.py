@@ -14,7 +14,7 @@ import msgspec
 import pytest
 import torch
 
-from windlass.convert.dllama.writer import Written, file_bytes, write_model
+from windlass.convert.dllama.writer import WrittenModel, file_bytes, write_model
 from windlass.core.model import ModelSpec
 from windlass.core.rule import stored_tensors
 from windlass.errors import BadCheckpoint, BadConfig, BadInput, Error, Impossible, UnknownName
@@ -106,7 +106,7 @@ def _reader(tensors: dict[str, torch.Tensor]) -> Callable[[str, int, int], torch
     return lambda name, start, stop: tensors[name][start:stop]
 
 
-def _write(path: Path, config: dict[str, Any], weights: str, **options: Any) -> tuple[dict[str, torch.Tensor], Written]:
+def _write(path: Path, config: dict[str, Any], weights: str, **options: Any) -> tuple[dict[str, torch.Tensor], WrittenModel]:
     tensors = _tensors(config)
     return tensors, write_model(path, config, _reader(tensors), weights, **options)
 

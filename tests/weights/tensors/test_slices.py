@@ -11,10 +11,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from windlass.convert.convert import Settings, convert  # noqa: E402
+from windlass.convert.convert import ConvertSettings, convert  # noqa: E402
 from windlass.core.layout import Layout  # noqa: E402
 from windlass.core.place import Placement, place, stored  # noqa: E402
-from windlass.core.rule import AxisName, Part, Role  # noqa: E402
+from windlass.core.rule import AxisName, ModelPart, Role  # noqa: E402
 from windlass.core.scheme import Scheme, scheme  # noqa: E402
 from windlass.kernels.packing.panels import Panels  # noqa: E402
 from windlass.weights import CheckpointWeights, OpenedModel, open_model  # noqa: E402
@@ -80,8 +80,8 @@ def sources(tiny: Any, gguf_maker: ModuleType, dllama_maker: ModuleType, tmp_pat
     return opened
 
 
-def settings(how: Scheme) -> Settings:
-    return Settings(scheme=how, jobs=1)
+def settings(how: Scheme) -> ConvertSettings:
+    return ConvertSettings(scheme=how, jobs=1)
 
 
 def placement_of(opened: OpenedModel, layout: Layout, how: Scheme, shares: tuple[float, ...] | None) -> Placement:
@@ -103,7 +103,7 @@ def test_slices_are_the_whole(sources: Any, source: str, layout: str) -> None:
     ranks = [CheckpointWeights(opened, placement=placed, tp_index=index) for index in range(ways.tp)]
     num_panels = 0
     for rule in opened.rules:
-        if rule.part is not Part.MAIN or rule.copy_of is not None or rule.num_experts:
+        if rule.part is not ModelPart.MAIN or rule.copy_of is not None or rule.num_experts:
             continue
         name = rule.ours.format(layer=rule.layers[-1] if rule.layers else None)
         expected = whole.vector(name) if len(rule.axes) == 1 else whole.matrix(name)

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from windlass.engine.protocol import Launch
     from windlass.fleet.root.epoch import NodeProgress
     from windlass.fleet.root.inline import Beside
-    from windlass.measure.report import Split
+    from windlass.measure.report import SplitResult
 
 
-class Spread:
+class FleetRanks:
     """To be closed."""
 
     def __init__(self, over: Over, told: Callable[[str], None], nodes: Callable[[NodeProgress], None]) -> None:
@@ -38,19 +38,19 @@ class Spread:
         self._beside.ready(info)
         return engine, info
 
-    def watch(self, run: Callable[[], Sequence[float]]) -> Split:
-        from windlass.measure.report import RankRun, Split
+    def watch(self, run: Callable[[], Sequence[float]]) -> SplitResult:
+        from windlass.measure.report import RankTimes, SplitResult
 
         assert self._beside is not None
         plan = self._beside.fleet.plan
         with self._beside.explained():
             found = self._beside.watch(run)
         assert plan is not None
-        return Split(
+        return SplitResult(
             layout=str(plan.layout),
             sync=self._over.sync,
             predicted_tokens_per_second=plan.tokens_per_second or self._predicted(),
-            ranks=tuple(RankRun(**msgspec.structs.asdict(one)) for one in found),
+            ranks=tuple(RankTimes(**msgspec.structs.asdict(one)) for one in found),
         )
 
     def _predicted(self) -> float:

@@ -18,8 +18,8 @@ from windlass.errors import BadInput, Error, MissingExtra, UnknownName
 from windlass.families import describe, rules
 
 if TYPE_CHECKING:
-    from windlass.measure.report import Report
-    from windlass.measure.setup import Setup
+    from windlass.measure.report import BenchReport
+    from windlass.measure.setup import BenchSetup
 
 MAX_BATCH = 1024
 
@@ -73,9 +73,9 @@ def _spread(options: Options) -> Any:
     """None: there is but this process."""
     if options.over.is_one:
         return nullcontext()
-    from windlass.cli.bench.ranks import Spread
+    from windlass.cli.bench.ranks import FleetRanks
 
-    return Spread(options.over, (lambda _: None) if options.as_json else _remark, lambda _: None)
+    return FleetRanks(options.over, (lambda _: None) if options.as_json else _remark, lambda _: None)
 
 
 def _remark(line: str) -> None:
@@ -118,7 +118,7 @@ def _check(options: Options) -> None:
         raise MissingExtra("matplotlib", "plot", "drawing memory")
 
 
-def _earlier(path: Path | None) -> Report | None:
+def _earlier(path: Path | None) -> BenchReport | None:
     if path is None:
         return None
     from windlass.measure.report import read_report
@@ -130,8 +130,8 @@ def _earlier(path: Path | None) -> Report | None:
     return read_report(text, str(path))
 
 
-def _setup(word: str, options: Options, batches: tuple[int, ...]) -> Setup:
-    from windlass.measure.setup import Setup
+def _setup(word: str, options: Options, batches: tuple[int, ...]) -> BenchSetup:
+    from windlass.measure.setup import BenchSetup
 
     common: dict[str, Any] = {
         "batches": batches,
@@ -145,14 +145,14 @@ def _setup(word: str, options: Options, batches: tuple[int, ...]) -> Setup:
         config, name = _config(word)
         spec = describe(config, name, where=word)
         how = scheme(options.quant or "int4", options.group, options.kv)
-        return Setup(name=name, spec=spec, rules=rules(spec), config=config, scheme=how, **common)
+        return BenchSetup(name=name, spec=spec, rules=rules(spec), config=config, scheme=how, **common)
     from windlass.cli.open.locate import locate
     from windlass.weights.source import open_model
 
     path = locate(word, shown=not options.as_json)
     opened = open_model(path)
     opened.store.close()
-    return Setup(
+    return BenchSetup(
         name=opened.spec.name, path=path, spec=opened.spec, rules=opened.rules, scheme=_directory_scheme(path, options), **common
     )
 
@@ -185,7 +185,7 @@ def _directory_scheme(path: Path, options: Options) -> Scheme | None:
     return scheme(name, group, options.kv) if name in SCHEME_NAMES else None
 
 
-def _planned_bytes(setup: Setup) -> int | None:
+def _planned_bytes(setup: BenchSetup) -> int | None:
     """Weights, cache and activations of this very workload, as `windlass plan` counts them; None where it cannot."""
     if setup.scheme is None:
         return None
@@ -219,7 +219,7 @@ def _progress(options: Options) -> Any:
     return showing(not options.as_json)
 
 
-def _write(report: Report, options: Options, log: Any, trace: Any) -> list[Path]:
+def _write(report: BenchReport, options: Options, log: Any, trace: Any) -> list[Path]:
     from windlass.formats.disk.atomic import write_atomically
     from windlass.measure.memory import draw
     from windlass.measure.report import encode_report

@@ -11,10 +11,10 @@ from windlass.cli.console import console
 from windlass.units import format_bytes, format_count, format_rate, format_seconds
 
 if TYPE_CHECKING:
-    from windlass.measure.report import Change, Report, Run, Split
+    from windlass.measure.report import BatchResult, BenchReport, ReportChange, SplitResult
 
 
-def show(report: Report, written: list[Path], changes: tuple[Change, ...] = ()) -> None:
+def show(report: BenchReport, written: list[Path], changes: tuple[ReportChange, ...] = ()) -> None:
     out = console()
     weights = f"{report.scheme} {'random ' if report.random_weights else ''}weights".strip()
     out.print(
@@ -50,7 +50,7 @@ def show(report: Report, written: list[Path], changes: tuple[Change, ...] = ()) 
 COLUMNS = ("batch", "first token", "prefill", "computes", "decode", "a step", "it must read", "reads", "computes")
 
 
-def _runs(report: Report) -> Table:
+def _runs(report: BenchReport) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for name in COLUMNS:
         table.add_column(name, justify="right")
@@ -59,7 +59,7 @@ def _runs(report: Report) -> Table:
     return table
 
 
-def _row(run: Run, report: Report) -> list[str]:
+def _row(run: BatchResult, report: BenchReport) -> list[str]:
     limits = report.limits
     prefill, decode = run.prefill_flops_per_second / 1e9, run.decode_flops_per_second / 1e9
     return [
@@ -78,7 +78,7 @@ def _row(run: Run, report: Report) -> list[str]:
 SPLIT_COLUMNS = ("batch", "first token", "prefill", "decode", "a step")
 
 
-def _split_runs(report: Report) -> Table:
+def _split_runs(report: BenchReport) -> Table:
     """What one machine can do says little of several."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for name in SPLIT_COLUMNS:
@@ -93,7 +93,7 @@ def _split_runs(report: Report) -> Table:
 RANK_COLUMNS = ("rank", "machine", "computes", "waits", "wire", "sends", "receives")
 
 
-def _ranks(split: Split) -> Table:
+def _ranks(split: SplitResult) -> Table:
     title = (
         f"{split.layout}, sums {'as they are' if split.sync == 'exact' else f'as {split.sync}'}; of each step of the first batch"
     )
@@ -108,7 +108,7 @@ def _ranks(split: Split) -> Table:
     return table
 
 
-def _against_the_plan(report: Report, split: Split) -> str:
+def _against_the_plan(report: BenchReport, split: SplitResult) -> str:
     alone = next((run for run in report.runs if run.batch == 1), None)
     if not split.predicted_tokens_per_second:
         return "the plan predicted nothing for this"
@@ -119,7 +119,7 @@ def _against_the_plan(report: Report, split: Split) -> str:
     return f"{predicted}; measured {format_rate(alone.decode_tokens_per_second)}, {share:.0%} of it"
 
 
-def _memory(report: Report) -> str:
+def _memory(report: BenchReport) -> str:
     held = report.memory
     text = f"memory: {format_bytes(held.resident_bytes)}"
     if held.over_plan is not None:
@@ -130,7 +130,7 @@ def _memory(report: Report) -> str:
     return f"{text}, at most {format_bytes(held.loading_peak_bytes)} while loading"
 
 
-def _changes(changes: tuple[Change, ...]) -> Table:
+def _changes(changes: tuple[ReportChange, ...]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", title="against the earlier measurement", title_justify="left")
     table.add_column("")
     for name in ("then", "now", "better by"):

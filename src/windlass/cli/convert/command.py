@@ -39,9 +39,9 @@ def convert(
     as_json: bool = typer.Option(False, "--json", help="Print the report as JSON."),
 ) -> int:
     """Convert a checkpoint in bounded memory. Interrupted, it goes on where it was when the same command is given again."""
-    from windlass.cli.convert.run import Options, run
+    from windlass.cli.convert.run import ConvertOptions, run
 
-    options = Options(
+    options = ConvertOptions(
         quant=quant,
         group=group,
         asymmetric=asymmetric,

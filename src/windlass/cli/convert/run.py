@@ -18,7 +18,7 @@ SPOOL = ".windlass-source"
 """Where files of a streamed source lie while they are needed, inside the output directory."""
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class ConvertOptions(msgspec.Struct, frozen=True, kw_only=True):
     quant: str
     group: int
     asymmetric: bool
@@ -34,7 +34,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     as_json: bool
 
 
-def run(words: list[str], out_dir: Path | None, options: Options) -> int:
+def run(words: list[str], out_dir: Path | None, options: ConvertOptions) -> int:
     pairs = _pairs(words, out_dir, options)
     _check(options)
     _need_torch()
@@ -45,7 +45,7 @@ def run(words: list[str], out_dir: Path | None, options: Options) -> int:
     return 0
 
 
-def _pairs(words: list[str], out_dir: Path | None, options: Options) -> list[tuple[str, Path]]:
+def _pairs(words: list[str], out_dir: Path | None, options: ConvertOptions) -> list[tuple[str, Path]]:
     if out_dir is not None:
         pairs = [(word, out_dir / f"{_name(word)}-{options.quant}") for word in words]
         outs = [out for _, out in pairs]
@@ -72,7 +72,7 @@ def _existing(word: str) -> Path | None:
         return None
 
 
-def _check(options: Options) -> None:
+def _check(options: ConvertOptions) -> None:
     for name, value, known in (("--to", options.to, ("hf", "dllama")), ("--mtp", options.mtp, ("keep", "drop"))):
         if value not in known:
             raise BadInput(f"{name} is {' or '.join(known)}, not {value!r}")
@@ -101,7 +101,7 @@ def _need_torch() -> None:
         raise MissingExtra("torch", "run", "converting")
 
 
-def _one(source: str, out: Path, options: Options) -> Any:
+def _one(source: str, out: Path, options: ConvertOptions) -> Any:
     from windlass.convert.streamed import open_streamed
     from windlass.weights.source import OpenedModel, open_source
 
@@ -128,7 +128,7 @@ def _hub_name(source: str) -> str:
     return name
 
 
-def _local(source: str, options: Options) -> Path:
+def _local(source: str, options: ConvertOptions) -> Path:
     """A path, or a name that is downloaded first."""
     path = _existing(source)
     if path is not None:
@@ -156,11 +156,11 @@ def pull_with_progress(name: str, max_workers: int, shown: bool, pull: Any) -> P
         return pull(name, max_workers, progress)
 
 
-def _to_hf(opened: Any, out: Path, options: Options) -> Any:
-    from windlass.convert.convert import Settings, convert_opened
+def _to_hf(opened: Any, out: Path, options: ConvertOptions) -> Any:
+    from windlass.convert.convert import ConvertSettings, convert_opened
 
     how = scheme(options.quant, options.group, zero_points=options.asymmetric)
-    settings = Settings(
+    settings = ConvertSettings(
         scheme=msgspec.structs.replace(how, quantize_head=options.head),
         max_memory_bytes=parse_bytes(options.max_memory),
         jobs=options.jobs,
@@ -178,7 +178,7 @@ def _to_hf(opened: Any, out: Path, options: Options) -> Any:
     return report
 
 
-def _samples(opened: Any, options: Options) -> tuple[tuple[int, ...], ...]:
+def _samples(opened: Any, options: ConvertOptions) -> tuple[tuple[int, ...], ...]:
     if not options.calibrate:
         return ()
     from windlass.cli.console import console
@@ -189,7 +189,7 @@ def _samples(opened: Any, options: Options) -> tuple[tuple[int, ...], ...]:
     return samples_for(Path(opened.name), options.calibrate)
 
 
-def _to_dllama(opened: Any, out: Path, options: Options) -> Any:
+def _to_dllama(opened: Any, out: Path, options: ConvertOptions) -> Any:
     from windlass.convert.dllama.convert import to_dllama
 
     jobs = options.jobs or len(os.sched_getaffinity(0))

@@ -12,12 +12,12 @@ from windlass.units import GB, format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from windlass.convert.dllama.convert import DllamaFiles
-    from windlass.convert.report import Report
+    from windlass.convert.report import ConvertReport
 
 WORST_SHOWN = 5
 
 
-def show_report(report: Report, out: Path) -> None:
+def show_report(report: ConvertReport, out: Path) -> None:
     group = f", groups of {report.group}" if report.group else ""
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold")

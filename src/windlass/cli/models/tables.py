@@ -13,7 +13,7 @@ from windlass.cli.open.resolve import Resolved
 from windlass.core.model import Attention, Convolution, LatentAttention, ModelSpec
 from windlass.core.rule import Rule
 from windlass.families import rules
-from windlass.families.registry import Known, known_models, spec_of
+from windlass.families.registry import KnownModel, known_models, spec_of
 from windlass.plan.inference.assemble import model_facts
 from windlass.plan.inference.smallest import smallest_hardware
 from windlass.units import format_bytes, format_context, format_count
@@ -29,7 +29,7 @@ def registry_rows(filter_by: str) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: row["parameters"])
 
 
-def _row(model: Known) -> dict[str, Any]:
+def _row(model: KnownModel) -> dict[str, Any]:
     spec = spec_of(model)
     its_rules = rules(spec)
     facts = model_facts(spec, its_rules)

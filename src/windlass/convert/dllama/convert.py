@@ -7,8 +7,8 @@ from pathlib import Path
 
 from windlass.convert.dllama.vocabulary import read_hugging_face
 from windlass.convert.dllama.writer import file_bytes, write_model
-from windlass.convert.outputs import Choices, outputs
-from windlass.convert.validate import placed
+from windlass.convert.outputs import PackingChoices, converted_tensors
+from windlass.convert.validate import locate_sources
 from windlass.core.model import Frozen
 from windlass.core.scheme import scheme
 from windlass.errors import BadInput, Impossible
@@ -39,8 +39,8 @@ def to_dllama(
     total = file_bytes(config, WEIGHTS[quant])
     model.parent.mkdir(parents=True, exist_ok=True)
     require_free(model, total)
-    planned = outputs(opened.spec, opened.rules, Choices(scheme=scheme("bf16"), mtp=False))
-    locations = placed(planned, opened.store, ignore_next_token=True)
+    planned = converted_tensors(opened.spec, opened.rules, PackingChoices(scheme=scheme("bf16"), mtp=False))
+    locations = locate_sources(planned, opened.store, ignore_next_token=True)
     readers = {
         output.name: reader(opened.store, output, locations[output.name]) for output in planned if output.name in locations
     }

@@ -32,14 +32,14 @@ SLICE_ELEMENTS = 2**20
 """Numbers read at a time: 4 MiB as float32, enough for a disk and little beside a model."""
 
 
-class Written(Frozen):
+class WrittenModel(Frozen):
     num_bytes: int
     num_tensors: int
     notes: tuple[str, ...]
     """To be told to the user."""
 
 
-class Slice(Frozen):
+class FileSlice(Frozen):
     """Rows of one tensor, written together. Of tensors stored in pairs they are whole heads."""
 
     placed: PlacedTensor
@@ -66,7 +66,7 @@ def write_model(
     jobs: int = 2,
     slice_elements: int = SLICE_ELEMENTS,
     progress: Callable[[str, int], None] | None = None,
-) -> Written:
+) -> WrittenModel:
     """The model of a config.json as a `.m` file. `progress` hears of each slice written: its tensor and its bytes.
 
     `jobs` slices are read and quantized at once and as many wait to be written, so about 2 * jobs * slice_elements * 12 bytes
@@ -84,7 +84,7 @@ def write_model(
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
-    return Written(num_bytes=placed[-1].offset + placed[-1].num_bytes, num_tensors=len(placed), notes=_notes(spec, kind))
+    return WrittenModel(num_bytes=placed[-1].offset + placed[-1].num_bytes, num_tensors=len(placed), notes=_notes(spec, kind))
 
 
 def _layout(config: dict[str, Any], spec: ModelSpec, kind: WeightType) -> tuple[bytes, list[PlacedTensor]]:
@@ -99,19 +99,19 @@ def _notes(spec: ModelSpec, kind: WeightType) -> tuple[str, ...]:
     return notes(spec)
 
 
-def _slices(placed: list[PlacedTensor], slice_elements: int) -> Iterator[Slice]:
+def _slices(placed: list[PlacedTensor], slice_elements: int) -> Iterator[FileSlice]:
     for found in placed:
         unit = found.tensor.head_dim or 1
         step = max(slice_elements // (found.width * unit), 1) * unit
         for start in range(0, found.num_rows, step):
-            yield Slice(placed=found, start=start, stop=min(start + step, found.num_rows))
+            yield FileSlice(placed=found, start=start, stop=min(start + step, found.num_rows))
 
 
 def _write_slices(
-    stream: BufferedWriter, slices: Iterator[Slice], read: ReadRows, jobs: int, progress: Callable[[str, int], None] | None
+    stream: BufferedWriter, slices: Iterator[FileSlice], read: ReadRows, jobs: int, progress: Callable[[str, int], None] | None
 ) -> None:
     threads = torch.get_num_threads()
-    pending: deque[tuple[Slice, Future[np.ndarray]]] = deque()
+    pending: deque[tuple[FileSlice, Future[np.ndarray]]] = deque()
     # A core per slice and no cores shared within one: where other programs run too, torch's own splitting waits for the slowest.
     pool = ThreadPoolExecutor(jobs, initializer=torch.set_num_threads, initargs=(1,))
     try:
@@ -127,7 +127,7 @@ def _write_slices(
 
 
 def _write_next(
-    stream: BufferedWriter, pending: deque[tuple[Slice, Future[np.ndarray]]], progress: Callable[[str, int], None] | None
+    stream: BufferedWriter, pending: deque[tuple[FileSlice, Future[np.ndarray]]], progress: Callable[[str, int], None] | None
 ) -> None:
     part, future = pending.popleft()
     stream.write(future.result().data)
@@ -135,7 +135,7 @@ def _write_next(
         progress(part.placed.tensor.name, part.num_bytes)
 
 
-def _encode(part: Slice, read: ReadRows) -> np.ndarray:
+def _encode(part: FileSlice, read: ReadRows) -> np.ndarray:
     tensor = part.placed.tensor
     is_vector = len(tensor.shape) == 1
     start, stop = (0, tensor.shape[0]) if is_vector else (part.start, part.stop)

@@ -26,7 +26,7 @@ class Dialect(Frozen):
     """The template's variable that says how much to reason; empty: it has none."""
 
 
-class _Row(Frozen):
+class _DialectRow(Frozen):
     models: str
     template_has: tuple[str, ...]
     style: str
@@ -42,7 +42,7 @@ def dialect(template: str | None) -> Dialect:
     return Dialect()
 
 
-def _dialect(row: _Row, template: str) -> Dialect:
+def _dialect(row: _DialectRow, template: str) -> Dialect:
     return Dialect(
         style=row.style,
         thinking=row.thinking if row.thinking in template else "",
@@ -53,6 +53,6 @@ def _dialect(row: _Row, template: str) -> Dialect:
 
 
 @cache
-def _rows() -> tuple[_Row, ...]:
+def _rows() -> tuple[_DialectRow, ...]:
     text = files("windlass.families.chat").joinpath("dialects.toml").read_text(encoding="utf-8")
-    return tuple(msgspec.convert(tomllib.loads(text)["dialect"], list[_Row], strict=True))
+    return tuple(msgspec.convert(tomllib.loads(text)["dialect"], list[_DialectRow], strict=True))

@@ -17,9 +17,9 @@ from windlass.families.reading.fields import (
     read_stops,
 )
 from windlass.families.reading.hints import Hints
-from windlass.families.reading.naming import FusedOrder, Names, rules_from
+from windlass.families.reading.naming import FusedOrder, TensorNames, rules_from
 
-NAMES = Names(
+NAMES = TensorNames(
     embed="word_embeddings.weight",
     embed_norm="word_embeddings_layernorm",
     final_norm="ln_f",

@@ -7,10 +7,10 @@ from windlass.core.rule import Rule
 from windlass.families.reading.config import Config
 from windlass.families.reading.fields import read_attention, read_context, read_layers, read_native_scheme, read_stops
 from windlass.families.reading.hints import Hints
-from windlass.families.reading.naming import FusedOrder, Names, rules_from
+from windlass.families.reading.naming import FusedOrder, TensorNames, rules_from
 from windlass.families.reading.rope import read_rope
 
-NAMES = Names(
+NAMES = TensorNames(
     embed="transformer.embedding.word_embeddings.weight",
     final_norm="transformer.encoder.final_layernorm",
     head="transformer.output_layer.weight",

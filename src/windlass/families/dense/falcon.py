@@ -17,10 +17,10 @@ from windlass.families.reading.fields import (
     read_stops,
 )
 from windlass.families.reading.hints import Hints
-from windlass.families.reading.naming import FusedOrder, Names, rules_from
+from windlass.families.reading.naming import FusedOrder, TensorNames, rules_from
 from windlass.families.reading.rope import read_rope
 
-NAMES = Names(
+NAMES = TensorNames(
     embed="transformer.word_embeddings.weight",
     final_norm="transformer.ln_f",
     head="lm_head.weight",
@@ -33,7 +33,7 @@ NAMES = Names(
     up="mlp.dense_h_to_4h",
     down="mlp.dense_4h_to_h",
 )
-_TWO_NORMS: Names = msgspec.structs.replace(NAMES, mixer_norm="ln_attn", ffn_norm="ln_mlp")
+_TWO_NORMS: TensorNames = msgspec.structs.replace(NAMES, mixer_norm="ln_attn", ffn_norm="ln_mlp")
 
 
 def describe(config: Config, hints: Hints) -> ModelSpec:

@@ -16,9 +16,9 @@ from windlass.families.reading.fields import (
     read_stops,
 )
 from windlass.families.reading.hints import Hints
-from windlass.families.reading.naming import FusedOrder, Names, rules_from
+from windlass.families.reading.naming import FusedOrder, TensorNames, rules_from
 
-NAMES = Names(
+NAMES = TensorNames(
     embed="transformer.wte.weight",
     positions="transformer.wpe.weight",
     final_norm="transformer.ln_f",

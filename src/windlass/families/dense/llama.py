@@ -15,10 +15,10 @@ from windlass.families.reading.fields import (
     read_stops,
 )
 from windlass.families.reading.hints import Hints
-from windlass.families.reading.naming import Names, rules_from
+from windlass.families.reading.naming import TensorNames, rules_from
 from windlass.families.reading.rope import read_rope
 
-NAMES = Names(
+NAMES = TensorNames(
     embed="model.embed_tokens.weight",
     final_norm="model.norm",
     head="lm_head.weight",

@@ -18,10 +18,10 @@ from windlass.families.reading.fields import (
     read_stops,
 )
 from windlass.families.reading.hints import Hints
-from windlass.families.reading.naming import Names, rules_from
+from windlass.families.reading.naming import TensorNames, rules_from
 from windlass.families.reading.rope import read_rope
 
-NAMES: Names = msgspec.structs.replace(llama.NAMES, q_norm="self_attn.q_norm", k_norm="self_attn.k_norm")
+NAMES: TensorNames = msgspec.structs.replace(llama.NAMES, q_norm="self_attn.q_norm", k_norm="self_attn.k_norm")
 
 
 def read_qwen_attention(config: Config, hidden: int, num_layers: int) -> Attention:

@@ -12,7 +12,7 @@ from typing import Any
 
 from windlass.core.model import Activation, Attention, BandScaling, Dense, ModelSpec, MoE, Rope
 from windlass.errors import BadConfig, Impossible
-from windlass.families.dllama.names import ARCHITECTURES, Architecture, architecture
+from windlass.families.dllama.names import ARCHITECTURES, DllamaArchitecture, architecture
 
 _ACTIVATIONS = {Activation.GELU: 0, Activation.SILU: 1}
 _ACTIVATION_NAMES = {0: "gelu", 1: "silu"}
@@ -79,7 +79,7 @@ def _whole(name: str, value: float) -> int:
     return int(value)
 
 
-def _rope_values(spec: ModelSpec, kind: Architecture, mixer: Attention) -> dict[str, int]:
+def _rope_values(spec: ModelSpec, kind: DllamaArchitecture, mixer: Attention) -> dict[str, int]:
     rope = spec.positions
     if not isinstance(rope, Rope) or rope.interleaved or (rope.rotary_dim != mixer.head_dim and not kind.own):
         raise Impossible(f"Distributed Llama files of {kind.model_type} models rotate whole heads; this model does not")
@@ -128,7 +128,7 @@ def _own_values(spec: ModelSpec, experts: MoE, mixer: Attention) -> dict[str, in
 # --- and back --------------------------------------------------------------------------------------------------------
 
 
-class _Read:
+class _HeaderValues:
     """Header values, asked for one by one; what is missing or not understood is said by name."""
 
     def __init__(self, values: Mapping[str, int], where: str) -> None:
@@ -152,8 +152,8 @@ class _Read:
 
 def config_from(values: Mapping[str, int], where: str = "header") -> dict[str, Any]:
     """A config.json that `families.describe` reads. The head is never tied: the file stores it, rounded on its own."""
-    read = _Read(values, where)
-    kind: Architecture = read.among("arch_type", {known.number: known for known in ARCHITECTURES}, -1)
+    read = _HeaderValues(values, where)
+    kind: DllamaArchitecture = read.among("arch_type", {known.number: known for known in ARCHITECTURES}, -1)
     read.among("version", {0: 0}, 0)
     heads, num_experts = read("n_heads"), read("n_experts", 0)
     if not heads:
@@ -183,7 +183,7 @@ def config_from(values: Mapping[str, int], where: str = "header") -> dict[str, A
     return config
 
 
-def _rope_config(read: _Read, kind: Architecture) -> dict[str, Any]:
+def _rope_config(read: _HeaderValues, kind: DllamaArchitecture) -> dict[str, Any]:
     """Distributed Llama rotates halves in all but its first architecture, whatever the header says."""
     default = ROPE_PAIRS if kind.pairs else ROPE_HALVES
     rope = read("rope_type", default)
@@ -201,7 +201,7 @@ def _rope_config(read: _Read, kind: Architecture) -> dict[str, Any]:
     return {"rope_scaling": scaling}
 
 
-def _experts_config(read: _Read, num_experts: int) -> dict[str, Any]:
+def _experts_config(read: _HeaderValues, num_experts: int) -> dict[str, Any]:
     if not num_experts:
         return {}
     width = read("moe_hidden_dim")
@@ -215,7 +215,7 @@ def _experts_config(read: _Read, num_experts: int) -> dict[str, Any]:
     }
 
 
-def _own_config(read: _Read, head_dim: int) -> dict[str, Any]:
+def _own_config(read: _HeaderValues, head_dim: int) -> dict[str, Any]:
     flags = {0: False, 1: True}
     (scale,) = struct.unpack("<d", struct.pack("<ii", read("routed_scaling_low"), read("routed_scaling_high")))
     if not head_dim:

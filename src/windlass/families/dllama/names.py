@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from windlass.core.model import Attention, Frozen, ModelSpec
-from windlass.core.rule import Part, Role, Rule
+from windlass.core.rule import ModelPart, Role, Rule
 from windlass.core.scheme import Keep
 from windlass.errors import Impossible
 from windlass.families import rules
 
 
-class Architecture(Frozen):
+class DllamaArchitecture(Frozen):
     number: int
     """`arch_type` in the header."""
     model_type: str
@@ -29,10 +29,10 @@ class Architecture(Frozen):
 
 
 ARCHITECTURES = (
-    Architecture(number=0xABCD00, model_type="llama", class_name="LlamaForCausalLM", pairs=True),
-    Architecture(number=0xABCD01, model_type="qwen3", class_name="Qwen3ForCausalLM"),
-    Architecture(number=0xABCD02, model_type="qwen3_moe", class_name="Qwen3MoeForCausalLM"),
-    Architecture(number=0x574C4D01, model_type="glm4_moe", class_name="Glm4MoeForCausalLM", own=True),
+    DllamaArchitecture(number=0xABCD00, model_type="llama", class_name="LlamaForCausalLM", pairs=True),
+    DllamaArchitecture(number=0xABCD01, model_type="qwen3", class_name="Qwen3ForCausalLM"),
+    DllamaArchitecture(number=0xABCD02, model_type="qwen3_moe", class_name="Qwen3MoeForCausalLM"),
+    DllamaArchitecture(number=0x574C4D01, model_type="glm4_moe", class_name="Glm4MoeForCausalLM", own=True),
 )
 _BY_FAMILY = {known.model_type: known for known in ARCHITECTURES} | {"mistral": ARCHITECTURES[0]}
 
@@ -59,7 +59,7 @@ class FileTensor(Frozen):
     """Rows are stored in pairs within heads of this many rows; 0: as they are."""
 
 
-def architecture(spec: ModelSpec) -> Architecture:
+def architecture(spec: ModelSpec) -> DllamaArchitecture:
     found = _BY_FAMILY.get(spec.family)
     if found is None:
         raise Impossible(
@@ -79,7 +79,7 @@ def tensor_order(spec: ModelSpec) -> Iterator[FileTensor]:
     return _walk(spec, table)
 
 
-def _allowed(kind: Architecture) -> set[str]:
+def _allowed(kind: DllamaArchitecture) -> set[str]:
     names = {"embed.weight", "norm.weight", "head.weight", *_MIXER, *_DENSE, *_ROUTER, *_EXPERT, *_SHARED, *_NORMS}
     return names if kind.own else names - _OWN_ONLY
 
@@ -95,13 +95,13 @@ def _walk(spec: ModelSpec, table: _Table) -> Iterator[FileTensor]:
 class _Table:
     """The family's rules by our name, and by layer where layers differ."""
 
-    def __init__(self, spec: ModelSpec, kind: Architecture) -> None:
+    def __init__(self, spec: ModelSpec, kind: DllamaArchitecture) -> None:
         self._whole: dict[str, Rule] = {}
         self._layers: list[dict[str, Rule]] = [{} for _ in spec.layers]
         mixer = spec.attention
         self._head_dim = mixer.head_dim if kind.pairs and isinstance(mixer, Attention) else 0
         for rule in rules(spec):
-            if rule.part is not Part.MAIN:
+            if rule.part is not ModelPart.MAIN:
                 continue
             if rule.layers is None:
                 self._whole[rule.ours] = rule

@@ -39,7 +39,7 @@ class GgufSource(Frozen):
     order: HeadHalves | None = None
 
 
-class Architecture(Frozen):
+class GgufArchitecture(Frozen):
     model_type: str
     hf_class: str
     layers: dict[str, str]
@@ -82,16 +82,18 @@ _CORRECTION = ("exp_probs_b.bias", "mlp.gate.e_score_correction_bias")
 """The one name whose ending changes."""
 
 ARCHITECTURES = {
-    "llama": Architecture(
+    "llama": GgufArchitecture(
         model_type="llama", hf_class="LlamaForCausalLM", layers=_ATTENTION | _FFN_NORM | _DENSE, halved_heads=True
     ),
-    "qwen3": Architecture(model_type="qwen3", hf_class="Qwen3ForCausalLM", layers=_ATTENTION | _HEAD_NORMS | _FFN_NORM | _DENSE),
-    "qwen3moe": Architecture(
+    "qwen3": GgufArchitecture(
+        model_type="qwen3", hf_class="Qwen3ForCausalLM", layers=_ATTENTION | _HEAD_NORMS | _FFN_NORM | _DENSE
+    ),
+    "qwen3moe": GgufArchitecture(
         model_type="qwen3_moe",
         hf_class="Qwen3MoeForCausalLM",
         layers=_ATTENTION | _HEAD_NORMS | _FFN_NORM | _EXPERTS,
     ),
-    "glm4moe": Architecture(
+    "glm4moe": GgufArchitecture(
         model_type="glm4_moe",
         hf_class="Glm4MoeForCausalLM",
         # The norm before the feed-forward is called otherwise here.
@@ -111,7 +113,7 @@ _LAYER_NAME = re.compile(r"blk\.(?P<layer>\d{1,4})\.(?P<rest>.+)")
 _NAME = re.compile(r"(?P<stem>.+)\.(?P<ending>weight|bias)")
 
 
-def architecture_of(metadata: Mapping[str, object], where: str = "GGUF") -> tuple[str, Architecture]:
+def architecture_of(metadata: Mapping[str, object], where: str = "GGUF") -> tuple[str, GgufArchitecture]:
     name = metadata.get("general.architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
         raise BadInput(f"{where}: architecture {name!r:.60} is not read from GGUF; known: {', '.join(ARCHITECTURES)}")
@@ -119,7 +121,7 @@ def architecture_of(metadata: Mapping[str, object], where: str = "GGUF") -> tupl
 
 
 def gguf_sources(
-    architecture: Architecture, shapes: Mapping[str, tuple[int, ...]], head_dim: int, where: str = "GGUF"
+    architecture: GgufArchitecture, shapes: Mapping[str, tuple[int, ...]], head_dim: int, where: str = "GGUF"
 ) -> Iterator[GgufSource]:
     """Every tensor of the model. `shapes` is of the stored ones, slowest dimension first."""
     for stored, shape in shapes.items():
@@ -132,7 +134,7 @@ def gguf_sources(
                 yield GgufSource(name=name, stored=stored, shape=shape, order=order)
 
 
-def _hugging_face_name(architecture: Architecture, stored: str, where: str) -> str:
+def _hugging_face_name(architecture: GgufArchitecture, stored: str, where: str) -> str:
     """Refused when unknown: a tensor that nobody reads may well change the mathematics."""
     in_layer = _LAYER_NAME.fullmatch(stored)
     rest = in_layer["rest"] if in_layer else stored
@@ -156,7 +158,9 @@ def _experts(name: str, stored: str, shape: tuple[int, ...], where: str) -> Iter
         yield GgufSource(name=name.format(expert=expert), stored=stored, shape=shape[1:], first_row=expert * rows)
 
 
-def _row_order(architecture: Architecture, stored: str, shape: tuple[int, ...], head_dim: int, where: str) -> HeadHalves | None:
+def _row_order(
+    architecture: GgufArchitecture, stored: str, shape: tuple[int, ...], head_dim: int, where: str
+) -> HeadHalves | None:
     if not architecture.halved_heads or (".attn_q." not in stored and ".attn_k." not in stored):
         return None
     if head_dim % 2 or shape[0] % head_dim:

@@ -10,10 +10,10 @@ from windlass.families.moe import glm4_moe
 from windlass.families.reading.config import MAX_CONTEXT, MAX_LAYERS, Config
 from windlass.families.reading.fields import read_context, read_layers, read_native_scheme, read_rms, read_stops
 from windlass.families.reading.hints import Hints
-from windlass.families.reading.naming import Names, rules_from
+from windlass.families.reading.naming import TensorNames, rules_from
 from windlass.families.reading.rope import read_rope
 
-NAMES: Names = msgspec.structs.replace(
+NAMES: TensorNames = msgspec.structs.replace(
     glm4_moe.NAMES,
     q_a="self_attn.q_a_proj",
     q_a_norm="self_attn.q_a_layernorm",

@@ -21,10 +21,10 @@ from windlass.families.reading.fields import (
     read_stops,
 )
 from windlass.families.reading.hints import Hints
-from windlass.families.reading.naming import Names, rules_from
+from windlass.families.reading.naming import TensorNames, rules_from
 from windlass.families.reading.rope import read_rope
 
-NAMES: Names = msgspec.structs.replace(
+NAMES: TensorNames = msgspec.structs.replace(
     qwen3_moe.NAMES,
     correction="mlp.gate.e_score_correction_bias",
     shared="mlp.shared_experts",

@@ -19,10 +19,10 @@ from windlass.families.reading.fields import (
     read_stops,
 )
 from windlass.families.reading.hints import Hints
-from windlass.families.reading.naming import Names, rules_from
+from windlass.families.reading.naming import TensorNames, rules_from
 from windlass.families.reading.rope import read_rope
 
-NAMES: Names = msgspec.structs.replace(
+NAMES: TensorNames = msgspec.structs.replace(
     qwen3.NAMES,
     router="mlp.gate",
     expert_gate="mlp.experts.{expert}.gate_proj",

@@ -40,7 +40,7 @@ HARMLESS_WHEN: dict[str, object] = {
 _HARMLESS_PATTERN = re.compile(r"_.*|.*_token_ids?|.*_token|.*dropout.*|.*_pdrop|.*_loss_coef")
 
 
-def shown(value: object) -> str:
+def format_value(value: object) -> str:
     """A value as far as it fits a line. Nested too deep or too long a number, Python itself cannot print it."""
     try:
         return f"{value!r:.60}"
@@ -71,7 +71,7 @@ class Config:
         for name, value in present[1:]:
             if value != present[0][1]:
                 raise self.refuse(
-                    f"{present[0][0]} is {shown(present[0][1])} but {name} is {shown(value)}; they name the same thing"
+                    f"{present[0][0]} is {format_value(present[0][1])} but {name} is {format_value(value)}; they name the same thing"
                 )
         return present[0]
 
@@ -88,9 +88,9 @@ class Config:
             return default
         name, value = found
         if isinstance(value, bool) or not isinstance(value, int):
-            raise self.refuse(f"{name} should be a whole number, found {shown(value)}")
+            raise self.refuse(f"{name} should be a whole number, found {format_value(value)}")
         if not low <= value <= high:
-            raise self.refuse(f"{name} is {shown(value)}; expected {low} to {high}")
+            raise self.refuse(f"{name} is {format_value(value)}; expected {low} to {high}")
         return value
 
     def optional_integer(self, *names: str, low: int = 1, high: int = MAX_SIZE) -> int | None:
@@ -104,9 +104,9 @@ class Config:
             return default
         name, value = found
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise self.refuse(f"{name} should be a number, found {shown(value)}")
+            raise self.refuse(f"{name} should be a number, found {format_value(value)}")
         if not low <= value <= high:
-            raise self.refuse(f"{name} is {shown(value)}; expected {low:g} to {high:g}")
+            raise self.refuse(f"{name} is {format_value(value)}; expected {low:g} to {high:g}")
         return float(value)
 
     def flag(self, *names: str, default: bool) -> bool:
@@ -115,7 +115,7 @@ class Config:
             return default
         name, value = found
         if not isinstance(value, bool):
-            raise self.refuse(f"{name} should be true or false, found {shown(value)}")
+            raise self.refuse(f"{name} should be true or false, found {format_value(value)}")
         return value
 
     def choice(self, *names: str, among: dict[str, Any], default: str | None = None) -> Any:
@@ -124,7 +124,7 @@ class Config:
         if value is None:
             raise self._missing(names)
         if not isinstance(value, str) or value not in among:
-            raise self.refuse(f"{name} is {shown(value)}; known here: {', '.join(sorted(among))}")
+            raise self.refuse(f"{name} is {format_value(value)}; known here: {', '.join(sorted(among))}")
         return among[value]
 
     def strings(self, *names: str, length: int | None = None) -> tuple[str, ...] | None:
@@ -146,7 +146,7 @@ class Config:
         name, value = found
         items: list[Any] = value if isinstance(value, list) else [value]  # pyright: ignore[reportUnknownVariableType]
         if not all(isinstance(item, int) and not isinstance(item, bool) and 0 <= item <= high for item in items):
-            raise self.refuse(f"{name} should be whole numbers from 0 to {high}, found {shown(items)}")
+            raise self.refuse(f"{name} should be whole numbers from 0 to {high}, found {format_value(items)}")
         return tuple(items)
 
     def section(self, *names: str) -> Config | None:
@@ -156,14 +156,14 @@ class Config:
             return None
         name, value = found
         if not isinstance(value, dict):
-            raise self.refuse(f"{name} should be an object, found {shown(value)}")
+            raise self.refuse(f"{name} should be an object, found {format_value(value)}")
         return Config(value, f"{self.where}: {name}")  # pyright: ignore[reportUnknownArgumentType]
 
     def same(self, name: str, *expected: object) -> None:
         """A key whose only understood values are these (absence is one)."""
         found = self._find((name,))
         if found is not None and found[1] not in expected:
-            raise self.refuse(f"{name} is {shown(found[1])}; only {' or '.join(map(repr, expected))} is understood")
+            raise self.refuse(f"{name} is {format_value(found[1])}; only {' or '.join(map(repr, expected))} is understood")
 
     def ignore(self, *names: str) -> None:
         """Keys this family knows and has no use for."""
@@ -174,4 +174,4 @@ class Config:
         for key, value in self.values.items():
             known = key in self._read or key in HARMLESS or _HARMLESS_PATTERN.fullmatch(key)
             if not known and value is not None and value != HARMLESS_WHEN.get(key):
-                raise self.refuse(f"{key:.60} is not understood for this kind of model (value {shown(value)})")
+                raise self.refuse(f"{key:.60} is not understood for this kind of model (value {format_value(value)})")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from windlass.core.model import Activation, Attention, Norm
-from windlass.families.reading.config import MAX_CONTEXT, MAX_EXPERTS, MAX_LAYERS, Config, shown
+from windlass.families.reading.config import MAX_CONTEXT, MAX_EXPERTS, MAX_LAYERS, Config, format_value
 
 ACTIVATIONS = {
     "silu": Activation.SILU,
@@ -93,7 +93,7 @@ def read_native_scheme(config: Config) -> str:
         return "compressed-tensors"
     if not isinstance(method, str) or method not in _NATIVE:
         raise section.refuse(
-            f"quant_method {shown(method)} is not understood; known: {', '.join([*_NATIVE, 'compressed-tensors'])}"
+            f"quant_method {format_value(method)} is not understood; known: {', '.join([*_NATIVE, 'compressed-tensors'])}"
         )
     return _NATIVE[method]
 

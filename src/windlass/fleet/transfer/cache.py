@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from windlass.errors import BadCheckpoint, DoesNotFit
-from windlass.formats.disk.atomic import explained
+from windlass.formats.disk.atomic import write_errors
 from windlass.machine.system import this_system
 from windlass.units import format_bytes
 from windlass.weights.tensors.slices import Slice, overlap, subtract
@@ -51,7 +51,7 @@ class Cache:
     def using(self, catalogue: Catalogue) -> Use:
         """A checkpoint that is in use, till it is closed: nothing of it is removed to make room for others."""
         folder = self.folder / catalogue.key
-        with explained(folder, 0):
+        with write_errors(folder, 0):
             folder.mkdir(parents=True, exist_ok=True)
         return Use(self, folder, catalogue)
 
@@ -204,7 +204,7 @@ def _write(file: Path, parts: tuple[bytes, ...]) -> None:
     """Under a name that nobody else has, then renamed: others may be writing the same."""
     part = file.with_name(f".{os.getpid()}-{next(_numbers)}.part")
     try:
-        with explained(file.parent, sum(map(len, parts))):
+        with write_errors(file.parent, sum(map(len, parts))):
             with part.open("wb") as stream:
                 stream.writelines(parts)
             part.replace(file)
@@ -224,7 +224,7 @@ def _remove_stale(folder: Path) -> None:
 def _locked(folder: Path) -> int:
     """Shared: many may use it, and who removes it wants it alone. Made anew where it was removed while we waited."""
     while True:
-        with explained(folder, 0):
+        with write_errors(folder, 0):
             folder.mkdir(parents=True, exist_ok=True)
             try:
                 descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -24,7 +24,7 @@ def require_free(path: Path, num_bytes: int) -> None:
 
 
 @contextmanager
-def explained(path: Path, num_bytes: int) -> Generator[None]:
+def write_errors(path: Path, num_bytes: int) -> Generator[None]:
     """What goes wrong while writing, in one line: a full disk is short of the bytes that were to be written."""
     try:
         yield
@@ -58,7 +58,7 @@ def part_name(path: Path) -> Path:
 def write_atomically(path: Path, content: bytes) -> None:
     """Small files: configs, indexes, reports."""
     part = part_name(path)
-    with explained(path, len(content)):
+    with write_errors(path, len(content)):
         with part.open("wb") as stream:
             stream.write(content)
             stream.flush()

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from windlass.errors import BadInput
-from windlass.formats.disk.atomic import explained, sync_directory
+from windlass.formats.disk.atomic import sync_directory, write_errors
 
 
 class _Header(msgspec.Struct, forbid_unknown_fields=True):
@@ -40,11 +40,11 @@ class Journal:
         self._lock = Lock()
         self._records: dict[str, Any] = {}
         self._header = msgspec.json.decode(msgspec.json.encode(dict(fingerprint)))
-        with explained(path, 0):
+        with write_errors(path, 0):
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         try:
             self._lock_file()
-            with explained(path, 0):
+            with write_errors(path, 0):
                 self._load()
         except BaseException:
             self.close()
@@ -64,14 +64,14 @@ class Journal:
     def record(self, key: str, payload: Any = None, sync: bool = True) -> None:
         """`sync=False` leaves it to a later `sync()`; a killed process loses nothing by it, a machine without power may."""
         line = msgspec.json.encode(_Record(key=key, payload=payload)) + b"\n"
-        with self._lock, explained(self.path, len(line)):
+        with self._lock, write_errors(self.path, len(line)):
             self._append(line)
             self._records[key] = payload
         if sync:
             self.sync()
 
     def sync(self) -> None:
-        with explained(self.path, 0):
+        with write_errors(self.path, 0):
             os.fdatasync(self._descriptor)
 
     def close(self) -> None:

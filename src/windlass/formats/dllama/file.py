@@ -101,7 +101,7 @@ def weight_type(name: str) -> WeightType:
     return known[name.lower()]
 
 
-class Header(Frozen):
+class DllamaHeader(Frozen):
     values: dict[str, int]
     """By name, only those that the file gives."""
     num_bytes: int
@@ -115,7 +115,7 @@ def header_bytes(values: Mapping[str, int]) -> bytes:
     return _PREFIX.pack(MAGIC, _PREFIX.size + len(pairs)) + pairs
 
 
-def read_header(path: Path) -> Header:
+def read_header(path: Path) -> DllamaHeader:
     try:
         with path.open("rb") as stream:
             file_bytes = os.fstat(stream.fileno()).st_size
@@ -123,7 +123,7 @@ def read_header(path: Path) -> Header:
             body = stream.read(num_bytes - _PREFIX.size)
     except OSError as error:
         raise BadCheckpoint(f"cannot be read: {error.strerror}", path) from None
-    return Header(values=_read_pairs(path, body), num_bytes=num_bytes, file_bytes=file_bytes)
+    return DllamaHeader(values=_read_pairs(path, body), num_bytes=num_bytes, file_bytes=file_bytes)
 
 
 def _read_prefix(path: Path, prefix: bytes, file_bytes: int) -> int:
@@ -160,7 +160,7 @@ def _read_pairs(path: Path, body: bytes) -> dict[str, int]:
     return values
 
 
-def read_weight_type(path: Path, header: Header) -> WeightType:
+def read_weight_type(path: Path, header: DllamaHeader) -> WeightType:
     """The type of every matrix that is not always F32."""
     value = header.values.get("weights_float_type")
     if value is None:

@@ -101,10 +101,10 @@ def read_tokenizer(path: Path) -> DllamaTokenizer:
         data = path.read_bytes()
     except OSError as error:
         raise BadCheckpoint(f"cannot be read: {error.strerror}", path) from None
-    return _Reader(path, data).read()
+    return _TokenizerReader(path, data).read()
 
 
-class _Reader:
+class _TokenizerReader:
     """Walks the bytes once; whatever reaches past their end is refused with its offset."""
 
     def __init__(self, path: Path, data: bytes) -> None:

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from windlass.core.model import Frozen
 from windlass.errors import BadInput, MissingExtra
 from windlass.formats.disk.atomic import require_free
-from windlass.formats.hub.progress import Arrivals, reporting
+from windlass.formats.hub.progress import DownloadProgress, reporting
 from windlass.formats.safetensors.files import SAFETENSORS_INDEX, safetensors_files, torch_files
 
 SMALL_FILES = ("*.json", "tokenizer*", "*.model", "*.tiktoken", "*.jinja", "merges.txt", "vocab.txt", "LICENSE*", "README.md")
@@ -62,7 +62,7 @@ def looks_like_hub_name(name: str) -> bool:
     return bool(slash and owner and repository and "/" not in repository and not name.startswith((".", "/", "~")))
 
 
-def wanted(files: Collection[str]) -> list[str]:
+def select_files(files: Collection[str]) -> list[str]:
     """Of a repository's files those that a model is: its weights once, config, tokenizer and template. Nothing in subdirectories."""
     top = [name for name in sorted(files) if "/" not in name and not _matches(name, UNWANTED)]
     weights = [name for name in top if name.endswith(".safetensors")] or [
@@ -96,7 +96,7 @@ def list_files(name: str, revision: str | None = None) -> RemoteModel:
     with _explained(name, "looked up"):
         found: Any = hub.HfApi().model_info(name, revision=revision, files_metadata=True)
     siblings: dict[str, Any] = {sibling.rfilename: sibling for sibling in found.siblings or ()}
-    files = tuple(_remote_file(siblings[file]) for file in wanted(siblings))
+    files = tuple(_remote_file(siblings[file]) for file in select_files(siblings))
     return RemoteModel(name=name, revision=found.sha or "main", files=files)
 
 
@@ -139,7 +139,7 @@ def pull(name: str, max_workers: int = 8, progress: Callable[[int, int], None] |
     if not model.shards:
         raise BadInput(f"{name} on the hub has no safetensors and no PyTorch weights")
     blobs = Path(hub.constants.HF_HUB_CACHE) / f"models--{name.replace('/', '--')}" / "blobs"
-    arrivals = Arrivals(blobs, {file.blob: file.num_bytes for file in model.files})
+    arrivals = DownloadProgress(blobs, {file.blob: file.num_bytes for file in model.files})
     require_free(blobs, arrivals.total_bytes - arrivals.done_bytes())
     patterns = [glob.escape(file.name) for file in model.files]
     with _explained(name, "downloaded"), _quiet(hub, progress is not None), reporting(arrivals, progress):

@@ -10,7 +10,7 @@ from threading import Event, Thread
 SECONDS_BETWEEN_LOOKS = 0.5
 
 
-class Arrivals:
+class DownloadProgress:
     """Files that are expected in `directory` (blob name -> bytes); while one arrives it is called NAME.something.incomplete."""
 
     def __init__(self, directory: Path, expected: Mapping[str, int]) -> None:
@@ -41,7 +41,7 @@ class Arrivals:
 
 
 @contextmanager
-def reporting(arrivals: Arrivals, progress: Callable[[int, int], None] | None) -> Generator[None]:
+def reporting(arrivals: DownloadProgress, progress: Callable[[int, int], None] | None) -> Generator[None]:
     """Calls progress(bytes here, bytes in all) while the block runs, and once when it has ended well."""
     if progress is None:
         yield

@@ -83,7 +83,7 @@ def _roots(directory: Path) -> list[Path]:
     return [real]
 
 
-def nothing_found(directory: Path) -> BadInput:
+def no_weights_error(directory: Path) -> BadInput:
     looked_for = f"{SAFETENSORS_INDEX}, *.safetensors, {TORCH_INDEX}, pytorch_model*.bin"
     if any(directory.glob(f"{SECOND_COPY}*.safetensors")):
         return BadInput(f"{directory} has only {SECOND_COPY}*.safetensors, which are not in the Hugging Face layout")

@@ -32,7 +32,7 @@ class OutTensor(Frozen):
         return prod(self.shape) * DTYPE_BITS[self.dtype] // 8
 
 
-class Shard(Frozen):
+class SafetensorsShard(Frozen):
     file: str
     tensors: tuple[OutTensor, ...]
     """In the order of their bytes."""
@@ -43,7 +43,7 @@ class Shard(Frozen):
         return sum(tensor.num_bytes for tensor in self.tensors)
 
 
-def plan_shards(tensors: Iterable[OutTensor], max_shard_bytes: int = MAX_SHARD_BYTES) -> tuple[Shard, ...]:
+def plan_shards(tensors: Iterable[OutTensor], max_shard_bytes: int = MAX_SHARD_BYTES) -> tuple[SafetensorsShard, ...]:
     """Tensors in the order given, a new file whenever the next would not fit; one larger than a file gets one alone."""
     groups: list[list[OutTensor]] = [[]]
     names: set[str] = set()
@@ -55,7 +55,9 @@ def plan_shards(tensors: Iterable[OutTensor], max_shard_bytes: int = MAX_SHARD_B
             filled = 0
         groups[-1].append(tensor)
         filled += tensor.num_bytes
-    return tuple(Shard(file=_file_name(i, len(groups)), tensors=_aligned(group)) for i, group in enumerate(groups, start=1))
+    return tuple(
+        SafetensorsShard(file=_file_name(i, len(groups)), tensors=_aligned(group)) for i, group in enumerate(groups, start=1)
+    )
 
 
 def _check(tensor: OutTensor, names: set[str]) -> None:
@@ -97,7 +99,7 @@ def header_bytes(tensors: Sequence[OutTensor], metadata: Mapping[str, str]) -> b
     return len(text).to_bytes(LENGTH_BYTES, "little") + text
 
 
-def write_index(directory: Path, shards: Sequence[Shard]) -> Path | None:
+def write_index(directory: Path, shards: Sequence[SafetensorsShard]) -> Path | None:
     """Which file holds which tensor; a checkpoint of one file needs none."""
     if len(shards) == 1:
         return None

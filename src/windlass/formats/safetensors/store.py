@@ -17,7 +17,7 @@ from windlass.formats.safetensors.files import (
     SAFETENSORS_INDEX,
     file_within,
     missing_files,
-    nothing_found,
+    no_weights_error,
     read_index,
     safetensors_files,
 )
@@ -86,7 +86,7 @@ def _file_names(directory: Path, index: dict[str, str]) -> list[str]:
         raise BadCheckpoint(what, directory / SAFETENSORS_INDEX, first)
     names = sorted(named) + [name for name in safetensors_files(directory) if name not in named]
     if not names:
-        raise nothing_found(directory)
+        raise no_weights_error(directory)
     return names
 
 

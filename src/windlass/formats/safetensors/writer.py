@@ -15,7 +15,7 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from windlass.errors import BadInput
-from windlass.formats.disk.atomic import explained, part_name, sync_directory, write_fully
+from windlass.formats.disk.atomic import part_name, sync_directory, write_errors, write_fully
 from windlass.formats.safetensors.shards import FORMAT, OutTensor, header_bytes
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ CATCH_UP_BYTES = 16 * 2**20
 """Hashed by one write at most, so that no thread is kept long from its own work."""
 
 
-class ShardWriter:
+class SafetensorsWriter:
     def __init__(self, path: Path, tensors: Sequence[OutTensor], metadata: Mapping[str, str] = FORMAT) -> None:
         """Begins `.NAME.part`, or goes on with one that has the same header."""
         self.path = path
@@ -35,7 +35,7 @@ class ShardWriter:
         self._starts = _starts(tensors, len(self._header))
         self._sizes = {tensor.name: tensor.num_bytes for tensor in tensors}
         self.num_bytes = len(self._header) + sum(self._sizes.values())
-        with explained(self.part, self.num_bytes):
+        with write_errors(self.part, self.num_bytes):
             self._descriptor = os.open(self.part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             self.resumed = self._has_header()
             if not self.resumed:
@@ -51,18 +51,18 @@ class ShardWriter:
             return
         view = view.cast("B")
         position = self._starts[name] + byte_offset
-        with explained(self.part, len(view)):
+        with write_errors(self.part, len(view)):
             write_fully(self._descriptor, view, position)
         self._digest.saw(self._descriptor, position, view)
 
     def sync(self) -> None:
         """Returns when all that was written is on disk; a journal may speak of it then."""
-        with explained(self.part, self.num_bytes):
+        with write_errors(self.part, self.num_bytes):
             os.fdatasync(self._descriptor)
 
     def finish(self) -> str:
         """Gives the file its name; returns its SHA-256 in hex. Every tensor must have been written, in this run or an earlier one."""
-        with explained(self.part, self.num_bytes):
+        with write_errors(self.part, self.num_bytes):
             digest = self._digest.over(self._descriptor, self.num_bytes)
             os.fsync(self._descriptor)
             self.close()

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from windlass.errors import BadInput
-from windlass.formats.disk.atomic import explained, sync_directory
+from windlass.formats.disk.atomic import sync_directory, write_errors
 
 _STEP = re.compile(r"step-(\d{8,})")
 _LEFT_OVER = re.compile(r"step-\d{8,}\.(tmp|old|gone)")
@@ -44,7 +44,7 @@ def in_writing(folder: Path, step: int) -> Path:
 def begin(folder: Path, step: int) -> Path:
     """An empty folder to write to."""
     path = in_writing(folder, step)
-    with explained(path, 0):
+    with write_errors(path, 0):
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir(parents=True)
     return path
@@ -53,7 +53,7 @@ def begin(folder: Path, step: int) -> Path:
 def give_name(folder: Path, step: int) -> Path:
     """From here on the checkpoint counts."""
     path, written = folder / step_name(step), in_writing(folder, step)
-    with explained(path, 0):
+    with write_errors(path, 0):
         sync_directory(written)
         if path.exists():  # saved before, and rolled back since; it counts again should the next line not be reached
             old = _renamed(path, "old")
@@ -105,7 +105,7 @@ class FolderLock:
 
     def __init__(self, folder: Path) -> None:
         path = folder / LOCK
-        with explained(path, 0):
+        with write_errors(path, 0):
             folder.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from windlass.core.model import ModelSpec
 from windlass.core.place import Placement, stored
-from windlass.core.rule import Part, Role, Rule
+from windlass.core.rule import ModelPart, Role, Rule
 from windlass.core.scheme import Scheme, Stored, scheme
 from windlass.errors import BadInput, UnknownName
 from windlass.kernels.cuda.layout import ROWS, Tiles
@@ -131,7 +131,7 @@ class RandomWeights:
         if self.scheme.name != "int4" or self.scheme.zero_points:
             return False
         layers = [
-            rule for rule in self._index.rules if rule.layers is not None and len(rule.shape) == 2 and rule.part is Part.MAIN
+            rule for rule in self._index.rules if rule.layers is not None and len(rule.shape) == 2 and rule.part is ModelPart.MAIN
         ]
         return all(
             stored(rule, self.scheme).bits == 4 and rule.shape[0] % ROWS == 0

@@ -20,7 +20,7 @@ from windlass.families import describe
 from windlass.families.dllama.header import config_from
 from windlass.families.dllama.names import FileTensor, tensor_order
 from windlass.formats.dllama.blocks import decode
-from windlass.formats.dllama.file import Header, WeightType, read_header, read_weight_type, to_halves
+from windlass.formats.dllama.file import DllamaHeader, WeightType, read_header, read_weight_type, to_halves
 
 _BLOCK_NAMES = {WeightType.Q40: "Q4_0", WeightType.Q80: "Q8_0"}
 """As ggml names the same blocks."""
@@ -147,7 +147,7 @@ class DllamaStore:
         return rows
 
 
-def _placed_within(path: Path, header: Header, spec: ModelSpec, kind: WeightType) -> dict[str, PlacedTensor]:
+def _placed_within(path: Path, header: DllamaHeader, spec: ModelSpec, kind: WeightType) -> dict[str, PlacedTensor]:
     """Stops at the file's end, so that a header that claims a million experts costs nothing; the last byte must be used too."""
     placed: dict[str, PlacedTensor] = {}
     end = header.num_bytes

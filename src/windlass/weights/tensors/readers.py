@@ -14,7 +14,7 @@ import msgspec
 
 from windlass.core.model import Frozen
 from windlass.core.ports import TensorStore
-from windlass.core.rule import Rows, Rule, Source
+from windlass.core.rule import Rule, Source, StridedRows
 
 if TYPE_CHECKING:
     import torch
@@ -166,7 +166,7 @@ def first_row(tensor: TensorToRead, location: TensorLocation) -> int:
     return tensor.expert * (tensor.rule.shape[-1] if location.transposed else per_expert)
 
 
-def row_selection(tensor: TensorToRead, location: TensorLocation) -> Rows | None:
+def row_selection(tensor: TensorToRead, location: TensorLocation) -> StridedRows | None:
     """Which rows of a fused tensor are tensor; None where they are all, in order."""
     fused = location.source.fused_rows
     if location.source.rows is None or fused is None or tensor.as_stored or tensor.shape[0] == fused:
@@ -174,7 +174,7 @@ def row_selection(tensor: TensorToRead, location: TensorLocation) -> Rows | None
     return location.source.rows
 
 
-def runs(rows: Rows | None, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+def runs(rows: StridedRows | None, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
     """Rows start..stop of ours as unbroken stretches: (our first row, the stored one, how many)."""
     while start < stop:
         count = stop - start if rows is None else min(stop - start, rows.block - start % rows.block)
@@ -182,7 +182,7 @@ def runs(rows: Rows | None, start: int, stop: int) -> Iterator[tuple[int, int, i
         start += count
 
 
-def _interleaved(base: ReadRows, first: int, rows: Rows, start: int, stop: int) -> torch.Tensor:
+def _interleaved(base: ReadRows, first: int, rows: StridedRows, start: int, stop: int) -> torch.Tensor:
     import torch
 
     stretches = list(runs(rows, start, stop))
@@ -195,7 +195,7 @@ def _interleaved(base: ReadRows, first: int, rows: Rows, start: int, stop: int) 
 
 
 def _columns(
-    store: TensorStore, name: str, first: int, tensor: TensorToRead, rows: Rows | None, start: int, stop: int
+    store: TensorStore, name: str, first: int, tensor: TensorToRead, rows: StridedRows | None, start: int, stop: int
 ) -> torch.Tensor:
     """Rows of ours are columns of theirs: every stored row is read and the tensor part of it kept, a slab at a time."""
     import torch
@@ -209,7 +209,7 @@ def _columns(
     return torch.cat(parts).t().contiguous()
 
 
-def select_columns(slab: torch.Tensor, rows: Rows | None, start: int, stop: int) -> torch.Tensor:
+def select_columns(slab: torch.Tensor, rows: StridedRows | None, start: int, stop: int) -> torch.Tensor:
     """Of stored rows [n, stored columns], the columns that are our rows start..stop, in memory of their own."""
     if rows is None:
         return slab[:, start:stop].clone()

@@ -10,7 +10,7 @@ from math import prod
 
 from windlass.core.place import Interval
 from windlass.core.ports import TensorStore
-from windlass.core.rule import Rows
+from windlass.core.rule import StridedRows
 from windlass.formats.gguf.header import TYPES
 from windlass.weights.tensors.packed import ROWS_PER_WORD
 from windlass.weights.tensors.readers import SHORT_RUN_ROWS, first_row, row_selection, runs
@@ -58,7 +58,7 @@ def _stored_rows(shard: TensorShard) -> Iterator[Interval]:
         yield begin + first, begin + last
 
 
-def _runs(rows: Rows | None, held: Interval) -> Iterator[Interval]:
+def _runs(rows: StridedRows | None, held: Interval) -> Iterator[Interval]:
     """Stretches of stored rows; short ones are read with what lies between them."""
     if held[0] >= held[1]:
         return

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from windlass.core.model import ModelSpec
 from windlass.core.place import Interval
-from windlass.core.rule import Part, Rule
+from windlass.core.rule import ModelPart, Rule
 from windlass.errors import UnknownName
 from windlass.weights.tensors.readers import ModelTensor
 
@@ -46,7 +46,7 @@ class TensorIndex:
     def held(self, spec: ModelSpec, layers: Interval, experts: Interval | None) -> Iterator[ModelTensor]:
         """Every tensor that a stage of these layers holds of the main part."""
         for rule in self.rules:
-            if rule.part is not Part.MAIN or rule.copy_of is not None:
+            if rule.part is not ModelPart.MAIN or rule.copy_of is not None:
                 continue
             if rule.layers is None:
                 if _on_stage(rule, spec, layers):

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from math import prod
 
 from windlass.core.ports import TensorStore
-from windlass.core.rule import Part, Rule, stored_shape
+from windlass.core.rule import ModelPart, Rule, stored_shape
 from windlass.errors import BadCheckpoint
 from windlass.weights.tensors.packed import check_packed
 from windlass.weights.tensors.readers import BUFFERS, ModelTensor, TensorLocation, TensorToRead, locate_tensor, stored_names
@@ -33,7 +33,7 @@ def locate_tensors(rules: tuple[Rule, ...], store: TensorStore, *, others_allowe
                 check_stored(ours, location, store)
                 found[ours.name] = location
                 used |= stored_names(location)
-            elif rule.copy_of is None and rule.part is Part.MAIN:
+            elif rule.copy_of is None and rule.part is ModelPart.MAIN:
                 raise missing_tensor(ours)
     if not others_allowed:
         check_unclaimed(names - used)

@@ -14,7 +14,7 @@ from windlass.core.model import Frozen, ModelSpec
 from windlass.core.place import WHOLE
 from windlass.core.recipe.recipe import Compute, GradientType
 from windlass.core.recipe.sections import Lora, OptimizerName
-from windlass.core.rule import AxisName, Part, Role, Rule
+from windlass.core.rule import AxisName, ModelPart, Role, Rule
 from windlass.core.scheme import scheme
 from windlass.plan.training.job import Job
 from windlass.plan.training.stages import Stage
@@ -92,7 +92,7 @@ def stage_elements(spec: ModelSpec, rules: tuple[Rule, ...], job: Job, stage: St
 
 def adapter_elements(rule: Rule, lora: Lora) -> int:
     """Of the two thin matrices beside one of ours (arXiv 2106.09685, 4.1); 0 where none is asked for."""
-    if rule.role is not Role.MATRIX or rule.part is Part.NEXT_TOKEN or rule.ours.endswith("router.weight"):
+    if rule.role is not Role.MATRIX or rule.part is ModelPart.NEXT_TOKEN or rule.ours.endswith("router.weight"):
         return 0
     target = "experts" if rule.num_experts else "attention" if ".mixer." in rule.ours else "feed_forward"
     return (lora.rank or 0) * sum(rule.shape) if target in lora.targets else 0
@@ -109,7 +109,7 @@ def _held(spec: ModelSpec, rule: Rule, stage: Stage, job: Job) -> int:
     """How many layers' worth of the tensor the stage holds. A head that the checkpoint stores twice is trained once."""
     if rule.copy_of is not None:
         return 0
-    if rule.part is Part.NEXT_TOKEN:
+    if rule.part is ModelPart.NEXT_TOKEN:
         return int(job.next_token and stage.has_head) * len(rule.layers or (0,))
     if rule.layers is not None:
         return bisect_left(rule.layers, stage.layers.stop) - bisect_left(rule.layers, stage.layers.start)

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from windlass.formats.disk.atomic import explained, part_name, sync_directory, write_atomically
+from windlass.formats.disk.atomic import part_name, sync_directory, write_atomically, write_errors
 from windlass.train.data.shards import DOCUMENTS, LEARNED, MANIFEST, TOKENS, Manifest, Shard, Split, StoredFile, TokenType
 
 LARGEST_UINT16 = 1 << 16
@@ -31,7 +31,7 @@ class ShardWriter:
         self._folder, self._name, self._split = folder, name, split
         self._dtype = np.dtype(token_type).newbyteorder("<")
         self._path = folder / f"{name}.{TOKENS}"
-        with explained(self._path, 0):
+        with write_errors(self._path, 0):
             self._stream = part_name(self._path).open("wb")
         self._digest = sha256()
         self._num_tokens = 0
@@ -51,7 +51,7 @@ class ShardWriter:
     def add_many(self, tokens: NDArray[Any], lengths: NDArray[np.int64], learned: NDArray[np.int64] | None = None) -> None:
         """Documents one after another, none of them empty; `learned` are runs [runs, 2] of all of them, in order, apart."""
         stored = np.ascontiguousarray(tokens, self._dtype)
-        with explained(self._path, stored.nbytes):
+        with write_errors(self._path, stored.nbytes):
             self._stream.write(stored.data)
         self._digest.update(stored.data)
         start = self._num_tokens
@@ -63,7 +63,7 @@ class ShardWriter:
 
     def finish(self) -> Shard:
         """All files under their names, on the disk."""
-        with explained(self._path, 0):
+        with write_errors(self._path, 0):
             self._stream.flush()
             os.fsync(self._stream.fileno())
             self._stream.close()
@@ -72,7 +72,7 @@ class ShardWriter:
         files[DOCUMENTS] = self._write(DOCUMENTS, ends.astype("<u8"))
         if self._masked:
             files[LEARNED] = self._write(LEARNED, runs.astype("<u8"))
-        with explained(self._path, 0):
+        with write_errors(self._path, 0):
             part_name(self._path).replace(self._path)
             sync_directory(self._folder)
         return Shard(
