@@ -62,9 +62,9 @@ def check_counts_and_bytes(name: str, how: Scheme) -> None:
     spec = spec_named(name)
     made = planned(name, how)
     assert sum(prod(output.shape) for output in made) == count_parameters(spec, rules(spec)).checkpoint
-    names = [piece.name for output in made for piece in output.pieces]
+    names = [piece.name for output in made for piece in output.file_tensors]
     assert len(set(names)) == len(names)
-    shapes = sum(piece.num_bytes for output in made for piece in output.pieces if piece.name.endswith(".weight_shape"))
+    shapes = sum(piece.num_bytes for output in made for piece in output.file_tensors if piece.name.endswith(".weight_shape"))
     assert total_bytes(made) - shapes == checkpoint_bytes(rules(spec), how, published=True)
 
 
@@ -94,7 +94,7 @@ def test_stored_copy_of_a_tied_head_is_not_packed() -> None:
 def test_high_precision() -> None:
     """Router, norms, embeddings and the head in 16 bits, the router's correction in 32."""
     made = planned("GLM-4.5-Air", scheme("int4"))
-    dtypes = {output.name: output.pieces[0].dtype for output in made if not output.packed}
+    dtypes = {output.name: output.file_tensors[0].dtype for output in made if not output.packed}
     assert dtypes["model.layers.1.mlp.gate.e_score_correction_bias"] == "F32"
     for name in ("model.layers.1.mlp.gate.weight", "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"):
         assert dtypes[name] == "BF16"
@@ -111,7 +111,7 @@ def test_pieces_of_a_packed_expert(name: str) -> None:
         output for output in planned(name, scheme("int4")) if output.name == "model.layers.3.mlp.experts.7.down_proj.weight"
     )
     module = "model.layers.3.mlp.experts.7.down_proj"
-    assert [(piece.name, piece.dtype, piece.shape) for piece in expert.pieces] == [
+    assert [(piece.name, piece.dtype, piece.shape) for piece in expert.file_tensors] == [
         (f"{module}.weight_packed", "I32", (4096, 1408 // 8)),
         (f"{module}.weight_scale", "BF16", (4096, 1408 // 128)),
         (f"{module}.weight_shape", "I64", (2,)),
@@ -122,7 +122,7 @@ def test_zero_points_are_packed_along_the_output() -> None:
     expert = next(
         one for one in planned("GLM-4.5-Air", scheme("int4", zero_points=True)) if one.name.endswith("experts.7.down_proj.weight")
     )
-    assert {piece.name.rpartition(".")[2]: piece.shape for piece in expert.pieces}["weight_zero_point"] == (4096 // 8, 11)
+    assert {piece.name.rpartition(".")[2]: piece.shape for piece in expert.file_tensors}["weight_zero_point"] == (4096 // 8, 11)
 
 
 def test_stacked_experts_are_written_one_by_one() -> None:
@@ -265,7 +265,9 @@ def test_patterns_name_theirs_and_no_others(modules: list[str], others: list[str
 def output_of(shape: tuple[int, ...]) -> ConvertedTensor:
     axes = tuple(Axis(name=AxisName.HIDDEN, count=size) for size in shape)
     rule = Rule(ours="a.weight", axes=axes, sources=(Source(name="a.weight"),), keep=Keep.QUANTIZE, role=Role.MATRIX)
-    return ConvertedTensor(name="a.weight", shape=shape, rule=rule, layer=None, expert=None, stored=Stored(bits=16), pieces=())
+    return ConvertedTensor(
+        name="a.weight", shape=shape, rule=rule, layer=None, expert=None, stored=Stored(bits=16), file_tensors=()
+    )
 
 
 SHAPES = st.one_of(

@@ -1,9 +1,9 @@
-"""What every matrix is multiplied with, measured layer by layer on sample tokens, just before the layer's matrices are packed.
+"""Calibration: second moments (Hessians) of every matrix's inputs, measured on sample tokens layer by layer.
 
-The samples go through the model as it is (not as it is being made), one layer in memory at a time; for each input of a layer the
-second moments are summed, and `kernels.calibrated` rounds with them. Memory: one layer in the source's type, the samples' rows, and
-the moments of the layers that are being packed: for each distinct input, its width squared in fp32. The experts of a layer share
-the moments of what enters them; what their down projections see is kept apart.
+The samples run through the unquantized model, one layer in memory at a time, just before that layer is quantized;
+`kernels.packing.calibrated` rounds with the moments. Memory: one layer in the source's dtype, the hidden states of the samples, and
+the moments of layers in progress: width squared in fp32 per distinct input. The experts of a layer share the moments of their
+input; each down projection has its own.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from windlass.weights.source import check_runnable
 from windlass.weights.tensors.validate import locate_tensors
 
 ROWS_AT_A_TIME = 4096
-"""Of the samples, in one pass through a layer."""
+"""Sample tokens per forward pass of a layer."""
 
-# The end of our name -> the module whose input the matrix multiplies, as nn's layers are built.
+# Suffix of our tensor name -> modules of nn.Layer whose input the matrix multiplies.
 MODULES = {
     "mixer.q": ("mixer.qkv", "mixer.q"),
     "mixer.k": ("mixer.qkv",),
@@ -60,7 +60,7 @@ PreHook = Callable[[nn.Module, tuple[Any, ...]], None]
 
 
 class Calibration:
-    """Workers ask for `inputs` in any order within a few layers; the forward pass goes on when the next layer is asked for."""
+    """Workers request `inputs` in roughly layer order; the forward pass advances when a later layer is requested. Thread-safe."""
 
     def __init__(self, opened: OpenedModel, samples: Tensor) -> None:
         """`samples`: int tokens [sequences, length]."""
@@ -78,11 +78,11 @@ class Calibration:
         self._inputs: dict[tuple[int, str], Inputs] = {}
 
     def expect(self, outputs: Iterable[ConvertedTensor]) -> None:
-        """The output of every slice that is still to be packed; a layer none of them is in is only passed through."""
+        """Announces the output of every slice still to do; layers without any are run but not measured."""
         self._left.update(output.layer for output in outputs if output.layer is not None)
 
     def inputs(self, output: ConvertedTensor) -> Inputs | None:
-        """For the rounding of an output's rows; None where nothing is known of its inputs."""
+        """Moments for quantizing this output; None where none were measured."""
         if output.layer is None or output.layer >= self.spec.num_layers or not output.packed:
             return None
         with self._lock:
@@ -94,7 +94,7 @@ class Calibration:
             return self._inputs.get(key)
 
     def done(self, output: ConvertedTensor) -> None:
-        """One slice less to pack; a layer's moments go with its last."""
+        """One slice is done; a layer's moments are freed after its last."""
         if output.layer is None:
             return
         with self._lock:
@@ -170,7 +170,7 @@ class Calibration:
             self._add(index, f"{EXPERT_INPUT}.{expert}", inner)
 
     def _point(self, output: ConvertedTensor) -> str:
-        """Which input of the layer the output's matrix multiplies."""
+        """Key of the layer input that this output's matrix multiplies."""
         ours = output.rule.ours.removesuffix(".weight").partition("layers.{layer}.")[2]
         if output.expert is not None:
             return f"{EXPERT_INPUT}.{output.expert}" if ours.endswith("down") else EXPERT_INPUT

@@ -1,4 +1,4 @@
-"""A checkpoint to another: open, check, plan the output, run, and only then give it a config."""
+"""Converts a checkpoint: open, check, plan the output, run, and write config.json last."""
 
 from __future__ import annotations
 
@@ -37,27 +37,27 @@ from windlass.weights.tensors.readers import reader
 JOURNAL = ".windlass-convert.journal"
 REPORT = "windlass-report"
 
-# torch_dtype of a config -> what stays in high precision is written in; 32-bit sources are halved.
+# torch_dtype of the config -> dtype of unquantized tensors; fp32 sources become bf16.
 HIGH_DTYPES = {"float16": "F16", "bfloat16": "BF16", "float32": "BF16"}
 
 
 class ConvertSettings(Frozen):
-    """What the user asked for."""
+    """Options of a conversion."""
 
     scheme: Scheme
     max_memory_bytes: int = 2 * GB
     jobs: int = 0
-    """Workers; 0 is one per core."""
+    """Worker threads; 0: one per core."""
     keep: tuple[str, ...] = ()
     mtp: bool = True
     verify: bool = False
     samples: tuple[tuple[int, ...], ...] = ()
-    """Sequences of tokens, all of one length, that int4 is calibrated on; none: weights are rounded for themselves."""
+    """Calibration sequences of equal length (int4); empty: no calibration."""
     max_shard_bytes: int = MAX_SHARD_BYTES
 
 
 StartProgress = Callable[[int], Callable[[int], None]]
-"""Called with the bytes to do; gives what is called with the bytes of each slice."""
+"""Called with the total bytes; returns the callback for the bytes of each finished slice."""
 
 
 def convert(
@@ -135,7 +135,9 @@ def _verified(report: ConvertReport, job: ConversionJob) -> ConvertReport:
         compared = verify(job.outputs, job.units, job.read, written, job.workers, calibrated=job.calibration is not None)
     finally:
         written.close()
-    return msgspec.structs.replace(report, notes=(*report.notes, f"{compared} tensors read back and compared with the source"))
+    return msgspec.structs.replace(
+        report, notes=(*report.notes, f"verified: {compared} tensors read back and compared with the source")
+    )
 
 
 def _choices(opened: OpenedModel, settings: ConvertSettings) -> PackingChoices:
@@ -154,7 +156,7 @@ def _high_dtype(config: dict[str, Any]) -> str:
 
 
 def _finished(directory: Path) -> bool:
-    """A model is not overwritten. One that still has its journal was interrupted at the very last, and is finished again."""
+    """A finished model is never overwritten. With a journal still there it was interrupted at the very end, and is resumed."""
     try:
         return (directory / "config.json").exists() and not (directory / JOURNAL).exists()
     except OSError as error:
@@ -162,15 +164,15 @@ def _finished(directory: Path) -> bool:
 
 
 def _prepare(directory: Path, planned: tuple[ConvertedTensor, ...], stream: StreamedStore | None) -> None:
-    """An empty or unfinished directory with room."""
+    """Creates the output directory, or accepts an unfinished one, and checks free disk space."""
     if _finished(directory):
         if stream is not None:
             stream.remove()
-        raise BadInput(f"{directory} holds a model already; delete it or choose another output directory")
+        raise BadInput(f"{directory} already holds a model; delete it or choose another output directory")
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise BadInput(f"{directory} cannot be made: {error.strerror}") from None
+        raise BadInput(f"{directory} cannot be created: {error.strerror}") from None
     there = sum(file.stat().st_size for file in directory.iterdir() if file.is_file())
     arriving = stream.most_bytes if stream is not None else 0
     require_free(directory, max(total_bytes(planned) - there, 0) + arriving)
@@ -183,13 +185,13 @@ def _samples_digest(samples: tuple[tuple[int, ...], ...]) -> str:
 def _fingerprint(
     opened: OpenedModel, choices: PackingChoices, slice_bytes: int, max_shard_bytes: int, samples: tuple[tuple[int, ...], ...]
 ) -> dict[str, Any]:
-    """The names are for a person who resumes with other settings."""
+    """The keys appear in the error message when a conversion is resumed with other settings."""
     return {
         "source": opened.digest,
         "choices": msgspec.to_builtins(choices),
-        "memory for each worker (--max-memory, --jobs)": slice_bytes,
-        "size of files": max_shard_bytes,
-        "samples (--calibrate)": _samples_digest(samples),
+        "memory per worker (--max-memory, --jobs)": slice_bytes,
+        "shard size": max_shard_bytes,
+        "calibration samples (--calibrate)": _samples_digest(samples),
     }
 
 
@@ -249,7 +251,7 @@ def _report(
 
 
 def _peak_bytes() -> int:
-    """Of resident memory. Linux's ru_maxrss begins with what the parent had when it forked; the status file does not."""
+    """Peak resident memory. On Linux ru_maxrss includes the parent's peak from before the fork; VmHWM does not."""
     status = Path("/proc/self/status")
     for line in status.read_text().splitlines() if status.exists() else ():
         if line.startswith("VmHWM:"):
@@ -261,13 +263,13 @@ def _notes(planned: tuple[ConvertedTensor, ...]) -> tuple[str, ...]:
     made: list[str] = []
     carried = sum(1 for one in planned if one.carried)
     if carried:
-        made.append(f"{carried} matrices were in such blocks already: their codes are copied, not rounded again")
+        made.append(f"{carried} matrices were already in Q4_0 or Q8_0 blocks: their codes were copied, not quantized again")
     if any(one.packed and one.rule.sources[0].transposed for one in planned):
-        made.append(
-            "matrices that the source stores [in, out] are packed [out, in]; other programs expect them unpacked, so only Windlass reads these"
-        )
+        made.append("matrices that the source stores [in, out] are quantized as [out, in]; only Windlass reads them in this form")
     if any(one.stored.zero_points and one.expert is not None for one in planned):
-        made.append("experts have zero points, which vLLM and transformers do not read; without --asymmetric they do")
+        made.append(
+            "experts have zero points, which vLLM and transformers do not support; convert without --asymmetric to use them there"
+        )
     return tuple(made)
 
 
@@ -275,13 +277,11 @@ def _calibrated_note(settings: ConvertSettings) -> tuple[str, ...]:
     if not settings.samples:
         return ()
     tokens = len(settings.samples) * len(settings.samples[0])
-    return (
-        f"int4 codes keep the products with {tokens:,} sample tokens' activations; errors of single weights are larger for it",
-    )
+    return (f"calibrated on {tokens:,} tokens: minimises the error of layer outputs, so the error of single weights is larger",)
 
 
 def _finish(opened: OpenedModel, job: ConversionJob, settings: ConvertSettings, report: ConvertReport) -> None:
-    """Companions, index, report; the config last, since it is what makes a directory a model."""
+    """Tokenizer files, index and report; config.json last, since it makes the directory a model."""
     directory = job.directory
     for file in opened.companions:
         write_atomically(directory / file.name, file.read_bytes())

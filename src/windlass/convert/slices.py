@@ -1,4 +1,4 @@
-"""The work, cut into slices of rows small enough for the memory that was allowed. Pure."""
+"""Splits the work into slices of rows that fit the memory limit. Pure."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from windlass.core.model import Frozen
 from windlass.units import MIB
 
 ROW_MULTIPLE = 32
-"""Slices begin on a multiple of this, so that zero points packed along the output are never shared by two of them."""
+"""Slices start on a multiple of this, so that a word of zero points (packed along the output) is never shared by two slices."""
 LARGEST_BYTES = 4 * MIB
-"""Larger ones are no faster: memory that is used again stays in the caches, and 16 MiB took half as long again."""
+"""Larger slices fall out of the caches: 16 MiB took 1.5 times as long."""
 SMALLEST_BYTES = MIB
 COPIES = 20
-"""What one worker may hold, in slices of 16 bits: fp32 rows are two, what rounding them lost is computed in fp64, three times four;
-the rest is what the heap keeps."""
+"""Peak memory of one worker, in 16-bit slices: fp32 rows take two, the error in fp64 three times four; the rest is heap overhead."""
 
 
 class RowSlice(Frozen):
+    """A unit of work: rows start..stop of one output."""
+
     output: int
     """Index into the outputs."""
     start: int
@@ -30,13 +31,13 @@ class RowSlice(Frozen):
 
 
 def affordable_jobs(outputs: tuple[ConvertedTensor, ...], max_memory_bytes: int, jobs: int) -> int:
-    """Workers of those that were asked for: slices cannot be smaller than some, so little memory makes workers fewer."""
+    """At most `jobs` workers; fewer where the memory limit does not allow the smallest slice for each."""
     smallest = max(SMALLEST_BYTES, ROW_MULTIPLE * max((output.row_bytes for output in outputs), default=0))
     return max(1, min(jobs, max_memory_bytes // (smallest * COPIES)))
 
 
 def slice_bytes_for(max_memory_bytes: int, jobs: int) -> int:
-    """How much of the source a worker takes at a time."""
+    """Source bytes of a slice."""
     return max(SMALLEST_BYTES, min(LARGEST_BYTES, max_memory_bytes // (jobs * COPIES)))
 
 

@@ -1,4 +1,4 @@
-"""A checkpoint to Distributed Llama's two files."""
+"""Converts a checkpoint to Distributed Llama's model and tokenizer files."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def to_dllama(
     opened: OpenedModel, source: Path, out: Path, quant: str, jobs: int, started: Callable[[int], Callable[[int], None]]
 ) -> DllamaFiles:
     if quant not in WEIGHTS:
-        raise Impossible(f"Distributed Llama's files have no {quant}; use --quant {', '.join(WEIGHTS)}")
+        raise Impossible(f"Distributed Llama files cannot store {quant}; use --quant {', '.join(WEIGHTS)}")
     model = _model_path(opened, out, WEIGHTS[quant])
     if model.exists():
-        raise BadInput(f"{model} exists already; delete it or choose another output")
+        raise BadInput(f"{model} already exists; delete it or choose another output")
     config = {key: value for key, value in opened.config.items() if key != "quantization_config"}
     total = file_bytes(config, WEIGHTS[quant])
     model.parent.mkdir(parents=True, exist_ok=True)
@@ -58,13 +58,13 @@ def to_dllama(
 
 
 def _model_path(opened: OpenedModel, out: Path, weights: str) -> Path:
-    """OUT.m as it is; a directory gets a file named as Distributed Llama's converter names it."""
+    """OUT.m as given; in a directory, the name that Distributed Llama's converter would choose."""
     return out if out.suffix == ".m" else out / f"dllama_model_{opened.spec.name}_{weights}.m"
 
 
 def _tokenizer(source: Path, model: Path) -> tuple[str | None, tuple[str, ...]]:
     if not source.is_dir() or not (source / "tokenizer.json").is_file():
-        return None, ("no tokenizer.json beside the weights, so no .t file was written",)
+        return None, ("no .t file was written: the source has no tokenizer.json",)
     made, notes = read_hugging_face(source)
     path = model.with_name(model.name.replace("dllama_model_", "dllama_tokenizer_")).with_suffix(".t")
     write_tokenizer(path, made)

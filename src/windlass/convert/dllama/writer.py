@@ -1,6 +1,6 @@
 """Writes a Distributed Llama `.m` file: slices of rows are read and quantized on several threads and written in order.
 
-Memory is that of the slices in flight, whatever the model. The file has another name until it is complete.
+Memory use is that of the slices in flight, whatever the model size. The file has a temporary name until it is complete.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ ReadRows = Callable[[str, int, int], torch.Tensor]
 """`TensorStore.read`: rows start..stop of a tensor under its Hugging Face name, experts one by one, in any float type."""
 
 SLICE_ELEMENTS = 2**20
-"""Numbers read at a time: 4 MiB as float32, enough for a disk and little beside a model."""
+"""Elements read at a time: 4 MiB as float32."""
 
 
 class WrittenModel(Frozen):
     num_bytes: int
     num_tensors: int
     notes: tuple[str, ...]
-    """To be told to the user."""
+    """Warnings for the user."""
 
 
 class FileSlice(Frozen):
-    """Rows of one tensor, written together. Of tensors stored in pairs they are whole heads."""
+    """Rows of one tensor, written together; whole heads where rows are permuted."""
 
     placed: PlacedTensor
     start: int
@@ -52,7 +52,7 @@ class FileSlice(Frozen):
 
 
 def file_bytes(config: dict[str, Any], weights: str = "q40") -> int:
-    """What `write_model` will write."""
+    """Size of the file that `write_model` writes."""
     header, placed = _layout(config, describe(config), weight_type(weights))
     return len(header) + sum(found.num_bytes for found in placed)
 
@@ -67,10 +67,9 @@ def write_model(
     slice_elements: int = SLICE_ELEMENTS,
     progress: Callable[[str, int], None] | None = None,
 ) -> WrittenModel:
-    """The model of a config.json as a `.m` file. `progress` hears of each slice written: its tensor and its bytes.
+    """`progress` is called with the tensor name and bytes of each slice written.
 
-    `jobs` slices are read and quantized at once and as many wait to be written, so about 2 * jobs * slice_elements * 12 bytes
-    are in use.
+    `jobs` slices are quantized at once and as many wait to be written: about 2 * jobs * slice_elements * 12 bytes of memory.
     """
     spec, kind = describe(config), weight_type(weights)
     header, placed = _layout(config, spec, kind)
@@ -95,7 +94,7 @@ def _layout(config: dict[str, Any], spec: ModelSpec, kind: WeightType) -> tuple[
 
 def _notes(spec: ModelSpec, kind: WeightType) -> tuple[str, ...]:
     if kind in (WeightType.F16, WeightType.Q80):
-        return (*notes(spec), f"stock Distributed Llama runs q40 and f32 files only; it will refuse this {kind.name.lower()} one")
+        return (*notes(spec), f"stock Distributed Llama runs only q40 and f32 files; this one is {kind.name.lower()}")
     return notes(spec)
 
 
@@ -112,7 +111,7 @@ def _write_slices(
 ) -> None:
     threads = torch.get_num_threads()
     pending: deque[tuple[FileSlice, Future[np.ndarray]]] = deque()
-    # A core per slice and no cores shared within one: where other programs run too, torch's own splitting waits for the slowest.
+    # One core per slice: torch's intra-op threads would wait for the slowest core on a busy machine.
     pool = ThreadPoolExecutor(jobs, initializer=torch.set_num_threads, initargs=(1,))
     try:
         for part in slices:

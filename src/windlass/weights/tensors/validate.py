@@ -48,7 +48,7 @@ def tensors_of(rule: Rule) -> list[ModelTensor]:
 
 def missing_tensor(ours: ModelTensor) -> BadCheckpoint:
     wanted = ours.rule.sources[0].name.format(layer=ours.layer, expert=ours.expert)
-    return BadCheckpoint("the checkpoint has no such tensor, which its config calls for", tensor=wanted)
+    return BadCheckpoint("missing from the checkpoint, although its config requires it", tensor=wanted)
 
 
 def check_unclaimed(names: Collection[str], ignored: str = "") -> None:
