@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def tensor_names(path: Path) -> frozenset[str]:
-    """Names in the index, and in the headers of safetensors files it does not name; empty where there are none."""
+    """Names from the index and from the headers of safetensors files it does not list; empty without weights."""
     if not path.is_dir():
         return frozenset()
     index = path / SAFETENSORS_INDEX
@@ -32,14 +32,14 @@ def tensor_names(path: Path) -> frozenset[str]:
 
 
 def open_store(path: Path) -> TensorStore:
-    """A directory's safetensors files, or else its PyTorch files; or one safetensors file with a config.json beside it."""
+    """A directory's safetensors files, else its PyTorch files; or a single safetensors file with config.json next to it."""
     from windlass.formats.safetensors.store import SafetensorsStore
     from windlass.formats.torch_bin import TorchStore
 
     if path.is_file() and path.suffix == ".safetensors":
         return SafetensorsStore(path.parent, [path.name])
     if not path.is_dir():
-        raise BadInput(f"{path} is no checkpoint directory")
+        raise BadInput(f"{path} is not a checkpoint directory")
     if (path / SAFETENSORS_INDEX).exists() or safetensors_files(path):
         return SafetensorsStore(path)
     if (path / TORCH_INDEX).exists() or torch_files(path):
@@ -51,7 +51,7 @@ def open_store(path: Path) -> TensorStore:
 
 
 def digest(path: Path) -> str:
-    """SHA-256 over the config and the index or headers: changes when any tensor's name, shape or place does."""
+    """SHA-256 over the config and the index or headers: changes with any tensor's name, shape or position."""
     found = hashlib.sha256()
     for file in [path] if path.is_file() else [path / "config.json", path / SAFETENSORS_INDEX]:
         if file.is_file():

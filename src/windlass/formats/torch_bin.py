@@ -1,4 +1,4 @@
-"""PyTorch `.bin` files as a store of tensors. They are pickles, so they are only read through torch's unpickler that runs no code."""
+"""PyTorch `.bin` checkpoints as a TensorStore. They are pickles, so they are loaded with `weights_only=True`, which runs no code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class MappedRegion(Frozen):
-    """A stretch of addresses that is a stretch of a file."""
+    """An address range that maps a file."""
 
     first: int
     stop: int
@@ -30,7 +30,7 @@ class MappedRegion(Frozen):
 
 
 class TorchStore:
-    """torch maps each file once to tell where its tensors are; weights are then read with plain reads, as mapped pages would count."""
+    """torch.load maps each file once to find where its tensors are; rows are then read with pread."""
 
     def __init__(self, directory: Path) -> None:
         self.config: dict[str, Any] = read_config(directory)
@@ -70,7 +70,7 @@ class TorchStore:
 
     def _tensor(self, name: str) -> TensorInfo | torch.Tensor:
         if name not in self._tensors:
-            raise BadCheckpoint("the checkpoint has no such tensor", self.directory, name)
+            raise BadCheckpoint("no such tensor in the checkpoint", self.directory, name)
         return self._tensors[name]
 
     def _add(self, file: Path, real: Path) -> None:
@@ -78,23 +78,23 @@ class TorchStore:
         mappings = mappings_of(real)
         for name, tensor in tensors.items():
             if name in self._tensors:
-                raise BadCheckpoint("is in another file of the directory too; remove one of them", file, name)
+                raise BadCheckpoint("is in another file of the directory as well; remove one of them", file, name)
             self._tensors[name] = locate(name, tensor, file, mappings) or tensor
 
 
 def load(file: Path, label: Path) -> dict[str, torch.Tensor]:
-    """Tensors of one file, mapped. `label` is its name in messages: a hub cache keeps the file itself under its hash."""
+    """Memory-mapped tensors of one file. `label`: path for messages (a hub cache stores files under their hash)."""
     import torch
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # on old protocols and old storages, which are no concern of the reader's
+            warnings.simplefilter("ignore")  # about old pickle protocols and storages
             values: Any = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
         raise _refusal(label, str(error)) from None
-    except Exception as error:  # noqa: BLE001 - an edge: of a damaged file the unpickler raises whatever its bytes lead it to
+    except Exception as error:  # noqa: BLE001 - a damaged pickle may raise anything
         first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise BadCheckpoint(f"cannot be loaded, it is damaged or older than PyTorch 1.6: {first}", label) from None
+        raise BadCheckpoint(f"cannot be loaded; it is damaged or older than PyTorch 1.6: {first}", label) from None
     if not isinstance(values, dict) or not all(isinstance(name, str) for name in cast(dict[Any, Any], values)):
         raise BadCheckpoint("not a state dict: a dictionary of tensors is expected", label)
     tensors = cast(dict[str, Any], values)
@@ -105,11 +105,11 @@ def load(file: Path, label: Path) -> dict[str, torch.Tensor]:
 
 
 def _refusal(file: Path, message: str) -> BadCheckpoint:
-    """torch's own message is a page long, and suggests to load the file unsafely."""
+    """Replaces torch's message, which is a page long and suggests loading the file unsafely."""
     code = re.search(r"GLOBAL ([\w.]+)", message)
     if code is None:
-        return BadCheckpoint("is not a pickle of tensors, or damaged; nothing in it was run", file)
-    return BadCheckpoint(f"is a pickle that wants to run code ({code[1]}); nothing was run. Use a safetensors copy instead", file)
+        return BadCheckpoint("not a pickle of tensors, or damaged; no code was executed", file)
+    return BadCheckpoint(f"refused: the pickle would execute code ({code[1]}); use a safetensors version of the model", file)
 
 
 def _read_index(directory: Path) -> dict[str, str]:
@@ -133,7 +133,7 @@ def _file_names(directory: Path, index: dict[str, str]) -> list[str]:
 
 
 def locate(name: str, tensor: torch.Tensor, file: Path, mappings: list[MappedRegion]) -> TensorInfo | None:
-    """Where in the file a mapped tensor's bytes are; None for one that is not in the file as it stands (transposed, say)."""
+    """Position of a mapped tensor in the file; None if it is not contiguous there (e.g. transposed)."""
     first, num_bytes = tensor.data_ptr(), tensor.numel() * tensor.itemsize
     for mapping in mappings if tensor.is_contiguous() and num_bytes else []:
         if mapping.first <= first and first + num_bytes <= mapping.stop:
@@ -143,7 +143,7 @@ def locate(name: str, tensor: torch.Tensor, file: Path, mappings: list[MappedReg
 
 
 def mappings_of(file: Path) -> list[MappedRegion]:
-    """Where this process has the file mapped (man 5 proc_pid_maps). Nothing where there is no /proc: tensors then stay mapped."""
+    """Address ranges where this process maps the file (man 5 proc_pid_maps). Empty without /proc: tensors then stay mapped."""
     maps = Path("/proc/self/maps")
     if not maps.exists():
         return []

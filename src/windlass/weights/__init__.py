@@ -1,6 +1,6 @@
-"""From checkpoints of every format to a decoder's tensors: this rank's slices, in the layout its kernels want.
+"""Loads checkpoints of every format: this rank's shard of each tensor, in the layout its kernels need.
 
-Imports on use: a process that only needs a tokenizer (`weights.model_text`) does without torch.
+Submodules are imported on first use, so a process that only needs the tokenizer (`weights.model_text`) does not import torch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from windlass.weights.source import OpenedModel, open_model, open_source
     from windlass.weights.text.files import ModelText, SamplingDefaults, model_text
 
-_PLACES = {
+_MODULES = {
     "CheckpointWeights": "load.checkpoint",
     "DictWeights": "load.dictionary",
     "ModelText": "text.files",
@@ -44,6 +44,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"windlass.weights.{_PLACES[name]}"), name)
+    return getattr(import_module(f"windlass.weights.{_MODULES[name]}"), name)

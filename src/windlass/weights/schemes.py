@@ -1,4 +1,4 @@
-"""Where a checkpoint may be cut, and how large it is in memory: schemes that say so of how its matrices are stored."""
+"""The schemes of an opened checkpoint: one for where its matrices may be split, one for how much memory they take."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from windlass.weights.tensors.validate import locate_tensors, missing_tensor
 
 
 def cutting_scheme(opened: OpenedModel) -> Scheme:
-    """Between whole groups of all its packed matrices, so that they stay packed on every rank; plain ones anywhere."""
+    """For placement: cuts on whole groups of every quantized matrix, so that all stay quantized on every rank."""
     codes = _codes(opened)
     if not codes:
         return scheme("bf16")
@@ -31,14 +31,14 @@ def cutting_scheme(opened: OpenedModel) -> Scheme:
 
 
 def sizing_scheme(opened: OpenedModel) -> Scheme:
-    """The scheme that most of its weights take as much memory in as they will here: for predictions."""
+    """For memory predictions: the scheme closest to how most of its weights are held in memory."""
     experts: Counter[StorageFormat] = Counter()
     others: Counter[StorageFormat] = Counter()
     for ours, form in _forms(opened):
         (experts if ours.expert is not None else others)[form] += prod(ours.shape)
     found = _scheme_like(max(experts + others, key=(experts + others).__getitem__))
     plain = bool(experts) and max(others, key=others.__getitem__).codes is None
-    return msgspec.structs.replace(found, only_experts=plain and found.bits < 16)  # as some are published
+    return msgspec.structs.replace(found, only_experts=plain and found.bits < 16)  # e.g. MXFP4 checkpoints with bf16 attention
 
 
 def _scheme_like(form: StorageFormat) -> Scheme:
@@ -55,7 +55,7 @@ def _codes(opened: OpenedModel) -> set[CodeFormat]:
 
 
 def _forms(opened: OpenedModel) -> Iterator[tuple[ModelTensor, StorageFormat]]:
-    """Of the layers' matrices; tables are cut between rows, of which each is whole."""
+    """Of the layers' matrices; embedding and head are split by rows, so groups do not matter."""
     locations, spec = opened.locations or locate_tensors(opened.rules, opened.store), opened.spec
     experts = (0, spec.experts.num_experts) if spec.experts else None
     for ours in TensorIndex(opened.rules).held(spec, (0, spec.num_layers), experts):

@@ -1,7 +1,4 @@
-"""A directory of safetensors files as one store of tensors.
-
-Implements core.ports.TensorStore; knows nothing of what the tensors mean.
-"""
+"""A directory of safetensors files as a TensorStore (core.ports)."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class SafetensorsStore:
-    """`files` limits it to some of the directory's files, of which the index is then not asked: a checkpoint that is still arriving."""
+    """`files`: only these files, ignoring the index (for a checkpoint that is still downloading)."""
 
     def __init__(self, directory: Path, files: Sequence[str] | None = None) -> None:
         self.config: dict[str, Any] = read_config(directory)
@@ -51,21 +48,21 @@ class SafetensorsStore:
 
     def info(self, name: str) -> TensorInfo:
         if name not in self._tensors:
-            raise BadCheckpoint("the checkpoint has no such tensor", self.directory, name)
+            raise BadCheckpoint("no such tensor in the checkpoint", self.directory, name)
         return self._tensors[name]
 
     def read(self, name: str, start: int, stop: int) -> torch.Tensor:
         return self._reader.read(self.info(name), start, stop)
 
     def read_into(self, name: str, byte_offset: int, buffer: memoryview) -> None:
-        """Bytes as they are stored, for callers that use their memory again."""
+        """Stored bytes into a caller's buffer."""
         self._reader.read_into(self.info(name), byte_offset, buffer)
 
     def close(self) -> None:
         self._reader.close()
 
 
-# --- what the directory holds ----------------------------------------------------------------------------------------
+# --- contents of the directory ----------------------------------------------------------------------------------------
 
 
 def _read_index(directory: Path) -> dict[str, str]:
@@ -82,7 +79,7 @@ def _file_names(directory: Path, index: dict[str, str]) -> list[str]:
     if missing:
         first = next(name for name, file in index.items() if file == missing[0])
         file = missing[0] if missing[0].isprintable() else ascii(missing[0])  # the message is one line
-        what = f"the index names {file}, which is missing ({len(missing)} of {len(named)} files are); download it again"
+        what = f"the index lists {file}, which is missing ({len(missing)} of {len(named)} files); download the model again"
         raise BadCheckpoint(what, directory / SAFETENSORS_INDEX, first)
     names = sorted(named) + [name for name in safetensors_files(directory) if name not in named]
     if not names:
@@ -95,11 +92,11 @@ def _tensors(directory: Path, files: Iterable[Path]) -> dict[str, TensorInfo]:
     for file in files:
         for info in read_header(file):
             if info.name in found:
-                what = f"is in {found[info.name].file} too; which of them counts is not known, so remove one of the files"
+                what = f"is in {found[info.name].file} as well; remove one of the two files"
                 raise BadCheckpoint(what, file, info.name, info.start)
             found[info.name] = info
     if not found:
-        raise BadInput(f"{directory}: its safetensors files hold no tensor")
+        raise BadInput(f"{directory}: its safetensors files contain no tensors")
     return found
 
 

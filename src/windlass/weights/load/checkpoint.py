@@ -1,8 +1,8 @@
-"""A decoder's tensors out of a checkpoint of whatever format (core.ports.Weights): this rank's slices, straight into location.
+"""Weights from a checkpoint of any format (core.ports.Weights): this rank's shards, loaded in place.
 
-Memory: the tensors that are given out, and one slice of what is being read (stream.SLICE_BYTES, with its decoding at most 32 MiB).
-Files are read with plain reads, so nothing stays mapped. Of a matrix that is cut along its inputs whole rows are read and this
-rank's part is kept; everything else is read by the slices that are held.
+Memory: the tensors returned, plus a slice in flight (prefetch.SLICE_BYTES; at most 32 MiB with decoding). Files are read with
+pread, never mapped. Of a matrix split along its inputs whole rows are read and this rank's columns kept; otherwise only this
+rank's rows are read.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from windlass.weights.tensors.tensor_index import TensorIndex
 from windlass.weights.tensors.validate import locate_tensors, missing_tensor
 
 Progress = Callable[[int, int], None]
-"""Called with the bytes of the checkpoint that are done, and with all of them."""
+"""Called with (bytes loaded, total bytes)."""
 
 Matrix = Tensor | Panels | Rows | Tiles
 Loaded = TypeVar("Loaded", bound=Matrix)
@@ -40,7 +40,7 @@ EMBED, HEAD = "embed.weight", "head.weight"
 
 
 class CheckpointWeights:
-    """`layers` (a stage) only bounds what `progress` counts; a decoder asks for the tensors of its own layers."""
+    """`layers`: this pipeline stage; only used for the total of `progress`."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class CheckpointWeights:
         tiled: bool = False,
         progress: Progress | None = None,
     ) -> None:
-        """`tiled`: for the kernels of kernels/cuda, where all of the layers' matrices are stored such that they take them."""
+        """`tiled`: use the layout of kernels/cuda, if every matrix of the layers is stored in a form it supports."""
         self.spec, self.device = opened.spec, torch.device(device)
         self.dtype = dtype or (torch.float32 if self.device.type == "cpu" else torch.bfloat16)
         self._store, self._locations = opened.store, opened.locations or locate_tensors(opened.rules, opened.store)
@@ -68,7 +68,7 @@ class CheckpointWeights:
         self._progress, self._done, self._total = progress, 0, 0
         self._counted: set[str] = set()
         self._embedding: Matrix | None = None
-        trim_heap()  # of a model that was here before
+        trim_heap()  # return the memory of a previous model
         if progress is not None:
             self._total = self.total_bytes()
             progress(0, self._total)
@@ -84,7 +84,7 @@ class CheckpointWeights:
 
     def dense_matrix(self, *names: str) -> Tensor:
         shards = [self._shard(name) for name in names]
-        return self._given(shards, self._dense([shards])[0])
+        return self._report(shards, self._dense([shards])[0])
 
     def vector(self, *names: str) -> Tensor | None:
         found = [self._index.find(name) for name in names]
@@ -94,35 +94,35 @@ class CheckpointWeights:
         if len(shards) < len(names):
             absent = next(name for name, tensor in zip(names, found, strict=True) if tensor is None)
             raise UnknownName("tensor", absent, [tensor.name for tensor in found if tensor is not None])
-        return self._given(shards, load_vector(self._store, shards, self._vector_dtype(), self.device))
+        return self._report(shards, load_vector(self._store, shards, self._vector_dtype(), self.device))
 
     def experts(self, layer: int, *parts: str) -> Matrix:
         found = self._expert_shards(layer, parts, "weight")
         every = [shard for one in found for shard in one]
         codes = self._codes(every)
         if codes is None:
-            return self._given(every, self._dense(found))
-        return self._given(every, self._packed(found, codes, parts, len(found)))
+            return self._report(every, self._dense(found))
+        return self._report(every, self._packed(found, codes, parts, len(found)))
 
     def expert_vectors(self, layer: int, *parts: str) -> Tensor | None:
         if self._index.expert_rule(layer, parts[0], "bias") is None:
             return None
         found = self._expert_shards(layer, parts, "bias")
         rows = [load_vector(self._store, one, self._vector_dtype(), self.device) for one in found]
-        return self._given([shard for one in found for shard in one], torch.stack(rows))
+        return self._report([shard for one in found for shard in one], torch.stack(rows))
 
-    # --- what is there, before anything is read
+    # --- sizes, before anything is read
 
     def total_bytes(self) -> int:
-        """Of the checkpoint, as far as this rank takes it."""
+        """Checkpoint bytes that this rank reads."""
         return sum(self._bytes(shard) for shard in self._held())
 
     def memory_bytes(self) -> int:
-        """What the tensors will take: exact but for matrices of unlike forms that are stacked, and so become plain."""
+        """Memory of the loaded tensors. Exact, except for stacked matrices of different formats, which are loaded dense."""
         return sum(self._memory_bytes(shard) for shard in self._held())
 
     def storage(self) -> dict[str, int]:
-        """Bytes of the checkpoint by how they are stored: `{"Q4_K": ..., "Q6_K": ..., "F32": ...}`."""
+        """Checkpoint bytes by storage format: `{"Q4_K": ..., "Q6_K": ..., "F32": ...}`."""
         found: dict[str, int] = {}
         for shard in self._held():
             name = storage_format(self._store, shard).name
@@ -144,14 +144,14 @@ class CheckpointWeights:
             return shard.num_rows * shard.num_in * self._dense_dtype([shard]).itemsize
         return panels_bytes(codes, shard.num_rows, shard.num_in)
 
-    # --- how
+    # --- loading
 
     def _matrix(self, names: Sequence[str]) -> Matrix:
         shards = [self._shard(name) for name in names]
         codes = self._codes(shards)
         if codes is None:
-            return self._given(shards, self._dense([shards])[0])
-        return self._given(shards, self._packed([shards], codes, names, 0))
+            return self._report(shards, self._dense([shards])[0])
+        return self._report(shards, self._packed([shards], codes, names, 0))
 
     def _packed(
         self, rows_of: list[list[TensorShard]], codes: CodeFormat, names: Sequence[str], num_experts: int
@@ -161,7 +161,7 @@ class CheckpointWeights:
         return load_packed(self._store, rows_of, codes, num_experts, self.device)
 
     def _codes(self, shards: list[TensorShard]) -> CodeFormat | None:
-        """None: everything is plain, because it is stored so, or asked for, or the device has no kernels for anything else."""
+        """None: load as plain numbers, because stored so, requested, or the device has no kernels for quantized weights."""
         if not self._keep_quantized or not (self.tiled or has_packed_kernels(self.device)):
             return None
         if self.tiled and not all(_is_tiled(shard) for shard in shards):
@@ -206,8 +206,8 @@ class CheckpointWeights:
         numbers = range(*self._share.experts(held[0].num_experts))
         return [[self._find(ModelTensor(rule=rule, layer=layer, expert=number)) for rule in held] for number in numbers]
 
-    def _given(self, shards: list[TensorShard], loaded: Loaded) -> Loaded:
-        """Counted, the first time."""
+    def _report(self, shards: list[TensorShard], loaded: Loaded) -> Loaded:
+        """Reports progress; each tensor counts once."""
         if self._progress is not None:
             for shard in shards:
                 if shard.tensor.name not in self._counted:
@@ -218,5 +218,5 @@ class CheckpointWeights:
 
 
 def _is_tiled(shard: TensorShard) -> bool:
-    """Where anything is: every matrix of the layers but the routers. For the head, too, those kernels have plain numbers."""
+    """Every matrix of a layer except the router; the head stays dense."""
     return shard.tensor.layer is not None and len(shard.tensor.shape) == 2 and not shard.tensor.name.endswith(".router.weight")

@@ -1,4 +1,4 @@
-"""Parts of matrices to one plain tensor, a bounded slice at a time, each straight to its place."""
+"""Loads shards of matrices into one dense tensor, a bounded slice at a time."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from windlass.weights.tensors.shards import TensorShard
 
 Job = Callable[[], None]
 Block = tuple[Tensor, Tensor]
-"""Where it goes, and what goes there."""
+"""(target, values)."""
 
 
 def load_dense(store: TensorStore, rows_of: Sequence[Sequence[TensorShard]], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """[len(rows_of), out, in]: for each expert (or for the one matrix there is) its shards below each other."""
+    """[len(rows_of), out, in]: for each expert (or for a single matrix) its shards, concatenated along the output."""
     first = rows_of[0]
     out = torch.empty(len(rows_of), sum(shard.num_rows for shard in first), first[0].num_in, dtype=dtype, device=device)
     jobs: list[Callable[[], Block | None]] = []
@@ -38,7 +38,7 @@ def load_dense(store: TensorStore, rows_of: Sequence[Sequence[TensorShard]], dty
 
 
 def _pinned(job: Callable[[], Block | None]) -> Callable[[], Block | None]:
-    """Where a GPU copies from without the processor's help."""
+    """In pinned memory, from which a GPU copies asynchronously."""
 
     def pinned() -> Block | None:
         block = job()
@@ -79,7 +79,7 @@ def _by_rows(store: TensorStore, shard: TensorShard, target: Tensor) -> Iterator
 
 
 def _transposed(store: TensorStore, shard: TensorShard, target: Tensor) -> Iterator[Callable[[], Block]]:
-    """Stored rows are our inputs: a slab of them is a few columns of the target."""
+    """Stored rows are our inputs: a slab of them fills some columns of the target."""
     name, rows, (left, right) = shard.location.name, row_selection(shard.tensor, shard.location), shard.columns
     begin = first_row(shard.tensor, shard.location)
     slab = max(1, SLICE_BYTES // (store.shape(name)[-1] * 4))
@@ -94,7 +94,7 @@ def _transposed(store: TensorStore, shard: TensorShard, target: Tensor) -> Itera
 
 
 def _is_plain(store: TensorStore, shard: TensorShard, target: Tensor) -> bool:
-    """Whole rows, in memory as in the file: they are read to where they stay."""
+    """Whole rows stored in the target's dtype: they can be read straight into it."""
     return (
         hasattr(store, "read_into")
         and target.device.type == "cpu"

@@ -1,4 +1,4 @@
-"""A decoder's tensors out of a dictionary under Hugging Face names: another library's state_dict(), a trainer's own."""
+"""Weights from a state_dict under Hugging Face names (core.ports.Weights)."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from windlass.weights.tensors.validate import locate_tensors
 
 
 class DictWeights(CheckpointWeights):
-    """Everything plain and in `dtype`, vectors too; every name that the rules know is found, published or as transformers stacks it.
+    """Everything dense and in `dtype`, vectors too. Any layout the rules know is read: as published, or as transformers stacks it.
 
-    `requires_grad`: what is given out are leaves to be differentiated.
+    `requires_grad`: tensors are returned as leaves that require gradients.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class DictWeights(CheckpointWeights):
     def _vector_dtype(self) -> torch.dtype:
         return self.dtype
 
-    def _given(self, shards: list[TensorShard], loaded: Loaded) -> Loaded:
+    def _report(self, shards: list[TensorShard], loaded: Loaded) -> Loaded:
         if isinstance(loaded, Tensor):
             loaded.requires_grad_(self._requires_grad)
         return loaded

@@ -1,4 +1,4 @@
-"""Parts of packed matrices to panels: codes and scales as they are stored, a bounded slice at a time. Nothing is rounded."""
+"""Loads shards of quantized matrices: codes and scales as they are stored, a bounded slice at a time. Nothing is requantized."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from windlass.core.ports import BlockStore, TensorStore
+from windlass.core.scheme import FP8_BLOCK
 from windlass.formats.dtypes import torch_dtype
 from windlass.kernels.packing import repack
 from windlass.kernels.packing.panels import PANEL_ROWS, Panels
@@ -18,10 +19,10 @@ from windlass.weights.load.prefetch import DEVICE_SLICE_BYTES, DEVICE_WORKERS, S
 from windlass.weights.tensors.packed import packed_layout, packed_rows
 from windlass.weights.tensors.readers import SHORT_RUN_ROWS, first_row, row_selection, runs
 from windlass.weights.tensors.shards import TensorShard
-from windlass.weights.tensors.storage_format import FP8_BLOCK, CodeFormat, StorageFormat, storage_format
+from windlass.weights.tensors.storage_format import CodeFormat, StorageFormat, storage_format
 
 BLOCKS_TAKEN = ("Q4_0", "Q4_1", "Q8_0")
-"""ggml's blocks that panels take as they are."""
+"""ggml block types that panels accept unchanged."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class CodedRows:
         return self._map(lambda tensor: tensor[index])
 
     def columns(self, left: int, right: int, num_in: int) -> CodedRows:
-        """Inputs left..right of `num_in`. They begin and end with a group, so every tensor is cut in proportion."""
+        """Inputs left..right of `num_in`. Both are group boundaries, so every tensor is sliced in proportion."""
         if right - left == num_in:
             return self
 
@@ -61,7 +62,7 @@ Job = Callable[[], tuple[int | None, int, CodedRows]]
 
 
 def panels_bytes(codes: CodeFormat, num_out: int, num_in: int) -> int:
-    """Of a matrix in memory."""
+    """Memory of a matrix in panels."""
     nothing = torch.empty(0, dtype=torch.uint8)
     return Panels(codes.kind, (num_out, num_in), codes.local_group(num_in), torch_dtype(codes.scale), nothing).expert_bytes
 
@@ -69,7 +70,7 @@ def panels_bytes(codes: CodeFormat, num_out: int, num_in: int) -> int:
 def load_packed(
     store: TensorStore, rows_of: Sequence[Sequence[TensorShard]], codes: CodeFormat, num_experts: int, device: torch.device
 ) -> Panels | Rows:
-    """For each expert (or for the one matrix there is, `num_experts` 0) its shards below each other: panels on a CPU, rows on a GPU."""
+    """For each expert (or for a single matrix, `num_experts` 0) its shards, concatenated along the output: panels on a CPU, rows on a GPU."""
     first = rows_of[0]
     num_out, num_in = sum(shard.num_rows for shard in first), first[0].num_in
     shape = (codes.kind, num_out, num_in, codes.local_group(num_in), num_experts, torch_dtype(codes.scale))
@@ -89,7 +90,7 @@ def load_packed(
 def coded_jobs(
     store: TensorStore, shards: Sequence[TensorShard], expert: int | None, slice_bytes: int = SLICE_BYTES
 ) -> Iterator[Job]:
-    """Slices of a matrix of these shards, each with the row it begins with."""
+    """Jobs that read slices of the concatenated shards, each with its first row."""
     row = 0
     for shard in shards:
         yield from _jobs(store, shard, row, expert, slice_bytes)
@@ -134,7 +135,7 @@ def _joined(parts: list[CodedRows]) -> CodedRows:
     return CodedRows(codes, torch.cat(scales) if scales else None, torch.cat(offsets) if offsets else None)
 
 
-# --- how each form is read
+# --- one reader per storage format
 
 
 def _stored_rows(store: TensorStore, shard: TensorShard, form: StorageFormat) -> ReadCodes:
@@ -166,13 +167,13 @@ def _mxfp4(store: TensorStore, name: str, start: int, stop: int) -> CodedRows:
 
 def _eight_bits(store: TensorStore, name: str, start: int, stop: int) -> CodedRows:
     codes = store.read(name, start, stop)
-    if codes.dtype is torch.int8:  # with the top bit turned over two's complement is the code + 128
+    if codes.dtype is torch.int8:  # flipping the sign bit of two's complement adds 128
         codes = (codes.view(torch.uint8) ^ 128).view(torch.int32)
     return CodedRows(codes, _row_scales(store, name, start, stop))
 
 
 def _row_scales(store: TensorStore, name: str, start: int, stop: int) -> Tensor:
-    """fp32 [rows, groups], from one per row, one for all, or one for 128 x 128."""
+    """fp32 [rows, groups], from scales per row, per tensor or per 128 x 128 block."""
     if f"{name}_scale_inv" in store.names():
         first, last = start // FP8_BLOCK, -(-stop // FP8_BLOCK)
         every = store.read(f"{name}_scale_inv", first, last).float().repeat_interleave(FP8_BLOCK, dim=0)

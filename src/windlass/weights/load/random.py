@@ -1,8 +1,8 @@
-"""A decoder's tensors at random (core.ports.Weights): any shape, true to its bytes and types, with no checkpoint. For benchmarks.
+"""Random weights (core.ports.Weights): any shape without a checkpoint, with true sizes and dtypes. For benchmarks.
 
-Every matrix keeps the spread of its inputs, and those that end a half layer are divided by the root of twice the layers (GPT-2,
-section 2.3), so that activations stay finite however deep the model is. Norms are near one. A router's rows are of one length,
-so that every token has favourites of its own and experts are taken about alike.
+Matrices preserve the variance of their inputs, and those that write to the residual stream are divided by sqrt(2 * layers) (GPT-2,
+section 2.3), so that activations stay finite at any depth. Norm weights are near one. Router rows are normalized, so that expert
+load is about even.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from windlass.weights.tensors.shards import RankShare
 from windlass.weights.tensors.tensor_index import TensorIndex
 
 POOL = 4_194_301
-"""Random numbers that are made; a prime, so that rows that repeat them begin elsewhere. Drawing them all would take minutes."""
+"""Size of the pool of random numbers that is repeated (drawing all would take minutes); a prime, so that rows start at different offsets."""
 
 Matrix = Tensor | Panels | Rows | Tiles
 
 
 class RandomWeights:
-    """`quant` is the scheme's name, or a scheme: what it packs, and in which groups, is what conversion would do."""
+    """`quant` is a scheme or its name; what is quantized, and in which groups, is what conversion would do."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class RandomWeights:
         dtype: torch.dtype | None = None,
         tiled: bool = False,
     ) -> None:
-        """`tiled`: for the kernels of kernels/cuda, where all of the layers' matrices are such that they take them."""
+        """`tiled`: use the layout of kernels/cuda, if it supports every matrix of the layers."""
         check_runnable(spec)
         self.spec, self.device = spec, torch.device(device)
         self.dtype = dtype or (torch.float32 if self.device.type == "cpu" else torch.bfloat16)
@@ -63,7 +63,7 @@ class RandomWeights:
         self._embedding: Matrix | None = None
         self._pools: dict[torch.dtype, Tensor] = {}
         self.tiled = tiled and self._can_be_tiled()
-        trim_heap()  # of a model that was here before
+        trim_heap()  # return the memory of a previous model
 
     # --- core.ports.Weights
 
@@ -100,7 +100,7 @@ class RandomWeights:
         made = [self._numbers(rule, f"layers.{layer}.experts.{rule.ours}", (stop - start,)) for rule in rules]
         return torch.cat(made, dim=-1)
 
-    # --- how
+    # --- drawing
 
     def _expert_rules(self, layer: int, parts: Sequence[str], kind: str) -> list[Rule]:
         rules = [self._index.expert_rule(layer, part, kind) for part in parts]
@@ -140,12 +140,12 @@ class RandomWeights:
         )
 
     def _shape(self, rules: list[Rule]) -> tuple[int, int]:
-        """This rank's rows of all, one below the other."""
+        """This rank's shape of the concatenated matrices."""
         held = [self._share.slices(rule) for rule in rules]
         return sum(stop - start for (start, stop), _ in held), held[0][1][1] - held[0][1][0]
 
     def _spread(self, rule: Rule) -> float:
-        """Of a sum over all inputs, those of other ranks too."""
+        """Standard deviation, from all inputs including those of other ranks."""
         if rule.role is Role.LOOKUP and not self.spec.tied_head:
             return 1.0
         last = rule.ours.endswith((".o.weight", ".down.weight"))
@@ -174,7 +174,7 @@ class RandomWeights:
         ((start, stop),) = self._share.slices(rule)
         drawn = torch.randn(*before, rule.shape[0], generator=torch.Generator().manual_seed(self._seed_of(name)))[..., start:stop]
         if rule.ours.endswith(".router.correction"):
-            return torch.zeros_like(drawn).to(self.device)  # or some experts would be everybody's favourites
+            return torch.zeros_like(drawn).to(self.device)  # otherwise some experts would be chosen by every token
         is_norm = rule.ours.endswith("norm.weight")
         return (1 + 0.05 * drawn if is_norm else 0.02 * drawn).to(self.device)
 
@@ -188,11 +188,11 @@ def _has_panels(how: Stored, num_in: int) -> bool:
 
 
 def _panels(how: Stored, chosen: Scheme) -> tuple[str, torch.dtype]:
-    """MXFP4 is held in eight bits each, as a checkpoint's is (weights.forms)."""
+    """Kind and scale dtype. MXFP4 is held as int8, as when loaded from a checkpoint (tensors.storage_format)."""
     if chosen.name == "mxfp4":
         return "int8", torch.bfloat16
     if chosen.name == "fp8":
         return "fp8", torch.float32
     if chosen.name not in ("int4", "int8"):
-        raise BadInput(f"there are no random weights in {chosen.name}; choose int4, int8, fp8, mxfp4, bf16 or fp32")
+        raise BadInput(f"random weights are not available in {chosen.name}; choose int4, int8, fp8, mxfp4, bf16 or fp32")
     return ("int4_zeros" if how.zero_points else f"int{how.bits}"), torch.bfloat16

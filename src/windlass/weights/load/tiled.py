@@ -1,4 +1,4 @@
-"""Parts of 4-bit matrices to tiles on a GPU (kernels.cuda.layout): codes and scales go over as they are stored and are laid out there."""
+"""Loads shards of 4-bit matrices into tiles on a GPU (kernels.cuda.layout); the GPU rearranges stored codes and scales."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GROUPS = (32, 64, 128)
 
 
 def can_tile(codes: CodeFormat | None, num_out: int, num_in: int) -> bool:
-    """Symmetric, in groups that the kernels know, scales as they use them."""
+    """Symmetric int4 with a supported group size and bf16 scales."""
     if codes is None or codes.kind != "int4" or codes.scale != "BF16":
         return False
     group = codes.local_group(num_in)
@@ -25,14 +25,14 @@ def can_tile(codes: CodeFormat | None, num_out: int, num_in: int) -> bool:
 
 
 def is_gate_up(names: Sequence[str]) -> bool:
-    """Gate above up: their rows are dealt in turn, so that a tile has both halves of its results."""
+    """Gate stacked on up: their rows are interleaved, so that a tile has both values of each SwiGLU output."""
     return len(names) == 2 and "gate" in names[0] and "up" in names[1]
 
 
 def load_tiles(
     store: TensorStore, rows_of: Sequence[Sequence[TensorShard]], codes: CodeFormat, *, paired: bool, device: torch.device
 ) -> Tiles:
-    """For each expert (or for the one matrix there is) its shards below each other."""
+    """For each expert (or for a single matrix) its shards, concatenated along the output."""
     first = rows_of[0]
     num_out, num_in = sum(shard.num_rows for shard in first), first[0].num_in
     filling = Filling(len(rows_of), num_out, num_in, codes.local_group(num_in), paired=paired, device=device)

@@ -1,6 +1,6 @@
-"""Rows of a tensor, wherever and however a checkpoint stores them: plain, fused, transposed, stacked, fp8 or fp4 in blocks, packed.
+"""Finds a tensor in a checkpoint and reads its rows, however stored: plain, fused, transposed, stacked, fp8, MXFP4, packed int.
 
-Rows come back as numbers. What wants codes as they are stored goes through `coded`. Knows neither ranks nor what rows become.
+Rows are returned as numbers; `load.quantized` reads codes. Knows no ranks.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ if TYPE_CHECKING:
     import torch
 
 ReadRows = Callable[[int, int], "torch.Tensor"]
-"""Rows start..stop of a tensor, [rows, in] (or elements of a vector), in the source's own type or float32."""
+"""Rows start..stop of a tensor, [rows, in] (or elements of a vector), in the stored dtype or float32."""
 
 PREFIXES = ("transformer.", "model.")
-"""Some files carry one of these before every name, some do not."""
+"""Some checkpoints prefix every name with one of these."""
 
-# Buffers that older code saved with the weights; they hold nothing that was learnt.
+# Buffers that older code saved with the weights; not parameters.
 BUFFERS = re.compile(
     r".*(rotary_emb\.inv_freq|\.attn\.(masked_)?bias|attention\.(masked_)?bias|\.attn\.masked_bias|position_ids)"
 )
 SCALES = ("_scale", "_scale_inv", "_blocks", "_scales")
 PACKED_PARTS = ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape")
 SHORT_RUN_ROWS = 8
-"""Interleaved rows in shorter runs than this are read with what lies between them; longer runs one by one."""
+"""Interleaved rows in shorter runs than this are read together with the rows between them; longer runs are read separately."""
 
 
 class TensorToRead(Protocol):
-    """A tensor to be read: one of ours, or a whole published one that several of ours lie in."""
+    """What a reader needs to know of a tensor: one of ours, or a published one in which several of ours are fused."""
 
     @property
     def rule(self) -> Rule: ...
@@ -46,7 +46,7 @@ class TensorToRead(Protocol):
     def expert(self) -> int | None: ...
     @property
     def shape(self) -> tuple[int, ...]:
-        """[out, in], or [n]; of a published tensor kept `as_stored`, as the file has it."""
+        """[out, in] or [n]; as in the file where `as_stored`."""
         ...
 
     @property
@@ -54,7 +54,7 @@ class TensorToRead(Protocol):
 
 
 class ModelTensor(Frozen):
-    """One of our tensors: of one layer, of one expert."""
+    """One tensor of the model: a rule, with its layer and expert."""
 
     rule: Rule
     layer: int | None = None
@@ -71,13 +71,13 @@ class ModelTensor(Frozen):
 
 
 class TensorLocation(Frozen):
-    """Where a tensor lies: the stored name, and which of the rule's layouts it is in."""
+    """Where a tensor is stored: its name in the checkpoint, and which of the rule's layouts it has."""
 
     name: str
     source: Source
     stacked: bool
     packed: bool = False
-    """In the tensors of compressed-tensors' packed layout, always [out, in]: NAME_packed, NAME_scale, NAME_shape."""
+    """In the packed layout of compressed-tensors, always [out, in]: NAME_packed, NAME_scale, NAME_shape."""
 
     @property
     def transposed(self) -> bool:
@@ -85,12 +85,12 @@ class TensorLocation(Frozen):
 
 
 def published_source(rule: Rule) -> Source:
-    """The layout conversion writes: the published one, but experts one by one wherever such names exist."""
+    """The layout that conversion writes: the published one, with experts unstacked where such names exist."""
     return next((source for source in rule.sources if not source.stacked), rule.sources[0])
 
 
 def unstacked_name(source: Source, layer: int | None, expert: int) -> str:
-    """What conversion calls an expert of those that are only ever published stacked: `experts.E.gate_up_proj.weight`."""
+    """Name that conversion gives an expert that is only published stacked: `experts.E.gate_up_proj.weight`."""
     stem, _, leaf = source.name.format(layer=layer).rpartition(".")
     leaf, kind = (leaf.removesuffix("_bias"), "bias") if leaf.endswith("_bias") else (leaf, "weight")
     return f"{stem}.{expert}.{leaf}.{kind}"
@@ -105,7 +105,7 @@ def spellings(name: str) -> list[str]:
 
 
 def locate_tensor(tensor: TensorToRead, names: Collection[str]) -> TensorLocation | None:
-    """The published layout first, then the others the rule knows."""
+    """Tries the published layout first, then the rule's others; None where the checkpoint has none of them."""
     usual = published_source(tensor.rule)
     sources = (usual, *(other for other in tensor.rule.sources if other != usual))
     for source in sources:
@@ -123,7 +123,7 @@ def locate_tensor(tensor: TensorToRead, names: Collection[str]) -> TensorLocatio
 
 def _place_named(name: str, source: Source, names: Collection[str]) -> TensorLocation | None:
     if (f"{name}_blocks" if source.encoding else name) in names:
-        if source.transposed and f"{name}_scale" in names:  # conversion to fp8 turns it, as all that it packs
+        if source.transposed and f"{name}_scale" in names:  # conversion to fp8 writes [out, in]
             source = msgspec.structs.replace(source, transposed=False)
         return TensorLocation(name=name, source=source, stacked=source.stacked)
     if not source.stacked and f"{name}_packed" in names:
@@ -132,7 +132,7 @@ def _place_named(name: str, source: Source, names: Collection[str]) -> TensorLoc
 
 
 def stored_names(location: TensorLocation) -> set[str]:
-    """Every stored tensor that belongs to a location: itself and its scales."""
+    """Every stored tensor of a location: weight, scales, zero points."""
     stem = location.name.removesuffix(".weight")
     if location.packed:
         return {f"{stem}.{part}" for part in PACKED_PARTS}
@@ -152,14 +152,14 @@ def reader(store: TensorStore, tensor: TensorToRead, location: TensorLocation) -
 
 
 def _vector(store: TensorStore, tensor: TensorToRead, location: TensorLocation, start: int, stop: int) -> torch.Tensor:
-    """Vectors of all experts are stored as rows, and a store reads whole rows."""
+    """Stacked vectors: one row per expert; a store reads whole rows."""
     expert, rows = tensor.expert or 0, row_selection(tensor, location)
     whole = store.read(location.name, expert, expert + 1)[0]
     return whole[start:stop] if rows is None else whole[[rows.stored(row) for row in range(start, stop)]]
 
 
 def first_row(tensor: TensorToRead, location: TensorLocation) -> int:
-    """Row of the flattened stored tensor where this expert begins."""
+    """First row of this expert in the flattened stored tensor."""
     if not location.stacked or tensor.expert is None:
         return 0
     per_expert = location.source.fused_rows or tensor.rule.shape[0]
@@ -167,7 +167,7 @@ def first_row(tensor: TensorToRead, location: TensorLocation) -> int:
 
 
 def row_selection(tensor: TensorToRead, location: TensorLocation) -> StridedRows | None:
-    """Which rows of a fused tensor are tensor; None where they are all, in order."""
+    """Which rows of a fused tensor are ours; None: all of them, in order."""
     fused = location.source.fused_rows
     if location.source.rows is None or fused is None or tensor.as_stored or tensor.shape[0] == fused:
         return None
@@ -175,7 +175,7 @@ def row_selection(tensor: TensorToRead, location: TensorLocation) -> StridedRows
 
 
 def runs(rows: StridedRows | None, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-    """Rows start..stop of ours as unbroken stretches: (our first row, the stored one, how many)."""
+    """Rows start..stop of ours as contiguous runs: (our first row, its stored row, count)."""
     while start < stop:
         count = stop - start if rows is None else min(stop - start, rows.block - start % rows.block)
         yield start, start if rows is None else rows.stored(start), count
@@ -197,7 +197,7 @@ def _interleaved(base: ReadRows, first: int, rows: StridedRows, start: int, stop
 def _columns(
     store: TensorStore, name: str, first: int, tensor: TensorToRead, rows: StridedRows | None, start: int, stop: int
 ) -> torch.Tensor:
-    """Rows of ours are columns of theirs: every stored row is read and the tensor part of it kept, a slab at a time."""
+    """Transposed storage: our rows are stored columns, so all rows are read, a slab at a time, and our columns kept."""
     import torch
 
     num_in = tensor.shape[1]
@@ -210,14 +210,14 @@ def _columns(
 
 
 def select_columns(slab: torch.Tensor, rows: StridedRows | None, start: int, stop: int) -> torch.Tensor:
-    """Of stored rows [n, stored columns], the columns that are our rows start..stop, in memory of their own."""
+    """Copies, of stored rows [n, stored columns], the columns that are our rows start..stop."""
     if rows is None:
         return slab[:, start:stop].clone()
     return slab[:, [rows.stored(row) for row in range(start, stop)]]
 
 
 def _decoded(store: TensorStore, tensor: TensorToRead, location: TensorLocation) -> ReadRows:
-    """Reads rows of the stored tensor and widens published 8- and 4-bit weights."""
+    """Reader of stored rows that dequantizes published 8- and 4-bit weights."""
     if location.packed:
         from windlass.weights.tensors.packed import unpacked_rows
 
@@ -241,7 +241,7 @@ def _mxfp4(store: TensorStore, name: str, start: int, stop: int) -> torch.Tensor
 
 
 def _scaled_rows(store: TensorStore, name: str, start: int, stop: int) -> torch.Tensor:
-    """Eight bits to a weight, fp8 or signed, and a scale per row or one for all."""
+    """fp8 or int8 with a scale per row or per tensor."""
     from windlass.quant.published import fp8_rows
 
     scale, whole = f"{name}_scale", store.shape(f"{name}_scale")

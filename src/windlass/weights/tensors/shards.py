@@ -1,4 +1,4 @@
-"""What one rank holds of one of our tensors: where it lies, and which rows and inputs of it. Pure."""
+"""A rank's shard of a tensor: where it is stored, and which rows and columns. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class TensorShard(Frozen):
     tensor: ModelTensor
     location: TensorLocation
     rows: Interval
-    """Elements, of a vector."""
+    """Elements, for a vector."""
     columns: Interval = (0, 1)
 
     @property
@@ -29,12 +29,12 @@ class TensorShard(Frozen):
 
 
 class RankShare(Frozen):
-    """Which rank this is: a tp index of a placement; without one, everything."""
+    """What a rank holds: its tp (and ep) index in a placement; without a placement, everything."""
 
     placement: Placement | None = None
     tp_index: int = 0
     ep_index: int | None = None
-    """None: as tp says, where the ranks of a tp group hold all experts between them."""
+    """None: follows tp_index, for experts spread within the tp group."""
 
     def slices(self, rule: Rule) -> tuple[Interval, ...]:
         if self.placement is None:

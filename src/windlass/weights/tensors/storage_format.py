@@ -1,4 +1,4 @@
-"""How a checkpoint stores a matrix, and what it becomes in memory: codes that are kept, or numbers of some width. Reads nothing."""
+"""How a checkpoint stores a matrix and how it is held in memory: quantized codes, or a dense dtype. Reads no weights."""
 
 from __future__ import annotations
 
@@ -8,20 +8,19 @@ import torch
 
 from windlass.core.model import Frozen
 from windlass.core.ports import TensorStore
+from windlass.core.scheme import FP8_BLOCK
 from windlass.formats.dtypes import torch_dtype
 from windlass.kernels.packing.panels import BLOCK
 from windlass.weights.tensors.packed import packed_layout
 from windlass.weights.tensors.shards import TensorShard
 
-FP8_BLOCK = 128
-
 
 class CodeFormat(Frozen):
-    """Panels that hold a matrix exactly as it is stored (see kernels.panels)."""
+    """Panels that hold the stored codes and scales exactly (kernels.packing.panels)."""
 
     kind: str
     group: int
-    """Inputs that share a scale; 0: all of a row."""
+    """Inputs that share a scale; 0: one scale per row."""
     scale: str
     """`BF16`, `F16` or `F32`."""
 
@@ -29,29 +28,29 @@ class CodeFormat(Frozen):
         return self.group or num_in
 
     def holds(self, left: int, right: int) -> bool:
-        """Can be cut to inputs left..right: whole groups, and those a multiple of a block."""
+        """Whether it can be sliced to inputs left..right: whole groups that are multiples of a block."""
         group = self.group or BLOCK
         return group % BLOCK == 0 and left % group == 0 and right % group == 0
 
 
 class StorageFormat(Frozen):
     name: str
-    """As the file calls it: `BF16`, `int4`, `Q6_K`, `F8_E4M3`, `mxfp4`."""
+    """The file's name for it: `BF16`, `int4`, `Q6_K`, `F8_E4M3`, `mxfp4`."""
     bits: float
-    """Of a weight in the file, scales included."""
+    """Per weight in the file, scales included."""
     codes: CodeFormat | None = None
-    """None: only numbers hold it."""
+    """None: loaded as dense numbers."""
 
     @property
     def dense(self) -> torch.dtype:
-        """The plain type that is used for it: its own, or 16 bits for what was packed."""
+        """Dtype when loaded dense: its own, or bf16 if it was quantized."""
         return _PLAIN.get(self.name, torch.bfloat16)
 
 
 _PLAIN = {"F32": torch.float32, "F64": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
-# ggml's blocks: bits of the file for a weight (ggml-common.h), and the panels that hold them. A group of Q4_K has a scale of 17 bits.
-# Q6_K has groups of 16, Q5_1 and Q5_K five bits with a minimum: there are no panels for these.
+# ggml blocks: bits per weight in the file (ggml-common.h), and the panels that hold them. Q4_K's group scale (6-bit times fp16) needs fp32.
+# No panels for Q6_K (groups of 16), Q5_1 and Q5_K (five bits with a minimum).
 _GGML = {
     "Q4_0": StorageFormat(name="Q4_0", bits=4.5, codes=CodeFormat(kind="int4", group=32, scale="F16")),
     "Q4_1": StorageFormat(name="Q4_1", bits=5.0, codes=CodeFormat(kind="int4_minima", group=32, scale="F16")),
@@ -94,7 +93,7 @@ def _packed(store: TensorStore, shard: TensorShard) -> StorageFormat:
 
 
 def common_code_format(shards: Iterable[TensorShard], forms: Iterable[StorageFormat]) -> CodeFormat | None:
-    """What holds all of these one below the other; None where they differ, or are cut where codes cannot be."""
+    """One format for all of these concatenated; None where they differ, or are sliced inside a group."""
     found = {form.codes for form in forms}
     if len(found) != 1:
         return None
@@ -103,7 +102,7 @@ def common_code_format(shards: Iterable[TensorShard], forms: Iterable[StorageFor
 
 
 def common_dtype(forms: Iterable[StorageFormat]) -> torch.dtype:
-    """One type that loses nothing of any that is plain: fp16 beside bf16 is fp32."""
+    """A dtype that represents all of them: fp16 with bf16 gives fp32."""
     found = {form.dense for form in forms}
     kind = found.pop()
     for other in found:

@@ -1,6 +1,6 @@
-"""What of the stored tensors is read for a shard of one of ours: rows and columns of itself, of its scales, of its zero points. Pure.
+"""Which slices of the stored tensors (weight, scales, zero points) must be present to load a shard. Pure.
 
-The other side of `readers`, `dense` and `coded`, which read whole rows and keep their columns: of columns that are not named here they use nothing.
+The counterpart of `readers`, `load.dense` and `load.quantized`: they read whole rows, but use no columns other than these.
 """
 
 from __future__ import annotations
@@ -11,20 +11,19 @@ from math import prod
 from windlass.core.place import Interval
 from windlass.core.ports import TensorStore
 from windlass.core.rule import StridedRows
+from windlass.core.scheme import FP8_BLOCK, MXFP4_BLOCK
 from windlass.formats.gguf.header import TYPES
 from windlass.weights.tensors.packed import ROWS_PER_WORD
 from windlass.weights.tensors.readers import SHORT_RUN_ROWS, first_row, row_selection, runs
 from windlass.weights.tensors.shards import TensorShard
 from windlass.weights.tensors.slices import Slice
 
-FP8_BLOCK = 128
-MXFP4_INPUTS = 32
 BLOCKS = {kind.name: kind for kind in TYPES.values()}
-"""Of formats that have them: so many elements in so many bytes, which are never cut."""
+"""Block types by name; blocks are never split."""
 
 
 def stored_slices(store: TensorStore, shard: TensorShard) -> list[Slice]:
-    """May overlap where rows of several shards lie between one another."""
+    """May overlap where shards are interleaved."""
     if len(shard.tensor.shape) == 1:
         return list(_vector(store, shard))
     if shard.location.transposed:
@@ -34,7 +33,7 @@ def stored_slices(store: TensorStore, shard: TensorShard) -> list[Slice]:
 
 def _vector(store: TensorStore, shard: TensorShard) -> Iterator[Slice]:
     name, rows = shard.location.name, row_selection(shard.tensor, shard.location)
-    if shard.location.stacked:  # a row of each expert
+    if shard.location.stacked:  # one row per expert
         expert = shard.tensor.expert or 0
         columns = shard.rows if rows is None else (0, store.shape(name)[-1])
         yield Slice(name=name, rows=(expert, expert + 1), columns=columns)
@@ -45,7 +44,7 @@ def _vector(store: TensorStore, shard: TensorShard) -> Iterator[Slice]:
 
 
 def _transposed(shard: TensorShard) -> Iterator[Slice]:
-    """Our inputs are their rows, our rows their columns."""
+    """Our inputs are stored rows, our rows stored columns."""
     begin, rows = first_row(shard.tensor, shard.location), row_selection(shard.tensor, shard.location)
     held = begin + shard.columns[0], begin + shard.columns[1]
     for columns in _runs(rows, shard.rows):
@@ -59,7 +58,7 @@ def _stored_rows(shard: TensorShard) -> Iterator[Interval]:
 
 
 def _runs(rows: StridedRows | None, held: Interval) -> Iterator[Interval]:
-    """Stretches of stored rows; short ones are read with what lies between them."""
+    """Contiguous runs of stored rows; short runs are read together with the rows between them."""
     if held[0] >= held[1]:
         return
     if rows is not None and rows.block < SHORT_RUN_ROWS:
@@ -75,7 +74,7 @@ def _matrix(store: TensorStore, shard: TensorShard, rows: Interval) -> Iterator[
         yield from _packed(store, name, rows, shard.columns, num_in)
         return
     if shard.location.source.encoding:
-        for suffix, width in (("_blocks", num_in // 2), ("_scales", num_in // MXFP4_INPUTS)):
+        for suffix, width in (("_blocks", num_in // 2), ("_scales", num_in // MXFP4_BLOCK)):
             yield Slice(name=name + suffix, rows=rows, columns=_scaled(shard.columns, num_in, width))
         return
     yield Slice(name=name, rows=rows, columns=_whole_blocks(store, name, shard.columns, num_in))
@@ -92,7 +91,7 @@ def _packed(store: TensorStore, name: str, rows: Interval, columns: Interval, nu
 
 
 def _scales(store: TensorStore, name: str, rows: Interval, columns: Interval) -> Iterator[Slice]:
-    """Of eight bits to a weight: for 128 x 128, for a row, or one for all."""
+    """Scales of fp8 and int8 weights: per 128 x 128 block, per row or per tensor."""
     names, blocks, one = store.names(), f"{name}_scale_inv", f"{name}_scale"
     if store.dtype(name) not in ("F8_E4M3", "I8"):
         return
@@ -104,7 +103,7 @@ def _scales(store: TensorStore, name: str, rows: Interval, columns: Interval) ->
 
 
 def _scaled(columns: Interval, num_in: int, width: int) -> Interval:
-    """Inputs of `num_in` as columns of a tensor that has `width` for all of them."""
+    """Converts an interval of `num_in` inputs to columns of a tensor with `width` columns."""
     return columns[0] * width // num_in, -(-columns[1] * width // num_in)
 
 

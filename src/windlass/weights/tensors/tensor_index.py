@@ -1,4 +1,4 @@
-"""Our names of tensors, found again: `layers.3.ffn.experts.7.gate.weight` to its rule, its layer and its expert. Pure."""
+"""Looks up tensors by our name: `layers.3.ffn.experts.7.gate.weight` -> rule, layer and expert. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(.+)")
 
 
 class TensorIndex:
-    """Every tensor of a model by our name. Layers that differ have rules of their own under the same name."""
+    """Every tensor of a model by our name. Layers of different kinds have different rules under the same name."""
 
     def __init__(self, rules: tuple[Rule, ...]) -> None:
         self.rules = rules
@@ -44,7 +44,7 @@ class TensorIndex:
         return self._rules.get((f"layers.{{layer}}.ffn.experts.{{expert}}.{part}.{kind}", layer))
 
     def held(self, spec: ModelSpec, layers: Interval, experts: Interval | None) -> Iterator[ModelTensor]:
-        """Every tensor that a stage of these layers holds of the main part."""
+        """Every tensor of a pipeline stage with these layers, without the MTP layer."""
         for rule in self.rules:
             if rule.part is not ModelPart.MAIN or rule.copy_of is not None:
                 continue
@@ -59,7 +59,7 @@ class TensorIndex:
 
 
 def _on_stage(rule: Rule, spec: ModelSpec, layers: Interval) -> bool:
-    """What belongs to no layer: tables and their norm on the first stage, the last norm and the head (or its twin) on the last."""
+    """Tensors outside the layers: embeddings on the first stage, final norm and head (or the tied embedding) on the last."""
     first, last = layers[0] == 0, layers[1] == spec.num_layers
     if rule.ours == "embed.weight":
         return first or (last and spec.tied_head)

@@ -1,6 +1,6 @@
-"""What travels of a checkpoint and lies in a worker's cache: its headers (a catalogue), and pieces, each a few slices with a checksum. No torch.
+"""The unit of transfer between machines: a catalogue of tensor headers, and pieces (a few slices with a checksum). No torch.
 
-A cache has a folder for each checkpoint: `catalogue`, and files of pieces. Who writes there is fleet/transfer/cache.py; part_store.py reads.
+A worker's cache has a folder per checkpoint: `catalogue`, and one file per piece. fleet/transfer/cache.py writes it, transfer/store.py reads it.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from windlass.weights.tensors.slices import Slice
 from windlass.weights.tensors.stored_slices import BLOCKS
 
 PIECE_BYTES = 2**21
-"""Of a piece, at most, but for a single row that is longer. Beats of the heart wait behind one: two seconds at 10 Mbit/s."""
+"""Maximum size of a piece, except for a single longer row. Heartbeats queue behind a piece: two seconds at 10 Mbit/s."""
 PIECES_VERSION = 1
-"""Of what slices mean and how pieces are written: part of a checkpoint's key, so that a cache of another version is not misread."""
+"""Version of the piece format; part of the cache key, so that older caches are not misread."""
 CHECKSUM_BYTES = 32
 CATALOGUE = "catalogue"
 SUFFIX = ".piece"
@@ -33,18 +33,18 @@ MAX_HEAD_BYTES = 2**26
 
 
 class TensorHeader(Frozen, array_like=True):
-    """A stored tensor, seen as rows of equal width; a vector as rows of one element."""
+    """A stored tensor as rows of equal width; a vector as rows of one element."""
 
     name: str
     dtype: str
-    """Of what its store reads."""
+    """Dtype that the store's `read` returns."""
     shape: tuple[int, ...]
     block_type: str = ""
-    """As the file stores it, in formats that have blocks."""
+    """ggml block type; empty for formats without blocks."""
 
     @property
     def fold(self) -> int:
-        """Rows of its store that are one here: blocks of four bits lie side by side in a row of their matrix."""
+        """Store rows per row here: MXFP4 blocks [.., n, 16] are joined to one row of their matrix."""
         return self.shape[-2] if self.name.endswith("_blocks") and len(self.shape) > 2 else 1
 
     @property
@@ -60,7 +60,7 @@ class TensorHeader(Frozen, array_like=True):
         return self.column_bytes((0, self.width))[1]
 
     def column_bytes(self, columns: Interval) -> Interval:
-        """Where they lie in a row."""
+        """Byte interval of these columns within a row."""
         if self.block_type and len(self.shape) > 1:
             block = BLOCKS[self.block_type]
             return columns[0] // block.elements * block.num_bytes, columns[1] // block.elements * block.num_bytes
@@ -78,10 +78,10 @@ class TensorHeader(Frozen, array_like=True):
 
 
 class Catalogue(Frozen):
-    """A checkpoint without its numbers: enough to know what is read of it, and to open a folder of pieces as if it were the whole."""
+    """Headers of a checkpoint: enough to compute which slices a rank reads, and to open a folder of pieces as a store."""
 
     key: str
-    """Of the checkpoint: other contents, another key."""
+    """Cache key of the checkpoint."""
     name: str
     config: dict[str, Any]
     kind: str
@@ -103,7 +103,7 @@ def catalogue_of(store: TensorStore, key: str, name: str, kind: str) -> Catalogu
 class CheckpointPiece(Frozen, array_like=True):
     slices: tuple[Slice, ...]
     data: bytes
-    """Of one slice after another, row after row, as the checkpoint stores them."""
+    """The slices one after another, row by row, as stored."""
     checksum: bytes
 
     @property
@@ -112,7 +112,7 @@ class CheckpointPiece(Frozen, array_like=True):
 
 
 def checksum(slices: tuple[Slice, ...], data: bytes | memoryview) -> bytes:
-    """Of what they are, too: bytes that are put in another place are as wrong as others."""
+    """Covers the slices' positions as well as the data."""
     found = hashlib.blake2b(msgspec.msgpack.encode(slices), digest_size=CHECKSUM_BYTES)
     found.update(data)
     return found.digest()
@@ -122,7 +122,7 @@ def checksum(slices: tuple[Slice, ...], data: bytes | memoryview) -> bytes:
 
 
 class LocatedSlice(Frozen):
-    """A slice, and where in which file it lies."""
+    """A slice and its position in a piece file."""
 
     part: Slice
     file: Path
@@ -130,7 +130,7 @@ class LocatedSlice(Frozen):
 
 
 def piece_file(piece: CheckpointPiece) -> tuple[bytes, bytes]:
-    """What a file of a piece is made of: its head, and its data. The name is the checksum."""
+    """Header and data of the piece's file; its name is the checksum."""
     head = msgspec.msgpack.encode(piece.slices)
     return len(head).to_bytes(LENGTH_BYTES, "big") + head, piece.data
 
@@ -139,7 +139,7 @@ _decode_slices = msgspec.msgpack.Decoder(tuple[Slice, ...]).decode
 
 
 def read_piece(file: Path) -> CheckpointPiece:
-    """All of it; is it what it was? `intact` says."""
+    """Reads a piece without checking it; see `is_intact`."""
     data = file.read_bytes()
     count = int.from_bytes(data[:LENGTH_BYTES], "big")
     slices = _decode_slices(data[LENGTH_BYTES : LENGTH_BYTES + count])
@@ -153,7 +153,7 @@ def is_intact(piece: CheckpointPiece) -> bool:
 
 
 def slices_in_file(file: Path, tensors: dict[str, TensorHeader]) -> list[LocatedSlice] | None:
-    """None where it is no whole file of a piece."""
+    """None where the file is not a complete piece."""
     with file.open("rb") as stream:
         count = int.from_bytes(stream.read(LENGTH_BYTES), "big")
         if count > MAX_HEAD_BYTES:
@@ -188,4 +188,4 @@ def read_catalogue(folder: Path) -> Catalogue:
     try:
         return msgspec.msgpack.decode(file.read_bytes(), type=Catalogue)
     except (OSError, msgspec.DecodeError) as error:
-        raise BadCheckpoint(f"no folder of pieces of a checkpoint: {error}", folder) from None
+        raise BadCheckpoint(f"not a cache folder of checkpoint pieces: {error}", folder) from None

@@ -1,7 +1,7 @@
-"""Pieces of a checkpoint in a folder, read as if they were the whole (core.ports.TensorStore): what a rank of a split model opens.
+"""A folder of received pieces as a TensorStore: what a rank of a split model opens.
 
-Rows come back at their full width. Columns that are not here are filled with what no weight is (NaN where the type has one), since a rank
-that has only some of the columns uses no others; rows of which nothing is here are an error that names the tensor.
+Rows are returned at full width. Columns that were not received are filled with NaN (0xFF bytes), since the rank uses none of them;
+rows that were not received are an error that names the tensor.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     import torch
 
 FILLER = 0xFF
-"""A byte that is NaN in every float of 8 to 64 bits, whatever stands beside it."""
+"""Repeated, it is NaN in every float format of 8 to 64 bits."""
 
 
 def open_partial(folder: Path) -> OpenedModel:
-    """A model to be run, as `weights.source.open_model` opens the whole of it."""
+    """The counterpart of `weights.source.open_model` for a folder of pieces."""
     catalogue = read_catalogue(folder)
     store = PartialStore(folder) if catalogue.kind == "hf" else PartialBlockStore(folder)
     spec, rules = spec_of(store, catalogue.name, str(folder))
@@ -47,7 +47,7 @@ def open_partial(folder: Path) -> OpenedModel:
 
 
 class _PartialStore:
-    """What of which tensor is here, and its bytes."""
+    """The slices of each tensor that are present, and their bytes."""
 
     def __init__(self, folder: Path) -> None:
         catalogue = read_catalogue(folder)
@@ -77,7 +77,7 @@ class _PartialStore:
         return self._tensors[name]
 
     def _rows(self, header: TensorHeader, start: int, stop: int) -> np.ndarray:
-        """Rows of the store, as bytes [rows, bytes of one]."""
+        """Rows as flat bytes."""
         import numpy as np
 
         rows = np.empty((stop - start) * (header.row_bytes // header.fold), dtype=np.uint8)
@@ -99,18 +99,20 @@ class _PartialStore:
             self._put(header, held, part, target[part.rows[0] - wanted.rows[0] : part.rows[1] - wanted.rows[0]])
 
     def _check(self, wanted: Slice, found: list[Slice], target: np.ndarray) -> None:
-        """Of every row there must be something; what is not there is filled, so that whoever uses it by mistake notices."""
+        """Every row must be present in part; missing columns are filled with NaN, so that using them shows."""
         if not subtract([wanted], found):
             return
         rows_only = [msgspec.structs.replace(part, columns=wanted.columns) for part in found]
         missing = subtract([wanted], rows_only)
         if missing:
             first, last = missing[0].rows
-            raise BadCheckpoint(f"rows {first} to {last} are not among the parts that were received", self.folder, wanted.name)
+            raise BadCheckpoint(
+                f"rows {first} to {last} were not received; delete the folder to fetch them again", self.folder, wanted.name
+            )
         target.fill(FILLER)
 
     def _put(self, header: TensorHeader, held: LocatedSlice, part: Slice, target: np.ndarray) -> None:
-        """Rows of a piece are read whole, and those of its columns that are wanted kept: all of them, as rows are wanted whole."""
+        """Copies whole rows of a piece to their columns."""
         import numpy as np
 
         left, right = header.column_bytes(held.part.columns)
@@ -127,12 +129,12 @@ class _PartialStore:
             while len(buffer):
                 count = os.preadv(descriptor, [buffer], position)
                 if not count:
-                    raise BadCheckpoint("the file ends within the tensor: it was cut short", held.file, held.part.name, position)
+                    raise BadCheckpoint("the file ends within the tensor: it is truncated", held.file, held.part.name, position)
                 position, buffer = position + count, buffer[count:]
 
 
 class PartialStore(_PartialStore):
-    """Of safetensors and PyTorch files: rows are what is stored."""
+    """For safetensors and PyTorch checkpoints, which store plain rows."""
 
     def read(self, name: str, start: int, stop: int) -> torch.Tensor:
         import torch
@@ -149,12 +151,12 @@ class PartialStore(_PartialStore):
         row_bytes = header.row_bytes // header.fold
         start, stop = byte_offset // row_bytes, (byte_offset + buffer.nbytes) // row_bytes
         if byte_offset % row_bytes or buffer.nbytes % row_bytes:
-            raise IndexError(f"bytes {byte_offset}..{byte_offset + buffer.nbytes} of {name} are no whole rows")
+            raise IndexError(f"bytes {byte_offset}..{byte_offset + buffer.nbytes} of {name} are not whole rows")
         self._fill(header, start, stop, np.frombuffer(buffer, dtype=np.uint8))
 
 
 class PartialBlockStore(_PartialStore):
-    """Of formats that have blocks: rows are read as numbers, and given as they are stored too."""
+    """For formats with blocks (GGUF, Distributed Llama): rows dequantized, or still quantized."""
 
     def block_type(self, name: str) -> str:
         return self._header(name).block_type
@@ -166,7 +168,7 @@ class PartialBlockStore(_PartialStore):
         from windlass.weights.tensors.stored_slices import BLOCKS
 
         header = self._header(name)
-        if len(header.shape) < 2:  # they travel as numbers
+        if len(header.shape) < 2:  # vectors are sent dequantized
             return torch.as_tensor(self._rows(header, start, stop)).view(torch_dtype(header.dtype))
         stored = torch.as_tensor(self._rows(header, start, stop)).view(-1, BLOCKS[header.block_type].num_bytes)
         return dequantize(header.block_type, stored).view(stop - start, -1).to(torch_dtype(header.dtype))
