@@ -1,4 +1,4 @@
-"""The models known by name: what they are called, where they come from, and how sure we are of their configs."""
+"""The registry of models known by name (registry.toml): hub name, aliases, and how the config was verified."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class KnownModel(Frozen):
     config: str = ""
     aliases: tuple[str, ...] = ()
     own_next_token_embeddings: bool | None = None
-    """Set where the published config does not tell what the files hold."""
+    """Set where the published config does not say what the files contain."""
     note: str = ""
 
     def names(self) -> tuple[str, ...]:
@@ -50,7 +50,7 @@ def unknown_model(name: str) -> UnknownName:
 
 
 def published_config(model: KnownModel) -> dict[str, Any]:
-    """The config.json as published."""
+    """config.json as published on the hub."""
     file = model.config or model.hub.replace("/", "--") + ".json"
     return msgspec.json.decode(files("windlass.families").joinpath("configs", file).read_bytes(), type=dict[str, Any])
 

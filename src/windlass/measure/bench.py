@@ -1,4 +1,4 @@
-"""A model measured through the engine that serves, in this process: load it, run batches, set what they took beside what is possible."""
+"""Benchmarks a model with the serving engine in this process: load, run batches, compare with the machine's limits."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from windlass.measure.weight_bytes import weight_bytes
 from windlass.measure.work import WeightBytes, decode_work, prefill_work
 from windlass.nn.decoder import Decoder
 
-WARM_TOKENS = 3
-"""A first run, which does not count: pages are touched, threads are woken."""
+WARMUP_TOKENS = 3
+"""Decode steps of the warmup run, which does not count."""
 PROFILED_TOKENS = 8
 SHORT_TOKENS = 4
 
 
 class BenchProgress(Protocol):
-    """Told what goes on."""
+    """Callbacks for a progress display."""
 
     def loading(self, done_bytes: int, total_bytes: int) -> None: ...
 
@@ -57,29 +57,29 @@ class NoProgress:
 
 
 class EngineSteps:
-    """An engine as the timing loop sees it (loop.Stepping)."""
+    """Adapts Engine to the timing loop (loop.StepEngine)."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine, self._number = engine, 0
 
     def submit(self, tokens: Sequence[int], max_tokens: int) -> int:
-        """Greedy, and without stop tokens: nothing but the length ends it."""
+        """Greedy and without stop tokens, so that only the length ends it."""
         self._number += 1
         self._engine.submit(Submit(id=self._number, token_ids=list(tokens), sampling=GREEDY, max_tokens=max_tokens))
         return self._number
 
     def step(self) -> Sequence[int]:
-        """Whoever has a token has waited for the device that made it, and for no more: it may be at work on the next step."""
+        """Ids of sequences that got a token. Tokens are synchronised with the device, which may already run the next step."""
         return [output.id for output in self._engine.step() if output.token_ids]
 
 
 class MultiRank(Protocol):
-    """A model over several ranks, of which this process is the first: somebody else knows the others."""
+    """A model split over several ranks, of which this process is rank 0; the implementation manages the others."""
 
     def load(self, launch: Launch, progress: Callable[[int, int], None]) -> tuple[Engine, Info]: ...
 
     def watch(self, run: Callable[[], Sequence[float]]) -> SplitResult:
-        """`run` decodes, and gives the seconds of its steps: where they went, on every rank."""
+        """`run` decodes and returns its step times; returns where the time went on every rank."""
         ...
 
 
@@ -88,7 +88,7 @@ class SingleRank:
         return load_model(launch, progress)
 
     def watch(self, run: Callable[[], Sequence[float]]) -> None:
-        """There is nobody to wait for."""
+        """A single rank has no communication."""
 
 
 def bench(
@@ -100,25 +100,25 @@ def bench(
     progress: BenchProgress | None = None,
     spread: MultiRank | SingleRank | None = None,
 ) -> BenchReport:
-    """`begin`: when the program was started, by time.perf_counter."""
+    """`begin`: time.perf_counter() at program start."""
     spread = spread or SingleRank()
-    told = progress or NoProgress()
+    progress = progress or NoProgress()
     log.base_bytes = before = resident().own_bytes
     with log.watching():
         log.mark("load")
-        engine, info = spread.load(launch_of(setup), told.loading)
+        engine, info = spread.load(launch_of(setup), progress.loading)
     start_seconds = time.perf_counter() - begin
     try:
         device = info.device or "cpu"
-        told.doing("measuring what this machine can do")
+        progress.doing("measuring the limits of this machine")
         limits = measure_limits(device, num_threads())
         with log.watching():
-            runs, weights = _runs(setup, engine, log, trace, told)
-            held = _held_bytes(device, before)
+            runs, weights = _runs(setup, engine, log, trace, progress)
+            held = _memory_bytes(device, before)
         split = spread.watch(lambda: _steps(setup, engine))
     finally:
         engine.close()
-    told.doing("measuring the machine again")
+    progress.doing("measuring the limits again")
     limits = limits.at_least(measure_limits(device, num_threads()))
     memory = MemoryUse(
         weights=weights,
@@ -148,26 +148,26 @@ def launch_of(setup: BenchSetup) -> Launch:
 
 
 def kv_bytes(setup: BenchSetup) -> int:
-    """Blocks for the largest batch, and one more for each sequence to grow into."""
+    """KV blocks for the largest batch, plus one spare block per sequence."""
     tokens = (-(-setup.context_tokens // BLOCK_TOKENS) + 1) * BLOCK_TOKENS
     layers = (layer_cache_bytes(layer.mixer, tokens, KV_BYTES[setup.kv], windowed=False) for layer in setup.spec.layers)
     return int(max(setup.batches) * sum(layers))
 
 
 def _runs(
-    setup: BenchSetup, engine: Engine, log: MemoryLog, trace: Trace | None, told: BenchProgress
+    setup: BenchSetup, engine: Engine, log: MemoryLog, trace: Trace | None, progress: BenchProgress
 ) -> tuple[tuple[BatchResult, ...], WeightBytes]:
     weights = weight_bytes(cast(Decoder, engine.runner.decoder))
     runs: list[BatchResult] = []
     for batch in setup.batches:
-        told.doing(f"measuring batch {batch}")
+        progress.doing(f"measuring batch {batch}")
         log.mark(f"batch {batch}")
         runs.append(_run(setup, engine, weights, batch, trace))
     return tuple(runs), weights
 
 
 def _steps(setup: BenchSetup, engine: Engine) -> list[float]:
-    """Decoding of the first batch from prompts so short that reading them is next to nothing; the seconds of its steps."""
+    """Step times of decoding the first batch, with prompts so short that prefill is negligible."""
     batch = setup.batches[0]
     prompts = random_prompts(batch, SHORT_TOKENS, engine.num_tokens, seed=7)
     seconds: list[float] = []
@@ -182,24 +182,24 @@ def _steps(setup: BenchSetup, engine: Engine) -> list[float]:
     return seconds
 
 
-def _held_bytes(device: str, before: int) -> int:
-    """Own pages of the process beyond what it had before it loaded anything; of an accelerator, what PyTorch has taken."""
+def _memory_bytes(device: str, before: int) -> int:
+    """Growth of the process's anonymous memory since before loading; on a GPU, memory allocated by PyTorch."""
     return torch.cuda.memory_allocated(device) if device.startswith("cuda") else resident().own_bytes - before
 
 
 def _run(setup: BenchSetup, engine: Engine, weights: WeightBytes, batch: int, trace: Trace | None) -> BatchResult:
     submitted = EngineSteps(engine)
     prompts = _prompts(setup, engine, batch)
-    run_batch(submitted, next(prompts), _enough(setup, engine, batch, WARM_TOKENS))
+    run_batch(submitted, next(prompts), _tokens_for(setup, engine, batch, WARMUP_TOKENS))
     timed = run_batch(submitted, next(prompts), setup.new_tokens)
     python_share = None
     if trace is not None:
-        tokens = _enough(setup, engine, batch, PROFILED_TOKENS)
+        tokens = _tokens_for(setup, engine, batch, PROFILED_TOKENS)
         with profiled(engine, trace) as steps:
             run_batch(submitted, next(prompts), tokens, around_step=lambda: trace.span("step", batch=batch))
         python_share = steps.python_share(batch)
-    found = _found(setup, batch, timed, weights, python_share)
-    return msgspec.structs.replace(found, experts_touched=_experts_touched(engine, batch))
+    result = _result(setup, batch, timed, weights, python_share)
+    return msgspec.structs.replace(result, experts_touched=_experts_touched(engine, batch))
 
 
 def _experts_touched(engine: Engine, batch: int) -> float | None:
@@ -208,20 +208,20 @@ def _experts_touched(engine: Engine, batch: int) -> float | None:
 
 
 def _prompts(setup: BenchSetup, engine: Engine, batch: int) -> Iterator[list[list[int]]]:
-    """Sets of prompts, each new to the engine's cache."""
+    """Sets of prompts that miss the prefix cache."""
     seed = batch * 1000
     while True:
         seed += 1
         yield random_prompts(batch, setup.prompt_tokens, engine.num_tokens, seed)
 
 
-def _enough(setup: BenchSetup, engine: Engine, batch: int, tokens: int) -> int:
-    """So many that all sequences decode together for `tokens` steps, though the first begin before the last has been read."""
-    a_step = max(engine.limits.max_step_tokens - batch, 1)
-    return min(-(-batch * setup.prompt_tokens // a_step) + tokens, setup.new_tokens)
+def _tokens_for(setup: BenchSetup, engine: Engine, batch: int, tokens: int) -> int:
+    """New tokens such that all sequences decode together for `tokens` steps, although the first start before the last is prefilled."""
+    per_step = max(engine.limits.max_step_tokens - batch, 1)
+    return min(-(-batch * setup.prompt_tokens // per_step) + tokens, setup.new_tokens)
 
 
-def _found(setup: BenchSetup, batch: int, timed: BatchTiming, weights: WeightBytes, python_share: float | None) -> BatchResult:
+def _result(setup: BenchSetup, batch: int, timed: BatchTiming, weights: WeightBytes, python_share: float | None) -> BatchResult:
     element = KV_BYTES[setup.kv]
     step = decode_work(setup.spec, setup.rules, weights, batch, timed.mean_context_tokens, element)
     prefill = prefill_work(setup.spec, setup.rules, weights, batch, setup.prompt_tokens, timed.prefill_steps)

@@ -1,4 +1,4 @@
-"""What is to be measured. Imports no torch, so that a mistake is answered at once."""
+"""What to benchmark. Imports no torch, so that invalid options fail at once."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class BenchSetup(Frozen):
     path: Path | None = None
     """None: random weights."""
     config: dict[str, Any] = {}
-    """Of random weights: the shape."""
+    """config.json of the model, for random weights."""
     scheme: Scheme | None = None
-    """How matrices are stored, where it is one of our schemes."""
+    """Scheme of the weights, if it is one of ours."""
     batches: tuple[int, ...] = (1,)
     prompt_tokens: int = 128
     new_tokens: int = 128

@@ -1,4 +1,4 @@
-"""What a measurement is doing, on standard error, where a person is looking."""
+"""Progress of a benchmark on standard error, if it is a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A measurement over several ranks, of which this process is the first (measure.bench.Spread)."""
+"""Benchmark over several ranks, of which this process is rank 0 (measure.bench.MultiRank)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class FleetRanks:
-    """To be closed."""
+    """A context manager; closes the other ranks."""
 
     def __init__(self, over: Over, told: Callable[[str], None], nodes: Callable[[NodeProgress], None]) -> None:
         self._over, self._told, self._nodes = over, told, nodes
@@ -54,7 +54,7 @@ class FleetRanks:
         )
 
     def _predicted(self) -> float:
-        """Of processes of this machine; a plan for several machines says it itself."""
+        """Prediction for ranks on this machine; a plan for several machines already has one."""
         assert self._beside is not None and self._launch is not None
         try:
             node = self._beside.fleet.own_node(self._over.layout.world)

@@ -1,4 +1,4 @@
-"""What `windlass bench` does with its words: the model, what the plan says of it, the measurement, and where that goes."""
+"""Implementation of `windlass bench`: options, planned memory, the run, and its output."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     as_json: bool = False
 
 
-def run(word: str, options: Options) -> int:
+def run(model: str, options: Options) -> int:
     batches = parse_batches(options.batches)
     _check(options)
-    compile_kernels(not options.as_json)  # not part of what starting takes
+    compile_kernels(not options.as_json)  # not part of the startup time
     begin = time.perf_counter()
     old = _earlier(options.compare)
-    setup = _setup(word, options, batches)
+    setup = _setup(model, options, batches)
     from windlass.measure.bench import bench
     from windlass.measure.memory import MemoryLog
     from windlass.measure.trace import Trace
@@ -70,7 +70,7 @@ def run(word: str, options: Options) -> int:
 
 
 def _spread(options: Options) -> Any:
-    """None: there is but this process."""
+    """None: a single process."""
     if options.over.is_one:
         return nullcontext()
     from windlass.cli.bench.ranks import FleetRanks
@@ -87,35 +87,35 @@ def parse_batches(text: str) -> tuple[int, ...]:
     try:
         found = tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise BadInput(f"--batch is one or more numbers, as in 1,8,32, not {text!r}") from None
+        raise BadInput(f"--batch must be a list of integers like 1,8,32, not {text!r}") from None
     if not all(1 <= batch <= MAX_BATCH for batch in found):
-        raise BadInput(f"--batch is from 1 to {MAX_BATCH}, not {text!r}")
+        raise BadInput(f"--batch must be from 1 to {MAX_BATCH}, not {text!r}")
     return tuple(dict.fromkeys(found))
 
 
 def _check(options: Options) -> None:
     if options.prompt_tokens < 1 or options.new_tokens < 2:
-        raise BadInput("--prompt-tokens is at least 1 and --new-tokens at least 2")
+        raise BadInput("--prompt-tokens must be at least 1 and --new-tokens at least 2")
     if options.device.split(":")[0] not in DEVICES:
-        raise BadInput(f"--device is cpu, cuda or mps, not {options.device!r}")
+        raise BadInput(f"--device must be cpu, cuda or mps, not {options.device!r}")
     options.over.check()
     if not options.over.is_one and (options.profile or options.memory):
-        raise BadInput("--profile and --memory look into one process; leave --workers, --tp and --pp out")
+        raise BadInput("--profile and --memory need a single process; leave out --workers, --tp and --pp")
     if options.kv not in KV_TYPES:
-        raise BadInput(f"--kv is {' or '.join(KV_TYPES)}, not {options.kv!r}")
+        raise BadInput(f"--kv must be {' or '.join(KV_TYPES)}, not {options.kv!r}")
     if options.quant is not None and not options.random_weights:
-        raise BadInput("--quant is for --random-weights; a checkpoint runs as it is stored (`windlass convert` changes that)")
+        raise BadInput("--quant needs --random-weights; a checkpoint runs as stored (use `windlass convert` to quantize it)")
     if options.quant is not None and options.quant not in SCHEME_NAMES:
         raise UnknownName("quantization", options.quant, SCHEME_NAMES)
     for name, path in (("--save", options.save), ("--profile", options.profile), ("--memory", options.memory)):
         if path is not None and not path.absolute().parent.is_dir():
-            raise BadInput(f"{name} {path} cannot be written: there is no directory {path.parent}")
+            raise BadInput(f"{name} {path} cannot be written: directory {path.parent} does not exist")
     from importlib.util import find_spec
 
     if find_spec("torch") is None:
-        raise MissingExtra("torch", "run", "measuring")
+        raise MissingExtra("torch", "run", "benchmarking")
     if options.memory is not None and find_spec("matplotlib") is None:
-        raise MissingExtra("matplotlib", "plot", "drawing memory")
+        raise MissingExtra("matplotlib", "plot", "plotting memory")
 
 
 def _earlier(path: Path | None) -> BenchReport | None:
@@ -130,7 +130,7 @@ def _earlier(path: Path | None) -> BenchReport | None:
     return read_report(text, str(path))
 
 
-def _setup(word: str, options: Options, batches: tuple[int, ...]) -> BenchSetup:
+def _setup(model: str, options: Options, batches: tuple[int, ...]) -> BenchSetup:
     from windlass.measure.setup import BenchSetup
 
     common: dict[str, Any] = {
@@ -142,14 +142,14 @@ def _setup(word: str, options: Options, batches: tuple[int, ...]) -> BenchSetup:
         "exact": options.exact,
     }
     if options.random_weights:
-        config, name = _config(word)
-        spec = describe(config, name, where=word)
+        config, name = _config(model)
+        spec = describe(config, name, where=model)
         how = scheme(options.quant or "int4", options.group, options.kv)
         return BenchSetup(name=name, spec=spec, rules=rules(spec), config=config, scheme=how, **common)
     from windlass.cli.open.locate import locate
     from windlass.weights.source import open_model
 
-    path = locate(word, shown=not options.as_json)
+    path = locate(model, shown=not options.as_json)
     opened = open_model(path)
     opened.store.close()
     return BenchSetup(
@@ -157,26 +157,26 @@ def _setup(word: str, options: Options, batches: tuple[int, ...]) -> BenchSetup:
     )
 
 
-def _config(word: str) -> tuple[dict[str, Any], str]:
-    """A config and what to call it; no weights are needed. How the published weights are stored is of no matter."""
+def _config(model: str) -> tuple[dict[str, Any], str]:
+    """Config and display name; needs no weights. Without quantization_config, since the weights are random."""
     from windlass.families.registry import find, published_config, unknown_model
     from windlass.formats.config import read_config
     from windlass.formats.hub.hub import fetch_config, looks_like_hub_name
 
-    path = Path(word).expanduser()
+    path = Path(model).expanduser()
     if path.exists():
         found, name = read_config(path), path.resolve().name if path.is_dir() else path.stem
-    elif (known := find(word)) is not None:
+    elif (known := find(model)) is not None:
         found, name = published_config(known), known.name
-    elif looks_like_hub_name(word):
-        found, name = read_config(fetch_config(word)), word.split("/")[-1]
+    elif looks_like_hub_name(model):
+        found, name = read_config(fetch_config(model)), model.split("/")[-1]
     else:
-        raise unknown_model(word)
+        raise unknown_model(model)
     return {key: value for key, value in found.items() if key != "quantization_config"}, name
 
 
 def _directory_scheme(path: Path, options: Options) -> Scheme | None:
-    """Of a model directory, as the plan would name it; None for files with types of their own."""
+    """Scheme of a model directory; None for GGUF and .m files."""
     if not path.is_dir() or not (path / "config.json").is_file():
         return None
     from windlass.formats.config import read_config
@@ -186,7 +186,7 @@ def _directory_scheme(path: Path, options: Options) -> Scheme | None:
 
 
 def _planned_bytes(setup: BenchSetup) -> int | None:
-    """Weights, cache and activations of this very workload, as `windlass plan` counts them; None where it cannot."""
+    """Weights, KV cache and activations of this workload according to the planner; None where it has no prediction."""
     if setup.scheme is None:
         return None
     from windlass.cli.open.resolve import resolve_hardware
@@ -196,7 +196,7 @@ def _planned_bytes(setup: BenchSetup) -> int | None:
     question = Question(
         spec=setup.spec,
         rules=setup.rules,
-        hardware=resolve_hardware("cpu:1,ram=16TB"),  # what is wanted is what the model takes, whatever this machine has
+        hardware=resolve_hardware("cpu:1,ram=16TB"),  # memory use only, independent of this machine
         context_tokens=setup.context_tokens,
         concurrency=max(setup.batches),
         engine="windlass",
@@ -207,10 +207,10 @@ def _planned_bytes(setup: BenchSetup) -> int | None:
         new_tokens=setup.new_tokens,
     )
     try:
-        (held, *_) = make_plan(question, source=setup.name, digest="").memory.per_device
+        (memory, *_) = make_plan(question, source=setup.name, digest="").memory.per_device
     except Error:
         return None
-    return held.weights_bytes + held.kv_bytes + held.activation_bytes
+    return memory.weights_bytes + memory.kv_bytes + memory.activation_bytes
 
 
 def _progress(options: Options) -> Any:

@@ -1,4 +1,4 @@
-"""What `windlass convert` does with its words."""
+"""Implementation of `windlass convert`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from windlass.errors import BadInput, MissingExtra
 from windlass.units import parse_bytes
 
 SPOOL = ".windlass-source"
-"""Where files of a streamed source lie while they are needed, inside the output directory."""
+"""Directory for files of a streamed source, inside the output directory."""
 
 
 class ConvertOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,8 +34,8 @@ class ConvertOptions(msgspec.Struct, frozen=True, kw_only=True):
     as_json: bool
 
 
-def run(words: list[str], out_dir: Path | None, options: ConvertOptions) -> int:
-    pairs = _pairs(words, out_dir, options)
+def run(arguments: list[str], out_dir: Path | None, options: ConvertOptions) -> int:
+    pairs = _pairs(arguments, out_dir, options)
     _check(options)
     _need_torch()
     reports = [_one(source, out, options) for source, out in pairs]
@@ -45,53 +45,51 @@ def run(words: list[str], out_dir: Path | None, options: ConvertOptions) -> int:
     return 0
 
 
-def _pairs(words: list[str], out_dir: Path | None, options: ConvertOptions) -> list[tuple[str, Path]]:
+def _pairs(arguments: list[str], out_dir: Path | None, options: ConvertOptions) -> list[tuple[str, Path]]:
     if out_dir is not None:
-        pairs = [(word, out_dir / f"{_name(word)}-{options.quant}") for word in words]
+        pairs = [(source, out_dir / f"{_name(source)}-{options.quant}") for source in arguments]
         outs = [out for _, out in pairs]
         for out in outs:
             if outs.count(out) > 1:
-                raise BadInput(f"{outs.count(out)} of the sources would be written to {out}; convert them one by one")
+                raise BadInput(f"{outs.count(out)} sources would be written to {out}; convert them one at a time")
         return pairs
-    if len(words) != 2:
+    if len(arguments) != 2:
         raise BadInput("give one SOURCE and OUT, or several SOURCEs with --out-dir DIR")
-    return [(words[0], Path(words[1]))]
+    return [(arguments[0], Path(arguments[1]))]
 
 
-def _name(word: str) -> str:
-    path = _existing(word)
-    return path.stem if path and path.is_file() else Path(word).name
+def _name(source: str) -> str:
+    path = _existing(source)
+    return path.stem if path and path.is_file() else Path(source).name
 
 
-def _existing(word: str) -> Path | None:
-    """The file or directory that a word means; None where it is no path at all."""
+def _existing(source: str) -> Path | None:
+    """The path, if it exists; None for names of models."""
     try:
-        path = Path(word).expanduser()
+        path = Path(source).expanduser()
         return path if path.exists() else None
-    except (OSError, RuntimeError):  # too long for a name; a home of nobody
+    except (OSError, RuntimeError):  # name too long; unknown user in ~user
         return None
 
 
 def _check(options: ConvertOptions) -> None:
     for name, value, known in (("--to", options.to, ("hf", "dllama")), ("--mtp", options.mtp, ("keep", "drop"))):
         if value not in known:
-            raise BadInput(f"{name} is {' or '.join(known)}, not {value!r}")
+            raise BadInput(f"{name} must be {' or '.join(known)}, not {value!r}")
     if options.quant not in ("int4", "int8", "fp8", "bf16", "fp32"):
-        raise BadInput(f"--quant is int4, int8, fp8 or bf16, not {options.quant!r}")
+        raise BadInput(f"--quant must be int4, int8, fp8 or bf16, not {options.quant!r}")
     if options.quant == "fp32" and options.to == "hf":
-        raise BadInput("--quant fp32 is for --to dllama; a Hugging Face directory of the weights as they are is bf16")
+        raise BadInput("--quant fp32 is only for --to dllama; use --quant bf16 for unquantized weights")
     if options.verify and options.to == "dllama":
-        raise BadInput("--verify compares Hugging Face directories with their source; leave it out with --to dllama")
+        raise BadInput("--verify is not supported with --to dllama")
     if options.jobs < 0:
-        raise BadInput("--jobs is 0 (one per core) or more")
+        raise BadInput("--jobs must be 0 (one per core) or more")
     if options.stream and options.to == "dllama":
-        raise BadInput(
-            "--stream follows the order in which files arrive, and a .m file has an order of its own; download the model first"
-        )
+        raise BadInput("--stream is not supported with --to dllama, whose tensors have a fixed order; download the model first")
     if options.calibrate and (options.quant != "int4" or options.stream or options.to == "dllama"):
-        raise BadInput("--calibrate is for --quant int4 of a model that is here: not with --stream or --to dllama")
+        raise BadInput("--calibrate needs --quant int4 and a local model; it cannot be used with --stream or --to dllama")
     if options.stream and options.verify:
-        raise BadInput("--verify reads the source again, which --stream has deleted; choose one")
+        raise BadInput("--verify needs the source, which --stream deletes; use only one of them")
 
 
 def _need_torch() -> None:
@@ -120,16 +118,16 @@ def _hub_name(source: str) -> str:
     from windlass.formats.hub.hub import looks_like_hub_name
 
     if _existing(source):
-        raise BadInput(f"--stream is for models of the hub; {source} is here already")
+        raise BadInput(f"--stream is for models on the hub, but {source} is local; leave it out")
     known = find(source)
     name = known.hub if known else source
     if not looks_like_hub_name(name):
-        raise BadInput(f"{source!r} is no model of the hub; those are called OWNER/NAME")
+        raise BadInput(f"{source!r} is not a hub model name (OWNER/NAME)")
     return name
 
 
 def _local(source: str, options: ConvertOptions) -> Path:
-    """A path, or a name that is downloaded first."""
+    """A local path, or a name that is downloaded first."""
     path = _existing(source)
     if path is not None:
         return path
@@ -185,7 +183,7 @@ def _samples(opened: Any, options: ConvertOptions) -> tuple[tuple[int, ...], ...
     from windlass.convert.samples import samples_for
 
     if not options.as_json:
-        console().print(f"sampling {'the model itself' if options.calibrate == 'self' else options.calibrate}")
+        console().print(f"calibrating on {'text sampled from the model' if options.calibrate == 'self' else options.calibrate}")
     return samples_for(Path(opened.name), options.calibrate)
 
 

@@ -1,4 +1,4 @@
-"""Which parsers vLLM is to be started with, by a model's chat template (vllm_parsers.toml)."""
+"""vLLM's tool-call and reasoning parsers for a model, by its chat template (vllm_parsers.toml)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from windlass.core.model import Frozen
 
 
 class VllmParsers(Frozen):
-    """Names of vLLM's; empty: none."""
+    """vLLM's parser names; empty: none."""
 
     tools: str = ""
     reasoning: str = ""
@@ -27,7 +27,7 @@ class _ParserRow(Frozen):
 
 
 def vllm_parsers(template: str | None) -> VllmParsers:
-    """Without a template, or with one that no row knows, all text is content."""
+    """No parsers without a template or a matching row."""
     for row in _rows() if template else ():
         if all(mark in (template or "") for mark in row.template_has):
             return VllmParsers(tools=row.tools, reasoning=row.reasoning if row.reasoning_has in (template or "") else "")

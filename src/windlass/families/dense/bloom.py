@@ -34,11 +34,11 @@ NAMES = TensorNames(
     down="mlp.dense_4h_to_h",
 )
 PREFIX = "transformer."
-"""Some files carry this before every name but the head's."""
+"""Some checkpoints prefix every name except the head's."""
 
 
 def describe(config: Config, hints: Hints) -> ModelSpec:
-    config.same("apply_residual_connection_post_layernorm", False)
+    config.expect("apply_residual_connection_post_layernorm", False)
     hidden = config.integer("n_embed", "hidden_size")
     attention = read_attention(
         config, hidden, heads=("num_attention_heads", "n_head"), kv_heads=("n_head_kv",), qkv_bias=True, out_bias=True

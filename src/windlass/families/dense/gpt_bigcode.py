@@ -18,7 +18,7 @@ _MULTI_HEAD: TensorNames = msgspec.structs.replace(NAMES, fused_order=FusedOrder
 
 def describe(config: Config, hints: Hints) -> ModelSpec:
     multi_query = config.flag("multi_query", default=True)
-    config.same("num_key_value_heads", 1 if multi_query else config.integer("n_head", "num_attention_heads"))
+    config.expect("num_key_value_heads", 1 if multi_query else config.integer("n_head", "num_attention_heads"))
     return gpt2.read_gpt(config, "gpt_bigcode", default_activation="gelu_pytorch_tanh", num_kv_heads=1 if multi_query else None)
 
 

@@ -48,7 +48,7 @@ def describe(config: Config, hints: Hints) -> ModelSpec:
     )
     context = read_context(config)
     config.ignore("is_llama_config", "rope_interleaved")  # written by SmolLM2's trainer; both restate the default
-    config.same("rope_interleaved", False)
+    config.expect("rope_interleaved", False)
     return ModelSpec(
         name="",
         family=config.values["model_type"],

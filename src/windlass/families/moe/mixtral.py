@@ -1,4 +1,4 @@
-"""Mixtral: eight experts, softmax over the two chosen."""
+"""Mixtral: eight experts, softmax over the top two."""
 
 from __future__ import annotations
 

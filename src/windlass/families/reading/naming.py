@@ -1,7 +1,7 @@
-"""From a table of names to rules: what every family's tensors have in common, written once.
+"""Builds the rules of a model from its spec and a table of tensor names.
 
-A family gives a `Names` table; an empty name means the family has no such tensor. `rules_from` walks the layers of the spec
-and makes one Rule per tensor of ours, with the fused, stacked and transposed forms it may be stored in.
+A family provides a `TensorNames` table; an empty name means that it has no such tensor. `rules_from` walks the layers of the spec
+and makes one Rule per tensor, with the fused, stacked and transposed layouts it may be stored in.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from windlass.core.scheme import Keep
 
 
 class FusedOrder(Enum):
-    """How Q, K and V lie in one fused projection."""
+    """Row order of a fused QKV projection."""
 
     CONTIGUOUS = "contiguous"
     """all Q, all K, all V"""
@@ -29,7 +29,7 @@ class TensorNames(Frozen):
     layer: str
     """Prefix of a layer's tensors, with `{layer}`."""
     head_also: str = ""
-    """The head's name in other files."""
+    """Alternative name of the head."""
     positions: str = ""
     embed_norm: str = ""
     mixer_norm: str = ""
@@ -58,7 +58,7 @@ class TensorNames(Frozen):
     gate_up: str = ""
     router: str = ""
     stacked_router: str = ""
-    """The router's name in files with stacked experts, where it is another."""
+    """The router's name in checkpoints with stacked experts, where it differs."""
     correction: str = ""
     expert_gate: str = ""
     expert_up: str = ""
@@ -66,7 +66,7 @@ class TensorNames(Frozen):
     stacked_gate_up: str = ""
     stacked_down: str = ""
     stacked_encoding: str = ""
-    """Experts are published in this block encoding; the plain stacked form is then stored transposed and interleaved."""
+    """Block encoding of the published experts; their unquantized stacked form is then transposed and interleaved."""
     shared: str = ""
     """Prefix of the shared expert's gate, up and down."""
     transposed: bool = False
@@ -92,7 +92,7 @@ def _latent(count: int) -> Axis:
 
 
 class LayerRules:
-    """Makes the rules of one group of equal layers. `indices` are the layers; `part` marks the MTP layer's."""
+    """Builds the rules of a group of identical layers. `indices`: the layers; `part`: main model or MTP layer."""
 
     def __init__(self, spec: ModelSpec, names: TensorNames, layer: Layer, indices: tuple[int, ...], part: ModelPart) -> None:
         self.spec, self.names, self.layer, self.indices, self.part = spec, names, layer, indices, part
@@ -118,7 +118,7 @@ class LayerRules:
     def fused(
         self, ours: tuple[str, ...], theirs: str, outs: tuple[Axis, ...], into: Axis, rows: tuple[StridedRows, ...], bias: bool
     ) -> None:
-        """Several of ours in one of theirs, row-wise."""
+        """Several of our tensors in one stored tensor, by rows."""
         total = sum(axis.size for axis in outs)
         for name, out, part in zip(ours, outs, rows, strict=True):
             stem = f"{self.names.layer}{theirs}"
@@ -145,7 +145,7 @@ class LayerRules:
             )
         )
 
-    # --- the halves of a layer
+    # --- norms, mixers, feed-forwards
 
     def norms(self) -> None:
         hidden, names = _hidden(self.spec), self.names
@@ -190,7 +190,7 @@ class LayerRules:
         self._indexer(mixer)
 
     def _indexer(self, mixer: LatentAttention) -> None:
-        """The chooser of sparse attention; every rank holds it whole, since all must choose alike."""
+        """The indexer of sparse attention, replicated on every rank, since all must select the same tokens."""
         index, names = mixer.indexer, self.names
         if index is None or not index.own or mixer.q_lora_rank is None:
             return
@@ -299,7 +299,7 @@ def _qkv_rows(mixer: Attention, order: FusedOrder) -> tuple[StridedRows, ...]:
 
 
 def layer_groups(spec: ModelSpec) -> list[tuple[Layer, tuple[int, ...]]]:
-    """Equal layers together, in order of first appearance: hundreds of layers are two or three rows of rules."""
+    """Groups identical layers, in order of first appearance, so that a model has two or three groups."""
     groups: dict[Layer, list[int]] = {}
     for index, layer in enumerate(spec.layers):
         groups.setdefault(layer, []).append(index)
@@ -340,7 +340,7 @@ def _model_norm(spec: ModelSpec, ours: str, theirs: str) -> list[Rule]:
 
 
 def _next_token_rules(spec: ModelSpec, names: TensorNames) -> list[Rule]:
-    """The extra layer's tensors, at index num_layers: a full layer, and what joins it to the model."""
+    """The MTP layer at index num_layers: a full layer, and the projection and norms in front of it."""
     assert spec.next_token is not None
     made = LayerRules(spec, names, spec.next_token.layer, (spec.num_layers,), ModelPart.NEXT_TOKEN)
     hidden, vocab = _hidden(spec), Axis(name=AxisName.VOCAB, count=spec.vocab_size)

@@ -31,7 +31,7 @@ def write_errors(path: Path, num_bytes: int) -> Generator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DoesNotFit(
-                f"disk full: {path} needs {format_bytes(num_bytes)} more; free some space and run the command again", num_bytes
+                f"disk full: {path} needs {format_bytes(num_bytes)} more; free some and run it again", num_bytes
             ) from None
         raise BadInput(f"{path} cannot be written: {error.strerror}") from None
 

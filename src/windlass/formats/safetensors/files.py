@@ -91,6 +91,6 @@ def no_weights_error(directory: Path) -> BadInput:
     looked_for = f"{SAFETENSORS_INDEX}, *.safetensors, {TORCH_INDEX}, pytorch_model*.bin"
     if any(directory.glob(f"{SECOND_COPY}*.safetensors")):
         return BadInput(
-            f"{directory} has only {SECOND_COPY}*.safetensors, which are not in the Hugging Face layout; download the *.safetensors files of the model"
+            f"{directory} has only {SECOND_COPY}*.safetensors, not the Hugging Face layout; download its model*.safetensors"
         )
     return BadInput(f"{directory} contains no weights; looked for {looked_for}")
