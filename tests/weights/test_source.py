@@ -50,16 +50,18 @@ def test_a_path_that_is_not_there(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
     one_line(tmp_path / "notes.txt", BadInput, "neither a model directory")
     (tmp_path / "empty").mkdir()
-    one_line(tmp_path / "empty", BadInput, "holds no weights; looked for")
+    one_line(tmp_path / "empty", BadInput, "contains no weights; looked for")
 
 
 def test_an_unknown_architecture(tiny: Any, tmp_path: Path) -> None:
-    one_line(rewritten(tiny.make(tmp_path / "model", "qwen3"), model_type="mamba"), BadInput, "mamba.* is not known; known: ")
+    one_line(
+        rewritten(tiny.make(tmp_path / "model", "qwen3"), model_type="mamba"), BadInput, "mamba.* is not supported; supported: "
+    )
 
 
 @pytest.mark.parametrize("name", ["evo2", "glm_moe_dsa"])
 def test_mathematics_that_nobody_has_here(tiny: Any, tmp_path: Path, name: str) -> None:
-    one_line(tiny.make(tmp_path / name, name), Impossible, f"{name} cannot be run here")
+    one_line(tiny.make(tmp_path / name, name), Impossible, f"{name} cannot be run")
 
 
 def test_such_a_model_can_still_be_converted(tiny: Any, tmp_path: Path) -> None:
@@ -135,14 +137,14 @@ def _wrong_zeros(tensors: dict[str, Any]) -> None:
     ("change", "wrong"),
     [
         (_missing, "tensor model.layers.1.mlp.up_proj.weight: the checkpoint has no such tensor"),
-        (_another_shape, r"o_proj.weight: its shape is \[3, 5\], but the config calls for \[128, 128\]"),
+        (_another_shape, r"o_proj.weight: its shape is \[3, 5\], but the config requires \[128, 128\]"),
         (_another_type, "norm.weight: its type is I32"),
         (_unknown, "lora_A.weight: no part of this kind of model"),
-        (_without_scales, "up_proj.weight: stored in 8 bits without a scale"),
-        (_torn_groups, "neither 4 nor 8 bits to a weight"),
+        (_without_scales, "up_proj.weight: stored in 8 bits, but its scale"),
+        (_torn_groups, "neither 4 nor 8 bits per weight"),
         (_too_few_scales, r"up_proj.weight_scale: is BF16 \[95, 4\]"),
-        (_ordered_groups, "groups are in an order of their own"),
-        (_wrong_zeros, r"up_proj.weight_zero_point: is I32 \[96, 4\], where I32 \[12, 4\] is called for"),
+        (_ordered_groups, "activation ordering"),
+        (_wrong_zeros, r"up_proj.weight_zero_point: is I32 \[96, 4\]; expected I32 \[12, 4\]"),
     ],
 )
 def test_damage_is_named(tiny: Any, tmp_path: Path, change: Any, wrong: str) -> None:

@@ -49,7 +49,7 @@ def test_batches() -> None:
     [
         (["./none"], "does not exist"),
         (["GLM-4.5-Bair", "--random-weights"], "GLM-4.5-Air"),
-        (["GLM-4.5-Air", "--quant", "int4"], "--quant is for --random-weights"),
+        (["GLM-4.5-Air", "--quant", "int4"], "--quant needs --random-weights"),
         (["GLM-4.5-Air", "--random-weights", "--quant", "int3"], "unknown quantization"),
         (["GLM-4.5-Air", "--random-weights", "--batch", "x"], "--batch"),
         (["GLM-4.5-Air", "--random-weights", "--new-tokens", "1"], "--new-tokens"),
@@ -62,7 +62,7 @@ def test_batches() -> None:
         (["GLM-4.5-Air", "--random-weights", "--tp", "3", "--ep", "2"], "--ep 2 must divide --tp 3"),
         (["GLM-4.5-Air", "--random-weights", "--tp", "2", "--sync", "int3"], "--sync is exact or int8"),
         (["GLM-4.5-Air", "--random-weights", "--sync", "int8"], "for several processes or machines"),
-        (["GLM-4.5-Air", "--random-weights", "--tp", "2", "--profile", "x.json"], "look into one process"),
+        (["GLM-4.5-Air", "--random-weights", "--tp", "2", "--profile", "x.json"], "need a single process"),
     ],
 )
 def test_mistakes_are_one_line(words: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,7 +88,7 @@ def test_a_tiny_model_is_measured(config: Path, tmp_path: Path, capsys: pytest.C
     assert picture.read_bytes().startswith(b"\x89PNG")
 
     assert cli([*words, "--compare", str(saved)]) == 0
-    assert "better by" in capsys.readouterr().out
+    assert "improvement" in capsys.readouterr().out
     assert cli([*words, "--json"]) == 0
     printed = capsys.readouterr()
     assert json.loads(printed.out)["model"] == "tiny" and printed.err == ""

@@ -224,7 +224,7 @@ def test_what_is_missing_is_named(sending: Sending, tmp_path: Path) -> None:
         with pytest.raises(BadCheckpoint, match=r"layers\.1\.self_attn\.q_proj\.weight"):
             use.store(slices)
         parts = open_partial(use.folder)
-        with pytest.raises(BadCheckpoint, match=r"q_proj.*not among the parts"):
+        with pytest.raises(BadCheckpoint, match=r"q_proj.*were not received"):
             parts.store.read(gone.name, *gone.rows)
         parts.store.close()
 

@@ -50,16 +50,16 @@ def test_own_keys_are_far_from_distributed_llamas() -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "byte 0: 0 bytes are too few"),
-        (b"\xcd\xab", "byte 2: 2 bytes are too few"),
+        (b"", "byte 0: 0 bytes are too short"),
+        (b"\xcd\xab", "byte 2: 2 bytes are too short"),
         (struct.pack("<ii", 0xABCD00, 8), "byte 0: the header is of the old kind"),
         (b"GGUF\x03\0\0\0", "byte 0: not a Distributed Llama model: it begins with 0x46554747"),
         (struct.pack("<ii", 0x0A00ABCD, 16), "byte 4: the header claims 16 bytes of a 8-byte file"),
         (struct.pack("<ii", 0x0A00ABCD, -8), "byte 4: the header claims -8 bytes"),
         (struct.pack("<iii", 0x0A00ABCD, 12, 0), "byte 4: the header claims 12 bytes"),
         (struct.pack("<ii", 0x0A00ABCD, 80000) + bytes(79992), "byte 4: the header claims 80000 bytes"),
-        (_header((2, 64), (22, 1)), "byte 16: header key 22 is not known; Distributed Llama has 0 to 21"),
-        (_header((2, 64), (2, 64)), r"byte 16: header key 2 \(dim\) comes twice"),
+        (_header((2, 64), (22, 1)), "byte 16: unknown header key 22; Distributed Llama has 0 to 21"),
+        (_header((2, 64), (2, 64)), r"byte 16: header key 2 \(dim\) appears twice"),
         (_header((4, 1), (2, -64)), r"byte 20: header key 2 \(dim\) is -64"),
     ],
 )

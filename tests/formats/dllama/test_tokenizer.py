@@ -86,9 +86,9 @@ def test_a_truncated_file_is_refused(tmp_path: Path, cut: int) -> None:
         (struct.pack("<ii", 1, 5), struct.pack("<ii", 1, 2**31 - 1), "a vocabulary of 2147483647 does not fit"),
         (struct.pack("<ii", 1, 5), struct.pack("<ii", 1, 4), "13 bytes follow the last token"),
         (struct.pack("<ii", 2, 5), struct.pack("<ii", 2, 4), "a token has 5 bytes, more than the header's 4"),
-        (struct.pack("<ii", 3, 3), struct.pack("<ii", 3, 99), "bos id 99 is not in a vocabulary of 5"),
+        (struct.pack("<ii", 3, 3), struct.pack("<ii", 3, 99), "bos id 99 is outside the vocabulary of 5"),
         (struct.pack("<fI", -1.0, 1), struct.pack("<fI", -1.0, 0), "token 1 is empty"),
-        (struct.pack("<fI", -1.0, 1), struct.pack("<fI", -1.0, 2**32 - 1), "4294967295 bytes are announced"),
+        (struct.pack("<fI", -1.0, 1), struct.pack("<fI", -1.0, 2**32 - 1), "4294967295 bytes needed"),
         ("ü".encode(), b"\xff\xff", "the chat template is not UTF-8"),
     ],
 )

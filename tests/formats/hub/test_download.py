@@ -275,7 +275,7 @@ def test_a_gated_model_says_where_to_ask(hub: Server, tmp_path: Path) -> None:
 
 def test_a_model_that_is_not_there(hub: Server, tmp_path: Path) -> None:
     code, message = run("    pull('org/absent')", hub.endpoint, tmp_path)
-    assert (code, message) == (2, "the hub has no model org/absent (or it is private: set HF_TOKEN)")
+    assert (code, message) == (2, "model org/absent not found on the hub (if it is private, set HF_TOKEN)")
 
 
 def test_what_is_here_is_enough_without_the_hub(hub: Server, tmp_path: Path) -> None:

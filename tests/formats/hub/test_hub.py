@@ -118,8 +118,8 @@ def test_a_small_model_has_no_index(endpoint: str, tmp_path: Path) -> None:
     ("name", "message"),
     [
         ("org/gated", "org/gated is gated: ask for access on its page of the hub, then set HF_TOKEN or run `hf auth login`"),
-        ("org/absent", "the hub has no model org/absent (or it is private: set HF_TOKEN)"),
-        ("org/private", "the hub has no model org/private (or it is private: set HF_TOKEN)"),
+        ("org/absent", "model org/absent not found on the hub (if it is private, set HF_TOKEN)"),
+        ("org/private", "model org/private not found on the hub (if it is private, set HF_TOKEN)"),
         ("org/empty", "org/empty on the hub has no config.json"),
     ],
 )

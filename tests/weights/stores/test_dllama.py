@@ -325,7 +325,7 @@ def test_progress_and_slices_and_jobs(tmp_path: Path) -> None:
 def test_a_window_cuts_the_context(tmp_path: Path) -> None:
     _, written = _write(tmp_path / "model.m", CONFIGS["mistral"], "q40")
     assert read_header(tmp_path / "model.m").values["max_seq_len"] == 128
-    assert written.notes == ("sliding windows have no place in the file: the context is cut to the window, 128 tokens",)
+    assert written.notes == ("the format has no sliding windows: the context is limited to the window of 128 tokens",)
 
 
 def test_types_that_distributed_llama_does_not_run_are_said(tmp_path: Path) -> None:
@@ -402,20 +402,20 @@ def test_a_header_that_claims_a_million_tensors_costs_nothing(tmp_path: Path) ->
     [
         ("llama", {"attention_bias": True}, r"no place for mixer\.k\.bias, mixer\.o\.bias, mixer\.q\.bias, mixer\.v\.bias"),
         ("llama", {"mlp_bias": True}, r"no place for ffn\.down\.bias"),
-        ("llama", {"rope_theta": 10000.5}, "rope_theta 10000.5 is no whole number"),
+        ("llama", {"rope_theta": 10000.5}, "rope_theta 10000.5 is not an integer"),
         ("llama", {"rms_norm_eps": 1e-4}, "rms_norm_eps 0.0001"),
         ("llama", {"hidden_act": "gelu_new"}, "activation gelu_tanh"),
-        ("llama", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "no scaled rotary positions"),
+        ("llama", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "no RoPE scaling"),
         ("llama", {"rope_scaling": _SCALING | {"factor": 2.5}}, "rope scaling factor 2.5"),
-        ("qwen3", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "no scaled rotary positions"),
+        ("qwen3", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "no RoPE scaling"),
         ("qwen3_moe", {"norm_topk_prob": False}, "always renormalises"),
         ("qwen3_moe", {"mlp_only_layers": [1]}, "experts in every layer or in none"),
         (
             "glm4_moe",
             {"first_k_dense_replace": None, "mlp_layer_types": ["sparse", "dense", "sparse"]},
-            "dense layers after experts",
+            "dense layers after MoE layers",
         ),
-        ("llama", {"intermediate_size": 48}, r"down_proj\.weight has rows of 48, which blocks of 32 do not divide"),
+        ("llama", {"intermediate_size": 48}, r"down_proj\.weight has rows of 48, not a multiple of the block size 32"),
     ],
 )
 def test_what_the_file_cannot_say_is_impossible(tmp_path: Path, name: str, change: dict[str, Any], message: str) -> None:

@@ -113,7 +113,7 @@ def test_a_template_in_a_file_of_its_own(directory: Path, tmp_path: Path) -> Non
         (("config.json",), "has no tokenizer.json.*Copy it from"),
         (("config.json", "tokenizer.model"), "tokenizer.model alone is not read"),
         (("a.m",), "no .t file; put it there as a.t"),
-        (("a.m", "one.t", "two.t"), "2 .t files, of which none is named for it"),
+        (("a.m", "one.t", "two.t"), "none of the 2 .t files"),
         (("a.m", "b.m"), "holds 2 models"),
     ],
 )
