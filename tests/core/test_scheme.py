@@ -105,7 +105,7 @@ def test_refusals() -> None:
         scheme("int5")
     with pytest.raises(UnknownName, match="KV type"):
         scheme("int4", kv="int2")
-    with pytest.raises(BadInput, match="group 48"):
+    with pytest.raises(BadInput, match="group size 48"):
         scheme("int4", group=48)
 
 

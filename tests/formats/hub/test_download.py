@@ -212,7 +212,7 @@ def test_pytorch_files_only_where_there_is_nothing_else(hub: Server, tmp_path: P
 
 def test_a_model_without_weights(hub: Server, tmp_path: Path) -> None:
     hub.files = {"config.json": b"{}"}
-    assert run(PULL, hub.endpoint, tmp_path) == (2, "org/model on the hub has no safetensors and no PyTorch weights")
+    assert run(PULL, hub.endpoint, tmp_path) == (2, "org/model on the hub has neither safetensors nor PyTorch weights")
 
 
 def test_a_broken_connection_is_taken_up_where_it_broke(hub: Server, tmp_path: Path) -> None:
@@ -268,9 +268,7 @@ def test_a_gated_model_says_where_to_ask(hub: Server, tmp_path: Path) -> None:
     code, message = run(PULL, hub.endpoint, tmp_path)
     page = f"{hub.endpoint}/org/model"
     assert code == 2
-    assert (
-        message == f"org/model is gated: ask for access on its page of the hub, {page}, then set HF_TOKEN or run `hf auth login`"
-    )
+    assert message == f"org/model is gated: request access on its hub page, {page}, then set HF_TOKEN or run `hf auth login`"
 
 
 def test_a_model_that_is_not_there(hub: Server, tmp_path: Path) -> None:
@@ -283,7 +281,7 @@ def test_what_is_here_is_enough_without_the_hub(hub: Server, tmp_path: Path) -> 
     assert pulled[0] == 0
     assert run(PULL, hub.endpoint, tmp_path, HF_HUB_OFFLINE="1") == pulled
     code, message = run("    pull('org/other')", hub.endpoint, tmp_path, HF_HUB_OFFLINE="1")
-    assert (code, message) == (2, "org/other is not in the registry, and the hub cannot be reached to look it up")
+    assert (code, message) == (2, "org/other is not in the registry, and the hub cannot be reached")
 
 
 def test_half_of_a_model_is_not_enough(hub: Server, tmp_path: Path) -> None:

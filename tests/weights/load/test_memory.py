@@ -42,7 +42,7 @@ def status(field):
 
 def load(weights):
     held = []
-    for ours in weights._named.held(weights.spec, (0, weights.spec.num_layers), (0, 0)):
+    for ours in weights._index.held(weights.spec, (0, weights.spec.num_layers), (0, 0)):
         held.append(weights.vector(ours.name) if len(ours.shape) == 1 else weights.matrix(ours.name))
     for layer in range(weights.spec.num_layers if weights.spec.experts else 0):
         for parts in (("gate", "up"), ("down",)):
@@ -151,7 +151,7 @@ def test_the_peak_is_the_weights_and_a_slice(tmp_path: Path, smollm2: Path) -> N
 def loaded_bytes(weights: CheckpointWeights) -> int:
     held = [
         weights.vector(ours.name) if len(ours.shape) == 1 else weights.matrix(ours.name)
-        for ours in weights._named.held(weights.spec, (0, weights.spec.num_layers), None)
+        for ours in weights._index.held(weights.spec, (0, weights.spec.num_layers), None)
     ]
     return sum(one.nbytes if isinstance(one, torch.Tensor) else one.num_bytes for one in held)
 
@@ -179,7 +179,7 @@ def test_tiny_models_are_as_planned_but_for_vectors_and_padding(tiny: Any, tmp_p
     convert(tiny.make(tmp_path / name, name), tmp_path / "out", ConvertSettings(scheme=scheme("int4", 32), jobs=1))
     opened = open_model(tmp_path / "out")
     weights, how = CheckpointWeights(opened), scheme("int4", 32)
-    held = list(weights._named.held(weights.spec, (0, weights.spec.num_layers), None))
+    held = list(weights._index.held(weights.spec, (0, weights.spec.num_layers), None))
     vectors = sum(ours.shape[0] * 2 for ours in held if len(ours.shape) == 1 and ours.rule.keep.value != "float32")
     padding = 0
     for ours in held:

@@ -335,7 +335,7 @@ def test_an_unknown_architecture_is_refused(tmp_path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(BadInput, match=r"'mamba' is not read.*llama"):
+    with pytest.raises(BadInput, match=r"'mamba' is not supported.*llama"):
         GgufStore(tmp_path / "model.gguf")
 
 

@@ -111,8 +111,8 @@ def test_a_template_in_a_file_of_its_own(directory: Path, tmp_path: Path) -> Non
     ("files", "wrong"),
     [
         (("config.json",), "has no tokenizer.json.*Copy it from"),
-        (("config.json", "tokenizer.model"), "tokenizer.model alone is not read"),
-        (("a.m",), "no .t file; put it there as a.t"),
+        (("config.json", "tokenizer.model"), "tokenizer.model alone is not supported"),
+        (("a.m",), "there is no .t file next to it; save it as a.t"),
         (("a.m", "one.t", "two.t"), "none of the 2 .t files"),
         (("a.m", "b.m"), "holds 2 models"),
     ],

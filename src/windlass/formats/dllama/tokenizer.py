@@ -57,7 +57,7 @@ def check(tokenizer: DllamaTokenizer) -> None:
     """Raises BadInput for a tokenizer that cannot be stored or is inconsistent."""
     size = len(tokenizer.vocabulary)
     if not size or len(tokenizer.scores) != size:
-        raise BadInput(f"a tokenizer needs one score per token; it has {size} tokens and {len(tokenizer.scores)}")
+        raise BadInput(f"a tokenizer needs one score per token; it has {size} tokens and {len(tokenizer.scores)} scores")
     if b"" in tokenizer.vocabulary:
         raise BadInput(f"token {tokenizer.vocabulary.index(b'')} is empty, which the format cannot store")
     for name, index in (("bos", tokenizer.bos_id), *(("eos", index) for index in tokenizer.eos_ids)):

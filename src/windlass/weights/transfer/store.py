@@ -73,7 +73,7 @@ class _PartialStore:
 
     def _header(self, name: str) -> TensorHeader:
         if name not in self._tensors:
-            raise BadCheckpoint("the checkpoint has no such tensor", self.folder, name)
+            raise BadCheckpoint("no such tensor in the checkpoint", self.folder, name)
         return self._tensors[name]
 
     def _rows(self, header: TensorHeader, start: int, stop: int) -> np.ndarray:
