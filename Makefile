@@ -35,7 +35,7 @@ demo: $(RUN)  ## plan a large model; plan, convert, measure, run and split a sma
 	$(STEP) "An answer" \
 		$(BIN)/windlass run .demo/smollm2-int8 --prompt "What is the capital of France?" --temperature 0
 	$(STEP) "The same text from one process, and from three that share the model" \
-		$(BIN)/python bench/demo_split.py .demo/smollm2-int8
+		$(BIN)/python bench/split/demo.py .demo/smollm2-int8
 	@if [ -t 0 ] && [ -t 1 ]; then $(BIN)/windlass run .demo/smollm2-int8; fi
 
 quick: $(DEV)  ## the inner loop, about a minute: tests marked pure (no torch) that take no seconds, and a few that need torch

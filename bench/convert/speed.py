@@ -1,15 +1,15 @@
-"""How fast a model is converted, against copying its files and against a per-block Python writer. Run: python bench/convert/speed.py [--rounds 3]
+"""Speed of `windlass convert`, compared with copying the files and with a per-block Python writer. Run: python bench/convert/speed.py [--rounds 3]
 
 The model is the 2.2 GB Llama-shaped one (16 layers, hidden 2048, ffn 8192, 32/8 heads, vocabulary 32,000; random bf16 weights in
-three files). Everything takes its turn in every round, so that a busy machine slows all alike, and ratios are taken within a round.
+three files). Every candidate runs once per round, and ratios are taken within a round, so that other load on the machine cancels out.
 
-- Conversions are `windlass convert` in a process of its own; seconds are those of its report, from opening the source to the last
-  sync, without the two seconds in which Python imports torch ("command" has them).
-- The copy is shutil.copyfile and fsync, as many files at a time as there are cores.
+- `windlass convert` runs in a subprocess; seconds are those of its report, from opening the source to the last sync, without
+  the two seconds of importing torch (which "command" includes).
+- The copy is shutil.copyfile and fsync, one thread per core.
 - The per-block writer is bench/convert/dllama_reference.py. One layer a round is read, quantized and written to a file, and the seconds are
   scaled to all packed weights; the embedding, which it writes as floats, likewise. `--whole-writer` runs all of it once instead.
 
-GB/s are of the source. Caches are dropped before each turn where that is allowed; with `--warm` never.
+GB/s refer to the source size. Page caches are dropped before each run if permitted, unless `--warm`.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def make_model(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
 
 
-# --- what takes turns -------------------------------------------------------------------------------------------------
+# --- candidates -------------------------------------------------------------------------------------------------
 
 
 def timed(work: Callable[[], object]) -> float:
@@ -110,7 +110,7 @@ def converted(source: Path, out: Path, quant: str) -> dict[str, float]:
 
 
 class Reader:
-    """Tensors by name, as the converter of Distributed Llama gets them."""
+    """Loads tensors by name, as Distributed Llama's converter does."""
 
     def __init__(self, folder: Path) -> None:
         self._files = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
@@ -122,7 +122,7 @@ class Reader:
 
 
 def writer_seconds(source: Path, out: Path, layer: int) -> float:
-    """Scaled from one layer and a little of the embedding to all the model."""
+    """Extrapolated from one layer and some rows of the embedding."""
     read = Reader(source)
     packed = sum(rows * columns for rows, columns in MATRICES.values())
 
@@ -189,7 +189,7 @@ COLUMNS = (("command", 1, ".2f"), ("output_bytes", 1e9, ".2f"), ("peak_bytes", 1
 
 
 def print_ratios(rounds: list[dict[str, dict[str, float]]]) -> None:
-    print("\n| int4 conversion | median | worst round | must be |\n|---|---|---|---|")
+    print("\n| int4 conversion | median | worst round | required |\n|---|---|---|---|")
     for name, other, needed in (
         ("times the per-block writer's speed", "per-block writer, int4", NEEDED_TIMES_WRITER),
         ("times the copy's speed", "copy", NEEDED_TIMES_COPY),
@@ -203,7 +203,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--warm", action="store_true", help="leave the source in the page cache")
     parser.add_argument("--whole-writer", action="store_true", help="also time the per-block writer on the whole model")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     with tempfile.TemporaryDirectory(prefix="windlass-bench-") as name:
         folder = Path(name)
@@ -211,14 +211,14 @@ def main() -> None:
         source.mkdir()
         make_model(source)
         num_bytes = sum(file.stat().st_size for file in source.iterdir())
-        cold = not asked.warm and drop_caches()
+        cold = not args.warm and drop_caches()
         print(f"{num_bytes / 1e9:.2f} GB of bf16, {os.cpu_count()} cores, reads {'from disk' if cold else 'from the page cache'}")
-        converted(source, folder / "first", "int4")  # the loop may have to be compiled
+        converted(source, folder / "first", "int4")  # compiles the kernels if necessary
         shutil.rmtree(folder / "first")
-        rounds = [one_round(source, folder, layer, drop_caches if cold else os.sync) for layer in range(asked.rounds)]
+        rounds = [one_round(source, folder, layer, drop_caches if cold else os.sync) for layer in range(args.rounds)]
         print_table(rounds, num_bytes)
         print_ratios(rounds)
-        if asked.whole_writer:
+        if args.whole_writer:
             print(f"\nThe per-block writer on the whole model: {whole_writer_seconds(source, folder / 'writer'):.0f} s")
 
 

@@ -19,7 +19,7 @@ from engine_speed import make_step, shape_of, worst
 from safetensors.torch import save_file
 
 from windlass.core.model import ModelSpec
-from windlass.core.rule import Part
+from windlass.core.rule import ModelPart
 from windlass.families import rules
 from windlass.nn.decoder import Decoder
 from windlass.weights.load.checkpoint import CheckpointWeights
@@ -34,7 +34,7 @@ def make_checkpoint(folder: Path, config: dict[str, object], spec: ModelSpec) ->
     files: dict[str, dict[str, torch.Tensor]] = {}
     weight_map: dict[str, str] = {}
     for rule in rules(spec):
-        if rule.part is not Part.MAIN or rule.copy_of is not None:
+        if rule.part is not ModelPart.MAIN or rule.copy_of is not None:
             continue
         for layer in rule.layers if rule.layers is not None else (None,):
             file = f"model-{'rest' if layer is None else f'{layer:03}'}.safetensors"

@@ -27,9 +27,9 @@ from windlass.families.registry import find, published_config
 from windlass.kernels.cuda import linear
 from windlass.kernels.cuda.layout import Tiles, dequantize
 from windlass.kernels.step import BLOCK_TOKENS, KvCache, Step
-from windlass.measure.bench import Silence, bench
+from windlass.measure.bench import NoProgress, bench
 from windlass.measure.memory import MemoryLog
-from windlass.measure.setup import Setup
+from windlass.measure.setup import BenchSetup
 from windlass.nn.decoder import Decoder
 from windlass.nn.fused import decoder as fused
 from windlass.nn.fused import feed_forward as fused_ffn
@@ -169,12 +169,12 @@ def table(name: str, batches: Sequence[int], *, layers: int | None = None, promp
     config, spec = shape_of(name, layers)
     random = RandomInit(config=config, scheme="int4", group=128)
     launch = Launch(model=name, device="cuda", random_weights=random)
-    setup = Setup(
+    setup = BenchSetup(
         name=name, spec=spec, rules=rules(spec), launch=launch, scheme=scheme("int4", 128), batches=tuple(batches), prompt_tokens=prompt,
         new_tokens=new,
     )  # fmt: skip
     began = time.perf_counter()
-    report = bench(setup, began, MemoryLog(), None, None, Silence())
+    report = bench(setup, began, MemoryLog(), None, None, NoProgress())
     limit = report.limits.read_bytes_per_second
     held = report.memory
     print(

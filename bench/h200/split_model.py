@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 from windlass.cli.bench.ranks import InlineRanks
-from windlass.convert.convert import Settings, convert
+from windlass.convert.convert import ConvertSettings, convert
 from windlass.core.launch import Launch
 from windlass.core.layout import Layout
 from windlass.core.request import GREEDY
@@ -59,7 +59,7 @@ def made(config: dict[str, Any], folder: Path) -> Path:
 
 def converted(source: Path, name: str) -> Path:
     folder = source.with_name(f"{source.name}-{name}")
-    convert(source, folder, Settings(scheme=scheme(name, 128), jobs=1))
+    convert(source, folder, ConvertSettings(scheme=scheme(name, 128), jobs=1))
     return folder
 
 

@@ -1,4 +1,4 @@
-"""Makes GGUF files of a given shape with random Q4_0 blocks, so that other engines and Windlass run the very same weights."""
+"""Makes GGUF files with random Q4_0 weights, so that other engines and Windlass run the same weights."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Shape:
 
 SHAPES = {
     "1.1B": Shape("dense-1.1B", 16, 2048, 8192, 32, 8, 64),
-    # A small GLM-MoE: dense first layer, 32 experts of which 8 are taken, one shared, sigmoid router.
+    # A small GLM MoE: first layer dense, 32 experts with top 8, one shared expert, sigmoid router.
     "moe": Shape("moe-1.1B", 20, 1024, 4096, 16, 4, 64, experts=32, active=8, expert_ffn=512),
 }
 
@@ -69,7 +69,7 @@ def make(shape: Shape, path: Path) -> None:
 def _tensors(writer: gguf.GGUFWriter, shape: Shape, random: numpy.random.Generator) -> None:
     def matrix(name: str, *sizes: int) -> None:
         blocks = numpy.empty((*sizes[:-1], sizes[-1] // 32), dtype=BLOCK)
-        # Uniform codes have a spread of 4.6; rows then keep the size of what they are given.
+        # Uniform 4-bit codes have a standard deviation of 4.6; this preserves the variance of activations.
         blocks["scale"] = random.uniform(0.8, 1.2, blocks.shape) / (4.6 * sizes[-1] ** 0.5)
         blocks["codes"] = random.integers(0, 256, (*blocks.shape, 16), dtype=numpy.uint8)
         raw = blocks.view(numpy.uint8).reshape(*sizes[:-1], -1)

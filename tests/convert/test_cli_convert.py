@@ -45,14 +45,14 @@ def test_report_for_a_person(source: Path, tmp_path: Path, capsys: pytest.Captur
         "tiny-model (llama)",
         "int4, groups of 128",
         "times smaller",
-        "of the weights' RMS",
+        "relative RMS",
         "GB/s",
-        "of memory at most",
+        "peak memory",
     ):
         assert words in printed.out, words
     assert "smaller groups: re:^model" in printed.out and "groups of 32" in printed.out
     text = (out / "windlass-report.md").read_text()
-    assert "## Largest errors" in text and "## In high precision" in text and "model.safetensors" in text
+    assert "## Largest errors" in text and "## Not quantized" in text and "model.safetensors" in text
 
 
 def test_report_for_a_machine(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -176,7 +176,7 @@ def test_blocks_are_carried_back(quant: str, blocks: str, tiny: Any, tmp_path: P
     )
     report = json.loads(capsys.readouterr().out)
     assert report["relative_rms"] == 0.0
-    assert any("copied, not rounded again" in note for note in report["notes"])
+    assert any("copied, not quantized again" in note for note in report["notes"])
 
 
 @pytest.mark.parametrize("value", [0x7C00, 0x7E00])

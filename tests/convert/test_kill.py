@@ -76,10 +76,10 @@ def test_an_end_at_every_kind_of_write() -> None:
     assert found["points"] > 150 and found["kills of the last output"] > 10
     assert found["identical"] == found["outputs"], found
     assert {
-        "no file of weights whole",
-        "some files of weights whole",
-        "all files of weights whole",
-        "with its config, before the journal was removed",
+        "no weight file complete",
+        "some weight files complete",
+        "all weight files complete",
+        "config.json written, journal not yet removed",
     } <= found["stages"].keys()
 
 
@@ -109,7 +109,7 @@ def test_what_was_done_is_not_done_again(
         packed.append(unit.key)
         return original(output, unit, read, raw, inputs)
 
-    monkeypatch.setattr(run_module, "pack_unit", counted)
+    monkeypatch.setattr(run_module, "pack_slice", counted)
     out = tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
         convert(source, out, bench.SETTINGS, stopped_after(20))
@@ -129,7 +129,7 @@ def test_other_slices_are_refused(source: Path, tmp_path: Path) -> None:
         convert(source, out, bench.SETTINGS, stopped_after(5))
     with pytest.raises(BadInput, match="--max-memory, --jobs"):
         convert(source, out, msgspec.structs.replace(bench.SETTINGS, max_memory_bytes=60 * 2**20))
-    with pytest.raises(BadInput, match="size of files"):
+    with pytest.raises(BadInput, match="shard size"):
         convert(source, out, msgspec.structs.replace(bench.SETTINGS, max_shard_bytes=10**9))
 
 

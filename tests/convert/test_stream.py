@@ -239,7 +239,7 @@ def test_an_error_of_the_hub_is_one_line_and_can_be_resumed(hub: Any, expected: 
         code, printed, said = finished(stream(hub, out))
     assert (code, printed) == (2, "")
     assert said.startswith("windlass: org/model could not be downloaded from http://127.0.0.1") and said.count("\n") == 1, said
-    assert said.endswith("what has arrived is kept, run it again\n")
+    assert said.endswith("finished files are kept; run it again to resume\n")
     assert not (out / "config.json").exists()
     done = set(downloads(hub))
     assert done == {shard(1), shard(2), shard(3)}
@@ -269,7 +269,7 @@ def test_a_finished_directory_is_left_as_it_is(hub: Any, tmp_path: Path) -> None
     out.mkdir()
     (out / "config.json").write_text("{}")
     code, _, said = finished(stream(hub, out))
-    assert code == 2 and "holds a model already" in said
+    assert code == 2 and "already holds a model" in said
     assert [file.name for file in out.iterdir()] == ["config.json"]
 
 

@@ -24,7 +24,7 @@ pytest.importorskip("compressed_tensors")
 pytest.importorskip("accelerate")
 save_file = pytest.importorskip("safetensors.torch").save_file
 
-from windlass.convert.convert import Settings, convert  # noqa: E402 - it imports torch
+from windlass.convert.convert import ConvertSettings, convert  # noqa: E402 - it imports torch
 
 pytestmark = [
     pytest.mark.cpu,
@@ -95,7 +95,7 @@ def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
 def convert_and_compare(tiny: Any, source: Path, folder: Path, how: Scheme, dtype: torch.dtype, **settings: Any) -> float:
     out = folder / f"{source.name}-converted"
     if not out.exists():
-        convert(source, out, Settings(scheme=how, jobs=1, **settings))
+        convert(source, out, ConvertSettings(scheme=how, jobs=1, **settings))
         unpacked(tiny.read(out), folder / "reference")
     return difference(logits(out, dtype), logits(folder / "reference", dtype))
 
@@ -174,7 +174,7 @@ def test_zero_points(tiny: Any, tmp_path: Path) -> None:
 def test_experts_with_zero_points_are_ours_alone(tmp_path: Path) -> None:
     """transformers has no place for an expert's zero points, and vLLM refuses them; the report says so."""
     source = saved(tmp_path / "qwen3_moe", "qwen3_moe")
-    report = convert(source, tmp_path / "out", Settings(scheme=scheme("int4", 32, zero_points=True), jobs=1, verify=True))
+    report = convert(source, tmp_path / "out", ConvertSettings(scheme=scheme("int4", 32, zero_points=True), jobs=1, verify=True))
     assert any("zero points" in note for note in report.notes)
     with pytest.raises(RuntimeError):
         logits(tmp_path / "out", torch.bfloat16)
@@ -184,5 +184,5 @@ def test_experts_with_zero_points_are_ours_alone(tmp_path: Path) -> None:
 def test_bf16_output_is_a_plain_model(family: str, tmp_path: Path) -> None:
     """Matrices that a family stores [in, out] too."""
     source = saved(tmp_path / family, family)
-    convert(source, tmp_path / "out", Settings(scheme=scheme("bf16"), jobs=1))
+    convert(source, tmp_path / "out", ConvertSettings(scheme=scheme("bf16"), jobs=1))
     assert torch.equal(logits(tmp_path / "out", torch.bfloat16), logits(source, torch.bfloat16))

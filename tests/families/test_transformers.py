@@ -11,7 +11,8 @@ import pytest
 
 from windlass.core.rule import stored_tensors
 from windlass.families import describe, hints_from, rules
-from windlass.formats.checkpoint import read_config, tensor_names
+from windlass.formats.checkpoint import tensor_names
+from windlass.formats.config import read_config
 
 torch: Any
 transformers: Any

@@ -31,7 +31,7 @@ from windlass.kernels.step import Step
 from windlass.nn import Decoder, ModelShard
 from windlass.parallel.groups import Groups
 from windlass.weights import DictWeights
-from windlass.weights.tensors.names import Named
+from windlass.weights.tensors.tensor_index import TensorIndex
 
 LEAST_LAYERS = 3
 Steps = Sequence[tuple[Step, int]]
@@ -158,7 +158,7 @@ def expected_elements(model: Model, placement: Placement, shard: ModelShard) -> 
     spec, tp_index = model.spec, shard.tp_index
     experts = shard.experts(spec.experts.num_experts) if spec.experts else None
     total = 0
-    for ours in Named(model.rules).held(spec, shard.layers(spec), experts):
+    for ours in TensorIndex(model.rules).held(spec, shard.layers(spec), experts):
         name = ours.rule.ours
         if ".indexer." in name or ".index" in name:
             continue  # attention is dense as far as it is exact

@@ -44,12 +44,12 @@ def tiny() -> Any:
 @pytest.fixture(scope="session")
 def gguf_maker() -> ModuleType:
     pytest.importorskip("gguf")
-    return load(HERE / "test_gguf_store.py")
+    return load(HERE / "stores" / "test_gguf.py")
 
 
 @pytest.fixture(scope="session")
 def dllama_maker() -> ModuleType:
-    return load(HERE / "test_dllama_store.py")
+    return load(HERE / "stores" / "test_dllama.py")
 
 
 @pytest.fixture(autouse=True)

@@ -24,7 +24,7 @@ from windlass.engine.schedule.scheduler import Batch, Chunk, Limits, Scheduler
 from windlass.engine.schedule.sequence import Sequence as EngineSequence
 from windlass.errors import BadInput, Error
 from windlass.kernels.step import KvCache
-from windlass.weights.load.stream import give_back_memory
+from windlass.weights.load.prefetch import trim_heap
 
 NOT_NUMBERS = "the model's logits are not numbers (NaN or infinite); its weights may be damaged, or too large for their type"
 
@@ -156,7 +156,7 @@ class Engine:
         self._guides.close()
         if hasattr(self, "runner"):
             del self.runner
-            give_back_memory()
+            trim_heap()
 
     # --- how
 

@@ -99,7 +99,7 @@ def _check_model(plan: Plan, path: Path) -> None:
     """The same files, or a conversion of them into what was planned."""
     if not path.is_dir():
         raise BadInput(f"--plan is for model directories; {path} has no config.json that a plan could have been made from")
-    from windlass.formats.checkpoint import read_config
+    from windlass.formats.config import read_config
     from windlass.open.resolve import describe_path
     from windlass.open.scheme import stored_scheme
 

@@ -14,7 +14,7 @@ from windlass.core.count import distinct_experts
 from windlass.core.layout import Layout
 from windlass.core.model import Attention, ModelSpec, layer_cache_bytes
 from windlass.core.place import Interval, Placement, local_bytes, local_experts, local_shape, place
-from windlass.core.rule import Axis, AxisName, Part, Role, Rule
+from windlass.core.rule import Axis, AxisName, ModelPart, Role, Rule
 from windlass.core.scheme import Scheme
 
 
@@ -54,7 +54,7 @@ def make_shard(
     embed = head = 0.0
     held = local_experts(placement, layout, tp_index)
     for rule in rules:
-        if rule.part is not Part.MAIN or rule.copy_of is not None:
+        if rule.part is not ModelPart.MAIN or rule.copy_of is not None:
             continue
         size = local_bytes(rule, placement, scheme, tp_index)
         if rule.layers is None:
@@ -111,7 +111,7 @@ def _widest(spec: ModelSpec, rules: tuple[Rule, ...], placement: Placement, layo
     for rule in rules:
         if (
             rule.role is not Role.MATRIX
-            or rule.part is not Part.MAIN
+            or rule.part is not ModelPart.MAIN
             or rule.ours in seen
             or rule.axes[0].name is AxisName.HIDDEN
         ):

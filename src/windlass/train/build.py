@@ -27,7 +27,7 @@ from windlass.train.parallel.ranks import MeshRank
 from windlass.train.params.layout import ParameterLayout
 from windlass.train.step import SingleRank
 from windlass.weights.load.checkpoint import CheckpointWeights
-from windlass.weights.source import Opened
+from windlass.weights.source import OpenedModel
 
 
 def build_trainer(
@@ -37,7 +37,7 @@ def build_trainer(
     batches: Batches,
     *,
     held_out: Batches | None = None,
-    opened: Opened | None = None,
+    opened: OpenedModel | None = None,
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
 ) -> TorchTrainer:
@@ -74,7 +74,7 @@ def build_trainer(
 
 def _lora_trainer(
     recipe: Recipe,
-    opened: Opened | None,
+    opened: OpenedModel | None,
     batches: Batches,
     held_out: Batches | None,
     device: torch.device,

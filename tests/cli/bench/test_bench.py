@@ -55,7 +55,7 @@ def test_batches() -> None:
     [
         (["./none"], "does not exist"),
         (["GLM-4.5-Bair", "--random-weights"], "GLM-4.5-Air"),
-        (["GLM-4.5-Air", "--quant", "int4"], "--quant is for --random-weights"),
+        (["GLM-4.5-Air", "--quant", "int4"], "--quant needs --random-weights"),
         (["GLM-4.5-Air", "--random-weights", "--quant", "int3"], "unknown quantization"),
         (["GLM-4.5-Air", "--random-weights", "--batch", "x"], "--batch"),
         (["GLM-4.5-Air", "--random-weights", "--new-tokens", "1"], "--new-tokens"),
@@ -94,7 +94,7 @@ def test_a_tiny_model_is_measured(config: Path, tmp_path: Path, capsys: pytest.C
     assert picture.read_bytes().startswith(b"\x89PNG")
 
     assert cli([*words, "--compare", str(saved)]) == 0
-    assert "better by" in capsys.readouterr().out
+    assert "improvement" in capsys.readouterr().out
     assert cli([*words, "--json"]) == 0
     printed = capsys.readouterr()
     assert json.loads(printed.out)["model"] == "tiny" and printed.err == ""

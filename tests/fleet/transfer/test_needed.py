@@ -19,7 +19,7 @@ if PARALLEL not in sys.path:
 
 from thread_ranks import run_ranks  # noqa: E402
 
-from windlass.convert.convert import Settings, convert  # noqa: E402
+from windlass.convert.convert import ConvertSettings, convert  # noqa: E402
 from windlass.core.layout import Layout  # noqa: E402
 from windlass.core.ranks.epoch import EpochPlan  # noqa: E402
 from windlass.core.scheme import scheme  # noqa: E402
@@ -30,9 +30,9 @@ from windlass.fleet.transfer.send import Sending  # noqa: E402
 from windlass.kernels.packing.panels import Panels  # noqa: E402
 from windlass.nn import Decoder, ModelShard  # noqa: E402
 from windlass.parallel.groups import Groups  # noqa: E402
-from windlass.weights import CheckpointWeights, Opened, open_model  # noqa: E402
+from windlass.weights import CheckpointWeights, OpenedModel, open_model  # noqa: E402
 from windlass.weights.tensors.slices import Slice, subtract  # noqa: E402
-from windlass.weights.transfer.store import open_parts  # noqa: E402
+from windlass.weights.transfer.store import open_partial  # noqa: E402
 
 pytestmark = pytest.mark.cpu
 
@@ -57,8 +57,8 @@ def makers() -> tuple[Any, ModuleType, ModuleType]:
     weights = TESTS / "weights"
     return (
         load(TESTS / "convert" / "conftest.py").Tiny(),
-        load(weights / "test_gguf_store.py"),
-        load(weights / "test_dllama_store.py"),
+        load(weights / "stores" / "test_gguf.py"),
+        load(weights / "stores" / "test_dllama.py"),
     )
 
 
@@ -75,7 +75,7 @@ def in_form(makers: tuple[Any, ModuleType, ModuleType], form: str, folder: Path)
         return folder.with_suffix(".m")
     plain = tiny.make(folder / "plain", "glm4_moe", **wide, intermediate_size=288, moe_intermediate_size=192)
     name, *zeros = form.split()
-    convert(plain, folder / "packed", Settings(scheme=scheme(name, 32, zero_points=bool(zeros)), jobs=1))
+    convert(plain, folder / "packed", ConvertSettings(scheme=scheme(name, 32, zero_points=bool(zeros)), jobs=1))
     return folder / "packed"
 
 
@@ -84,7 +84,7 @@ PLAINLY = "in-every-way"
 Way = tuple[Layout, tuple[float, ...], tuple[tuple[int, int], ...]]
 
 
-def ways(opened: Opened) -> dict[str, Way]:
+def ways(opened: OpenedModel) -> dict[str, Way]:
     last, heads = opened.spec.num_layers, opened.spec.attention.num_heads
     found: dict[str, Way] = {
         "tp2 of unlike ranks": (Layout(tp=2), (1.0, 2.2), ()),
@@ -117,12 +117,12 @@ def as_bytes(tensor: Any) -> Any:
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
-def received(sending: Sending, slices: list[Slice], folder: Path) -> Opened:
+def received(sending: Sending, slices: list[Slice], folder: Path) -> OpenedModel:
     """As if it had come over the network."""
     with Cache(folder).using(sending.catalogue) as use:
         for piece in sending.pieces(use.missing(slices)):
             use.keep(piece)
-        return open_parts(Path(use.store(slices)))
+        return open_partial(Path(use.store(slices)))
 
 
 def check(path: Path, folder: Path, chosen: tuple[str, ...] = ()) -> None:
@@ -138,7 +138,7 @@ def check(path: Path, folder: Path, chosen: tuple[str, ...] = ()) -> None:
             parts = received(sending, slices, folder / f"{way} {rank}")
             shard = ModelShard(placement, layout, groups)
 
-            def built(source: Opened) -> dict[str, Any]:
+            def built(source: OpenedModel) -> dict[str, Any]:
                 weights = CheckpointWeights(
                     source, placement=placement, tp_index=groups.tp.rank, layers=shard.layers(source.spec)
                 )
@@ -160,7 +160,7 @@ def check(path: Path, folder: Path, chosen: tuple[str, ...] = ()) -> None:
     sending.close()
 
 
-def whole_bytes(opened: Opened, sending: Sending) -> int:
+def whole_bytes(opened: OpenedModel, sending: Sending) -> int:
     layout = Layout()
     return sending.num_bytes(needed(opened, placement_of(opened, layout), layout, 0))
 
@@ -184,7 +184,7 @@ def test_every_form(form: str, makers: Any, tmp_path: Path) -> None:
 def test_blocks_of_256(kind: str, makers: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A cut that falls within a block: both ranks have the block."""
     gguf, maker = pytest.importorskip("gguf"), makers[1]
-    random_k_blocks, original = load(TESTS / "weights" / "test_checkpoint.py").random_k_blocks, gguf.quantize
+    random_k_blocks, original = load(TESTS / "weights" / "load" / "test_checkpoint.py").random_k_blocks, gguf.quantize
     config = maker.small_config("qwen3") | {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
     monkeypatch.setattr(
         gguf, "quantize", lambda data, to: random_k_blocks(kind, data.shape) if to.name == kind else original(data, to)
@@ -228,8 +228,8 @@ def test_what_is_missing_is_named(sending: Sending, tmp_path: Path) -> None:
             use.keep(piece)
         with pytest.raises(BadCheckpoint, match=r"layers\.1\.self_attn\.q_proj\.weight"):
             use.store(slices)
-        parts = open_parts(use.folder)
-        with pytest.raises(BadCheckpoint, match=r"q_proj.*not among the parts"):
+        parts = open_partial(use.folder)
+        with pytest.raises(BadCheckpoint, match=r"q_proj.*were not received"):
             parts.store.read(gone.name, *gone.rows)
         parts.store.close()
 

@@ -40,7 +40,7 @@ from windlass.fleet.worker import session as session_module
 from windlass.fleet.worker.equipment import Equipment
 from windlass.fleet.worker.session import Session
 from windlass.weights.tensors.slices import Slice
-from windlass.weights.transfer.pieces import Catalogue, Piece, TensorHeader
+from windlass.weights.transfer.pieces import Catalogue, CheckpointPiece, TensorHeader
 
 pytestmark = pytest.mark.cpu
 
@@ -84,7 +84,7 @@ def test_a_piece_that_cannot_be_kept_does_not_stop_it_from_listening(tmp_path: P
         root = Root(Equipment(cache=Cache(tmp_path)))
         root.wire.post(Prepare(1, CATALOGUE, "other contents", "", [WHOLE]))
         await root.wait(WantParts)
-        damaged = Piece(slices=(WHOLE,), data=bytes(64 * 64), checksum=b"")
+        damaged = CheckpointPiece(slices=(WHOLE,), data=bytes(64 * 64), checksum=b"")
         for _ in range(30):
             root.wire.post(PartData(1, damaged))
         root.wire.post(AskBeats(7))

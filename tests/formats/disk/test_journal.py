@@ -43,7 +43,7 @@ def test_records_are_found_again(tmp_path: Path) -> None:
 def test_other_settings_are_refused(tmp_path: Path) -> None:
     before = written(tmp_path / "journal")
     with pytest.raises(
-        BadInput, match=r"unfinished work with another group, source; delete .*journal to begin anew, or use another"
+        BadInput, match=r"unfinished work with a different group, source; delete .*journal to start over, or use another"
     ):
         Journal(tmp_path / "journal", PRINT | {"group": 64, "source": "abd"})
     with pytest.raises(BadInput, match="another keep;"):

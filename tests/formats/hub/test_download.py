@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from windlass.formats.hub.hub import wanted
-from windlass.formats.hub.progress import Arrivals, reporting
+from windlass.formats.hub.hub import select_files
+from windlass.formats.hub.progress import DownloadProgress, reporting
 
 pytestmark = pytest.mark.pure
 
@@ -190,7 +190,7 @@ BEGIN = """
 import sys
 from pathlib import Path
 from windlass.errors import Error
-from windlass.formats.hub import *
+from windlass.formats.hub.hub import *
 try:
 """
 END = """
@@ -248,7 +248,7 @@ def test_pytorch_files_only_where_there_is_nothing_else(hub: Server, tmp_path: P
 
 def test_a_model_without_weights(hub: Server, tmp_path: Path) -> None:
     hub.files = {"config.json": b"{}"}
-    assert run(PULL, hub.endpoint, tmp_path) == (2, "org/model on the hub has no safetensors and no PyTorch weights")
+    assert run(PULL, hub.endpoint, tmp_path) == (2, "org/model on the hub has neither safetensors nor PyTorch weights")
 
 
 def test_a_broken_connection_is_taken_up_where_it_broke(hub: Server, tmp_path: Path) -> None:
@@ -309,14 +309,12 @@ def test_a_gated_model_says_where_to_ask(hub: Server, tmp_path: Path) -> None:
     code, message = run(PULL, hub.endpoint, tmp_path)
     page = f"{hub.endpoint}/org/model"
     assert code == 2
-    assert (
-        message == f"org/model is gated: ask for access on its page of the hub, {page}, then set HF_TOKEN or run `hf auth login`"
-    )
+    assert message == f"org/model is gated: request access on its hub page, {page}, then set HF_TOKEN or run `hf auth login`"
 
 
 def test_a_model_that_is_not_there(hub: Server, tmp_path: Path) -> None:
     code, message = run("    pull('org/absent')", hub.endpoint, tmp_path)
-    assert (code, message) == (2, "the hub has no model org/absent (or it is private: set HF_TOKEN)")
+    assert (code, message) == (2, "model org/absent not found on the hub (if it is private, set HF_TOKEN)")
 
 
 def test_what_is_here_is_enough_without_the_hub(hub: Server, tmp_path: Path) -> None:
@@ -324,7 +322,7 @@ def test_what_is_here_is_enough_without_the_hub(hub: Server, tmp_path: Path) -> 
     assert pulled[0] == 0
     assert run(PULL, hub.endpoint, tmp_path, HF_HUB_OFFLINE="1") == pulled
     code, message = run("    pull('org/other')", hub.endpoint, tmp_path, HF_HUB_OFFLINE="1")
-    assert (code, message) == (2, "org/other is not in the registry, and the hub cannot be reached to look it up")
+    assert (code, message) == (2, "org/other is not in the registry, and the hub cannot be reached")
 
 
 def test_half_of_a_model_is_not_enough(hub: Server, tmp_path: Path) -> None:
@@ -444,13 +442,13 @@ def test_tensors_before_anything_is_downloaded(hub: Server, tmp_path: Path) -> N
     ],
 )
 def test_files_a_model_is_made_of(files: list[str], expected: list[str] | None) -> None:
-    assert wanted(files) == (
+    assert select_files(files) == (
         expected if expected is not None else ["chat_template.jinja", "merges.txt", "tokenizer.model", "tokenizer_config.json"]
     )
 
 
 def test_arrivals(tmp_path: Path) -> None:
-    arrivals = Arrivals(tmp_path / "blobs", {"aa": 10, "bb": 20, "cc": 5})
+    arrivals = DownloadProgress(tmp_path / "blobs", {"aa": 10, "bb": 20, "cc": 5})
     assert (arrivals.done_bytes(), arrivals.total_bytes) == (0, 35)
     (tmp_path / "blobs").mkdir()
     (tmp_path / "blobs" / "aa").write_bytes(bytes(10))
@@ -464,6 +462,6 @@ def test_arrivals(tmp_path: Path) -> None:
 
 def test_trouble_ends_the_reports(tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
-    with pytest.raises(KeyError), reporting(Arrivals(tmp_path, {"a": 1}), lambda done, total: told.append((done, total))):
+    with pytest.raises(KeyError), reporting(DownloadProgress(tmp_path, {"a": 1}), lambda done, total: told.append((done, total))):
         raise KeyError
     assert told == []

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from windlass.cli import execute as run
-from windlass.plan.training.job import Job
+from windlass.plan.training.job import TrainingJob
 from windlass.plan.training.time.candidates import Evaluator
 
 pytestmark = pytest.mark.pure
@@ -75,12 +75,12 @@ def test_remedies_are_a_list(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.fixture
-def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
+def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[TrainingJob]:
     """Jobs of which a search asked whether they fit, as they come."""
-    jobs: list[Job] = []
+    jobs: list[TrainingJob] = []
     plain = Evaluator.fits
 
-    def fits(self: Evaluator, job: Job) -> bool:
+    def fits(self: Evaluator, job: TrainingJob) -> bool:
         jobs.append(job)
         return plain(self, job)
 
@@ -88,7 +88,7 @@ def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
     return jobs
 
 
-def test_cloud_without_hardware(capsys: pytest.CaptureFixture[str], looked_at: list[Job]) -> None:
+def test_cloud_without_hardware(capsys: pytest.CaptureFixture[str], looked_at: list[TrainingJob]) -> None:
     plan = planned(capsys, "GLM-4.6", "--train", "--cloud")
     assert plan["fits"] and plan["cloud"]
     assert plan["reasons"][0]["choice"] == "devices"
@@ -96,7 +96,9 @@ def test_cloud_without_hardware(capsys: pytest.CaptureFixture[str], looked_at: l
     assert 0 < len(looked_at) < MOST_ALONE
 
 
-def test_offers_for_a_thousand_devices_are_searched_coarsely(capsys: pytest.CaptureFixture[str], looked_at: list[Job]) -> None:
+def test_offers_for_a_thousand_devices_are_searched_coarsely(
+    capsys: pytest.CaptureFixture[str], looked_at: list[TrainingJob]
+) -> None:
     plan = planned(capsys, "GLM-4.6", "--train", "--cloud", "--on", "128x(8xH800)@400Gb")
     assert len({offer["device"] for offer in plan["cloud"]}) >= 5
     assert 0 < len(looked_at) < MOST_OF_A_THOUSAND

@@ -13,17 +13,17 @@ pytest.importorskip("safetensors")
 
 import torch
 
-from windlass.core.rule import Part, Rule
+from windlass.core.rule import ModelPart, Rule
 from windlass.errors import BadCheckpoint, BadInput
 from windlass.families import describe, rules
 from windlass.kernels.step import Step
 from windlass.nn import Decoder
 from windlass.train.export.export import export_model
 from windlass.weights import CheckpointWeights, open_model, open_source
-from windlass.weights.source import Opened
-from windlass.weights.tensors.names import Named
+from windlass.weights.source import OpenedModel
 from windlass.weights.tensors.readers import reader
-from windlass.weights.tensors.validate import placed, tensors_of
+from windlass.weights.tensors.tensor_index import TensorIndex
+from windlass.weights.tensors.validate import locate_tensors, tensors_of
 
 pytestmark = pytest.mark.cpu
 
@@ -38,7 +38,7 @@ class Made:
         chance = torch.Generator().manual_seed(0)
         self.tensors: dict[str, torch.Tensor] = {}
         for rule in made:
-            if rule.copy_of is not None or (rule.part is Part.NEXT_TOKEN and not mtp):
+            if rule.copy_of is not None or (rule.part is ModelPart.NEXT_TOKEN and not mtp):
                 continue
             for layer in rule.layers if rule.layers is not None else (None,):
                 for expert in range(rule.num_experts) if rule.num_experts else (None,):
@@ -82,7 +82,7 @@ def test_every_family_reads_its_export(name: str, tmp_path: Path) -> None:
     assert len(done.files) > 1
     opened = open_source(tmp_path / "out")
     assert opened.spec.layers == describe(config).layers
-    places = placed(opened.rules, opened.store)  # refuses a tensor too many or too few
+    places = locate_tensors(opened.rules, opened.store)  # refuses a tensor too many or too few
     read = 0
     for rule in opened.rules:
         for ours in tensors_of(rule):
@@ -97,8 +97,8 @@ def test_every_family_reads_its_export(name: str, tmp_path: Path) -> None:
 class Imported:
     """Tensors of an opened checkpoint by our names (`TrainedTensors`)."""
 
-    def __init__(self, opened: Opened) -> None:
-        self._opened, self._named = opened, Named(opened.rules)
+    def __init__(self, opened: OpenedModel) -> None:
+        self._opened, self._named = opened, TensorIndex(opened.rules)
 
     def has(self, name: str) -> bool:
         return name in self._opened.places
@@ -122,7 +122,7 @@ def test_an_import_exports_to_the_same_bytes(tmp_path: Path) -> None:
 def test_a_model_trained_without_its_mtp_layer(tmp_path: Path) -> None:
     config = tiny("glm4_moe")[0] | {"num_nextn_predict_layers": 1}
     made = rules(describe(config))
-    assert any(rule.part is Part.NEXT_TOKEN for rule in made)
+    assert any(rule.part is ModelPart.NEXT_TOKEN for rule in made)
     export_model(Made(made, mtp=False), made, config, tmp_path / "out")
     written = json.loads((tmp_path / "out" / "config.json").read_text())
     assert written["num_nextn_predict_layers"] == 0 and written["torch_dtype"] == "bfloat16"

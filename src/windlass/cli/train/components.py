@@ -73,7 +73,7 @@ def model_config(recipe: Recipe) -> dict[str, Any]:
         return recipe.model.config
     from windlass.bundled.models import find_bundled
     from windlass.families.registry import find, published_config
-    from windlass.formats.checkpoint import read_config
+    from windlass.formats.config import read_config
     from windlass.formats.hub.hub import fetch_config
 
     name = recipe.model.path or recipe.model.name or ""

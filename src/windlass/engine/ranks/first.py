@@ -33,8 +33,8 @@ from windlass.engine.ranks.supervisor import SupervisorConnection
 from windlass.errors import Impossible
 from windlass.kernels.cpu.links import make_links
 from windlass.kernels.program import program
-from windlass.kernels.step import Cache
-from windlass.nn.parallel.shard import Shard
+from windlass.kernels.step import KvCache
+from windlass.nn.parallel.shard import ModelShard
 from windlass.parallel.group import Count
 from windlass.parallel.groups import Groups
 from windlass.parallel.join import join_ranks
@@ -103,7 +103,7 @@ def _engine(launch: Launch, built: Built) -> Engine:
     return make_engine(launch, decoder, built.device, cache_share=here / whole, record=is_cpu, runner=PickyRunner)
 
 
-def _block_bytes(caches: Sequence[Cache]) -> int:
+def _block_bytes(caches: Sequence[KvCache]) -> int:
     return sum(part.nbytes for cache in caches for part in (cache.keys, cache.values) if part is not None)
 
 
@@ -132,10 +132,10 @@ def _transport_name(meeting: Meeting, device: str) -> str:
     return "through host memory (several ranks share a GPU: slow)" if meeting.transport == "gloo" else "NCCL"
 
 
-def _shard(job: RankJob, groups: Groups, spec: ModelSpec, rules: tuple[Rule, ...], stored: Callable[[], Scheme]) -> Shard:
+def _shard(job: RankJob, groups: Groups, spec: ModelSpec, rules: tuple[Rule, ...], stored: Callable[[], Scheme]) -> ModelShard:
     layout = job.launch.layout
     placement = place(rules, spec.num_layers, layout, stored(), shares=job.shares or None, stages=job.stages or None)
-    return Shard(placement, layout, groups)
+    return ModelShard(placement, layout, groups)
 
 
 def _threads(meeting: Meeting, rank: int) -> int:

@@ -12,7 +12,7 @@ from windlass.core.hardware.spec import Device
 from windlass.core.launch import RankJob
 from windlass.engine.ranks.messages import Beat as RankBeat
 from windlass.weights.tensors.slices import Slice
-from windlass.weights.transfer.pieces import Catalogue, Piece
+from windlass.weights.transfer.pieces import Catalogue, CheckpointPiece
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -70,7 +70,7 @@ class Prepare(Message, frozen=True):
 
 class PartData(Message, frozen=True):
     epoch: int
-    piece: Piece
+    piece: CheckpointPiece
 
 
 class PartsEnd(Message, frozen=True):

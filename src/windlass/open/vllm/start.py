@@ -26,7 +26,7 @@ def served_model(path: Path, name: str = "") -> ServedModel:
     """What a server must know of the files. Only directories: vLLM reads no .m file, and a .gguf only with a plug-in."""
     if not path.is_dir():
         raise Impossible(f"vLLM serves model directories; {path} is a file, which --engine windlass runs")
-    from windlass.formats.checkpoint import read_config
+    from windlass.formats.config import read_config
     from windlass.open.scheme import stored_scheme
     from windlass.weights.text.files import model_text
 
@@ -42,6 +42,7 @@ def plan_vllm(path: Path, *, context: int | None, concurrency: int | None, quant
     `context` None: the model's own, 8k at most. `concurrency` None: the most of a few that fit.
     """
     from windlass.open.hardware import resolve_hardware
+    from windlass.open.resolve import describe_path
     from windlass.plan.inference.assemble import make_plan
     from windlass.plan.inference.search import PlanRequest
 

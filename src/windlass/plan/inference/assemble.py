@@ -11,7 +11,7 @@ from windlass.core.layout import Layout, coordinates
 from windlass.core.model import ModelSpec, kv_bytes_per_token
 from windlass.core.place import Placement
 from windlass.core.plan import Checkpoint, KvBlocks, MemoryPlan, ModelFacts, Plan, Rank
-from windlass.core.rule import Part, Rule
+from windlass.core.rule import ModelPart, Rule
 from windlass.core.scheme import Scheme, scheme
 from windlass.plan.cost.running import cost_of, energy_of
 from windlass.plan.inference.candidates import Candidate
@@ -109,7 +109,7 @@ def checkpoint_bytes(rules: tuple[Rule, ...], how: Scheme, *, published: bool) -
     """Size of all tensors in a scheme. Published files also hold the MTP layer and duplicated tensors."""
     total = 0
     for rule in rules:
-        if not published and (rule.part is not Part.MAIN or rule.copy_of is not None):
+        if not published and (rule.part is not ModelPart.MAIN or rule.copy_of is not None):
             continue
         stored = how.stored(rule.keep, rule.shape[-1], is_head=rule.role.value == "head")
         one = stored.matrix_bytes(*rule.shape) if len(rule.shape) == 2 else rule.shape[0] * stored.bits // 8

@@ -17,7 +17,7 @@ from windlass.core.hardware.spec import Device
 from windlass.core.layout import Layout
 from windlass.core.model import Attention, Layer, ModelSpec, MoE
 from windlass.core.place import Placement, local_experts, local_shape, stored
-from windlass.core.rule import Part, Role, Rule
+from windlass.core.rule import ModelPart, Role, Rule
 from windlass.core.scheme import Scheme
 from windlass.plan.engines import KernelTimes
 
@@ -91,7 +91,7 @@ def layer_shapes(
     matrices: dict[int, tuple[str, PackedMatrix]] = {}
     of_layer: list[list[int]] = [[] for _ in spec.layers]
     for number, rule in enumerate(rules):
-        if rule.part is not Part.MAIN or rule.role is not Role.MATRIX or rule.layers is None:
+        if rule.part is not ModelPart.MAIN or rule.role is not Role.MATRIX or rule.layers is None:
             continue
         rows, inputs = local_shape(rule, placement, tp_index)
         name = rule.ours.removeprefix("layers.{layer}.")

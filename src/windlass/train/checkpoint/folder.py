@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from windlass.errors import BadInput
-from windlass.formats.disk.atomic import explained, sync_directory
+from windlass.formats.disk.atomic import sync_directory, write_errors
 
 _STEP = re.compile(r"step-(\d{8,})")
 _LEFT_OVER = re.compile(r"step-\d{8,}\.(tmp|old|gone)")
@@ -44,7 +44,7 @@ def temporary_path(folder: Path, step: int) -> Path:
 def create_temporary(folder: Path, step: int) -> Path:
     """An empty temporary directory."""
     path = temporary_path(folder, step)
-    with explained(path, 0):
+    with write_errors(path, 0):
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir(parents=True)
     return path
@@ -53,7 +53,7 @@ def create_temporary(folder: Path, step: int) -> Path:
 def commit(folder: Path, step: int) -> Path:
     """Renames the temporary directory to its final name."""
     path, written = folder / step_name(step), temporary_path(folder, step)
-    with explained(path, 0):
+    with write_errors(path, 0):
         sync_directory(written)
         if path.exists():  # saved before a rollback; restored if we are killed before the rename
             old = _renamed(path, "old")
@@ -105,7 +105,7 @@ class FolderLock:
 
     def __init__(self, folder: Path) -> None:
         path = folder / LOCK
-        with explained(path, 0):
+        with write_errors(path, 0):
             folder.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:

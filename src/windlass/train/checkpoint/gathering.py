@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from windlass.errors import BadCheckpoint
-from windlass.formats.disk.atomic import explained, sync_directory, write_atomically
+from windlass.formats.disk.atomic import sync_directory, write_atomically, write_errors
 from windlass.train.checkpoint.manifest import CheckpointFile, CheckpointIdentity, file_digest
 
 PARTS = re.compile(r"__(\d+)\.parts\.json")
@@ -48,13 +48,13 @@ def copy_to_shared(local: Path, shared: Path, files: Mapping[str, CheckpointFile
 
 
 def copy_checked(source: Path, target: Path, expected: CheckpointFile) -> None:
-    with explained(target, expected.num_bytes):
+    with write_errors(target, expected.num_bytes):
         shutil.copyfile(source, target)
     sync_and_check(target, expected)
 
 
 def sync_and_check(target: Path, expected: CheckpointFile) -> None:
-    with explained(target, expected.num_bytes):
+    with write_errors(target, expected.num_bytes):
         descriptor = os.open(target, os.O_RDONLY)
         try:
             os.fsync(descriptor)

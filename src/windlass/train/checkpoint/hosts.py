@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from windlass.errors import BadInput
-from windlass.formats.disk.atomic import explained
+from windlass.formats.disk.atomic import write_errors
 from windlass.train.checkpoint.gathering import PARTS
 
 _FOLDER = re.compile(r"step-\d{8,}\.tmp")
@@ -69,7 +69,7 @@ class LocalHost:
         return {f"{file.parent.name}/{file.name}": file.read_bytes() for file in found}
 
     def fetch(self, file: Path, into: Path) -> None:
-        with explained(into, 0):
+        with write_errors(into, 0):
             shutil.copyfile(file, into)
 
     def remove(self, files: Iterable[Path], folder: Path) -> None:
@@ -93,7 +93,7 @@ class SshHost:
         return {str(file): self._run(f"cat {shlex.quote(str(local / file.parent.name / file.name))}") for file in kept}
 
     def fetch(self, file: Path, into: Path) -> None:
-        with explained(into, 0), into.open("wb") as stream:
+        with write_errors(into, 0), into.open("wb") as stream:
             self._checked(
                 subprocess.run(
                     [*self._ssh(), f"cat {shlex.quote(str(file))}"], stdout=stream, stderr=subprocess.PIPE, check=False

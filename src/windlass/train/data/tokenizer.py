@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from windlass.formats.disk.atomic import explained, write_atomically
+from windlass.formats.disk.atomic import write_atomically, write_errors
 from windlass.text.tokenize.tokenizer import Tokenizer
 
 FOLDER = "tokenizer"
@@ -32,7 +32,7 @@ def tokenizer_fingerprint(path: Path, found: Tokenizer) -> str:
 def copy_tokenizer(path: Path, found: Tokenizer, shards: Path, template: str | None = None) -> None:
     """Copies the tokenizer to the shards' folder; `template` replaces its chat template."""
     into = shards / FOLDER
-    with explained(into, 0):
+    with write_errors(into, 0):
         into.mkdir(exist_ok=True)
         for name in FILES if path.is_dir() else ():
             if (path / name).is_file():

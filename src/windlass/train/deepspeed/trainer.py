@@ -30,7 +30,7 @@ from windlass.train.model.model import MicroBatch, TrainingModel
 from windlass.train.optim.master_weights import COMPUTE_TYPES
 from windlass.train.optim.optimizer import decay_groups
 from windlass.train.step import SingleRank, StepLosses, to_device
-from windlass.weights.source import Opened
+from windlass.weights.source import OpenedModel
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -58,7 +58,7 @@ def build_deepspeed(
     *,
     base: Path,
     held_out: Batches | None = None,
-    opened: Opened | None = None,
+    opened: OpenedModel | None = None,
     device: torch.device | str = "cpu",
 ) -> DeepspeedTrainer:
     """`base`: the recipe's folder. Called by all ranks together; creates a process group of one if there is none."""

@@ -14,7 +14,7 @@ from windlass.core.recipe.sections import LoraSection
 from windlass.core.rule import Rule
 from windlass.errors import Impossible
 from windlass.formats.disk.atomic import write_atomically
-from windlass.weights.tensors.names import Named
+from windlass.weights.tensors.tensor_index import TensorIndex
 
 PREFIX = "base_model.model."
 LETTERS = {"lora_a": "lora_A", "lora_b": "lora_B"}
@@ -24,7 +24,7 @@ def save_adapter(tensors: Mapping[str, Tensor], rules: tuple[Rule, ...], section
     """`tensors`: the `model` part of a trainer's state, by our names (`layers.0.mixer.q.lora_a.weight`). Returns the names written."""
     from safetensors.torch import save
 
-    named = Named(rules)
+    named = TensorIndex(rules)
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         for published, values in _published(named, name, tensor):
@@ -37,7 +37,7 @@ def save_adapter(tensors: Mapping[str, Tensor], rules: tuple[Rule, ...], section
     return sorted(found)
 
 
-def _published(named: Named, name: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
+def _published(named: TensorIndex, name: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
     """The tensor under its published name; experts one by one."""
     matrix, letter, _ = name.rsplit(".", 2)
     if ".experts." not in matrix:
@@ -48,7 +48,7 @@ def _published(named: Named, name: str, tensor: Tensor) -> list[tuple[str, Tenso
     ]
 
 
-def _module(named: Named, matrix: str) -> str:
+def _module(named: TensorIndex, matrix: str) -> str:
     ours = named.get(f"{matrix}.weight")
     plain = [source for source in ours.rule.sources if source.fused_rows is None and not source.transposed and not source.stacked]
     if not plain:

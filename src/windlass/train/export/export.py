@@ -16,15 +16,15 @@ import torch
 from torch import Tensor
 
 from windlass.core.model import Frozen
-from windlass.core.rule import Part, Rule, Source, stored_shape
+from windlass.core.rule import ModelPart, Rule, Source, stored_shape
 from windlass.core.scheme import Keep
 from windlass.errors import BadCheckpoint, BadInput
 from windlass.families.registry import known_models, published_config
-from windlass.formats.disk.atomic import explained, require_free, write_atomically
+from windlass.formats.disk.atomic import require_free, write_atomically, write_errors
 from windlass.formats.dtypes import torch_dtype
 from windlass.formats.safetensors.files import file_within
-from windlass.formats.safetensors.shards import MAX_SHARD_BYTES, OutTensor, Shard, plan_shards, write_index
-from windlass.formats.safetensors.writer import ShardWriter
+from windlass.formats.safetensors.shards import MAX_SHARD_BYTES, OutTensor, SafetensorsShard, plan_shards, write_index
+from windlass.formats.safetensors.writer import SafetensorsWriter
 from windlass.weights.source import COMPANIONS
 
 DTYPES = {"bf16": ("BF16", "bfloat16"), "fp16": ("F16", "float16"), "fp32": ("F32", "float32")}
@@ -79,7 +79,7 @@ def export_model(
     files = {shard.file: _write_shard(shard, stored, tensors, out, progress) for shard in shards}
     write_index(out, shards)
     _copy_companions(tokenizer, out)
-    has_next = any(rule.part is Part.NEXT_TOKEN for parts in stored.values() for rule in (parts[0].rule,))
+    has_next = any(rule.part is ModelPart.NEXT_TOKEN for parts in stored.values() for rule in (parts[0].rule,))
     _write_config(config, out, dtype, has_next)
     num_bytes = sum(shard.num_bytes for shard in shards)
     return Exported(files=files, num_tensors=len(outputs), num_bytes=num_bytes, dtype=dtype)
@@ -90,10 +90,10 @@ def export_model(
 
 def _with_next_token(rules: tuple[Rule, ...], tensors: TrainedTensors) -> tuple[Rule, ...]:
     """A model trained without its MTP layer is exported without it."""
-    following = [rule for rule in rules if rule.part is Part.NEXT_TOKEN and rule.copy_of is None]
+    following = [rule for rule in rules if rule.part is ModelPart.NEXT_TOKEN and rule.copy_of is None]
     if all(tensors.has(name) for rule in following for name, _ in _names(rule)):
         return rules
-    return tuple(rule for rule in rules if rule.part is Part.MAIN)
+    return tuple(rule for rule in rules if rule.part is ModelPart.MAIN)
 
 
 def _stored(rules: tuple[Rule, ...]) -> dict[str, list[_Ours]]:
@@ -134,15 +134,19 @@ def _output(name: str, parts: list[_Ours], dtype: str) -> OutTensor:
 def _prepare(out: Path, num_bytes: int) -> None:
     if (out / "config.json").exists() or out.is_file():
         raise BadInput(f"{out} already exists; choose a new directory")
-    with explained(out, 0):
+    with write_errors(out, 0):
         out.mkdir(parents=True, exist_ok=True)
     require_free(out, num_bytes)
 
 
 def _write_shard(
-    shard: Shard, stored: Mapping[str, list[_Ours]], tensors: TrainedTensors, out: Path, progress: Callable[[int], None]
+    shard: SafetensorsShard,
+    stored: Mapping[str, list[_Ours]],
+    tensors: TrainedTensors,
+    out: Path,
+    progress: Callable[[int], None],
 ) -> str:
-    writer = ShardWriter(out / shard.file, shard.tensors)
+    writer = SafetensorsWriter(out / shard.file, shard.tensors)
     try:
         for output in shard.tensors:
             assembled = _assembled(output, stored[output.name], tensors)
@@ -189,7 +193,7 @@ def _copy_companions(folder: Path | None, out: Path) -> None:
     if "tokenizer.json" not in found:
         raise BadInput(f"{folder} has no tokenizer.json; set --tokenizer")
     for name in found:
-        with explained(out / name, 0):
+        with write_errors(out / name, 0):
             shutil.copyfile(file_within(folder, name), out / name)
 
 

@@ -19,10 +19,10 @@ from windlass.core.rule import Role, Rule
 from windlass.errors import UnknownName
 from windlass.train.params.layout import ParameterLayout, TensorSlice
 from windlass.weights.load.dense import load_dense, load_vector
-from windlass.weights.source import Opened, check_runnable
-from windlass.weights.tensors.names import Named
-from windlass.weights.tensors.parts import Share, part_at
-from windlass.weights.tensors.readers import Ours
+from windlass.weights.source import OpenedModel, check_runnable
+from windlass.weights.tensors.readers import ModelTensor
+from windlass.weights.tensors.shards import RankShare, shard_of
+from windlass.weights.tensors.tensor_index import TensorIndex
 
 DEVIATION = 0.02
 """Standard deviation of matrices; output projections are divided by sqrt(2 * layers) (GPT-2, section 2.3)."""
@@ -39,7 +39,7 @@ class InitialWeights:
         rules: tuple[Rule, ...],
         *,
         seed: int = 0,
-        share: Share | None = None,
+        share: RankShare | None = None,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         held_dtype: torch.dtype = torch.float32,
@@ -47,7 +47,7 @@ class InitialWeights:
         """`dtype`: of activations; `held_dtype`: of the trained weights."""
         check_runnable(spec)
         self.spec, self.device, self.dtype, self.held_dtype = spec, torch.device(device), dtype, held_dtype
-        self._named, self._seed, self._share = Named(rules), seed, share or Share()
+        self._named, self._seed, self._share = TensorIndex(rules), seed, share or RankShare()
         self._embedding: Tensor | None = None
         self.layouts: dict[int, ParameterLayout] = {}
         """By the address of the tensor handed out."""
@@ -82,7 +82,7 @@ class InitialWeights:
 
     # --- making tensors
 
-    def _stacked(self, wanted: Sequence[Ours]) -> Tensor:
+    def _stacked(self, wanted: Sequence[ModelTensor]) -> Tensor:
         made = torch.cat([self._values(ours) for ours in wanted])
         parts = tuple(TensorSlice(ours.name, ours.shape, self._share.slices(ours.rule)) for ours in wanted)
         learns = not wanted[0].name.endswith(".router.correction")
@@ -95,7 +95,8 @@ class InitialWeights:
             raise UnknownName("expert tensor", f"layers.{layer} {' '.join(parts)} {kind}", ["gate", "up", "down"])
         experts = self._share.experts(rules[0].num_experts)
         made = [
-            torch.cat([self._values(Ours(rule=rule, layer=layer, expert=expert)) for rule in rules]) for expert in range(*experts)
+            torch.cat([self._values(ModelTensor(rule=rule, layer=layer, expert=expert)) for rule in rules])
+            for expert in range(*experts)
         ]
         held = tuple(
             TensorSlice(
@@ -112,12 +113,12 @@ class InitialWeights:
         self.layouts[made.data_ptr()] = layout
         return made
 
-    def _values(self, ours: Ours) -> Tensor:
+    def _values(self, ours: ModelTensor) -> Tensor:
         """This rank's slice of one of our tensors."""
         held = tuple(slice(*interval) for interval in self._share.slices(ours.rule))
         return self._drawn(ours)[held].to(self.held_dtype)
 
-    def _drawn(self, ours: Ours) -> Tensor:
+    def _drawn(self, ours: ModelTensor) -> Tensor:
         if ours.rule.role is Role.VECTOR:
             is_norm = ours.rule.ours.endswith("norm.weight")
             return torch.full(ours.shape, 1.0 if is_norm else 0.0, device=self.device)
@@ -130,15 +131,15 @@ class InitialWeights:
 class LoadedWeights(InitialWeights):
     """From a checkpoint of any supported format. What it lacks (an MTP layer) is random."""
 
-    def __init__(self, opened: Opened, **options: Any) -> None:
+    def __init__(self, opened: OpenedModel, **options: Any) -> None:
         super().__init__(opened.spec, opened.rules, **options)
         self._opened = opened
 
-    def _values(self, ours: Ours) -> Tensor:
-        place = self._opened.places.get(ours.name)
+    def _values(self, ours: ModelTensor) -> Tensor:
+        place = self._opened.locations.get(ours.name)
         if place is None:
             return super()._values(ours)
-        part = part_at(ours, place, self._share)
+        part = shard_of(ours, place, self._share)
         if len(ours.shape) == 1:
             return load_vector(self._opened.store, [part], self.held_dtype, self.device)
         return load_dense(self._opened.store, [[part]], self.held_dtype, self.device)[0]

@@ -26,6 +26,7 @@ from windlass.core.scheme import scheme
 from windlass.errors import Impossible
 from windlass.nn.moe import MixtureOfExperts
 from windlass.nn.parallel.shard import ModelShard
+from windlass.parallel.autograd import AutogradGroup
 from windlass.parallel.groups import Groups
 from windlass.train.model.model import MicroBatch, TrainingModel
 from windlass.train.model.packing import IGNORED
@@ -35,7 +36,7 @@ from windlass.train.parallel.reduce import all_reduce_gradients, gradient_of
 from windlass.train.parallel.stages import Pipeline, StageModule
 from windlass.train.params.layout import ParameterLayout, TensorSlice
 from windlass.train.step import SingleRank, StepLosses, accumulate_gradients
-from windlass.weights.tensors.parts import Share
+from windlass.weights.tensors.shards import RankShare
 
 
 @dataclass(frozen=True)
@@ -72,13 +73,13 @@ class MeshRank(SingleRank):
         groups = Groups(tp, RankPosition(self.meshes.pp_rank, self.of.pp))  # type: ignore[arg-type]
         return ModelShard(self.placement, Layout(tp=self.of.tp, pp=self.of.pp), groups)
 
-    def _weight_share(self) -> Share:
+    def _weight_share(self) -> RankShare:
         placement = self.placement
         if placement.experts and self.of.ep > 1:
             (whole,) = placement.experts
             placement = msgspec.structs.replace(placement, experts=cut(whole[1], 1, [1.0] * self.of.ep))
-            return Share(placement=placement, tp_index=self.meshes.tp_rank, ep_index=self.meshes.ep_rank)
-        return Share(placement=placement, tp_index=self.meshes.tp_rank)
+            return RankShare(placement=placement, tp_index=self.meshes.tp_rank, ep_index=self.meshes.ep_rank)
+        return RankShare(placement=placement, tp_index=self.meshes.tp_rank)
 
     def expert_intervals(self) -> Placement:
         placement = self.weight_share.placement

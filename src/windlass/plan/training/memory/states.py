@@ -13,7 +13,7 @@ import msgspec
 from windlass.core.model import Frozen, ModelSpec
 from windlass.core.place import WHOLE
 from windlass.core.recipe.sections import Compute, GradientType, LoraSection, OptimizerName
-from windlass.core.rule import AxisName, Part, Role, Rule
+from windlass.core.rule import AxisName, ModelPart, Role, Rule
 from windlass.core.scheme import scheme
 from windlass.plan.training.job import TrainingJob
 from windlass.plan.training.stages import Stage
@@ -91,7 +91,7 @@ def stage_elements(spec: ModelSpec, rules: tuple[Rule, ...], job: TrainingJob, s
 
 def adapter_elements(rule: Rule, lora: LoraSection) -> int:
     """Elements of the LoRA matrices A and B for one matrix (arXiv 2106.09685, 4.1); 0 if it is not a target."""
-    if rule.role is not Role.MATRIX or rule.part is Part.NEXT_TOKEN or rule.ours.endswith("router.weight"):
+    if rule.role is not Role.MATRIX or rule.part is ModelPart.NEXT_TOKEN or rule.ours.endswith("router.weight"):
         return 0
     target = "experts" if rule.num_experts else "attention" if ".mixer." in rule.ours else "feed_forward"
     return (lora.rank or 0) * sum(rule.shape) if target in lora.targets else 0
@@ -108,7 +108,7 @@ def _held(spec: ModelSpec, rule: Rule, stage: Stage, job: TrainingJob) -> int:
     """How many copies of the tensor (one per layer) the stage holds. A head that the checkpoint stores twice counts once."""
     if rule.copy_of is not None:
         return 0
-    if rule.part is Part.NEXT_TOKEN:
+    if rule.part is ModelPart.NEXT_TOKEN:
         return int(job.next_token and stage.has_head) * len(rule.layers or (0,))
     if rule.layers is not None:
         return bisect_left(rule.layers, stage.layers.stop) - bisect_left(rule.layers, stage.layers.start)

@@ -17,7 +17,7 @@ import numpy as np
 
 from windlass.core.model import Frozen
 from windlass.errors import BadInput
-from windlass.formats.disk.atomic import explained, require_free, write_atomically
+from windlass.formats.disk.atomic import require_free, write_atomically, write_errors
 from windlass.formats.disk.journal import Journal
 from windlass.train.data.prepare.encoding import Encoder
 from windlass.train.data.prepare.inputs import SourceFiles, WorkUnit, find_inputs, refuse_inside
@@ -60,7 +60,7 @@ def prepare(
     encoder = open_encoder(settings)
     fingerprint = _fingerprint(inputs, encoder, settings)
     _refuse_finished(out)
-    with explained(out, 0):
+    with write_errors(out, 0):
         out.mkdir(parents=True, exist_ok=True)
     require_free(out, inputs.num_bytes)  # tokens usually take about half of it
     journal = Journal(out / JOURNAL, fingerprint)

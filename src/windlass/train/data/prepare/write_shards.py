@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from windlass.formats.disk.atomic import explained, part_name, sync_directory, write_atomically
+from windlass.formats.disk.atomic import part_name, sync_directory, write_atomically, write_errors
 from windlass.train.data.shards import (
     DOCUMENTS,
     LEARNED,
@@ -42,7 +42,7 @@ class TokenShardWriter:
         self._split: Split = split
         self._dtype = np.dtype(token_type).newbyteorder("<")
         self._path = folder / f"{name}.{TOKENS}"
-        with explained(self._path, 0):
+        with write_errors(self._path, 0):
             self._stream = part_name(self._path).open("wb")
         self._digest = sha256()
         self._num_tokens = 0
@@ -62,7 +62,7 @@ class TokenShardWriter:
     def add_many(self, tokens: NDArray[Any], lengths: NDArray[np.int64], learned: NDArray[np.int64] | None = None) -> None:
         """Adds concatenated non-empty documents; `learned`: ranges [runs, 2] over all of them, sorted and disjoint."""
         stored = np.ascontiguousarray(tokens, self._dtype)
-        with explained(self._path, stored.nbytes):
+        with write_errors(self._path, stored.nbytes):
             self._stream.write(stored.data)
         self._digest.update(stored.data)
         start = self._num_tokens
@@ -74,7 +74,7 @@ class TokenShardWriter:
 
     def finish(self) -> TokenShard:
         """Syncs and renames all files."""
-        with explained(self._path, 0):
+        with write_errors(self._path, 0):
             self._stream.flush()
             os.fsync(self._stream.fileno())
             self._stream.close()
@@ -83,7 +83,7 @@ class TokenShardWriter:
         files[DOCUMENTS] = self._write(DOCUMENTS, ends.astype("<u8"))
         if self._masked:
             files[LEARNED] = self._write(LEARNED, runs.astype("<u8"))
-        with explained(self._path, 0):
+        with write_errors(self._path, 0):
             part_name(self._path).replace(self._path)
             sync_directory(self._folder)
         return TokenShard(

@@ -1,4 +1,4 @@
-"""How many bytes a decoder's weights take, told apart by how often a step reads them."""
+"""Memory of a decoder's weights, by how often a step reads them."""
 
 from __future__ import annotations
 
@@ -18,31 +18,32 @@ Held = Tensor | Panels | PackedRows | Tiles
 
 
 def weight_bytes(decoder: Decoder) -> WeightBytes:
-    """Every tensor once, wherever it is used again (a tied head, a table of angles)."""
+    """Every tensor once, also if shared (tied head, RoPE table)."""
     seen: set[int] = set()
     counted = {"always": 0, "experts": 0, "lookup": 0}
     for module in decoder.modules():
-        for name, held in _held(module):
+        for name, held in _tensors(module):
             if id(held) not in seen:
                 seen.add(id(held))
                 counted[_kind(decoder, module, name, held)] += num_bytes(held)
     return WeightBytes(**counted)
 
 
-def _held(module: nn.Module) -> Iterator[tuple[str, Held]]:
-    """Parameters and buffers, and panels, which are neither to PyTorch."""
-    values: dict[str, Any] = {**module._parameters, **module._buffers, **vars(module)}
+def _tensors(module: nn.Module) -> Iterator[tuple[str, Held]]:
+    """Parameters, buffers, and quantized panels, which PyTorch registers as neither."""
+    own = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
+    values: dict[str, Any] = {**dict(own), **vars(module)}
     return ((name, value) for name, value in values.items() if isinstance(value, Held))
 
 
 def _kind(decoder: Decoder, module: nn.Module, name: str, held: Held) -> str:
     if isinstance(module, Experts):
         return "experts"
-    if isinstance(module, MixtureOfExperts):  # the router's correction
+    if isinstance(module, MixtureOfExperts):  # router correction bias
         return "always"
     if module is decoder and name in ("table", "position_table") and held is not decoder.head:
         return "lookup"
-    return "lookup" if name in module._buffers else "always"  # tables of angles and slopes: a row a token
+    return "lookup" if name in dict(module.named_buffers(recurse=False)) else "always"  # RoPE and ALiBi tables: one row per token
 
 
 def num_bytes(held: Held) -> int:

@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 from windlass.core.layout import Layout
 from windlass.core.scheme import scheme
 from windlass.families import describe, rules
-from windlass.measure.held import weight_bytes
+from windlass.measure.weight_bytes import weight_bytes
 from windlass.nn import Decoder
 from windlass.plan.shards import ModelShards
 from windlass.weights import RandomWeights

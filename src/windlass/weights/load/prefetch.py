@@ -1,4 +1,4 @@
-"""Slices of a checkpoint read one ahead: while one is being put in its place, the next comes from the disk."""
+"""Reads slices of a checkpoint ahead in a thread, while the one before is being processed."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from typing import Any, TypeVar
 Result = TypeVar("Result")
 
 SLICE_BYTES = 2**20
-"""Of a matrix in fp32. Two are held at a time with what decoding them takes: at most 32 MiB, which a test measures."""
+"""Slice size, as fp32. Two are held at a time; with decoding at most 32 MiB, which a test measures."""
 DEVICE_SLICE_BYTES = 2**26
-"""The same on the way to another device: few large copies rather than many small ones, and several of them read at a time."""
+"""Slice size for other devices: few large copies, several read in parallel."""
 DEVICE_WORKERS = 8
 SLICES_BETWEEN_TRIMS = 4
 
 
-def ahead(jobs: Iterable[Callable[[], Result]], workers: int = 1) -> Iterator[Result]:
-    """What the jobs give, in order; each runs in another thread while those before it are used, `workers` of them at a time."""
+def prefetch(jobs: Iterable[Callable[[], Result]], workers: int = 1) -> Iterator[Result]:
+    """Results of the jobs in order; up to `workers` jobs run in threads while earlier results are used."""
     waiting = list(jobs)
     if len(waiting) == 1:
         yield waiting[0]()
@@ -35,15 +35,15 @@ def ahead(jobs: Iterable[Callable[[], Result]], workers: int = 1) -> Iterator[Re
                 coming.append(pool.submit(job))
             yield result
             del result
-            if workers == 1:  # what goes to another device is gone again before it adds up
+            if workers == 1:  # copies to another device are freed before they add up
                 _trim()
 
 
-def give_back_memory() -> None:
-    """Gives memory that was freed back to the system: after a model has been let go, and now and then while one is loaded.
+def trim_heap() -> None:
+    """malloc_trim: returns freed memory to the system, after unloading a model and now and then while loading one.
 
-    glibc's heap does not find the room of an aligned block again that was freed (it looks for a larger one), so a heap that sees
-    slice after slice of the same size grows as if nothing were freed: by as much as the matrix that is loaded.
+    glibc does not reuse a freed aligned block for an allocation of the same size (it looks for a larger one), so a heap that
+    allocates slice after slice grows by as much as the matrix being loaded.
     """
     trim = _malloc_trim()
     if trim is not None:
@@ -55,7 +55,7 @@ _slices = count(1)
 
 def _trim() -> None:
     if next(_slices) % SLICES_BETWEEN_TRIMS == 0:
-        give_back_memory()
+        trim_heap()
 
 
 @cache

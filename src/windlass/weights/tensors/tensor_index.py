@@ -1,4 +1,4 @@
-"""Our names of tensors, found again: `layers.3.ffn.experts.7.gate.weight` to its rule, its layer and its expert. Pure."""
+"""Looks up tensors by our name: `layers.3.ffn.experts.7.gate.weight` -> rule, layer and expert. Pure."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Iterator
 
 from windlass.core.model import ModelSpec
 from windlass.core.place import Interval
-from windlass.core.rule import Part, Rule
+from windlass.core.rule import ModelPart, Rule
 from windlass.errors import UnknownName
-from windlass.weights.tensors.readers import Ours
+from windlass.weights.tensors.readers import ModelTensor
 
 _LAYER = re.compile(r"layers\.(\d+)\.(.+)")
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(.+)")
 
 
-class Named:
-    """Every tensor of a model by our name. Layers that differ have rules of their own under the same name."""
+class TensorIndex:
+    """Every tensor of a model by our name. Layers of different kinds have different rules under the same name."""
 
     def __init__(self, rules: tuple[Rule, ...]) -> None:
         self.rules = rules
@@ -25,16 +25,16 @@ class Named:
             for layer in rule.layers if rule.layers is not None else (None,):
                 self._rules[rule.ours, layer] = rule
 
-    def find(self, name: str) -> Ours | None:
+    def find(self, name: str) -> ModelTensor | None:
         """None where this model has no such tensor."""
         in_layer = _LAYER.fullmatch(name)
         layer, template = (int(in_layer[1]), f"layers.{{layer}}.{in_layer[2]}") if in_layer else (None, name)
         of_expert = _EXPERT.fullmatch(template)
         expert, template = (int(of_expert[2]), f"{of_expert[1]}.{{expert}}.{of_expert[3]}") if of_expert else (None, template)
         rule = self._rules.get((template, layer))
-        return None if rule is None else Ours(rule=rule, layer=layer, expert=expert)
+        return None if rule is None else ModelTensor(rule=rule, layer=layer, expert=expert)
 
-    def get(self, name: str) -> Ours:
+    def get(self, name: str) -> ModelTensor:
         found = self.find(name)
         if found is None:
             raise UnknownName("tensor", name, {template for template, _ in self._rules})
@@ -43,23 +43,23 @@ class Named:
     def expert_rule(self, layer: int, part: str, kind: str = "weight") -> Rule | None:
         return self._rules.get((f"layers.{{layer}}.ffn.experts.{{expert}}.{part}.{kind}", layer))
 
-    def held(self, spec: ModelSpec, layers: Interval, experts: Interval | None) -> Iterator[Ours]:
-        """Every tensor that a stage of these layers holds of the main part."""
+    def held(self, spec: ModelSpec, layers: Interval, experts: Interval | None) -> Iterator[ModelTensor]:
+        """Every tensor of a pipeline stage with these layers, without the MTP layer."""
         for rule in self.rules:
-            if rule.part is not Part.MAIN or rule.copy_of is not None:
+            if rule.part is not ModelPart.MAIN or rule.copy_of is not None:
                 continue
             if rule.layers is None:
                 if _on_stage(rule, spec, layers):
-                    yield Ours(rule=rule)
+                    yield ModelTensor(rule=rule)
                 continue
             numbers = range(*(experts or (0, rule.num_experts))) if rule.num_experts else (None,)
             for layer in rule.layers:
                 if layers[0] <= layer < layers[1]:
-                    yield from (Ours(rule=rule, layer=layer, expert=number) for number in numbers)
+                    yield from (ModelTensor(rule=rule, layer=layer, expert=number) for number in numbers)
 
 
 def _on_stage(rule: Rule, spec: ModelSpec, layers: Interval) -> bool:
-    """What belongs to no layer: tables and their norm on the first stage, the last norm and the head (or its twin) on the last."""
+    """Tensors outside the layers: embeddings on the first stage, final norm and head (or the tied embedding) on the last."""
     first, last = layers[0] == 0, layers[1] == spec.num_layers
     if rule.ours == "embed.weight":
         return first or (last and spec.tied_head)

@@ -1,18 +1,18 @@
-"""What one rank holds of one of our tensors: where it lies, and which rows and inputs of it. Pure."""
+"""A rank's shard of a tensor: where it is stored, and which rows and columns. Pure."""
 
 from __future__ import annotations
 
 from windlass.core.model import Frozen
 from windlass.core.place import Interval, Placement, slices
 from windlass.core.rule import Rule
-from windlass.weights.tensors.readers import Ours, Place
+from windlass.weights.tensors.readers import ModelTensor, TensorLocation
 
 
-class Part(Frozen):
-    ours: Ours
-    place: Place
+class TensorShard(Frozen):
+    tensor: ModelTensor
+    location: TensorLocation
     rows: Interval
-    """Elements, of a vector."""
+    """Elements, for a vector."""
     columns: Interval = (0, 1)
 
     @property
@@ -25,16 +25,16 @@ class Part(Frozen):
 
     @property
     def whole_rows(self) -> bool:
-        return self.num_in == self.ours.shape[-1]
+        return self.num_in == self.tensor.shape[-1]
 
 
-class Share(Frozen):
-    """Which rank this is: a tp index of a placement; without one, everything."""
+class RankShare(Frozen):
+    """What a rank holds: its tp (and ep) index in a placement; without a placement, everything."""
 
     placement: Placement | None = None
     tp_index: int = 0
     ep_index: int | None = None
-    """None: as tp says, where the ranks of a tp group hold all experts between them."""
+    """None: follows tp_index, for experts spread within the tp group."""
 
     def slices(self, rule: Rule) -> tuple[Interval, ...]:
         if self.placement is None:
@@ -49,6 +49,6 @@ class Share(Frozen):
         return self.placement.experts[self.tp_index // sharing if self.ep_index is None else self.ep_index]
 
 
-def part_at(ours: Ours, place: Place, share: Share) -> Part:
-    held = share.slices(ours.rule)
-    return Part(ours=ours, place=place, rows=held[0], columns=held[1] if len(held) == 2 else (0, 1))
+def shard_of(tensor: ModelTensor, location: TensorLocation, share: RankShare) -> TensorShard:
+    held = share.slices(tensor.rule)
+    return TensorShard(tensor=tensor, location=location, rows=held[0], columns=held[1] if len(held) == 2 else (0, 1))
