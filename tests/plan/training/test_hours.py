@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from windlass.core.count import count_parameters
-from windlass.core.energy import co2_kg, energy_kwh
+from windlass.core.hardware.energy import co2_kg, energy_kwh
 from windlass.core.hardware.parse import parse_hardware
 from windlass.core.layout import training_groups
 from windlass.core.model import ModelSpec

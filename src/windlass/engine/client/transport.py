@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from windlass.core.client import Unavailable
-from windlass.core.frames import BadFrame
 from windlass.core.launch import RankJob
+from windlass.core.ranks.frames import BadFrame
 from windlass.core.request import Info
 from windlass.engine.protocol import Command, Failed, MessageReader, Ready, Report, describe_error, encode_frame
 from windlass.errors import Error

@@ -7,7 +7,7 @@ import time
 from types import TracebackType
 from typing import Any, Self
 
-from windlass.core.frames import write_frame
+from windlass.core.ranks.frames import write_frame
 from windlass.core.ranks.rendezvous import Meeting
 from windlass.engine.execute.step_codec import encode_step
 from windlass.kernels.program import program

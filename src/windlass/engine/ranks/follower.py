@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from windlass.core.frames import read_frame
 from windlass.core.launch import RankJob
+from windlass.core.ranks.frames import read_frame
 from windlass.core.ranks.rendezvous import Meeting
 from windlass.engine.parent_death import die_with_parent
 from windlass.engine.ranks.messages import Beat

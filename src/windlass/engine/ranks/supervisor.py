@@ -15,8 +15,8 @@ from queue import Empty, SimpleQueue
 
 import msgspec
 
-from windlass.core.frames import read_frame
 from windlass.core.launch import RankJob
+from windlass.core.ranks.frames import read_frame
 from windlass.engine.parent_death import end_with
 from windlass.engine.protocol import Failed, Loading, describe_error
 from windlass.engine.ranks.messages import (

@@ -26,7 +26,7 @@ def placement_of(
     stages: tuple[Interval, ...] = (),
     stored: Scheme | None = None,
 ) -> Placement:
-    """As the ranks themselves place it (engine/ranks/split.py). `stored`: where it may be cut, where somebody has looked already."""
+    """As the ranks themselves place it (engine/ranks/first.py). `stored`: where it may be cut, where somebody has looked already."""
     from windlass.weights.schemes import cutting_scheme
 
     how = stored or cutting_scheme(opened)

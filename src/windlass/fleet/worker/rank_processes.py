@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from windlass.core.frames import FrameReader
 from windlass.core.launch import RankJob
+from windlass.core.ranks.frames import FrameReader
 from windlass.engine.protocol import Failed
 from windlass.engine.ranks.messages import SECONDS_WITHOUT_BEAT, AskBeat, Beat, RankSaid, SaidToRank, decode_said, framed
 from windlass.engine.ranks.process import start_rank

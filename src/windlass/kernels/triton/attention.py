@@ -19,7 +19,7 @@ from torch import Tensor
 
 from windlass.core.constants import BLOCK_TOKENS
 from windlass.kernels.arguments import AttentionArgs
-from windlass.kernels.triton.available import num_processors
+from windlass.kernels.triton.device import num_processors
 from windlass.kernels.triton.tiles.types import is_float, products_in
 
 LOG2E = tl.constexpr(1.4426950408889634)

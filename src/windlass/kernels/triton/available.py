@@ -11,6 +11,8 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from windlass.kernels.triton.device import interpreted
+
 
 def kernels(*tensors: Tensor | None) -> ModuleType | None:
     """windlass.kernels.triton.ops, or None if not `usable`."""
@@ -36,16 +38,6 @@ def has_packed_kernels(device: torch.device) -> bool:
 def emulated() -> bool:
     """Needs both variables: TRITON_INTERPRET alone might be meant for other kernels."""
     return os.environ.get("WINDLASS_TRITON") == "1" and interpreted()
-
-
-def interpreted() -> bool:
-    return os.environ.get("TRITON_INTERPRET") == "1"
-
-
-@cache
-def num_processors(device: torch.device) -> int:
-    """Multiprocessors of a GPU; under the interpreter as many as an H200 has, so that the same kernels are tested."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
 
 
 @cache

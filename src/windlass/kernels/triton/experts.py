@@ -17,7 +17,7 @@ from torch import Tensor
 
 from windlass.kernels.arguments import ExpertsArgs
 from windlass.kernels.triton.activate import gated
-from windlass.kernels.triton.available import num_processors
+from windlass.kernels.triton.device import num_processors
 from windlass.kernels.triton.tiles.dispatch import Dispatch, dispatch
 from windlass.kernels.triton.tiles.product import Tiling, TritonMatrix, matrix, num_slices, product
 from windlass.kernels.triton.tiles.types import is_float

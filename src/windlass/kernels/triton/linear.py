@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from windlass.kernels.packing.packed_rows import PackedRows
-from windlass.kernels.triton.available import num_processors
+from windlass.kernels.triton.device import num_processors
 from windlass.kernels.triton.tiles.product import TritonMatrix, matrix, num_slices, product
 from windlass.kernels.triton.tiles.types import is_float
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from windlass.core.energy import DEFAULT_PUE, co2_kg, energy_kwh, grid
+from windlass.core.hardware.energy import DEFAULT_PUE, co2_kg, energy_kwh, grid
 from windlass.core.hardware.spec import Device
 from windlass.core.plan import Cost, Energy
 from windlass.plan.cost.prices import device_price_per_hour

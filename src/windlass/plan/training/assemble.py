@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from windlass.core.energy import grid
+from windlass.core.hardware.energy import grid
 from windlass.core.hardware.spec import Hardware
 from windlass.core.layout import Layout
 from windlass.core.model import ModelSpec

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from windlass.core.count import ParameterCount, count_parameters
-from windlass.core.energy import DEFAULT_PUE, co2_kg, energy_kwh, grid
+from windlass.core.hardware.energy import DEFAULT_PUE, co2_kg, energy_kwh, grid
 from windlass.core.hardware.spec import Hardware
 from windlass.core.layout import TrainingGroups
 from windlass.core.model import Frozen, ModelSpec

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from windlass.kernels.packing.packed_rows import PackedRows
-from windlass.kernels.triton.available import interpreted
+from windlass.kernels.triton.device import interpreted
 from windlass.kernels.triton.tiles.types import is_float, products_in
 
 # Four bytes to eight numbers: each code becomes the low byte of 128 + code in bf16 (0x43..) or of 1024 + code in fp16 (0x64..), from

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from windlass.core.energy import co2_kg, energy_kwh, grid, regions
+from windlass.core.hardware.energy import co2_kg, energy_kwh, grid, regions
 from windlass.errors import BadInput, UnknownName
 
 pytestmark = pytest.mark.pure

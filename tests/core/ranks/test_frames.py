@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windlass.core.frames import BadFrame, FrameReader, frame, read_frame, write_frame
+from windlass.core.ranks.frames import BadFrame, FrameReader, frame, read_frame, write_frame
 
 pytestmark = pytest.mark.pure
 
