@@ -23,14 +23,19 @@ from windlass.core.layout import Layout
 from windlass.core.ranks.rendezvous import Meeting
 from windlass.core.request import GREEDY
 from windlass.engine.protocol import Submit
-from windlass.fleet.protocol.channel import Channel, ChannelLost, dial, keep_alive
-from windlass.fleet.protocol.messages import FromRoot, FromWorker, Join, PutNote, Start, TakeNote, key_name
+from windlass.engine.ranks.messages import SECONDS_WITHOUT_BEAT
+from windlass.fleet.protocol.channel import HANDSHAKE_SECONDS, Channel, ChannelLost, dial, keep_alive
+from windlass.fleet.protocol.messages import FromRoot, FromWorker, Join, PutNote, RankEnded, Start, TakeNote, key_name
 from windlass.fleet.root.board import EpochBoard, NotesLost
 
 CONFIG = json.loads((Path(__file__).parents[1] / "families" / "tiny" / "llama.json").read_text())
 SECRET = b"sixteen bytes are enough"
 
-PATIENT = "import windlass.cli, windlass.fleet.worker as worker; worker.HANDSHAKE_SECONDS = {}; windlass.cli.main()"
+PATIENT = """
+import windlass.cli, windlass.fleet.ranks as ranks, windlass.fleet.worker as worker
+worker.HANDSHAKE_SECONDS, ranks.SECONDS_WITHOUT_BEAT = {}, {}
+windlass.cli.main()
+"""
 
 Kind = TypeVar("Kind")
 
@@ -44,13 +49,18 @@ def tiny(layout: Layout) -> Launch:
 
 
 class WorkerProcess:
-    def __init__(self, folder: Path, *options: str, patience: float | None = None) -> None:
-        """`patience`: seconds for whoever knocks to prove what it is, in place of the worker's own."""
+    def __init__(
+        self, folder: Path, *options: str, proof_seconds: float | None = None, beat_seconds: float | None = None
+    ) -> None:
+        """In place of the worker's own: seconds for whoever knocks to prove what it is, and for a rank to give a sign of life. On a machine
+        that does much else, a rank that imports torch gives none for long."""
         secret = folder / "secret"
         secret.write_bytes(SECRET)
         secret.chmod(0o600)
         self.log = folder / "log"
-        program = ["-m", "windlass"] if patience is None else ["-c", PATIENT.format(patience)]
+        is_usual = proof_seconds is None and beat_seconds is None
+        patient = PATIENT.format(proof_seconds or HANDSHAKE_SECONDS, beat_seconds or SECONDS_WITHOUT_BEAT)
+        program = ["-m", "windlass"] if is_usual else ["-c", patient]
         command = [sys.executable, *program, "worker", "--listen", "127.0.0.1:0", "--secret-file", str(secret)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "WINDLASS_THREADS": "1"}
         with self.log.open("wb") as words:
@@ -70,6 +80,12 @@ class WorkerProcess:
 
     def lines(self) -> list[str]:
         return self.log.read_text().splitlines()
+
+    @property
+    def is_free(self) -> bool:
+        """Every root that has joined is gone, by its own words: the next is not told that it is busy."""
+        lines = self.lines()
+        return sum(line.endswith(" joined") for line in lines) == sum(line.endswith("; waiting") for line in lines)
 
     def ranks(self) -> list[int]:
         """Processes it has started."""
@@ -121,6 +137,8 @@ class SmallRoot:
                 if isinstance(message, PutNote | TakeNote):
                     self.board.hear(message, self.channel.post)
                 self.heard.append(message)
+                if isinstance(message, RankEnded):  # whoever waits for it waits in vain
+                    self.board.close(f"rank {message.rank} ended: {message.words}")
         except ChannelLost as error:
             self.lost = str(error) or "lost"
 

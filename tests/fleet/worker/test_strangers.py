@@ -37,7 +37,7 @@ GROWTH_BYTES = 4 * 2**20
 
 @pytest.fixture
 def worker(tmp_path: Path) -> Iterator[WorkerProcess]:
-    found = WorkerProcess(tmp_path)
+    found = WorkerProcess(tmp_path, beat_seconds=HUNG_SECONDS)
     yield found
     found.close()
 
@@ -130,7 +130,7 @@ def test_gloo_listens_on_and_hears_nobody(worker: WorkerProcess) -> None:
 
 def test_a_root_gets_in_while_strangers_hold_the_door(tmp_path: Path) -> None:
     """More than there is room for, all of which stay as long as they can: for ever, as this worker has all the patience there is."""
-    worker = WorkerProcess(tmp_path, patience=24 * 3600.0)
+    worker = WorkerProcess(tmp_path, proof_seconds=24 * 3600.0)
     ending = threading.Event()
     calm = num_descriptors(worker.pid)
 

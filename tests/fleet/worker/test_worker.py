@@ -63,7 +63,7 @@ from windlass.parallel.group import GroupLost  # noqa: E402
 
 @pytest.fixture(scope="module")
 def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
-    found = WorkerProcess(tmp_path_factory.mktemp("worker"))
+    found = WorkerProcess(tmp_path_factory.mktemp("worker"), beat_seconds=HUNG_SECONDS)
     try:
         yield found
         assert found.process.poll() is None, f"it should outlive all tests: {found.lines()}"
@@ -91,6 +91,7 @@ def roots(worker: WorkerProcess) -> Iterator[Any]:
     for root in made:
         if not root.is_closed:
             root.close()
+    wait_for(lambda: worker.is_free, "the end of the last root")
     wait_until_gone(worker.ranks())
 
 
@@ -226,18 +227,23 @@ def test_one_root_at_a_time_and_the_same_one_takes_its_own_place(worker: WorkerP
     assert not any("mistake" in line for line in worker.lines())
 
 
-def test_a_rank_that_stands_still_is_found_and_ended(worker: WorkerProcess, roots: Any) -> None:
+def test_a_rank_that_stands_still_is_found_and_ended(tmp_path: Path) -> None:
     """The worker tells of it, and so does whoever waits for the rank."""
-    root = roots()
-    engine = root.engine(root.start(1, Layout(tp=2)))
-    (pid,) = worker.ranks()
-    os.kill(pid, signal.SIGSTOP)
-    ended = root.wait(RankEnded)
-    assert (ended.kind, ended.rank, ended.epoch) == ("Stuck", 1, 1)
-    assert "no sign of life" in ended.words and not is_there(pid)
-    with pytest.raises(GroupLost):
-        generated(engine, [1, 2, 3], 30)
-    engine.close()
+    own = WorkerProcess(tmp_path)
+    root = SmallRoot(own.port)
+    try:
+        engine = root.engine(root.start(1, Layout(tp=2)))
+        (pid,) = own.ranks()
+        os.kill(pid, signal.SIGSTOP)
+        ended = root.wait(RankEnded)
+        assert (ended.kind, ended.rank, ended.epoch) == ("Stuck", 1, 1)
+        assert "no sign of life" in ended.words and not is_there(pid)
+        with pytest.raises(GroupLost):
+            generated(engine, [1, 2, 3], 30)
+        engine.close()
+    finally:
+        root.close()
+        own.close()
 
 
 def test_a_rank_that_dies_is_told_of_at_once_and_a_silent_root_loses_its_ranks(worker: WorkerProcess, roots: Any) -> None:
@@ -274,6 +280,7 @@ def test_a_root_that_is_killed_leaves_nothing_and_the_next_is_welcome(worker: Wo
         finally:
             killed.kill()
     wait_until_gone([pid])
+    wait_for(lambda: worker.is_free, "the end of the root")
     assert sum("nothing was heard" in line for line in worker.lines()) == silences, "its end was seen, not missed after a while"
     roots().wait(Joined)
 
