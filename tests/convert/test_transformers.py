@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,8 @@ import pytest
 from windlass.core.scheme import Scheme, scheme
 
 torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-pytest.importorskip("compressed_tensors")
-pytest.importorskip("accelerate")
+if not all(map(find_spec, ("transformers", "compressed_tensors", "accelerate"))):  # imported when they are used: it takes long
+    pytest.skip("no transformers, compressed_tensors and accelerate", allow_module_level=True)
 save_file = pytest.importorskip("safetensors.torch").save_file
 
 from windlass.convert.convert import ConvertSettings, convert  # noqa: E402 - it imports torch
@@ -57,6 +57,8 @@ TOKENS = 24
 
 def saved(folder: Path, family: str, **changes: Any) -> Path:
     """As transformers saves it; every weight random, biases and norms too."""
+    import transformers
+
     torch.manual_seed(0)
     config = transformers.CONFIG_MAPPING[family](**{**(CONFIGS | PLAIN_ONLY)[family], **changes})
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
@@ -82,6 +84,8 @@ def unpacked(converted: Any, folder: Path) -> Path:
 @cache
 def logits(folder: Path, dtype: torch.dtype) -> torch.Tensor:
     """Read by transformers once: no folder is changed after that."""
+    import transformers
+
     model, loading = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, output_loading_info=True)
     assert not any(loading.values()), loading
     with torch.no_grad():

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
-HUNG_SECONDS = 120.0
+HUNG_SECONDS = 300.0
 """Far more than anything takes on a slow machine beside others."""
 
 

@@ -158,6 +158,8 @@ def make_pair(name: str) -> Pair:
 class Tiny:
     """What tests of this folder are made of."""
 
+    names = tuple(NAMES)
+
     def pair(self, name: str) -> Pair:
         return make_pair(name)
 

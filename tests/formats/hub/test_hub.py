@@ -93,7 +93,7 @@ def fetch(name: str, endpoint: str, home: Path, **more: str) -> tuple[int, str]:
     source = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     settings = {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1", "PYTHONPATH": source}
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, name], capture_output=True, text=True, timeout=60, env=kept | settings | more, check=False
+        [sys.executable, "-c", SCRIPT, name], capture_output=True, text=True, timeout=300, env=kept | settings | more, check=False
     )
     assert "Traceback" not in done.stderr, done.stderr
     return done.returncode, done.stdout.removesuffix("\n")
