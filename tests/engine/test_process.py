@@ -20,7 +20,7 @@ from windlass.core.client import Late, SyncClient, Unavailable
 from windlass.core.launch import Launch
 from windlass.core.request import GREEDY, Request, ScoreRequest
 from windlass.engine.client.client import LocalClient
-from windlass.engine.client.transport import ProcessPort
+from windlass.engine.client.transport import ProcessTransport
 from windlass.errors import DoesNotFit
 
 pytestmark = [pytest.mark.multi, pytest.mark.usefixtures("importable")]
@@ -38,11 +38,11 @@ class Watched(LocalClient):
 
     def __init__(self, model: str = "fake", progress: Any = None) -> None:
         super().__init__(launch(model), model_text(), progress)
-        self.ports: list[ProcessPort] = []
-        self._calls._make_port = self._port
+        self.ports: list[ProcessTransport] = []
+        self._calls._make_transport = self._port
 
-    def _port(self) -> ProcessPort:
-        self.ports.append(ProcessPort(launch(self.model)))
+    def _port(self) -> ProcessTransport:
+        self.ports.append(ProcessTransport(launch(self.model)))
         return self.ports[-1]
 
     model = "fake"
@@ -282,8 +282,8 @@ from windlass.core.launch import Launch
 assert "torch" not in sys.modules and "numpy" not in sys.modules
 inner = LocalClient(Launch(model="slow", loader="fake_decoder:load"), model_text())
 ports = []
-make = inner._calls._make_port
-inner._calls._make_port = lambda: ports.append(make()) or ports[-1]
+make = inner._calls._make_transport
+inner._calls._make_transport = lambda: ports.append(make()) or ports[-1]
 client = SyncClient(inner)
 client.info()
 print(ports[0].pid, flush=True)

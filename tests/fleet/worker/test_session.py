@@ -159,7 +159,7 @@ def test_a_worker_that_goes_while_it_is_asked_what_it_has_is_called_again() -> N
             listening.setblocking(False)
             answering = asyncio.create_task(answer(listening))
             fleet = Fleet(Launch(model="none", workers=(f"127.0.0.1:{listening.getsockname()[1]}",)), replan, SECRET)
-            fleet.port().open(lambda _: None, lambda _: None)
+            fleet.transport().open(lambda _: None, lambda _: None)
             async with asyncio.timeout(SECONDS):
                 while calls < 2:
                     await asyncio.sleep(0.05)

@@ -18,7 +18,7 @@ from windlass.engine.client.background import PER_VALUE, Aside, size_of
 from windlass.engine.client.replay import MAX_CRASHES
 from windlass.engine.client.requests import Calls, Progress
 from windlass.engine.client.text_processor import NoWording, Opened, Silent, Wording
-from windlass.engine.client.transport import Port, ProcessPort, ThreadPort
+from windlass.engine.client.transport import EngineTransport, ProcessTransport, ThreadTransport
 from windlass.engine.protocol import Begun, Finish, Output, Submit, finish_error, late_words
 from windlass.errors import BadInput
 from windlass.text.parse.stream import Piece, TextStream
@@ -34,14 +34,14 @@ class EngineClient:
 
     def __init__(
         self,
-        make_port: Callable[[], Port],
+        make_transport: Callable[[], EngineTransport],
         text: ModelText | None = None,
         progress: Progress | None = None,
         max_crashes: int = 0,
     ) -> None:
         """`max_crashes`: engines that may break under a request before it fails too, where another can be made."""
         self._wording = NoWording() if text is None else Wording(text)
-        self._calls = Calls(make_port, progress, self._wording.vocabulary, max_crashes)
+        self._calls = Calls(make_transport, progress, self._wording.vocabulary, max_crashes)
         self._aside = Aside()
 
     @property
@@ -264,14 +264,14 @@ class LocalClient(EngineClient):
     """
 
     def __init__(self, launch: Launch, text: ModelText | None = None, progress: Progress | None = None) -> None:
-        super().__init__(lambda: ProcessPort(RankJob(launch=launch)), text, progress, MAX_CRASHES)
+        super().__init__(lambda: ProcessTransport(RankJob(launch=launch)), text, progress, MAX_CRASHES)
 
 
 class InProcessClient(EngineClient):
     """An engine of this process, which the client takes over: for tests, and for programs that want no second process."""
 
     def __init__(self, engine: Engine, info: Info, text: ModelText | None = None) -> None:
-        super().__init__(lambda: ThreadPort(engine, info), text)
+        super().__init__(lambda: ThreadTransport(engine, info), text)
 
 
 def open_client(launch: Launch, progress: Progress | None = None, *, needs_text: bool = True) -> LocalClient:

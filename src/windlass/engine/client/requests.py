@@ -13,7 +13,7 @@ from contextlib import suppress
 from windlass.core.client import Late, Unavailable
 from windlass.core.request import Info
 from windlass.engine.client.replay import Call, Moved
-from windlass.engine.client.transport import Port
+from windlass.engine.client.transport import EngineTransport
 from windlass.engine.protocol import (
     AskInfo,
     Cancel,
@@ -39,14 +39,14 @@ Progress = Callable[[int, int], None]
 class Calls:
     def __init__(
         self,
-        make_port: Callable[[], Port],
+        make_transport: Callable[[], EngineTransport],
         progress: Progress | None = None,
         vocabulary: Callable[[], Vocabulary] | None = None,
         max_crashes: int = 0,
     ) -> None:
         """`vocabulary` is sent to an engine once, before the first request with a grammar. `max_crashes`: engines that may break under
         a request before it fails too."""
-        self._make_port, self._progress, self._vocabulary = make_port, progress, vocabulary
+        self._make_transport, self._progress, self._vocabulary = make_transport, progress, vocabulary
         self._max_crashes = max_crashes
         self._connection: _Connection | None = None
         self._lost: list[_Connection] = []
@@ -100,7 +100,7 @@ class Calls:
         connection = self._connection
         if connection is None or connection.is_lost:
             return
-        connection.port.kill()
+        connection.transport.kill()
         error = Unavailable("the engine was stuck and is started anew; ask again")
         self._over(connection, connection.end(error), error)
         await connection.close()
@@ -129,7 +129,7 @@ class Calls:
             raise Unavailable("this client is closed")
         if self._connection is None or self._connection.is_lost:
             self._lost = [lost for lost in (*self._lost, self._connection) if lost is not None and not lost.is_gone]
-            self._connection = _Connection(self._make_port(), self._progress, self._vocabulary, self._over)
+            self._connection = _Connection(self._make_transport(), self._progress, self._vocabulary, self._over)
             self._connection.follows = follows
         return self._connection
 
@@ -157,13 +157,13 @@ class _Connection:
 
     def __init__(
         self,
-        port: Port,
+        transport: EngineTransport,
         progress: Progress | None,
         vocabulary: Callable[[], Vocabulary] | None,
         over: Callable[[_Connection, list[Call], Error], None],
     ) -> None:
         """`over` is told once, when it is lost, with the requests it had."""
-        self.port, self._progress, self._vocabulary, self._over = port, progress, vocabulary, over
+        self.transport, self._progress, self._vocabulary, self._over = transport, progress, vocabulary, over
         self.info: asyncio.Future[Info] = asyncio.get_running_loop().create_future()
         self.info.add_done_callback(_look_at)
         self.follows = False
@@ -172,7 +172,7 @@ class _Connection:
         self._questions: dict[int, asyncio.Future[Info]] = {}
         self.is_lost = self._is_closed = self._is_gone = self._knows_words = False
         self._closing: asyncio.Task[None] | None = None
-        port.open(self._receive, self._lost)
+        transport.open(self._receive, self._lost)
 
     @property
     def is_ready(self) -> bool:
@@ -191,12 +191,12 @@ class _Connection:
 
     def drop(self, call: Call, is_finished: bool) -> None:
         if self.calls.pop(call.number, None) is not None and not is_finished and self.is_ready:
-            self.port.send(Cancel(call.number))
+            self.transport.send(Cancel(call.number))
 
     async def asked(self, number: int) -> Info:
         answer: asyncio.Future[Info] = asyncio.get_running_loop().create_future()
         self._questions[number] = answer
-        self.port.send(AskInfo(number))
+        self.transport.send(AskInfo(number))
         try:
             return await answer
         finally:
@@ -207,7 +207,7 @@ class _Connection:
         error = Unavailable("the engine was closed")
         for call in self.end(error):
             call.fail(error)
-        await self.port.close()
+        await self.transport.close()
         if self._closing is not None:
             await self._closing
         self._is_gone = True
@@ -224,9 +224,9 @@ class _Connection:
 
     def _ask(self, call: Call) -> None:
         if call.needs_words and self._vocabulary is not None and not self._knows_words:
-            self.port.send(self._vocabulary())
+            self.transport.send(self._vocabulary())
             self._knows_words = True
-        self.port.send(call.asked())
+        self.transport.send(call.asked())
 
     def _receive(self, report: Report) -> None:
         match report:
@@ -266,7 +266,7 @@ class _Connection:
     def _lost(self, error: Error) -> None:
         if self._is_closed:
             return
-        self._closing = asyncio.get_running_loop().create_task(self.port.close())
+        self._closing = asyncio.get_running_loop().create_task(self.transport.close())
         self._fail(error)
 
 

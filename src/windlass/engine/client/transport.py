@@ -33,7 +33,7 @@ Receive = Callable[[Report], None]
 Lost = Callable[[Error], None]
 
 
-class Port(Protocol):
+class EngineTransport(Protocol):
     """`receive` and `lost` are called on the event loop that `open` was called on; nothing comes after `lost`."""
 
     def open(self, receive: Receive, lost: Lost) -> None: ...
@@ -52,7 +52,7 @@ class Port(Protocol):
 # --- another process -------------------------------------------------------------------------------------------------
 
 
-class ProcessPort:
+class ProcessTransport:
     """Ctrl-C in a terminal does not reach the process (it has a process group of its own); the end of this one does."""
 
     def __init__(self, job: RankJob, supervised: socket.socket | None = None) -> None:
@@ -179,7 +179,7 @@ class _Wire(asyncio.Protocol):
 # --- this process ----------------------------------------------------------------------------------------------------
 
 
-class ThreadPort:
+class ThreadTransport:
     """For tests and for the library: an engine that exists already, run by a thread of its own. Closing closes the engine."""
 
     def __init__(self, engine: Engine, info: Info) -> None:

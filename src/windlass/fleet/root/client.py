@@ -19,7 +19,7 @@ class FleetClient(EngineClient):
     """Takes the fleet over: closing closes it."""
 
     def __init__(self, fleet: Fleet, text: ModelText | None = None, progress: Progress | None = None) -> None:
-        super().__init__(fleet.port, text, progress, MAX_CRASHES)
+        super().__init__(fleet.transport, text, progress, MAX_CRASHES)
         self.fleet = fleet
 
     @property

@@ -18,7 +18,7 @@ from windlass.core.launch import Launch, RankJob
 from windlass.core.model import Frozen
 from windlass.core.ranks.epoch import EpochPlan
 from windlass.core.ranks.rendezvous import KEY_BYTES, Meeting
-from windlass.engine.client.transport import Port
+from windlass.engine.client.transport import EngineTransport
 from windlass.engine.protocol import Loading
 from windlass.engine.ranks.messages import SECONDS_WITHOUT_BEAT, AskBeat, Beat, Put, RankSaid, Take
 from windlass.errors import Error, Impossible
@@ -32,7 +32,7 @@ from windlass.fleet.worker.rank_processes import Line, open_line
 
 SECONDS_FOR_A_BEAT = 1.0
 
-MakeEngine = Callable[[RankJob, socket.socket | None], Port]
+MakeEngine = Callable[[RankJob, socket.socket | None], EngineTransport]
 """Rank 0's job and its end of the socket to this supervisor -> the transport to its engine."""
 
 
@@ -111,7 +111,7 @@ class Epoch:
 
         return disjoint(one for rank in self.ranks(member) for one in sending.needed(self.plan, rank))
 
-    async def start(self, make_engine: MakeEngine) -> Port:
+    async def start(self, make_engine: MakeEngine) -> EngineTransport:
         """The way to the first rank; it is not open yet."""
         for member in self.taking_part:
             jobs = [self._job(rank, self._remote_meeting(member)) for rank in self.ranks(member) if rank]

@@ -15,7 +15,7 @@ import msgspec
 from windlass.core.client import Unavailable
 from windlass.core.launch import RankJob
 from windlass.core.request import Info
-from windlass.engine.client.transport import Lost, Port, Receive
+from windlass.engine.client.transport import EngineTransport, Lost, Receive
 from windlass.engine.protocol import Command, Ready, Report
 from windlass.errors import Error
 from windlass.fleet.root.epoch import MakeEngine
@@ -81,12 +81,12 @@ class Beside:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _engine_here(self, job: RankJob, supervised: socket.socket | None) -> Port:
+    def _engine_here(self, job: RankJob, supervised: socket.socket | None) -> EngineTransport:
         self._engine = EngineHere(job, supervised, self._job)
         return self._engine
 
     def _open(self) -> None:
-        self.fleet.port().open(self._receive, self._is_lost)
+        self.fleet.transport().open(self._receive, self._is_lost)
 
     def _receive(self, report: Report) -> None:
         """Whoever loads it knows."""

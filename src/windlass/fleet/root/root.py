@@ -1,7 +1,7 @@
 """The root's side of a fleet, in the process in front: a connection to every worker, one epoch after another, and the way to its engine.
 
-`Fleet.port` makes a Port for `engine.calls.Calls`. Opening it begins an epoch with the machines that are here (this one always is); its
-`lost` says `Moved` when the epoch is over for a reason that no request is to blame for: Calls then makes the next port and replays what was
+`Fleet.transport` makes an EngineTransport for `engine.calls.Calls`. Opening it begins an epoch with the machines that are here (this one always is); its
+`lost` says `Moved` when the epoch is over for a reason that no request is to blame for: Calls then makes the next transport and replays what was
 in flight. What to do next is decided in epoch.py; here it is done. What a layout is made of is not known here: `replan` is given.
 """
 
@@ -21,7 +21,7 @@ from windlass.core.launch import Launch, RankJob
 from windlass.core.ranks.epoch import EpochPlan, Node
 from windlass.core.request import Info
 from windlass.engine.client.replay import Moved
-from windlass.engine.client.transport import Lost, Port, ProcessPort, Receive
+from windlass.engine.client.transport import EngineTransport, Lost, ProcessTransport, Receive
 from windlass.engine.protocol import Command, Failed, Loading, Ready, Report, Told, as_error
 from windlass.engine.ranks.messages import Beat
 from windlass.errors import Error
@@ -51,8 +51,8 @@ class NodeNow(msgspec.Struct, frozen=True):
     share: float
 
 
-def process_engine(job: RankJob, supervised: socket.socket | None) -> Port:
-    return ProcessPort(job, supervised)
+def process_engine(job: RankJob, supervised: socket.socket | None) -> EngineTransport:
+    return ProcessTransport(job, supervised)
 
 
 class Fleet:
@@ -68,7 +68,7 @@ class Fleet:
     ) -> None:
         """`told` gets a line for whatever an operator should know.
 
-        Nothing begins before the first port is opened, on the event loop that runs then.
+        Nothing begins before the first transport is opened, on the event loop that runs then.
         """
         self._launch, self._replan, self._secret = launch, replan, secret
         self._told, self._progress, self._make_engine = told, progress, make_engine
@@ -76,10 +76,10 @@ class Fleet:
         self._id, self._host = secrets.token_bytes(ROOT_BYTES), socket.gethostname()
         self._members: dict[str, Member] = {}
         self._own: OwnMachine | None = None
-        self._port: FleetPort | None = None
+        self._transport: FleetTransport | None = None
         self._epoch: Epoch | None = None
         self._beginning: asyncio.Task[None] | None = None
-        self._leaving: list[Port] = []
+        self._leaving: list[EngineTransport] = []
         self._sending: Sending | None = None
         self._problem: Error | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -87,9 +87,9 @@ class Fleet:
 
     # --- for whoever is in front
 
-    def port(self) -> Port:
+    def transport(self) -> EngineTransport:
         """The way to the engine of the next epoch, which begins when it is opened."""
-        return FleetPort(self)
+        return FleetTransport(self)
 
     @property
     def plan(self) -> EpochPlan | None:
@@ -126,9 +126,9 @@ class Fleet:
         if self._is_closed:
             return
         self._is_closed = True
-        port, self._port = self._port, None
-        if port is not None:
-            port.kill()
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            transport.kill()
         self._event(events.Unwanted())
         for member in self._members.values():
             member.wire.post(said.Goodbye("the root ends"))
@@ -142,27 +142,27 @@ class Fleet:
         if self._sending is not None:
             self._sending.close()
 
-    # --- for its ports
+    # --- for its transports
 
-    def want(self, port: FleetPort) -> None:
+    def want(self, transport: FleetTransport) -> None:
         if self._is_closed:
-            port.over(Unavailable("this client is closed"))
+            transport.over(Unavailable("this client is closed"))
             return
         self._open()
-        if self._port is not None:  # somebody gave it up, and did not wait for its end
-            self.unwant(self._port)
-        self._port = port
+        if self._transport is not None:  # somebody gave it up, and did not wait for its end
+            self.unwant(self._transport)
+        self._transport = transport
         self._event(events.Wanted())
 
-    def unwant(self, port: FleetPort) -> None:
-        if port is self._port:
-            self._port = None
+    def unwant(self, transport: FleetTransport) -> None:
+        if transport is self._transport:
+            self._transport = None
             self._event(events.Unwanted())
 
-    def engine_said(self, port: FleetPort, report: Report) -> Report | None:
+    def engine_said(self, transport: FleetTransport, report: Report) -> Report | None:
         """What the first rank reports, as it goes on; None: it does not."""
         epoch = self._epoch
-        if port is not self._port or epoch is None:
+        if transport is not self._transport or epoch is None:
             return None
         match report:
             case Ready():
@@ -180,9 +180,9 @@ class Fleet:
                 pass
         return report
 
-    def engine_lost(self, port: FleetPort, error: Error) -> None:
+    def engine_lost(self, transport: FleetTransport, error: Error) -> None:
         """Who lost its group has said so, and ended."""
-        if port is self._port and self._state.suspected is None:
+        if transport is self._transport and self._state.suspected is None:
             self._event(events.EngineEnded(kind="", words=str(error)))
 
     # --- machines that come and go
@@ -288,8 +288,8 @@ class Fleet:
         self._beginning = asyncio.get_running_loop().create_task(self._begun(begin))
 
     async def _begun(self, begin: Begin) -> None:
-        port = self._port
-        assert port is not None
+        transport = self._transport
+        assert transport is not None
         try:
             await self._left()
             epoch = await self._planned(begin)
@@ -298,7 +298,7 @@ class Fleet:
                 await epoch.prepare(await self._opened(path))
             engine = await epoch.start(self._make_engine)
             self._leaving.append(engine)
-            port.begin(engine)
+            transport.begin(engine)
         except Blamed as error:
             self._event(events.CouldNotBegin(words=str(error), name=error.member))
         except ChannelLost as error:  # who it was is told by its own connection
@@ -350,20 +350,20 @@ class Fleet:
         epoch, self._epoch = self._epoch, None
         if epoch is not None:
             epoch.end()
-        port = self._port
-        if port is None:
+        transport = self._transport
+        if transport is None:
             return
-        port.kill()
+        transport.kill()
         if not is_refused:
-            self._port = None
+            self._transport = None
             self._told(f"epoch {end.number} is over: {end.words}")
-            port.over(Moved(end.words) if end.blameless else Unavailable(end.words))
+            transport.over(Moved(end.words) if end.blameless else Unavailable(end.words))
 
     def _refuse(self, refuse: Refuse) -> None:
-        port, self._port = self._port, None
+        transport, self._transport = self._transport, None
         problem, self._problem = self._problem, None
-        if port is not None:
-            port.over(problem or Unavailable(refuse.words))
+        if transport is not None:
+            transport.over(problem or Unavailable(refuse.words))
 
     def _shown(self, info: Info) -> Info:
         epoch = self._epoch
@@ -377,19 +377,19 @@ class Fleet:
         )
 
 
-class FleetPort:
+class FleetTransport:
     """One epoch's engine, from when it is asked for to when it is gone."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        self._engine: Port | None = None
+        self._engine: EngineTransport | None = None
         self._is_over = False
 
     def open(self, receive: Receive, lost: Lost) -> None:
         self._receive, self._lost = receive, lost
         self._fleet.want(self)
 
-    def begin(self, engine: Port) -> None:
+    def begin(self, engine: EngineTransport) -> None:
         if self._is_over:
             return
         self._engine = engine

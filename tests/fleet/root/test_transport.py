@@ -15,7 +15,7 @@ from windlass.core.layout import Layout
 from windlass.core.ranks.epoch import EpochPlan
 from windlass.core.request import GREEDY, Info, Timings, Usage
 from windlass.engine.client.requests import Calls
-from windlass.engine.client.transport import Lost, Port, Receive
+from windlass.engine.client.transport import EngineTransport, Lost, Receive
 from windlass.engine.protocol import AskInfo, Command, Failed, Finish, Output, Ready, Stepped, Submit, Told
 from windlass.errors import DoesNotFit, Error
 from windlass.fleet.root import state_machine as events
@@ -65,14 +65,14 @@ class Stage:
         self.lines: list[str] = []
         self.refusal: Error | None = None
         self.fleet = Fleet(Launch(model="told", device="cpu"), self._plan, told=self.lines.append, make_engine=self._engine)
-        self.calls = Calls(self.fleet.port, max_crashes=max_crashes)
+        self.calls = Calls(self.fleet.transport, max_crashes=max_crashes)
 
     def _plan(self, nodes: Any) -> EpochPlan:
         if self.refusal is not None:
             raise self.refusal
         return EpochPlan(layout=Layout(), nodes=(0,))
 
-    def _engine(self, launch: Launch, line: socket.socket | None) -> Port:
+    def _engine(self, launch: Launch, line: socket.socket | None) -> EngineTransport:
         assert launch.part is None and line is None, "one rank needs nobody"
         self.engines.append(ToldEngine())
         return self.engines[-1]
