@@ -39,7 +39,7 @@ class Watched(LocalClient):
     def __init__(self, model: str = "fake", progress: Any = None) -> None:
         super().__init__(launch(model), model_text(), progress)
         self.ports: list[ProcessTransport] = []
-        self._calls._make_transport = self._port
+        self._requests._make_transport = self._port
 
     def _port(self) -> ProcessTransport:
         self.ports.append(ProcessTransport(launch(self.model)))
@@ -282,8 +282,8 @@ from windlass.core.launch import Launch
 assert "torch" not in sys.modules and "numpy" not in sys.modules
 inner = LocalClient(Launch(model="slow", loader="fake_decoder:load"), model_text())
 ports = []
-make = inner._calls._make_transport
-inner._calls._make_transport = lambda: ports.append(make()) or ports[-1]
+make = inner._requests._make_transport
+inner._requests._make_transport = lambda: ports.append(make()) or ports[-1]
 client = SyncClient(inner)
 client.info()
 print(ports[0].pid, flush=True)

@@ -17,7 +17,7 @@ from fake_text import TEMPLATE, THINKING_TEMPLATE, ids, model_text, words
 from windlass.core.client import Broken, Late, SyncClient, Tokenizes, Unavailable
 from windlass.core.request import GREEDY, Constraint, Delta, Info, Request, Sampling, ScoreRequest
 from windlass.engine.client.client import InProcessClient
-from windlass.engine.client.requests import Calls
+from windlass.engine.client.requests import EngineRequests
 from windlass.engine.client.transport import Lost, Receive
 from windlass.engine.protocol import Command, Ready, Submit
 from windlass.errors import BadInput, TooLong
@@ -464,7 +464,7 @@ class Deaf:
 @in_loop
 async def test_a_request_that_cannot_be_sent_leaves_nothing() -> None:
     port = Deaf()
-    calls = Calls(lambda: port)
+    calls = EngineRequests(lambda: port)
     with pytest.raises(OverflowError):
         await anext(calls.outputs(Submit(0, [1])))
     assert calls._connection is not None

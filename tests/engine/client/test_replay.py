@@ -22,7 +22,7 @@ from windlass.core.client import Late, Unavailable  # noqa: E402
 from windlass.core.request import GREEDY, Info, Sampling  # noqa: E402
 from windlass.engine.client import replay  # noqa: E402
 from windlass.engine.client.replay import Moved  # noqa: E402
-from windlass.engine.client.requests import Calls  # noqa: E402
+from windlass.engine.client.requests import EngineRequests  # noqa: E402
 from windlass.engine.client.transport import Lost, Receive  # noqa: E402
 from windlass.engine.loop import Loop  # noqa: E402
 from windlass.engine.protocol import Cancel, Command, Failed, Output, Ready, Stepped, Submit  # noqa: E402
@@ -70,7 +70,7 @@ class CutPort:
             self._task.cancel()
 
 
-def calls_for(cuts: Sequence[int], error: Error, **changes: Any) -> tuple[Calls, list[CutPort]]:
+def calls_for(cuts: Sequence[int], error: Error, **changes: Any) -> tuple[EngineRequests, list[CutPort]]:
     """Engines that are cut off one after another; the last one stays."""
     ports: list[CutPort] = []
     limits = {key: value for key, value in changes.items() if key not in ("max_crashes", "vocabulary")}
@@ -79,10 +79,10 @@ def calls_for(cuts: Sequence[int], error: Error, **changes: Any) -> tuple[Calls,
         ports.append(CutPort([*cuts, NEVER][min(len(ports), len(cuts))], error, **limits))
         return ports[-1]
 
-    return Calls(make, None, changes.get("vocabulary"), changes.get("max_crashes", 0)), ports
+    return EngineRequests(make, None, changes.get("vocabulary"), changes.get("max_crashes", 0)), ports
 
 
-async def answer(calls: Calls, submit: Submit) -> list[Output]:
+async def answer(calls: EngineRequests, submit: Submit) -> list[Output]:
     return [output async for outputs in calls.outputs(submit) for output in outputs]
 
 
@@ -276,7 +276,7 @@ def test_deadlines_go_on_counting() -> None:
             await super()._run(receive, lost)
 
     async def run() -> None:
-        calls = Calls(lambda: Pausing(3, Moved("gone")))
+        calls = EngineRequests(lambda: Pausing(3, Moved("gone")))
         began = time.monotonic()
         with pytest.raises(Late, match=r"after 0\.6 s"):
             await answer(calls, Submit(0, [1], GREEDY, 200, deadline_seconds=0.6))
@@ -302,7 +302,7 @@ def test_a_next_engine_that_cannot_be_fails_who_waits_and_a_later_one_serves() -
             ports.append(kind(4 if not ports else NEVER, Moved("gone")))
             return ports[-1]
 
-        calls = Calls(make)
+        calls = EngineRequests(make)
         with pytest.raises(DoesNotFit, match="7 bytes") as found:
             await answer(calls, Submit(0, [1], GREEDY, 20))
         assert found.value.short_bytes == 7
@@ -324,7 +324,7 @@ def test_where_no_other_engine_can_be_made_nobody_is_left_waiting() -> None:
             ports.append(CutPort(4, Unavailable("it was ended by SIGKILL")))
             return ports[-1]
 
-        calls = Calls(make, max_crashes=1)
+        calls = EngineRequests(make, max_crashes=1)
         with pytest.raises(Unavailable, match="Cannot allocate memory"):
             await answer(calls, Submit(0, [1], GREEDY, 20))
         await calls.close()
@@ -348,7 +348,7 @@ def test_moving_is_not_being_gone_and_who_leaves_meanwhile_is_forgotten() -> Non
             ports.append(Held(4 if not ports else NEVER, Moved("gone")))
             return ports[-1]
 
-        calls = Calls(make)
+        calls = EngineRequests(make)
         stays, leaves = (asyncio.create_task(answer(calls, Submit(0, [number], GREEDY, 20))) for number in (1, 2))
         while len(ports) < 2:
             await asyncio.sleep(0)

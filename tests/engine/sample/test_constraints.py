@@ -255,8 +255,8 @@ def test_another_process_learns_the_words_and_so_does_the_one_after_it(smollm2: 
     async def run() -> None:
         client = open_client(launch)
         ports: list[Any] = []
-        make = client._calls._make_transport
-        client._calls._make_transport = lambda: ports.append(make()) or ports[-1]
+        make = client._requests._make_transport
+        client._requests._make_transport = lambda: ports.append(make()) or ports[-1]
         request = asked("choice", '["port", "starboard"]')
 
         async def ask() -> str:

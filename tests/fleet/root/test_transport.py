@@ -14,7 +14,7 @@ from windlass.core.launch import Launch
 from windlass.core.layout import Layout
 from windlass.core.ranks.epoch import EpochPlan
 from windlass.core.request import GREEDY, Info, Timings, Usage
-from windlass.engine.client.requests import Calls
+from windlass.engine.client.requests import EngineRequests
 from windlass.engine.client.transport import EngineTransport, Lost, Receive
 from windlass.engine.protocol import AskInfo, Command, Failed, Finish, Output, Ready, Stepped, Submit, Told
 from windlass.errors import DoesNotFit, Error
@@ -65,7 +65,7 @@ class Stage:
         self.lines: list[str] = []
         self.refusal: Error | None = None
         self.fleet = Fleet(Launch(model="told", device="cpu"), self._plan, told=self.lines.append, make_engine=self._engine)
-        self.calls = Calls(self.fleet.transport, max_crashes=max_crashes)
+        self.calls = EngineRequests(self.fleet.transport, max_crashes=max_crashes)
 
     def _plan(self, nodes: Any) -> EpochPlan:
         if self.refusal is not None:

@@ -16,7 +16,7 @@ from windlass.core.launch import Launch, RankJob
 from windlass.core.request import Delta, Info, Request, ScoreRequest, Scores, Timings, TokenLogprob, Usage
 from windlass.engine.client.background import PER_VALUE, Aside, size_of
 from windlass.engine.client.replay import MAX_CRASHES
-from windlass.engine.client.requests import Calls, Progress
+from windlass.engine.client.requests import EngineRequests, Progress
 from windlass.engine.client.text_processor import NoWording, Opened, Silent, Wording
 from windlass.engine.client.transport import EngineTransport, ProcessTransport, ThreadTransport
 from windlass.engine.protocol import Begun, Finish, Output, Submit, finish_error, late_words
@@ -41,27 +41,27 @@ class EngineClient:
     ) -> None:
         """`max_crashes`: engines that may break under a request before it fails too, where another can be made."""
         self._wording = NoWording() if text is None else Wording(text)
-        self._calls = Calls(make_transport, progress, self._wording.vocabulary, max_crashes)
+        self._requests = EngineRequests(make_transport, progress, self._wording.vocabulary, max_crashes)
         self._aside = Aside()
 
     @property
     def is_alive(self) -> bool:
         """Whether an engine is ready now, or moves; the next request starts one where not."""
-        return self._calls.is_alive
+        return self._requests.is_alive
 
     @property
     def is_moving(self) -> bool:
         """Whether what is asked waits for an engine that is made elsewhere."""
-        return self._calls.is_moving
+        return self._requests.is_moving
 
     async def ready(self) -> Info:
         """Loads the model now rather than with the first request."""
-        await self._calls.ready()
+        await self._requests.ready()
         return await self.info()
 
     async def restart(self) -> None:
         """For an engine that is stuck: its process is ended, and another goes on with what it was asked, once."""
-        await self._calls.restart()
+        await self._requests.restart()
 
     async def generate(self, request: Request) -> AsyncGenerator[Delta, None]:
         began = time.monotonic()
@@ -70,7 +70,7 @@ class EngineClient:
         opened = await self._aside.run(lambda: self._wording.opened(request, context), size)
         submit = await self._submit(request, opened, began)
         answer = _Answer(opened.stream)
-        async with aclosing(self._calls.outputs(submit)) as arriving:
+        async with aclosing(self._requests.outputs(submit)) as arriving:
             async for outputs in arriving:
                 delta, finish = answer.add(outputs)
                 yield await self._worded(delta)
@@ -93,7 +93,7 @@ class EngineClient:
             cache_salt=request.cache_salt,
         )
         found: list[TokenLogprob | None] = []
-        async with aclosing(self._calls.outputs(submit)) as arriving:
+        async with aclosing(self._requests.outputs(submit)) as arriving:
             async for outputs in arriving:
                 for output in outputs:
                     _check(output.finish)
@@ -101,7 +101,7 @@ class EngineClient:
         return Scores(token_ids=tuple(tokens), logprobs=await self._worded_prompt(found))
 
     async def info(self) -> Info:
-        found = await self._calls.info()
+        found = await self._requests.info()
         has_text = isinstance(self._wording, Wording)
         return msgspec.structs.replace(
             found, has_text=has_text, has_chat=self._wording.has_chat, stop_token_ids=self._stops(found.stop_token_ids)
@@ -118,7 +118,7 @@ class EngineClient:
 
     async def close(self) -> None:
         self._aside.close()
-        await self._calls.close()
+        await self._requests.close()
 
     async def _context(self, request: Request | ScoreRequest, size: int) -> int | None:
         """What is long is held against the context before anything is made of it; what is short need not wait for an engine."""
@@ -150,7 +150,7 @@ class EngineClient:
         """An engine that is still being loaded makes requests late too."""
         try:
             async with asyncio.timeout(deadline_seconds):
-                return await self._calls.ready()
+                return await self._requests.ready()
         except TimeoutError:
             raise Late(late_words(deadline_seconds)) from None
 

@@ -25,7 +25,7 @@ class Moved(Unavailable):
     """An engine is gone for a reason that no request can be blamed for, and goes on elsewhere."""
 
 
-class Call:
+class PendingRequest:
     """`arrived` has what came and was not taken yet: outputs, or an error, which is the last."""
 
     def __init__(self, number: int, submit: Submit) -> None:

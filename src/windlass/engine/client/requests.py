@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from windlass.core.client import Late, Unavailable
 from windlass.core.request import Info
-from windlass.engine.client.replay import Call, Moved
+from windlass.engine.client.replay import Moved, PendingRequest
 from windlass.engine.client.transport import EngineTransport
 from windlass.engine.protocol import (
     AskInfo,
@@ -36,7 +36,7 @@ Progress = Callable[[int, int], None]
 """Bytes loaded, and of how many."""
 
 
-class Calls:
+class EngineRequests:
     def __init__(
         self,
         make_transport: Callable[[], EngineTransport],
@@ -74,19 +74,19 @@ class Calls:
         """What came for a request since it was last asked; `submit.id` is chosen here. Ending early cancels it."""
         await self.ready()
         self._numbers += 1
-        call, finished = Call(self._numbers, submit), False
-        timer = self._deadline(submit, call)
+        pending, finished = PendingRequest(self._numbers, submit), False
+        timer = self._deadline(submit, pending)
         try:
-            self._connected().adopt(call)
+            self._connected().adopt(pending)
             while not finished:
-                found = _raised([await call.arrived.get(), *_waiting(call.arrived)])
+                found = _raised([await pending.arrived.get(), *_waiting(pending.arrived)])
                 finished = found[-1].finish is not None
                 yield found
         finally:
             if timer is not None:
                 timer.cancel()
             if self._connection is not None:
-                self._connection.drop(call, is_finished=finished)
+                self._connection.drop(pending, is_finished=finished)
 
     async def info(self) -> Info:
         """With statistics of now."""
@@ -117,12 +117,12 @@ class Calls:
         return self._numbers
 
     @staticmethod
-    def _deadline(submit: Submit, call: Call) -> asyncio.TimerHandle | None:
+    def _deadline(submit: Submit, pending: PendingRequest) -> asyncio.TimerHandle | None:
         """The engine ends late requests itself; this is for one that is in the middle of a long step, stuck, or lost."""
         if submit.deadline_seconds is None:
             return None
         error = Late(late_words(submit.deadline_seconds))
-        return asyncio.get_running_loop().call_later(submit.deadline_seconds, call.fail, error)
+        return asyncio.get_running_loop().call_later(submit.deadline_seconds, pending.fail, error)
 
     def _connected(self, follows: bool = False) -> _Connection:
         if self._is_closed:
@@ -133,23 +133,23 @@ class Calls:
             self._connection.follows = follows
         return self._connection
 
-    def _over(self, connection: _Connection, calls: list[Call], error: Error) -> None:
+    def _over(self, connection: _Connection, requests: list[PendingRequest], error: Error) -> None:
         """An engine is gone. Those who can go on are handed to the next one, in the order in which they came."""
-        again = [call for call in calls if not self._is_closed and call.survives(error, self._max_crashes)]
-        for call in calls:
-            if call not in again:
-                call.fail(error)
+        again = [pending for pending in requests if not self._is_closed and pending.survives(error, self._max_crashes)]
+        for pending in requests:
+            if pending not in again:
+                pending.fail(error)
         has_moved = isinstance(error, Moved)
         if connection is not self._connection or self._is_closed or not (again or has_moved):
             return
         try:
             following = self._connected(follows=has_moved)
         except Exception as none:  # noqa: BLE001 - no memory for a process, too many files: whoever waits is told, whatever it is
-            for call in again:
-                call.fail(none if isinstance(none, Error) else Unavailable(f"no other engine could be started: {none}"))
+            for pending in again:
+                pending.fail(none if isinstance(none, Error) else Unavailable(f"no other engine could be started: {none}"))
             return
-        for call in again:
-            following.adopt(call)
+        for pending in again:
+            following.adopt(pending)
 
 
 class _Connection:
@@ -160,7 +160,7 @@ class _Connection:
         transport: EngineTransport,
         progress: Progress | None,
         vocabulary: Callable[[], Vocabulary] | None,
-        over: Callable[[_Connection, list[Call], Error], None],
+        over: Callable[[_Connection, list[PendingRequest], Error], None],
     ) -> None:
         """`over` is told once, when it is lost, with the requests it had."""
         self.transport, self._progress, self._vocabulary, self._over = transport, progress, vocabulary, over
@@ -168,7 +168,7 @@ class _Connection:
         self.info.add_done_callback(_look_at)
         self.follows = False
         """Another that has moved here."""
-        self.calls: dict[int, Call] = {}
+        self.requests: dict[int, PendingRequest] = {}
         self._questions: dict[int, asyncio.Future[Info]] = {}
         self.is_lost = self._is_closed = self._is_gone = self._knows_words = False
         self._closing: asyncio.Task[None] | None = None
@@ -183,15 +183,15 @@ class _Connection:
         """Nothing of it is left."""
         return self._is_gone or (self._closing is not None and self._closing.done())
 
-    def adopt(self, call: Call) -> None:
+    def adopt(self, pending: PendingRequest) -> None:
         """Asked at once, or when the engine is ready."""
-        self.calls[call.number] = call
+        self.requests[pending.number] = pending
         if self.is_ready:
-            self._ask(call)
+            self._ask(pending)
 
-    def drop(self, call: Call, is_finished: bool) -> None:
-        if self.calls.pop(call.number, None) is not None and not is_finished and self.is_ready:
-            self.transport.send(Cancel(call.number))
+    def drop(self, pending: PendingRequest, is_finished: bool) -> None:
+        if self.requests.pop(pending.number, None) is not None and not is_finished and self.is_ready:
+            self.transport.send(Cancel(pending.number))
 
     async def asked(self, number: int) -> Info:
         answer: asyncio.Future[Info] = asyncio.get_running_loop().create_future()
@@ -205,42 +205,42 @@ class _Connection:
     async def close(self) -> None:
         self._is_closed = True
         error = Unavailable("the engine was closed")
-        for call in self.end(error):
-            call.fail(error)
+        for pending in self.end(error):
+            pending.fail(error)
         await self.transport.close()
         if self._closing is not None:
             await self._closing
         self._is_gone = True
 
-    def end(self, error: Error) -> list[Call]:
+    def end(self, error: Error) -> list[PendingRequest]:
         """Nothing more will come: whoever asked about it is told, and what it was asked is handed out."""
         self.is_lost = True
-        calls, self.calls = list(self.calls.values()), {}
+        requests, self.requests = list(self.requests.values()), {}
         for waiting in (self.info, *self._questions.values()):
             if not waiting.done():
                 waiting.set_exception(error)
                 _look_at(waiting)
-        return calls
+        return requests
 
-    def _ask(self, call: Call) -> None:
-        if call.needs_words and self._vocabulary is not None and not self._knows_words:
+    def _ask(self, pending: PendingRequest) -> None:
+        if pending.needs_words and self._vocabulary is not None and not self._knows_words:
             self.transport.send(self._vocabulary())
             self._knows_words = True
-        self.transport.send(call.asked())
+        self.transport.send(pending.asked())
 
     def _receive(self, report: Report) -> None:
         match report:
             case Stepped():
                 for output in report.outputs:
-                    call = self.calls.get(output.id)
-                    if call is not None:  # otherwise nobody waits for it any more
-                        call.take(output)
+                    pending = self.requests.get(output.id)
+                    if pending is not None:  # otherwise nobody waits for it any more
+                        pending.take(output)
                         if output.finish is not None:  # perhaps not read yet, but nothing for the next engine
-                            del self.calls[output.id]
+                            del self.requests[output.id]
             case Refused():
-                call = self.calls.pop(report.id, None)
-                if call is not None:
-                    call.fail(as_error(report))
+                pending = self.requests.pop(report.id, None)
+                if pending is not None:
+                    pending.fail(as_error(report))
             case Told():
                 with suppress(KeyError, asyncio.InvalidStateError):
                     self._questions.pop(report.id).set_result(report.info)
@@ -256,8 +256,8 @@ class _Connection:
         if self.info.done():
             return
         self.info.set_result(info)
-        for call in self.calls.values():
-            self._ask(call)
+        for pending in self.requests.values():
+            self._ask(pending)
 
     def _fail(self, error: Error) -> None:
         if not self.is_lost:
