@@ -419,14 +419,14 @@ async def test_long_work_does_not_hold_up_the_event_loop() -> None:
     threads: list[str] = []
     text = model_text(TEMPLATE + "{{ tools }}")
     async with opened(text) as client:
-        for name in ("opened", "chat_tokens", "prompt_tokens", "decoded"):
-            real = getattr(client._wording, name)
+        for name in ("encode_request", "chat_tokens", "prompt_tokens", "decode"):
+            real = getattr(client._text_processor, name)
 
             def noted(*asked: Any, real: Callable[..., Any] = real) -> Any:
                 threads.append(threading.current_thread().name.partition("_")[0])
                 return real(*asked)
 
-            setattr(client._wording, name, noted)
+            setattr(client._text_processor, name, noted)
         empty = {"role": "user", "content": ""}
         tool = {"name": "f", "parameters": {"enum": ["x" * 60_000]}}
         await client.detokenize([1] * 60_000)
@@ -468,7 +468,7 @@ async def test_a_request_that_cannot_be_sent_leaves_nothing() -> None:
     with pytest.raises(OverflowError):
         await anext(calls.outputs(Submit(0, [1])))
     assert calls._connection is not None
-    assert not calls._connection.calls
+    assert not calls._connection.requests
     await calls.close()
 
 

@@ -25,7 +25,7 @@ jsonschema = pytest.importorskip("jsonschema")
 from windlass.core.launch import Launch  # noqa: E402
 from windlass.core.request import GREEDY, Constraint, Delta, Request, Sampling  # noqa: E402
 from windlass.engine.client.client import InProcessClient, open_client  # noqa: E402
-from windlass.engine.client.text_processor import Wording  # noqa: E402
+from windlass.engine.client.text_processor import TextProcessor  # noqa: E402
 from windlass.engine.load import load_model  # noqa: E402
 from windlass.errors import BadInput, Error  # noqa: E402
 from windlass.weights.text.files import model_text  # noqa: E402
@@ -233,7 +233,7 @@ def test_a_named_tool_is_called_in_the_models_own_form(running: Running, style: 
     """The same small model with templates of several families: the grammar does the rest."""
     template = "{% if tools %}{{ tools | tojson }}{% endif %}{% for message in messages %}{{ message.content }}\n{% endfor %}"
     text = dataclasses.replace(running.text_of_model, chat_template=template + "{# " + MARKS[style] + " #}")
-    monkeypatch.setattr(running.client, "_wording", Wording(text))
+    monkeypatch.setattr(running.client, "_text_processor", TextProcessor(text))
     asking: dict[str, Any] = {"messages": QUESTION, "sampling": GREEDY, "max_tokens": 120, "tools": (TOOL, OTHER)}
     named, none = running.all(
         [Request(**asking, tool_choice="book_cabin"), Request(**asking | {"max_tokens": 5}, tool_choice="none")]

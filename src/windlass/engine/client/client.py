@@ -17,7 +17,7 @@ from windlass.core.request import Delta, Info, Request, ScoreRequest, Scores, Ti
 from windlass.engine.client.background import PER_VALUE, Aside, size_of
 from windlass.engine.client.replay import MAX_CRASHES
 from windlass.engine.client.requests import EngineRequests, Progress
-from windlass.engine.client.text_processor import NoWording, Opened, Silent, Wording
+from windlass.engine.client.text_processor import EncodedRequest, NoText, TextProcessor, TokenOnlyProcessor
 from windlass.engine.client.transport import EngineTransport, ProcessTransport, ThreadTransport
 from windlass.engine.protocol import Begun, Finish, Output, Submit, finish_error, late_words
 from windlass.errors import BadInput
@@ -40,8 +40,8 @@ class EngineClient:
         max_crashes: int = 0,
     ) -> None:
         """`max_crashes`: engines that may break under a request before it fails too, where another can be made."""
-        self._wording = NoWording() if text is None else Wording(text)
-        self._requests = EngineRequests(make_transport, progress, self._wording.vocabulary, max_crashes)
+        self._text_processor = TokenOnlyProcessor() if text is None else TextProcessor(text)
+        self._requests = EngineRequests(make_transport, progress, self._text_processor.vocabulary, max_crashes)
         self._aside = Aside()
 
     @property
@@ -67,9 +67,9 @@ class EngineClient:
         began = time.monotonic()
         size = _size(request)
         context = await self._context(request, size)
-        opened = await self._aside.run(lambda: self._wording.opened(request, context), size)
-        submit = await self._submit(request, opened, began)
-        answer = _Answer(opened.stream)
+        encoded = await self._aside.run(lambda: self._text_processor.encode_request(request, context), size)
+        submit = await self._submit(request, encoded, began)
+        answer = _Answer(encoded.stream)
         async with aclosing(self._requests.outputs(submit)) as arriving:
             async for outputs in arriving:
                 delta, finish = answer.add(outputs)
@@ -78,12 +78,12 @@ class EngineClient:
                     return
                 if answer.is_stopped:
                     break
-        yield answer.stopped(len(opened.tokens))  # by a stop string, of which only the text knows
+        yield answer.stopped(len(encoded.tokens))  # by a stop string, of which only the text knows
 
     async def score(self, request: ScoreRequest) -> Scores:
         size = len(request.prompt or request.token_ids or ())
         context = await self._context(request, size)
-        tokens = await self._aside.run(lambda: self._wording.prompt_tokens(request, context), size)
+        tokens = await self._aside.run(lambda: self._text_processor.prompt_tokens(request, context), size)
         submit = Submit(
             id=0,
             token_ids=tokens,
@@ -102,19 +102,19 @@ class EngineClient:
 
     async def info(self) -> Info:
         found = await self._requests.info()
-        has_text = isinstance(self._wording, Wording)
+        has_text = isinstance(self._text_processor, TextProcessor)
         return msgspec.structs.replace(
-            found, has_text=has_text, has_chat=self._wording.has_chat, stop_token_ids=self._stops(found.stop_token_ids)
+            found, has_text=has_text, has_chat=self._text_processor.has_chat, stop_token_ids=self._stops(found.stop_token_ids)
         )
 
     async def tokenize(self, text: str | Sequence[Mapping[str, Any]]) -> list[int]:
         """Of a text, as it would be read as a prompt; or of a chat's messages, through the template. Needs no engine."""
         if isinstance(text, str):
-            return await self._aside.run(lambda: self._wording.prompt_tokens(Request(prompt=text)), len(text))
-        return await self._aside.run(lambda: self._wording.chat_tokens(text), size_of(*text[:LONG_CHARACTERS]))
+            return await self._aside.run(lambda: self._text_processor.prompt_tokens(Request(prompt=text)), len(text))
+        return await self._aside.run(lambda: self._text_processor.chat_tokens(text), size_of(*text[:LONG_CHARACTERS]))
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
-        return await self._aside.run(lambda: self._wording.decoded(token_ids), len(token_ids))
+        return await self._aside.run(lambda: self._text_processor.decode(token_ids), len(token_ids))
 
     async def close(self) -> None:
         self._aside.close()
@@ -126,14 +126,14 @@ class EngineClient:
             return None
         return (await self._ready(request.deadline_seconds if isinstance(request, Request) else None)).context_tokens
 
-    async def _submit(self, request: Request, opened: Opened, began: float) -> Submit:
+    async def _submit(self, request: Request, encoded: EncodedRequest, began: float) -> Submit:
         info = await self._ready(request.deadline_seconds)
         self._check_stops(request.stop_token_ids, info)
         own = self._stops(info.stop_token_ids)
         left = None if request.deadline_seconds is None else max(request.deadline_seconds - (time.monotonic() - began), 0.001)
         return Submit(
             id=0,
-            token_ids=opened.tokens,
+            token_ids=encoded.tokens,
             sampling=request.sampling,
             max_tokens=request.max_tokens,
             stop_token_ids=list(dict.fromkeys((*request.stop_token_ids, *(() if request.ignore_eos else own)))),
@@ -141,7 +141,7 @@ class EngineClient:
             prompt_logprobs=request.prompt_logprobs,
             prompt_logprobs_start=request.prompt_logprobs_start,
             cache_salt=request.cache_salt,
-            grammar=opened.grammar,
+            grammar=encoded.grammar,
             deadline_seconds=left,
             owner=request.owner,
         )
@@ -156,24 +156,24 @@ class EngineClient:
 
     def _check_stops(self, asked: tuple[int, ...], info: Info) -> None:
         """Those of the request only: a model's own may name tokens that it does not have."""
-        known = min(self._wording.num_tokens, info.vocab_size or self._wording.num_tokens)
+        known = min(self._text_processor.num_tokens, info.vocab_size or self._text_processor.num_tokens)
         if asked and max(asked) >= known:
             raise BadInput(
                 f"stop_token_ids has token {max(asked)}; this model's tokens are 0 to {known - 1}", field="stop_token_ids"
             )
 
     def _stops(self, of_model: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(dict.fromkeys((*self._wording.stop_ids, *of_model)))
+        return tuple(dict.fromkeys((*self._text_processor.stop_ids, *of_model)))
 
     async def _worded(self, delta: Delta) -> Delta:
         if not delta.logprobs and delta.prompt_logprobs is None:
             return delta
         prompt = None if delta.prompt_logprobs is None else await self._worded_prompt(delta.prompt_logprobs)
-        return msgspec.structs.replace(delta, logprobs=self._wording.with_text(delta.logprobs), prompt_logprobs=prompt)
+        return msgspec.structs.replace(delta, logprobs=self._text_processor.with_text(delta.logprobs), prompt_logprobs=prompt)
 
     async def _worded_prompt(self, found: Sequence[TokenLogprob | None]) -> tuple[TokenLogprob | None, ...]:
         def worded() -> tuple[TokenLogprob | None, ...]:
-            return tuple(None if entry is None else self._wording.with_text([entry])[0] for entry in found)
+            return tuple(None if entry is None else self._text_processor.with_text([entry])[0] for entry in found)
 
         return await self._aside.run(worded, PER_VALUE * sum(1 + len(entry.top) for entry in found if entry is not None))
 
@@ -181,7 +181,7 @@ class EngineClient:
 class _Answer:
     """Outputs of one request -> deltas."""
 
-    def __init__(self, stream: TextStream | Silent) -> None:
+    def __init__(self, stream: TextStream | NoText) -> None:
         self._stream = stream
         self._num_tokens = 0
         self._begun = Begun(0, 0.0, 0.0)

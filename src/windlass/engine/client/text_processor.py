@@ -31,16 +31,16 @@ _TOOLS = re.compile(r"\btools\b")
 """Templates are given them by that name."""
 
 
-class Opened(NamedTuple):
+class EncodedRequest(NamedTuple):
     tokens: list[int]
     """The prompt's."""
-    stream: TextStream | Silent
+    stream: TextStream | NoText
     """Makes text of the answer's tokens."""
     grammar: str = ""
     """What the answer must be; empty: anything."""
 
 
-class Wording:
+class TextProcessor:
     def __init__(self, text: ModelText) -> None:
         self._text = text
         self._dialect = dialect(text.chat_template)
@@ -60,13 +60,13 @@ class Wording:
         """Ids from there on are none of the vocabulary's."""
         return max(self._text.tokenizer.known_ids, default=-1) + 1
 
-    def opened(self, request: Request, context_tokens: int | None = None) -> Opened:
+    def encode_request(self, request: Request, context_tokens: int | None = None) -> EncodedRequest:
         """`context_tokens`: what is surely longer is refused before it is made into tokens, which takes a hundred times its memory."""
         if request.messages is not None:
-            return self._opened_chat(request, context_tokens)
+            return self._encode_chat(request, context_tokens)
         tokens = self.prompt_tokens(request, context_tokens)
         stream = TextStream(self._text.tokenizer, stop=request.stop, prompt=tokens)
-        return Opened(tokens, stream, answer_grammar(Asked(style=PLAIN, constraint=request.constraint), {}))
+        return EncodedRequest(tokens, stream, answer_grammar(Asked(style=PLAIN, constraint=request.constraint), {}))
 
     def prompt_tokens(self, request: Request | ScoreRequest, context_tokens: int | None = None) -> list[int]:
         if request.token_ids is not None:
@@ -78,7 +78,7 @@ class Wording:
     def chat_tokens(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         return self._encoded(self._rendered(Request(messages=tuple(map(dict, messages)))))
 
-    def decoded(self, token_ids: Sequence[int]) -> str:
+    def decode(self, token_ids: Sequence[int]) -> str:
         unknown = set(token_ids) - self._text.tokenizer.known_ids
         for token in map(shown_integer, unknown):
             raise BadInput(f"there is no token {token}; this model's tokens are 0 to {self.num_tokens - 1}", field="token_ids")
@@ -87,7 +87,7 @@ class Wording:
     def vocabulary(self) -> Vocabulary:
         return Vocabulary(self._text.tokenizer.backend.to_str(), list(self._text.stop_ids))
 
-    def _opened_chat(self, request: Request, context_tokens: int | None) -> Opened:
+    def _encode_chat(self, request: Request, context_tokens: int | None) -> EncodedRequest:
         if context_tokens is not None and len(request.messages or ()) > context_tokens:
             raise TooLong(
                 f"a chat of {len(request.messages or ()):,} messages does not fit in {context_tokens:,} tokens (the context); "
@@ -112,7 +112,7 @@ class Wording:
             tool_choice=request.tool_choice,
             reasons="already" if starts_in_reasoning else "first" if self._may_reason(request) else "never",
         )
-        return Opened(self._encoded(prompt), stream, answer_grammar(asked, special_marks(self._text.tokenizer, style)))
+        return EncodedRequest(self._encoded(prompt), stream, answer_grammar(asked, special_marks(self._text.tokenizer, style)))
 
     def _check_fits(self, text: str, context_tokens: int | None, field: str) -> None:
         """Below LONG_CHARACTERS nothing is surely too long: tokenizers may leave spaces out."""
@@ -190,7 +190,7 @@ class Wording:
         return found
 
 
-class NoWording:
+class TokenOnlyProcessor:
     """Tokens in, tokens out."""
 
     has_chat = False
@@ -198,12 +198,12 @@ class NoWording:
     num_tokens = sys.maxsize
     """Not known here."""
 
-    def opened(self, request: Request, context_tokens: int | None = None) -> Opened:
+    def encode_request(self, request: Request, context_tokens: int | None = None) -> EncodedRequest:
         if request.stop:
             raise BadInput("stop strings need a tokenizer, which this model does not have; use stop_token_ids", field="stop")
         if request.constraint is not None:
             raise BadInput("a constraint needs a tokenizer, which this model does not have", field="constraint")
-        return Opened(self.prompt_tokens(request, context_tokens), Silent())
+        return EncodedRequest(self.prompt_tokens(request, context_tokens), NoText())
 
     def prompt_tokens(self, request: Request | ScoreRequest, context_tokens: int | None = None) -> list[int]:
         if request.token_ids is None:
@@ -213,7 +213,7 @@ class NoWording:
     def chat_tokens(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         raise BadInput(NO_TEXT, field="messages")
 
-    def decoded(self, token_ids: Sequence[int]) -> str:
+    def decode(self, token_ids: Sequence[int]) -> str:
         raise BadInput("this model has no tokenizer, so its tokens cannot be told as text", field="token_ids")
 
     def vocabulary(self) -> Vocabulary:
@@ -237,7 +237,7 @@ def _shown_tools(request: Request) -> tuple[dict[str, Any], ...]:
     return () if request.tool_choice == "none" else request.tools
 
 
-class Silent:
+class NoText:
     """A TextStream that has no words."""
 
     def push(self, token_ids: Sequence[int]) -> Piece:

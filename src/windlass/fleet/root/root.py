@@ -1,7 +1,7 @@
 """The root's side of a fleet, in the process in front: a connection to every worker, one epoch after another, and the way to its engine.
 
 `Fleet.transport` makes an EngineTransport for `EngineRequests`. Opening it begins an epoch with the machines that are here (this one always is); its
-`lost` says `Moved` when the epoch is over for a reason that no request is to blame for: EngineRequests then makes the next transport and replays what was
+`lost` reports `Moved` when the epoch ended through no fault of a request: EngineRequests then opens the next transport and replays what was
 in flight. What to do next is decided in epoch.py; here it is done. What a layout is made of is not known here: `replan` is given.
 """
 
