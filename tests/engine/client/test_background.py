@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from windlass.engine.client.background import AT_ONCE, Aside, size_of
+from windlass.engine.client.background import AT_ONCE, BackgroundPool, size_of
 from windlass.text.tokenize.tokenizer import LONG_CHARACTERS
 
 pytestmark = pytest.mark.pure
@@ -55,7 +55,7 @@ def test_few_at_once_also_where_nobody_waits_any_more() -> None:
             running -= 1
 
     async def run() -> None:
-        aside = Aside()
+        aside = BackgroundPool()
         tasks = [asyncio.create_task(aside.run(work, LONG_CHARACTERS)) for _ in range(4 * AT_ONCE)]
         while started < AT_ONCE:
             await asyncio.sleep(0.01)

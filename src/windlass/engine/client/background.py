@@ -17,7 +17,7 @@ PER_VALUE = 16
 """Characters that take as long as one value of a list or an object, whatever it is."""
 
 
-class Aside:
+class BackgroundPool:
     """Threads of its own: whoever gives up waiting leaves the queue, but not a thread in the middle of its work to somebody else."""
 
     def __init__(self) -> None:

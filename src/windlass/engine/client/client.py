@@ -14,7 +14,7 @@ import msgspec
 from windlass.core.client import Late, SyncClient
 from windlass.core.launch import Launch, RankJob
 from windlass.core.request import Delta, Info, Request, ScoreRequest, Scores, Timings, TokenLogprob, Usage
-from windlass.engine.client.background import PER_VALUE, Aside, size_of
+from windlass.engine.client.background import PER_VALUE, BackgroundPool, size_of
 from windlass.engine.client.replay import MAX_CRASHES
 from windlass.engine.client.requests import EngineRequests, Progress
 from windlass.engine.client.text_processor import EncodedRequest, NoText, TextProcessor, TokenOnlyProcessor
@@ -42,7 +42,7 @@ class EngineClient:
         """`max_crashes`: engines that may break under a request before it fails too, where another can be made."""
         self._text_processor = TokenOnlyProcessor() if text is None else TextProcessor(text)
         self._requests = EngineRequests(make_transport, progress, self._text_processor.vocabulary, max_crashes)
-        self._aside = Aside()
+        self._background = BackgroundPool()
 
     @property
     def is_alive(self) -> bool:
@@ -67,7 +67,7 @@ class EngineClient:
         began = time.monotonic()
         size = _size(request)
         context = await self._context(request, size)
-        encoded = await self._aside.run(lambda: self._text_processor.encode_request(request, context), size)
+        encoded = await self._background.run(lambda: self._text_processor.encode_request(request, context), size)
         submit = await self._submit(request, encoded, began)
         answer = _Answer(encoded.stream)
         async with aclosing(self._requests.outputs(submit)) as arriving:
@@ -83,7 +83,7 @@ class EngineClient:
     async def score(self, request: ScoreRequest) -> Scores:
         size = len(request.prompt or request.token_ids or ())
         context = await self._context(request, size)
-        tokens = await self._aside.run(lambda: self._text_processor.prompt_tokens(request, context), size)
+        tokens = await self._background.run(lambda: self._text_processor.prompt_tokens(request, context), size)
         submit = Submit(
             id=0,
             token_ids=tokens,
@@ -110,14 +110,14 @@ class EngineClient:
     async def tokenize(self, text: str | Sequence[Mapping[str, Any]]) -> list[int]:
         """Of a text, as it would be read as a prompt; or of a chat's messages, through the template. Needs no engine."""
         if isinstance(text, str):
-            return await self._aside.run(lambda: self._text_processor.prompt_tokens(Request(prompt=text)), len(text))
-        return await self._aside.run(lambda: self._text_processor.chat_tokens(text), size_of(*text[:LONG_CHARACTERS]))
+            return await self._background.run(lambda: self._text_processor.prompt_tokens(Request(prompt=text)), len(text))
+        return await self._background.run(lambda: self._text_processor.chat_tokens(text), size_of(*text[:LONG_CHARACTERS]))
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
-        return await self._aside.run(lambda: self._text_processor.decode(token_ids), len(token_ids))
+        return await self._background.run(lambda: self._text_processor.decode(token_ids), len(token_ids))
 
     async def close(self) -> None:
-        self._aside.close()
+        self._background.close()
         await self._requests.close()
 
     async def _context(self, request: Request | ScoreRequest, size: int) -> int | None:
@@ -175,7 +175,7 @@ class EngineClient:
         def worded() -> tuple[TokenLogprob | None, ...]:
             return tuple(None if entry is None else self._text_processor.with_text([entry])[0] for entry in found)
 
-        return await self._aside.run(worded, PER_VALUE * sum(1 + len(entry.top) for entry in found if entry is not None))
+        return await self._background.run(worded, PER_VALUE * sum(1 + len(entry.top) for entry in found if entry is not None))
 
 
 class _Answer:
