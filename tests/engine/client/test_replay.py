@@ -21,7 +21,7 @@ from hypothesis import strategies as st  # noqa: E402
 from windlass.core.client import Late, Unavailable  # noqa: E402
 from windlass.core.request import GREEDY, Info, Sampling  # noqa: E402
 from windlass.engine.client import replay  # noqa: E402
-from windlass.engine.client.replay import Moved  # noqa: E402
+from windlass.engine.client.replay import EngineMoved  # noqa: E402
 from windlass.engine.client.requests import EngineRequests  # noqa: E402
 from windlass.engine.client.transport import Lost, Receive  # noqa: E402
 from windlass.engine.loop import Loop  # noqa: E402
@@ -90,7 +90,7 @@ def answers(submits: Sequence[Submit], cuts: Sequence[int], **changes: Any) -> l
     """Of all at once."""
 
     async def run() -> list[list[Output]]:
-        calls, _ = calls_for(cuts, Moved("the worker is gone"), **changes)
+        calls, _ = calls_for(cuts, EngineMoved("the worker is gone"), **changes)
         try:
             return list(await asyncio.gather(*(answer(calls, submit) for submit in submits)))
         finally:
@@ -183,7 +183,7 @@ def test_what_was_told_once_is_not_told_again_and_times_are_of_one_life() -> Non
     asked = Submit(0, list(range(20)), GREEDY, 12, logprobs=1, prompt_logprobs=1)
 
     async def run() -> None:
-        calls, ports = calls_for([3, 3, 0], Moved("gone"))
+        calls, ports = calls_for([3, 3, 0], EngineMoved("gone"))
         outputs = await answer(calls, asked)
         finish = outputs[-1].finish
         assert finish is not None and len(ports) == 4
@@ -203,7 +203,7 @@ def test_what_is_finished_is_not_asked_again_however_slowly_it_is_read() -> None
     submit = Submit(id=0, token_ids=[1, 2, 3], sampling=GREEDY, max_tokens=8)
 
     async def read(cuts: list[int]) -> tuple[list[Output], list[CutPort]]:
-        calls, ports = calls_for(cuts, Moved("the worker is gone"))
+        calls, ports = calls_for(cuts, EngineMoved("the worker is gone"))
         found: list[Output] = []
         async for outputs in calls.outputs(submit):
             found += outputs
@@ -253,7 +253,7 @@ def run_for(cuts: Sequence[int], error: Error, max_crashes: int, submit: Submit 
 
 
 def test_engines_that_break_are_forgiven_so_often_and_those_that_move_always() -> None:
-    broke, moved = Unavailable("the engine's process was ended by SIGSEGV"), Moved("a worker is gone")
+    broke, moved = Unavailable("the engine's process was ended by SIGSEGV"), EngineMoved("a worker is gone")
     assert run_for([5], broke, 1)[1] == 2
     with pytest.raises(Unavailable, match="SIGSEGV"):
         run_for([5, 5], broke, 1)
@@ -276,7 +276,7 @@ def test_deadlines_go_on_counting() -> None:
             await super()._run(receive, lost)
 
     async def run() -> None:
-        calls = EngineRequests(lambda: Pausing(3, Moved("gone")))
+        calls = EngineRequests(lambda: Pausing(3, EngineMoved("gone")))
         began = time.monotonic()
         with pytest.raises(Late, match=r"after 0\.6 s"):
             await answer(calls, Submit(0, [1], GREEDY, 200, deadline_seconds=0.6))
@@ -299,7 +299,7 @@ def test_a_next_engine_that_cannot_be_fails_who_waits_and_a_later_one_serves() -
 
         def make() -> CutPort:
             kind = Refusing if len(ports) == 1 else CutPort
-            ports.append(kind(4 if not ports else NEVER, Moved("gone")))
+            ports.append(kind(4 if not ports else NEVER, EngineMoved("gone")))
             return ports[-1]
 
         calls = EngineRequests(make)
@@ -345,7 +345,7 @@ def test_moving_is_not_being_gone_and_who_leaves_meanwhile_is_forgotten() -> Non
         ports: list[CutPort] = []
 
         def make() -> CutPort:
-            ports.append(Held(4 if not ports else NEVER, Moved("gone")))
+            ports.append(Held(4 if not ports else NEVER, EngineMoved("gone")))
             return ports[-1]
 
         calls = EngineRequests(make)

@@ -21,7 +21,7 @@ MAX_CRASHES = 1
 """Engines that may break under a request before it fails with them: it may be the one that breaks them."""
 
 
-class Moved(Unavailable):
+class EngineMoved(Unavailable):
     """An engine is gone for a reason that no request can be blamed for, and goes on elsewhere."""
 
 
@@ -56,7 +56,7 @@ class PendingRequest:
 
     def survives(self, error: Error, max_crashes: int) -> bool:
         """Whether it may be asked again, of the next engine."""
-        if isinstance(error, Moved):
+        if isinstance(error, EngineMoved):
             return True
         if not isinstance(error, Unavailable):
             return False

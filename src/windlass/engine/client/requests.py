@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from windlass.core.client import Late, Unavailable
 from windlass.core.request import Info
-from windlass.engine.client.replay import Moved, PendingRequest
+from windlass.engine.client.replay import EngineMoved, PendingRequest
 from windlass.engine.client.transport import EngineTransport
 from windlass.engine.protocol import (
     AskInfo,
@@ -67,7 +67,7 @@ class EngineRequests:
     async def ready(self) -> Info:
         """Starts the engine if there is none, and waits for it. Giving up waiting does not stop it from being loaded."""
         while True:
-            with suppress(Moved):
+            with suppress(EngineMoved):
                 return await asyncio.shield(self._connected().info)
 
     async def outputs(self, submit: Submit) -> AsyncGenerator[list[Output], None]:
@@ -91,7 +91,7 @@ class EngineRequests:
     async def info(self) -> Info:
         """With statistics of now."""
         while True:
-            with suppress(Moved):
+            with suppress(EngineMoved):
                 await self.ready()
                 return await self._connected().asked(self._next_number())
 
@@ -139,7 +139,7 @@ class EngineRequests:
         for pending in requests:
             if pending not in again:
                 pending.fail(error)
-        has_moved = isinstance(error, Moved)
+        has_moved = isinstance(error, EngineMoved)
         if connection is not self._connection or self._is_closed or not (again or has_moved):
             return
         try:

@@ -1,7 +1,7 @@
 """The root's side of a fleet, in the process in front: a connection to every worker, one epoch after another, and the way to its engine.
 
 `Fleet.transport` makes an EngineTransport for `EngineRequests`. Opening it begins an epoch with the machines that are here (this one always is); its
-`lost` reports `Moved` when the epoch ended through no fault of a request: EngineRequests then opens the next transport and replays what was
+`lost` reports `EngineMoved` when the epoch ended through no fault of a request: EngineRequests then opens the next transport and replays what was
 in flight. What to do next is decided in epoch.py; here it is done. What a layout is made of is not known here: `replan` is given.
 """
 
@@ -20,7 +20,7 @@ from windlass.core.client import Unavailable
 from windlass.core.launch import Launch, RankJob
 from windlass.core.ranks.epoch import EpochPlan, Node
 from windlass.core.request import Info
-from windlass.engine.client.replay import Moved
+from windlass.engine.client.replay import EngineMoved
 from windlass.engine.client.transport import EngineTransport, Lost, ProcessTransport, Receive
 from windlass.engine.protocol import Command, Failed, Loading, Ready, Report, Told, as_error
 from windlass.engine.ranks.messages import Beat
@@ -357,7 +357,7 @@ class Fleet:
         if not is_refused:
             self._transport = None
             self._told(f"epoch {end.number} is over: {end.words}")
-            transport.over(Moved(end.words) if end.blameless else Unavailable(end.words))
+            transport.over(EngineMoved(end.words) if end.blameless else Unavailable(end.words))
 
     def _refuse(self, refuse: Refuse) -> None:
         transport, self._transport = self._transport, None
