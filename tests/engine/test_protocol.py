@@ -10,11 +10,12 @@ from windlass.core.client import Broken, Late, Unavailable
 from windlass.core.launch import Launch, RandomInit
 from windlass.core.request import GREEDY, Info, Sampling, Timings, TokenLogprob, Usage
 from windlass.engine.protocol import (
-    AskInfo,
     Begun,
     Cancel,
     Failed,
     Finish,
+    InfoReply,
+    InfoRequest,
     Loading,
     MessageReader,
     Output,
@@ -22,7 +23,6 @@ from windlass.engine.protocol import (
     Refused,
     Stepped,
     Submit,
-    Told,
     as_error,
     describe_error,
     encode_frame,
@@ -38,14 +38,14 @@ COMMANDS = [
     Submit(1, [1, 2, 3], GREEDY, 5, [9], 2, 0, 1, "salt"),
     Submit(2, list(range(5000)), Sampling(seed=2**64 - 1, logit_bias={3: 1.5})),
     Cancel(1),
-    AskInfo(3),
+    InfoRequest(3),
 ]
 REPORTS = [
     Loading(5, 10),
     Ready(INFO),
     Stepped([Output(1, [4], [ENTRY], [None, ENTRY], Begun(16, 0.1, 0.2), FINISH), Output(2, [7])]),
     Refused(4, "BadInput", "no"),
-    Told(3, INFO),
+    InfoReply(3, INFO),
     Failed("", "RuntimeError: broken"),
 ]
 

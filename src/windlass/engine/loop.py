@@ -9,7 +9,18 @@ import msgspec
 from windlass.core.request import Info
 from windlass.engine.engine import Engine
 from windlass.engine.footprint import device_memory, process_bytes
-from windlass.engine.protocol import AskInfo, Cancel, Command, Refused, Report, Stepped, Submit, Told, Vocabulary, describe_error
+from windlass.engine.protocol import (
+    Cancel,
+    Command,
+    InfoReply,
+    InfoRequest,
+    Refused,
+    Report,
+    Stepped,
+    Submit,
+    Vocabulary,
+    describe_error,
+)
 from windlass.errors import Error
 
 Take = Callable[[bool], "list[Command] | None"]
@@ -45,8 +56,8 @@ class Loop:
                 output = self._engine.cancel(command.id)
                 if output is not None:
                     self._send(Stepped([output]))
-            case AskInfo():
-                self._send(Told(command.id, self._info_now()))
+            case InfoRequest():
+                self._send(InfoReply(command.id, self._info_now()))
 
     def _info_now(self) -> Info:
         stats = msgspec.structs.replace(self._engine.stats(), process_bytes=process_bytes(), devices=device_memory())

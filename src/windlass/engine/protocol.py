@@ -57,11 +57,11 @@ class Cancel(Message, frozen=True):
     id: int
 
 
-class AskInfo(Message, frozen=True):
+class InfoRequest(Message, frozen=True):
     id: int
 
 
-Command = Submit | Vocabulary | Cancel | AskInfo
+Command = Submit | Vocabulary | Cancel | InfoRequest
 
 
 # --- from the engine
@@ -122,8 +122,8 @@ class Ready(Message, frozen=True):
     info: Info
 
 
-class Told(Message, frozen=True):
-    """To AskInfo."""
+class InfoReply(Message, frozen=True):
+    """To InfoRequest."""
 
     id: int
     info: Info
@@ -138,7 +138,7 @@ class Failed(Message, frozen=True):
     field: str = ""
 
 
-Report = Stepped | Refused | Loading | Ready | Told | Failed
+Report = Stepped | Refused | Loading | Ready | InfoReply | Failed
 
 
 # --- errors across the border

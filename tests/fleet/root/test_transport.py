@@ -16,7 +16,7 @@ from windlass.core.ranks.epoch import EpochPlan
 from windlass.core.request import GREEDY, Info, Timings, Usage
 from windlass.engine.client.requests import EngineRequests
 from windlass.engine.client.transport import EngineTransport, Lost, Receive
-from windlass.engine.protocol import AskInfo, Command, Failed, Finish, Output, Ready, Stepped, Submit, Told
+from windlass.engine.protocol import Command, Failed, Finish, InfoReply, InfoRequest, Output, Ready, Stepped, Submit
 from windlass.errors import DoesNotFit, Error
 from windlass.fleet.root import state_machine as events
 from windlass.fleet.root.root import Fleet
@@ -48,8 +48,8 @@ class ToldEngine:
     def send(self, command: Command) -> None:
         if isinstance(command, Submit):
             self.submits.append(command)
-        if isinstance(command, AskInfo):
-            self.receive(Told(command.id, INFO))
+        if isinstance(command, InfoRequest):
+            self.receive(InfoReply(command.id, INFO))
 
     def kill(self) -> None:
         self.is_killed = True

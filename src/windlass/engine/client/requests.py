@@ -15,9 +15,10 @@ from windlass.core.request import Info
 from windlass.engine.client.replay import EngineMoved, PendingRequest
 from windlass.engine.client.transport import EngineTransport
 from windlass.engine.protocol import (
-    AskInfo,
     Cancel,
     Failed,
+    InfoReply,
+    InfoRequest,
     Loading,
     Output,
     Ready,
@@ -25,7 +26,6 @@ from windlass.engine.protocol import (
     Report,
     Stepped,
     Submit,
-    Told,
     Vocabulary,
     as_error,
     late_words,
@@ -196,7 +196,7 @@ class _Connection:
     async def asked(self, number: int) -> Info:
         answer: asyncio.Future[Info] = asyncio.get_running_loop().create_future()
         self._questions[number] = answer
-        self.transport.send(AskInfo(number))
+        self.transport.send(InfoRequest(number))
         try:
             return await answer
         finally:
@@ -241,7 +241,7 @@ class _Connection:
                 pending = self.requests.pop(report.id, None)
                 if pending is not None:
                     pending.fail(as_error(report))
-            case Told():
+            case InfoReply():
                 with suppress(KeyError, asyncio.InvalidStateError):
                     self._questions.pop(report.id).set_result(report.info)
             case Loading():

@@ -22,7 +22,7 @@ from windlass.core.ranks.epoch import EpochPlan, Node
 from windlass.core.request import Info
 from windlass.engine.client.replay import EngineMoved
 from windlass.engine.client.transport import EngineTransport, Lost, ProcessTransport, Receive
-from windlass.engine.protocol import Command, Failed, Loading, Ready, Report, Told, as_error
+from windlass.engine.protocol import Command, Failed, InfoReply, Loading, Ready, Report, as_error
 from windlass.engine.ranks.messages import Beat
 from windlass.errors import Error
 from windlass.fleet.protocol import messages as said
@@ -169,8 +169,8 @@ class Fleet:
                 self._event(events.BecameReady())
                 self._told(f"epoch {epoch.number} is ready: {_described(epoch)}")
                 return Ready(self._shown(report.info))
-            case Told():
-                return Told(report.id, self._shown(report.info))
+            case InfoReply():
+                return InfoReply(report.id, self._shown(report.info))
             case Loading():
                 epoch.loading(report.done_bytes, report.total_bytes)
             case Failed():
