@@ -17,7 +17,7 @@ from small_root import SECRET
 
 from windlass.fleet.protocol.channel import Seal
 from windlass.fleet.protocol.handshake import ROOT, Handshake, NotAdmitted
-from windlass.fleet.protocol.messages import Beat, Join
+from windlass.fleet.protocol.messages import Heartbeat, Join
 
 CONNECT_SECONDS = 0.15
 """A queue that is full already does not answer."""
@@ -128,7 +128,7 @@ def a_frame_cut_after_the_handshake(connection: socket.socket) -> None:
 
 
 def another_first_word(connection: socket.socket) -> None:
-    connection.sendall(_proved(connection).frame(msgspec.msgpack.encode(Beat())))
+    connection.sendall(_proved(connection).frame(msgspec.msgpack.encode(Heartbeat())))
     connection.recv(1)
 
 

@@ -5,7 +5,7 @@ epoch.py     what to do next, when a worker or a rank comes or goes: pure
 member.py    one machine as the root sees it
 running.py   one epoch: weights brought, ranks started, all of it ended
 client.py    a fleet as a Client
-beats.py     where the time of a step goes, from what ranks say they have done: pure
+heartstep_times.py where the time of a step goes, from what ranks say they have done: pure
 beside.py    a fleet whose first rank is this process
 needed.py    what of a checkpoint a rank reads
 sending.py   those slices, from the root's files, in pieces

@@ -27,7 +27,7 @@ from windlass.fleet.protocol.channel import (
     keep_alive,
 )
 from windlass.fleet.protocol.handshake import MAX_HELLO_BYTES, REFUSED, ROOT, WORKER, Handshake, Keys, NotAdmitted
-from windlass.fleet.protocol.messages import Beat, EndEpoch, FromRoot, Goodbye, NoNote, Note
+from windlass.fleet.protocol.messages import EndEpoch, FromRoot, Goodbye, Heartbeat, NoNote, Note
 from windlass.fleet.protocol.secret import read_secret, warning
 
 pytestmark = pytest.mark.pure
@@ -37,7 +37,7 @@ messages = st.one_of(
     st.builds(Note, st.integers(0, 2**40), st.binary(max_size=300)),
     st.builds(NoNote, st.integers(0, 9), st.text(max_size=40)),
     st.builds(EndEpoch, st.integers(0, 9)),
-    st.just(Beat()),
+    st.just(Heartbeat()),
 )
 
 
@@ -154,7 +154,7 @@ def test_one_direction_is_not_the_other() -> None:
     """What a side has said, given back to it."""
     writer = Written()
     worker: Any = Channel(None, writer, Keys(KEYS.theirs, KEYS.mine), FromRoot)  # type: ignore[arg-type]
-    worker.post(Beat())
+    worker.post(Heartbeat())
     found, why = heard([writer.data])
     assert found == [] and "not signed" in why
 
@@ -341,7 +341,7 @@ class Still:
 
 
 def test_silence_ends_a_channel_and_life_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channel_module, "SECONDS_BETWEEN_BEATS", 0.02)
+    monkeypatch.setattr(channel_module, "HEARTBEAT_INTERVAL_SECONDS", 0.02)
 
     async def alive(wire: Any) -> None:
         async with asyncio.timeout(0.3):
@@ -352,7 +352,7 @@ def test_silence_ends_a_channel_and_life_does_not(monkeypatch: pytest.MonkeyPatc
         asyncio.run(alive(silent))
     with pytest.raises(TimeoutError):
         asyncio.run(alive(heard_of))
-    assert len(heard_of.posted) > 3 and set(map(type, heard_of.posted)) == {Beat}
+    assert len(heard_of.posted) > 3 and set(map(type, heard_of.posted)) == {Heartbeat}
 
 
 def test_a_long_frame_is_no_silence_and_waiting_for_ourselves_is_none_either() -> None:

@@ -203,7 +203,7 @@ def test_requests_go_on_through_whatever_happens(
             assert (name, "receiving") in found.progress
             details = (await found.client.info()).details
             assert (details["layout"], details["nodes"], details["epoch"]) == ("tp=2", f"root, {name}", "1")
-            beats = await found.fleet.beats()
+            beats = await found.fleet.heartbeats()
             assert sorted(beats) == [0, 1]
             tasks = [asyncio.create_task(found.keep_asking(number, alone)) for number in range(len(REQUESTS))]
 

@@ -17,10 +17,10 @@ from windlass.core.ranks.epoch import EpochPlan
 from windlass.core.ranks.rendezvous import KEY_BYTES, Meeting
 from windlass.fleet.protocol.channel import accept
 from windlass.fleet.protocol.messages import (
-    AskBeats,
-    Beats,
     FromRoot,
     FromWorker,
+    Heartbeats,
+    HeartbeatsRequest,
     Joined,
     NotHeld,
     PartData,
@@ -84,9 +84,9 @@ def test_a_piece_that_cannot_be_kept_does_not_stop_it_from_listening(tmp_path: P
         damaged = Piece(slices=(WHOLE,), data=bytes(64 * 64), checksum=b"")
         for _ in range(30):
             root.wire.post(PartData(1, damaged))
-        root.wire.post(AskBeats(7))
+        root.wire.post(HeartbeatsRequest(7))
         assert "other bytes" in (await root.wait(NotHeld)).words
-        assert (await root.wait(Beats)).id == 7
+        assert (await root.wait(Heartbeats)).id == 7
         await root.close()
 
     asyncio.run(happen())
@@ -103,8 +103,8 @@ def test_a_rank_that_cannot_be_started_is_told_of(monkeypatch: pytest.MonkeyPatc
             root.wire.post(start())
             ended = await root.wait(RankEnded)
         assert ended.rank == 1 and "could not be started: No space left on device" in ended.words
-        root.wire.post(AskBeats(7))
-        assert (await root.wait(Beats)).ranks == []
+        root.wire.post(HeartbeatsRequest(7))
+        assert (await root.wait(Heartbeats)).ranks == []
         await root.close()
 
     asyncio.run(happen())

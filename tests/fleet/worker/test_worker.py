@@ -33,13 +33,13 @@ from windlass.engine.load import load_model  # noqa: E402
 from windlass.families import describe, rules  # noqa: E402
 from windlass.fleet.protocol.handshake import NotAdmitted  # noqa: E402
 from windlass.fleet.protocol.messages import (  # noqa: E402
-    AskBeats,
-    Beat,
-    Beats,
     Busy,
     Ended,
     EndEpoch,
     Goodbye,
+    Heartbeat,
+    Heartbeats,
+    HeartbeatsRequest,
     Joined,
     NoPart,
     NotHeld,
@@ -110,9 +110,9 @@ def on_one_machine(layout: Layout, prompt: list[int], count: int) -> list[int]:
 def _with_steps(root: Any, epoch: int, count: int) -> Any:
     """Of the one rank, once it has counted so many: the root may have a step's logits before the rank has counted the step."""
     since = len(root.heard)
-    root.post(AskBeats(epoch))
-    (rank,) = root.wait(Beats, since=since).ranks
-    return rank if rank.beat.steps >= count else None
+    root.post(HeartbeatsRequest(epoch))
+    (rank,) = root.wait(Heartbeats, since=since).ranks
+    return rank if rank.heartbeat.steps >= count else None
 
 
 def test_a_root_gets_its_part_done_epoch_after_epoch(worker: WorkerProcess, roots: Any) -> None:
@@ -128,8 +128,8 @@ def test_a_root_gets_its_part_done_epoch_after_epoch(worker: WorkerProcess, root
         assert worker.ranks() == pids and root.wait(RankReady, since=since).rank == 1
         found = generated(engine, [1, 2, 3], 12)
         rank = wait_for(lambda root=root, epoch=epoch: _with_steps(root, epoch, 12))
-        assert rank.rank == 1 and rank.beat.rows == 3 + 11 and rank.beat.steps == 12 and rank.beat.step_seconds > 0
-        assert sum(count.sent_bytes for count in rank.beat.counts.values()) > 0
+        assert rank.rank == 1 and rank.heartbeat.rows == 3 + 11 and rank.heartbeat.steps == 12 and rank.heartbeat.step_seconds > 0
+        assert sum(count.sent_bytes for count in rank.heartbeat.counts.values()) > 0
         root.post(EndEpoch(epoch))
         assert root.wait(Ended, since=since).epoch == epoch
         assert not any(map(is_there, pids)), "ended means gone"
@@ -335,7 +335,7 @@ def test_the_roots_own_machine_speaks_the_same_words(tmp_path: Path) -> None:
                 message = await own.wire.receive()
                 assert not isinstance(message, RankEnded), message
                 pids += message.pids if isinstance(message, Started) else []
-                beats += isinstance(message, Beat) and bool(message.ranks)
+                beats += isinstance(message, Heartbeat) and bool(message.ranks)
         assert is_there(pids[0])
         await own.close()
         await own.close()

@@ -28,7 +28,7 @@ from windlass.engine.execute.top_logits import PickyRunner
 from windlass.engine.load import KV_DTYPES, Built, Progress, build, chosen_device, load_model, make_engine, make_info
 from windlass.engine.memory import block_bytes
 from windlass.engine.ranks.broadcast import STEPS, StepBroadcast, broadcast_steps
-from windlass.engine.ranks.messages import Beat
+from windlass.engine.ranks.messages import RankHeartbeat
 from windlass.engine.ranks.supervisor import SupervisorConnection
 from windlass.errors import Impossible
 from windlass.kernels.cpu.links import make_links
@@ -60,7 +60,7 @@ def _load_first(job: RankJob, meeting: Meeting, progress: Progress | None) -> tu
         built = build_rank(job, supervisor, progress)
         groups = built.decoder.shard.groups
         stack.callback(groups.close)
-        supervisor.counts(partial(_beat, steps, groups))
+        supervisor.counts(partial(_heartbeat, steps, groups))
         broadcast_steps(built.decoder, steps)
         engine = _engine(job.launch, built)
         supervisor.put(LIMITS_NOTE, msgspec.msgpack.encode(engine.limits))
@@ -70,12 +70,12 @@ def _load_first(job: RankJob, meeting: Meeting, progress: Progress | None) -> tu
     return engine, msgspec.structs.replace(info, details={**info.details, "collectives": _transport_name(meeting, built.device)})
 
 
-def _beat(steps: StepBroadcast, groups: Groups) -> Beat:
+def _heartbeat(steps: StepBroadcast, groups: Groups) -> RankHeartbeat:
     """Rank 0 reports no step seconds: its caller measures them."""
     named = (("tp", groups.tp), ("pp", groups.pp))
     counts = {f"{name} {what}": count for name, group in named for what, count in group.counts().items()}
     counts[STEPS] = Count(steps.num_steps, steps.sent_bytes, 0, steps.seconds)
-    return Beat(steps.num_steps, steps.num_rows, 0.0, counts)
+    return RankHeartbeat(steps.num_steps, steps.num_rows, 0.0, counts)
 
 
 def build_rank(job: RankJob, board: Board, progress: Progress | None = None) -> Built:

@@ -17,7 +17,7 @@ from windlass.core.frames import read_frame
 from windlass.core.launch import RankJob
 from windlass.core.ranks.rendezvous import Meeting
 from windlass.engine.parent_death import die_with_parent
-from windlass.engine.ranks.messages import Beat
+from windlass.engine.ranks.messages import RankHeartbeat
 
 if TYPE_CHECKING:
     from windlass.engine.ranks.supervisor import SupervisorConnection
@@ -66,7 +66,7 @@ def _follow(job: RankJob, supervisor: SupervisorConnection) -> None:
     built = build_rank(job, supervisor, _Progress(supervisor))
     limits = msgspec.msgpack.decode(supervisor.take(LIMITS_NOTE, SECONDS_TO_LOAD), type=Limits)
     follower = Follower(built.decoder, limits, job.launch.kv_type, built.device)
-    supervisor.counts(follower.beat)
+    supervisor.counts(follower.heartbeat)
     supervisor.built(built.weights_bytes)
     follower.follow(_steps(job.rank, job.meeting, supervisor))
 
@@ -135,12 +135,12 @@ class Follower:
         with torch.inference_mode():
             self._decoder(self._buffers.step, self._caches)
 
-    def beat(self) -> Beat:
+    def heartbeat(self) -> RankHeartbeat:
         """Called from the heartbeat thread."""
         groups = self._decoder.shard.groups
         named = (("tp", groups.tp), ("pp", groups.pp))
         counts = {f"{name} {what}": count for name, group in named for what, count in group.counts().items()}
-        return Beat(self._steps, self._rows, self._seconds, counts)
+        return RankHeartbeat(self._steps, self._rows, self._seconds, counts)
 
 
 class _Progress:

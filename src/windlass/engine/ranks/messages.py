@@ -12,8 +12,8 @@ from windlass.core.launch import RankJob
 from windlass.engine.protocol import Failed, Loading
 from windlass.parallel.group import Count
 
-SECONDS_BETWEEN_BEATS = 0.5
-SECONDS_WITHOUT_BEAT = 4.0
+HEARTBEAT_INTERVAL_SECONDS = 0.5
+HEARTBEAT_TIMEOUT_SECONDS = 4.0
 """A process silent for so long is stopped or swapping, and stalls all other ranks."""
 
 
@@ -21,7 +21,7 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
     pass
 
 
-class Beat(Message, frozen=True):
+class RankHeartbeat(Message, frozen=True):
     """Twice a second, from a thread of its own: in the middle of a step too."""
 
     steps: int = 0
@@ -31,11 +31,11 @@ class Beat(Message, frozen=True):
     """In steps, collectives too."""
     counts: dict[str, Count] = {}
     """By group and collective: `tp all_reduce`."""
-    is_answer: bool = False
-    """To AskBeat."""
+    is_reply: bool = False
+    """To HeartbeatRequest."""
 
 
-class BuiltRank(Message, frozen=True):
+class RankBuilt(Message, frozen=True):
     """Weights are there, the program is recorded; what is missing is the first step."""
 
     weights_bytes: int = 0
@@ -52,7 +52,7 @@ class Take(Message, frozen=True):
     timeout_seconds: float
 
 
-RankSaid = Beat | Loading | BuiltRank | Failed | Put | Take
+FromRank = RankHeartbeat | Loading | RankBuilt | Failed | Put | Take
 
 
 class Found(Message, frozen=True):
@@ -67,15 +67,15 @@ class NotFound(Message, frozen=True):
     words: str
 
 
-class AskBeat(Message, frozen=True):
+class HeartbeatRequest(Message, frozen=True):
     pass
 
 
-SaidToRank = Found | NotFound | AskBeat
+ToRank = Found | NotFound | HeartbeatRequest
 
 encode = msgspec.msgpack.Encoder().encode
-decode_said = msgspec.msgpack.Decoder(RankSaid).decode
-decode_told = msgspec.msgpack.Decoder(SaidToRank).decode
+decode_from_rank = msgspec.msgpack.Decoder(FromRank).decode
+decode_to_rank = msgspec.msgpack.Decoder(ToRank).decode
 
 
 def framed(message: Message | Loading | Failed | RankJob) -> bytes:

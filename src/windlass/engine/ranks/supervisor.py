@@ -20,16 +20,16 @@ from windlass.core.launch import RankJob
 from windlass.engine.parent_death import end_with
 from windlass.engine.protocol import Failed, Loading, describe_error
 from windlass.engine.ranks.messages import (
-    SECONDS_BETWEEN_BEATS,
-    AskBeat,
-    Beat,
-    BuiltRank,
+    HEARTBEAT_INTERVAL_SECONDS,
     Found,
+    FromRank,
+    HeartbeatRequest,
     NotFound,
     Put,
-    RankSaid,
+    RankBuilt,
+    RankHeartbeat,
     Take,
-    decode_told,
+    decode_to_rank,
     framed,
 )
 from windlass.parallel.rendezvous import GroupLost
@@ -45,7 +45,7 @@ class SupervisorConnection:
         self._sending = threading.Lock()
         self._numbers = itertools.count()
         self._waiting: dict[int, SimpleQueue[Found | NotFound]] = {}
-        self._beat: Callable[[], Beat] = Beat
+        self._heartbeat: Callable[[], RankHeartbeat] = RankHeartbeat
         if ends_process:
             end_with(connection.fileno())
 
@@ -56,15 +56,15 @@ class SupervisorConnection:
             os._exit(0)
         return msgspec.msgpack.decode(data, type=RankJob)
 
-    def watch(self, beat: Callable[[], Beat] = Beat) -> None:
-        """From now on answers are read and signs of life are given. `beat` is called in another thread."""
-        self._beat = beat
+    def watch(self, heartbeat: Callable[[], RankHeartbeat] = RankHeartbeat) -> None:
+        """From now on answers are read and signs of life are given. `heartbeat` is called in another thread."""
+        self._heartbeat = heartbeat
         for target in (self._read, self._live):
             threading.Thread(target=target, daemon=True).start()
 
-    def counts(self, beat: Callable[[], Beat]) -> None:
+    def counts(self, heartbeat: Callable[[], RankHeartbeat]) -> None:
         """What there is to tell is known only after a while."""
-        self._beat = beat
+        self._heartbeat = heartbeat
 
     # --- a Board: what ranks of an epoch leave for each other, wherever they are
 
@@ -91,14 +91,14 @@ class SupervisorConnection:
         self._say(Loading(done_bytes, total_bytes))
 
     def built(self, weights_bytes: int) -> None:
-        self._say(BuiltRank(weights_bytes))
+        self._say(RankBuilt(weights_bytes))
 
     def failed(self, error: BaseException) -> None:
         """The last words. A group that is lost has a kind of its own: whoever hears it looks for the blame elsewhere."""
         told = Failed(**describe_error(error))
         self._say(msgspec.structs.replace(told, kind=GroupLost.__name__) if isinstance(error, GroupLost) else told)
 
-    def _say(self, message: RankSaid) -> None:
+    def _say(self, message: FromRank) -> None:
         with self._sending:
             self._connection.sendall(framed(message))
 
@@ -113,9 +113,9 @@ class SupervisorConnection:
 
     def _heard(self) -> None:
         while (data := read_frame(self._connection)) is not None:
-            told = decode_told(data)
-            if isinstance(told, AskBeat):
-                self._say(msgspec.structs.replace(self._beat(), is_answer=True))
+            told = decode_to_rank(data)
+            if isinstance(told, HeartbeatRequest):
+                self._say(msgspec.structs.replace(self._heartbeat(), is_reply=True))
             elif (answer := self._waiting.get(told.id)) is not None:
                 answer.put(told)
 
@@ -124,5 +124,5 @@ class SupervisorConnection:
         pause = threading.Event()
         with suppress(OSError):
             while True:
-                self._say(self._beat())
-                pause.wait(SECONDS_BETWEEN_BEATS)
+                self._say(self._heartbeat())
+                pause.wait(HEARTBEAT_INTERVAL_SECONDS)

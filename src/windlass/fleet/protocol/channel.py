@@ -20,14 +20,14 @@ import msgspec
 
 from windlass.core.frames import LENGTH_BYTES, MAX_FRAME_BYTES, BadFrame, frame, frame_length, read_length
 from windlass.fleet.protocol.handshake import MAX_HELLO_BYTES, NO_MESSAGE, REFUSED, ROOT, WORKER, Handshake, Keys, NotAdmitted
-from windlass.fleet.protocol.messages import Beat, FromRoot, FromWorker
+from windlass.fleet.protocol.messages import FromRoot, FromWorker, Heartbeat
 
 TAG_BYTES = 32
 READ_BYTES = 2**18
 BUFFER_BYTES = 2**20
 HANDSHAKE_SECONDS = 5.0
-SECONDS_BETWEEN_BEATS, LOOKS_PER_BEAT = 1.0, 4
-SECONDS_OF_SILENCE = 4.0
+HEARTBEAT_INTERVAL_SECONDS, CHECKS_PER_HEARTBEAT = 1.0, 4
+SILENCE_TIMEOUT_SECONDS = 4.0
 
 Said = TypeVar("Said", contravariant=True)
 Heard = TypeVar("Heard", covariant=True)
@@ -169,7 +169,7 @@ class Channel(Generic[Said, Heard]):
         transport = self._writer.transport
         if not transport.is_closing():
             transport.close()
-            asyncio.get_running_loop().call_later(SECONDS_BETWEEN_BEATS, transport.abort)
+            asyncio.get_running_loop().call_later(HEARTBEAT_INTERVAL_SECONDS, transport.abort)
 
 
 def _address(writer: asyncio.StreamWriter, which: str) -> str:
@@ -177,16 +177,18 @@ def _address(writer: asyncio.StreamWriter, which: str) -> str:
     return str(writer.get_extra_info(which, ("",))[0]).removeprefix("::ffff:")
 
 
-async def keep_alive(wire: Wire[Beat, Any], beat: Callable[[], Beat] = Beat) -> None:
+async def keep_alive(wire: Wire[Heartbeat, Any], heartbeat: Callable[[], Heartbeat] = Heartbeat) -> None:
     """Says every second that there is life here; raises ChannelLost when there has been none there for four."""
-    pause = SECONDS_BETWEEN_BEATS / LOOKS_PER_BEAT
+    pause = HEARTBEAT_INTERVAL_SECONDS / CHECKS_PER_HEARTBEAT
     for look in itertools.count():
-        if look % LOOKS_PER_BEAT == 0:
-            wire.post(beat())
+        if look % CHECKS_PER_HEARTBEAT == 0:
+            wire.post(heartbeat())
         began = time.monotonic()
         await asyncio.sleep(pause)
-        was_asleep = time.monotonic() - began > 2 * SECONDS_BETWEEN_BEATS  # this process itself: what came has not been read yet
-        if wire.silent_seconds > SECONDS_OF_SILENCE and not was_asleep:
+        was_asleep = (
+            time.monotonic() - began > 2 * HEARTBEAT_INTERVAL_SECONDS
+        )  # this process itself: what came has not been read yet
+        if wire.silent_seconds > SILENCE_TIMEOUT_SECONDS and not was_asleep:
             raise ChannelLost(f"nothing was heard for {wire.silent_seconds:.1f} s")
 
 

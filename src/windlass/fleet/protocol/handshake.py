@@ -21,7 +21,7 @@ NONCE_BYTES = 32
 PROOF_BYTES = 32
 MAX_HELLO_BYTES = 512
 """Of any frame before both have proved themselves."""
-PROTOCOL = 1
+PROTOCOL = 2
 """Of the words in messages.py: to be counted up when they change."""
 VERSION = f"{__version__} (protocol {PROTOCOL})"
 ROOT, WORKER = "root", "worker"

@@ -10,7 +10,7 @@ import msgspec
 
 from windlass.core.hardware.spec import Device
 from windlass.core.launch import RankJob
-from windlass.engine.ranks.messages import Beat as RankBeat
+from windlass.engine.ranks.messages import RankHeartbeat
 from windlass.weights.tensors.slices import Slice
 from windlass.weights.transfer.pieces import Catalogue, Piece
 
@@ -22,15 +22,15 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
 # --- both ways
 
 
-class RankDone(msgspec.Struct, frozen=True, array_like=True):
+class RankReport(msgspec.Struct, frozen=True, array_like=True):
     rank: int
-    beat: RankBeat
+    heartbeat: RankHeartbeat
 
 
-class Beat(Message, frozen=True):
+class Heartbeat(Message, frozen=True):
     """Every second. A worker tells what its ranks have done so far."""
 
-    ranks: list[RankDone] = []
+    ranks: list[RankReport] = []
 
 
 class Goodbye(Message, frozen=True):
@@ -114,8 +114,8 @@ class NoNote(Message, frozen=True):
     words: str
 
 
-class AskBeats(Message, frozen=True):
-    """A beat of every rank, now."""
+class HeartbeatsRequest(Message, frozen=True):
+    """A heartbeat of every rank, now."""
 
     id: int
 
@@ -221,18 +221,32 @@ class TakeNote(Message, frozen=True):
     timeout_seconds: float
 
 
-class Beats(Message, frozen=True):
-    """To AskBeats."""
+class Heartbeats(Message, frozen=True):
+    """To HeartbeatsRequest."""
 
     id: int
-    ranks: list[RankDone]
+    ranks: list[RankReport]
 
 
-FromRoot = Join | Beat | Probe | Prepare | PartData | PartsEnd | NoPart | Start | EndEpoch | Note | NoNote | AskBeats | Goodbye
+FromRoot = (
+    Join
+    | Heartbeat
+    | Probe
+    | Prepare
+    | PartData
+    | PartsEnd
+    | NoPart
+    | Start
+    | EndEpoch
+    | Note
+    | NoNote
+    | HeartbeatsRequest
+    | Goodbye
+)
 FromWorker = (
     Joined
     | Busy
-    | Beat
+    | Heartbeat
     | ProbeAnswer
     | WantParts
     | Progress
@@ -244,6 +258,6 @@ FromWorker = (
     | Ended
     | PutNote
     | TakeNote
-    | Beats
+    | Heartbeats
     | Goodbye
 )

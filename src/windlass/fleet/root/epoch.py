@@ -20,7 +20,7 @@ from windlass.core.ranks.epoch import EpochPlan
 from windlass.core.ranks.rendezvous import KEY_BYTES, Meeting
 from windlass.engine.client.transport import EngineTransport
 from windlass.engine.protocol import Loading
-from windlass.engine.ranks.messages import SECONDS_WITHOUT_BEAT, AskBeat, Beat, Put, RankSaid, Take
+from windlass.engine.ranks.messages import HEARTBEAT_TIMEOUT_SECONDS, FromRank, HeartbeatRequest, Put, RankHeartbeat, Take
 from windlass.errors import Error, Impossible
 from windlass.fleet.protocol import messages as said
 from windlass.fleet.protocol.channel import ChannelLost
@@ -30,7 +30,7 @@ from windlass.fleet.root.member import Member
 from windlass.fleet.transfer.send import Sending, send
 from windlass.fleet.worker.rank_processes import Line, open_line
 
-SECONDS_FOR_A_BEAT = 1.0
+HEARTBEAT_REPLY_SECONDS = 1.0
 
 MakeEngine = Callable[[RankJob, socket.socket | None], EngineTransport]
 """Rank 0's job and its end of the socket to this supervisor -> the transport to its engine."""
@@ -66,7 +66,7 @@ class Epoch:
         self.number, self.plan, self.members = number, plan, tuple(members)
         # What only the root needs to know stays here.
         self.launch = msgspec.structs.replace(launch, layout=plan.layout, workers=(), secret_file=None, planned=None)
-        self.beats: dict[int, Beat] = {}
+        self.heartbeats: dict[int, RankHeartbeat] = {}
         self.held_bytes: dict[int, int] = {}
         """Of weights, by rank; of the first its engine tells itself."""
         self._progress, self._board = progress, EpochBoard()
@@ -74,10 +74,10 @@ class Epoch:
         self._prepared: dict[str, asyncio.Future[None]] = {}
         self._sending: set[asyncio.Task[None]] = set()
         self._line: Line | None = None
-        self._last_beat = 0.0
+        self._last_heartbeat = 0.0
         self._loaded: dict[int, tuple[int, int]] = {}
         """By rank, what it has read, and of how much."""
-        self._asked: asyncio.Future[Beat] | None = None
+        self._asked: asyncio.Future[RankHeartbeat] | None = None
         self._is_over = False
 
     def ranks(self, member: Member) -> list[int]:
@@ -166,8 +166,8 @@ class Epoch:
                 self._has_prepared(member, message.epoch, None)
             case said.NotHeld():
                 self._has_prepared(member, message.epoch, Blamed(member.name, message.words))
-            case said.Beat() | said.Beats():
-                self.beats.update({done.rank: done.beat for done in message.ranks})
+            case said.Heartbeat() | said.Heartbeats():
+                self.heartbeats.update({done.rank: done.heartbeat for done in message.ranks})
             case _:
                 pass
 
@@ -193,12 +193,12 @@ class Epoch:
             words = str(error) if isinstance(error, Error | OSError) else f"{type(error).__name__}: {error}"
             member.wire.post(said.NoPart(self.number, words))
 
-    def _rank_said(self, heard: RankSaid) -> None:
+    def _rank_said(self, heard: FromRank) -> None:
         """The first rank."""
         match heard:
-            case Beat():
-                self.beats[0], self._last_beat = heard, time.monotonic()
-                if heard.is_answer and self._asked is not None and not self._asked.done():
+            case RankHeartbeat():
+                self.heartbeats[0], self._last_heartbeat = heard, time.monotonic()
+                if heard.is_reply and self._asked is not None and not self._asked.done():
                     self._asked.set_result(heard)
             case Put() | Take():
                 if self._line is not None:
@@ -223,27 +223,27 @@ class Epoch:
 
     def silent_seconds(self, now: float) -> float:
         """Of the first rank, once it has said something."""
-        return now - self._last_beat if self._last_beat else 0.0
+        return now - self._last_heartbeat if self._last_heartbeat else 0.0
 
     @property
     def is_stuck(self) -> bool:
-        return self.silent_seconds(time.monotonic()) > SECONDS_WITHOUT_BEAT
+        return self.silent_seconds(time.monotonic()) > HEARTBEAT_TIMEOUT_SECONDS
 
-    async def fresh_beats(self) -> dict[int, Beat]:
+    async def fresh_heartbeats(self) -> dict[int, RankHeartbeat]:
         """Of every rank, as of now."""
         asking = [self._ask_members(member) for member in self.taking_part if any(self.ranks(member))]
         await asyncio.gather(self._ask_first(), *asking)
-        return dict(self.beats)
+        return dict(self.heartbeats)
 
     async def _ask_members(self, member: Member) -> None:
-        self.beats.update({done.rank: done.beat for done in await member.beats()})
+        self.heartbeats.update({done.rank: done.heartbeat for done in await member.heartbeats()})
 
     async def _ask_first(self) -> None:
         if self._line is None:
             return
         self._asked = asyncio.get_running_loop().create_future()
-        self._line.tell(AskBeat())
-        await asyncio.wait([self._asked], timeout=SECONDS_FOR_A_BEAT)
+        self._line.tell(HeartbeatRequest())
+        await asyncio.wait([self._asked], timeout=HEARTBEAT_REPLY_SECONDS)
 
     # --- ending
 

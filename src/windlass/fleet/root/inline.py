@@ -55,9 +55,9 @@ class Beside:
         plan, names = self.fleet.plan, self.fleet.names
         if self._lost is not None or plan is None:
             raise self._lost or Unavailable("the epoch is over")
-        before = self._wait(self.fleet.beats())
+        before = self._wait(self.fleet.heartbeats())
         seconds = run()
-        after = self._wait(self.fleet.beats())
+        after = self._wait(self.fleet.heartbeats())
         return rank_times(before, after, plan.layout, names, sum(seconds), len(seconds))
 
     @contextmanager

@@ -54,14 +54,14 @@ class Member:
         self.probe = await self._ask(said.Probe(), said.ProbeAnswer, PROBE_SECONDS)
         return self.probe
 
-    async def beats(self) -> list[said.RankDone]:
+    async def heartbeats(self) -> list[said.RankReport]:
         number = next(self._numbers)
-        found: said.Beats = await self._ask(said.AskBeats(number), ("beats", number))
+        found: said.Heartbeats = await self._ask(said.HeartbeatsRequest(number), ("heartbeats", number))
         return found.ranks
 
     def hear(self, message: FromWorker) -> bool:
         """Whether it was an answer."""
-        key = ("beats", message.id) if isinstance(message, said.Beats) else type(message)
+        key = ("heartbeats", message.id) if isinstance(message, said.Heartbeats) else type(message)
         waiting = self._asked.pop(key, None)
         if waiting is not None and not waiting.done():
             waiting.set_result(message)

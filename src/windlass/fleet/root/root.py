@@ -23,7 +23,7 @@ from windlass.core.request import Info
 from windlass.engine.client.replay import EngineMoved
 from windlass.engine.client.transport import EngineTransport, Lost, ProcessTransport, Receive
 from windlass.engine.protocol import Command, Failed, InfoReply, Loading, Ready, Report, as_error
-from windlass.engine.ranks.messages import Beat
+from windlass.engine.ranks.messages import RankHeartbeat
 from windlass.errors import Error
 from windlass.fleet.protocol import messages as said
 from windlass.fleet.protocol.channel import ChannelLost, keep_alive
@@ -117,9 +117,9 @@ class Fleet:
         """This machine, as it was found."""
         return self._members[ROOT].node(num_ranks)
 
-    async def beats(self) -> dict[int, Beat]:
+    async def heartbeats(self) -> dict[int, RankHeartbeat]:
         """Of every rank of the epoch there is, as of now."""
-        return {} if self._epoch is None else await self._epoch.fresh_beats()
+        return {} if self._epoch is None else await self._epoch.fresh_heartbeats()
 
     async def close(self) -> None:
         """Every rank ends, every worker is told goodbye. May be called twice."""

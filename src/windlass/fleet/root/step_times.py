@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from windlass.core.layout import Layout, coordinates
 from windlass.core.model import Frozen
-from windlass.engine.ranks.messages import Beat
+from windlass.engine.ranks.messages import RankHeartbeat
 from windlass.parallel.group import Count
 
 STEPS = "steps"
@@ -30,10 +30,15 @@ class RankTime(Frozen):
 
 
 def rank_times(
-    before: Mapping[int, Beat], after: Mapping[int, Beat], layout: Layout, names: Sequence[str], seconds: float, steps: int
+    before: Mapping[int, RankHeartbeat],
+    after: Mapping[int, RankHeartbeat],
+    layout: Layout,
+    names: Sequence[str],
+    seconds: float,
+    steps: int,
 ) -> list[RankTime]:
     """`seconds`: that the steps between the two took, as the first rank saw it; `names`: of each rank's machine."""
-    spent = {rank: _between(before.get(rank, Beat()).counts, after[rank].counts) for rank in sorted(after)}
+    spent = {rank: _between(before.get(rank, RankHeartbeat()).counts, after[rank].counts) for rank in sorted(after)}
     return [_time(rank, names[rank], spent, layout, seconds, steps, before, after) for rank in spent]
 
 
@@ -57,13 +62,13 @@ def _time(
     layout: Layout,
     seconds: float,
     steps: int,
-    before: Mapping[int, Beat],
-    after: Mapping[int, Beat],
+    before: Mapping[int, RankHeartbeat],
+    after: Mapping[int, RankHeartbeat],
 ) -> RankTime:
     own = spent[rank]
     talking = sum(count.seconds for count in own.values())
     wire = sum(_on_the_wire(rank, name, spent, layout) for name in own)
-    in_steps = seconds if rank == 0 else after[rank].step_seconds - before.get(rank, Beat()).step_seconds
+    in_steps = seconds if rank == 0 else after[rank].step_seconds - before.get(rank, RankHeartbeat()).step_seconds
     compute = max(in_steps - talking, 0.0)
     return RankTime(
         rank=rank,

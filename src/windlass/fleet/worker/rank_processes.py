@@ -16,17 +16,25 @@ from typing import Any
 from windlass.core.frames import FrameReader
 from windlass.core.launch import RankJob
 from windlass.engine.protocol import Failed
-from windlass.engine.ranks.messages import SECONDS_WITHOUT_BEAT, AskBeat, Beat, RankSaid, SaidToRank, decode_said, framed
+from windlass.engine.ranks.messages import (
+    HEARTBEAT_TIMEOUT_SECONDS,
+    FromRank,
+    HeartbeatRequest,
+    RankHeartbeat,
+    ToRank,
+    decode_from_rank,
+    framed,
+)
 from windlass.engine.ranks.process import start_rank
 from windlass.fleet.protocol.handshake import NO_MESSAGE
 
 SECONDS_TO_BEGIN = 60.0
-"""Before its first beat a rank imports torch, which holds up all its threads: on a cold disk it takes long."""
-SECONDS_FOR_A_BEAT = 1.0
+"""Before its first heartbeat a rank imports torch, which holds up all its threads: on a cold disk it takes long."""
+HEARTBEAT_REPLY_SECONDS = 1.0
 LAST_WORDS_BYTES = 2000
 STUCK = "Stuck"
 
-Heard = Callable[[RankSaid], None]
+Heard = Callable[[FromRank], None]
 
 
 class Line(asyncio.Protocol):
@@ -38,7 +46,7 @@ class Line(asyncio.Protocol):
         self._frames = FrameReader()
         self._transport: Any = None
 
-    def tell(self, message: SaidToRank | RankJob) -> None:
+    def tell(self, message: ToRank | RankJob) -> None:
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(framed(message))
 
@@ -52,7 +60,7 @@ class Line(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             for body in self._frames.push(data):
-                self._heard(decode_said(body))
+                self._heard(decode_from_rank(body))
         except NO_MESSAGE:  # not a word of ours
             self._transport.abort()
 
@@ -70,13 +78,13 @@ class RankProcess:
     """One life of one rank. `ended` comes once, when the process is gone, unless it was closed before."""
 
     def __init__(self, job: RankJob, threads: int, heard: Heard, ended: Callable[[Failed], None]) -> None:
-        self.rank, self.beat = job.rank, Beat()
+        self.rank, self.heartbeat = job.rank, RankHeartbeat()
         self._job, self._threads, self._heard, self._ended = job, threads, heard, ended
         self._words = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
         self._failed: Failed | None = None
-        self._last_beat = 0.0
+        self._last_heartbeat = 0.0
         self._began = time.monotonic()
-        self._asked: asyncio.Future[Beat] | None = None
+        self._asked: asyncio.Future[RankHeartbeat] | None = None
         self._reaping: asyncio.Task[None] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._line: Line | None = None
@@ -92,27 +100,29 @@ class RankProcess:
         assert self._process is not None
         return self._process.pid
 
-    def tell(self, message: SaidToRank) -> None:
+    def tell(self, message: ToRank) -> None:
         if self._line is not None:
             self._line.tell(message)
 
     def look(self, now: float) -> None:
         """To be called a few times a second: a process that gives no sign of life is ended."""
-        since, limit = (self._last_beat, SECONDS_WITHOUT_BEAT) if self._last_beat else (self._began, SECONDS_TO_BEGIN)
+        since, limit = (
+            (self._last_heartbeat, HEARTBEAT_TIMEOUT_SECONDS) if self._last_heartbeat else (self._began, SECONDS_TO_BEGIN)
+        )
         if now - since > limit and self._failed is None:
             self._failed = Failed(STUCK, f"gave no sign of life for {now - since:.1f} s: stopped, or out of memory or time")
             if self._process is not None:
                 self._process.kill()
 
-    async def fresh_beat(self) -> Beat:
+    async def fresh_heartbeat(self) -> RankHeartbeat:
         """Asked for now; the last one where there is no answer."""
         self._asked = asyncio.get_running_loop().create_future()
-        self.tell(AskBeat())
+        self.tell(HeartbeatRequest())
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(SECONDS_FOR_A_BEAT):
+            async with asyncio.timeout(HEARTBEAT_REPLY_SECONDS):
                 await self._asked
         self._asked = None
-        return self.beat
+        return self.heartbeat
 
     async def close(self) -> None:
         """Gone when this returns, however far it had come. There is nothing for it to put in order first."""
@@ -124,11 +134,11 @@ class RankProcess:
             await (self._reaping or asyncio.to_thread(self._process.wait))
         self._words.close()
 
-    def _hear(self, said: RankSaid) -> None:
+    def _hear(self, said: FromRank) -> None:
         match said:
-            case Beat():
-                self.beat, self._last_beat = said, time.monotonic()
-                if said.is_answer and self._asked is not None and not self._asked.done():
+            case RankHeartbeat():
+                self.heartbeat, self._last_heartbeat = said, time.monotonic()
+                if said.is_reply and self._asked is not None and not self._asked.done():
                     self._asked.set_result(said)
             case Failed():
                 self._failed = self._failed or said

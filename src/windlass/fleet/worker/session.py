@@ -18,7 +18,7 @@ import msgspec
 
 from windlass.core.launch import RankJob
 from windlass.engine.protocol import Failed, Loading
-from windlass.engine.ranks.messages import BuiltRank, Found, NotFound, Put, RankSaid, Take
+from windlass.engine.ranks.messages import Found, FromRank, NotFound, Put, RankBuilt, Take
 from windlass.errors import Error
 from windlass.fleet.protocol import messages as said
 from windlass.fleet.protocol.channel import Wire, keep_alive
@@ -52,7 +52,7 @@ class Epoch:
 
     @property
     def rows(self) -> int:
-        return max((process.beat.rows for process in self.processes.values()), default=0)
+        return max((process.heartbeat.rows for process in self.processes.values()), default=0)
 
     def status(self, now: float) -> str:
         """Of the time since it was last asked."""
@@ -80,7 +80,7 @@ class Session:
 
     async def run(self) -> str:
         """Why it ended, in words; empty where the root said goodbye."""
-        doing = [asyncio.create_task(work) for work in (self._listen(), keep_alive(self._wire, self._beat), self._look())]
+        doing = [asyncio.create_task(work) for work in (self._listen(), keep_alive(self._wire, self._heartbeat), self._look())]
         try:
             await asyncio.wait(doing, return_when=asyncio.FIRST_COMPLETED)
             return next((str(task.exception() or "") for task in doing if task.done()), "")
@@ -126,9 +126,9 @@ class Session:
                 self._answer(message.id, lambda number: Found(number, message.value))
             case said.NoNote():
                 self._answer(message.id, lambda number: NotFound(number, message.words))
-            case said.AskBeats():
-                self._begin(self._tell_beats(message.id))
-            case _:  # Beat: that it came is all
+            case said.HeartbeatsRequest():
+                self._begin(self._send_heartbeats(message.id))
+            case _:  # RankHeartbeat: that it came is all
                 pass
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
@@ -229,7 +229,7 @@ class Session:
         seconds = time.monotonic() - epoch.began
         self._journal.line(f"{epoch.name}: ended after {seconds:.0f} s, {epoch.rows:,} tokens")
 
-    def _rank_said(self, epoch: Epoch, rank: int, heard: RankSaid) -> None:
+    def _rank_said(self, epoch: Epoch, rank: int, heard: FromRank) -> None:
         process = epoch.processes[rank]
         match heard:
             case Put():
@@ -241,7 +241,7 @@ class Session:
             case Loading():
                 epoch.loading[rank] = heard
                 self._wire.post(said.Progress(epoch.number, heard.done_bytes, heard.total_bytes, rank))
-            case BuiltRank():
+            case RankBuilt():
                 epoch.ready.add(rank)
                 self._wire.post(said.RankReady(epoch.number, rank, heard.weights_bytes))
                 if epoch.ready == epoch.processes.keys():
@@ -262,15 +262,15 @@ class Session:
 
     # --- signs of life
 
-    def _beat(self) -> said.Beat:
+    def _heartbeat(self) -> said.Heartbeat:
         processes = self._epoch.processes.values() if self._epoch is not None else ()
-        return said.Beat([said.RankDone(process.rank, process.beat) for process in processes])
+        return said.Heartbeat([said.RankReport(process.rank, process.heartbeat) for process in processes])
 
-    async def _tell_beats(self, number: int) -> None:
+    async def _send_heartbeats(self, number: int) -> None:
         processes = list(self._epoch.processes.values()) if self._epoch is not None else []
-        beats = await asyncio.gather(*(process.fresh_beat() for process in processes))
-        done = [said.RankDone(process.rank, beat) for process, beat in zip(processes, beats, strict=True)]
-        self._wire.post(said.Beats(number, done))
+        heartbeats = await asyncio.gather(*(process.fresh_heartbeat() for process in processes))
+        done = [said.RankReport(process.rank, heartbeat) for process, heartbeat in zip(processes, heartbeats, strict=True)]
+        self._wire.post(said.Heartbeats(number, done))
 
     async def _look(self) -> None:
         """Twice a second: is a rank stuck, and what is there to show?"""
