@@ -132,7 +132,7 @@ def test_a_rank_that_is_only_half_started_ends_too(monkeypatch: pytest.MonkeyPat
 
     made = ranks.start_rank
     monkeypatch.setattr(ranks, "start_rank", start_rank)
-    monkeypatch.setattr(ranks, "open_line", never)
+    monkeypatch.setattr(ranks, "connect_rank", never)
     asyncio.run(happen())
     assert started[0][0].returncode is not None, "it is gone, and somebody saw it go"
 

@@ -28,7 +28,7 @@ from windlass.fleet.protocol.messages import FromWorker
 from windlass.fleet.root.board import EpochBoard
 from windlass.fleet.root.member import Member
 from windlass.fleet.transfer.send import Sending, send
-from windlass.fleet.worker.rank_processes import Line, open_line
+from windlass.fleet.worker.rank_processes import RankConnection, connect_rank
 
 HEARTBEAT_REPLY_SECONDS = 1.0
 
@@ -73,7 +73,7 @@ class Epoch:
         self._meeting = meeting_of(plan, members, launch.sync, launch.device)
         self._prepared: dict[str, asyncio.Future[None]] = {}
         self._sending: set[asyncio.Task[None]] = set()
-        self._line: Line | None = None
+        self._connection: RankConnection | None = None
         self._last_heartbeat = 0.0
         self._loaded: dict[int, tuple[int, int]] = {}
         """By rank, what it has read, and of how much."""
@@ -121,7 +121,7 @@ class Epoch:
             return make_engine(RankJob(launch=self.launch, epoch=self.number), None)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            self._line = await open_line(ours, self._rank_said, lambda: None)
+            self._connection = await connect_rank(ours, self._rank_said, lambda: None)
         except BaseException:
             theirs.close()
             raise
@@ -201,8 +201,8 @@ class Epoch:
                 if heard.is_reply and self._asked is not None and not self._asked.done():
                     self._asked.set_result(heard)
             case Put() | Take():
-                if self._line is not None:
-                    self._board.hear_rank(heard, self._line.tell)
+                if self._connection is not None:
+                    self._board.hear_rank(heard, self._connection.tell)
             case Loading():
                 self.loading(heard.done_bytes, heard.total_bytes)
             case _:
@@ -239,10 +239,10 @@ class Epoch:
         self.heartbeats.update({done.rank: done.heartbeat for done in await member.heartbeats()})
 
     async def _ask_first(self) -> None:
-        if self._line is None:
+        if self._connection is None:
             return
         self._asked = asyncio.get_running_loop().create_future()
-        self._line.tell(HeartbeatRequest())
+        self._connection.tell(HeartbeatRequest())
         await asyncio.wait([self._asked], timeout=HEARTBEAT_REPLY_SECONDS)
 
     # --- ending
@@ -257,8 +257,8 @@ class Epoch:
             task.cancel()
         for member in self.members:
             member.wire.post(said.EndEpoch(self.number))
-        if self._line is not None:
-            self._line.close()
+        if self._connection is not None:
+            self._connection.close()
 
     def _begin(self, work: object) -> None:
         task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)  # type: ignore[arg-type]

@@ -37,8 +37,8 @@ STUCK = "Stuck"
 Heard = Callable[[FromRank], None]
 
 
-class Line(asyncio.Protocol):
-    """The supervisor's end of a rank's line."""
+class RankConnection(asyncio.Protocol):
+    """The supervisor's end of the socket to a rank."""
 
     def __init__(self, heard: Heard, lost: Callable[[], None]) -> None:
         """Both are called on the event loop; nothing is heard after `lost`."""
@@ -68,10 +68,10 @@ class Line(asyncio.Protocol):
         self._lost()
 
 
-async def open_line(connection: socket.socket, heard: Heard, lost: Callable[[], None]) -> Line:
+async def connect_rank(connection: socket.socket, heard: Heard, lost: Callable[[], None]) -> RankConnection:
     """Of a rank that somebody else has started: the first, which is the engine's process."""
-    _, line = await asyncio.get_running_loop().create_unix_connection(lambda: Line(heard, lost), sock=connection)
-    return line
+    _, opened = await asyncio.get_running_loop().create_unix_connection(lambda: RankConnection(heard, lost), sock=connection)
+    return opened
 
 
 class RankProcess:
@@ -87,13 +87,13 @@ class RankProcess:
         self._asked: asyncio.Future[RankHeartbeat] | None = None
         self._reaping: asyncio.Task[None] | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._line: Line | None = None
+        self._connection: RankConnection | None = None
         self._is_closed = False
 
     async def start(self) -> None:
         self._process, connection = start_rank(self._threads, self._words)
-        self._line = await open_line(connection, self._hear, self._lost)
-        self._line.tell(self._job)
+        self._connection = await connect_rank(connection, self._hear, self._lost)
+        self._connection.tell(self._job)
 
     @property
     def pid(self) -> int:
@@ -101,8 +101,8 @@ class RankProcess:
         return self._process.pid
 
     def tell(self, message: ToRank) -> None:
-        if self._line is not None:
-            self._line.tell(message)
+        if self._connection is not None:
+            self._connection.tell(message)
 
     def look(self, now: float) -> None:
         """To be called a few times a second: a process that gives no sign of life is ended."""
@@ -127,8 +127,8 @@ class RankProcess:
     async def close(self) -> None:
         """Gone when this returns, however far it had come. There is nothing for it to put in order first."""
         self._is_closed = True
-        if self._line is not None:
-            self._line.close()
+        if self._connection is not None:
+            self._connection.close()
         if self._process is not None:
             self._process.kill()
             await (self._reaping or asyncio.to_thread(self._process.wait))
