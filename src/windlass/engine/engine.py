@@ -17,7 +17,7 @@ from windlass.core.client import Late
 from windlass.core.request import FinishReason, Stats, Timings, TokenLogprob, Usage
 from windlass.engine.admission import Compiling, Deadlines, compiled_of
 from windlass.engine.execute.runner import Decoder, Runner
-from windlass.engine.protocol import Begun, Finish, Output, Submit, Vocabulary, late_words
+from windlass.engine.protocol import Begun, Finish, Output, Submit, Vocabulary, timeout_message
 from windlass.engine.sample.grammar import Guide, Guides
 from windlass.engine.sample.sampler import Drawing, Sampler
 from windlass.engine.schedule.scheduler import Batch, Chunk, Limits, Scheduler
@@ -218,7 +218,7 @@ class Engine:
         return [Output(sequence.id, [], finish=self._finish_late(sequence)) for sequence in passed]
 
     def _finish_late(self, sequence: EngineSequence) -> Finish:
-        return self._finish(sequence, "error", late_words(sequence.request.submit.deadline_seconds), LATE)
+        return self._finish(sequence, "error", timeout_message(sequence.request.submit.deadline_seconds), LATE)
 
     def _mark_started(self, batch: Batch) -> None:
         for chunk in batch.chunks:

@@ -180,7 +180,7 @@ def _bad_input(kind: str, message: str, field: str) -> errors.BadInput:
     return made(message, field=field)
 
 
-def late_words(seconds: float | None) -> str:
+def timeout_message(seconds: float | None) -> str:
     return f"the answer was not whole after {seconds or 0:.3g} s, its deadline; allow more time, or ask for fewer tokens"
 
 

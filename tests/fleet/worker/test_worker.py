@@ -55,7 +55,7 @@ from windlass.fleet.protocol.messages import (  # noqa: E402
     Started,
     WantParts,
 )
-from windlass.fleet.root.loopback import OwnMachine  # noqa: E402
+from windlass.fleet.root.loopback import LoopbackMachine  # noqa: E402
 from windlass.fleet.transfer import send as sending_module  # noqa: E402
 from windlass.fleet.transfer.send import Sending  # noqa: E402
 from windlass.kernels.program import program  # noqa: E402
@@ -326,7 +326,7 @@ def test_the_roots_own_machine_speaks_the_same_words(tmp_path: Path) -> None:
     """No port, no secret; a rank that cannot be is told of, one that lives beats, and none is left."""
 
     async def run() -> list[int]:
-        own = OwnMachine()
+        own = LoopbackMachine()
         meeting = Meeting(key=os.urandom(32), hosts=("", ""), machines=(0, 0))
         own.wire.post(Start(1, [RankJob(launch=tiny(Layout(tp=2)), rank=1, meeting=meeting, epoch=1)]))
         pids, beats = list[int](), 0

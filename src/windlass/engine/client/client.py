@@ -19,7 +19,7 @@ from windlass.engine.client.replay import MAX_CRASHES
 from windlass.engine.client.requests import EngineRequests, Progress
 from windlass.engine.client.text_processor import EncodedRequest, NoText, TextProcessor, TokenOnlyProcessor
 from windlass.engine.client.transport import EngineTransport, ProcessTransport, ThreadTransport
-from windlass.engine.protocol import Begun, Finish, Output, Submit, finish_error, late_words
+from windlass.engine.protocol import Begun, Finish, Output, Submit, finish_error, timeout_message
 from windlass.errors import BadInput
 from windlass.text.parse.stream import Piece, TextStream
 from windlass.text.tokenize.tokenizer import LONG_CHARACTERS
@@ -152,7 +152,7 @@ class EngineClient:
             async with asyncio.timeout(deadline_seconds):
                 return await self._requests.ready()
         except TimeoutError:
-            raise Late(late_words(deadline_seconds)) from None
+            raise Late(timeout_message(deadline_seconds)) from None
 
     def _check_stops(self, asked: tuple[int, ...], info: Info) -> None:
         """Those of the request only: a model's own may name tokens that it does not have."""

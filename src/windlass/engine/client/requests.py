@@ -28,7 +28,7 @@ from windlass.engine.protocol import (
     Submit,
     Vocabulary,
     as_error,
-    late_words,
+    timeout_message,
 )
 from windlass.errors import Error
 
@@ -121,7 +121,7 @@ class EngineRequests:
         """The engine ends late requests itself; this is for one that is in the middle of a long step, stuck, or lost."""
         if submit.deadline_seconds is None:
             return None
-        error = Late(late_words(submit.deadline_seconds))
+        error = Late(timeout_message(submit.deadline_seconds))
         return asyncio.get_running_loop().call_later(submit.deadline_seconds, pending.fail, error)
 
     def _connected(self, follows: bool = False) -> _Connection:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from windlass.engine.client.client import EngineClient
-from windlass.fleet.root.root import Fleet, NodeNow
+from windlass.fleet.root.root import Fleet, NodeStatus
 
 if TYPE_CHECKING:
     from windlass.engine.client.requests import Progress
@@ -23,7 +23,7 @@ class FleetClient(EngineClient):
         self.fleet = fleet
 
     @property
-    def nodes(self) -> tuple[NodeNow, ...]:
+    def nodes(self) -> tuple[NodeStatus, ...]:
         """The machines, as they are now."""
         return self.fleet.nodes
 

@@ -44,7 +44,7 @@ class NodeProgress(Frozen):
     total_bytes: int
 
 
-class Blamed(Exception):
+class MemberFailed(Exception):
     """An epoch that cannot begin, because of one member."""
 
     def __init__(self, member: str, words: str) -> None:
@@ -95,7 +95,7 @@ class Epoch:
     # --- beginning
 
     async def prepare(self, sending: Sending) -> None:
-        """All machines but this one have their weights when it returns. Raises Blamed."""
+        """All machines but this one have their weights when it returns. Raises MemberFailed."""
         self._source = sending
         others = [member for member in self.taking_part if not member.is_own]
         for member in others:
@@ -165,7 +165,7 @@ class Epoch:
             case said.Prepared():
                 self._has_prepared(member, message.epoch, None)
             case said.NotHeld():
-                self._has_prepared(member, message.epoch, Blamed(member.name, message.words))
+                self._has_prepared(member, message.epoch, MemberFailed(member.name, message.words))
             case said.Heartbeat() | said.Heartbeats():
                 self.heartbeats.update({done.rank: done.heartbeat for done in message.ranks})
             case _:

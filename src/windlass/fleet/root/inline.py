@@ -28,7 +28,7 @@ SECONDS_TO_KNOW = 6.0
 """Who is lost: a worker is missed after 4 s of silence."""
 
 
-class Beside:
+class InlineFleet:
     """To be closed. `make_fleet` is given what makes the engine: a promise, which this process keeps."""
 
     def __init__(self, make_fleet: Callable[[MakeEngine], Fleet]) -> None:
@@ -38,7 +38,7 @@ class Beside:
         self._job: Future[RankJob] = Future()
         self._lost: Error | None = None
         self._is_over = threading.Event()
-        self._engine: EngineHere | None = None
+        self._engine: InlineTransport | None = None
         self.fleet = make_fleet(self._engine_here)
 
     def job(self) -> RankJob:
@@ -82,7 +82,7 @@ class Beside:
         self.close()
 
     def _engine_here(self, job: RankJob, supervised: socket.socket | None) -> EngineTransport:
-        self._engine = EngineHere(job, supervised, self._job)
+        self._engine = InlineTransport(job, supervised, self._job)
         return self._engine
 
     def _open(self) -> None:
@@ -101,7 +101,7 @@ class Beside:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
 
-class EngineHere:
+class InlineTransport:
     """The way to an engine that is made in this process: it is only told of."""
 
     def __init__(self, job: RankJob, supervised: socket.socket | None, given: Future[RankJob]) -> None:

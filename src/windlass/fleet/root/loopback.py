@@ -58,7 +58,7 @@ class Quiet:
         pass
 
 
-class OwnMachine:
+class LoopbackMachine:
     """Begins when it is made, on the event loop that runs then, in whose thread ranks are started and with which they end."""
 
     def __init__(self, device: str = "cpu", journal: Journal | None = None) -> None:

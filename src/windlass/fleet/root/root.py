@@ -29,8 +29,8 @@ from windlass.fleet.protocol import messages as said
 from windlass.fleet.protocol.channel import ChannelLost, keep_alive
 from windlass.fleet.protocol.handshake import NotAdmitted
 from windlass.fleet.root import state_machine as events
-from windlass.fleet.root.epoch import Blamed, Epoch, MakeEngine, NodeProgress, checkpoint
-from windlass.fleet.root.loopback import OwnMachine
+from windlass.fleet.root.epoch import Epoch, MakeEngine, MemberFailed, NodeProgress, checkpoint
+from windlass.fleet.root.loopback import LoopbackMachine
 from windlass.fleet.root.member import ROOT, Member, NotOurs, join
 from windlass.fleet.root.state_machine import Begin, End, Event, Refuse, State, next_action
 from windlass.fleet.transfer.send import Sending
@@ -42,7 +42,7 @@ SECONDS_BETWEEN_DIALS, SECONDS_AFTER_REFUSAL = 1.0, 5.0
 ROOT_BYTES = 16
 
 
-class NodeNow(msgspec.Struct, frozen=True):
+class NodeStatus(msgspec.Struct, frozen=True):
     """For people to look at."""
 
     name: str
@@ -75,7 +75,7 @@ class Fleet:
         self._state = State(workers=tuple(events.Worker(name=name) for name in launch.workers))
         self._id, self._host = secrets.token_bytes(ROOT_BYTES), socket.gethostname()
         self._members: dict[str, Member] = {}
-        self._own: OwnMachine | None = None
+        self._own: LoopbackMachine | None = None
         self._transport: FleetTransport | None = None
         self._epoch: Epoch | None = None
         self._beginning: asyncio.Task[None] | None = None
@@ -97,14 +97,14 @@ class Fleet:
         return None if self._epoch is None else self._epoch.plan
 
     @property
-    def nodes(self) -> tuple[NodeNow, ...]:
+    def nodes(self) -> tuple[NodeStatus, ...]:
         epoch = self._epoch
-        found = [NodeNow(ROOT, "", self._state.phase, _share(epoch, ROOT))]
+        found = [NodeStatus(ROOT, "", self._state.phase, _share(epoch, ROOT))]
         for worker in self._state.workers:
             taking_part = epoch is not None and any(member.name == worker.name for member in epoch.taking_part)
             state = "lost" if not worker.is_here else self._state.phase if taking_part else "waiting"
             member = self._members.get(worker.name)
-            found.append(NodeNow(worker.name, member.probe.address if member else "", state, _share(epoch, worker.name)))
+            found.append(NodeStatus(worker.name, member.probe.address if member else "", state, _share(epoch, worker.name)))
         return tuple(found)
 
     @property
@@ -190,7 +190,7 @@ class Fleet:
     def _open(self) -> None:
         if self._own is not None:
             return
-        self._own = OwnMachine(self._launch.device)
+        self._own = LoopbackMachine(self._launch.device)
         own = self._members[ROOT] = Member(ROOT, self._own.wire)
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._listen(own)), loop.create_task(self._tick())]
@@ -299,7 +299,7 @@ class Fleet:
             engine = await epoch.start(self._make_engine)
             self._leaving.append(engine)
             transport.begin(engine)
-        except Blamed as error:
+        except MemberFailed as error:
             self._event(events.CouldNotBegin(words=str(error), name=error.member))
         except ChannelLost as error:  # who it was is told by its own connection
             self._told(f"epoch {begin.number} did not begin: {error}")
@@ -331,7 +331,7 @@ class Fleet:
         except ChannelLost as error:
             if member.is_own:
                 raise Unavailable(f"this machine could not be measured: {error}") from None
-            raise Blamed(member.name, str(error)) from None
+            raise MemberFailed(member.name, str(error)) from None
 
     async def _opened(self, path: Any) -> Sending:
         if self._sending is None:
