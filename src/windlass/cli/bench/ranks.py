@@ -24,7 +24,7 @@ class InlineRanks:
 
     def __init__(self, told: Callable[[str], None], nodes: Callable[[NodeProgress], None]) -> None:
         self._told, self._nodes = told, nodes
-        self._inline: InlineFleet | None = None
+        self._beside: InlineFleet | None = None
         self._launch: Launch | None = None
 
     def load(self, launch: Launch, progress: Callable[[int, int], None]) -> tuple[Engine, Info]:
@@ -32,19 +32,19 @@ class InlineRanks:
         from windlass.fleet.root.inline import InlineFleet
 
         self._launch = launch
-        self._inline = InlineFleet(lambda make: open_fleet(launch, self._nodes, self._told, make))
-        with self._inline.explained():
-            engine, info = load_job(self._inline.job(), progress)
-        self._inline.ready(info)
+        self._beside = InlineFleet(lambda make: open_fleet(launch, self._nodes, self._told, make))
+        with self._beside.explained():
+            engine, info = load_job(self._beside.job(), progress)
+        self._beside.ready(info)
         return engine, info
 
     def watch(self, run: Callable[[], Sequence[float]]) -> Split:
         from windlass.measure.report import RankRun, Split
 
-        assert self._inline is not None and self._launch is not None
-        plan = self._inline.fleet.plan
-        with self._inline.explained():
-            found = self._inline.watch(run)
+        assert self._beside is not None and self._launch is not None
+        plan = self._beside.fleet.plan
+        with self._beside.explained():
+            found = self._beside.watch(run)
         assert plan is not None
         return Split(
             layout=str(plan.layout),
@@ -55,9 +55,9 @@ class InlineRanks:
 
     def _predicted(self) -> float:
         """Of processes of this machine; a plan for several machines says it itself."""
-        assert self._inline is not None and self._launch is not None
+        assert self._beside is not None and self._launch is not None
         try:
-            node = self._inline.fleet.own_node(self._launch.layout.world)
+            node = self._beside.fleet.own_node(self._launch.layout.world)
             return Replanner(self._launch).replan([node]).tokens_per_second
         except Error:
             return 0.0
@@ -66,5 +66,5 @@ class InlineRanks:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._inline is not None:
-            self._inline.close()
+        if self._beside is not None:
+            self._beside.close()

@@ -22,7 +22,7 @@ from windlass.engine.client.transport import EngineTransport
 from windlass.engine.protocol import Loading
 from windlass.engine.ranks.messages import HEARTBEAT_TIMEOUT_SECONDS, FromRank, HeartbeatRequest, Put, RankHeartbeat, Take
 from windlass.errors import Error, Impossible
-from windlass.fleet.protocol import messages as said
+from windlass.fleet.protocol import messages
 from windlass.fleet.protocol.channel import ChannelLost
 from windlass.fleet.protocol.messages import FromWorker
 from windlass.fleet.root.board import EpochBoard
@@ -102,11 +102,11 @@ class Epoch:
             slices = await asyncio.to_thread(self._needed, sending, member)
             self._prepared[member.name] = asyncio.get_running_loop().create_future()
             member.wire.post(
-                said.Prepare(self.number, sending.catalogue, sending.fingerprint, str(sending.path.absolute()), slices)
+                messages.Prepare(self.number, sending.catalogue, sending.fingerprint, str(sending.path.absolute()), slices)
             )
         await asyncio.gather(*self._prepared.values())
 
-    def _needed(self, sending: Sending, member: Member) -> list[said.Slice]:
+    def _needed(self, sending: Sending, member: Member) -> list[messages.Slice]:
         from windlass.weights.tensors.slices import disjoint
 
         return disjoint(one for rank in self.ranks(member) for one in sending.needed(self.plan, rank))
@@ -116,7 +116,7 @@ class Epoch:
         for member in self.taking_part:
             jobs = [self._job(rank, self._remote_meeting(member)) for rank in self.ranks(member) if rank]
             if jobs:
-                member.wire.post(said.Start(self.number, jobs))
+                member.wire.post(messages.Start(self.number, jobs))
         if self.plan.layout.world == 1:
             return make_engine(RankJob(launch=self.launch, epoch=self.number), None)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -140,7 +140,7 @@ class Epoch:
 
     def _remote_meeting(self, member: Member) -> Meeting:
         """Frames are signed but not encrypted, so the epoch's key travels masked (session.py unmasks it)."""
-        key = member.wire.covered(self._meeting.key, said.key_name(self.number))
+        key = member.wire.covered(self._meeting.key, messages.key_name(self.number))
         return msgspec.structs.replace(self._meeting, key=key)
 
     # --- while it lasts
@@ -148,25 +148,25 @@ class Epoch:
     def hear(self, member: Member, message: FromWorker) -> None:
         """What concerns the epoch, and is no end of a rank."""
         match message:
-            case said.PutNote() | said.TakeNote():
+            case messages.PutNote() | messages.TakeNote():
                 if message.epoch == self.number:
                     self._board.hear(message, member.wire.post)
-            case said.WantParts():
+            case messages.WantParts():
                 if message.epoch == self.number:
                     self._begin(self._send(member, message))
-            case said.Progress():
+            case messages.Progress():
                 if message.rank < 0:
                     self._tell(member, "receiving", message.done_bytes, message.total_bytes)
                 else:
                     self._read(member, message.rank, message.done_bytes, message.total_bytes)
-            case said.RankReady():
+            case messages.RankReady():
                 if message.epoch == self.number:
                     self.held_bytes[message.rank] = message.weights_bytes
-            case said.Prepared():
+            case messages.Prepared():
                 self._has_prepared(member, message.epoch, None)
-            case said.NotHeld():
+            case messages.NotHeld():
                 self._has_prepared(member, message.epoch, MemberFailed(member.name, message.words))
-            case said.Heartbeat() | said.Heartbeats():
+            case messages.Heartbeat() | messages.Heartbeats():
                 self.heartbeats.update({done.rank: done.heartbeat for done in message.ranks})
             case _:
                 pass
@@ -180,18 +180,18 @@ class Epoch:
         else:
             waiting.set_exception(error)
 
-    async def _send(self, member: Member, wanted: said.WantParts) -> None:
-        async def write(piece: said.Piece) -> None:
-            await member.wire.send(said.PartData(self.number, piece))
+    async def _send(self, member: Member, wanted: messages.WantParts) -> None:
+        async def write(piece: messages.Piece) -> None:
+            await member.wire.send(messages.PartData(self.number, piece))
 
         try:
             await send(self._source, wanted.slices, write, lambda _done, _total: None)  # the worker itself tells what has come
-            member.wire.post(said.PartsEnd(self.number))
+            member.wire.post(messages.PartsEnd(self.number))
         except ChannelLost:  # who it was is told by its own connection
             pass
         except Exception as error:  # noqa: BLE001 - the edge of a task: whoever waits is told
             words = str(error) if isinstance(error, Error | OSError) else f"{type(error).__name__}: {error}"
-            member.wire.post(said.NoPart(self.number, words))
+            member.wire.post(messages.NoPart(self.number, words))
 
     def _rank_said(self, heard: FromRank) -> None:
         """The first rank."""
@@ -256,7 +256,7 @@ class Epoch:
         for task in self._sending:
             task.cancel()
         for member in self.members:
-            member.wire.post(said.EndEpoch(self.number))
+            member.wire.post(messages.EndEpoch(self.number))
         if self._connection is not None:
             self._connection.close()
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from windlass.core.ranks.address import worker_address
 from windlass.core.ranks.epoch import Node
-from windlass.fleet.protocol import messages as said
+from windlass.fleet.protocol import messages
 from windlass.fleet.protocol.channel import Channel, ChannelLost, Wire, dial
 from windlass.fleet.protocol.messages import FromRoot, FromWorker
 
@@ -29,7 +29,7 @@ class Member:
     def __init__(self, name: str, wire: Wire[FromRoot, FromWorker], own_address: str = "") -> None:
         """`own_address`: of the root, as this machine sees it."""
         self.name, self.wire, self.own_address = name, wire, own_address
-        self.probe = said.ProbeAnswer("", "", 1, 0, 0.0, "cpu")
+        self.probe = messages.ProbeAnswer("", "", 1, 0, 0.0, "cpu")
         self._asked: dict[object, asyncio.Future[Any]] = {}
         self._numbers = itertools.count()
 
@@ -49,19 +49,19 @@ class Member:
             gpus=probe.gpus,
         )
 
-    async def look(self) -> said.ProbeAnswer:
+    async def look(self) -> messages.ProbeAnswer:
         """Its memory as it is now."""
-        self.probe = await self._ask(said.Probe(), said.ProbeAnswer, PROBE_SECONDS)
+        self.probe = await self._ask(messages.Probe(), messages.ProbeAnswer, PROBE_SECONDS)
         return self.probe
 
-    async def heartbeats(self) -> list[said.RankReport]:
+    async def heartbeats(self) -> list[messages.RankReport]:
         number = next(self._numbers)
-        found: said.Heartbeats = await self._ask(said.HeartbeatsRequest(number), ("heartbeats", number))
+        found: messages.Heartbeats = await self._ask(messages.HeartbeatsRequest(number), ("heartbeats", number))
         return found.ranks
 
     def hear(self, message: FromWorker) -> bool:
         """Whether it was an answer."""
-        key = ("heartbeats", message.id) if isinstance(message, said.Heartbeats) else type(message)
+        key = ("heartbeats", message.id) if isinstance(message, messages.Heartbeats) else type(message)
         waiting = self._asked.pop(key, None)
         if waiting is not None and not waiting.done():
             waiting.set_result(message)
@@ -82,12 +82,12 @@ async def join(name: str, secret: bytes, root: bytes, this_host: str) -> Member:
     host, port = worker_address(name)
     channel: Channel[FromRoot, FromWorker] = await dial(host, port, secret)
     try:
-        channel.post(said.Join(root, this_host))
+        channel.post(messages.Join(root, this_host))
         async with asyncio.timeout(ANSWER_SECONDS):
             answer = await channel.receive()
-        if isinstance(answer, said.Busy):
+        if isinstance(answer, messages.Busy):
             raise NotOurs(f"{name} is {answer.words}")
-        if not isinstance(answer, said.Joined):
+        if not isinstance(answer, messages.Joined):
             raise ChannelLost(f"{name} did not say whether it joins")
     except TimeoutError:
         channel.close()

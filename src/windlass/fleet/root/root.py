@@ -25,7 +25,7 @@ from windlass.engine.client.transport import EngineTransport, Lost, ProcessTrans
 from windlass.engine.protocol import Command, Failed, InfoReply, Loading, Ready, Report, as_error
 from windlass.engine.ranks.messages import RankHeartbeat
 from windlass.errors import Error
-from windlass.fleet.protocol import messages as said
+from windlass.fleet.protocol import messages
 from windlass.fleet.protocol.channel import ChannelLost, keep_alive
 from windlass.fleet.protocol.handshake import NotAdmitted
 from windlass.fleet.root import state_machine as events
@@ -131,7 +131,7 @@ class Fleet:
             transport.kill()
         self._event(events.Unwanted())
         for member in self._members.values():
-            member.wire.post(said.Goodbye("the root ends"))
+            member.wire.post(messages.Goodbye("the root ends"))
         tasks = [*self._tasks, *([self._beginning] if self._beginning is not None else [])]
         for task in tasks:
             task.cancel()
@@ -230,11 +230,11 @@ class Fleet:
             member.wire.close()
 
     async def _listen(self, member: Member) -> None:
-        while not isinstance(message := await member.wire.receive(), said.Goodbye):
+        while not isinstance(message := await member.wire.receive(), messages.Goodbye):
             if member.hear(message):
                 continue
             epoch = self._epoch
-            if isinstance(message, said.RankEnded):
+            if isinstance(message, messages.RankEnded):
                 self._rank_ended(member, message)
             elif epoch is not None:
                 epoch.hear(member, message)
@@ -252,7 +252,7 @@ class Fleet:
 
     # --- what has happened
 
-    def _rank_ended(self, member: Member, ended: said.RankEnded) -> None:
+    def _rank_ended(self, member: Member, ended: messages.RankEnded) -> None:
         if self._epoch is None or ended.epoch != self._epoch.number:
             return
         name = "" if member.is_own else member.name

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from windlass.errors import BadInput, Error
-from windlass.fleet.protocol import messages as said
+from windlass.fleet.protocol import messages
 from windlass.fleet.worker.equipment import Journal
 from windlass.units import format_bytes
 
@@ -23,7 +23,7 @@ MAX_WAITING = 8
 SECONDS_BETWEEN_PROGRESS = 0.25
 KEY = re.compile(r"[\w-]{8,128}", re.ASCII)
 
-Came = said.PartData | said.PartsEnd | said.NoPart
+Came = messages.PartData | messages.PartsEnd | messages.NoPart
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Held:
 
 
 class Receiving:
-    def __init__(self, prepare: said.Prepare, wire: Any, journal: Journal) -> None:
+    def __init__(self, prepare: messages.Prepare, wire: Any, journal: Journal) -> None:
         self.epoch = prepare.epoch
         self._prepare, self._wire, self._journal = prepare, wire, journal
         self._came: asyncio.Queue[Came | None] = asyncio.Queue(MAX_WAITING)
@@ -100,9 +100,9 @@ class Receiving:
 
     async def _keep(self, use: Use, missing: list[Slice], total: int) -> None:
         began, done = time.monotonic(), 0
-        self._wire.post(said.WantParts(self.epoch, missing))
-        while (came := await self._came.get()) is not None and not isinstance(came, said.PartsEnd):
-            if isinstance(came, said.NoPart):
+        self._wire.post(messages.WantParts(self.epoch, missing))
+        while (came := await self._came.get()) is not None and not isinstance(came, messages.PartsEnd):
+            if isinstance(came, messages.NoPart):
                 raise BadInput(f"the root cannot read what is missing: {came.words}")
             await asyncio.to_thread(use.keep, came.piece)
             done += len(came.piece.data)
@@ -110,7 +110,7 @@ class Receiving:
         if came is None:
             raise Error("the epoch was given up")
         seconds = max(time.monotonic() - began, 1e-3)
-        self._wire.post(said.Progress(self.epoch, done, total))
+        self._wire.post(messages.Progress(self.epoch, done, total))
         self._journal.line(
             f"epoch {self.epoch}: received {format_bytes(done)} in {seconds:.1f} s ({done / seconds / 1e6:.0f} MB/s)"
         )
@@ -121,7 +121,7 @@ class Receiving:
             return
         self._shown = now
         speed = done / max(now - began, 1e-3)
-        self._wire.post(said.Progress(self.epoch, done, total))
+        self._wire.post(messages.Progress(self.epoch, done, total))
         self._journal.show_status(
             f"epoch {self.epoch}: {format_bytes(done)} of {format_bytes(total)} received, {speed / 1e6:.0f} MB/s"
         )

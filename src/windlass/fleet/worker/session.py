@@ -20,7 +20,7 @@ from windlass.core.launch import RankJob
 from windlass.engine.protocol import Failed, Loading
 from windlass.engine.ranks.messages import Found, FromRank, NotFound, Put, RankBuilt, Take
 from windlass.errors import Error
-from windlass.fleet.protocol import messages as said
+from windlass.fleet.protocol import messages
 from windlass.fleet.protocol.channel import Wire, keep_alive
 from windlass.fleet.protocol.messages import FromRoot, FromWorker
 from windlass.fleet.worker.equipment import Equipment, Journal
@@ -85,7 +85,7 @@ class Session:
             await asyncio.wait(doing, return_when=asyncio.FIRST_COMPLETED)
             return next((str(task.exception() or "") for task in doing if task.done()), "")
         except asyncio.CancelledError:
-            self._wire.post(said.Goodbye(TOLD_TO_END))
+            self._wire.post(messages.Goodbye(TOLD_TO_END))
             raise
         finally:
             await self._close(doing)
@@ -102,8 +102,8 @@ class Session:
     # --- what the root says
 
     async def _listen(self) -> None:
-        while not isinstance(message := await self._wire.receive(), said.Goodbye):
-            if isinstance(message, said.PartData | said.PartsEnd | said.NoPart):
+        while not isinstance(message := await self._wire.receive(), messages.Goodbye):
+            if isinstance(message, messages.PartData | messages.PartsEnd | messages.NoPart):
                 if self._receiving is not None and message.epoch == self._receiving.epoch:
                     await self._receiving.take(message)  # waits while the disk is behind, and the root with it
             else:
@@ -111,22 +111,22 @@ class Session:
 
     def _hear(self, message: FromRoot) -> None:
         match message:
-            case said.Probe():
+            case messages.Probe():
                 self._begin(self._probe())
-            case said.Prepare():
+            case messages.Prepare():
                 self._stop_receiving()
                 self._begin(self._prepare(message))
-            case said.Start():
+            case messages.Start():
                 self._begin(self._start(message))
-            case said.EndEpoch():
+            case messages.EndEpoch():
                 self._last_ended = max(self._last_ended, message.epoch)
                 self._stop_receiving()
                 self._begin(self._end(message.epoch))
-            case said.Note():
+            case messages.Note():
                 self._answer(message.id, lambda number: Found(number, message.value))
-            case said.NoNote():
+            case messages.NoNote():
                 self._answer(message.id, lambda number: NotFound(number, message.words))
-            case said.HeartbeatsRequest():
+            case messages.HeartbeatsRequest():
                 self._begin(self._send_heartbeats(message.id))
             case _:  # RankHeartbeat: that it came is all
                 pass
@@ -149,7 +149,7 @@ class Session:
 
     # --- weights
 
-    async def _prepare(self, prepare: said.Prepare) -> None:
+    async def _prepare(self, prepare: messages.Prepare) -> None:
         async with self._in_order:
             await self._end_ranks()
             self._let_go()
@@ -159,10 +159,10 @@ class Session:
             self._receiving = Receiving(prepare, self._wire, self._journal)
             try:
                 self._held = await self._receiving.run(self._equipment.cache, self._equipment.local)
-                self._wire.post(said.Prepared(prepare.epoch, self._held.held_bytes, self._held.received_bytes))
+                self._wire.post(messages.Prepared(prepare.epoch, self._held.held_bytes, self._held.received_bytes))
             except Error as error:
                 self._journal.line(f"epoch {prepare.epoch} cannot be prepared: {error}")
-                self._wire.post(said.NotHeld(prepare.epoch, str(error)))
+                self._wire.post(messages.NotHeld(prepare.epoch, str(error)))
             finally:
                 self._receiving.stop()  # whoever listens may be waiting to hand over the next piece
                 self._receiving = None
@@ -178,7 +178,7 @@ class Session:
 
     # --- ranks
 
-    async def _start(self, start: said.Start) -> None:
+    async def _start(self, start: messages.Start) -> None:
         async with self._in_order:
             await self._end_ranks()
             if start.epoch <= self._last_ended or not start.jobs:
@@ -187,7 +187,7 @@ class Session:
             for job in start.jobs:
                 await self._start_one(epoch, self._filled(job))
             self._journal.line(f"{epoch.name}: started")
-            self._wire.post(said.Started(epoch.number, [process.pid for process in epoch.processes.values()]))
+            self._wire.post(messages.Started(epoch.number, [process.pid for process in epoch.processes.values()]))
 
     async def _start_one(self, epoch: Epoch, job: RankJob) -> None:
         machines, rank = job.meeting.machines, job.rank
@@ -206,7 +206,7 @@ class Session:
 
     def _filled(self, job: RankJob) -> RankJob:
         """What is here, and where: only this machine knows. The key is as it was."""
-        key = self._wire.covered(job.meeting.key, said.key_name(job.epoch))
+        key = self._wire.covered(job.meeting.key, messages.key_name(job.epoch))
         job = msgspec.structs.replace(job, meeting=msgspec.structs.replace(job.meeting, key=key))
         if self._equipment.cache is None:
             return job
@@ -218,7 +218,7 @@ class Session:
         async with self._in_order:
             if self._epoch is not None and self._epoch.number <= number:
                 await self._end_ranks()
-            self._wire.post(said.Ended(number))
+            self._wire.post(messages.Ended(number))
 
     async def _end_ranks(self) -> None:
         epoch, self._epoch = self._epoch, None
@@ -233,17 +233,17 @@ class Session:
         process = epoch.processes[rank]
         match heard:
             case Put():
-                self._wire.post(said.PutNote(epoch.number, heard.key, heard.value))
+                self._wire.post(messages.PutNote(epoch.number, heard.key, heard.value))
             case Take():
                 number = next(self._numbers)
                 self._takes[number] = process, heard.id
-                self._wire.post(said.TakeNote(epoch.number, number, heard.key, heard.timeout_seconds))
+                self._wire.post(messages.TakeNote(epoch.number, number, heard.key, heard.timeout_seconds))
             case Loading():
                 epoch.loading[rank] = heard
-                self._wire.post(said.Progress(epoch.number, heard.done_bytes, heard.total_bytes, rank))
+                self._wire.post(messages.Progress(epoch.number, heard.done_bytes, heard.total_bytes, rank))
             case RankBuilt():
                 epoch.ready.add(rank)
-                self._wire.post(said.RankReady(epoch.number, rank, heard.weights_bytes))
+                self._wire.post(messages.RankReady(epoch.number, rank, heard.weights_bytes))
                 if epoch.ready == epoch.processes.keys():
                     self._journal.line(f"{epoch.name}: ready after {time.monotonic() - epoch.began:.1f} s")
             case _:
@@ -252,7 +252,7 @@ class Session:
     def _rank_ended(self, epoch: Epoch, rank: int, failed: Failed) -> None:
         if epoch is self._epoch:
             self._journal.line(f"epoch {epoch.number}: rank {rank} {_as_clause(failed)}")
-            self._wire.post(said.RankEnded(epoch.number, rank, failed.kind, failed.message, failed.short_bytes))
+            self._wire.post(messages.RankEnded(epoch.number, rank, failed.kind, failed.message, failed.short_bytes))
 
     def _answer(self, number: int, made: Callable[[int], Found | NotFound]) -> None:
         waiting = self._takes.pop(number, None)
@@ -262,15 +262,15 @@ class Session:
 
     # --- signs of life
 
-    def _heartbeat(self) -> said.Heartbeat:
+    def _heartbeat(self) -> messages.Heartbeat:
         processes = self._epoch.processes.values() if self._epoch is not None else ()
-        return said.Heartbeat([said.RankReport(process.rank, process.heartbeat) for process in processes])
+        return messages.Heartbeat([messages.RankReport(process.rank, process.heartbeat) for process in processes])
 
     async def _send_heartbeats(self, number: int) -> None:
         processes = list(self._epoch.processes.values()) if self._epoch is not None else []
         heartbeats = await asyncio.gather(*(process.fresh_heartbeat() for process in processes))
-        done = [said.RankReport(process.rank, heartbeat) for process, heartbeat in zip(processes, heartbeats, strict=True)]
-        self._wire.post(said.Heartbeats(number, done))
+        done = [messages.RankReport(process.rank, heartbeat) for process, heartbeat in zip(processes, heartbeats, strict=True)]
+        self._wire.post(messages.Heartbeats(number, done))
 
     async def _look(self) -> None:
         """Twice a second: is a rank stuck, and what is there to show?"""
