@@ -71,12 +71,12 @@ RUNNING: list[tuple[float, Event, list[Any]]] = [
 ]
 
 
-def gone(name: str, words: str = "nothing was heard for 4.1 s") -> Gone:
-    return Gone(name=name, words=words)
+def gone(name: str, reason: str = "nothing was heard for 4.1 s") -> Gone:
+    return Gone(name=name, reason=reason)
 
 
 def ended(name: str, kind: str = "") -> RankEnded:
-    return RankEnded(name=name, kind=kind, words="was ended by SIGSEGV")
+    return RankEnded(name=name, kind=kind, reason="was ended by SIGSEGV")
 
 
 STORIES: dict[str, list[tuple[float, Event, list[Any]]]] = {
@@ -99,7 +99,7 @@ STORIES: dict[str, list[tuple[float, Event, list[Any]]]] = {
     ],
     "one with another secret is named at once": [
         (0, Wanted(), []),
-        (1, Gone(name="a", words="a: another secret", is_refused=True), ["refuse"]),
+        (1, Gone(name="a", reason="a: another secret", is_refused=True), ["refuse"]),
     ],
     "a worker that is lost before anything ran is waited for": [
         *RUNNING[:3],
@@ -136,23 +136,23 @@ STORIES: dict[str, list[tuple[float, Event, list[Any]]]] = {
     "ranks that complain are not to blame; who is silent is": [
         *RUNNING,
         (20, ended("a", LOST), []),
-        (20, EngineEnded(kind=LOST, words="rank 0 lost another"), []),
+        (20, EngineEnded(kind=LOST, reason="rank 0 lost another"), []),
         (23, Tick(), []),
         (24, gone("b"), ["moved"]),
         (24, Wanted(), [("begin", ("a",))]),
     ],
     "where nobody turns out to be gone, it begins anew with the same": [
         *RUNNING,
-        (20, EngineEnded(kind=LOST, words="rank 0 lost another"), []),
+        (20, EngineEnded(kind=LOST, reason="rank 0 lost another"), []),
         (20 + SUSPECT_SECONDS - 0.1, Tick(), []),
         (20 + SUSPECT_SECONDS, Tick(), ["moved"]),
         (25, Wanted(), [("begin", NAMES)]),
     ],
     "an engine that lost others has not crashed when it ends for that": [
         *RUNNING,
-        (20, EngineEnded(kind=LOST, words="rank 0 lost another"), []),
-        (20.1, EngineEnded(kind="", words="the process ended with status 1"), []),
-        (24.2, EngineEnded(kind="Stuck", words="no sign of life"), []),
+        (20, EngineEnded(kind=LOST, reason="rank 0 lost another"), []),
+        (20.1, EngineEnded(kind="", reason="the process ended with status 1"), []),
+        (24.2, EngineEnded(kind="Stuck", reason="no sign of life"), []),
         (20 + SUSPECT_SECONDS, Tick(), ["moved"]),
     ],
     "machines that cannot reach each other from the beginning are told of": [
@@ -168,7 +168,7 @@ STORIES: dict[str, list[tuple[float, Event, list[Any]]]] = {
         (30, ended("a", LOST), []),
         (35, Tick(), ["moved"]),
         (35, Wanted(), [("begin", ("b",))]),
-        (36, EngineEnded(kind=LOST, words=""), []),
+        (36, EngineEnded(kind=LOST, reason=""), []),
         (41, Tick(), ["broke"]),
     ],
     "a rank that crashes may be a request's fault": [
@@ -185,19 +185,19 @@ STORIES: dict[str, list[tuple[float, Event, list[Any]]]] = {
     ],
     "a stuck one is not": [*RUNNING, (20, ended("b", "Stuck"), ["moved"]), (20, Wanted(), [("begin", NAMES)])],
     "one of this machine is nobody's": [*RUNNING, (20, ended(""), ["broke"]), (20, Wanted(), [("begin", NAMES)])],
-    "an engine that crashes": [*RUNNING, (20, EngineEnded(kind="", words="SIGABRT"), ["broke"]), (21, Tick(), [])],
+    "an engine that crashes": [*RUNNING, (20, EngineEnded(kind="", reason="SIGABRT"), ["broke"]), (21, Tick(), [])],
     "what does not fit is refused, and tried again when it is asked for": [
         *RUNNING,
         (20, gone("b"), ["moved"]),
         (20, Wanted(), [("begin", ("a",))]),
-        (21, CouldNotBegin(words="7 bytes short"), ["moved", "refuse"]),
+        (21, CouldNotBegin(reason="7 bytes short"), ["moved", "refuse"]),
         (30, Came(name="b"), []),
         (40, Tick(), []),
         (41, Wanted(), [("begin", NAMES)]),
     ],
     "a worker that cannot be prepared: the first time it is said": [
         *RUNNING[:3],
-        (3, CouldNotBegin(words="the disk is full", name="b"), ["moved", "refuse"]),
+        (3, CouldNotBegin(reason="the disk is full", name="b"), ["moved", "refuse"]),
     ],
     "later the others go on, and it is left out for a while": [
         *RUNNING,
@@ -207,7 +207,7 @@ STORIES: dict[str, list[tuple[float, Event, list[Any]]]] = {
         (30, Came(name="b"), []),
         (33, Tick(), ["moved"]),
         (33, Wanted(), [("begin", NAMES)]),
-        (34, CouldNotBegin(words="the disk is full", name="b"), ["moved"]),
+        (34, CouldNotBegin(reason="the disk is full", name="b"), ["moved"]),
         (34, Wanted(), [("begin", ("a",))]),
         (36, BecameReady(), []),
         (40, Tick(), []),
@@ -218,8 +218,8 @@ STORIES: dict[str, list[tuple[float, Event, list[Any]]]] = {
         *RUNNING,
         (20, gone("a"), ["moved"]),
         (20, ended("b", LOST), []),
-        (21, EngineEnded(kind=LOST, words=""), []),
-        (21, CouldNotBegin(words="x"), []),
+        (21, EngineEnded(kind=LOST, reason=""), []),
+        (21, CouldNotBegin(reason="x"), []),
         (22, BecameReady(), []),
     ],
 }
@@ -253,9 +253,9 @@ def test_a_worker_that_fails_again_and_again_is_left_out_longer_and_longer() -> 
 def test_why_is_said() -> None:
     state = played(RUNNING)
     _, (end,) = next_action(state, gone("b"), 20)
-    assert isinstance(end, End) and end.words == "b is gone (nothing was heard for 4.1 s)"
+    assert isinstance(end, End) and end.reason == "b is gone (nothing was heard for 4.1 s)"
     _, (end,) = next_action(state, ended("a"), 20)
-    assert isinstance(end, End) and end.words == "a rank at a was ended by SIGSEGV"
+    assert isinstance(end, End) and end.reason == "a rank at a was ended by SIGSEGV"
 
 
 def events() -> st.SearchStrategy[Event]:
@@ -264,9 +264,9 @@ def events() -> st.SearchStrategy[Event]:
     return st.one_of(
         names.map(lambda name: Came(name=name)),
         names.map(gone),
-        st.builds(RankEnded, name=st.sampled_from(["", *NAMES]), kind=kinds, words=st.just("x")),
-        st.builds(EngineEnded, kind=kinds, words=st.just("x")),
-        st.builds(CouldNotBegin, words=st.just("x"), name=st.sampled_from(["", *NAMES])),
+        st.builds(RankEnded, name=st.sampled_from(["", *NAMES]), kind=kinds, reason=st.just("x")),
+        st.builds(EngineEnded, kind=kinds, reason=st.just("x")),
+        st.builds(CouldNotBegin, reason=st.just("x"), name=st.sampled_from(["", *NAMES])),
         st.sampled_from([Wanted(), Unwanted(), BecameReady(), Tick(), Tick(), Tick()]),
     )
 

@@ -56,13 +56,13 @@ def test_a_flood_is_paced_and_a_few_are_not() -> None:
 
 def test_refusals_are_told_of_together() -> None:
     refusals = Refusals()
-    assert refusals.words() == ""
+    assert refusals.summary() == ""
     refusals.add("10.0.0.9", "no secret")
-    assert refusals.words() == "refused 10.0.0.9: no secret"
+    assert refusals.summary() == "refused 10.0.0.9: no secret"
     for number in range(1200):
         refusals.add(f"10.0.0.{number % 7}", "no secret")
-    assert refusals.words() == "refused 1,200 connections, the last from 10.0.0.2: no secret"
-    assert refusals.words() == ""
+    assert refusals.summary() == "refused 1,200 connections, the last from 10.0.0.2: no secret"
+    assert refusals.summary() == ""
 
 
 # --- the command line

@@ -85,7 +85,7 @@ def test_a_piece_that_cannot_be_kept_does_not_stop_it_from_listening(tmp_path: P
         for _ in range(30):
             root.wire.post(PartData(1, damaged))
         root.wire.post(HeartbeatsRequest(7))
-        assert "other bytes" in (await root.wait(NotHeld)).words
+        assert "other bytes" in (await root.wait(NotHeld)).reason
         assert (await root.wait(Heartbeats)).id == 7
         await root.close()
 
@@ -102,7 +102,7 @@ def test_a_rank_that_cannot_be_started_is_told_of(monkeypatch: pytest.MonkeyPatc
             patch.setattr(tempfile, "TemporaryFile", none)
             root.wire.post(start())
             ended = await root.wait(RankEnded)
-        assert ended.rank == 1 and "could not be started: No space left on device" in ended.words
+        assert ended.rank == 1 and "could not be started: No space left on device" in ended.reason
         root.wire.post(HeartbeatsRequest(7))
         assert (await root.wait(Heartbeats)).ranks == []
         await root.close()

@@ -208,17 +208,17 @@ def test_weights_that_cannot_be_read_or_are_others_are_told_of(worker: WorkerPro
         root.post(Prepare(epoch, catalogue, "", "/nowhere", slices))
         root.wait(WantParts, since=since)
         root.post(answer)
-        assert words in root.wait(NotHeld, since=since).words
+        assert words in root.wait(NotHeld, since=since).reason
     since = len(root.heard)
     root.post(Prepare(4, msgspec.structs.replace(catalogue, key="../../escaped"), "", "/nowhere", slices))
-    assert "cannot have the key" in root.wait(NotHeld, since=since).words
+    assert "cannot have the key" in root.wait(NotHeld, since=since).reason
 
 
 def test_one_root_at_a_time_and_the_same_one_takes_its_own_place(worker: WorkerProcess, roots: Any) -> None:
     first = roots(name="alpha", root=b"a")
     first.wait(Joined)
     second = roots(name="beta", root=b"b")
-    told = second.wait(Busy).words
+    told = second.wait(Busy).reason
     assert told.startswith("busy with the job of alpha (127.0.0.1) since ")
     again = roots(name="alpha", root=b"a")
     again.wait(Joined)
@@ -238,7 +238,7 @@ def test_a_rank_that_stands_still_is_found_and_ended(worker: WorkerProcess, root
     os.kill(pid, signal.SIGSTOP)
     ended = root.wait(RankEnded)
     assert (ended.kind, ended.rank, ended.epoch) == ("Stuck", 1, 1)
-    found = re.search(r"no sign of life for ([\d.]+) s", ended.words)
+    found = re.search(r"no sign of life for ([\d.]+) s", ended.reason)
     assert found is not None and float(found[1]) < NOTICED_SECONDS
     assert not is_there(pid)
     with pytest.raises(GroupLost):
@@ -252,7 +252,7 @@ def test_a_rank_that_dies_is_told_of_at_once_and_a_silent_root_loses_its_ranks(w
     (pid,) = root.wait(Started).pids
     os.kill(pid, signal.SIGKILL)
     began = time.monotonic()
-    assert "SIGKILL" in root.wait(RankEnded).words
+    assert "SIGKILL" in root.wait(RankEnded).reason
     assert time.monotonic() - began < NOTICED_SECONDS
     since = len(root.heard)
     root.start(2, Layout(tp=2))  # it goes on
@@ -315,7 +315,7 @@ def test_ranks_end_with_the_worker(tmp_path: Path, number: int, status: int) -> 
         wait_until_gone([pid], NOTICED_SECONDS)
         wait_for(lambda: root.lost)
         if not status:
-            assert [one.words for one in root.heard if isinstance(one, Goodbye)] == ["this worker was told to end"]
+            assert [one.reason for one in root.heard if isinstance(one, Goodbye)] == ["this worker was told to end"]
             assert own.lines()[-1].endswith("ended")
     finally:
         root.close()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from windlass.engine.engine import Engine
 
 SECONDS_TO_END = 10.0
-LAST_WORDS_BYTES = 2000
+TAIL_BYTES = 2000
 
 Receive = Callable[[Report], None]
 Lost = Callable[[Error], None]
@@ -64,7 +64,7 @@ class ProcessTransport:
         self._reporting: asyncio.Task[None] | None = None
         self._waiting: list[bytes] = []
         self._is_closed = False
-        self._words = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
 
     @property
     def pid(self) -> int | None:
@@ -78,8 +78,8 @@ class ProcessTransport:
                 # -P: what lies in the current directory is not imported.
                 [sys.executable, "-P", "-m", "windlass.engine.process", str(theirs.fileno())],
                 stdin=subprocess.PIPE,
-                stdout=self._words,
-                stderr=self._words,
+                stdout=self._output,
+                stderr=self._output,
                 pass_fds=[theirs.fileno(), *([self._supervised.fileno()] if self._supervised is not None else [])],
                 process_group=0,
             )
@@ -123,7 +123,7 @@ class ProcessTransport:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 await asyncio.to_thread(self._process.wait)
-        self._words.close()
+        self._output.close()
 
     def _ended(self, lost: Lost) -> None:
         """The socket has closed, so the process is gone or about to be."""
@@ -139,21 +139,21 @@ class ProcessTransport:
             status = await asyncio.to_thread(self._process.wait, 1.0)
         except subprocess.TimeoutExpired:
             return Unavailable("the engine's process closed its connection; ask again, and it is started anew")
-        words = self._last_words()
-        told = f": {words}" if words else ""
+        last_line = self._last_line()
+        suffix = f": {last_line}" if last_line else ""
         if status < 0:
             name = signal.Signals(-status).name
             hint = " (by the system where memory ran out, or by somebody)" if -status == signal.SIGKILL else ""
-            return Unavailable(f"the engine's process was ended by {name}{hint}{told}; ask again, and it is started anew")
-        return Unavailable(f"the engine's process ended with status {status}{told}; ask again, and it is started anew")
+            return Unavailable(f"the engine's process was ended by {name}{hint}{suffix}; ask again, and it is started anew")
+        return Unavailable(f"the engine's process ended with status {status}{suffix}; ask again, and it is started anew")
 
-    def _last_words(self) -> str:
+    def _last_line(self) -> str:
         """The last line that it wrote."""
-        if self._words.closed:
+        if self._output.closed:
             return ""
-        end = self._words.seek(0, 2)
-        self._words.seek(max(end - LAST_WORDS_BYTES, 0))
-        lines = self._words.read().decode(errors="replace").split("\n")
+        end = self._output.seek(0, 2)
+        self._output.seek(max(end - TAIL_BYTES, 0))
+        lines = self._output.read().decode(errors="replace").split("\n")
         return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
 
 

@@ -64,7 +64,7 @@ class Found(Message, frozen=True):
 
 class NotFound(Message, frozen=True):
     id: int
-    words: str
+    reason: str
 
 
 class HeartbeatRequest(Message, frozen=True):

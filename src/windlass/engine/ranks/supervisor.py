@@ -1,4 +1,4 @@
-"""A rank's line to its supervisor, from the rank's side: its job, its notes to other ranks, signs of life, last words. No torch.
+"""A rank's line to its supervisor, from the rank's side: its job, its notes to other ranks, signs of life, last reason. No torch.
 
 The process ends when the line does. One thread reads, one says twice a second that there is life; both go on in the middle of a step.
 """
@@ -82,7 +82,7 @@ class SupervisorConnection:
         finally:
             del self._waiting[number]
         if isinstance(found, NotFound):
-            raise GroupLost(found.words)
+            raise GroupLost(found.reason)
         return found.value
 
     # --- what the supervisor is told
@@ -94,7 +94,7 @@ class SupervisorConnection:
         self._say(RankBuilt(weights_bytes))
 
     def failed(self, error: BaseException) -> None:
-        """The last words. A group that is lost has a kind of its own: whoever hears it looks for the blame elsewhere."""
+        """The last reason. A group that is lost has a kind of its own: whoever hears it looks for the blame elsewhere."""
         told = Failed(**describe_error(error))
         self._say(msgspec.structs.replace(told, kind=GroupLost.__name__) if isinstance(error, GroupLost) else told)
 

@@ -36,7 +36,7 @@ class Heartbeat(Message, frozen=True):
 class Goodbye(Message, frozen=True):
     """Nothing more will be said; not an accident."""
 
-    words: str = ""
+    reason: str = ""
 
 
 # --- from the root
@@ -80,10 +80,10 @@ class PartsEnd(Message, frozen=True):
 
 
 class NoPart(Message, frozen=True):
-    """What was wanted cannot be read; the words say why."""
+    """What was wanted cannot be read; the reason say why."""
 
     epoch: int
-    words: str
+    reason: str
 
 
 def key_name(epoch: int) -> str:
@@ -111,7 +111,7 @@ class Note(Message, frozen=True):
 
 class NoNote(Message, frozen=True):
     id: int
-    words: str
+    reason: str
 
 
 class HeartbeatsRequest(Message, frozen=True):
@@ -131,7 +131,7 @@ class Joined(Message, frozen=True):
 class Busy(Message, frozen=True):
     """The last message: another root has this worker."""
 
-    words: str
+    reason: str
 
 
 class ProbeAnswer(Message, frozen=True):
@@ -172,10 +172,10 @@ class Prepared(Message, frozen=True):
 
 
 class NotHeld(Message, frozen=True):
-    """An epoch cannot be prepared here; the words say why."""
+    """An epoch cannot be prepared here; the reason say why."""
 
     epoch: int
-    words: str
+    reason: str
 
 
 class Started(Message, frozen=True):
@@ -198,7 +198,7 @@ class RankEnded(Message, frozen=True):
     rank: int
     kind: str
     """A class of windlass.errors where it is the user's to mend, `GroupLost` where another rank is to blame, `Stuck`, else empty."""
-    words: str
+    reason: str
     short_bytes: int = 0
 
 

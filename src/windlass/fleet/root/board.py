@@ -49,15 +49,15 @@ class EpochBoard:
         except TimeoutError:
             raise NotesLost(f"no note {key!r} after {timeout_seconds:g} s") from None
 
-    def close(self, words: str = "the epoch has ended") -> None:
+    def close(self, reason: str = "the epoch has ended") -> None:
         """Whoever waits is told."""
-        self._closed = self._closed or words
+        self._closed = self._closed or reason
         for waiting in [each for found in self._waiting.values() for each in found]:
             if not waiting.done():
                 waiting.set_exception(NotesLost(self._closed))
         self._waiting.clear()
 
-    # --- in the words of a worker's channel, and of a rank's line
+    # --- in the reason of a worker's channel, and of a rank's line
 
     def hear(self, said: PutNote | TakeNote, answer: Callable[[Note | NoNote], None]) -> None:
         if isinstance(said, PutNote):
@@ -67,7 +67,7 @@ class EpochBoard:
                 said.key,
                 said.timeout_seconds,
                 lambda value: answer(Note(said.id, value)),
-                lambda words: answer(NoNote(said.id, words)),
+                lambda reason: answer(NoNote(said.id, reason)),
             )
 
     def hear_rank(self, said: Put | Take, answer: Callable[[Found | NotFound], None]) -> None:
@@ -78,7 +78,7 @@ class EpochBoard:
                 said.key,
                 said.timeout_seconds,
                 lambda value: answer(Found(said.id, value)),
-                lambda words: answer(NotFound(said.id, words)),
+                lambda reason: answer(NotFound(said.id, reason)),
             )
 
     def _answer(self, key: str, seconds: float, found: Callable[[bytes], None], lost: Callable[[str], None]) -> None:

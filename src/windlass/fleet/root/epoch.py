@@ -47,8 +47,8 @@ class NodeProgress(Frozen):
 class MemberFailed(Exception):
     """An epoch that cannot begin, because of one member."""
 
-    def __init__(self, member: str, words: str) -> None:
-        super().__init__(words)
+    def __init__(self, member: str, reason: str) -> None:
+        super().__init__(reason)
         self.member = member
 
 
@@ -165,7 +165,7 @@ class Epoch:
             case messages.Prepared():
                 self._has_prepared(member, message.epoch, None)
             case messages.NotHeld():
-                self._has_prepared(member, message.epoch, MemberFailed(member.name, message.words))
+                self._has_prepared(member, message.epoch, MemberFailed(member.name, message.reason))
             case messages.Heartbeat() | messages.Heartbeats():
                 self.heartbeats.update({done.rank: done.heartbeat for done in message.ranks})
             case _:
@@ -190,8 +190,8 @@ class Epoch:
         except ChannelLost:  # who it was is told by its own connection
             pass
         except Exception as error:  # noqa: BLE001 - the edge of a task: whoever waits is told
-            words = str(error) if isinstance(error, Error | OSError) else f"{type(error).__name__}: {error}"
-            member.wire.post(messages.NoPart(self.number, words))
+            reason = str(error) if isinstance(error, Error | OSError) else f"{type(error).__name__}: {error}"
+            member.wire.post(messages.NoPart(self.number, reason))
 
     def _rank_said(self, heard: FromRank) -> None:
         """The first rank."""

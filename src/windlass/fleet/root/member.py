@@ -86,7 +86,7 @@ async def join(name: str, secret: bytes, root: bytes, this_host: str) -> Member:
         async with asyncio.timeout(ANSWER_SECONDS):
             answer = await channel.receive()
         if isinstance(answer, messages.Busy):
-            raise NotOurs(f"{name} is {answer.words}")
+            raise NotOurs(f"{name} is {answer.reason}")
         if not isinstance(answer, messages.Joined):
             raise ChannelLost(f"{name} did not say whether it joins")
     except TimeoutError:

@@ -183,7 +183,7 @@ class Fleet:
     def engine_lost(self, transport: FleetTransport, error: Error) -> None:
         """Who lost its group has said so, and ended."""
         if transport is self._transport and self._state.suspected is None:
-            self._event(events.EngineEnded(kind="", words=str(error)))
+            self._event(events.EngineEnded(kind="", reason=str(error)))
 
     # --- machines that come and go
 
@@ -202,16 +202,16 @@ class Fleet:
             pause, refused = SECONDS_BETWEEN_DIALS, False
             try:
                 member = await join(name, self._secret, self._id, self._host)
-                words = await self._hold(member)
+                reason = await self._hold(member)
             except (NotAdmitted, NotOurs) as error:
-                words, refused, pause = str(error), True, SECONDS_AFTER_REFUSAL
+                reason, refused, pause = str(error), True, SECONDS_AFTER_REFUSAL
             except ChannelLost as error:
-                words = str(error)
-            self._event(events.Gone(name=name, words=words, is_refused=refused))
+                reason = str(error)
+            self._event(events.Gone(name=name, reason=reason, is_refused=refused))
             await asyncio.sleep(pause)
 
     async def _hold(self, member: Member) -> str:
-        """Until it is lost; in words why."""
+        """Until it is lost; in reason why."""
         doing = [asyncio.ensure_future(work) for work in (self._listen(member), keep_alive(member.wire))]
         looking = asyncio.ensure_future(member.look())
         try:
@@ -247,7 +247,7 @@ class Fleet:
             was_asleep, last = now - last > 1.0, now  # this process itself: what came meanwhile has not been read yet
             if self._epoch is not None and self._epoch.is_stuck and not was_asleep:
                 silent = self._epoch.silent_seconds(now)
-                self._event(events.EngineEnded(kind="Stuck", words=f"the engine gave no sign of life for {silent:.1f} s"))
+                self._event(events.EngineEnded(kind="Stuck", reason=f"the engine gave no sign of life for {silent:.1f} s"))
             self._event(events.Tick())
 
     # --- what has happened
@@ -257,18 +257,18 @@ class Fleet:
             return
         name = "" if member.is_own else member.name
         if self._state.phase == "starting" and ended.kind not in ("", events.GROUP_LOST, "Stuck"):
-            self._problem = as_error(Failed(ended.kind, f"{member.name}, rank {ended.rank}: {ended.words}", ended.short_bytes))
-            self._event(events.CouldNotBegin(words=str(self._problem), name=name))
+            self._problem = as_error(Failed(ended.kind, f"{member.name}, rank {ended.rank}: {ended.reason}", ended.short_bytes))
+            self._event(events.CouldNotBegin(reason=str(self._problem), name=name))
         else:
-            self._event(events.RankEnded(name=name, kind=ended.kind, words=ended.words))
+            self._event(events.RankEnded(name=name, kind=ended.kind, reason=ended.reason))
 
     def _engine_failed(self, failed: Failed) -> None:
         error = as_error(failed)
         if failed.kind == events.GROUP_LOST or isinstance(error, Unavailable):
-            self._event(events.EngineEnded(kind=failed.kind, words=str(error)))
+            self._event(events.EngineEnded(kind=failed.kind, reason=str(error)))
         else:
             self._problem = error
-            self._event(events.CouldNotBegin(words=str(error)))
+            self._event(events.CouldNotBegin(reason=str(error)))
 
     def _event(self, event: Event) -> None:
         self._state, actions = next_action(self._state, event, time.monotonic())
@@ -300,15 +300,15 @@ class Fleet:
             self._leaving.append(engine)
             transport.begin(engine)
         except MemberFailed as error:
-            self._event(events.CouldNotBegin(words=str(error), name=error.member))
+            self._event(events.CouldNotBegin(reason=str(error), name=error.member))
         except ChannelLost as error:  # who it was is told by its own connection
             self._told(f"epoch {begin.number} did not begin: {error}")
         except Error as error:
             self._problem = error
-            self._event(events.CouldNotBegin(words=str(error)))
+            self._event(events.CouldNotBegin(reason=str(error)))
         except Exception as error:  # noqa: BLE001 - the edge of a task: whoever waits is told
             self._problem = Unavailable(f"epoch {begin.number} could not begin: {type(error).__name__}: {error}")
-            self._event(events.CouldNotBegin(words=str(self._problem)))
+            self._event(events.CouldNotBegin(reason=str(self._problem)))
 
     async def _planned(self, begin: Begin) -> Epoch:
         members = [self._members[name] for name in (ROOT, *begin.members) if name in self._members]
@@ -356,14 +356,14 @@ class Fleet:
         transport.kill()
         if not is_refused:
             self._transport = None
-            self._told(f"epoch {end.number} is over: {end.words}")
-            transport.over(EngineMoved(end.words) if end.blameless else Unavailable(end.words))
+            self._told(f"epoch {end.number} is over: {end.reason}")
+            transport.over(EngineMoved(end.reason) if end.blameless else Unavailable(end.reason))
 
     def _refuse(self, refuse: Refuse) -> None:
         transport, self._transport = self._transport, None
         problem, self._problem = self._problem, None
         if transport is not None:
-            transport.over(problem or Unavailable(refuse.words))
+            transport.over(problem or Unavailable(refuse.reason))
 
     def _shown(self, info: Info) -> Info:
         epoch = self._epoch

@@ -38,7 +38,7 @@ class Worker(Frozen):
     failures: int = 0
     not_before: float = 0.0
     """Left out until then."""
-    words: str = ""
+    reason: str = ""
     """Why it is not here."""
     is_refused: bool = False
     """It answers, and will not: another secret, another version, another root's."""
@@ -76,7 +76,7 @@ class Came(Frozen):
 
 class Gone(Frozen):
     name: str
-    words: str
+    reason: str
     is_refused: bool = False
 
 
@@ -86,14 +86,14 @@ class RankEnded(Frozen):
     name: str
     kind: str
     """`GroupLost`, `Stuck`, a class of windlass.errors, or empty: it crashed."""
-    words: str
+    reason: str
 
 
 class EngineEnded(Frozen):
     """The first rank."""
 
     kind: str
-    words: str
+    reason: str
 
 
 class Wanted(Frozen):
@@ -111,7 +111,7 @@ class BecameReady(Frozen):
 class CouldNotBegin(Frozen):
     """The epoch was told why: it does not fit, its files cannot be read. `name`: who is to blame, if somebody is."""
 
-    words: str
+    reason: str
     name: str = ""
 
 
@@ -134,14 +134,14 @@ class End(Frozen):
     """Everything of the epoch. `blameless`: no request can have caused it."""
 
     number: int
-    words: str
+    reason: str
     blameless: bool = True
 
 
 class Refuse(Frozen):
     """Whoever wanted an engine is told that there is none."""
 
-    words: str
+    reason: str
 
 
 Action = Begin | End | Refuse
@@ -150,7 +150,7 @@ Action = Begin | End | Refuse
 def next_action(state: State, event: Event, now: float) -> tuple[State, tuple[Action, ...]]:
     match event:
         case Came():
-            state = _with(state, event.name, is_here=True, since=now, words="", is_refused=False)
+            state = _with(state, event.name, is_here=True, since=now, reason="", is_refused=False)
         case Gone():
             return _gone(state, event, now)
         case RankEnded():
@@ -202,7 +202,7 @@ def _begun(state: State, now: float) -> tuple[State, tuple[Action, ...]]:
         if away and now - state.since < FIRST_SECONDS and not any(worker.is_refused for worker in away):
             return state, ()
         if away:
-            return _in(state, "idle", now), (Refuse(words="; ".join(_why_away(worker) for worker in away)),)
+            return _in(state, "idle", now), (Refuse(reason="; ".join(_why_away(worker) for worker in away)),)
     members = tuple(worker.name for worker in state.workers if _may_begin(state, worker, now))
     state = msgspec.structs.replace(
         _in(state, "starting", now), number=state.number + 1, members=members, suspected=None, complained=(), complaint=""
@@ -212,8 +212,8 @@ def _begun(state: State, now: float) -> tuple[State, tuple[Action, ...]]:
 
 def _why_away(worker: Worker) -> str:
     if worker.is_refused:
-        return worker.words
-    return f"{worker.words or f'{worker.name} does not answer'}; start `windlass worker` there, or leave it out"
+        return worker.reason
+    return f"{worker.reason or f'{worker.name} does not answer'}; start `windlass worker` there, or leave it out"
 
 
 def _may_begin(state: State, worker: Worker, now: float) -> bool:
@@ -237,11 +237,11 @@ def _is_worth_it(state: State, worker: Worker, now: float) -> bool:
 def _gone(state: State, event: Gone, now: float) -> tuple[State, tuple[Action, ...]]:
     was_here = state.worker(event.name).is_here
     state = _with(
-        state, event.name, is_here=False, since=now if was_here else state.worker(event.name).since, words=event.words,
+        state, event.name, is_here=False, since=now if was_here else state.worker(event.name).since, reason=event.reason,
         is_refused=event.is_refused,
     )  # fmt: skip
     if _is_on(state) and event.name in state.members and was_here:
-        return _over(_blamed(state, event.name, now), now, f"{event.name} is gone ({event.words})")
+        return _over(_blamed(state, event.name, now), now, f"{event.name} is gone ({event.reason})")
     return _looked(state, now)
 
 
@@ -250,19 +250,19 @@ def _rank_ended(state: State, event: RankEnded, now: float) -> tuple[State, tupl
         return state, ()
     if event.kind == GROUP_LOST:
         complained = (*state.complained, event.name) if event.name else state.complained
-        return _suspicious(msgspec.structs.replace(state, complained=complained), event.words, now), ()
+        return _suspicious(msgspec.structs.replace(state, complained=complained), event.reason, now), ()
     state = _blamed(state, event.name, now) if event.name else state
-    return _over(state, now, f"a rank {_at(event.name)} {event.words}", blameless=event.kind != "")
+    return _over(state, now, f"a rank {_at(event.name)} {event.reason}", blameless=event.kind != "")
 
 
 def _engine_ended(state: State, event: EngineEnded, now: float) -> tuple[State, tuple[Action, ...]]:
     if not _is_on(state):
         return state, ()
     if event.kind == GROUP_LOST:
-        return _suspicious(state, event.words, now), ()
+        return _suspicious(state, event.reason, now), ()
     if state.suspected is not None:  # it said that it lost others: that its process then ends, or is silent, says no more
         return state, ()
-    return _over(state, now, event.words, blameless=False)
+    return _over(state, now, event.reason, blameless=False)
 
 
 def _could_not(state: State, event: CouldNotBegin, now: float) -> tuple[State, tuple[Action, ...]]:
@@ -270,28 +270,28 @@ def _could_not(state: State, event: CouldNotBegin, now: float) -> tuple[State, t
     if state.phase not in ("starting", "running"):
         return state, ()
     if not event.name or not state.is_proven:
-        return _in(state, "idle", now), (End(number=state.number, words=event.words), Refuse(words=event.words))
+        return _in(state, "idle", now), (End(number=state.number, reason=event.reason), Refuse(reason=event.reason))
     state = _blamed(state, event.name, now, at_least=2)
-    return _over(state, now, f"{event.name}: {event.words}")
+    return _over(state, now, f"{event.name}: {event.reason}")
 
 
 def _unexplained(state: State, now: float) -> tuple[State, tuple[Action, ...]]:
     """Those that complained may not reach each other: in the end they are left out, one after the other."""
-    words = f"ranks lost each other, and nobody is known to be gone ({state.complaint})"
+    reason = f"ranks lost each other, and nobody is known to be gone ({state.complaint})"
     if not state.is_proven:
-        why = f"{words}; can these machines reach each other, at any port?"
-        return _in(state, "idle", now), (End(number=state.number, words=words), Refuse(words=why))
+        why = f"{reason}; can these machines reach each other, at any port?"
+        return _in(state, "idle", now), (End(number=state.number, reason=reason), Refuse(reason=why))
     count = state.unexplained + 1
     for name in state.complained:
         state = _blamed(state, name, now)
     state = msgspec.structs.replace(state, unexplained=count)
-    return _over(state, now, words, blameless=count < MAX_UNEXPLAINED)
+    return _over(state, now, reason, blameless=count < MAX_UNEXPLAINED)
 
 
-def _suspicious(state: State, words: str, now: float) -> State:
+def _suspicious(state: State, reason: str, now: float) -> State:
     if state.suspected is not None:
         return state
-    return msgspec.structs.replace(state, suspected=now, complaint=words)
+    return msgspec.structs.replace(state, suspected=now, complaint=reason)
 
 
 def _forgiven(state: State) -> State:
@@ -301,10 +301,10 @@ def _forgiven(state: State) -> State:
     return msgspec.structs.replace(state, workers=workers, unexplained=0)
 
 
-def _over(state: State, now: float, words: str, blameless: bool = True) -> tuple[State, tuple[Action, ...]]:
+def _over(state: State, now: float, reason: str, blameless: bool = True) -> tuple[State, tuple[Action, ...]]:
     if not _is_on(state):
         return _in(state, "idle", now), ()
-    return _in(state, "idle", now), (End(number=state.number, words=words, blameless=blameless),)
+    return _in(state, "idle", now), (End(number=state.number, reason=reason, blameless=blameless),)
 
 
 def _is_on(state: State) -> bool:

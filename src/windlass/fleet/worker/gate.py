@@ -58,7 +58,7 @@ class Refusals:
         self._count += 1
         self._last = f"{address}: {why}"
 
-    def words(self) -> str:
+    def summary(self) -> str:
         """Of those since it was last asked; empty: none."""
         count, self._count = self._count, 0
         if not count:

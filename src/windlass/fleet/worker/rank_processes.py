@@ -31,7 +31,7 @@ from windlass.fleet.protocol.handshake import NO_MESSAGE
 SECONDS_TO_BEGIN = 60.0
 """Before its first heartbeat a rank imports torch, which holds up all its threads: on a cold disk it takes long."""
 HEARTBEAT_REPLY_SECONDS = 1.0
-LAST_WORDS_BYTES = 2000
+TAIL_BYTES = 2000
 STUCK = "Stuck"
 
 Heard = Callable[[FromRank], None]
@@ -80,7 +80,7 @@ class RankProcess:
     def __init__(self, job: RankJob, threads: int, heard: Heard, ended: Callable[[Failed], None]) -> None:
         self.rank, self.heartbeat = job.rank, RankHeartbeat()
         self._job, self._threads, self._heard, self._ended = job, threads, heard, ended
-        self._words = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
         self._failed: Failed | None = None
         self._last_heartbeat = 0.0
         self._began = time.monotonic()
@@ -91,7 +91,7 @@ class RankProcess:
         self._is_closed = False
 
     async def start(self) -> None:
-        self._process, connection = start_rank(self._threads, self._words)
+        self._process, connection = start_rank(self._threads, self._output)
         self._connection = await connect_rank(connection, self._hear, self._lost)
         self._connection.tell(self._job)
 
@@ -132,7 +132,7 @@ class RankProcess:
         if self._process is not None:
             self._process.kill()
             await (self._reaping or asyncio.to_thread(self._process.wait))
-        self._words.close()
+        self._output.close()
 
     def _hear(self, said: FromRank) -> None:
         match said:
@@ -158,17 +158,17 @@ class RankProcess:
 
     def _why(self) -> str:
         status = self._process.returncode if self._process is not None else 0
-        words = self._last_words()
-        told = f": {words}" if words else ""
+        last_line = self._last_line()
+        suffix = f": {last_line}" if last_line else ""
         if status >= 0:
-            return f"ended with status {status}{told}"
+            return f"ended with status {status}{suffix}"
         hint = " (by the system where memory ran out, or by somebody)" if -status == signal.SIGKILL else ""
-        return f"was ended by {signal.Signals(-status).name}{hint}{told}"
+        return f"was ended by {signal.Signals(-status).name}{hint}{suffix}"
 
-    def _last_words(self) -> str:
+    def _last_line(self) -> str:
         """The last line that it wrote."""
-        size = os.fstat(self._words.fileno()).st_size
-        written = os.pread(self._words.fileno(), LAST_WORDS_BYTES, max(size - LAST_WORDS_BYTES, 0))
+        size = os.fstat(self._output.fileno()).st_size
+        written = os.pread(self._output.fileno(), TAIL_BYTES, max(size - TAIL_BYTES, 0))
         lines = written.decode(errors="replace").split("\n")
         return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
 

@@ -63,7 +63,7 @@ class Receiving:
         self._came.put_nowait(None)
 
     async def run(self, cache: Cache, local: LocalModels) -> Held:
-        """Raises Error, in words for the root."""
+        """Raises Error, in reason for the root."""
         found = await asyncio.to_thread(local.find, self._prepare.fingerprint, self._prepare.path)
         if found is not None:
             self._journal.line(f"epoch {self.epoch}: weights of {self._prepare.catalogue.name} are read from {found}")
@@ -103,7 +103,7 @@ class Receiving:
         self._wire.post(messages.WantParts(self.epoch, missing))
         while (came := await self._came.get()) is not None and not isinstance(came, messages.PartsEnd):
             if isinstance(came, messages.NoPart):
-                raise BadInput(f"the root cannot read what is missing: {came.words}")
+                raise BadInput(f"the root cannot read what is missing: {came.reason}")
             await asyncio.to_thread(use.keep, came.piece)
             done += len(came.piece.data)
             self._tell(done, total, began)

@@ -79,7 +79,7 @@ class Session:
         self._in_order = asyncio.Lock()
 
     async def run(self) -> str:
-        """Why it ended, in words; empty where the root said goodbye."""
+        """Why it ended, in reason; empty where the root said goodbye."""
         doing = [asyncio.create_task(work) for work in (self._listen(), keep_alive(self._wire, self._heartbeat), self._look())]
         try:
             await asyncio.wait(doing, return_when=asyncio.FIRST_COMPLETED)
@@ -125,7 +125,7 @@ class Session:
             case messages.Note():
                 self._answer(message.id, lambda number: Found(number, message.value))
             case messages.NoNote():
-                self._answer(message.id, lambda number: NotFound(number, message.words))
+                self._answer(message.id, lambda number: NotFound(number, message.reason))
             case messages.HeartbeatsRequest():
                 self._begin(self._send_heartbeats(message.id))
             case _:  # RankHeartbeat: that it came is all

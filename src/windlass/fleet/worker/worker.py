@@ -62,7 +62,7 @@ class _Serving:
     task: asyncio.Task[None]
 
     @property
-    def words(self) -> str:
+    def reason(self) -> str:
         return f"busy with the job of {self.who} since {self.since}"
 
 
@@ -149,8 +149,8 @@ class Worker:
     async def _tell_of_refusals(self) -> None:
         while True:
             await asyncio.sleep(SECONDS_BETWEEN_LINES)
-            if words := self._refusals.words():
-                self._journal.line(words)
+            if line := self._refusals.summary():
+                self._journal.line(line)
 
     # --- one root at a time
 
@@ -158,8 +158,8 @@ class Worker:
         """A root that comes back before it was missed takes its own place."""
         while (before := self._serving) is not None:
             if before.root != join.root:
-                self._journal.line(f"another root, {join.name} ({channel.address}), was told: {before.words}")
-                channel.post(Busy(before.words))
+                self._journal.line(f"another root, {join.name} ({channel.address}), was told: {before.reason}")
+                channel.post(Busy(before.reason))
                 channel.close()
                 return
             before.task.cancel()
