@@ -43,7 +43,7 @@ python=$1; shift
 exec "$python" -P -m windlass.launch.guard "$python" -P -m windlass worker "$@"
 """
 
-Told = Callable[[str, str], None]
+Notify = Callable[[str, str], None]
 """Is given the name of a host and a line about it."""
 
 
@@ -84,8 +84,8 @@ def worker_words(host: Host) -> list[str]:
 class Launched:
     """The worker of one host, started again whenever it ends. A thread of its own follows it."""
 
-    def __init__(self, host: Host, command: Command, secret: str, told: Told) -> None:
-        self.host, self._command, self._secret, self._told = host, command, secret, told
+    def __init__(self, host: Host, command: Command, secret: str, notify: Notify) -> None:
+        self.host, self._command, self._secret, self._notify = host, command, secret, notify
         self.is_up = threading.Event()
         """It listens, or has: what fails before is not tried again."""
         self.failed = ""
@@ -127,7 +127,7 @@ class Launched:
                 self.failed = why(status, words, self._command)
                 return
             pause = FIRST_PAUSE_SECONDS if time.monotonic() - began > SECONDS_OF_PEACE else min(2 * pause, LONGEST_PAUSE_SECONDS)
-            self._told(self.host.name, f"{why(status, words, self._command)}; started again in {pause:.0f} s")
+            self._notify(self.host.name, f"{why(status, words, self._command)}; started again in {pause:.0f} s")
             self._ending.wait(pause)
 
     def _once(self) -> tuple[int, str]:
@@ -150,7 +150,7 @@ class Launched:
                 last = line.strip() or last
                 if LISTENS in line:
                     self.is_up.set()
-                self._told(self.host.name, line.rstrip())
+                self._notify(self.host.name, line.rstrip())
         return process.wait(), last
 
 

@@ -42,7 +42,7 @@ def open_fleet(
     if launch.workers and launch.kv_bytes is None:
         launch = msgspec.structs.replace(launch, kv_bytes=planner.kv_bytes)
     replan = planner.replan if launch.workers else planner.on_this_machine
-    return Fleet(launch, replan, secret, told=notify, progress=nodes, make_engine=make_engine or process_engine)
+    return Fleet(launch, replan, secret, notify=notify, progress=nodes, make_engine=make_engine or process_engine)
 
 
 def _device(asked: str) -> str:

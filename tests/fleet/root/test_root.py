@@ -96,7 +96,7 @@ class Watched:
             msgspec.structs.replace(launch_of(model), workers=tuple(workers)),
             planned,
             SECRET,
-            told=lambda line: self.lines.append((time.monotonic(), line)),
+            notify=lambda line: self.lines.append((time.monotonic(), line)),
             progress=lambda one: self.progress.add((one.name, one.doing)),
         )
         self.client = FleetClient(self.fleet)

@@ -64,7 +64,7 @@ class Stage:
         self.engines: list[ToldEngine] = []
         self.lines: list[str] = []
         self.refusal: Error | None = None
-        self.fleet = Fleet(Launch(model="told", device="cpu"), self._plan, told=self.lines.append, make_engine=self._engine)
+        self.fleet = Fleet(Launch(model="told", device="cpu"), self._plan, notify=self.lines.append, make_engine=self._engine)
         self.calls = EngineRequests(self.fleet.transport, max_crashes=max_crashes)
 
     def _plan(self, nodes: Any) -> EpochPlan:

@@ -122,20 +122,20 @@ def _launch(hosts: Sequence[Host], python: str, secret_file: Path, secret: str, 
     from windlass.launch.hostfile import workers_of
     from windlass.launch.ssh import Launched, render
 
-    told = _Lines()
-    started = [Launched(host, render(host, python), secret, told) for host in hosts]
+    notify = _Lines()
+    started = [Launched(host, render(host, python), secret, notify) for host in hosts]
     try:
         _wait_up(started)
         words = ["--workers", workers_of(hosts), "--secret-file", str(secret_file)]
         if command:
             return _run([*command, *words])
-        told.plain(f"{_counted(len(hosts))} up; `windlass run MODEL {shlex.join(words)}`. Ctrl-C ends what was started")
+        notify.plain(f"{_counted(len(hosts))} up; `windlass run MODEL {shlex.join(words)}`. Ctrl-C ends what was started")
         _wait_end(started)
     except KeyboardInterrupt:
-        told.plain("ending the workers")
+        notify.plain("ending the workers")
         return 0 if not command else 130
     finally:
-        _end(started, told)
+        _end(started, notify)
     return 0
 
 
@@ -167,7 +167,7 @@ def _raise_failed(started: Sequence[Launched]) -> None:
         raise Unavailable("; ".join(failed))
 
 
-def _end(started: Sequence[Launched], told: _Lines) -> None:
+def _end(started: Sequence[Launched], notify: _Lines) -> None:
     """All at once, and not twice: a second Ctrl-C would leave some behind for as long as their connections live."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -175,7 +175,9 @@ def _end(started: Sequence[Launched], told: _Lines) -> None:
             one.end()
         for one in started:
             if not one.wait():
-                told.plain(f"{one.host.name} does not answer; its worker ends when the machine sees that the connection is gone")
+                notify.plain(
+                    f"{one.host.name} does not answer; its worker ends when the machine sees that the connection is gone"
+                )
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -189,7 +191,7 @@ def _run(words: list[str]) -> int:
         try:
             return process.wait()
         except KeyboardInterrupt:
-            if not sys.stdin.isatty():  # then nobody but us was told
+            if not sys.stdin.isatty():  # then the command did not get it
                 process.send_signal(signal.SIGINT)
 
 

@@ -21,8 +21,8 @@ def run(*, cpu: bool | None, remove: bool) -> int:
         print(f"vLLM can be imported here already ({found}); it is the one that is used")
         return 0
     package = _package(cpu)
-    with _shown(f"installing {package}") as told:
-        python = vllm_environment.install(package, told)
+    with _shown(f"installing {package}") as notify:
+        python = vllm_environment.install(package, notify)
     made = vllm_environment.installed()
     print(f"vLLM {made.version if made else ''} is in {python}; `windlass serve MODEL --engine vllm` uses it")
     return 0

@@ -62,16 +62,16 @@ class Fleet:
         replan: Replan,
         secret: bytes = b"",
         *,
-        told: Callable[[str], None] = lambda _: None,
+        notify: Callable[[str], None] = lambda _: None,
         progress: Callable[[NodeProgress], None] = lambda _: None,
         make_engine: MakeEngine = process_engine,
     ) -> None:
-        """`told` gets a line for whatever an operator should know.
+        """`notify` gets a line for whatever an operator should know.
 
         Nothing begins before the first transport is opened, on the event loop that runs then.
         """
         self._launch, self._replan, self._secret = launch, replan, secret
-        self._told, self._progress, self._make_engine = told, progress, make_engine
+        self._notify, self._progress, self._make_engine = notify, progress, make_engine
         self._state = State(workers=tuple(events.Worker(name=name) for name in launch.workers))
         self._id, self._host = secrets.token_bytes(ROOT_BYTES), socket.gethostname()
         self._members: dict[str, Member] = {}
@@ -167,7 +167,7 @@ class Fleet:
         match report:
             case Ready():
                 self._event(events.BecameReady())
-                self._told(f"epoch {epoch.number} is ready: {_described(epoch)}")
+                self._notify(f"epoch {epoch.number} is ready: {_described(epoch)}")
                 return Ready(self._shown(report.info))
             case InfoReply():
                 return InfoReply(report.id, self._shown(report.info))
@@ -301,12 +301,12 @@ class Fleet:
             transport.begin(engine)
         except MemberFailed as error:
             self._event(events.CouldNotBegin(reason=str(error), name=error.member))
-        except ChannelLost as error:  # who it was is told by its own connection
-            self._told(f"epoch {begin.number} did not begin: {error}")
+        except ChannelLost as error:  # its own connection reports who it was
+            self._notify(f"epoch {begin.number} did not begin: {error}")
         except Error as error:
             self._problem = error
             self._event(events.CouldNotBegin(reason=str(error)))
-        except Exception as error:  # noqa: BLE001 - the edge of a task: whoever waits is told
+        except Exception as error:  # noqa: BLE001 - the edge of a task: the waiting request fails with it
             self._problem = Unavailable(f"epoch {begin.number} could not begin: {type(error).__name__}: {error}")
             self._event(events.CouldNotBegin(reason=str(self._problem)))
 
@@ -316,13 +316,13 @@ class Fleet:
         nodes = [member.node(self._launch.ranks_per_machine) for member in members]
         plan = await asyncio.to_thread(self._replan, nodes)
         epoch = self._epoch = Epoch(begin.number, self._launch, plan, members, self._progress)
-        self._told(f"epoch {begin.number} begins: {_described(epoch)}")
+        self._notify(f"epoch {begin.number} begins: {_described(epoch)}")
         if epoch.is_crowded:
-            self._told(
+            self._notify(
                 f"epoch {begin.number}: ranks share a GPU, so what they say to each other goes through the host, which is slow"
             )
         for remark in plan.remarks:
-            self._told(f"epoch {begin.number}: {remark}")
+            self._notify(f"epoch {begin.number}: {remark}")
         return epoch
 
     async def _looked_at(self, member: Member) -> None:
@@ -356,7 +356,7 @@ class Fleet:
         transport.kill()
         if not is_refused:
             self._transport = None
-            self._told(f"epoch {end.number} is over: {end.reason}")
+            self._notify(f"epoch {end.number} is over: {end.reason}")
             transport.over(EngineMoved(end.reason) if end.blameless else Unavailable(end.reason))
 
     def _refuse(self, refuse: Refuse) -> None:

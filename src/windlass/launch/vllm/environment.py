@@ -32,7 +32,7 @@ MARKER = "windlass.json"
 PYTHONS = ((3, 11), (3, 14))
 """First and last that vLLM 0.32 is for."""
 
-Told = Callable[[str], None]
+Notify = Callable[[str], None]
 
 
 class Installed(Frozen):
@@ -67,7 +67,7 @@ def installed(cache: Path | None = None) -> Installed | None:
     return found if _python(folder).is_file() else None
 
 
-def install(package: str, told: Told, cache: Path | None = None) -> str:
+def install(package: str, notify: Notify, cache: Path | None = None) -> str:
     """Makes the environment and gives its interpreter; returns at once where it is there. May be interrupted and done again."""
     where = cache or cache_dir()
     folder = _folder(where)
@@ -78,12 +78,12 @@ def install(package: str, told: Told, cache: Path | None = None) -> str:
         _check_python()
         _check_room(where)
         (folder / MARKER).unlink(missing_ok=True)
-        told("making an environment")
+        notify("making an environment")
         log = where / "vllm-setup.log"
         log.write_bytes(b"")
         for command in (_venv(folder), *_steps(package, _python(folder))):
-            _run(command, log, told)
-        told("trying it")
+            _run(command, log, notify)
+        notify("trying it")
         version = _version(folder, log)
         _write(folder / MARKER, msgspec.json.encode(Installed(package=package, version=version)))
     return str(_python(folder))
@@ -120,7 +120,7 @@ def _steps(package: str, python: Path) -> list[list[str]]:
     ]
 
 
-def _run(command: list[str], log: Path, told: Told) -> None:
+def _run(command: list[str], log: Path, notify: Notify) -> None:
     """Ends with us: Ctrl-C in a terminal reaches it too."""
     with log.open("ab") as out, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         assert process.stdout is not None
@@ -128,7 +128,7 @@ def _run(command: list[str], log: Path, told: Told) -> None:
             for line in process.stdout:
                 out.write(line)
                 if words := _progress(line.decode(errors="replace")):
-                    told(words)
+                    notify(words)
         except BaseException:
             process.terminate()
             raise

@@ -29,7 +29,7 @@ TAIL_BYTES = 64 * 1024
 KEPT_LOGS = 10
 MOST_CHARACTERS, MOST_PROGRESS = 300, 120
 
-Told = Callable[[str], None]
+Notify = Callable[[str], None]
 """Is given what vLLM is busy with, whenever that changes."""
 
 _PREFIX = re.compile(r"^(\([^()]*\)\s*)?((INFO|WARNING|ERROR|DEBUG|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d (\[[^\]]*\] )?)?")
@@ -51,19 +51,19 @@ class VllmServer:
     def is_alive(self) -> bool:
         return self.process.poll() is None
 
-    async def wait_healthy(self, told: Told = lambda _: None, seconds: float = SECONDS_TO_START) -> None:
+    async def wait_healthy(self, notify: Notify = lambda _: None, seconds: float = SECONDS_TO_START) -> None:
         """Returns when it answers. Raises Unavailable, with its last words, when it ended or takes too long; then it is closed."""
-        end, said = time.monotonic() + seconds, ""
+        end, last = time.monotonic() + seconds, ""
         try:
             while not await asyncio.to_thread(_answers, self.base_url):
                 if not self.is_alive:
                     raise self.why_ended()
                 if time.monotonic() > end:
                     raise Unavailable(f"vLLM does not answer after {seconds:,.0f} s; its log is {self.log}")
-                words = progress(_tail(self.log))
-                if words != said:
-                    told(words)
-                said = words
+                line = progress(_tail(self.log))
+                if line != last:
+                    notify(line)
+                last = line
                 await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
         except (Exception, asyncio.CancelledError):  # a cancelled wait leaves nothing behind either
             await asyncio.to_thread(self.close)  # may take a while, and the loop may have others to serve
