@@ -32,7 +32,7 @@ from windlass.fleet.root import state_machine as events
 from windlass.fleet.root.epoch import Epoch, MakeEngine, MemberFailed, NodeProgress, checkpoint
 from windlass.fleet.root.loopback import LoopbackMachine
 from windlass.fleet.root.member import ROOT, Member, NotOurs, join
-from windlass.fleet.root.state_machine import Begin, End, Event, Refuse, State, next_action
+from windlass.fleet.root.state_machine import Event, FailRequests, StartEpoch, State, StopEpoch, next_action
 from windlass.fleet.transfer.send import Sending
 
 Replan = Callable[[Sequence[Node]], EpochPlan]
@@ -102,7 +102,7 @@ class Fleet:
         found = [NodeStatus(ROOT, "", self._state.phase, _share(epoch, ROOT))]
         for worker in self._state.workers:
             taking_part = epoch is not None and any(member.name == worker.name for member in epoch.taking_part)
-            state = "lost" if not worker.is_here else self._state.phase if taking_part else "waiting"
+            state = "lost" if not worker.is_connected else self._state.phase if taking_part else "waiting"
             member = self._members.get(worker.name)
             found.append(NodeStatus(worker.name, member.probe.address if member else "", state, _share(epoch, worker.name)))
         return tuple(found)
@@ -129,7 +129,7 @@ class Fleet:
         transport, self._transport = self._transport, None
         if transport is not None:
             transport.kill()
-        self._event(events.Unwanted())
+        self._event(events.EngineReleased())
         for member in self._members.values():
             member.wire.post(messages.Goodbye("the root ends"))
         tasks = [*self._tasks, *([self._beginning] if self._beginning is not None else [])]
@@ -152,12 +152,12 @@ class Fleet:
         if self._transport is not None:  # somebody gave it up, and did not wait for its end
             self.unwant(self._transport)
         self._transport = transport
-        self._event(events.Wanted())
+        self._event(events.EngineRequested())
 
     def unwant(self, transport: FleetTransport) -> None:
         if transport is self._transport:
             self._transport = None
-            self._event(events.Unwanted())
+            self._event(events.EngineReleased())
 
     def engine_said(self, transport: FleetTransport, report: Report) -> Report | None:
         """What the first rank reports, as it goes on; None: it does not."""
@@ -166,7 +166,7 @@ class Fleet:
             return None
         match report:
             case Ready():
-                self._event(events.BecameReady())
+                self._event(events.EpochReady())
                 self._notify(f"epoch {epoch.number} is ready: {_described(epoch)}")
                 return Ready(self._shown(report.info))
             case InfoReply():
@@ -183,7 +183,7 @@ class Fleet:
     def engine_lost(self, transport: FleetTransport, error: Error) -> None:
         """Who lost its group has said so, and ended."""
         if transport is self._transport and self._state.suspected is None:
-            self._event(events.EngineEnded(kind="", reason=str(error)))
+            self._event(events.EngineExited(kind="", reason=str(error)))
 
     # --- machines that come and go
 
@@ -207,7 +207,7 @@ class Fleet:
                 reason, refused, pause = str(error), True, SECONDS_AFTER_REFUSAL
             except ChannelLost as error:
                 reason = str(error)
-            self._event(events.Gone(name=name, reason=reason, is_refused=refused))
+            self._event(events.WorkerLost(name=name, reason=reason, is_refused=refused))
             await asyncio.sleep(pause)
 
     async def _hold(self, member: Member) -> str:
@@ -219,7 +219,7 @@ class Fleet:
             if looking.done():
                 looking.result()
                 self._members[member.name] = member
-                self._event(events.Came(name=member.name))
+                self._event(events.WorkerJoined(name=member.name))
                 await asyncio.wait(doing, return_when=asyncio.FIRST_COMPLETED)
             return next(str(task.exception() or "it said goodbye") for task in doing if task.done())
         finally:
@@ -247,7 +247,7 @@ class Fleet:
             was_asleep, last = now - last > 1.0, now  # this process itself: what came meanwhile has not been read yet
             if self._epoch is not None and self._epoch.is_stuck and not was_asleep:
                 silent = self._epoch.silent_seconds(now)
-                self._event(events.EngineEnded(kind="Stuck", reason=f"the engine gave no sign of life for {silent:.1f} s"))
+                self._event(events.EngineExited(kind="Stuck", reason=f"the engine gave no sign of life for {silent:.1f} s"))
             self._event(events.Tick())
 
     # --- what has happened
@@ -258,36 +258,36 @@ class Fleet:
         name = "" if member.is_own else member.name
         if self._state.phase == "starting" and ended.kind not in ("", events.GROUP_LOST, "Stuck"):
             self._problem = as_error(Failed(ended.kind, f"{member.name}, rank {ended.rank}: {ended.reason}", ended.short_bytes))
-            self._event(events.CouldNotBegin(reason=str(self._problem), name=name))
+            self._event(events.EpochStartFailed(reason=str(self._problem), name=name))
         else:
-            self._event(events.RankEnded(name=name, kind=ended.kind, reason=ended.reason))
+            self._event(events.RankExited(name=name, kind=ended.kind, reason=ended.reason))
 
     def _engine_failed(self, failed: Failed) -> None:
         error = as_error(failed)
         if failed.kind == events.GROUP_LOST or isinstance(error, Unavailable):
-            self._event(events.EngineEnded(kind=failed.kind, reason=str(error)))
+            self._event(events.EngineExited(kind=failed.kind, reason=str(error)))
         else:
             self._problem = error
-            self._event(events.CouldNotBegin(reason=str(error)))
+            self._event(events.EpochStartFailed(reason=str(error)))
 
     def _event(self, event: Event) -> None:
         self._state, actions = next_action(self._state, event, time.monotonic())
-        is_refused = any(isinstance(action, Refuse) for action in actions)
+        is_refused = any(isinstance(action, FailRequests) for action in actions)
         for action in actions:
             match action:
-                case Begin():
+                case StartEpoch():
                     self._begin(action)
-                case End():
+                case StopEpoch():
                     self._end(action, is_refused)
-                case Refuse():
+                case FailRequests():
                     self._refuse(action)
 
     # --- what is done about it
 
-    def _begin(self, begin: Begin) -> None:
+    def _begin(self, begin: StartEpoch) -> None:
         self._beginning = asyncio.get_running_loop().create_task(self._begun(begin))
 
-    async def _begun(self, begin: Begin) -> None:
+    async def _begun(self, begin: StartEpoch) -> None:
         transport = self._transport
         assert transport is not None
         try:
@@ -300,17 +300,17 @@ class Fleet:
             self._leaving.append(engine)
             transport.begin(engine)
         except MemberFailed as error:
-            self._event(events.CouldNotBegin(reason=str(error), name=error.member))
+            self._event(events.EpochStartFailed(reason=str(error), name=error.member))
         except ChannelLost as error:  # its own connection reports who it was
             self._notify(f"epoch {begin.number} did not begin: {error}")
         except Error as error:
             self._problem = error
-            self._event(events.CouldNotBegin(reason=str(error)))
+            self._event(events.EpochStartFailed(reason=str(error)))
         except Exception as error:  # noqa: BLE001 - the edge of a task: the waiting request fails with it
             self._problem = Unavailable(f"epoch {begin.number} could not begin: {type(error).__name__}: {error}")
-            self._event(events.CouldNotBegin(reason=str(self._problem)))
+            self._event(events.EpochStartFailed(reason=str(self._problem)))
 
-    async def _planned(self, begin: Begin) -> Epoch:
+    async def _planned(self, begin: StartEpoch) -> Epoch:
         members = [self._members[name] for name in (ROOT, *begin.members) if name in self._members]
         await asyncio.gather(*(self._looked_at(member) for member in members))
         nodes = [member.node(self._launch.ranks_per_machine) for member in members]
@@ -344,7 +344,7 @@ class Fleet:
             await self._leaving[0].close()  # who is interrupted here leaves it for the next to wait for
             self._leaving.pop(0)
 
-    def _end(self, end: End, is_refused: bool) -> None:
+    def _end(self, end: StopEpoch, is_refused: bool) -> None:
         if self._beginning is not None and self._beginning is not asyncio.current_task():
             self._beginning.cancel()
         epoch, self._epoch = self._epoch, None
@@ -359,7 +359,7 @@ class Fleet:
             self._notify(f"epoch {end.number} is over: {end.reason}")
             transport.over(EngineMoved(end.reason) if end.blameless else Unavailable(end.reason))
 
-    def _refuse(self, refuse: Refuse) -> None:
+    def _refuse(self, refuse: FailRequests) -> None:
         transport, self._transport = self._transport, None
         problem, self._problem = self._problem, None
         if transport is not None:

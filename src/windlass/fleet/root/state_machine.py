@@ -32,7 +32,7 @@ Phase = Literal["idle", "wanted", "starting", "running"]
 
 class Worker(Frozen):
     name: str
-    is_here: bool = False
+    is_connected: bool = False
     since: float = 0.0
     """When it came, or went."""
     failures: int = 0
@@ -70,17 +70,17 @@ class State(Frozen):
 # --- events
 
 
-class Came(Frozen):
+class WorkerJoined(Frozen):
     name: str
 
 
-class Gone(Frozen):
+class WorkerLost(Frozen):
     name: str
     reason: str
     is_refused: bool = False
 
 
-class RankEnded(Frozen):
+class RankExited(Frozen):
     """Of a worker, or of this machine (an empty name)."""
 
     name: str
@@ -89,26 +89,26 @@ class RankEnded(Frozen):
     reason: str
 
 
-class EngineEnded(Frozen):
+class EngineExited(Frozen):
     """The first rank."""
 
     kind: str
     reason: str
 
 
-class Wanted(Frozen):
+class EngineRequested(Frozen):
     """An engine is asked for."""
 
 
-class Unwanted(Frozen):
+class EngineReleased(Frozen):
     """It is not, any more."""
 
 
-class BecameReady(Frozen):
+class EpochReady(Frozen):
     pass
 
 
-class CouldNotBegin(Frozen):
+class EpochStartFailed(Frozen):
     """The epoch was told why: it does not fit, its files cannot be read. `name`: who is to blame, if somebody is."""
 
     reason: str
@@ -119,18 +119,28 @@ class Tick(Frozen):
     pass
 
 
-Event = Came | Gone | RankEnded | EngineEnded | Wanted | Unwanted | BecameReady | CouldNotBegin | Tick
+Event = (
+    WorkerJoined
+    | WorkerLost
+    | RankExited
+    | EngineExited
+    | EngineRequested
+    | EngineReleased
+    | EpochReady
+    | EpochStartFailed
+    | Tick
+)
 
 
 # --- actions
 
 
-class Begin(Frozen):
+class StartEpoch(Frozen):
     number: int
     members: tuple[str, ...]
 
 
-class End(Frozen):
+class StopEpoch(Frozen):
     """Everything of the epoch. `blameless`: no request can have caused it."""
 
     number: int
@@ -138,34 +148,34 @@ class End(Frozen):
     blameless: bool = True
 
 
-class Refuse(Frozen):
+class FailRequests(Frozen):
     """Whoever wanted an engine is told that there is none."""
 
     reason: str
 
 
-Action = Begin | End | Refuse
+Action = StartEpoch | StopEpoch | FailRequests
 
 
 def next_action(state: State, event: Event, now: float) -> tuple[State, tuple[Action, ...]]:
     match event:
-        case Came():
-            state = _with(state, event.name, is_here=True, since=now, reason="", is_refused=False)
-        case Gone():
+        case WorkerJoined():
+            state = _with(state, event.name, is_connected=True, since=now, reason="", is_refused=False)
+        case WorkerLost():
             return _gone(state, event, now)
-        case RankEnded():
+        case RankExited():
             return _rank_ended(state, event, now)
-        case EngineEnded():
+        case EngineExited():
             return _engine_ended(state, event, now)
-        case Wanted():
+        case EngineRequested():
             if state.phase == "idle":
                 state = _in(state, "wanted", now)
-        case Unwanted():
+        case EngineReleased():
             return _over(state, now, "it is not wanted any more")
-        case BecameReady():
+        case EpochReady():
             if state.phase == "starting":
                 state = msgspec.structs.replace(_in(state, "running", now), is_proven=True)
-        case CouldNotBegin():
+        case EpochStartFailed():
             return _could_not(state, event, now)
         case Tick():
             pass
@@ -198,16 +208,16 @@ def _looked(state: State, now: float) -> tuple[State, tuple[Action, ...]]:
 
 def _begun(state: State, now: float) -> tuple[State, tuple[Action, ...]]:
     if not state.is_proven:
-        away = [worker for worker in state.workers if not worker.is_here]
+        away = [worker for worker in state.workers if not worker.is_connected]
         if away and now - state.since < FIRST_SECONDS and not any(worker.is_refused for worker in away):
             return state, ()
         if away:
-            return _in(state, "idle", now), (Refuse(reason="; ".join(_why_away(worker) for worker in away)),)
+            return _in(state, "idle", now), (FailRequests(reason="; ".join(_why_away(worker) for worker in away)),)
     members = tuple(worker.name for worker in state.workers if _may_begin(state, worker, now))
     state = msgspec.structs.replace(
         _in(state, "starting", now), number=state.number + 1, members=members, suspected=None, complained=(), complaint=""
     )
-    return state, (Begin(number=state.number, members=members),)
+    return state, (StartEpoch(number=state.number, members=members),)
 
 
 def _why_away(worker: Worker) -> str:
@@ -218,13 +228,13 @@ def _why_away(worker: Worker) -> str:
 
 def _may_begin(state: State, worker: Worker, now: float) -> bool:
     """Who was in the last epoch and is still here need not prove itself again."""
-    if not worker.is_here or now < worker.not_before:
+    if not worker.is_connected or now < worker.not_before:
         return False
     return not state.is_proven or worker.name in state.members or _is_steady(worker, now)
 
 
 def _is_steady(worker: Worker, now: float) -> bool:
-    return worker.is_here and now - worker.since >= STEADY_SECONDS and now >= worker.not_before
+    return worker.is_connected and now - worker.since >= STEADY_SECONDS and now >= worker.not_before
 
 
 def _is_worth_it(state: State, worker: Worker, now: float) -> bool:
@@ -234,10 +244,10 @@ def _is_worth_it(state: State, worker: Worker, now: float) -> bool:
     return state.phase == "running" and now - state.since >= pause_seconds(worker.failures)
 
 
-def _gone(state: State, event: Gone, now: float) -> tuple[State, tuple[Action, ...]]:
-    was_here = state.worker(event.name).is_here
+def _gone(state: State, event: WorkerLost, now: float) -> tuple[State, tuple[Action, ...]]:
+    was_here = state.worker(event.name).is_connected
     state = _with(
-        state, event.name, is_here=False, since=now if was_here else state.worker(event.name).since, reason=event.reason,
+        state, event.name, is_connected=False, since=now if was_here else state.worker(event.name).since, reason=event.reason,
         is_refused=event.is_refused,
     )  # fmt: skip
     if _is_on(state) and event.name in state.members and was_here:
@@ -245,7 +255,7 @@ def _gone(state: State, event: Gone, now: float) -> tuple[State, tuple[Action, .
     return _looked(state, now)
 
 
-def _rank_ended(state: State, event: RankEnded, now: float) -> tuple[State, tuple[Action, ...]]:
+def _rank_ended(state: State, event: RankExited, now: float) -> tuple[State, tuple[Action, ...]]:
     if not _is_on(state):
         return state, ()
     if event.kind == GROUP_LOST:
@@ -255,7 +265,7 @@ def _rank_ended(state: State, event: RankEnded, now: float) -> tuple[State, tupl
     return _over(state, now, f"a rank {_at(event.name)} {event.reason}", blameless=event.kind != "")
 
 
-def _engine_ended(state: State, event: EngineEnded, now: float) -> tuple[State, tuple[Action, ...]]:
+def _engine_ended(state: State, event: EngineExited, now: float) -> tuple[State, tuple[Action, ...]]:
     if not _is_on(state):
         return state, ()
     if event.kind == GROUP_LOST:
@@ -265,12 +275,12 @@ def _engine_ended(state: State, event: EngineEnded, now: float) -> tuple[State, 
     return _over(state, now, event.reason, blameless=False)
 
 
-def _could_not(state: State, event: CouldNotBegin, now: float) -> tuple[State, tuple[Action, ...]]:
+def _could_not(state: State, event: EpochStartFailed, now: float) -> tuple[State, tuple[Action, ...]]:
     """Where a worker is to blame, the others are tried without it; but not before it ever worked with all."""
     if state.phase not in ("starting", "running"):
         return state, ()
     if not event.name or not state.is_proven:
-        return _in(state, "idle", now), (End(number=state.number, reason=event.reason), Refuse(reason=event.reason))
+        return _in(state, "idle", now), (StopEpoch(number=state.number, reason=event.reason), FailRequests(reason=event.reason))
     state = _blamed(state, event.name, now, at_least=2)
     return _over(state, now, f"{event.name}: {event.reason}")
 
@@ -280,7 +290,7 @@ def _unexplained(state: State, now: float) -> tuple[State, tuple[Action, ...]]:
     reason = f"ranks lost each other, and nobody is known to be gone ({state.complaint})"
     if not state.is_proven:
         why = f"{reason}; can these machines reach each other, at any port?"
-        return _in(state, "idle", now), (End(number=state.number, reason=reason), Refuse(reason=why))
+        return _in(state, "idle", now), (StopEpoch(number=state.number, reason=reason), FailRequests(reason=why))
     count = state.unexplained + 1
     for name in state.complained:
         state = _blamed(state, name, now)
@@ -304,7 +314,7 @@ def _forgiven(state: State) -> State:
 def _over(state: State, now: float, reason: str, blameless: bool = True) -> tuple[State, tuple[Action, ...]]:
     if not _is_on(state):
         return _in(state, "idle", now), ()
-    return _in(state, "idle", now), (End(number=state.number, reason=reason, blameless=blameless),)
+    return _in(state, "idle", now), (StopEpoch(number=state.number, reason=reason, blameless=blameless),)
 
 
 def _is_on(state: State) -> bool:
