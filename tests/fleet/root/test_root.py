@@ -210,7 +210,7 @@ def test_requests_go_on_through_whatever_happens(
             await found.until(lambda: found.count > 30)
             killed = time.monotonic()
             worker.close()
-            assert await found.until_line(f"{name} is gone") - killed < 5
+            assert await found.until_line(f"{name} is lost") - killed < 5
             assert found.client.is_alive and found.client.is_moving
             await found.until_line("epoch 2 is ready: one device over root")
 

@@ -8,12 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windlass.fleet.root.state_machine import (
-    FIRST_SECONDS,
-    FORGIVEN_SECONDS,
-    LONGEST_PAUSE_SECONDS,
-    STEADY_SECONDS,
-    SUSPECT_SECONDS,
+from windlass.fleet.root.events import (
     Action,
     EngineExited,
     EngineReleased,
@@ -30,6 +25,13 @@ from windlass.fleet.root.state_machine import (
     Worker,
     WorkerJoined,
     WorkerLost,
+)
+from windlass.fleet.root.state_machine import (
+    FIRST_SECONDS,
+    FORGIVEN_SECONDS,
+    LONGEST_PAUSE_SECONDS,
+    STEADY_SECONDS,
+    SUSPECT_SECONDS,
     next_action,
     pause_seconds,
 )
@@ -255,9 +257,9 @@ def test_a_worker_that_fails_again_and_again_is_left_out_longer_and_longer() -> 
 def test_why_is_said() -> None:
     state = played(RUNNING)
     _, (end,) = next_action(state, gone("b"), 20)
-    assert isinstance(end, StopEpoch) and end.reason == "b is gone (nothing was heard for 4.1 s)"
+    assert isinstance(end, StopEpoch) and end.reason == "b is lost (nothing was heard for 4.1 s)"
     _, (end,) = next_action(state, ended("a"), 20)
-    assert isinstance(end, StopEpoch) and end.reason == "a rank at a was ended by SIGSEGV"
+    assert isinstance(end, StopEpoch) and end.reason == "a rank of a was ended by SIGSEGV"
 
 
 def events() -> st.SearchStrategy[Event]:
@@ -296,4 +298,4 @@ def test_whatever_happens_epochs_follow_each_other(happened: list[tuple[float, E
         if isinstance(event, EngineReleased):
             is_asked = False
         assert (state.phase in ("starting", "running")) == bool(open_epoch)
-        assert (state.phase == "wanted") == (is_asked and not open_epoch)
+        assert (state.phase == "requested") == (is_asked and not open_epoch)

@@ -73,7 +73,7 @@ class Stage:
         return EpochPlan(layout=Layout(), nodes=(0,))
 
     def _engine(self, launch: Launch, line: socket.socket | None) -> EngineTransport:
-        assert launch.part is None and line is None, "one rank needs nobody"
+        assert launch.meeting is None and line is None, "one rank needs nobody"
         self.engines.append(ToldEngine())
         return self.engines[-1]
 

@@ -28,11 +28,12 @@ from windlass.errors import Error
 from windlass.fleet.protocol import messages
 from windlass.fleet.protocol.channel import ChannelLost, keep_alive
 from windlass.fleet.protocol.handshake import NotAdmitted
-from windlass.fleet.root import state_machine as events
+from windlass.fleet.root import events
 from windlass.fleet.root.epoch import Epoch, MakeEngine, MemberFailed, NodeProgress, checkpoint
+from windlass.fleet.root.events import Event, FailRequests, StartEpoch, State, StopEpoch
 from windlass.fleet.root.loopback import LoopbackMachine
 from windlass.fleet.root.member import ROOT, Member, NotOurs, join
-from windlass.fleet.root.state_machine import Event, FailRequests, StartEpoch, State, StopEpoch, next_action
+from windlass.fleet.root.state_machine import next_action
 from windlass.fleet.transfer.send import Sending
 
 Replan = Callable[[Sequence[Node]], EpochPlan]
