@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import tokenizers
 
-from windlass.engine.protocol import Vocabulary
+from windlass.engine.protocol import TokenizerData
 from windlass.engine.sample.grammar import Guide, Guides, num_words
 from windlass.text.grammar.tool_grammar import Asked, answer_grammar
 from windlass.text.parse.stream import special_marks
@@ -36,7 +36,7 @@ class Vocab:
         self.tokenizer = tokenizer_of(*special)
         self.end = self.tokenizer.token_id(END) or 0
         self.guides = Guides()
-        self.guides.learn(Vocabulary(self.tokenizer.backend.to_str(), [self.end]))
+        self.guides.learn(TokenizerData(self.tokenizer.backend.to_str(), [self.end]))
 
     def guide(self, asked: Asked, stops: tuple[int, ...] | None = None) -> Guide:
         grammar = answer_grammar(asked, special_marks(self.tokenizer, asked.style))

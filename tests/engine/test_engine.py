@@ -15,7 +15,7 @@ from simulated_cache import check_accounts
 
 from windlass.core.request import GREEDY, Sampling
 from windlass.engine.engine import Engine
-from windlass.engine.protocol import Output, Submit
+from windlass.engine.protocol import SequenceOutput, Submit
 from windlass.errors import BadInput
 
 pytestmark = pytest.mark.cpu
@@ -26,14 +26,14 @@ class Collected:
 
     def __init__(self) -> None:
         self.tokens: dict[int, list[int]] = {}
-        self.outputs: dict[int, list[Output]] = {}
+        self.outputs: dict[int, list[SequenceOutput]] = {}
 
-    def add(self, outputs: list[Output]) -> None:
+    def add(self, outputs: list[SequenceOutput]) -> None:
         for output in outputs:
             self.tokens.setdefault(output.id, []).extend(output.token_ids)
             self.outputs.setdefault(output.id, []).append(output)
 
-    def last(self, number: int) -> Output:
+    def last(self, number: int) -> SequenceOutput:
         return self.outputs[number][-1]
 
 

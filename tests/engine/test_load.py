@@ -18,7 +18,7 @@ from windlass.engine import load
 from windlass.engine.client.client import open_client, open_sync_client
 from windlass.engine.engine import Engine
 from windlass.engine.load import load_model
-from windlass.engine.protocol import Output, Submit
+from windlass.engine.protocol import SequenceOutput, Submit
 from windlass.errors import BadInput, DoesNotFit, Error, Impossible
 
 pytestmark = [pytest.mark.cpu, pytest.mark.filterwarnings("ignore")]  # warnings are transformers'
@@ -74,17 +74,17 @@ def launch_of(model: Model, **changes: Any) -> Launch:
     return Launch(model=str(model.folder), **(given | changes))
 
 
-def run(engine: Engine, submits: list[Submit]) -> dict[int, list[Output]]:
+def run(engine: Engine, submits: list[Submit]) -> dict[int, list[SequenceOutput]]:
     for submit in submits:
         engine.submit(submit)
-    found: dict[int, list[Output]] = {submit.id: [] for submit in submits}
+    found: dict[int, list[SequenceOutput]] = {submit.id: [] for submit in submits}
     while engine.has_work:
         for output in engine.step():
             found[output.id].append(output)
     return found
 
 
-def tokens_of(outputs: list[Output]) -> list[int]:
+def tokens_of(outputs: list[SequenceOutput]) -> list[int]:
     return [token for output in outputs for token in output.token_ids]
 
 

@@ -10,18 +10,18 @@ from windlass.core.client import Broken, Late, Unavailable
 from windlass.core.launch import Launch, RandomInit
 from windlass.core.request import GREEDY, Info, Sampling, Timings, TokenLogprob, Usage
 from windlass.engine.protocol import (
-    Begun,
     Cancel,
-    Failed,
+    EngineFailed,
+    EngineReady,
     Finish,
     InfoReply,
     InfoRequest,
-    Loading,
+    LoadProgress,
     MessageReader,
-    Output,
-    Ready,
-    Refused,
-    Stepped,
+    PrefillStats,
+    RequestRejected,
+    SequenceOutput,
+    StepOutputs,
     Submit,
     as_error,
     describe_error,
@@ -41,12 +41,12 @@ COMMANDS = [
     InfoRequest(3),
 ]
 REPORTS = [
-    Loading(5, 10),
-    Ready(INFO),
-    Stepped([Output(1, [4], [ENTRY], [None, ENTRY], Begun(16, 0.1, 0.2), FINISH), Output(2, [7])]),
-    Refused(4, "BadInput", "no"),
+    LoadProgress(5, 10),
+    EngineReady(INFO),
+    StepOutputs([SequenceOutput(1, [4], [ENTRY], [None, ENTRY], PrefillStats(16, 0.1, 0.2), FINISH), SequenceOutput(2, [7])]),
+    RequestRejected(4, "BadInput", "no"),
     InfoReply(3, INFO),
-    Failed("", "RuntimeError: broken"),
+    EngineFailed("", "RuntimeError: broken"),
 ]
 
 
@@ -66,7 +66,7 @@ def test_what_is_not_ours_is_refused() -> None:
     with pytest.raises(Unavailable, match="not ours"):
         MessageReader().reports(b"\xff\xff\xff\xff")
     with pytest.raises(msgspec.ValidationError):
-        MessageReader().commands(encode_frame(Ready(INFO)))
+        MessageReader().commands(encode_frame(EngineReady(INFO)))
     with pytest.raises((msgspec.DecodeError, Unavailable)):
         MessageReader().commands(encode_frame(Cancel(1))[:4] + b"junk" * 5)
 
@@ -91,7 +91,7 @@ def test_a_launch_survives_the_wire() -> None:
     ],
 )
 def test_errors_cross_the_border(error: errors.Error, kind: type[errors.Error]) -> None:
-    found = as_error(Failed(**describe_error(error)))
+    found = as_error(EngineFailed(**describe_error(error)))
     assert type(found) is kind
     assert str(found) == str(error)
     assert getattr(found, "field", "") == getattr(error, "field", "")
@@ -109,12 +109,12 @@ def test_errors_that_end_an_answer_keep_their_kind(kind: str, made: type[errors.
 
 
 def test_lack_of_memory_crosses_with_its_number() -> None:
-    found = as_error(Refused(1, **describe_error(errors.DoesNotFit("5 short", 5))))
+    found = as_error(RequestRejected(1, **describe_error(errors.DoesNotFit("5 short", 5))))
     assert isinstance(found, errors.DoesNotFit)
     assert found.short_bytes == 5
 
 
 def test_other_errors_are_the_engines_failure() -> None:
-    found = as_error(Failed(**describe_error(ValueError("two\nlines"))))
+    found = as_error(EngineFailed(**describe_error(ValueError("two\nlines"))))
     assert isinstance(found, Unavailable)
     assert str(found) == "the engine failed: ValueError: two"

@@ -17,7 +17,7 @@ from windlass.core.client import Late
 from windlass.core.request import FinishReason, Stats, Timings, TokenLogprob, Usage
 from windlass.engine.admission import Compiling, Deadlines, compiled_of
 from windlass.engine.execute.runner import Decoder, Runner
-from windlass.engine.protocol import Begun, Finish, Output, Submit, Vocabulary, timeout_message
+from windlass.engine.protocol import Finish, PrefillStats, SequenceOutput, Submit, TokenizerData, timeout_message
 from windlass.engine.sample.grammar import Guide, Guides
 from windlass.engine.sample.sampler import Drawing, Sampler
 from windlass.engine.schedule.scheduler import Batch, Chunk, Limits, Scheduler
@@ -92,26 +92,26 @@ class Engine:
         else:
             self._enter(submit, time.perf_counter())
 
-    def learn(self, vocabulary: Vocabulary) -> None:
+    def learn(self, vocabulary: TokenizerData) -> None:
         """What tokens say: without it no grammar can be followed."""
         self._guides.learn(vocabulary)
 
-    def cancel(self, number: int) -> Output | None:
+    def cancel(self, number: int) -> SequenceOutput | None:
         """Frees what the request holds, at once. None: it is not there (any more)."""
         submit = self._compiling.drop(number)
         if submit is not None:
             self._guides.unwanted(submit.grammar)
-            return Output(number, [], finish=self._never_began(submit, "cancelled"))
+            return SequenceOutput(number, [], finish=self._never_began(submit, "cancelled"))
         sequence = self._sequences.get(number)
-        return None if sequence is None else Output(number, [], finish=self._finish(sequence, "cancelled"))
+        return None if sequence is None else SequenceOutput(number, [], finish=self._finish(sequence, "cancelled"))
 
-    def step(self) -> list[Output]:
+    def step(self) -> list[SequenceOutput]:
         """Ends what is late, and computes one step."""
         ended = self._compiled() if self._compiling else []
         ended += self._late() if self._deadlines else []
         return ended + self._stepped() if ended else self._stepped()
 
-    def _stepped(self) -> list[Output]:
+    def _stepped(self) -> list[SequenceOutput]:
         """Computes one step. Sequences that got nothing (their prompt is still being read) have no output."""
         batch = self.scheduler.schedule()
         if not batch.chunks:
@@ -171,14 +171,14 @@ class Engine:
         if submit.deadline_seconds is not None:
             self._deadlines.add(submitted + submit.deadline_seconds, submit.id, self._sequences)
 
-    def _compiled(self) -> list[Output]:
+    def _compiled(self) -> list[SequenceOutput]:
         """Those whose grammar is ready enter; those whose grammar cannot be end. Waits only where there is nothing else to do."""
-        ended: list[Output] = []
+        ended: list[SequenceOutput] = []
         for submit, submitted, future in self._compiling.ready(has_time=not self.scheduler.has_work):
             try:
                 self._enter(submit, submitted, compiled_of(future).guide(submit.stop_token_ids))
             except Error as error:
-                ended.append(Output(submit.id, [], finish=self._never_began(submit, "error", error)))
+                ended.append(SequenceOutput(submit.id, [], finish=self._never_began(submit, "error", error)))
         return ended
 
     def _never_began(self, submit: Submit, reason: FinishReason, error: Error | None = None) -> Finish:
@@ -212,10 +212,10 @@ class Engine:
             request=asked,
         )
 
-    def _late(self) -> list[Output]:
+    def _late(self) -> list[SequenceOutput]:
         """Whoever is past its deadline, waiting or running."""
         passed = [self._sequences[number] for number in self._deadlines.passed(time.perf_counter()) if number in self._sequences]
-        return [Output(sequence.id, [], finish=self._finish_late(sequence)) for sequence in passed]
+        return [SequenceOutput(sequence.id, [], finish=self._finish_late(sequence)) for sequence in passed]
 
     def _finish_late(self, sequence: EngineSequence) -> Finish:
         return self._finish(sequence, "error", timeout_message(sequence.request.submit.deadline_seconds), LATE)
@@ -244,10 +244,10 @@ class Engine:
             chunk.sequence.num_output + 1 < chunk.sequence.max_tokens for chunk in batch.chunks
         )
 
-    def _outputs(self, batch: Batch, logits: Tensor) -> list[Output]:
+    def _outputs(self, batch: Batch, logits: Tensor) -> list[SequenceOutput]:
         drawn: list[EngineSequence] = []
         rows: list[int] = []
-        ended: list[Output] = []
+        ended: list[SequenceOutput] = []
         row = 0
         for chunk in batch.chunks:
             row += chunk.num_logits
@@ -261,12 +261,12 @@ class Engine:
                 rows.append(row - 1)
             else:  # only the prompt was asked about
                 finish = self._finish(sequence, "length")
-                ended.append(Output(sequence.id, [], prompt_logprobs=sequence.request.prompt_logprobs, finish=finish))
+                ended.append(SequenceOutput(sequence.id, [], prompt_logprobs=sequence.request.prompt_logprobs, finish=finish))
         if not drawn:
             return ended
         return ended + self._drawn(drawn, logits if len(rows) == row else logits[rows])
 
-    def _drawn(self, sequences: list[EngineSequence], logits: Tensor) -> list[Output]:
+    def _drawn(self, sequences: list[EngineSequence], logits: Tensor) -> list[SequenceOutput]:
         """The next token of each; `logits` has a row for each."""
         tokens = self.sampler.sample(logits, [sequence.request.drawing for sequence in sequences])
         logprobs = self._logprobs(sequences, tokens, logits)
@@ -294,10 +294,10 @@ class Engine:
             for (_, sequence, _), entry in zip(rows, found, strict=True)
         }
 
-    def _output(self, sequence: EngineSequence, token: int | None, logprobs: list[TokenLogprob]) -> Output:
+    def _output(self, sequence: EngineSequence, token: int | None, logprobs: list[TokenLogprob]) -> SequenceOutput:
         asked: Asked = sequence.request
         if token is None:
-            return Output(sequence.id, [], finish=self._failed(sequence))
+            return SequenceOutput(sequence.id, [], finish=self._failed(sequence))
         asked.drawing.drawn(token)
         self._totals.completion_tokens += 1
         reason = _guided(asked.drawing.guide, token, self.scheduler.append(sequence, token))
@@ -306,7 +306,7 @@ class Engine:
             asked.first_token = time.perf_counter()
             prompt_logprobs, begun = asked.prompt_logprobs, _begun(sequence, asked.first_token)
         finish = None if reason is None else self._finish(sequence, reason)
-        return Output(sequence.id, [token], logprobs, prompt_logprobs, begun, finish)
+        return SequenceOutput(sequence.id, [token], logprobs, prompt_logprobs, begun, finish)
 
     def _score(self, chunk: Chunk, logits: Tensor) -> None:
         """Log-probabilities of the prompt tokens that follow the chunk's tokens."""
@@ -345,9 +345,9 @@ def _guided(guide: Guide | None, token: int, reason: FinishReason | None) -> Fin
     return "stop" if guide.is_complete else reason
 
 
-def _begun(sequence: EngineSequence, now: float) -> Begun:
+def _begun(sequence: EngineSequence, now: float) -> PrefillStats:
     timings = _timings(sequence.request, now)
-    return Begun(max(sequence.num_cached, 0), timings.queue_seconds, timings.prefill_seconds)
+    return PrefillStats(max(sequence.num_cached, 0), timings.queue_seconds, timings.prefill_seconds)
 
 
 def _timings(asked: Asked, now: float) -> Timings:

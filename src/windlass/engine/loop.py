@@ -14,11 +14,11 @@ from windlass.engine.protocol import (
     Command,
     InfoReply,
     InfoRequest,
-    Refused,
     Report,
-    Stepped,
+    RequestRejected,
+    StepOutputs,
     Submit,
-    Vocabulary,
+    TokenizerData,
     describe_error,
 )
 from windlass.errors import Error
@@ -41,7 +41,7 @@ class Loop:
             if engine.has_work:
                 outputs = engine.step()
                 if outputs:
-                    self._send(Stepped(outputs))
+                    self._send(StepOutputs(outputs))
 
     def _obey(self, command: Command) -> None:
         match command:
@@ -49,13 +49,13 @@ class Loop:
                 try:
                     self._engine.submit(command)
                 except Error as error:
-                    self._send(Refused(command.id, **describe_error(error)))
-            case Vocabulary():
+                    self._send(RequestRejected(command.id, **describe_error(error)))
+            case TokenizerData():
                 self._engine.learn(command)
             case Cancel():
                 output = self._engine.cancel(command.id)
                 if output is not None:
-                    self._send(Stepped([output]))
+                    self._send(StepOutputs([output]))
             case InfoRequest():
                 self._send(InfoReply(command.id, self._info_now()))
 

@@ -19,7 +19,16 @@ import msgspec
 
 from windlass.core.launch import RankJob
 from windlass.engine.parent_death import die_with_parent, end_with
-from windlass.engine.protocol import Command, Failed, Loading, MessageReader, Ready, Report, describe_error, encode_frame
+from windlass.engine.protocol import (
+    Command,
+    EngineFailed,
+    EngineReady,
+    LoadProgress,
+    MessageReader,
+    Report,
+    describe_error,
+    encode_frame,
+)
 from windlass.errors import Error
 
 SECONDS_BETWEEN_PROGRESS = 0.05
@@ -37,13 +46,13 @@ def main() -> int:
     except (BrokenPipeError, ConnectionResetError):  # the client is gone
         return 0
     except Error as error:
-        connection.sendall(encode_frame(Failed(**describe_error(error))))
+        connection.sendall(encode_frame(EngineFailed(**describe_error(error))))
         return error.exit_code
     except Exception as error:  # noqa: BLE001 - the outermost edge: report it and exit
         import traceback
 
         traceback.print_exc()
-        connection.sendall(encode_frame(Failed(**describe_error(error))))
+        connection.sendall(encode_frame(EngineFailed(**describe_error(error))))
         return 1
     return 0
 
@@ -58,7 +67,7 @@ def _serve(job: RankJob, connection: socket.socket) -> None:
     engine, info = getattr(import_module(module), function)(job, _Progress(send))
     gc.collect()
     gc.freeze()  # what is loaded stays: collections need not scan it again
-    send(Ready(info))
+    send(EngineReady(info))
     Loop(engine, info, send).run(_Inbox(connection).take)
 
 
@@ -88,7 +97,7 @@ class _Progress:
         now = time.monotonic()
         if done_bytes >= total_bytes or now - self._last > SECONDS_BETWEEN_PROGRESS:
             self._last = now
-            self._send(Loading(done_bytes, total_bytes))
+            self._send(LoadProgress(done_bytes, total_bytes))
 
 
 if __name__ == "__main__":

@@ -19,14 +19,14 @@ from windlass.parallel.group import GroupLost
 MAX_MESSAGE_BYTES = 2**30
 
 
-class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class EngineMessage(msgspec.Struct, frozen=True, array_like=True, tag=True):
     pass
 
 
 # --- to the engine
 
 
-class Submit(Message, frozen=True):
+class Submit(EngineMessage, frozen=True):
     id: int
     token_ids: list[int]
     sampling: Sampling = Sampling()
@@ -38,7 +38,7 @@ class Submit(Message, frozen=True):
     prompt_logprobs_start: int = 0
     cache_salt: str = ""
     grammar: str = ""
-    """In llguidance's form; empty: any answer will do. A `Vocabulary` must have come before."""
+    """In llguidance's form; empty: any answer will do. A `TokenizerData` must have come before."""
     deadline_seconds: float | None = None
     """From when it arrives."""
     owner: str = ""
@@ -46,22 +46,22 @@ class Submit(Message, frozen=True):
     """Tokens of the answer that were given out before, by an engine that was lost: this one takes them for its own and goes on after them."""
 
 
-class Vocabulary(Message, frozen=True):
+class TokenizerData(EngineMessage, frozen=True):
     """What the tokens say, for grammars: once in an engine's life, before the first request that needs it."""
 
     tokenizer_json: str
     stop_token_ids: list[int] = []
 
 
-class Cancel(Message, frozen=True):
+class Cancel(EngineMessage, frozen=True):
     id: int
 
 
-class InfoRequest(Message, frozen=True):
+class InfoRequest(EngineMessage, frozen=True):
     id: int
 
 
-Command = Submit | Vocabulary | Cancel | InfoRequest
+Command = Submit | TokenizerData | Cancel | InfoRequest
 
 
 # --- from the engine
@@ -80,7 +80,7 @@ class Finish(msgspec.Struct, frozen=True, array_like=True):
     """Of a BadInput."""
 
 
-class Begun(msgspec.Struct, frozen=True, array_like=True):
+class PrefillStats(msgspec.Struct, frozen=True, array_like=True):
     """What is known with the first token."""
 
     cached_tokens: int
@@ -88,22 +88,22 @@ class Begun(msgspec.Struct, frozen=True, array_like=True):
     prefill_seconds: float
 
 
-class Output(msgspec.Struct, frozen=True, array_like=True):
+class SequenceOutput(msgspec.Struct, frozen=True, array_like=True):
     """What a step brought to one sequence."""
 
     id: int
     token_ids: list[int]
     logprobs: list[TokenLogprob] = []
     prompt_logprobs: list[TokenLogprob | None] | None = None
-    begun: Begun | None = None
+    begun: PrefillStats | None = None
     finish: Finish | None = None
 
 
-class Stepped(Message, frozen=True):
-    outputs: list[Output]
+class StepOutputs(EngineMessage, frozen=True):
+    outputs: list[SequenceOutput]
 
 
-class Refused(Message, frozen=True):
+class RequestRejected(EngineMessage, frozen=True):
     """A request that cannot be: the engine goes on."""
 
     id: int
@@ -113,23 +113,23 @@ class Refused(Message, frozen=True):
     field: str = ""
 
 
-class Loading(Message, frozen=True):
+class LoadProgress(EngineMessage, frozen=True):
     done_bytes: int
     total_bytes: int
 
 
-class Ready(Message, frozen=True):
+class EngineReady(EngineMessage, frozen=True):
     info: Info
 
 
-class InfoReply(Message, frozen=True):
+class InfoReply(EngineMessage, frozen=True):
     """To InfoRequest."""
 
     id: int
     info: Info
 
 
-class Failed(Message, frozen=True):
+class EngineFailed(EngineMessage, frozen=True):
     """The last message: the engine could not be made, or broke."""
 
     kind: str
@@ -138,7 +138,7 @@ class Failed(Message, frozen=True):
     field: str = ""
 
 
-Report = Stepped | Refused | Loading | Ready | InfoReply | Failed
+Report = StepOutputs | RequestRejected | LoadProgress | EngineReady | InfoReply | EngineFailed
 
 
 # --- errors across the border
@@ -162,7 +162,7 @@ def _first_line(error: BaseException) -> str:
     return (str(error).splitlines() or ["no reason given"])[0][:300]
 
 
-def as_error(told: Refused | Failed) -> errors.Error:
+def as_error(told: RequestRejected | EngineFailed) -> errors.Error:
     """What was raised there, to be raised here; what is not the user's to mend is the engine's failure."""
     if told.kind == "DoesNotFit":
         return errors.DoesNotFit(told.message, told.short_bytes)

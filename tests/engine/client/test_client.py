@@ -19,7 +19,7 @@ from windlass.core.request import GREEDY, Constraint, Delta, Info, Request, Samp
 from windlass.engine.client.client import InProcessClient
 from windlass.engine.client.requests import EngineRequests
 from windlass.engine.client.transport import Lost, Receive
-from windlass.engine.protocol import Command, Ready, Submit
+from windlass.engine.protocol import Command, EngineReady, Submit
 from windlass.errors import BadInput, TooLong
 from windlass.weights.text.files import ModelText
 
@@ -449,7 +449,7 @@ class Deaf:
         self.commands: list[Command] = []
 
     def open(self, receive: Receive, lost: Lost) -> None:
-        receive(Ready(INFO))
+        receive(EngineReady(INFO))
 
     def send(self, command: Command) -> None:
         self.commands.append(command)

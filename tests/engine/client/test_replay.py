@@ -25,7 +25,7 @@ from windlass.engine.client.replay import EngineMoved  # noqa: E402
 from windlass.engine.client.requests import EngineRequests  # noqa: E402
 from windlass.engine.client.transport import Lost, Receive  # noqa: E402
 from windlass.engine.loop import Loop  # noqa: E402
-from windlass.engine.protocol import Cancel, Command, Failed, Output, Ready, Stepped, Submit  # noqa: E402
+from windlass.engine.protocol import Cancel, Command, EngineFailed, EngineReady, SequenceOutput, StepOutputs, Submit  # noqa: E402
 from windlass.errors import DoesNotFit, Error, TooLong  # noqa: E402
 
 INFO = Info(model="fake", context_tokens=256, vocab_size=64, max_sequences=4)
@@ -47,7 +47,7 @@ class CutPort:
     async def _run(self, receive: Receive, lost: Lost) -> None:
         engine = make_engine(FakeDecoder(self._limits.get("vocab_size", 64)), **self._limits)
         loop = Loop(engine, INFO, receive)
-        receive(Ready(INFO))
+        receive(EngineReady(INFO))
         while self._steps > 0:
             await asyncio.sleep(0)
             new, self._new = self._new, []
@@ -55,7 +55,7 @@ class CutPort:
                 loop._obey(command)
             if engine.has_work:
                 self._steps -= 1
-                receive(Stepped(engine.step()))
+                receive(StepOutputs(engine.step()))
         lost(self._error)
 
     def send(self, command: Command) -> None:
@@ -82,14 +82,14 @@ def calls_for(cuts: Sequence[int], error: Error, **changes: Any) -> tuple[Engine
     return EngineRequests(make, None, changes.get("vocabulary"), changes.get("max_crashes", 0)), ports
 
 
-async def answer(calls: EngineRequests, submit: Submit) -> list[Output]:
+async def answer(calls: EngineRequests, submit: Submit) -> list[SequenceOutput]:
     return [output async for outputs in calls.outputs(submit) for output in outputs]
 
 
-def answers(submits: Sequence[Submit], cuts: Sequence[int], **changes: Any) -> list[list[Output]]:
+def answers(submits: Sequence[Submit], cuts: Sequence[int], **changes: Any) -> list[list[SequenceOutput]]:
     """Of all at once."""
 
-    async def run() -> list[list[Output]]:
+    async def run() -> list[list[SequenceOutput]]:
         calls, _ = calls_for(cuts, EngineMoved("the worker is gone"), **changes)
         try:
             return list(await asyncio.gather(*(answer(calls, submit) for submit in submits)))
@@ -99,7 +99,7 @@ def answers(submits: Sequence[Submit], cuts: Sequence[int], **changes: Any) -> l
     return asyncio.run(asyncio.wait_for(run(), 60))
 
 
-def told(outputs: Sequence[Output]) -> dict[str, Any]:
+def told(outputs: Sequence[SequenceOutput]) -> dict[str, Any]:
     """All that does not depend on the clock."""
     finish = outputs[-1].finish
     assert finish is not None
@@ -167,10 +167,10 @@ def test_a_grammar_goes_on_where_it_was(cut: int) -> None:
     pytest.importorskip("llguidance")
     from byte_vocab import TEXTUAL
 
-    from windlass.engine.protocol import Vocabulary
+    from windlass.engine.protocol import TokenizerData
 
     grammar = msgspec.json.encode({"grammars": [{"lark_grammar": 'start: "{" /[a-c]{3,5}/ ":" /[0-9]{9,12}/ "}"'}]}).decode()
-    words = Vocabulary(TEXTUAL.tokenizer.backend.to_str(), [TEXTUAL.end])
+    words = TokenizerData(TEXTUAL.tokenizer.backend.to_str(), [TEXTUAL.end])
     asked = Submit(0, [1, 2, 3], Sampling(seed=5), 30, [TEXTUAL.end], grammar=grammar)
     size = TEXTUAL.tokenizer.vocab_size
     found, alone = (told(answers([asked], cuts, vocabulary=lambda: words, vocab_size=size)[0]) for cuts in ([cut, 3], []))
@@ -202,9 +202,9 @@ def test_what_is_finished_is_not_asked_again_however_slowly_it_is_read() -> None
     """The last tokens wait for their reader while the engine that made them is replaced."""
     submit = Submit(id=0, token_ids=[1, 2, 3], sampling=GREEDY, max_tokens=8)
 
-    async def read(cuts: list[int]) -> tuple[list[Output], list[CutPort]]:
+    async def read(cuts: list[int]) -> tuple[list[SequenceOutput], list[CutPort]]:
         calls, ports = calls_for(cuts, EngineMoved("the worker is gone"))
-        found: list[Output] = []
+        found: list[SequenceOutput] = []
         async for outputs in calls.outputs(submit):
             found += outputs
             for _ in range(50):
@@ -221,7 +221,7 @@ def test_what_is_finished_is_not_asked_again_however_slowly_it_is_read() -> None
 def test_prompts_are_counted_once() -> None:
     engine = make_engine()
     engine.submit(Submit(1, [1, 2, 3], GREEDY, 6, answered=FakeDecoder().greedy([1, 2, 3], 4)))
-    outputs: list[Output] = []
+    outputs: list[SequenceOutput] = []
     while engine.has_work:
         outputs += engine.step()
     assert [token for output in outputs for token in output.token_ids] == FakeDecoder().greedy([1, 2, 3], 6)[4:]
@@ -241,8 +241,10 @@ def test_an_engine_with_less_room_says_so() -> None:
 # --- when not
 
 
-def run_for(cuts: Sequence[int], error: Error, max_crashes: int, submit: Submit | None = None) -> tuple[list[Output], int]:
-    async def run() -> tuple[list[Output], int]:
+def run_for(
+    cuts: Sequence[int], error: Error, max_crashes: int, submit: Submit | None = None
+) -> tuple[list[SequenceOutput], int]:
+    async def run() -> tuple[list[SequenceOutput], int]:
         calls, ports = calls_for(cuts, error, max_crashes=max_crashes)
         try:
             return await answer(calls, submit or Submit(0, [1, 2, 3], GREEDY, 20)), len(ports)
@@ -291,7 +293,7 @@ def test_a_next_engine_that_cannot_be_fails_who_waits_and_a_later_one_serves() -
 
     class Refusing(CutPort):
         async def _run(self, receive: Receive, lost: Lost) -> None:
-            receive(Failed("DoesNotFit", "7 bytes are missing", 7))
+            receive(EngineFailed("DoesNotFit", "7 bytes are missing", 7))
             lost(Unavailable("it ended"))
 
     async def run() -> None:

@@ -19,7 +19,7 @@ from byte_vocab import TEXTUAL, Vocab, allowed  # noqa: E402
 
 from windlass.core.client import Busy  # noqa: E402
 from windlass.core.request import Constraint  # noqa: E402
-from windlass.engine.protocol import Vocabulary  # noqa: E402
+from windlass.engine.protocol import TokenizerData  # noqa: E402
 from windlass.engine.sample.grammar import Guide, Guides, num_words  # noqa: E402
 from windlass.errors import BadInput, MissingExtra  # noqa: E402
 from windlass.text.grammar.call_forms import CALLS  # noqa: E402
@@ -275,14 +275,14 @@ def test_without_a_vocabulary_or_the_library_it_says_so(monkeypatch: pytest.Monk
 
     monkeypatch.setitem(sys.modules, "llguidance", None)
     guides = Guides()
-    guides.learn(Vocabulary(TEXTUAL.tokenizer.backend.to_str(), [TEXTUAL.end]))
+    guides.learn(TokenizerData(TEXTUAL.tokenizer.backend.to_str(), [TEXTUAL.end]))
     with pytest.raises(MissingExtra, match=r"constrained output needs llguidance.*pip install 'windlass\[serve\]'"):
         guides.guide("{}", [])
 
 
 def test_a_tokenizer_that_cannot_be_used_is_refused() -> None:
     guides = Guides()
-    guides.learn(Vocabulary("{}", []))
+    guides.learn(TokenizerData("{}", []))
     with pytest.raises(BadInput, match="answers of this model cannot be constrained"):
         guides.guide("{}", [])
 
@@ -297,7 +297,7 @@ def words_grammar(number: int, count: int = 4000) -> str:
 
 def taught() -> Guides:
     guides = Guides()
-    guides.learn(Vocabulary(TEXTUAL.tokenizer.backend.to_str(), [TEXTUAL.end]))
+    guides.learn(TokenizerData(TEXTUAL.tokenizer.backend.to_str(), [TEXTUAL.end]))
     return guides
 
 

@@ -17,14 +17,14 @@ pytest.importorskip("llguidance")
 from byte_vocab import TEXTUAL  # noqa: E402
 
 from windlass.core.request import GREEDY, Constraint, Sampling  # noqa: E402
-from windlass.engine.protocol import Output, Submit, Vocabulary  # noqa: E402
+from windlass.engine.protocol import SequenceOutput, Submit, TokenizerData  # noqa: E402
 from windlass.engine.sample.masks import apply_masks  # noqa: E402
 from windlass.engine.sample.sampler import Sampler  # noqa: E402
 from windlass.errors import BadInput  # noqa: E402
 from windlass.text.grammar.tool_grammar import Asked, answer_grammar  # noqa: E402
 
 NUM_TOKENS = TEXTUAL.tokenizer.vocab_size
-VOCABULARY = Vocabulary(TEXTUAL.tokenizer.backend.to_str(), [TEXTUAL.end])
+VOCABULARY = TokenizerData(TEXTUAL.tokenizer.backend.to_str(), [TEXTUAL.end])
 
 
 def grammar(regex: str) -> str:
@@ -98,13 +98,13 @@ def test_a_grammar_at_its_end_is_no_number() -> None:
 # --- in an engine
 
 
-def answers(submits: list[Submit], **limits: Any) -> tuple[dict[int, list[int]], dict[int, Output], int]:
+def answers(submits: list[Submit], **limits: Any) -> tuple[dict[int, list[int]], dict[int, SequenceOutput], int]:
     engine = make_engine(FakeDecoder(NUM_TOKENS), NUM_TOKENS, **limits)
     engine.learn(VOCABULARY)
     for submit in submits:
         engine.submit(submit)
     found: dict[int, list[int]] = {submit.id: [] for submit in submits}
-    last: dict[int, Output] = {}
+    last: dict[int, SequenceOutput] = {}
     while engine.has_work:
         for output in engine.step():
             found[output.id] += output.token_ids

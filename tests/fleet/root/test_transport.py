@@ -16,7 +16,17 @@ from windlass.core.ranks.epoch import EpochPlan
 from windlass.core.request import GREEDY, Info, Timings, Usage
 from windlass.engine.client.requests import EngineRequests
 from windlass.engine.client.transport import EngineTransport, Lost, Receive
-from windlass.engine.protocol import Command, Failed, Finish, InfoReply, InfoRequest, Output, Ready, Stepped, Submit
+from windlass.engine.protocol import (
+    Command,
+    EngineFailed,
+    EngineReady,
+    Finish,
+    InfoReply,
+    InfoRequest,
+    SequenceOutput,
+    StepOutputs,
+    Submit,
+)
 from windlass.errors import DoesNotFit, Error
 from windlass.fleet.root import state_machine as events
 from windlass.fleet.root.root import Fleet
@@ -37,12 +47,12 @@ class ToldEngine:
         self.receive, self.lost = receive, lost
 
     def ready(self) -> None:
-        self.receive(Ready(INFO))
+        self.receive(EngineReady(INFO))
 
     def answer(self) -> None:
         for submit in self.submits:
             finish = Finish("length", Usage(prompt_tokens=1, completion_tokens=1), Timings())
-            self.receive(Stepped([Output(submit.id, [7], finish=finish)]))
+            self.receive(StepOutputs([SequenceOutput(submit.id, [7], finish=finish)]))
         self.submits.clear()
 
     def send(self, command: Command) -> None:
@@ -149,7 +159,7 @@ async def test_an_engine_that_lost_its_group_is_not_to_blame(stage: Stage) -> No
         asking = stage.ask()
         engine = await stage.engine(1)
         await stage.submitted(engine)
-        engine.receive(Failed("GroupLost", "rank 0 lost another"))
+        engine.receive(EngineFailed("GroupLost", "rank 0 lost another"))
         engine.lost(Unavailable("its process ended"))
         await asyncio.sleep(0.1)
         assert len(stage.engines) == 1
@@ -184,7 +194,7 @@ async def test_what_cannot_be_planned_or_loaded_is_said_as_it_is(stage: Stage) -
     asking = stage.ask()
     while not stage.engines:
         await asyncio.sleep(0.01)
-    stage.engines[0].receive(Failed("BadCheckpoint", "the file is damaged"))
+    stage.engines[0].receive(EngineFailed("BadCheckpoint", "the file is damaged"))
     with pytest.raises(Error, match="the file is damaged"):
         await asking
     asking = stage.ask()
@@ -204,7 +214,7 @@ async def test_what_does_not_fit_on_who_is_left_fails_who_waits_and_the_next_who
         engine = await stage.engine(1)
         await stage.submitted(engine)
         stage.refusal = DoesNotFit("7 bytes are missing", 7)
-        engine.receive(Failed("GroupLost", "rank 0 lost another"))
+        engine.receive(EngineFailed("GroupLost", "rank 0 lost another"))
         with pytest.raises(DoesNotFit, match="7 bytes"):
             await asking
     assert not stage.calls.is_alive

@@ -19,7 +19,7 @@ from windlass.engine.client.replay import MAX_CRASHES
 from windlass.engine.client.requests import EngineRequests, Progress
 from windlass.engine.client.text_processor import EncodedRequest, NoText, TextProcessor, TokenOnlyProcessor
 from windlass.engine.client.transport import EngineTransport, ProcessTransport, ThreadTransport
-from windlass.engine.protocol import Begun, Finish, Output, Submit, finish_error, timeout_message
+from windlass.engine.protocol import Finish, PrefillStats, SequenceOutput, Submit, finish_error, timeout_message
 from windlass.errors import BadInput
 from windlass.text.parse.stream import Piece, TextStream
 from windlass.text.tokenize.tokenizer import LONG_CHARACTERS
@@ -184,11 +184,11 @@ class _Answer:
     def __init__(self, stream: TextStream | NoText) -> None:
         self._stream = stream
         self._num_tokens = 0
-        self._begun = Begun(0, 0.0, 0.0)
+        self._begun = PrefillStats(0, 0.0, 0.0)
         self._first = 0.0
         self.is_stopped = False
 
-    def add(self, outputs: list[Output]) -> tuple[Delta, Finish | None]:
+    def add(self, outputs: list[SequenceOutput]) -> tuple[Delta, Finish | None]:
         """All that has come at once makes one delta; the second is there where it is the last."""
         finish = outputs[-1].finish
         _check(finish)
@@ -221,7 +221,7 @@ class _Answer:
         )
         return Delta(finish_reason="stop", usage=usage, timings=timings)
 
-    def _begin(self, begun: Begun | None) -> None:
+    def _begin(self, begun: PrefillStats | None) -> None:
         if begun is not None:
             self._begun, self._first = begun, time.perf_counter()
 

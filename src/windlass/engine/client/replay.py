@@ -13,7 +13,7 @@ import msgspec
 
 from windlass.core.client import Unavailable
 from windlass.core.request import Timings
-from windlass.engine.protocol import Begun, Finish, Output, Submit
+from windlass.engine.protocol import Finish, PrefillStats, SequenceOutput, Submit
 from windlass.engine.sample.rng import fresh_seed
 from windlass.errors import Error
 
@@ -30,11 +30,11 @@ class PendingRequest:
 
     def __init__(self, number: int, submit: Submit) -> None:
         self.number, self._submit = number, msgspec.structs.replace(_seeded(submit), id=number)
-        self.arrived: asyncio.Queue[Output | Error] = asyncio.Queue()
+        self.arrived: asyncio.Queue[SequenceOutput | Error] = asyncio.Queue()
         self._answered: list[int] = []
         self._num_lives = self._num_crashes = 0
         self._submitted = self._resubmitted = self._first = time.perf_counter()
-        self._begun: Begun | None = None
+        self._begun: PrefillStats | None = None
         self._is_scored = False
 
     @property
@@ -63,7 +63,7 @@ class PendingRequest:
         self._num_crashes += 1
         return self._num_crashes <= max_crashes
 
-    def take(self, output: Output) -> None:
+    def take(self, output: SequenceOutput) -> None:
         self._answered += output.token_ids
         if self._num_lives > 1:
             output = self._as_one_life(output)
@@ -75,7 +75,7 @@ class PendingRequest:
     def fail(self, error: Error) -> None:
         self.arrived.put_nowait(error)
 
-    def _as_one_life(self, output: Output) -> Output:
+    def _as_one_life(self, output: SequenceOutput) -> SequenceOutput:
         begun = None if output.begun is None or self._begun is not None else self._begun_at_last(output.begun)
         finish = None if output.finish is None else self._finished(output.finish)
         return msgspec.structs.replace(output, begun=begun, finish=finish)
@@ -85,7 +85,7 @@ class PendingRequest:
         """Until the engine that answers was asked."""
         return self._resubmitted - self._submitted
 
-    def _begun_at_last(self, begun: Begun) -> Begun:
+    def _begun_at_last(self, begun: PrefillStats) -> PrefillStats:
         return msgspec.structs.replace(begun, queue_seconds=begun.queue_seconds + self._lost_seconds)
 
     def _finished(self, finish: Finish) -> Finish:

@@ -16,17 +16,17 @@ from windlass.engine.client.replay import EngineMoved, PendingRequest
 from windlass.engine.client.transport import EngineTransport
 from windlass.engine.protocol import (
     Cancel,
-    Failed,
+    EngineFailed,
+    EngineReady,
     InfoReply,
     InfoRequest,
-    Loading,
-    Output,
-    Ready,
-    Refused,
+    LoadProgress,
     Report,
-    Stepped,
+    RequestRejected,
+    SequenceOutput,
+    StepOutputs,
     Submit,
-    Vocabulary,
+    TokenizerData,
     as_error,
     timeout_message,
 )
@@ -41,7 +41,7 @@ class EngineRequests:
         self,
         make_transport: Callable[[], EngineTransport],
         progress: Progress | None = None,
-        vocabulary: Callable[[], Vocabulary] | None = None,
+        vocabulary: Callable[[], TokenizerData] | None = None,
         max_crashes: int = 0,
     ) -> None:
         """`vocabulary` is sent to an engine once, before the first request with a grammar. `max_crashes`: engines that may break under
@@ -70,7 +70,7 @@ class EngineRequests:
             with suppress(EngineMoved):
                 return await asyncio.shield(self._connected().info)
 
-    async def outputs(self, submit: Submit) -> AsyncGenerator[list[Output], None]:
+    async def outputs(self, submit: Submit) -> AsyncGenerator[list[SequenceOutput], None]:
         """What came for a request since it was last asked; `submit.id` is chosen here. Ending early cancels it."""
         await self.ready()
         self._numbers += 1
@@ -159,7 +159,7 @@ class _Connection:
         self,
         transport: EngineTransport,
         progress: Progress | None,
-        vocabulary: Callable[[], Vocabulary] | None,
+        vocabulary: Callable[[], TokenizerData] | None,
         over: Callable[[_Connection, list[PendingRequest], Error], None],
     ) -> None:
         """`over` is told once, when it is lost, with the requests it had."""
@@ -230,26 +230,26 @@ class _Connection:
 
     def _receive(self, report: Report) -> None:
         match report:
-            case Stepped():
+            case StepOutputs():
                 for output in report.outputs:
                     pending = self.requests.get(output.id)
                     if pending is not None:  # otherwise nobody waits for it any more
                         pending.take(output)
                         if output.finish is not None:  # perhaps not read yet, but nothing for the next engine
                             del self.requests[output.id]
-            case Refused():
+            case RequestRejected():
                 pending = self.requests.pop(report.id, None)
                 if pending is not None:
                     pending.fail(as_error(report))
             case InfoReply():
                 with suppress(KeyError, asyncio.InvalidStateError):
                     self._questions.pop(report.id).set_result(report.info)
-            case Loading():
+            case LoadProgress():
                 if self._progress is not None:
                     self._progress(report.done_bytes, report.total_bytes)
-            case Ready():
+            case EngineReady():
                 self._became_ready(report.info)
-            case Failed():
+            case EngineFailed():
                 self._fail(as_error(report))
 
     def _became_ready(self, info: Info) -> None:
@@ -270,13 +270,13 @@ class _Connection:
         self._fail(error)
 
 
-def _waiting(arrived: asyncio.Queue[Output | Error]) -> list[Output | Error]:
+def _waiting(arrived: asyncio.Queue[SequenceOutput | Error]) -> list[SequenceOutput | Error]:
     return [arrived.get_nowait() for _ in range(arrived.qsize())]
 
 
-def _raised(found: list[Output | Error]) -> list[Output]:
+def _raised(found: list[SequenceOutput | Error]) -> list[SequenceOutput]:
     """Tokens that came before an error are of no more use."""
-    outputs: list[Output] = []
+    outputs: list[SequenceOutput] = []
     for what in found:
         if isinstance(what, Error):
             raise what

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from windlass.core.request import NO_EFFORT, Request, ScoreRequest, TokenLogprob, shown_integer
-from windlass.engine.protocol import Vocabulary
+from windlass.engine.protocol import TokenizerData
 from windlass.errors import BadInput, TooLong
 from windlass.families.chat.dialect import dialect
 from windlass.text.chat.template import render_chat
@@ -84,8 +84,8 @@ class TextProcessor:
             raise BadInput(f"there is no token {token}; this model's tokens are 0 to {self.num_tokens - 1}", field="token_ids")
         return self._text.tokenizer.decode(token_ids, skip_special=False)
 
-    def vocabulary(self) -> Vocabulary:
-        return Vocabulary(self._text.tokenizer.backend.to_str(), list(self._text.stop_ids))
+    def vocabulary(self) -> TokenizerData:
+        return TokenizerData(self._text.tokenizer.backend.to_str(), list(self._text.stop_ids))
 
     def _encode_chat(self, request: Request, context_tokens: int | None) -> EncodedRequest:
         if context_tokens is not None and len(request.messages or ()) > context_tokens:
@@ -216,7 +216,7 @@ class TokenOnlyProcessor:
     def decode(self, token_ids: Sequence[int]) -> str:
         raise BadInput("this model has no tokenizer, so its tokens cannot be told as text", field="token_ids")
 
-    def vocabulary(self) -> Vocabulary:
+    def vocabulary(self) -> TokenizerData:
         raise BadInput(NO_TEXT)
 
     def with_text(self, entries: Sequence[TokenLogprob]) -> tuple[TokenLogprob, ...]:

@@ -20,7 +20,7 @@ from windlass.core.client import Unavailable
 from windlass.core.frames import BadFrame
 from windlass.core.launch import RankJob
 from windlass.core.request import Info
-from windlass.engine.protocol import Command, Failed, MessageReader, Ready, Report, describe_error, encode_frame
+from windlass.engine.protocol import Command, EngineFailed, EngineReady, MessageReader, Report, describe_error, encode_frame
 from windlass.errors import Error
 
 if TYPE_CHECKING:
@@ -198,10 +198,10 @@ class ThreadTransport:
             from windlass.engine.loop import Loop
 
             try:
-                send(Ready(self._info))
+                send(EngineReady(self._info))
                 Loop(self._engine, self._info, send).run(self._take)
             except Exception as error:  # noqa: BLE001 - the outermost edge of the thread
-                send(Failed(**describe_error(error)))
+                send(EngineFailed(**describe_error(error)))
             finally:
                 self._engine.close()
                 with contextlib.suppress(RuntimeError):

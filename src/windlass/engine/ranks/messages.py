@@ -9,7 +9,7 @@ import msgspec
 
 from windlass.core.frames import frame
 from windlass.core.launch import RankJob
-from windlass.engine.protocol import Failed, Loading
+from windlass.engine.protocol import EngineFailed, LoadProgress
 from windlass.parallel.group import Count
 
 HEARTBEAT_INTERVAL_SECONDS = 0.5
@@ -52,7 +52,7 @@ class Take(Message, frozen=True):
     timeout_seconds: float
 
 
-FromRank = RankHeartbeat | Loading | RankBuilt | Failed | Put | Take
+FromRank = RankHeartbeat | LoadProgress | RankBuilt | EngineFailed | Put | Take
 
 
 class Found(Message, frozen=True):
@@ -78,5 +78,5 @@ decode_from_rank = msgspec.msgpack.Decoder(FromRank).decode
 decode_to_rank = msgspec.msgpack.Decoder(ToRank).decode
 
 
-def framed(message: Message | Loading | Failed | RankJob) -> bytes:
+def framed(message: Message | LoadProgress | EngineFailed | RankJob) -> bytes:
     return frame(encode(message))

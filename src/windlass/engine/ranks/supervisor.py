@@ -18,7 +18,7 @@ import msgspec
 from windlass.core.frames import read_frame
 from windlass.core.launch import RankJob
 from windlass.engine.parent_death import end_with
-from windlass.engine.protocol import Failed, Loading, describe_error
+from windlass.engine.protocol import EngineFailed, LoadProgress, describe_error
 from windlass.engine.ranks.messages import (
     HEARTBEAT_INTERVAL_SECONDS,
     Found,
@@ -88,14 +88,14 @@ class SupervisorConnection:
     # --- what the supervisor is told
 
     def loading(self, done_bytes: int, total_bytes: int) -> None:
-        self._say(Loading(done_bytes, total_bytes))
+        self._say(LoadProgress(done_bytes, total_bytes))
 
     def built(self, weights_bytes: int) -> None:
         self._say(RankBuilt(weights_bytes))
 
     def failed(self, error: BaseException) -> None:
         """The last reason. A group that is lost has a kind of its own: whoever hears it looks for the blame elsewhere."""
-        told = Failed(**describe_error(error))
+        told = EngineFailed(**describe_error(error))
         self._say(msgspec.structs.replace(told, kind=GroupLost.__name__) if isinstance(error, GroupLost) else told)
 
     def _say(self, message: FromRank) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windlass.core.client import Busy
-from windlass.engine.protocol import Vocabulary
+from windlass.engine.protocol import TokenizerData
 from windlass.errors import BadInput, MissingExtra
 
 if TYPE_CHECKING:
@@ -85,14 +85,14 @@ class Guides:
     """Grammars compiled for one vocabulary, by a thread beside the engine's: a large one must not hold up everybody's answers."""
 
     def __init__(self) -> None:
-        self._vocabulary: Vocabulary | None = None
+        self._vocabulary: TokenizerData | None = None
         self._tokenizer: LLTokenizer | None = None
         self._compiled: OrderedDict[str, Future[Compiled]] = OrderedDict()
         self._num_waiting: dict[str, int] = {}
         """Grammar that is not compiled yet -> how many want it."""
         self._thread: ThreadPoolExecutor | None = None
 
-    def learn(self, vocabulary: Vocabulary) -> None:
+    def learn(self, vocabulary: TokenizerData) -> None:
         self._vocabulary, self._tokenizer = vocabulary, None
         self._compiled.clear()
         self._num_waiting.clear()
@@ -171,7 +171,7 @@ def _library() -> Any:
     return llguidance
 
 
-def _tokenizer(vocabulary: Vocabulary) -> LLTokenizer:
+def _tokenizer(vocabulary: TokenizerData) -> LLTokenizer:
     library = _library()
     try:
         return library.LLTokenizer(vocabulary.tokenizer_json, eos_token=list(vocabulary.stop_token_ids) or None)

@@ -19,7 +19,7 @@ from windlass.core.model import Frozen
 from windlass.core.ranks.epoch import EpochPlan
 from windlass.core.ranks.rendezvous import KEY_BYTES, Meeting
 from windlass.engine.client.transport import EngineTransport
-from windlass.engine.protocol import Loading
+from windlass.engine.protocol import LoadProgress
 from windlass.engine.ranks.messages import HEARTBEAT_TIMEOUT_SECONDS, FromRank, HeartbeatRequest, Put, RankHeartbeat, Take
 from windlass.errors import Error, Impossible
 from windlass.fleet.protocol import messages
@@ -203,7 +203,7 @@ class Epoch:
             case Put() | Take():
                 if self._connection is not None:
                     self._board.hear_rank(heard, self._connection.tell)
-            case Loading():
+            case LoadProgress():
                 self.loading(heard.done_bytes, heard.total_bytes)
             case _:
                 pass

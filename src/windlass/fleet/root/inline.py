@@ -16,7 +16,7 @@ from windlass.core.client import Unavailable
 from windlass.core.launch import RankJob
 from windlass.core.request import Info
 from windlass.engine.client.transport import EngineTransport, Lost, Receive
-from windlass.engine.protocol import Command, Ready, Report
+from windlass.engine.protocol import Command, EngineReady, Report
 from windlass.errors import Error
 from windlass.fleet.root.epoch import MakeEngine
 from windlass.fleet.root.root import Fleet
@@ -115,7 +115,7 @@ class InlineTransport:
             self._given.set_result(self._job)
 
     def ready(self, info: Info) -> None:
-        self._receive(Ready(info))
+        self._receive(EngineReady(info))
 
     def send(self, command: Command) -> None:
         """Nobody asks this way."""

@@ -22,7 +22,7 @@ from windlass.core.ranks.epoch import EpochPlan, Node
 from windlass.core.request import Info
 from windlass.engine.client.replay import EngineMoved
 from windlass.engine.client.transport import EngineTransport, Lost, ProcessTransport, Receive
-from windlass.engine.protocol import Command, Failed, InfoReply, Loading, Ready, Report, as_error
+from windlass.engine.protocol import Command, EngineFailed, EngineReady, InfoReply, LoadProgress, Report, as_error
 from windlass.engine.ranks.messages import RankHeartbeat
 from windlass.errors import Error
 from windlass.fleet.protocol import messages
@@ -166,15 +166,15 @@ class Fleet:
         if transport is not self._transport or epoch is None:
             return None
         match report:
-            case Ready():
+            case EngineReady():
                 self._event(events.EpochReady())
                 self._notify(f"epoch {epoch.number} is ready: {_described(epoch)}")
-                return Ready(self._shown(report.info))
+                return EngineReady(self._shown(report.info))
             case InfoReply():
                 return InfoReply(report.id, self._shown(report.info))
-            case Loading():
+            case LoadProgress():
                 epoch.loading(report.done_bytes, report.total_bytes)
-            case Failed():
+            case EngineFailed():
                 self._engine_failed(report)
                 return None
             case _:
@@ -258,12 +258,14 @@ class Fleet:
             return
         name = "" if member.is_own else member.name
         if self._state.phase == "starting" and ended.kind not in ("", events.GROUP_LOST, "Stuck"):
-            self._problem = as_error(Failed(ended.kind, f"{member.name}, rank {ended.rank}: {ended.reason}", ended.short_bytes))
+            self._problem = as_error(
+                EngineFailed(ended.kind, f"{member.name}, rank {ended.rank}: {ended.reason}", ended.short_bytes)
+            )
             self._event(events.EpochStartFailed(reason=str(self._problem), name=name))
         else:
             self._event(events.RankExited(name=name, kind=ended.kind, reason=ended.reason))
 
-    def _engine_failed(self, failed: Failed) -> None:
+    def _engine_failed(self, failed: EngineFailed) -> None:
         error = as_error(failed)
         if failed.kind == events.GROUP_LOST or isinstance(error, Unavailable):
             self._event(events.EngineExited(kind=failed.kind, reason=str(error)))

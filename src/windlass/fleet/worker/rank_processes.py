@@ -15,7 +15,7 @@ from typing import Any
 
 from windlass.core.frames import FrameReader
 from windlass.core.launch import RankJob
-from windlass.engine.protocol import Failed
+from windlass.engine.protocol import EngineFailed
 from windlass.engine.ranks.messages import (
     HEARTBEAT_TIMEOUT_SECONDS,
     FromRank,
@@ -77,11 +77,11 @@ async def connect_rank(connection: socket.socket, heard: Heard, lost: Callable[[
 class RankProcess:
     """One life of one rank. `ended` comes once, when the process is gone, unless it was closed before."""
 
-    def __init__(self, job: RankJob, threads: int, heard: Heard, ended: Callable[[Failed], None]) -> None:
+    def __init__(self, job: RankJob, threads: int, heard: Heard, ended: Callable[[EngineFailed], None]) -> None:
         self.rank, self.heartbeat = job.rank, RankHeartbeat()
         self._job, self._threads, self._heard, self._ended = job, threads, heard, ended
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
-        self._failed: Failed | None = None
+        self._failed: EngineFailed | None = None
         self._last_heartbeat = 0.0
         self._began = time.monotonic()
         self._asked: asyncio.Future[RankHeartbeat] | None = None
@@ -110,7 +110,7 @@ class RankProcess:
             (self._last_heartbeat, HEARTBEAT_TIMEOUT_SECONDS) if self._last_heartbeat else (self._began, SECONDS_TO_BEGIN)
         )
         if now - since > limit and self._failed is None:
-            self._failed = Failed(STUCK, f"gave no sign of life for {now - since:.1f} s: stopped, or out of memory or time")
+            self._failed = EngineFailed(STUCK, f"gave no sign of life for {now - since:.1f} s: stopped, or out of memory or time")
             if self._process is not None:
                 self._process.kill()
 
@@ -140,7 +140,7 @@ class RankProcess:
                 self.heartbeat, self._last_heartbeat = said, time.monotonic()
                 if said.is_reply and self._asked is not None and not self._asked.done():
                     self._asked.set_result(said)
-            case Failed():
+            case EngineFailed():
                 self._failed = self._failed or said
             case _:
                 self._heard(said)
@@ -154,7 +154,7 @@ class RankProcess:
         assert self._process is not None
         await asyncio.to_thread(_end, self._process)
         if not self._is_closed:
-            self._ended(self._failed or Failed("", self._why()))
+            self._ended(self._failed or EngineFailed("", self._why()))
 
     def _why(self) -> str:
         status = self._process.returncode if self._process is not None else 0

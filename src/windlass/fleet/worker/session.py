@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from windlass.core.launch import RankJob
-from windlass.engine.protocol import Failed, Loading
+from windlass.engine.protocol import EngineFailed, LoadProgress
 from windlass.engine.ranks.messages import Found, FromRank, NotFound, Put, RankBuilt, Take
 from windlass.errors import Error
 from windlass.fleet.protocol import messages
@@ -41,7 +41,7 @@ class Epoch:
     processes: dict[int, RankProcess] = field(default_factory=dict[int, RankProcess])
     began: float = field(default_factory=time.monotonic)
     ready: set[int] = field(default_factory=set[int])
-    loading: dict[int, Loading] = field(default_factory=dict[int, Loading])
+    loading: dict[int, LoadProgress] = field(default_factory=dict[int, LoadProgress])
     last: tuple[float, int] = (0.0, 0)
     """When it was last looked at, and the rows until then."""
 
@@ -202,7 +202,7 @@ class Session:
         except OSError as error:  # no process, or no descriptor, is to be had
             if (begun := epoch.processes.pop(rank, None)) is not None:
                 await begun.close()
-            self._rank_ended(epoch, rank, Failed("", f"could not be started: {error.strerror or error}"))
+            self._rank_ended(epoch, rank, EngineFailed("", f"could not be started: {error.strerror or error}"))
 
     def _filled(self, job: RankJob) -> RankJob:
         """What is here, and where: only this machine knows. The key is as it was."""
@@ -238,7 +238,7 @@ class Session:
                 number = next(self._numbers)
                 self._takes[number] = process, heard.id
                 self._wire.post(messages.TakeNote(epoch.number, number, heard.key, heard.timeout_seconds))
-            case Loading():
+            case LoadProgress():
                 epoch.loading[rank] = heard
                 self._wire.post(messages.Progress(epoch.number, heard.done_bytes, heard.total_bytes, rank))
             case RankBuilt():
@@ -249,7 +249,7 @@ class Session:
             case _:
                 pass
 
-    def _rank_ended(self, epoch: Epoch, rank: int, failed: Failed) -> None:
+    def _rank_ended(self, epoch: Epoch, rank: int, failed: EngineFailed) -> None:
         if epoch is self._epoch:
             self._journal.line(f"epoch {epoch.number}: rank {rank} {_as_clause(failed)}")
             self._wire.post(messages.RankEnded(epoch.number, rank, failed.kind, failed.message, failed.short_bytes))
@@ -285,7 +285,7 @@ class Session:
                 self._journal.show_status(epoch.status(now))
 
 
-def _as_clause(failed: Failed) -> str:
+def _as_clause(failed: EngineFailed) -> str:
     return failed.message if not failed.kind or failed.kind == "Stuck" else f"failed: {failed.message}"
 
 
