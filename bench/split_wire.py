@@ -152,10 +152,10 @@ def _follow(part: Any, board: Any, built: Any) -> None:
 
     from windlass.engine.ranks import split
     from windlass.engine.ranks.follower import Follower
-    from windlass.engine.schedule.scheduler import Limits
+    from windlass.engine.schedule.scheduler import SchedulerLimits
     from windlass.parallel.rendezvous import GroupLost
 
-    limits = msgspec.msgpack.decode(board.take(split.LIMITS_NOTE, 100), type=Limits)
+    limits = msgspec.msgpack.decode(board.take(split.LIMITS_NOTE, 100), type=SchedulerLimits)
     follower = Follower(built.decoder, limits, part.launch.kv, built.device)
     try:
         follower.follow(_steps(part, board))

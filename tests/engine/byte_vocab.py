@@ -9,7 +9,7 @@ import numpy as np
 import tokenizers
 
 from windlass.engine.protocol import TokenizerData
-from windlass.engine.sample.grammar import Guide, Guides, num_words
+from windlass.engine.sample.grammar import GrammarCompiler, GrammarMatcher, num_words
 from windlass.text.grammar.tool_grammar import Asked, answer_grammar
 from windlass.text.parse.stream import special_marks
 from windlass.text.tokenize.gguf_tokenizer import tokenizer_files
@@ -35,10 +35,10 @@ class Vocab:
     def __init__(self, *special: str) -> None:
         self.tokenizer = tokenizer_of(*special)
         self.end = self.tokenizer.token_id(END) or 0
-        self.guides = Guides()
+        self.guides = GrammarCompiler()
         self.guides.learn(TokenizerData(self.tokenizer.backend.to_str(), [self.end]))
 
-    def guide(self, asked: Asked, stops: tuple[int, ...] | None = None) -> Guide:
+    def guide(self, asked: Asked, stops: tuple[int, ...] | None = None) -> GrammarMatcher:
         grammar = answer_grammar(asked, special_marks(self.tokenizer, asked.style))
         return self.guides.guide(grammar, (self.end,) if stops is None else stops)
 

@@ -7,7 +7,7 @@ from collections.abc import Container, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 
 from windlass.engine.protocol import Submit
-from windlass.engine.sample.grammar import Compiled
+from windlass.engine.sample.grammar import CompiledGrammar
 from windlass.errors import BadInput, Error
 
 SECONDS_TO_WAIT = 0.005
@@ -15,11 +15,11 @@ SECONDS_TO_WAIT = 0.005
 MOST_ENDED = 64
 
 
-class Compiling:
+class PendingGrammars:
     """Requests whose grammar is not ready yet."""
 
     def __init__(self) -> None:
-        self._requests: dict[int, tuple[Submit, float, Future[Compiled]]] = {}
+        self._requests: dict[int, tuple[Submit, float, Future[CompiledGrammar]]] = {}
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -30,14 +30,14 @@ class Compiling:
     def __iter__(self) -> Iterator[int]:
         return iter(self._requests)
 
-    def add(self, submit: Submit, submitted: float, grammar: Future[Compiled]) -> None:
+    def add(self, submit: Submit, submitted: float, grammar: Future[CompiledGrammar]) -> None:
         self._requests[submit.id] = submit, submitted, grammar
 
     def drop(self, number: int) -> Submit | None:
         found = self._requests.pop(number, None)
         return None if found is None else found[0]
 
-    def ready(self, has_time: bool) -> list[tuple[Submit, float, Future[Compiled]]]:
+    def ready(self, has_time: bool) -> list[tuple[Submit, float, Future[CompiledGrammar]]]:
         """Those whose grammar is ready, or cannot be."""
         futures = [future for _, _, future in self._requests.values()]
         wait(futures, SECONDS_TO_WAIT if has_time else 0, FIRST_COMPLETED)
@@ -47,7 +47,7 @@ class Compiling:
         return found
 
 
-def compiled_of(future: Future[Compiled]) -> Compiled:
+def compiled_of(future: Future[CompiledGrammar]) -> CompiledGrammar:
     """Of one that is done. What a library may raise besides errors (it is not Python) is no reason for the engine to end."""
     error = future.exception()
     if error is None:

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from windlass.core.client import Late
 from windlass.core.request import FinishReason, Stats, Timings, TokenLogprob, Usage
-from windlass.engine.admission import Compiling, Deadlines, compiled_of
+from windlass.engine.admission import Deadlines, PendingGrammars, compiled_of
 from windlass.engine.execute.runner import Decoder, Runner
 from windlass.engine.protocol import Finish, PrefillStats, SequenceOutput, Submit, TokenizerData, timeout_message
-from windlass.engine.sample.grammar import Guide, Guides
-from windlass.engine.sample.sampler import Drawing, Sampler
-from windlass.engine.schedule.scheduler import Batch, Chunk, Limits, Scheduler
+from windlass.engine.sample.grammar import GrammarCompiler, GrammarMatcher
+from windlass.engine.sample.sampler import Sampler, SamplingState
+from windlass.engine.schedule.scheduler import Chunk, ScheduledBatch, Scheduler, SchedulerLimits
 from windlass.engine.schedule.sequence import Sequence as EngineSequence
 from windlass.errors import BadInput, Error
 from windlass.kernels.step import Cache
@@ -32,11 +32,11 @@ LATE = Late.__name__
 
 
 @dataclass(slots=True, eq=False)
-class Asked:
+class RequestState:
     """What the engine keeps of a request beside its sequence."""
 
     submit: Submit
-    drawing: Drawing
+    drawing: SamplingState
     submitted: float
     started: float | None = None
     first_token: float | None = None
@@ -44,7 +44,7 @@ class Asked:
 
 
 @dataclass(slots=True)
-class Totals:
+class EngineTotals:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     steps: int = 0
@@ -56,7 +56,7 @@ class Engine:
         self,
         decoder: Decoder,
         caches: Sequence[Cache],
-        limits: Limits,
+        limits: SchedulerLimits,
         num_tokens: int,
         *,
         device: str = "cpu",
@@ -68,10 +68,10 @@ class Engine:
         self.scheduler = Scheduler(limits)
         self.runner = runner(decoder, caches, limits, device, record, num_tokens)
         self.sampler = Sampler(num_tokens)
-        self._guides = Guides()
+        self._guides = GrammarCompiler()
         self._sequences: dict[int, EngineSequence] = {}
-        self._compiling, self._deadlines = Compiling(), Deadlines()
-        self._totals = Totals()
+        self._compiling, self._deadlines = PendingGrammars(), Deadlines()
+        self._totals = EngineTotals()
         self._is_closed = False
 
     @property
@@ -164,7 +164,7 @@ class Engine:
             unknown = lowest if lowest < 0 else highest
             raise BadInput(f"{what} has token {unknown}; this model's tokens are 0 to {self.num_tokens - 1}", field=field)
 
-    def _enter(self, submit: Submit, submitted: float, guide: Guide | None = None) -> None:
+    def _enter(self, submit: Submit, submitted: float, guide: GrammarMatcher | None = None) -> None:
         sequence = self._sequence(submit, submitted, guide)
         self.scheduler.submit(sequence)
         self._sequences[submit.id] = sequence
@@ -190,7 +190,7 @@ class Engine:
         kind = type(error).__name__ if isinstance(error, BadInput) else BadInput.__name__
         return Finish(reason, usage, Timings(), None, str(error), kind, getattr(error, "field", ""))
 
-    def _sequence(self, submit: Submit, submitted: float, guide: Guide | None) -> EngineSequence:
+    def _sequence(self, submit: Submit, submitted: float, guide: GrammarMatcher | None) -> EngineSequence:
         num_prompt = len(submit.token_ids)
         room = max(self.limits.longest_sequence - num_prompt, 1)  # a prompt that leaves no room is refused for its length
         prompt_logprobs = None if submit.prompt_logprobs is None else [None] * num_prompt
@@ -198,7 +198,7 @@ class Engine:
         for token in submit.answered:
             drawing.drawn(token)
             _guided(guide, token, None)
-        asked = Asked(submit=submit, drawing=drawing, submitted=submitted, prompt_logprobs=prompt_logprobs)
+        asked = RequestState(submit=submit, drawing=drawing, submitted=submitted, prompt_logprobs=prompt_logprobs)
         return EngineSequence(
             id=submit.id,
             tokens=[*submit.token_ids, *submit.answered],
@@ -220,31 +220,31 @@ class Engine:
     def _finish_late(self, sequence: EngineSequence) -> Finish:
         return self._finish(sequence, "error", timeout_message(sequence.request.submit.deadline_seconds), LATE)
 
-    def _mark_started(self, batch: Batch) -> None:
+    def _mark_started(self, batch: ScheduledBatch) -> None:
         for chunk in batch.chunks:
-            asked: Asked = chunk.sequence.request
+            asked: RequestState = chunk.sequence.request
             if asked.started is None:
                 asked.started = time.perf_counter()
                 if not asked.submit.answered:  # otherwise it was counted when it was first read
                     self._totals.prompt_tokens += chunk.sequence.num_prompt
 
-    def _chosen(self, batch: Batch) -> list[int | None] | None:
+    def _chosen(self, batch: ScheduledBatch) -> list[int | None] | None:
         """Where all that is wanted of the step is the most likely tokens, the device finds them itself."""
         for chunk in batch.chunks:
-            asked: Asked = chunk.sequence.request
+            asked: RequestState = chunk.sequence.request
             if not chunk.sequence.max_tokens or not asked.drawing.is_plain:
                 return None
             if asked.submit.logprobs is not None or asked.submit.prompt_logprobs is not None:
                 return None
         return self.runner.next_tokens(batch.chunks, self._goes_on(batch))
 
-    def _goes_on(self, batch: Batch) -> bool:
+    def _goes_on(self, batch: ScheduledBatch) -> bool:
         """Whether, as far as can be known, the next step is of the same sequences."""
         return not self.scheduler.waiting and all(
             chunk.sequence.num_output + 1 < chunk.sequence.max_tokens for chunk in batch.chunks
         )
 
-    def _outputs(self, batch: Batch, logits: Tensor) -> list[SequenceOutput]:
+    def _outputs(self, batch: ScheduledBatch, logits: Tensor) -> list[SequenceOutput]:
         drawn: list[EngineSequence] = []
         rows: list[int] = []
         ended: list[SequenceOutput] = []
@@ -295,7 +295,7 @@ class Engine:
         }
 
     def _output(self, sequence: EngineSequence, token: int | None, logprobs: list[TokenLogprob]) -> SequenceOutput:
-        asked: Asked = sequence.request
+        asked: RequestState = sequence.request
         if token is None:
             return SequenceOutput(sequence.id, [], finish=self._failed(sequence))
         asked.drawing.drawn(token)
@@ -337,7 +337,7 @@ class Engine:
         return Finish(reason, usage, _timings(sequence.request, time.perf_counter()), stop_token_id, error, kind, field)
 
 
-def _guided(guide: Guide | None, token: int, reason: FinishReason | None) -> FinishReason | None:
+def _guided(guide: GrammarMatcher | None, token: int, reason: FinishReason | None) -> FinishReason | None:
     """A grammar that is complete ends an answer as a stop token does."""
     if guide is None or reason == "stop":
         return reason
@@ -350,7 +350,7 @@ def _begun(sequence: EngineSequence, now: float) -> PrefillStats:
     return PrefillStats(max(sequence.num_cached, 0), timings.queue_seconds, timings.prefill_seconds)
 
 
-def _timings(asked: Asked, now: float) -> Timings:
+def _timings(asked: RequestState, now: float) -> Timings:
     started = now if asked.started is None else asked.started
     first = now if asked.first_token is None else asked.first_token
     return Timings(

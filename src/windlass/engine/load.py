@@ -53,7 +53,7 @@ ShardOf = Callable[[ModelSpec, tuple[Rule, ...], Callable[[], Scheme]], Shard]
 """Which part of a model is to be built; how it is stored, where that matters, has to be looked for."""
 
 
-class Built(NamedTuple):
+class LoadedDecoder(NamedTuple):
     decoder: Decoder
     weights_bytes: int
     stored_as: str
@@ -71,7 +71,7 @@ def load_model(launch: Launch, progress: Progress | None = None) -> tuple[Engine
 
 def build(
     launch: Launch, device: str, progress: Progress | None = None, shard_of: ShardOf = lambda *_: WHOLE, parts: str = ""
-) -> Built:
+) -> LoadedDecoder:
     """`parts`: a folder with what a shard needs of the checkpoint, to be read instead of it."""
     if launch.kv_type not in KV_DTYPES:
         raise UnknownName("KV type", launch.kv_type, KV_DTYPES)
@@ -83,7 +83,7 @@ def build(
     return built
 
 
-def _from_checkpoint(launch: Launch, device: str, progress: Progress | None, shard_of: ShardOf, parts: str) -> Built:
+def _from_checkpoint(launch: Launch, device: str, progress: Progress | None, shard_of: ShardOf, parts: str) -> LoadedDecoder:
     opened = open_parts(Path(parts)) if parts else open_model(Path(launch.model))
     try:
         dtype = torch.float32 if launch.exact else None
@@ -103,12 +103,12 @@ def _from_checkpoint(launch: Launch, device: str, progress: Progress | None, sha
         check_weights(opened.spec.name, weights_bytes, free_bytes(device))
         stored_as = "fp32" if launch.exact else _most_of(weights.storage())
         decoder = Decoder(opened.spec, weights, _context(opened.spec, launch), shard=shard)
-        return Built(decoder, weights_bytes, stored_as, device)
+        return LoadedDecoder(decoder, weights_bytes, stored_as, device)
     finally:
         opened.store.close()
 
 
-def _random(launch: Launch, asked: RandomInit, device: str, shard_of: ShardOf) -> Built:
+def _random(launch: Launch, asked: RandomInit, device: str, shard_of: ShardOf) -> LoadedDecoder:
     spec = describe(asked.config, launch.model)
     check_runnable(spec)
     how = scheme(asked.scheme, asked.group, launch.kv_type)
@@ -126,7 +126,7 @@ def _random(launch: Launch, asked: RandomInit, device: str, shard_of: ShardOf) -
         device=device,
         tiled=shard.is_whole and _tiled(spec, launch.kv_type, device),
     )
-    return Built(Decoder(spec, weights, _context(spec, launch), shard=shard), weights_bytes, how.name, device)
+    return LoadedDecoder(Decoder(spec, weights, _context(spec, launch), shard=shard), weights_bytes, how.name, device)
 
 
 def _tiled(spec: ModelSpec, kv: str, device: str) -> bool:
@@ -174,7 +174,7 @@ def make_engine(
     return Engine(decoder, caches, limits, num_tokens, device=device, record=record, runner=runner)
 
 
-def make_info(launch: Launch, engine: Engine, built: Built, device: str, seconds: float) -> Info:
+def make_info(launch: Launch, engine: Engine, built: LoadedDecoder, device: str, seconds: float) -> Info:
     spec, runner = built.decoder.spec, engine.runner
     return Info(
         model=spec.name,

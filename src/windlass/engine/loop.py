@@ -28,7 +28,7 @@ Take = Callable[[bool], "list[Command] | None"]
 Send = Callable[[Report], None]
 
 
-class Loop:
+class EngineLoop:
     def __init__(self, engine: Engine, info: Info, send: Send) -> None:
         self._engine, self._info, self._send = engine, info, send
 

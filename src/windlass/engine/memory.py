@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from windlass.core.model import ModelSpec, kv_bytes_per_token
 from windlass.core.scheme import KV_BYTES
-from windlass.engine.schedule.scheduler import Limits
+from windlass.engine.schedule.scheduler import SchedulerLimits
 from windlass.errors import BadInput, DoesNotFit
 from windlass.kernels.step import BLOCK_TOKENS
 from windlass.units import format_bytes
@@ -58,7 +58,7 @@ def limits_for(
     step_tokens: int,
     model_context: int,
     room_ahead: bool = False,
-) -> Limits:
+) -> SchedulerLimits:
     """`context`: that was asked for, and must fit; None: the model's, or as much of it as fits."""
     if context is not None and context > model_context:
         raise BadInput(f"a context of {context:,} tokens, where {spec.name or 'the model'} has {model_context:,}; ask for less")
@@ -72,7 +72,7 @@ def limits_for(
             f"{format_bytes(needed - num_bytes)} short; ask for a shorter --context, or free memory",
             needed - num_bytes,
         )
-    return Limits(
+    return SchedulerLimits(
         num_blocks=num_blocks,
         context_tokens=context or model_context,
         max_sequences=num_sequences,

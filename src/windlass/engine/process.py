@@ -58,7 +58,7 @@ def main() -> int:
 
 
 def _serve(job: RankJob, connection: socket.socket) -> None:
-    from windlass.engine.loop import Loop
+    from windlass.engine.loop import EngineLoop
 
     def send(report: Report) -> None:
         connection.sendall(encode_frame(report))
@@ -68,7 +68,7 @@ def _serve(job: RankJob, connection: socket.socket) -> None:
     gc.collect()
     gc.freeze()  # what is loaded stays: collections need not scan it again
     send(EngineReady(info))
-    Loop(engine, info, send).run(_Inbox(connection).take)
+    EngineLoop(engine, info, send).run(_Inbox(connection).take)
 
 
 class _Inbox:

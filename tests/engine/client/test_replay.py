@@ -24,7 +24,7 @@ from windlass.engine.client import replay  # noqa: E402
 from windlass.engine.client.replay import EngineMoved  # noqa: E402
 from windlass.engine.client.requests import EngineRequests  # noqa: E402
 from windlass.engine.client.transport import Lost, Receive  # noqa: E402
-from windlass.engine.loop import Loop  # noqa: E402
+from windlass.engine.loop import EngineLoop  # noqa: E402
 from windlass.engine.protocol import Cancel, Command, EngineFailed, EngineReady, SequenceOutput, StepOutputs, Submit  # noqa: E402
 from windlass.errors import DoesNotFit, Error, TooLong  # noqa: E402
 
@@ -46,7 +46,7 @@ class CutPort:
 
     async def _run(self, receive: Receive, lost: Lost) -> None:
         engine = make_engine(FakeDecoder(self._limits.get("vocab_size", 64)), **self._limits)
-        loop = Loop(engine, INFO, receive)
+        loop = EngineLoop(engine, INFO, receive)
         receive(EngineReady(INFO))
         while self._steps > 0:
             await asyncio.sleep(0)

@@ -17,7 +17,7 @@ from windlass.core.scheme import scheme
 from windlass.engine.engine import Engine
 from windlass.engine.execute import graphs
 from windlass.engine.protocol import Submit
-from windlass.engine.schedule.scheduler import Chunk, Limits
+from windlass.engine.schedule.scheduler import Chunk, SchedulerLimits
 from windlass.families import describe, rules
 from windlass.kernels.program import program
 from windlass.nn import Decoder
@@ -285,7 +285,7 @@ def test_on_a_gpu() -> None:
     spec = describe(config)
     is_hopper = torch.cuda.get_device_capability()[0] == 9
     decoder = Decoder(spec, RandomWeights(spec, rules(spec), quant=scheme("int4", 128), device="cuda", tiled=is_hopper))
-    limits = Limits(num_blocks=64, context_tokens=512, max_sequences=4, room_ahead=True)
+    limits = SchedulerLimits(num_blocks=64, context_tokens=512, max_sequences=4, room_ahead=True)
 
     def answered(ahead: bool) -> Answers:
         engine = Engine(decoder, decoder.make_caches(65, device="cuda"), limits, 512, device="cuda")

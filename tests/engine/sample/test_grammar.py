@@ -20,7 +20,7 @@ from byte_vocab import TEXTUAL, Vocab, allowed  # noqa: E402
 from windlass.core.client import Busy  # noqa: E402
 from windlass.core.request import Constraint  # noqa: E402
 from windlass.engine.protocol import TokenizerData  # noqa: E402
-from windlass.engine.sample.grammar import Guide, Guides, num_words  # noqa: E402
+from windlass.engine.sample.grammar import GrammarCompiler, GrammarMatcher, num_words  # noqa: E402
 from windlass.errors import BadInput, MissingExtra  # noqa: E402
 from windlass.text.grammar.call_forms import CALLS  # noqa: E402
 from windlass.text.grammar.tool_grammar import Asked, answer_grammar  # noqa: E402
@@ -47,7 +47,7 @@ TOOLS: tuple[dict[str, Any], ...] = (
 SCHEMAS = {"forecast": PARAMETERS, "now": TOOLS[1]["parameters"]}
 
 
-def walked(vocab: Vocab, guide: Guide, chance: random.Random, longest: int = 600) -> list[int]:
+def walked(vocab: Vocab, guide: GrammarMatcher, chance: random.Random, longest: int = 600) -> list[int]:
     """Tokens drawn at random of those that may come; the end where it may."""
     tokens: list[int] = []
     row = np.zeros(num_words(vocab.tokenizer.vocab_size), np.uint32)
@@ -270,18 +270,18 @@ def test_a_grammar_out_of_control_ends_its_request_only() -> None:
 
 def test_without_a_vocabulary_or_the_library_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BadInput, match="needs the model's tokenizer"):
-        Guides().guide("{}", [])
+        GrammarCompiler().guide("{}", [])
     import sys
 
     monkeypatch.setitem(sys.modules, "llguidance", None)
-    guides = Guides()
+    guides = GrammarCompiler()
     guides.learn(TokenizerData(TEXTUAL.tokenizer.backend.to_str(), [TEXTUAL.end]))
     with pytest.raises(MissingExtra, match=r"constrained output needs llguidance.*pip install 'windlass\[serve\]'"):
         guides.guide("{}", [])
 
 
 def test_a_tokenizer_that_cannot_be_used_is_refused() -> None:
-    guides = Guides()
+    guides = GrammarCompiler()
     guides.learn(TokenizerData("{}", []))
     with pytest.raises(BadInput, match="answers of this model cannot be constrained"):
         guides.guide("{}", [])
@@ -295,8 +295,8 @@ def words_grammar(number: int, count: int = 4000) -> str:
     return answer_grammar(Asked(style="plain", constraint=Constraint(kind="grammar", value=f"start: {given}\n")), {})
 
 
-def taught() -> Guides:
-    guides = Guides()
+def taught() -> GrammarCompiler:
+    guides = GrammarCompiler()
     guides.learn(TokenizerData(TEXTUAL.tokenizer.backend.to_str(), [TEXTUAL.end]))
     return guides
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from simulated_cache import check_accounts, check_budget
 
 from windlass.engine.schedule import queue as waiting
-from windlass.engine.schedule.queue import Waiting
-from windlass.engine.schedule.scheduler import Limits, Scheduler
+from windlass.engine.schedule.queue import WaitingQueue
+from windlass.engine.schedule.scheduler import Scheduler, SchedulerLimits
 from windlass.engine.schedule.sequence import Sequence
 
 pytestmark = pytest.mark.pure
@@ -28,7 +28,7 @@ class Service:
         given: dict[str, Any] = {
             "num_blocks": 64, "context_tokens": 64, "block_tokens": 4, "max_sequences": 4, "max_step_tokens": 24, "max_step_logits": 8,
         }  # fmt: skip
-        self.scheduler = Scheduler(Limits(**(given | changes)))
+        self.scheduler = Scheduler(SchedulerLimits(**(given | changes)))
         self.numbers = itertools.count(1)
         self.admitted: list[Sequence] = []
         self.finished: list[Sequence] = []
@@ -121,7 +121,7 @@ def test_when_all_have_left_all_is_forgotten() -> None:
 
 def test_owners_that_left_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting, "MAX_REMEMBERED", 10)
-    found = Waiting()
+    found = WaitingQueue()
     stays = Sequence(id=0, tokens=[1], num_prompt=1, max_tokens=1, owner="stays")
     found.enter(stays)
     for number in range(100):

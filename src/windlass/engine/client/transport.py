@@ -195,11 +195,11 @@ class ThreadTransport:
                 loop.call_soon_threadsafe(receive, report)
 
         def run() -> None:
-            from windlass.engine.loop import Loop
+            from windlass.engine.loop import EngineLoop
 
             try:
                 send(EngineReady(self._info))
-                Loop(self._engine, self._info, send).run(self._take)
+                EngineLoop(self._engine, self._info, send).run(self._take)
             except Exception as error:  # noqa: BLE001 - the outermost edge of the thread
                 send(EngineFailed(**describe_error(error)))
             finally:

@@ -23,7 +23,7 @@ LENGTHS = (512, 2048, 8192, 32768, 131072, 2**20)
 
 
 @dataclass
-class Captured:
+class CapturedGraph:
     graph: torch.cuda.CUDAGraph
     logits: Tensor
     chosen: Tensor
@@ -33,10 +33,10 @@ class Captured:
 
 
 @dataclass
-class Flying:
+class InFlightStep:
     """A step that is under way."""
 
-    captured: Captured
+    captured: CapturedGraph
     sequences: list[tuple[object, int]]
     """Which, and which of their tokens."""
     longest: int
@@ -47,7 +47,7 @@ class Flying:
     """Whether the table of blocks, as it was at the launch, says where the tokens after these go: the device looks there at its end."""
 
 
-class Graphs:
+class DecodeGraphs:
     def __init__(
         self,
         decoder: Callable[[Step, Sequence[Cache]], Tensor],
@@ -62,7 +62,7 @@ class Graphs:
         self._num_tokens = num_tokens
         self._space = workspace(most, step.tokens.device)
         self._sizes = [size for size in SIZES if size < most] + [most]
-        self._graphs: dict[tuple[int, int], Captured] = {}
+        self._graphs: dict[tuple[int, int], CapturedGraph] = {}
         self._stream = torch.cuda.Stream(step.tokens.device)
         self._pool = torch.cuda.graph_pool_handle()
         # Two, for a step and the one that follows it.
@@ -75,7 +75,7 @@ class Graphs:
         at = bisect_left(self._sizes, rows)
         return None if self.why_not or at == len(self._sizes) else self._sizes[at]
 
-    def launch(self, captured: Captured, sequences: list[tuple[object, int]], longest: int) -> Flying:
+    def launch(self, captured: CapturedGraph, sequences: list[tuple[object, int]], longest: int) -> InFlightStep:
         """Replays it on what the buffers hold then, and has the tokens brought to the host."""
         captured.graph.replay()
         self._host_tokens.reverse()
@@ -83,13 +83,13 @@ class Graphs:
         tokens[: captured.chosen.shape[0]].copy_(captured.chosen, non_blocking=True)
         done = torch.cuda.Event()
         done.record()
-        return Flying(captured, sequences, longest, tokens, done)
+        return InFlightStep(captured, sequences, longest, tokens, done)
 
-    def serves(self, captured: Captured, longest: int) -> bool:
+    def serves(self, captured: CapturedGraph, longest: int) -> bool:
         """Whether it was made for sequences of that length too."""
         return captured.longest == _class(longest)
 
-    def get(self, size: int, longest: int) -> Captured | None:
+    def get(self, size: int, longest: int) -> CapturedGraph | None:
         """To be replayed on what the buffers hold. Its results have rows for those that only fill it up, and hold until the next replay.
 
         None: something in the decoder waits for the device, so that no step can be captured.
@@ -102,7 +102,7 @@ class Graphs:
             self._graphs[key] = captured
         return self._graphs[key]
 
-    def _capture(self, size: int, longest: int) -> Captured | None:
+    def _capture(self, size: int, longest: int) -> CapturedGraph | None:
         step = self._view(size, longest)
         with torch.inference_mode():
             # Compiles kernels, which cannot be done while capturing.
@@ -118,7 +118,7 @@ class Graphs:
             except RuntimeError as error:
                 self.why_not = str(error).splitlines()[0]
                 return None
-        return Captured(graph, logits, chosen, longest)
+        return CapturedGraph(graph, logits, chosen, longest)
 
     def _view(self, size: int, longest: int) -> Step:
         counts = torch.full((3,), size, dtype=torch.int32)

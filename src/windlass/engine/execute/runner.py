@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from windlass.engine.execute.graphs import Captured, Flying, Graphs
-from windlass.engine.schedule.scheduler import Chunk, Limits
+from windlass.engine.execute.graphs import CapturedGraph, DecodeGraphs, InFlightStep
+from windlass.engine.schedule.scheduler import Chunk, SchedulerLimits
 from windlass.engine.schedule.sequence import Sequence as EngineSequence
 from windlass.kernels.program import program
 from windlass.kernels.program.only_views import NotRecordable
@@ -30,7 +30,7 @@ class Buffers:
     `apart`: two copies on a CPU too, as a test of the copying.
     """
 
-    def __init__(self, limits: Limits, device: torch.device, apart: bool = False) -> None:
+    def __init__(self, limits: SchedulerLimits, device: torch.device, apart: bool = False) -> None:
         apart = apart or device.type != "cpu"
         rows, sequences, logits = limits.max_step_tokens, limits.max_sequences, limits.max_step_logits
         sizes = (rows, rows, rows, sequences + 1, sequences, logits, 3)
@@ -93,7 +93,7 @@ class Runner:
         self,
         decoder: Decoder,
         caches: Sequence[Cache],
-        limits: Limits,
+        limits: SchedulerLimits,
         device: str = "cpu",
         record: bool = True,
         num_tokens: int | None = None,
@@ -106,8 +106,8 @@ class Runner:
         """Whose blocks each row of the table holds, how many of them, and since which preemption."""
         self._program: program.Program | None = None
         self._logits: Tensor | None = None
-        self._graphs: Graphs | None = None
-        self._flying: Flying | None = None
+        self._graphs: DecodeGraphs | None = None
+        self._flying: InFlightStep | None = None
         self._num_tokens = num_tokens
         self._spare_block = limits.num_blocks
         """After those that sequences may have, where the caches have one more: for rows that only fill a graph up."""
@@ -150,7 +150,7 @@ class Runner:
         with torch.inference_mode():
             return self._decoder(self._buffers.step, self._caches)
 
-    def _prepared(self, device: str, limits: Limits) -> str:
+    def _prepared(self, device: str, limits: SchedulerLimits) -> str:
         """Empty where steps will be replayed."""
         if device == "cpu":
             return self._record()
@@ -159,7 +159,7 @@ class Runner:
         if any(cache.keys.shape[0] <= limits.num_blocks for cache in self._caches):
             return "caches without a spare block"
         buffers, most = self._buffers, limits.max_sequences
-        self._graphs = Graphs(self._decoder, self._caches, buffers.step, buffers.device_counts, most, self._num_tokens)
+        self._graphs = DecodeGraphs(self._decoder, self._caches, buffers.step, buffers.device_counts, most, self._num_tokens)
         return ""
 
     # --- graphs
@@ -182,7 +182,7 @@ class Runner:
         flying.done.synchronize()
         return [token if token >= 0 else None for token in flying.tokens[: len(chunks)].tolist()]
 
-    def _launched(self, chunks: Sequence[Chunk]) -> Flying | None:
+    def _launched(self, chunks: Sequence[Chunk]) -> InFlightStep | None:
         captured = self._filled(chunks)
         if captured is None or self._graphs is None:
             return None
@@ -190,7 +190,7 @@ class Runner:
         flying.leads_on = _have_room(chunks, 1)
         return flying
 
-    def _followed(self, flying: Flying, chunks: Sequence[Chunk]) -> Flying | None:
+    def _followed(self, flying: InFlightStep, chunks: Sequence[Chunk]) -> InFlightStep | None:
         """The same sequences with one token more each, which the device has put into the buffers; None: there is no room for these yet."""
         assert self._graphs is not None
         longest = flying.longest + 1
@@ -204,7 +204,7 @@ class Runner:
         following.leads_on = _have_room(chunks, 2)
         return following
 
-    def _filled(self, chunks: Sequence[Chunk]) -> Captured | None:
+    def _filled(self, chunks: Sequence[Chunk]) -> CapturedGraph | None:
         """Fills the buffers. The graph to be replayed on them, where every sequence has one new token and wants its logits."""
         buffers, count = self._buffers, len(chunks)
         buffers.wait()

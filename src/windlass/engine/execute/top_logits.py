@@ -11,7 +11,7 @@ from windlass.engine.execute.runner import Runner
 from windlass.engine.schedule.scheduler import Chunk
 
 
-class PickyRunner(Runner):
+class TopLogitsRunner(Runner):
     """Of a model over several ranks: every step says how many logits of a row are wanted. The others may then be minus infinity."""
 
     def run(self, chunks: Sequence[Chunk]) -> Tensor:

@@ -24,8 +24,8 @@ from windlass.core.request import Info
 from windlass.core.rule import Rule
 from windlass.core.scheme import Scheme
 from windlass.engine.engine import Engine
-from windlass.engine.execute.top_logits import PickyRunner
-from windlass.engine.load import KV_DTYPES, Built, Progress, build, chosen_device, load_model, make_engine, make_info
+from windlass.engine.execute.top_logits import TopLogitsRunner
+from windlass.engine.load import KV_DTYPES, LoadedDecoder, Progress, build, chosen_device, load_model, make_engine, make_info
 from windlass.engine.memory import block_bytes
 from windlass.engine.ranks.broadcast import STEPS, StepBroadcast, broadcast_steps
 from windlass.engine.ranks.messages import RankHeartbeat
@@ -78,7 +78,7 @@ def _heartbeat(steps: StepBroadcast, groups: Groups) -> RankHeartbeat:
     return RankHeartbeat(steps.num_steps, steps.num_rows, 0.0, counts)
 
 
-def build_rank(job: RankJob, board: Board, progress: Progress | None = None) -> Built:
+def build_rank(job: RankJob, board: Board, progress: Progress | None = None) -> LoadedDecoder:
     """Groups meet first, so that a missing rank is noticed before any weight is read."""
     meeting = job.meeting
     assert meeting is not None
@@ -91,7 +91,7 @@ def build_rank(job: RankJob, board: Board, progress: Progress | None = None) -> 
     return build(job.launch, device, progress, partial(_shard, job, groups), job.slices_folder)
 
 
-def _engine(launch: Launch, built: Built) -> Engine:
+def _engine(launch: Launch, built: LoadedDecoder) -> Engine:
     """No CUDA graphs: collectives are in the middle of a step."""
     decoder = built.decoder
     whole, here = (
@@ -99,7 +99,7 @@ def _engine(launch: Launch, built: Built) -> Engine:
         _block_bytes(decoder.make_caches(1, KV_DTYPES[launch.kv_type], "meta")),
     )
     is_cpu = built.device == "cpu"
-    return make_engine(launch, decoder, built.device, cache_share=here / whole, record=is_cpu, runner=PickyRunner)
+    return make_engine(launch, decoder, built.device, cache_share=here / whole, record=is_cpu, runner=TopLogitsRunner)
 
 
 def _block_bytes(caches: Sequence[Cache]) -> int:

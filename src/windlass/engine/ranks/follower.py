@@ -21,7 +21,7 @@ from windlass.engine.ranks.messages import RankHeartbeat
 
 if TYPE_CHECKING:
     from windlass.engine.ranks.supervisor import SupervisorConnection
-    from windlass.engine.schedule.scheduler import Limits
+    from windlass.engine.schedule.scheduler import SchedulerLimits
     from windlass.nn.decoder import Decoder
     from windlass.parallel.rendezvous import Board
 
@@ -59,12 +59,12 @@ def _report(error: Exception, supervisor: SupervisorConnection) -> None:
 def _follow(job: RankJob, supervisor: SupervisorConnection) -> None:
     from windlass.engine.ranks.broadcast import SECONDS_TO_LOAD
     from windlass.engine.ranks.first import LIMITS_NOTE, build_rank
-    from windlass.engine.schedule.scheduler import Limits
+    from windlass.engine.schedule.scheduler import SchedulerLimits
 
     supervisor.watch()  # only now: importing torch would block its threads
     assert job.meeting is not None
     built = build_rank(job, supervisor, _Progress(supervisor))
-    limits = msgspec.msgpack.decode(supervisor.take(LIMITS_NOTE, SECONDS_TO_LOAD), type=Limits)
+    limits = msgspec.msgpack.decode(supervisor.take(LIMITS_NOTE, SECONDS_TO_LOAD), type=SchedulerLimits)
     follower = Follower(built.decoder, limits, job.launch.kv_type, built.device)
     supervisor.counts(follower.heartbeat)
     supervisor.built(built.weights_bytes)
@@ -88,7 +88,7 @@ def _steps(rank: int, meeting: Meeting, board: Board) -> socket.socket:
 class Follower:
     """The Runner of a rank other than 0: what to compute comes in messages."""
 
-    def __init__(self, decoder: Decoder, limits: Limits, kv: str, device: str = "cpu") -> None:
+    def __init__(self, decoder: Decoder, limits: SchedulerLimits, kv: str, device: str = "cpu") -> None:
         import torch
 
         from windlass.engine.execute.runner import Buffers

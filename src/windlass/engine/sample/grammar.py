@@ -22,7 +22,7 @@ from windlass.errors import BadInput, MissingExtra
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-Words = NDArray[np.uint32]
+TokenBitmask = NDArray[np.uint32]
 """A bit for every token, the lowest first: set where the token may come."""
 MAX_COMPILED = 32
 """Grammars kept ready: the same schema is asked for again and again."""
@@ -35,7 +35,7 @@ MAX_QUEUED_CHARACTERS = 500_000
 """Of grammars that wait to be compiled, together: about a second of work."""
 
 
-class Guide:
+class GrammarMatcher:
     """One answer's place in its grammar."""
 
     def __init__(self, matcher: LLMatcher, vocab_size: int, ends: NDArray[np.int64], stops: Iterable[int]) -> None:
@@ -45,7 +45,7 @@ class Guide:
         self.error = ""
         """Why nothing can come next."""
 
-    def fill(self, row: Words) -> None:
+    def fill(self, row: TokenBitmask) -> None:
         """What may come next. A stop only where the grammar is satisfied, also where it is a text's token like any other."""
         part = row[: self.num_words]
         row[self.num_words :] = 0
@@ -70,24 +70,24 @@ class Guide:
 
 
 @dataclass(frozen=True)
-class Compiled:
+class CompiledGrammar:
     """A grammar at its beginning, from which every answer takes a copy."""
 
     matcher: LLMatcher
     vocab_size: int
     ends: NDArray[np.int64]
 
-    def guide(self, stops: Iterable[int]) -> Guide:
-        return Guide(self.matcher.deep_copy(), self.vocab_size, self.ends, stops)
+    def guide(self, stops: Iterable[int]) -> GrammarMatcher:
+        return GrammarMatcher(self.matcher.deep_copy(), self.vocab_size, self.ends, stops)
 
 
-class Guides:
+class GrammarCompiler:
     """Grammars compiled for one vocabulary, by a thread beside the engine's: a large one must not hold up everybody's answers."""
 
     def __init__(self) -> None:
         self._vocabulary: TokenizerData | None = None
         self._tokenizer: LLTokenizer | None = None
-        self._compiled: OrderedDict[str, Future[Compiled]] = OrderedDict()
+        self._compiled: OrderedDict[str, Future[CompiledGrammar]] = OrderedDict()
         self._num_waiting: dict[str, int] = {}
         """Grammar that is not compiled yet -> how many want it."""
         self._thread: ThreadPoolExecutor | None = None
@@ -97,7 +97,7 @@ class Guides:
         self._compiled.clear()
         self._num_waiting.clear()
 
-    def compiled(self, grammar: str) -> Future[Compiled]:
+    def compiled(self, grammar: str) -> Future[CompiledGrammar]:
         """Its exception is the BadInput of a grammar that cannot be. Whoever does not wait for it to the end says `unwanted`."""
         found = self._compiled.get(grammar)
         if found is None or (found.done() and found.exception() is not None):
@@ -117,7 +117,7 @@ class Guides:
         if grammar in self._compiled and self._compiled[grammar].cancel():
             del self._compiled[grammar]
 
-    def _begun(self, grammar: str) -> Future[Compiled]:
+    def _begun(self, grammar: str) -> Future[CompiledGrammar]:
         self._num_waiting = {other: count for other, count in self._num_waiting.items() if not self._is_done(other)}
         queued = sum(map(len, self._num_waiting))
         if len(self._num_waiting) >= MAX_QUEUED or (queued and queued + len(grammar) > MAX_QUEUED_CHARACTERS):
@@ -133,7 +133,7 @@ class Guides:
         found = self._compiled.get(grammar)
         return found is None or found.done()
 
-    def guide(self, grammar: str, stops: Iterable[int]) -> Guide:
+    def guide(self, grammar: str, stops: Iterable[int]) -> GrammarMatcher:
         """Waits for it."""
         return self.compiled(grammar).result().guide(stops)
 
@@ -141,9 +141,9 @@ class Guides:
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _compile(self, grammar: str) -> Compiled:
+    def _compile(self, grammar: str) -> CompiledGrammar:
         tokenizer = self._known_tokenizer()
-        found = Compiled(_matcher(tokenizer, grammar), tokenizer.vocab_size, np.array(tokenizer.eos_tokens, np.int64))
+        found = CompiledGrammar(_matcher(tokenizer, grammar), tokenizer.vocab_size, np.array(tokenizer.eos_tokens, np.int64))
         beginning = found.guide(())  # what fails at once should fail before anything is computed
         beginning.fill(np.zeros(num_words(tokenizer.vocab_size), np.uint32))
         if beginning.error and not found.matcher.is_accepting():
@@ -203,7 +203,7 @@ def _short(error: object) -> str:
     return told[0].removeprefix("error:").strip()[:300]
 
 
-def _set(row: Words, tokens: NDArray[np.int64], value: bool) -> None:
+def _set(row: TokenBitmask, tokens: NDArray[np.int64], value: bool) -> None:
     for token in tokens.tolist():
         word, bit = divmod(token, 32)
         if word < len(row):

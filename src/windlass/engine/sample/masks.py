@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from windlass.engine.sample.grammar import Guide, Words, num_words
+from windlass.engine.sample.grammar import GrammarMatcher, TokenBitmask, num_words
 
 
-def apply_masks(logits: Tensor, guides: Sequence[Guide | None]) -> None:
+def apply_masks(logits: Tensor, guides: Sequence[GrammarMatcher | None]) -> None:
     """In place, float logits [rows, tokens]; rows without a guide stay as they are."""
     rows = [row for row, guide in enumerate(guides) if guide is not None]
     if not rows:
@@ -30,7 +30,7 @@ def is_on_host(logits: Tensor) -> bool:
     return logits.device.type == "cpu" and logits.dtype == torch.float32
 
 
-def _fill(row: Words, guide: Guide | None) -> None:
+def _fill(row: TokenBitmask, guide: GrammarMatcher | None) -> None:
     """A vocabulary may be larger or smaller than the model's head."""
     assert guide is not None
     whole = np.zeros(max(len(row), guide.num_words), np.uint32)
@@ -38,7 +38,7 @@ def _fill(row: Words, guide: Guide | None) -> None:
     row[:] = whole[: len(row)]
 
 
-def _on_host(logits: Tensor, rows: list[int], words: Words) -> None:
+def _on_host(logits: Tensor, rows: list[int], words: TokenBitmask) -> None:
     array = logits.numpy()
     width = array.shape[1]
     for row, packed in zip(rows, words, strict=True):
@@ -46,7 +46,7 @@ def _on_host(logits: Tensor, rows: list[int], words: Words) -> None:
         np.copyto(array[row], -np.inf, where=bits == 0)
 
 
-def _on_device(logits: Tensor, rows: list[int], words: Words) -> None:
+def _on_device(logits: Tensor, rows: list[int], words: TokenBitmask) -> None:
     """The mask travels packed, an eighth of a byte a token, and is unfolded there."""
     packed = torch.from_numpy(words.view(np.uint8)).to(logits.device)
     bits = packed[:, :, None] >> torch.arange(8, dtype=torch.uint8, device=logits.device) & 1

@@ -16,14 +16,14 @@ from torch import Tensor
 from windlass.core.request import Sampling, TokenLogprob
 from windlass.engine.sample.cpu import draw_row
 from windlass.engine.sample.filters import Filters, draw, most_likely
-from windlass.engine.sample.grammar import Guide
+from windlass.engine.sample.grammar import GrammarMatcher
 from windlass.engine.sample.masks import apply_masks
 from windlass.engine.sample.penalties import Bias, TokenCounts, add_biases, apply_penalties, bias_of
 from windlass.engine.sample.rng import fresh_seed, uniform
 
 
 @dataclass(slots=True, eq=False)
-class Drawing:
+class SamplingState:
     """What one sequence's draws depend on, besides the logits."""
 
     sampling: Sampling
@@ -32,7 +32,7 @@ class Drawing:
     bias: Bias | None
     is_plain: bool
     """The most likely token as it is."""
-    guide: Guide | None = None
+    guide: GrammarMatcher | None = None
     num_drawn: int = 0
 
     def drawn(self, token: int) -> None:
@@ -46,10 +46,10 @@ class Sampler:
         """`num_tokens`: that exist. A head may have more rows, which only pad it; they are never drawn."""
         self.num_tokens = num_tokens
 
-    def drawing(self, sampling: Sampling, prompt: Sequence[int], guide: Guide | None = None) -> Drawing:
+    def drawing(self, sampling: Sampling, prompt: Sequence[int], guide: GrammarMatcher | None = None) -> SamplingState:
         counts = TokenCounts(token for token in prompt if token < self.num_tokens) if sampling.has_penalties else None
         bias = bias_of(sampling, self.num_tokens)
-        return Drawing(
+        return SamplingState(
             sampling=sampling,
             seed=fresh_seed() if sampling.seed is None else sampling.seed,
             counts=counts,
@@ -58,7 +58,7 @@ class Sampler:
             guide=guide,
         )
 
-    def sample(self, logits: Tensor, drawings: Sequence[Drawing]) -> list[int | None]:
+    def sample(self, logits: Tensor, drawings: Sequence[SamplingState]) -> list[int | None]:
         """A token for each row; None where the logits are no numbers."""
         logits = logits[:, : self.num_tokens]
         if all(drawing.is_plain for drawing in drawings):
@@ -124,7 +124,7 @@ def _greedy(logits: Tensor) -> list[int | None]:
     return [token if value - value == 0 else None for token, value in zip(found.tolist(), best.tolist(), strict=True)]
 
 
-def _sampled(logits: Tensor, drawings: list[Drawing]) -> list[int | None]:
+def _sampled(logits: Tensor, drawings: list[SamplingState]) -> list[int | None]:
     """`logits` is a copy and may be changed."""
     samplings = [drawing.sampling for drawing in drawings]
     sound = _finite(logits)
@@ -158,7 +158,7 @@ def _finite(logits: Tensor) -> list[bool]:
     return np.isfinite(logits.numpy().max(axis=1)).tolist() if _on_host(logits) else logits.amax(-1).isfinite().tolist()
 
 
-def _drawn(logits: Tensor, drawings: list[Drawing]) -> list[int | None]:
+def _drawn(logits: Tensor, drawings: list[SamplingState]) -> list[int | None]:
     """None where penalties, temperature or a grammar have left no number, though the model gave some."""
     device, width = logits.device, logits.shape[1]
     samplings = [drawing.sampling for drawing in drawings]

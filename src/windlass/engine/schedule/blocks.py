@@ -19,7 +19,7 @@ Key = tuple[int | str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class Match:
+class PrefixMatch:
     """The kept blocks that a prefix begins with, and what stands for all their tokens together."""
 
     blocks: tuple[int, ...]
@@ -54,7 +54,7 @@ class BlockPool:
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_tokens)
 
-    def match(self, tokens: Sequence[int], salt: str = "") -> Match:
+    def match(self, tokens: Sequence[int], salt: str = "") -> PrefixMatch:
         """The longest kept prefix, which holds less than all tokens: the last one must be computed to know what follows it."""
         chain: int | str = salt
         found: list[int] = []
@@ -65,7 +65,7 @@ class BlockPool:
                 break
             found.append(entry[0])
             chain = entry[1]
-        return Match(tuple(found), chain)
+        return PrefixMatch(tuple(found), chain)
 
     def num_unheld(self, blocks: Iterable[int]) -> int:
         """How many of them holding would take from the free ones."""

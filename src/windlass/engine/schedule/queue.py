@@ -19,7 +19,7 @@ MAX_REMEMBERED = 10_000
 """Owners that are gone, while others never are. Forgetting one gives it a fresh start."""
 
 
-class Waiting:
+class WaitingQueue:
     def __init__(self) -> None:
         self._put_back: deque[Sequence] = deque()
         self._queues: dict[str, deque[Sequence]] = {}

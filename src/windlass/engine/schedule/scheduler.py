@@ -19,13 +19,13 @@ from dataclasses import dataclass, field
 
 from windlass.core.model import Frozen
 from windlass.core.request import FinishReason
-from windlass.engine.schedule.blocks import BlockPool, Match
-from windlass.engine.schedule.queue import Waiting
+from windlass.engine.schedule.blocks import BlockPool, PrefixMatch
+from windlass.engine.schedule.queue import WaitingQueue
 from windlass.engine.schedule.sequence import Sequence
 from windlass.errors import BadInput, TooLong
 
 
-class Limits(Frozen):
+class SchedulerLimits(Frozen):
     num_blocks: int
     context_tokens: int
     """Of one sequence: prompt and output."""
@@ -82,7 +82,7 @@ class Chunk:
 
 
 @dataclass(slots=True)
-class Batch:
+class ScheduledBatch:
     chunks: list[Chunk]
     preempted: list[Sequence] = field(default_factory=list[Sequence])
 
@@ -97,10 +97,10 @@ def chunk_of(sequence: Sequence, tokens_left: int, logits_left: int) -> Chunk:
 
 
 class Scheduler:
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: SchedulerLimits) -> None:
         self.limits = limits
         self.pool = BlockPool(limits.num_blocks, limits.block_tokens)
-        self.waiting = Waiting()
+        self.waiting = WaitingQueue()
         self.running: list[Sequence] = []
         self.num_preemptions = 0
         self.prefix_query_tokens = 0
@@ -163,9 +163,9 @@ class Scheduler:
 
     # --- a step
 
-    def schedule(self) -> Batch:
+    def schedule(self) -> ScheduledBatch:
         """What the next step computes. `computed` must follow before the next call."""
-        batch = Batch([])
+        batch = ScheduledBatch([])
         self._add_decodes(batch)
         tokens_left = self.limits.max_step_tokens - len(batch.chunks)
         logits_left = self.limits.max_step_logits - len(batch.chunks)
@@ -178,7 +178,7 @@ class Scheduler:
                 break
         return batch
 
-    def computed(self, batch: Batch) -> None:
+    def computed(self, batch: ScheduledBatch) -> None:
         """The batch's tokens are in the cache: full blocks become findable."""
         size = self.limits.block_tokens
         for chunk in batch.chunks:
@@ -191,7 +191,7 @@ class Scheduler:
                 sequence.chain = self.pool.keep(block, sequence.chain, tokens)
                 sequence.num_kept += 1
 
-    def _add_decodes(self, batch: Batch) -> None:
+    def _add_decodes(self, batch: ScheduledBatch) -> None:
         size = self.limits.block_tokens
         for sequence in list(self.running):
             if sequence.num_pending != 1 or not sequence.blocks:  # a prompt, or it has just been preempted
@@ -203,7 +203,7 @@ class Scheduler:
             if self.limits.room_ahead and end + 1 >= len(sequence.blocks) * size:
                 self._grow_ahead(sequence)
 
-    def _grow(self, sequence: Sequence, batch: Batch) -> bool:
+    def _grow(self, sequence: Sequence, batch: ScheduledBatch) -> bool:
         """One more block, if need be from the youngest; False: it is itself the youngest."""
         while not self.pool.num_free:
             youngest = self.running[-1]
@@ -219,7 +219,7 @@ class Scheduler:
         if self.pool.num_free > len(self.running) and len(sequence.blocks) < self.limits.max_blocks:
             sequence.blocks.append(self.pool.take())
 
-    def _prompts(self, batch: Batch) -> Iterator[Sequence]:
+    def _prompts(self, batch: ScheduledBatch) -> Iterator[Sequence]:
         """Those being read, then those that can be admitted: not in a step that had to take blocks away."""
         for sequence in self.running:
             if sequence.num_pending > 1:
@@ -248,7 +248,7 @@ class Scheduler:
         self.running.append(sequence)
         return True
 
-    def _match(self, sequence: Sequence) -> Match:
+    def _match(self, sequence: Sequence) -> PrefixMatch:
         """Where prompt tokens are to be scored, the logits of those before them have to be computed."""
         if sequence.num_scored < sequence.num_prompt:
             return self.pool.match(sequence.tokens[: sequence.num_scored], sequence.salt)
