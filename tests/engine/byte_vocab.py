@@ -36,11 +36,11 @@ class Vocab:
         self.tokenizer = tokenizer_of(*special)
         self.end = self.tokenizer.token_id(END) or 0
         self.guides = GrammarCompiler()
-        self.guides.learn(TokenizerData(self.tokenizer.backend.to_str(), [self.end]))
+        self.guides.set_tokenizer(TokenizerData(self.tokenizer.backend.to_str(), [self.end]))
 
     def guide(self, asked: Asked, stops: tuple[int, ...] | None = None) -> GrammarMatcher:
         grammar = answer_grammar(asked, special_marks(self.tokenizer, asked.style))
-        return self.guides.guide(grammar, (self.end,) if stops is None else stops)
+        return self.guides.matcher(grammar, (self.end,) if stops is None else stops)
 
     def accepts(self, asked: Asked, text: str) -> bool:
         guide, stopped = self.guide(asked), num_words(self.tokenizer.vocab_size)

@@ -36,7 +36,7 @@ class RequestState:
     """What the engine keeps of a request beside its sequence."""
 
     submit: Submit
-    drawing: SamplingState
+    sampling_state: SamplingState
     submitted: float
     started: float | None = None
     first_token: float | None = None
@@ -68,7 +68,7 @@ class Engine:
         self.scheduler = Scheduler(limits)
         self.runner = runner(decoder, caches, limits, device, record, num_tokens)
         self.sampler = Sampler(num_tokens)
-        self._guides = GrammarCompiler()
+        self._grammars = GrammarCompiler()
         self._sequences: dict[int, EngineSequence] = {}
         self._compiling, self._deadlines = PendingGrammars(), Deadlines()
         self._totals = EngineTotals()
@@ -88,19 +88,19 @@ class Engine:
         self._check_tokens(submit.answered, "the answer so far", "answered")
         self._check_tokens(submit.sampling.logit_bias, "logit_bias", "logit_bias")
         if submit.grammar:
-            self._compiling.add(submit, time.perf_counter(), self._guides.compiled(submit.grammar))
+            self._compiling.add(submit, time.perf_counter(), self._grammars.compile(submit.grammar))
         else:
             self._enter(submit, time.perf_counter())
 
-    def learn(self, vocabulary: TokenizerData) -> None:
+    def set_tokenizer(self, vocabulary: TokenizerData) -> None:
         """What tokens say: without it no grammar can be followed."""
-        self._guides.learn(vocabulary)
+        self._grammars.set_tokenizer(vocabulary)
 
     def cancel(self, number: int) -> SequenceOutput | None:
         """Frees what the request holds, at once. None: it is not there (any more)."""
         submit = self._compiling.drop(number)
         if submit is not None:
-            self._guides.unwanted(submit.grammar)
+            self._grammars.release(submit.grammar)
             return SequenceOutput(number, [], finish=self._never_began(submit, "cancelled"))
         sequence = self._sequences.get(number)
         return None if sequence is None else SequenceOutput(number, [], finish=self._finish(sequence, "cancelled"))
@@ -151,7 +151,7 @@ class Engine:
         self._is_closed = True
         for number in [*self._sequences, *self._compiling]:
             self.cancel(number)
-        self._guides.close()
+        self._grammars.close()
         if hasattr(self, "runner"):
             del self.runner
             give_back_memory()
@@ -164,8 +164,8 @@ class Engine:
             unknown = lowest if lowest < 0 else highest
             raise BadInput(f"{what} has token {unknown}; this model's tokens are 0 to {self.num_tokens - 1}", field=field)
 
-    def _enter(self, submit: Submit, submitted: float, guide: GrammarMatcher | None = None) -> None:
-        sequence = self._sequence(submit, submitted, guide)
+    def _enter(self, submit: Submit, submitted: float, matcher: GrammarMatcher | None = None) -> None:
+        sequence = self._sequence(submit, submitted, matcher)
         self.scheduler.submit(sequence)
         self._sequences[submit.id] = sequence
         if submit.deadline_seconds is not None:
@@ -176,7 +176,7 @@ class Engine:
         ended: list[SequenceOutput] = []
         for submit, submitted, future in self._compiling.ready(has_time=not self.scheduler.has_work):
             try:
-                self._enter(submit, submitted, compiled_of(future).guide(submit.stop_token_ids))
+                self._enter(submit, submitted, compiled_of(future).matcher(submit.stop_token_ids))
             except Error as error:
                 ended.append(SequenceOutput(submit.id, [], finish=self._never_began(submit, "error", error)))
         return ended
@@ -190,15 +190,15 @@ class Engine:
         kind = type(error).__name__ if isinstance(error, BadInput) else BadInput.__name__
         return Finish(reason, usage, Timings(), None, str(error), kind, getattr(error, "field", ""))
 
-    def _sequence(self, submit: Submit, submitted: float, guide: GrammarMatcher | None) -> EngineSequence:
+    def _sequence(self, submit: Submit, submitted: float, matcher: GrammarMatcher | None) -> EngineSequence:
         num_prompt = len(submit.token_ids)
         room = max(self.limits.longest_sequence - num_prompt, 1)  # a prompt that leaves no room is refused for its length
         prompt_logprobs = None if submit.prompt_logprobs is None else [None] * num_prompt
-        drawing = self.sampler.drawing(submit.sampling, submit.token_ids, guide)
+        state = self.sampler.new_state(submit.sampling, submit.token_ids, matcher)
         for token in submit.answered:
-            drawing.drawn(token)
-            _guided(guide, token, None)
-        asked = RequestState(submit=submit, drawing=drawing, submitted=submitted, prompt_logprobs=prompt_logprobs)
+            state.record(token)
+            _advance_grammar(matcher, token, None)
+        asked = RequestState(submit=submit, sampling_state=state, submitted=submitted, prompt_logprobs=prompt_logprobs)
         return EngineSequence(
             id=submit.id,
             tokens=[*submit.token_ids, *submit.answered],
@@ -232,7 +232,7 @@ class Engine:
         """Where all that is wanted of the step is the most likely tokens, the device finds them itself."""
         for chunk in batch.chunks:
             asked: RequestState = chunk.sequence.request
-            if not chunk.sequence.max_tokens or not asked.drawing.is_plain:
+            if not chunk.sequence.max_tokens or not asked.sampling_state.is_argmax:
                 return None
             if asked.submit.logprobs is not None or asked.submit.prompt_logprobs is not None:
                 return None
@@ -268,7 +268,7 @@ class Engine:
 
     def _drawn(self, sequences: list[EngineSequence], logits: Tensor) -> list[SequenceOutput]:
         """The next token of each; `logits` has a row for each."""
-        tokens = self.sampler.sample(logits, [sequence.request.drawing for sequence in sequences])
+        tokens = self.sampler.sample(logits, [sequence.request.sampling_state for sequence in sequences])
         logprobs = self._logprobs(sequences, tokens, logits)
         return [
             self._output(sequence, token, logprobs.get(sequence.id, []))
@@ -298,9 +298,9 @@ class Engine:
         asked: RequestState = sequence.request
         if token is None:
             return SequenceOutput(sequence.id, [], finish=self._failed(sequence))
-        asked.drawing.drawn(token)
+        asked.sampling_state.record(token)
         self._totals.completion_tokens += 1
-        reason = _guided(asked.drawing.guide, token, self.scheduler.append(sequence, token))
+        reason = _advance_grammar(asked.sampling_state.matcher, token, self.scheduler.append(sequence, token))
         prompt_logprobs = begun = None
         if asked.first_token is None:
             asked.first_token = time.perf_counter()
@@ -320,9 +320,9 @@ class Engine:
 
     def _failed(self, sequence: EngineSequence) -> Finish:
         """No token could be drawn."""
-        guide = sequence.request.drawing.guide
-        if guide is not None and guide.error:
-            return self._finish(sequence, "error", guide.error, BadInput.__name__, "constraint")
+        matcher = sequence.request.sampling_state.matcher
+        if matcher is not None and matcher.error:
+            return self._finish(sequence, "error", matcher.error, BadInput.__name__, "constraint")
         return self._finish(sequence, "error", NOT_NUMBERS)
 
     def _finish(self, sequence: EngineSequence, reason: FinishReason, error: str = "", kind: str = "", field: str = "") -> Finish:
@@ -337,12 +337,12 @@ class Engine:
         return Finish(reason, usage, _timings(sequence.request, time.perf_counter()), stop_token_id, error, kind, field)
 
 
-def _guided(guide: GrammarMatcher | None, token: int, reason: FinishReason | None) -> FinishReason | None:
+def _advance_grammar(matcher: GrammarMatcher | None, token: int, reason: FinishReason | None) -> FinishReason | None:
     """A grammar that is complete ends an answer as a stop token does."""
-    if guide is None or reason == "stop":
+    if matcher is None or reason == "stop":
         return reason
-    guide.advance(token)
-    return "stop" if guide.is_complete else reason
+    matcher.advance(token)
+    return "stop" if matcher.is_complete else reason
 
 
 def _begun(sequence: EngineSequence, now: float) -> PrefillStats:

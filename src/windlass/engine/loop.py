@@ -51,7 +51,7 @@ class EngineLoop:
                 except Error as error:
                     self._send(RequestRejected(command.id, **describe_error(error)))
             case TokenizerData():
-                self._engine.learn(command)
+                self._engine.set_tokenizer(command)
             case Cancel():
                 output = self._engine.cancel(command.id)
                 if output is not None:

@@ -32,7 +32,7 @@ def grammar(regex: str) -> str:
 
 
 def guided(regex: str) -> Any:
-    return TEXTUAL.guides.guide(grammar(regex), [TEXTUAL.end])
+    return TEXTUAL.guides.matcher(grammar(regex), [TEXTUAL.end])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
@@ -70,14 +70,14 @@ def test_no_setting_draws_what_is_barred(sampling: Sampling, on_host: bool, monk
     sampler = Sampler(NUM_TOKENS)
     allowed = set(TEXTUAL.tokenizer.encode("xyz", special=False))
     generator = torch.Generator().manual_seed(2)
-    drawings = [sampler.drawing(sampling, [5, 6], guided("[xyz]{20}")) for _ in range(4)]
+    drawings = [sampler.new_state(sampling, [5, 6], guided("[xyz]{20}")) for _ in range(4)]
     for _ in range(8):
         tokens = sampler.sample(torch.randn(4, NUM_TOKENS, generator=generator) * 4, drawings)
         assert set(tokens) <= allowed
         for drawing, token in zip(drawings, tokens, strict=True):
             assert token is not None
-            drawing.drawn(token)
-            drawing.guide.advance(token)  # type: ignore[union-attr]
+            drawing.record(token)
+            drawing.matcher.advance(token)  # type: ignore[union-attr]
 
 
 def _unused(*_: object) -> None:
@@ -89,7 +89,7 @@ def test_a_grammar_at_its_end_is_no_number() -> None:
     guide.advance(17)  # which it does not allow
     sampler = Sampler(NUM_TOKENS)
     for sampling in (GREEDY, Sampling(seed=1)):
-        drawings = [sampler.drawing(sampling, [1], guide), sampler.drawing(GREEDY, [1])]
+        drawings = [sampler.new_state(sampling, [1], guide), sampler.new_state(GREEDY, [1])]
         first, second = sampler.sample(torch.ones(2, NUM_TOKENS), drawings)
         assert first is None
         assert second == 0
@@ -100,7 +100,7 @@ def test_a_grammar_at_its_end_is_no_number() -> None:
 
 def answers(submits: list[Submit], **limits: Any) -> tuple[dict[int, list[int]], dict[int, SequenceOutput], int]:
     engine = make_engine(FakeDecoder(NUM_TOKENS), NUM_TOKENS, **limits)
-    engine.learn(VOCABULARY)
+    engine.set_tokenizer(VOCABULARY)
     for submit in submits:
         engine.submit(submit)
     found: dict[int, list[int]] = {submit.id: [] for submit in submits}
@@ -153,7 +153,7 @@ def finished(engine: Any) -> dict[int, Any]:
 
 def test_a_grammar_that_cannot_be_ends_its_request_only() -> None:
     engine = make_engine(FakeDecoder(NUM_TOKENS), NUM_TOKENS)
-    engine.learn(VOCABULARY)
+    engine.set_tokenizer(VOCABULARY)
     engine.submit(Submit(1, [1], GREEDY, 5))
     engine.submit(Submit(2, [1], GREEDY, 5, grammar=grammar("(")))
     engine.submit(Submit(3, [1], GREEDY, 5, grammar=grammar("a")))
@@ -177,7 +177,7 @@ def test_answers_go_on_while_a_grammar_is_compiled(monkeypatch: pytest.MonkeyPat
     """And a request may be cancelled before its grammar is ready."""
     engine = make_engine(FakeDecoder(NUM_TOKENS), NUM_TOKENS)
     slow: Future[Any] = Future()
-    monkeypatch.setattr(engine._guides, "compiled", lambda _: slow)
+    monkeypatch.setattr(engine._grammars, "compile", lambda _: slow)
     engine.submit(Submit(1, [1], GREEDY, 5))
     engine.submit(Submit(2, [1], GREEDY, 5, grammar="slow"))
     engine.submit(Submit(3, [1], GREEDY, 5, grammar="slow"))

@@ -27,11 +27,11 @@ def candidates_of(chunks: Sequence[Chunk]) -> int:
 
 def _wanted(asked: Any) -> int:
     """Penalties, biases and grammars change the order; log-probabilities need the sum over all."""
-    drawing, submit = asked.drawing, asked.submit
+    state, submit = asked.sampling_state, asked.submit
     if submit.logprobs is not None or submit.prompt_logprobs is not None:
         return 0
-    if drawing.is_plain:
+    if state.is_argmax:
         return 1
-    if drawing.counts is not None or drawing.bias is not None or drawing.guide is not None:
+    if state.counts is not None or state.bias is not None or state.matcher is not None:
         return 0
-    return drawing.sampling.top_k or 0
+    return state.sampling.top_k or 0

@@ -73,12 +73,12 @@ class GrammarMatcher:
 class CompiledGrammar:
     """A grammar at its beginning, from which every answer takes a copy."""
 
-    matcher: LLMatcher
+    initial: LLMatcher
     vocab_size: int
     ends: NDArray[np.int64]
 
-    def guide(self, stops: Iterable[int]) -> GrammarMatcher:
-        return GrammarMatcher(self.matcher.deep_copy(), self.vocab_size, self.ends, stops)
+    def matcher(self, stops: Iterable[int]) -> GrammarMatcher:
+        return GrammarMatcher(self.initial.deep_copy(), self.vocab_size, self.ends, stops)
 
 
 class GrammarCompiler:
@@ -92,22 +92,22 @@ class GrammarCompiler:
         """Grammar that is not compiled yet -> how many want it."""
         self._thread: ThreadPoolExecutor | None = None
 
-    def learn(self, vocabulary: TokenizerData) -> None:
+    def set_tokenizer(self, vocabulary: TokenizerData) -> None:
         self._vocabulary, self._tokenizer = vocabulary, None
         self._compiled.clear()
         self._num_waiting.clear()
 
-    def compiled(self, grammar: str) -> Future[CompiledGrammar]:
-        """Its exception is the BadInput of a grammar that cannot be. Whoever does not wait for it to the end says `unwanted`."""
+    def compile(self, grammar: str) -> Future[CompiledGrammar]:
+        """Its exception is the BadInput of a grammar that cannot be. Whoever does not wait for it to the end says `release`."""
         found = self._compiled.get(grammar)
         if found is None or (found.done() and found.exception() is not None):
-            found = self._begun(grammar)
+            found = self._submit(grammar)
         if not found.done():
             self._num_waiting[grammar] = self._num_waiting.get(grammar, 0) + 1
         self._compiled.move_to_end(grammar)
         return found
 
-    def unwanted(self, grammar: str) -> None:
+    def release(self, grammar: str) -> None:
         """One fewer waits for it; what nobody waits for is not begun."""
         left = self._num_waiting.get(grammar, 0) - 1
         if left > 0:
@@ -117,7 +117,7 @@ class GrammarCompiler:
         if grammar in self._compiled and self._compiled[grammar].cancel():
             del self._compiled[grammar]
 
-    def _begun(self, grammar: str) -> Future[CompiledGrammar]:
+    def _submit(self, grammar: str) -> Future[CompiledGrammar]:
         self._num_waiting = {other: count for other, count in self._num_waiting.items() if not self._is_done(other)}
         queued = sum(map(len, self._num_waiting))
         if len(self._num_waiting) >= MAX_QUEUED or (queued and queued + len(grammar) > MAX_QUEUED_CHARACTERS):
@@ -133,9 +133,9 @@ class GrammarCompiler:
         found = self._compiled.get(grammar)
         return found is None or found.done()
 
-    def guide(self, grammar: str, stops: Iterable[int]) -> GrammarMatcher:
+    def matcher(self, grammar: str, stops: Iterable[int]) -> GrammarMatcher:
         """Waits for it."""
-        return self.compiled(grammar).result().guide(stops)
+        return self.compile(grammar).result().matcher(stops)
 
     def close(self) -> None:
         if self._thread is not None:
@@ -144,9 +144,9 @@ class GrammarCompiler:
     def _compile(self, grammar: str) -> CompiledGrammar:
         tokenizer = self._known_tokenizer()
         found = CompiledGrammar(_matcher(tokenizer, grammar), tokenizer.vocab_size, np.array(tokenizer.eos_tokens, np.int64))
-        beginning = found.guide(())  # what fails at once should fail before anything is computed
+        beginning = found.matcher(())  # what fails at once should fail before anything is computed
         beginning.fill(np.zeros(num_words(tokenizer.vocab_size), np.uint32))
-        if beginning.error and not found.matcher.is_accepting():
+        if beginning.error and not found.initial.is_accepting():
             raise _bad(f"the constraint cannot be compiled: {beginning.error.partition(': ')[2]}")
         return found
 

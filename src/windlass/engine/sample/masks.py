@@ -11,14 +11,14 @@ from torch import Tensor
 from windlass.engine.sample.grammar import GrammarMatcher, TokenBitmask, num_words
 
 
-def apply_masks(logits: Tensor, guides: Sequence[GrammarMatcher | None]) -> None:
-    """In place, float logits [rows, tokens]; rows without a guide stay as they are."""
-    rows = [row for row, guide in enumerate(guides) if guide is not None]
+def apply_masks(logits: Tensor, matchers: Sequence[GrammarMatcher | None]) -> None:
+    """In place, float logits [rows, tokens]; rows without a matcher stay as they are."""
+    rows = [row for row, matcher in enumerate(matchers) if matcher is not None]
     if not rows:
         return
     words = np.zeros((len(rows), num_words(logits.shape[1])), np.uint32)
     for place, row in enumerate(rows):
-        _fill(words[place], guides[row])
+        _fill(words[place], matchers[row])
     if is_on_host(logits):
         _on_host(logits, rows, words)
     else:
@@ -30,11 +30,11 @@ def is_on_host(logits: Tensor) -> bool:
     return logits.device.type == "cpu" and logits.dtype == torch.float32
 
 
-def _fill(row: TokenBitmask, guide: GrammarMatcher | None) -> None:
+def _fill(row: TokenBitmask, matcher: GrammarMatcher | None) -> None:
     """A vocabulary may be larger or smaller than the model's head."""
-    assert guide is not None
-    whole = np.zeros(max(len(row), guide.num_words), np.uint32)
-    guide.fill(whole)
+    assert matcher is not None
+    whole = np.zeros(max(len(row), matcher.num_words), np.uint32)
+    matcher.fill(whole)
     row[:] = whole[: len(row)]
 
 

@@ -30,13 +30,13 @@ class SamplingState:
     seed: int
     counts: TokenCounts | None
     bias: Bias | None
-    is_plain: bool
+    is_argmax: bool
     """The most likely token as it is."""
-    guide: GrammarMatcher | None = None
-    num_drawn: int = 0
+    matcher: GrammarMatcher | None = None
+    num_sampled: int = 0
 
-    def drawn(self, token: int) -> None:
-        self.num_drawn += 1
+    def record(self, token: int) -> None:
+        self.num_sampled += 1
         if self.counts is not None:
             self.counts.add(token)
 
@@ -46,7 +46,7 @@ class Sampler:
         """`num_tokens`: that exist. A head may have more rows, which only pad it; they are never drawn."""
         self.num_tokens = num_tokens
 
-    def drawing(self, sampling: Sampling, prompt: Sequence[int], guide: GrammarMatcher | None = None) -> SamplingState:
+    def new_state(self, sampling: Sampling, prompt: Sequence[int], matcher: GrammarMatcher | None = None) -> SamplingState:
         counts = TokenCounts(token for token in prompt if token < self.num_tokens) if sampling.has_penalties else None
         bias = bias_of(sampling, self.num_tokens)
         return SamplingState(
@@ -54,22 +54,22 @@ class Sampler:
             seed=fresh_seed() if sampling.seed is None else sampling.seed,
             counts=counts,
             bias=bias,
-            is_plain=sampling.is_greedy and counts is None and bias is None and guide is None,
-            guide=guide,
+            is_argmax=sampling.is_greedy and counts is None and bias is None and matcher is None,
+            matcher=matcher,
         )
 
-    def sample(self, logits: Tensor, drawings: Sequence[SamplingState]) -> list[int | None]:
+    def sample(self, logits: Tensor, states: Sequence[SamplingState]) -> list[int | None]:
         """A token for each row; None where the logits are no numbers."""
         logits = logits[:, : self.num_tokens]
-        if all(drawing.is_plain for drawing in drawings):
+        if all(state.is_argmax for state in states):
             return _greedy(logits)
-        tokens: list[int | None] = [None] * len(drawings)
-        plain = [row for row, drawing in enumerate(drawings) if drawing.is_plain]
-        other = [row for row, drawing in enumerate(drawings) if not drawing.is_plain]
+        tokens: list[int | None] = [None] * len(states)
+        plain = [row for row, state in enumerate(states) if state.is_argmax]
+        other = [row for row, state in enumerate(states) if not state.is_argmax]
         if plain:
             _put(tokens, plain, _greedy(logits[plain]))
         with _one_thread(logits):
-            _put(tokens, other, _sampled(_copied(logits, other), [drawings[row] for row in other]))
+            _put(tokens, other, _sampled(_copied(logits, other), [states[row] for row in other]))
         return tokens
 
     def logprobs(self, logits: Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprob]:
@@ -124,24 +124,24 @@ def _greedy(logits: Tensor) -> list[int | None]:
     return [token if value - value == 0 else None for token, value in zip(found.tolist(), best.tolist(), strict=True)]
 
 
-def _sampled(logits: Tensor, drawings: list[SamplingState]) -> list[int | None]:
+def _sampled(logits: Tensor, states: list[SamplingState]) -> list[int | None]:
     """`logits` is a copy and may be changed."""
-    samplings = [drawing.sampling for drawing in drawings]
+    samplings = [state.sampling for state in states]
     sound = _finite(logits)
-    apply_masks(logits, [drawing.guide for drawing in drawings])
-    sound = [fine and not (drawing.guide and drawing.guide.error) for fine, drawing in zip(sound, drawings, strict=True)]
+    apply_masks(logits, [state.matcher for state in states])
+    sound = [fine and not (state.matcher and state.matcher.error) for fine, state in zip(sound, states, strict=True)]
     for row in [row for row, fine in enumerate(sound) if not fine]:
         logits[row].zero_()
-    add_biases(logits, [drawing.bias for drawing in drawings])
-    apply_penalties(logits, samplings, [drawing.counts for drawing in drawings])
+    add_biases(logits, [state.bias for state in states])
+    apply_penalties(logits, samplings, [state.counts for state in states])
     greedy = [row for row, sampling in enumerate(samplings) if sampling.is_greedy]
     random = [row for row, sampling in enumerate(samplings) if not sampling.is_greedy]
-    tokens: list[int | None] = [None] * len(drawings)
+    tokens: list[int | None] = [None] * len(states)
     if greedy:
         _put(tokens, greedy, _greedy(logits[greedy]))
     if random:
         part = logits if not greedy else logits[random]
-        _put(tokens, random, _drawn(part, [drawings[row] for row in random]))
+        _put(tokens, random, _drawn(part, [states[row] for row in random]))
     return [token if fine else None for token, fine in zip(tokens, sound, strict=True)]
 
 
@@ -158,11 +158,11 @@ def _finite(logits: Tensor) -> list[bool]:
     return np.isfinite(logits.numpy().max(axis=1)).tolist() if _on_host(logits) else logits.amax(-1).isfinite().tolist()
 
 
-def _drawn(logits: Tensor, drawings: list[SamplingState]) -> list[int | None]:
+def _drawn(logits: Tensor, states: list[SamplingState]) -> list[int | None]:
     """None where penalties, temperature or a grammar have left no number, though the model gave some."""
     device, width = logits.device, logits.shape[1]
-    samplings = [drawing.sampling for drawing in drawings]
-    uniforms = [uniform(drawing.seed, drawing.num_drawn) for drawing in drawings]
+    samplings = [state.sampling for state in states]
+    uniforms = [uniform(state.seed, state.num_sampled) for state in states]
     if _on_host(logits):
         rows = zip(logits.numpy(), samplings, uniforms, strict=True)
         return [draw_row(row / np.float32(how.temperature), how.top_k, how.top_p, how.min_p, chance) for row, how, chance in rows]
