@@ -129,7 +129,7 @@ def make_late_engine(
 ) -> Engine:  # fmt: skip
     """As fake_decoder.make_engine, on such a device; the last block of the caches is the spare one."""
     limits = SchedulerLimits(
-        **({"context_tokens": 256, "max_step_tokens": 40, "max_step_logits": 12, "room_ahead": True} | changes)
+        **({"context_tokens": 256, "max_step_tokens": 40, "max_step_logits": 12, "lookahead": True} | changes)
     )
     stream = Stream(late)
     patch.setattr(runner, "Buffers", lambda limits, device: LateBuffers(stream, limits, device))

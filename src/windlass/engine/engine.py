@@ -133,7 +133,7 @@ class Engine:
             running=len(scheduler.running),
             num_blocks=pool.num_blocks,
             blocks_used=pool.num_blocks - pool.num_free,
-            blocks_cached=pool.num_idle,
+            blocks_cached=pool.num_evictable,
             prompt_tokens=totals.prompt_tokens,
             completion_tokens=totals.completion_tokens,
             prefix_query_tokens=scheduler.prefix_query_tokens,

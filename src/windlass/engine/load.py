@@ -166,7 +166,7 @@ def make_engine(
         num_sequences=num_sequences,
         step_tokens=launch.max_step_tokens or STEP_TOKENS.get(_kind(device), OTHER_STEP_TOKENS),
         model_context=decoder.context_tokens,
-        room_ahead=_kind(device) == "cuda",
+        lookahead=_kind(device) == "cuda",
     )
     spare = int(_kind(device) == "cuda")  # see Runner
     caches = decoder.make_caches(limits.num_blocks + spare, KV_DTYPES[launch.kv_type], device)

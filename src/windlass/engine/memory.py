@@ -57,7 +57,7 @@ def limits_for(
     num_sequences: int,
     step_tokens: int,
     model_context: int,
-    room_ahead: bool = False,
+    lookahead: bool = False,
 ) -> SchedulerLimits:
     """`context`: that was asked for, and must fit; None: the model's, or as much of it as fits."""
     if context is not None and context > model_context:
@@ -78,7 +78,7 @@ def limits_for(
         max_sequences=num_sequences,
         max_step_tokens=max(step_tokens, num_sequences + 1),
         max_step_logits=max(STEP_LOGITS, num_sequences),
-        room_ahead=room_ahead,
+        lookahead=lookahead,
     )
 
 

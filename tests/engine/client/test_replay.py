@@ -234,7 +234,7 @@ def test_prompts_are_counted_once() -> None:
 
 def test_an_engine_with_less_room_says_so() -> None:
     engine = make_engine(num_blocks=1)
-    with pytest.raises(TooLong, match="less than there was"):
+    with pytest.raises(TooLong, match="less than when the request started"):
         engine.submit(Submit(1, [1] * 8, GREEDY, None, answered=[2] * 12))
 
 

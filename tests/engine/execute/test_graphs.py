@@ -131,7 +131,7 @@ def test_a_real_decoder(short_classes: pytest.MonkeyPatch) -> None:
 
     def answered(ahead: bool) -> tuple[Answers, Engine]:
         caches = decoder.make_caches(19, torch.float32)
-        engine = make_late_engine(decoder, short_classes, late=True, caches=caches, **limits, room_ahead=ahead)
+        engine = make_late_engine(decoder, short_classes, late=True, caches=caches, **limits, lookahead=ahead)
         if not ahead:
             engine.runner._graphs = None
         answers = Answers()
@@ -285,7 +285,7 @@ def test_on_a_gpu() -> None:
     spec = describe(config)
     is_hopper = torch.cuda.get_device_capability()[0] == 9
     decoder = Decoder(spec, RandomWeights(spec, rules(spec), quant=scheme("int4", 128), device="cuda", tiled=is_hopper))
-    limits = SchedulerLimits(num_blocks=64, context_tokens=512, max_sequences=4, room_ahead=True)
+    limits = SchedulerLimits(num_blocks=64, context_tokens=512, max_sequences=4, lookahead=True)
 
     def answered(ahead: bool) -> Answers:
         engine = Engine(decoder, decoder.make_caches(65, device="cuda"), limits, 512, device="cuda")

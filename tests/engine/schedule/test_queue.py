@@ -123,13 +123,13 @@ def test_owners_that_left_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(waiting, "MAX_REMEMBERED", 10)
     found = WaitingQueue()
     stays = Sequence(id=0, tokens=[1], num_prompt=1, max_tokens=1, owner="stays")
-    found.enter(stays)
+    found.add(stays)
     for number in range(100):
         passing = Sequence(id=number, tokens=[1], num_prompt=1, max_tokens=1, owner=f"owner {number}")
-        found.enter(passing)
-        found.serve(passing.owner, 5)
+        found.add(passing)
+        found.charge(passing.owner, 5)
         found.remove(passing)
-        found.leave(passing)
+        found.finish(passing)
     assert len(found._served) <= 12
     assert list(found) == [stays]
 

@@ -110,7 +110,7 @@ def test_a_preempted_sequence_finds_its_own_prefix_again() -> None:
     scheduler.submit(sequence(2, [2] * 8, max_tokens=12))
     while not scheduler.num_preemptions and scheduler.has_work:
         step(scheduler)
-    assert scheduler.waiting.first.id == 2
+    assert scheduler.waiting.next.id == 2
     while scheduler.has_work:
         step(scheduler)
     assert scheduler.prefix_hit_tokens > 0
@@ -156,7 +156,7 @@ def test_only_what_is_scored_has_to_be_computed_again() -> None:
 
 @pytest.mark.parametrize(
     ("prompt", "max_tokens", "words"),
-    [(64, 1, "64 tokens and 1 new ones do not fit in 64 tokens"), (0, 1, "empty"), (1, 64, "lower max_tokens")],
+    [(64, 1, "64 tokens plus max_tokens 1 exceeds 64 tokens"), (0, 1, "empty"), (1, 64, "lower max_tokens")],
 )
 def test_what_could_never_finish_is_refused(prompt: int, max_tokens: int, words: str) -> None:
     scheduler = Scheduler(limits())
@@ -166,7 +166,7 @@ def test_what_could_never_finish_is_refused(prompt: int, max_tokens: int, words:
 
 
 def test_a_cache_smaller_than_the_context_is_named() -> None:
-    with pytest.raises(BadInput, match="a cache of 3 blocks"):
+    with pytest.raises(BadInput, match="a KV cache of 3 blocks"):
         Scheduler(limits(num_blocks=3)).submit(sequence(1, [1] * 12, 1))
 
 
