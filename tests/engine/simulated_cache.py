@@ -47,7 +47,7 @@ def check_accounts(scheduler: Scheduler) -> None:
         assert len(sequence.blocks) * pool.block_tokens >= sequence.num_computed
         for block in sequence.blocks:
             holders[block] += 1
-    assert holders == [pool.holders(block) for block in range(pool.num_blocks)]
+    assert holders == [pool.ref_count(block) for block in range(pool.num_blocks)]
     assert pool.num_free == sum(1 for count in holders if not count)
     for sequence in scheduler.waiting:
         assert not sequence.blocks

@@ -233,7 +233,7 @@ def test_a_crash_in_a_step_is_survived() -> None:
 
 @pytest.mark.parametrize(
     ("model", "error", "message"),
-    [("too large", DoesNotFit, "5 bytes short"), ("dies while loading", Unavailable, "ended with status 3")],
+    [("too large", DoesNotFit, "5 bytes short"), ("dies while loading", Unavailable, "exited with status 3")],
 )
 def test_a_model_that_does_not_load_says_why(model: str, error: type[Exception], message: str) -> None:
     with SyncClient(LocalClient(launch(model), model_text())) as client:

@@ -85,7 +85,7 @@ class Engine:
         if submit.id in self._sequences or submit.id in self._compiling:
             raise BadInput(f"a request with the number {submit.id} is running already")
         self._check_tokens(submit.token_ids, "the prompt", "prompt")
-        self._check_tokens(submit.answered, "the answer so far", "answered")
+        self._check_tokens(submit.generated, "the answer so far", "answered")
         self._check_tokens(submit.sampling.logit_bias, "logit_bias", "logit_bias")
         if submit.grammar:
             self._compiling.add(submit, time.perf_counter(), self._grammars.compile(submit.grammar))
@@ -118,7 +118,7 @@ class Engine:
             return []
         self._mark_started(batch)
         self._totals.steps += 1
-        tokens = self._chosen(batch) if self.runner.chooses else None
+        tokens = self._chosen(batch) if self.runner.selects_tokens else None
         logits = None if tokens is not None else self.runner.run(batch.chunks)
         self.scheduler.computed(batch)
         if logits is not None:
@@ -195,13 +195,13 @@ class Engine:
         room = max(self.limits.longest_sequence - num_prompt, 1)  # a prompt that leaves no room is refused for its length
         prompt_logprobs = None if submit.prompt_logprobs is None else [None] * num_prompt
         state = self.sampler.new_state(submit.sampling, submit.token_ids, matcher)
-        for token in submit.answered:
+        for token in submit.generated:
             state.record(token)
             _advance_grammar(matcher, token, None)
         asked = RequestState(submit=submit, sampling_state=state, submitted=submitted, prompt_logprobs=prompt_logprobs)
         return EngineSequence(
             id=submit.id,
-            tokens=[*submit.token_ids, *submit.answered],
+            tokens=[*submit.token_ids, *submit.generated],
             num_prompt=num_prompt,
             max_tokens=room if submit.max_tokens is None else submit.max_tokens,
             stop_token_ids=frozenset(submit.stop_token_ids),
@@ -225,7 +225,7 @@ class Engine:
             asked: RequestState = chunk.sequence.request
             if asked.started is None:
                 asked.started = time.perf_counter()
-                if not asked.submit.answered:  # otherwise it was counted when it was first read
+                if not asked.submit.generated:  # otherwise it was counted when it was first read
                     self._totals.prompt_tokens += chunk.sequence.num_prompt
 
     def _chosen(self, batch: ScheduledBatch) -> list[int | None] | None:
@@ -301,12 +301,12 @@ class Engine:
         asked.sampling_state.record(token)
         self._totals.completion_tokens += 1
         reason = _advance_grammar(asked.sampling_state.matcher, token, self.scheduler.append(sequence, token))
-        prompt_logprobs = begun = None
+        prompt_logprobs = prefill = None
         if asked.first_token is None:
             asked.first_token = time.perf_counter()
-            prompt_logprobs, begun = asked.prompt_logprobs, _begun(sequence, asked.first_token)
+            prompt_logprobs, prefill = asked.prompt_logprobs, _prefill_stats(sequence, asked.first_token)
         finish = None if reason is None else self._finish(sequence, reason)
-        return SequenceOutput(sequence.id, [token], logprobs, prompt_logprobs, begun, finish)
+        return SequenceOutput(sequence.id, [token], logprobs, prompt_logprobs, prefill, finish)
 
     def _score(self, chunk: Chunk, logits: Tensor) -> None:
         """Log-probabilities of the prompt tokens that follow the chunk's tokens."""
@@ -345,7 +345,7 @@ def _advance_grammar(matcher: GrammarMatcher | None, token: int, reason: FinishR
     return "stop" if matcher.is_complete else reason
 
 
-def _begun(sequence: EngineSequence, now: float) -> PrefillStats:
+def _prefill_stats(sequence: EngineSequence, now: float) -> PrefillStats:
     timings = _timings(sequence.request, now)
     return PrefillStats(max(sequence.num_cached, 0), timings.queue_seconds, timings.prefill_seconds)
 

@@ -188,7 +188,7 @@ def make_info(launch: Launch, engine: Engine, built: LoadedDecoder, device: str,
         weights_bytes=built.weights_bytes,
         kv_bytes=engine.limits.num_blocks * block_bytes(spec, launch.kv_type),
         load_seconds=seconds,
-        details={"steps": runner.how},
+        details={"steps": runner.mode},
     )
 
 

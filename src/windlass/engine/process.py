@@ -18,7 +18,6 @@ from importlib import import_module
 import msgspec
 
 from windlass.core.launch import RankJob
-from windlass.engine.parent_death import die_with_parent, end_with
 from windlass.engine.protocol import (
     Command,
     EngineFailed,
@@ -30,16 +29,17 @@ from windlass.engine.protocol import (
     encode_frame,
 )
 from windlass.errors import Error
+from windlass.machine.parent_death import exit_on_close, kill_with_parent
 
 SECONDS_BETWEEN_PROGRESS = 0.05
 RECEIVE_BYTES = 2**18
 
 
 def main() -> int:
-    die_with_parent()
+    kill_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the client, which cancels or closes
     connection = socket.socket(fileno=int(sys.argv[1]))
-    end_with(connection.fileno())
+    exit_on_close(connection.fileno())
     job = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=RankJob)
     try:
         _serve(job, connection)

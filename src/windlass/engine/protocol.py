@@ -42,7 +42,7 @@ class Submit(EngineMessage, frozen=True):
     deadline_seconds: float | None = None
     """From when it arrives."""
     owner: str = ""
-    answered: list[int] = []
+    generated: list[int] = []
     """Tokens of the answer that were given out before, by an engine that was lost: this one takes them for its own and goes on after them."""
 
 
@@ -95,7 +95,7 @@ class SequenceOutput(msgspec.Struct, frozen=True, array_like=True):
     token_ids: list[int]
     logprobs: list[TokenLogprob] = []
     prompt_logprobs: list[TokenLogprob | None] | None = None
-    begun: PrefillStats | None = None
+    prefill: PrefillStats | None = None
     finish: Finish | None = None
 
 

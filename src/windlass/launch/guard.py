@@ -8,7 +8,6 @@ ended too. The exit status is the program's. Knows no program.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import select
 import signal
@@ -17,16 +16,16 @@ import sys
 import time
 from collections.abc import Callable
 
+from windlass.machine.parent_death import adopt_orphans, kill_with_parent
+
 SECONDS_TO_END = 5.0
 """vLLM that serves ends in less than one; while it loads it does not listen to signals."""
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-"""linux/prctl.h"""
 
 
 def main(argv: list[str]) -> int:
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(name, signal.SIG_IGN)  # only the end of standard input counts
-    _prctl(PR_SET_CHILD_SUBREAPER, 1)  # grandchildren whose parent died become ours, and are waited for
+    adopt_orphans()
     try:
         program = subprocess.Popen(argv, stdin=subprocess.DEVNULL, process_group=0, preexec_fn=_in_child)
     except OSError as error:
@@ -41,7 +40,7 @@ def _in_child() -> None:
     """Ignored signals stay ignored across exec; and should this guard be killed outright, Linux tells the program."""
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(name, signal.SIG_DFL)
-    _prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    kill_with_parent(signal.SIGTERM)
 
 
 def _woken(number: int, frame: object) -> None:
@@ -98,12 +97,6 @@ def _group_lives(group: int) -> bool:
 def _signal_group(group: int, name: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(group, name)
-
-
-def _prctl(option: int, value: int) -> None:
-    found = getattr(ctypes.CDLL(None), "prctl", None)
-    if found is not None:
-        found(option, value)
 
 
 if __name__ == "__main__":

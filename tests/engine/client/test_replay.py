@@ -104,7 +104,7 @@ def told(outputs: Sequence[SequenceOutput]) -> dict[str, Any]:
     finish = outputs[-1].finish
     assert finish is not None
     assert [output.finish for output in outputs[:-1]] == [None] * (len(outputs) - 1)
-    assert sum(output.begun is not None for output in outputs) <= 1, "it begins once"
+    assert sum(output.prefill is not None for output in outputs) <= 1, "it begins once"
     assert min(finish.timings.queue_seconds, finish.timings.prefill_seconds, finish.timings.decode_seconds) >= 0
     return {
         "tokens": [token for output in outputs for token in output.token_ids],
@@ -188,9 +188,9 @@ def test_what_was_told_once_is_not_told_again_and_times_are_of_one_life() -> Non
         finish = outputs[-1].finish
         assert finish is not None and len(ports) == 4
         first, *again = [command for port in ports for command in port.commands if isinstance(command, Submit)]
-        assert first.prompt_logprobs == 1 and not first.answered
+        assert first.prompt_logprobs == 1 and not first.generated
         assert [submit.prompt_logprobs for submit in again] == [None, None, None][: len(again)]
-        counts = [len(submit.answered) for submit in again]
+        counts = [len(submit.generated) for submit in again]
         assert counts == sorted(counts) and counts[0] >= 1
         assert len(outputs[0].prompt_logprobs or ()) == 20
         await calls.close()
@@ -220,7 +220,7 @@ def test_what_is_finished_is_not_asked_again_however_slowly_it_is_read() -> None
 
 def test_prompts_are_counted_once() -> None:
     engine = make_engine()
-    engine.submit(Submit(1, [1, 2, 3], GREEDY, 6, answered=FakeDecoder().greedy([1, 2, 3], 4)))
+    engine.submit(Submit(1, [1, 2, 3], GREEDY, 6, generated=FakeDecoder().greedy([1, 2, 3], 4)))
     outputs: list[SequenceOutput] = []
     while engine.has_work:
         outputs += engine.step()
@@ -235,7 +235,7 @@ def test_prompts_are_counted_once() -> None:
 def test_an_engine_with_less_room_says_so() -> None:
     engine = make_engine(num_blocks=1)
     with pytest.raises(TooLong, match="less than when the request started"):
-        engine.submit(Submit(1, [1] * 8, GREEDY, None, answered=[2] * 12))
+        engine.submit(Submit(1, [1] * 8, GREEDY, None, generated=[2] * 12))
 
 
 # --- when not

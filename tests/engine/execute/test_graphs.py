@@ -104,10 +104,10 @@ def test_most_steps_are_begun_ahead(short_classes: pytest.MonkeyPatch, late: boo
     taken, steps = 0, 0
     answers, made = Answers(), engine.runner
     while engine.has_work:
-        before, flying = made._graphs.num_launched, made._flying
+        before, flying = made._graphs.num_launched, made._in_flight
         answers.take(engine.step())
         steps += 1
-        taken += flying is not None and made._graphs.num_launched - before == int(made._flying is not None)
+        taken += flying is not None and made._graphs.num_launched - before == int(made._in_flight is not None)
     answers.finish(engine)
     assert answers.tokens == {n: decoder.greedy(prompt(n, 5 + 9 * n), 60 - 7 * n) for n in range(4)}
     assert made._graphs.sizes_run == {2, 4}
@@ -157,7 +157,7 @@ def started(patch: pytest.MonkeyPatch, decoder: Any, count: int, **changes: Any)
         engine.submit(Submit(number, prompt(number, 6 + number), GREEDY, max_tokens=30))
     for _ in range(4):
         answers.take(engine.step())
-    assert engine.runner._flying is not None
+    assert engine.runner._in_flight is not None
     return engine, answers
 
 
@@ -214,12 +214,12 @@ def test_nothing_is_begun_that_will_not_be_asked_for(short_classes: pytest.Monke
     engine, answers = started(short_classes, FakeDecoder(), 1, max_sequences=1)
     engine.submit(Submit(9, [5], GREEDY, max_tokens=3))
     answers.take(engine.step())
-    assert engine.runner._flying is None
+    assert engine.runner._in_flight is None
     answers.take([engine.cancel(0)])
     begun: list[bool] = []
     while engine.has_work:
         answers.take(engine.step())
-        begun.append(engine.runner._flying is not None)
+        begun.append(engine.runner._in_flight is not None)
     assert begun == [True, True, False]
 
 
@@ -238,7 +238,7 @@ def test_a_runner_says_when_it_cannot_choose(short_classes: pytest.MonkeyPatch) 
     made, (one, two) = engine.runner, engine.scheduler.running
     end = len(one.tokens)
     assert made.next_tokens([Chunk(one, 0, end, end - 1)], ahead=False) is None  # a prompt
-    assert made._flying is None
+    assert made._in_flight is None
     assert made.next_tokens([Chunk(one, end - 1, end, end)], ahead=False) is None  # no logits
     made._graphs.why_not = "for this test"
     last = len(two.tokens)
@@ -294,7 +294,7 @@ def test_on_a_gpu() -> None:
         for number in range(4):
             engine.submit(Submit(number, prompt(number, 5 + 9 * number), GREEDY, max_tokens=150 - 20 * number))
         answers = Answers().finish(engine)
-        assert engine.runner.how == "CUDA graphs"
+        assert engine.runner.mode == "CUDA graphs"
         return answers
 
     assert answered(ahead=True) == answered(ahead=False)

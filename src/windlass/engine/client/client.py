@@ -184,7 +184,7 @@ class _Answer:
     def __init__(self, stream: TextStream | NoText) -> None:
         self._stream = stream
         self._num_tokens = 0
-        self._begun = PrefillStats(0, 0.0, 0.0)
+        self._prefill = PrefillStats(0, 0.0, 0.0)
         self._first = 0.0
         self.is_stopped = False
 
@@ -194,7 +194,7 @@ class _Answer:
         _check(finish)
         tokens = [token for output in outputs for token in output.token_ids]
         self._num_tokens += len(tokens)
-        self._begin(outputs[0].begun)
+        self._begin(outputs[0].prefill)
         stop_token = None if finish is None else finish.stop_token_id
         piece = self._stream.push(tokens if stop_token is None else tokens[:-1])
         self.is_stopped = piece.stopped
@@ -213,17 +213,17 @@ class _Answer:
 
     def stopped(self, num_prompt: int) -> Delta:
         """The engine goes on for a step or so, which is nobody's."""
-        usage = Usage(prompt_tokens=num_prompt, completion_tokens=self._num_tokens, cached_tokens=self._begun.cached_tokens)
+        usage = Usage(prompt_tokens=num_prompt, completion_tokens=self._num_tokens, cached_tokens=self._prefill.cached_tokens)
         timings = Timings(
-            queue_seconds=self._begun.queue_seconds,
-            prefill_seconds=self._begun.prefill_seconds,
+            queue_seconds=self._prefill.queue_seconds,
+            prefill_seconds=self._prefill.prefill_seconds,
             decode_seconds=time.perf_counter() - self._first,
         )
         return Delta(finish_reason="stop", usage=usage, timings=timings)
 
-    def _begin(self, begun: PrefillStats | None) -> None:
-        if begun is not None:
-            self._begun, self._first = begun, time.perf_counter()
+    def _begin(self, prefill: PrefillStats | None) -> None:
+        if prefill is not None:
+            self._prefill, self._first = prefill, time.perf_counter()
 
 
 def _last(delta: Delta, finish: Finish, by_string: bool) -> Delta:

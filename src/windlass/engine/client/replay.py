@@ -34,7 +34,7 @@ class PendingRequest:
         self._answered: list[int] = []
         self._num_lives = self._num_crashes = 0
         self._submitted = self._resubmitted = self._first = time.perf_counter()
-        self._begun: PrefillStats | None = None
+        self._prefill: PrefillStats | None = None
         self._is_scored = False
 
     @property
@@ -49,7 +49,7 @@ class PendingRequest:
         self._resubmitted = time.perf_counter()
         return msgspec.structs.replace(
             self._submit,
-            answered=list(self._answered),
+            generated=list(self._answered),
             prompt_logprobs=None if self._is_scored else self._submit.prompt_logprobs,
             deadline_seconds=None,  # whoever waits here counts on
         )
@@ -67,8 +67,8 @@ class PendingRequest:
         self._answered += output.token_ids
         if self._num_lives > 1:
             output = self._as_one_life(output)
-        if output.begun is not None:
-            self._begun, self._first = output.begun, time.perf_counter()
+        if output.prefill is not None:
+            self._prefill, self._first = output.prefill, time.perf_counter()
         self._is_scored = self._is_scored or output.prompt_logprobs is not None
         self.arrived.put_nowait(output)
 
@@ -76,28 +76,30 @@ class PendingRequest:
         self.arrived.put_nowait(error)
 
     def _as_one_life(self, output: SequenceOutput) -> SequenceOutput:
-        begun = None if output.begun is None or self._begun is not None else self._begun_at_last(output.begun)
+        prefill = None if output.prefill is None or self._prefill is not None else self._prefill_with_lost_time(output.prefill)
         finish = None if output.finish is None else self._finished(output.finish)
-        return msgspec.structs.replace(output, begun=begun, finish=finish)
+        return msgspec.structs.replace(output, prefill=prefill, finish=finish)
 
     @property
     def _lost_seconds(self) -> float:
         """Until the engine that answers was asked."""
         return self._resubmitted - self._submitted
 
-    def _begun_at_last(self, begun: PrefillStats) -> PrefillStats:
-        return msgspec.structs.replace(begun, queue_seconds=begun.queue_seconds + self._lost_seconds)
+    def _prefill_with_lost_time(self, prefill: PrefillStats) -> PrefillStats:
+        return msgspec.structs.replace(prefill, queue_seconds=prefill.queue_seconds + self._lost_seconds)
 
     def _finished(self, finish: Finish) -> Finish:
-        begun, timings = self._begun, finish.timings
-        if begun is None:
+        prefill, timings = self._prefill, finish.timings
+        if prefill is None:
             timings = msgspec.structs.replace(timings, queue_seconds=timings.queue_seconds + self._lost_seconds)
             return msgspec.structs.replace(finish, timings=timings)
         decoding = time.perf_counter() - self._first
         return msgspec.structs.replace(
             finish,
-            usage=msgspec.structs.replace(finish.usage, cached_tokens=begun.cached_tokens),
-            timings=Timings(queue_seconds=begun.queue_seconds, prefill_seconds=begun.prefill_seconds, decode_seconds=decoding),
+            usage=msgspec.structs.replace(finish.usage, cached_tokens=prefill.cached_tokens),
+            timings=Timings(
+                queue_seconds=prefill.queue_seconds, prefill_seconds=prefill.prefill_seconds, decode_seconds=decoding
+            ),
         )
 
 

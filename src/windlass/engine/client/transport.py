@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 import socket
 import subprocess
 import sys
@@ -22,12 +21,12 @@ from windlass.core.launch import RankJob
 from windlass.core.request import Info
 from windlass.engine.protocol import Command, EngineFailed, EngineReady, MessageReader, Report, describe_error, encode_frame
 from windlass.errors import Error
+from windlass.machine.exit_status import describe_exit, last_line
 
 if TYPE_CHECKING:
     from windlass.engine.engine import Engine
 
 SECONDS_TO_END = 10.0
-TAIL_BYTES = 2000
 
 Receive = Callable[[Report], None]
 Lost = Callable[[Error], None]
@@ -138,23 +137,9 @@ class ProcessTransport:
         try:
             status = await asyncio.to_thread(self._process.wait, 1.0)
         except subprocess.TimeoutExpired:
-            return Unavailable("the engine's process closed its connection; ask again, and it is started anew")
-        last_line = self._last_line()
-        suffix = f": {last_line}" if last_line else ""
-        if status < 0:
-            name = signal.Signals(-status).name
-            hint = " (by the system where memory ran out, or by somebody)" if -status == signal.SIGKILL else ""
-            return Unavailable(f"the engine's process was ended by {name}{hint}{suffix}; ask again, and it is started anew")
-        return Unavailable(f"the engine's process ended with status {status}{suffix}; ask again, and it is started anew")
-
-    def _last_line(self) -> str:
-        """The last line that it wrote."""
-        if self._output.closed:
-            return ""
-        end = self._output.seek(0, 2)
-        self._output.seek(max(end - TAIL_BYTES, 0))
-        lines = self._output.read().decode(errors="replace").split("\n")
-        return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
+            return Unavailable("the engine process closed its connection; retry to restart it")
+        last = "" if self._output.closed else last_line(self._output.fileno())
+        return Unavailable(f"the engine process {describe_exit(status)}{f': {last}' if last else ''}; retry to restart it")
 
 
 class _Wire(asyncio.Protocol):

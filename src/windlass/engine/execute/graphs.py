@@ -43,7 +43,7 @@ class InFlightStep:
     tokens: Tensor
     """In host memory, once it is done."""
     done: torch.cuda.Event
-    leads_on: bool = False
+    next_slots_known: bool = False
     """Whether the table of blocks, as it was at the launch, says where the tokens after these go: the device looks there at its end."""
 
 

@@ -107,7 +107,7 @@ class Runner:
         self._program: program.Program | None = None
         self._logits: Tensor | None = None
         self._graphs: DecodeGraphs | None = None
-        self._flying: InFlightStep | None = None
+        self._in_flight: InFlightStep | None = None
         self._num_tokens = num_tokens
         self._spare_block = limits.num_blocks
         """After those that sequences may have, where the caches have one more: for rows that only fill a graph up."""
@@ -123,12 +123,12 @@ class Runner:
         return self._program
 
     @property
-    def chooses(self) -> bool:
+    def selects_tokens(self) -> bool:
         """Whether `next_tokens` may have an answer."""
         return self._graphs is not None
 
     @property
-    def how(self) -> str:
+    def mode(self) -> str:
         """In words."""
         if self._program is not None:
             return "replayed"
@@ -138,7 +138,7 @@ class Runner:
 
     def run(self, chunks: Sequence[Chunk]) -> Tensor:
         """Logits fp32 of the chunks' wanted rows, one after another; valid until the next run."""
-        self._flying = None
+        self._in_flight = None
         captured = self._filled(chunks)
         if captured is not None:
             captured.graph.replay()
@@ -170,38 +170,38 @@ class Runner:
         `ahead`: the step after this one is begun before this one is done, with the same sequences. It is taken if the next call asks for
         exactly that; otherwise what it wrote lies behind the last token of a sequence, and is written again or never read.
         """
-        flying, self._flying = self._flying, None
+        step, self._in_flight = self._in_flight, None
         if self._graphs is None or not all(_is_next(chunk) for chunk in chunks):
             return None
-        if flying is None or flying.sequences != _identities(chunks):
-            flying = self._launched(chunks)
-        if flying is None:
+        if step is None or step.sequences != _identities(chunks):
+            step = self._launched(chunks)
+        if step is None:
             return None
         if ahead:
-            self._flying = self._followed(flying, chunks)
-        flying.done.synchronize()
-        return [token if token >= 0 else None for token in flying.tokens[: len(chunks)].tolist()]
+            self._in_flight = self._followed(step, chunks)
+        step.done.synchronize()
+        return [token if token >= 0 else None for token in step.tokens[: len(chunks)].tolist()]
 
     def _launched(self, chunks: Sequence[Chunk]) -> InFlightStep | None:
         captured = self._filled(chunks)
         if captured is None or self._graphs is None:
             return None
-        flying = self._graphs.launch(captured, _identities(chunks), max(chunk.stop for chunk in chunks))
-        flying.leads_on = _have_room(chunks, 1)
-        return flying
+        step = self._graphs.launch(captured, _identities(chunks), max(chunk.stop for chunk in chunks))
+        step.next_slots_known = _have_room(chunks, 1)
+        return step
 
-    def _followed(self, flying: InFlightStep, chunks: Sequence[Chunk]) -> InFlightStep | None:
+    def _followed(self, step: InFlightStep, chunks: Sequence[Chunk]) -> InFlightStep | None:
         """The same sequences with one token more each, which the device has put into the buffers; None: there is no room for these yet."""
         assert self._graphs is not None
-        longest = flying.longest + 1
-        if not flying.leads_on or not self._graphs.serves(flying.captured, longest):
+        longest = step.longest + 1
+        if not step.next_slots_known or not self._graphs.serves(step.captured, longest):
             return None
         self._buffers.wait()
         changed = [self._fill_blocks(number, chunk.sequence) for number, chunk in enumerate(chunks)]
         if any(changed):
             self._buffers.upload_blocks(len(chunks))
-        following = self._graphs.launch(flying.captured, [(who, at + 1) for who, at in flying.sequences], longest)
-        following.leads_on = _have_room(chunks, 2)
+        following = self._graphs.launch(step.captured, [(who, at + 1) for who, at in step.sequences], longest)
+        following.next_slots_known = _have_room(chunks, 2)
         return following
 
     def _filled(self, chunks: Sequence[Chunk]) -> CapturedGraph | None:

@@ -16,8 +16,8 @@ import msgspec
 from windlass.core.frames import read_frame
 from windlass.core.launch import RankJob
 from windlass.core.ranks.rendezvous import Meeting
-from windlass.engine.parent_death import die_with_parent
 from windlass.engine.ranks.messages import RankHeartbeat
+from windlass.machine.parent_death import kill_with_parent
 
 if TYPE_CHECKING:
     from windlass.engine.ranks.supervisor import SupervisorConnection
@@ -29,7 +29,7 @@ SECONDS_BETWEEN_PROGRESS = 0.2
 
 
 def main() -> int:
-    die_with_parent()
+    kill_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, whose exit ends this process
     from windlass.engine.ranks.supervisor import SupervisorConnection
 

@@ -17,7 +17,6 @@ import msgspec
 
 from windlass.core.frames import read_frame
 from windlass.core.launch import RankJob
-from windlass.engine.parent_death import end_with
 from windlass.engine.protocol import EngineFailed, LoadProgress, describe_error
 from windlass.engine.ranks.messages import (
     HEARTBEAT_INTERVAL_SECONDS,
@@ -32,6 +31,7 @@ from windlass.engine.ranks.messages import (
     decode_to_rank,
     framed,
 )
+from windlass.machine.parent_death import exit_on_close
 from windlass.parallel.rendezvous import GroupLost
 
 SECONDS_FOR_THE_ANSWER = 5.0
@@ -47,7 +47,7 @@ class SupervisorConnection:
         self._waiting: dict[int, SimpleQueue[Found | NotFound]] = {}
         self._heartbeat: Callable[[], RankHeartbeat] = RankHeartbeat
         if ends_process:
-            end_with(connection.fileno())
+            exit_on_close(connection.fileno())
 
     def job(self) -> RankJob:
         """The first frame; to be read before `watch`."""

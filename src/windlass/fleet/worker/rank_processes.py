@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import signal
 import socket
 import subprocess
 import tempfile
@@ -27,11 +25,11 @@ from windlass.engine.ranks.messages import (
 )
 from windlass.engine.ranks.process import start_rank
 from windlass.fleet.protocol.handshake import NO_MESSAGE
+from windlass.machine.exit_status import describe_exit, last_line
 
 SECONDS_TO_BEGIN = 60.0
 """Before its first heartbeat a rank imports torch, which holds up all its threads: on a cold disk it takes long."""
 HEARTBEAT_REPLY_SECONDS = 1.0
-TAIL_BYTES = 2000
 STUCK = "Stuck"
 
 Heard = Callable[[FromRank], None]
@@ -157,20 +155,8 @@ class RankProcess:
             self._ended(self._failed or EngineFailed("", self._why()))
 
     def _why(self) -> str:
-        status = self._process.returncode if self._process is not None else 0
-        last_line = self._last_line()
-        suffix = f": {last_line}" if last_line else ""
-        if status >= 0:
-            return f"ended with status {status}{suffix}"
-        hint = " (by the system where memory ran out, or by somebody)" if -status == signal.SIGKILL else ""
-        return f"was ended by {signal.Signals(-status).name}{hint}{suffix}"
-
-    def _last_line(self) -> str:
-        """The last line that it wrote."""
-        size = os.fstat(self._output.fileno()).st_size
-        written = os.pread(self._output.fileno(), TAIL_BYTES, max(size - TAIL_BYTES, 0))
-        lines = written.decode(errors="replace").split("\n")
-        return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
+        last = last_line(self._output.fileno())
+        return describe_exit(self._process.returncode if self._process is not None else 0) + (f": {last}" if last else "")
 
 
 def _end(process: Any) -> None:

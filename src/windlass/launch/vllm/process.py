@@ -7,7 +7,6 @@ import contextlib
 import http.client
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from typing import Self
 from windlass.core.client import Unavailable
 from windlass.launch.command import Command
 from windlass.launch.guard import SECONDS_TO_END
+from windlass.machine.exit_status import describe_exit
 
 SECONDS_TO_START = 3600.0
 """Hundreds of GiB from a slow disk, and kernels compiled for the first time."""
@@ -72,8 +72,8 @@ class VllmServer:
     def why_ended(self) -> Unavailable:
         words = cause(_tail(self.log))
         status = self.process.poll()
-        how = "is still running" if status is None else f"ended {_status(status)}"
-        return Unavailable(f"vLLM {how}: {words or 'it said nothing'} (its log is {self.log})")
+        how = "is still running" if status is None else describe_exit(status)
+        return Unavailable(f"vLLM {how}: {words or 'no output'}; see its log, {self.log}")
 
     def close(self) -> None:
         """Returns when it and all its processes are gone. May be called twice, and from any thread."""
@@ -146,16 +146,6 @@ def _answers(url: str) -> bool:
         return False
     finally:
         connection.close()
-
-
-def _status(status: int) -> str:
-    number = -status if status < 0 else status - 128 if status > 128 else 0
-    try:
-        name = signal.Signals(number).name
-    except ValueError:
-        return f"with status {status}"
-    hint = ", by the system where memory ran out, or by somebody" if number == signal.SIGKILL else ""
-    return f"by {name}{hint}"
 
 
 # --- its log ---------------------------------------------------------------------------------------------------------
