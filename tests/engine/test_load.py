@@ -15,7 +15,7 @@ from windlass.core.client import SyncClient
 from windlass.core.launch import Launch, RandomInit
 from windlass.core.request import GREEDY, Request, ScoreRequest
 from windlass.engine import load
-from windlass.engine.client.client import open_client, open_sync_client
+from windlass.engine.client.client import open_client
 from windlass.engine.engine import Engine
 from windlass.engine.load import load_model
 from windlass.engine.protocol import SequenceOutput, Submit
@@ -125,7 +125,7 @@ def test_replayed_and_called_decoders_agree(model: Model) -> None:
 
 def test_the_whole_way_from_a_path_to_text(model: Model) -> None:
     progress: list[tuple[int, int]] = []
-    with open_sync_client(launch_of(model), lambda *told: progress.append(told)) as client:
+    with SyncClient(open_client(launch_of(model), lambda *told: progress.append(told))) as client:
         info = client.info()
         assert (info.context_tokens, info.device, info.kv, info.has_chat) == (128, "cpu", "fp32", True)
         assert info.weights_bytes == sum(value.numel() * 4 for value in model.theirs.state_dict().values())

@@ -119,11 +119,12 @@ def answers(client: SyncClient) -> tuple[list[float], str]:
 
 
 def embedded(folder: Path) -> tuple[list[float], str]:
+    from windlass.core.client import SyncClient
     from windlass.core.launch import Launch
-    from windlass.engine.client.client import open_sync_client
+    from windlass.engine.client.client import open_client
 
     launch = Launch(model=str(folder), device="cpu", kv="fp32", exact=True, context_tokens=256, max_sequences=1)
-    with open_sync_client(launch) as client:
+    with SyncClient(open_client(launch)) as client:
         return answers(client)
 
 

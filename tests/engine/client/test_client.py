@@ -13,10 +13,10 @@ import msgspec
 import pytest
 from fake_decoder import CrashingDecoder, FakeDecoder, SlowDecoder, make_engine
 from fake_text import TEMPLATE, THINKING_TEMPLATE, ids, model_text, words
+from in_process import InProcessClient
 
 from windlass.core.client import Broken, Late, SyncClient, Tokenizes, Unavailable
 from windlass.core.request import GREEDY, Constraint, Delta, Info, Request, Sampling, ScoreRequest
-from windlass.engine.client.client import InProcessClient
 from windlass.engine.client.requests import EngineRequests
 from windlass.engine.client.transport import Lost, Receive
 from windlass.engine.protocol import Command, EngineReady, Submit

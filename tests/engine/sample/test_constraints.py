@@ -22,9 +22,11 @@ pytest.importorskip("torch")
 pytest.importorskip("llguidance")
 jsonschema = pytest.importorskip("jsonschema")
 
+from in_process import InProcessClient  # noqa: E402
+
 from windlass.core.launch import Launch  # noqa: E402
 from windlass.core.request import GREEDY, Constraint, Delta, Request, Sampling  # noqa: E402
-from windlass.engine.client.client import InProcessClient, open_client  # noqa: E402
+from windlass.engine.client.client import open_client  # noqa: E402
 from windlass.engine.client.text_processor import TextProcessor  # noqa: E402
 from windlass.engine.load import load_model  # noqa: E402
 from windlass.errors import BadInput, Error  # noqa: E402

@@ -29,8 +29,7 @@ from windlass.core.layout import Layout  # noqa: E402
 from windlass.core.ranks.epoch import EpochPlan, Node  # noqa: E402
 from windlass.core.request import GREEDY, Request, Sampling  # noqa: E402
 from windlass.core.rule import stored_tensors  # noqa: E402
-from windlass.engine.client.client import InProcessClient  # noqa: E402
-from windlass.engine.load import load_model  # noqa: E402
+from windlass.engine.client.client import LocalClient  # noqa: E402
 from windlass.families import describe, rules  # noqa: E402
 from windlass.fleet.root import root as root_module  # noqa: E402
 from windlass.fleet.root import state_machine as events  # noqa: E402
@@ -159,7 +158,7 @@ def alone(model: Path) -> tuple[list[list[int]], list[float]]:
     """What one undisturbed engine answers."""
 
     async def run() -> tuple[list[list[int]], list[float]]:
-        client = InProcessClient(*load_model(launch_of(model)))
+        client = LocalClient(launch_of(model))
         answers: list[list[int]] = []
         logprobs: list[float] = []
         for number, request in enumerate(REQUESTS):

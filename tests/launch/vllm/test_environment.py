@@ -109,19 +109,6 @@ def test_a_full_disk_is_said_before_anything_is_fetched(steps: list[str], monkey
         environment.install(environment.CPU, lambda _: pytest.fail("nothing should be done"))
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ({"WINDLASS_CACHE": "/w", "XDG_CACHE_HOME": "/x"}, "/w"),
-        ({"XDG_CACHE_HOME": "/x"}, "/x/windlass"),
-        ({"XDG_CACHE_HOME": ""}, "/home/me/.cache/windlass"),
-        ({}, "/home/me/.cache/windlass"),
-    ],
-)
-def test_where_the_cache_is(given: dict[str, str], expected: str) -> None:
-    assert str(environment.cache_dir(given, Path("/home/me"))) == expected
-
-
 # --- the command -----------------------------------------------------------------------------------------------------
 
 

@@ -66,7 +66,7 @@ def _equipment(device: str, interface: str | None, cache: Path | None, cache_siz
     from windlass.fleet.worker.equipment import Equipment
     from windlass.fleet.worker.local_checkpoints import LocalModels
     from windlass.fleet.worker.probe import address_of
-    from windlass.launch.vllm.environment import cache_dir
+    from windlass.machine.folders import cache_dir
     from windlass.machine.gpus import this_machines_gpus
     from windlass.units import parse_bytes
 

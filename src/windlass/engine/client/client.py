@@ -11,21 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from windlass.core.client import Late, SyncClient
+from windlass.core.client import Late
 from windlass.core.launch import Launch, RankJob
 from windlass.core.request import Delta, Info, Request, ScoreRequest, Scores, Timings, TokenLogprob, Usage
 from windlass.engine.client.background import PER_VALUE, BackgroundPool, size_of
 from windlass.engine.client.replay import MAX_CRASHES
 from windlass.engine.client.requests import EngineRequests, Progress
 from windlass.engine.client.text_processor import EncodedRequest, NoText, TextProcessor, TokenOnlyProcessor
-from windlass.engine.client.transport import EngineTransport, ProcessTransport, ThreadTransport
+from windlass.engine.client.transport import EngineTransport, ProcessTransport
 from windlass.engine.protocol import Finish, PrefillStats, SequenceOutput, Submit, finish_error, timeout_message
 from windlass.errors import BadInput
 from windlass.text.parse.stream import Piece, TextStream
 from windlass.text.tokenize.tokenizer import LONG_CHARACTERS
 
 if TYPE_CHECKING:
-    from windlass.engine.engine import Engine
     from windlass.weights.text.files import ModelText
 
 
@@ -267,13 +266,6 @@ class LocalClient(EngineClient):
         super().__init__(lambda: ProcessTransport(RankJob(launch=launch)), text, progress, MAX_CRASHES)
 
 
-class InProcessClient(EngineClient):
-    """An engine of this process, which the client takes over: for tests, and for programs that want no second process."""
-
-    def __init__(self, engine: Engine, info: Info, text: ModelText | None = None) -> None:
-        super().__init__(lambda: ThreadTransport(engine, info), text)
-
-
 def open_client(launch: Launch, progress: Progress | None = None, *, needs_text: bool = True) -> LocalClient:
     """A client for a path: the tokenizer is read here, the weights in the process. Without `needs_text` a model without one runs too."""
     launch, text = with_text(launch, needs_text=needs_text)
@@ -293,8 +285,3 @@ def with_text(launch: Launch, *, needs_text: bool = True) -> tuple[Launch, Model
             raise
         return launch, None
     return launch if launch.num_tokens else msgspec.structs.replace(launch, num_tokens=max(text.tokenizer.known_ids) + 1), text
-
-
-def open_sync_client(launch: Launch, progress: Progress | None = None, *, needs_text: bool = True) -> SyncClient:
-    """The same for programs that wait."""
-    return SyncClient(open_client(launch, progress, needs_text=needs_text))

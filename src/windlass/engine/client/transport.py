@@ -8,9 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Callable
-from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -18,13 +16,12 @@ import msgspec
 from windlass.core.client import Unavailable
 from windlass.core.frames import BadFrame
 from windlass.core.launch import RankJob
-from windlass.core.request import Info
-from windlass.engine.protocol import Command, EngineFailed, EngineReady, MessageReader, Report, describe_error, encode_frame
+from windlass.engine.protocol import Command, MessageReader, Report, encode_frame
 from windlass.errors import Error
 from windlass.machine.exit_status import describe_exit, last_line
 
 if TYPE_CHECKING:
-    from windlass.engine.engine import Engine
+    pass
 
 SECONDS_TO_END = 10.0
 
@@ -46,9 +43,6 @@ class EngineTransport(Protocol):
     async def close(self) -> None:
         """Returns when the engine and all it held are gone. May be called at any time, and twice."""
         ...
-
-
-# --- another process -------------------------------------------------------------------------------------------------
 
 
 class ProcessTransport:
@@ -159,58 +153,3 @@ class _Wire(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost()
-
-
-# --- this process ----------------------------------------------------------------------------------------------------
-
-
-class ThreadTransport:
-    """For tests and for the library: an engine that exists already, run by a thread of its own. Closing closes the engine."""
-
-    def __init__(self, engine: Engine, info: Info) -> None:
-        self._engine, self._info = engine, info
-        self._commands: SimpleQueue[Command | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
-
-    def open(self, receive: Receive, lost: Lost) -> None:
-        loop = asyncio.get_running_loop()
-
-        def send(report: Report) -> None:
-            with contextlib.suppress(RuntimeError):  # the event loop is gone, and whoever waited with it
-                loop.call_soon_threadsafe(receive, report)
-
-        def run() -> None:
-            from windlass.engine.loop import EngineLoop
-
-            try:
-                send(EngineReady(self._info))
-                EngineLoop(self._engine, self._info, send).run(self._take)
-            except Exception as error:  # noqa: BLE001 - the outermost edge of the thread
-                send(EngineFailed(**describe_error(error)))
-            finally:
-                self._engine.close()
-                with contextlib.suppress(RuntimeError):
-                    loop.call_soon_threadsafe(lost, Unavailable("the engine was closed"))
-
-        self._thread = threading.Thread(target=run, name="windlass-engine", daemon=True)
-        self._thread.start()
-
-    def send(self, command: Command) -> None:
-        self._commands.put(command)
-
-    def kill(self) -> None:
-        """A thread cannot be."""
-
-    async def close(self) -> None:
-        self._commands.put(None)
-        if self._thread is not None:
-            await asyncio.to_thread(self._thread.join)
-
-    def _take(self, wait: bool) -> list[Command] | None:
-        found: list[Command] = []
-        while (wait and not found) or not self._commands.empty():
-            command = self._commands.get()
-            if command is None:
-                return None
-            found.append(command)
-        return found

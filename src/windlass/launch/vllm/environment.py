@@ -7,17 +7,17 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import importlib.util
-import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import msgspec
 
 from windlass.core.model import Frozen
 from windlass.errors import BadInput, Error
+from windlass.machine.folders import cache_dir
 from windlass.units import format_bytes
 
 VERSION = "0.32.0"
@@ -40,14 +40,6 @@ class Installed(Frozen):
 
     package: str
     version: str
-
-
-def cache_dir(environment: Mapping[str, str] | None = None, home: Path | None = None) -> Path:
-    """$WINDLASS_CACHE, else $XDG_CACHE_HOME/windlass, else ~/.cache/windlass."""
-    given = os.environ if environment is None else environment
-    if given.get("WINDLASS_CACHE"):
-        return Path(given["WINDLASS_CACHE"])
-    return Path(given.get("XDG_CACHE_HOME") or (home or Path.home()) / ".cache") / "windlass"
 
 
 def find_python(cache: Path | None = None) -> str | None:

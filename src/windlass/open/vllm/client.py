@@ -123,8 +123,8 @@ class VllmClient:
         return stats
 
     async def _start(self) -> None:
-        from windlass.launch.vllm.environment import cache_dir
         from windlass.launch.vllm.process import start
+        from windlass.machine.folders import cache_dir
         from windlass.wire.client.http_client import HttpClient
 
         command = await asyncio.to_thread(self._make_command)  # looks at the machine, which takes a moment
