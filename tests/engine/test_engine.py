@@ -240,8 +240,8 @@ def test_numbers_may_be_used_again() -> None:
         (greedy(1, [], 1), "empty"),
         (greedy(1, [64], 1), "token 64; this model's tokens are 0 to 63"),
         (greedy(1, [-1], 1), "token -1"),
-        (greedy(1, [1] * 256, None), "256 tokens plus max_tokens 1 exceeds 256 tokens"),
-        (greedy(1, [1] * 200, 57), "200 tokens and 57 new ones do not fit"),
+        (greedy(1, [1] * 256, None), "256 tokens plus max_tokens 1 does not fit in 256 tokens"),
+        (greedy(1, [1] * 200, 57), "200 tokens plus max_tokens 57 does not fit"),
     ],
 )
 def test_requests_that_cannot_be_are_refused(submit: Submit, words: str) -> None:

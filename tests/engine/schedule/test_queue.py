@@ -120,7 +120,7 @@ def test_when_all_have_left_all_is_forgotten() -> None:
 
 
 def test_owners_that_left_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "MAX_REMEMBERED", 10)
+    monkeypatch.setattr(waiting, "MAX_COUNTERS", 10)
     found = WaitingQueue()
     stays = Sequence(id=0, tokens=[1], num_prompt=1, max_tokens=1, owner="stays")
     found.add(stays)
@@ -130,7 +130,7 @@ def test_owners_that_left_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> Non
         found.charge(passing.owner, 5)
         found.remove(passing)
         found.finish(passing)
-    assert len(found._served) <= 12
+    assert len(found._tokens_served) <= 12
     assert list(found) == [stays]
 
 
@@ -164,7 +164,7 @@ def test_whatever_comes_everybody_is_served(seed: int, num_blocks: int, max_sequ
         order = [found.arrival for found in service.admitted if found.owner == owner]
         assert order == sorted(order)
     assert service.scheduler.pool.num_free == num_blocks
-    assert not service.scheduler.waiting._served
+    assert not service.scheduler.waiting._tokens_served
 
 
 @given(seed=st.integers(0, 10_000))

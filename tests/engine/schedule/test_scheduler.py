@@ -156,7 +156,7 @@ def test_only_what_is_scored_has_to_be_computed_again() -> None:
 
 @pytest.mark.parametrize(
     ("prompt", "max_tokens", "words"),
-    [(64, 1, "64 tokens plus max_tokens 1 exceeds 64 tokens"), (0, 1, "empty"), (1, 64, "lower max_tokens")],
+    [(64, 1, "64 tokens plus max_tokens 1 does not fit in 64 tokens"), (0, 1, "empty"), (1, 64, "lower max_tokens")],
 )
 def test_what_could_never_finish_is_refused(prompt: int, max_tokens: int, words: str) -> None:
     scheduler = Scheduler(limits())

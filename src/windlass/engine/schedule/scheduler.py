@@ -117,13 +117,13 @@ class Scheduler:
             raise BadInput("the prompt is empty; it needs at least one token", field="prompt")
         if sequence.longest > longest:
             raise TooLong(
-                f"prompt of {sequence.num_prompt:,} tokens plus max_tokens {sequence.max_tokens:,} exceeds "
+                f"prompt of {sequence.num_prompt:,} tokens plus max_tokens {sequence.max_tokens:,} does not fit in "
                 f"{longest:,} tokens ({self._why(longest)}); shorten the prompt or lower max_tokens",
                 field="prompt",
             )
         if sequence.num_output and sequence.num_output >= sequence.max_tokens:
             raise TooLong(
-                f"prompt of {sequence.num_prompt:,} tokens and {sequence.num_output:,} generated so far fill {longest:,} tokens "
+                f"prompt of {sequence.num_prompt:,} tokens and {sequence.num_output:,} generated so far do not fit in {longest:,} tokens "
                 f"({self._why(longest)}), less than when the request started; retry with a shorter prompt",
                 field="prompt",
             )
