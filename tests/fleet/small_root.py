@@ -23,8 +23,8 @@ from windlass.core.ranks.rendezvous import Meeting
 from windlass.core.request import GREEDY
 from windlass.engine.protocol import Submit
 from windlass.fleet.protocol.channel import Channel, ChannelLost, dial, keep_alive
-from windlass.fleet.protocol.messages import FromRoot, FromWorker, Join, PutNote, Start, TakeNote, key_name
-from windlass.fleet.root.board import EpochBoard, NotesLost
+from windlass.fleet.protocol.messages import FromRoot, FromWorker, Join, PutEpochKey, StartRanks, TakeEpochKey, key_name
+from windlass.fleet.root.store import EpochStore, StoreClosed
 
 CONFIG = json.loads((Path(__file__).parents[1] / "families" / "tiny" / "llama.json").read_text())
 SECRET = b"sixteen bytes are enough"
@@ -92,7 +92,7 @@ class SmallRoot:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         self._tasks: list[Future[None]] = []
-        self.board: EpochBoard = EpochBoard()
+        self.board: EpochStore = EpochStore()
         try:
             self.channel: Channel[FromRoot, FromWorker] = self.call(dial("127.0.0.1", port, secret))
             self.post(Join(root or os.urandom(16), name))
@@ -115,7 +115,7 @@ class SmallRoot:
         try:
             while True:
                 message = await self.channel.receive()
-                if isinstance(message, PutNote | TakeNote):
+                if isinstance(message, PutEpochKey | TakeEpochKey):
                     self.board.hear(message, self.channel.post)
                 self.heard.append(message)
         except ChannelLost as error:
@@ -149,13 +149,13 @@ class SmallRoot:
 
     def start(self, epoch: int, layout: Layout, transport: str = "auto", launch: Launch | None = None) -> RankJob:
         """All ranks but the first at the worker; the first's own job."""
-        self.board = EpochBoard()
+        self.board = EpochStore()
         world = layout.world
         hosts, machines = ("127.0.0.1",) * world, (0, *(1,) * (world - 1))
         meeting = Meeting(key=os.urandom(32), hosts=hosts, machines=machines, transport=transport)
         jobs = [RankJob(launch=launch or tiny(layout), rank=rank, meeting=meeting, epoch=epoch) for rank in range(world)]
-        covered = msgspec.structs.replace(meeting, key=self.channel.covered(meeting.key, key_name(epoch)))
-        self.post(Start(epoch, [msgspec.structs.replace(job, meeting=covered) for job in jobs[1:]]))
+        covered = msgspec.structs.replace(meeting, key=self.channel.mask_key(meeting.key, key_name(epoch)))
+        self.post(StartRanks(epoch, [msgspec.structs.replace(job, meeting=covered) for job in jobs[1:]]))
         return jobs[0]
 
     def engine(self, job: RankJob) -> Any:
@@ -193,7 +193,7 @@ class _Notes:
 
         try:
             return self._root.call(self._board.take(key, timeout_seconds), timeout_seconds + 5)
-        except NotesLost as error:
+        except StoreClosed as error:
             raise GroupLost(str(error)) from error
 
 

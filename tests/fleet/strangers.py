@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 from small_root import SECRET
 
-from windlass.fleet.protocol.channel import Seal
+from windlass.fleet.protocol.channel import FrameSigner
 from windlass.fleet.protocol.handshake import ROOT, Handshake, NotAdmitted
 from windlass.fleet.protocol.messages import Heartbeat, Join
 
@@ -107,13 +107,13 @@ def replayed(connection: socket.socket) -> None:
     assert b"proof" not in answer(connection), "let in by what somebody else had said"
 
 
-def _proved(connection: socket.socket) -> Seal:
+def _proved(connection: socket.socket) -> FrameSigner:
     handshake = Handshake(SECRET, ROOT)
     connection.sendall(framed(handshake.hello))
     handshake.hear_hello(answer(connection))
     connection.sendall(framed(handshake.proof()))
     handshake.hear_proof(answer(connection))
-    return Seal(handshake.keys().mine)
+    return FrameSigner(handshake.keys().mine)
 
 
 def garbage_after_the_handshake(connection: socket.socket) -> None:

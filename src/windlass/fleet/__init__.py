@@ -18,7 +18,7 @@ handshake.py how each proves that it knows the secret
 secret.py    the file that the secret is in
 gate.py      who knocks at a worker's door: strangers are few at a time, soon gone, and without effect
 worker.py    a supervisor: waits for a root, does what it says, and ends its ranks when it is lost
-equipment.py what a supervisor has been given
+config.py what a supervisor has been given
 session.py   one root's time with a supervisor
 receiving.py the slices that an epoch needs and this machine does not have
 ranks.py     the rank processes of an epoch on this machine

@@ -26,16 +26,16 @@ from windlass.fleet.protocol.channel import (
     dial,
     keep_alive,
 )
-from windlass.fleet.protocol.handshake import MAX_HELLO_BYTES, REFUSED, ROOT, WORKER, Handshake, Keys, NotAdmitted
-from windlass.fleet.protocol.messages import EndEpoch, FromRoot, Goodbye, Heartbeat, NoNote, Note
+from windlass.fleet.protocol.handshake import MAX_HELLO_BYTES, PROOF_REFUSED, ROOT, WORKER, Handshake, NotAdmitted, SigningKeys
+from windlass.fleet.protocol.messages import EndEpoch, EpochKeyFound, EpochKeyMissing, FromRoot, Goodbye, Heartbeat
 from windlass.fleet.protocol.secret import read_secret, warning
 
 pytestmark = pytest.mark.pure
 
 SECRET, OTHER = b"sixteen bytes and more", b"sixteen other bytes!"
 messages = st.one_of(
-    st.builds(Note, st.integers(0, 2**40), st.binary(max_size=300)),
-    st.builds(NoNote, st.integers(0, 9), st.text(max_size=40)),
+    st.builds(EpochKeyFound, st.integers(0, 2**40), st.binary(max_size=300)),
+    st.builds(EpochKeyMissing, st.integers(0, 9), st.text(max_size=40)),
     st.builds(EndEpoch, st.integers(0, 9)),
     st.just(Heartbeat()),
 )
@@ -57,7 +57,7 @@ class Written:
         return default
 
 
-KEYS = Keys(b"root's own key", b"worker's own key")
+KEYS = SigningKeys(b"root's own key", b"worker's own key")
 
 
 def frames_of(said: list[Any]) -> list[bytes]:
@@ -80,7 +80,7 @@ def heard(pieces: list[bytes]) -> tuple[list[Any], str]:
         for piece in pieces:
             reader.feed_data(piece)
         reader.feed_eof()
-        listener: Any = Channel(reader, Written(), Keys(KEYS.theirs, KEYS.mine), FromRoot)  # type: ignore[arg-type]
+        listener: Any = Channel(reader, Written(), SigningKeys(KEYS.theirs, KEYS.mine), FromRoot)  # type: ignore[arg-type]
         found: list[Any] = []
         while True:
             try:
@@ -135,13 +135,13 @@ def test_frames_cannot_be_said_again_left_out_or_swapped(said: list[Any], data: 
 
 def test_a_key_travels_covered_and_both_sides_know_it() -> None:
     one: Any = Channel(None, Written(), KEYS, FromRoot)  # type: ignore[arg-type]
-    other: Any = Channel(None, Written(), Keys(KEYS.theirs, KEYS.mine), FromRoot)  # type: ignore[arg-type]
-    stranger: Any = Channel(None, Written(), Keys(KEYS.theirs, b"another"), FromRoot)  # type: ignore[arg-type]
+    other: Any = Channel(None, Written(), SigningKeys(KEYS.theirs, KEYS.mine), FromRoot)  # type: ignore[arg-type]
+    stranger: Any = Channel(None, Written(), SigningKeys(KEYS.theirs, b"another"), FromRoot)  # type: ignore[arg-type]
     key = bytes(range(32))
-    covered = one.covered(key, "key of epoch 1")
-    assert covered != key != one.covered(key, "key of epoch 2") != covered
-    assert other.covered(covered, "key of epoch 1") == key
-    assert stranger.covered(covered, "key of epoch 1") != key
+    covered = one.mask_key(key, "key of epoch 1")
+    assert covered != key != one.mask_key(key, "key of epoch 2") != covered
+    assert other.mask_key(covered, "key of epoch 1") == key
+    assert stranger.mask_key(covered, "key of epoch 1") != key
 
 
 @given(st.binary(max_size=400))
@@ -153,7 +153,7 @@ def test_other_bytes_are_no_message(garbage: bytes) -> None:
 def test_one_direction_is_not_the_other() -> None:
     """What a side has said, given back to it."""
     writer = Written()
-    worker: Any = Channel(None, writer, Keys(KEYS.theirs, KEYS.mine), FromRoot)  # type: ignore[arg-type]
+    worker: Any = Channel(None, writer, SigningKeys(KEYS.theirs, KEYS.mine), FromRoot)  # type: ignore[arg-type]
     worker.post(Heartbeat())
     found, why = heard([writer.data])
     assert found == [] and "not signed" in why
@@ -167,7 +167,7 @@ def test_a_length_that_cannot_be_is_refused_before_anything_is_read(length: int)
 
 def test_a_signed_word_that_is_none_ends_the_connection() -> None:
     writer = Written()
-    seal = channel_module.Seal(KEYS.mine)
+    seal = channel_module.FrameSigner(KEYS.mine)
     writer.write(seal.frame(msgspec.msgpack.encode(["Unheard", 1])))
     assert "a message that is none" in heard([writer.data])[1]
 
@@ -196,7 +196,7 @@ def test_the_secret_must_be_the_same() -> None:
     with pytest.raises(NotAdmitted, match="the root does not know the secret"):
         shaken(root, worker)
     with pytest.raises(NotAdmitted, match="the worker has another secret"):
-        root.hear_proof(REFUSED)
+        root.hear_proof(PROOF_REFUSED)
 
 
 def test_versions_must_be_the_same_and_both_are_named() -> None:
@@ -358,9 +358,9 @@ def test_silence_ends_a_channel_and_life_does_not(monkeypatch: pytest.MonkeyPatc
 def test_a_long_frame_is_no_silence_and_waiting_for_ourselves_is_none_either() -> None:
     async def listen() -> None:
         reader = asyncio.StreamReader()
-        listener: Any = Channel(reader, Written(), Keys(KEYS.theirs, KEYS.mine), FromRoot)  # type: ignore[arg-type]
+        listener: Any = Channel(reader, Written(), SigningKeys(KEYS.theirs, KEYS.mine), FromRoot)  # type: ignore[arg-type]
         assert listener.silent_seconds == 0.0  # nobody listens yet
-        (frame,) = frames_of([Note(1, bytes(5000))])
+        (frame,) = frames_of([EpochKeyFound(1, bytes(5000))])
         receiving = asyncio.create_task(listener.receive())
         for start in range(0, len(frame), 1000):
             await asyncio.sleep(0.02)

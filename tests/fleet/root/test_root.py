@@ -35,7 +35,7 @@ from windlass.fleet.root import root as root_module  # noqa: E402
 from windlass.fleet.root import state_machine as events  # noqa: E402
 from windlass.fleet.root.client import FleetClient  # noqa: E402
 from windlass.fleet.root.root import Fleet  # noqa: E402
-from windlass.fleet.transfer.send import Sending  # noqa: E402
+from windlass.fleet.transfer.send import CheckpointSender  # noqa: E402
 
 LENGTH = 700
 REQUESTS = [
@@ -77,7 +77,7 @@ def planned(nodes: Sequence[Node]) -> EpochPlan:
     return EpochPlan(layout=Layout(tp=len(nodes)), nodes=tuple(range(len(nodes))), shares=(2.0, 1.0)[: len(nodes)])
 
 
-class Elsewhere(Sending):
+class Elsewhere(CheckpointSender):
     """The worker does not find the files where the root has them: they have to be sent."""
 
     def __init__(self, path: Path) -> None:

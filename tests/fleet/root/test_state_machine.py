@@ -17,14 +17,14 @@ from windlass.fleet.root.events import (
     EpochStartFailed,
     Event,
     FailRequests,
+    FleetState,
     RankExited,
     StartEpoch,
-    State,
     StopEpoch,
     Tick,
-    Worker,
     WorkerJoined,
     WorkerLost,
+    WorkerState,
 )
 from windlass.fleet.root.state_machine import (
     FIRST_SECONDS,
@@ -42,8 +42,8 @@ LOST = "GroupLost"
 NAMES = ("a", "b")
 
 
-def states(names: tuple[str, ...] = NAMES) -> State:
-    return State(workers=tuple(Worker(name=name) for name in names))
+def states(names: tuple[str, ...] = NAMES) -> FleetState:
+    return FleetState(workers=tuple(WorkerState(name=name) for name in names))
 
 
 def shown(action: Action) -> Any:
@@ -56,7 +56,7 @@ def shown(action: Action) -> Any:
             return "refuse"
 
 
-def played(story: list[tuple[float, Event, list[Any]]], state: State | None = None) -> State:
+def played(story: list[tuple[float, Event, list[Any]]], state: FleetState | None = None) -> FleetState:
     """Every event at its second, and what must follow it."""
     found = state or states()
     for number, (now, event, expected) in enumerate(story):

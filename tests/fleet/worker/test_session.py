@@ -22,18 +22,18 @@ from windlass.fleet.protocol.messages import (
     Heartbeats,
     HeartbeatsRequest,
     Joined,
-    NotHeld,
-    PartData,
-    Prepare,
+    PieceData,
+    PiecesRequest,
+    PrepareFailed,
+    PrepareWeights,
     RankEnded,
-    Start,
-    WantParts,
+    StartRanks,
 )
-from windlass.fleet.root.loopback import MemoryWire, Quiet
+from windlass.fleet.root.loopback import MemoryChannel, NullLog
 from windlass.fleet.root.root import Fleet
-from windlass.fleet.transfer.cache import Cache
+from windlass.fleet.transfer.cache import WeightCache
 from windlass.fleet.worker import rank_processes as ranks
-from windlass.fleet.worker.equipment import Equipment
+from windlass.fleet.worker.config import WorkerConfig
 from windlass.fleet.worker.session import Session
 from windlass.weights.tensors.slices import Slice
 from windlass.weights.transfer.pieces import Catalogue, Piece, TensorHeader
@@ -51,11 +51,11 @@ CATALOGUE = Catalogue(
 class Root:
     """The other end of a session's wire."""
 
-    def __init__(self, equipment: Equipment) -> None:
+    def __init__(self, equipment: WorkerConfig) -> None:
         there: asyncio.Queue[FromRoot | None] = asyncio.Queue()
         here: asyncio.Queue[FromWorker | None] = asyncio.Queue()
-        self.wire: MemoryWire[FromRoot, FromWorker] = MemoryWire(here, there)
-        session = Session(MemoryWire(there, here), equipment, Quiet())
+        self.wire: MemoryChannel[FromRoot, FromWorker] = MemoryChannel(here, there)
+        session = Session(MemoryChannel(there, here), equipment, NullLog())
         self.running = asyncio.get_running_loop().create_task(session.run())
 
     async def wait(self, kind: type) -> Any:
@@ -69,23 +69,23 @@ class Root:
         await asyncio.wait_for(self.running, SECONDS)
 
 
-def start() -> Start:
+def start() -> StartRanks:
     meeting = Meeting(key=bytes(KEY_BYTES), hosts=("", ""), machines=(0, 0))
-    return Start(1, [RankJob(launch=Launch(model="none", layout=Layout(tp=2)), rank=1, meeting=meeting)])
+    return StartRanks(1, [RankJob(launch=Launch(model="none", layout=Layout(tp=2)), rank=1, meeting=meeting)])
 
 
 def test_a_piece_that_cannot_be_kept_does_not_stop_it_from_listening(tmp_path: Path) -> None:
     """Many more are on their way: nobody takes them any more."""
 
     async def happen() -> None:
-        root = Root(Equipment(cache=Cache(tmp_path)))
-        root.wire.post(Prepare(1, CATALOGUE, "other contents", "", [WHOLE]))
-        await root.wait(WantParts)
+        root = Root(WorkerConfig(cache=WeightCache(tmp_path)))
+        root.wire.post(PrepareWeights(1, CATALOGUE, "other contents", "", [WHOLE]))
+        await root.wait(PiecesRequest)
         damaged = Piece(slices=(WHOLE,), data=bytes(64 * 64), checksum=b"")
         for _ in range(30):
-            root.wire.post(PartData(1, damaged))
+            root.wire.post(PieceData(1, damaged))
         root.wire.post(HeartbeatsRequest(7))
-        assert "other bytes" in (await root.wait(NotHeld)).reason
+        assert "other bytes" in (await root.wait(PrepareFailed)).reason
         assert (await root.wait(Heartbeats)).id == 7
         await root.close()
 
@@ -97,7 +97,7 @@ def test_a_rank_that_cannot_be_started_is_told_of(monkeypatch: pytest.MonkeyPatc
         raise OSError(errno.ENOSPC, "No space left on device")
 
     async def happen() -> None:
-        root = Root(Equipment())
+        root = Root(WorkerConfig())
         with monkeypatch.context() as patch:
             patch.setattr(tempfile, "TemporaryFile", none)
             root.wire.post(start())
@@ -123,7 +123,7 @@ def test_a_rank_that_is_only_half_started_ends_too(monkeypatch: pytest.MonkeyPat
         return found
 
     async def happen() -> None:
-        root = Root(Equipment())
+        root = Root(WorkerConfig())
         root.wire.post(start())
         async with asyncio.timeout(SECONDS):
             while not started:

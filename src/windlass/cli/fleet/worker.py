@@ -11,7 +11,7 @@ from windlass.core.ranks.rendezvous import DEFAULT_PORT
 from windlass.errors import BadInput
 
 if TYPE_CHECKING:
-    from windlass.fleet.worker.equipment import Equipment
+    from windlass.fleet.worker.config import WorkerConfig
 
 EXAMPLES = """Examples:
 
@@ -55,16 +55,16 @@ def worker(
 
     require_torch("running a worker")
     host, port = parse_address(listen, "--listen")
-    return _work(host, port, secret_file, _equipment(device, interface, cache, cache_size, model_dir), quiet)
+    return _work(host, port, secret_file, _config(device, interface, cache, cache_size, model_dir), quiet)
 
 
 worker.__doc__ = f"{worker.__doc__}\n\n{EXAMPLES}"
 
 
-def _equipment(device: str, interface: str | None, cache: Path | None, cache_size: str | None, models: list[Path]) -> Equipment:
-    from windlass.fleet.transfer.cache import Cache
-    from windlass.fleet.worker.equipment import Equipment
-    from windlass.fleet.worker.local_checkpoints import LocalModels
+def _config(device: str, interface: str | None, cache: Path | None, cache_size: str | None, models: list[Path]) -> WorkerConfig:
+    from windlass.fleet.transfer.cache import WeightCache
+    from windlass.fleet.worker.config import WorkerConfig
+    from windlass.fleet.worker.local_checkpoints import LocalCheckpoints
     from windlass.fleet.worker.probe import address_of
     from windlass.machine.folders import cache_dir
     from windlass.machine.gpus import this_machines_gpus
@@ -78,33 +78,33 @@ def _equipment(device: str, interface: str | None, cache: Path | None, cache_siz
         if not folder.is_dir():
             raise BadInput(f"--model-dir {folder}: there is no such folder")
     limit = None if cache_size is None else parse_bytes(cache_size)
-    return Equipment(
+    return WorkerConfig(
         device=device,
         address=address_of(interface) if interface else "",
-        cache=Cache(cache or cache_dir() / "weights", limit),
-        local=LocalModels(models),
+        cache=WeightCache(cache or cache_dir() / "weights", limit),
+        local=LocalCheckpoints(models),
     )
 
 
-def _work(host: str, port: int, secret_file: Path, equipment: Equipment, quiet: bool) -> int:
+def _work(host: str, port: int, secret_file: Path, config: WorkerConfig, quiet: bool) -> int:
     import asyncio
 
     from windlass import __version__
     from windlass.fleet.protocol.secret import read_secret, warning
     from windlass.fleet.worker.worker import Worker, listen
 
-    secret, journal = read_secret(secret_file), Journal(quiet)
+    secret, log = read_secret(secret_file), ConsoleLog(quiet)
     if words := warning(secret_file):
-        journal.line(f"warning: {words}")
+        log.line(f"warning: {words}")
     with listen(host, port) as listening:
         at = listening.getsockname()
-        journal.line(f"windlass {__version__} listens at {f'[{at[0]}]' if ':' in at[0] else at[0]}:{at[1]}; waiting for a root")
-        asyncio.run(Worker(listening, secret, equipment, journal).run())
-    journal.line("ended")
+        log.line(f"windlass {__version__} listens at {f'[{at[0]}]' if ':' in at[0] else at[0]}:{at[1]}; waiting for a root")
+        asyncio.run(Worker(listening, secret, config, log).run())
+    log.line("ended")
     return 0
 
 
-class Journal:
+class ConsoleLog:
     """Lines on standard error; what is so now at the bottom of a terminal, and nowhere else."""
 
     def __init__(self, quiet: bool) -> None:

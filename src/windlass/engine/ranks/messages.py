@@ -17,11 +17,11 @@ HEARTBEAT_TIMEOUT_SECONDS = 4.0
 """A process silent for so long is stopped or swapping, and stalls all other ranks."""
 
 
-class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class RankMessage(msgspec.Struct, frozen=True, array_like=True, tag=True):
     pass
 
 
-class RankHeartbeat(Message, frozen=True):
+class RankHeartbeat(RankMessage, frozen=True):
     """Twice a second, from a thread of its own: in the middle of a step too."""
 
     steps: int = 0
@@ -35,48 +35,48 @@ class RankHeartbeat(Message, frozen=True):
     """To HeartbeatRequest."""
 
 
-class RankBuilt(Message, frozen=True):
+class RankBuilt(RankMessage, frozen=True):
     """Weights are there, the program is recorded; what is missing is the first step."""
 
     weights_bytes: int = 0
 
 
-class Put(Message, frozen=True):
+class PutKey(RankMessage, frozen=True):
     key: str
     value: bytes
 
 
-class Take(Message, frozen=True):
+class TakeKey(RankMessage, frozen=True):
     id: int
     key: str
     timeout_seconds: float
 
 
-FromRank = RankHeartbeat | LoadProgress | RankBuilt | EngineFailed | Put | Take
+FromRank = RankHeartbeat | LoadProgress | RankBuilt | EngineFailed | PutKey | TakeKey
 
 
-class Found(Message, frozen=True):
+class KeyFound(RankMessage, frozen=True):
     """To Take."""
 
     id: int
     value: bytes
 
 
-class NotFound(Message, frozen=True):
+class KeyMissing(RankMessage, frozen=True):
     id: int
     reason: str
 
 
-class HeartbeatRequest(Message, frozen=True):
+class HeartbeatRequest(RankMessage, frozen=True):
     pass
 
 
-ToRank = Found | NotFound | HeartbeatRequest
+ToRank = KeyFound | KeyMissing | HeartbeatRequest
 
 encode = msgspec.msgpack.Encoder().encode
 decode_from_rank = msgspec.msgpack.Decoder(FromRank).decode
 decode_to_rank = msgspec.msgpack.Decoder(ToRank).decode
 
 
-def framed(message: Message | LoadProgress | EngineFailed | RankJob) -> bytes:
+def framed(message: RankMessage | LoadProgress | EngineFailed | RankJob) -> bytes:
     return frame(encode(message))

@@ -20,14 +20,14 @@ from windlass.core.launch import RankJob
 from windlass.engine.protocol import EngineFailed, LoadProgress, describe_error
 from windlass.engine.ranks.messages import (
     HEARTBEAT_INTERVAL_SECONDS,
-    Found,
     FromRank,
     HeartbeatRequest,
-    NotFound,
-    Put,
+    KeyFound,
+    KeyMissing,
+    PutKey,
     RankBuilt,
     RankHeartbeat,
-    Take,
+    TakeKey,
     decode_to_rank,
     framed,
 )
@@ -44,7 +44,7 @@ class SupervisorConnection:
         self._connection, self._ends_process = connection, ends_process
         self._sending = threading.Lock()
         self._numbers = itertools.count()
-        self._waiting: dict[int, SimpleQueue[Found | NotFound]] = {}
+        self._waiting: dict[int, SimpleQueue[KeyFound | KeyMissing]] = {}
         self._heartbeat: Callable[[], RankHeartbeat] = RankHeartbeat
         if ends_process:
             exit_on_close(connection.fileno())
@@ -69,19 +69,19 @@ class SupervisorConnection:
     # --- a Board: what ranks of an epoch leave for each other, wherever they are
 
     def put(self, key: str, value: bytes) -> None:
-        self._say(Put(key, value))
+        self._say(PutKey(key, value))
 
     def take(self, key: str, timeout_seconds: float) -> bytes:
-        number, answer = next(self._numbers), SimpleQueue[Found | NotFound]()
+        number, answer = next(self._numbers), SimpleQueue[KeyFound | KeyMissing]()
         self._waiting[number] = answer
         try:
-            self._say(Take(number, key, timeout_seconds))
+            self._say(TakeKey(number, key, timeout_seconds))
             found = answer.get(timeout=timeout_seconds + SECONDS_FOR_THE_ANSWER)
         except Empty:
             raise GroupLost(f"nobody answered for {key} within {timeout_seconds:g} s") from None
         finally:
             del self._waiting[number]
-        if isinstance(found, NotFound):
+        if isinstance(found, KeyMissing):
             raise GroupLost(found.reason)
         return found.value
 
@@ -109,7 +109,7 @@ class SupervisorConnection:
         if self._ends_process:
             os._exit(0)
         for answer in list(self._waiting.values()):
-            answer.put(NotFound(0, "the epoch is over"))
+            answer.put(KeyMissing(0, "the epoch is over"))
 
     def _heard(self) -> None:
         while (data := read_frame(self._connection)) is not None:

@@ -19,7 +19,16 @@ from typing import Any, Generic, Protocol, TypeVar
 import msgspec
 
 from windlass.core.frames import LENGTH_BYTES, MAX_FRAME_BYTES, BadFrame, frame, frame_length, read_length
-from windlass.fleet.protocol.handshake import MAX_HELLO_BYTES, NO_MESSAGE, REFUSED, ROOT, WORKER, Handshake, Keys, NotAdmitted
+from windlass.fleet.protocol.handshake import (
+    DECODE_ERRORS,
+    MAX_HELLO_BYTES,
+    PROOF_REFUSED,
+    ROOT,
+    WORKER,
+    Handshake,
+    NotAdmitted,
+    SigningKeys,
+)
 from windlass.fleet.protocol.messages import FromRoot, FromWorker, Heartbeat
 
 TAG_BYTES = 32
@@ -37,7 +46,7 @@ class ChannelLost(Exception):
     """The other side is gone, silent, or says what it should not. Not the user's to mend: whoever needs it connects anew."""
 
 
-class Wire(Protocol[Said, Heard]):
+class MessageChannel(Protocol[Said, Heard]):
     """What a channel is to those who speak on it; through memory where both sides are one process."""
 
     @property
@@ -57,7 +66,7 @@ class Wire(Protocol[Said, Heard]):
         """The next message. Raises ChannelLost."""
         ...
 
-    def covered(self, key: bytes, name: str) -> bytes:
+    def mask_key(self, key: bytes, name: str) -> bytes:
         """A key as it may travel, where others can listen; and, on the other side, what it was. `name`: of nothing else on this wire."""
         ...
 
@@ -69,7 +78,7 @@ class Wire(Protocol[Said, Heard]):
 # --- frames ----------------------------------------------------------------------------------------------------------
 
 
-class Seal:
+class FrameSigner:
     """Signs the frames of one direction, or checks them: their number is part of what is signed."""
 
     def __init__(self, key: bytes) -> None:
@@ -93,11 +102,11 @@ class Seal:
 class Channel(Generic[Said, Heard]):
     """A Wire over TCP."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, keys: Keys, heard: Any) -> None:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, keys: SigningKeys, heard: Any) -> None:
         """`heard`: the union of messages that the other side may send."""
         self._reader, self._writer = reader, writer
-        self._mine, self._theirs = Seal(keys.mine), Seal(keys.theirs)
-        self._cover = hmac.digest(min(keys), max(keys), "sha256")  # the same on both sides, and no part of it was ever said
+        self._mine, self._theirs = FrameSigner(keys.mine), FrameSigner(keys.theirs)
+        self._mask = hmac.digest(min(keys), max(keys), "sha256")  # the same on both sides, and no part of it was ever said
         self._decode = msgspec.msgpack.Decoder(heard).decode
         self._last_heard, self._is_listening = time.monotonic(), False
         self.address = _address(writer, "peername")
@@ -144,7 +153,7 @@ class Channel(Generic[Said, Heard]):
         self._theirs.check(bytes(length), bytes(tag), body)
         try:
             return self._decode(body)
-        except NO_MESSAGE as error:  # signed by one who knows the secret, and yet no message: another program
+        except DECODE_ERRORS as error:  # signed by one who knows the secret, and yet no message: another program
             raise ChannelLost(f"a message that is none: {error}") from error
 
     async def _read(self, count: int) -> bytes | bytearray:
@@ -160,8 +169,8 @@ class Channel(Generic[Said, Heard]):
             data += part
         return data
 
-    def covered(self, key: bytes, name: str) -> bytes:
-        mask = hmac.digest(self._cover, f"windlass cover {name}".encode(), "sha256")
+    def mask_key(self, key: bytes, name: str) -> bytes:
+        mask = hmac.digest(self._mask, f"windlass cover {name}".encode(), "sha256")
         return bytes(one ^ other for one, other in zip(key, mask, strict=True))
 
     def close(self) -> None:
@@ -177,19 +186,19 @@ def _address(writer: asyncio.StreamWriter, which: str) -> str:
     return str(writer.get_extra_info(which, ("",))[0]).removeprefix("::ffff:")
 
 
-async def keep_alive(wire: Wire[Heartbeat, Any], heartbeat: Callable[[], Heartbeat] = Heartbeat) -> None:
+async def keep_alive(channel: MessageChannel[Heartbeat, Any], heartbeat: Callable[[], Heartbeat] = Heartbeat) -> None:
     """Says every second that there is life here; raises ChannelLost when there has been none there for four."""
     pause = HEARTBEAT_INTERVAL_SECONDS / CHECKS_PER_HEARTBEAT
     for look in itertools.count():
         if look % CHECKS_PER_HEARTBEAT == 0:
-            wire.post(heartbeat())
+            channel.post(heartbeat())
         began = time.monotonic()
         await asyncio.sleep(pause)
         was_asleep = (
             time.monotonic() - began > 2 * HEARTBEAT_INTERVAL_SECONDS
         )  # this process itself: what came has not been read yet
-        if wire.silent_seconds > SILENCE_TIMEOUT_SECONDS and not was_asleep:
-            raise ChannelLost(f"nothing was heard for {wire.silent_seconds:.1f} s")
+        if channel.silent_seconds > SILENCE_TIMEOUT_SECONDS and not was_asleep:
+            raise ChannelLost(f"nothing was heard for {channel.silent_seconds:.1f} s")
 
 
 # --- meeting ---------------------------------------------------------------------------------------------------------
@@ -243,7 +252,7 @@ async def _prove_second(connection: socket.socket, handshake: Handshake) -> None
     try:
         handshake.hear_proof(await _read(connection))
     except NotAdmitted:
-        await _write(connection, REFUSED)
+        await _write(connection, PROOF_REFUSED)
         raise
     await _write(connection, handshake.proof())
 

@@ -27,7 +27,7 @@ VERSION = f"{__version__} (protocol {PROTOCOL})"
 ROOT, WORKER = "root", "worker"
 
 
-NO_MESSAGE = (msgspec.DecodeError, ValueError, RecursionError)
+DECODE_ERRORS = (msgspec.DecodeError, ValueError, RecursionError)
 """What msgspec raises: also where a text is no UTF-8, and where lists lie in lists without end."""
 
 
@@ -44,15 +44,15 @@ class Proof(msgspec.Struct, frozen=True, array_like=True, tag="proof"):
     mac: bytes
 
 
-class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
+class ProofRefused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
     """The last frame: the proof is not one."""
 
 
-Said = Hello | Proof | Refused
-_decode = msgspec.msgpack.Decoder(Said).decode
+HandshakeMessage = Hello | Proof | ProofRefused
+_decode = msgspec.msgpack.Decoder(HandshakeMessage).decode
 
 
-class Keys(NamedTuple):
+class SigningKeys(NamedTuple):
     mine: bytes
     theirs: bytes
 
@@ -82,27 +82,27 @@ class Handshake:
 
     def hear_proof(self, data: bytes) -> None:
         said = self._decoded(data)
-        if isinstance(said, Refused):
+        if isinstance(said, ProofRefused):
             raise NotAdmitted(f"the {self._other} has another secret; give both the same --secret-file")
         if not isinstance(said, Proof) or not hmac.compare_digest(said.mac, self._signed("proof", self._other)):
             raise NotAdmitted(f"the {self._other} does not know the secret; give both the same --secret-file")
 
-    def keys(self) -> Keys:
-        return Keys(self._signed("frames", self._role), self._signed("frames", self._other))
+    def keys(self) -> SigningKeys:
+        return SigningKeys(self._signed("frames", self._role), self._signed("frames", self._other))
 
     def _signed(self, what: str, role: str) -> bytes:
         """Every part has a length before it: no two handshakes can be read as one another."""
         root, worker = (self.hello, self._heard) if self._role == ROOT else (self._heard, self.hello)
         return hmac.digest(self._secret, msgspec.msgpack.encode(("windlass", what, role, root, worker)), "sha256")
 
-    def _decoded(self, data: bytes) -> Said:
+    def _decoded(self, data: bytes) -> HandshakeMessage:
         try:
             return _decode(data)
-        except NO_MESSAGE:
+        except DECODE_ERRORS:
             raise NotAdmitted("it does not speak as Windlass does") from None
 
 
-REFUSED = msgspec.msgpack.encode(Refused())
+PROOF_REFUSED = msgspec.msgpack.encode(ProofRefused())
 
 
 def _shown(version: str) -> str:

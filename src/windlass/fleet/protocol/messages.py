@@ -15,7 +15,7 @@ from windlass.weights.tensors.slices import Slice
 from windlass.weights.transfer.pieces import Catalogue, Piece
 
 
-class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class FleetMessage(msgspec.Struct, frozen=True, array_like=True, tag=True):
     pass
 
 
@@ -27,13 +27,13 @@ class RankReport(msgspec.Struct, frozen=True, array_like=True):
     heartbeat: RankHeartbeat
 
 
-class Heartbeat(Message, frozen=True):
+class Heartbeat(FleetMessage, frozen=True):
     """Every second. A worker tells what its ranks have done so far."""
 
     ranks: list[RankReport] = []
 
 
-class Goodbye(Message, frozen=True):
+class Goodbye(FleetMessage, frozen=True):
     """Nothing more will be said; not an accident."""
 
     reason: str = ""
@@ -42,7 +42,7 @@ class Goodbye(Message, frozen=True):
 # --- from the root
 
 
-class Join(Message, frozen=True):
+class Join(FleetMessage, frozen=True):
     """The first message. A worker has one root at a time; one that comes back replaces itself."""
 
     root: bytes
@@ -51,11 +51,11 @@ class Join(Message, frozen=True):
     """Of its machine, for people to read."""
 
 
-class Probe(Message, frozen=True):
+class ProbeRequest(FleetMessage, frozen=True):
     pass
 
 
-class Prepare(Message, frozen=True):
+class PrepareWeights(FleetMessage, frozen=True):
     """What a worker must have before the epoch can start."""
 
     epoch: int
@@ -68,18 +68,18 @@ class Prepare(Message, frozen=True):
     """Of all ranks of this worker."""
 
 
-class PartData(Message, frozen=True):
+class PieceData(FleetMessage, frozen=True):
     epoch: int
     piece: Piece
 
 
-class PartsEnd(Message, frozen=True):
+class PiecesEnd(FleetMessage, frozen=True):
     """All that was wanted has been sent."""
 
     epoch: int
 
 
-class NoPart(Message, frozen=True):
+class PiecesFailed(FleetMessage, frozen=True):
     """What was wanted cannot be read; the reason say why."""
 
     epoch: int
@@ -87,34 +87,34 @@ class NoPart(Message, frozen=True):
 
 
 def key_name(epoch: int) -> str:
-    """Under which an epoch's key is covered (channel.Wire)."""
+    """Under which an epoch's key is mask_key (channel.Wire)."""
     return f"key of epoch {epoch}"
 
 
-class Start(Message, frozen=True):
+class StartRanks(FleetMessage, frozen=True):
     """One process a job, after Prepare where there is something to read. What the worker holds, and where, it fills in itself."""
 
     epoch: int
     jobs: list[RankJob]
 
 
-class EndEpoch(Message, frozen=True):
+class EndEpoch(FleetMessage, frozen=True):
     epoch: int
 
 
-class Note(Message, frozen=True):
+class EpochKeyFound(FleetMessage, frozen=True):
     """To TakeNote."""
 
     id: int
     value: bytes
 
 
-class NoNote(Message, frozen=True):
+class EpochKeyMissing(FleetMessage, frozen=True):
     id: int
     reason: str
 
 
-class HeartbeatsRequest(Message, frozen=True):
+class HeartbeatsRequest(FleetMessage, frozen=True):
     """A heartbeat of every rank, now."""
 
     id: int
@@ -123,18 +123,18 @@ class HeartbeatsRequest(Message, frozen=True):
 # --- from a worker
 
 
-class Joined(Message, frozen=True):
+class Joined(FleetMessage, frozen=True):
     name: str
     """Of its machine."""
 
 
-class Busy(Message, frozen=True):
+class WorkerBusy(FleetMessage, frozen=True):
     """The last message: another root has this worker."""
 
     reason: str
 
 
-class ProbeAnswer(Message, frozen=True):
+class ProbeAnswer(FleetMessage, frozen=True):
     name: str
     address: str
     """Where other ranks reach its ranks: of the named interface, else the one that the root came to."""
@@ -148,14 +148,14 @@ class ProbeAnswer(Message, frozen=True):
     gpus: tuple[Device, ...] = ()
 
 
-class WantParts(Message, frozen=True):
+class PiecesRequest(FleetMessage, frozen=True):
     """All that is missing, once; pieces come until there is nothing left of it, without an answer to each."""
 
     epoch: int
     slices: list[Slice]
 
 
-class Progress(Message, frozen=True):
+class TransferProgress(FleetMessage, frozen=True):
     """Of what was missing, and of how much; also what is read from the disk when ranks load."""
 
     epoch: int
@@ -165,33 +165,33 @@ class Progress(Message, frozen=True):
     """-1: receiving, not loading."""
 
 
-class Prepared(Message, frozen=True):
+class WeightsPrepared(FleetMessage, frozen=True):
     epoch: int
     held_bytes: int = 0
     received_bytes: int = 0
 
 
-class NotHeld(Message, frozen=True):
+class PrepareFailed(FleetMessage, frozen=True):
     """An epoch cannot be prepared here; the reason say why."""
 
     epoch: int
     reason: str
 
 
-class Started(Message, frozen=True):
+class RanksStarted(FleetMessage, frozen=True):
     """Processes there are; each tells when it is ready."""
 
     epoch: int
     pids: list[int]
 
 
-class RankReady(Message, frozen=True):
+class RankReady(FleetMessage, frozen=True):
     epoch: int
     rank: int
     weights_bytes: int = 0
 
 
-class RankEnded(Message, frozen=True):
+class RankEnded(FleetMessage, frozen=True):
     """Whatever the reason: a rank never ends by itself while its epoch is wanted."""
 
     epoch: int
@@ -202,26 +202,26 @@ class RankEnded(Message, frozen=True):
     short_bytes: int = 0
 
 
-class Ended(Message, frozen=True):
+class EpochEnded(FleetMessage, frozen=True):
     """To EndEpoch: no process of it is left."""
 
     epoch: int
 
 
-class PutNote(Message, frozen=True):
+class PutEpochKey(FleetMessage, frozen=True):
     epoch: int
     key: str
     value: bytes
 
 
-class TakeNote(Message, frozen=True):
+class TakeEpochKey(FleetMessage, frozen=True):
     epoch: int
     id: int
     key: str
     timeout_seconds: float
 
 
-class Heartbeats(Message, frozen=True):
+class Heartbeats(FleetMessage, frozen=True):
     """To HeartbeatsRequest."""
 
     id: int
@@ -231,33 +231,33 @@ class Heartbeats(Message, frozen=True):
 FromRoot = (
     Join
     | Heartbeat
-    | Probe
-    | Prepare
-    | PartData
-    | PartsEnd
-    | NoPart
-    | Start
+    | ProbeRequest
+    | PrepareWeights
+    | PieceData
+    | PiecesEnd
+    | PiecesFailed
+    | StartRanks
     | EndEpoch
-    | Note
-    | NoNote
+    | EpochKeyFound
+    | EpochKeyMissing
     | HeartbeatsRequest
     | Goodbye
 )
 FromWorker = (
     Joined
-    | Busy
+    | WorkerBusy
     | Heartbeat
     | ProbeAnswer
-    | WantParts
-    | Progress
-    | Prepared
-    | NotHeld
-    | Started
+    | PiecesRequest
+    | TransferProgress
+    | WeightsPrepared
+    | PrepareFailed
+    | RanksStarted
     | RankReady
     | RankEnded
-    | Ended
-    | PutNote
-    | TakeNote
+    | EpochEnded
+    | PutEpochKey
+    | TakeEpochKey
     | Heartbeats
     | Goodbye
 )

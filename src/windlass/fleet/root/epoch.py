@@ -20,14 +20,14 @@ from windlass.core.ranks.epoch import EpochPlan
 from windlass.core.ranks.rendezvous import KEY_BYTES, Meeting
 from windlass.engine.client.transport import EngineTransport
 from windlass.engine.protocol import LoadProgress
-from windlass.engine.ranks.messages import HEARTBEAT_TIMEOUT_SECONDS, FromRank, HeartbeatRequest, Put, RankHeartbeat, Take
+from windlass.engine.ranks.messages import HEARTBEAT_TIMEOUT_SECONDS, FromRank, HeartbeatRequest, PutKey, RankHeartbeat, TakeKey
 from windlass.errors import Error, Impossible
 from windlass.fleet.protocol import messages
 from windlass.fleet.protocol.channel import ChannelLost
 from windlass.fleet.protocol.messages import FromWorker
-from windlass.fleet.root.board import EpochBoard
 from windlass.fleet.root.member import Member
-from windlass.fleet.transfer.send import Sending, send
+from windlass.fleet.root.store import EpochStore
+from windlass.fleet.transfer.send import CheckpointSender, send
 from windlass.fleet.worker.rank_processes import RankConnection, connect_rank
 
 HEARTBEAT_REPLY_SECONDS = 1.0
@@ -69,7 +69,7 @@ class Epoch:
         self.heartbeats: dict[int, RankHeartbeat] = {}
         self.held_bytes: dict[int, int] = {}
         """Of weights, by rank; of the first its engine tells itself."""
-        self._progress, self._board = progress, EpochBoard()
+        self._progress, self._board = progress, EpochStore()
         self._meeting = meeting_of(plan, members, launch.sync, launch.device)
         self._prepared: dict[str, asyncio.Future[None]] = {}
         self._sending: set[asyncio.Task[None]] = set()
@@ -94,19 +94,19 @@ class Epoch:
 
     # --- beginning
 
-    async def prepare(self, sending: Sending) -> None:
+    async def prepare(self, sending: CheckpointSender) -> None:
         """All machines but this one have their weights when it returns. Raises MemberFailed."""
         self._source = sending
         others = [member for member in self.taking_part if not member.is_own]
         for member in others:
             slices = await asyncio.to_thread(self._needed, sending, member)
             self._prepared[member.name] = asyncio.get_running_loop().create_future()
-            member.wire.post(
-                messages.Prepare(self.number, sending.catalogue, sending.fingerprint, str(sending.path.absolute()), slices)
+            member.channel.post(
+                messages.PrepareWeights(self.number, sending.catalogue, sending.fingerprint, str(sending.path.absolute()), slices)
             )
         await asyncio.gather(*self._prepared.values())
 
-    def _needed(self, sending: Sending, member: Member) -> list[messages.Slice]:
+    def _needed(self, sending: CheckpointSender, member: Member) -> list[messages.Slice]:
         from windlass.weights.tensors.slices import disjoint
 
         return disjoint(one for rank in self.ranks(member) for one in sending.needed(self.plan, rank))
@@ -116,7 +116,7 @@ class Epoch:
         for member in self.taking_part:
             jobs = [self._job(rank, self._remote_meeting(member)) for rank in self.ranks(member) if rank]
             if jobs:
-                member.wire.post(messages.Start(self.number, jobs))
+                member.channel.post(messages.StartRanks(self.number, jobs))
         if self.plan.layout.world == 1:
             return make_engine(RankJob(launch=self.launch, epoch=self.number), None)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -140,7 +140,7 @@ class Epoch:
 
     def _remote_meeting(self, member: Member) -> Meeting:
         """Frames are signed but not encrypted, so the epoch's key travels masked (session.py unmasks it)."""
-        key = member.wire.covered(self._meeting.key, messages.key_name(self.number))
+        key = member.channel.mask_key(self._meeting.key, messages.key_name(self.number))
         return msgspec.structs.replace(self._meeting, key=key)
 
     # --- while it lasts
@@ -148,13 +148,13 @@ class Epoch:
     def hear(self, member: Member, message: FromWorker) -> None:
         """What concerns the epoch, and is no end of a rank."""
         match message:
-            case messages.PutNote() | messages.TakeNote():
+            case messages.PutEpochKey() | messages.TakeEpochKey():
                 if message.epoch == self.number:
-                    self._board.hear(message, member.wire.post)
-            case messages.WantParts():
+                    self._board.hear(message, member.channel.post)
+            case messages.PiecesRequest():
                 if message.epoch == self.number:
                     self._begin(self._send(member, message))
-            case messages.Progress():
+            case messages.TransferProgress():
                 if message.rank < 0:
                     self._tell(member, "receiving", message.done_bytes, message.total_bytes)
                 else:
@@ -162,9 +162,9 @@ class Epoch:
             case messages.RankReady():
                 if message.epoch == self.number:
                     self.held_bytes[message.rank] = message.weights_bytes
-            case messages.Prepared():
+            case messages.WeightsPrepared():
                 self._has_prepared(member, message.epoch, None)
-            case messages.NotHeld():
+            case messages.PrepareFailed():
                 self._has_prepared(member, message.epoch, MemberFailed(member.name, message.reason))
             case messages.Heartbeat() | messages.Heartbeats():
                 self.heartbeats.update({done.rank: done.heartbeat for done in message.ranks})
@@ -180,18 +180,18 @@ class Epoch:
         else:
             waiting.set_exception(error)
 
-    async def _send(self, member: Member, wanted: messages.WantParts) -> None:
+    async def _send(self, member: Member, wanted: messages.PiecesRequest) -> None:
         async def write(piece: messages.Piece) -> None:
-            await member.wire.send(messages.PartData(self.number, piece))
+            await member.channel.send(messages.PieceData(self.number, piece))
 
         try:
             await send(self._source, wanted.slices, write, lambda _done, _total: None)  # the worker itself tells what has come
-            member.wire.post(messages.PartsEnd(self.number))
+            member.channel.post(messages.PiecesEnd(self.number))
         except ChannelLost:  # who it was is told by its own connection
             pass
         except Exception as error:  # noqa: BLE001 - the edge of a task: whoever waits is told
             reason = str(error) if isinstance(error, Error | OSError) else f"{type(error).__name__}: {error}"
-            member.wire.post(messages.NoPart(self.number, reason))
+            member.channel.post(messages.PiecesFailed(self.number, reason))
 
     def _rank_said(self, heard: FromRank) -> None:
         """The first rank."""
@@ -200,7 +200,7 @@ class Epoch:
                 self.heartbeats[0], self._last_heartbeat = heard, time.monotonic()
                 if heard.is_reply and self._asked is not None and not self._asked.done():
                     self._asked.set_result(heard)
-            case Put() | Take():
+            case PutKey() | TakeKey():
                 if self._connection is not None:
                     self._board.hear_rank(heard, self._connection.tell)
             case LoadProgress():
@@ -256,7 +256,7 @@ class Epoch:
         for task in self._sending:
             task.cancel()
         for member in self.members:
-            member.wire.post(messages.EndEpoch(self.number))
+            member.channel.post(messages.EndEpoch(self.number))
         if self._connection is not None:
             self._connection.close()
 

@@ -12,7 +12,7 @@ GROUP_LOST = "GroupLost"
 Phase = Literal["idle", "requested", "starting", "running"]
 
 
-class Worker(Frozen):
+class WorkerState(Frozen):
     name: str
     is_connected: bool = False
     since: float = 0.0
@@ -26,8 +26,8 @@ class Worker(Frozen):
     """It answers and refuses: another secret, another version, or busy with another root."""
 
 
-class State(Frozen):
-    workers: tuple[Worker, ...]
+class FleetState(Frozen):
+    workers: tuple[WorkerState, ...]
     phase: Phase = "idle"
     since: float = 0.0
     """When the phase began."""
@@ -46,7 +46,7 @@ class State(Frozen):
     is_proven: bool = False
     """An epoch with all workers became ready once: from then on the root continues with those that are left."""
 
-    def worker(self, name: str) -> Worker:
+    def worker(self, name: str) -> WorkerState:
         return next(worker for worker in self.workers if worker.name == name)
 
 

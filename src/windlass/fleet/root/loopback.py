@@ -7,14 +7,14 @@ from typing import Generic, TypeVar
 
 from windlass.fleet.protocol.channel import ChannelLost
 from windlass.fleet.protocol.messages import FromRoot, FromWorker
-from windlass.fleet.worker.equipment import Equipment, Journal
+from windlass.fleet.worker.config import WorkerConfig, WorkerLog
 from windlass.fleet.worker.session import Session
 
 Said = TypeVar("Said")
 Heard = TypeVar("Heard")
 
 
-class MemoryWire(Generic[Said, Heard]):
+class MemoryChannel(Generic[Said, Heard]):
     """One end. Nobody is silent in one's own process."""
 
     silent_seconds = 0.0
@@ -37,7 +37,7 @@ class MemoryWire(Generic[Said, Heard]):
             raise ChannelLost("the other side closed the connection")
         return found
 
-    def covered(self, key: bytes, name: str) -> bytes:
+    def mask_key(self, key: bytes, name: str) -> bytes:
         """Nobody can listen."""
         return key
 
@@ -48,8 +48,8 @@ class MemoryWire(Generic[Said, Heard]):
             self._outbox.put_nowait(None)
 
 
-class Quiet:
-    """A journal that nobody reads."""
+class NullLog:
+    """A log that nobody reads."""
 
     def line(self, text: str) -> None:
         pass
@@ -61,15 +61,15 @@ class Quiet:
 class LoopbackMachine:
     """Begins when it is made, on the event loop that runs then, in whose thread ranks are started and with which they end."""
 
-    def __init__(self, device: str = "cpu", journal: Journal | None = None) -> None:
+    def __init__(self, device: str = "cpu", log: WorkerLog | None = None) -> None:
         to_here: asyncio.Queue[FromRoot | None] = asyncio.Queue()
         to_root: asyncio.Queue[FromWorker | None] = asyncio.Queue()
-        self.wire: MemoryWire[FromRoot, FromWorker] = MemoryWire(to_root, to_here)
-        here: MemoryWire[FromWorker, FromRoot] = MemoryWire(to_here, to_root)
-        session = Session(here, Equipment(device=device), journal or Quiet())
+        self.channel: MemoryChannel[FromRoot, FromWorker] = MemoryChannel(to_root, to_here)
+        here: MemoryChannel[FromWorker, FromRoot] = MemoryChannel(to_here, to_root)
+        session = Session(here, WorkerConfig(device=device), log or NullLog())
         self._running = asyncio.get_running_loop().create_task(session.run())
 
     async def close(self) -> None:
         """No rank is left when this returns. May be called twice."""
-        self.wire.close()
+        self.channel.close()
         await asyncio.wait([self._running])

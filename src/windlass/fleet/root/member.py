@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from windlass.core.ranks.address import worker_address
 from windlass.core.ranks.epoch import Node
 from windlass.fleet.protocol import messages
-from windlass.fleet.protocol.channel import Channel, ChannelLost, Wire, dial
+from windlass.fleet.protocol.channel import Channel, ChannelLost, MessageChannel, dial
 from windlass.fleet.protocol.messages import FromRoot, FromWorker
 
 ROOT = "root"
@@ -21,14 +21,14 @@ PROBE_SECONDS = 60.0
 Answer = TypeVar("Answer")
 
 
-class NotOurs(Exception):
+class WorkerRefused(Exception):
     """A worker that answers, and will not work for this root."""
 
 
 class Member:
-    def __init__(self, name: str, wire: Wire[FromRoot, FromWorker], own_address: str = "") -> None:
+    def __init__(self, name: str, channel: MessageChannel[FromRoot, FromWorker], own_address: str = "") -> None:
         """`own_address`: of the root, as this machine sees it."""
-        self.name, self.wire, self.own_address = name, wire, own_address
+        self.name, self.channel, self.own_address = name, channel, own_address
         self.probe = messages.ProbeAnswer("", "", 1, 0, 0.0, "cpu")
         self._asked: dict[object, asyncio.Future[Any]] = {}
         self._numbers = itertools.count()
@@ -51,7 +51,7 @@ class Member:
 
     async def look(self) -> messages.ProbeAnswer:
         """Its memory as it is now."""
-        self.probe = await self._ask(messages.Probe(), messages.ProbeAnswer, PROBE_SECONDS)
+        self.probe = await self._ask(messages.ProbeRequest(), messages.ProbeAnswer, PROBE_SECONDS)
         return self.probe
 
     async def heartbeats(self) -> list[messages.RankReport]:
@@ -69,7 +69,7 @@ class Member:
 
     async def _ask(self, question: FromRoot, key: object, seconds: float = ANSWER_SECONDS) -> Any:
         waiting = self._asked.setdefault(key, asyncio.get_running_loop().create_future())
-        self.wire.post(question)
+        self.channel.post(question)
         try:
             async with asyncio.timeout(seconds):
                 return await asyncio.shield(waiting)
@@ -85,8 +85,8 @@ async def join(name: str, secret: bytes, root: bytes, this_host: str) -> Member:
         channel.post(messages.Join(root, this_host))
         async with asyncio.timeout(ANSWER_SECONDS):
             answer = await channel.receive()
-        if isinstance(answer, messages.Busy):
-            raise NotOurs(f"{name} is {answer.reason}")
+        if isinstance(answer, messages.WorkerBusy):
+            raise WorkerRefused(f"{name} is {answer.reason}")
         if not isinstance(answer, messages.Joined):
             raise ChannelLost(f"{name} did not say whether it joins")
     except TimeoutError:

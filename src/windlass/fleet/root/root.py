@@ -30,11 +30,11 @@ from windlass.fleet.protocol.channel import ChannelLost, keep_alive
 from windlass.fleet.protocol.handshake import NotAdmitted
 from windlass.fleet.root import events
 from windlass.fleet.root.epoch import Epoch, MakeEngine, MemberFailed, NodeProgress, checkpoint
-from windlass.fleet.root.events import Event, FailRequests, StartEpoch, State, StopEpoch
+from windlass.fleet.root.events import Event, FailRequests, FleetState, StartEpoch, StopEpoch
 from windlass.fleet.root.loopback import LoopbackMachine
-from windlass.fleet.root.member import ROOT, Member, NotOurs, join
+from windlass.fleet.root.member import ROOT, Member, WorkerRefused, join
 from windlass.fleet.root.state_machine import next_action
-from windlass.fleet.transfer.send import Sending
+from windlass.fleet.transfer.send import CheckpointSender
 
 Replan = Callable[[Sequence[Node]], EpochPlan]
 """The machines that are here, this one first, to a layout, shares, stages, and who has which ranks. Raises DoesNotFit."""
@@ -73,7 +73,7 @@ class Fleet:
         """
         self._launch, self._replan, self._secret = launch, replan, secret
         self._notify, self._progress, self._make_engine = notify, progress, make_engine
-        self._state = State(workers=tuple(events.Worker(name=name) for name in launch.workers))
+        self._state = FleetState(workers=tuple(events.WorkerState(name=name) for name in launch.workers))
         self._id, self._host = secrets.token_bytes(ROOT_BYTES), socket.gethostname()
         self._members: dict[str, Member] = {}
         self._own: LoopbackMachine | None = None
@@ -81,7 +81,7 @@ class Fleet:
         self._epoch: Epoch | None = None
         self._beginning: asyncio.Task[None] | None = None
         self._leaving: list[EngineTransport] = []
-        self._sending: Sending | None = None
+        self._sending: CheckpointSender | None = None
         self._problem: Error | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._is_closed = False
@@ -132,7 +132,7 @@ class Fleet:
             transport.kill()
         self._event(events.EngineReleased())
         for member in self._members.values():
-            member.wire.post(messages.Goodbye("the root ends"))
+            member.channel.post(messages.Goodbye("the root ends"))
         tasks = [*self._tasks, *([self._beginning] if self._beginning is not None else [])]
         for task in tasks:
             task.cancel()
@@ -192,7 +192,7 @@ class Fleet:
         if self._own is not None:
             return
         self._own = LoopbackMachine(self._launch.device)
-        own = self._members[ROOT] = Member(ROOT, self._own.wire)
+        own = self._members[ROOT] = Member(ROOT, self._own.channel)
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._listen(own)), loop.create_task(self._tick())]
         self._tasks += [loop.create_task(self._keep(worker.name)) for worker in self._state.workers]
@@ -204,7 +204,7 @@ class Fleet:
             try:
                 member = await join(name, self._secret, self._id, self._host)
                 reason = await self._hold(member)
-            except (NotAdmitted, NotOurs) as error:
+            except (NotAdmitted, WorkerRefused) as error:
                 reason, refused, pause = str(error), True, SECONDS_AFTER_REFUSAL
             except ChannelLost as error:
                 reason = str(error)
@@ -213,7 +213,7 @@ class Fleet:
 
     async def _hold(self, member: Member) -> str:
         """Until it is lost; in reason why."""
-        doing = [asyncio.ensure_future(work) for work in (self._listen(member), keep_alive(member.wire))]
+        doing = [asyncio.ensure_future(work) for work in (self._listen(member), keep_alive(member.channel))]
         looking = asyncio.ensure_future(member.look())
         try:
             await asyncio.wait([looking, *doing], return_when=asyncio.FIRST_COMPLETED)
@@ -228,10 +228,10 @@ class Fleet:
             for task in (looking, *doing):
                 task.cancel()
             await asyncio.gather(looking, *doing, return_exceptions=True)
-            member.wire.close()
+            member.channel.close()
 
     async def _listen(self, member: Member) -> None:
-        while not isinstance(message := await member.wire.receive(), messages.Goodbye):
+        while not isinstance(message := await member.channel.receive(), messages.Goodbye):
             if member.hear(message):
                 continue
             epoch = self._epoch
@@ -336,9 +336,9 @@ class Fleet:
                 raise Unavailable(f"this machine could not be measured: {error}") from None
             raise MemberFailed(member.name, str(error)) from None
 
-    async def _opened(self, path: Any) -> Sending:
+    async def _opened(self, path: Any) -> CheckpointSender:
         if self._sending is None:
-            self._sending = await asyncio.to_thread(Sending, path)
+            self._sending = await asyncio.to_thread(CheckpointSender, path)
         return self._sending
 
     async def _left(self) -> None:

@@ -19,15 +19,15 @@ from windlass.fleet.root.events import (
     EpochStartFailed,
     Event,
     FailRequests,
+    FleetState,
     Phase,
     RankExited,
     StartEpoch,
-    State,
     StopEpoch,
     Tick,
-    Worker,
     WorkerJoined,
     WorkerLost,
+    WorkerState,
 )
 
 FIRST_SECONDS = 15.0
@@ -42,10 +42,10 @@ FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 5.0, 300.0
 MAX_UNEXPLAINED = 3
 """Epochs lost in a row for an unknown reason before a request is taken to be the cause."""
 
-Next = tuple[State, tuple[Action, ...]]
+Next = tuple[FleetState, tuple[Action, ...]]
 
 
-def next_action(state: State, event: Event, now: float) -> Next:
+def next_action(state: FleetState, event: Event, now: float) -> Next:
     match event:
         case WorkerJoined():
             state = _update(state, event.name, is_connected=True, since=now, reason="", is_refused=False)
@@ -78,7 +78,7 @@ def pause_seconds(failures: int) -> float:
 # --- transitions
 
 
-def _advance(state: State, now: float) -> Next:
+def _advance(state: FleetState, now: float) -> Next:
     """What follows from the time and from who is connected."""
     if state.phase == "requested":
         return _start(state, now)
@@ -94,7 +94,7 @@ def _advance(state: State, now: float) -> Next:
     return state, ()
 
 
-def _start(state: State, now: float) -> Next:
+def _start(state: FleetState, now: float) -> Next:
     if not state.is_proven:
         away = [worker for worker in state.workers if not worker.is_connected]
         if away and now - state.since < FIRST_SECONDS and not any(worker.is_refused for worker in away):
@@ -108,7 +108,7 @@ def _start(state: State, now: float) -> Next:
     return state, (StartEpoch(number=state.number, members=members),)
 
 
-def _worker_lost(state: State, event: WorkerLost, now: float) -> Next:
+def _worker_lost(state: FleetState, event: WorkerLost, now: float) -> Next:
     before = state.worker(event.name)
     since = now if before.is_connected else before.since
     state = _update(state, event.name, is_connected=False, since=since, reason=event.reason, is_refused=event.is_refused)
@@ -117,7 +117,7 @@ def _worker_lost(state: State, event: WorkerLost, now: float) -> Next:
     return _advance(state, now)
 
 
-def _rank_exited(state: State, event: RankExited, now: float) -> Next:
+def _rank_exited(state: FleetState, event: RankExited, now: float) -> Next:
     if not _is_active(state):
         return state, ()
     if event.kind == GROUP_LOST:
@@ -128,7 +128,7 @@ def _rank_exited(state: State, event: RankExited, now: float) -> Next:
     return _stop(state, now, f"a rank {where} {event.reason}", blameless=event.kind != "")
 
 
-def _engine_exited(state: State, event: EngineExited, now: float) -> Next:
+def _engine_exited(state: FleetState, event: EngineExited, now: float) -> Next:
     if not _is_active(state):
         return state, ()
     if event.kind == GROUP_LOST:
@@ -138,7 +138,7 @@ def _engine_exited(state: State, event: EngineExited, now: float) -> Next:
     return _stop(state, now, event.reason, blameless=False)
 
 
-def _start_failed(state: State, event: EpochStartFailed, now: float) -> Next:
+def _start_failed(state: FleetState, event: EpochStartFailed, now: float) -> Next:
     """If a worker is at fault the others continue without it, but not before an epoch with all of them has run."""
     if not _is_active(state):
         return state, ()
@@ -149,7 +149,7 @@ def _start_failed(state: State, event: EpochStartFailed, now: float) -> Next:
     return _stop(state, now, f"{event.name}: {event.reason}")
 
 
-def _unexplained(state: State, now: float) -> Next:
+def _unexplained(state: FleetState, now: float) -> Next:
     """Workers that complained may be unable to reach each other: in the end they are left out, one after the other."""
     reason = f"ranks lost each other although every worker is connected ({state.complaint})"
     if not state.is_proven:
@@ -162,7 +162,7 @@ def _unexplained(state: State, now: float) -> Next:
     return _stop(state, now, reason, blameless=count < MAX_UNEXPLAINED)
 
 
-def _stop(state: State, now: float, reason: str, blameless: bool = True) -> Next:
+def _stop(state: FleetState, now: float, reason: str, blameless: bool = True) -> Next:
     stopped = _enter(state, "idle", now)
     return stopped, (StopEpoch(number=state.number, reason=reason, blameless=blameless),) if _is_active(state) else ()
 
@@ -170,29 +170,29 @@ def _stop(state: State, now: float, reason: str, blameless: bool = True) -> Next
 # --- questions
 
 
-def _is_active(state: State) -> bool:
+def _is_active(state: FleetState) -> bool:
     return state.phase in ("starting", "running")
 
 
-def _may_start(state: State, worker: Worker, now: float) -> bool:
+def _may_start(state: FleetState, worker: WorkerState, now: float) -> bool:
     """A member of the last epoch that is still connected need not be steady first."""
     if not worker.is_connected or now < worker.not_before:
         return False
     return not state.is_proven or worker.name in state.members or _is_steady(worker, now)
 
 
-def _is_steady(worker: Worker, now: float) -> bool:
+def _is_steady(worker: WorkerState, now: float) -> bool:
     return worker.is_connected and now - worker.since >= STEADY_SECONDS and now >= worker.not_before
 
 
-def _is_worth_it(state: State, worker: Worker, now: float) -> bool:
+def _is_worth_it(state: FleetState, worker: WorkerState, now: float) -> bool:
     """To restart the epoch with it. After several failures the others run for as long as it is left out, so that they make progress."""
     if not _is_steady(worker, now) or worker.failures <= 1:
         return _is_steady(worker, now)
     return state.phase == "running" and now - state.since >= pause_seconds(worker.failures)
 
 
-def _why_away(worker: Worker) -> str:
+def _why_away(worker: WorkerState) -> str:
     if worker.is_refused:
         return worker.reason
     return f"{worker.reason or f'{worker.name} does not answer'}; start `windlass worker` there, or leave it out of --workers"
@@ -201,28 +201,28 @@ def _why_away(worker: Worker) -> str:
 # --- changes of the state
 
 
-def _enter(state: State, phase: Phase, now: float) -> State:
+def _enter(state: FleetState, phase: Phase, now: float) -> FleetState:
     return msgspec.structs.replace(state, phase=phase, since=now)
 
 
-def _suspect(state: State, reason: str, now: float) -> State:
+def _suspect(state: FleetState, reason: str, now: float) -> FleetState:
     if state.suspected is not None:
         return state
     return msgspec.structs.replace(state, suspected=now, complaint=reason)
 
 
-def _count_failure(state: State, name: str, now: float, at_least: int = 1) -> State:
+def _count_failure(state: FleetState, name: str, now: float, at_least: int = 1) -> FleetState:
     failures = max(state.worker(name).failures + 1, at_least)
     return _update(state, name, failures=failures, not_before=now + pause_seconds(failures))
 
 
-def _clear_failures(state: State) -> State:
+def _clear_failures(state: FleetState) -> FleetState:
     workers = tuple(
         msgspec.structs.replace(worker, failures=0) if worker.name in state.members else worker for worker in state.workers
     )
     return msgspec.structs.replace(state, workers=workers, unexplained=0)
 
 
-def _update(state: State, name: str, **changes: object) -> State:
+def _update(state: FleetState, name: str, **changes: object) -> FleetState:
     workers = tuple(msgspec.structs.replace(worker, **changes) if worker.name == name else worker for worker in state.workers)
     return msgspec.structs.replace(state, workers=workers)

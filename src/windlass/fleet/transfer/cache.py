@@ -43,17 +43,17 @@ STALE_SECONDS = 3600.0
 _numbers = count()
 
 
-class Cache:
+class WeightCache:
     def __init__(self, folder: Path, limit_bytes: int | None = None) -> None:
         """`limit_bytes`: of all checkpoints together; None: as the disk goes."""
         self.folder, self.limit_bytes = folder, limit_bytes
 
-    def using(self, catalogue: Catalogue) -> Use:
+    def using(self, catalogue: Catalogue) -> CacheEntry:
         """A checkpoint that is in use, till it is closed: nothing of it is removed to make room for others."""
         folder = self.folder / catalogue.key
         with explained(folder, 0):
             folder.mkdir(parents=True, exist_ok=True)
-        return Use(self, folder, catalogue)
+        return CacheEntry(self, folder, catalogue)
 
     def num_bytes(self) -> int:
         return sum(_folder_bytes(folder) for folder in self._folders())
@@ -72,10 +72,10 @@ class Cache:
         return [path for path in self.folder.iterdir() if (path / LOCK).exists()] if self.folder.is_dir() else []
 
 
-class Use:
+class CacheEntry:
     """One checkpoint of the cache, locked. For one thread at a time; other processes may use it too."""
 
-    def __init__(self, cache: Cache, folder: Path, catalogue: Catalogue) -> None:
+    def __init__(self, cache: WeightCache, folder: Path, catalogue: Catalogue) -> None:
         self._cache, self.folder = cache, folder
         self._lock = _locked(folder)
         try:
@@ -144,7 +144,7 @@ class Use:
             os.close(self._lock)
             self._lock = -1
 
-    def __enter__(self) -> Use:
+    def __enter__(self) -> CacheEntry:
         return self
 
     def __exit__(self, *_: object) -> None:

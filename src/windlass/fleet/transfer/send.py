@@ -26,7 +26,7 @@ Progress = Callable[[int, int], None]
 """Bytes that were sent, and of how many."""
 
 
-class Sending:
+class CheckpointSender:
     """A checkpoint that is open for reading. Threads may read pieces of it at once."""
 
     def __init__(self, path: Path) -> None:
@@ -65,7 +65,9 @@ class Sending:
         return Piece(slices=slices, data=data, checksum=checksum(slices, data))
 
 
-async def send(sending: Sending, slices: Sequence[Slice], write: Callable[[Piece], Awaitable[None]], progress: Progress) -> None:
+async def send(
+    sending: CheckpointSender, slices: Sequence[Slice], write: Callable[[Piece], Awaitable[None]], progress: Progress
+) -> None:
     """One worker's slices, as quickly as `write` takes them; it waits while the link is full."""
     done, total = 0, sending.num_bytes(slices)
     progress(0, total)

@@ -14,7 +14,7 @@ MAX_LOOKED_AT = 10_000
 """Folders; somebody may have named the root of a disk."""
 
 
-class LocalModels:
+class LocalCheckpoints:
     """`folders` are searched, a few levels deep. What was told of a checkpoint is kept while its files do not change."""
 
     def __init__(self, folders: Iterable[Path] = ()) -> None:

@@ -24,7 +24,7 @@ from windlass.engine.ranks.messages import (
     framed,
 )
 from windlass.engine.ranks.process import start_rank
-from windlass.fleet.protocol.handshake import NO_MESSAGE
+from windlass.fleet.protocol.handshake import DECODE_ERRORS
 from windlass.machine.exit_status import describe_exit, last_line
 
 SECONDS_TO_BEGIN = 60.0
@@ -59,7 +59,7 @@ class RankConnection(asyncio.Protocol):
         try:
             for body in self._frames.push(data):
                 self._heard(decode_from_rank(body))
-        except NO_MESSAGE:  # not a word of ours
+        except DECODE_ERRORS:  # not a word of ours
             self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -18,15 +18,15 @@ import msgspec
 
 from windlass.core.launch import RankJob
 from windlass.engine.protocol import EngineFailed, LoadProgress
-from windlass.engine.ranks.messages import Found, FromRank, NotFound, Put, RankBuilt, Take
+from windlass.engine.ranks.messages import FromRank, KeyFound, KeyMissing, PutKey, RankBuilt, TakeKey
 from windlass.errors import Error
 from windlass.fleet.protocol import messages
-from windlass.fleet.protocol.channel import Wire, keep_alive
+from windlass.fleet.protocol.channel import MessageChannel, keep_alive
 from windlass.fleet.protocol.messages import FromRoot, FromWorker
-from windlass.fleet.worker.equipment import Equipment, Journal
+from windlass.fleet.worker.config import WorkerConfig, WorkerLog
 from windlass.fleet.worker.probe import probe_answer
 from windlass.fleet.worker.rank_processes import RankProcess
-from windlass.fleet.worker.receive import Held, Receiving
+from windlass.fleet.worker.receive import PreparedWeights, WeightReceiver
 from windlass.machine.system import this_system
 from windlass.units import format_bytes
 
@@ -35,7 +35,7 @@ TOLD_TO_END = "this worker was told to end"
 
 
 @dataclass
-class Epoch:
+class WorkerEpoch:
     number: int
     world: int = 1
     processes: dict[int, RankProcess] = field(default_factory=dict[int, RankProcess])
@@ -65,12 +65,14 @@ class Epoch:
 
 
 class Session:
-    def __init__(self, wire: Wire[FromWorker, FromRoot], equipment: Equipment, journal: Journal, own_address: str = "") -> None:
-        self._wire, self._equipment, self._journal = wire, equipment, journal
-        self._address = equipment.address or own_address
-        self._epoch: Epoch | None = None
-        self._held: Held | None = None
-        self._receiving: Receiving | None = None
+    def __init__(
+        self, channel: MessageChannel[FromWorker, FromRoot], config: WorkerConfig, log: WorkerLog, own_address: str = ""
+    ) -> None:
+        self._channel, self._config, self._log = channel, config, log
+        self._address = config.address or own_address
+        self._epoch: WorkerEpoch | None = None
+        self._held: PreparedWeights | None = None
+        self._receiving: WeightReceiver | None = None
         self._last_ended = -1
         self._numbers = itertools.count()
         self._takes: dict[int, tuple[RankProcess, int]] = {}
@@ -80,12 +82,12 @@ class Session:
 
     async def run(self) -> str:
         """Why it ended, in reason; empty where the root said goodbye."""
-        doing = [asyncio.create_task(work) for work in (self._listen(), keep_alive(self._wire, self._heartbeat), self._look())]
+        doing = [asyncio.create_task(work) for work in (self._listen(), keep_alive(self._channel, self._heartbeat), self._look())]
         try:
             await asyncio.wait(doing, return_when=asyncio.FIRST_COMPLETED)
             return next((str(task.exception() or "") for task in doing if task.done()), "")
         except asyncio.CancelledError:
-            self._wire.post(messages.Goodbye(TOLD_TO_END))
+            self._channel.post(messages.Goodbye(TOLD_TO_END))
             raise
         finally:
             await self._close(doing)
@@ -97,13 +99,13 @@ class Session:
         await asyncio.gather(*everything, return_exceptions=True)
         await self._end_ranks()
         self._let_go()
-        self._wire.close()
+        self._channel.close()
 
     # --- what the root says
 
     async def _listen(self) -> None:
-        while not isinstance(message := await self._wire.receive(), messages.Goodbye):
-            if isinstance(message, messages.PartData | messages.PartsEnd | messages.NoPart):
+        while not isinstance(message := await self._channel.receive(), messages.Goodbye):
+            if isinstance(message, messages.PieceData | messages.PiecesEnd | messages.PiecesFailed):
                 if self._receiving is not None and message.epoch == self._receiving.epoch:
                     await self._receiving.take(message)  # waits while the disk is behind, and the root with it
             else:
@@ -111,21 +113,21 @@ class Session:
 
     def _hear(self, message: FromRoot) -> None:
         match message:
-            case messages.Probe():
+            case messages.ProbeRequest():
                 self._begin(self._probe())
-            case messages.Prepare():
+            case messages.PrepareWeights():
                 self._stop_receiving()
                 self._begin(self._prepare(message))
-            case messages.Start():
+            case messages.StartRanks():
                 self._begin(self._start(message))
             case messages.EndEpoch():
                 self._last_ended = max(self._last_ended, message.epoch)
                 self._stop_receiving()
                 self._begin(self._end(message.epoch))
-            case messages.Note():
-                self._answer(message.id, lambda number: Found(number, message.value))
-            case messages.NoNote():
-                self._answer(message.id, lambda number: NotFound(number, message.reason))
+            case messages.EpochKeyFound():
+                self._answer(message.id, lambda number: KeyFound(number, message.value))
+            case messages.EpochKeyMissing():
+                self._answer(message.id, lambda number: KeyMissing(number, message.reason))
             case messages.HeartbeatsRequest():
                 self._begin(self._send_heartbeats(message.id))
             case _:  # RankHeartbeat: that it came is all
@@ -139,30 +141,30 @@ class Session:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._journal.line(f"a mistake of Windlass's own, {type(error).__name__}: {error}")
-            self._wire.close()
+            self._log.line(f"a mistake of Windlass's own, {type(error).__name__}: {error}")
+            self._channel.close()
 
     async def _probe(self) -> None:
         """Not before ranks that are to end have given their memory back."""
         async with self._in_order:
-            self._wire.post(await asyncio.to_thread(probe_answer, self._equipment.device, self._address))
+            self._channel.post(await asyncio.to_thread(probe_answer, self._config.device, self._address))
 
     # --- weights
 
-    async def _prepare(self, prepare: messages.Prepare) -> None:
+    async def _prepare(self, prepare: messages.PrepareWeights) -> None:
         async with self._in_order:
             await self._end_ranks()
             self._let_go()
             if prepare.epoch <= self._last_ended:
                 return
-            assert self._equipment.cache is not None, "the root's own machine has its own files"
-            self._receiving = Receiving(prepare, self._wire, self._journal)
+            assert self._config.cache is not None, "the root's own machine has its own files"
+            self._receiving = WeightReceiver(prepare, self._channel, self._log)
             try:
-                self._held = await self._receiving.run(self._equipment.cache, self._equipment.local)
-                self._wire.post(messages.Prepared(prepare.epoch, self._held.held_bytes, self._held.received_bytes))
+                self._held = await self._receiving.run(self._config.cache, self._config.local)
+                self._channel.post(messages.WeightsPrepared(prepare.epoch, self._held.held_bytes, self._held.received_bytes))
             except Error as error:
-                self._journal.line(f"epoch {prepare.epoch} cannot be prepared: {error}")
-                self._wire.post(messages.NotHeld(prepare.epoch, str(error)))
+                self._log.line(f"epoch {prepare.epoch} cannot be prepared: {error}")
+                self._channel.post(messages.PrepareFailed(prepare.epoch, str(error)))
             finally:
                 self._receiving.stop()  # whoever listens may be waiting to hand over the next piece
                 self._receiving = None
@@ -178,18 +180,18 @@ class Session:
 
     # --- ranks
 
-    async def _start(self, start: messages.Start) -> None:
+    async def _start(self, start: messages.StartRanks) -> None:
         async with self._in_order:
             await self._end_ranks()
             if start.epoch <= self._last_ended or not start.jobs:
                 return
-            epoch = self._epoch = Epoch(start.epoch, start.jobs[0].launch.layout.world)
+            epoch = self._epoch = WorkerEpoch(start.epoch, start.jobs[0].launch.layout.world)
             for job in start.jobs:
                 await self._start_one(epoch, self._filled(job))
-            self._journal.line(f"{epoch.name}: started")
-            self._wire.post(messages.Started(epoch.number, [process.pid for process in epoch.processes.values()]))
+            self._log.line(f"{epoch.name}: started")
+            self._channel.post(messages.RanksStarted(epoch.number, [process.pid for process in epoch.processes.values()]))
 
-    async def _start_one(self, epoch: Epoch, job: RankJob) -> None:
+    async def _start_one(self, epoch: WorkerEpoch, job: RankJob) -> None:
         machines, rank = job.meeting.machines, job.rank
         try:
             process = epoch.processes[rank] = RankProcess(
@@ -206,19 +208,19 @@ class Session:
 
     def _filled(self, job: RankJob) -> RankJob:
         """What is here, and where: only this machine knows. The key is as it was."""
-        key = self._wire.covered(job.meeting.key, messages.key_name(job.epoch))
+        key = self._channel.mask_key(job.meeting.key, messages.key_name(job.epoch))
         job = msgspec.structs.replace(job, meeting=msgspec.structs.replace(job.meeting, key=key))
-        if self._equipment.cache is None:
+        if self._config.cache is None:
             return job
-        held = self._held or Held()
-        launch = msgspec.structs.replace(job.launch, model=held.model or job.launch.model, device=self._equipment.device)
+        held = self._held or PreparedWeights()
+        launch = msgspec.structs.replace(job.launch, model=held.model or job.launch.model, device=self._config.device)
         return msgspec.structs.replace(job, launch=launch, slices_folder=held.parts)
 
     async def _end(self, number: int) -> None:
         async with self._in_order:
             if self._epoch is not None and self._epoch.number <= number:
                 await self._end_ranks()
-            self._wire.post(messages.Ended(number))
+            self._channel.post(messages.EpochEnded(number))
 
     async def _end_ranks(self) -> None:
         epoch, self._epoch = self._epoch, None
@@ -227,34 +229,34 @@ class Session:
         await asyncio.gather(*(process.close() for process in epoch.processes.values()))
         self._takes.clear()
         seconds = time.monotonic() - epoch.began
-        self._journal.line(f"{epoch.name}: ended after {seconds:.0f} s, {epoch.rows:,} tokens")
+        self._log.line(f"{epoch.name}: ended after {seconds:.0f} s, {epoch.rows:,} tokens")
 
-    def _rank_said(self, epoch: Epoch, rank: int, heard: FromRank) -> None:
+    def _rank_said(self, epoch: WorkerEpoch, rank: int, heard: FromRank) -> None:
         process = epoch.processes[rank]
         match heard:
-            case Put():
-                self._wire.post(messages.PutNote(epoch.number, heard.key, heard.value))
-            case Take():
+            case PutKey():
+                self._channel.post(messages.PutEpochKey(epoch.number, heard.key, heard.value))
+            case TakeKey():
                 number = next(self._numbers)
                 self._takes[number] = process, heard.id
-                self._wire.post(messages.TakeNote(epoch.number, number, heard.key, heard.timeout_seconds))
+                self._channel.post(messages.TakeEpochKey(epoch.number, number, heard.key, heard.timeout_seconds))
             case LoadProgress():
                 epoch.loading[rank] = heard
-                self._wire.post(messages.Progress(epoch.number, heard.done_bytes, heard.total_bytes, rank))
+                self._channel.post(messages.TransferProgress(epoch.number, heard.done_bytes, heard.total_bytes, rank))
             case RankBuilt():
                 epoch.ready.add(rank)
-                self._wire.post(messages.RankReady(epoch.number, rank, heard.weights_bytes))
+                self._channel.post(messages.RankReady(epoch.number, rank, heard.weights_bytes))
                 if epoch.ready == epoch.processes.keys():
-                    self._journal.line(f"{epoch.name}: ready after {time.monotonic() - epoch.began:.1f} s")
+                    self._log.line(f"{epoch.name}: ready after {time.monotonic() - epoch.began:.1f} s")
             case _:
                 pass
 
-    def _rank_ended(self, epoch: Epoch, rank: int, failed: EngineFailed) -> None:
+    def _rank_ended(self, epoch: WorkerEpoch, rank: int, failed: EngineFailed) -> None:
         if epoch is self._epoch:
-            self._journal.line(f"epoch {epoch.number}: rank {rank} {_as_clause(failed)}")
-            self._wire.post(messages.RankEnded(epoch.number, rank, failed.kind, failed.message, failed.short_bytes))
+            self._log.line(f"epoch {epoch.number}: rank {rank} {_as_clause(failed)}")
+            self._channel.post(messages.RankEnded(epoch.number, rank, failed.kind, failed.message, failed.short_bytes))
 
-    def _answer(self, number: int, made: Callable[[int], Found | NotFound]) -> None:
+    def _answer(self, number: int, made: Callable[[int], KeyFound | KeyMissing]) -> None:
         waiting = self._takes.pop(number, None)
         if waiting is not None:
             process, theirs = waiting
@@ -270,7 +272,7 @@ class Session:
         processes = list(self._epoch.processes.values()) if self._epoch is not None else []
         heartbeats = await asyncio.gather(*(process.fresh_heartbeat() for process in processes))
         done = [messages.RankReport(process.rank, heartbeat) for process, heartbeat in zip(processes, heartbeats, strict=True)]
-        self._wire.post(messages.Heartbeats(number, done))
+        self._channel.post(messages.Heartbeats(number, done))
 
     async def _look(self) -> None:
         """Twice a second: is a rank stuck, and what is there to show?"""
@@ -282,7 +284,7 @@ class Session:
             for process in epoch.processes.values():
                 process.look(now)
             if now - epoch.last[0] >= SECONDS_BETWEEN_STATUS:
-                self._journal.show_status(epoch.status(now))
+                self._log.show_status(epoch.status(now))
 
 
 def _as_clause(failed: EngineFailed) -> str:

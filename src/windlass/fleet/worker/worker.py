@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from windlass.errors import BadInput
 from windlass.fleet.protocol.channel import HANDSHAKE_SECONDS, Channel, ChannelLost, accept
 from windlass.fleet.protocol.handshake import NotAdmitted
-from windlass.fleet.protocol.messages import Busy, FromRoot, FromWorker, Join, Joined
-from windlass.fleet.worker.equipment import Equipment, Journal
-from windlass.fleet.worker.gate import Gate, Refusals
+from windlass.fleet.protocol.messages import FromRoot, FromWorker, Join, Joined, WorkerBusy
+from windlass.fleet.worker.config import WorkerConfig, WorkerLog
+from windlass.fleet.worker.connection_limiter import ConnectionLimiter, RefusalLog
 from windlass.fleet.worker.session import TOLD_TO_END, Session
 
 BACKLOG = 128
@@ -67,10 +67,10 @@ class _Serving:
 
 
 class Worker:
-    def __init__(self, listening: socket.socket, secret: bytes, equipment: Equipment, journal: Journal, name: str = "") -> None:
-        self._listening, self._secret, self._equipment, self._journal = listening, secret, equipment, journal
+    def __init__(self, listening: socket.socket, secret: bytes, config: WorkerConfig, log: WorkerLog, name: str = "") -> None:
+        self._listening, self._secret, self._config, self._log = listening, secret, config, log
         self._name = name or socket.gethostname()
-        self._gate, self._refusals = Gate(), Refusals()
+        self._gate, self._refusals = ConnectionLimiter(), RefusalLog()
         self._serving: _Serving | None = None
         self._meeting: set[asyncio.Task[None]] = set()
 
@@ -150,7 +150,7 @@ class Worker:
         while True:
             await asyncio.sleep(SECONDS_BETWEEN_LINES)
             if line := self._refusals.summary():
-                self._journal.line(line)
+                self._log.line(line)
 
     # --- one root at a time
 
@@ -158,8 +158,8 @@ class Worker:
         """A root that comes back before it was missed takes its own place."""
         while (before := self._serving) is not None:
             if before.root != join.root:
-                self._journal.line(f"another root, {join.name} ({channel.address}), was told: {before.reason}")
-                channel.post(Busy(before.reason))
+                self._log.line(f"another root, {join.name} ({channel.address}), was told: {before.reason}")
+                channel.post(WorkerBusy(before.reason))
                 channel.close()
                 return
             before.task.cancel()
@@ -169,12 +169,12 @@ class Worker:
         self._serving = _Serving(join.root, who, time.strftime("%H:%M:%S"), task)
 
     async def _serve(self, channel: Channel[FromWorker, FromRoot], who: str) -> None:
-        self._journal.line(f"root {who} joined")
+        self._log.line(f"root {who} joined")
         why = TOLD_TO_END
         try:
             channel.post(Joined(self._name))
-            why = await Session(channel, self._equipment, self._journal, channel.own_address).run()
+            why = await Session(channel, self._config, self._log, channel.own_address).run()
         finally:
             channel.close()
             self._serving = None
-            self._journal.line(f"root {who} {f'is gone: {why}' if why else 'said goodbye'}; waiting")
+            self._log.line(f"root {who} {f'is gone: {why}' if why else 'said goodbye'}; waiting")

@@ -15,7 +15,7 @@ PER_SECOND, AT_ONCE = 200.0, 400.0
 """Connections that are looked at while a job runs. At about 0.2 ms each that is a twenty-fifth of one core."""
 
 
-class Gate:
+class ConnectionLimiter:
     def __init__(self) -> None:
         self._inside: dict[int, tuple[str, Callable[[], object]]] = {}
         self._numbers = 0
@@ -48,7 +48,7 @@ class Gate:
         return max(-self._allowed / PER_SECOND, 0.0)
 
 
-class Refusals:
+class RefusalLog:
     """Strangers, told of once a second at most and by number: a log is not theirs to fill."""
 
     def __init__(self) -> None:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from windlass.engine.ranks.messages import Found, NotFound, Put, Take
-from windlass.fleet.protocol.messages import NoNote, Note, PutNote, TakeNote
+from windlass.engine.ranks.messages import KeyFound, KeyMissing, PutKey, TakeKey
+from windlass.fleet.protocol.messages import EpochKeyFound, EpochKeyMissing, PutEpochKey, TakeEpochKey
 
 MAX_BYTES = 2**26
 MAX_SECONDS = 24 * 3600.0
 
 
-class NotesLost(Exception):
+class StoreClosed(Exception):
     """A note that did not come, or never will."""
 
 
-class EpochBoard:
+class EpochStore:
     def __init__(self) -> None:
         self._notes: dict[str, bytes] = {}
         self._waiting: dict[str, list[asyncio.Future[bytes]]] = {}
@@ -40,52 +40,52 @@ class EpochBoard:
         if key in self._notes:
             return self._notes[key]
         if self._closed:
-            raise NotesLost(self._closed)
+            raise StoreClosed(self._closed)
         waiting: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(key, []).append(waiting)
         try:
             async with asyncio.timeout(min(max(timeout_seconds, 0.0), MAX_SECONDS)):
                 return await waiting
         except TimeoutError:
-            raise NotesLost(f"no note {key!r} after {timeout_seconds:g} s") from None
+            raise StoreClosed(f"no note {key!r} after {timeout_seconds:g} s") from None
 
     def close(self, reason: str = "the epoch has ended") -> None:
         """Whoever waits is told."""
         self._closed = self._closed or reason
         for waiting in [each for found in self._waiting.values() for each in found]:
             if not waiting.done():
-                waiting.set_exception(NotesLost(self._closed))
+                waiting.set_exception(StoreClosed(self._closed))
         self._waiting.clear()
 
     # --- in the reason of a worker's channel, and of a rank's line
 
-    def hear(self, said: PutNote | TakeNote, answer: Callable[[Note | NoNote], None]) -> None:
-        if isinstance(said, PutNote):
+    def hear(self, said: PutEpochKey | TakeEpochKey, answer: Callable[[EpochKeyFound | EpochKeyMissing], None]) -> None:
+        if isinstance(said, PutEpochKey):
             self.put(said.key, said.value)
         else:
             self._answer(
                 said.key,
                 said.timeout_seconds,
-                lambda value: answer(Note(said.id, value)),
-                lambda reason: answer(NoNote(said.id, reason)),
+                lambda value: answer(EpochKeyFound(said.id, value)),
+                lambda reason: answer(EpochKeyMissing(said.id, reason)),
             )
 
-    def hear_rank(self, said: Put | Take, answer: Callable[[Found | NotFound], None]) -> None:
-        if isinstance(said, Put):
+    def hear_rank(self, said: PutKey | TakeKey, answer: Callable[[KeyFound | KeyMissing], None]) -> None:
+        if isinstance(said, PutKey):
             self.put(said.key, said.value)
         else:
             self._answer(
                 said.key,
                 said.timeout_seconds,
-                lambda value: answer(Found(said.id, value)),
-                lambda reason: answer(NotFound(said.id, reason)),
+                lambda value: answer(KeyFound(said.id, value)),
+                lambda reason: answer(KeyMissing(said.id, reason)),
             )
 
     def _answer(self, key: str, seconds: float, found: Callable[[bytes], None], lost: Callable[[str], None]) -> None:
         async def answer() -> None:
             try:
                 found(await self.take(key, seconds))
-            except NotesLost as error:
+            except StoreClosed as error:
                 lost(str(error))
 
         task = asyncio.get_running_loop().create_task(answer())

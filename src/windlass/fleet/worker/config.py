@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from windlass.fleet.transfer.cache import Cache
-from windlass.fleet.worker.local_checkpoints import LocalModels
+from windlass.fleet.transfer.cache import WeightCache
+from windlass.fleet.worker.local_checkpoints import LocalCheckpoints
 
 
-class Journal(Protocol):
+class WorkerLog(Protocol):
     """For whoever watches a worker."""
 
     def line(self, text: str) -> None: ...
@@ -20,12 +20,12 @@ class Journal(Protocol):
 
 
 @dataclass(frozen=True)
-class Equipment:
+class WorkerConfig:
     """What a supervisor has been given to work with."""
 
     device: str = "cpu"
     address: str = ""
     """Where other ranks reach its own; empty: where the root reached it."""
-    cache: Cache | None = None
+    cache: WeightCache | None = None
     """None: the root's own machine, whose files are read as they are."""
-    local: LocalModels = field(default_factory=LocalModels)
+    local: LocalCheckpoints = field(default_factory=LocalCheckpoints)
