@@ -116,7 +116,7 @@ class SmallRoot:
             while True:
                 message = await self.channel.receive()
                 if isinstance(message, PutEpochKey | TakeEpochKey):
-                    self.board.hear(message, self.channel.post)
+                    self.board.handle(message, self.channel.post)
                 self.heard.append(message)
         except ChannelLost as error:
             self.lost = str(error) or "lost"

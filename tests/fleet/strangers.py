@@ -86,17 +86,17 @@ def web(connection: socket.socket) -> None:
 def wrong_secret(connection: socket.socket) -> None:
     handshake = Handshake(b"sixteen other bytes!", ROOT)
     connection.sendall(framed(handshake.hello))
-    handshake.hear_hello(answer(connection))
+    handshake.receive_hello(answer(connection))
     connection.sendall(framed(handshake.proof()))
     try:
-        handshake.hear_proof(answer(connection))
+        handshake.receive_proof(answer(connection))
     except NotAdmitted:
         return
     raise AssertionError("let in without the secret")
 
 
 _BEFORE = Handshake(SECRET, ROOT)
-_BEFORE.hear_hello(Handshake(SECRET, "worker").hello)
+_BEFORE.receive_hello(Handshake(SECRET, "worker").hello)
 REPLAYED = framed(_BEFORE.hello) + framed(_BEFORE.proof())
 
 
@@ -110,9 +110,9 @@ def replayed(connection: socket.socket) -> None:
 def _proved(connection: socket.socket) -> FrameSigner:
     handshake = Handshake(SECRET, ROOT)
     connection.sendall(framed(handshake.hello))
-    handshake.hear_hello(answer(connection))
+    handshake.receive_hello(answer(connection))
     connection.sendall(framed(handshake.proof()))
-    handshake.hear_proof(answer(connection))
+    handshake.receive_proof(answer(connection))
     return FrameSigner(handshake.keys().mine)
 
 
@@ -135,7 +135,7 @@ def another_first_word(connection: socket.socket) -> None:
 def another_root(connection: socket.socket) -> None:
     """With the secret, but while there is one already."""
     connection.sendall(_proved(connection).frame(msgspec.msgpack.encode(Join(b"another", "another"))))
-    assert b"busy with the job of" in connection.recv(1000)
+    assert b"busy with root" in connection.recv(1000)
 
 
 AT_THE_DOOR: tuple[Attack, ...] = (

@@ -130,7 +130,7 @@ def test_frames_cannot_be_said_again_left_out_or_swapped(said: list[Any], data: 
     for changed in (frames[: first + 1] + frames[first:], frames[:first] + frames[first + 1 :], swapped):
         found, why = heard(changed)
         assert found == said[: len(found)] and len(found) <= first + 1
-        assert "not signed" in why
+        assert "the signature of frame" in why
 
 
 def test_a_key_travels_covered_and_both_sides_know_it() -> None:
@@ -156,7 +156,7 @@ def test_one_direction_is_not_the_other() -> None:
     worker: Any = Channel(None, writer, SigningKeys(KEYS.theirs, KEYS.mine), FromRoot)  # type: ignore[arg-type]
     worker.post(Heartbeat())
     found, why = heard([writer.data])
-    assert found == [] and "not signed" in why
+    assert found == [] and "the signature of frame" in why
 
 
 @pytest.mark.parametrize("length", [0, TAG_BYTES - 1, MAX_FRAME_BYTES + TAG_BYTES + 1, 2**32 - 1])
@@ -169,17 +169,17 @@ def test_a_signed_word_that_is_none_ends_the_connection() -> None:
     writer = Written()
     seal = channel_module.FrameSigner(KEYS.mine)
     writer.write(seal.frame(msgspec.msgpack.encode(["Unheard", 1])))
-    assert "a message that is none" in heard([writer.data])[1]
+    assert "cannot be decoded" in heard([writer.data])[1]
 
 
 # --- the handshake
 
 
 def shaken(root: Handshake, worker: Handshake) -> None:
-    worker.hear_hello(root.hello)
-    root.hear_hello(worker.hello)
-    worker.hear_proof(root.proof())
-    root.hear_proof(worker.proof())
+    worker.receive_hello(root.hello)
+    root.receive_hello(worker.hello)
+    worker.receive_proof(root.proof())
+    root.receive_proof(worker.proof())
 
 
 def test_both_have_the_same_keys_and_nobody_else_has() -> None:
@@ -196,36 +196,36 @@ def test_the_secret_must_be_the_same() -> None:
     with pytest.raises(NotAdmitted, match="the root does not know the secret"):
         shaken(root, worker)
     with pytest.raises(NotAdmitted, match="the worker has another secret"):
-        root.hear_proof(PROOF_REFUSED)
+        root.receive_proof(PROOF_REFUSED)
 
 
 def test_versions_must_be_the_same_and_both_are_named() -> None:
     root, worker = Handshake(SECRET, ROOT, "0.9 (protocol 7)"), Handshake(SECRET, WORKER, "1.0\n\x1b[31m" + "x" * 99)
     with pytest.raises(NotAdmitted, match=r"the worker is Windlass 1\.0\\n\\x1b\[31mx+, this root 0\.9 \(protocol 7\)") as raised:
-        root.hear_hello(worker.hello)
+        root.receive_hello(worker.hello)
     assert str(raised.value).isprintable() and len(str(raised.value)) < 200
     with pytest.raises(NotAdmitted, match=r"the root is Windlass 0\.9"):
-        worker.hear_hello(root.hello)
+        worker.receive_hello(root.hello)
 
 
 def test_a_proof_is_of_no_use_again_nor_to_the_other_side() -> None:
     root, worker = Handshake(SECRET, ROOT), Handshake(SECRET, WORKER)
     shaken(root, worker)
     later = Handshake(SECRET, WORKER)
-    later.hear_hello(root.hello)  # all that was heard is said again
+    later.receive_hello(root.hello)  # all that was heard is said again
     with pytest.raises(NotAdmitted):
-        later.hear_proof(root.proof())
+        later.receive_proof(root.proof())
     mirrored = Handshake(SECRET, ROOT)
-    mirrored.hear_hello(mirrored.hello)  # a stranger that gives back what it hears
+    mirrored.receive_hello(mirrored.hello)  # a stranger that gives back what it hears
     with pytest.raises(NotAdmitted):
-        mirrored.hear_proof(mirrored.proof())
+        mirrored.receive_proof(mirrored.proof())
 
 
 @given(st.data())
 def test_no_other_bytes_are_a_proof(data: st.DataObject) -> None:
     root, worker = Handshake(SECRET, ROOT), Handshake(SECRET, WORKER)
-    worker.hear_hello(root.hello)
-    root.hear_hello(worker.hello)
+    worker.receive_hello(root.hello)
+    root.receive_hello(worker.hello)
     proof = root.proof()
     at = data.draw(st.integers(0, len(proof) - 1))
     changed = data.draw(
@@ -237,13 +237,13 @@ def test_no_other_bytes_are_a_proof(data: st.DataObject) -> None:
         )
     )
     with pytest.raises(NotAdmitted):
-        worker.hear_proof(changed)
+        worker.receive_proof(changed)
 
 
 @given(st.binary(max_size=80))
 def test_no_other_bytes_are_a_hello(data: bytes) -> None:
     with pytest.raises(NotAdmitted):
-        Handshake(SECRET, WORKER).hear_hello(data)
+        Handshake(SECRET, WORKER).receive_hello(data)
 
 
 # --- over sockets
@@ -298,8 +298,8 @@ def test_another_secret_is_told_to_both() -> None:
     ("answer", "kind", "words"),
     [
         (b"", ChannelLost, "closed"),
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", NotAdmitted, "does not speak as Windlass does"),
-        ((MAX_HELLO_BYTES + 1).to_bytes(4, "big") + bytes(600), NotAdmitted, "does not speak as Windlass does"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", NotAdmitted, "does not speak Windlass"),
+        ((MAX_HELLO_BYTES + 1).to_bytes(4, "big") + bytes(600), NotAdmitted, "does not speak Windlass"),
         ((30).to_bytes(4, "big") + bytes(10), ChannelLost, "closed"),
     ],
 )
@@ -348,7 +348,7 @@ def test_silence_ends_a_channel_and_life_does_not(monkeypatch: pytest.MonkeyPatc
             await keep_alive(wire)
 
     silent, heard_of = Still(4.5), Still(3.5)
-    with pytest.raises(ChannelLost, match=r"nothing was heard for 4\.5 s"):
+    with pytest.raises(ChannelLost, match=r"no heartbeat for 4\.5 s"):
         asyncio.run(alive(silent))
     with pytest.raises(TimeoutError):
         asyncio.run(alive(heard_of))

@@ -193,7 +193,7 @@ def test_requests_go_on_through_whatever_happens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A worker is killed, comes back, and has its rank stopped, all under the same two requests."""
-    monkeypatch.setattr(root_module, "Sending", Elsewhere)
+    monkeypatch.setattr(root_module, "CheckpointSender", Elsewhere)
     name = f"127.0.0.1:{worker.port}"
 
     async def run() -> None:
@@ -219,7 +219,7 @@ def test_requests_go_on_through_whatever_happens(
             try:
                 await found.until_line(f"{name} is back")
                 await found.until_line("epoch 3 is ready: tp=2")
-                assert any("are here already" in line for line in back.lines()), "what it was sent it still has"
+                assert any("are cached" in line for line in back.lines()), "what it was sent it still has"
 
                 again_from = found.count
                 await found.until(lambda: found.count > again_from + 30)

@@ -136,7 +136,7 @@ async def test_what_an_engine_says_goes_through_with_where_it_is(stage: Stage) -
     assert await asking == [7]
     details = (await stage.calls.info()).details
     assert (details["nodes"], details["epoch"], details["layout"]) == ("root", "1", "one device")
-    assert [node.name for node in stage.fleet.nodes] == ["root"] and stage.fleet.names == ("root",)
+    assert [node.name for node in stage.fleet.nodes] == ["root"] and stage.fleet.rank_machines == ("root",)
 
 
 @staged(max_crashes=1)

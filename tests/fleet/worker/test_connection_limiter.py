@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from windlass.cli import execute as run
 from windlass.cli.fleet.worker import parse_address
 from windlass.errors import BadInput
-from windlass.fleet.worker.connection_limiter import AT_ONCE, MAX_HALF_OPEN, PER_SECOND, ConnectionLimiter, RefusalLog
+from windlass.fleet.worker.connection_limiter import BURST, MAX_HALF_OPEN, RATE_PER_SECOND, ConnectionLimiter, RefusalLog
 from windlass.machine import gpus
 
 pytestmark = pytest.mark.pure
@@ -50,7 +50,7 @@ def test_a_flood_is_paced_and_a_few_are_not() -> None:
     while now < until:
         now += gate.pause_seconds(now)
         let_in += 1
-    assert 0.9 * 10 * PER_SECOND < let_in < 10 * PER_SECOND + AT_ONCE + 2
+    assert 0.9 * 10 * RATE_PER_SECOND < let_in < 10 * RATE_PER_SECOND + BURST + 2
     assert gate.pause_seconds(now + 60) == 0.0
 
 

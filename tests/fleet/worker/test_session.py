@@ -85,7 +85,7 @@ def test_a_piece_that_cannot_be_kept_does_not_stop_it_from_listening(tmp_path: P
         for _ in range(30):
             root.wire.post(PieceData(1, damaged))
         root.wire.post(HeartbeatsRequest(7))
-        assert "other bytes" in (await root.wait(PrepareFailed)).reason
+        assert "checksum" in (await root.wait(PrepareFailed)).reason
         assert (await root.wait(Heartbeats)).id == 7
         await root.close()
 

@@ -205,7 +205,7 @@ def test_weights_that_cannot_be_read_or_are_others_are_told_of(
     piece = next(iter(sending.pieces(slices)))
     damaged = msgspec.structs.replace(piece, data=bytes(len(piece.data)))
     answers = [PiecesFailed(1, "the disk is gone"), PieceData(2, damaged), PiecesEnd(3)]
-    for epoch, (answer, words) in enumerate(zip(answers, ["the disk is gone", "other bytes", "have not come"], strict=True), 1):
+    for epoch, (answer, words) in enumerate(zip(answers, ["the disk is gone", "checksum", "were not received"], strict=True), 1):
         since = len(root.heard)
         root.post(PrepareWeights(epoch, catalogue, "", "/nowhere", slices))
         root.wait(PiecesRequest, since=since)
@@ -213,7 +213,7 @@ def test_weights_that_cannot_be_read_or_are_others_are_told_of(
         assert words in root.wait(PrepareFailed, since=since).reason
     since = len(root.heard)
     root.post(PrepareWeights(4, msgspec.structs.replace(catalogue, key="../../escaped"), "", "/nowhere", slices))
-    assert "cannot have the key" in root.wait(PrepareFailed, since=since).reason
+    assert "not a valid checkpoint key" in root.wait(PrepareFailed, since=since).reason
 
 
 def test_one_root_at_a_time_and_the_same_one_takes_its_own_place(worker: WorkerProcess, roots: Any) -> None:
@@ -221,7 +221,7 @@ def test_one_root_at_a_time_and_the_same_one_takes_its_own_place(worker: WorkerP
     first.wait(Joined)
     second = roots(name="beta", root=b"b")
     told = second.wait(WorkerBusy).reason
-    assert told.startswith("busy with the job of alpha (127.0.0.1) since ")
+    assert told.startswith("busy with root alpha (127.0.0.1) since ")
     again = roots(name="alpha", root=b"a")
     again.wait(Joined)
     wait_for(lambda: first.lost)
@@ -240,7 +240,7 @@ def test_a_rank_that_stands_still_is_found_and_ended(worker: WorkerProcess, root
     os.kill(pid, signal.SIGSTOP)
     ended = root.wait(RankEnded)
     assert (ended.kind, ended.rank, ended.epoch) == ("Stuck", 1, 1)
-    found = re.search(r"no sign of life for ([\d.]+) s", ended.reason)
+    found = re.search(r"no heartbeat for ([\d.]+) s", ended.reason)
     assert found is not None and float(found[1]) < NOTICED_SECONDS
     assert not is_there(pid)
     with pytest.raises(GroupLost):
@@ -317,7 +317,7 @@ def test_ranks_end_with_the_worker(tmp_path: Path, number: int, status: int) -> 
         wait_until_gone([pid], NOTICED_SECONDS)
         wait_for(lambda: root.lost)
         if not status:
-            assert [one.reason for one in root.heard if isinstance(one, Goodbye)] == ["this worker was told to end"]
+            assert [one.reason for one in root.heard if isinstance(one, Goodbye)] == ["this worker is shutting down"]
             assert own.lines()[-1].endswith("ended")
     finally:
         root.close()

@@ -11,7 +11,7 @@ from fake import FakeClient
 from serving import HELLO, Lines, in_process
 
 from windlass.core.client import Unavailable
-from windlass.fleet.root.root import NodeStatus
+from windlass.fleet.root.describe import NodeStatus
 from windlass.serve.backend.supervise import HOPELESS, LONGEST_PAUSE_SECONDS, Supervisor, pause_seconds, state_after
 
 pytestmark = pytest.mark.pure

@@ -57,7 +57,7 @@ class InlineRanks:
         """Of processes of this machine; a plan for several machines says it itself."""
         assert self._beside is not None and self._launch is not None
         try:
-            node = self._beside.fleet.own_node(self._launch.layout.world)
+            node = self._beside.fleet.local_node(self._launch.layout.world)
             return Replanner(self._launch).replan([node]).tokens_per_second
         except Error:
             return 0.0

@@ -1,7 +1,7 @@
-"""What a root and a worker say to each other once each has proved that it knows the secret. Fixed types, msgpack, no code; no torch.
+"""Messages between a root and a worker, after the handshake. Fixed types in msgpack; no torch.
 
-A root joins, asks what there is, says what an epoch needs, answers with the parts that are not there, starts ranks and ends them. Between
-it all both say every second that they are alive. Ranks find each other by notes, which the root keeps.
+A root joins, probes the machine, names the weights that an epoch needs, sends the pieces that the worker lacks, starts ranks and ends them.
+Both send heartbeats every second. Ranks find each other through a key-value store that the root keeps.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class RankReport(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Heartbeat(FleetMessage, frozen=True):
-    """Every second. A worker tells what its ranks have done so far."""
+    """Every second. A worker includes the counters of its ranks."""
 
     ranks: list[RankReport] = []
 
 
 class Goodbye(FleetMessage, frozen=True):
-    """Nothing more will be said; not an accident."""
+    """The last message of an orderly shutdown."""
 
     reason: str = ""
 
@@ -43,12 +43,12 @@ class Goodbye(FleetMessage, frozen=True):
 
 
 class Join(FleetMessage, frozen=True):
-    """The first message. A worker has one root at a time; one that comes back replaces itself."""
+    """The first message. A worker has one root at a time; a root that reconnects replaces its old connection."""
 
     root: bytes
-    """Random, of this life of the root."""
+    """Random ID of this root process."""
     name: str
-    """Of its machine, for people to read."""
+    """Host name, for logs."""
 
 
 class ProbeRequest(FleetMessage, frozen=True):
@@ -56,16 +56,16 @@ class ProbeRequest(FleetMessage, frozen=True):
 
 
 class PrepareWeights(FleetMessage, frozen=True):
-    """What a worker must have before the epoch can start."""
+    """The weights that a worker must have before the epoch can start."""
 
     epoch: int
     catalogue: Catalogue
     fingerprint: str
-    """Of the contents: a worker's own files with the same are read instead."""
+    """Of the contents; a local checkpoint with the same fingerprint is read instead."""
     path: str
-    """Of the checkpoint at the root; where it is the same here, it is read."""
+    """Of the checkpoint on the root; looked at first."""
     slices: list[Slice]
-    """Of all ranks of this worker."""
+    """For all ranks of this worker."""
 
 
 class PieceData(FleetMessage, frozen=True):
@@ -74,25 +74,25 @@ class PieceData(FleetMessage, frozen=True):
 
 
 class PiecesEnd(FleetMessage, frozen=True):
-    """All that was wanted has been sent."""
+    """All requested pieces have been sent."""
 
     epoch: int
 
 
 class PiecesFailed(FleetMessage, frozen=True):
-    """What was wanted cannot be read; the reason say why."""
+    """The root cannot read a requested piece."""
 
     epoch: int
     reason: str
 
 
 def key_name(epoch: int) -> str:
-    """Under which an epoch's key is mask_key (channel.Wire)."""
+    """The name under which an epoch's key is masked (MessageChannel.mask_key)."""
     return f"key of epoch {epoch}"
 
 
 class StartRanks(FleetMessage, frozen=True):
-    """One process a job, after Prepare where there is something to read. What the worker holds, and where, it fills in itself."""
+    """One process per job. The worker fills in the path of its weights and its device."""
 
     epoch: int
     jobs: list[RankJob]
@@ -103,7 +103,7 @@ class EndEpoch(FleetMessage, frozen=True):
 
 
 class EpochKeyFound(FleetMessage, frozen=True):
-    """To TakeNote."""
+    """Reply to TakeEpochKey."""
 
     id: int
     value: bytes
@@ -115,7 +115,7 @@ class EpochKeyMissing(FleetMessage, frozen=True):
 
 
 class HeartbeatsRequest(FleetMessage, frozen=True):
-    """A heartbeat of every rank, now."""
+    """Asks for fresh heartbeats of all ranks."""
 
     id: int
 
@@ -129,7 +129,7 @@ class Joined(FleetMessage, frozen=True):
 
 
 class WorkerBusy(FleetMessage, frozen=True):
-    """The last message: another root has this worker."""
+    """The last message: another root uses this worker."""
 
     reason: str
 
@@ -137,26 +137,26 @@ class WorkerBusy(FleetMessage, frozen=True):
 class ProbeAnswer(FleetMessage, frozen=True):
     name: str
     address: str
-    """Where other ranks reach its ranks: of the named interface, else the one that the root came to."""
+    """Where other ranks reach its ranks: the address of --interface, else the one the root connected to."""
     num_cores: int
     free_bytes: int
     """Of RAM."""
     bandwidth: float
-    """Bytes per second that memory is read at, measured; 0 where it could not be."""
+    """Measured memory read bandwidth in bytes per second; 0: unknown."""
     device: str
-    """`cpu`, `cuda`..., what its ranks run on."""
+    """`cpu` or `cuda`: what its ranks run on."""
     gpus: tuple[Device, ...] = ()
 
 
 class PiecesRequest(FleetMessage, frozen=True):
-    """All that is missing, once; pieces come until there is nothing left of it, without an answer to each."""
+    """All missing slices, once; pieces are then sent without acknowledgement until PiecesEnd."""
 
     epoch: int
     slices: list[Slice]
 
 
 class TransferProgress(FleetMessage, frozen=True):
-    """Of what was missing, and of how much; also what is read from the disk when ranks load."""
+    """Of receiving weights, or of a rank loading them."""
 
     epoch: int
     done_bytes: int
@@ -172,14 +172,14 @@ class WeightsPrepared(FleetMessage, frozen=True):
 
 
 class PrepareFailed(FleetMessage, frozen=True):
-    """An epoch cannot be prepared here; the reason say why."""
+    """The worker cannot get the weights of an epoch."""
 
     epoch: int
     reason: str
 
 
 class RanksStarted(FleetMessage, frozen=True):
-    """Processes there are; each tells when it is ready."""
+    """The processes run; each sends RankReady when it is loaded."""
 
     epoch: int
     pids: list[int]
@@ -192,18 +192,18 @@ class RankReady(FleetMessage, frozen=True):
 
 
 class RankEnded(FleetMessage, frozen=True):
-    """Whatever the reason: a rank never ends by itself while its epoch is wanted."""
+    """A rank exited although its epoch was not ended."""
 
     epoch: int
     rank: int
     kind: str
-    """A class of windlass.errors where it is the user's to mend, `GroupLost` where another rank is to blame, `Stuck`, else empty."""
+    """A class of windlass.errors (a user error), `GroupLost` (another rank is to blame), `Stuck`, or empty (a crash)."""
     reason: str
     short_bytes: int = 0
 
 
 class EpochEnded(FleetMessage, frozen=True):
-    """To EndEpoch: no process of it is left."""
+    """Reply to EndEpoch: no process of it is left."""
 
     epoch: int
 
@@ -222,7 +222,7 @@ class TakeEpochKey(FleetMessage, frozen=True):
 
 
 class Heartbeats(FleetMessage, frozen=True):
-    """To HeartbeatsRequest."""
+    """Reply to HeartbeatsRequest."""
 
     id: int
     ranks: list[RankReport]

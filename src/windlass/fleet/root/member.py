@@ -1,4 +1,4 @@
-"""One machine of a fleet as the root sees it: a wire, what its worker found there, and questions that have one answer. On an event loop."""
+"""One machine of a fleet as the root sees it: its channel, its probe, and requests with one reply each. On an event loop."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from windlass.fleet.protocol.channel import Channel, ChannelLost, MessageChannel
 from windlass.fleet.protocol.messages import FromRoot, FromWorker
 
 ROOT = "root"
-"""The root's own machine."""
+"""Name of the root's own machine."""
 ANSWER_SECONDS = 10.0
 PROBE_SECONDS = 60.0
-"""Memory is measured, once after a machine was started; one that is busy takes longer."""
+"""Memory bandwidth is measured once per boot; a busy machine takes longer."""
 
 Answer = TypeVar("Answer")
 
 
 class WorkerRefused(Exception):
-    """A worker that answers, and will not work for this root."""
+    """A worker that answers and refuses: it is busy with another root."""
 
 
 class Member:
-    def __init__(self, name: str, channel: MessageChannel[FromRoot, FromWorker], own_address: str = "") -> None:
-        """`own_address`: of the root, as this machine sees it."""
-        self.name, self.channel, self.own_address = name, channel, own_address
+    def __init__(self, name: str, channel: MessageChannel[FromRoot, FromWorker], root_address: str = "") -> None:
+        """`root_address`: of the root, as the worker sees it."""
+        self.name, self.channel, self.root_address = name, channel, root_address
         self.probe = messages.ProbeAnswer("", "", 1, 0, 0.0, "cpu")
-        self._asked: dict[object, asyncio.Future[Any]] = {}
+        self._pending: dict[object, asyncio.Future[Any]] = {}
         self._numbers = itertools.count()
 
     @property
-    def is_own(self) -> bool:
+    def is_root(self) -> bool:
         return self.name == ROOT
 
     def node(self, num_ranks: int) -> Node:
@@ -49,8 +49,8 @@ class Member:
             gpus=probe.gpus,
         )
 
-    async def look(self) -> messages.ProbeAnswer:
-        """Its memory as it is now."""
+    async def measure(self) -> messages.ProbeAnswer:
+        """Probes its free memory and devices now."""
         self.probe = await self._ask(messages.ProbeRequest(), messages.ProbeAnswer, PROBE_SECONDS)
         return self.probe
 
@@ -59,26 +59,26 @@ class Member:
         found: messages.Heartbeats = await self._ask(messages.HeartbeatsRequest(number), ("heartbeats", number))
         return found.ranks
 
-    def hear(self, message: FromWorker) -> bool:
-        """Whether it was an answer."""
+    def take_answer(self, message: FromWorker) -> bool:
+        """Whether the message was the reply to a request."""
         key = ("heartbeats", message.id) if isinstance(message, messages.Heartbeats) else type(message)
-        waiting = self._asked.pop(key, None)
+        waiting = self._pending.pop(key, None)
         if waiting is not None and not waiting.done():
             waiting.set_result(message)
         return waiting is not None
 
     async def _ask(self, question: FromRoot, key: object, seconds: float = ANSWER_SECONDS) -> Any:
-        waiting = self._asked.setdefault(key, asyncio.get_running_loop().create_future())
+        waiting = self._pending.setdefault(key, asyncio.get_running_loop().create_future())
         self.channel.post(question)
         try:
             async with asyncio.timeout(seconds):
                 return await asyncio.shield(waiting)
         except TimeoutError:
-            raise ChannelLost(f"{self.name} did not answer a question within {seconds:g} s") from None
+            raise ChannelLost(f"{self.name} did not answer within {seconds:g} s") from None
 
 
 async def join(name: str, secret: bytes, root: bytes, this_host: str) -> Member:
-    """A worker that works for this root now. Raises ChannelLost, NotAdmitted or NotOurs."""
+    """Connects to a worker. Raises ChannelLost, NotAdmitted or WorkerRefused."""
     host, port = worker_address(name)
     channel: Channel[FromRoot, FromWorker] = await dial(host, port, secret)
     try:
@@ -88,11 +88,11 @@ async def join(name: str, secret: bytes, root: bytes, this_host: str) -> Member:
         if isinstance(answer, messages.WorkerBusy):
             raise WorkerRefused(f"{name} is {answer.reason}")
         if not isinstance(answer, messages.Joined):
-            raise ChannelLost(f"{name} did not say whether it joins")
+            raise ChannelLost(f"{name} answered the join request with another message")
     except TimeoutError:
         channel.close()
-        raise ChannelLost(f"{name} did not say whether it joins within {ANSWER_SECONDS:g} s") from None
+        raise ChannelLost(f"{name} did not answer the join request within {ANSWER_SECONDS:g} s") from None
     except BaseException:
         channel.close()
         raise
-    return Member(name, channel, channel.own_address)
+    return Member(name, channel, channel.root_address)

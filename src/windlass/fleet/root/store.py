@@ -1,4 +1,4 @@
-"""Notes that the ranks of one epoch leave for each other, kept by the root; those of workers come and go on their channels. On an event loop."""
+"""The rendezvous store of one epoch, kept by the root: keys that ranks put for each other. On an event loop."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ MAX_SECONDS = 24 * 3600.0
 
 
 class StoreClosed(Exception):
-    """A note that did not come, or never will."""
+    """A key that was not put in time, or never will be."""
 
 
 class EpochStore:
     def __init__(self) -> None:
-        self._notes: dict[str, bytes] = {}
+        self._values: dict[str, bytes] = {}
         self._waiting: dict[str, list[asyncio.Future[bytes]]] = {}
         self._num_bytes = 0
         self._closed = ""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def put(self, key: str, value: bytes) -> None:
-        """Written once; it stays."""
+        """Once per key; it stays."""
         self._num_bytes += len(key) + len(value)
         if self._num_bytes > MAX_BYTES:
-            self.close(f"notes of more than {MAX_BYTES:,} bytes; ranks say no more than a few thousand")
+            self.close(f"ranks put more than {MAX_BYTES:,} bytes in the rendezvous store; a few thousand are normal")
             return
-        self._notes[key] = value
+        self._values[key] = value
         for waiting in self._waiting.pop(key, []):
             if not waiting.done():
                 waiting.set_result(value)
 
     async def take(self, key: str, timeout_seconds: float) -> bytes:
-        """Waits for it. Raises NotesLost."""
-        if key in self._notes:
-            return self._notes[key]
+        """Waits until it is put. Raises StoreClosed."""
+        if key in self._values:
+            return self._values[key]
         if self._closed:
             raise StoreClosed(self._closed)
         waiting: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -47,38 +47,38 @@ class EpochStore:
             async with asyncio.timeout(min(max(timeout_seconds, 0.0), MAX_SECONDS)):
                 return await waiting
         except TimeoutError:
-            raise StoreClosed(f"no note {key!r} after {timeout_seconds:g} s") from None
+            raise StoreClosed(f"no rank put {key!r} within {timeout_seconds:g} s") from None
 
     def close(self, reason: str = "the epoch has ended") -> None:
-        """Whoever waits is told."""
+        """Whoever waits gets the error."""
         self._closed = self._closed or reason
         for waiting in [each for found in self._waiting.values() for each in found]:
             if not waiting.done():
                 waiting.set_exception(StoreClosed(self._closed))
         self._waiting.clear()
 
-    # --- in the reason of a worker's channel, and of a rank's line
+    # --- for messages of workers, and of rank 0
 
-    def hear(self, said: PutEpochKey | TakeEpochKey, answer: Callable[[EpochKeyFound | EpochKeyMissing], None]) -> None:
-        if isinstance(said, PutEpochKey):
-            self.put(said.key, said.value)
+    def handle(self, message: PutEpochKey | TakeEpochKey, answer: Callable[[EpochKeyFound | EpochKeyMissing], None]) -> None:
+        if isinstance(message, PutEpochKey):
+            self.put(message.key, message.value)
         else:
             self._answer(
-                said.key,
-                said.timeout_seconds,
-                lambda value: answer(EpochKeyFound(said.id, value)),
-                lambda reason: answer(EpochKeyMissing(said.id, reason)),
+                message.key,
+                message.timeout_seconds,
+                lambda value: answer(EpochKeyFound(message.id, value)),
+                lambda reason: answer(EpochKeyMissing(message.id, reason)),
             )
 
-    def hear_rank(self, said: PutKey | TakeKey, answer: Callable[[KeyFound | KeyMissing], None]) -> None:
-        if isinstance(said, PutKey):
-            self.put(said.key, said.value)
+    def handle_rank(self, message: PutKey | TakeKey, answer: Callable[[KeyFound | KeyMissing], None]) -> None:
+        if isinstance(message, PutKey):
+            self.put(message.key, message.value)
         else:
             self._answer(
-                said.key,
-                said.timeout_seconds,
-                lambda value: answer(KeyFound(said.id, value)),
-                lambda reason: answer(KeyMissing(said.id, reason)),
+                message.key,
+                message.timeout_seconds,
+                lambda value: answer(KeyFound(message.id, value)),
+                lambda reason: answer(KeyMissing(message.id, reason)),
             )
 
     def _answer(self, key: str, seconds: float, found: Callable[[bytes], None], lost: Callable[[str], None]) -> None:

@@ -1,4 +1,4 @@
-"""What of a checkpoint a rank of a placement reads: slices of stored tensors, from the headers alone. Pure."""
+"""The slices of stored tensors that a rank reads, from headers alone. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Slice", "needed", "placement_of"]
 def placement_of(
     opened: Opened, layout: Layout, shares: Sequence[float] = (), stages: tuple[Interval, ...] = (), stored: Scheme | None = None
 ) -> Placement:
-    """As the ranks themselves place it (engine/ranks/split.py). `stored`: where it may be cut, where somebody has looked already."""
+    """As the ranks place it (engine/ranks/first.py). `stored`: the storage scheme, if already known."""
     from windlass.weights.cuts import scheme_of
 
     how = stored or scheme_of(opened)
@@ -30,7 +30,7 @@ def placement_of(
 
 
 def needed(opened: Opened, placement: Placement, layout: Layout, rank: int) -> list[Slice]:
-    """Each element once. `opened` has its places (weights.source.open_model)."""
+    """Each element once. `opened`: by weights.source.open_model."""
     at, spec = coordinates(layout, rank), opened.spec
     share = Share(placement=placement, tp_index=at.tp)
     experts = share.experts(spec.experts.num_experts) if spec.experts else None

@@ -1,4 +1,4 @@
-"""What a supervisor has been given: its place on the disk and in the network, and somebody to tell. No torch."""
+"""The configuration of a supervisor, and its log. No torch."""
 
 from __future__ import annotations
 
@@ -10,22 +10,20 @@ from windlass.fleet.worker.local_checkpoints import LocalCheckpoints
 
 
 class WorkerLog(Protocol):
-    """For whoever watches a worker."""
+    """Where a supervisor reports to its operator."""
 
     def line(self, text: str) -> None: ...
 
     def show_status(self, text: str) -> None:
-        """What is so now; it may be written over."""
+        """The current status, which the next one replaces."""
         ...
 
 
 @dataclass(frozen=True)
 class WorkerConfig:
-    """What a supervisor has been given to work with."""
-
     device: str = "cpu"
     address: str = ""
-    """Where other ranks reach its own; empty: where the root reached it."""
+    """Where other ranks reach its ranks; empty: the address the root connected to."""
     cache: WeightCache | None = None
-    """None: the root's own machine, whose files are read as they are."""
+    """Of received weights; None: the root's own machine, which reads its own files."""
     local: LocalCheckpoints = field(default_factory=LocalCheckpoints)

@@ -1,7 +1,7 @@
-"""Those at a worker's door who have proved nothing yet: few at a time, each for seconds, and no more of them a second than cost nothing.
+"""Limits unauthenticated connections to a worker: how many are open, and, while a job runs, how many are accepted per second.
 
-When there is no room, the oldest goes of the address that has the most: a root needs milliseconds, and strangers of one address do not keep
-others out. While a job runs nobody new is needed, so knocking is answered slowly: a flood then fills the kernel's queue, and not a core.
+When too many are open, the oldest of the address with the most is dropped: a root needs only milliseconds, and one address cannot lock
+others out. While a job runs connections are accepted slowly: a flood then fills the kernel's backlog instead of using a core.
 """
 
 from __future__ import annotations
@@ -11,45 +11,45 @@ from collections import Counter
 from collections.abc import Callable
 
 MAX_HALF_OPEN = 48
-PER_SECOND, AT_ONCE = 200.0, 400.0
-"""Connections that are looked at while a job runs. At about 0.2 ms each that is a twenty-fifth of one core."""
+RATE_PER_SECOND, BURST = 200.0, 400.0
+"""Token bucket while a job runs. At about 0.2 ms per connection that is 4 % of one core."""
 
 
 class ConnectionLimiter:
     def __init__(self) -> None:
-        self._inside: dict[int, tuple[str, Callable[[], object]]] = {}
-        self._numbers = 0
-        self._allowed, self._last = AT_ONCE, time.monotonic()
+        self._open: dict[int, tuple[str, Callable[[], object]]] = {}
+        self._last_id = 0
+        self._tokens, self._last = BURST, time.monotonic()
 
     def __len__(self) -> int:
-        return len(self._inside)
+        return len(self._open)
 
-    def enter(self, address: str, send_away: Callable[[], object]) -> int:
-        """A number to `leave` with. Whoever was here too long is sent away for it."""
-        if len(self._inside) >= MAX_HALF_OPEN:
-            self._make_room()
-        self._numbers += 1
-        self._inside[self._numbers] = address, send_away
-        return self._numbers
+    def enter(self, address: str, drop: Callable[[], object]) -> int:
+        """Returns an ID for `leave`. May drop another connection to make room."""
+        if len(self._open) >= MAX_HALF_OPEN:
+            self._drop_oldest()
+        self._last_id += 1
+        self._open[self._last_id] = address, drop
+        return self._last_id
 
     def leave(self, number: int) -> None:
-        self._inside.pop(number, None)
+        self._open.pop(number, None)
 
-    def _make_room(self) -> None:
-        """The oldest come first in the dictionary."""
-        crowd = Counter(address for address, _ in self._inside.values()).most_common(1)[0][0]
-        oldest = next(number for number, (address, _) in self._inside.items() if address == crowd)
-        self._inside.pop(oldest)[1]()
+    def _drop_oldest(self) -> None:
+        """The dictionary is in order of age."""
+        crowd = Counter(address for address, _ in self._open.values()).most_common(1)[0][0]
+        oldest = next(number for number, (address, _) in self._open.items() if address == crowd)
+        self._open.pop(oldest)[1]()
 
     def pause_seconds(self, now: float) -> float:
-        """To wait before the next is let in, while a job runs."""
-        self._allowed = min(self._allowed + (now - self._last) * PER_SECOND, AT_ONCE) - 1.0
+        """To wait before the next accept, while a job runs."""
+        self._tokens = min(self._tokens + (now - self._last) * RATE_PER_SECOND, BURST) - 1.0
         self._last = now
-        return max(-self._allowed / PER_SECOND, 0.0)
+        return max(-self._tokens / RATE_PER_SECOND, 0.0)
 
 
 class RefusalLog:
-    """Strangers, told of once a second at most and by number: a log is not theirs to fill."""
+    """Counts refused connections, so that the log gets one line a second at most."""
 
     def __init__(self) -> None:
         self._count, self._last = 0, ""
@@ -59,7 +59,7 @@ class RefusalLog:
         self._last = f"{address}: {why}"
 
     def summary(self) -> str:
-        """Of those since it was last asked; empty: none."""
+        """Of refusals since the last call; empty: none."""
         count, self._count = self._count, 0
         if not count:
             return ""

@@ -1,6 +1,6 @@
-"""One root's time with a supervisor: what it asks for, done in the order it asked, until it is gone. No rank is left behind then.
+"""A supervisor's side of the connection to one root: carries out its messages in order, and ends all ranks when the root is gone.
 
-The same for a worker's machine and for the root's own. Knows no sockets: a Wire may be a channel or memory.
+The same code runs on a worker and on the root's own machine: a MessageChannel may be TCP or memory.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from windlass.fleet.worker.receive import PreparedWeights, WeightReceiver
 from windlass.machine.system import this_system
 from windlass.units import format_bytes
 
-SECONDS_BETWEEN_LOOKS, SECONDS_BETWEEN_STATUS = 0.5, 1.0
-TOLD_TO_END = "this worker was told to end"
+SECONDS_BETWEEN_CHECKS, SECONDS_BETWEEN_STATUS = 0.5, 1.0
+SHUTTING_DOWN = "this worker is shutting down"
 
 
 @dataclass
@@ -43,7 +43,7 @@ class WorkerEpoch:
     ready: set[int] = field(default_factory=set[int])
     loading: dict[int, LoadProgress] = field(default_factory=dict[int, LoadProgress])
     last: tuple[float, int] = (0.0, 0)
-    """When it was last looked at, and the rows until then."""
+    """Time and rows at the last status."""
 
     @property
     def name(self) -> str:
@@ -55,7 +55,7 @@ class WorkerEpoch:
         return max((process.heartbeat.rows for process in self.processes.values()), default=0)
 
     def status(self, now: float) -> str:
-        """Of the time since it was last asked."""
+        """Rates are over the time since the last call."""
         since, rows = self.last
         self.last = now, self.rows
         if self.ready == self.processes.keys():
@@ -66,74 +66,77 @@ class WorkerEpoch:
 
 class Session:
     def __init__(
-        self, channel: MessageChannel[FromWorker, FromRoot], config: WorkerConfig, log: WorkerLog, own_address: str = ""
+        self, channel: MessageChannel[FromWorker, FromRoot], config: WorkerConfig, log: WorkerLog, local_address: str = ""
     ) -> None:
         self._channel, self._config, self._log = channel, config, log
-        self._address = config.address or own_address
+        self._address = config.address or local_address
         self._epoch: WorkerEpoch | None = None
-        self._held: PreparedWeights | None = None
-        self._receiving: WeightReceiver | None = None
+        self._weights: PreparedWeights | None = None
+        self._receiver: WeightReceiver | None = None
         self._last_ended = -1
         self._numbers = itertools.count()
         self._takes: dict[int, tuple[RankProcess, int]] = {}
-        """Notes that ranks wait for: our number to the rank's own."""
+        """Keys that ranks wait for: our request ID -> the rank and its own ID."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._in_order = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     async def run(self) -> str:
-        """Why it ended, in reason; empty where the root said goodbye."""
-        doing = [asyncio.create_task(work) for work in (self._listen(), keep_alive(self._channel, self._heartbeat), self._look())]
+        """Returns why it ended; empty: the root disconnected in order."""
+        tasks = [
+            asyncio.create_task(work)
+            for work in (self._listen(), keep_alive(self._channel, self._heartbeat), self._check_ranks())
+        ]
         try:
-            await asyncio.wait(doing, return_when=asyncio.FIRST_COMPLETED)
-            return next((str(task.exception() or "") for task in doing if task.done()), "")
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            return next((str(task.exception() or "") for task in tasks if task.done()), "")
         except asyncio.CancelledError:
-            self._channel.post(messages.Goodbye(TOLD_TO_END))
+            self._channel.post(messages.Goodbye(SHUTTING_DOWN))
             raise
         finally:
-            await self._close(doing)
+            await self._close(tasks)
 
-    async def _close(self, doing: list[asyncio.Task[None]]) -> None:
-        everything = [*doing, *self._tasks]
+    async def _close(self, tasks: list[asyncio.Task[None]]) -> None:
+        everything = [*tasks, *self._tasks]
         for task in everything:
             task.cancel()
         await asyncio.gather(*everything, return_exceptions=True)
         await self._end_ranks()
-        self._let_go()
+        self._release_weights()
         self._channel.close()
 
-    # --- what the root says
+    # --- messages of the root
 
     async def _listen(self) -> None:
         while not isinstance(message := await self._channel.receive(), messages.Goodbye):
             if isinstance(message, messages.PieceData | messages.PiecesEnd | messages.PiecesFailed):
-                if self._receiving is not None and message.epoch == self._receiving.epoch:
-                    await self._receiving.take(message)  # waits while the disk is behind, and the root with it
+                if self._receiver is not None and message.epoch == self._receiver.epoch:
+                    await self._receiver.take(message)  # backpressure: waits while the disk is behind
             else:
-                self._hear(message)
+                self._handle(message)
 
-    def _hear(self, message: FromRoot) -> None:
+    def _handle(self, message: FromRoot) -> None:
         match message:
             case messages.ProbeRequest():
-                self._begin(self._probe())
+                self._run(self._probe())
             case messages.PrepareWeights():
                 self._stop_receiving()
-                self._begin(self._prepare(message))
+                self._run(self._prepare(message))
             case messages.StartRanks():
-                self._begin(self._start(message))
+                self._run(self._start(message))
             case messages.EndEpoch():
                 self._last_ended = max(self._last_ended, message.epoch)
                 self._stop_receiving()
-                self._begin(self._end(message.epoch))
+                self._run(self._end(message.epoch))
             case messages.EpochKeyFound():
                 self._answer(message.id, lambda number: KeyFound(number, message.value))
             case messages.EpochKeyMissing():
                 self._answer(message.id, lambda number: KeyMissing(number, message.reason))
             case messages.HeartbeatsRequest():
-                self._begin(self._send_heartbeats(message.id))
-            case _:  # RankHeartbeat: that it came is all
+                self._run(self._send_heartbeats(message.id))
+            case _:  # a heartbeat
                 pass
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
@@ -141,53 +144,55 @@ class Session:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._log.line(f"a mistake of Windlass's own, {type(error).__name__}: {error}")
+            self._log.line(f"internal error, {type(error).__name__}: {error}; disconnecting")
             self._channel.close()
 
     async def _probe(self) -> None:
-        """Not before ranks that are to end have given their memory back."""
-        async with self._in_order:
+        """After ranks that are being ended have freed their memory."""
+        async with self._lock:
             self._channel.post(await asyncio.to_thread(probe_answer, self._config.device, self._address))
 
     # --- weights
 
     async def _prepare(self, prepare: messages.PrepareWeights) -> None:
-        async with self._in_order:
+        async with self._lock:
             await self._end_ranks()
-            self._let_go()
+            self._release_weights()
             if prepare.epoch <= self._last_ended:
                 return
-            assert self._config.cache is not None, "the root's own machine has its own files"
-            self._receiving = WeightReceiver(prepare, self._channel, self._log)
+            assert self._config.cache is not None, "the root's own machine reads its own files"
+            self._receiver = WeightReceiver(prepare, self._channel, self._log)
             try:
-                self._held = await self._receiving.run(self._config.cache, self._config.local)
-                self._channel.post(messages.WeightsPrepared(prepare.epoch, self._held.held_bytes, self._held.received_bytes))
+                self._weights = await self._receiver.run(self._config.cache, self._config.local)
+                self._channel.post(
+                    messages.WeightsPrepared(prepare.epoch, self._weights.held_bytes, self._weights.received_bytes)
+                )
             except Error as error:
                 self._log.line(f"epoch {prepare.epoch} cannot be prepared: {error}")
                 self._channel.post(messages.PrepareFailed(prepare.epoch, str(error)))
             finally:
-                self._receiving.stop()  # whoever listens may be waiting to hand over the next piece
-                self._receiving = None
+                self._receiver.stop()  # `take` may be waiting for room in the queue
+                self._receiver = None
 
     def _stop_receiving(self) -> None:
-        if self._receiving is not None:
-            self._receiving.stop()
+        if self._receiver is not None:
+            self._receiver.stop()
 
-    def _let_go(self) -> None:
-        if self._held is not None:
-            self._held.close()
-        self._held = None
+    def _release_weights(self) -> None:
+        if self._weights is not None:
+            self._weights.close()
+        self._weights = None
 
     # --- ranks
 
     async def _start(self, start: messages.StartRanks) -> None:
-        async with self._in_order:
+        async with self._lock:
             await self._end_ranks()
             if start.epoch <= self._last_ended or not start.jobs:
                 return
             epoch = self._epoch = WorkerEpoch(start.epoch, start.jobs[0].launch.layout.world)
             for job in start.jobs:
-                await self._start_one(epoch, self._filled(job))
+                await self._start_one(epoch, self._complete_job(job))
             self._log.line(f"{epoch.name}: started")
             self._channel.post(messages.RanksStarted(epoch.number, [process.pid for process in epoch.processes.values()]))
 
@@ -197,27 +202,27 @@ class Session:
             process = epoch.processes[rank] = RankProcess(
                 job,
                 max(_cores() // max(machines.count(machines[rank]), 1), 1),
-                lambda heard: self._rank_said(epoch, rank, heard),
+                lambda message: self._on_rank_message(epoch, rank, message),
                 lambda failed: self._rank_ended(epoch, rank, failed),
             )
             await process.start()
-        except OSError as error:  # no process, or no descriptor, is to be had
-            if (begun := epoch.processes.pop(rank, None)) is not None:
-                await begun.close()
+        except OSError as error:  # out of processes or file descriptors
+            if (started := epoch.processes.pop(rank, None)) is not None:
+                await started.close()
             self._rank_ended(epoch, rank, EngineFailed("", f"could not be started: {error.strerror or error}"))
 
-    def _filled(self, job: RankJob) -> RankJob:
-        """What is here, and where: only this machine knows. The key is as it was."""
+    def _complete_job(self, job: RankJob) -> RankJob:
+        """Fills in what only this machine knows: its weights and device. Unmasks the key."""
         key = self._channel.mask_key(job.meeting.key, messages.key_name(job.epoch))
         job = msgspec.structs.replace(job, meeting=msgspec.structs.replace(job.meeting, key=key))
         if self._config.cache is None:
             return job
-        held = self._held or PreparedWeights()
-        launch = msgspec.structs.replace(job.launch, model=held.model or job.launch.model, device=self._config.device)
-        return msgspec.structs.replace(job, launch=launch, slices_folder=held.parts)
+        weights = self._weights or PreparedWeights()
+        launch = msgspec.structs.replace(job.launch, model=weights.model or job.launch.model, device=self._config.device)
+        return msgspec.structs.replace(job, launch=launch, slices_folder=weights.folder)
 
     async def _end(self, number: int) -> None:
-        async with self._in_order:
+        async with self._lock:
             if self._epoch is not None and self._epoch.number <= number:
                 await self._end_ranks()
             self._channel.post(messages.EpochEnded(number))
@@ -231,21 +236,21 @@ class Session:
         seconds = time.monotonic() - epoch.began
         self._log.line(f"{epoch.name}: ended after {seconds:.0f} s, {epoch.rows:,} tokens")
 
-    def _rank_said(self, epoch: WorkerEpoch, rank: int, heard: FromRank) -> None:
+    def _on_rank_message(self, epoch: WorkerEpoch, rank: int, message: FromRank) -> None:
         process = epoch.processes[rank]
-        match heard:
+        match message:
             case PutKey():
-                self._channel.post(messages.PutEpochKey(epoch.number, heard.key, heard.value))
+                self._channel.post(messages.PutEpochKey(epoch.number, message.key, message.value))
             case TakeKey():
                 number = next(self._numbers)
-                self._takes[number] = process, heard.id
-                self._channel.post(messages.TakeEpochKey(epoch.number, number, heard.key, heard.timeout_seconds))
+                self._takes[number] = process, message.id
+                self._channel.post(messages.TakeEpochKey(epoch.number, number, message.key, message.timeout_seconds))
             case LoadProgress():
-                epoch.loading[rank] = heard
-                self._channel.post(messages.TransferProgress(epoch.number, heard.done_bytes, heard.total_bytes, rank))
+                epoch.loading[rank] = message
+                self._channel.post(messages.TransferProgress(epoch.number, message.done_bytes, message.total_bytes, rank))
             case RankBuilt():
                 epoch.ready.add(rank)
-                self._channel.post(messages.RankReady(epoch.number, rank, heard.weights_bytes))
+                self._channel.post(messages.RankReady(epoch.number, rank, message.weights_bytes))
                 if epoch.ready == epoch.processes.keys():
                     self._log.line(f"{epoch.name}: ready after {time.monotonic() - epoch.began:.1f} s")
             case _:
@@ -256,13 +261,13 @@ class Session:
             self._log.line(f"epoch {epoch.number}: rank {rank} {_as_clause(failed)}")
             self._channel.post(messages.RankEnded(epoch.number, rank, failed.kind, failed.message, failed.short_bytes))
 
-    def _answer(self, number: int, made: Callable[[int], KeyFound | KeyMissing]) -> None:
+    def _answer(self, number: int, make: Callable[[int], KeyFound | KeyMissing]) -> None:
         waiting = self._takes.pop(number, None)
         if waiting is not None:
             process, theirs = waiting
-            process.tell(made(theirs))
+            process.send(make(theirs))
 
-    # --- signs of life
+    # --- heartbeats
 
     def _heartbeat(self) -> messages.Heartbeat:
         processes = self._epoch.processes.values() if self._epoch is not None else ()
@@ -274,15 +279,15 @@ class Session:
         done = [messages.RankReport(process.rank, heartbeat) for process, heartbeat in zip(processes, heartbeats, strict=True)]
         self._channel.post(messages.Heartbeats(number, done))
 
-    async def _look(self) -> None:
-        """Twice a second: is a rank stuck, and what is there to show?"""
+    async def _check_ranks(self) -> None:
+        """Twice a second: kills stuck ranks, shows the status."""
         while True:
-            await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
+            await asyncio.sleep(SECONDS_BETWEEN_CHECKS)
             epoch, now = self._epoch, time.monotonic()
             if epoch is None:
                 continue
             for process in epoch.processes.values():
-                process.look(now)
+                process.check(now)
             if now - epoch.last[0] >= SECONDS_BETWEEN_STATUS:
                 self._log.show_status(epoch.status(now))
 
@@ -292,7 +297,7 @@ def _as_clause(failed: EngineFailed) -> str:
 
 
 def _cores() -> int:
-    """Shared out among ranks. WINDLASS_THREADS says how many of them are to be used."""
+    """Cores to divide among ranks: WINDLASS_THREADS, else all."""
     with suppress(ValueError, KeyError):
         return max(int(os.environ["WINDLASS_THREADS"]), 1)
     return this_system().num_cores
