@@ -281,7 +281,7 @@ async def ask(port: int, secret: bytes = SECRET, seconds: float = 5.0) -> Any:
     found = await dial("127.0.0.1", port, secret, seconds)
     await found.send(Goodbye("done"))
     found.close()
-    return found.own_address, found.address
+    return found.local_address, found.address
 
 
 def test_root_and_worker_meet() -> None:

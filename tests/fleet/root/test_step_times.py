@@ -65,11 +65,11 @@ def test_addresses(text: str, expected: tuple[str, int]) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("a:b", "no address"),
-        ("a:0", "no address"),
-        (":9", "no address"),
-        ("a:²", "no address"),
-        ("fd00::7", "no address"),
+        ("a:b", "takes HOST:PORT"),
+        ("a:0", "no port"),
+        (":9", "takes HOST:PORT"),
+        ("a:²", "takes HOST:PORT"),
+        ("fd00::7", "takes HOST:PORT"),
         (",", "no machine"),
         ("a,a:9998", "twice"),
     ],

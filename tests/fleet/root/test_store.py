@@ -82,7 +82,7 @@ def test_a_board_does_not_grow_without_end(monkeypatch: pytest.MonkeyPatch) -> N
         board = EpochStore()
         for number in range(20):
             board.put(f"key {number}", bytes(100))
-        with pytest.raises(StoreClosed, match="notes of more than"):
+        with pytest.raises(StoreClosed, match="ranks put more than"):
             await board.take("key 19", 1.0)
         assert await board.take("key 3", 1.0) == bytes(100)
 

@@ -95,4 +95,4 @@ async def join(name: str, secret: bytes, root: bytes, this_host: str) -> Member:
     except BaseException:
         channel.close()
         raise
-    return Member(name, channel, channel.root_address)
+    return Member(name, channel, channel.local_address)
