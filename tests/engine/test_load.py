@@ -162,7 +162,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Model:
     [
         ({"device": "tpu"}, BadInput, "unknown device 'tpu'"),
         ({"kv": "fp8"}, BadInput, "unknown KV type 'fp8'"),
-        ({"kv_bytes": 10_000}, DoesNotFit, "keys and values of 128 tokens take .* short; ask for a shorter --context"),
+        ({"kv_bytes": 10_000}, DoesNotFit, "the KV cache of 128 tokens needs .* short; lower --context"),
         ({"model": "/nowhere"}, BadInput, "does not exist"),
     ],
 )
@@ -181,7 +181,7 @@ def test_absent_devices_are_named(small: Model) -> None:
 
 def test_too_little_memory_is_said_with_numbers(small: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load, "free_bytes", lambda device: 10_000)
-    with pytest.raises(DoesNotFit, match=r"the weights of .* take .* and 10 KiB are free: .* short") as caught:
+    with pytest.raises(DoesNotFit, match=r"the weights of .* need .*, and 10 KiB are free: .* short") as caught:
         load_model(Launch(model=str(small.folder), device="cpu"))
     assert caught.value.short_bytes > 0
 

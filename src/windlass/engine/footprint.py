@@ -1,4 +1,4 @@
-"""What this process holds of the machine's memory, cheap enough to be asked every second."""
+"""Memory used by this process and its devices; cheap enough to read every second."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from windlass.core.request import DeviceMemory
 
 _STATM = Path("/proc/self/statm")
-"""Pages: all, resident, ... (proc(5)). Linux only; elsewhere nothing is told."""
+"""Pages: all, resident, ... (proc(5)). Linux only; 0 elsewhere."""
 
 
 def process_bytes() -> int:
@@ -21,7 +21,7 @@ def process_bytes() -> int:
 
 
 def device_memory() -> tuple[DeviceMemory, ...]:
-    """Of devices that are in use here; asking never starts one."""
+    """Of devices in use; does not initialize CUDA."""
     if not torch.cuda.is_initialized():
         return ()
     return tuple(_of_device(number) for number in range(torch.cuda.device_count()) if torch.cuda.memory_reserved(number))

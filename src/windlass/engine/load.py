@@ -1,4 +1,4 @@
-"""From a launch description to an engine that is ready. What does not fit is said before anything large is read."""
+"""From a Launch to an engine that is ready. What does not fit is refused before anything large is read."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ Progress = Callable[[int, int], None]
 
 
 ShardOf = Callable[[ModelSpec, tuple[Rule, ...], Callable[[], Scheme]], Shard]
-"""Which part of a model is to be built; how it is stored, where that matters, has to be looked for."""
+"""Chooses the shard to build, from the spec, its rules and, on demand, the storage scheme."""
 
 
 class LoadedDecoder(NamedTuple):
@@ -72,7 +72,7 @@ def load_model(launch: Launch, progress: Progress | None = None) -> tuple[Engine
 def build(
     launch: Launch, device: str, progress: Progress | None = None, shard_of: ShardOf = lambda *_: WHOLE, parts: str = ""
 ) -> LoadedDecoder:
-    """`parts`: a folder with what a shard needs of the checkpoint, to be read instead of it."""
+    """`parts`: a folder of received weight slices, read instead of the checkpoint."""
     if launch.kv_type not in KV_DTYPES:
         raise UnknownName("KV type", launch.kv_type, KV_DTYPES)
     if launch.random_weights is not None:
@@ -130,17 +130,17 @@ def _random(launch: Launch, asked: RandomInit, device: str, shard_of: ShardOf) -
 
 
 def _tiled(spec: ModelSpec, kv: str, device: str) -> bool:
-    """Whether the kernels written for one generation of GPUs (Hopper) can run the whole model there."""
+    """Whether the fused Hopper kernels can run the whole model on this device."""
     if _kind(device) != "cuda" or torch.version.hip is not None or torch.cuda.get_device_capability(device)[0] != HOPPER:
         return False
     return kv == "bf16" and not lacks(spec)
 
 
 def _context(spec: ModelSpec, launch: Launch) -> int | None:
-    """Refused before anything large is read."""
+    """Checked before anything large is read."""
     if launch.context_tokens is not None and launch.context_tokens > spec.context_tokens:
         raise BadInput(
-            f"a context of {launch.context_tokens:,} tokens, where {spec.name or 'the model'} has {spec.context_tokens:,}; ask for less"
+            f"--context {launch.context_tokens:,} exceeds the {spec.context_tokens:,} tokens of {spec.name or 'the model'}; lower it"
         )
     return launch.context_tokens
 
@@ -154,7 +154,7 @@ def make_engine(
     record: bool = True,
     runner: type[Runner] = Runner,
 ) -> Engine:
-    """`cache_share`: of the keys and values of a token, what this rank keeps."""
+    """`cache_share`: the fraction of a token's KV bytes that this rank holds."""
     spec, num_sequences = decoder.spec, launch.max_sequences or MAX_SEQUENCES
     free = int(free_bytes(device) / cache_share)
     kv_bytes = cache_bytes(spec, launch.kv_type, launch.context_tokens, num_sequences, launch.kv_bytes, free)
@@ -193,7 +193,7 @@ def make_info(launch: Launch, engine: Engine, built: LoadedDecoder, device: str,
 
 
 def chosen_device(asked: str) -> str:
-    """`auto` takes a GPU where PyTorch sees one."""
+    """`auto` takes a GPU if PyTorch sees one."""
     if asked == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     kind = _kind(asked)
@@ -217,18 +217,18 @@ def _kind(device: str) -> str:
 
 
 def _most_of(storage: dict[str, int]) -> str:
-    """How most of the bytes are stored."""
+    """The scheme that stores most bytes."""
     return max(storage, key=storage.__getitem__, default="")
 
 
 def _planned_bytes(table: tuple[Rule, ...], how: Scheme) -> int:
-    """As conversion would store them."""
+    """As `windlass convert` would store them."""
     held = [rule for rule in table if rule.part is Part.MAIN and rule.copy_of is None]
     return sum(_rule_bytes(rule, how) * rule.copies for rule in held)
 
 
 def _shard_bytes(spec: ModelSpec, table: tuple[Rule, ...], shard: Shard, how: Scheme) -> int:
-    """The same of what one rank holds of them; tables of the first or last stage are counted on all."""
+    """Of one rank; embedding and head are counted on every stage."""
     placement, (first, last) = shard.placement, shard.layers(spec)
     assert placement is not None
     experts = local_experts(placement, shard.layout, shard.tp_index)

@@ -1,4 +1,4 @@
-"""Commands in, steps, reports out: what an engine does all day, the same in a process of its own and in a thread."""
+"""The engine's main loop: commands in, steps, reports out."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from windlass.engine.protocol import (
 from windlass.errors import Error
 
 Take = Callable[[bool], "list[Command] | None"]
-"""Commands that have come; told to wait, at least one. None: there will be no more."""
+"""`take(wait)` -> commands that have arrived, at least one if `wait`; None: there will be no more."""
 Send = Callable[[Report], None]
 
 
@@ -33,17 +33,17 @@ class EngineLoop:
         self._engine, self._info, self._send = engine, info, send
 
     def run(self, take: Take) -> None:
-        """Until there are no more commands. Waits for them only while there is nothing to compute."""
+        """Until there are no more commands. Blocks for commands only while there is nothing to compute."""
         engine = self._engine
         while (commands := take(not engine.has_work)) is not None:
             for command in commands:
-                self._obey(command)
+                self._handle(command)
             if engine.has_work:
                 outputs = engine.step()
                 if outputs:
                     self._send(StepOutputs(outputs))
 
-    def _obey(self, command: Command) -> None:
+    def _handle(self, command: Command) -> None:
         match command:
             case Submit():
                 try:
@@ -57,8 +57,8 @@ class EngineLoop:
                 if output is not None:
                     self._send(StepOutputs([output]))
             case InfoRequest():
-                self._send(InfoReply(command.id, self._info_now()))
+                self._send(InfoReply(command.id, self._current_info()))
 
-    def _info_now(self) -> Info:
+    def _current_info(self) -> Info:
         stats = msgspec.structs.replace(self._engine.stats(), process_bytes=process_bytes(), devices=device_memory())
         return msgspec.structs.replace(self._info, stats=stats)

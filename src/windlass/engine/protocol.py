@@ -38,16 +38,16 @@ class Submit(EngineMessage, frozen=True):
     prompt_logprobs_start: int = 0
     cache_salt: str = ""
     grammar: str = ""
-    """In llguidance's form; empty: any answer will do. A `TokenizerData` must have come before."""
+    """In llguidance's format; empty: unconstrained. Needs TokenizerData first."""
     deadline_seconds: float | None = None
-    """From when it arrives."""
+    """Counted from arrival."""
     owner: str = ""
     generated: list[int] = []
-    """Tokens of the answer that were given out before, by an engine that was lost: this one takes them for its own and goes on after them."""
+    """Output tokens that an engine which was lost had already returned; this one continues after them."""
 
 
 class TokenizerData(EngineMessage, frozen=True):
-    """What the tokens say, for grammars: once in an engine's life, before the first request that needs it."""
+    """The tokenizer, for grammars: sent once per engine, before the first request that needs it."""
 
     tokenizer_json: str
     stop_token_ids: list[int] = []
@@ -72,16 +72,16 @@ class Finish(msgspec.Struct, frozen=True, array_like=True):
     usage: Usage
     timings: Timings
     stop_token_id: int | None = None
-    """None where a grammar or the length ended it."""
+    """None if a grammar or the length ended it."""
     error: str = ""
     error_kind: str = ""
-    """`Late` or the name of a class in windlass.errors; empty: the engine's own failure."""
+    """`Late`, or the name of a class in windlass.errors; empty: an engine failure."""
     error_field: str = ""
     """Of a BadInput."""
 
 
 class PrefillStats(msgspec.Struct, frozen=True, array_like=True):
-    """What is known with the first token."""
+    """Sent with the first token."""
 
     cached_tokens: int
     queue_seconds: float
@@ -89,7 +89,7 @@ class PrefillStats(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SequenceOutput(msgspec.Struct, frozen=True, array_like=True):
-    """What a step brought to one sequence."""
+    """Output of one step for one sequence."""
 
     id: int
     token_ids: list[int]
@@ -104,7 +104,7 @@ class StepOutputs(EngineMessage, frozen=True):
 
 
 class RequestRejected(EngineMessage, frozen=True):
-    """A request that cannot be: the engine goes on."""
+    """An invalid request; the engine continues."""
 
     id: int
     kind: str
@@ -123,14 +123,14 @@ class EngineReady(EngineMessage, frozen=True):
 
 
 class InfoReply(EngineMessage, frozen=True):
-    """To InfoRequest."""
+    """Reply to InfoRequest."""
 
     id: int
     info: Info
 
 
 class EngineFailed(EngineMessage, frozen=True):
-    """The last message: the engine could not be made, or broke."""
+    """The last message: the engine could not be loaded, or failed."""
 
     kind: str
     message: str
@@ -141,9 +141,9 @@ class EngineFailed(EngineMessage, frozen=True):
 Report = StepOutputs | RequestRejected | LoadProgress | EngineReady | InfoReply | EngineFailed
 
 
-# --- errors across the border
+# --- errors between processes
 
-_WHOLE = {kind.__name__: kind for kind in (errors.BadConfig, errors.Impossible, errors.TooLong)}
+_WITH_MESSAGE = {kind.__name__: kind for kind in (errors.BadConfig, errors.Impossible, errors.TooLong)}
 
 
 def describe_error(error: BaseException) -> dict[str, Any]:
@@ -162,35 +162,35 @@ def _first_line(error: BaseException) -> str:
     return (str(error).splitlines() or ["no reason given"])[0][:300]
 
 
-def as_error(told: RequestRejected | EngineFailed) -> errors.Error:
-    """What was raised there, to be raised here; what is not the user's to mend is the engine's failure."""
-    if told.kind == "DoesNotFit":
-        return errors.DoesNotFit(told.message, told.short_bytes)
-    if told.kind == Busy.__name__:
-        return Busy(told.message)
-    kind: Any = getattr(errors, told.kind, None) if told.kind else None
+def as_error(failure: RequestRejected | EngineFailed) -> errors.Error:
+    """The error raised in the engine, to be raised here; anything but a user error is an engine failure."""
+    if failure.kind == "DoesNotFit":
+        return errors.DoesNotFit(failure.message, failure.short_bytes)
+    if failure.kind == Busy.__name__:
+        return Busy(failure.message)
+    kind: Any = getattr(errors, failure.kind, None) if failure.kind else None
     if not isinstance(kind, type) or not issubclass(kind, errors.Error):
-        return Unavailable(f"the engine failed: {told.message}")
-    return errors.Error(told.message) if kind is errors.Error else _bad_input(told.kind, told.message, told.field)
+        return Unavailable(f"the engine failed: {failure.message}")
+    return errors.Error(failure.message) if kind is errors.Error else _bad_input(failure.kind, failure.message, failure.field)
 
 
 def _bad_input(kind: str, message: str, field: str) -> errors.BadInput:
-    """Some errors are made of parts; their message already says all of them."""
-    made = _WHOLE.get(kind, errors.BadInput)
-    return made(message, field=field)
+    """Classes whose constructor builds a message become BadInput: the message is complete already."""
+    kind_class = _WITH_MESSAGE.get(kind, errors.BadInput)
+    return kind_class(message, field=field)
 
 
 def timeout_message(seconds: float | None) -> str:
-    return f"the answer was not whole after {seconds or 0:.3g} s, its deadline; allow more time, or ask for fewer tokens"
+    return f"request timed out after {seconds or 0:.3g} s; raise the timeout or lower max_tokens"
 
 
 def finish_error(finish: Finish) -> errors.Error:
-    """Of a request that ended with one."""
+    """The error of a request that finished with reason `error`."""
     if finish.error_kind == Late.__name__:
         return Late(finish.error)
     if finish.error_kind:
         return _bad_input(finish.error_kind, finish.error, finish.error_field)
-    return Broken(f"the answer could not be computed: {finish.error}")
+    return Broken(f"the request failed: {finish.error}")
 
 
 # --- on a socket
@@ -205,7 +205,7 @@ def encode_frame(message: Command | Report) -> bytes:
 
 
 class MessageReader:
-    """Bytes as they arrive to whole messages."""
+    """Splits a byte stream into messages."""
 
     def __init__(self) -> None:
         self._frames = FrameReader(MAX_MESSAGE_BYTES)

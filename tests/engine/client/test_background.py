@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from windlass.engine.client.background import AT_ONCE, BackgroundPool, size_of
+from windlass.engine.client.background import MAX_THREADS, BackgroundPool, size_of
 from windlass.text.tokenize.tokenizer import LONG_CHARACTERS
 
 pytestmark = pytest.mark.pure
@@ -56,8 +56,8 @@ def test_few_at_once_also_where_nobody_waits_any_more() -> None:
 
     async def run() -> None:
         aside = BackgroundPool()
-        tasks = [asyncio.create_task(aside.run(work, LONG_CHARACTERS)) for _ in range(4 * AT_ONCE)]
-        while started < AT_ONCE:
+        tasks = [asyncio.create_task(aside.run(work, LONG_CHARACTERS)) for _ in range(4 * MAX_THREADS)]
+        while started < MAX_THREADS:
             await asyncio.sleep(0.01)
         for task in tasks:
             task.cancel()
@@ -69,5 +69,5 @@ def test_few_at_once_also_where_nobody_waits_any_more() -> None:
         aside.close()
 
     asyncio.run(asyncio.wait_for(run(), 30))
-    assert most == AT_ONCE
-    assert started == AT_ONCE + 1, "what was given up in the queue is not begun"
+    assert most == MAX_THREADS
+    assert started == MAX_THREADS + 1, "what was given up in the queue is not begun"

@@ -269,7 +269,7 @@ def test_sizes_and_classes() -> None:
     assert [made.size(rows) for rows in (1, 8, 9, 15, 17, 29, 30)] == [1, 8, 10, 16, 20, 30, 30]
     assert made.size(31) is None
     captured = made.get(1, 20)
-    assert made.serves(captured, 1) and made.serves(captured, 20) and not made.serves(captured, 21)
+    assert made.covers(captured, 1) and made.covers(captured, 20) and not made.covers(captured, 21)
     assert made.get(1, 3) is captured and made.get(1, 21) is not captured and made.get(2, 20) is not captured
 
 

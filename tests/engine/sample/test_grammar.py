@@ -283,7 +283,7 @@ def test_without_a_vocabulary_or_the_library_it_says_so(monkeypatch: pytest.Monk
 def test_a_tokenizer_that_cannot_be_used_is_refused() -> None:
     guides = GrammarCompiler()
     guides.set_tokenizer(TokenizerData("{}", []))
-    with pytest.raises(BadInput, match="answers of this model cannot be constrained"):
+    with pytest.raises(BadInput, match="constrained output is not available"):
         guides.matcher("{}", [])
 
 

@@ -159,7 +159,7 @@ def test_a_grammar_that_cannot_be_ends_its_request_only() -> None:
     engine.submit(Submit(3, [1], GREEDY, 5, grammar=grammar("a")))
     engine.submit(Submit(4, [1] * 300, GREEDY, 5, grammar=grammar("a")))
     assert engine.stats().waiting == 4
-    with pytest.raises(BadInput, match="number 2 is running already"):
+    with pytest.raises(BadInput, match="request 2 is already running"):
         engine.submit(Submit(2, [1]))
     ends = finished(engine)
     assert {number: finish.reason for number, finish in ends.items()} == {1: "length", 2: "error", 3: "stop", 4: "error"}

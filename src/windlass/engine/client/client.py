@@ -14,7 +14,7 @@ import msgspec
 from windlass.core.client import Late
 from windlass.core.launch import Launch, RankJob
 from windlass.core.request import Delta, Info, Request, ScoreRequest, Scores, Timings, TokenLogprob, Usage
-from windlass.engine.client.background import PER_VALUE, BackgroundPool, size_of
+from windlass.engine.client.background import CHARACTERS_PER_VALUE, BackgroundPool, size_of
 from windlass.engine.client.replay import MAX_CRASHES
 from windlass.engine.client.requests import EngineRequests, Progress
 from windlass.engine.client.text_processor import EncodedRequest, NoText, TextProcessor, TokenOnlyProcessor
@@ -68,16 +68,16 @@ class EngineClient:
         context = await self._context(request, size)
         encoded = await self._background.run(lambda: self._text_processor.encode_request(request, context), size)
         submit = await self._submit(request, encoded, began)
-        answer = _Answer(encoded.stream)
-        async with aclosing(self._requests.outputs(submit)) as arriving:
-            async for outputs in arriving:
-                delta, finish = answer.add(outputs)
-                yield await self._worded(delta)
+        builder = _DeltaBuilder(encoded.stream)
+        async with aclosing(self._requests.outputs(submit)) as batches:
+            async for outputs in batches:
+                delta, finish = builder.add(outputs)
+                yield await self._with_text(delta)
                 if finish is not None:
                     return
-                if answer.is_stopped:
+                if builder.is_stopped:
                     break
-        yield answer.stopped(len(encoded.tokens))  # by a stop string, of which only the text knows
+        yield builder.stopped(len(encoded.tokens))  # by a stop string, of which only the text knows
 
     async def score(self, request: ScoreRequest) -> Scores:
         size = len(request.prompt or request.token_ids or ())
@@ -92,12 +92,12 @@ class EngineClient:
             cache_salt=request.cache_salt,
         )
         found: list[TokenLogprob | None] = []
-        async with aclosing(self._requests.outputs(submit)) as arriving:
-            async for outputs in arriving:
+        async with aclosing(self._requests.outputs(submit)) as batches:
+            async for outputs in batches:
                 for output in outputs:
                     _check(output.finish)
                     found = output.prompt_logprobs if output.prompt_logprobs is not None else found
-        return Scores(token_ids=tuple(tokens), logprobs=await self._worded_prompt(found))
+        return Scores(token_ids=tuple(tokens), logprobs=await self._prompt_with_text(found))
 
     async def info(self) -> Info:
         found = await self._requests.info()
@@ -164,20 +164,22 @@ class EngineClient:
     def _stops(self, of_model: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(dict.fromkeys((*self._text_processor.stop_ids, *of_model)))
 
-    async def _worded(self, delta: Delta) -> Delta:
+    async def _with_text(self, delta: Delta) -> Delta:
         if not delta.logprobs and delta.prompt_logprobs is None:
             return delta
-        prompt = None if delta.prompt_logprobs is None else await self._worded_prompt(delta.prompt_logprobs)
+        prompt = None if delta.prompt_logprobs is None else await self._prompt_with_text(delta.prompt_logprobs)
         return msgspec.structs.replace(delta, logprobs=self._text_processor.with_text(delta.logprobs), prompt_logprobs=prompt)
 
-    async def _worded_prompt(self, found: Sequence[TokenLogprob | None]) -> tuple[TokenLogprob | None, ...]:
-        def worded() -> tuple[TokenLogprob | None, ...]:
+    async def _prompt_with_text(self, found: Sequence[TokenLogprob | None]) -> tuple[TokenLogprob | None, ...]:
+        def with_text() -> tuple[TokenLogprob | None, ...]:
             return tuple(None if entry is None else self._text_processor.with_text([entry])[0] for entry in found)
 
-        return await self._background.run(worded, PER_VALUE * sum(1 + len(entry.top) for entry in found if entry is not None))
+        return await self._background.run(
+            with_text, CHARACTERS_PER_VALUE * sum(1 + len(entry.top) for entry in found if entry is not None)
+        )
 
 
-class _Answer:
+class _DeltaBuilder:
     """Outputs of one request -> deltas."""
 
     def __init__(self, stream: TextStream | NoText) -> None:

@@ -1,6 +1,6 @@
-"""Logits -> the next token of each sequence, and log-probabilities. Knows no model, no cache and no schedule.
+"""Logits -> the next token of each sequence, and log-probabilities. Knows no model, no cache and no scheduler.
 
-Greedy rows, which most rows of a benchmark and many of a service are, take one argmax and nothing else.
+Plain greedy rows take one argmax and nothing else.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from windlass.engine.sample.rng import fresh_seed, uniform
 
 @dataclass(slots=True, eq=False)
 class SamplingState:
-    """What one sequence's draws depend on, besides the logits."""
+    """What sampling of one sequence depends on, besides the logits."""
 
     sampling: Sampling
     seed: int
     counts: TokenCounts | None
     bias: Bias | None
     is_argmax: bool
-    """The most likely token as it is."""
+    """Greedy without bias, penalties or grammar."""
     matcher: GrammarMatcher | None = None
     num_sampled: int = 0
 
@@ -43,7 +43,7 @@ class SamplingState:
 
 class Sampler:
     def __init__(self, num_tokens: int) -> None:
-        """`num_tokens`: that exist. A head may have more rows, which only pad it; they are never drawn."""
+        """`num_tokens`: vocabulary size. The head may have more rows, for padding, which are never sampled."""
         self.num_tokens = num_tokens
 
     def new_state(self, sampling: Sampling, prompt: Sequence[int], matcher: GrammarMatcher | None = None) -> SamplingState:
@@ -59,21 +59,21 @@ class Sampler:
         )
 
     def sample(self, logits: Tensor, states: Sequence[SamplingState]) -> list[int | None]:
-        """A token for each row; None where the logits are no numbers."""
+        """A token for each row; None where the logits are NaN or infinite."""
         logits = logits[:, : self.num_tokens]
         if all(state.is_argmax for state in states):
             return _greedy(logits)
         tokens: list[int | None] = [None] * len(states)
-        plain = [row for row, state in enumerate(states) if state.is_argmax]
+        greedy_rows = [row for row, state in enumerate(states) if state.is_argmax]
         other = [row for row, state in enumerate(states) if not state.is_argmax]
-        if plain:
-            _put(tokens, plain, _greedy(logits[plain]))
+        if greedy_rows:
+            _put(tokens, greedy_rows, _greedy(logits[greedy_rows]))
         with _one_thread(logits):
-            _put(tokens, other, _sampled(_copied(logits, other), [states[row] for row in other]))
+            _put(tokens, other, _sample_rows(_copy_rows(logits, other), [states[row] for row in other]))
         return tokens
 
     def logprobs(self, logits: Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprob]:
-        """Of one given token per row, under the model's own distribution."""
+        """Of one given token per row, before sampling parameters are applied."""
         with _one_thread(logits):
             return self._logprobs(logits[:, : self.num_tokens].float(), tokens, top)
 
@@ -88,7 +88,7 @@ class Sampler:
 
 @contextmanager
 def _one_thread(logits: Tensor) -> Generator[None]:
-    """On a CPU, where the kernels' threads are awake: PyTorch's would have to wait for them to sleep."""
+    """On a CPU the kernels' threads keep spinning: PyTorch's own would compete with them."""
     if logits.device.type != "cpu":
         yield
         return
@@ -113,7 +113,7 @@ def _best(logits: Tensor, totals: Tensor, count: int) -> list[tuple[TokenLogprob
 
 
 def _greedy(logits: Tensor) -> list[int | None]:
-    """The first of equals: both libraries promise it. NumPy's argmax is ten times as fast on a CPU (measured, 49,152 tokens)."""
+    """Ties go to the lowest id, which both libraries guarantee. NumPy's argmax is ten times as fast on a CPU (measured, 49,152 tokens)."""
     if _on_host(logits):
         array = logits.numpy()
         found = array.argmax(axis=1)
@@ -124,13 +124,13 @@ def _greedy(logits: Tensor) -> list[int | None]:
     return [token if value - value == 0 else None for token, value in zip(found.tolist(), best.tolist(), strict=True)]
 
 
-def _sampled(logits: Tensor, states: list[SamplingState]) -> list[int | None]:
+def _sample_rows(logits: Tensor, states: list[SamplingState]) -> list[int | None]:
     """`logits` is a copy and may be changed."""
     samplings = [state.sampling for state in states]
-    sound = _finite(logits)
+    valid = _finite(logits)
     apply_masks(logits, [state.matcher for state in states])
-    sound = [fine and not (state.matcher and state.matcher.error) for fine, state in zip(sound, states, strict=True)]
-    for row in [row for row, fine in enumerate(sound) if not fine]:
+    valid = [is_valid and not (state.matcher and state.matcher.error) for is_valid, state in zip(valid, states, strict=True)]
+    for row in [row for row, is_valid in enumerate(valid) if not is_valid]:
         logits[row].zero_()
     add_biases(logits, [state.bias for state in states])
     apply_penalties(logits, samplings, [state.counts for state in states])
@@ -141,11 +141,11 @@ def _sampled(logits: Tensor, states: list[SamplingState]) -> list[int | None]:
         _put(tokens, greedy, _greedy(logits[greedy]))
     if random:
         part = logits if not greedy else logits[random]
-        _put(tokens, random, _drawn(part, [states[row] for row in random]))
-    return [token if fine else None for token, fine in zip(tokens, sound, strict=True)]
+        _put(tokens, random, _sample_random(part, [states[row] for row in random]))
+    return [token if is_valid else None for token, is_valid in zip(tokens, valid, strict=True)]
 
 
-def _copied(logits: Tensor, rows: list[int]) -> Tensor:
+def _copy_rows(logits: Tensor, rows: list[int]) -> Tensor:
     return torch.from_numpy(logits.numpy()[rows]) if _on_host(logits) else logits[rows].float()
 
 
@@ -154,18 +154,21 @@ def _on_host(logits: Tensor) -> bool:
 
 
 def _finite(logits: Tensor) -> list[bool]:
-    """Whether a row has a largest number; with one that is none (NaN), or is infinite, the model has failed."""
+    """Whether the maximum of each row is finite; NaN or infinity means that the model failed."""
     return np.isfinite(logits.numpy().max(axis=1)).tolist() if _on_host(logits) else logits.amax(-1).isfinite().tolist()
 
 
-def _drawn(logits: Tensor, states: list[SamplingState]) -> list[int | None]:
-    """None where penalties, temperature or a grammar have left no number, though the model gave some."""
+def _sample_random(logits: Tensor, states: list[SamplingState]) -> list[int | None]:
+    """None where penalties, temperature or a grammar leave no finite logit."""
     device, width = logits.device, logits.shape[1]
     samplings = [state.sampling for state in states]
     uniforms = [uniform(state.seed, state.num_sampled) for state in states]
     if _on_host(logits):
         rows = zip(logits.numpy(), samplings, uniforms, strict=True)
-        return [draw_row(row / np.float32(how.temperature), how.top_k, how.top_p, how.min_p, chance) for row, how, chance in rows]
+        return [
+            draw_row(row / np.float32(sampling.temperature), sampling.top_k, sampling.top_p, sampling.min_p, chance)
+            for row, sampling, chance in rows
+        ]
     logits /= torch.tensor([sampling.temperature for sampling in samplings], device=device)[:, None]
     found = draw(logits, _filters(samplings, width, device), torch.tensor(uniforms, dtype=torch.float64, device=device))
     tokens = torch.where(logits.amax(-1).isfinite(), found, -1).tolist()
