@@ -106,7 +106,7 @@ def _rank(job: dict[str, Any], rank: int) -> None:
     from windlass.core.launch import Launch, RandomInit, RankJob
     from windlass.core.layout import Layout
     from windlass.core.ranks.rendezvous import Meeting
-    from windlass.engine.ranks import split
+    from windlass.engine.ranks import first
     from windlass.parallel.rendezvous import FolderBoard
 
     world = len(job["hosts"])
@@ -116,9 +116,9 @@ def _rank(job: dict[str, Any], rank: int) -> None:
         model="1.10B", device="cpu", context_tokens=CONTEXT + 2 * job["steps"], random_weights=random, layout=Layout(tp=world),
         max_sequences=job["batch"], max_step_tokens=128,
     )  # fmt: skip
-    part = RankJob(launch=launch, rank=rank, meeting=meeting, store=job["folder"])
+    part = RankJob(launch=launch, rank=rank, meeting=meeting)
     board = FolderBoard(job["folder"])
-    built = split.build_rank(part, board)
+    built = first.build_rank(part, board)
     if rank == 0:
         _lead(part, board, built, job)
     else:
@@ -128,14 +128,14 @@ def _rank(job: dict[str, Any], rank: int) -> None:
 def _lead(part: Any, board: Any, built: Any, job: dict[str, Any]) -> None:
     import msgspec
 
-    from windlass.engine.ranks import split
-    from windlass.engine.ranks.broadcast import Steps, announce
+    from windlass.engine.ranks import first
+    from windlass.engine.ranks.broadcast import StepBroadcast, broadcast_steps
 
-    with Steps() as steps:
-        announce(built.decoder, steps)
-        engine = split._engine(part.launch, built)
-        board.put(split.LIMITS_NOTE, msgspec.msgpack.encode(engine.limits))
-        steps.meet(part, board)
+    with StepBroadcast() as steps:
+        broadcast_steps(built.decoder, steps)
+        engine = first._engine(part.launch, built)
+        board.put(first.LIMITS_KEY, msgspec.msgpack.encode(engine.limits))
+        steps.connect(part.rank, part.meeting, board)
         decode(engine, job["batch"], CONTEXT, 2)
         print(json.dumps(decode(engine, job["batch"], CONTEXT, job["steps"], _wait)), flush=True)
 
@@ -148,17 +148,16 @@ def _wait() -> None:
 
 def _follow(part: Any, board: Any, built: Any) -> None:
     import msgspec
-    from windlass.engine.ranks.rank import _steps
 
-    from windlass.engine.ranks import split
-    from windlass.engine.ranks.follower import Follower
+    from windlass.engine.ranks import first
+    from windlass.engine.ranks.follower import Follower, _steps
     from windlass.engine.schedule.scheduler import SchedulerLimits
     from windlass.parallel.rendezvous import GroupLost
 
-    limits = msgspec.msgpack.decode(board.take(split.LIMITS_NOTE, 100), type=SchedulerLimits)
-    follower = Follower(built.decoder, limits, part.launch.kv, built.device)
+    limits = msgspec.msgpack.decode(board.take(first.LIMITS_KEY, 100), type=SchedulerLimits)
+    follower = Follower(built.decoder, limits, part.launch.kv_type, built.device)
     try:
-        follower.follow(_steps(part, board))
+        follower.follow(_steps(part.rank, part.meeting, board))
     except GroupLost:
         return
 

@@ -162,7 +162,7 @@ class SmallRoot:
         """The first rank, here."""
         from windlass.engine.load import make_engine
         from windlass.engine.ranks.broadcast import StepBroadcast, broadcast_steps
-        from windlass.engine.ranks.first import LIMITS_NOTE, build_rank
+        from windlass.engine.ranks.first import LIMITS_KEY, build_rank
 
         notes, steps = _Notes(self), StepBroadcast()
         built = build_rank(job, notes)
@@ -170,7 +170,7 @@ class SmallRoot:
         weakref.finalize(built.decoder, built.decoder.shard.groups.close)
         broadcast_steps(built.decoder, steps)
         engine = make_engine(job.launch, built.decoder, built.device)
-        notes.put(LIMITS_NOTE, msgspec.msgpack.encode(engine.limits))
+        notes.put(LIMITS_KEY, msgspec.msgpack.encode(engine.limits))
         assert job.meeting is not None
         steps.connect(job.rank, job.meeting, notes)
         return engine

@@ -11,13 +11,12 @@ import select
 import signal
 import socket
 import sys
-import time
-from collections.abc import Callable
 from importlib import import_module
 
 import msgspec
 
 from windlass.core.launch import RankJob
+from windlass.engine.progress import ThrottledProgress
 from windlass.engine.protocol import (
     Command,
     EngineFailed,
@@ -64,7 +63,9 @@ def _serve(job: RankJob, connection: socket.socket) -> None:
         connection.sendall(encode_frame(report))
 
     module, _, function = job.launch.loader.partition(":")
-    engine, info = getattr(import_module(module), function)(job, _Progress(send))
+    engine, info = getattr(import_module(module), function)(
+        job, ThrottledProgress(lambda done, total: send(LoadProgress(done, total)), SECONDS_BETWEEN_PROGRESS)
+    )
     gc.collect()
     gc.freeze()  # what is loaded stays: collections need not scan it again
     send(EngineReady(info))
@@ -73,31 +74,18 @@ def _serve(job: RankJob, connection: socket.socket) -> None:
 
 class _Inbox:
     def __init__(self, connection: socket.socket) -> None:
-        self._connection, self._frames = connection, MessageReader()
+        self._connection, self._reader = connection, MessageReader()
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
 
     def take(self, wait: bool) -> list[Command] | None:
-        found: list[Command] = []
-        while (wait and not found) or self._poll.poll(0):
+        commands: list[Command] = []
+        while (wait and not commands) or self._poll.poll(0):
             data = self._connection.recv(RECEIVE_BYTES)
             if not data:
                 return None
-            found += self._frames.commands(data)
-        return found
-
-
-class _Progress:
-    """Reports at most a few times a second."""
-
-    def __init__(self, send: Callable[[Report], None]) -> None:
-        self._send, self._last = send, 0.0
-
-    def __call__(self, done_bytes: int, total_bytes: int) -> None:
-        now = time.monotonic()
-        if done_bytes >= total_bytes or now - self._last > SECONDS_BETWEEN_PROGRESS:
-            self._last = now
-            self._send(LoadProgress(done_bytes, total_bytes))
+            commands += self._reader.commands(data)
+        return commands
 
 
 if __name__ == "__main__":

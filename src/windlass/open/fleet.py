@@ -51,7 +51,7 @@ def _device(asked: str) -> str:
         return asked
     from windlass.machine.gpus import this_machines_gpus
 
-    gpus = this_machines_gpus()  # raises where GPUs cannot be counted; their number decides the transport
+    gpus = this_machines_gpus()  # raises if GPUs cannot be counted; their number decides the transport
     return asked if asked != "auto" else "cuda" if gpus else "cpu"
 
 

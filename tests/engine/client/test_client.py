@@ -245,7 +245,7 @@ async def test_scores_are_those_of_the_model() -> None:
         (Request(prompt="hello", max_tokens=1000), "lower max_tokens", "prompt"),
         (Request(token_ids=(64,)), "token 64", "prompt"),
         (Request(token_ids=()), "empty", "prompt"),
-        (Request(messages=({"role": "user", "content": "Hi"},), thinking=False), "no switch for reasoning", "thinking"),
+        (Request(messages=({"role": "user", "content": "Hi"},), thinking=False), "cannot switch reasoning", "thinking"),
         (Request(prompt="a", sampling=Sampling(logit_bias={64: 1.0})), "logit_bias has token 64; .* 0 to 63", "logit_bias"),
         (Request(prompt="a", stop_token_ids=(3, 64)), "stop_token_ids has token 64; .* 0 to 63", "stop_token_ids"),
         (Request(prompt="x" * 60_000), "prompt of 60,000 characters does not fit in 256 tokens", "prompt"),
@@ -502,7 +502,7 @@ async def test_tools_that_cannot_be_called_are_refused() -> None:
     messages = ({"role": "user", "content": "hi"},)
     async with opened() as client:
         for choice, field in (("f", "tool_choice"), ("required", "tool_choice"), ("auto", "tools")):
-            with pytest.raises(BadInput, match="chat template shows it no tools") as found:
+            with pytest.raises(BadInput, match="chat template does not support tools") as found:
                 await gathered(client, Request(messages=messages, tools=(tool,), tool_choice=choice))
             assert found.value.field == field
         await gathered(client, Request(messages=messages, tools=(tool,), tool_choice="none", max_tokens=1))

@@ -127,7 +127,7 @@ def test_a_killed_program_is_named(tmp_path: Path) -> None:
 def test_a_program_that_is_not_there(tmp_path: Path) -> None:
     words = ("/nowhere/python", "--host", "127.0.0.1", "--port", str(free_port()))
     server = start(Command(argv=words, env={}), logs=tmp_path)
-    with pytest.raises(Unavailable, match="/nowhere/python cannot be started: No such file"):
+    with pytest.raises(Unavailable, match="cannot start /nowhere/python: No such file"):
         asyncio.run(server.wait_healthy())
 
 

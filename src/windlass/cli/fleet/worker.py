@@ -1,4 +1,4 @@
-"""`windlass worker`: this machine waits for a root and computes its part of a model."""
+"""`windlass worker`: this machine waits for a root and runs ranks of its model."""
 
 from __future__ import annotations
 
@@ -24,31 +24,40 @@ On the root: windlass run MODEL --workers 10.0.0.7:9998,10.0.0.8:9998 --secret-f
 
 def worker(
     listen: str = typer.Option(
-        f"127.0.0.1:{DEFAULT_PORT}", metavar="HOST:PORT", help="Where roots connect; 0.0.0.0 is every interface."
+        f"127.0.0.1:{DEFAULT_PORT}", metavar="HOST:PORT", help="Address to listen on; 0.0.0.0 is every interface."
     ),
     secret_file: Path = typer.Option(
         ...,
         metavar="FILE",
-        help="What root and workers share: 16 bytes or more, the same on all machines, nobody else's to read.",
+        help="Shared secret of root and workers: at least 16 bytes, the same on all machines, private.",
     ),
-    cache: Path | None = typer.Option(None, metavar="DIR", help="Where received weights are kept; else the user's cache folder."),
-    cache_size: str | None = typer.Option(None, metavar="200GB", help="Most that is kept there; without it what the disk has."),
+    cache: Path | None = typer.Option(
+        None, metavar="DIR", help="Folder for received weights; by default in the user's cache folder."
+    ),
+    cache_size: str | None = typer.Option(
+        None, metavar="200GB", help="Maximum size of that folder; by default, what the disk has."
+    ),
     model_dir: list[Path] = typer.Option(
-        [], metavar="DIR", help="Models of this machine; one with the same contents as the root's is read, and nothing is sent."
+        [],
+        metavar="DIR",
+        help="Folder with models; one with the same contents as the root's is read from here, and nothing is sent.",
     ),
-    device: str = typer.Option("cpu", metavar="cpu|cuda", help="What this machine computes on."),
+    device: str = typer.Option("cpu", metavar="cpu|cuda", help="Device of the ranks."),
     interface: str | None = typer.Option(
-        None, metavar="NAME", help="The network that ranks talk over, as eth1; without it the one the root came by."
+        None,
+        metavar="NAME",
+        help="Network interface for traffic between ranks, such as eth1; by default, the one the root connected to.",
     ),
-    quiet: bool = typer.Option(False, "--quiet", "-q", help="Say nothing but errors."),
+    quiet: bool = typer.Option(False, "--quiet", "-q", help="Print warnings and errors only."),
 ) -> int:
-    """Wait for a root, and compute its part of a model that is split over several machines.
+    """Wait for a root, and run ranks of a model that is split over several machines.
 
-    Roots come and go; what stays is a cache of weights. Ranks run in processes of their own, and end when the root or any other rank is lost.
+    A worker serves one root at a time and keeps a cache of received weights. Ranks run in their own processes, and end when the root or
+    any other rank is lost.
 
-    Only who knows the secret is admitted, one root at a time. What is said is signed, not encrypted: keep to a network that you trust.
+    Root and worker authenticate with the secret. Traffic is signed, not encrypted: use a network that you trust.
 
-    Ctrl-C, or SIGTERM, ends it.
+    Ctrl-C or SIGTERM ends it.
     """
     from windlass.core.ranks.address import parse_address
     from windlass.open.client import require_torch
@@ -73,10 +82,12 @@ def _config(device: str, interface: str | None, cache: Path | None, cache_size: 
     if device.split(":")[0] not in ("cpu", "cuda"):
         raise BadInput(f"--device is cpu or cuda, not {device!r}")
     if device != "cpu" and not this_machines_gpus():
-        raise BadInput(f"--device {device}: this machine has no NVIDIA GPU; leave it out, or start the worker where there is one")
+        raise BadInput(
+            f"--device {device}: this machine has no NVIDIA GPU; leave it out, or start the worker on a machine that has one"
+        )
     for folder in models:
         if not folder.is_dir():
-            raise BadInput(f"--model-dir {folder}: there is no such folder")
+            raise BadInput(f"--model-dir {folder}: no such folder")
     limit = None if cache_size is None else parse_bytes(cache_size)
     return WorkerConfig(
         device=device,
@@ -94,8 +105,8 @@ def _work(host: str, port: int, secret_file: Path, config: WorkerConfig, quiet: 
     from windlass.fleet.worker.worker import Worker, listen
 
     secret, log = read_secret(secret_file), ConsoleLog(quiet)
-    if words := warning(secret_file):
-        log.line(f"warning: {words}")
+    if problem := warning(secret_file):
+        log.line(f"warning: {problem}")
     with listen(host, port) as listening:
         at = listening.getsockname()
         log.line(f"windlass {__version__} listens at {f'[{at[0]}]' if ':' in at[0] else at[0]}:{at[1]}; waiting for a root")
@@ -105,7 +116,7 @@ def _work(host: str, port: int, secret_file: Path, config: WorkerConfig, quiet: 
 
 
 class ConsoleLog:
-    """Lines on standard error; what is so now at the bottom of a terminal, and nowhere else."""
+    """Lines on standard error; a status line only on a terminal."""
 
     def __init__(self, quiet: bool) -> None:
         import sys

@@ -19,7 +19,7 @@ CHARACTERS_PER_VALUE = 16
 
 
 class BackgroundPool:
-    """Threads of its own: whoever gives up stack leaves the queue, but not a thread in the middle of its work to somebody else."""
+    """A pool of its own. Cancelling a waiting call removes it from the queue; work that has started finishes first."""
 
     def __init__(self) -> None:
         self._threads: ThreadPoolExecutor | None = None

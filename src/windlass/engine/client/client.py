@@ -1,4 +1,4 @@
-"""The local engine as a Client: text on top, tokens below, the engine in a process of its own. No torch is imported here."""
+"""The engine as a Client: text in and out, tokens to an engine in a process of its own. No torch is imported here."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class EngineClient:
-    """Whatever way leads to the engine."""
+    """A Client over any EngineTransport."""
 
     def __init__(
         self,
@@ -38,28 +38,28 @@ class EngineClient:
         progress: Progress | None = None,
         max_crashes: int = 0,
     ) -> None:
-        """`max_crashes`: engines that may break under a request before it fails too, where another can be made."""
+        """`max_crashes`: engine crashes that a request survives before it fails."""
         self._text_processor = TokenOnlyProcessor() if text is None else TextProcessor(text)
         self._requests = EngineRequests(make_transport, progress, self._text_processor.vocabulary, max_crashes)
         self._background = BackgroundPool()
 
     @property
     def is_alive(self) -> bool:
-        """Whether an engine is ready now, or moves; the next request starts one where not."""
+        """Whether an engine is ready or moving; if not, the next request starts one."""
         return self._requests.is_alive
 
     @property
     def is_moving(self) -> bool:
-        """Whether what is asked waits for an engine that is made elsewhere."""
+        """Whether requests wait for an engine that is being restarted on other machines."""
         return self._requests.is_moving
 
     async def ready(self) -> Info:
-        """Loads the model now rather than with the first request."""
+        """Loads the model now instead of with the first request."""
         await self._requests.ready()
         return await self.info()
 
     async def restart(self) -> None:
-        """For an engine that is stuck: its process is ended, and another goes on with what it was asked, once."""
+        """For a stuck engine: kills its process; another one continues its requests."""
         await self._requests.restart()
 
     async def generate(self, request: Request) -> AsyncGenerator[Delta, None]:
@@ -77,7 +77,7 @@ class EngineClient:
                     return
                 if builder.is_stopped:
                     break
-        yield builder.stopped(len(encoded.tokens))  # by a stop string, of which only the text knows
+        yield builder.stopped(len(encoded.tokens))  # by a stop string, which the engine does not know
 
     async def score(self, request: ScoreRequest) -> Scores:
         size = len(request.prompt or request.token_ids or ())
@@ -107,7 +107,7 @@ class EngineClient:
         )
 
     async def tokenize(self, text: str | Sequence[Mapping[str, Any]]) -> list[int]:
-        """Of a text, as it would be read as a prompt; or of a chat's messages, through the template. Needs no engine."""
+        """A text as a prompt, or messages through the chat template. Needs no engine."""
         if isinstance(text, str):
             return await self._background.run(lambda: self._text_processor.prompt_tokens(Request(prompt=text)), len(text))
         return await self._background.run(lambda: self._text_processor.chat_tokens(text), size_of(*text[:LONG_CHARACTERS]))
@@ -120,7 +120,7 @@ class EngineClient:
         await self._requests.close()
 
     async def _context(self, request: Request | ScoreRequest, size: int) -> int | None:
-        """What is long is held against the context before anything is made of it; what is short need not wait for an engine."""
+        """Long input is checked against the context before it is tokenized; short input need not wait for an engine."""
         if size < LONG_CHARACTERS:
             return None
         return (await self._ready(request.deadline_seconds if isinstance(request, Request) else None)).context_tokens
@@ -128,14 +128,14 @@ class EngineClient:
     async def _submit(self, request: Request, encoded: EncodedRequest, began: float) -> Submit:
         info = await self._ready(request.deadline_seconds)
         self._check_stops(request.stop_token_ids, info)
-        own = self._stops(info.stop_token_ids)
+        eos = self._stops(info.stop_token_ids)
         left = None if request.deadline_seconds is None else max(request.deadline_seconds - (time.monotonic() - began), 0.001)
         return Submit(
             id=0,
             token_ids=encoded.tokens,
             sampling=request.sampling,
             max_tokens=request.max_tokens,
-            stop_token_ids=list(dict.fromkeys((*request.stop_token_ids, *(() if request.ignore_eos else own)))),
+            stop_token_ids=list(dict.fromkeys((*request.stop_token_ids, *(() if request.ignore_eos else eos)))),
             logprobs=request.logprobs,
             prompt_logprobs=request.prompt_logprobs,
             prompt_logprobs_start=request.prompt_logprobs_start,
@@ -146,23 +146,23 @@ class EngineClient:
         )
 
     async def _ready(self, deadline_seconds: float | None) -> Info:
-        """An engine that is still being loaded makes requests late too."""
+        """Time spent loading counts against the deadline."""
         try:
             async with asyncio.timeout(deadline_seconds):
                 return await self._requests.ready()
         except TimeoutError:
             raise Late(timeout_message(deadline_seconds)) from None
 
-    def _check_stops(self, asked: tuple[int, ...], info: Info) -> None:
-        """Those of the request only: a model's own may name tokens that it does not have."""
+    def _check_stops(self, requested: tuple[int, ...], info: Info) -> None:
+        """Of the request only: a model's own list may name tokens that it does not have."""
         known = min(self._text_processor.num_tokens, info.vocab_size or self._text_processor.num_tokens)
-        if asked and max(asked) >= known:
+        if requested and max(requested) >= known:
             raise BadInput(
-                f"stop_token_ids has token {max(asked)}; this model's tokens are 0 to {known - 1}", field="stop_token_ids"
+                f"stop_token_ids has token {max(requested)}; this model's tokens are 0 to {known - 1}", field="stop_token_ids"
             )
 
-    def _stops(self, of_model: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(dict.fromkeys((*self._text_processor.stop_ids, *of_model)))
+    def _stops(self, model_stops: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(dict.fromkeys((*self._text_processor.stop_ids, *model_stops)))
 
     async def _with_text(self, delta: Delta) -> Delta:
         if not delta.logprobs and delta.prompt_logprobs is None:
@@ -180,7 +180,7 @@ class EngineClient:
 
 
 class _DeltaBuilder:
-    """Outputs of one request -> deltas."""
+    """Turns the outputs of one request into deltas."""
 
     def __init__(self, stream: TextStream | NoText) -> None:
         self._stream = stream
@@ -190,17 +190,17 @@ class _DeltaBuilder:
         self.is_stopped = False
 
     def add(self, outputs: list[SequenceOutput]) -> tuple[Delta, Finish | None]:
-        """All that has come at once makes one delta; the second is there where it is the last."""
+        """One delta for all outputs that have arrived; `finish` with the last one."""
         finish = outputs[-1].finish
         _check(finish)
         tokens = [token for output in outputs for token in output.token_ids]
         self._num_tokens += len(tokens)
-        self._begin(outputs[0].prefill)
+        self._note_prefill(outputs[0].prefill)
         stop_token = None if finish is None else finish.stop_token_id
         piece = self._stream.push(tokens if stop_token is None else tokens[:-1])
         self.is_stopped = piece.stopped
         if finish is not None and not piece.stopped:
-            piece = _joined(piece, self._stream.finish())
+            piece = _join(piece, self._stream.finish())
         prompt = next((output.prompt_logprobs for output in outputs if output.prompt_logprobs is not None), None)
         delta = Delta(
             content=piece.content,
@@ -210,10 +210,10 @@ class _DeltaBuilder:
             logprobs=tuple(entry for output in outputs for entry in output.logprobs),
             prompt_logprobs=None if prompt is None else tuple(prompt),
         )
-        return (delta, None) if finish is None else (_last(delta, finish, piece.stopped), finish)
+        return (delta, None) if finish is None else (_with_finish(delta, finish, piece.stopped), finish)
 
     def stopped(self, num_prompt: int) -> Delta:
-        """The engine goes on for a step or so, which is nobody's."""
+        """The last delta. What the engine still computes before it is cancelled is not counted."""
         usage = Usage(prompt_tokens=num_prompt, completion_tokens=self._num_tokens, cached_tokens=self._prefill.cached_tokens)
         timings = Timings(
             queue_seconds=self._prefill.queue_seconds,
@@ -222,12 +222,12 @@ class _DeltaBuilder:
         )
         return Delta(finish_reason="stop", usage=usage, timings=timings)
 
-    def _begin(self, prefill: PrefillStats | None) -> None:
+    def _note_prefill(self, prefill: PrefillStats | None) -> None:
         if prefill is not None:
             self._prefill, self._first = prefill, time.perf_counter()
 
 
-def _last(delta: Delta, finish: Finish, by_string: bool) -> Delta:
+def _with_finish(delta: Delta, finish: Finish, by_string: bool) -> Delta:
     return msgspec.structs.replace(
         delta,
         finish_reason="stop" if by_string else finish.reason,
@@ -237,7 +237,7 @@ def _last(delta: Delta, finish: Finish, by_string: bool) -> Delta:
     )
 
 
-def _joined(first: Piece, second: Piece) -> Piece:
+def _join(first: Piece, second: Piece) -> Piece:
     return Piece(
         content=first.content + second.content,
         reasoning=first.reasoning + second.reasoning,
@@ -252,16 +252,16 @@ def _check(finish: Finish | None) -> None:
 
 
 def _size(request: Request) -> int:
-    """Of what is read before an engine is asked; of token ids, which are taken as they are, less than of text."""
+    """Cost of encoding the request, in characters; token ids count one each."""
     constraint = request.constraint.value if request.constraint is not None else ""
     given = len(request.prompt or request.token_ids or ())
     return given + len(constraint) + (0 if request.messages is None else size_of(request.messages, request.tools))
 
 
 class LocalClient(EngineClient):
-    """An engine in a process of its own: started with the first request, started anew after a crash, for what ran then and what comes.
+    """An engine in a process of its own: started with the first request, restarted after a crash.
 
-    `progress` is called with bytes while a model is loaded.
+    `progress` is called with bytes while the model is loaded.
     """
 
     def __init__(self, launch: Launch, text: ModelText | None = None, progress: Progress | None = None) -> None:
@@ -269,13 +269,13 @@ class LocalClient(EngineClient):
 
 
 def open_client(launch: Launch, progress: Progress | None = None, *, needs_text: bool = True) -> LocalClient:
-    """A client for a path: the tokenizer is read here, the weights in the process. Without `needs_text` a model without one runs too."""
+    """A client for a path: the tokenizer is loaded here, the weights in the engine process. `needs_text`: fail without a tokenizer."""
     launch, text = with_text(launch, needs_text=needs_text)
     return LocalClient(launch, text, progress)
 
 
 def with_text(launch: Launch, *, needs_text: bool = True) -> tuple[Launch, ModelText | None]:
-    """The tokenizer of a path, and the launch that knows how many tokens it has."""
+    """The Launch with its vocabulary size filled in, and the model's tokenizer."""
     from windlass.weights.text.files import model_text
 
     if launch.random_weights is not None:

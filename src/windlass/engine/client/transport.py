@@ -1,4 +1,4 @@
-"""The way to an engine: commands go in, reports come out, and one day it is lost. In another process, or a thread of this one."""
+"""Transports to an engine: commands go in, reports come out, until it is lost. ProcessTransport runs the engine in a process."""
 
 from __future__ import annotations
 
@@ -37,25 +37,25 @@ class EngineTransport(Protocol):
     def send(self, command: Command) -> None: ...
 
     def kill(self) -> None:
-        """Ends an engine that may not listen any more, if it can be ended from outside. `close` must follow."""
+        """Ends an engine that may be stuck. `close` must follow."""
         ...
 
     async def close(self) -> None:
-        """Returns when the engine and all it held are gone. May be called at any time, and twice."""
+        """Returns when the engine has ended. May be called at any time, and twice."""
         ...
 
 
 class ProcessTransport:
-    """Ctrl-C in a terminal does not reach the process (it has a process group of its own); the end of this one does."""
+    """The engine process has its own process group, so Ctrl-C does not reach it; it ends with this process."""
 
     def __init__(self, job: RankJob, supervised: socket.socket | None = None) -> None:
-        """`line`: of the first rank of several, its end of the socket whose number the launch has; it is its own from then on."""
+        """`supervised`: rank 0's end of the socket to its supervisor, whose descriptor is in the job; closed here once inherited."""
         self._job, self._supervised = job, supervised
         self._process: subprocess.Popen[bytes] | None = None
-        self._transport: asyncio.Transport | None = None
+        self._stream: asyncio.Transport | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._reporting: asyncio.Task[None] | None = None
-        self._waiting: list[bytes] = []
+        self._unsent: list[bytes] = []
         self._is_closed = False
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
 
@@ -66,9 +66,9 @@ class ProcessTransport:
     def open(self, receive: Receive, lost: Lost) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs:
-            # In the thread of the event loop: Linux ends a process with the thread that started it.
+            # In the thread of the event loop: with PR_SET_PDEATHSIG a process ends with the thread that started it.
             self._process = subprocess.Popen(
-                # -P: what lies in the current directory is not imported.
+                # -P: the current directory is not on sys.path.
                 [sys.executable, "-P", "-m", "windlass.engine.process", str(theirs.fileno())],
                 stdin=subprocess.PIPE,
                 stdout=self._output,
@@ -85,17 +85,17 @@ class ProcessTransport:
 
     async def _connect(self, ours: socket.socket, receive: Receive, lost: Lost) -> None:
         loop = asyncio.get_running_loop()
-        transport, _ = await loop.create_unix_connection(lambda: _Wire(receive, lambda: self._ended(lost)), sock=ours)
-        self._transport = transport
-        for data in self._waiting:
-            transport.write(data)
-        self._waiting.clear()
+        stream, _ = await loop.create_unix_connection(lambda: _ReportReader(receive, lambda: self._on_close(lost)), sock=ours)
+        self._stream = stream
+        for data in self._unsent:
+            stream.write(data)
+        self._unsent.clear()
 
     def send(self, command: Command) -> None:
-        if self._transport is None:
-            self._waiting.append(encode_frame(command))
-        elif not self._transport.is_closing():
-            self._transport.write(encode_frame(command))
+        if self._stream is None:
+            self._unsent.append(encode_frame(command))
+        elif not self._stream.is_closing():
+            self._stream.write(encode_frame(command))
 
     def kill(self) -> None:
         self._is_closed = True
@@ -108,8 +108,8 @@ class ProcessTransport:
             self._supervised.close()
         if self._connecting is not None:
             await self._connecting
-        if self._transport is not None:
-            self._transport.abort()
+        if self._stream is not None:
+            self._stream.abort()
         if self._process is not None:
             try:
                 await asyncio.to_thread(self._process.wait, SECONDS_TO_END)
@@ -118,8 +118,8 @@ class ProcessTransport:
                 await asyncio.to_thread(self._process.wait)
         self._output.close()
 
-    def _ended(self, lost: Lost) -> None:
-        """The socket has closed, so the process is gone or about to be."""
+    def _on_close(self, lost: Lost) -> None:
+        """The socket was closed: the process has exited or is about to."""
         if not self._is_closed:
             self._reporting = asyncio.get_running_loop().create_task(self._report(lost))
 
@@ -136,20 +136,20 @@ class ProcessTransport:
         return Unavailable(f"the engine process {describe_exit(status)}{f': {last}' if last else ''}; retry to restart it")
 
 
-class _Wire(asyncio.Protocol):
+class _ReportReader(asyncio.Protocol):
     def __init__(self, receive: Receive, lost: Callable[[], None]) -> None:
         self._receive, self._lost, self._frames = receive, lost, MessageReader()
-        self._transport: Any = None
+        self._stream: Any = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport
+        self._stream = transport
 
     def data_received(self, data: bytes) -> None:
         try:
             for report in self._frames.reports(data):
                 self._receive(report)
         except (msgspec.DecodeError, BadFrame):  # not our protocol
-            self._transport.abort()
+            self._stream.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost()

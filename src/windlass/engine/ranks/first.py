@@ -40,7 +40,7 @@ from windlass.parallel.groups import Groups
 from windlass.parallel.rendezvous import Board, join_ranks
 from windlass.parallel.through_host import through_host
 
-LIMITS_NOTE = "limits"
+LIMITS_KEY = "limits"
 """Key under which rank 0 publishes the scheduler's Limits (msgpack) for the others."""
 
 
@@ -60,10 +60,10 @@ def _load_first(job: RankJob, meeting: Meeting, progress: Progress | None) -> tu
         built = build_rank(job, supervisor, progress)
         groups = built.decoder.shard.groups
         stack.callback(groups.close)
-        supervisor.counts(partial(_heartbeat, steps, groups))
+        supervisor.report_with(partial(_heartbeat, steps, groups))
         broadcast_steps(built.decoder, steps)
         engine = _engine(job.launch, built)
-        supervisor.put(LIMITS_NOTE, msgspec.msgpack.encode(engine.limits))
+        supervisor.put(LIMITS_KEY, msgspec.msgpack.encode(engine.limits))
         steps.connect(job.rank, meeting, supervisor)
         weakref.finalize(built.decoder, stack.pop_all().close)
     info = make_info(job.launch, engine, built, built.device, time.perf_counter() - began)

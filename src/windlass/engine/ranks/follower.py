@@ -16,6 +16,7 @@ import msgspec
 from windlass.core.frames import read_frame
 from windlass.core.launch import RankJob
 from windlass.core.ranks.rendezvous import Meeting
+from windlass.engine.progress import ThrottledProgress
 from windlass.engine.ranks.messages import RankHeartbeat
 from windlass.machine.parent_death import kill_with_parent
 
@@ -58,15 +59,15 @@ def _report(error: Exception, supervisor: SupervisorConnection) -> None:
 
 def _follow(job: RankJob, supervisor: SupervisorConnection) -> None:
     from windlass.engine.ranks.broadcast import SECONDS_TO_LOAD
-    from windlass.engine.ranks.first import LIMITS_NOTE, build_rank
+    from windlass.engine.ranks.first import LIMITS_KEY, build_rank
     from windlass.engine.schedule.scheduler import SchedulerLimits
 
     supervisor.watch()  # only now: importing torch would block its threads
     assert job.meeting is not None
-    built = build_rank(job, supervisor, _Progress(supervisor))
-    limits = msgspec.msgpack.decode(supervisor.take(LIMITS_NOTE, SECONDS_TO_LOAD), type=SchedulerLimits)
+    built = build_rank(job, supervisor, ThrottledProgress(supervisor.loading, SECONDS_BETWEEN_PROGRESS))
+    limits = msgspec.msgpack.decode(supervisor.take(LIMITS_KEY, SECONDS_TO_LOAD), type=SchedulerLimits)
     follower = Follower(built.decoder, limits, job.launch.kv_type, built.device)
-    supervisor.counts(follower.heartbeat)
+    supervisor.report_with(follower.heartbeat)
     supervisor.built(built.weights_bytes)
     follower.follow(_steps(job.rank, job.meeting, supervisor))
 
@@ -141,19 +142,6 @@ class Follower:
         named = (("tp", groups.tp), ("pp", groups.pp))
         counts = {f"{name} {what}": count for name, group in named for what, count in group.counts().items()}
         return RankHeartbeat(self._steps, self._rows, self._seconds, counts)
-
-
-class _Progress:
-    """Reports at most a few times a second."""
-
-    def __init__(self, supervisor: SupervisorConnection) -> None:
-        self._supervisor, self._last = supervisor, 0.0
-
-    def __call__(self, done_bytes: int, total_bytes: int) -> None:
-        now = time.monotonic()
-        if done_bytes >= total_bytes or now - self._last > SECONDS_BETWEEN_PROGRESS:
-            self._last = now
-            self._supervisor.loading(done_bytes, total_bytes)
 
 
 if __name__ == "__main__":

@@ -28,15 +28,15 @@ class RankHeartbeat(RankMessage, frozen=True):
     rows: int = 0
     """Tokens that went through the decoder."""
     step_seconds: float = 0.0
-    """In steps, collectives too."""
+    """Spent in steps, collectives included."""
     counts: dict[str, Count] = {}
     """By group and collective: `tp all_reduce`."""
     is_reply: bool = False
-    """To HeartbeatRequest."""
+    """Reply to HeartbeatRequest."""
 
 
 class RankBuilt(RankMessage, frozen=True):
-    """Weights are there, the program is recorded; what is missing is the first step."""
+    """Weights are loaded and the program is recorded: ready for the first step."""
 
     weights_bytes: int = 0
 
@@ -56,7 +56,7 @@ FromRank = RankHeartbeat | LoadProgress | RankBuilt | EngineFailed | PutKey | Ta
 
 
 class KeyFound(RankMessage, frozen=True):
-    """To Take."""
+    """Reply to TakeKey."""
 
     id: int
     value: bytes
