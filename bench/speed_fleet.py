@@ -19,7 +19,7 @@ from small_root import SmallRoot, WorkerProcess, wait_for, wait_until_gone
 from strangers import attack
 
 from windlass.core.layout import Layout
-from windlass.fleet.protocol.messages import RankEnded, Started
+from windlass.fleet.protocol.messages import RankEnded, RanksStarted
 
 
 @contextmanager
@@ -30,7 +30,7 @@ def begun() -> Iterator[tuple[WorkerProcess, SmallRoot, int]]:
         root = SmallRoot(worker.port)
         try:
             root.start(1, Layout(tp=2))
-            yield worker, root, root.wait(Started).pids[0]
+            yield worker, root, root.wait(RanksStarted).pids[0]
         finally:
             worker.process.send_signal(signal.SIGCONT)
             root.close()

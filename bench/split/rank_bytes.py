@@ -134,7 +134,7 @@ def _lead(part: Any, store: Any, built: Any, job: dict[str, Any]) -> None:
     with StepBroadcast() as steps:
         broadcast_steps(built.decoder, steps)
         engine = first._engine(part.launch, built)
-        store.put(first.LIMITS_NOTE, msgspec.msgpack.encode(engine.limits))
+        store.put(first.LIMITS_KEY, msgspec.msgpack.encode(engine.limits))
         steps.connect(part.rank, part.meeting, store)
         decode(engine, job["batch"], CONTEXT, 2)
         print(json.dumps(decode(engine, job["batch"], CONTEXT, job["steps"], _wait)), flush=True)
@@ -151,10 +151,10 @@ def _follow(part: Any, store: Any, built: Any) -> None:
 
     from windlass.engine.ranks import first
     from windlass.engine.ranks.follower import Follower, _steps
-    from windlass.engine.schedule.scheduler import Limits
+    from windlass.engine.schedule.scheduler import SchedulerLimits
     from windlass.parallel.group import GroupLost
 
-    limits = msgspec.msgpack.decode(store.take(first.LIMITS_NOTE, 100), type=Limits)
+    limits = msgspec.msgpack.decode(store.take(first.LIMITS_KEY, 100), type=SchedulerLimits)
     follower = Follower(built.decoder, limits, part.launch.kv_type, built.device)
     try:
         follower.follow(_steps(part.rank, part.meeting, store))

@@ -4,7 +4,7 @@
     client = Client("SmolLM2-135M-Instruct.gguf")       # or Client("http://localhost:8000")
     print(client.chat("Why is the sky blue?"))
 
-Like the command line it is an edge, where names become paths and parts are wired together; nothing in the house imports it.
+Like the command line it wires the packages together; no other module imports it.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ if TYPE_CHECKING:
     from windlass.core.client import Client as CoreClient
 
 Chat = str | Sequence[Mapping[str, Any]]
-"""What the user says, or all messages so far, as OpenAI's API has them."""
+"""The user's message, or all messages so far, as in OpenAI's API."""
 
 
-class Opening(TypedDict, total=False):
-    """How a client is opened."""
+class ClientOptions(TypedDict, total=False):
+    """Options of Client and AsyncClient."""
 
     api_key: str | None
-    """Of a server."""
+    """For a server."""
     model: str | None
-    """Of a server that has several; otherwise its first."""
+    """For a server with several models; by default its first."""
     timeout: float
-    """Seconds without a sign of life from a server."""
+    """Seconds without any data from a server."""
     device: str
-    """Of a model on this machine: auto, cpu, cuda, mps."""
+    """For a local model, like all below: auto, cpu, cuda or mps."""
     context_tokens: int | None
     max_sequences: int | None
     kv: str
@@ -73,8 +73,8 @@ class Opening(TypedDict, total=False):
     """Show downloads and compiling on standard error."""
 
 
-class Asking(TypedDict, total=False):
-    """What may be said of an answer, besides what it answers. What is left out is the model's own (or, of a server, the API's) default."""
+class GenerationOptions(TypedDict, total=False):
+    """Generation parameters. Defaults are the model's own or, for a server, the API's."""
 
     temperature: float
     top_k: int | None
@@ -94,20 +94,20 @@ class Asking(TypedDict, total=False):
     deadline_seconds: float | None
     cache_salt: str
     tools: Sequence[Mapping[str, Any]]
-    """Chats only, as the next two."""
+    """Chats only, like the next two."""
     tool_choice: str
     thinking: bool | None
 
 
 class Answer(Frozen):
-    """All of it. `str(answer)` is its text."""
+    """A complete answer. `str(answer)` is its text."""
 
     content: str = ""
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     finish_reason: FinishReason = "stop"
     token_ids: tuple[int, ...] = ()
-    """Empty where a server does not tell."""
+    """Empty if a server does not send them."""
     logprobs: tuple[TokenLogprob, ...] = ()
     usage: Usage | None = None
     timings: Timings | None = None
@@ -117,24 +117,26 @@ class Answer(Frozen):
 
 
 class AsyncClient:
-    """`where`: an http(s) address, or whatever `windlass run` takes: a path, a name of `windlass models`, a name on the hub.
+    """`where`: an http(s) URL, or what `windlass run` takes: a path, a name from `windlass models`, a name on the hub.
 
-    A model is loaded with the first request, in a process of its own, which `close` (or the end of `async with`) ends.
+    A local model is loaded with the first request, in its own process, which `close` (or the end of `async with`) ends.
     """
 
-    def __init__(self, where: str | Path | CoreClient, **opening: Unpack[Opening]) -> None:
-        self._client, self._default = opened(where, opening)
+    def __init__(self, where: str | Path | CoreClient, **options: Unpack[ClientOptions]) -> None:
+        self._client, self._default = open_core_client(where, options)
 
-    async def chat(self, messages: Chat, *, system: str | None = None, **asking: Unpack[Asking]) -> Answer:
-        return await _gathered(self._client, chat_request(messages, system, asking, self._default))
+    async def chat(self, messages: Chat, *, system: str | None = None, **generation: Unpack[GenerationOptions]) -> Answer:
+        return await _collect(self._client, chat_request(messages, system, generation, self._default))
 
-    async def complete(self, prompt: str | Sequence[int], **asking: Unpack[Asking]) -> Answer:
+    async def complete(self, prompt: str | Sequence[int], **generation: Unpack[GenerationOptions]) -> Answer:
         """Continues a text, or token ids, without a chat template."""
-        return await _gathered(self._client, prompt_request(prompt, asking, self._default))
+        return await _collect(self._client, prompt_request(prompt, generation, self._default))
 
-    async def stream(self, messages: Chat, *, system: str | None = None, **asking: Unpack[Asking]) -> AsyncGenerator[str]:
-        """The answer's text, piece by piece; `deltas` has reasoning, calls and the rest too."""
-        found = self._client.generate(chat_request(messages, system, asking, self._default))
+    async def stream(
+        self, messages: Chat, *, system: str | None = None, **generation: Unpack[GenerationOptions]
+    ) -> AsyncGenerator[str]:
+        """Streams the text of the answer; `deltas` has reasoning, tool calls and the rest too."""
+        found = self._client.generate(chat_request(messages, system, generation, self._default))
         try:
             async for delta in found:
                 if delta.content:
@@ -142,11 +144,13 @@ class AsyncClient:
         finally:
             await found.aclose()
 
-    def deltas(self, messages: Chat, *, system: str | None = None, **asking: Unpack[Asking]) -> AsyncGenerator[Delta]:
-        return self._client.generate(chat_request(messages, system, asking, self._default))
+    def deltas(
+        self, messages: Chat, *, system: str | None = None, **generation: Unpack[GenerationOptions]
+    ) -> AsyncGenerator[Delta]:
+        return self._client.generate(chat_request(messages, system, generation, self._default))
 
     async def score(self, text: str | Sequence[int], *, start: int = 0, top: int = 0) -> Scores:
-        """How likely every token of a text is, given those before it."""
+        """Log-probability of every token of a text."""
         return await self._client.score(score_request(text, start, top))
 
     async def info(self) -> Info:
@@ -163,22 +167,22 @@ class AsyncClient:
 
 
 class Client:
-    """`AsyncClient` for programs that wait. Usable from several threads."""
+    """The blocking version of AsyncClient. Thread-safe."""
 
-    def __init__(self, where: str | Path | CoreClient, **opening: Unpack[Opening]) -> None:
-        client, self._default = opened(where, opening)
+    def __init__(self, where: str | Path | CoreClient, **options: Unpack[ClientOptions]) -> None:
+        client, self._default = open_core_client(where, options)
         self._client = SyncClient(client)
 
-    def chat(self, messages: Chat, *, system: str | None = None, **asking: Unpack[Asking]) -> Answer:
-        return answer_of(self._client.generate(chat_request(messages, system, asking, self._default)))
+    def chat(self, messages: Chat, *, system: str | None = None, **generation: Unpack[GenerationOptions]) -> Answer:
+        return answer_of(self._client.generate(chat_request(messages, system, generation, self._default)))
 
-    def complete(self, prompt: str | Sequence[int], **asking: Unpack[Asking]) -> Answer:
+    def complete(self, prompt: str | Sequence[int], **generation: Unpack[GenerationOptions]) -> Answer:
         """Continues a text, or token ids, without a chat template."""
-        return answer_of(self._client.generate(prompt_request(prompt, asking, self._default)))
+        return answer_of(self._client.generate(prompt_request(prompt, generation, self._default)))
 
-    def stream(self, messages: Chat, *, system: str | None = None, **asking: Unpack[Asking]) -> Generator[str]:
-        """The answer's text, piece by piece; `deltas` has reasoning, calls and the rest too."""
-        found = self._client.generate(chat_request(messages, system, asking, self._default))
+    def stream(self, messages: Chat, *, system: str | None = None, **generation: Unpack[GenerationOptions]) -> Generator[str]:
+        """Streams the text of the answer; `deltas` has reasoning, tool calls and the rest too."""
+        found = self._client.generate(chat_request(messages, system, generation, self._default))
         try:
             for delta in found:
                 if delta.content:
@@ -186,11 +190,11 @@ class Client:
         finally:
             found.close()
 
-    def deltas(self, messages: Chat, *, system: str | None = None, **asking: Unpack[Asking]) -> Generator[Delta]:
-        return self._client.generate(chat_request(messages, system, asking, self._default))
+    def deltas(self, messages: Chat, *, system: str | None = None, **generation: Unpack[GenerationOptions]) -> Generator[Delta]:
+        return self._client.generate(chat_request(messages, system, generation, self._default))
 
     def score(self, text: str | Sequence[int], *, start: int = 0, top: int = 0) -> Scores:
-        """How likely every token of a text is, given those before it."""
+        """Log-probability of every token of a text."""
         return self._client.score(score_request(text, start, top))
 
     def info(self) -> Info:
@@ -212,15 +216,15 @@ _SAMPLING = frozenset(field.name for field in msgspec.structs.fields(Sampling))
 _TUPLES = ("stop", "stop_token_ids", "tools")
 
 
-def chat_request(messages: Chat, system: str | None, asking: Asking, default: Sampling) -> Request:
+def chat_request(messages: Chat, system: str | None, generation: GenerationOptions, default: Sampling) -> Request:
     given: Sequence[Mapping[str, Any]] = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
     if system is not None:
         given = [{"role": "system", "content": system}, *given]
-    return Request(messages=from_messages(to_messages(given)), **_fields(asking, default))
+    return Request(messages=from_messages(to_messages(given)), **_fields(generation, default))
 
 
-def prompt_request(prompt: str | Sequence[int], asking: Asking, default: Sampling) -> Request:
-    return Request(**_text_or_ids(prompt), **_fields(asking, default))
+def prompt_request(prompt: str | Sequence[int], generation: GenerationOptions, default: Sampling) -> Request:
+    return Request(**_text_or_ids(prompt), **_fields(generation, default))
 
 
 def score_request(text: str | Sequence[int], start: int, top: int) -> ScoreRequest:
@@ -231,12 +235,12 @@ def _text_or_ids(text: str | Sequence[int]) -> dict[str, Any]:
     return {"prompt": text} if isinstance(text, str) else {"token_ids": tuple(text)}
 
 
-def _fields(asking: Asking, default: Sampling) -> dict[str, Any]:
-    unknown = asking.keys() - Asking.__annotations__.keys()
+def _fields(generation: GenerationOptions, default: Sampling) -> dict[str, Any]:
+    unknown = generation.keys() - GenerationOptions.__annotations__.keys()
     if unknown:
-        raise UnknownName("argument", min(unknown), Asking.__annotations__)
-    sampling = {name: value for name, value in asking.items() if name in _SAMPLING}
-    fields: dict[str, Any] = {name: value for name, value in asking.items() if name not in _SAMPLING}
+        raise UnknownName("argument", min(unknown), GenerationOptions.__annotations__)
+    sampling = {name: value for name, value in generation.items() if name in _SAMPLING}
+    fields: dict[str, Any] = {name: value for name, value in generation.items() if name not in _SAMPLING}
     if isinstance(fields.get("stop"), str):
         fields["stop"] = (fields["stop"],)
     if fields.get("tools"):
@@ -249,7 +253,7 @@ def _fields(asking: Asking, default: Sampling) -> dict[str, Any]:
 # --- answers ---------------------------------------------------------------------------------------------------------
 
 
-async def _gathered(client: CoreClient, request: Request) -> Answer:
+async def _collect(client: CoreClient, request: Request) -> Answer:
     found = client.generate(request)
     try:
         return answer_of([delta async for delta in found])
@@ -274,55 +278,55 @@ def answer_of(deltas: Iterable[Delta]) -> Answer:
 
 # --- opening ---------------------------------------------------------------------------------------------------------
 
-_OF_SERVER = frozenset({"api_key", "model", "timeout"})
-_OF_LAUNCH = ("device", "kv", "exact", "context_tokens", "max_sequences", "secret_file", "sync")
+_SERVER_OPTIONS = frozenset({"api_key", "model", "timeout"})
+_LAUNCH_OPTIONS = ("device", "kv", "exact", "context_tokens", "max_sequences", "secret_file", "sync")
 
 
-def opened(where: str | Path | CoreClient, opening: Opening) -> tuple[CoreClient, Sampling]:
-    """The client, and how it samples where nothing is said."""
-    unknown = opening.keys() - Opening.__annotations__.keys()
+def open_core_client(where: str | Path | CoreClient, options: ClientOptions) -> tuple[CoreClient, Sampling]:
+    """The client, and its default sampling."""
+    unknown = options.keys() - ClientOptions.__annotations__.keys()
     if unknown:
-        raise UnknownName("argument", min(unknown), Opening.__annotations__)
+        raise UnknownName("argument", min(unknown), ClientOptions.__annotations__)
     if isinstance(where, Path):
-        return _local(str(where), opening)
+        return _local(str(where), options)
     if not isinstance(where, str):
-        _check_none(opening.keys(), "a client that is opened here, not for one that is given")
+        _refuse(options.keys(), "opening a model or a server, not for an existing client")
         return where, Sampling()
     if not where.startswith(("http://", "https://")):
-        return _local(where, opening)
-    _check_none(opening.keys() - _OF_SERVER - {"progress"}, "a model on this machine, not for a server")
+        return _local(where, options)
+    _refuse(options.keys() - _SERVER_OPTIONS - {"progress"}, "a model on this machine, not for a server")
     from windlass.wire.client.http_client import HttpClient
 
-    options: dict[str, Any] = {name: value for name, value in opening.items() if name in _OF_SERVER}
-    return HttpClient(where, **options), Sampling()
+    given: dict[str, Any] = {name: value for name, value in options.items() if name in _SERVER_OPTIONS}
+    return HttpClient(where, **given), Sampling()
 
 
-def _local(name: str, opening: Opening) -> tuple[CoreClient, Sampling]:
-    """As `windlass run` opens it: the same names, the same defaults."""
-    _check_none(opening.keys() & _OF_SERVER, "a server, not for a model on this machine")
+def _local(name: str, options: ClientOptions) -> tuple[CoreClient, Sampling]:
+    """The same names and defaults as `windlass run`."""
+    _refuse(options.keys() & _SERVER_OPTIONS, "a server, not for a model on this machine")
     from windlass.open.client import open_client, require_torch
     from windlass.open.compile import compile_kernels
     from windlass.open.generation import DEFAULTS, generation_defaults
     from windlass.open.resolve import model_files
 
     require_torch("running a model")
-    shown = opening.get("progress", False)
-    launch = _launch(opening)
+    shown = options.get("progress", False)
+    launch = _launch(options)
     path = model_files(name, shown)
     compile_kernels(shown)
     launch = msgspec.structs.replace(launch, model=str(path))
     return open_client(launch), Sampling(**(DEFAULTS | generation_defaults(path)))
 
 
-def _launch(opening: Opening) -> Launch:
-    options: dict[str, Any] = {name: value for name, value in opening.items() if name in _OF_LAUNCH}
-    layout = Layout(tp=opening.get("tp", 1), pp=opening.get("pp", 1), ep=opening.get("ep", 1))
-    workers = opening.get("workers", ())
-    launch = Launch(**options, layout=layout, workers=parse_workers(workers) if isinstance(workers, str) else tuple(workers))
+def _launch(options: ClientOptions) -> Launch:
+    given: dict[str, Any] = {name: value for name, value in options.items() if name in _LAUNCH_OPTIONS}
+    layout = Layout(tp=options.get("tp", 1), pp=options.get("pp", 1), ep=options.get("ep", 1))
+    workers = options.get("workers", ())
+    launch = Launch(**given, layout=layout, workers=parse_workers(workers) if isinstance(workers, str) else tuple(workers))
     check_launch(launch)
     return launch
 
 
-def _check_none(names: Iterable[str], what: str) -> None:
+def _refuse(names: Iterable[str], what: str) -> None:
     for name in sorted(names):
         raise BadInput(f"{name} is for {what}; leave it out")

@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 import tokenizers
 
-from windlass.engine.protocol import Vocabulary
-from windlass.engine.sample.grammar import Guide, Guides, num_words
+from windlass.engine.protocol import TokenizerData
+from windlass.engine.sample.grammar import GrammarCompiler, GrammarMatcher, num_words
 from windlass.text.grammar.tool_grammar import OutputSpec, answer_grammar
 from windlass.text.parse.stream import special_marks
 from windlass.text.tokenize.gguf_tokenizer import tokenizer_files
@@ -35,12 +35,12 @@ class Vocab:
     def __init__(self, *special: str) -> None:
         self.tokenizer = tokenizer_of(*special)
         self.end = self.tokenizer.token_id(END) or 0
-        self.guides = Guides()
-        self.guides.learn(Vocabulary(self.tokenizer.backend.to_str(), [self.end]))
+        self.guides = GrammarCompiler()
+        self.guides.set_tokenizer(TokenizerData(self.tokenizer.backend.to_str(), [self.end]))
 
-    def guide(self, asked: OutputSpec, stops: tuple[int, ...] | None = None) -> Guide:
+    def guide(self, asked: OutputSpec, stops: tuple[int, ...] | None = None) -> GrammarMatcher:
         grammar = answer_grammar(asked, special_marks(self.tokenizer, asked.style))
-        return self.guides.guide(grammar, (self.end,) if stops is None else stops)
+        return self.guides.matcher(grammar, (self.end,) if stops is None else stops)
 
     def accepts(self, asked: OutputSpec, text: str) -> bool:
         guide, stopped = self.guide(asked), num_words(self.tokenizer.vocab_size)

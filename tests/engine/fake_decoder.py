@@ -19,7 +19,7 @@ from torch import Tensor
 
 from windlass.core.request import Info
 from windlass.engine.engine import Engine
-from windlass.engine.schedule.scheduler import Limits
+from windlass.engine.schedule.scheduler import SchedulerLimits
 from windlass.kernels.step import KvCache, Step, attention_cache
 
 NUM_TABLE_ROWS = 997
@@ -86,7 +86,7 @@ def make_engine(decoder: Any = None, vocab_size: int = 64, clock: Any = time.per
     given: dict[str, Any] = {
         "num_blocks": 32, "context_tokens": 256, "max_sequences": 4, "max_step_tokens": 40, "max_step_logits": 12,
     }  # fmt: skip
-    limits = Limits(**(given | changes))
+    limits = SchedulerLimits(**(given | changes))
     caches = [attention_cache(limits.num_blocks, 1, 1, torch.float32)]
     return Engine(decoder or FakeDecoder(vocab_size), caches, limits, vocab_size, record=False, clock=clock)
 

@@ -26,9 +26,9 @@ from cuda_references import greedy_reference
 
 from windlass.engine.engine import Engine
 from windlass.engine.execute import runner
-from windlass.engine.execute.graphs import Captured, Flying, Graphs, _elsewhere
+from windlass.engine.execute.graphs import CapturedGraph, DecodeGraphs, InFlightStep, _copy
 from windlass.engine.execute.runner import Buffers
-from windlass.engine.schedule.scheduler import Limits
+from windlass.engine.schedule.scheduler import SchedulerLimits
 from windlass.kernels.step import KvCache, Step, attention_cache
 
 
@@ -65,7 +65,7 @@ class Event:
 class LateBuffers(Buffers):
     """The host's side is read when a copy is made, not when it is asked for."""
 
-    def __init__(self, stream: Stream, limits: Limits, device: torch.device) -> None:
+    def __init__(self, stream: Stream, limits: SchedulerLimits, device: torch.device) -> None:
         super().__init__(limits, device, apart=True)
         self._stream, self._copied = stream, Event(stream, 0)
 
@@ -92,7 +92,7 @@ class Replay:
         self.stream.synchronize()
 
 
-class LateGraphs(Graphs):
+class LateGraphs(DecodeGraphs):
     def __init__(
         self, stream: Stream, decoder: Any, caches: Sequence[KvCache], step: Step, counts: Tensor, most: int, num_tokens: int, sizes: Any
     ) -> None:  # fmt: skip
@@ -106,22 +106,22 @@ class LateGraphs(Graphs):
         self.num_launched = 0
         self.sizes_run: set[int] = set()
 
-    def launch(self, captured: Captured, sequences: list[tuple[object, int]], longest: int) -> Flying:
+    def launch(self, captured: CapturedGraph, sequences: list[tuple[object, int]], longest: int) -> InFlightStep:
         self.num_launched += 1
         replay: Any = captured.graph
         self._stream.launch(replay.work)
         self._host_tokens.reverse()
         tokens = self._host_tokens[0]
         done = self._stream.launch(lambda: tokens[: captured.chosen.shape[0]].copy_(captured.chosen))
-        return Flying(captured, sequences, longest, tokens, done)
+        return InFlightStep(captured, sequences, longest, tokens, done)
 
-    def _capture(self, size: int, longest: int) -> Captured:
+    def _capture(self, size: int, longest: int) -> CapturedGraph:
         step = self._view(size, longest)
         self._stream.synchronize()
         assert int(step.lengths.max()) <= longest
         logits = self._decoder(step, self._caches)
-        greedy_reference(logits, self._num_tokens or 0, _elsewhere(step), self._counts)
-        captured = Captured(None, torch.full_like(logits, torch.nan), torch.zeros(size, dtype=torch.int32), longest)  # type: ignore[arg-type]
+        greedy_reference(logits, self._num_tokens or 0, _copy(step), self._counts)
+        captured = CapturedGraph(None, torch.full_like(logits, torch.nan), torch.zeros(size, dtype=torch.int32), longest)  # type: ignore[arg-type]
 
         def work() -> None:
             self.sizes_run.add(size)
@@ -137,7 +137,9 @@ def make_late_engine(
     decoder: Any, patch: Any, *, late: bool, sizes: Sequence[int] = (1, 4), vocab_size: int = 64, caches: Any = None, **changes: Any
 ) -> Engine:  # fmt: skip
     """As fake_decoder.make_engine, on such a device; the last block of the caches is the spare one."""
-    limits = Limits(**({"context_tokens": 256, "max_step_tokens": 40, "max_step_logits": 12, "room_ahead": True} | changes))
+    limits = SchedulerLimits(
+        **({"context_tokens": 256, "max_step_tokens": 40, "max_step_logits": 12, "lookahead": True} | changes)
+    )
     stream = Stream(late)
     patch.setattr(runner, "Buffers", lambda limits, device: LateBuffers(stream, limits, device))
     caches = caches or [attention_cache(limits.num_blocks + 1, 1, 1, torch.float32)]

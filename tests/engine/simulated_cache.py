@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from windlass.engine.schedule.scheduler import Batch, Scheduler
+from windlass.engine.schedule.scheduler import ScheduledBatch, Scheduler
 from windlass.engine.schedule.sequence import Sequence
 
 
@@ -11,7 +11,7 @@ class SimulatedCache:
         self.block_tokens = block_tokens
         self.slots: list[object] = [None] * (num_blocks * block_tokens)
 
-    def compute(self, batch: Batch) -> None:
+    def compute(self, batch: ScheduledBatch) -> None:
         for chunk in batch.chunks:
             prefixes = prefix_marks(chunk.sequence)
             for position in range(chunk.start, chunk.stop):
@@ -47,7 +47,7 @@ def check_accounts(scheduler: Scheduler) -> None:
         assert len(sequence.blocks) * pool.block_tokens >= sequence.num_computed
         for block in sequence.blocks:
             holders[block] += 1
-    assert holders == [pool.holders(block) for block in range(pool.num_blocks)]
+    assert holders == [pool.ref_count(block) for block in range(pool.num_blocks)]
     assert pool.num_free == sum(1 for count in holders if not count)
     for sequence in scheduler.waiting:
         assert not sequence.blocks
@@ -59,7 +59,7 @@ def check_accounts(scheduler: Scheduler) -> None:
     assert len(scheduler.running) <= scheduler.limits.max_sequences
 
 
-def check_budget(batch: Batch, scheduler: Scheduler) -> None:
+def check_budget(batch: ScheduledBatch, scheduler: Scheduler) -> None:
     limits = scheduler.limits
     assert sum(chunk.stop - chunk.start for chunk in batch.chunks) <= limits.max_step_tokens
     assert sum(chunk.num_logits for chunk in batch.chunks) <= limits.max_step_logits

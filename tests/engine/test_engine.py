@@ -14,7 +14,7 @@ from simulated_cache import check_accounts
 
 from windlass.core.request import GREEDY, Sampling
 from windlass.engine.engine import Engine
-from windlass.engine.protocol import Output, Submit
+from windlass.engine.protocol import SequenceOutput, Submit
 from windlass.errors import BadInput
 
 pytestmark = pytest.mark.cpu
@@ -25,14 +25,14 @@ class Collected:
 
     def __init__(self) -> None:
         self.tokens: dict[int, list[int]] = {}
-        self.outputs: dict[int, list[Output]] = {}
+        self.outputs: dict[int, list[SequenceOutput]] = {}
 
-    def add(self, outputs: list[Output]) -> None:
+    def add(self, outputs: list[SequenceOutput]) -> None:
         for output in outputs:
             self.tokens.setdefault(output.id, []).extend(output.token_ids)
             self.outputs.setdefault(output.id, []).append(output)
 
-    def last(self, number: int) -> Output:
+    def last(self, number: int) -> SequenceOutput:
         return self.outputs[number][-1]
 
 
@@ -239,8 +239,8 @@ def test_numbers_may_be_used_again() -> None:
         (greedy(1, [], 1), "empty"),
         (greedy(1, [64], 1), "token 64; this model's tokens are 0 to 63"),
         (greedy(1, [-1], 1), "token -1"),
-        (greedy(1, [1] * 256, None), "256 tokens and 1 new ones do not fit in 256 tokens"),
-        (greedy(1, [1] * 200, 57), "200 tokens and 57 new ones do not fit"),
+        (greedy(1, [1] * 256, None), "256 tokens plus max_tokens 1 does not fit in 256 tokens"),
+        (greedy(1, [1] * 200, 57), "200 tokens plus max_tokens 57 does not fit"),
     ],
 )
 def test_requests_that_cannot_be_are_refused(submit: Submit, words: str) -> None:

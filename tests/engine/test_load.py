@@ -15,10 +15,10 @@ from windlass.core.client import SyncClient
 from windlass.core.launch import Launch, RandomInit
 from windlass.core.request import GREEDY, Request, ScoreRequest
 from windlass.engine import load
-from windlass.engine.client.client import open_client, open_sync_client
+from windlass.engine.client.client import open_client
 from windlass.engine.engine import Engine
 from windlass.engine.load import load_model
-from windlass.engine.protocol import Output, Submit
+from windlass.engine.protocol import SequenceOutput, Submit
 from windlass.errors import BadInput, DoesNotFit, Error, Impossible
 
 pytestmark = [pytest.mark.cpu, pytest.mark.filterwarnings("ignore")]  # warnings are transformers'
@@ -74,17 +74,17 @@ def launch_of(model: Model, **changes: Any) -> Launch:
     return Launch(model=str(model.folder), **(given | changes))
 
 
-def run(engine: Engine, submits: list[Submit]) -> dict[int, list[Output]]:
+def run(engine: Engine, submits: list[Submit]) -> dict[int, list[SequenceOutput]]:
     for submit in submits:
         engine.submit(submit)
-    found: dict[int, list[Output]] = {submit.id: [] for submit in submits}
+    found: dict[int, list[SequenceOutput]] = {submit.id: [] for submit in submits}
     while engine.has_work:
         for output in engine.step():
             found[output.id].append(output)
     return found
 
 
-def tokens_of(outputs: list[Output]) -> list[int]:
+def tokens_of(outputs: list[SequenceOutput]) -> list[int]:
     return [token for output in outputs for token in output.token_ids]
 
 
@@ -125,7 +125,7 @@ def test_replayed_and_called_decoders_agree(model: Model) -> None:
 
 def test_the_whole_way_from_a_path_to_text(model: Model) -> None:
     progress: list[tuple[int, int]] = []
-    with open_sync_client(launch_of(model), lambda *told: progress.append(told)) as client:
+    with SyncClient(open_client(launch_of(model), lambda *told: progress.append(told))) as client:
         info = client.info()
         assert (info.context_tokens, info.device, info.kv, info.has_chat) == (128, "cpu", "fp32", True)
         assert info.weights_bytes == sum(value.numel() * 4 for value in model.theirs.state_dict().values())
@@ -162,7 +162,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Model:
     [
         ({"device": "tpu"}, BadInput, "unknown device 'tpu'"),
         ({"kv": "fp8"}, BadInput, "unknown KV type 'fp8'"),
-        ({"kv_bytes": 10_000}, DoesNotFit, "keys and values of 128 tokens take .* short; ask for a shorter --context"),
+        ({"kv_bytes": 10_000}, DoesNotFit, "the KV cache of 128 tokens needs .* short; lower --context"),
         ({"model": "/nowhere"}, BadInput, "does not exist"),
     ],
 )
@@ -181,7 +181,7 @@ def test_absent_devices_are_named(small: Model) -> None:
 
 def test_too_little_memory_is_said_with_numbers(small: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load, "free_bytes", lambda device: 10_000)
-    with pytest.raises(DoesNotFit, match=r"the weights of .* take .* and 10 KiB are free: .* short") as caught:
+    with pytest.raises(DoesNotFit, match=r"the weights of .* need .*, and 10 KiB are free: .* short") as caught:
         load_model(Launch(model=str(small.folder), device="cpu"))
     assert caught.value.short_bytes > 0
 

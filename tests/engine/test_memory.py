@@ -59,12 +59,12 @@ def test_the_context_is_what_fits_unless_it_was_asked_for() -> None:
     assert limits(100).longest_sequence == 128
     assert limits(8).longest_sequence == 128
     assert limits(100, context=64).longest_sequence == 64
-    with pytest.raises(DoesNotFit, match="keys and values of 128 tokens") as caught:
+    with pytest.raises(DoesNotFit, match="the KV cache of 128 tokens") as caught:
         limits(7)
     assert caught.value.short_bytes == block_bytes(spec_of("llama"), "bf16")
-    with pytest.raises(DoesNotFit, match="keys and values of 64 tokens"):
+    with pytest.raises(DoesNotFit, match="the KV cache of 64 tokens"):
         limits(3, context=64)
-    with pytest.raises(BadInput, match="a context of 129 tokens, where llama has 128"):
+    with pytest.raises(BadInput, match="--context 129 exceeds the 128 tokens of llama"):
         limits(100, context=129)
 
 
@@ -76,7 +76,7 @@ def test_many_sequences_widen_the_step() -> None:
 
 def test_weights_that_do_not_fit_are_refused_with_numbers() -> None:
     check_weights("m", 10, 10)
-    with pytest.raises(DoesNotFit, match=r"the weights of m take 2\.00 GiB and 1\.00 GiB are free: 1\.00 GiB short") as caught:
+    with pytest.raises(DoesNotFit, match=r"the weights of m need 2\.00 GiB, and 1\.00 GiB are free: 1\.00 GiB short") as caught:
         check_weights("m", 2 * 2**30, 2**30)
     assert caught.value.short_bytes == 2**30
 

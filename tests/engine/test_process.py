@@ -21,7 +21,7 @@ from windlass.core.client import Late, SyncClient, Unavailable
 from windlass.core.launch import Launch
 from windlass.core.request import GREEDY, Request, ScoreRequest
 from windlass.engine.client.client import LocalClient
-from windlass.engine.client.transport import ProcessPort
+from windlass.engine.client.transport import ProcessTransport
 from windlass.errors import DoesNotFit
 
 pytestmark = [pytest.mark.multi, pytest.mark.usefixtures("importable")]
@@ -42,11 +42,11 @@ class Watched(LocalClient):
     def __init__(self, progress: Any = None, model: str | None = None) -> None:
         self.model = model or self.model
         super().__init__(launch(self.model), model_text(), progress)
-        self.ports: list[ProcessPort] = []
+        self.ports: list[ProcessTransport] = []
         self._calls._make_port = self._port
 
-    def _port(self) -> ProcessPort:
-        self.ports.append(ProcessPort(launch(self.model)))
+    def _port(self) -> ProcessTransport:
+        self.ports.append(ProcessTransport(launch(self.model)))
         return self.ports[-1]
 
     @property
@@ -243,7 +243,7 @@ def test_a_crash_in_a_step_is_survived() -> None:
 
 @pytest.mark.parametrize(
     ("model", "error", "message"),
-    [("too large", DoesNotFit, "5 bytes short"), ("dies while loading", Unavailable, "ended with status 3")],
+    [("too large", DoesNotFit, "5 bytes short"), ("dies while loading", Unavailable, "exited with status 3")],
 )
 def test_a_model_that_does_not_load_says_why(model: str, error: type[Exception], message: str) -> None:
     with SyncClient(LocalClient(launch(model), model_text())) as client:
@@ -293,8 +293,8 @@ from windlass.core.launch import Launch
 assert "torch" not in sys.modules and "numpy" not in sys.modules
 inner = LocalClient(Launch(model="slow", loader="fake_decoder:load"), model_text())
 ports = []
-make = inner._calls._make_port
-inner._calls._make_port = lambda: ports.append(make()) or ports[-1]
+make = inner._requests._make_transport
+inner._requests._make_transport = lambda: ports.append(make()) or ports[-1]
 client = SyncClient(inner)
 client.info()
 print(ports[0].pid, flush=True)

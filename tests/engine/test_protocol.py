@@ -11,19 +11,19 @@ from windlass.core.launch import Launch, RandomInit
 from windlass.core.ranks.frames import BadFrame
 from windlass.core.request import GREEDY, Info, Sampling, Timings, TokenLogprob, Usage
 from windlass.engine.protocol import (
-    AskInfo,
-    Begun,
     Cancel,
-    Failed,
+    EngineFailed,
+    EngineReady,
     Finish,
-    Loading,
+    InfoReply,
+    InfoRequest,
+    LoadProgress,
     MessageReader,
-    Output,
-    Ready,
-    Refused,
-    Stepped,
+    PrefillStats,
+    RequestRejected,
+    SequenceOutput,
+    StepOutputs,
     Submit,
-    Told,
     as_error,
     describe_error,
     encode_frame,
@@ -39,15 +39,15 @@ COMMANDS = [
     Submit(1, [1, 2, 3], GREEDY, 5, [9], 2, 0, 1, "salt"),
     Submit(2, list(range(5000)), Sampling(seed=2**64 - 1, logit_bias={3: 1.5})),
     Cancel(1),
-    AskInfo(3),
+    InfoRequest(3),
 ]
 REPORTS = [
-    Loading(5, 10),
-    Ready(INFO),
-    Stepped([Output(1, [4], [ENTRY], [None, ENTRY], Begun(16, 0.1, 0.2), FINISH), Output(2, [7])]),
-    Refused(4, "BadInput", "no"),
-    Told(3, INFO),
-    Failed("", "RuntimeError: broken"),
+    LoadProgress(5, 10),
+    EngineReady(INFO),
+    StepOutputs([SequenceOutput(1, [4], [ENTRY], [None, ENTRY], PrefillStats(16, 0.1, 0.2), FINISH), SequenceOutput(2, [7])]),
+    RequestRejected(4, "BadInput", "no"),
+    InfoReply(3, INFO),
+    EngineFailed("", "RuntimeError: broken"),
 ]
 
 
@@ -67,7 +67,7 @@ def test_what_is_not_ours_is_refused() -> None:
     with pytest.raises(BadFrame):
         MessageReader().reports(b"\xff\xff\xff\xff")
     with pytest.raises(msgspec.ValidationError):
-        MessageReader().commands(encode_frame(Ready(INFO)))
+        MessageReader().commands(encode_frame(EngineReady(INFO)))
     with pytest.raises((msgspec.DecodeError, BadFrame)):
         MessageReader().commands(encode_frame(Cancel(1))[:4] + b"junk" * 5)
 
@@ -92,7 +92,7 @@ def test_a_launch_survives_the_wire() -> None:
     ],
 )
 def test_errors_cross_the_border(error: errors.Error, kind: type[errors.Error]) -> None:
-    found = as_error(Failed(**describe_error(error)))
+    found = as_error(EngineFailed(**describe_error(error)))
     assert type(found) is kind
     assert str(found) == str(error)
     assert getattr(found, "field", "") == getattr(error, "field", "")
@@ -110,12 +110,12 @@ def test_errors_that_end_an_answer_keep_their_kind(kind: str, made: type[errors.
 
 
 def test_lack_of_memory_crosses_with_its_number() -> None:
-    found = as_error(Refused(1, **describe_error(errors.DoesNotFit("5 short", 5))))
+    found = as_error(RequestRejected(1, **describe_error(errors.DoesNotFit("5 short", 5))))
     assert isinstance(found, errors.DoesNotFit)
     assert found.short_bytes == 5
 
 
 def test_other_errors_are_the_engines_failure() -> None:
-    found = as_error(Failed(**describe_error(ValueError("two\nlines"))))
+    found = as_error(EngineFailed(**describe_error(ValueError("two\nlines"))))
     assert isinstance(found, Unavailable)
     assert str(found) == "the engine failed: ValueError: two"

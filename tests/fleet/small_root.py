@@ -23,17 +23,26 @@ from windlass.core.layout import Layout
 from windlass.core.ranks.rendezvous import Meeting
 from windlass.core.request import GREEDY
 from windlass.engine.protocol import Submit
-from windlass.engine.ranks.messages import SECONDS_WITHOUT_BEAT
+from windlass.engine.ranks.messages import HEARTBEAT_TIMEOUT_SECONDS
 from windlass.fleet.protocol.channel import HANDSHAKE_SECONDS, Channel, ChannelLost, dial, keep_alive
-from windlass.fleet.protocol.messages import FromRoot, FromWorker, Join, PutNote, RankEnded, Start, TakeNote, key_name
-from windlass.fleet.root.board import EpochBoard, NotesLost
+from windlass.fleet.protocol.messages import (
+    FromRoot,
+    FromWorker,
+    Join,
+    PutEpochKey,
+    RankEnded,
+    StartRanks,
+    TakeEpochKey,
+    key_name,
+)
+from windlass.fleet.root.store import EpochStore, StoreClosed
 
 CONFIG = json.loads((Path(__file__).parents[1] / "families" / "tiny" / "llama.json").read_text())
 SECRET = b"sixteen bytes are enough"
 
 PATIENT = """
 import windlass.cli, windlass.fleet.ranks as ranks, windlass.fleet.worker as worker
-worker.HANDSHAKE_SECONDS, ranks.SECONDS_WITHOUT_BEAT = {}, {}
+worker.HANDSHAKE_SECONDS, ranks.HEARTBEAT_TIMEOUT_SECONDS = {}, {}
 windlass.cli.main()
 """
 
@@ -59,7 +68,7 @@ class WorkerProcess:
         secret.chmod(0o600)
         self.log = folder / "log"
         is_usual = proof_seconds is None and beat_seconds is None
-        patient = PATIENT.format(proof_seconds or HANDSHAKE_SECONDS, beat_seconds or SECONDS_WITHOUT_BEAT)
+        patient = PATIENT.format(proof_seconds or HANDSHAKE_SECONDS, beat_seconds or HEARTBEAT_TIMEOUT_SECONDS)
         program = ["-m", "windlass"] if is_usual else ["-c", patient]
         command = [sys.executable, *program, "worker", "--listen", "127.0.0.1:0", "--secret-file", str(secret)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "WINDLASS_THREADS": "1"}
@@ -111,7 +120,7 @@ class SmallRoot:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         self._tasks: list[Future[None]] = []
-        self.board: EpochBoard = EpochBoard()
+        self.board: EpochStore = EpochStore()
         try:
             self.channel: Channel[FromRoot, FromWorker] = self.call(dial("127.0.0.1", port, secret, HUNG_SECONDS))
             self.post(Join(root or os.urandom(16), name))
@@ -134,8 +143,8 @@ class SmallRoot:
         try:
             while True:
                 message = await self.channel.receive()
-                if isinstance(message, PutNote | TakeNote):
-                    self.board.hear(message, self.channel.post)
+                if isinstance(message, PutEpochKey | TakeEpochKey):
+                    self.board.handle(message, self.channel.post)
                 self.heard.append(message)
                 if isinstance(message, RankEnded):  # whoever waits for it waits in vain
                     self.board.close(f"rank {message.rank} ended: {message.words}")
@@ -176,20 +185,20 @@ class SmallRoot:
 
     def start(self, epoch: int, layout: Layout, transport: str = "auto", launch: Launch | None = None) -> RankJob:
         """All ranks but the first at the worker; the first's own job."""
-        self.board = EpochBoard()
+        self.board = EpochStore()
         world = layout.world
         hosts, machines = ("127.0.0.1",) * world, (0, *(1,) * (world - 1))
         meeting = Meeting(key=os.urandom(32), hosts=hosts, machines=machines, transport=transport)
         jobs = [RankJob(launch=launch or tiny(layout), rank=rank, meeting=meeting, epoch=epoch) for rank in range(world)]
-        covered = msgspec.structs.replace(meeting, key=self.channel.covered(meeting.key, key_name(epoch)))
-        self.post(Start(epoch, [msgspec.structs.replace(job, meeting=covered) for job in jobs[1:]]))
+        covered = msgspec.structs.replace(meeting, key=self.channel.mask_key(meeting.key, key_name(epoch)))
+        self.post(StartRanks(epoch, [msgspec.structs.replace(job, meeting=covered) for job in jobs[1:]]))
         return jobs[0]
 
     def engine(self, job: RankJob) -> Any:
         """The first rank, here."""
         from windlass.engine.load import make_engine
         from windlass.engine.ranks.broadcast import StepBroadcast, broadcast_steps
-        from windlass.engine.ranks.first import LIMITS_NOTE, build_rank
+        from windlass.engine.ranks.first import LIMITS_KEY, build_rank
 
         notes, steps = _Notes(self), StepBroadcast()
         built = build_rank(job, notes)
@@ -197,7 +206,7 @@ class SmallRoot:
         weakref.finalize(built.decoder, built.decoder.shard.groups.close)
         broadcast_steps(built.decoder, steps)
         engine = make_engine(job.launch, built.decoder, built.device)
-        notes.put(LIMITS_NOTE, msgspec.msgpack.encode(engine.limits))
+        notes.put(LIMITS_KEY, msgspec.msgpack.encode(engine.limits))
         assert job.meeting is not None
         steps.connect(job.rank, job.meeting, notes)
         return engine
@@ -220,7 +229,7 @@ class _Notes:
 
         try:
             return self._root.call(self._board.take(key, timeout_seconds), timeout_seconds + HUNG_SECONDS)
-        except NotesLost as error:
+        except StoreClosed as error:
             raise GroupLost(str(error)) from error
 
 

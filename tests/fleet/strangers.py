@@ -15,9 +15,9 @@ from pathlib import Path
 import msgspec
 from small_root import SECRET
 
-from windlass.fleet.protocol.channel import Seal
+from windlass.fleet.protocol.channel import FrameSigner
 from windlass.fleet.protocol.handshake import ROOT, Handshake, NotAdmitted
-from windlass.fleet.protocol.messages import Beat, Join
+from windlass.fleet.protocol.messages import Heartbeat, Join
 
 CONNECT_SECONDS = 0.15
 """A queue that is full already does not answer."""
@@ -86,17 +86,17 @@ def web(connection: socket.socket) -> None:
 def wrong_secret(connection: socket.socket) -> None:
     handshake = Handshake(b"sixteen other bytes!", ROOT)
     connection.sendall(framed(handshake.hello))
-    handshake.hear_hello(answer(connection))
+    handshake.receive_hello(answer(connection))
     connection.sendall(framed(handshake.proof()))
     try:
-        handshake.hear_proof(answer(connection))
+        handshake.receive_proof(answer(connection))
     except NotAdmitted:
         return
     raise AssertionError("let in without the secret")
 
 
 _BEFORE = Handshake(SECRET, ROOT)
-_BEFORE.hear_hello(Handshake(SECRET, "worker").hello)
+_BEFORE.receive_hello(Handshake(SECRET, "worker").hello)
 REPLAYED = framed(_BEFORE.hello) + framed(_BEFORE.proof())
 
 
@@ -107,13 +107,13 @@ def replayed(connection: socket.socket) -> None:
     assert b"proof" not in answer(connection), "let in by what somebody else had said"
 
 
-def _proved(connection: socket.socket) -> Seal:
+def _proved(connection: socket.socket) -> FrameSigner:
     handshake = Handshake(SECRET, ROOT)
     connection.sendall(framed(handshake.hello))
-    handshake.hear_hello(answer(connection))
+    handshake.receive_hello(answer(connection))
     connection.sendall(framed(handshake.proof()))
-    handshake.hear_proof(answer(connection))
-    return Seal(handshake.keys().mine)
+    handshake.receive_proof(answer(connection))
+    return FrameSigner(handshake.keys().mine)
 
 
 def garbage_after_the_handshake(connection: socket.socket) -> None:
@@ -128,14 +128,14 @@ def a_frame_cut_after_the_handshake(connection: socket.socket) -> None:
 
 
 def another_first_word(connection: socket.socket) -> None:
-    connection.sendall(_proved(connection).frame(msgspec.msgpack.encode(Beat())))
+    connection.sendall(_proved(connection).frame(msgspec.msgpack.encode(Heartbeat())))
     connection.recv(1)
 
 
 def another_root(connection: socket.socket) -> None:
     """With the secret, but while there is one already."""
     connection.sendall(_proved(connection).frame(msgspec.msgpack.encode(Join(b"another", "another"))))
-    assert b"busy with the job of" in connection.recv(1000)
+    assert b"busy with root" in connection.recv(1000)
 
 
 AT_THE_DOOR: tuple[Attack, ...] = (

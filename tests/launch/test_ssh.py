@@ -132,7 +132,7 @@ def test_a_worker_that_ends_is_started_again(place: Path) -> None:
             ["pgrep", "-f", f"^{sys.executable} -P -m windlass worker .*:{port}"], capture_output=True, text=True
         )
         os.kill(int(killed.stdout.split()[0]), signal.SIGKILL)
-        launch.until("started again in")
+        launch.until("restarting in")
         launch.said = ""
         launch.until("listens at")
         assert launch.end() == 0
@@ -152,9 +152,9 @@ def test_a_command_has_the_workers_and_ends_them(place: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "words", "status"),
     [
-        (["refused-host"], "refused-host: ssh got no connection, or lost it: Permission denied", 4),
+        (["refused-host"], "refused-host: ssh could not connect or was cut off: Permission denied", 4),
         (["localhost python=/no/such/python"], "python=... in the hostfile", 4),
-        (["localhost port=1 address=192.0.2.1"], "localhost: the worker ended with status 2", 4),
+        (["localhost port=1 address=192.0.2.1"], "localhost: the worker exited with status 2", 4),
         (["a b"], "key=value", 2),
     ],
 )

@@ -24,7 +24,7 @@ import pytest
 from windlass.core.client import SyncClient
 from windlass.core.plan import encode_plan
 from windlass.core.request import GREEDY, Request, ScoreRequest
-from windlass.launch.command import Options, ServedModel
+from windlass.launch.command import ServedModel, VllmOptions
 from windlass.launch.vllm.render import find_python, free_port, render
 
 PYTHON = find_python()
@@ -119,11 +119,12 @@ def answers(client: SyncClient) -> tuple[list[float], str]:
 
 
 def embedded(folder: Path) -> tuple[list[float], str]:
+    from windlass.core.client import SyncClient
     from windlass.core.launch import Launch
-    from windlass.engine.client.client import open_sync_client
+    from windlass.engine.client.client import open_client
 
     launch = Launch(model=str(folder), device="cpu", kv="fp32", exact=True, context_tokens=256, max_sequences=1)
-    with open_sync_client(launch) as client:
+    with SyncClient(open_client(launch)) as client:
         return answers(client)
 
 
@@ -141,7 +142,7 @@ for words in json.loads(sys.argv[1]):
 def test_vllm_knows_every_flag_of_the_plans_for_gpus(make: Any) -> None:
     """Its own parser takes what is rendered for devices that are not here."""
     model = ServedModel(path="/models/m", name="m", chat_template="<arg_key><tool_call></think>")
-    options = Options(master_address="10.0.0.1", api_key="secret")
+    options = VllmOptions(master_address="10.0.0.1", api_key="secret")
     two = make("GLM-4.6", "2x(8xH100-80GB)@400Gb", pins={"tp": 8, "pp": 2, "dp": 1})
     experts = make("GLM-4.5-Air", "8xH200", quant="fp8", kv="fp8", pins={"tp": 4, "ep": 8, "dp": 2}, concurrency=64)
     argvs = [render(two, model, options, 1).argv, render(experts, model, options).argv]

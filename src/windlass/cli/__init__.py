@@ -10,7 +10,7 @@ from windlass.errors import Error
 
 
 def main(argv: list[str] | None = None) -> NoReturn:
-    """0 done; 2 not understood or impossible; 3 does not fit; 4 the engine failed; 130 interrupted."""
+    """Exit codes: 0 success, 2 bad input or impossible, 3 does not fit, 4 the engine failed, 130 interrupted."""
     sys.exit(execute(sys.argv[1:] if argv is None else argv))
 
 
@@ -28,10 +28,10 @@ def execute(argv: list[str]) -> int:
         print("windlass: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # The reader went away (`| head`). Point stdout elsewhere so that the interpreter's last flush stays quiet.
+        # The reader is gone (`| head`). Redirect stdout so that the interpreter's last flush does not fail.
         _silence_stdout()
         return 0
-    except OSError as error:  # what no command expected: a full disk under stdout, a folder that vanished
+    except OSError as error:  # unexpected: a full disk under stdout, a folder that was removed
         print(f"windlass: {error.strerror or error}{f': {error.filename}' if error.filename else ''}", file=sys.stderr)
         _silence_stdout()
         return 2

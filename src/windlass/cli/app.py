@@ -19,7 +19,7 @@ from windlass.errors import BadInput
 
 app = typer.Typer(
     name="windlass",
-    help="Windlass lifts heavy weights: it takes an open-weight language model and the hardware you have, and does the whole job.",
+    help="Plan, convert, run, serve and train open-weight language models on the hardware you have.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -27,15 +27,15 @@ app = typer.Typer(
 )
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(requested: bool) -> None:
+    if requested:
         print(f"windlass {__version__}")
         raise typer.Exit
 
 
 @app.callback()
 def windlass(
-    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version and stop."),
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version and exit."),
 ) -> None:
     pass
 
@@ -56,7 +56,7 @@ INTERRUPTED = 130
 
 
 def invoke(argv: list[str]) -> int:
-    """Runs a command; a usage mistake becomes BadInput, so that it too is one line."""
+    """Runs a command; a usage error becomes BadInput, so that it is printed as one line."""
     command = typer.main.get_command(app)
     try:
         result = command.main(args=argv, prog_name="windlass", standalone_mode=False)
@@ -64,7 +64,7 @@ def invoke(argv: list[str]) -> int:
         return stop.exit_code
     except typer.Abort:
         raise KeyboardInterrupt from None
-    except Exception as error:  # usage errors have a message of their own; anything else is raised again
+    except Exception as error:  # usage errors format their own message; others are raised
         usage = getattr(error, "format_message", None)
         if usage is None:
             raise
@@ -72,6 +72,6 @@ def invoke(argv: list[str]) -> int:
         if not message:  # no arguments: the help was printed
             return getattr(error, "exit_code", 2)
         raise BadInput(f"{message} (see `windlass {argv[0] if argv else ''} --help`)") from None
-    if result == INTERRUPTED:  # Typer has made an exit code of Ctrl-C already
+    if result == INTERRUPTED:  # Typer turns Ctrl-C into an exit code
         raise KeyboardInterrupt
     return result if isinstance(result, int) else 0

@@ -1,4 +1,4 @@
-"""One console: colours on a terminal, plain text in a pipe, wide tables never cut in one."""
+"""The shared console: colours on a terminal; plain text, and tables in full width, in a pipe."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.console import Console
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """Rich would leave with exit code 1; a reader that went away is no error, and `cli.run` knows it."""
+        """Rich would exit with code 1; `cli.execute` handles it."""
         raise BrokenPipeError
 
 

@@ -83,7 +83,7 @@ def check_launch(launch: Launch) -> None:
     if launch.kv not in (None, *KV_TYPES):
         raise BadInput(f"--kv is {' or '.join(KV_TYPES)}, not {launch.kv!r}")
     if launch.context_tokens is not None and launch.context_tokens < 2:
-        raise BadInput("--context must be at least 2 tokens: one of a prompt and one of an answer")
+        raise BadInput("--context must be at least 2 tokens: one for the prompt and one for the answer")
     _check_layout(launch)
     if launch.workers:
         _check_workers(launch)
@@ -113,7 +113,7 @@ def _check_workers(launch: Launch) -> None:
 
 
 class RankJob(Frozen):
-    """All that one rank is told."""
+    """Everything one rank gets."""
 
     launch: Launch
     rank: int = 0

@@ -1,4 +1,4 @@
-"""What an engine keeps of requests beside their sequences: grammars that are still being compiled, and deadlines. No torch."""
+"""Requests before they reach the scheduler: grammars being compiled, and deadlines. No torch."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Container, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 
 from windlass.engine.protocol import Submit
-from windlass.engine.sample.grammar import Compiled
+from windlass.engine.sample.grammar import CompiledGrammar
 from windlass.errors import BadInput, Error
 
 SECONDS_TO_WAIT = 0.005
-"""For a grammar, where there is nothing else to do, before it is looked whether a command has come."""
-MOST_ENDED = 64
+"""For a grammar, if there is nothing else to do, before commands are read again."""
+MAX_STALE = 64
 
 
-class Compiling:
+class PendingGrammars:
     """Requests whose grammar is not ready yet."""
 
     def __init__(self) -> None:
-        self._requests: dict[int, tuple[Submit, float, Future[Compiled]]] = {}
+        self._requests: dict[int, tuple[Submit, float, Future[CompiledGrammar]]] = {}
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -30,54 +30,53 @@ class Compiling:
     def __iter__(self) -> Iterator[int]:
         return iter(self._requests)
 
-    def add(self, submit: Submit, submitted: float, grammar: Future[Compiled]) -> None:
+    def add(self, submit: Submit, submitted: float, grammar: Future[CompiledGrammar]) -> None:
         self._requests[submit.id] = submit, submitted, grammar
 
     def drop(self, number: int) -> Submit | None:
         found = self._requests.pop(number, None)
         return None if found is None else found[0]
 
-    def ready(self, has_time: bool) -> list[tuple[Submit, float, Future[Compiled]]]:
-        """Those whose grammar is ready, or cannot be."""
+    def ready(self, may_wait: bool) -> list[tuple[Submit, float, Future[CompiledGrammar]]]:
+        """Those whose grammar has been compiled or has failed."""
         futures = [future for _, _, future in self._requests.values()]
-        wait(futures, SECONDS_TO_WAIT if has_time else 0, FIRST_COMPLETED)
+        wait(futures, SECONDS_TO_WAIT if may_wait else 0, FIRST_COMPLETED)
         found = [request for request in self._requests.values() if request[2].done()]
         for submit, _, _ in found:
             del self._requests[submit.id]
         return found
 
 
-def compiled_of(future: Future[Compiled]) -> Compiled:
-    """Of one that is done. What a library may raise besides errors (it is not Python) is no reason for the engine to end."""
+def compiled_of(future: Future[CompiledGrammar]) -> CompiledGrammar:
+    """Of a future that is done. Whatever the native library raises must not end the engine."""
     error = future.exception()
     if error is None:
         return future.result()
     if isinstance(error, Error):
         raise error
-    raise BadInput(f"the constraint cannot be compiled: {type(error).__name__}", field="constraint")
+    raise BadInput(f"the constraint cannot be compiled: {type(error).__name__}; simplify it", field="constraint")
 
 
 class Deadlines:
-    """When which request is late."""
+    """Of running requests, in a heap."""
 
     def __init__(self) -> None:
         self._due: list[tuple[float, int]] = []
-        """A heap."""
         self._num_present = 0
-        """How many were left when it was last looked."""
+        """Entries after the last cleanup."""
 
     def __len__(self) -> int:
         return len(self._due)
 
     def add(self, due: float, number: int, present: Container[int]) -> None:
-        """Of `present`, all requests there are; those that ended before they were due are forgotten when they are most of all."""
+        """`present`: all current requests; entries of finished ones are removed once they are the majority."""
         heapq.heappush(self._due, (due, number))
-        if len(self._due) > 2 * self._num_present + MOST_ENDED:
+        if len(self._due) > 2 * self._num_present + MAX_STALE:
             self._due = [entry for entry in self._due if entry[1] in present]
             heapq.heapify(self._due)
             self._num_present = len(self._due)
 
-    def passed(self, now: float) -> list[int]:
+    def expired(self, now: float) -> list[int]:
         found: list[int] = []
         while self._due and self._due[0][0] <= now:
             found.append(heapq.heappop(self._due)[1])

@@ -1,7 +1,7 @@
 """The engine: requests in, tokens out, a step at a time. Tokens only: text belongs to the client.
 
-A request's life: submit -> waiting -> (scheduler) running -> its prompt computed in chunks -> a token drawn per step -> finished.
-Whoever owns the engine calls `step` while there is work. Nothing here waits, but for a grammar where there is nothing else to do.
+A request's life: submit -> waiting -> (scheduler) running -> prefill in chunks -> one token sampled per step -> finished.
+The owner calls `step` while there is work. Nothing here blocks, except for a grammar to be compiled when there is nothing else to do.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from torch import Tensor
 
 from windlass.core.client import Late
 from windlass.core.request import FinishReason, Stats, Timings, TokenLogprob, Usage
-from windlass.engine.admission import Compiling, Deadlines, compiled_of
+from windlass.engine.admission import Deadlines, PendingGrammars, compiled_of
 from windlass.engine.execute.runner import Decoder, Runner
-from windlass.engine.protocol import Begun, Finish, Output, Submit, Vocabulary, late_words
-from windlass.engine.sample.grammar import Guide, Guides
-from windlass.engine.sample.sampler import Drawing, Sampler
-from windlass.engine.schedule.scheduler import Batch, Chunk, Limits, Scheduler
+from windlass.engine.protocol import Finish, PrefillStats, SequenceOutput, Submit, TokenizerData, timeout_message
+from windlass.engine.sample.grammar import GrammarCompiler, GrammarMatcher
+from windlass.engine.sample.sampler import Sampler, SamplingState
+from windlass.engine.schedule.scheduler import Chunk, ScheduledBatch, Scheduler, SchedulerLimits
 from windlass.engine.schedule.sequence import Sequence as EngineSequence
 from windlass.errors import BadInput, Error
 from windlass.kernels.step import KvCache
 from windlass.weights.load.prefetch import trim_heap
 
-NOT_NUMBERS = "the model's logits are not numbers (NaN or infinite); its weights may be damaged, or too large for their type"
+BAD_LOGITS = "the model produced NaN or infinite logits; its weights may be damaged, or overflow their type"
 
 LATE = Late.__name__
 
 
 @dataclass(slots=True, eq=False)
-class Asked:
-    """What the engine keeps of a request beside its sequence."""
+class RequestState:
+    """What the engine keeps of a request besides its sequence."""
 
     submit: Submit
-    drawing: Drawing
+    sampling_state: SamplingState
     submitted: float
     started: float | None = None
     first_token: float | None = None
@@ -44,7 +44,7 @@ class Asked:
 
 
 @dataclass(slots=True)
-class Totals:
+class EngineTotals:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     steps: int = 0
@@ -56,7 +56,7 @@ class Engine:
         self,
         decoder: Decoder,
         caches: Sequence[KvCache],
-        limits: Limits,
+        limits: SchedulerLimits,
         num_tokens: int,
         *,
         device: str = "cpu",
@@ -64,16 +64,16 @@ class Engine:
         runner: type[Runner] = Runner,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`num_tokens`: token ids that exist; the decoder's logits may have more columns, which only pad."""
+        """`num_tokens`: vocabulary size; the decoder's logits may have more columns, for padding."""
         self._clock = clock
         self.limits, self.num_tokens = limits, num_tokens
         self.scheduler = Scheduler(limits)
         self.runner = runner(decoder, caches, limits, device, record, num_tokens)
         self.sampler = Sampler(num_tokens)
-        self._guides = Guides()
+        self._grammars = GrammarCompiler()
         self._sequences: dict[int, EngineSequence] = {}
-        self._compiling, self._deadlines = Compiling(), Deadlines()
-        self._totals = Totals()
+        self._compiling, self._deadlines = PendingGrammars(), Deadlines()
+        self._totals = EngineTotals()
         self._is_closed = False
 
     @property
@@ -81,46 +81,46 @@ class Engine:
         return self.scheduler.has_work or bool(self._compiling)
 
     def submit(self, submit: Submit) -> None:
-        """Refuses, with BadInput, what could never be answered."""
+        """Raises BadInput for a request that could never finish."""
         if self._is_closed:
             raise Error("the engine is closed")
         if submit.id in self._sequences or submit.id in self._compiling:
-            raise BadInput(f"a request with the number {submit.id} is running already")
+            raise BadInput(f"request {submit.id} is already running")
         self._check_tokens(submit.token_ids, "the prompt", "prompt")
-        self._check_tokens(submit.answered, "the answer so far", "answered")
+        self._check_tokens(submit.generated, "the output so far", "generated")
         self._check_tokens(submit.sampling.logit_bias, "logit_bias", "logit_bias")
         if submit.grammar:
-            self._compiling.add(submit, self._clock(), self._guides.compiled(submit.grammar))
+            self._compiling.add(submit, self._clock(), self._grammars.compile(submit.grammar))
         else:
             self._enter(submit, self._clock())
 
-    def learn(self, vocabulary: Vocabulary) -> None:
-        """What tokens say: without it no grammar can be followed."""
-        self._guides.learn(vocabulary)
+    def set_tokenizer(self, vocabulary: TokenizerData) -> None:
+        """Needed before the first request with a grammar."""
+        self._grammars.set_tokenizer(vocabulary)
 
-    def cancel(self, number: int) -> Output | None:
-        """Frees what the request holds, at once. None: it is not there (any more)."""
+    def cancel(self, number: int) -> SequenceOutput | None:
+        """Frees its resources at once. None: no such request (any more)."""
         submit = self._compiling.drop(number)
         if submit is not None:
-            self._guides.unwanted(submit.grammar)
-            return Output(number, [], finish=self._never_began(submit, "cancelled"))
+            self._grammars.release(submit.grammar)
+            return SequenceOutput(number, [], finish=self._reject(submit, "cancelled"))
         sequence = self._sequences.get(number)
-        return None if sequence is None else Output(number, [], finish=self._finish(sequence, "cancelled"))
+        return None if sequence is None else SequenceOutput(number, [], finish=self._finish(sequence, "cancelled"))
 
-    def step(self) -> list[Output]:
-        """Ends what is late, and computes one step."""
-        ended = self._compiled() if self._compiling else []
-        ended += self._late() if self._deadlines else []
-        return ended + self._stepped() if ended else self._stepped()
+    def step(self) -> list[SequenceOutput]:
+        """Expires requests past their deadline, and computes one step."""
+        ended = self._admit_compiled() if self._compiling else []
+        ended += self._expire() if self._deadlines else []
+        return ended + self._run_step() if ended else self._run_step()
 
-    def _stepped(self) -> list[Output]:
-        """Computes one step. Sequences that got nothing (their prompt is still being read) have no output."""
+    def _run_step(self) -> list[SequenceOutput]:
+        """Sequences still in prefill have no output."""
         batch = self.scheduler.schedule()
         if not batch.chunks:
             return []
         self._mark_started(batch)
         self._totals.steps += 1
-        tokens = self._chosen(batch) if self.runner.chooses else None
+        tokens = self._device_tokens(batch) if self.runner.selects_tokens else None
         logits = None if tokens is not None else self.runner.run(batch.chunks)
         self.scheduler.computed(batch)
         if logits is not None:
@@ -135,7 +135,7 @@ class Engine:
             running=len(scheduler.running),
             num_blocks=pool.num_blocks,
             blocks_used=pool.num_blocks - pool.num_free,
-            blocks_cached=pool.num_idle,
+            blocks_cached=pool.num_evictable,
             prompt_tokens=totals.prompt_tokens,
             completion_tokens=totals.completion_tokens,
             prefix_query_tokens=scheduler.prefix_query_tokens,
@@ -149,16 +149,16 @@ class Engine:
         )
 
     def close(self) -> None:
-        """Lets go of weights, cache and buffers; requests that are still there end nowhere. May be called twice."""
+        """Frees weights, cache and buffers; drops unfinished requests. May be called twice."""
         self._is_closed = True
         for number in [*self._sequences, *self._compiling]:
             self.cancel(number)
-        self._guides.close()
+        self._grammars.close()
         if hasattr(self, "runner"):
             del self.runner
             trim_heap()
 
-    # --- how
+    # --- admission
 
     def _check_tokens(self, tokens: Collection[int], what: str, field: str) -> None:
         lowest, highest = min(tokens, default=0), max(tokens, default=0)
@@ -166,25 +166,25 @@ class Engine:
             unknown = lowest if lowest < 0 else highest
             raise BadInput(f"{what} has token {unknown}; this model's tokens are 0 to {self.num_tokens - 1}", field=field)
 
-    def _enter(self, submit: Submit, submitted: float, guide: Guide | None = None) -> None:
-        sequence = self._sequence(submit, submitted, guide)
+    def _enter(self, submit: Submit, submitted: float, matcher: GrammarMatcher | None = None) -> None:
+        sequence = self._sequence(submit, submitted, matcher)
         self.scheduler.submit(sequence)
         self._sequences[submit.id] = sequence
         if submit.deadline_seconds is not None:
             self._deadlines.add(submitted + submit.deadline_seconds, submit.id, self._sequences)
 
-    def _compiled(self) -> list[Output]:
-        """Those whose grammar is ready enter; those whose grammar cannot be end. Waits only where there is nothing else to do."""
-        ended: list[Output] = []
-        for submit, submitted, future in self._compiling.ready(has_time=not self.scheduler.has_work):
+    def _admit_compiled(self) -> list[SequenceOutput]:
+        """Admits requests whose grammar is compiled, rejects those whose grammar failed. Blocks only if there is nothing else to do."""
+        ended: list[SequenceOutput] = []
+        for submit, submitted, future in self._compiling.ready(may_wait=not self.scheduler.has_work):
             try:
-                self._enter(submit, submitted, compiled_of(future).guide(submit.stop_token_ids))
+                self._enter(submit, submitted, compiled_of(future).matcher(submit.stop_token_ids))
             except Error as error:
-                ended.append(Output(submit.id, [], finish=self._never_began(submit, "error", error)))
+                ended.append(SequenceOutput(submit.id, [], finish=self._reject(submit, "error", error)))
         return ended
 
-    def _never_began(self, submit: Submit, reason: FinishReason, error: Error | None = None) -> Finish:
-        """Cancelled, or refused, which is no failure."""
+    def _reject(self, submit: Submit, reason: FinishReason, error: Error | None = None) -> Finish:
+        """Cancelled, or an invalid grammar: not counted as a failure."""
         self._totals.by_reason["cancelled"] += reason == "cancelled"
         usage = Usage(prompt_tokens=len(submit.token_ids), completion_tokens=0)
         if error is None:
@@ -192,18 +192,18 @@ class Engine:
         kind = type(error).__name__ if isinstance(error, BadInput) else BadInput.__name__
         return Finish(reason, usage, Timings(), None, str(error), kind, getattr(error, "field", ""))
 
-    def _sequence(self, submit: Submit, submitted: float, guide: Guide | None) -> EngineSequence:
+    def _sequence(self, submit: Submit, submitted: float, matcher: GrammarMatcher | None) -> EngineSequence:
         num_prompt = len(submit.token_ids)
-        room = max(self.limits.longest_sequence - num_prompt, 1)  # a prompt that leaves no room is refused for its length
+        room = max(self.limits.longest_sequence - num_prompt, 1)  # the scheduler rejects a prompt that leaves no room
         prompt_logprobs = None if submit.prompt_logprobs is None else [None] * num_prompt
-        drawing = self.sampler.drawing(submit.sampling, submit.token_ids, guide)
-        for token in submit.answered:
-            drawing.drawn(token)
-            _guided(guide, token, None)
-        asked = Asked(submit=submit, drawing=drawing, submitted=submitted, prompt_logprobs=prompt_logprobs)
+        state = self.sampler.new_state(submit.sampling, submit.token_ids, matcher)
+        for token in submit.generated:
+            state.record(token)
+            _advance_grammar(matcher, token, None)
+        request = RequestState(submit=submit, sampling_state=state, submitted=submitted, prompt_logprobs=prompt_logprobs)
         return EngineSequence(
             id=submit.id,
-            tokens=[*submit.token_ids, *submit.answered],
+            tokens=[*submit.token_ids, *submit.generated],
             num_prompt=num_prompt,
             max_tokens=room if submit.max_tokens is None else submit.max_tokens,
             stop_token_ids=frozenset(submit.stop_token_ids),
@@ -211,45 +211,45 @@ class Engine:
             owner=submit.owner,
             chain=submit.cache_salt,
             scored_from=None if submit.prompt_logprobs is None else submit.prompt_logprobs_start,
-            request=asked,
+            request=request,
         )
 
-    def _late(self) -> list[Output]:
-        """Whoever is past its deadline, waiting or running."""
-        passed = [self._sequences[number] for number in self._deadlines.passed(self._clock()) if number in self._sequences]
-        return [Output(sequence.id, [], finish=self._finish_late(sequence)) for sequence in passed]
+    def _expire(self) -> list[SequenceOutput]:
+        """Requests past their deadline, waiting or running."""
+        passed = [self._sequences[number] for number in self._deadlines.expired(self._clock()) if number in self._sequences]
+        return [SequenceOutput(sequence.id, [], finish=self._finish_expired(sequence)) for sequence in passed]
 
-    def _finish_late(self, sequence: EngineSequence) -> Finish:
-        return self._finish(sequence, "error", late_words(sequence.request.submit.deadline_seconds), LATE)
+    def _finish_expired(self, sequence: EngineSequence) -> Finish:
+        return self._finish(sequence, "error", timeout_message(sequence.request.submit.deadline_seconds), LATE)
 
-    def _mark_started(self, batch: Batch) -> None:
+    def _mark_started(self, batch: ScheduledBatch) -> None:
         for chunk in batch.chunks:
-            asked: Asked = chunk.sequence.request
-            if asked.started is None:
-                asked.started = self._clock()
-                if not asked.submit.answered:  # otherwise it was counted when it was first read
+            request: RequestState = chunk.sequence.request
+            if request.started is None:
+                request.started = self._clock()
+                if not request.submit.generated:  # otherwise the lost engine counted it
                     self._totals.prompt_tokens += chunk.sequence.num_prompt
 
-    def _chosen(self, batch: Batch) -> list[int | None] | None:
-        """Where all that is wanted of the step is the most likely tokens, the device finds them itself."""
+    def _device_tokens(self, batch: ScheduledBatch) -> list[int | None] | None:
+        """If the whole step is greedy the device selects the tokens itself."""
         for chunk in batch.chunks:
-            asked: Asked = chunk.sequence.request
-            if not chunk.sequence.max_tokens or not asked.drawing.is_plain:
+            request: RequestState = chunk.sequence.request
+            if not chunk.sequence.max_tokens or not request.sampling_state.is_argmax:
                 return None
-            if asked.submit.logprobs is not None or asked.submit.prompt_logprobs is not None:
+            if request.submit.logprobs is not None or request.submit.prompt_logprobs is not None:
                 return None
-        return self.runner.next_tokens(batch.chunks, self._goes_on(batch))
+        return self.runner.next_tokens(batch.chunks, self._continues(batch))
 
-    def _goes_on(self, batch: Batch) -> bool:
-        """Whether, as far as can be known, the next step is of the same sequences."""
+    def _continues(self, batch: ScheduledBatch) -> bool:
+        """Whether the next step will probably have the same sequences."""
         return not self.scheduler.waiting and all(
             chunk.sequence.num_output + 1 < chunk.sequence.max_tokens for chunk in batch.chunks
         )
 
-    def _outputs(self, batch: Batch, logits: Tensor) -> list[Output]:
-        drawn: list[EngineSequence] = []
+    def _outputs(self, batch: ScheduledBatch, logits: Tensor) -> list[SequenceOutput]:
+        sampled: list[EngineSequence] = []
         rows: list[int] = []
-        ended: list[Output] = []
+        ended: list[SequenceOutput] = []
         row = 0
         for chunk in batch.chunks:
             row += chunk.num_logits
@@ -259,18 +259,18 @@ class Engine:
             if not chunk.is_sampled:
                 continue
             if sequence.max_tokens:
-                drawn.append(sequence)
+                sampled.append(sequence)
                 rows.append(row - 1)
-            else:  # only the prompt was asked about
+            else:  # a scoring request
                 finish = self._finish(sequence, "length")
-                ended.append(Output(sequence.id, [], prompt_logprobs=sequence.request.prompt_logprobs, finish=finish))
-        if not drawn:
+                ended.append(SequenceOutput(sequence.id, [], prompt_logprobs=sequence.request.prompt_logprobs, finish=finish))
+        if not sampled:
             return ended
-        return ended + self._drawn(drawn, logits if len(rows) == row else logits[rows])
+        return ended + self._sample(sampled, logits if len(rows) == row else logits[rows])
 
-    def _drawn(self, sequences: list[EngineSequence], logits: Tensor) -> list[Output]:
-        """The next token of each; `logits` has a row for each."""
-        tokens = self.sampler.sample(logits, [sequence.request.drawing for sequence in sequences])
+    def _sample(self, sequences: list[EngineSequence], logits: Tensor) -> list[SequenceOutput]:
+        """The next token of each sequence; one row of logits each."""
+        tokens = self.sampler.sample(logits, [sequence.request.sampling_state for sequence in sequences])
         logprobs = self._logprobs(sequences, tokens, logits)
         return [
             self._output(sequence, token, logprobs.get(sequence.id, []))
@@ -280,7 +280,7 @@ class Engine:
     def _logprobs(
         self, sequences: list[EngineSequence], tokens: list[int | None], logits: Tensor
     ) -> dict[int, list[TokenLogprob]]:
-        """Of those who asked, by the number of their request; all rows at once."""
+        """By request ID, for the requests that want them; all rows at once."""
         rows = [
             (row, sequence, token)
             for row, (sequence, token) in enumerate(zip(sequences, tokens, strict=True))
@@ -296,39 +296,39 @@ class Engine:
             for (_, sequence, _), entry in zip(rows, found, strict=True)
         }
 
-    def _output(self, sequence: EngineSequence, token: int | None, logprobs: list[TokenLogprob]) -> Output:
-        asked: Asked = sequence.request
+    def _output(self, sequence: EngineSequence, token: int | None, logprobs: list[TokenLogprob]) -> SequenceOutput:
+        request: RequestState = sequence.request
         if token is None:
-            return Output(sequence.id, [], finish=self._failed(sequence))
-        asked.drawing.drawn(token)
+            return SequenceOutput(sequence.id, [], finish=self._failed(sequence))
+        request.sampling_state.record(token)
         self._totals.completion_tokens += 1
-        reason = _guided(asked.drawing.guide, token, self.scheduler.append(sequence, token))
-        prompt_logprobs = begun = None
-        if asked.first_token is None:
-            asked.first_token = self._clock()
-            prompt_logprobs, begun = asked.prompt_logprobs, _begun(sequence, asked.first_token)
+        reason = _advance_grammar(request.sampling_state.matcher, token, self.scheduler.append(sequence, token))
+        prompt_logprobs = prefill = None
+        if request.first_token is None:
+            request.first_token = self._clock()
+            prompt_logprobs, prefill = request.prompt_logprobs, _prefill_stats(sequence, request.first_token)
         finish = None if reason is None else self._finish(sequence, reason)
-        return Output(sequence.id, [token], logprobs, prompt_logprobs, begun, finish)
+        return SequenceOutput(sequence.id, [token], logprobs, prompt_logprobs, prefill, finish)
 
     def _score(self, chunk: Chunk, logits: Tensor) -> None:
         """Log-probabilities of the prompt tokens that follow the chunk's tokens."""
-        sequence, asked = chunk.sequence, chunk.sequence.request
+        sequence, request = chunk.sequence, chunk.sequence.request
         stop = min(chunk.stop, sequence.num_prompt - 1)
         if chunk.logits_from >= stop:
             return
         first, last = chunk.logits_from + 1, stop + 1
-        found = self.sampler.logprobs(logits[: last - first], sequence.tokens[first:last], asked.submit.prompt_logprobs)
-        asked.prompt_logprobs[first:last] = found
+        found = self.sampler.logprobs(logits[: last - first], sequence.tokens[first:last], request.submit.prompt_logprobs)
+        request.prompt_logprobs[first:last] = found
 
     def _failed(self, sequence: EngineSequence) -> Finish:
-        """No token could be drawn."""
-        guide = sequence.request.drawing.guide
-        if guide is not None and guide.error:
-            return self._finish(sequence, "error", guide.error, BadInput.__name__, "constraint")
-        return self._finish(sequence, "error", NOT_NUMBERS)
+        """No token could be sampled."""
+        matcher = sequence.request.sampling_state.matcher
+        if matcher is not None and matcher.error:
+            return self._finish(sequence, "error", matcher.error, BadInput.__name__, "constraint")
+        return self._finish(sequence, "error", BAD_LOGITS)
 
     def _finish(self, sequence: EngineSequence, reason: FinishReason, error: str = "", kind: str = "", field: str = "") -> Finish:
-        """Lets go of a sequence."""
+        """Removes a sequence."""
         self.scheduler.remove(sequence)
         del self._sequences[sequence.id]
         self._totals.by_reason[LATE if kind == LATE else reason] += 1
@@ -339,24 +339,24 @@ class Engine:
         return Finish(reason, usage, _timings(sequence.request, self._clock()), stop_token_id, error, kind, field)
 
 
-def _guided(guide: Guide | None, token: int, reason: FinishReason | None) -> FinishReason | None:
-    """A grammar that is complete ends an answer as a stop token does."""
-    if guide is None or reason == "stop":
+def _advance_grammar(matcher: GrammarMatcher | None, token: int, reason: FinishReason | None) -> FinishReason | None:
+    """Advances the grammar; a complete grammar ends the output like a stop token."""
+    if matcher is None or reason == "stop":
         return reason
-    guide.advance(token)
-    return "stop" if guide.is_complete else reason
+    matcher.advance(token)
+    return "stop" if matcher.is_complete else reason
 
 
-def _begun(sequence: EngineSequence, now: float) -> Begun:
+def _prefill_stats(sequence: EngineSequence, now: float) -> PrefillStats:
     timings = _timings(sequence.request, now)
-    return Begun(max(sequence.num_cached, 0), timings.queue_seconds, timings.prefill_seconds)
+    return PrefillStats(max(sequence.num_cached, 0), timings.queue_seconds, timings.prefill_seconds)
 
 
-def _timings(asked: Asked, now: float) -> Timings:
-    started = now if asked.started is None else asked.started
-    first = now if asked.first_token is None else asked.first_token
+def _timings(request: RequestState, now: float) -> Timings:
+    started = now if request.started is None else request.started
+    first = now if request.first_token is None else request.first_token
     return Timings(
-        queue_seconds=started - asked.submitted,
+        queue_seconds=started - request.submitted,
         prefill_seconds=first - started,
         decode_seconds=now - first,
     )

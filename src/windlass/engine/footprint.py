@@ -1,4 +1,4 @@
-"""Memory of the accelerators this process uses, cheap enough to be read every second. Host memory: `machine/memory.py`."""
+"""Memory of the accelerators this process uses; cheap enough to read every second. Host memory: `machine/memory.py`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from windlass.core.request import DeviceMemory
 
 
 def device_memory() -> tuple[DeviceMemory, ...]:
-    """Of devices that are in use here; asking never starts one."""
+    """Of devices in use; does not initialize CUDA."""
     if not torch.cuda.is_initialized():
         return ()
     return tuple(_of_device(number) for number in range(torch.cuda.device_count()) if torch.cuda.memory_reserved(number))

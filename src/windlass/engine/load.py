@@ -1,4 +1,4 @@
-"""From a launch description to an engine that is ready. What does not fit is said before anything large is read."""
+"""From a Launch to an engine that is ready. What does not fit is refused before anything large is read."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ Progress = Callable[[int, int], None]
 
 
 ShardOf = Callable[[ModelSpec, tuple[Rule, ...], Callable[[], Scheme]], ModelShard]
-"""Which part of a model is to be built; how it is stored, where that matters, has to be looked for."""
+"""Chooses the shard to build, from the spec, its rules and, on demand, the storage scheme."""
 
 
-class Built(NamedTuple):
+class LoadedDecoder(NamedTuple):
     decoder: Decoder
     weights_bytes: int
     stored_as: str
@@ -71,8 +71,8 @@ def load_model(launch: Launch, progress: Progress | None = None) -> tuple[Engine
 
 def build(
     launch: Launch, device: str, progress: Progress | None = None, shard_of: ShardOf = lambda *_: WHOLE, parts: str = ""
-) -> Built:
-    """`parts`: a folder with what a shard needs of the checkpoint, to be read instead of it."""
+) -> LoadedDecoder:
+    """`parts`: a folder of received weight slices, read instead of the checkpoint."""
     if launch.kv_type not in KV_DTYPES:
         raise UnknownName("KV type", launch.kv_type, KV_DTYPES)
     if launch.random_weights is not None:
@@ -83,7 +83,7 @@ def build(
     return built
 
 
-def _from_checkpoint(launch: Launch, device: str, progress: Progress | None, shard_of: ShardOf, parts: str) -> Built:
+def _from_checkpoint(launch: Launch, device: str, progress: Progress | None, shard_of: ShardOf, parts: str) -> LoadedDecoder:
     opened = open_partial(Path(parts)) if parts else open_model(Path(launch.model))
     try:
         dtype = torch.float32 if launch.exact else None
@@ -103,12 +103,12 @@ def _from_checkpoint(launch: Launch, device: str, progress: Progress | None, sha
         check_weights(opened.spec.name, weights_bytes, free_bytes(device))
         stored_as = "fp32" if launch.exact else _most_of(weights.storage())
         decoder = Decoder(opened.spec, weights, _context(opened.spec, launch), shard=shard)
-        return Built(decoder, weights_bytes, stored_as, device)
+        return LoadedDecoder(decoder, weights_bytes, stored_as, device)
     finally:
         opened.store.close()
 
 
-def _random(launch: Launch, asked: RandomInit, device: str, shard_of: ShardOf) -> Built:
+def _random(launch: Launch, asked: RandomInit, device: str, shard_of: ShardOf) -> LoadedDecoder:
     spec = describe(asked.config, launch.model)
     check_runnable(spec)
     how = scheme(asked.scheme, asked.group, launch.kv_type)
@@ -126,21 +126,21 @@ def _random(launch: Launch, asked: RandomInit, device: str, shard_of: ShardOf) -
         device=device,
         tiled=shard.is_whole and _tiled(spec, launch.kv_type, device),
     )
-    return Built(Decoder(spec, weights, _context(spec, launch), shard=shard), weights_bytes, how.name, device)
+    return LoadedDecoder(Decoder(spec, weights, _context(spec, launch), shard=shard), weights_bytes, how.name, device)
 
 
 def _tiled(spec: ModelSpec, kv: str, device: str) -> bool:
-    """Whether the kernels written for one generation of GPUs (Hopper) can run the whole model there."""
+    """Whether the fused Hopper kernels can run the whole model on this device."""
     if _kind(device) != "cuda" or torch.version.hip is not None or torch.cuda.get_device_capability(device)[0] != HOPPER:
         return False
     return kv == "bf16" and not unsupported(spec)
 
 
 def _context(spec: ModelSpec, launch: Launch) -> int | None:
-    """Refused before anything large is read."""
+    """Checked before anything large is read."""
     if launch.context_tokens is not None and launch.context_tokens > spec.context_tokens:
         raise BadInput(
-            f"a context of {launch.context_tokens:,} tokens, where {spec.name or 'the model'} has {spec.context_tokens:,}; ask for less"
+            f"--context {launch.context_tokens:,} exceeds the {spec.context_tokens:,} tokens of {spec.name or 'the model'}; lower it"
         )
     return launch.context_tokens
 
@@ -154,7 +154,7 @@ def make_engine(
     record: bool = True,
     runner: type[Runner] = Runner,
 ) -> Engine:
-    """`cache_share`: of the keys and values of a token, what this rank keeps."""
+    """`cache_share`: the fraction of a token's KV bytes that this rank holds."""
     spec, num_sequences = decoder.spec, launch.max_sequences or MAX_SEQUENCES
     free = int(free_bytes(device) / cache_share)
     kv_bytes = cache_bytes(spec, launch.kv_type, launch.context_tokens, num_sequences, launch.kv_bytes, free)
@@ -166,7 +166,7 @@ def make_engine(
         num_sequences=num_sequences,
         step_tokens=launch.max_step_tokens or STEP_TOKENS.get(_kind(device), OTHER_STEP_TOKENS),
         model_context=decoder.context_tokens,
-        room_ahead=_kind(device) == "cuda",
+        lookahead=_kind(device) == "cuda",
     )
     spare = int(_kind(device) == "cuda")  # see Runner
     caches = decoder.make_caches(limits.num_blocks + spare, KV_DTYPES[launch.kv_type], device)
@@ -174,7 +174,7 @@ def make_engine(
     return Engine(decoder, caches, limits, num_tokens, device=device, record=record, runner=runner)
 
 
-def make_info(launch: Launch, engine: Engine, built: Built, device: str, seconds: float) -> Info:
+def make_info(launch: Launch, engine: Engine, built: LoadedDecoder, device: str, seconds: float) -> Info:
     spec, runner = built.decoder.spec, engine.runner
     return Info(
         model=spec.name,
@@ -188,12 +188,12 @@ def make_info(launch: Launch, engine: Engine, built: Built, device: str, seconds
         weights_bytes=built.weights_bytes,
         kv_bytes=engine.limits.num_blocks * block_bytes(spec, launch.kv_type),
         load_seconds=seconds,
-        details={"steps": runner.how},
+        details={"steps": runner.mode},
     )
 
 
 def chosen_device(asked: str) -> str:
-    """`auto` takes a GPU where PyTorch sees one."""
+    """`auto` takes a GPU if PyTorch sees one."""
     if asked == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     kind = _kind(asked)
@@ -217,18 +217,18 @@ def _kind(device: str) -> str:
 
 
 def _most_of(storage: dict[str, int]) -> str:
-    """How most of the bytes are stored."""
+    """The scheme that stores most bytes."""
     return max(storage, key=storage.__getitem__, default="")
 
 
 def _planned_bytes(table: tuple[Rule, ...], how: Scheme) -> int:
-    """As conversion would store them."""
+    """As `windlass convert` would store them."""
     held = [rule for rule in table if rule.part is ModelPart.MAIN and rule.copy_of is None]
     return sum(_rule_bytes(rule, how) * rule.copies for rule in held)
 
 
 def _shard_bytes(spec: ModelSpec, table: tuple[Rule, ...], shard: ModelShard, how: Scheme) -> int:
-    """The same of what one rank holds of them; tables of the first or last stage are counted on all."""
+    """Of one rank; embedding and head are counted on every stage."""
     placement, (first, last) = shard.placement, shard.layers(spec)
     assert placement is not None
     experts = local_experts(placement, shard.layout, shard.tp_index)

@@ -1,4 +1,4 @@
-"""Commands in, steps, reports out: what an engine does all day, the same in a process of its own and in a thread."""
+"""The engine's main loop: commands in, steps, reports out."""
 
 from __future__ import annotations
 
@@ -9,47 +9,58 @@ import msgspec
 from windlass.core.request import Info
 from windlass.engine.engine import Engine
 from windlass.engine.footprint import device_memory
-from windlass.engine.protocol import AskInfo, Cancel, Command, Refused, Report, Stepped, Submit, Told, Vocabulary, describe_error
+from windlass.engine.protocol import (
+    Cancel,
+    Command,
+    InfoReply,
+    InfoRequest,
+    Report,
+    RequestRejected,
+    StepOutputs,
+    Submit,
+    TokenizerData,
+    describe_error,
+)
 from windlass.errors import Error
 from windlass.machine.memory import process_memory
 
 Take = Callable[[bool], "list[Command] | None"]
-"""Commands that have come; told to wait, at least one. None: there will be no more."""
+"""`take(wait)` -> commands that have arrived, at least one if `wait`; None: there will be no more."""
 Send = Callable[[Report], None]
 
 
-class Loop:
+class EngineLoop:
     def __init__(self, engine: Engine, info: Info, send: Send) -> None:
         self._engine, self._info, self._send = engine, info, send
 
     def run(self, take: Take) -> None:
-        """Until there are no more commands. Waits for them only while there is nothing to compute."""
+        """Until there are no more commands. Blocks for commands only while there is nothing to compute."""
         engine = self._engine
         while (commands := take(not engine.has_work)) is not None:
             for command in commands:
-                self._obey(command)
+                self._handle(command)
             if engine.has_work:
                 outputs = engine.step()
                 if outputs:
-                    self._send(Stepped(outputs))
+                    self._send(StepOutputs(outputs))
 
-    def _obey(self, command: Command) -> None:
+    def _handle(self, command: Command) -> None:
         match command:
             case Submit():
                 try:
                     self._engine.submit(command)
                 except Error as error:
-                    self._send(Refused(command.id, **describe_error(error)))
-            case Vocabulary():
-                self._engine.learn(command)
+                    self._send(RequestRejected(command.id, **describe_error(error)))
+            case TokenizerData():
+                self._engine.set_tokenizer(command)
             case Cancel():
                 output = self._engine.cancel(command.id)
                 if output is not None:
-                    self._send(Stepped([output]))
-            case AskInfo():
-                self._send(Told(command.id, self._info_now()))
+                    self._send(StepOutputs([output]))
+            case InfoRequest():
+                self._send(InfoReply(command.id, self._current_info()))
 
-    def _info_now(self) -> Info:
+    def _current_info(self) -> Info:
         stats = msgspec.structs.replace(
             self._engine.stats(), process_bytes=process_memory().resident_bytes, devices=device_memory()
         )

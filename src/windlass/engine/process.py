@@ -11,84 +11,81 @@ import select
 import signal
 import socket
 import sys
-import time
-from collections.abc import Callable
 from importlib import import_module
 
 import msgspec
 
 from windlass.core.launch import RankJob
-from windlass.engine.parent_death import die_with_parent, end_with
-from windlass.engine.protocol import Command, Failed, Loading, MessageReader, Ready, Report, describe_error, encode_frame
+from windlass.engine.progress import ThrottledProgress
+from windlass.engine.protocol import (
+    Command,
+    EngineFailed,
+    EngineReady,
+    LoadProgress,
+    MessageReader,
+    Report,
+    describe_error,
+    encode_frame,
+)
 from windlass.errors import Error
+from windlass.machine.parent_death import exit_on_close, kill_with_parent
 
 SECONDS_BETWEEN_PROGRESS = 0.05
 RECEIVE_BYTES = 2**18
 
 
 def main() -> int:
-    die_with_parent()
+    kill_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the client, which cancels or closes
     connection = socket.socket(fileno=int(sys.argv[1]))
-    end_with(connection.fileno())
+    exit_on_close(connection.fileno())
     job = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=RankJob)
     try:
         _serve(job, connection)
     except (BrokenPipeError, ConnectionResetError):  # the client is gone
         return 0
     except Error as error:
-        connection.sendall(encode_frame(Failed(**describe_error(error))))
+        connection.sendall(encode_frame(EngineFailed(**describe_error(error))))
         return error.exit_code
     except Exception as error:  # noqa: BLE001 - the outermost edge: report it and exit
         import traceback
 
         traceback.print_exc()
-        connection.sendall(encode_frame(Failed(**describe_error(error))))
+        connection.sendall(encode_frame(EngineFailed(**describe_error(error))))
         return 1
     return 0
 
 
 def _serve(job: RankJob, connection: socket.socket) -> None:
-    from windlass.engine.loop import Loop
+    from windlass.engine.loop import EngineLoop
 
     def send(report: Report) -> None:
         connection.sendall(encode_frame(report))
 
     module, _, function = job.launch.loader.partition(":")
-    engine, info = getattr(import_module(module), function)(job, _Progress(send))
+    engine, info = getattr(import_module(module), function)(
+        job, ThrottledProgress(lambda done, total: send(LoadProgress(done, total)), SECONDS_BETWEEN_PROGRESS)
+    )
     gc.collect()
     gc.freeze()  # what is loaded stays: collections need not scan it again
-    send(Ready(info))
-    Loop(engine, info, send).run(_Inbox(connection).take)
+    send(EngineReady(info))
+    EngineLoop(engine, info, send).run(_Inbox(connection).take)
 
 
 class _Inbox:
     def __init__(self, connection: socket.socket) -> None:
-        self._connection, self._frames = connection, MessageReader()
+        self._connection, self._reader = connection, MessageReader()
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
 
     def take(self, wait: bool) -> list[Command] | None:
-        found: list[Command] = []
-        while (wait and not found) or self._poll.poll(0):
+        commands: list[Command] = []
+        while (wait and not commands) or self._poll.poll(0):
             data = self._connection.recv(RECEIVE_BYTES)
             if not data:
                 return None
-            found += self._frames.commands(data)
-        return found
-
-
-class _Progress:
-    """Reports at most a few times a second."""
-
-    def __init__(self, send: Callable[[Report], None]) -> None:
-        self._send, self._last = send, 0.0
-
-    def __call__(self, done_bytes: int, total_bytes: int) -> None:
-        now = time.monotonic()
-        if done_bytes >= total_bytes or now - self._last > SECONDS_BETWEEN_PROGRESS:
-            self._last = now
-            self._send(Loading(done_bytes, total_bytes))
+            commands += self._reader.commands(data)
+        return commands
 
 
 if __name__ == "__main__":

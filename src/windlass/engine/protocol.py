@@ -19,14 +19,14 @@ from windlass.parallel.group import GroupLost
 MAX_MESSAGE_BYTES = 2**30
 
 
-class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class EngineMessage(msgspec.Struct, frozen=True, array_like=True, tag=True):
     pass
 
 
 # --- to the engine
 
 
-class Submit(Message, frozen=True):
+class Submit(EngineMessage, frozen=True):
     id: int
     token_ids: list[int]
     sampling: Sampling = Sampling()
@@ -38,30 +38,30 @@ class Submit(Message, frozen=True):
     prompt_logprobs_start: int = 0
     cache_salt: str = ""
     grammar: str = ""
-    """In llguidance's form; empty: any answer will do. A `Vocabulary` must have come before."""
+    """In llguidance's format; empty: unconstrained. Needs TokenizerData first."""
     deadline_seconds: float | None = None
-    """From when it arrives."""
+    """Counted from arrival."""
     owner: str = ""
-    answered: list[int] = []
-    """Tokens of the answer that were given out before, by an engine that was lost: this one takes them for its own and goes on after them."""
+    generated: list[int] = []
+    """Output tokens that an engine which was lost had already returned; this one continues after them."""
 
 
-class Vocabulary(Message, frozen=True):
-    """What the tokens say, for grammars: once in an engine's life, before the first request that needs it."""
+class TokenizerData(EngineMessage, frozen=True):
+    """The tokenizer, for grammars: sent once per engine, before the first request that needs it."""
 
     tokenizer_json: str
     stop_token_ids: list[int] = []
 
 
-class Cancel(Message, frozen=True):
+class Cancel(EngineMessage, frozen=True):
     id: int
 
 
-class AskInfo(Message, frozen=True):
+class InfoRequest(EngineMessage, frozen=True):
     id: int
 
 
-Command = Submit | Vocabulary | Cancel | AskInfo
+Command = Submit | TokenizerData | Cancel | InfoRequest
 
 
 # --- from the engine
@@ -72,39 +72,39 @@ class Finish(msgspec.Struct, frozen=True, array_like=True):
     usage: Usage
     timings: Timings
     stop_token_id: int | None = None
-    """None where a grammar or the length ended it."""
+    """None if a grammar or the length ended it."""
     error: str = ""
     error_kind: str = ""
-    """`Late` or the name of a class in windlass.errors; empty: the engine's own failure."""
+    """`Late`, or the name of a class in windlass.errors; empty: an engine failure."""
     error_field: str = ""
     """Of a BadInput."""
 
 
-class Begun(msgspec.Struct, frozen=True, array_like=True):
-    """What is known with the first token."""
+class PrefillStats(msgspec.Struct, frozen=True, array_like=True):
+    """Sent with the first token."""
 
     cached_tokens: int
     queue_seconds: float
     prefill_seconds: float
 
 
-class Output(msgspec.Struct, frozen=True, array_like=True):
-    """What a step brought to one sequence."""
+class SequenceOutput(msgspec.Struct, frozen=True, array_like=True):
+    """Output of one step for one sequence."""
 
     id: int
     token_ids: list[int]
     logprobs: list[TokenLogprob] = []
     prompt_logprobs: list[TokenLogprob | None] | None = None
-    begun: Begun | None = None
+    prefill: PrefillStats | None = None
     finish: Finish | None = None
 
 
-class Stepped(Message, frozen=True):
-    outputs: list[Output]
+class StepOutputs(EngineMessage, frozen=True):
+    outputs: list[SequenceOutput]
 
 
-class Refused(Message, frozen=True):
-    """A request that cannot be: the engine goes on."""
+class RequestRejected(EngineMessage, frozen=True):
+    """An invalid request; the engine continues."""
 
     id: int
     kind: str
@@ -113,24 +113,24 @@ class Refused(Message, frozen=True):
     field: str = ""
 
 
-class Loading(Message, frozen=True):
+class LoadProgress(EngineMessage, frozen=True):
     done_bytes: int
     total_bytes: int
 
 
-class Ready(Message, frozen=True):
+class EngineReady(EngineMessage, frozen=True):
     info: Info
 
 
-class Told(Message, frozen=True):
-    """To AskInfo."""
+class InfoReply(EngineMessage, frozen=True):
+    """Reply to InfoRequest."""
 
     id: int
     info: Info
 
 
-class Failed(Message, frozen=True):
-    """The last message: the engine could not be made, or broke."""
+class EngineFailed(EngineMessage, frozen=True):
+    """The last message: the engine could not be loaded, or failed."""
 
     kind: str
     message: str
@@ -138,12 +138,12 @@ class Failed(Message, frozen=True):
     field: str = ""
 
 
-Report = Stepped | Refused | Loading | Ready | Told | Failed
+Report = StepOutputs | RequestRejected | LoadProgress | EngineReady | InfoReply | EngineFailed
 
 
-# --- errors across the border
+# --- errors between processes
 
-_WHOLE = {kind.__name__: kind for kind in (errors.BadConfig, errors.Impossible, errors.TooLong)}
+_WITH_MESSAGE = {kind.__name__: kind for kind in (errors.BadConfig, errors.Impossible, errors.TooLong)}
 
 
 def describe_error(error: BaseException) -> dict[str, Any]:
@@ -162,35 +162,35 @@ def _first_line(error: BaseException) -> str:
     return (str(error).splitlines() or ["no reason given"])[0][:300]
 
 
-def as_error(told: Refused | Failed) -> errors.Error:
-    """What was raised there, to be raised here; what is not the user's to mend is the engine's failure."""
-    if told.kind == "DoesNotFit":
-        return errors.DoesNotFit(told.message, told.short_bytes)
-    if told.kind == Busy.__name__:
-        return Busy(told.message)
-    kind: Any = getattr(errors, told.kind, None) if told.kind else None
+def as_error(failure: RequestRejected | EngineFailed) -> errors.Error:
+    """The error raised in the engine, to be raised here; anything but a user error is an engine failure."""
+    if failure.kind == "DoesNotFit":
+        return errors.DoesNotFit(failure.message, failure.short_bytes)
+    if failure.kind == Busy.__name__:
+        return Busy(failure.message)
+    kind: Any = getattr(errors, failure.kind, None) if failure.kind else None
     if not isinstance(kind, type) or not issubclass(kind, errors.Error):
-        return Unavailable(f"the engine failed: {told.message}")
-    return errors.Error(told.message) if kind is errors.Error else _bad_input(told.kind, told.message, told.field)
+        return Unavailable(f"the engine failed: {failure.message}")
+    return errors.Error(failure.message) if kind is errors.Error else _bad_input(failure.kind, failure.message, failure.field)
 
 
 def _bad_input(kind: str, message: str, field: str) -> errors.BadInput:
-    """Some errors are made of parts; their message already says all of them."""
-    made = _WHOLE.get(kind, errors.BadInput)
-    return made(message, field=field)
+    """Classes whose constructor builds a message become BadInput: the message is complete already."""
+    kind_class = _WITH_MESSAGE.get(kind, errors.BadInput)
+    return kind_class(message, field=field)
 
 
-def late_words(seconds: float | None) -> str:
-    return f"the answer was not whole after {seconds or 0:.3g} s, its deadline; allow more time, or ask for fewer tokens"
+def timeout_message(seconds: float | None) -> str:
+    return f"request timed out after {seconds or 0:.3g} s; raise the timeout or lower max_tokens"
 
 
 def finish_error(finish: Finish) -> errors.Error:
-    """Of a request that ended with one."""
+    """The error of a request that finished with reason `error`."""
     if finish.error_kind == Late.__name__:
         return Late(finish.error)
     if finish.error_kind:
         return _bad_input(finish.error_kind, finish.error, finish.error_field)
-    return Broken(f"the answer could not be computed: {finish.error}")
+    return Broken(f"the request failed: {finish.error}")
 
 
 # --- on a socket
@@ -205,7 +205,7 @@ def encode_frame(message: Command | Report) -> bytes:
 
 
 class MessageReader:
-    """Bytes as they arrive to whole messages."""
+    """Splits a byte stream into messages."""
 
     def __init__(self) -> None:
         self._frames = FrameReader(MAX_MESSAGE_BYTES)

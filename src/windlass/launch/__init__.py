@@ -1,1 +1,1 @@
-"""From a Plan to running processes. Each way to start something is a pure `render` and, where we start it ourselves, a small rest."""
+"""From a Plan to running processes: ssh and vLLM. A pure `render` makes the command; the rest runs it."""

@@ -1,14 +1,13 @@
-"""Stands between us and a program that is not ours, so that it and all it started end with us: `python -m windlass.launch.guard WORD...`.
+"""Runs another program so that it and all its children end with us: `python -m windlass.launch.guard PROGRAM ARGUMENT...`.
 
-The program gets a process group of its own, so that Ctrl-C in a terminal does not reach it. When standard input closes (whoever
-holds the other end ended, in whatever way) the group is asked to end, and after a while made to. Its children that outlive it are
-ended too. The exit status is the program's. Knows no program.
+The program gets its own process group, so Ctrl-C in a terminal does not reach it. When standard input closes, because the process at the
+other end ended, the group gets SIGTERM, and SIGKILL after a timeout. Children that outlive the program are ended too. The exit status is
+the program's.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import select
 import signal
@@ -17,35 +16,35 @@ import sys
 import time
 from collections.abc import Callable
 
+from windlass.machine.parent_death import adopt_orphans, kill_with_parent
+
 SECONDS_TO_END = 5.0
-"""vLLM that serves ends in less than one; while it loads it does not listen to signals."""
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-"""linux/prctl.h"""
+"""A serving vLLM ends in less than one second; while it loads it ignores signals."""
 
 
 def main(argv: list[str]) -> int:
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(name, signal.SIG_IGN)  # only the end of standard input counts
-    _prctl(PR_SET_CHILD_SUBREAPER, 1)  # grandchildren whose parent died become ours, and are waited for
+        signal.signal(name, signal.SIG_IGN)  # only the end of standard input ends the guard
+    adopt_orphans()
     try:
         program = subprocess.Popen(argv, stdin=subprocess.DEVNULL, process_group=0, preexec_fn=_in_child)
     except OSError as error:
-        print(f"{argv[0]} cannot be started: {error.strerror}", file=sys.stderr, flush=True)
+        print(f"cannot start {argv[0]}: {error.strerror}", file=sys.stderr, flush=True)
         return 127
-    asked = _wait(program)
-    _end(program, asked)
+    input_closed = _wait(program)
+    _end(program, input_closed)
     return program.returncode if program.returncode >= 0 else 128 - program.returncode
 
 
 def _in_child() -> None:
-    """Ignored signals stay ignored across exec; and should this guard be killed outright, Linux tells the program."""
+    """Ignored signals would stay ignored across exec. If this guard is killed, Linux sends the program SIGTERM."""
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(name, signal.SIG_DFL)
-    _prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    kill_with_parent(signal.SIGTERM)
 
 
-def _woken(number: int, frame: object) -> None:
-    """A signal with a handler writes to the pipe; one without does not."""
+def _ignore(number: int, frame: object) -> None:
+    """Without a handler a signal does not write to the wakeup pipe."""
 
 
 def _wait(program: subprocess.Popen[bytes]) -> bool:
@@ -53,7 +52,7 @@ def _wait(program: subprocess.Popen[bytes]) -> bool:
     waker, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)
-    signal.signal(signal.SIGCHLD, _woken)
+    signal.signal(signal.SIGCHLD, _ignore)
     while program.poll() is None:
         ready, _, _ = select.select([sys.stdin, waker], [], [], 1.0)
         if waker in ready:
@@ -63,9 +62,9 @@ def _wait(program: subprocess.Popen[bytes]) -> bool:
     return False
 
 
-def _end(program: subprocess.Popen[bytes], asked: bool) -> None:
-    """The group, first gently. What is left of a program that ended by itself has nothing to put in order."""
-    if asked:
+def _end(program: subprocess.Popen[bytes], input_closed: bool) -> None:
+    """SIGTERM first, unless the program ended by itself; then SIGKILL for what is left of its group."""
+    if input_closed:
         _signal_group(program.pid, signal.SIGTERM)
         _until(lambda: program.poll() is not None and not _group_lives(program.pid), SECONDS_TO_END)
     _signal_group(program.pid, signal.SIGKILL)
@@ -81,7 +80,7 @@ def _until(done: Callable[[], bool], seconds: float) -> None:
 
 
 def _reap() -> None:
-    """Grandchildren that became ours. It may take the program's own status, which nobody asks for once it was told to end."""
+    """Waits for adopted grandchildren. It may take the program's own status, which is not needed after SIGTERM."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -98,12 +97,6 @@ def _group_lives(group: int) -> bool:
 def _signal_group(group: int, name: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(group, name)
-
-
-def _prctl(option: int, value: int) -> None:
-    found = getattr(ctypes.CDLL(None), "prctl", None)
-    if found is not None:
-        found(option, value)
 
 
 if __name__ == "__main__":

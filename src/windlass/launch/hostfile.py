@@ -1,4 +1,4 @@
-"""A hostfile: one machine a line, as ssh knows it, and what differs there. Pure; knows no ssh and no worker.
+"""Parses a hostfile: one machine per line, as ssh knows it, with options. Pure.
 
 # name [key=value ...]
 10.0.0.7
@@ -21,27 +21,27 @@ from windlass.errors import BadInput, UnknownName
 
 PORT = 9998
 _TARGET = re.compile(r"(?:[A-Za-z0-9_.][\w.+-]*@)?(?:[A-Za-z0-9_][\w.-]*|\[[0-9A-Fa-f:.]+\])")
-"""Never anything that ssh would take for an option."""
+"""Nothing that ssh would take for an option."""
 _PATHS = ("python", "cache", "model_dir", "secret_file")
 
 
-class Host(Frozen):
+class SshHost(Frozen):
     name: str
     """For ssh: `box2`, `ada@10.0.0.7`."""
     address: str = ""
-    """Where the root reaches it; empty: the name, without the user."""
+    """Where the root reaches it; empty: the name without the user."""
     port: int = PORT
-    """That the worker listens on."""
+    """Of the worker."""
     ssh_port: int | None = None
     python: str = ""
-    """The interpreter there that has Windlass; empty: that of the launch."""
+    """The interpreter that has Windlass there; empty: that of --python."""
     interface: str = ""
     device: str = ""
     cache: str = ""
     cache_size: str = ""
     model_dir: str = ""
     secret_file: str = ""
-    """A file there; empty: the secret is handed over through ssh."""
+    """A file on that machine; empty: the secret is sent through ssh."""
 
     @property
     def reached_at(self) -> str:
@@ -53,24 +53,24 @@ class Host(Frozen):
         return join_address(self.reached_at, self.port)
 
 
-KEYS = tuple(field.name for field in msgspec.structs.fields(Host) if field.name != "name")
+KEYS = tuple(field.name for field in msgspec.structs.fields(SshHost) if field.name != "name")
 
 
 def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def parse_hostfile(text: str, source: str = "the hostfile") -> tuple[Host, ...]:
-    """Refuses what it does not understand, with the line."""
+def parse_hostfile(text: str, source: str = "the hostfile") -> tuple[SshHost, ...]:
+    """Errors name the line."""
     hosts = [_host(words, f"{source}, line {number}") for number, words in _lines(text, source)]
     if not hosts:
-        raise BadInput(f"{source} names no machine; write one a line, as ssh knows it")
+        raise BadInput(f"{source} names no machine; write one per line, as ssh knows it")
     _check_different(hosts, source)
     return tuple(hosts)
 
 
-def workers_of(hosts: Sequence[Host]) -> str:
-    """For the root: `--workers` of all."""
+def workers_of(hosts: Sequence[SshHost]) -> str:
+    """The value of --workers."""
     return ",".join(host.worker for host in hosts)
 
 
@@ -80,16 +80,16 @@ def _lines(text: str, source: str) -> list[tuple[int, list[str]]]:
         try:
             words = shlex.split(line, comments=True)
         except ValueError as error:
-            raise BadInput(f"{source}, line {number}: {error}; quotes come in pairs") from None
+            raise BadInput(f"{source}, line {number}: {error}; close the quote") from None
         if words:
             found.append((number, words))
     return found
 
 
-def _host(words: list[str], where: str) -> Host:
+def _host(words: list[str], where: str) -> SshHost:
     name, *rest = words
     if not _TARGET.fullmatch(name):
-        raise BadInput(f"{where}: {name!r} is no machine's name; write NAME, USER@NAME or an address, then key=value")
+        raise BadInput(f"{where}: {name!r} is not a host; write NAME, USER@NAME or an address, then key=value")
     values: dict[str, Any] = {}
     for word in rest:
         key, equals, value = word.partition("=")
@@ -98,9 +98,9 @@ def _host(words: list[str], where: str) -> Host:
         if key not in KEYS:
             raise UnknownName(f"key in {where}", key, KEYS)
         if key in values:
-            raise BadInput(f"{where}: {key} stands there twice")
+            raise BadInput(f"{where}: {key} is given twice")
         values[key] = _port(value, f"{where}: {key}") if key.endswith("port") else value
-    return _checked(Host(name=name, **values), where)
+    return _checked(SshHost(name=name, **values), where)
 
 
 def _port(text: str, what: str) -> int:
@@ -109,17 +109,17 @@ def _port(text: str, what: str) -> int:
     return int(text)
 
 
-def _checked(host: Host, where: str) -> Host:
+def _checked(host: SshHost, where: str) -> SshHost:
     for key in _PATHS:
         if "\0" in getattr(host, key) or getattr(host, key).startswith("-"):
-            raise BadInput(f"{where}: {key} is {getattr(host, key)!r}, which is no path")
+            raise BadInput(f"{where}: {key} is {getattr(host, key)!r}, which is not a path")
     if host.address and not _is_address(host.address):
         raise BadInput(f"{where}: address is {host.address!r}; write a name, or an address without brackets and port")
     return host
 
 
 def _is_address(text: str) -> bool:
-    """A name, or what IPv4 and IPv6 write."""
+    """A host name, IPv4 or IPv6."""
     if ":" not in text:
         return re.fullmatch(r"[A-Za-z0-9_][\w.-]*", text) is not None
     try:
@@ -129,7 +129,7 @@ def _is_address(text: str) -> bool:
     return True
 
 
-def _check_different(hosts: Sequence[Host], source: str) -> None:
+def _check_different(hosts: Sequence[SshHost], source: str) -> None:
     seen: set[str] = set()
     for host in hosts:
         if host.worker in seen:

@@ -1,7 +1,7 @@
-"""Workers on other machines by ssh: the command for each (pure), and a life in which they are started, listened to and ended.
+"""Workers on other machines by ssh: the command for each (pure), and a supervisor that starts, watches and ends it.
 
-A worker lives as long as its ssh connection: over there a guard stands in front of it whose standard input is the connection. So nothing is
-left behind, whether the launch is interrupted, killed, or the network goes. The secret goes through the connection, into a file that is
+A worker lives as long as its ssh connection: on the remote side it runs under a guard whose standard input is the connection. So nothing
+is left behind if the launch is interrupted or killed, or the network fails. The secret goes through the connection into a file that is
 removed with the worker; it is in no command line.
 """
 
@@ -17,18 +17,18 @@ from collections.abc import Callable, Sequence
 
 from windlass.launch.command import Command
 from windlass.launch.guard import SECONDS_TO_END
-from windlass.launch.hostfile import Host, join_address
+from windlass.launch.hostfile import SshHost, join_address
 
 LISTENS = "listens at"
-"""What a worker says when it can be reached."""
+"""In the worker's log line once it accepts connections."""
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 30.0
-SECONDS_OF_PEACE = 60.0
-"""A worker that has lived so long is started anew at once."""
-NO_CONNECTION = 255
-"""ssh's own exit status."""
+STABLE_SECONDS = 60.0
+"""After so long the restart backoff is reset."""
+SSH_FAILED = 255
+"""ssh's exit status for its own errors."""
 
-# A shell of any kind is given one line; it starts this. `read` takes no byte more than the line, so the guard gets the rest of standard input:
-# nothing, and its end. Signals are for the guard, which ignores them: the folder is removed when it has ended.
+# The remote login shell, of any kind, runs this with sh. `read` consumes only its line, so the guard gets the rest of standard input:
+# nothing, then end of file. The traps keep the shell alive until the guard has ended, so that the folder is removed.
 WITH_SECRET = """
 folder=$(mktemp -d) || exit 1
 trap 'rm -rf "$folder"' EXIT
@@ -43,12 +43,12 @@ python=$1; shift
 exec "$python" -P -m windlass.launch.guard "$python" -P -m windlass worker "$@"
 """
 
-Told = Callable[[str, str], None]
-"""Is given the name of a host and a line about it."""
+Notify = Callable[[str, str], None]
+"""(host, line)"""
 
 
-def render(host: Host, python: str = "", ssh: Sequence[str] = ("ssh",)) -> Command:
-    """`python`: where the hostfile names none; empty: the path that Python has here."""
+def render(host: SshHost, python: str = "", ssh: Sequence[str] = ("ssh",)) -> Command:
+    """`python`: if the hostfile names none; empty: the path of this interpreter."""
     options = [
         "-T",
         "-o",
@@ -63,12 +63,12 @@ def render(host: Host, python: str = "", ssh: Sequence[str] = ("ssh",)) -> Comma
     if host.ssh_port is not None:
         options += ["-p", str(host.ssh_port)]
     script = WITHOUT_SECRET if host.secret_file else WITH_SECRET
-    there = ["sh", "-c", script.strip(), "windlass-worker", host.python or python or sys.executable, *worker_words(host)]
+    there = ["sh", "-c", script.strip(), "windlass-worker", host.python or python or sys.executable, *worker_arguments(host)]
     return Command(argv=(*ssh, *options, "--", host.name, shlex.join(there)), env={})
 
 
-def worker_words(host: Host) -> list[str]:
-    """Of `windlass worker`, but for a secret that is handed over."""
+def worker_arguments(host: SshHost) -> list[str]:
+    """Options of `windlass worker`, without a secret that is sent through ssh."""
     options = (
         ("--secret-file", host.secret_file),
         ("--interface", host.interface),
@@ -81,18 +81,18 @@ def worker_words(host: Host) -> list[str]:
     return ["--listen", join_address(host.reached_at, host.port), *given]
 
 
-class Launched:
-    """The worker of one host, started again whenever it ends. A thread of its own follows it."""
+class RemoteWorker:
+    """The worker of one host, restarted whenever it ends, watched by a thread."""
 
-    def __init__(self, host: Host, command: Command, secret: str, told: Told) -> None:
-        self.host, self._command, self._secret, self._told = host, command, secret, told
+    def __init__(self, host: SshHost, command: Command, secret: str, notify: Notify) -> None:
+        self.host, self._command, self._secret, self._notify = host, command, secret, notify
         self.is_up = threading.Event()
-        """It listens, or has: what fails before is not tried again."""
+        """It accepted connections once; before that a failure is final."""
         self.failed = ""
         self._ending = threading.Event()
-        self._changing = threading.Lock()
+        self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
-        self._thread = threading.Thread(target=self._live, daemon=True)
+        self._thread = threading.Thread(target=self._supervise, daemon=True)
         self._thread.start()
 
     @property
@@ -100,15 +100,15 @@ class Launched:
         return self._thread.is_alive()
 
     def end(self) -> None:
-        """Asks; `wait` waits. The connection's input closes, and with it the worker."""
-        with self._changing:
+        """Closes the connection's input, which ends the worker; `wait` waits for it."""
+        with self._lock:
             self._ending.set()
             if self._process is not None and self._process.stdin is not None:
                 with contextlib.suppress(OSError):
                     self._process.stdin.close()
 
     def wait(self) -> bool:
-        """Whether it ended as it should: a host that cannot be reached any more cannot say so."""
+        """Whether it ended in order; False: the host does not answer, and ssh was killed."""
         self._thread.join(2 * SECONDS_TO_END + 5)
         if self._thread.is_alive() and self._process is not None:
             self._process.kill()
@@ -116,32 +116,32 @@ class Launched:
             return False
         return True
 
-    def _live(self) -> None:
+    def _supervise(self) -> None:
         pause = FIRST_PAUSE_SECONDS
         while not self._ending.is_set():
             began = time.monotonic()
-            status, words = self._once()
+            status, last_line = self._connect_once()
             if self._ending.is_set():
                 return
             if not self.is_up.is_set():
-                self.failed = why(status, words, self._command)
+                self.failed = exit_reason(status, last_line, self._command)
                 return
-            pause = FIRST_PAUSE_SECONDS if time.monotonic() - began > SECONDS_OF_PEACE else min(2 * pause, LONGEST_PAUSE_SECONDS)
-            self._told(self.host.name, f"{why(status, words, self._command)}; started again in {pause:.0f} s")
+            pause = FIRST_PAUSE_SECONDS if time.monotonic() - began > STABLE_SECONDS else min(2 * pause, LONGEST_PAUSE_SECONDS)
+            self._notify(self.host.name, f"{exit_reason(status, last_line, self._command)}; restarting in {pause:.0f} s")
             self._ending.wait(pause)
 
-    def _once(self) -> tuple[int, str]:
-        """One connection, to its end: its status and last words."""
-        with self._changing:
+    def _connect_once(self) -> tuple[int, str]:
+        """One connection, to its end: ssh's exit status and the last line."""
+        with self._lock:
             if self._ending.is_set():
                 return 0, ""
             try:
                 self._process = _start(self._command)
             except OSError as error:
-                return 127, f"{self._command.argv[0]} cannot be started: {error.strerror}"
+                return 127, f"cannot start {self._command.argv[0]}: {error.strerror}"
         process = self._process
         assert process.stdin is not None and process.stderr is not None
-        with contextlib.suppress(OSError):  # a connection that is refused reads nothing
+        with contextlib.suppress(OSError):  # a refused connection reads nothing
             process.stdin.write("" if self.host.secret_file else f"{self._secret}\n")
             process.stdin.flush()
         last = ""
@@ -150,12 +150,12 @@ class Launched:
                 last = line.strip() or last
                 if LISTENS in line:
                     self.is_up.set()
-                self._told(self.host.name, line.rstrip())
+                self._notify(self.host.name, line.rstrip())
         return process.wait(), last
 
 
 def _start(command: Command) -> subprocess.Popen[str]:
-    """In a group of its own, so that Ctrl-C in a terminal is ours to pass on."""
+    """In its own process group, so that Ctrl-C does not reach ssh."""
     return subprocess.Popen(
         command.argv,
         stdin=subprocess.PIPE,
@@ -167,13 +167,10 @@ def _start(command: Command) -> subprocess.Popen[str]:
     )
 
 
-def why(status: int, words: str, command: Command) -> str:
-    """Why a worker ended, from ssh's exit status."""
-    said = f": {words}" if words else ""
-    if status == NO_CONNECTION:
-        return (
-            f"ssh got no connection, or lost it{said} (keys, not passwords: try `ssh -o BatchMode=yes {command.argv[-2]} true`)"
-        )
+def exit_reason(status: int, last_line: str, command: Command) -> str:
+    suffix = f": {last_line}" if last_line else ""
+    if status == SSH_FAILED:
+        return f"ssh could not connect or was cut off{suffix} (it needs keys, not passwords: try `ssh -o BatchMode=yes {command.argv[-2]} true`)"
     if status == 127:
-        return f"a program is missing there{said} (python=... in the hostfile names the interpreter that has Windlass)"
-    return f"the worker ended with status {status}{said}"
+        return f"a program was not found there{suffix} (python=... in the hostfile names the interpreter that has Windlass)"
+    return f"the worker exited with status {status}{suffix}"

@@ -43,7 +43,7 @@ def open_fleet(
     if launch.workers and launch.kv_bytes is None:
         launch = msgspec.structs.replace(launch, kv_bytes=planner.kv_bytes)
     replan = planner.replan if launch.workers else planner.on_this_machine
-    return Fleet(launch, replan, secret, told=notify, progress=nodes, make_engine=make_engine or process_engine)
+    return Fleet(launch, replan, secret, notify=notify, progress=nodes, make_engine=make_engine or process_engine)
 
 
 def _device(asked: str) -> str:
@@ -52,7 +52,7 @@ def _device(asked: str) -> str:
         return asked
     from windlass.machine.gpus import this_machines_gpus
 
-    gpus = this_machines_gpus()  # raises where GPUs cannot be counted; their number decides the transport
+    gpus = this_machines_gpus()  # raises if GPUs cannot be counted; their number decides the transport
     return asked if asked != "auto" else "cuda" if gpus else "cpu"
 
 

@@ -30,7 +30,7 @@ def from_config(config: Mapping[str, Any]) -> dict[str, Any]:
             found[key] = value
     try:
         Sampling(**found)
-    except BadInput:  # a careless file is no reason not to run
+    except BadInput:  # an invalid file must not prevent running
         return {}
     return found
 

@@ -65,12 +65,12 @@ def _check_machines(planned: EpochPlan | None, num_workers: int) -> None:
     others = f"{needed - 1} worker{'s' if needed > 2 else ''}"
     given = f"{num_workers} {'is' if num_workers == 1 else 'are'} named" if num_workers else "none is named"
     raise BadInput(
-        f"the plan is for {needed} machines, this one and {others}, and {given}; say --workers HOST:PORT,..., or plan again"
+        f"the plan is for {needed} machines, this one and {others}, and {given}; add --workers HOST:PORT,..., or plan again"
     )
 
 
 def _kv_bytes(plan: Plan) -> int:
-    """Of the whole model. A plan has those of each device, of which several may hold the same."""
+    """Of the whole model. A plan has the KV bytes of each device, and devices may hold copies."""
     if plan.layout.world == 1 or plan.spec is None:
         return plan.memory.per_device[0].kv_bytes
     tokens = plan.workload.context_tokens * plan.workload.concurrency
@@ -78,27 +78,30 @@ def _kv_bytes(plan: Plan) -> int:
 
 
 def _in_blocks(kv_bytes: int, context_tokens: int) -> int:
-    """A cache is made of whole blocks."""
+    """Rounded up to whole blocks."""
     return -(-kv_bytes * (-(-context_tokens // BLOCK_TOKENS) * BLOCK_TOKENS) // context_tokens)
 
 
 def _check_runnable(plan: Plan) -> None:
     if plan.train is not None:
-        raise BadInput("the plan is one of training; `windlass plan MODEL --save plan.json` makes one for running")
+        raise BadInput("this is a training plan; `windlass plan MODEL --save plan.json` makes one for inference")
     if not plan.fits:
-        raise DoesNotFit(f"the plan itself says that it does not fit: {format_bytes(plan.short_bytes)} short", plan.short_bytes)
+        raise DoesNotFit(
+            f"the plan does not fit: {format_bytes(plan.short_bytes)} short; plan with less --context, a smaller --quant or more hardware",
+            plan.short_bytes,
+        )
     if plan.engine != "windlass":
         raise Impossible(f"the plan is for {plan.engine}; plan with --engine windlass")
     if plan.layout.dp > 1:
-        raise Impossible(f"the plan has {plan.layout.dp} copies of the model, which are servers of their own; plan with --dp 1")
+        raise Impossible(f"the plan has {plan.layout.dp} replicas, which are separate servers; plan with --dp 1")
     if plan.memory.host_bytes or plan.memory.disk_bytes:
-        raise Impossible("the plan keeps weights outside the device, which is not built yet; plan with a smaller --quant")
+        raise Impossible("the plan offloads weights, which this engine does not support yet; plan with a smaller --quant")
 
 
 def _check_model(plan: Plan, path: Path) -> None:
-    """The same files, or a conversion of them into what was planned."""
+    """The same files, or their conversion to the planned scheme."""
     if not path.is_dir():
-        raise BadInput(f"--plan is for model directories; {path} has no config.json that a plan could have been made from")
+        raise BadInput(f"--plan is for model directories; {path} has no config.json to compare with the plan")
     from windlass.formats.config import read_config
     from windlass.open.resolve import describe_path
     from windlass.open.scheme import stored_scheme
@@ -108,9 +111,7 @@ def _check_model(plan: Plan, path: Path) -> None:
     alike = plan.spec is not None and _shape(plan.spec) == _shape(found.spec)
     known = plan.checkpoint is not None and plan.checkpoint.digest != ""
     if not same and not alike:
-        raise BadInput(
-            f"the plan was made for {plan.model.name}, and {path} is another model; plan it, or give the model it was made for"
-        )
+        raise BadInput(f"the plan is for {plan.model.name}, and {path} is another model; plan again, or give the planned model")
     if stored != plan.scheme.name:
         raise BadInput(
             f"the plan is for {plan.scheme.name} weights, and those of {path} are {stored}; "
@@ -121,5 +122,5 @@ def _check_model(plan: Plan, path: Path) -> None:
 
 
 def _shape(spec: ModelSpec) -> ModelSpec:
-    """What does not change when a model is converted."""
+    """What conversion does not change."""
     return msgspec.structs.replace(spec, name="", native_scheme="", next_token=None, head_copy=False, stop_token_ids=())

@@ -19,7 +19,7 @@ import pytest
 
 from windlass.cli import execute as cli
 from windlass.cli.run.chat import Chat
-from windlass.cli.run.options import RunOptions, Settings, settings_from
+from windlass.cli.run.options import ChatSettings, RunOptions, settings_from
 from windlass.cli.run.screen import Screen
 from windlass.cli.run.session import launch_for, start
 from windlass.core.client import SyncClient
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.pure
 
 
 def _load_fake() -> ModuleType:
-    """Beside this file; tests are no package."""
+    """InlineFleet this file; tests are no package."""
     spec = importlib.util.spec_from_file_location("fake_client", Path(__file__).with_name("fake_client.py"))
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -150,7 +150,11 @@ def test_settings_change_one_by_one() -> None:
     settings = settings_from(RunOptions(seed=3), {})
     for name, text in (("temperature", "0.5"), ("top-k", "7"), ("seed", "off"), ("max_tokens", "9"), ("thinking", "off")):
         settings.change(name, text)
-    assert settings.made().temperature == 0.5 and settings.made().top_k == 7 and settings.made().seed is None
+    assert (
+        settings.sampling_params().temperature == 0.5
+        and settings.sampling_params().top_k == 7
+        and settings.sampling_params().seed is None
+    )
     assert settings.max_tokens == 9 and settings.thinking is False
     for name, text, error in (
         ("temperature", "-1", BadInput),
@@ -161,7 +165,7 @@ def test_settings_change_one_by_one() -> None:
     ):
         with pytest.raises(error):
             settings.change(name, text)
-    assert settings.made().temperature == 0.5
+    assert settings.sampling_params().temperature == 0.5
 
 
 @pytest.mark.parametrize("words", [{"temperature": -1.0}, {"top_p": 0.0}, {"max_tokens": 0}])
@@ -188,7 +192,7 @@ def chat_of(client: Any, lines: list[str | type[BaseException]], system: str | N
         raise line
 
     with SyncClient(client) as sync:
-        chat = Chat(sync, client.details, Settings(), Screen(out, remarks), system)
+        chat = Chat(sync, client.details, ChatSettings(), Screen(out, remarks), system)
         chat.loop(read)
     assert list(script) == [], "the chat ended before its lines did"
     return chat, out.getvalue(), remarks.getvalue()
@@ -284,7 +288,7 @@ def test_ctrl_c_twice_leaves() -> None:
 def test_a_full_context_is_said_and_the_question_taken_back() -> None:
     client = FakeClient(refuse_from=1)
     _, _, remarks = chat_of(client, ["One", "Two", "/clear"])
-    assert "does not fit in 4,096 (/clear begins again)" in remarks
+    assert "does not fit in 4,096 (/clear starts a new chat)" in remarks
 
 
 def test_a_base_model_continues_each_text_on_its_own() -> None:

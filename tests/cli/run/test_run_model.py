@@ -43,7 +43,7 @@ def test_smollm2_answers(smollm2: Path) -> None:
 def test_a_prompt_that_is_too_long_is_one_line(smollm2: Path) -> None:
     made = windlass("run", str(smollm2), "--context", "64", text="word " * 100)
     assert made.returncode == 2 and made.stdout == ""
-    assert "do not fit in 64 tokens" in made.stderr and made.stderr.count("\n") == 1
+    assert "does not fit in 64 tokens" in made.stderr and made.stderr.count("\n") == 1
 
 
 def test_what_an_engine_is_told(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hanging import HUNG_SECONDS, finished
 
-from windlass.engine.client.background import AT_ONCE, Aside, size_of
+from windlass.engine.client.background import MAX_THREADS, BackgroundPool, size_of
 from windlass.text.tokenize.tokenizer import LONG_CHARACTERS
 
 pytestmark = pytest.mark.pure
@@ -65,9 +65,9 @@ def test_few_at_once_also_where_nobody_waits_any_more() -> None:
             running -= 1
 
     async def run() -> None:
-        aside = Aside()
-        tasks = [asyncio.create_task(aside.run(work, LONG_CHARACTERS)) for _ in range(4 * AT_ONCE)]
-        while started < AT_ONCE:
+        aside = BackgroundPool()
+        tasks = [asyncio.create_task(aside.run(work, LONG_CHARACTERS)) for _ in range(4 * MAX_THREADS)]
+        while started < MAX_THREADS:
             await asyncio.sleep(0.01)
         for task in tasks:
             task.cancel()
@@ -81,5 +81,5 @@ def test_few_at_once_also_where_nobody_waits_any_more() -> None:
         aside.close()
 
     finished(run())
-    assert most == AT_ONCE
-    assert started == AT_ONCE + 1, "what was given up in the queue is not begun"
+    assert most == MAX_THREADS
+    assert started == MAX_THREADS + 1, "what was given up in the queue is not begun"

@@ -14,13 +14,13 @@ import pytest
 from fake_decoder import CrashingDecoder, FakeDecoder, HeldDecoder, make_engine
 from fake_text import TEMPLATE, THINKING_TEMPLATE, ids, model_text, words
 from hanging import finished
+from in_process import InProcessClient
 
 from windlass.core.client import Broken, Late, SyncClient, Tokenizes, Unavailable
 from windlass.core.request import GREEDY, Constraint, Delta, Info, Request, Sampling, ScoreRequest
-from windlass.engine.client.client import InProcessClient
-from windlass.engine.client.requests import Calls
+from windlass.engine.client.requests import EngineRequests
 from windlass.engine.client.transport import Lost, Receive
-from windlass.engine.protocol import Command, Ready, Submit
+from windlass.engine.protocol import Command, EngineReady, Submit
 from windlass.errors import BadInput, TooLong
 from windlass.weights.text.files import ModelText
 
@@ -251,7 +251,7 @@ async def test_scores_are_those_of_the_model() -> None:
         (Request(prompt="hello", max_tokens=1000), "lower max_tokens", "prompt"),
         (Request(token_ids=(64,)), "token 64", "prompt"),
         (Request(token_ids=()), "empty", "prompt"),
-        (Request(messages=({"role": "user", "content": "Hi"},), thinking=False), "no switch for reasoning", "thinking"),
+        (Request(messages=({"role": "user", "content": "Hi"},), thinking=False), "cannot switch reasoning", "thinking"),
         (Request(prompt="a", sampling=Sampling(logit_bias={64: 1.0})), "logit_bias has token 64; .* 0 to 63", "logit_bias"),
         (Request(prompt="a", stop_token_ids=(3, 64)), "stop_token_ids has token 64; .* 0 to 63", "stop_token_ids"),
         (Request(prompt="x" * 60_000), "prompt of 60,000 characters does not fit in 256 tokens", "prompt"),
@@ -433,14 +433,14 @@ async def test_long_work_does_not_hold_up_the_event_loop() -> None:
     threads: list[str] = []
     text = model_text(TEMPLATE + "{{ tools }}")
     async with opened(text) as client:
-        for name in ("opened", "chat_tokens", "prompt_tokens", "decoded"):
-            real = getattr(client._wording, name)
+        for name in ("encode_request", "chat_tokens", "prompt_tokens", "decode"):
+            real = getattr(client._text_processor, name)
 
             def noted(*asked: Any, real: Callable[..., Any] = real) -> Any:
                 threads.append(threading.current_thread().name.partition("_")[0])
                 return real(*asked)
 
-            setattr(client._wording, name, noted)
+            setattr(client._text_processor, name, noted)
         empty = {"role": "user", "content": ""}
         tool = {"name": "f", "parameters": {"enum": ["x" * 60_000]}}
         await client.detokenize([1] * 60_000)
@@ -463,7 +463,7 @@ class Deaf:
         self.commands: list[Command] = []
 
     def open(self, receive: Receive, lost: Lost) -> None:
-        receive(Ready(INFO))
+        receive(EngineReady(INFO))
 
     def send(self, command: Command) -> None:
         self.commands.append(command)
@@ -478,11 +478,11 @@ class Deaf:
 @in_loop
 async def test_a_request_that_cannot_be_sent_leaves_nothing() -> None:
     port = Deaf()
-    calls = Calls(lambda: port)
+    calls = EngineRequests(lambda: port)
     with pytest.raises(OverflowError):
         await anext(calls.outputs(Submit(0, [1])))
     assert calls._connection is not None
-    assert not calls._connection.calls
+    assert not calls._connection.requests
     await calls.close()
 
 
@@ -516,7 +516,7 @@ async def test_tools_that_cannot_be_called_are_refused() -> None:
     messages = ({"role": "user", "content": "hi"},)
     async with opened() as client:
         for choice, field in (("f", "tool_choice"), ("required", "tool_choice"), ("auto", "tools")):
-            with pytest.raises(BadInput, match="chat template shows it no tools") as found:
+            with pytest.raises(BadInput, match="chat template does not support tools") as found:
                 await gathered(client, Request(messages=messages, tools=(tool,), tool_choice=choice))
             assert found.value.field == field
         await gathered(client, Request(messages=messages, tools=(tool,), tool_choice="none", max_tokens=1))

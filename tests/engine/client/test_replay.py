@@ -21,11 +21,11 @@ from hypothesis import strategies as st  # noqa: E402
 from windlass.core.client import Late, Unavailable  # noqa: E402
 from windlass.core.request import GREEDY, Info, Sampling  # noqa: E402
 from windlass.engine.client import replay  # noqa: E402
-from windlass.engine.client.replay import Moved  # noqa: E402
-from windlass.engine.client.requests import Calls  # noqa: E402
+from windlass.engine.client.replay import EngineMoved  # noqa: E402
+from windlass.engine.client.requests import EngineRequests  # noqa: E402
 from windlass.engine.client.transport import Lost, Receive  # noqa: E402
-from windlass.engine.loop import Loop  # noqa: E402
-from windlass.engine.protocol import Cancel, Command, Failed, Output, Ready, Stepped, Submit  # noqa: E402
+from windlass.engine.loop import EngineLoop  # noqa: E402
+from windlass.engine.protocol import Cancel, Command, EngineFailed, EngineReady, SequenceOutput, StepOutputs, Submit  # noqa: E402
 from windlass.errors import DoesNotFit, Error, TooLong  # noqa: E402
 
 INFO = Info(model="fake", context_tokens=256, vocab_size=64, max_sequences=4)
@@ -46,8 +46,8 @@ class CutPort:
 
     async def _run(self, receive: Receive, lost: Lost) -> None:
         engine = make_engine(FakeDecoder(self._limits.get("vocab_size", 64)), **self._limits)
-        loop = Loop(engine, INFO, receive)
-        receive(Ready(INFO))
+        loop = EngineLoop(engine, INFO, receive)
+        receive(EngineReady(INFO))
         while self._steps > 0:
             await asyncio.sleep(0)
             new, self._new = self._new, []
@@ -55,7 +55,7 @@ class CutPort:
                 loop._obey(command)
             if engine.has_work:
                 self._steps -= 1
-                receive(Stepped(engine.step()))
+                receive(StepOutputs(engine.step()))
         lost(self._error)
 
     def send(self, command: Command) -> None:
@@ -70,7 +70,7 @@ class CutPort:
             self._task.cancel()
 
 
-def calls_for(cuts: Sequence[int], error: Error, **changes: Any) -> tuple[Calls, list[CutPort]]:
+def calls_for(cuts: Sequence[int], error: Error, **changes: Any) -> tuple[EngineRequests, list[CutPort]]:
     """Engines that are cut off one after another; the last one stays."""
     ports: list[CutPort] = []
     limits = {key: value for key, value in changes.items() if key not in ("max_crashes", "vocabulary")}
@@ -79,18 +79,18 @@ def calls_for(cuts: Sequence[int], error: Error, **changes: Any) -> tuple[Calls,
         ports.append(CutPort([*cuts, NEVER][min(len(ports), len(cuts))], error, **limits))
         return ports[-1]
 
-    return Calls(make, None, changes.get("vocabulary"), changes.get("max_crashes", 0)), ports
+    return EngineRequests(make, None, changes.get("vocabulary"), changes.get("max_crashes", 0)), ports
 
 
-async def answer(calls: Calls, submit: Submit) -> list[Output]:
+async def answer(calls: EngineRequests, submit: Submit) -> list[SequenceOutput]:
     return [output async for outputs in calls.outputs(submit) for output in outputs]
 
 
-def answers(submits: Sequence[Submit], cuts: Sequence[int], **changes: Any) -> list[list[Output]]:
+def answers(submits: Sequence[Submit], cuts: Sequence[int], **changes: Any) -> list[list[SequenceOutput]]:
     """Of all at once."""
 
-    async def run() -> list[list[Output]]:
-        calls, _ = calls_for(cuts, Moved("the worker is gone"), **changes)
+    async def run() -> list[list[SequenceOutput]]:
+        calls, _ = calls_for(cuts, EngineMoved("the worker is gone"), **changes)
         try:
             return list(await asyncio.gather(*(answer(calls, submit) for submit in submits)))
         finally:
@@ -99,12 +99,12 @@ def answers(submits: Sequence[Submit], cuts: Sequence[int], **changes: Any) -> l
     return finished(run())
 
 
-def told(outputs: Sequence[Output]) -> dict[str, Any]:
+def told(outputs: Sequence[SequenceOutput]) -> dict[str, Any]:
     """All that does not depend on the clock."""
     finish = outputs[-1].finish
     assert finish is not None
     assert [output.finish for output in outputs[:-1]] == [None] * (len(outputs) - 1)
-    assert sum(output.begun is not None for output in outputs) <= 1, "it begins once"
+    assert sum(output.prefill is not None for output in outputs) <= 1, "it begins once"
     assert min(finish.timings.queue_seconds, finish.timings.prefill_seconds, finish.timings.decode_seconds) >= 0
     return {
         "tokens": [token for output in outputs for token in output.token_ids],
@@ -167,10 +167,10 @@ def test_a_grammar_goes_on_where_it_was(cut: int) -> None:
     pytest.importorskip("llguidance")
     from byte_vocab import TEXTUAL
 
-    from windlass.engine.protocol import Vocabulary
+    from windlass.engine.protocol import TokenizerData
 
     grammar = msgspec.json.encode({"grammars": [{"lark_grammar": 'start: "{" /[a-c]{3,5}/ ":" /[0-9]{9,12}/ "}"'}]}).decode()
-    words = Vocabulary(TEXTUAL.tokenizer.backend.to_str(), [TEXTUAL.end])
+    words = TokenizerData(TEXTUAL.tokenizer.backend.to_str(), [TEXTUAL.end])
     asked = Submit(0, [1, 2, 3], Sampling(seed=5), 30, [TEXTUAL.end], grammar=grammar)
     size = TEXTUAL.tokenizer.vocab_size
     found, alone = (told(answers([asked], cuts, vocabulary=lambda: words, vocab_size=size)[0]) for cuts in ([cut, 3], []))
@@ -183,14 +183,14 @@ def test_what_was_told_once_is_not_told_again_and_times_are_of_one_life() -> Non
     asked = Submit(0, list(range(20)), GREEDY, 12, logprobs=1, prompt_logprobs=1)
 
     async def run() -> None:
-        calls, ports = calls_for([3, 3, 0], Moved("gone"))
+        calls, ports = calls_for([3, 3, 0], EngineMoved("gone"))
         outputs = await answer(calls, asked)
         finish = outputs[-1].finish
         assert finish is not None and len(ports) == 4
         first, *again = [command for port in ports for command in port.commands if isinstance(command, Submit)]
-        assert first.prompt_logprobs == 1 and not first.answered
+        assert first.prompt_logprobs == 1 and not first.generated
         assert [submit.prompt_logprobs for submit in again] == [None, None, None][: len(again)]
-        counts = [len(submit.answered) for submit in again]
+        counts = [len(submit.generated) for submit in again]
         assert counts == sorted(counts) and counts[0] >= 1
         assert len(outputs[0].prompt_logprobs or ()) == 20
         await calls.close()
@@ -202,9 +202,9 @@ def test_what_is_finished_is_not_asked_again_however_slowly_it_is_read() -> None
     """The last tokens wait for their reader while the engine that made them is replaced."""
     submit = Submit(id=0, token_ids=[1, 2, 3], sampling=GREEDY, max_tokens=8)
 
-    async def read(cuts: list[int]) -> tuple[list[Output], list[CutPort]]:
-        calls, ports = calls_for(cuts, Moved("the worker is gone"))
-        found: list[Output] = []
+    async def read(cuts: list[int]) -> tuple[list[SequenceOutput], list[CutPort]]:
+        calls, ports = calls_for(cuts, EngineMoved("the worker is gone"))
+        found: list[SequenceOutput] = []
         async for outputs in calls.outputs(submit):
             found += outputs
             for _ in range(50):
@@ -220,8 +220,8 @@ def test_what_is_finished_is_not_asked_again_however_slowly_it_is_read() -> None
 
 def test_prompts_are_counted_once() -> None:
     engine = make_engine()
-    engine.submit(Submit(1, [1, 2, 3], GREEDY, 6, answered=FakeDecoder().greedy([1, 2, 3], 4)))
-    outputs: list[Output] = []
+    engine.submit(Submit(1, [1, 2, 3], GREEDY, 6, generated=FakeDecoder().greedy([1, 2, 3], 4)))
+    outputs: list[SequenceOutput] = []
     while engine.has_work:
         outputs += engine.step()
     assert [token for output in outputs for token in output.token_ids] == FakeDecoder().greedy([1, 2, 3], 6)[4:]
@@ -234,15 +234,17 @@ def test_prompts_are_counted_once() -> None:
 
 def test_an_engine_with_less_room_says_so() -> None:
     engine = make_engine(num_blocks=1)
-    with pytest.raises(TooLong, match="less than there was"):
-        engine.submit(Submit(1, [1] * 8, GREEDY, None, answered=[2] * 12))
+    with pytest.raises(TooLong, match="less than when the request started"):
+        engine.submit(Submit(1, [1] * 8, GREEDY, None, generated=[2] * 12))
 
 
 # --- when not
 
 
-def run_for(cuts: Sequence[int], error: Error, max_crashes: int, submit: Submit | None = None) -> tuple[list[Output], int]:
-    async def run() -> tuple[list[Output], int]:
+def run_for(
+    cuts: Sequence[int], error: Error, max_crashes: int, submit: Submit | None = None
+) -> tuple[list[SequenceOutput], int]:
+    async def run() -> tuple[list[SequenceOutput], int]:
         calls, ports = calls_for(cuts, error, max_crashes=max_crashes)
         try:
             return await answer(calls, submit or Submit(0, [1, 2, 3], GREEDY, 20)), len(ports)
@@ -253,7 +255,7 @@ def run_for(cuts: Sequence[int], error: Error, max_crashes: int, submit: Submit 
 
 
 def test_engines_that_break_are_forgiven_so_often_and_those_that_move_always() -> None:
-    broke, moved = Unavailable("the engine's process was ended by SIGSEGV"), Moved("a worker is gone")
+    broke, moved = Unavailable("the engine's process was ended by SIGSEGV"), EngineMoved("a worker is gone")
     assert run_for([5], broke, 1)[1] == 2
     with pytest.raises(Unavailable, match="SIGSEGV"):
         run_for([5, 5], broke, 1)
@@ -276,7 +278,7 @@ def test_deadlines_go_on_counting() -> None:
             await super()._run(receive, lost)
 
     async def run() -> None:
-        calls = Calls(lambda: Pausing(3, Moved("gone")))
+        calls = EngineRequests(lambda: Pausing(3, EngineMoved("gone")))
         with pytest.raises(Late, match=r"after 600 s"):
             await answer(calls, Submit(0, [1], GREEDY, 200, deadline_seconds=600.0))
         assert asyncio.get_running_loop().time() == 1000, "400 s until the first was ready, then 600"
@@ -291,7 +293,7 @@ def test_a_next_engine_that_cannot_be_fails_who_waits_and_a_later_one_serves() -
 
     class Refusing(CutPort):
         async def _run(self, receive: Receive, lost: Lost) -> None:
-            receive(Failed("DoesNotFit", "7 bytes are missing", 7))
+            receive(EngineFailed("DoesNotFit", "7 bytes are missing", 7))
             lost(Unavailable("it ended"))
 
     async def run() -> None:
@@ -299,10 +301,10 @@ def test_a_next_engine_that_cannot_be_fails_who_waits_and_a_later_one_serves() -
 
         def make() -> CutPort:
             kind = Refusing if len(ports) == 1 else CutPort
-            ports.append(kind(4 if not ports else NEVER, Moved("gone")))
+            ports.append(kind(4 if not ports else NEVER, EngineMoved("gone")))
             return ports[-1]
 
-        calls = Calls(make)
+        calls = EngineRequests(make)
         with pytest.raises(DoesNotFit, match="7 bytes") as found:
             await answer(calls, Submit(0, [1], GREEDY, 20))
         assert found.value.short_bytes == 7
@@ -324,7 +326,7 @@ def test_where_no_other_engine_can_be_made_nobody_is_left_waiting() -> None:
             ports.append(CutPort(4, Unavailable("it was ended by SIGKILL")))
             return ports[-1]
 
-        calls = Calls(make, max_crashes=1)
+        calls = EngineRequests(make, max_crashes=1)
         with pytest.raises(Unavailable, match="Cannot allocate memory"):
             await answer(calls, Submit(0, [1], GREEDY, 20))
         await calls.close()
@@ -351,10 +353,10 @@ def test_moving_is_not_being_gone_and_who_leaves_meanwhile_is_forgotten() -> Non
         ports: list[CutPort] = []
 
         def make() -> CutPort:
-            ports.append(Held(4 if not ports else NEVER, Moved("gone")))
+            ports.append(Held(4 if not ports else NEVER, EngineMoved("gone")))
             return ports[-1]
 
-        calls = Calls(make)
+        calls = EngineRequests(make)
         stays, leaves = (asyncio.create_task(answer(calls, Submit(0, [number], GREEDY, 20))) for number in (1, 2))
         while len(ports) < 2:
             await asyncio.sleep(0)

@@ -17,7 +17,7 @@ from windlass.core.scheme import scheme
 from windlass.engine.engine import Engine
 from windlass.engine.execute import graphs
 from windlass.engine.protocol import Submit
-from windlass.engine.schedule.scheduler import Chunk, Limits
+from windlass.engine.schedule.scheduler import Chunk, SchedulerLimits
 from windlass.families import describe, rules
 from windlass.kernels.program import program
 from windlass.nn import Decoder
@@ -104,10 +104,10 @@ def test_most_steps_are_begun_ahead(short_classes: pytest.MonkeyPatch, late: boo
     taken, steps = 0, 0
     answers, made = Answers(), engine.runner
     while engine.has_work:
-        before, flying = made._graphs.num_launched, made._flying
+        before, flying = made._graphs.num_launched, made._in_flight
         answers.take(engine.step())
         steps += 1
-        taken += flying is not None and made._graphs.num_launched - before == int(made._flying is not None)
+        taken += flying is not None and made._graphs.num_launched - before == int(made._in_flight is not None)
     answers.finish(engine)
     assert answers.tokens == {n: decoder.greedy(prompt(n, 5 + 9 * n), 60 - 7 * n) for n in range(4)}
     assert made._graphs.sizes_run == {2, 4}
@@ -131,7 +131,7 @@ def test_a_real_decoder(short_classes: pytest.MonkeyPatch) -> None:
 
     def answered(ahead: bool) -> tuple[Answers, Engine]:
         caches = decoder.make_caches(19, torch.float32)
-        engine = make_late_engine(decoder, short_classes, late=True, caches=caches, **limits, room_ahead=ahead)
+        engine = make_late_engine(decoder, short_classes, late=True, caches=caches, **limits, lookahead=ahead)
         if not ahead:
             engine.runner._graphs = None
         answers = Answers()
@@ -157,7 +157,7 @@ def started(patch: pytest.MonkeyPatch, decoder: Any, count: int, **changes: Any)
         engine.submit(Submit(number, prompt(number, 6 + number), GREEDY, max_tokens=30))
     for _ in range(4):
         answers.take(engine.step())
-    assert engine.runner._flying is not None
+    assert engine.runner._in_flight is not None
     return engine, answers
 
 
@@ -214,12 +214,12 @@ def test_nothing_is_begun_that_will_not_be_asked_for(short_classes: pytest.Monke
     engine, answers = started(short_classes, FakeDecoder(), 1, max_sequences=1)
     engine.submit(Submit(9, [5], GREEDY, max_tokens=3))
     answers.take(engine.step())
-    assert engine.runner._flying is None
+    assert engine.runner._in_flight is None
     answers.take([engine.cancel(0)])
     begun: list[bool] = []
     while engine.has_work:
         answers.take(engine.step())
-        begun.append(engine.runner._flying is not None)
+        begun.append(engine.runner._in_flight is not None)
     assert begun == [True, True, False]
 
 
@@ -238,7 +238,7 @@ def test_a_runner_says_when_it_cannot_choose(short_classes: pytest.MonkeyPatch) 
     made, (one, two) = engine.runner, engine.scheduler.running
     end = len(one.tokens)
     assert made.next_tokens([Chunk(one, 0, end, end - 1)], ahead=False) is None  # a prompt
-    assert made._flying is None
+    assert made._in_flight is None
     assert made.next_tokens([Chunk(one, end - 1, end, end)], ahead=False) is None  # no logits
     made._graphs.why_not = "for this test"
     last = len(two.tokens)
@@ -269,7 +269,7 @@ def test_sizes_and_classes() -> None:
     assert [made.size(rows) for rows in (1, 8, 9, 15, 17, 29, 30)] == [1, 8, 10, 16, 20, 30, 30]
     assert made.size(31) is None
     captured = made.get(1, 20)
-    assert made.serves(captured, 1) and made.serves(captured, 20) and not made.serves(captured, 21)
+    assert made.covers(captured, 1) and made.covers(captured, 20) and not made.covers(captured, 21)
     assert made.get(1, 3) is captured and made.get(1, 21) is not captured and made.get(2, 20) is not captured
 
 
@@ -285,7 +285,7 @@ def test_on_a_gpu() -> None:
     spec = describe(config)
     is_hopper = torch.cuda.get_device_capability()[0] == 9
     decoder = Decoder(spec, RandomWeights(spec, rules(spec), quant=scheme("int4", 128), device="cuda", tiled=is_hopper))
-    limits = Limits(num_blocks=64, context_tokens=512, max_sequences=4, room_ahead=True)
+    limits = SchedulerLimits(num_blocks=64, context_tokens=512, max_sequences=4, lookahead=True)
 
     def answered(ahead: bool) -> Answers:
         engine = Engine(decoder, decoder.make_caches(65, device="cuda"), limits, 512, device="cuda")
@@ -294,7 +294,7 @@ def test_on_a_gpu() -> None:
         for number in range(4):
             engine.submit(Submit(number, prompt(number, 5 + 9 * number), GREEDY, max_tokens=150 - 20 * number))
         answers = Answers().finish(engine)
-        assert engine.runner.how == "CUDA graphs"
+        assert engine.runner.mode == "CUDA graphs"
         return answers
 
     assert answered(ahead=True) == answered(ahead=False)

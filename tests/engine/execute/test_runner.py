@@ -11,13 +11,13 @@ from windlass.engine.engine import Engine
 from windlass.engine.execute import runner
 from windlass.engine.execute.runner import Buffers, Runner
 from windlass.engine.protocol import Submit
-from windlass.engine.schedule.scheduler import Chunk, Limits
+from windlass.engine.schedule.scheduler import Chunk, SchedulerLimits
 from windlass.engine.schedule.sequence import Sequence
 from windlass.kernels.step import attention_cache
 
 pytestmark = pytest.mark.cpu
 
-LIMITS = Limits(num_blocks=16, context_tokens=128, max_sequences=3, max_step_tokens=64, max_step_logits=8)
+LIMITS = SchedulerLimits(num_blocks=16, context_tokens=128, max_sequences=3, max_step_tokens=64, max_step_logits=8)
 
 
 def answers(engine: Engine) -> dict[int, list[int]]:

@@ -22,8 +22,10 @@ TOKENS = 300
 
 
 def asked(sampling: Sampling, *, guide: Any = None, **submit: Any) -> SimpleNamespace:
-    drawing = Sampler(TOKENS).drawing(sampling, [1, 2], guide)
-    return SimpleNamespace(drawing=drawing, submit=SimpleNamespace(**{"logprobs": None, "prompt_logprobs": None, **submit}))
+    drawing = Sampler(TOKENS).new_state(sampling, [1, 2], guide)
+    return SimpleNamespace(
+        sampling_state=drawing, submit=SimpleNamespace(**{"logprobs": None, "prompt_logprobs": None, **submit})
+    )
 
 
 def chunk(request: SimpleNamespace, num_logits: int = 1) -> Any:
@@ -72,5 +74,5 @@ def test_the_same_tokens_are_drawn(sampling: Sampling, seed: int, digits: float,
         first = rank * len(whole.chunk(ranks)[0])
         ids = torch.argsort(part, descending=True, stable=True)[: count if rank else None] + first
         known[ids] = whole[ids]
-    drawn = [Sampler(TOKENS).sample(row[None], [asked(sampling).drawing]) for row in (whole, known)]
+    drawn = [Sampler(TOKENS).sample(row[None], [asked(sampling).sampling_state]) for row in (whole, known)]
     assert drawn[0] == drawn[1]

@@ -20,7 +20,7 @@ from windlass.core.launch import Launch  # noqa: E402
 from windlass.core.request import GREEDY  # noqa: E402
 from windlass.engine.engine import Engine  # noqa: E402
 from windlass.engine.load import load_model  # noqa: E402
-from windlass.engine.protocol import Output, Submit  # noqa: E402
+from windlass.engine.protocol import SequenceOutput, Submit  # noqa: E402
 from windlass.weights.text.files import model_text  # noqa: E402
 
 SCRIPT = Path(__file__).parents[2] / "data" / "make_smollm2_golden.py"
@@ -46,9 +46,9 @@ def golden(smollm2: Path) -> list[dict[str, Any]]:
     return kept["answers"]
 
 
-def answered(engine: Engine, submits: list[Submit]) -> list[list[Output]]:
+def answered(engine: Engine, submits: list[Submit]) -> list[list[SequenceOutput]]:
     """All at once, as a server would run them."""
-    found: dict[int, list[Output]] = {}
+    found: dict[int, list[SequenceOutput]] = {}
     for submit in submits:
         engine.submit(submit)
     while engine.has_work:
@@ -57,7 +57,7 @@ def answered(engine: Engine, submits: list[Submit]) -> list[list[Output]]:
     return [found[submit.id] for submit in submits]
 
 
-def tokens_of(outputs: list[Output]) -> list[int]:
+def tokens_of(outputs: list[SequenceOutput]) -> list[int]:
     return [token for output in outputs for token in output.token_ids]
 
 

@@ -36,7 +36,7 @@ from windlass.engine.execute.step_codec import decode_step, encode_step  # noqa:
 from windlass.engine.load import load_model  # noqa: E402
 from windlass.engine.protocol import Submit  # noqa: E402
 from windlass.engine.ranks import first  # noqa: E402
-from windlass.engine.schedule.scheduler import Limits  # noqa: E402
+from windlass.engine.schedule.scheduler import SchedulerLimits  # noqa: E402
 from windlass.errors import Impossible  # noqa: E402
 from windlass.families import describe, rules  # noqa: E402
 from windlass.kernels.program import program  # noqa: E402
@@ -44,7 +44,7 @@ from windlass.parallel.processes import GroupLost  # noqa: E402
 from windlass.weights.text.files import model_text  # noqa: E402
 
 CONFIG = json.loads((Path(__file__).parents[2] / "families" / "tiny" / "llama.json").read_text())
-LIMITS = Limits(num_blocks=40, context_tokens=64, max_sequences=4, max_step_tokens=24, max_step_logits=8)
+LIMITS = SchedulerLimits(num_blocks=40, context_tokens=64, max_sequences=4, max_step_tokens=24, max_step_logits=8)
 
 
 @pytest.fixture(autouse=True)

@@ -23,14 +23,15 @@ pytest.importorskip("llguidance")
 jsonschema = pytest.importorskip("jsonschema")
 
 from hanging import HUNG_SECONDS, finished  # noqa: E402
+from in_process import InProcessClient  # noqa: E402
 
 from windlass.core.client import Busy  # noqa: E402
 from windlass.core.launch import Launch  # noqa: E402
 from windlass.core.request import GREEDY, Constraint, Delta, Request, Sampling  # noqa: E402
-from windlass.engine.client.client import InProcessClient, open_client  # noqa: E402
-from windlass.engine.client.text_processor import Wording  # noqa: E402
+from windlass.engine.client.client import open_client  # noqa: E402
+from windlass.engine.client.text_processor import TextProcessor  # noqa: E402
 from windlass.engine.load import load_model  # noqa: E402
-from windlass.engine.sample.grammar import Guides  # noqa: E402
+from windlass.engine.sample.grammar import GrammarCompiler  # noqa: E402
 from windlass.errors import BadInput  # noqa: E402
 from windlass.weights.text.files import model_text  # noqa: E402
 
@@ -237,7 +238,7 @@ def test_a_named_tool_is_called_in_the_models_own_form(running: Running, style: 
     """The same small model with templates of several families: the grammar does the rest."""
     template = "{% if tools %}{{ tools | tojson }}{% endif %}{% for message in messages %}{{ message.content }}\n{% endfor %}"
     text = dataclasses.replace(running.text_of_model, chat_template=template + "{# " + MARKS[style] + " #}")
-    monkeypatch.setattr(running.client, "_wording", Wording(text))
+    monkeypatch.setattr(running.client, "_text_processor", TextProcessor(text))
     asking: dict[str, Any] = {"messages": QUESTION, "sampling": GREEDY, "max_tokens": 120, "tools": (TOOL, OTHER)}
     named, none = running.all(
         [Request(**asking, tool_choice="book_cabin"), Request(**asking | {"max_tokens": 5}, tool_choice="none")]
@@ -259,8 +260,8 @@ def test_another_process_learns_the_words_and_so_does_the_one_after_it(smollm2: 
     async def run() -> None:
         client = open_client(launch)
         ports: list[Any] = []
-        make = client._calls._make_port
-        client._calls._make_port = lambda: ports.append(make()) or ports[-1]
+        make = client._requests._make_transport
+        client._requests._make_transport = lambda: ports.append(make()) or ports[-1]
         request = asked("choice", '["port", "starboard"]')
 
         async def ask() -> str:
@@ -285,9 +286,9 @@ def test_grammars_that_were_given_up_hold_up_nobody(running: Running, monkeypatc
     """Forty that leave while the first of them is being compiled, and then somebody who stays: none of the others is begun."""
     begun: list[str] = []
     first, go_on = threading.Event(), threading.Event()
-    compiling = Guides._compile
+    compiling = GrammarCompiler._compile
 
-    def held(guides: Guides, grammar: str) -> Any:
+    def held(guides: GrammarCompiler, grammar: str) -> Any:
         begun.append(grammar)
         first.set()
         assert go_on.wait(HUNG_SECONDS), "hung"
@@ -315,7 +316,7 @@ def test_grammars_that_were_given_up_hold_up_nobody(running: Running, monkeypatc
         go_on.set()
         assert await stays in ("yes", "no")
 
-    monkeypatch.setattr(Guides, "_compile", held)
+    monkeypatch.setattr(GrammarCompiler, "_compile", held)
     running.loop.run_until_complete(run())
     assert len(begun) == 2
     assert "w" in begun[0] and "yes" in begun[1]

@@ -19,8 +19,8 @@ from byte_vocab import TEXTUAL, Vocab, allowed  # noqa: E402
 
 from windlass.core.client import Busy  # noqa: E402
 from windlass.core.request import Constraint  # noqa: E402
-from windlass.engine.protocol import Vocabulary  # noqa: E402
-from windlass.engine.sample.grammar import Guide, Guides, num_words  # noqa: E402
+from windlass.engine.protocol import TokenizerData  # noqa: E402
+from windlass.engine.sample.grammar import GrammarCompiler, GrammarMatcher, num_words  # noqa: E402
 from windlass.errors import BadInput, MissingExtra  # noqa: E402
 from windlass.text.grammar.call_forms import CALLS  # noqa: E402
 from windlass.text.grammar.tool_grammar import OutputSpec, answer_grammar  # noqa: E402
@@ -47,7 +47,7 @@ TOOLS: tuple[dict[str, Any], ...] = (
 SCHEMAS = {"forecast": PARAMETERS, "now": TOOLS[1]["parameters"]}
 
 
-def walked(vocab: Vocab, guide: Guide, chance: random.Random, longest: int = 600) -> list[int]:
+def walked(vocab: Vocab, guide: GrammarMatcher, chance: random.Random, longest: int = 600) -> list[int]:
     """Tokens drawn at random of those that may come; the end where it may."""
     tokens: list[int] = []
     row = np.zeros(num_words(vocab.tokenizer.vocab_size), np.uint32)
@@ -256,7 +256,7 @@ def test_a_grammar_out_of_control_ends_its_request_only() -> None:
     """No token is a byte that this grammar needs, so nothing can follow."""
     special = Vocab("<|only|>")
     number = special.tokenizer.token_id("<|only|>")
-    guide = special.guides.guide(
+    guide = special.guides.matcher(
         json.dumps({"grammars": [{"lark_grammar": f"start: <[{number}]> <[{number}]>\n"}]}), [special.end]
     )
     row = np.zeros(num_words(special.tokenizer.vocab_size), np.uint32)
@@ -270,21 +270,21 @@ def test_a_grammar_out_of_control_ends_its_request_only() -> None:
 
 def test_without_a_vocabulary_or_the_library_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BadInput, match="needs the model's tokenizer"):
-        Guides().guide("{}", [])
+        GrammarCompiler().matcher("{}", [])
     import sys
 
     monkeypatch.setitem(sys.modules, "llguidance", None)
-    guides = Guides()
-    guides.learn(Vocabulary(TEXTUAL.tokenizer.backend.to_str(), [TEXTUAL.end]))
+    guides = GrammarCompiler()
+    guides.set_tokenizer(TokenizerData(TEXTUAL.tokenizer.backend.to_str(), [TEXTUAL.end]))
     with pytest.raises(MissingExtra, match=r"constrained output needs llguidance.*pip install 'windlass\[serve\]'"):
-        guides.guide("{}", [])
+        guides.matcher("{}", [])
 
 
 def test_a_tokenizer_that_cannot_be_used_is_refused() -> None:
-    guides = Guides()
-    guides.learn(Vocabulary("{}", []))
-    with pytest.raises(BadInput, match="answers of this model cannot be constrained"):
-        guides.guide("{}", [])
+    guides = GrammarCompiler()
+    guides.set_tokenizer(TokenizerData("{}", []))
+    with pytest.raises(BadInput, match="constrained output is not available"):
+        guides.matcher("{}", [])
 
 
 # --- many that are compiled ------------------------------------------------------------------------------------------
@@ -295,25 +295,25 @@ def words_grammar(number: int, count: int = 4000) -> str:
     return answer_grammar(OutputSpec(style="plain", constraint=Constraint(kind="grammar", value=f"start: {given}\n")), {})
 
 
-def taught() -> Guides:
-    guides = Guides()
-    guides.learn(Vocabulary(TEXTUAL.tokenizer.backend.to_str(), [TEXTUAL.end]))
+def taught() -> GrammarCompiler:
+    guides = GrammarCompiler()
+    guides.set_tokenizer(TokenizerData(TEXTUAL.tokenizer.backend.to_str(), [TEXTUAL.end]))
     return guides
 
 
 def test_what_nobody_waits_for_is_not_compiled() -> None:
     guides = taught()
     given_up = [words_grammar(number) for number in range(8)]
-    futures = [guides.compiled(grammar) for grammar in given_up]
-    shared = guides.compiled(given_up[7])
+    futures = [guides.compile(grammar) for grammar in given_up]
+    shared = guides.compile(given_up[7])
     for grammar in given_up:
-        guides.unwanted(grammar)
-    wanted = guides.compiled(words_grammar(99))
+        guides.release(grammar)
+    wanted = guides.compile(words_grammar(99))
     assert shared is futures[7]
     assert not shared.cancelled(), "one still waits for it"
     assert wanted.result(30)
     assert [future.cancelled() for future in futures[1:]] == [True] * 6 + [False]
-    assert guides.compiled(given_up[3]).result(30), "it can be asked for again"
+    assert guides.compile(given_up[3]).result(30), "it can be asked for again"
     guides.close()
 
 
@@ -323,26 +323,26 @@ def test_more_than_can_be_compiled_soon_is_put_off() -> None:
     accepted: list[str] = []
     with pytest.raises(Busy, match="ask again"):
         for grammar in large:
-            guides.compiled(grammar)
+            guides.compile(grammar)
             accepted.append(grammar)
     assert accepted
     for grammar in accepted:
-        guides.unwanted(grammar)
-    assert guides.compiled(large[-1]).result(30), "there is room again"
+        guides.release(grammar)
+    assert guides.compile(large[-1]).result(30), "there is room again"
     guides.close()
 
 
 def test_small_grammars_are_kept_but_not_forever() -> None:
     guides = taught()
-    futures = [guides.compiled(words_grammar(number, 3)) for number in range(100)]
+    futures = [guides.compile(words_grammar(number, 3)) for number in range(100)]
     assert all(future.result(30) for future in futures)
-    guides.compiled(words_grammar(100, 3)).result(30)
-    assert guides.compiled(words_grammar(99, 3)) is futures[99]
-    assert guides.compiled(words_grammar(0, 3)) is not futures[0]
+    guides.compile(words_grammar(100, 3)).result(30)
+    assert guides.compile(words_grammar(99, 3)) is futures[99]
+    assert guides.compile(words_grammar(0, 3)) is not futures[0]
     guides.close()
 
 
 def test_a_grammar_that_would_take_seconds_is_refused() -> None:
     with pytest.raises(BadInput, match="too big") as found:
-        TEXTUAL.guides.guide(words_grammar(0, 50_000), ())
+        TEXTUAL.guides.matcher(words_grammar(0, 50_000), ())
     assert found.value.field == "constraint"

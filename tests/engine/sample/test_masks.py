@@ -17,14 +17,14 @@ pytest.importorskip("llguidance")
 from byte_vocab import TEXTUAL  # noqa: E402
 
 from windlass.core.request import GREEDY, Constraint, Sampling  # noqa: E402
-from windlass.engine.protocol import Output, Submit, Vocabulary  # noqa: E402
+from windlass.engine.protocol import SequenceOutput, Submit, TokenizerData  # noqa: E402
 from windlass.engine.sample.masks import apply_masks  # noqa: E402
 from windlass.engine.sample.sampler import Sampler  # noqa: E402
 from windlass.errors import BadInput  # noqa: E402
 from windlass.text.grammar.tool_grammar import OutputSpec, answer_grammar  # noqa: E402
 
 NUM_TOKENS = TEXTUAL.tokenizer.vocab_size
-VOCABULARY = Vocabulary(TEXTUAL.tokenizer.backend.to_str(), [TEXTUAL.end])
+VOCABULARY = TokenizerData(TEXTUAL.tokenizer.backend.to_str(), [TEXTUAL.end])
 
 
 def grammar(regex: str) -> str:
@@ -32,7 +32,7 @@ def grammar(regex: str) -> str:
 
 
 def guided(regex: str) -> Any:
-    return TEXTUAL.guides.guide(grammar(regex), [TEXTUAL.end])
+    return TEXTUAL.guides.matcher(grammar(regex), [TEXTUAL.end])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
@@ -70,14 +70,14 @@ def test_no_setting_draws_what_is_barred(sampling: Sampling, on_host: bool, monk
     sampler = Sampler(NUM_TOKENS)
     allowed = set(TEXTUAL.tokenizer.encode("xyz", special=False))
     generator = torch.Generator().manual_seed(2)
-    drawings = [sampler.drawing(sampling, [5, 6], guided("[xyz]{20}")) for _ in range(4)]
+    drawings = [sampler.new_state(sampling, [5, 6], guided("[xyz]{20}")) for _ in range(4)]
     for _ in range(8):
         tokens = sampler.sample(torch.randn(4, NUM_TOKENS, generator=generator) * 4, drawings)
         assert set(tokens) <= allowed
         for drawing, token in zip(drawings, tokens, strict=True):
             assert token is not None
-            drawing.drawn(token)
-            drawing.guide.advance(token)  # type: ignore[union-attr]
+            drawing.record(token)
+            drawing.matcher.advance(token)  # type: ignore[union-attr]
 
 
 def _unused(*_: object) -> None:
@@ -89,7 +89,7 @@ def test_a_grammar_at_its_end_is_no_number() -> None:
     guide.advance(17)  # which it does not allow
     sampler = Sampler(NUM_TOKENS)
     for sampling in (GREEDY, Sampling(seed=1)):
-        drawings = [sampler.drawing(sampling, [1], guide), sampler.drawing(GREEDY, [1])]
+        drawings = [sampler.new_state(sampling, [1], guide), sampler.new_state(GREEDY, [1])]
         first, second = sampler.sample(torch.ones(2, NUM_TOKENS), drawings)
         assert first is None
         assert second == 0
@@ -98,13 +98,13 @@ def test_a_grammar_at_its_end_is_no_number() -> None:
 # --- in an engine
 
 
-def answers(submits: list[Submit], **limits: Any) -> tuple[dict[int, list[int]], dict[int, Output], int]:
+def answers(submits: list[Submit], **limits: Any) -> tuple[dict[int, list[int]], dict[int, SequenceOutput], int]:
     engine = make_engine(FakeDecoder(NUM_TOKENS), NUM_TOKENS, **limits)
-    engine.learn(VOCABULARY)
+    engine.set_tokenizer(VOCABULARY)
     for submit in submits:
         engine.submit(submit)
     found: dict[int, list[int]] = {submit.id: [] for submit in submits}
-    last: dict[int, Output] = {}
+    last: dict[int, SequenceOutput] = {}
     while engine.has_work:
         for output in engine.step():
             found[output.id] += output.token_ids
@@ -153,13 +153,13 @@ def finished(engine: Any) -> dict[int, Any]:
 
 def test_a_grammar_that_cannot_be_ends_its_request_only() -> None:
     engine = make_engine(FakeDecoder(NUM_TOKENS), NUM_TOKENS)
-    engine.learn(VOCABULARY)
+    engine.set_tokenizer(VOCABULARY)
     engine.submit(Submit(1, [1], GREEDY, 5))
     engine.submit(Submit(2, [1], GREEDY, 5, grammar=grammar("(")))
     engine.submit(Submit(3, [1], GREEDY, 5, grammar=grammar("a")))
     engine.submit(Submit(4, [1] * 300, GREEDY, 5, grammar=grammar("a")))
     assert engine.stats().waiting == 4
-    with pytest.raises(BadInput, match="number 2 is running already"):
+    with pytest.raises(BadInput, match="request 2 is already running"):
         engine.submit(Submit(2, [1]))
     ends = finished(engine)
     assert {number: finish.reason for number, finish in ends.items()} == {1: "length", 2: "error", 3: "stop", 4: "error"}
@@ -177,7 +177,7 @@ def test_answers_go_on_while_a_grammar_is_compiled(monkeypatch: pytest.MonkeyPat
     """And a request may be cancelled before its grammar is ready."""
     engine = make_engine(FakeDecoder(NUM_TOKENS), NUM_TOKENS)
     slow: Future[Any] = Future()
-    monkeypatch.setattr(engine._guides, "compiled", lambda _: slow)
+    monkeypatch.setattr(engine._grammars, "compile", lambda _: slow)
     engine.submit(Submit(1, [1], GREEDY, 5))
     engine.submit(Submit(2, [1], GREEDY, 5, grammar="slow"))
     engine.submit(Submit(3, [1], GREEDY, 5, grammar="slow"))

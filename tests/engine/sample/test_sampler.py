@@ -127,13 +127,13 @@ def test_uniforms_are_uniform_and_unrelated() -> None:
 def test_tokens_come_as_often_as_they_should(sampling: Sampling) -> None:
     logits = torch.randn(1, 60, generator=torch.Generator().manual_seed(7)) * 2
     sampler = Sampler(50)
-    drawing = sampler.drawing(sampling, [])
+    drawing = sampler.new_state(sampling, [])
     drawn: Counter[int] = Counter()
     num_draws = 8000
     for _ in range(num_draws):
         (token,) = sampler.sample(logits, [drawing])
         assert token is not None
-        drawing.drawn(token)
+        drawing.record(token)
         drawn[token] += 1
     scaled = (logits[0, :50] / sampling.temperature).tolist()
     expected = kept(scaled, sampling.top_k, sampling.top_p, sampling.min_p)
@@ -153,14 +153,14 @@ def test_a_seed_gives_the_same_tokens_whatever_else_runs() -> None:
     others = [GREEDY, Sampling(), Sampling(top_k=3), Sampling(top_p=0.5), Sampling(repetition_penalty=1.3)]
 
     def tokens(companions: list[Sampling], place: int) -> list[int | None]:
-        mine = sampler.drawing(Sampling(temperature=0.8, top_p=0.95, seed=42), [])
+        mine = sampler.new_state(Sampling(temperature=0.8, top_p=0.95, seed=42), [])
         found: list[int | None] = []
         for step in range(6):
-            drawings = [sampler.drawing(sampling, [1, 2]) for sampling in companions]
+            drawings = [sampler.new_state(sampling, [1, 2]) for sampling in companions]
             drawings.insert(place, mine)
             rows = torch.stack([logits[step] if drawing is mine else logits[-1] for drawing in drawings])
             found.append(sampler.sample(rows, drawings)[place])
-            mine.drawn(found[-1] or 0)
+            mine.record(found[-1] or 0)
         return found
 
     alone = tokens([], 0)
@@ -172,7 +172,7 @@ def test_a_seed_gives_the_same_tokens_whatever_else_runs() -> None:
 def test_without_a_seed_draws_differ() -> None:
     sampler = Sampler(1000)
     logits = torch.zeros(1, 1000)
-    assert len({sampler.sample(logits, [sampler.drawing(Sampling(), [])])[0] for _ in range(20)}) > 10
+    assert len({sampler.sample(logits, [sampler.new_state(Sampling(), [])])[0] for _ in range(20)}) > 10
 
 
 # --- greedy, padding, failure ----------------------------------------------------------------------------------------
@@ -185,9 +185,9 @@ def test_greedy_takes_the_first_of_equals_and_never_padding(dtype: torch.dtype) 
     logits[1, 11] = 9  # padding
     logits[2, 3] = 1
     sampler = Sampler(10)
-    assert sampler.sample(logits, [sampler.drawing(GREEDY, [])] * 3) == [4, 0, 3]
-    assert sampler.sample(logits, [sampler.drawing(Sampling(top_k=1), [])] * 3) == [4, 0, 3]
-    drawn = {sampler.sample(logits[1:2], [sampler.drawing(Sampling(seed=seed), [])])[0] for seed in range(300)}
+    assert sampler.sample(logits, [sampler.new_state(GREEDY, [])] * 3) == [4, 0, 3]
+    assert sampler.sample(logits, [sampler.new_state(Sampling(top_k=1), [])] * 3) == [4, 0, 3]
+    drawn = {sampler.sample(logits[1:2], [sampler.new_state(Sampling(seed=seed), [])])[0] for seed in range(300)}
     assert drawn == set(range(10))
 
 
@@ -197,7 +197,7 @@ def test_logits_that_are_no_numbers_are_noticed(broken: float, sampling: Samplin
     sampler = Sampler(10)
     logits = torch.zeros(2, 10)
     logits[1, 5] = broken
-    sound, failed = sampler.sample(logits, [sampler.drawing(sampling, []) for _ in range(2)])
+    sound, failed = sampler.sample(logits, [sampler.new_state(sampling, []) for _ in range(2)])
     assert sound is not None
     assert failed is None
 
@@ -219,7 +219,7 @@ def test_what_is_no_number_after_penalties_and_temperature_fails_its_row_only(sa
     sampler = Sampler(10)
     logits = torch.zeros(2, 10)
     logits[1] = value
-    drawings = [sampler.drawing(sampling, [4]) for _ in range(2)]
+    drawings = [sampler.new_state(sampling, [4]) for _ in range(2)]
     sound, failed = sampler.sample(logits, drawings)
     assert sound is not None
     assert failed is None
@@ -264,11 +264,11 @@ def test_penalties_are_the_plain_ones(
         temperature=0.0, repetition_penalty=repetition, presence_penalty=presence, frequency_penalty=frequency, logit_bias=bias
     )
     sampler = Sampler(20)
-    drawing = sampler.drawing(sampling, prompt)
+    drawing = sampler.new_state(sampling, prompt)
     for token in output:
-        drawing.drawn(token)
+        drawing.record(token)
     rows = torch.tensor([logits, logits])
-    found = sampler.sample(rows, [sampler.drawing(GREEDY, []), drawing])
+    found = sampler.sample(rows, [sampler.new_state(GREEDY, []), drawing])
     expected = penalized(rows[0].tolist(), sampling, prompt, output)
     assert found[1] is not None
     assert expected[found[1]] == pytest.approx(max(expected), abs=1e-4)
@@ -288,8 +288,8 @@ def test_a_bias_can_force_and_forbid() -> None:
     sampler = Sampler(50)
     logits = torch.randn(1, 50, generator=torch.Generator().manual_seed(0))
     force, forbid = Sampling(logit_bias={17: 100.0}), Sampling(logit_bias=dict.fromkeys(range(49), -100.0))
-    assert sampler.sample(logits, [sampler.drawing(force, [])]) == [17]
-    assert sampler.sample(logits, [sampler.drawing(forbid, [])]) == [49]
+    assert sampler.sample(logits, [sampler.new_state(force, [])]) == [17]
+    assert sampler.sample(logits, [sampler.new_state(forbid, [])]) == [49]
 
 
 # --- log-probabilities -----------------------------------------------------------------------------------------------

@@ -11,10 +11,10 @@ pytestmark = pytest.mark.pure
 
 def kept(pool: BlockPool, tokens: list[int], salt: str = "") -> list[int]:
     """Blocks for all tokens, the full ones findable."""
-    blocks = [pool.take() for _ in range(pool.blocks_for(len(tokens)))]
+    blocks = [pool.allocate() for _ in range(pool.blocks_for(len(tokens)))]
     chain: int | str = salt
     for index in range(len(tokens) // pool.block_tokens):
-        chain = pool.keep(blocks[index], chain, tuple(tokens[index * pool.block_tokens : (index + 1) * pool.block_tokens]))
+        chain = pool.cache(blocks[index], chain, tuple(tokens[index * pool.block_tokens : (index + 1) * pool.block_tokens]))
     return blocks
 
 
@@ -23,12 +23,12 @@ def test_a_prefix_is_found_and_shared() -> None:
     first = kept(pool, list(range(10)))
     match = pool.match([*range(8), 99, 98, 97])
     assert list(match.blocks) == first[:2]
-    pool.hold(match.blocks)
-    assert [pool.holders(block) for block in first] == [2, 2, 1]
+    pool.acquire(match.blocks)
+    assert [pool.ref_count(block) for block in first] == [2, 2, 1]
     pool.release(match.blocks)
     pool.release(first)
     assert pool.num_free == 8
-    assert pool.num_idle == 2
+    assert pool.num_evictable == 2
 
 
 def test_the_last_token_is_never_found() -> None:
@@ -58,9 +58,9 @@ def test_the_longest_unused_prefix_goes_first_and_its_end_before_its_beginning()
     old, new = kept(pool, list(range(8))), kept(pool, list(range(100, 108)))
     pool.release(old)
     pool.release(new)
-    assert pool.take() == old[1]
+    assert pool.allocate() == old[1]
     assert list(pool.match(list(range(9))).blocks) == old[:1]
-    assert pool.take() == old[0]
+    assert pool.allocate() == old[0]
     assert len(pool.match(list(range(100, 109))).blocks) == 2
 
 
@@ -70,9 +70,9 @@ def test_using_a_prefix_makes_it_the_newest() -> None:
     pool.release(old)
     pool.release(new)
     match = pool.match(list(range(9)))
-    pool.hold(match.blocks)
+    pool.acquire(match.blocks)
     pool.release(match.blocks)
-    assert pool.take() == new[1]
+    assert pool.allocate() == new[1]
 
 
 def test_a_second_copy_stays_its_sequences_own() -> None:
@@ -81,7 +81,7 @@ def test_a_second_copy_stays_its_sequences_own() -> None:
     assert not set(first) & set(second)
     assert list(pool.match(list(range(9))).blocks) == first
     pool.release(second)
-    assert pool.num_idle == 0
+    assert pool.num_evictable == 0
     assert pool.num_free == 6
 
 
@@ -89,33 +89,21 @@ def test_chains_whose_beginning_was_forgotten_are_not_found() -> None:
     """The beginning is computed again under a new number, which the old end does not follow."""
     pool = BlockPool(3, 4)
     first = kept(pool, list(range(8)))
-    copy = [pool.take()]
-    pool.keep(copy[0], "", (0, 1, 2, 3))  # the same content: not kept
+    copy = [pool.allocate()]
+    pool.cache(copy[0], "", (0, 1, 2, 3))  # the same content: not kept
     pool.release([first[0]])
-    assert pool.take() == first[0]  # the beginning goes, while its end is still held
+    assert pool.allocate() == first[0]  # the beginning goes, while its end is still held
     assert pool.match(list(range(9))).blocks == ()
-    pool.keep(first[0], "", (0, 1, 2, 3))
+    pool.cache(first[0], "", (0, 1, 2, 3))
     assert list(pool.match(list(range(9))).blocks) == [first[0]]
 
 
 def test_releasing_too_often_is_noticed() -> None:
     pool = BlockPool(2, 4)
-    block = pool.take()
+    block = pool.allocate()
     pool.release([block])
     with pytest.raises(AssertionError, match="more often"):
         pool.release([block])
-
-
-def test_forgetting_all_leaves_every_block_usable() -> None:
-    pool = BlockPool(4, 4)
-    held, idle = kept(pool, list(range(8))), kept(pool, list(range(50, 58)))
-    pool.release(idle)
-    pool.forget_all()
-    assert pool.match(list(range(9))).blocks == ()
-    assert pool.num_free == 2
-    pool.release(held)
-    assert pool.num_free == 4
-    assert pool.num_idle == 0
 
 
 @settings(max_examples=60, deadline=None)
@@ -127,15 +115,15 @@ def test_what_is_found_is_what_was_kept(prompts: list[list[int]], block_tokens: 
     for tokens in prompts:
         match = pool.match(tokens)
         assert len(match.blocks) * block_tokens < len(tokens)
-        pool.hold(match.blocks)
+        pool.acquire(match.blocks)
         blocks, chain = list(match.blocks), match.chain
         for index, block in enumerate(blocks):
             assert content[block] == tuple(tokens[: (index + 1) * block_tokens])
         for index in range(len(blocks), len(tokens) // block_tokens):
-            block = pool.take()
+            block = pool.allocate()
             stop = (index + 1) * block_tokens
             content[block] = tuple(tokens[:stop])
-            chain = pool.keep(block, chain, tuple(tokens[stop - block_tokens : stop]))
+            chain = pool.cache(block, chain, tuple(tokens[stop - block_tokens : stop]))
             blocks.append(block)
         pool.release(blocks)
     assert pool.num_free == 64

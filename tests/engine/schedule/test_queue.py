@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from simulated_cache import check_accounts, check_budget
 
 from windlass.engine.schedule import queue as waiting
-from windlass.engine.schedule.queue import Waiting
-from windlass.engine.schedule.scheduler import Limits, Scheduler
+from windlass.engine.schedule.queue import WaitingQueue
+from windlass.engine.schedule.scheduler import Scheduler, SchedulerLimits
 from windlass.engine.schedule.sequence import Sequence
 
 pytestmark = pytest.mark.pure
@@ -28,7 +28,7 @@ class Service:
         given: dict[str, Any] = {
             "num_blocks": 64, "context_tokens": 64, "block_tokens": 4, "max_sequences": 4, "max_step_tokens": 24, "max_step_logits": 8,
         }  # fmt: skip
-        self.scheduler = Scheduler(Limits(**(given | changes)))
+        self.scheduler = Scheduler(SchedulerLimits(**(given | changes)))
         self.numbers = itertools.count(1)
         self.admitted: list[Sequence] = []
         self.finished: list[Sequence] = []
@@ -120,17 +120,17 @@ def test_when_all_have_left_all_is_forgotten() -> None:
 
 
 def test_owners_that_left_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "MAX_REMEMBERED", 10)
-    found = Waiting()
+    monkeypatch.setattr(waiting, "MAX_COUNTERS", 10)
+    found = WaitingQueue()
     stays = Sequence(id=0, tokens=[1], num_prompt=1, max_tokens=1, owner="stays")
-    found.enter(stays)
+    found.add(stays)
     for number in range(100):
         passing = Sequence(id=number, tokens=[1], num_prompt=1, max_tokens=1, owner=f"owner {number}")
-        found.enter(passing)
-        found.serve(passing.owner, 5)
+        found.add(passing)
+        found.charge(passing.owner, 5)
         found.remove(passing)
-        found.leave(passing)
-    assert len(found._served) <= 12
+        found.finish(passing)
+    assert len(found._tokens_served) <= 12
     assert list(found) == [stays]
 
 
@@ -164,7 +164,7 @@ def test_whatever_comes_everybody_is_served(seed: int, num_blocks: int, max_sequ
         order = [found.arrival for found in service.admitted if found.owner == owner]
         assert order == sorted(order)
     assert service.scheduler.pool.num_free == num_blocks
-    assert not service.scheduler.waiting._served
+    assert not service.scheduler.waiting._tokens_served
 
 
 @given(seed=st.integers(0, 10_000))

@@ -9,25 +9,25 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from simulated_cache import SimulatedCache, check_accounts, check_budget
 
-from windlass.engine.schedule.scheduler import Batch, Limits, Scheduler
+from windlass.engine.schedule.scheduler import ScheduledBatch, Scheduler, SchedulerLimits
 from windlass.engine.schedule.sequence import Sequence
 from windlass.errors import BadInput
 
 pytestmark = pytest.mark.pure
 
 
-def limits(**changes: Any) -> Limits:
+def limits(**changes: Any) -> SchedulerLimits:
     given: dict[str, Any] = {
         "num_blocks": 16, "context_tokens": 64, "block_tokens": 4, "max_sequences": 4, "max_step_tokens": 8, "max_step_logits": 6,
     }  # fmt: skip
-    return Limits(**(given | changes))
+    return SchedulerLimits(**(given | changes))
 
 
 def sequence(number: int, tokens: list[int], max_tokens: int = 4, **more: Any) -> Sequence:
     return Sequence(id=number, tokens=list(tokens), num_prompt=len(tokens), max_tokens=max_tokens, **more)
 
 
-def step(scheduler: Scheduler, cache: SimulatedCache | None = None, token: int = 7) -> tuple[Batch, list[int]]:
+def step(scheduler: Scheduler, cache: SimulatedCache | None = None, token: int = 7) -> tuple[ScheduledBatch, list[int]]:
     """One step in which every sampled token is `token`; gives the ids that finished."""
     batch = scheduler.schedule()
     check_budget(batch, scheduler)
@@ -44,7 +44,7 @@ def step(scheduler: Scheduler, cache: SimulatedCache | None = None, token: int =
     return batch, finished
 
 
-def shape(batch: Batch) -> list[tuple[int, int, int]]:
+def shape(batch: ScheduledBatch) -> list[tuple[int, int, int]]:
     return [(chunk.sequence.id, chunk.start, chunk.stop) for chunk in batch.chunks]
 
 
@@ -110,7 +110,7 @@ def test_a_preempted_sequence_finds_its_own_prefix_again() -> None:
     scheduler.submit(sequence(2, [2] * 8, max_tokens=12))
     while not scheduler.num_preemptions and scheduler.has_work:
         step(scheduler)
-    assert scheduler.waiting.first.id == 2
+    assert scheduler.waiting.next.id == 2
     while scheduler.has_work:
         step(scheduler)
     assert scheduler.prefix_hit_tokens > 0
@@ -156,7 +156,7 @@ def test_only_what_is_scored_has_to_be_computed_again() -> None:
 
 @pytest.mark.parametrize(
     ("prompt", "max_tokens", "words"),
-    [(64, 1, "64 tokens and 1 new ones do not fit in 64 tokens"), (0, 1, "empty"), (1, 64, "lower max_tokens")],
+    [(64, 1, "64 tokens plus max_tokens 1 does not fit in 64 tokens"), (0, 1, "empty"), (1, 64, "lower max_tokens")],
 )
 def test_what_could_never_finish_is_refused(prompt: int, max_tokens: int, words: str) -> None:
     scheduler = Scheduler(limits())
@@ -166,7 +166,7 @@ def test_what_could_never_finish_is_refused(prompt: int, max_tokens: int, words:
 
 
 def test_a_cache_smaller_than_the_context_is_named() -> None:
-    with pytest.raises(BadInput, match="a cache of 3 blocks"):
+    with pytest.raises(BadInput, match="a KV cache of 3 blocks"):
         Scheduler(limits(num_blocks=3)).submit(sequence(1, [1] * 12, 1))
 
 
@@ -231,7 +231,7 @@ class AnyOrder(RuleBasedStateMachine):
             if chunk.is_sampled and (chunk.sequence.max_tokens == 0 or self.scheduler.append(chunk.sequence, token)):
                 self.end(chunk.sequence)
 
-    def check_decodes_are_served(self, batch: Batch) -> None:
+    def check_decodes_are_served(self, batch: ScheduledBatch) -> None:
         served = {chunk.sequence.id for chunk in batch.chunks}
         assert all(found.id in served for found in self.scheduler.running if found.num_output)
 

@@ -29,18 +29,18 @@ from windlass.fleet.protocol.channel import (
     dial,
     keep_alive,
 )
-from windlass.fleet.protocol.handshake import MAX_HELLO_BYTES, REFUSED, ROOT, WORKER, Handshake, Keys, NotAdmitted
-from windlass.fleet.protocol.messages import Beat, EndEpoch, FromRoot, Goodbye, NoNote, Note
+from windlass.fleet.protocol.handshake import MAX_HELLO_BYTES, PROOF_REFUSED, ROOT, WORKER, Handshake, NotAdmitted, SigningKeys
+from windlass.fleet.protocol.messages import EndEpoch, EpochKeyFound, EpochKeyMissing, FromRoot, Goodbye, Heartbeat
 from windlass.fleet.protocol.secret import read_secret, warning
 
 pytestmark = pytest.mark.pure
 
 SECRET, OTHER = b"sixteen bytes and more", b"sixteen other bytes!"
 messages = st.one_of(
-    st.builds(Note, st.integers(0, 2**40), st.binary(max_size=300)),
-    st.builds(NoNote, st.integers(0, 9), st.text(max_size=40)),
+    st.builds(EpochKeyFound, st.integers(0, 2**40), st.binary(max_size=300)),
+    st.builds(EpochKeyMissing, st.integers(0, 9), st.text(max_size=40)),
     st.builds(EndEpoch, st.integers(0, 9)),
-    st.just(Beat()),
+    st.just(Heartbeat()),
 )
 
 
@@ -60,7 +60,7 @@ class Written:
         return default
 
 
-KEYS = Keys(b"root's own key", b"worker's own key")
+KEYS = SigningKeys(b"root's own key", b"worker's own key")
 
 
 def frames_of(said: list[Any]) -> list[bytes]:
@@ -83,7 +83,7 @@ def heard(pieces: list[bytes]) -> tuple[list[Any], str]:
         for piece in pieces:
             reader.feed_data(piece)
         reader.feed_eof()
-        listener: Any = Channel(reader, Written(), Keys(KEYS.theirs, KEYS.mine), FromRoot)  # type: ignore[arg-type]
+        listener: Any = Channel(reader, Written(), SigningKeys(KEYS.theirs, KEYS.mine), FromRoot)  # type: ignore[arg-type]
         found: list[Any] = []
         while True:
             try:
@@ -133,18 +133,18 @@ def test_frames_cannot_be_said_again_left_out_or_swapped(said: list[Any], data: 
     for changed in (frames[: first + 1] + frames[first:], frames[:first] + frames[first + 1 :], swapped):
         found, why = heard(changed)
         assert found == said[: len(found)] and len(found) <= first + 1
-        assert "not signed" in why
+        assert "the signature of frame" in why
 
 
 def test_a_key_travels_covered_and_both_sides_know_it() -> None:
     one: Any = Channel(None, Written(), KEYS, FromRoot)  # type: ignore[arg-type]
-    other: Any = Channel(None, Written(), Keys(KEYS.theirs, KEYS.mine), FromRoot)  # type: ignore[arg-type]
-    stranger: Any = Channel(None, Written(), Keys(KEYS.theirs, b"another"), FromRoot)  # type: ignore[arg-type]
+    other: Any = Channel(None, Written(), SigningKeys(KEYS.theirs, KEYS.mine), FromRoot)  # type: ignore[arg-type]
+    stranger: Any = Channel(None, Written(), SigningKeys(KEYS.theirs, b"another"), FromRoot)  # type: ignore[arg-type]
     key = bytes(range(32))
-    covered = one.covered(key, "key of epoch 1")
-    assert covered != key != one.covered(key, "key of epoch 2") != covered
-    assert other.covered(covered, "key of epoch 1") == key
-    assert stranger.covered(covered, "key of epoch 1") != key
+    covered = one.mask_key(key, "key of epoch 1")
+    assert covered != key != one.mask_key(key, "key of epoch 2") != covered
+    assert other.mask_key(covered, "key of epoch 1") == key
+    assert stranger.mask_key(covered, "key of epoch 1") != key
 
 
 @given(st.binary(max_size=400))
@@ -156,10 +156,10 @@ def test_other_bytes_are_no_message(garbage: bytes) -> None:
 def test_one_direction_is_not_the_other() -> None:
     """What a side has said, given back to it."""
     writer = Written()
-    worker: Any = Channel(None, writer, Keys(KEYS.theirs, KEYS.mine), FromRoot)  # type: ignore[arg-type]
-    worker.post(Beat())
+    worker: Any = Channel(None, writer, SigningKeys(KEYS.theirs, KEYS.mine), FromRoot)  # type: ignore[arg-type]
+    worker.post(Heartbeat())
     found, why = heard([writer.data])
-    assert found == [] and "not signed" in why
+    assert found == [] and "the signature of frame" in why
 
 
 @pytest.mark.parametrize("length", [0, TAG_BYTES - 1, MAX_FRAME_BYTES + TAG_BYTES + 1, 2**32 - 1])
@@ -170,19 +170,19 @@ def test_a_length_that_cannot_be_is_refused_before_anything_is_read(length: int)
 
 def test_a_signed_word_that_is_none_ends_the_connection() -> None:
     writer = Written()
-    seal = channel_module.Seal(KEYS.mine)
+    seal = channel_module.FrameSigner(KEYS.mine)
     writer.write(seal.frame(msgspec.msgpack.encode(["Unheard", 1])))
-    assert "a message that is none" in heard([writer.data])[1]
+    assert "cannot be decoded" in heard([writer.data])[1]
 
 
 # --- the handshake
 
 
 def shaken(root: Handshake, worker: Handshake) -> None:
-    worker.hear_hello(root.hello)
-    root.hear_hello(worker.hello)
-    worker.hear_proof(root.proof())
-    root.hear_proof(worker.proof())
+    worker.receive_hello(root.hello)
+    root.receive_hello(worker.hello)
+    worker.receive_proof(root.proof())
+    root.receive_proof(worker.proof())
 
 
 def test_both_have_the_same_keys_and_nobody_else_has() -> None:
@@ -199,36 +199,36 @@ def test_the_secret_must_be_the_same() -> None:
     with pytest.raises(NotAdmitted, match="the root does not know the secret"):
         shaken(root, worker)
     with pytest.raises(NotAdmitted, match="the worker has another secret"):
-        root.hear_proof(REFUSED)
+        root.receive_proof(PROOF_REFUSED)
 
 
 def test_versions_must_be_the_same_and_both_are_named() -> None:
     root, worker = Handshake(SECRET, ROOT, "0.9 (protocol 7)"), Handshake(SECRET, WORKER, "1.0\n\x1b[31m" + "x" * 99)
     with pytest.raises(NotAdmitted, match=r"the worker is Windlass 1\.0\\n\\x1b\[31mx+, this root 0\.9 \(protocol 7\)") as raised:
-        root.hear_hello(worker.hello)
+        root.receive_hello(worker.hello)
     assert str(raised.value).isprintable() and len(str(raised.value)) < 200
     with pytest.raises(NotAdmitted, match=r"the root is Windlass 0\.9"):
-        worker.hear_hello(root.hello)
+        worker.receive_hello(root.hello)
 
 
 def test_a_proof_is_of_no_use_again_nor_to_the_other_side() -> None:
     root, worker = Handshake(SECRET, ROOT), Handshake(SECRET, WORKER)
     shaken(root, worker)
     later = Handshake(SECRET, WORKER)
-    later.hear_hello(root.hello)  # all that was heard is said again
+    later.receive_hello(root.hello)  # all that was heard is said again
     with pytest.raises(NotAdmitted):
-        later.hear_proof(root.proof())
+        later.receive_proof(root.proof())
     mirrored = Handshake(SECRET, ROOT)
-    mirrored.hear_hello(mirrored.hello)  # a stranger that gives back what it hears
+    mirrored.receive_hello(mirrored.hello)  # a stranger that gives back what it hears
     with pytest.raises(NotAdmitted):
-        mirrored.hear_proof(mirrored.proof())
+        mirrored.receive_proof(mirrored.proof())
 
 
 @given(st.data())
 def test_no_other_bytes_are_a_proof(data: st.DataObject) -> None:
     root, worker = Handshake(SECRET, ROOT), Handshake(SECRET, WORKER)
-    worker.hear_hello(root.hello)
-    root.hear_hello(worker.hello)
+    worker.receive_hello(root.hello)
+    root.receive_hello(worker.hello)
     proof = root.proof()
     at = data.draw(st.integers(0, len(proof) - 1))
     changed = data.draw(
@@ -240,13 +240,13 @@ def test_no_other_bytes_are_a_proof(data: st.DataObject) -> None:
         )
     )
     with pytest.raises(NotAdmitted):
-        worker.hear_proof(changed)
+        worker.receive_proof(changed)
 
 
 @given(st.binary(max_size=80))
 def test_no_other_bytes_are_a_hello(data: bytes) -> None:
     with pytest.raises(NotAdmitted):
-        Handshake(SECRET, WORKER).hear_hello(data)
+        Handshake(SECRET, WORKER).receive_hello(data)
 
 
 # --- over sockets
@@ -284,7 +284,7 @@ async def ask(port: int, secret: bytes = SECRET, seconds: float = HUNG_SECONDS) 
     found = await dial("127.0.0.1", port, secret, seconds)
     await found.send(Goodbye("done"))
     found.close()
-    return found.own_address, found.address
+    return found.local_address, found.address
 
 
 def test_root_and_worker_meet() -> None:
@@ -301,8 +301,8 @@ def test_another_secret_is_told_to_both() -> None:
     ("answer", "kind", "words"),
     [
         (b"", ChannelLost, "closed"),
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", NotAdmitted, "does not speak as Windlass does"),
-        ((MAX_HELLO_BYTES + 1).to_bytes(4, "big") + bytes(600), NotAdmitted, "does not speak as Windlass does"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", NotAdmitted, "does not speak Windlass"),
+        ((MAX_HELLO_BYTES + 1).to_bytes(4, "big") + bytes(600), NotAdmitted, "does not speak Windlass"),
         ((30).to_bytes(4, "big") + bytes(10), ChannelLost, "closed"),
     ],
 )
@@ -370,7 +370,7 @@ def test_silence_ends_a_channel_and_life_does_not(monkeypatch: pytest.MonkeyPatc
     assert kept_alive(silent, 3600.0) == 4.25
     assert isinstance(silent.end, ChannelLost) and "nothing was heard for 4.2 s" in str(silent.end)
     assert kept_alive(heard_of, 3600.0) == 3600.0 and isinstance(heard_of.end, TimeoutError)
-    assert len(silent.posted) == 5 and heard_of.posted == [Beat()] * 3600
+    assert len(silent.posted) == 5 and heard_of.posted == [Heartbeat()] * 3600
 
 
 def test_a_process_that_slept_itself_hears_what_came_meanwhile_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -404,9 +404,9 @@ def test_a_long_frame_is_no_silence_and_waiting_for_ourselves_is_none_either(mon
 
     async def listen() -> None:
         reader = asyncio.StreamReader()
-        listener: Any = Channel(reader, Written(), Keys(KEYS.theirs, KEYS.mine), FromRoot)  # type: ignore[arg-type]
+        listener: Any = Channel(reader, Written(), SigningKeys(KEYS.theirs, KEYS.mine), FromRoot)  # type: ignore[arg-type]
         assert listener.silent_seconds == 0.0  # nobody listens yet
-        (frame,) = frames_of([Note(1, bytes(5000))])
+        (frame,) = frames_of([EpochKeyFound(1, bytes(5000))])
         receiving = asyncio.create_task(listener.receive())
         for start in range(0, len(frame), 1000):
             await asyncio.sleep(3.0)

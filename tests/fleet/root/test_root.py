@@ -29,14 +29,13 @@ from windlass.core.layout import Layout  # noqa: E402
 from windlass.core.ranks.epoch import EpochPlan, Node  # noqa: E402
 from windlass.core.request import GREEDY, Request, Sampling  # noqa: E402
 from windlass.core.rule import stored_tensors  # noqa: E402
-from windlass.engine.client.client import InProcessClient  # noqa: E402
-from windlass.engine.load import load_model  # noqa: E402
+from windlass.engine.client.client import LocalClient  # noqa: E402
 from windlass.families import describe, rules  # noqa: E402
 from windlass.fleet.root import root as root_module  # noqa: E402
 from windlass.fleet.root import state_machine as events  # noqa: E402
 from windlass.fleet.root.client import FleetClient  # noqa: E402
 from windlass.fleet.root.root import Fleet  # noqa: E402
-from windlass.fleet.transfer.send import Sending  # noqa: E402
+from windlass.fleet.transfer.send import CheckpointSender  # noqa: E402
 
 LENGTH = 700
 REQUESTS = [
@@ -78,7 +77,7 @@ def planned(nodes: Sequence[Node]) -> EpochPlan:
     return EpochPlan(layout=Layout(tp=len(nodes)), nodes=tuple(range(len(nodes))), shares=(2.0, 1.0)[: len(nodes)])
 
 
-class Elsewhere(Sending):
+class Elsewhere(CheckpointSender):
     """The worker does not find the files where the root has them: they have to be sent."""
 
     def __init__(self, path: Path) -> None:
@@ -156,7 +155,7 @@ def alone(model: Path) -> tuple[list[list[int]], list[float]]:
     """What one undisturbed engine answers."""
 
     async def run() -> tuple[list[list[int]], list[float]]:
-        client = InProcessClient(*load_model(launch_of(model)))
+        client = LocalClient(launch_of(model))
         answers: list[list[int]] = []
         logprobs: list[float] = []
         for number, request in enumerate(REQUESTS):
@@ -191,7 +190,7 @@ def test_requests_go_on_through_whatever_happens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A worker is killed, comes back, and has its rank stopped, all under the same two requests."""
-    monkeypatch.setattr(root_module, "Sending", Elsewhere)
+    monkeypatch.setattr(root_module, "CheckpointSender", Elsewhere)
     name = f"127.0.0.1:{worker.port}"
 
     async def run() -> None:
@@ -200,7 +199,7 @@ def test_requests_go_on_through_whatever_happens(
             assert (name, "receiving") in found.progress
             details = (await found.client.info()).details
             assert (details["layout"], details["nodes"], details["epoch"]) == ("tp=2", f"root, {name}", "1")
-            beats = await found.fleet.beats()
+            beats = await found.fleet.heartbeats()
             assert sorted(beats) == [0, 1]
             tasks = [asyncio.create_task(found.keep_asking(number, alone)) for number in range(len(REQUESTS))]
 
@@ -217,7 +216,7 @@ def test_requests_go_on_through_whatever_happens(
             try:
                 await found.until_line(f"{name} is back")
                 await found.until_line("epoch 3 is ready: tp=2")
-                assert any("are here already" in line for line in back.lines()), "what it was sent it still has"
+                assert any("are cached" in line for line in back.lines()), "what it was sent it still has"
 
                 again_from = found.count
                 await found.until(lambda: found.count > again_from + 30)

@@ -8,28 +8,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from windlass.fleet.root.events import (
+    Action,
+    EngineExited,
+    EngineReleased,
+    EngineRequested,
+    EpochReady,
+    EpochStartFailed,
+    Event,
+    FailRequests,
+    FleetState,
+    RankExited,
+    StartEpoch,
+    StopEpoch,
+    Tick,
+    WorkerJoined,
+    WorkerLost,
+    WorkerState,
+)
 from windlass.fleet.root.state_machine import (
     FIRST_SECONDS,
     FORGIVEN_SECONDS,
     LONGEST_PAUSE_SECONDS,
     STEADY_SECONDS,
     SUSPECT_SECONDS,
-    Action,
-    BecameReady,
-    Begin,
-    Came,
-    CouldNotBegin,
-    End,
-    EngineEnded,
-    Event,
-    Gone,
-    RankEnded,
-    Refuse,
-    State,
-    Tick,
-    Unwanted,
-    Wanted,
-    Worker,
     next_action,
     pause_seconds,
 )
@@ -40,21 +42,21 @@ LOST = "GroupLost"
 NAMES = ("a", "b")
 
 
-def states(names: tuple[str, ...] = NAMES) -> State:
-    return State(workers=tuple(Worker(name=name) for name in names))
+def states(names: tuple[str, ...] = NAMES) -> FleetState:
+    return FleetState(workers=tuple(WorkerState(name=name) for name in names))
 
 
 def shown(action: Action) -> Any:
     match action:
-        case Begin():
+        case StartEpoch():
             return "begin", action.members
-        case End():
+        case StopEpoch():
             return "moved" if action.blameless else "broke"
-        case Refuse():
+        case FailRequests():
             return "refuse"
 
 
-def played(story: list[tuple[float, Event, list[Any]]], state: State | None = None) -> State:
+def played(story: list[tuple[float, Event, list[Any]]], state: FleetState | None = None) -> FleetState:
     """Every event at its second, and what must follow it."""
     found = state or states()
     for number, (now, event, expected) in enumerate(story):
@@ -64,95 +66,95 @@ def played(story: list[tuple[float, Event, list[Any]]], state: State | None = No
 
 
 RUNNING: list[tuple[float, Event, list[Any]]] = [
-    (0, Wanted(), []),
-    (1, Came(name="a"), []),
-    (2, Came(name="b"), [("begin", ("a", "b"))]),
-    (8, BecameReady(), []),
+    (0, EngineRequested(), []),
+    (1, WorkerJoined(name="a"), []),
+    (2, WorkerJoined(name="b"), [("begin", ("a", "b"))]),
+    (8, EpochReady(), []),
 ]
 
 
-def gone(name: str, words: str = "nothing was heard for 4.1 s") -> Gone:
-    return Gone(name=name, words=words)
+def gone(name: str, reason: str = "nothing was heard for 4.1 s") -> WorkerLost:
+    return WorkerLost(name=name, reason=reason)
 
 
-def ended(name: str, kind: str = "") -> RankEnded:
-    return RankEnded(name=name, kind=kind, words="was ended by SIGSEGV")
+def ended(name: str, kind: str = "") -> RankExited:
+    return RankExited(name=name, kind=kind, reason="was ended by SIGSEGV")
 
 
 STORIES: dict[str, list[tuple[float, Event, list[Any]]]] = {
     "the first epoch waits for all": RUNNING,
     "nothing begins unasked": [
-        (0, Came(name="a"), []),
-        (0, Came(name="b"), []),
+        (0, WorkerJoined(name="a"), []),
+        (0, WorkerJoined(name="b"), []),
         (100, Tick(), []),
-        (101, Wanted(), [("begin", NAMES)]),
+        (101, EngineRequested(), [("begin", NAMES)]),
     ],
     "a worker that never answers is named": [
-        (0, Wanted(), []),
-        (1, Came(name="a"), []),
+        (0, EngineRequested(), []),
+        (1, WorkerJoined(name="a"), []),
         (2, gone("b", "b:9998: Connection refused"), []),
         (FIRST_SECONDS - 1, Tick(), []),
         (FIRST_SECONDS, Tick(), ["refuse"]),
         (FIRST_SECONDS + 1, Tick(), []),
-        (FIRST_SECONDS + 2, Wanted(), []),
-        (FIRST_SECONDS + 3, Came(name="b"), [("begin", NAMES)]),
+        (FIRST_SECONDS + 2, EngineRequested(), []),
+        (FIRST_SECONDS + 3, WorkerJoined(name="b"), [("begin", NAMES)]),
     ],
     "one with another secret is named at once": [
-        (0, Wanted(), []),
-        (1, Gone(name="a", words="a: another secret", is_refused=True), ["refuse"]),
+        (0, EngineRequested(), []),
+        (1, WorkerLost(name="a", reason="a: another secret", is_refused=True), ["refuse"]),
     ],
     "a worker that is lost before anything ran is waited for": [
         *RUNNING[:3],
         (3, gone("b"), ["moved"]),
-        (3, Wanted(), []),
-        (10, Came(name="b"), [("begin", NAMES)]),
+        (3, EngineRequested(), []),
+        (10, WorkerJoined(name="b"), [("begin", NAMES)]),
     ],
     "a dead worker: on with who is left, and back when it is steady": [
         *RUNNING,
         (20, gone("b"), ["moved"]),
-        (20, Wanted(), [("begin", ("a",))]),
-        (25, BecameReady(), []),
+        (20, EngineRequested(), [("begin", ("a",))]),
+        (25, EpochReady(), []),
         (30, gone("b", "connection refused"), []),
-        (40, Came(name="b"), []),
+        (40, WorkerJoined(name="b"), []),
         (40 + STEADY_SECONDS - 0.1, Tick(), []),
         (40 + STEADY_SECONDS, Tick(), ["moved"]),
-        (40 + STEADY_SECONDS, Wanted(), [("begin", NAMES)]),
+        (40 + STEADY_SECONDS, EngineRequested(), [("begin", NAMES)]),
     ],
     "one that comes back while others start is worth starting anew": [
         *RUNNING,
         (20, gone("b"), ["moved"]),
-        (20, Wanted(), [("begin", ("a",))]),
-        (21, Came(name="b"), []),
+        (20, EngineRequested(), [("begin", ("a",))]),
+        (21, WorkerJoined(name="b"), []),
         (21 + STEADY_SECONDS, Tick(), ["moved"]),
     ],
     "one that was not in the last epoch must prove itself": [
         *RUNNING,
         (20, gone("b"), ["moved"]),
-        (20, Wanted(), [("begin", ("a",))]),
-        (21, Came(name="b"), []),
+        (20, EngineRequested(), [("begin", ("a",))]),
+        (21, WorkerJoined(name="b"), []),
         (22, gone("a"), ["moved"]),
-        (22, Wanted(), [("begin", ())]),
+        (22, EngineRequested(), [("begin", ())]),
     ],
     "ranks that complain are not to blame; who is silent is": [
         *RUNNING,
         (20, ended("a", LOST), []),
-        (20, EngineEnded(kind=LOST, words="rank 0 lost another"), []),
+        (20, EngineExited(kind=LOST, reason="rank 0 lost another"), []),
         (23, Tick(), []),
         (24, gone("b"), ["moved"]),
-        (24, Wanted(), [("begin", ("a",))]),
+        (24, EngineRequested(), [("begin", ("a",))]),
     ],
     "where nobody turns out to be gone, it begins anew with the same": [
         *RUNNING,
-        (20, EngineEnded(kind=LOST, words="rank 0 lost another"), []),
+        (20, EngineExited(kind=LOST, reason="rank 0 lost another"), []),
         (20 + SUSPECT_SECONDS - 0.1, Tick(), []),
         (20 + SUSPECT_SECONDS, Tick(), ["moved"]),
-        (25, Wanted(), [("begin", NAMES)]),
+        (25, EngineRequested(), [("begin", NAMES)]),
     ],
     "an engine that lost others has not crashed when it ends for that": [
         *RUNNING,
-        (20, EngineEnded(kind=LOST, words="rank 0 lost another"), []),
-        (20.1, EngineEnded(kind="", words="the process ended with status 1"), []),
-        (24.2, EngineEnded(kind="Stuck", words="no sign of life"), []),
+        (20, EngineExited(kind=LOST, reason="rank 0 lost another"), []),
+        (20.1, EngineExited(kind="", reason="the process ended with status 1"), []),
+        (24.2, EngineExited(kind="Stuck", reason="no sign of life"), []),
         (20 + SUSPECT_SECONDS, Tick(), ["moved"]),
     ],
     "machines that cannot reach each other from the beginning are told of": [
@@ -164,63 +166,63 @@ STORIES: dict[str, list[tuple[float, Event, list[Any]]]] = {
         *RUNNING,
         (20, ended("a", LOST), []),
         (25, Tick(), ["moved"]),
-        (25, Wanted(), [("begin", NAMES)]),
+        (25, EngineRequested(), [("begin", NAMES)]),
         (30, ended("a", LOST), []),
         (35, Tick(), ["moved"]),
-        (35, Wanted(), [("begin", ("b",))]),
-        (36, EngineEnded(kind=LOST, words=""), []),
+        (35, EngineRequested(), [("begin", ("b",))]),
+        (36, EngineExited(kind=LOST, reason=""), []),
         (41, Tick(), ["broke"]),
     ],
     "a rank that crashes may be a request's fault": [
         *RUNNING,
         (20, ended("a"), ["broke"]),
-        (20, Wanted(), [("begin", NAMES)]),
-        (22, BecameReady(), []),
+        (20, EngineRequested(), [("begin", NAMES)]),
+        (22, EpochReady(), []),
         (30, ended("a"), ["broke"]),
-        (30, Wanted(), [("begin", ("b",))]),
+        (30, EngineRequested(), [("begin", ("b",))]),
         (36, Tick(), []),
-        (37, BecameReady(), []),
+        (37, EpochReady(), []),
         (41, Tick(), []),
         (42, Tick(), ["moved"]),
     ],
-    "a stuck one is not": [*RUNNING, (20, ended("b", "Stuck"), ["moved"]), (20, Wanted(), [("begin", NAMES)])],
-    "one of this machine is nobody's": [*RUNNING, (20, ended(""), ["broke"]), (20, Wanted(), [("begin", NAMES)])],
-    "an engine that crashes": [*RUNNING, (20, EngineEnded(kind="", words="SIGABRT"), ["broke"]), (21, Tick(), [])],
+    "a stuck one is not": [*RUNNING, (20, ended("b", "Stuck"), ["moved"]), (20, EngineRequested(), [("begin", NAMES)])],
+    "one of this machine is nobody's": [*RUNNING, (20, ended(""), ["broke"]), (20, EngineRequested(), [("begin", NAMES)])],
+    "an engine that crashes": [*RUNNING, (20, EngineExited(kind="", reason="SIGABRT"), ["broke"]), (21, Tick(), [])],
     "what does not fit is refused, and tried again when it is asked for": [
         *RUNNING,
         (20, gone("b"), ["moved"]),
-        (20, Wanted(), [("begin", ("a",))]),
-        (21, CouldNotBegin(words="7 bytes short"), ["moved", "refuse"]),
-        (30, Came(name="b"), []),
+        (20, EngineRequested(), [("begin", ("a",))]),
+        (21, EpochStartFailed(reason="7 bytes short"), ["moved", "refuse"]),
+        (30, WorkerJoined(name="b"), []),
         (40, Tick(), []),
-        (41, Wanted(), [("begin", NAMES)]),
+        (41, EngineRequested(), [("begin", NAMES)]),
     ],
     "a worker that cannot be prepared: the first time it is said": [
         *RUNNING[:3],
-        (3, CouldNotBegin(words="the disk is full", name="b"), ["moved", "refuse"]),
+        (3, EpochStartFailed(reason="the disk is full", name="b"), ["moved", "refuse"]),
     ],
     "later the others go on, and it is left out for a while": [
         *RUNNING,
         (20, gone("b"), ["moved"]),
-        (20, Wanted(), [("begin", ("a",))]),
-        (22, BecameReady(), []),
-        (30, Came(name="b"), []),
+        (20, EngineRequested(), [("begin", ("a",))]),
+        (22, EpochReady(), []),
+        (30, WorkerJoined(name="b"), []),
         (33, Tick(), ["moved"]),
-        (33, Wanted(), [("begin", NAMES)]),
-        (34, CouldNotBegin(words="the disk is full", name="b"), ["moved"]),
-        (34, Wanted(), [("begin", ("a",))]),
-        (36, BecameReady(), []),
+        (33, EngineRequested(), [("begin", NAMES)]),
+        (34, EpochStartFailed(reason="the disk is full", name="b"), ["moved"]),
+        (34, EngineRequested(), [("begin", ("a",))]),
+        (36, EpochReady(), []),
         (40, Tick(), []),
         (45, Tick(), ["moved"]),
     ],
-    "nothing is left of what nobody wants": [*RUNNING, (20, Unwanted(), ["moved"]), (21, gone("a"), []), (22, Tick(), [])],
+    "nothing is left of what nobody wants": [*RUNNING, (20, EngineReleased(), ["moved"]), (21, gone("a"), []), (22, Tick(), [])],
     "what comes late is nothing": [
         *RUNNING,
         (20, gone("a"), ["moved"]),
         (20, ended("b", LOST), []),
-        (21, EngineEnded(kind=LOST, words=""), []),
-        (21, CouldNotBegin(words="x"), []),
-        (22, BecameReady(), []),
+        (21, EngineExited(kind=LOST, reason=""), []),
+        (21, EpochStartFailed(reason="x"), []),
+        (22, EpochReady(), []),
     ],
 }
 
@@ -236,14 +238,16 @@ def test_a_worker_that_fails_again_and_again_is_left_out_longer_and_longer() -> 
     assert pauses == sorted(pauses) and pauses[-1] == LONGEST_PAUSE_SECONDS
     state, now, waited = played(RUNNING), 20.0, []
     for _ in range(5):
-        state = played([(now, gone("b"), ["moved"]), (now, Wanted(), [("begin", ("a",))]), (now, BecameReady(), [])], state)
-        state = played([(now + 1, Came(name="b"), [])], state)
+        state = played(
+            [(now, gone("b"), ["moved"]), (now, EngineRequested(), [("begin", ("a",))]), (now, EpochReady(), [])], state
+        )
+        state = played([(now + 1, WorkerJoined(name="b"), [])], state)
         began = now
         while not (actions := next_action(state, Tick(), now)[1]):
             now += 0.5
         waited.append(now - began)
         assert [shown(action) for action in actions] == ["moved"]
-        state = played([(now, Tick(), ["moved"]), (now, Wanted(), [("begin", NAMES)]), (now, BecameReady(), [])], state)
+        state = played([(now, Tick(), ["moved"]), (now, EngineRequested(), [("begin", NAMES)]), (now, EpochReady(), [])], state)
     assert waited == [4.0, 5.0, 10.0, 20.0, 40.0]
     now += FORGIVEN_SECONDS
     state = played([(now, Tick(), []), (now, gone("b"), ["moved"])], state)
@@ -253,21 +257,21 @@ def test_a_worker_that_fails_again_and_again_is_left_out_longer_and_longer() -> 
 def test_why_is_said() -> None:
     state = played(RUNNING)
     _, (end,) = next_action(state, gone("b"), 20)
-    assert isinstance(end, End) and end.words == "b is gone (nothing was heard for 4.1 s)"
+    assert isinstance(end, StopEpoch) and end.reason == "b is lost (nothing was heard for 4.1 s)"
     _, (end,) = next_action(state, ended("a"), 20)
-    assert isinstance(end, End) and end.words == "a rank at a was ended by SIGSEGV"
+    assert isinstance(end, StopEpoch) and end.reason == "a rank of a was ended by SIGSEGV"
 
 
 def events() -> st.SearchStrategy[Event]:
     names = st.sampled_from(NAMES)
     kinds = st.sampled_from(["", LOST, "Stuck", "DoesNotFit"])
     return st.one_of(
-        names.map(lambda name: Came(name=name)),
+        names.map(lambda name: WorkerJoined(name=name)),
         names.map(gone),
-        st.builds(RankEnded, name=st.sampled_from(["", *NAMES]), kind=kinds, words=st.just("x")),
-        st.builds(EngineEnded, kind=kinds, words=st.just("x")),
-        st.builds(CouldNotBegin, words=st.just("x"), name=st.sampled_from(["", *NAMES])),
-        st.sampled_from([Wanted(), Unwanted(), BecameReady(), Tick(), Tick(), Tick()]),
+        st.builds(RankExited, name=st.sampled_from(["", *NAMES]), kind=kinds, reason=st.just("x")),
+        st.builds(EngineExited, kind=kinds, reason=st.just("x")),
+        st.builds(EpochStartFailed, reason=st.just("x"), name=st.sampled_from(["", *NAMES])),
+        st.sampled_from([EngineRequested(), EngineReleased(), EpochReady(), Tick(), Tick(), Tick()]),
     )
 
 
@@ -277,21 +281,21 @@ def test_whatever_happens_epochs_follow_each_other(happened: list[tuple[float, E
     state, now, open_epoch, is_asked, last = states(), 0.0, 0, False, 0
     for pause, event in happened:
         now += pause
-        is_asked = is_asked or isinstance(event, Wanted)
+        is_asked = is_asked or isinstance(event, EngineRequested)
         state, actions = next_action(state, event, now)
         for action in actions:
             match action:
-                case Begin():
+                case StartEpoch():
                     assert not open_epoch and is_asked and action.number > last
-                    assert all(state.worker(name).is_here for name in action.members)
+                    assert all(state.worker(name).is_connected for name in action.members)
                     open_epoch = last = action.number
-                case End():
+                case StopEpoch():
                     assert open_epoch == action.number
                     open_epoch, is_asked = 0, False
-                case Refuse():
+                case FailRequests():
                     assert not open_epoch
                     is_asked = False
-        if isinstance(event, Unwanted):
+        if isinstance(event, EngineReleased):
             is_asked = False
         assert (state.phase in ("starting", "running")) == bool(open_epoch)
-        assert (state.phase == "wanted") == (is_asked and not open_epoch)
+        assert (state.phase == "requested") == (is_asked and not open_epoch)

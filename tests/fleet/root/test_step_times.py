@@ -6,7 +6,7 @@ import pytest
 
 from windlass.core.layout import Layout
 from windlass.core.ranks.address import parse_workers, worker_address
-from windlass.engine.ranks.messages import Beat
+from windlass.engine.ranks.messages import RankHeartbeat
 from windlass.errors import BadInput
 from windlass.fleet.root.step_times import rank_times
 from windlass.parallel.group import Count
@@ -14,8 +14,8 @@ from windlass.parallel.group import Count
 pytestmark = pytest.mark.pure
 
 
-def beat(num_steps: int, seconds: float, **counts: Count) -> Beat:
-    return Beat(num_steps, num_steps, seconds, {name.replace("_", " ", 1): count for name, count in counts.items()})
+def beat(num_steps: int, seconds: float, **counts: Count) -> RankHeartbeat:
+    return RankHeartbeat(num_steps, num_steps, seconds, {name.replace("_", " ", 1): count for name, count in counts.items()})
 
 
 def test_who_comes_last_does_not_wait() -> None:
@@ -65,11 +65,11 @@ def test_addresses(text: str, expected: tuple[str, int]) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("a:b", "no address"),
-        ("a:0", "no address"),
-        (":9", "no address"),
-        ("a:²", "no address"),
-        ("fd00::7", "no address"),
+        ("a:b", "takes HOST:PORT"),
+        ("a:0", "no port"),
+        (":9", "takes HOST:PORT"),
+        ("a:²", "takes HOST:PORT"),
+        ("fd00::7", "takes HOST:PORT"),
         (",", "no machine"),
         ("a,a:9998", "twice"),
     ],

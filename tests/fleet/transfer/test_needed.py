@@ -24,9 +24,9 @@ from windlass.core.layout import Layout  # noqa: E402
 from windlass.core.ranks.epoch import EpochPlan  # noqa: E402
 from windlass.core.scheme import scheme  # noqa: E402
 from windlass.errors import BadCheckpoint  # noqa: E402
-from windlass.fleet.transfer.cache import Cache  # noqa: E402
+from windlass.fleet.transfer.cache import WeightCache  # noqa: E402
 from windlass.fleet.transfer.needed import needed, placement_of  # noqa: E402
-from windlass.fleet.transfer.send import Sending  # noqa: E402
+from windlass.fleet.transfer.send import CheckpointSender  # noqa: E402
 from windlass.kernels.packing.panels import Panels  # noqa: E402
 from windlass.nn import Decoder, ModelShard  # noqa: E402
 from windlass.parallel.groups import Groups  # noqa: E402
@@ -117,16 +117,16 @@ def as_bytes(tensor: Any) -> Any:
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
-def received(sending: Sending, slices: list[Slice], folder: Path) -> OpenedModel:
+def received(sending: CheckpointSender, slices: list[Slice], folder: Path) -> OpenedModel:
     """As if it had come over the network."""
-    with Cache(folder).using(sending.catalogue) as use:
+    with WeightCache(folder).using(sending.catalogue) as use:
         for piece in sending.pieces(use.missing(slices)):
             use.keep(piece)
         return open_partial(Path(use.store(slices)))
 
 
 def check(path: Path, folder: Path, chosen: tuple[str, ...] = ()) -> None:
-    sending, opened = Sending(path), open_model(path)
+    sending, opened = CheckpointSender(path), open_model(path)
     assert set(chosen) <= ways(opened).keys()
     for way, (layout, shares, stages) in ways(opened).items():
         if chosen and way not in chosen:
@@ -160,7 +160,7 @@ def check(path: Path, folder: Path, chosen: tuple[str, ...] = ()) -> None:
     sending.close()
 
 
-def whole_bytes(opened: OpenedModel, sending: Sending) -> int:
+def whole_bytes(opened: OpenedModel, sending: CheckpointSender) -> int:
     layout = Layout()
     return sending.num_bytes(needed(opened, placement_of(opened, layout), layout, 0))
 
@@ -193,13 +193,13 @@ def test_blocks_of_256(kind: str, makers: Any, monkeypatch: pytest.MonkeyPatch, 
 
 
 @pytest.fixture
-def sending(makers: Any, tmp_path: Path) -> Iterator[Sending]:
-    made = Sending(makers[0].make(tmp_path / "model", "llama", intermediate_size=192))
+def sending(makers: Any, tmp_path: Path) -> Iterator[CheckpointSender]:
+    made = CheckpointSender(makers[0].make(tmp_path / "model", "llama", intermediate_size=192))
     yield made
     made.close()
 
 
-def test_columns_do_not_travel_whole(sending: Sending) -> None:
+def test_columns_do_not_travel_whole(sending: CheckpointSender) -> None:
     """A matrix that is cut along its inputs: each rank gets its columns of every row, and no more."""
     plan = EpochPlan(layout=Layout(tp=2), nodes=(0, 1))
     found = [
@@ -209,7 +209,7 @@ def test_columns_do_not_travel_whole(sending: Sending) -> None:
     assert [one.rows for one in found] == [(0, 128), (0, 128)]
 
 
-def test_ranks_together_read_everything_once(sending: Sending) -> None:
+def test_ranks_together_read_everything_once(sending: CheckpointSender) -> None:
     plan = EpochPlan(layout=Layout(tp=2), nodes=(0, 1))
     first, second = (sending.needed(plan, rank) for rank in range(2))
     both = {one.name for one in first if not subtract([one], second)}
@@ -219,11 +219,11 @@ def test_ranks_together_read_everything_once(sending: Sending) -> None:
     assert left == []
 
 
-def test_what_is_missing_is_named(sending: Sending, tmp_path: Path) -> None:
+def test_what_is_missing_is_named(sending: CheckpointSender, tmp_path: Path) -> None:
     plan = EpochPlan(layout=Layout(tp=2), nodes=(0, 1))
     slices = sending.needed(plan, 1)
     gone = next(one for one in slices if one.name.endswith("layers.1.self_attn.q_proj.weight"))
-    with Cache(tmp_path / "cache").using(sending.catalogue) as use:
+    with WeightCache(tmp_path / "cache").using(sending.catalogue) as use:
         for piece in sending.pieces([one for one in slices if one is not gone]):
             use.keep(piece)
         with pytest.raises(BadCheckpoint, match=r"layers\.1\.self_attn\.q_proj\.weight"):
@@ -234,7 +234,7 @@ def test_what_is_missing_is_named(sending: Sending, tmp_path: Path) -> None:
         parts.store.close()
 
 
-def test_other_columns_are_no_numbers(sending: Sending, tmp_path: Path) -> None:
+def test_other_columns_are_no_numbers(sending: CheckpointSender, tmp_path: Path) -> None:
     slices = sending.needed(EpochPlan(layout=Layout(tp=2), nodes=(0, 1)), 1)
     parts = received(sending, slices, tmp_path / "cache")
     name = next(one.name for one in slices if one.name.endswith("layers.0.mlp.down_proj.weight"))

@@ -18,9 +18,9 @@ from safetensors.torch import save_file  # noqa: E402
 
 from windlass.core.layout import Layout  # noqa: E402
 from windlass.core.ranks.epoch import EpochPlan  # noqa: E402
-from windlass.fleet.transfer.cache import Cache, Use  # noqa: E402
-from windlass.fleet.transfer.send import Sending, send  # noqa: E402
-from windlass.fleet.worker.local_checkpoints import LocalModels  # noqa: E402
+from windlass.fleet.transfer.cache import CacheEntry, WeightCache  # noqa: E402
+from windlass.fleet.transfer.send import CheckpointSender, send  # noqa: E402
+from windlass.fleet.worker.local_checkpoints import LocalCheckpoints  # noqa: E402
 from windlass.weights.tensors.slices import Slice, subtract  # noqa: E402
 from windlass.weights.transfer.fingerprint import identity  # noqa: E402
 from windlass.weights.transfer.pieces import PIECE_BYTES, CheckpointPiece, is_intact  # noqa: E402
@@ -53,13 +53,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def sending(model: Path) -> Iterator[Sending]:
-    made = Sending(model)
+def sending(model: Path) -> Iterator[CheckpointSender]:
+    made = CheckpointSender(model)
     yield made
     made.close()
 
 
-def test_pieces_are_small_and_whole(sending: Sending) -> None:
+def test_pieces_are_small_and_whole(sending: CheckpointSender) -> None:
     slices = sending.needed(HALVES, 1)
     pieces = list(sending.pieces(slices))
     assert all(is_intact(piece) and len(piece.data) <= PIECE_BYTES for piece in pieces)
@@ -69,10 +69,10 @@ def test_pieces_are_small_and_whole(sending: Sending) -> None:
     assert subtract(slices, sent) == [] and subtract(sent, slices) == []
 
 
-def test_to_several_at_once(sending: Sending, tmp_path: Path) -> None:
+def test_to_several_at_once(sending: CheckpointSender, tmp_path: Path) -> None:
     """Each at the speed it takes them; nobody waits for another. What is not taken is not read."""
     wanted = {name: sending.needed(HALVES, rank) for rank, name in enumerate(("quick", "slow"))}
-    uses = {name: Cache(tmp_path / name).using(sending.catalogue) for name in wanted}
+    uses = {name: WeightCache(tmp_path / name).using(sending.catalogue) for name in wanted}
     seen: dict[str, list[tuple[int, int]]] = {name: [] for name in wanted}
     slow_may_go_on = asyncio.Event()
 
@@ -97,27 +97,27 @@ def test_to_several_at_once(sending: Sending, tmp_path: Path) -> None:
         use.close()
 
 
-def test_goes_on_where_it_was_cut(sending: Sending, tmp_path: Path) -> None:
+def test_goes_on_where_it_was_cut(sending: CheckpointSender, tmp_path: Path) -> None:
     slices = sending.needed(HALVES, 0)
-    with Cache(tmp_path).using(sending.catalogue) as use:
+    with WeightCache(tmp_path).using(sending.catalogue) as use:
         for number, piece in enumerate(sending.pieces(slices)):
             if number == 3:
                 break
             use.keep(piece)
-    with Cache(tmp_path).using(sending.catalogue) as use:
+    with WeightCache(tmp_path).using(sending.catalogue) as use:
         left = use.missing(slices)
         assert sending.num_bytes(left) == sending.num_bytes(slices) - sum(file.stat().st_size for file in files(use)) + heads(use)
         keep_all(use, sending, left)
         assert use.missing(slices) == []
 
 
-def test_another_layout_asks_for_little(sending: Sending, tmp_path: Path) -> None:
+def test_another_layout_asks_for_little(sending: CheckpointSender, tmp_path: Path) -> None:
     """From halves to unlike parts: only what the larger part has more of is sent."""
     before, after = (
         sending.needed(HALVES, 1),
         sending.needed(EpochPlan(layout=Layout(tp=2), nodes=(0, 1), shares=(0.25, 0.75)), 1),
     )
-    with Cache(tmp_path).using(sending.catalogue) as use:
+    with WeightCache(tmp_path).using(sending.catalogue) as use:
         keep_all(use, sending, use.missing(before))
         left = sending.num_bytes(use.missing(after))
         assert 0.2 * sending.num_bytes(after) < left < 0.45 * sending.num_bytes(after)
@@ -125,16 +125,16 @@ def test_another_layout_asks_for_little(sending: Sending, tmp_path: Path) -> Non
         assert use.store(after)
 
 
-def files(use: Use) -> list[Path]:
+def files(use: CacheEntry) -> list[Path]:
     return list(use.folder.glob("*.piece"))
 
 
-def heads(use: Use) -> int:
+def heads(use: CacheEntry) -> int:
     """Bytes of files that are not weights."""
     return sum(4 + int.from_bytes(file.read_bytes()[:4], "big") for file in files(use))
 
 
-def keep_all(use: Use, sending: Sending, slices: list[Slice]) -> None:
+def keep_all(use: CacheEntry, sending: CheckpointSender, slices: list[Slice]) -> None:
     for piece in sending.pieces(slices):
         use.keep(piece)
 
@@ -169,7 +169,7 @@ def test_a_local_copy_is_found(model: Path, tmp_path: Path) -> None:
     fingerprint = identity(model).fingerprint
     (tmp_path / "models" / "other").mkdir(parents=True)
     (tmp_path / "models" / "other" / "model.safetensors").write_bytes(b"no weights at all")
-    models = LocalModels([tmp_path / "models", tmp_path / "gone"])
+    models = LocalCheckpoints([tmp_path / "models", tmp_path / "gone"])
     assert models.find(fingerprint, "/nowhere/model") is None
     assert models.find(fingerprint, str(model)) == model, "the same path as on the root"
     copy = Path(shutil.copytree(model, tmp_path / "models" / "deep" / "copy"))

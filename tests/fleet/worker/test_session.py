@@ -17,27 +17,27 @@ from windlass.core.launch import Launch, RankJob
 from windlass.core.layout import Layout
 from windlass.core.ranks.epoch import EpochPlan
 from windlass.core.ranks.rendezvous import KEY_BYTES, Meeting
-from windlass.engine.ranks.messages import SECONDS_BETWEEN_BEATS, Beat, framed
+from windlass.engine.ranks.messages import HEARTBEAT_INTERVAL_SECONDS, RankHeartbeat, framed
 from windlass.fleet.protocol.channel import accept
 from windlass.fleet.protocol.messages import (
-    AskBeats,
-    Beats,
     FromRoot,
     FromWorker,
+    Heartbeats,
+    HeartbeatsRequest,
     Joined,
-    NotHeld,
-    PartData,
-    Prepare,
+    PieceData,
+    PiecesRequest,
+    PrepareFailed,
+    PrepareWeights,
     RankEnded,
-    Start,
-    WantParts,
+    StartRanks,
 )
-from windlass.fleet.root.loopback import MemoryWire, Quiet
+from windlass.fleet.root.loopback import MemoryChannel, NullLog
 from windlass.fleet.root.root import Fleet
-from windlass.fleet.transfer.cache import Cache
+from windlass.fleet.transfer.cache import WeightCache
 from windlass.fleet.worker import rank_processes as ranks
 from windlass.fleet.worker import session as session_module
-from windlass.fleet.worker.equipment import Equipment
+from windlass.fleet.worker.config import WorkerConfig
 from windlass.fleet.worker.session import Session
 from windlass.weights.tensors.slices import Slice
 from windlass.weights.transfer.pieces import Catalogue, CheckpointPiece, TensorHeader
@@ -54,11 +54,11 @@ CATALOGUE = Catalogue(
 class Root:
     """The other end of a session's wire."""
 
-    def __init__(self, equipment: Equipment) -> None:
+    def __init__(self, equipment: WorkerConfig) -> None:
         there: asyncio.Queue[FromRoot | None] = asyncio.Queue()
         here: asyncio.Queue[FromWorker | None] = asyncio.Queue()
-        self.wire: MemoryWire[FromRoot, FromWorker] = MemoryWire(here, there)
-        session = Session(MemoryWire(there, here), equipment, Quiet())
+        self.wire: MemoryChannel[FromRoot, FromWorker] = MemoryChannel(here, there)
+        session = Session(MemoryChannel(there, here), equipment, NullLog())
         self.running = asyncio.get_running_loop().create_task(session.run())
 
     async def wait(self, kind: type) -> Any:
@@ -72,24 +72,24 @@ class Root:
         await asyncio.wait_for(self.running, HUNG_SECONDS)
 
 
-def start() -> Start:
+def start() -> StartRanks:
     meeting = Meeting(key=bytes(KEY_BYTES), hosts=("", ""), machines=(0, 0))
-    return Start(1, [RankJob(launch=Launch(model="none", layout=Layout(tp=2)), rank=1, meeting=meeting)])
+    return StartRanks(1, [RankJob(launch=Launch(model="none", layout=Layout(tp=2)), rank=1, meeting=meeting)])
 
 
 def test_a_piece_that_cannot_be_kept_does_not_stop_it_from_listening(tmp_path: Path) -> None:
     """Many more are on their way: nobody takes them any more."""
 
     async def happen() -> None:
-        root = Root(Equipment(cache=Cache(tmp_path)))
-        root.wire.post(Prepare(1, CATALOGUE, "other contents", "", [WHOLE]))
-        await root.wait(WantParts)
+        root = Root(WorkerConfig(cache=WeightCache(tmp_path)))
+        root.wire.post(PrepareWeights(1, CATALOGUE, "other contents", "", [WHOLE]))
+        await root.wait(PiecesRequest)
         damaged = CheckpointPiece(slices=(WHOLE,), data=bytes(64 * 64), checksum=b"")
         for _ in range(30):
-            root.wire.post(PartData(1, damaged))
-        root.wire.post(AskBeats(7))
-        assert "other bytes" in (await root.wait(NotHeld)).words
-        assert (await root.wait(Beats)).id == 7
+            root.wire.post(PieceData(1, damaged))
+        root.wire.post(HeartbeatsRequest(7))
+        assert "checksum" in (await root.wait(PrepareFailed)).reason
+        assert (await root.wait(Heartbeats)).id == 7
         await root.close()
 
     asyncio.run(happen())
@@ -100,14 +100,14 @@ def test_a_rank_that_cannot_be_started_is_told_of(monkeypatch: pytest.MonkeyPatc
         raise OSError(errno.ENOSPC, "No space left on device")
 
     async def happen() -> None:
-        root = Root(Equipment())
+        root = Root(WorkerConfig())
         with monkeypatch.context() as patch:
             patch.setattr(tempfile, "TemporaryFile", none)
             root.wire.post(start())
             ended = await root.wait(RankEnded)
-        assert ended.rank == 1 and "could not be started: No space left on device" in ended.words
-        root.wire.post(AskBeats(7))
-        assert (await root.wait(Beats)).ranks == []
+        assert ended.rank == 1 and "could not be started: No space left on device" in ended.reason
+        root.wire.post(HeartbeatsRequest(7))
+        assert (await root.wait(Heartbeats)).ranks == []
         await root.close()
 
     asyncio.run(happen())
@@ -126,7 +126,7 @@ def test_a_rank_that_is_only_half_started_ends_too(monkeypatch: pytest.MonkeyPat
         return found
 
     async def happen() -> None:
-        root = Root(Equipment())
+        root = Root(WorkerConfig())
         root.wire.post(start())
         async with asyncio.timeout(HUNG_SECONDS):
             while not started:
@@ -135,7 +135,7 @@ def test_a_rank_that_is_only_half_started_ends_too(monkeypatch: pytest.MonkeyPat
 
     made = ranks.start_rank
     monkeypatch.setattr(ranks, "start_rank", start_rank)
-    monkeypatch.setattr(ranks, "open_line", never)
+    monkeypatch.setattr(ranks, "connect_rank", never)
     asyncio.run(happen())
     assert started[0][0].returncode is not None, "it is gone, and somebody saw it go"
 
@@ -151,8 +151,8 @@ class Beating:
 
     async def _beat(self, stops: float) -> None:
         while asyncio.get_running_loop().time() <= stops:
-            self._line.sendall(framed(Beat()))
-            await asyncio.sleep(SECONDS_BETWEEN_BEATS)
+            self._line.sendall(framed(RankHeartbeat()))
+            await asyncio.sleep(HEARTBEAT_INTERVAL_SECONDS)
 
     def kill(self) -> None:
         self.returncode = -9
@@ -167,7 +167,7 @@ def test_a_rank_that_stands_still_is_missed_within_five_seconds(monkeypatch: pyt
     async def happen() -> None:
         rank = Beating(stops=600.0)
         monkeypatch.setattr(ranks, "start_rank", lambda *_: (rank, rank.theirs))
-        root = Root(Equipment())
+        root = Root(WorkerConfig())
         root.wire.post(start())
         while not isinstance(ended := await root.wire.receive(), RankEnded):
             pass

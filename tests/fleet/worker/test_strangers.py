@@ -27,8 +27,8 @@ from strangers import (  # noqa: E402
 )
 
 from windlass.core.layout import Layout  # noqa: E402
-from windlass.fleet.protocol.messages import Ended, EndEpoch, RankEnded, Started  # noqa: E402
-from windlass.fleet.worker.gate import MAX_HALF_OPEN  # noqa: E402
+from windlass.fleet.protocol.messages import EndEpoch, EpochEnded, RankEnded, RanksStarted  # noqa: E402
+from windlass.fleet.worker.connection_limiter import MAX_HALF_OPEN  # noqa: E402
 
 THOUSAND = 1000
 PROMPT, COUNT = [1, 2, 3], 16
@@ -75,7 +75,7 @@ def test_a_thousand_strangers_at_every_port(worker: WorkerProcess) -> None:
     try:
         # While ranks meet: those of the worker listen, and cannot go on before the first rank comes.
         job = root.start(1, Layout(tp=3), transport="links")
-        pids = root.wait(Started).pids
+        pids = root.wait(RanksStarted).pids
         ports = wait_for(lambda: both_listen(pids))
         for port in ports:
             attack(port, chosen(AT_A_MEETING, THOUSAND // 2))
@@ -105,7 +105,7 @@ def test_a_thousand_strangers_at_every_port(worker: WorkerProcess) -> None:
         assert sum("refused" in line for line in worker.lines()) < 60, "a log is not theirs to fill"
         assert not [line for line in worker.lines() if "mistake" in line or "Error" in line]
         root.post(EndEpoch(1))
-        root.wait(Ended)
+        root.wait(EpochEnded)
         engine.close()
     finally:
         root.close()

@@ -32,31 +32,31 @@ from windlass.engine.load import load_model  # noqa: E402
 from windlass.families import describe, rules  # noqa: E402
 from windlass.fleet.protocol.handshake import NotAdmitted  # noqa: E402
 from windlass.fleet.protocol.messages import (  # noqa: E402
-    AskBeats,
-    Beat,
-    Beats,
-    Busy,
-    Ended,
     EndEpoch,
+    EpochEnded,
     Goodbye,
+    Heartbeat,
+    Heartbeats,
+    HeartbeatsRequest,
     Joined,
-    NoPart,
-    NotHeld,
-    PartData,
-    PartsEnd,
-    Prepare,
-    Prepared,
-    Probe,
+    PieceData,
+    PiecesEnd,
+    PiecesFailed,
+    PiecesRequest,
+    PrepareFailed,
+    PrepareWeights,
     ProbeAnswer,
+    ProbeRequest,
     RankEnded,
     RankReady,
-    Start,
-    Started,
-    WantParts,
+    RanksStarted,
+    StartRanks,
+    WeightsPrepared,
+    WorkerBusy,
 )
-from windlass.fleet.root.loopback import OwnMachine  # noqa: E402
+from windlass.fleet.root.loopback import LoopbackMachine  # noqa: E402
 from windlass.fleet.transfer import send as sending_module  # noqa: E402
-from windlass.fleet.transfer.send import Sending  # noqa: E402
+from windlass.fleet.transfer.send import CheckpointSender  # noqa: E402
 from windlass.kernels.program import program  # noqa: E402
 from windlass.parallel.group import GroupLost  # noqa: E402
 
@@ -107,28 +107,28 @@ def on_one_machine(layout: Layout, prompt: list[int], count: int) -> list[int]:
 def _with_steps(root: Any, epoch: int, count: int) -> Any:
     """Of the one rank, once it has counted so many: the root may have a step's logits before the rank has counted the step."""
     since = len(root.heard)
-    root.post(AskBeats(epoch))
-    (rank,) = root.wait(Beats, since=since).ranks
-    return rank if rank.beat.steps >= count else None
+    root.post(HeartbeatsRequest(epoch))
+    (rank,) = root.wait(Heartbeats, since=since).ranks
+    return rank if rank.heartbeat.steps >= count else None
 
 
 def test_a_root_gets_its_part_done_epoch_after_epoch(worker: WorkerProcess, roots: Any) -> None:
     root = roots()
     assert root.wait(Joined).name
-    root.post(Probe())
+    root.post(ProbeRequest())
     probed = root.wait(ProbeAnswer)
     assert probed.address == "127.0.0.1" and probed.num_cores >= 1 and probed.free_bytes > 2**20 and probed.bandwidth > 1e8
     for epoch, layout in ((1, Layout(tp=2)), (2, Layout(pp=2))):
         since = len(root.heard)
         engine = root.engine(root.start(epoch, layout))
-        pids = root.wait(Started, since=since).pids
+        pids = root.wait(RanksStarted, since=since).pids
         assert worker.ranks() == pids and root.wait(RankReady, since=since).rank == 1
         found = generated(engine, [1, 2, 3], 12)
         rank = wait_for(lambda root=root, epoch=epoch: _with_steps(root, epoch, 12))
-        assert rank.rank == 1 and rank.beat.rows == 3 + 11 and rank.beat.steps == 12 and rank.beat.step_seconds > 0
-        assert sum(count.sent_bytes for count in rank.beat.counts.values()) > 0
+        assert rank.rank == 1 and rank.heartbeat.rows == 3 + 11 and rank.heartbeat.steps == 12 and rank.heartbeat.step_seconds > 0
+        assert sum(count.sent_bytes for count in rank.heartbeat.counts.values()) > 0
         root.post(EndEpoch(epoch))
-        assert root.wait(Ended, since=since).epoch == epoch
+        assert root.wait(EpochEnded, since=since).epoch == epoch
         assert not any(map(is_there, pids)), "ended means gone"
         engine.close()
         gc.collect()
@@ -137,7 +137,7 @@ def test_a_root_gets_its_part_done_epoch_after_epoch(worker: WorkerProcess, root
 
 
 @pytest.fixture
-def sending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sending]:
+def sending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CheckpointSender]:
     """A tiny checkpoint, in many pieces."""
     import torch
     from safetensors.torch import save_file
@@ -148,75 +148,77 @@ def sending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sending
     stored = stored_tensors(rules(describe(CONFIG)))
     tensors = {one.name: torch.randn(one.shape, generator=chance).to(torch.bfloat16) for one in stored}
     save_file(tensors, tmp_path / "model.safetensors")
-    made = Sending(tmp_path)
+    made = CheckpointSender(tmp_path)
     yield made
     made.close()
 
 
-def test_weights_come_once_and_what_has_come_stays(worker: WorkerProcess, roots: Any, sending: Sending) -> None:
+def test_weights_come_once_and_what_has_come_stays(worker: WorkerProcess, roots: Any, sending: CheckpointSender) -> None:
     """An epoch that is given up in the middle; the next asks for the rest, the one after for nothing."""
     root, layout = roots(), Layout(tp=2)
     slices = sending.needed(EpochPlan(layout=layout, nodes=(0, 1)), 1)
 
     def prepare(epoch: int) -> int:
         since = len(root.heard)
-        root.post(Prepare(epoch, sending.catalogue, "of no file here", "/nowhere", slices))
+        root.post(PrepareWeights(epoch, sending.catalogue, "of no file here", "/nowhere", slices))
         return since
 
-    wanted = root.wait(WantParts, since=prepare(1)).slices
+    wanted = root.wait(PiecesRequest, since=prepare(1)).slices
     pieces = list(sending.pieces(wanted))
     assert sending.num_bytes(wanted) == sending.num_bytes(slices) and len(pieces) > 4
     for piece in pieces[:2]:
-        root.post(PartData(1, piece))
+        root.post(PieceData(1, piece))
     cache = worker.log.parent / "cache" / sending.catalogue.key
     wait_for(lambda: len(list(cache.glob("*.piece"))) == 2)
     since = len(root.heard)
     root.post(EndEpoch(1))
-    root.wait(Ended, since=since)
+    root.wait(EpochEnded, since=since)
     since = prepare(2)
-    rest = root.wait(WantParts, since=since).slices
+    rest = root.wait(PiecesRequest, since=since).slices
     assert sending.num_bytes(rest) == sending.num_bytes(slices) - sum(len(piece.data) for piece in pieces[:2])
     for piece in sending.pieces(rest):
-        root.post(PartData(2, piece))
-    root.post(PartsEnd(2))
-    prepared = root.wait(Prepared, since=since)
+        root.post(PieceData(2, piece))
+    root.post(PiecesEnd(2))
+    prepared = root.wait(WeightsPrepared, since=since)
     assert prepared.held_bytes == sending.num_bytes(slices) and prepared.received_bytes == sending.num_bytes(rest)
     launch = Launch(model=str(sending.path), device="cpu", kv="fp32", exact=True, context_tokens=64, kv_bytes=2**22)
     engine = root.engine(root.start(2, layout, launch=msgspec.structs.replace(launch, layout=layout)))
     found = generated(engine, [1, 2, 3], 12)
     engine.close()
     since = prepare(3)
-    assert root.wait(Prepared, since=since).received_bytes == 0
-    assert not [one for one in root.heard[since:] if isinstance(one, WantParts)]
+    assert root.wait(WeightsPrepared, since=since).received_bytes == 0
+    assert not [one for one in root.heard[since:] if isinstance(one, PiecesRequest)]
     alone, _ = load_model(launch)
     assert found == generated(alone, [1, 2, 3], 12)
     alone.close()
 
 
-def test_weights_that_cannot_be_read_or_are_others_are_told_of(worker: WorkerProcess, roots: Any, sending: Sending) -> None:
+def test_weights_that_cannot_be_read_or_are_others_are_told_of(
+    worker: WorkerProcess, roots: Any, sending: CheckpointSender
+) -> None:
     root = roots()
     slices = sending.needed(EpochPlan(layout=Layout(pp=2), nodes=(0, 1)), 1)
     catalogue = msgspec.structs.replace(sending.catalogue, key="0" * 40)
     piece = next(iter(sending.pieces(slices)))
     damaged = msgspec.structs.replace(piece, data=bytes(len(piece.data)))
-    answers = [NoPart(1, "the disk is gone"), PartData(2, damaged), PartsEnd(3)]
-    for epoch, (answer, words) in enumerate(zip(answers, ["the disk is gone", "other bytes", "have not come"], strict=True), 1):
+    answers = [PiecesFailed(1, "the disk is gone"), PieceData(2, damaged), PiecesEnd(3)]
+    for epoch, (answer, words) in enumerate(zip(answers, ["the disk is gone", "checksum", "were not received"], strict=True), 1):
         since = len(root.heard)
-        root.post(Prepare(epoch, catalogue, "", "/nowhere", slices))
-        root.wait(WantParts, since=since)
+        root.post(PrepareWeights(epoch, catalogue, "", "/nowhere", slices))
+        root.wait(PiecesRequest, since=since)
         root.post(answer)
-        assert words in root.wait(NotHeld, since=since).words
+        assert words in root.wait(PrepareFailed, since=since).reason
     since = len(root.heard)
-    root.post(Prepare(4, msgspec.structs.replace(catalogue, key="../../escaped"), "", "/nowhere", slices))
-    assert "cannot have the key" in root.wait(NotHeld, since=since).words
+    root.post(PrepareWeights(4, msgspec.structs.replace(catalogue, key="../../escaped"), "", "/nowhere", slices))
+    assert "not a valid checkpoint key" in root.wait(PrepareFailed, since=since).reason
 
 
 def test_one_root_at_a_time_and_the_same_one_takes_its_own_place(worker: WorkerProcess, roots: Any) -> None:
     first = roots(name="alpha", root=b"a")
     first.wait(Joined)
     second = roots(name="beta", root=b"b")
-    told = second.wait(Busy).words
-    assert told.startswith("busy with the job of alpha (127.0.0.1) since ")
+    told = second.wait(WorkerBusy).reason
+    assert told.startswith("busy with root alpha (127.0.0.1) since ")
     again = roots(name="alpha", root=b"a")
     again.wait(Joined)
     wait_for(lambda: first.lost)
@@ -249,13 +251,13 @@ def test_a_rank_that_stands_still_is_found_and_ended(tmp_path: Path) -> None:
 def test_a_rank_that_dies_is_told_of_at_once_and_a_silent_root_loses_its_ranks(worker: WorkerProcess, roots: Any) -> None:
     root = roots()
     root.start(1, Layout(tp=2))
-    (pid,) = root.wait(Started).pids
+    (pid,) = root.wait(RanksStarted).pids
     os.kill(pid, signal.SIGKILL)
     ended = root.wait(RankEnded)
     assert not ended.kind and "SIGKILL" in ended.words, "it was seen to end, not missed after a while"
     since = len(root.heard)
     root.start(2, Layout(tp=2))  # it goes on
-    (pid,) = root.wait(Started, since=since).pids
+    (pid,) = root.wait(RanksStarted, since=since).pids
     root.fall_silent()
     wait_until_gone([pid])
     wait_for(lambda: any("nothing was heard" in line for line in worker.lines()))
@@ -265,7 +267,7 @@ def test_a_root_that_is_killed_leaves_nothing_and_the_next_is_welcome(worker: Wo
     script = (
         "import time; from small_root import SmallRoot; from windlass.core.layout import Layout\n"
         "from windlass.fleet.protocol.messages import Started\n"
-        f"root = SmallRoot({worker.port}); root.start(1, Layout(tp=2)); print(root.wait(Started).pids[0], flush=True); time.sleep(3600)"
+        f"root = SmallRoot({worker.port}); root.start(1, Layout(tp=2)); print(root.wait(RanksStarted).pids[0], flush=True); time.sleep(3600)"
     )
     environment = {
         **os.environ,
@@ -288,7 +290,7 @@ def test_a_root_that_is_killed_leaves_nothing_and_the_next_is_welcome(worker: Wo
 def test_a_worker_that_stood_still_is_missed_and_comes_back(worker: WorkerProcess, roots: Any) -> None:
     root = roots(root=b"the same")
     root.start(1, Layout(tp=2))
-    (pid,) = root.wait(Started).pids
+    (pid,) = root.wait(RanksStarted).pids
     os.kill(worker.pid, signal.SIGSTOP)
     try:
         wait_for(lambda: "nothing was heard" in root.lost)
@@ -299,7 +301,7 @@ def test_a_worker_that_stood_still_is_missed_and_comes_back(worker: WorkerProces
     again = roots(root=b"the same")
     again.wait(Joined)
     again.start(1, Layout(tp=2))
-    again.wait(Started)
+    again.wait(RanksStarted)
 
 
 def test_another_secret_is_refused(worker: WorkerProcess, roots: Any) -> None:
@@ -314,13 +316,13 @@ def test_ranks_end_with_the_worker(tmp_path: Path, number: int, status: int) -> 
     root = SmallRoot(own.port)
     try:
         root.start(1, Layout(tp=2))
-        (pid,) = root.wait(Started).pids
+        (pid,) = root.wait(RanksStarted).pids
         own.process.send_signal(number)
         assert own.process.wait(HUNG_SECONDS) == status
         wait_until_gone([pid])
         wait_for(lambda: root.lost)
         if not status:
-            assert [one.words for one in root.heard if isinstance(one, Goodbye)] == ["this worker was told to end"]
+            assert [one.reason for one in root.heard if isinstance(one, Goodbye)] == ["this worker is shutting down"]
             assert own.lines()[-1].endswith("ended")
     finally:
         root.close()
@@ -331,16 +333,16 @@ def test_the_roots_own_machine_speaks_the_same_words(tmp_path: Path) -> None:
     """No port, no secret; a rank that cannot be is told of, one that lives beats, and none is left."""
 
     async def run() -> list[int]:
-        own = OwnMachine()
+        own = LoopbackMachine()
         meeting = Meeting(key=os.urandom(32), hosts=("", ""), machines=(0, 0))
-        own.wire.post(Start(1, [RankJob(launch=tiny(Layout(tp=2)), rank=1, meeting=meeting, epoch=1)]))
+        own.channel.post(StartRanks(1, [RankJob(launch=tiny(Layout(tp=2)), rank=1, meeting=meeting, epoch=1)]))
         pids, beats = list[int](), 0
         async with asyncio.timeout(HUNG_SECONDS):
             while beats < 2:
-                message = await own.wire.receive()
+                message = await own.channel.receive()
                 assert not isinstance(message, RankEnded), message
-                pids += message.pids if isinstance(message, Started) else []
-                beats += isinstance(message, Beat) and bool(message.ranks)
+                pids += message.pids if isinstance(message, RanksStarted) else []
+                beats += isinstance(message, Heartbeat) and bool(message.ranks)
         assert is_there(pids[0])
         await own.close()
         await own.close()

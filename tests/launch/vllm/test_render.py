@@ -13,7 +13,7 @@ from windlass.core.layout import Layout
 from windlass.core.plan import DeviceMemoryPlan, Plan
 from windlass.errors import BadInput, DoesNotFit, Impossible
 from windlass.families.chat.vllm_parsers import VllmParsers, vllm_parsers
-from windlass.launch.command import Options, ServedModel
+from windlass.launch.command import ServedModel, VllmOptions
 from windlass.launch.vllm.render import (  # pyright: ignore[reportPrivateUsage]
     _shared,
     render,  # pyright: ignore[reportPrivateUsage]
@@ -23,7 +23,7 @@ from windlass.launch.vllm.render import (  # pyright: ignore[reportPrivateUsage]
 pytestmark = pytest.mark.pure
 
 GLM = "{%- if tools %}<tool_call>{{ name }}<arg_key>{% endif %}<think></think>"
-OPTIONS = Options(python="python", api_key="secret", master_address="10.0.0.1", cpus=(0, 1, 2, 3))
+OPTIONS = VllmOptions(python="python", api_key="secret", master_address="10.0.0.1", cpus=(0, 1, 2, 3))
 COMMON = "HF_HUB_OFFLINE=1 VLLM_API_KEY=... "
 QUIET = "VLLM_LOGGING_COLOR=0 VLLM_NO_USAGE_STATS=1 "
 SERVE = "python -P -m vllm.entrypoints.cli.main serve /models/air "
@@ -142,7 +142,7 @@ def test_extra_words_come_last_and_repeat_nothing(make: Any) -> None:
     argv = render(plan, model(), msgspec.structs.replace(OPTIONS, extra=("--enforce-eager",))).argv
     assert argv[-1] == "--enforce-eager"
     for words in (("--dtype", "half"), ("--dtype=half",)):
-        with pytest.raises(BadInput, match="--dtype is decided by the plan"):
+        with pytest.raises(BadInput, match="--dtype is set by the plan"):
             render(plan, model(), msgspec.structs.replace(OPTIONS, extra=words))
 
 
@@ -208,7 +208,7 @@ def test_what_no_flag_can_say_is_refused(make: Any, changes: dict[str, Any], err
 
 def test_weights_outside_the_devices_are_refused(make: Any) -> None:
     plan = make("GLM-4.5-Air", "8xH100-80GB")
-    with pytest.raises(Impossible, match="outside the devices"):
+    with pytest.raises(Impossible, match="offloads weights"):
         render(_other(plan, memory=msgspec.structs.replace(plan.memory, host_bytes=1)), model(), OPTIONS)
 
 
@@ -248,7 +248,7 @@ def test_cpu_runs_16_bits_on_one_machine(make: Any) -> None:
     int4 = make("GLM-4.5-Air", "1xH200", quant="int4").scheme
     with pytest.raises(Impossible, match="runs bf16 and fp32"):
         render(_other(plan, scheme=int4), model("int4"), OPTIONS)
-    with pytest.raises(Impossible, match="keeps keys and values"):
+    with pytest.raises(Impossible, match="KV cache"):
         render(_other(plan, scheme=msgspec.structs.replace(plan.scheme, kv="fp8")), model(), OPTIONS)
     two = (plan.ranks[0], msgspec.structs.replace(plan.ranks[0], rank=1, node=1))
     with pytest.raises(Impossible, match="one machine"):
@@ -263,6 +263,6 @@ def test_kv_in_fp32_needs_fp32(make: Any) -> None:
 def test_several_nodes_need_an_address(make: Any) -> None:
     plan = make("GLM-4.6", "2x(8xH100-80GB)@400Gb", pins={"tp": 8, "pp": 2, "dp": 1})
     with pytest.raises(BadInput, match="at which address"):
-        render(plan, model(), Options())
+        render(plan, model(), VllmOptions())
     with pytest.raises(BadInput, match="no node 2"):
         render(plan, model(), OPTIONS, node=2)

@@ -11,7 +11,6 @@ import pytest
 
 from windlass.core.hardware.parse import parse_hardware
 from windlass.launch.command import Command
-from windlass.launch.vllm import environment as vllm_environment
 from windlass.launch.vllm.process import free_port
 from windlass.open import hardware as open_hardware
 from windlass.open.vllm import start
@@ -44,7 +43,7 @@ def test_its_numbers_reach_ours_and_every_start_has_a_port_of_its_own(tmp_path: 
     shutil.copy(TINY / "llama.json", tmp_path / "config.json")
     monkeypatch.setattr(open_hardware, "resolve_hardware", lambda _: parse_hardware("1xH100-80GB"))
     monkeypatch.setattr(start, "_device_bytes", lambda: 0)
-    monkeypatch.setattr(vllm_environment, "cache_dir", lambda: tmp_path)
+    monkeypatch.setenv("WINDLASS_CACHE", str(tmp_path))
     plan = start.plan_vllm(tmp_path, context=64, concurrency=2)
     ports: list[int] = []
 

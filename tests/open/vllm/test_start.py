@@ -75,5 +75,5 @@ def test_a_command_for_this_machine(folder: Path, monkeypatch: pytest.MonkeyPatc
     assert one.argv[0] == "/env/bin/python" and one.argv[one.argv.index("--host") + 1] == "127.0.0.1"
     assert one.env["VLLM_API_KEY"] != two.env["VLLM_API_KEY"] and len(one.env["VLLM_API_KEY"]) >= 32
     monkeypatch.setattr(start, "find_python", lambda: None)
-    with pytest.raises(start.NotInstalled, match="windlass setup vllm"):
+    with pytest.raises(start.VllmNotInstalled, match="windlass setup vllm"):
         start.vllm_command(plan, start.served_model(folder))

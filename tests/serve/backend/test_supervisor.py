@@ -12,7 +12,7 @@ from serving import HELLO, Lines, in_process
 
 import owned_time
 from windlass.core.client import Unavailable
-from windlass.fleet.root.root import NodeNow
+from windlass.fleet.root.root import NodeStatus
 from windlass.serve.backend import supervisor
 from windlass.serve.backend.supervisor import MAX_BACKOFF_SECONDS, MAX_FAILED_STARTS, Supervisor, backoff_seconds, state_after
 
@@ -190,7 +190,7 @@ def test_an_engine_that_moves_is_neither_gone_nor_stuck() -> None:
 def test_the_machines_of_a_client_are_shown() -> None:
     async def ask() -> None:
         client: Any = FakeClient()
-        client.nodes = (NodeNow("root", "", "running", 2 / 3), NodeNow("a:9998", "10.0.0.7", "lost", 0.0))
+        client.nodes = (NodeStatus("root", "", "running", 2 / 3), NodeStatus("a:9998", "10.0.0.7", "lost", 0.0))
         async with in_process(client) as (http, _):
             found = (await http.get("/windlass/status")).json()["workers"]
             assert [(one["name"], one["state"], one["share"]) for one in found] == [

@@ -49,10 +49,10 @@ def test_the_engines_errors_name_the_parameter() -> None:
 @pytest.mark.cpu
 def test_a_prompt_that_is_too_long_for_the_scheduler() -> None:
     pytest.importorskip("torch")
-    from windlass.engine.schedule.scheduler import Limits, Scheduler
+    from windlass.engine.schedule.scheduler import Scheduler, SchedulerLimits
     from windlass.engine.schedule.sequence import Sequence
 
-    scheduler = Scheduler(Limits(num_blocks=4, block_tokens=16, context_tokens=64, max_sequences=1, max_step_tokens=64))
+    scheduler = Scheduler(SchedulerLimits(num_blocks=4, block_tokens=16, context_tokens=64, max_sequences=1, max_step_tokens=64))
     with pytest.raises(BadInput) as raised:
         scheduler.submit(Sequence(id=1, tokens=list(range(60)), num_prompt=60, max_tokens=10))
     found = errors.to_api_error(raised.value, BODY)

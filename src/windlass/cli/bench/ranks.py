@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from windlass.core.request import Info
     from windlass.engine.engine import Engine
     from windlass.fleet.root.epoch import NodeProgress
-    from windlass.fleet.root.inline import Beside
+    from windlass.fleet.root.inline import InlineFleet
     from windlass.measure.report import SplitResult
 
 
@@ -24,15 +24,15 @@ class InlineRanks:
 
     def __init__(self, told: Callable[[str], None], nodes: Callable[[NodeProgress], None]) -> None:
         self._told, self._nodes = told, nodes
-        self._beside: Beside | None = None
+        self._beside: InlineFleet | None = None
         self._launch: Launch | None = None
 
     def load(self, launch: Launch, progress: Callable[[int, int], None]) -> tuple[Engine, Info]:
         from windlass.engine.ranks.first import load_job
-        from windlass.fleet.root.inline import Beside
+        from windlass.fleet.root.inline import InlineFleet
 
         self._launch = launch
-        self._beside = Beside(lambda make: open_fleet(launch, self._nodes, self._told, make))
+        self._beside = InlineFleet(lambda make: open_fleet(launch, self._nodes, self._told, make))
         with self._beside.explained():
             engine, info = load_job(self._beside.job(), progress)
         self._beside.ready(info)
@@ -57,7 +57,7 @@ class InlineRanks:
         """Prediction for ranks on this machine; a plan for several machines already has one."""
         assert self._beside is not None and self._launch is not None
         try:
-            node = self._beside.fleet.own_node(self._launch.layout.world)
+            node = self._beside.fleet.local_node(self._launch.layout.world)
             return Replanner(self._launch).replan([node]).tokens_per_second
         except Error:
             return 0.0

@@ -1,1 +1,1 @@
-"""`windlass worker` and `windlass launch`, and the options of every command that splits a model."""
+"""`windlass worker` and `windlass launch`."""

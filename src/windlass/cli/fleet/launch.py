@@ -1,4 +1,4 @@
-"""`windlass launch`: workers on other machines, started by ssh, until Ctrl-C or for the time of one command."""
+"""`windlass launch`: workers on other machines, started by ssh, until Ctrl-C or for the duration of one command."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from windlass.core.client import Unavailable
 from windlass.errors import BadInput
 
 if TYPE_CHECKING:
-    from windlass.launch.hostfile import Host
-    from windlass.launch.ssh import Launched
+    from windlass.launch.hostfile import SshHost
+    from windlass.launch.ssh import RemoteWorker
 
 EXAMPLES = """Examples:
 
@@ -29,30 +29,30 @@ windlass launch --hostfile hosts --secret-file secret
 
 windlass launch --hostfile hosts -- run ./GLM-4.5-Air-int4 --prompt "Why is the sky blue?"
 
-A hostfile has a machine a line, as ssh knows it, and what differs there: `ada@box2 port=9999 python=/opt/windlass/bin/python cache=/data/windlass`"""
+A hostfile has one machine per line, as ssh knows it, with options: `ada@box2 port=9999 python=/opt/windlass/bin/python cache=/data/windlass`"""
 
-SECONDS_BETWEEN_LOOKS = 0.1
+SECONDS_BETWEEN_CHECKS = 0.1
 SECONDS_TO_START = 120.0
-"""Python from a network drive that wakes up first."""
+"""Python may be on a slow network drive."""
 
 
 def launch(
     command: list[str] = typer.Argument(
-        None, metavar="[-- COMMAND...]", help="A command of windlass to run with the workers; they end with it."
+        None, metavar="[-- COMMAND...]", help="A windlass command to run with the workers; they end with it."
     ),
-    hostfile: Path = typer.Option(..., metavar="FILE", help="The machines, one a line."),
+    hostfile: Path = typer.Option(..., metavar="FILE", help="File with one machine per line."),
     secret_file: Path | None = typer.Option(
-        None, metavar="FILE", help="What root and workers share; without it a new one, for this launch alone."
+        None, metavar="FILE", help="Shared secret of root and workers; by default a new one for this launch."
     ),
     python: str = typer.Option(
-        "", metavar="PATH", help="The interpreter there that has Windlass; without it the path it has here."
+        "", metavar="PATH", help="The interpreter that has Windlass on those machines; by default the path of this one."
     ),
     dry_run: bool = typer.Option(False, "--dry-run", help="Print the commands and start nothing."),
 ) -> int:
     """Start `windlass worker` on other machines by ssh, and end all of them on Ctrl-C.
 
-    Needs keys or an agent: nobody is asked for a password. The secret goes through ssh and is in no command line. A worker that ends is started
-    again; none outlives its connection.
+    Needs ssh keys or an agent; passwords are not asked for. The secret is sent through ssh and is in no command line. A worker that exits is
+    restarted; none outlives its connection.
     """
     from windlass.launch.hostfile import parse_hostfile
     from windlass.launch.ssh import render
@@ -75,18 +75,18 @@ def _read(file: Path) -> str:
     except OSError as error:
         raise BadInput(f"the hostfile {file} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise BadInput(f"the hostfile {file} is no text") from None
+        raise BadInput(f"the hostfile {file} is not a text file") from None
 
 
 @contextmanager
 def _secret(file: Path | None) -> Generator[tuple[Path, str]]:
-    """The file, for the root, and what is in it."""
+    """The secret file, for the root, and its contents."""
     if file is not None:
         from windlass.fleet.protocol.secret import read_secret
 
         yield file, _as_line(read_secret(file), file)
         return
-    with tempfile.TemporaryDirectory(prefix="windlass-launch-") as folder:  # ours alone: mode 0700
+    with tempfile.TemporaryDirectory(prefix="windlass-launch-") as folder:  # private: mode 0700
         made = Path(folder) / "secret"
         made.touch(0o600)
         made.write_text(secrets.token_urlsafe(32) + "\n")
@@ -94,21 +94,21 @@ def _secret(file: Path | None) -> Generator[tuple[Path, str]]:
 
 
 def _as_line(secret: bytes, file: Path) -> str:
-    """A shell reads it there, by the line."""
+    """The remote shell reads it as one line."""
     try:
         text = secret.decode("ascii")
     except UnicodeDecodeError:
         text = "\n"
     if not text.isprintable():
         raise BadInput(
-            f"the secret in {file} is not one line of plain characters; copy it to the machines and name it there: secret_file=PATH"
+            f"the secret in {file} is not one line of printable ASCII; copy the file to the machines and name it in the hostfile: secret_file=PATH"
         )
     return text
 
 
 @contextmanager
 def _interruptible() -> Generator[None]:
-    """SIGTERM and SIGHUP are as good as Ctrl-C."""
+    """SIGTERM and SIGHUP act like Ctrl-C."""
     names = (signal.SIGTERM, signal.SIGHUP)
     before = [signal.signal(name, signal.default_int_handler) for name in names]
     try:
@@ -118,24 +118,24 @@ def _interruptible() -> Generator[None]:
             signal.signal(name, handler)
 
 
-def _launch(hosts: Sequence[Host], python: str, secret_file: Path, secret: str, command: list[str]) -> int:
+def _launch(hosts: Sequence[SshHost], python: str, secret_file: Path, secret: str, command: list[str]) -> int:
     from windlass.launch.hostfile import workers_of
-    from windlass.launch.ssh import Launched, render
+    from windlass.launch.ssh import RemoteWorker, render
 
-    told = _Lines()
-    started = [Launched(host, render(host, python), secret, told) for host in hosts]
+    output = _Output()
+    started = [RemoteWorker(host, render(host, python), secret, output) for host in hosts]
     try:
         _wait_up(started)
-        words = ["--workers", workers_of(hosts), "--secret-file", str(secret_file)]
+        arguments = ["--workers", workers_of(hosts), "--secret-file", str(secret_file)]
         if command:
-            return _run([*command, *words])
-        told.plain(f"{_counted(len(hosts))} up; `windlass run MODEL {shlex.join(words)}`. Ctrl-C ends what was started")
+            return _run([*command, *arguments])
+        output.plain(f"{_counted(len(hosts))} up; `windlass run MODEL {shlex.join(arguments)}`. Ctrl-C ends the workers")
         _wait_end(started)
     except KeyboardInterrupt:
-        told.plain("ending the workers")
+        output.plain("ending the workers")
         return 0 if not command else 130
     finally:
-        _end(started, told)
+        _end(started, output)
     return 0
 
 
@@ -143,58 +143,58 @@ def _counted(number: int) -> str:
     return "1 worker is" if number == 1 else f"{number} workers are"
 
 
-def _wait_up(started: Sequence[Launched]) -> None:
+def _wait_up(started: Sequence[RemoteWorker]) -> None:
     end = time.monotonic() + SECONDS_TO_START
     while not all(one.is_up.is_set() for one in started):
         _raise_failed(started)
         if time.monotonic() > end:
             late = ", ".join(one.host.name for one in started if not one.is_up.is_set())
             raise Unavailable(
-                f"no word from {late} after {SECONDS_TO_START:.0f} s; does `ssh HOST` work, and is the machine very busy?"
+                f"{late} did not start within {SECONDS_TO_START:.0f} s; check that `ssh HOST` works and that the machine is not overloaded"
             )
-        time.sleep(SECONDS_BETWEEN_LOOKS)
+        time.sleep(SECONDS_BETWEEN_CHECKS)
 
 
-def _wait_end(started: Sequence[Launched]) -> None:
-    """They are started again and again, so there is no end but Ctrl-C."""
+def _wait_end(started: Sequence[RemoteWorker]) -> None:
+    """Workers are restarted, so this ends with Ctrl-C, or when all have failed."""
     while any(one.is_running for one in started):
-        time.sleep(SECONDS_BETWEEN_LOOKS)
+        time.sleep(SECONDS_BETWEEN_CHECKS)
     _raise_failed(started)
 
 
-def _raise_failed(started: Sequence[Launched]) -> None:
+def _raise_failed(started: Sequence[RemoteWorker]) -> None:
     if failed := [f"{one.host.name}: {one.failed}" for one in started if one.failed]:
         raise Unavailable("; ".join(failed))
 
 
-def _end(started: Sequence[Launched], told: _Lines) -> None:
-    """All at once, and not twice: a second Ctrl-C would leave some behind for as long as their connections live."""
+def _end(started: Sequence[RemoteWorker], output: _Output) -> None:
+    """All at once. Ignores a second Ctrl-C, which would leave workers behind until their connections time out."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         for one in started:
             one.end()
         for one in started:
             if not one.wait():
-                told.plain(f"{one.host.name} does not answer; its worker ends when the machine sees that the connection is gone")
+                output.plain(f"{one.host.name} does not answer; its worker ends when that machine notices the lost connection")
     finally:
         signal.signal(signal.SIGINT, before)
 
 
-def _run(words: list[str]) -> int:
-    """In front of this terminal. Ctrl-C is the command's: it may only stop an answer."""
+def _run(arguments: list[str]) -> int:
+    """In the foreground. Ctrl-C is for the command: it may only stop an answer."""
     import subprocess
 
-    process = subprocess.Popen([sys.executable, "-P", "-m", "windlass", *words])
+    process = subprocess.Popen([sys.executable, "-P", "-m", "windlass", *arguments])
     while True:
         try:
             return process.wait()
         except KeyboardInterrupt:
-            if not sys.stdin.isatty():  # then nobody but us was told
+            if not sys.stdin.isatty():  # then the command did not get it
                 process.send_signal(signal.SIGINT)
 
 
-class _Lines:
-    """Of several threads, on standard error."""
+class _Output:
+    """Lines of several threads on standard error."""
 
     def __init__(self) -> None:
         self._writing = threading.Lock()

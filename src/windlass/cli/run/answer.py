@@ -1,4 +1,4 @@
-"""One answer: asked for, shown as it comes, measured."""
+"""One answer: requested, streamed to the screen, timed."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from windlass.units import format_rate, format_seconds
 Clock = Callable[[], float]
 
 
-class Answer(Frozen):
+class TimedAnswer(Frozen):
     content: str = ""
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     finish_reason: str = "cancelled"
     usage: Usage | None = None
-    """None where it was stopped before its end."""
+    """None if it was interrupted."""
     num_tokens: int = 0
     time_to_first_token_seconds: float | None = None
     decode_seconds: float = 0.0
@@ -28,12 +28,12 @@ class Answer(Frozen):
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Of decoding: the first token belongs to the prompt's reading."""
+        """Decode speed: the first token belongs to prefill."""
         return (self.num_tokens - 1) / self.decode_seconds if self.num_tokens > 1 and self.decode_seconds > 0 else None
 
 
-class Gathered:
-    """Deltas added up, with the times at which tokens came."""
+class AnswerBuilder:
+    """Accumulates deltas, and when tokens arrived."""
 
     def __init__(self, clock: Clock = time.perf_counter) -> None:
         self._clock, self._begin = clock, clock()
@@ -48,10 +48,10 @@ class Gathered:
             self._first = self._first or self._last
             self._num_tokens += len(delta.token_ids)
 
-    def answer(self) -> Answer:
+    def answer(self) -> TimedAnswer:
         end = self._deltas[-1] if self._deltas else Delta()
         decode_seconds = end.timings.decode_seconds if end.timings is not None else self._last - self._first
-        return Answer(
+        return TimedAnswer(
             content="".join(delta.content for delta in self._deltas),
             reasoning="".join(delta.reasoning for delta in self._deltas),
             tool_calls=tuple(call for delta in self._deltas for call in delta.tool_calls),
@@ -63,43 +63,43 @@ class Gathered:
         )
 
 
-def answer(client: SyncClient, request: Request, screen: Screen | None, clock: Clock = time.perf_counter) -> Answer:
-    """Until the end. Ctrl-C goes through, after the request was cancelled; `Interrupted` has what had come till then."""
-    gathered = Gathered(clock)
+def answer(client: SyncClient, request: Request, screen: Screen | None, clock: Clock = time.perf_counter) -> TimedAnswer:
+    """Streams to the end. Ctrl-C cancels the request and raises `Interrupted` with the answer so far."""
+    builder = AnswerBuilder(clock)
     deltas = client.generate(request)
     try:
         for delta in deltas:
-            gathered.add(delta)
+            builder.add(delta)
             if screen is not None:
                 screen.reasoning(delta.reasoning)
                 screen.content(delta.content)
                 for call in delta.tool_calls:
                     screen.content(f"\n{call.name}({call.arguments})\n")
     except KeyboardInterrupt:
-        raise Interrupted(gathered.answer()) from None
+        raise Interrupted(builder.answer()) from None
     finally:
         deltas.close()
         if screen is not None:
             screen.end()
-    return gathered.answer()
+    return builder.answer()
 
 
 class Interrupted(KeyboardInterrupt):
-    def __init__(self, so_far: Answer) -> None:
+    def __init__(self, so_far: TimedAnswer) -> None:
         super().__init__()
         self.so_far = so_far
 
 
-def summary(found: Answer) -> str:
+def summary(answer: TimedAnswer) -> str:
     """`42 tokens, 136 tokens/s, first after 35.0 ms; prompt of 23 tokens, 16 of them cached`."""
-    parts = [f"{found.num_tokens:,} token{'s' if found.num_tokens != 1 else ''}"]
-    if found.tokens_per_second is not None:
-        parts.append(f"{format_rate(found.tokens_per_second)} tokens/s")
-    if found.time_to_first_token_seconds is not None:
-        parts.append(f"first after {format_seconds(found.time_to_first_token_seconds)}")
+    parts = [f"{answer.num_tokens:,} token{'s' if answer.num_tokens != 1 else ''}"]
+    if answer.tokens_per_second is not None:
+        parts.append(f"{format_rate(answer.tokens_per_second)} tokens/s")
+    if answer.time_to_first_token_seconds is not None:
+        parts.append(f"first after {format_seconds(answer.time_to_first_token_seconds)}")
     text = ", ".join(parts)
-    if found.usage is not None:
-        cached = f", {found.usage.cached_tokens:,} of them cached" if found.usage.cached_tokens else ""
-        text += f"; prompt of {found.usage.prompt_tokens:,}{cached}"
-    endings = {"length": "; cut off: --max-tokens or the context is used up", "cancelled": "; stopped"}
-    return text + endings.get(found.finish_reason, "")
+    if answer.usage is not None:
+        cached = f", {answer.usage.cached_tokens:,} of them cached" if answer.usage.cached_tokens else ""
+        text += f"; prompt of {answer.usage.prompt_tokens:,}{cached}"
+    endings = {"length": "; truncated: --max-tokens or the context is used up", "cancelled": "; stopped"}
+    return text + endings.get(answer.finish_reason, "")

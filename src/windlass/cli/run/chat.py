@@ -1,4 +1,4 @@
-"""A chat in the terminal: lines in, answers out, and commands that begin with a slash."""
+"""A chat in the terminal: lines in, answers out, and slash commands."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from typing import Any
 
 import msgspec
 
-from windlass.cli.run.answer import Answer, Interrupted, answer, summary
-from windlass.cli.run.options import Settings
+from windlass.cli.run.answer import Interrupted, TimedAnswer, answer, summary
+from windlass.cli.run.options import ChatSettings
 from windlass.cli.run.screen import Screen
 from windlass.core.client import SyncClient
 from windlass.core.model import Frozen
 from windlass.core.request import Info, Request, Usage
 from windlass.errors import BadInput, Error, UnknownName
 
-HELP = """/help                   this
-/clear                  forget the chat and begin again
-/system [TEXT]          what the model is told before the chat; without TEXT shows it, `/system off` takes it away
-/set [NAME VALUE]       temperature, top_p, top_k, min_p, seed, max_tokens, penalties, thinking; without NAME shows them
-/save FILE, /load FILE  the chat as JSON
-/tokens                 how much of the context is used
-/exit                   leave (Ctrl-D, or Ctrl-C twice)
+HELP = """/help                   show this help
+/clear                  start a new chat
+/system [TEXT]          set the system prompt; without TEXT show it, `/system off` removes it
+/set [NAME VALUE]       temperature, top_p, top_k, min_p, seed, max_tokens, penalties, thinking; without NAME show them
+/save FILE, /load FILE  save or load the chat as JSON
+/tokens                 show how much of the context is used
+/exit                   exit (or Ctrl-D, or Ctrl-C twice)
 \"\"\" before and after a text sends several lines at once."""
 
 QUOTES = '"""'
 Read = Callable[[str], str]
-"""Shows a prompt, gives a line; EOFError where there are no more."""
+"""Prompts for a line; raises EOFError at the end of input."""
 
 
-class Saved(Frozen):
+class SavedChat(Frozen):
     """What /save writes."""
 
     model: str
@@ -40,7 +40,7 @@ class Saved(Frozen):
 
 
 class Chat:
-    def __init__(self, client: SyncClient, info: Info, settings: Settings, screen: Screen, system: str | None = None) -> None:
+    def __init__(self, client: SyncClient, info: Info, settings: ChatSettings, screen: Screen, system: str | None = None) -> None:
         self._client, self._info, self._settings, self._screen = client, info, settings, screen
         self._system = system
         self._messages: list[dict[str, Any]] = []
@@ -72,13 +72,13 @@ class Chat:
                 if interrupted:
                     return
                 interrupted = True
-                self._say("Ctrl-C again, or Ctrl-D, leaves")
+                self._say("press Ctrl-C again, or Ctrl-D, to exit")
             except EOFError:
                 self._say("")
                 return
 
     def take(self, line: str) -> None:
-        """A command or a message. What is wrong with it is said, and the chat goes on."""
+        """A command or a message. Errors are printed, and the chat continues."""
         try:
             if line.startswith("/"):
                 self._command(line)
@@ -106,25 +106,25 @@ class Chat:
             self._keep(answer(self._client, self._request(text), self._screen))
         except Error as error:
             self._messages.pop()
-            hint = " (/clear begins again)" if isinstance(error, BadInput) and len(self._messages) > 1 else ""
+            hint = " (/clear starts a new chat)" if isinstance(error, BadInput) and len(self._messages) > 1 else ""
             raise BadInput(f"{error}{hint}") from None
 
     def _request(self, text: str) -> Request:
-        sampling, limit = self._settings.made(), self._settings.max_tokens
+        sampling, limit = self._settings.sampling_params(), self._settings.max_tokens
         if not self._info.has_chat:
             return Request(prompt=text, sampling=sampling, max_tokens=limit)
         messages = tuple(with_system(self._system, self._messages))
         return Request(messages=messages, sampling=sampling, max_tokens=limit, thinking=self._settings.thinking)
 
-    def _keep(self, found: Answer) -> None:
-        """What was said stays said, also where it was cut off."""
+    def _keep(self, found: TimedAnswer) -> None:
+        """Keeps the answer in the history, even if it was cut off."""
         self._usage = found.usage or self._usage
         self._screen.remark(summary(found))
         if not self._info.has_chat:
-            self._messages.clear()  # every text is continued on its own
+            self._messages.clear()  # no history without a chat template
             return
         if not found.content and not found.reasoning and found.finish_reason == "cancelled":
-            self._messages.pop()  # stopped before a word was said: as if it had not been asked
+            self._messages.pop()  # interrupted before the first token: drop the question too
             return
         message: dict[str, Any] = {"role": "assistant", "content": found.content}
         if found.reasoning:
@@ -142,11 +142,11 @@ class Chat:
     def _clear(self, rest: str) -> None:
         self._messages.clear()
         self._usage = None
-        self._say("a new chat")
+        self._say("started a new chat")
 
     def _set_system(self, text: str) -> None:
         if text and not self._info.has_chat:
-            raise BadInput("this model has no chat template, so there is no place for a system message")
+            raise BadInput("this model has no chat template, so it takes no system prompt")
         if text:
             self._system = None if text.lower() == "off" else text.strip("\"'")
         self._say(f"system: {self._system or '-'}")
@@ -163,23 +163,23 @@ class Chat:
 
     def _save(self, rest: str) -> None:
         path = _file(rest, "/save")
-        saved = Saved(model=self._info.model, system=self._system, messages=self._messages)
+        saved = SavedChat(model=self._info.model, system=self._system, messages=self._messages)
         try:
             path.write_bytes(msgspec.json.format(msgspec.json.encode(saved), indent=2))
         except OSError as error:
             raise BadInput(f"{path} cannot be written: {error.strerror}") from None
-        self._say(f"written: {path}")
+        self._say(f"saved to {path}")
 
     def _load(self, rest: str) -> None:
         path = _file(rest, "/load")
         try:
-            saved = msgspec.json.decode(path.read_bytes(), type=Saved)
+            saved = msgspec.json.decode(path.read_bytes(), type=SavedChat)
         except OSError as error:
             raise BadInput(f"{path} cannot be read: {error.strerror}") from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise BadInput(f"{path} is no saved chat: {error}") from None
+            raise BadInput(f"{path} is not a saved chat: {error}") from None
         self._system, self._messages, self._usage = saved.system, list(saved.messages), None
-        self._say(f"{len(self._messages)} messages of a chat with {saved.model}")
+        self._say(f"loaded {len(self._messages)} messages of a chat with {saved.model}")
 
     def _tokens(self, rest: str) -> None:
         used = self._usage.prompt_tokens + self._usage.completion_tokens if self._usage is not None else 0
@@ -196,7 +196,7 @@ def with_system(system: str | None, messages: list[dict[str, Any]]) -> list[dict
 def _file(rest: str, command: str) -> Path:
     try:
         words = shlex.split(rest)
-    except ValueError:  # a quote that is not closed
+    except ValueError:  # an unclosed quote
         words = [rest]
     if len(words) != 1:
         raise BadInput(f"{command} needs one file name")

@@ -44,18 +44,18 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass
-class Settings:
+class ChatSettings:
     """What `/set` changes."""
 
     sampling: dict[str, Any] = field(default_factory=dict[str, Any])
     max_tokens: int | None = None
     thinking: bool | None = None
 
-    def made(self) -> Sampling:
+    def sampling_params(self) -> Sampling:
         return Sampling(**self.sampling)
 
     def change(self, name: str, text: str) -> None:
-        """`temperature 0.5`, `seed off`; what cannot be is refused and changes nothing."""
+        """`temperature 0.5`, `seed off`; an invalid value is refused and changes nothing."""
         key = name.replace("-", "_").lower()
         if key == "thinking":
             self.thinking = _switch(text)
@@ -79,12 +79,12 @@ def without(values: Mapping[str, Any], key: str) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name != key}
 
 
-def settings_from(options: RunOptions, generation: Mapping[str, Any]) -> Settings:
+def settings_from(options: RunOptions, generation: Mapping[str, Any]) -> ChatSettings:
     """The command line, else the model's generation config, else our defaults."""
     given = {name: getattr(options, name) for name in ("temperature", "top_p", "top_k", "seed")}
-    settings = Settings(max_tokens=checked_limit(options.max_tokens, "--max-tokens"))
+    settings = ChatSettings(max_tokens=checked_limit(options.max_tokens, "--max-tokens"))
     settings.sampling = DEFAULTS | dict(generation) | {key: value for key, value in given.items() if value is not None}
-    settings.made()
+    settings.sampling_params()
     return settings
 
 

@@ -1,6 +1,6 @@
-"""An answer on the screen as it comes: reasoning dim, the answer plain, and what it took in the end.
+"""Streams an answer to the terminal: reasoning dim, content plain.
 
-The answer goes to standard output and nothing else does, so that it can be piped; remarks go to standard error.
+Only the answer goes to standard output, so that it can be piped; everything else goes to standard error.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TextIO
 
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""All but tab and line feed: a model's words must not steer the terminal."""
+"""All but tab and line feed: model output must not control the terminal."""
 
 
 class Screen:
@@ -20,10 +20,10 @@ class Screen:
         self.is_terminal = self._out.isatty()
         self._dim = False
         self._written = ""
-        """The last piece, by which a line is known to be finished."""
+        """The last text, to know whether the line is complete."""
 
     def reasoning(self, text: str) -> None:
-        """Shown to a person; a pipe gets the answer alone."""
+        """Only on a terminal; a pipe gets the answer alone."""
         if text and self.is_terminal:
             self._shade(True)
             self._write(text)
@@ -37,7 +37,7 @@ class Screen:
         self._write(text)
 
     def end(self) -> None:
-        """Leaves the cursor at the beginning of a line."""
+        """Leaves the cursor at the start of a line."""
         self._shade(False)
         if self._written and not self._written.endswith("\n"):
             self._write("\n")

@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from windlass.cli.run.answer import Answer, answer, summary
+from windlass.cli.run.answer import TimedAnswer, answer, summary
 from windlass.cli.run.chat import Chat, with_system
-from windlass.cli.run.options import RunOptions, Settings, settings_from
+from windlass.cli.run.options import ChatSettings, RunOptions, settings_from
 from windlass.cli.run.screen import Screen
 from windlass.cli.run.terminal import keyboard
 from windlass.core.client import SyncClient
@@ -34,7 +34,7 @@ Opener = Callable[[Launch, bool], AbstractContextManager[SyncClient]]
 def start(model: str, options: RunOptions, opener: Opener | None = None) -> int:
     prompt = _prompt(options)
     if prompt is None and options.as_json:
-        raise BadInput("--json gives one answer: add --prompt TEXT, or pipe a text in")
+        raise BadInput("--json prints one answer: add --prompt TEXT, or pipe in a text")
     path = model_files(model, shown=not options.as_json)
     launch = launch_for(path, options)
     settings = settings_from(options, generation_defaults(path))
@@ -78,33 +78,33 @@ def _remark(line: str) -> None:
 
 
 def _prompt(options: RunOptions) -> str | None:
-    """Given, or piped in; None: there is somebody to chat with."""
+    """From --prompt or standard input; None: an interactive chat."""
     if options.prompt is not None or sys.stdin.isatty():
         text = options.prompt
     else:
         text = sys.stdin.read().strip("\n")
     if text is not None and not text.strip():
-        raise BadInput("the prompt is empty; say --prompt TEXT, pipe a text in, or start a chat from a terminal")
+        raise BadInput("the prompt is empty; use --prompt TEXT, pipe in a text, or start a chat from a terminal")
     return text
 
 
 def _check_system(options: RunOptions, info: Info) -> None:
     if not info.has_text:
-        raise BadInput(f"{info.model} has no tokenizer: copy tokenizer.json (or the .t file) from where the model came from")
+        raise BadInput(f"{info.model} has no tokenizer; copy tokenizer.json (or the .t file) next to the model")
     if options.system is not None and not info.has_chat:
-        raise BadInput(f"{info.model} has no chat template, so --system has no place; put it into the prompt")
+        raise BadInput(f"{info.model} has no chat template, so --system cannot be used; put it into the prompt")
 
 
-def request_for(info: Info, settings: Settings, prompt: str, system: str | None) -> Request:
-    """A base model, which has no chat template, is given the text as it is."""
-    sampling, limit = settings.made(), settings.max_tokens
+def request_for(info: Info, settings: ChatSettings, prompt: str, system: str | None) -> Request:
+    """A base model, without a chat template, gets the text as it is."""
+    sampling, limit = settings.sampling_params(), settings.max_tokens
     if not info.has_chat:
         return Request(prompt=prompt, sampling=sampling, max_tokens=limit)
     messages = tuple(with_system(system, [{"role": "user", "content": prompt}]))
     return Request(messages=messages, sampling=sampling, max_tokens=limit, thinking=settings.thinking)
 
 
-def _one(client: SyncClient, info: Info, settings: Settings, prompt: str, options: RunOptions) -> int:
+def _one(client: SyncClient, info: Info, settings: ChatSettings, prompt: str, options: RunOptions) -> int:
     screen = Screen()
     found = answer(client, request_for(info, settings, prompt, options.system), None if options.as_json else screen)
     if options.as_json:
@@ -115,7 +115,7 @@ def _one(client: SyncClient, info: Info, settings: Settings, prompt: str, option
     return 0
 
 
-def as_json(found: Answer, info: Info) -> dict[str, Any]:
+def as_json(found: TimedAnswer, info: Info) -> dict[str, Any]:
     return {
         "model": info.model,
         **msgspec.to_builtins(found),
@@ -124,11 +124,11 @@ def as_json(found: Answer, info: Info) -> dict[str, Any]:
     }
 
 
-def _chat(client: SyncClient, info: Info, settings: Settings, options: RunOptions) -> int:
+def _chat(client: SyncClient, info: Info, settings: ChatSettings, options: RunOptions) -> int:
     screen = Screen()
     screen.remark(greeting(info))
     if not info.has_chat:
-        screen.remark("a base model without a chat template: what you type is continued as plain text")
+        screen.remark("a base model without a chat template: it continues what you type as plain text")
     with keyboard() as read:
         Chat(client, info, settings, screen, options.system).loop(read)
     return 0

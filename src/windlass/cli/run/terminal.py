@@ -1,4 +1,4 @@
-"""Lines from the keyboard, with editing and a history that outlives the program, where there is a terminal."""
+"""Line input with editing and a persistent history, on a terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def history_file() -> Path:
 
 @contextmanager
 def keyboard() -> Generator[Callable[[str], str]]:
-    """Gives a function that reads a line. Where history cannot be kept, lines can be edited all the same."""
+    """Yields a function that reads a line. Editing works even if the history cannot be saved."""
     try:
         import readline
     except ImportError:  # not on every system
@@ -34,5 +34,5 @@ def keyboard() -> Generator[Callable[[str], str]]:
     finally:
         with suppress(OSError):
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.touch(mode=0o600, exist_ok=True)  # what was asked is nobody else's business
+            file.touch(mode=0o600, exist_ok=True)  # prompts are private
             readline.write_history_file(file)

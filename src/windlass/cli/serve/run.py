@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 ENGINES = ("windlass", "vllm")
 Opener = Callable[[Callable[[int, int], None], Callable[[str], None]], "Client"]
-"""Callbacks for progress in bytes and for lines to the operator -> a client, which loads with the first request."""
+"""(progress in bytes, lines for the operator) -> a client that loads with the first request."""
 
 
 class ServeOptions(Frozen):
@@ -57,7 +57,7 @@ class ServeOptions(Frozen):
 
 def start(options: ServeOptions) -> int:
     _check(options)
-    # Prompts come one by one, so its threads are of no use; and with them it complains whenever an engine's process is started.
+    # Prompts arrive one by one, so its threads are of no use; and with them it warns whenever an engine process is started.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from windlass.open.resolve import model_files
     from windlass.serve.server import bind
@@ -68,16 +68,18 @@ def start(options: ServeOptions) -> int:
         path = model_files(options.model, shown=True)
         settings = msgspec.structs.replace(settings, sampling=_sampling(path))
         opener, plan = _local(options, path) if options.engine == "windlass" else _vllm(options, path)
-        return _Run(settings, opener, plan, options.page).until_the_end(listening)
+        return _Run(settings, opener, plan, options.page).serve(listening)
 
 
 def _check(options: ServeOptions) -> None:
     if options.engine not in ENGINES:
         raise BadInput(f"--engine is {' or '.join(ENGINES)}, not {options.engine!r}")
     if options.engine != "windlass" and not options.launch.is_single:
-        raise BadInput("--workers, --tp, --pp and --ep are for --engine windlass; a plan says how vLLM splits a model")
+        raise BadInput(
+            "--workers, --tp, --pp and --ep are for --engine windlass; with vLLM, the plan decides how the model is split"
+        )
     if options.max_running is not None and options.max_running < 1:
-        raise BadInput(f"--max-running is {options.max_running}; it should be at least 1")
+        raise BadInput(f"--max-running is {options.max_running}; it must be at least 1")
     if find_spec("starlette") is None or find_spec("uvicorn") is None:
         raise MissingExtra("starlette", "serve", "serving a model")
 
@@ -144,12 +146,12 @@ def _vllm(options: ServeOptions, path: Path) -> tuple[Opener, Plan]:
 
 
 class _Run:
-    """One life of the server."""
+    """The running server."""
 
     def __init__(self, settings: ServerSettings, opener: Opener, plan: Plan | None, page: bool) -> None:
         from windlass.serve.app import make_app, service_of
 
-        self._app: Starlette = make_app(opener(self._progress, self._tell), settings, plan=plan, page=page)
+        self._app: Starlette = make_app(opener(self._progress, self._log_line), settings, plan=plan, page=page)
         self._service: Service = service_of(self._app)
         self._settings = settings
         self._failed: Error | None = None
@@ -158,10 +160,10 @@ class _Run:
     def _progress(self, done_bytes: int, total_bytes: int) -> None:
         self._service.progress(done_bytes, total_bytes)
 
-    def _tell(self, line: str) -> None:
+    def _log_line(self, line: str) -> None:
         self._service.log.line(line)
 
-    def until_the_end(self, listening: socket.socket) -> int:
+    def serve(self, listening: socket.socket) -> int:
         from windlass.serve.server import serve
 
         self._listening = listening
@@ -172,10 +174,10 @@ class _Run:
         return 0
 
     def _started(self, server: Server) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._accompany(server))
+        self._task = asyncio.get_running_loop().create_task(self._show(server))
 
-    async def _accompany(self, server: Server) -> None:
-        """Tells of the start, and of the state ever after where there is a terminal."""
+    async def _show(self, server: Server) -> None:
+        """Shows a panel when the server is ready, and a status line on a terminal."""
         from windlass.cli.serve.screen import show_panel, show_status
         from windlass.serve.server import address
 

@@ -16,7 +16,7 @@ SECONDS = 1.0
 
 
 def show_panel(service: Service, url: str) -> None:
-    """On standard error; one that is closed, or a full disk, is no reason not to serve."""
+    """On standard error; write errors are ignored."""
     from rich.console import Console
     from rich.panel import Panel
 
@@ -33,18 +33,18 @@ def panel_lines(service: Service, url: str) -> list[str]:
 
     settings, info = service.settings, service.supervisor.info
     assert info is not None
-    made_of = [part for part in (info.scheme, f"on {info.device}" if info.device else "") if part]
-    made_of += [f"{format_bytes(info.weights_bytes)} of weights"] if info.weights_bytes else []
-    room = f"{format_context(info.context_tokens)} context, {info.max_sequences:,} at once, {settings.max_waiting:,} waiting"
+    described = [part for part in (info.scheme, f"on {info.device}" if info.device else "") if part]
+    described += [f"{format_bytes(info.weights_bytes)} of weights"] if info.weights_bytes else []
+    room = f"{format_context(info.context_tokens)} context, up to {info.max_sequences:,} running and {settings.max_waiting:,} queued requests"
     loaded = f"; ready in {format_seconds(info.load_seconds)}" if info.load_seconds else ""
     lines = [
-        f"[bold]{url}/[/]  a page to chat and look at" if service.has_page else "",
-        f"[bold]{url}/v1[/]  OpenAI's API",
-        f"{escape(service.model)}: {escape(', '.join(made_of))}",
+        f"[bold]{url}/[/]  web page: chat and status" if service.has_page else "",
+        f"[bold]{url}/v1[/]  OpenAI-compatible API",
+        f"{escape(service.model)}: {escape(', '.join(described))}",
         f"{room}{loaded}",
         escape(f"planned: {service.plan.engine}, {service.plan.layout}, on {service.plan.hardware}") if service.plan else "",
         _key_line(len(settings.api_keys), is_local(settings.host)),
-        "Ctrl-C finishes what runs and ends; twice, at once",
+        "Ctrl-C finishes running requests and exits; twice: exits at once",
     ]
     return [line for line in lines if line]
 
@@ -53,12 +53,12 @@ def _key_line(num_keys: int, local: bool) -> str:
     if num_keys:
         return f"{num_keys} API {'key' if num_keys == 1 else 'keys'}; send one as `Authorization: Bearer KEY`"
     if local:
-        return "no API key: whoever is on this machine may ask"
-    return "[bold yellow]no API key, and reachable from other machines: whoever reaches it may ask; see --api-key[/]"
+        return "no API key: anyone on this machine can use it"
+    return "[bold yellow]no API key, and reachable from other machines: anyone who can connect can use it; see --api-key[/]"
 
 
 async def show_status(service: Service) -> None:
-    """Until the server ends."""
+    """Until the server shuts down."""
     if not sys.stderr.isatty():
         return
     while not service.draining.is_set():

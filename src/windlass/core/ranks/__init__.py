@@ -1,1 +1,1 @@
-"""What the ranks of a split model are told: values only."""
+"""How the ranks of a split model are placed and find each other: values only."""

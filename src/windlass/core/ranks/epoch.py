@@ -1,6 +1,6 @@
-"""How a model is laid over the machines there are now: what a plan of one epoch decides, and what it is decided from. Values only.
+"""How a model is split over the machines that are connected now: the plan of one epoch, and its input. Values only.
 
-An epoch is one life of all ranks of a split model. Who makes such a plan is wired in `cli`.
+An epoch is one life of all ranks of a split model. The planner is wired in by open/fleet.py.
 """
 
 from __future__ import annotations
@@ -14,53 +14,53 @@ from windlass.core.plan import Plan, Reason
 
 
 class Node(Frozen):
-    """A machine that takes part, as its worker found it."""
+    """A machine of the fleet, as its worker measured it."""
 
     name: str
-    """As the user gave it: `a:9998`; the root's own is `root`."""
+    """As in --workers: `a:9998`; the root's own machine is `root`."""
     memory_bytes: int
-    """Free for weights and keys and values."""
+    """Free for weights and KV cache."""
     bandwidth: float
-    """Bytes per second that its memory was measured to give; 0: not known."""
+    """Measured memory bandwidth in bytes per second; 0: unknown."""
     address: str = ""
-    """Of the interface that other ranks reach it at."""
+    """Where other ranks reach it."""
     cores: int = 1
     num_ranks: int = 1
-    """Processes that it is to take."""
+    """Processes it runs."""
     gpus: tuple[Device, ...] = ()
-    """Where ranks run on them: one each, in turn."""
+    """Ranks take them round robin; empty: ranks run on the CPU."""
     link_bandwidth: float = CPU_NIC_BYTES_PER_SECOND
     """Bytes per second, one direction, to the other machines."""
     link_seconds: float = ETHERNET_LATENCY_SECONDS
-    """For a small message to arrive."""
+    """Latency of a small message."""
 
 
 class EpochPlan(Frozen):
     layout: Layout
     nodes: tuple[int, ...]
-    """Of each rank: the number of its node among those that were given."""
+    """Node of each rank, as an index into the given nodes."""
     shares: tuple[float, ...] = ()
-    """How much each tp index takes; empty: alike."""
+    """Share of the work by tp index; empty: equal."""
     stages: tuple[Interval, ...] = ()
     """Layers of each pp index."""
     tokens_per_second: float = 0.0
     """Predicted, one sequence."""
     imbalance: float = 1.0
-    """The seconds of the slowest rank over the mean: 1.0 is even."""
+    """Time of the slowest rank over the mean; 1.0 is balanced."""
     rank_bytes: tuple[int, ...] = ()
-    """Weights, keys and values and all else, of each rank."""
+    """Memory of each rank: weights, KV cache and the rest."""
     reasons: tuple[Reason, ...] = ()
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What an operator should know of it, a line each: what is expected, and where machines that differ are given unlike parts."""
+        """Lines for the operator: predicted speed, and uneven shares of unequal machines."""
         expected = (f"{self.tokens_per_second:.3g} tokens/s predicted for one sequence",) if self.tokens_per_second else ()
-        said = ("shares", "stages", "imbalance", "left out")
-        return expected + tuple(f"{one.choice} {one.value}: {one.why}" for one in self.reasons if one.choice in said)
+        shown = ("shares", "stages", "imbalance", "left out")
+        return expected + tuple(f"{one.choice} {one.value}: {one.why}" for one in self.reasons if one.choice in shown)
 
 
 def planned_epoch(plan: Plan) -> EpochPlan:
-    """A saved plan, as a fleet runs it. Its first node is the root's, in the order that ranks have them."""
+    """From a saved plan. Nodes are numbered in rank order; the first is the root."""
     order = list(dict.fromkeys(rank.node for rank in plan.ranks))
     return EpochPlan(
         layout=plan.layout,

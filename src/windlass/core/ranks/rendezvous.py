@@ -6,21 +6,21 @@ from windlass.core.model import Frozen
 
 KEY_BYTES = 32
 DEFAULT_PORT = 9998
-"""Of a worker."""
+"""Of `windlass worker`."""
 EXACT, INT8 = "exact", "int8"
 SYNCS = (EXACT, INT8)
 
 
 class Meeting(Frozen):
-    """Travels only on authenticated channels: whoever has the key is one of the ranks."""
+    """Sent only over authenticated channels: the key proves membership."""
 
     key: bytes
-    """Random, of this epoch alone."""
+    """Random, new for every epoch."""
     hosts: tuple[str, ...]
-    """Of each rank: the address that others reach it at."""
+    """Address of each rank."""
     machines: tuple[int, ...]
-    """Of each rank: equal numbers share memory."""
+    """Machine of each rank; ranks of one machine share memory."""
     sync: str = EXACT
-    """How sums travel: as they are, or in blocks of int8."""
+    """How partial sums are sent: exact, or quantized to int8 blocks."""
     transport: str = "auto"
     """auto, links, gloo or nccl."""

@@ -1,6 +1,7 @@
-"""Long work beside the event loop, few at a time: a text of megabytes takes seconds to be cut into tokens, and a hundred times its memory.
+"""Threads for long tokenization, off the event loop: megabytes of text take seconds, and a hundred times their size in memory.
 
-No torch."""
+No torch.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +13,22 @@ from typing import Any, TypeVar, cast
 from windlass.text.tokenize.tokenizer import LONG_CHARACTERS
 
 Result = TypeVar("Result")
-AT_ONCE = 2
-PER_VALUE = 16
-"""Characters that take as long as one value of a list or an object, whatever it is."""
+MAX_THREADS = 2
+CHARACTERS_PER_VALUE = 16
+"""What one value of a list or an object costs, in characters."""
 
 
-class Aside:
-    """Threads of its own: whoever gives up waiting leaves the queue, but not a thread in the middle of its work to somebody else."""
+class BackgroundPool:
+    """A pool of its own. Cancelling a waiting call removes it from the queue; work that has started finishes first."""
 
     def __init__(self) -> None:
         self._threads: ThreadPoolExecutor | None = None
 
     async def run(self, work: Callable[[], Result], size: int) -> Result:
-        """`size`: in characters, or what takes as long; what is short is done at once."""
+        """`size`: cost in characters; short work is done inline."""
         if size < LONG_CHARACTERS:
             return work()
-        self._threads = self._threads or ThreadPoolExecutor(AT_ONCE, "windlass-text")
+        self._threads = self._threads or ThreadPoolExecutor(MAX_THREADS, "windlass-text")
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def close(self) -> None:
@@ -37,18 +38,18 @@ class Aside:
 
 
 def size_of(*values: Any) -> int:
-    """Of plain values, in characters; of what is long, not much more than is needed to know it."""
-    found, waiting = 0, list(values)
-    while waiting and found < LONG_CHARACTERS:
-        value = waiting.pop()
+    """Cost of plain values in characters; stops counting soon after LONG_CHARACTERS."""
+    total, stack = 0, list(values)
+    while stack and total < LONG_CHARACTERS:
+        value = stack.pop()
         if isinstance(value, str):
-            found += len(value)
+            total += len(value)
         elif isinstance(value, Mapping):
-            held = cast(Mapping[Any, Any], value)
-            found += PER_VALUE * (1 + len(held))
-            waiting += held.values()
+            mapping = cast(Mapping[Any, Any], value)
+            total += CHARACTERS_PER_VALUE * (1 + len(mapping))
+            stack += mapping.values()
         elif isinstance(value, (list, tuple)):
             items = cast("list[Any] | tuple[Any, ...]", value)
-            found += PER_VALUE * (1 + len(items))
-            waiting += items
-    return found
+            total += CHARACTERS_PER_VALUE * (1 + len(items))
+            stack += items
+    return total

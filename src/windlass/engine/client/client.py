@@ -1,4 +1,4 @@
-"""The local engine as a Client: text on top, tokens below, the engine in a process of its own. No torch is imported here."""
+"""The engine as a Client: text in and out, tokens to an engine in a process of its own. No torch is imported here."""
 
 from __future__ import annotations
 
@@ -11,79 +11,78 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from windlass.core.client import Late, SyncClient
+from windlass.core.client import Late
 from windlass.core.launch import Launch, RankJob
 from windlass.core.request import Delta, Info, Request, ScoreRequest, Scores, Timings, TokenLogprob, Usage
-from windlass.engine.client.background import PER_VALUE, Aside, size_of
+from windlass.engine.client.background import CHARACTERS_PER_VALUE, BackgroundPool, size_of
 from windlass.engine.client.replay import MAX_CRASHES
-from windlass.engine.client.requests import Calls, Progress
-from windlass.engine.client.text_processor import NoWording, Opened, Silent, Wording
-from windlass.engine.client.transport import Port, ProcessPort, ThreadPort
-from windlass.engine.protocol import Begun, Finish, Output, Submit, finish_error, late_words
+from windlass.engine.client.requests import EngineRequests, Progress
+from windlass.engine.client.text_processor import EncodedRequest, NoText, TextProcessor, TokenOnlyProcessor
+from windlass.engine.client.transport import EngineTransport, ProcessTransport
+from windlass.engine.protocol import Finish, PrefillStats, SequenceOutput, Submit, finish_error, timeout_message
 from windlass.errors import BadInput
 from windlass.text.parse.stream import TextPiece, TextStream
 from windlass.text.tokenize.tokenizer import LONG_CHARACTERS
 
 if TYPE_CHECKING:
-    from windlass.engine.engine import Engine
     from windlass.weights.text.files import ModelText
 
 
 class EngineClient:
-    """Whatever way leads to the engine."""
+    """A Client over any EngineTransport."""
 
     def __init__(
         self,
-        make_port: Callable[[], Port],
+        make_transport: Callable[[], EngineTransport],
         text: ModelText | None = None,
         progress: Progress | None = None,
         max_crashes: int = 0,
     ) -> None:
-        """`max_crashes`: engines that may break under a request before it fails too, where another can be made."""
-        self._wording = NoWording() if text is None else Wording(text)
-        self._calls = Calls(make_port, progress, self._wording.vocabulary, max_crashes)
-        self._aside = Aside()
+        """`max_crashes`: engine crashes that a request survives before it fails."""
+        self._text_processor = TokenOnlyProcessor() if text is None else TextProcessor(text)
+        self._requests = EngineRequests(make_transport, progress, self._text_processor.vocabulary, max_crashes)
+        self._background = BackgroundPool()
 
     @property
     def is_alive(self) -> bool:
-        """Whether an engine is ready now, or moves; the next request starts one where not."""
-        return self._calls.is_alive
+        """Whether an engine is ready or moving; if not, the next request starts one."""
+        return self._requests.is_alive
 
     @property
     def is_moving(self) -> bool:
-        """Whether what is asked waits for an engine that is made elsewhere."""
-        return self._calls.is_moving
+        """Whether requests wait for an engine that is being restarted on other machines."""
+        return self._requests.is_moving
 
     async def ready(self) -> Info:
-        """Loads the model now rather than with the first request."""
-        await self._calls.ready()
+        """Loads the model now instead of with the first request."""
+        await self._requests.ready()
         return await self.info()
 
     async def restart(self) -> None:
-        """For an engine that is stuck: its process is ended, and another goes on with what it was asked, once."""
-        await self._calls.restart()
+        """For a stuck engine: kills its process; another one continues its requests."""
+        await self._requests.restart()
 
     async def generate(self, request: Request) -> AsyncGenerator[Delta, None]:
         began = time.monotonic()
         size = _size(request)
         context = await self._context(request, size)
-        opened = await self._aside.run(lambda: self._wording.opened(request, context), size)
-        submit = await self._submit(request, opened, began)
-        answer = _Answer(opened.stream)
-        async with aclosing(self._calls.outputs(submit)) as arriving:
-            async for outputs in arriving:
-                delta, finish = answer.add(outputs)
-                yield await self._worded(delta)
+        encoded = await self._background.run(lambda: self._text_processor.encode_request(request, context), size)
+        submit = await self._submit(request, encoded, began)
+        builder = _DeltaBuilder(encoded.stream)
+        async with aclosing(self._requests.outputs(submit)) as batches:
+            async for outputs in batches:
+                delta, finish = builder.add(outputs)
+                yield await self._with_text(delta)
                 if finish is not None:
                     return
-                if answer.is_stopped:
+                if builder.is_stopped:
                     break
-        yield answer.stopped(len(opened.tokens))  # by a stop string, of which only the text knows
+        yield builder.stopped(len(encoded.tokens))  # by a stop string, which the engine does not know
 
     async def score(self, request: ScoreRequest) -> Scores:
         size = len(request.prompt or request.token_ids or ())
         context = await self._context(request, size)
-        tokens = await self._aside.run(lambda: self._wording.prompt_tokens(request, context), size)
+        tokens = await self._background.run(lambda: self._text_processor.prompt_tokens(request, context), size)
         submit = Submit(
             id=0,
             token_ids=tokens,
@@ -93,113 +92,115 @@ class EngineClient:
             cache_salt=request.cache_salt,
         )
         found: list[TokenLogprob | None] = []
-        async with aclosing(self._calls.outputs(submit)) as arriving:
-            async for outputs in arriving:
+        async with aclosing(self._requests.outputs(submit)) as batches:
+            async for outputs in batches:
                 for output in outputs:
                     _check(output.finish)
                     found = output.prompt_logprobs if output.prompt_logprobs is not None else found
-        return Scores(token_ids=tuple(tokens), logprobs=await self._worded_prompt(found))
+        return Scores(token_ids=tuple(tokens), logprobs=await self._prompt_with_text(found))
 
     async def info(self) -> Info:
-        found = await self._calls.info()
-        has_text = isinstance(self._wording, Wording)
+        found = await self._requests.info()
+        has_text = isinstance(self._text_processor, TextProcessor)
         return msgspec.structs.replace(
-            found, has_text=has_text, has_chat=self._wording.has_chat, stop_token_ids=self._stops(found.stop_token_ids)
+            found, has_text=has_text, has_chat=self._text_processor.has_chat, stop_token_ids=self._stops(found.stop_token_ids)
         )
 
     async def tokenize(self, text: str | Sequence[Mapping[str, Any]]) -> list[int]:
-        """Of a text, as it would be read as a prompt; or of a chat's messages, through the template. Needs no engine."""
+        """A text as a prompt, or messages through the chat template. Needs no engine."""
         if isinstance(text, str):
-            return await self._aside.run(lambda: self._wording.prompt_tokens(Request(prompt=text)), len(text))
-        return await self._aside.run(lambda: self._wording.chat_tokens(text), size_of(*text[:LONG_CHARACTERS]))
+            return await self._background.run(lambda: self._text_processor.prompt_tokens(Request(prompt=text)), len(text))
+        return await self._background.run(lambda: self._text_processor.chat_tokens(text), size_of(*text[:LONG_CHARACTERS]))
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
-        return await self._aside.run(lambda: self._wording.decoded(token_ids), len(token_ids))
+        return await self._background.run(lambda: self._text_processor.decode(token_ids), len(token_ids))
 
     async def close(self) -> None:
-        self._aside.close()
-        await self._calls.close()
+        self._background.close()
+        await self._requests.close()
 
     async def _context(self, request: Request | ScoreRequest, size: int) -> int | None:
-        """What is long is held against the context before anything is made of it; what is short need not wait for an engine."""
+        """Long input is checked against the context before it is tokenized; short input need not wait for an engine."""
         if size < LONG_CHARACTERS:
             return None
         return (await self._ready(request.deadline_seconds if isinstance(request, Request) else None)).context_tokens
 
-    async def _submit(self, request: Request, opened: Opened, began: float) -> Submit:
+    async def _submit(self, request: Request, encoded: EncodedRequest, began: float) -> Submit:
         info = await self._ready(request.deadline_seconds)
         self._check_stops(request.stop_token_ids, info)
-        own = self._stops(info.stop_token_ids)
+        eos = self._stops(info.stop_token_ids)
         left = None if request.deadline_seconds is None else max(request.deadline_seconds - (time.monotonic() - began), 0.001)
         return Submit(
             id=0,
-            token_ids=opened.tokens,
+            token_ids=encoded.tokens,
             sampling=request.sampling,
             max_tokens=request.max_tokens,
-            stop_token_ids=list(dict.fromkeys((*request.stop_token_ids, *(() if request.ignore_eos else own)))),
+            stop_token_ids=list(dict.fromkeys((*request.stop_token_ids, *(() if request.ignore_eos else eos)))),
             logprobs=request.logprobs,
             prompt_logprobs=request.prompt_logprobs,
             prompt_logprobs_start=request.prompt_logprobs_start,
             cache_salt=request.cache_salt,
-            grammar=opened.grammar,
+            grammar=encoded.grammar,
             deadline_seconds=left,
             owner=request.owner,
         )
 
     async def _ready(self, deadline_seconds: float | None) -> Info:
-        """An engine that is still being loaded makes requests late too."""
+        """Time spent loading counts against the deadline."""
         try:
             async with asyncio.timeout(deadline_seconds):
-                return await self._calls.ready()
+                return await self._requests.ready()
         except TimeoutError:
-            raise Late(late_words(deadline_seconds)) from None
+            raise Late(timeout_message(deadline_seconds)) from None
 
-    def _check_stops(self, asked: tuple[int, ...], info: Info) -> None:
-        """Those of the request only: a model's own may name tokens that it does not have."""
-        known = min(self._wording.num_tokens, info.vocab_size or self._wording.num_tokens)
-        if asked and max(asked) >= known:
+    def _check_stops(self, requested: tuple[int, ...], info: Info) -> None:
+        """Of the request only: a model's own list may name tokens that it does not have."""
+        known = min(self._text_processor.num_tokens, info.vocab_size or self._text_processor.num_tokens)
+        if requested and max(requested) >= known:
             raise BadInput(
-                f"stop_token_ids has token {max(asked)}; this model's tokens are 0 to {known - 1}", field="stop_token_ids"
+                f"stop_token_ids has token {max(requested)}; this model's tokens are 0 to {known - 1}", field="stop_token_ids"
             )
 
-    def _stops(self, of_model: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(dict.fromkeys((*self._wording.stop_ids, *of_model)))
+    def _stops(self, model_stops: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(dict.fromkeys((*self._text_processor.stop_ids, *model_stops)))
 
-    async def _worded(self, delta: Delta) -> Delta:
+    async def _with_text(self, delta: Delta) -> Delta:
         if not delta.logprobs and delta.prompt_logprobs is None:
             return delta
-        prompt = None if delta.prompt_logprobs is None else await self._worded_prompt(delta.prompt_logprobs)
-        return msgspec.structs.replace(delta, logprobs=self._wording.with_text(delta.logprobs), prompt_logprobs=prompt)
+        prompt = None if delta.prompt_logprobs is None else await self._prompt_with_text(delta.prompt_logprobs)
+        return msgspec.structs.replace(delta, logprobs=self._text_processor.with_text(delta.logprobs), prompt_logprobs=prompt)
 
-    async def _worded_prompt(self, found: Sequence[TokenLogprob | None]) -> tuple[TokenLogprob | None, ...]:
-        def worded() -> tuple[TokenLogprob | None, ...]:
-            return tuple(None if entry is None else self._wording.with_text([entry])[0] for entry in found)
+    async def _prompt_with_text(self, found: Sequence[TokenLogprob | None]) -> tuple[TokenLogprob | None, ...]:
+        def with_text() -> tuple[TokenLogprob | None, ...]:
+            return tuple(None if entry is None else self._text_processor.with_text([entry])[0] for entry in found)
 
-        return await self._aside.run(worded, PER_VALUE * sum(1 + len(entry.top) for entry in found if entry is not None))
+        return await self._background.run(
+            with_text, CHARACTERS_PER_VALUE * sum(1 + len(entry.top) for entry in found if entry is not None)
+        )
 
 
-class _Answer:
-    """Outputs of one request -> deltas."""
+class _DeltaBuilder:
+    """Turns the outputs of one request into deltas."""
 
-    def __init__(self, stream: TextStream | Silent) -> None:
+    def __init__(self, stream: TextStream | NoText) -> None:
         self._stream = stream
         self._num_tokens = 0
-        self._begun = Begun(0, 0.0, 0.0)
+        self._prefill = PrefillStats(0, 0.0, 0.0)
         self._first = 0.0
         self.is_stopped = False
 
-    def add(self, outputs: list[Output]) -> tuple[Delta, Finish | None]:
-        """All that has come at once makes one delta; the second is there where it is the last."""
+    def add(self, outputs: list[SequenceOutput]) -> tuple[Delta, Finish | None]:
+        """One delta for all outputs that have arrived; `finish` with the last one."""
         finish = outputs[-1].finish
         _check(finish)
         tokens = [token for output in outputs for token in output.token_ids]
         self._num_tokens += len(tokens)
-        self._begin(outputs[0].begun)
+        self._note_prefill(outputs[0].prefill)
         stop_token = None if finish is None else finish.stop_token_id
         piece = self._stream.push(tokens if stop_token is None else tokens[:-1])
         self.is_stopped = piece.stopped
         if finish is not None and not piece.stopped:
-            piece = _joined(piece, self._stream.finish())
+            piece = _join(piece, self._stream.finish())
         prompt = next((output.prompt_logprobs for output in outputs if output.prompt_logprobs is not None), None)
         delta = Delta(
             content=piece.content,
@@ -209,24 +210,24 @@ class _Answer:
             logprobs=tuple(entry for output in outputs for entry in output.logprobs),
             prompt_logprobs=None if prompt is None else tuple(prompt),
         )
-        return (delta, None) if finish is None else (_last(delta, finish, piece.stopped), finish)
+        return (delta, None) if finish is None else (_with_finish(delta, finish, piece.stopped), finish)
 
     def stopped(self, num_prompt: int) -> Delta:
-        """The engine goes on for a step or so, which is nobody's."""
-        usage = Usage(prompt_tokens=num_prompt, completion_tokens=self._num_tokens, cached_tokens=self._begun.cached_tokens)
+        """The last delta. What the engine still computes before it is cancelled is not counted."""
+        usage = Usage(prompt_tokens=num_prompt, completion_tokens=self._num_tokens, cached_tokens=self._prefill.cached_tokens)
         timings = Timings(
-            queue_seconds=self._begun.queue_seconds,
-            prefill_seconds=self._begun.prefill_seconds,
+            queue_seconds=self._prefill.queue_seconds,
+            prefill_seconds=self._prefill.prefill_seconds,
             decode_seconds=time.perf_counter() - self._first,
         )
         return Delta(finish_reason="stop", usage=usage, timings=timings)
 
-    def _begin(self, begun: Begun | None) -> None:
-        if begun is not None:
-            self._begun, self._first = begun, time.perf_counter()
+    def _note_prefill(self, prefill: PrefillStats | None) -> None:
+        if prefill is not None:
+            self._prefill, self._first = prefill, time.perf_counter()
 
 
-def _last(delta: Delta, finish: Finish, by_string: bool) -> Delta:
+def _with_finish(delta: Delta, finish: Finish, by_string: bool) -> Delta:
     return msgspec.structs.replace(
         delta,
         finish_reason="stop" if by_string else finish.reason,
@@ -236,7 +237,7 @@ def _last(delta: Delta, finish: Finish, by_string: bool) -> Delta:
     )
 
 
-def _joined(first: TextPiece, second: TextPiece) -> TextPiece:
+def _join(first: TextPiece, second: TextPiece) -> TextPiece:
     return TextPiece(
         content=first.content + second.content,
         reasoning=first.reasoning + second.reasoning,
@@ -251,37 +252,30 @@ def _check(finish: Finish | None) -> None:
 
 
 def _size(request: Request) -> int:
-    """Of what is read before an engine is asked; of token ids, which are taken as they are, less than of text."""
+    """Cost of encoding the request, in characters; token ids count one each."""
     constraint = request.constraint.value if request.constraint is not None else ""
     given = len(request.prompt or request.token_ids or ())
     return given + len(constraint) + (0 if request.messages is None else size_of(request.messages, request.tools))
 
 
 class LocalClient(EngineClient):
-    """An engine in a process of its own: started with the first request, started anew after a crash, for what ran then and what comes.
+    """An engine in a process of its own: started with the first request, restarted after a crash.
 
-    `progress` is called with bytes while a model is loaded.
+    `progress` is called with bytes while the model is loaded.
     """
 
     def __init__(self, launch: Launch, text: ModelText | None = None, progress: Progress | None = None) -> None:
-        super().__init__(lambda: ProcessPort(RankJob(launch=launch)), text, progress, MAX_CRASHES)
-
-
-class InProcessClient(EngineClient):
-    """An engine of this process, which the client takes over: for tests, and for programs that want no second process."""
-
-    def __init__(self, engine: Engine, info: Info, text: ModelText | None = None) -> None:
-        super().__init__(lambda: ThreadPort(engine, info), text)
+        super().__init__(lambda: ProcessTransport(RankJob(launch=launch)), text, progress, MAX_CRASHES)
 
 
 def open_client(launch: Launch, progress: Progress | None = None, *, needs_text: bool = True) -> LocalClient:
-    """A client for a path: the tokenizer is read here, the weights in the process. Without `needs_text` a model without one runs too."""
+    """A client for a path: the tokenizer is loaded here, the weights in the engine process. `needs_text`: fail without a tokenizer."""
     launch, text = with_text(launch, needs_text=needs_text)
     return LocalClient(launch, text, progress)
 
 
 def with_text(launch: Launch, *, needs_text: bool = True) -> tuple[Launch, ModelText | None]:
-    """The tokenizer of a path, and the launch that knows how many tokens it has."""
+    """The Launch with its vocabulary size filled in, and the model's tokenizer."""
     from windlass.weights.text.files import model_text
 
     if launch.random_weights is not None:
@@ -293,8 +287,3 @@ def with_text(launch: Launch, *, needs_text: bool = True) -> tuple[Launch, Model
             raise
         return launch, None
     return launch if launch.num_tokens else msgspec.structs.replace(launch, num_tokens=max(text.tokenizer.known_ids) + 1), text
-
-
-def open_sync_client(launch: Launch, progress: Progress | None = None, *, needs_text: bool = True) -> SyncClient:
-    """The same for programs that wait."""
-    return SyncClient(open_client(launch, progress, needs_text=needs_text))

@@ -1,7 +1,7 @@
-"""One request over the lives of several engines: what it was given so far, and what the next engine is asked so that it goes on there.
+"""One request across engine restarts: what was returned so far, and what to submit to the next engine so that it continues there.
 
-An engine draws by a request's seed and by how many it has drawn, so tokens that were given out are all that the next one must know. What
-is told once (log-probabilities of the prompt, when it began) is told once; the time that was lost shows in the times only. No torch.
+Sampling depends only on the seed and the number of tokens sampled, so the tokens returned so far are all that the next engine needs. What is
+sent once (prompt log-probabilities, prefill statistics) is sent once; the time lost shows in the timings. No torch.
 """
 
 from __future__ import annotations
@@ -13,96 +13,98 @@ import msgspec
 
 from windlass.core.client import Unavailable
 from windlass.core.request import Timings
-from windlass.engine.protocol import Begun, Finish, Output, Submit
+from windlass.engine.protocol import Finish, PrefillStats, SequenceOutput, Submit
 from windlass.engine.sample.rng import fresh_seed
 from windlass.errors import Error
 
 MAX_CRASHES = 1
-"""Engines that may break under a request before it fails with them: it may be the one that breaks them."""
+"""Engine crashes a request survives: it may be the one that causes them."""
 
 
-class Moved(Unavailable):
-    """An engine is gone for a reason that no request can be blamed for, and goes on elsewhere."""
+class EngineMoved(Unavailable):
+    """The engine is lost through no fault of a request, and is being restarted elsewhere."""
 
 
-class Call:
-    """`arrived` has what came and was not taken yet: outputs, or an error, which is the last."""
+class PendingRequest:
+    """`arrived`: outputs not yet taken; an error is the last entry."""
 
     def __init__(self, number: int, submit: Submit) -> None:
-        self.number, self._submit = number, msgspec.structs.replace(_seeded(submit), id=number)
-        self.arrived: asyncio.Queue[Output | Error] = asyncio.Queue()
-        self._answered: list[int] = []
-        self._num_lives = self._num_crashes = 0
+        self.number, self._submit = number, msgspec.structs.replace(_with_seed(submit), id=number)
+        self.arrived: asyncio.Queue[SequenceOutput | Error] = asyncio.Queue()
+        self._generated: list[int] = []
+        self._num_engines = self._num_crashes = 0
         self._submitted = self._resubmitted = self._first = time.perf_counter()
-        self._begun: Begun | None = None
+        self._prefill: PrefillStats | None = None
         self._is_scored = False
 
     @property
-    def needs_words(self) -> bool:
+    def needs_tokenizer(self) -> bool:
         return bool(self._submit.grammar)
 
-    def asked(self) -> Submit:
-        """What an engine is asked: the first one everything, the next what is left."""
-        self._num_lives += 1
-        if self._num_lives == 1:
+    def next_submit(self) -> Submit:
+        """The Submit for an engine: the whole request for the first, the rest for later ones."""
+        self._num_engines += 1
+        if self._num_engines == 1:
             return self._submit
         self._resubmitted = time.perf_counter()
         return msgspec.structs.replace(
             self._submit,
-            answered=list(self._answered),
+            generated=list(self._generated),
             prompt_logprobs=None if self._is_scored else self._submit.prompt_logprobs,
-            deadline_seconds=None,  # whoever waits here counts on
+            deadline_seconds=None,  # EngineRequests keeps the time
         )
 
     def survives(self, error: Error, max_crashes: int) -> bool:
-        """Whether it may be asked again, of the next engine."""
-        if isinstance(error, Moved):
+        """Whether it is submitted again, to the next engine."""
+        if isinstance(error, EngineMoved):
             return True
         if not isinstance(error, Unavailable):
             return False
         self._num_crashes += 1
         return self._num_crashes <= max_crashes
 
-    def take(self, output: Output) -> None:
-        self._answered += output.token_ids
-        if self._num_lives > 1:
-            output = self._as_one_life(output)
-        if output.begun is not None:
-            self._begun, self._first = output.begun, time.perf_counter()
+    def take(self, output: SequenceOutput) -> None:
+        self._generated += output.token_ids
+        if self._num_engines > 1:
+            output = self._merge_engines(output)
+        if output.prefill is not None:
+            self._prefill, self._first = output.prefill, time.perf_counter()
         self._is_scored = self._is_scored or output.prompt_logprobs is not None
         self.arrived.put_nowait(output)
 
     def fail(self, error: Error) -> None:
         self.arrived.put_nowait(error)
 
-    def _as_one_life(self, output: Output) -> Output:
-        begun = None if output.begun is None or self._begun is not None else self._begun_at_last(output.begun)
-        finish = None if output.finish is None else self._finished(output.finish)
-        return msgspec.structs.replace(output, begun=begun, finish=finish)
+    def _merge_engines(self, output: SequenceOutput) -> SequenceOutput:
+        prefill = None if output.prefill is None or self._prefill is not None else self._prefill_with_lost_time(output.prefill)
+        finish = None if output.finish is None else self._merge_finish(output.finish)
+        return msgspec.structs.replace(output, prefill=prefill, finish=finish)
 
     @property
     def _lost_seconds(self) -> float:
-        """Until the engine that answers was asked."""
+        """Until the current engine got the request."""
         return self._resubmitted - self._submitted
 
-    def _begun_at_last(self, begun: Begun) -> Begun:
-        return msgspec.structs.replace(begun, queue_seconds=begun.queue_seconds + self._lost_seconds)
+    def _prefill_with_lost_time(self, prefill: PrefillStats) -> PrefillStats:
+        return msgspec.structs.replace(prefill, queue_seconds=prefill.queue_seconds + self._lost_seconds)
 
-    def _finished(self, finish: Finish) -> Finish:
-        begun, timings = self._begun, finish.timings
-        if begun is None:
+    def _merge_finish(self, finish: Finish) -> Finish:
+        prefill, timings = self._prefill, finish.timings
+        if prefill is None:
             timings = msgspec.structs.replace(timings, queue_seconds=timings.queue_seconds + self._lost_seconds)
             return msgspec.structs.replace(finish, timings=timings)
-        decoding = time.perf_counter() - self._first
+        decode_seconds = time.perf_counter() - self._first
         return msgspec.structs.replace(
             finish,
-            usage=msgspec.structs.replace(finish.usage, cached_tokens=begun.cached_tokens),
-            timings=Timings(queue_seconds=begun.queue_seconds, prefill_seconds=begun.prefill_seconds, decode_seconds=decoding),
+            usage=msgspec.structs.replace(finish.usage, cached_tokens=prefill.cached_tokens),
+            timings=Timings(
+                queue_seconds=prefill.queue_seconds, prefill_seconds=prefill.prefill_seconds, decode_seconds=decode_seconds
+            ),
         )
 
 
-def _seeded(submit: Submit) -> Submit:
-    """The seed is drawn here, where no engine's end can lose it."""
+def _with_seed(submit: Submit) -> Submit:
+    """The seed is chosen here, so that it survives the engine."""
     sampling = submit.sampling
     if sampling.seed is not None or sampling.is_greedy:
         return submit

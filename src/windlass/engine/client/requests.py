@@ -1,7 +1,7 @@
-"""Many requests at once over one way to an engine: starts it when it is needed, tells answers apart, notices its end. No torch.
+"""Concurrent requests over one transport to an engine: starts it on demand, routes outputs, replays requests when it is lost. No torch.
 
-Requests that an engine had when it was lost are asked again of the next one, which goes on after the tokens that were given out: who
-waits sees a pause. As often as engines move; of engines that break only so many, since a request may be what breaks them.
+Requests that were running when an engine was lost are submitted to the next one, which continues after the tokens already returned: the
+caller sees a pause. Without limit when engines move; a limited number of times when engines crash, since a request may be the cause.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from contextlib import suppress
 
 from windlass.core.client import Late, Unavailable
 from windlass.core.request import Info
-from windlass.engine.client.replay import Call, Moved
-from windlass.engine.client.transport import Port
+from windlass.engine.client.replay import EngineMoved, PendingRequest
+from windlass.engine.client.transport import EngineTransport
 from windlass.engine.protocol import (
-    AskInfo,
     Cancel,
-    Failed,
-    Loading,
-    Output,
-    Ready,
-    Refused,
+    EngineFailed,
+    EngineReady,
+    InfoReply,
+    InfoRequest,
+    LoadProgress,
     Report,
-    Stepped,
+    RequestRejected,
+    SequenceOutput,
+    StepOutputs,
     Submit,
-    Told,
-    Vocabulary,
+    TokenizerData,
     as_error,
-    late_words,
+    timeout_message,
 )
 from windlass.errors import Error
 
@@ -36,17 +36,17 @@ Progress = Callable[[int, int], None]
 """Bytes loaded, and of how many."""
 
 
-class Calls:
+class EngineRequests:
     def __init__(
         self,
-        make_port: Callable[[], Port],
+        make_transport: Callable[[], EngineTransport],
         progress: Progress | None = None,
-        vocabulary: Callable[[], Vocabulary] | None = None,
+        vocabulary: Callable[[], TokenizerData] | None = None,
         max_crashes: int = 0,
     ) -> None:
-        """`vocabulary` is sent to an engine once, before the first request with a grammar. `max_crashes`: engines that may break under
-        a request before it fails too."""
-        self._make_port, self._progress, self._vocabulary = make_port, progress, vocabulary
+        """`vocabulary` is sent to an engine once, before the first request with a grammar. `max_crashes`: engine crashes a request
+        survives."""
+        self._make_transport, self._progress, self._vocabulary = make_transport, progress, vocabulary
         self._max_crashes = max_crashes
         self._connection: _Connection | None = None
         self._lost: list[_Connection] = []
@@ -55,54 +55,54 @@ class Calls:
 
     @property
     def is_alive(self) -> bool:
-        """Whether there is an engine that is ready, or one that moves and will be."""
+        """Whether an engine is ready or moving."""
         return self._connection is not None and (self._connection.is_ready or self.is_moving)
 
     @property
     def is_moving(self) -> bool:
-        """Requests wait for an engine that is made elsewhere."""
+        """Requests wait for an engine that is being restarted on other machines."""
         connection = self._connection
-        return connection is not None and connection.follows and not connection.is_lost and not connection.info.done()
+        return connection is not None and connection.replaces_moved and not connection.is_lost and not connection.info.done()
 
     async def ready(self) -> Info:
-        """Starts the engine if there is none, and waits for it. Giving up waiting does not stop it from being loaded."""
+        """Starts the engine if there is none, and waits for it. Cancelling does not stop the loading."""
         while True:
-            with suppress(Moved):
+            with suppress(EngineMoved):
                 return await asyncio.shield(self._connected().info)
 
-    async def outputs(self, submit: Submit) -> AsyncGenerator[list[Output], None]:
-        """What came for a request since it was last asked; `submit.id` is chosen here. Ending early cancels it."""
+    async def outputs(self, submit: Submit) -> AsyncGenerator[list[SequenceOutput], None]:
+        """Batches of outputs as they arrive; `submit.id` is chosen here. Closing the generator cancels the request."""
         await self.ready()
         self._numbers += 1
-        call, finished = Call(self._numbers, submit), False
-        timer = self._deadline(submit, call)
+        pending, finished = PendingRequest(self._numbers, submit), False
+        timer = self._deadline(submit, pending)
         try:
-            self._connected().adopt(call)
+            self._connected().adopt(pending)
             while not finished:
-                found = _raised([await call.arrived.get(), *_waiting(call.arrived)])
+                found = _raise_error([await pending.arrived.get(), *_drain(pending.arrived)])
                 finished = found[-1].finish is not None
                 yield found
         finally:
             if timer is not None:
                 timer.cancel()
             if self._connection is not None:
-                self._connection.drop(call, is_finished=finished)
+                self._connection.drop(pending, is_finished=finished)
 
     async def info(self) -> Info:
-        """With statistics of now."""
+        """With current statistics."""
         while True:
-            with suppress(Moved):
+            with suppress(EngineMoved):
                 await self.ready()
-                return await self._connected().asked(self._next_number())
+                return await self._connected().fetch_info(self._next_number())
 
     async def restart(self) -> None:
-        """Ends an engine that is there; the next one goes on with what it was asked, or with the next request."""
+        """Kills the current engine; the next one continues its requests."""
         connection = self._connection
         if connection is None or connection.is_lost:
             return
-        connection.port.kill()
-        error = Unavailable("the engine was stuck and is started anew; ask again")
-        self._over(connection, connection.end(error), error)
+        connection.transport.kill()
+        error = Unavailable("the engine was stuck and is being restarted; retry")
+        self._on_lost(connection, connection.end(error), error)
         await connection.close()
 
     async def close(self) -> None:
@@ -117,62 +117,64 @@ class Calls:
         return self._numbers
 
     @staticmethod
-    def _deadline(submit: Submit, call: Call) -> asyncio.TimerHandle | None:
-        """The engine ends late requests itself; this is for one that is in the middle of a long step, stuck, or lost."""
+    def _deadline(submit: Submit, pending: PendingRequest) -> asyncio.TimerHandle | None:
+        """The engine expires requests itself; this is for an engine in a long step, stuck, or lost."""
         if submit.deadline_seconds is None:
             return None
-        error = Late(late_words(submit.deadline_seconds))
-        return asyncio.get_running_loop().call_later(submit.deadline_seconds, call.fail, error)
+        error = Late(timeout_message(submit.deadline_seconds))
+        return asyncio.get_running_loop().call_later(submit.deadline_seconds, pending.fail, error)
 
-    def _connected(self, follows: bool = False) -> _Connection:
+    def _connected(self, replaces_moved: bool = False) -> _Connection:
         if self._is_closed:
             raise Unavailable("this client is closed")
         if self._connection is None or self._connection.is_lost:
             self._lost = [lost for lost in (*self._lost, self._connection) if lost is not None and not lost.is_gone]
-            self._connection = _Connection(self._make_port(), self._progress, self._vocabulary, self._over)
-            self._connection.follows = follows
+            self._connection = _Connection(self._make_transport(), self._progress, self._vocabulary, self._on_lost)
+            self._connection.replaces_moved = replaces_moved
         return self._connection
 
-    def _over(self, connection: _Connection, calls: list[Call], error: Error) -> None:
-        """An engine is gone. Those who can go on are handed to the next one, in the order in which they came."""
-        again = [call for call in calls if not self._is_closed and call.survives(error, self._max_crashes)]
-        for call in calls:
-            if call not in again:
-                call.fail(error)
-        has_moved = isinstance(error, Moved)
+    def _on_lost(self, connection: _Connection, requests: list[PendingRequest], error: Error) -> None:
+        """An engine is lost. Requests that can continue go to the next one, in order of arrival."""
+        again = [pending for pending in requests if not self._is_closed and pending.survives(error, self._max_crashes)]
+        for pending in requests:
+            if pending not in again:
+                pending.fail(error)
+        has_moved = isinstance(error, EngineMoved)
         if connection is not self._connection or self._is_closed or not (again or has_moved):
             return
         try:
-            following = self._connected(follows=has_moved)
-        except Exception as none:  # noqa: BLE001 - no memory for a process, too many files: whoever waits is told, whatever it is
-            for call in again:
-                call.fail(none if isinstance(none, Error) else Unavailable(f"no other engine could be started: {none}"))
+            following = self._connected(replaces_moved=has_moved)
+        except Exception as failure:  # noqa: BLE001 - out of memory or file descriptors: waiting requests fail with it
+            for pending in again:
+                pending.fail(
+                    failure if isinstance(failure, Error) else Unavailable(f"no other engine could be started: {failure}")
+                )
             return
-        for call in again:
-            following.adopt(call)
+        for pending in again:
+            following.adopt(pending)
 
 
 class _Connection:
-    """One life of an engine."""
+    """The connection to one engine."""
 
     def __init__(
         self,
-        port: Port,
+        transport: EngineTransport,
         progress: Progress | None,
-        vocabulary: Callable[[], Vocabulary] | None,
-        over: Callable[[_Connection, list[Call], Error], None],
+        vocabulary: Callable[[], TokenizerData] | None,
+        on_lost: Callable[[_Connection, list[PendingRequest], Error], None],
     ) -> None:
-        """`over` is told once, when it is lost, with the requests it had."""
-        self.port, self._progress, self._vocabulary, self._over = port, progress, vocabulary, over
+        """`on_lost` is called once, when the engine is lost, with its requests."""
+        self.transport, self._progress, self._vocabulary, self._on_lost = transport, progress, vocabulary, on_lost
         self.info: asyncio.Future[Info] = asyncio.get_running_loop().create_future()
-        self.info.add_done_callback(_look_at)
-        self.follows = False
-        """Another that has moved here."""
-        self.calls: dict[int, Call] = {}
-        self._questions: dict[int, asyncio.Future[Info]] = {}
-        self.is_lost = self._is_closed = self._is_gone = self._knows_words = False
+        self.info.add_done_callback(_mark_retrieved)
+        self.replaces_moved = False
+        """It replaces an engine that moved."""
+        self.requests: dict[int, PendingRequest] = {}
+        self._info_replies: dict[int, asyncio.Future[Info]] = {}
+        self.is_lost = self._is_closed = self._is_gone = self._has_tokenizer = False
         self._closing: asyncio.Task[None] | None = None
-        port.open(self._receive, self._lost)
+        transport.open(self._receive, self._lost)
 
     @property
     def is_ready(self) -> bool:
@@ -180,111 +182,111 @@ class _Connection:
 
     @property
     def is_gone(self) -> bool:
-        """Nothing of it is left."""
+        """Its process has been waited for."""
         return self._is_gone or (self._closing is not None and self._closing.done())
 
-    def adopt(self, call: Call) -> None:
-        """Asked at once, or when the engine is ready."""
-        self.calls[call.number] = call
+    def adopt(self, pending: PendingRequest) -> None:
+        """Submits it now, or when the engine is ready."""
+        self.requests[pending.number] = pending
         if self.is_ready:
-            self._ask(call)
+            self._submit(pending)
 
-    def drop(self, call: Call, is_finished: bool) -> None:
-        if self.calls.pop(call.number, None) is not None and not is_finished and self.is_ready:
-            self.port.send(Cancel(call.number))
+    def drop(self, pending: PendingRequest, is_finished: bool) -> None:
+        if self.requests.pop(pending.number, None) is not None and not is_finished and self.is_ready:
+            self.transport.send(Cancel(pending.number))
 
-    async def asked(self, number: int) -> Info:
+    async def fetch_info(self, number: int) -> Info:
         answer: asyncio.Future[Info] = asyncio.get_running_loop().create_future()
-        self._questions[number] = answer
-        self.port.send(AskInfo(number))
+        self._info_replies[number] = answer
+        self.transport.send(InfoRequest(number))
         try:
             return await answer
         finally:
-            self._questions.pop(number, None)  # whoever gave up waiting wants no answer any more
+            self._info_replies.pop(number, None)  # the caller may have been cancelled
 
     async def close(self) -> None:
         self._is_closed = True
         error = Unavailable("the engine was closed")
-        for call in self.end(error):
-            call.fail(error)
-        await self.port.close()
+        for pending in self.end(error):
+            pending.fail(error)
+        await self.transport.close()
         if self._closing is not None:
             await self._closing
         self._is_gone = True
 
-    def end(self, error: Error) -> list[Call]:
-        """Nothing more will come: whoever asked about it is told, and what it was asked is handed out."""
+    def end(self, error: Error) -> list[PendingRequest]:
+        """Fails pending info requests, and returns the unfinished requests."""
         self.is_lost = True
-        calls, self.calls = list(self.calls.values()), {}
-        for waiting in (self.info, *self._questions.values()):
+        requests, self.requests = list(self.requests.values()), {}
+        for waiting in (self.info, *self._info_replies.values()):
             if not waiting.done():
                 waiting.set_exception(error)
-                _look_at(waiting)
-        return calls
+                _mark_retrieved(waiting)
+        return requests
 
-    def _ask(self, call: Call) -> None:
-        if call.needs_words and self._vocabulary is not None and not self._knows_words:
-            self.port.send(self._vocabulary())
-            self._knows_words = True
-        self.port.send(call.asked())
+    def _submit(self, pending: PendingRequest) -> None:
+        if pending.needs_tokenizer and self._vocabulary is not None and not self._has_tokenizer:
+            self.transport.send(self._vocabulary())
+            self._has_tokenizer = True
+        self.transport.send(pending.next_submit())
 
     def _receive(self, report: Report) -> None:
         match report:
-            case Stepped():
+            case StepOutputs():
                 for output in report.outputs:
-                    call = self.calls.get(output.id)
-                    if call is not None:  # otherwise nobody waits for it any more
-                        call.take(output)
-                        if output.finish is not None:  # perhaps not read yet, but nothing for the next engine
-                            del self.calls[output.id]
-            case Refused():
-                call = self.calls.pop(report.id, None)
-                if call is not None:
-                    call.fail(as_error(report))
-            case Told():
+                    pending = self.requests.get(output.id)
+                    if pending is not None:  # otherwise it was cancelled
+                        pending.take(output)
+                        if output.finish is not None:  # its outputs may be unread, but it is not replayed
+                            del self.requests[output.id]
+            case RequestRejected():
+                pending = self.requests.pop(report.id, None)
+                if pending is not None:
+                    pending.fail(as_error(report))
+            case InfoReply():
                 with suppress(KeyError, asyncio.InvalidStateError):
-                    self._questions.pop(report.id).set_result(report.info)
-            case Loading():
+                    self._info_replies.pop(report.id).set_result(report.info)
+            case LoadProgress():
                 if self._progress is not None:
                     self._progress(report.done_bytes, report.total_bytes)
-            case Ready():
+            case EngineReady():
                 self._became_ready(report.info)
-            case Failed():
+            case EngineFailed():
                 self._fail(as_error(report))
 
     def _became_ready(self, info: Info) -> None:
         if self.info.done():
             return
         self.info.set_result(info)
-        for call in self.calls.values():
-            self._ask(call)
+        for pending in self.requests.values():
+            self._submit(pending)
 
     def _fail(self, error: Error) -> None:
         if not self.is_lost:
-            self._over(self, self.end(error), error)
+            self._on_lost(self, self.end(error), error)
 
     def _lost(self, error: Error) -> None:
         if self._is_closed:
             return
-        self._closing = asyncio.get_running_loop().create_task(self.port.close())
+        self._closing = asyncio.get_running_loop().create_task(self.transport.close())
         self._fail(error)
 
 
-def _waiting(arrived: asyncio.Queue[Output | Error]) -> list[Output | Error]:
+def _drain(arrived: asyncio.Queue[SequenceOutput | Error]) -> list[SequenceOutput | Error]:
     return [arrived.get_nowait() for _ in range(arrived.qsize())]
 
 
-def _raised(found: list[Output | Error]) -> list[Output]:
-    """Tokens that came before an error are of no more use."""
-    outputs: list[Output] = []
-    for what in found:
-        if isinstance(what, Error):
-            raise what
-        outputs.append(what)
+def _raise_error(found: list[SequenceOutput | Error]) -> list[SequenceOutput]:
+    """Raises the error among them, if any."""
+    outputs: list[SequenceOutput] = []
+    for item in found:
+        if isinstance(item, Error):
+            raise item
+        outputs.append(item)
     return outputs
 
 
-def _look_at(future: asyncio.Future[Info]) -> None:
-    """An error that nobody waits for is no reason to complain when it is collected."""
+def _mark_retrieved(future: asyncio.Future[Info]) -> None:
+    """Marks the exception as retrieved, so that asyncio does not log it."""
     if future.done() and not future.cancelled():
         future.exception()

@@ -1,4 +1,4 @@
-"""Text on top of tokens: a request's words to token ids, and a stream of token ids to the parts of an answer. No torch."""
+"""Text to tokens and back: encodes requests, and decodes output tokens into content, reasoning and tool calls. No torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from windlass.core.request import NO_EFFORT, Request, ScoreRequest, TokenLogprob, shown_integer
-from windlass.engine.protocol import Vocabulary
+from windlass.engine.protocol import TokenizerData
 from windlass.errors import BadInput, TooLong
 from windlass.families.chat.dialect import dialect
 from windlass.text.chat.template import render_chat
@@ -24,28 +24,28 @@ from windlass.text.tokenize.tokenizer import LONG_CHARACTERS, UNFINISHED
 if TYPE_CHECKING:
     from windlass.weights.text.files import ModelText
 
-NO_TEXT = "this model has no tokenizer, so it takes token_ids only; give its tokenizer.json, or ask with token_ids"
+NO_TEXT = "this model has no tokenizer; add its tokenizer.json, or send token_ids"
 
 
 _TOOLS = re.compile(r"\btools\b")
-"""Templates are given them by that name."""
+"""The name under which templates get them."""
 
 
-class Opened(NamedTuple):
+class EncodedRequest(NamedTuple):
     tokens: list[int]
     """The prompt's."""
-    stream: TextStream | Silent
-    """Makes text of the answer's tokens."""
+    stream: TextStream | NoText
+    """Decodes the output tokens."""
     grammar: str = ""
-    """What the answer must be; empty: anything."""
+    """Constrains the output; empty: unconstrained."""
 
 
-class Wording:
+class TextProcessor:
     def __init__(self, text: ModelText) -> None:
         self._text = text
         self._dialect = dialect(text.chat_template)
-        self._known: dict[int, tuple[str, bytes]] = {}
-        """Tokens alone, as they were asked for: their text, and their bytes where they are a piece of a character."""
+        self._token_texts: dict[int, tuple[str, bytes]] = {}
+        """Cache of single tokens: their text, and their bytes if they are part of a character."""
 
     @property
     def has_chat(self) -> bool:
@@ -57,46 +57,46 @@ class Wording:
 
     @cached_property
     def num_tokens(self) -> int:
-        """Ids from there on are none of the vocabulary's."""
+        """One more than the largest token id."""
         return max(self._text.tokenizer.known_ids, default=-1) + 1
 
-    def opened(self, request: Request, context_tokens: int | None = None) -> Opened:
-        """`context_tokens`: what is surely longer is refused before it is made into tokens, which takes a hundred times its memory."""
+    def encode_request(self, request: Request, context_tokens: int | None = None) -> EncodedRequest:
+        """`context_tokens`: input that is certainly longer is rejected before it is tokenized, which takes a hundred times its memory."""
         if request.messages is not None:
-            return self._opened_chat(request, context_tokens)
+            return self._encode_chat(request, context_tokens)
         tokens = self.prompt_tokens(request, context_tokens)
         stream = TextStream(self._text.tokenizer, stop=request.stop, prompt=tokens)
-        return Opened(tokens, stream, answer_grammar(OutputSpec(style=PLAIN, constraint=request.constraint), {}))
+        return EncodedRequest(tokens, stream, answer_grammar(OutputSpec(style=PLAIN, constraint=request.constraint), {}))
 
     def prompt_tokens(self, request: Request | ScoreRequest, context_tokens: int | None = None) -> list[int]:
         if request.token_ids is not None:
-            return _given_tokens(request.token_ids, context_tokens)
+            return _check_tokens(request.token_ids, context_tokens)
         assert request.prompt is not None
         self._check_fits(request.prompt, context_tokens, "prompt")
         return self._text.tokenizer.encode(request.prompt)
 
     def chat_tokens(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        return self._encoded(self._rendered(Request(messages=tuple(map(dict, messages)))))
+        return self._encode(self._render(Request(messages=tuple(map(dict, messages)))))
 
-    def decoded(self, token_ids: Sequence[int]) -> str:
+    def decode(self, token_ids: Sequence[int]) -> str:
         unknown = set(token_ids) - self._text.tokenizer.known_ids
         for token in map(shown_integer, unknown):
             raise BadInput(f"there is no token {token}; this model's tokens are 0 to {self.num_tokens - 1}", field="token_ids")
         return self._text.tokenizer.decode(token_ids, skip_special=False)
 
-    def vocabulary(self) -> Vocabulary:
-        return Vocabulary(self._text.tokenizer.backend.to_str(), list(self._text.stop_ids))
+    def vocabulary(self) -> TokenizerData:
+        return TokenizerData(self._text.tokenizer.backend.to_str(), list(self._text.stop_ids))
 
-    def _opened_chat(self, request: Request, context_tokens: int | None) -> Opened:
+    def _encode_chat(self, request: Request, context_tokens: int | None) -> EncodedRequest:
         if context_tokens is not None and len(request.messages or ()) > context_tokens:
             raise TooLong(
                 f"a chat of {len(request.messages or ()):,} messages does not fit in {context_tokens:,} tokens (the context); "
                 "leave some out",
                 field="messages",
             )
-        prompt = self._rendered(request)
+        prompt = self._render(request)
         self._check_fits(prompt, context_tokens, "messages")
-        style, tools = self._dialect.style, _shown_tools(request)
+        style, tools = self._dialect.style, _usable_tools(request)
         starts_in_reasoning = opens_reasoning(prompt, style_tags(style))
         stream = TextStream(
             self._text.tokenizer,
@@ -112,53 +112,53 @@ class Wording:
             tool_choice=request.tool_choice,
             reasons="already" if starts_in_reasoning else "first" if self._may_reason(request) else "never",
         )
-        return Opened(self._encoded(prompt), stream, answer_grammar(asked, special_marks(self._text.tokenizer, style)))
+        return EncodedRequest(self._encode(prompt), stream, answer_grammar(asked, special_marks(self._text.tokenizer, style)))
 
     def _check_fits(self, text: str, context_tokens: int | None, field: str) -> None:
-        """Below LONG_CHARACTERS nothing is surely too long: tokenizers may leave spaces out."""
+        """Below LONG_CHARACTERS nothing is certainly too long: tokenizers may drop spaces."""
         if context_tokens is None or len(text) < LONG_CHARACTERS:
             return
         if len(text) > (most := context_tokens * self._text.tokenizer.longest_token):
             raise TooLong(
                 f"a prompt of {len(text):,} characters does not fit in {context_tokens:,} tokens (the context), "
-                f"which are {most:,} characters at the very most; shorten it",
+                f"which hold at most {most:,} characters; shorten it",
                 field=field,
             )
 
-    def _encoded(self, prompt: str) -> list[int]:
+    def _encode(self, prompt: str) -> list[int]:
         return self._text.tokenizer.encode(prompt, special=False)
 
     def _may_reason(self, request: Request) -> bool:
         return self._dialect.reasons and request.thinking is not False and request.reasoning_effort not in NO_EFFORT
 
-    def _rendered(self, request: Request) -> str:
+    def _render(self, request: Request) -> str:
         template = self._text.chat_template
         if template is None:
-            raise BadInput("this model has no chat template; ask with a prompt instead of messages", field="messages")
-        tools = _shown_tools(request)
+            raise BadInput("this model has no chat template; send a prompt instead of messages", field="messages")
+        tools = _usable_tools(request)
         if tools and not _TOOLS.search(template):
             field = "tools" if request.tool_choice == "auto" else "tool_choice"
             raise BadInput(
-                f"{field}: this model's chat template shows it no tools, so it would not know of them; leave tools out",
+                f"{field}: this model's chat template does not support tools; leave them out",
                 field=field,
             )
         return render_chat(
             template,
-            [self._recalling(message) for message in request.messages or ()],
+            [self._with_past_reasoning(message) for message in request.messages or ()],
             tools=tools or None,
             special_tokens=self._text.special_tokens,
             **self._variables(request),
         )
 
-    def _recalling(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Reasoning that led to a call, where the template looks for it; beside content it would be refused."""
-        key, thought = self._dialect.past_reasoning, message.get("reasoning_content")
-        if not key or not thought or not message.get("tool_calls") or message.get("content"):
+    def _with_past_reasoning(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Puts the reasoning before a tool call where the template expects it; next to content the template rejects it."""
+        key, reasoning = self._dialect.past_reasoning, message.get("reasoning_content")
+        if not key or not reasoning or not message.get("tool_calls") or message.get("content"):
             return message
-        return {**message, key: thought}
+        return {**message, key: reasoning}
 
     def _variables(self, request: Request) -> dict[str, Any]:
-        """Of the template's own; what it does not have is refused."""
+        """Variables of the template; those that it does not have are rejected."""
         variables: dict[str, Any] = {}
         thinking, effort = request.thinking, request.reasoning_effort
         if effort is not None and self._dialect.effort:
@@ -166,12 +166,12 @@ class Wording:
         elif effort is not None and self._dialect.thinking:
             thinking = effort not in NO_EFFORT if thinking is None else thinking
         elif effort is not None:
-            raise BadInput(
-                "this model's chat template has no measure of reasoning; leave reasoning_effort out", field="reasoning_effort"
-            )
+            raise BadInput("this model's chat template does not support reasoning_effort; leave it out", field="reasoning_effort")
         if thinking is not None:
             if not self._dialect.thinking:
-                raise BadInput("this model's chat template has no switch for reasoning; leave thinking out", field="thinking")
+                raise BadInput(
+                    "this model's chat template cannot switch reasoning on or off; leave thinking out", field="thinking"
+                )
             variables[self._dialect.thinking] = thinking
         return variables
 
@@ -179,51 +179,51 @@ class Wording:
         return tuple(self._with_text(entry) for entry in entries)
 
     def _with_text(self, entry: TokenLogprob) -> TokenLogprob:
-        text, raw = self._said(entry.token_id)
+        text, raw = self._text_of(entry.token_id)
         return msgspec.structs.replace(entry, token=text, raw=raw, top=self.with_text(entry.top))
 
-    def _said(self, token: int) -> tuple[str, bytes]:
-        found = self._known.get(token)
+    def _text_of(self, token: int) -> tuple[str, bytes]:
+        found = self._token_texts.get(token)
         if found is None:
             text = self._text.tokenizer.decode([token], skip_special=False)
-            found = self._known[token] = text, self._text.tokenizer.raw(token) if UNFINISHED in text else b""
+            found = self._token_texts[token] = text, self._text.tokenizer.raw(token) if UNFINISHED in text else b""
         return found
 
 
-class NoWording:
-    """Tokens in, tokens out."""
+class TokenOnlyProcessor:
+    """For a model without a tokenizer: tokens in, tokens out."""
 
     has_chat = False
     stop_ids: tuple[int, ...] = ()
     num_tokens = sys.maxsize
     """Not known here."""
 
-    def opened(self, request: Request, context_tokens: int | None = None) -> Opened:
+    def encode_request(self, request: Request, context_tokens: int | None = None) -> EncodedRequest:
         if request.stop:
             raise BadInput("stop strings need a tokenizer, which this model does not have; use stop_token_ids", field="stop")
         if request.constraint is not None:
             raise BadInput("a constraint needs a tokenizer, which this model does not have", field="constraint")
-        return Opened(self.prompt_tokens(request, context_tokens), Silent())
+        return EncodedRequest(self.prompt_tokens(request, context_tokens), NoText())
 
     def prompt_tokens(self, request: Request | ScoreRequest, context_tokens: int | None = None) -> list[int]:
         if request.token_ids is None:
             raise BadInput(NO_TEXT, field="prompt" if request.prompt is not None else "messages")
-        return _given_tokens(request.token_ids, context_tokens)
+        return _check_tokens(request.token_ids, context_tokens)
 
     def chat_tokens(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         raise BadInput(NO_TEXT, field="messages")
 
-    def decoded(self, token_ids: Sequence[int]) -> str:
-        raise BadInput("this model has no tokenizer, so its tokens cannot be told as text", field="token_ids")
+    def decode(self, token_ids: Sequence[int]) -> str:
+        raise BadInput("this model has no tokenizer, so its tokens cannot be decoded", field="token_ids")
 
-    def vocabulary(self) -> Vocabulary:
+    def vocabulary(self) -> TokenizerData:
         raise BadInput(NO_TEXT)
 
     def with_text(self, entries: Sequence[TokenLogprob]) -> tuple[TokenLogprob, ...]:
         return tuple(entries)
 
 
-def _given_tokens(token_ids: Sequence[int], context_tokens: int | None) -> list[int]:
+def _check_tokens(token_ids: Sequence[int], context_tokens: int | None) -> list[int]:
     if context_tokens is not None and len(token_ids) > context_tokens:
         raise TooLong(
             f"prompt of {len(token_ids):,} tokens does not fit in {context_tokens:,} tokens (the context); shorten it",
@@ -232,13 +232,13 @@ def _given_tokens(token_ids: Sequence[int], context_tokens: int | None) -> list[
     return list(token_ids)
 
 
-def _shown_tools(request: Request) -> tuple[dict[str, Any], ...]:
-    """Tools that may not be called are not spoken of."""
+def _usable_tools(request: Request) -> tuple[dict[str, Any], ...]:
+    """With tool_choice `none` the model is not shown the tools."""
     return () if request.tool_choice == "none" else request.tools
 
 
-class Silent:
-    """A TextStream that has no words."""
+class NoText:
+    """A TextStream without a tokenizer."""
 
     def push(self, token_ids: Sequence[int]) -> TextPiece:
         return TextPiece()

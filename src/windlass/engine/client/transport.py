@@ -1,17 +1,14 @@
-"""The way to an engine: commands go in, reports come out, and one day it is lost. In another process, or a thread of this one."""
+"""Transports to an engine: commands go in, reports come out, until it is lost. ProcessTransport runs the engine in a process."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Callable
-from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -19,21 +16,20 @@ import msgspec
 from windlass.core.client import Unavailable
 from windlass.core.launch import RankJob
 from windlass.core.ranks.frames import BadFrame
-from windlass.core.request import Info
-from windlass.engine.protocol import Command, Failed, MessageReader, Ready, Report, describe_error, encode_frame
+from windlass.engine.protocol import Command, MessageReader, Report, encode_frame
 from windlass.errors import Error
+from windlass.machine.exit_status import describe_exit, last_line
 
 if TYPE_CHECKING:
-    from windlass.engine.engine import Engine
+    pass
 
 SECONDS_TO_END = 10.0
-LAST_WORDS_BYTES = 2000
 
 Receive = Callable[[Report], None]
 Lost = Callable[[Error], None]
 
 
-class Port(Protocol):
+class EngineTransport(Protocol):
     """`receive` and `lost` are called on the event loop that `open` was called on; nothing comes after `lost`."""
 
     def open(self, receive: Receive, lost: Lost) -> None: ...
@@ -41,30 +37,27 @@ class Port(Protocol):
     def send(self, command: Command) -> None: ...
 
     def kill(self) -> None:
-        """Ends an engine that may not listen any more, if it can be ended from outside. `close` must follow."""
+        """Ends an engine that may be stuck. `close` must follow."""
         ...
 
     async def close(self) -> None:
-        """Returns when the engine and all it held are gone. May be called at any time, and twice."""
+        """Returns when the engine has ended. May be called at any time, and twice."""
         ...
 
 
-# --- another process -------------------------------------------------------------------------------------------------
-
-
-class ProcessPort:
-    """Ctrl-C in a terminal does not reach the process (it has a process group of its own); the end of this one does."""
+class ProcessTransport:
+    """The engine process has its own process group, so Ctrl-C does not reach it; it ends with this process."""
 
     def __init__(self, job: RankJob, supervised: socket.socket | None = None) -> None:
-        """`line`: of the first rank of several, its end of the socket whose number the launch has; it is its own from then on."""
+        """`supervised`: rank 0's end of the socket to its supervisor, whose descriptor is in the job; closed here once inherited."""
         self._job, self._supervised = job, supervised
         self._process: subprocess.Popen[bytes] | None = None
-        self._transport: asyncio.Transport | None = None
+        self._stream: asyncio.Transport | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._reporting: asyncio.Task[None] | None = None
-        self._waiting: list[bytes] = []
+        self._unsent: list[bytes] = []
         self._is_closed = False
-        self._words = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
 
     @property
     def pid(self) -> int | None:
@@ -73,13 +66,13 @@ class ProcessPort:
     def open(self, receive: Receive, lost: Lost) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs:
-            # In the thread of the event loop: Linux ends a process with the thread that started it.
+            # In the thread of the event loop: with PR_SET_PDEATHSIG a process ends with the thread that started it.
             self._process = subprocess.Popen(
-                # -P: what lies in the current directory is not imported.
+                # -P: the current directory is not on sys.path.
                 [sys.executable, "-P", "-m", "windlass.engine.process", str(theirs.fileno())],
                 stdin=subprocess.PIPE,
-                stdout=self._words,
-                stderr=self._words,
+                stdout=self._output,
+                stderr=self._output,
                 pass_fds=[theirs.fileno(), *([self._supervised.fileno()] if self._supervised is not None else [])],
                 process_group=0,
             )
@@ -92,17 +85,17 @@ class ProcessPort:
 
     async def _connect(self, ours: socket.socket, receive: Receive, lost: Lost) -> None:
         loop = asyncio.get_running_loop()
-        transport, _ = await loop.create_unix_connection(lambda: _Wire(receive, lambda: self._ended(lost)), sock=ours)
-        self._transport = transport
-        for data in self._waiting:
-            transport.write(data)
-        self._waiting.clear()
+        stream, _ = await loop.create_unix_connection(lambda: _ReportReader(receive, lambda: self._on_close(lost)), sock=ours)
+        self._stream = stream
+        for data in self._unsent:
+            stream.write(data)
+        self._unsent.clear()
 
     def send(self, command: Command) -> None:
-        if self._transport is None:
-            self._waiting.append(encode_frame(command))
-        elif not self._transport.is_closing():
-            self._transport.write(encode_frame(command))
+        if self._stream is None:
+            self._unsent.append(encode_frame(command))
+        elif not self._stream.is_closing():
+            self._stream.write(encode_frame(command))
 
     def kill(self) -> None:
         self._is_closed = True
@@ -115,18 +108,18 @@ class ProcessPort:
             self._supervised.close()
         if self._connecting is not None:
             await self._connecting
-        if self._transport is not None:
-            self._transport.abort()
+        if self._stream is not None:
+            self._stream.abort()
         if self._process is not None:
             try:
                 await asyncio.to_thread(self._process.wait, SECONDS_TO_END)
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 await asyncio.to_thread(self._process.wait)
-        self._words.close()
+        self._output.close()
 
-    def _ended(self, lost: Lost) -> None:
-        """The socket has closed, so the process is gone or about to be."""
+    def _on_close(self, lost: Lost) -> None:
+        """The socket was closed: the process has exited or is about to."""
         if not self._is_closed:
             self._reporting = asyncio.get_running_loop().create_task(self._report(lost))
 
@@ -138,94 +131,25 @@ class ProcessPort:
         try:
             status = await asyncio.to_thread(self._process.wait, SECONDS_TO_END)
         except subprocess.TimeoutExpired:
-            return Unavailable("the engine's process closed its connection; ask again, and it is started anew")
-        words = self._last_words()
-        told = f": {words}" if words else ""
-        if status < 0:
-            name = signal.Signals(-status).name
-            hint = " (by the system where memory ran out, or by somebody)" if -status == signal.SIGKILL else ""
-            return Unavailable(f"the engine's process was ended by {name}{hint}{told}; ask again, and it is started anew")
-        return Unavailable(f"the engine's process ended with status {status}{told}; ask again, and it is started anew")
-
-    def _last_words(self) -> str:
-        """The last line that it wrote."""
-        if self._words.closed:
-            return ""
-        end = self._words.seek(0, 2)
-        self._words.seek(max(end - LAST_WORDS_BYTES, 0))
-        lines = self._words.read().decode(errors="replace").split("\n")
-        return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
+            return Unavailable("the engine process closed its connection; retry to restart it")
+        last = "" if self._output.closed else last_line(self._output.fileno())
+        return Unavailable(f"the engine process {describe_exit(status)}{f': {last}' if last else ''}; retry to restart it")
 
 
-class _Wire(asyncio.Protocol):
+class _ReportReader(asyncio.Protocol):
     def __init__(self, receive: Receive, lost: Callable[[], None]) -> None:
         self._receive, self._lost, self._frames = receive, lost, MessageReader()
-        self._transport: Any = None
+        self._stream: Any = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport
+        self._stream = transport
 
     def data_received(self, data: bytes) -> None:
         try:
             for report in self._frames.reports(data):
                 self._receive(report)
         except (msgspec.DecodeError, BadFrame):  # not our protocol
-            self._transport.abort()
+            self._stream.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost()
-
-
-# --- this process ----------------------------------------------------------------------------------------------------
-
-
-class ThreadPort:
-    """For tests and for the library: an engine that exists already, run by a thread of its own. Closing closes the engine."""
-
-    def __init__(self, engine: Engine, info: Info) -> None:
-        self._engine, self._info = engine, info
-        self._commands: SimpleQueue[Command | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
-
-    def open(self, receive: Receive, lost: Lost) -> None:
-        loop = asyncio.get_running_loop()
-
-        def send(report: Report) -> None:
-            with contextlib.suppress(RuntimeError):  # the event loop is gone, and whoever waited with it
-                loop.call_soon_threadsafe(receive, report)
-
-        def run() -> None:
-            from windlass.engine.loop import Loop
-
-            try:
-                send(Ready(self._info))
-                Loop(self._engine, self._info, send).run(self._take)
-            except Exception as error:  # noqa: BLE001 - the outermost edge of the thread
-                send(Failed(**describe_error(error)))
-            finally:
-                self._engine.close()
-                with contextlib.suppress(RuntimeError):
-                    loop.call_soon_threadsafe(lost, Unavailable("the engine was closed"))
-
-        self._thread = threading.Thread(target=run, name="windlass-engine", daemon=True)
-        self._thread.start()
-
-    def send(self, command: Command) -> None:
-        self._commands.put(command)
-
-    def kill(self) -> None:
-        """A thread cannot be."""
-
-    async def close(self) -> None:
-        self._commands.put(None)
-        if self._thread is not None:
-            await asyncio.to_thread(self._thread.join)
-
-    def _take(self, wait: bool) -> list[Command] | None:
-        found: list[Command] = []
-        while (wait and not found) or not self._commands.empty():
-            command = self._commands.get()
-            if command is None:
-                return None
-            found.append(command)
-        return found

@@ -1,1 +1,1 @@
-"""Runs the decoder on the scheduled tokens: step buffers, CUDA graphs, the logits that are wanted."""
+"""Runs the decoder on the scheduled tokens: step buffers, CUDA graphs, top logits."""

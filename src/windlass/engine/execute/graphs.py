@@ -1,7 +1,7 @@
-"""Decode steps as CUDA graphs: one per number of rows and class of lengths, captured when first needed, then replayed with one call.
+"""Decode steps as CUDA graphs: one per batch size and sequence-length class, captured when first needed, then replayed.
 
-A step of fewer rows than its graph has is filled up with rows that go to a block of their own. A graph ends with the most likely token of
-each row and moves the buffers on to the step after it, so that one can follow without the host. Knows no model and no requests.
+A step with fewer rows than its graph is padded with rows that write to a spare block. A graph ends with the argmax of each row and
+advances the buffers to the next step, so that the next one can be launched without the host. Knows no model and no requests.
 """
 
 from __future__ import annotations
@@ -16,38 +16,38 @@ from torch import Tensor
 from windlass.kernels.cuda.greedy import greedy, workspace
 from windlass.kernels.step import KvCache, Step
 
-# Each row that fills a graph up costs experts of its own, so steps are fine where there are few.
+# A padding row costs experts of its own, so small sizes are spaced closely.
 SIZES = (*range(1, 9), *range(10, 17, 2), *range(20, 33, 4), *range(40, 65, 8), *range(80, 129, 16), *range(160, 257, 32))
 LENGTHS = (512, 2048, 8192, 32768, 131072, 2**20)
-"""How long the longest sequence may be: attention is spread over the device accordingly."""
+"""Classes of the longest sequence: attention is split over the device accordingly."""
 
 
 @dataclass
-class Captured:
+class CapturedGraph:
     graph: torch.cuda.CUDAGraph
     logits: Tensor
     chosen: Tensor
-    """int32, the most likely token of each row; -1: its logits are no numbers."""
+    """int32, the argmax of each row; -1: its logits are NaN or infinite."""
     longest: int
-    """Of its class of lengths."""
+    """Its length class."""
 
 
 @dataclass
-class Flying:
-    """A step that is under way."""
+class InFlightStep:
+    """A step that was launched."""
 
-    captured: Captured
+    captured: CapturedGraph
     sequences: list[tuple[object, int]]
-    """Which, and which of their tokens."""
+    """(sequence, position of its token)."""
     longest: int
     tokens: Tensor
-    """In host memory, once it is done."""
+    """In host memory, valid once `done`."""
     done: torch.cuda.Event
-    leads_on: bool = False
-    """Whether the table of blocks, as it was at the launch, says where the tokens after these go: the device looks there at its end."""
+    next_slots_known: bool = False
+    """Whether the block table at launch covers the next tokens too: the graph reads their slots at its end."""
 
 
-class Graphs:
+class DecodeGraphs:
     def __init__(
         self,
         decoder: Callable[[Step, Sequence[KvCache]], Tensor],
@@ -57,44 +57,44 @@ class Graphs:
         most: int,
         num_tokens: int | None,
     ) -> None:
-        """`step`: the buffers at their full size; `counts`: step.counts on the device; `most`: rows that a step may have."""
+        """`step`: the buffers at full size; `counts`: step.counts on the device; `most`: maximum rows of a step."""
         self._decoder, self._caches, self._step, self._counts = decoder, caches, step, counts
         self._num_tokens = num_tokens
         self._space = workspace(most, step.tokens.device)
         self._sizes = [size for size in SIZES if size < most] + [most]
-        self._graphs: dict[tuple[int, int], Captured] = {}
+        self._graphs: dict[tuple[int, int], CapturedGraph] = {}
         self._stream = torch.cuda.Stream(step.tokens.device)
         self._pool = torch.cuda.graph_pool_handle()
-        # Two, for a step and the one that follows it.
+        # Two: for a step and the next one.
         self._host_tokens = [torch.empty(most, dtype=torch.int32, pin_memory=True) for _ in range(2)]
         self.why_not = ""
-        """Why steps are not captured (any more)."""
+        """Why graphs are not used (any more)."""
 
     def size(self, rows: int) -> int | None:
-        """Of the graph that takes so many rows; None: there is none."""
+        """Of the smallest graph for so many rows; None: there is none."""
         at = bisect_left(self._sizes, rows)
         return None if self.why_not or at == len(self._sizes) else self._sizes[at]
 
-    def launch(self, captured: Captured, sequences: list[tuple[object, int]], longest: int) -> Flying:
-        """Replays it on what the buffers hold then, and has the tokens brought to the host."""
+    def launch(self, captured: CapturedGraph, sequences: list[tuple[object, int]], longest: int) -> InFlightStep:
+        """Replays it on the current buffers, and copies the tokens to the host."""
         captured.graph.replay()
         self._host_tokens.reverse()
         tokens = self._host_tokens[0]
         tokens[: captured.chosen.shape[0]].copy_(captured.chosen, non_blocking=True)
         done = torch.cuda.Event()
         done.record()
-        return Flying(captured, sequences, longest, tokens, done)
+        return InFlightStep(captured, sequences, longest, tokens, done)
 
-    def serves(self, captured: Captured, longest: int) -> bool:
-        """Whether it was made for sequences of that length too."""
-        return captured.longest == _class(longest)
+    def covers(self, captured: CapturedGraph, longest: int) -> bool:
+        """Whether sequences of that length are in its class."""
+        return captured.longest == _length_class(longest)
 
-    def get(self, size: int, longest: int) -> Captured | None:
-        """To be replayed on what the buffers hold. Its results have rows for those that only fill it up, and hold until the next replay.
+    def get(self, size: int, longest: int) -> CapturedGraph | None:
+        """Captures it if need be. Its results include padding rows, and are valid until the next replay.
 
-        None: something in the decoder waits for the device, so that no step can be captured.
+        None: the decoder synchronizes with the device, so that it cannot be captured.
         """
-        key = size, _class(longest)
+        key = size, _length_class(longest)
         if key not in self._graphs:
             captured = self._capture(*key)
             if captured is None:
@@ -102,13 +102,13 @@ class Graphs:
             self._graphs[key] = captured
         return self._graphs[key]
 
-    def _capture(self, size: int, longest: int) -> Captured | None:
+    def _capture(self, size: int, longest: int) -> CapturedGraph | None:
         step = self._view(size, longest)
         with torch.inference_mode():
-            # Compiles kernels, which cannot be done while capturing.
+            # Warmup: kernels cannot be compiled during capture.
             logits = self._decoder(step, self._caches)
             num_tokens = self._num_tokens or logits.shape[1]
-            greedy(logits, num_tokens, _elsewhere(step), self._counts, self._space)
+            greedy(logits, num_tokens, _copy(step), self._counts, self._space)
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
             try:
@@ -118,7 +118,7 @@ class Graphs:
             except RuntimeError as error:
                 self.why_not = str(error).splitlines()[0]
                 return None
-        return Captured(graph, logits, chosen, longest)
+        return CapturedGraph(graph, logits, chosen, longest)
 
     def _view(self, size: int, longest: int) -> Step:
         counts = torch.full((3,), size, dtype=torch.int32)
@@ -126,12 +126,12 @@ class Graphs:
         return replace(self._step, counts=counts, host_starts=starts, host_lengths=lengths).trimmed()
 
 
-def _class(longest: int) -> int:
+def _length_class(longest: int) -> int:
     return LENGTHS[bisect_left(LENGTHS, longest)]
 
 
-def _elsewhere(step: Step) -> Step:
-    """The same in memory of its own: the buffers still have to serve this step."""
+def _copy(step: Step) -> Step:
+    """A copy, so that the warmup does not advance the buffers."""
     return replace(
         step, tokens=step.tokens.clone(), positions=step.positions.clone(), slots=step.slots.clone(), lengths=step.lengths.clone()
     )

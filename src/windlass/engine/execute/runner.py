@@ -1,8 +1,8 @@
-"""Puts a step's tokens into buffers and runs the decoder on them. Owns the buffers; knows no requests, no sampling and no model.
+"""Fills the step buffers and runs the decoder on them. Knows no requests, no sampling and no model.
 
-The buffers have their largest size from the beginning and are refilled in place, so that on the CPU the decoder is recorded once, as
-a flat list of native operations, and replayed; that costs no Python. On CUDA, steps in which every sequence has one token are graphs
-(graphs.py). Where something in a decoder cannot be recorded, and for all other steps, it is called as it is.
+Buffers are allocated at their maximum size and refilled in place. So on the CPU the decoder is recorded once, as a flat list of native
+operations, and replayed without Python. On CUDA, decode steps are graphs (graphs.py). All other steps, and decoders that cannot be
+recorded, run eagerly.
 """
 
 from __future__ import annotations
@@ -14,35 +14,35 @@ import torch
 from torch import Tensor
 
 from windlass.core.constants import BLOCK_TOKENS
-from windlass.engine.execute.graphs import Captured, Flying, Graphs
-from windlass.engine.schedule.scheduler import Chunk, Limits
+from windlass.engine.execute.graphs import CapturedGraph, DecodeGraphs, InFlightStep
+from windlass.engine.schedule.scheduler import Chunk, SchedulerLimits
 from windlass.engine.schedule.sequence import Sequence as EngineSequence
 from windlass.kernels.program import program
 from windlass.kernels.program.only_views import NotRecordable
 from windlass.kernels.step import KvCache, Step
 
 Decoder = Callable[[Step, Sequence[KvCache]], Tensor]
-"""nn.Decoder, or a test's: logits fp32 of the rows that a step wants."""
+"""nn.Decoder, or a fake in tests: fp32 logits of the rows that the step selects."""
 
 
 class Buffers:
-    """A Step on the device, and arrays in host memory that are the same on a CPU and are copied to it elsewhere.
+    """A Step on the device, and its host arrays: the same memory on a CPU, uploaded elsewhere.
 
-    `apart`: two copies on a CPU too, as a test of the copying.
+    `separate`: two copies on a CPU too, to test the upload.
     """
 
-    def __init__(self, limits: Limits, device: torch.device, apart: bool = False) -> None:
-        apart = apart or device.type != "cpu"
+    def __init__(self, limits: SchedulerLimits, device: torch.device, separate: bool = False) -> None:
+        separate = separate or device.type != "cpu"
         rows, sequences, logits = limits.max_step_tokens, limits.max_sequences, limits.max_step_logits
         sizes = (rows, rows, rows, sequences + 1, sequences, logits, 3)
         self._host = _zeros(sum(sizes), device)
-        self._device = self._host.to(device, copy=True) if apart else self._host
+        self._device = self._host.to(device, copy=True) if separate else self._host
         self.tokens, self.positions, self.slots, self.starts, self.lengths, self.logit_rows, self.counts = (
             part.numpy() for part in self._host.split(sizes)
         )
         blocks = _zeros(sequences * limits.max_blocks, device).view(sequences, limits.max_blocks)
         self._host_blocks, self.blocks = blocks, blocks.numpy()
-        self._device_blocks = blocks.to(device, copy=True) if apart else blocks
+        self._device_blocks = blocks.to(device, copy=True) if separate else blocks
         tokens, positions, slots, starts, lengths, logit_rows, _ = self._device.split(sizes)
         _, _, _, host_starts, host_lengths, _, counts = self._host.split(sizes)
         candidates = torch.zeros(2, dtype=torch.int32)
@@ -64,7 +64,7 @@ class Buffers:
         self._uploaded = torch.cuda.Event() if device.type == "cuda" else None
 
     def wait(self) -> None:
-        """Until the host's side may be refilled: a copy from it may still be under way."""
+        """Until the host arrays may be refilled: an upload may still be in progress."""
         if self._uploaded is not None:
             self._uploaded.synchronize()
 
@@ -94,25 +94,25 @@ class Runner:
         self,
         decoder: Decoder,
         caches: Sequence[KvCache],
-        limits: Limits,
+        limits: SchedulerLimits,
         device: str = "cpu",
         record: bool = True,
         num_tokens: int | None = None,
     ) -> None:
-        """`num_tokens`: columns of the logits that are tokens; None: all."""
-        assert limits.block_tokens == BLOCK_TOKENS, "kernels have one size of block"
+        """`num_tokens`: vocabulary size; None: all columns of the logits."""
+        assert limits.block_tokens == BLOCK_TOKENS, "kernels have one block size"
         self._decoder, self._caches = decoder, caches
         self._buffers = Buffers(limits, torch.device(device))
-        self._in_rows: list[tuple[EngineSequence, int, int]] = []
-        """Whose blocks each row of the table holds, how many of them, and since which preemption."""
+        self._block_rows: list[tuple[EngineSequence, int, int]] = []
+        """Of each row of the block table: its sequence, the number of blocks written, and the sequence's preemption count then."""
         self._program: program.Program | None = None
         self._logits: Tensor | None = None
-        self._graphs: Graphs | None = None
-        self._flying: Flying | None = None
+        self._graphs: DecodeGraphs | None = None
+        self._in_flight: InFlightStep | None = None
         self._num_tokens = num_tokens
         self._spare_block = limits.num_blocks
-        """After those that sequences may have, where the caches have one more: for rows that only fill a graph up."""
-        self.why_not_recorded = self._prepared(torch.device(device).type, limits) if record else "not asked for"
+        """For padding rows: the last block of the caches, which the scheduler does not know."""
+        self.why_not_recorded = self._prepare(torch.device(device).type, limits) if record else "not requested"
 
     @property
     def decoder(self) -> Decoder:
@@ -120,27 +120,27 @@ class Runner:
 
     @property
     def program(self) -> program.Program | None:
-        """What is replayed; None: the decoder is called."""
+        """The recorded program; None: the decoder runs eagerly."""
         return self._program
 
     @property
-    def chooses(self) -> bool:
-        """Whether `next_tokens` may have an answer."""
+    def selects_tokens(self) -> bool:
+        """Whether `next_tokens` can be used."""
         return self._graphs is not None
 
     @property
-    def how(self) -> str:
-        """In words."""
+    def mode(self) -> str:
+        """How steps run: for Info."""
         if self._program is not None:
             return "replayed"
         if self._graphs is not None and not self._graphs.why_not:
             return "CUDA graphs"
-        return f"called ({self.why_not_recorded or (self._graphs and self._graphs.why_not)})"
+        return f"eager ({self.why_not_recorded or (self._graphs and self._graphs.why_not)})"
 
     def run(self, chunks: Sequence[Chunk]) -> Tensor:
-        """Logits fp32 of the chunks' wanted rows, one after another; valid until the next run."""
-        self._flying = None
-        captured = self._filled(chunks)
+        """fp32 logits of the rows that the chunks need; valid until the next run."""
+        self._in_flight = None
+        captured = self._fill_buffers(chunks)
         if captured is not None:
             captured.graph.replay()
             return captured.logits[: len(chunks)]
@@ -151,8 +151,8 @@ class Runner:
         with torch.inference_mode():
             return self._decoder(self._buffers.step, self._caches)
 
-    def _prepared(self, device: str, limits: Limits) -> str:
-        """Empty where steps will be replayed."""
+    def _prepare(self, device: str, limits: SchedulerLimits) -> str:
+        """Returns why steps cannot be replayed; empty: they can."""
         if device == "cpu":
             return self._record()
         if device != "cuda" or torch.version.hip is not None:
@@ -160,53 +160,53 @@ class Runner:
         if any(cache.keys.shape[0] <= limits.num_blocks for cache in self._caches):
             return "caches without a spare block"
         buffers, most = self._buffers, limits.max_sequences
-        self._graphs = Graphs(self._decoder, self._caches, buffers.step, buffers.device_counts, most, self._num_tokens)
+        self._graphs = DecodeGraphs(self._decoder, self._caches, buffers.step, buffers.device_counts, most, self._num_tokens)
         return ""
 
     # --- graphs
 
     def next_tokens(self, chunks: Sequence[Chunk], ahead: bool) -> list[int | None] | None:
-        """The most likely token of each chunk, or None where its logits are no numbers. None instead of all: `run` has to be asked.
+        """The argmax of each chunk, or None where its logits are NaN or infinite. None instead of the list: call `run`.
 
-        `ahead`: the step after this one is begun before this one is done, with the same sequences. It is taken if the next call asks for
-        exactly that; otherwise what it wrote lies behind the last token of a sequence, and is written again or never read.
+        `ahead`: the next step is launched, with the same sequences, before this one is done. It is used if the next call is for exactly
+        these sequences; otherwise what it wrote lies behind the last token of a sequence, and is overwritten or never read.
         """
-        flying, self._flying = self._flying, None
-        if self._graphs is None or not all(_is_next(chunk) for chunk in chunks):
+        step, self._in_flight = self._in_flight, None
+        if self._graphs is None or not all(_is_decode(chunk) for chunk in chunks):
             return None
-        if flying is None or flying.sequences != _identities(chunks):
-            flying = self._launched(chunks)
-        if flying is None:
+        if step is None or step.sequences != _identities(chunks):
+            step = self._launch(chunks)
+        if step is None:
             return None
         if ahead:
-            self._flying = self._followed(flying, chunks)
-        flying.done.synchronize()
-        return [token if token >= 0 else None for token in flying.tokens[: len(chunks)].tolist()]
+            self._in_flight = self._launch_next(step, chunks)
+        step.done.synchronize()
+        return [token if token >= 0 else None for token in step.tokens[: len(chunks)].tolist()]
 
-    def _launched(self, chunks: Sequence[Chunk]) -> Flying | None:
-        captured = self._filled(chunks)
+    def _launch(self, chunks: Sequence[Chunk]) -> InFlightStep | None:
+        captured = self._fill_buffers(chunks)
         if captured is None or self._graphs is None:
             return None
-        flying = self._graphs.launch(captured, _identities(chunks), max(chunk.stop for chunk in chunks))
-        flying.leads_on = _have_room(chunks, 1)
-        return flying
+        step = self._graphs.launch(captured, _identities(chunks), max(chunk.stop for chunk in chunks))
+        step.next_slots_known = _have_room(chunks, 1)
+        return step
 
-    def _followed(self, flying: Flying, chunks: Sequence[Chunk]) -> Flying | None:
-        """The same sequences with one token more each, which the device has put into the buffers; None: there is no room for these yet."""
+    def _launch_next(self, step: InFlightStep, chunks: Sequence[Chunk]) -> InFlightStep | None:
+        """The same sequences with one token more each, which the graph has put into the buffers; None: they have no slots yet."""
         assert self._graphs is not None
-        longest = flying.longest + 1
-        if not flying.leads_on or not self._graphs.serves(flying.captured, longest):
+        longest = step.longest + 1
+        if not step.next_slots_known or not self._graphs.covers(step.captured, longest):
             return None
         self._buffers.wait()
         changed = [self._fill_blocks(number, chunk.sequence) for number, chunk in enumerate(chunks)]
         if any(changed):
             self._buffers.upload_blocks(len(chunks))
-        following = self._graphs.launch(flying.captured, [(who, at + 1) for who, at in flying.sequences], longest)
-        following.leads_on = _have_room(chunks, 2)
+        following = self._graphs.launch(step.captured, [(who, at + 1) for who, at in step.sequences], longest)
+        following.next_slots_known = _have_room(chunks, 2)
         return following
 
-    def _filled(self, chunks: Sequence[Chunk]) -> Captured | None:
-        """Fills the buffers. The graph to be replayed on them, where every sequence has one new token and wants its logits."""
+    def _fill_buffers(self, chunks: Sequence[Chunk]) -> CapturedGraph | None:
+        """Returns the graph to replay on them, if this is a decode step."""
         buffers, count = self._buffers, len(chunks)
         buffers.wait()
         changed = self._fill(chunks)
@@ -217,12 +217,12 @@ class Runner:
             return None
         assert self._graphs is not None
         if size > count:
-            changed |= self._fill_up(count, size)
+            changed |= self._pad(count, size)
         buffers.upload(size, changed)
         return self._graphs.get(size, int(buffers.lengths[:count].max()))
 
-    def _fill_up(self, count: int, size: int) -> bool:
-        """Rows count..size are nobody's. Whether the table of blocks has changed."""
+    def _pad(self, count: int, size: int) -> bool:
+        """Rows count..size are padding. Returns whether the block table changed."""
         buffers = self._buffers
         buffers.tokens[count:size] = 0
         buffers.positions[count:size] = 0
@@ -232,11 +232,11 @@ class Runner:
         buffers.logit_rows[count:size] = np.arange(count, size)
         changed = bool((buffers.blocks[count:size, 0] != self._spare_block).any())
         buffers.blocks[count:size, 0] = self._spare_block
-        del self._in_rows[count:]
+        del self._block_rows[count:]
         return changed
 
     def _record(self) -> str:
-        """Empty where it was recorded."""
+        """Returns why it cannot be recorded; empty: it was."""
         if not program.available():
             return "no compiled kernels"
         try:
@@ -251,7 +251,7 @@ class Runner:
     # --- filling
 
     def _fill(self, chunks: Sequence[Chunk]) -> bool:
-        """Whether the table of blocks has changed."""
+        """Returns whether the block table changed."""
         buffers = self._buffers
         row = num_logits = 0
         changed = False
@@ -283,26 +283,26 @@ class Runner:
         buffers.slots[row:last] = buffers.blocks[number, positions // BLOCK_TOKENS] * BLOCK_TOKENS + positions % BLOCK_TOKENS
 
     def _fill_blocks(self, number: int, sequence: EngineSequence) -> bool:
-        """Only what is new: a decoding sequence stays in its row, and its blocks only grow."""
-        if number >= len(self._in_rows):
-            self._in_rows.append((sequence, 0, -1))
-        holder, num_written, since = self._in_rows[number]
+        """Writes only new blocks: a decoding sequence keeps its row, and its blocks only grow."""
+        if number >= len(self._block_rows):
+            self._block_rows.append((sequence, 0, -1))
+        holder, num_written, since = self._block_rows[number]
         if holder is not sequence or since != sequence.num_preemptions:
             num_written = 0
         elif num_written == len(sequence.blocks):
             return False
         self._buffers.blocks[number, num_written : len(sequence.blocks)] = sequence.blocks[num_written:]
-        self._in_rows[number] = (sequence, len(sequence.blocks), sequence.num_preemptions)
+        self._block_rows[number] = (sequence, len(sequence.blocks), sequence.num_preemptions)
         return True
 
 
-def _is_next(chunk: Chunk) -> bool:
-    """One token, after which another is drawn."""
+def _is_decode(chunk: Chunk) -> bool:
+    """One token, after which the next is sampled."""
     return chunk.stop - chunk.start == 1 and chunk.is_sampled and chunk.num_logits == 1
 
 
 def _have_room(chunks: Sequence[Chunk], more: int) -> bool:
-    """Whether every sequence has blocks for so many tokens more."""
+    """Whether every sequence has slots for so many more tokens."""
     return all(len(chunk.sequence.blocks) * BLOCK_TOKENS >= chunk.stop + more for chunk in chunks)
 
 

@@ -1,7 +1,7 @@
-"""A step as ranks are told of it: whole numbers, one after another, in 32 bits. What there is of the buffers, and no more.
+"""A step as rank 0 broadcasts it: the used part of the buffers, as 32-bit integers.
 
-rows, sequences, logits and blocks (of the longest sequence), how many of the largest logits are wanted and of how many tokens, then tokens,
-positions, slots, starts, lengths, logit rows, and of each sequence its blocks. Nothing is unpickled, and what does not fit the buffers is refused.
+A header (rows, sequences, logits, blocks of the longest sequence, number of top logits, vocabulary size), then tokens, positions, slots,
+starts, lengths, logit rows, and the block table. Nothing is unpickled, and what does not fit the buffers is refused.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from windlass.kernels.step import Step
 
 HEADER = 6
 
-assert sys.byteorder == "little", "numbers are sent as they lie in memory"
+assert sys.byteorder == "little", "integers are sent in native byte order"
 
 
 def encode_step(step: Step) -> bytes:
@@ -38,16 +38,16 @@ def decode_step(data: bytes, buffers: Buffers) -> None:
     """Into the buffers."""
     numbers = np.frombuffer(data, dtype=np.int32)
     if len(numbers) < HEADER or min(numbers[:HEADER]) < 0:
-        raise ValueError(f"a step of {len(data)} bytes")
+        raise ValueError(f"a step of {len(data)} bytes has no valid header")
     rows, sequences, logits, width, *candidates = (int(number) for number in numbers[:HEADER])
     room = (len(buffers.tokens), len(buffers.lengths), len(buffers.logit_rows), buffers.blocks.shape[1])
     sizes = (rows, rows, rows, sequences + 1, sequences, logits, sequences * width)
     if any(count > most for count, most in zip((rows, sequences, logits, width), room, strict=True)):
         raise ValueError(
-            f"a step of {rows} rows, {sequences} sequences, {logits} logits and {width} blocks, where there is room for {room}"
+            f"a step of {rows} rows, {sequences} sequences, {logits} logits and {width} blocks, exceeds the buffers {room}"
         )
     if len(numbers) != HEADER + sum(sizes):
-        raise ValueError(f"a step of {len(numbers)} numbers that should have {HEADER + sum(sizes)}")
+        raise ValueError(f"a step of {len(numbers)} integers should have {HEADER + sum(sizes)}")
     parts = np.split(numbers[HEADER:], np.cumsum(sizes)[:-1])
     held = (buffers.tokens, buffers.positions, buffers.slots, buffers.starts, buffers.lengths, buffers.logit_rows)
     for to, part in zip(held, parts, strict=False):

@@ -1,4 +1,4 @@
-"""How many of the largest logits decide what is drawn: ranks that share a vocabulary need not send the others. Exact, or all are sent."""
+"""How many top logits sampling needs: vocabulary-parallel ranks need not send the others. Exact, or all are sent."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from windlass.engine.execute.runner import Runner
 from windlass.engine.schedule.scheduler import Chunk
 
 
-class PickyRunner(Runner):
-    """Of a model over several ranks: every step says how many logits of a row are wanted. The others may then be minus infinity."""
+class TopLogitsRunner(Runner):
+    """For several ranks: every step says how many top logits per row are needed; the others may be minus infinity."""
 
     def run(self, chunks: Sequence[Chunk]) -> Tensor:
         self._buffers.candidates[:] = candidates_of(chunks), self._num_tokens or 0
@@ -21,17 +21,17 @@ class PickyRunner(Runner):
 
 def candidates_of(chunks: Sequence[Chunk]) -> int:
     """0: all of them."""
-    wanted = [_wanted(chunk.sequence.request) for chunk in chunks if chunk.num_logits]
-    return max(wanted) if wanted and min(wanted) else 0
+    needed = [_num_needed(chunk.sequence.request) for chunk in chunks if chunk.num_logits]
+    return max(needed) if needed and min(needed) else 0
 
 
-def _wanted(asked: Any) -> int:
-    """Penalties, biases and grammars change the order; log-probabilities need the sum over all."""
-    drawing, submit = asked.drawing, asked.submit
+def _num_needed(request: Any) -> int:
+    """Penalties, biases and grammars change the order; log-probabilities need the sum over the vocabulary."""
+    state, submit = request.sampling_state, request.submit
     if submit.logprobs is not None or submit.prompt_logprobs is not None:
         return 0
-    if drawing.is_plain:
+    if state.is_argmax:
         return 1
-    if drawing.counts is not None or drawing.bias is not None or drawing.guide is not None:
+    if state.counts is not None or state.bias is not None or state.matcher is not None:
         return 0
-    return drawing.sampling.top_k or 0
+    return state.sampling.top_k or 0

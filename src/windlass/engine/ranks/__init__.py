@@ -1,1 +1,1 @@
-"""One model over several ranks: the processes, the connection to their supervisor, steps broadcast by the first."""
+"""One model over several ranks: their processes, the connection to their supervisor, and the step broadcast of rank 0."""

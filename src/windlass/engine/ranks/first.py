@@ -24,11 +24,11 @@ from windlass.core.request import Info
 from windlass.core.rule import Rule
 from windlass.core.scheme import Scheme
 from windlass.engine.engine import Engine
-from windlass.engine.execute.top_logits import PickyRunner
-from windlass.engine.load import KV_DTYPES, Built, Progress, build, chosen_device, load_model, make_engine, make_info
+from windlass.engine.execute.top_logits import TopLogitsRunner
+from windlass.engine.load import KV_DTYPES, LoadedDecoder, Progress, build, chosen_device, load_model, make_engine, make_info
 from windlass.engine.memory import block_bytes
 from windlass.engine.ranks.broadcast import STEPS, StepBroadcast, broadcast_steps
-from windlass.engine.ranks.messages import Beat
+from windlass.engine.ranks.messages import RankHeartbeat
 from windlass.engine.ranks.supervisor import SupervisorConnection
 from windlass.errors import Impossible
 from windlass.kernels.cpu.links import make_links
@@ -41,7 +41,7 @@ from windlass.parallel.join import join_ranks
 from windlass.parallel.store import RendezvousStore
 from windlass.parallel.through_host import through_host
 
-LIMITS_NOTE = "limits"
+LIMITS_KEY = "limits"
 """Key under which rank 0 publishes the scheduler's Limits (msgpack) for the others."""
 
 
@@ -61,25 +61,25 @@ def _load_first(job: RankJob, meeting: Meeting, progress: Progress | None) -> tu
         built = build_rank(job, supervisor, progress)
         groups = built.decoder.shard.groups
         stack.callback(groups.close)
-        supervisor.counts(partial(_beat, steps, groups))
+        supervisor.report_with(partial(_heartbeat, steps, groups))
         broadcast_steps(built.decoder, steps)
         engine = _engine(job.launch, built)
-        supervisor.put(LIMITS_NOTE, msgspec.msgpack.encode(engine.limits))
+        supervisor.put(LIMITS_KEY, msgspec.msgpack.encode(engine.limits))
         steps.connect(job.rank, meeting, supervisor)
         weakref.finalize(built.decoder, stack.pop_all().close)
     info = make_info(job.launch, engine, built, built.device, time.perf_counter() - began)
     return engine, msgspec.structs.replace(info, details={**info.details, "collectives": _transport_name(meeting, built.device)})
 
 
-def _beat(steps: StepBroadcast, groups: Groups) -> Beat:
+def _heartbeat(steps: StepBroadcast, groups: Groups) -> RankHeartbeat:
     """Rank 0 reports no step seconds: its caller measures them."""
     named = (("tp", groups.tp), ("pp", groups.pp))
     counts = {f"{name} {what}": count for name, group in named for what, count in group.counts().items()}
     counts[STEPS] = Count(steps.num_steps, steps.sent_bytes, 0, steps.seconds)
-    return Beat(steps.num_steps, steps.num_rows, 0.0, counts)
+    return RankHeartbeat(steps.num_steps, steps.num_rows, 0.0, counts)
 
 
-def build_rank(job: RankJob, store: RendezvousStore, progress: Progress | None = None) -> Built:
+def build_rank(job: RankJob, store: RendezvousStore, progress: Progress | None = None) -> LoadedDecoder:
     """Groups meet first, so that a missing rank is noticed before any weight is read."""
     meeting = job.meeting
     assert meeting is not None
@@ -92,7 +92,7 @@ def build_rank(job: RankJob, store: RendezvousStore, progress: Progress | None =
     return build(job.launch, device, progress, partial(_shard, job, groups), job.slices_folder)
 
 
-def _engine(launch: Launch, built: Built) -> Engine:
+def _engine(launch: Launch, built: LoadedDecoder) -> Engine:
     """No CUDA graphs: collectives are in the middle of a step."""
     decoder = built.decoder
     whole, here = (
@@ -100,7 +100,7 @@ def _engine(launch: Launch, built: Built) -> Engine:
         _block_bytes(decoder.make_caches(1, KV_DTYPES[launch.kv_type], "meta")),
     )
     is_cpu = built.device == "cpu"
-    return make_engine(launch, decoder, built.device, cache_share=here / whole, record=is_cpu, runner=PickyRunner)
+    return make_engine(launch, decoder, built.device, cache_share=here / whole, record=is_cpu, runner=TopLogitsRunner)
 
 
 def _block_bytes(caches: Sequence[KvCache]) -> int:

@@ -16,12 +16,13 @@ import msgspec
 from windlass.core.launch import RankJob
 from windlass.core.ranks.frames import read_frame
 from windlass.core.ranks.rendezvous import Meeting
-from windlass.engine.parent_death import die_with_parent
-from windlass.engine.ranks.messages import Beat
+from windlass.engine.progress import ThrottledProgress
+from windlass.engine.ranks.messages import RankHeartbeat
+from windlass.machine.parent_death import kill_with_parent
 
 if TYPE_CHECKING:
     from windlass.engine.ranks.supervisor import SupervisorConnection
-    from windlass.engine.schedule.scheduler import Limits
+    from windlass.engine.schedule.scheduler import SchedulerLimits
     from windlass.nn.decoder import Decoder
     from windlass.parallel.store import RendezvousStore
 
@@ -29,7 +30,7 @@ SECONDS_BETWEEN_PROGRESS = 0.2
 
 
 def main() -> int:
-    die_with_parent()
+    kill_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, whose exit ends this process
     from windlass.engine.ranks.supervisor import SupervisorConnection
 
@@ -58,15 +59,15 @@ def _report(error: Exception, supervisor: SupervisorConnection) -> None:
 
 def _follow(job: RankJob, supervisor: SupervisorConnection) -> None:
     from windlass.engine.ranks.broadcast import SECONDS_TO_LOAD
-    from windlass.engine.ranks.first import LIMITS_NOTE, build_rank
-    from windlass.engine.schedule.scheduler import Limits
+    from windlass.engine.ranks.first import LIMITS_KEY, build_rank
+    from windlass.engine.schedule.scheduler import SchedulerLimits
 
     supervisor.watch()  # only now: importing torch would block its threads
     assert job.meeting is not None
-    built = build_rank(job, supervisor, _Progress(supervisor))
-    limits = msgspec.msgpack.decode(supervisor.take(LIMITS_NOTE, SECONDS_TO_LOAD), type=Limits)
+    built = build_rank(job, supervisor, ThrottledProgress(supervisor.loading, SECONDS_BETWEEN_PROGRESS))
+    limits = msgspec.msgpack.decode(supervisor.take(LIMITS_KEY, SECONDS_TO_LOAD), type=SchedulerLimits)
     follower = Follower(built.decoder, limits, job.launch.kv_type, built.device)
-    supervisor.counts(follower.beat)
+    supervisor.report_with(follower.heartbeat)
     supervisor.built(built.weights_bytes)
     follower.follow(_steps(job.rank, job.meeting, supervisor))
 
@@ -88,7 +89,7 @@ def _steps(rank: int, meeting: Meeting, store: RendezvousStore) -> socket.socket
 class Follower:
     """The Runner of a rank other than 0: what to compute comes in messages."""
 
-    def __init__(self, decoder: Decoder, limits: Limits, kv: str, device: str = "cpu") -> None:
+    def __init__(self, decoder: Decoder, limits: SchedulerLimits, kv: str, device: str = "cpu") -> None:
         import torch
 
         from windlass.engine.execute.runner import Buffers
@@ -135,25 +136,12 @@ class Follower:
         with torch.inference_mode():
             self._decoder(self._buffers.step, self._caches)
 
-    def beat(self) -> Beat:
+    def heartbeat(self) -> RankHeartbeat:
         """Called from the heartbeat thread."""
         groups = self._decoder.shard.groups
         named = (("tp", groups.tp), ("pp", groups.pp))
         counts = {f"{name} {what}": count for name, group in named for what, count in group.counts().items()}
-        return Beat(self._steps, self._rows, self._seconds, counts)
-
-
-class _Progress:
-    """Reports at most a few times a second."""
-
-    def __init__(self, supervisor: SupervisorConnection) -> None:
-        self._supervisor, self._last = supervisor, 0.0
-
-    def __call__(self, done_bytes: int, total_bytes: int) -> None:
-        now = time.monotonic()
-        if done_bytes >= total_bytes or now - self._last > SECONDS_BETWEEN_PROGRESS:
-            self._last = now
-            self._supervisor.loading(done_bytes, total_bytes)
+        return RankHeartbeat(self._steps, self._rows, self._seconds, counts)
 
 
 if __name__ == "__main__":

@@ -9,74 +9,74 @@ import msgspec
 
 from windlass.core.launch import RankJob
 from windlass.core.ranks.frames import frame
-from windlass.engine.protocol import Failed, Loading
+from windlass.engine.protocol import EngineFailed, LoadProgress
 from windlass.parallel.group import Count
 
-SECONDS_BETWEEN_BEATS = 0.5
-SECONDS_WITHOUT_BEAT = 4.0
+HEARTBEAT_INTERVAL_SECONDS = 0.5
+HEARTBEAT_TIMEOUT_SECONDS = 4.0
 """A process silent for so long is stopped or swapping, and stalls all other ranks."""
 
 
-class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class RankMessage(msgspec.Struct, frozen=True, array_like=True, tag=True):
     pass
 
 
-class Beat(Message, frozen=True):
+class RankHeartbeat(RankMessage, frozen=True):
     """Twice a second, from a thread of its own: in the middle of a step too."""
 
     steps: int = 0
     rows: int = 0
     """Tokens that went through the decoder."""
     step_seconds: float = 0.0
-    """In steps, collectives too."""
+    """Spent in steps, collectives included."""
     counts: dict[str, Count] = {}
     """By group and collective: `tp all_reduce`."""
-    is_answer: bool = False
-    """To AskBeat."""
+    is_reply: bool = False
+    """Reply to HeartbeatRequest."""
 
 
-class BuiltRank(Message, frozen=True):
-    """Weights are there, the program is recorded; what is missing is the first step."""
+class RankBuilt(RankMessage, frozen=True):
+    """Weights are loaded and the program is recorded: ready for the first step."""
 
     weights_bytes: int = 0
 
 
-class Put(Message, frozen=True):
+class PutKey(RankMessage, frozen=True):
     key: str
     value: bytes
 
 
-class Take(Message, frozen=True):
+class TakeKey(RankMessage, frozen=True):
     id: int
     key: str
     timeout_seconds: float
 
 
-RankSaid = Beat | Loading | BuiltRank | Failed | Put | Take
+FromRank = RankHeartbeat | LoadProgress | RankBuilt | EngineFailed | PutKey | TakeKey
 
 
-class Found(Message, frozen=True):
-    """To Take."""
+class KeyFound(RankMessage, frozen=True):
+    """Reply to TakeKey."""
 
     id: int
     value: bytes
 
 
-class NotFound(Message, frozen=True):
+class KeyMissing(RankMessage, frozen=True):
     id: int
-    words: str
+    reason: str
 
 
-class AskBeat(Message, frozen=True):
+class HeartbeatRequest(RankMessage, frozen=True):
     pass
 
 
-SaidToRank = Found | NotFound | AskBeat
+ToRank = KeyFound | KeyMissing | HeartbeatRequest
 
 encode = msgspec.msgpack.Encoder().encode
-decode_said = msgspec.msgpack.Decoder(RankSaid).decode
-decode_told = msgspec.msgpack.Decoder(SaidToRank).decode
+decode_from_rank = msgspec.msgpack.Decoder(FromRank).decode
+decode_to_rank = msgspec.msgpack.Decoder(ToRank).decode
 
 
-def framed(message: Message | Loading | Failed | RankJob) -> bytes:
+def framed(message: RankMessage | LoadProgress | EngineFailed | RankJob) -> bytes:
     return frame(encode(message))

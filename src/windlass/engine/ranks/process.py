@@ -17,7 +17,7 @@ def start_rank(threads: int, output: IO[bytes] | None = None) -> tuple[subproces
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with theirs:
         process = subprocess.Popen(
-            # -P: what lies in the current directory is not imported.
+            # -P: the current directory is not on sys.path.
             [sys.executable, "-P", "-m", "windlass.engine.ranks.follower", str(theirs.fileno())],
             stdin=subprocess.DEVNULL,
             stdout=output,

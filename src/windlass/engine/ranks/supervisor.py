@@ -1,6 +1,6 @@
-"""A rank's line to its supervisor, from the rank's side: its job, its notes to other ranks, signs of life, last words. No torch.
+"""A rank's connection to its supervisor: its job, the rendezvous store, heartbeats, and its last error. No torch.
 
-The process ends when the line does. One thread reads, one says twice a second that there is life; both go on in the middle of a step.
+The process exits when the socket closes. One thread reads, one sends heartbeats twice a second; both run in the middle of a step too.
 """
 
 from __future__ import annotations
@@ -17,37 +17,37 @@ import msgspec
 
 from windlass.core.launch import RankJob
 from windlass.core.ranks.frames import read_frame
-from windlass.engine.parent_death import end_with
-from windlass.engine.protocol import Failed, Loading, describe_error
+from windlass.engine.protocol import EngineFailed, LoadProgress, describe_error
 from windlass.engine.ranks.messages import (
-    SECONDS_BETWEEN_BEATS,
-    AskBeat,
-    Beat,
-    BuiltRank,
-    Found,
-    NotFound,
-    Put,
-    RankSaid,
-    Take,
-    decode_told,
+    HEARTBEAT_INTERVAL_SECONDS,
+    FromRank,
+    HeartbeatRequest,
+    KeyFound,
+    KeyMissing,
+    PutKey,
+    RankBuilt,
+    RankHeartbeat,
+    TakeKey,
+    decode_to_rank,
     framed,
 )
+from windlass.machine.parent_death import exit_on_close
 from windlass.parallel.group import GroupLost
 
-SECONDS_FOR_THE_ANSWER = 5.0
-"""More than what was asked for, for the way there and back."""
+ROUND_TRIP_SECONDS = 5.0
+"""Added to the timeout of a key, for the round trip."""
 
 
 class SupervisorConnection:
     def __init__(self, connection: socket.socket, *, ends_process: bool = True) -> None:
-        """`ends_process`: as a rank's own process should; a guest's goes on without its line."""
+        """`ends_process`: exit when the socket closes. Not for an inline rank, whose process runs on."""
         self._connection, self._ends_process = connection, ends_process
         self._sending = threading.Lock()
-        self._numbers = itertools.count()
-        self._waiting: dict[int, SimpleQueue[Found | NotFound]] = {}
-        self._beat: Callable[[], Beat] = Beat
+        self._ids = itertools.count()
+        self._waiting: dict[int, SimpleQueue[KeyFound | KeyMissing]] = {}
+        self._heartbeat: Callable[[], RankHeartbeat] = RankHeartbeat
         if ends_process:
-            end_with(connection.fileno())
+            exit_on_close(connection.fileno())
 
     def job(self) -> RankJob:
         """The first frame; to be read before `watch`."""
@@ -56,73 +56,73 @@ class SupervisorConnection:
             os._exit(0)
         return msgspec.msgpack.decode(data, type=RankJob)
 
-    def watch(self, beat: Callable[[], Beat] = Beat) -> None:
-        """From now on answers are read and signs of life are given. `beat` is called in another thread."""
-        self._beat = beat
-        for target in (self._read, self._live):
+    def watch(self, heartbeat: Callable[[], RankHeartbeat] = RankHeartbeat) -> None:
+        """Starts reading replies and sending heartbeats. `heartbeat` is called in another thread."""
+        self._heartbeat = heartbeat
+        for target in (self._read, self._send_heartbeats):
             threading.Thread(target=target, daemon=True).start()
 
-    def counts(self, beat: Callable[[], Beat]) -> None:
-        """What there is to tell is known only after a while."""
-        self._beat = beat
+    def report_with(self, heartbeat: Callable[[], RankHeartbeat]) -> None:
+        """Replaces `heartbeat`, once there are counters to report."""
+        self._heartbeat = heartbeat
 
-    # --- a RendezvousStore: what ranks of an epoch leave for each other, wherever they are
+    # --- the rendezvous store of the epoch
 
     def put(self, key: str, value: bytes) -> None:
-        self._say(Put(key, value))
+        self._send(PutKey(key, value))
 
     def take(self, key: str, timeout_seconds: float) -> bytes:
-        number, answer = next(self._numbers), SimpleQueue[Found | NotFound]()
+        number, answer = next(self._ids), SimpleQueue[KeyFound | KeyMissing]()
         self._waiting[number] = answer
         try:
-            self._say(Take(number, key, timeout_seconds))
-            found = answer.get(timeout=timeout_seconds + SECONDS_FOR_THE_ANSWER)
+            self._send(TakeKey(number, key, timeout_seconds))
+            found = answer.get(timeout=timeout_seconds + ROUND_TRIP_SECONDS)
         except Empty:
-            raise GroupLost(f"nobody answered for {key} within {timeout_seconds:g} s") from None
+            raise GroupLost(f"no reply for the key {key!r} within {timeout_seconds:g} s") from None
         finally:
             del self._waiting[number]
-        if isinstance(found, NotFound):
-            raise GroupLost(found.words)
+        if isinstance(found, KeyMissing):
+            raise GroupLost(found.reason)
         return found.value
 
-    # --- what the supervisor is told
+    # --- reports
 
     def loading(self, done_bytes: int, total_bytes: int) -> None:
-        self._say(Loading(done_bytes, total_bytes))
+        self._send(LoadProgress(done_bytes, total_bytes))
 
     def built(self, weights_bytes: int) -> None:
-        self._say(BuiltRank(weights_bytes))
+        self._send(RankBuilt(weights_bytes))
 
     def failed(self, error: BaseException) -> None:
-        """The last words. A group that is lost has a kind of its own: whoever hears it looks for the blame elsewhere."""
-        told = Failed(**describe_error(error))
-        self._say(msgspec.structs.replace(told, kind=GroupLost.__name__) if isinstance(error, GroupLost) else told)
+        """The last message. A lost group has a kind of its own: another rank is to blame then."""
+        failed = EngineFailed(**describe_error(error))
+        self._send(msgspec.structs.replace(failed, kind=GroupLost.__name__) if isinstance(error, GroupLost) else failed)
 
-    def _say(self, message: RankSaid) -> None:
+    def _send(self, message: FromRank) -> None:
         with self._sending:
             self._connection.sendall(framed(message))
 
     def _read(self) -> None:
-        """Until the line ends, and with it the process."""
+        """Until the socket closes, and with it the process."""
         with suppress(OSError):
-            self._heard()
+            self._read_messages()
         if self._ends_process:
             os._exit(0)
         for answer in list(self._waiting.values()):
-            answer.put(NotFound(0, "the epoch is over"))
+            answer.put(KeyMissing(0, "the epoch is over"))
 
-    def _heard(self) -> None:
+    def _read_messages(self) -> None:
         while (data := read_frame(self._connection)) is not None:
-            told = decode_told(data)
-            if isinstance(told, AskBeat):
-                self._say(msgspec.structs.replace(self._beat(), is_answer=True))
-            elif (answer := self._waiting.get(told.id)) is not None:
-                answer.put(told)
+            message = decode_to_rank(data)
+            if isinstance(message, HeartbeatRequest):
+                self._send(msgspec.structs.replace(self._heartbeat(), is_reply=True))
+            elif (answer := self._waiting.get(message.id)) is not None:
+                answer.put(message)
 
-    def _live(self) -> None:
-        """Until nobody listens."""
+    def _send_heartbeats(self) -> None:
+        """Until the socket closes."""
         pause = threading.Event()
         with suppress(OSError):
             while True:
-                self._say(self._beat())
-                pause.wait(SECONDS_BETWEEN_BEATS)
+                self._send(self._heartbeat())
+                pause.wait(HEARTBEAT_INTERVAL_SECONDS)

@@ -1,7 +1,7 @@
-"""Min-p, top-k, top-p and the draw, for one row in host memory. The same choices as filters.py makes for many rows on a device.
+"""Min-p, top-k, top-p and sampling for one row in host memory. The same result as filters.py for many rows on a device.
 
-NumPy here is several times as fast as PyTorch for one row, and starts no threads: those of the kernels stay awake between steps, and
-two sets of threads on the same cores wait for each other.
+NumPy is several times as fast as PyTorch for one row, and starts no threads: the kernels' threads keep spinning between steps, and two
+thread pools on the same cores slow each other down.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ BLOCK = 64
 
 
 def draw_row(logits: Floats, top_k: int | None, top_p: float, min_p: float, uniform: float) -> int | None:
-    """`logits` [tokens], already divided by the temperature; None where the largest of them is no number."""
+    """`logits` [tokens], already divided by the temperature; None if the largest is NaN or infinite."""
     best = logits.max()
     if not math.isfinite(best):
         return None
@@ -41,7 +41,7 @@ def _draw_top_k(logits: Floats, best: np.float32, least: float, top_k: int, top_
 
 
 def _draw_among(ids: NDArray[np.int64], values: Floats, total: float, top_p: float, uniform: float) -> int:
-    """`ids` ascending: of equals the lower one counts as more likely."""
+    """`ids` ascending: of equal logits the lower id counts as more likely."""
     order = np.argsort(-values, kind="stable")
     weights = np.exp((values[order] - values[order[0]]).astype(np.float64))
     before = np.cumsum(weights) - weights
@@ -51,7 +51,7 @@ def _draw_among(ids: NDArray[np.int64], values: Floats, total: float, top_p: flo
 
 
 def _at_least(logits: Floats, count: int) -> float:
-    """A value that at least `count` logits reach, and not many more: the count-th best of the blocks' best."""
+    """A threshold that at least `count` logits reach, and not many more: the count-th largest of the blocks' maxima."""
     if count * 2 > len(logits) // BLOCK:
         return float(np.partition(logits, -count)[-count])
     best = np.maximum.reduceat(logits, np.arange(0, len(logits), BLOCK))
@@ -68,12 +68,12 @@ def _holding(logits: Floats, weights: Floats, best: np.float32, least: float, ma
 
 
 def _passed(weights: NDArray[np.floating], uniform: float) -> int:
-    """Where the running sum passes this fraction of the whole. Sums of blocks first, then within one."""
+    """Inverse CDF: where the running sum passes this fraction of the total. Block sums first, then within a block."""
     starts = np.arange(0, len(weights), BLOCK)
     sums = np.cumsum(np.add.reduceat(weights, starts, dtype=np.float64))
     target = uniform * sums[-1]
     block = int(np.searchsorted(sums, target, side="right"))
     before = sums[block - 1] if block else 0.0
     inner = np.cumsum(weights[starts[block] : starts[block] + BLOCK], dtype=np.float64)
-    # Of the same numbers summed in another order: the target must stay below the whole.
+    # The same numbers summed in another order: the target must stay below the total.
     return int(starts[block] + np.searchsorted(inner, min(target - before, inner[-1] * (1 - 2.0**-50)), side="right"))

@@ -1,8 +1,8 @@
-"""Min-p, top-k and top-p, and drawing from what they leave. For all rows at once, exact, and seldom sorting a whole vocabulary.
+"""Min-p, top-k, top-p and sampling for all rows at once: exact, and rarely sorting a whole vocabulary.
 
-The most likely tokens decide almost always which ones stay. So a few hundred are looked at first; only a row that could not be
-decided by them (a flat distribution, or equals across the border) is sorted whole. Of equal logits the lower id counts as more
-likely. Weights are summed in double precision in the order of ids, so that a draw depends on the row alone.
+The most likely tokens almost always decide which ones are kept. So the top 128 are looked at first; only a row that they do not decide
+(a flat distribution, or ties at the cut) is sorted further. Of equal logits the lower id counts as more likely. Weights are summed in
+double precision in the order of ids, so that the result depends on the row alone.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 NUM_CANDIDATES = (128, 4096)
-"""Looked at first, and where they do not suffice; then all."""
+"""Tokens looked at first, then if they do not suffice; then all."""
 BLOCK = 256
-"""Weights summed together, so that running sums are needed of blocks, and then of one block only."""
+"""Weights per partial sum: a running sum over blocks, then within one block."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Filters:
     """One value per row, on the device of the logits."""
 
     top_k: Tensor
-    """int64; the size of the vocabulary where there is none."""
+    """int64; the vocabulary size if there is no top-k."""
     top_p: Tensor
     """float64."""
     min_p: Tensor
@@ -52,7 +52,7 @@ def draw(logits: Tensor, filters: Filters | None, uniforms: Tensor) -> Tensor:
 
 
 def _draw(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """The first place where the running sum passes `uniforms` times the whole; weights [rows, n], float32 or float64."""
+    """Inverse CDF: the first place where the running sum passes `uniforms` times the total; weights [rows, n], float32 or float64."""
     count = weights.shape[1]
     whole = count // BLOCK * BLOCK
     sums = weights[:, :whole].unflatten(1, (-1, BLOCK)).sum(-1, dtype=torch.float64)
@@ -61,14 +61,14 @@ def _draw(weights: Tensor, uniforms: Tensor) -> Tensor:
     block, target = _passed(sums, uniforms[:, None])
     places = block * BLOCK + torch.arange(min(BLOCK, count), device=weights.device)
     inner = weights.gather(1, places.clamp(max=count - 1)).double() * (places < count)
-    # Of the same numbers summed in another order: the fraction must stay below the whole.
+    # The same numbers summed in another order: the fraction must stay below the total.
     fraction = (target / sums.gather(1, block)).clamp(max=1 - 2.0**-50)
     place, _ = _passed(inner, fraction)
     return places.gather(1, place)[:, 0]
 
 
 def _passed(weights: Tensor, fractions: Tensor) -> tuple[Tensor, Tensor]:
-    """[rows, 1]: where the running sum passes the fraction of the whole, and how far into that place."""
+    """[rows, 1]: where the running sum passes the fraction of the total, and how far into that element."""
     sums = weights.cumsum(-1)
     target = fractions * sums[:, -1:]
     place = torch.searchsorted(sums, target, right=True).clamp_(max=weights.shape[1] - 1)
@@ -83,7 +83,7 @@ def _draw_min_p(logits: Tensor, filters: Filters, uniforms: Tensor) -> Tensor:
 def _draw_limited(logits: Tensor, filters: Filters, uniforms: Tensor) -> Tensor:
     width = logits.shape[1]
     limits = filters.top_k[filters.top_k < width]
-    least = int(limits.max()) + 1 if len(limits) else 0  # one more, to see whether equals are left out
+    least = int(limits.max()) + 1 if len(limits) else 0  # one more, to detect ties at the cut
     ids = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
     rows = torch.arange(len(logits), device=logits.device)
     totals = _totals(logits, filters)
@@ -98,7 +98,7 @@ def _draw_limited(logits: Tensor, filters: Filters, uniforms: Tensor) -> Tensor:
 
 
 def _totals(logits: Tensor, filters: Filters) -> Tensor:
-    """Weights of all tokens that min-p leaves, together, where no top-k comes between; float64 [rows]."""
+    """Sum of the weights that min-p keeps, for rows without top-k; float64 [rows]."""
     if bool((filters.top_k < logits.shape[1]).all()):
         return torch.zeros(len(logits), dtype=torch.float64, device=logits.device)
     best = logits.amax(-1, keepdim=True)
@@ -111,7 +111,7 @@ def _all_weights(logits: Tensor, best: Tensor, least: Tensor) -> Tensor:
 
 
 def _draw_among(logits: Tensor, count: int, filters: Filters, totals: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """Drawn from the `count` most likely, and which rows needed more of them than that."""
+    """Sampled from the `count` most likely tokens, and which rows need more of them."""
     values, ids = most_likely(logits, count)
     keep = _kept(values, filters, logits.shape[1], totals)
     last = values.masked_fill(~keep, torch.inf).amin(-1)
@@ -132,7 +132,7 @@ def most_likely(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _kept(values: Tensor, filters: Filters, width: int, totals: Tensor) -> Tensor:
-    """Which of the most likely tokens stay. Probabilities are those of what the filter before has left."""
+    """Which of the most likely tokens are kept. Each filter sees the probabilities that the one before leaves."""
     places = torch.arange(values.shape[1], device=values.device)
     keep = (places < filters.top_k[:, None]) & (values >= values[:, :1] + filters.min_p.log()[:, None])
     weights = _weights(values) * keep

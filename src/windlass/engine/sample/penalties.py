@@ -1,6 +1,6 @@
 """Bias and penalties on logits, for all rows of a batch in a few calls.
 
-A row's tokens and their counts are kept in arrays that grow with the output, so that a step costs no loop over tokens.
+A row's tokens and their counts are kept in arrays that grow with the output, so that a step needs no loop over tokens.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Bias:
 
 
 def bias_of(sampling: Sampling, num_tokens: int) -> Bias | None:
-    """Of tokens that exist."""
+    """Of tokens within the vocabulary."""
     known = {token: value for token, value in sampling.logit_bias.items() if token < num_tokens}
     if not known:
         return None

@@ -1,4 +1,4 @@
-"""Random numbers that depend on a request's seed and on how many it has drawn, and on nothing else: no state, no order of calls.
+"""Counter-based random numbers: a function of a request's seed and its number of samples, with no state.
 
 So a request with a seed gives the same tokens alone, in a batch, and after a preemption.
 """
@@ -16,7 +16,7 @@ def fresh_seed() -> int:
 
 
 def uniform(seed: int, draw: int) -> float:
-    """In [0, 1), 50 bits: so that times a sum in double precision it is still less than the sum."""
+    """In [0, 1), 50 bits, so that its product with a double-precision sum stays below the sum."""
     return (_mixed((_mixed(seed & _MASK) + draw * _GOLDEN) & _MASK) >> 14) * 2.0**-50
 
 

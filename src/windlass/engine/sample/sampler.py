@@ -1,6 +1,6 @@
-"""Logits -> the next token of each sequence, and log-probabilities. Knows no model, no cache and no schedule.
+"""Logits -> the next token of each sequence, and log-probabilities. Knows no model, no cache and no scheduler.
 
-Greedy rows, which most rows of a benchmark and many of a service are, take one argmax and nothing else.
+Plain greedy rows take one argmax and nothing else.
 """
 
 from __future__ import annotations
@@ -16,64 +16,64 @@ from torch import Tensor
 from windlass.core.request import Sampling, TokenLogprob
 from windlass.engine.sample.cpu import draw_row
 from windlass.engine.sample.filters import Filters, draw, most_likely
-from windlass.engine.sample.grammar import Guide
+from windlass.engine.sample.grammar import GrammarMatcher
 from windlass.engine.sample.masks import apply_masks
 from windlass.engine.sample.penalties import Bias, TokenCounts, add_biases, apply_penalties, bias_of
 from windlass.engine.sample.rng import fresh_seed, uniform
 
 
 @dataclass(slots=True, eq=False)
-class Drawing:
-    """What one sequence's draws depend on, besides the logits."""
+class SamplingState:
+    """What sampling of one sequence depends on, besides the logits."""
 
     sampling: Sampling
     seed: int
     counts: TokenCounts | None
     bias: Bias | None
-    is_plain: bool
-    """The most likely token as it is."""
-    guide: Guide | None = None
-    num_drawn: int = 0
+    is_argmax: bool
+    """Greedy without bias, penalties or grammar."""
+    matcher: GrammarMatcher | None = None
+    num_sampled: int = 0
 
-    def drawn(self, token: int) -> None:
-        self.num_drawn += 1
+    def record(self, token: int) -> None:
+        self.num_sampled += 1
         if self.counts is not None:
             self.counts.add(token)
 
 
 class Sampler:
     def __init__(self, num_tokens: int) -> None:
-        """`num_tokens`: that exist. A head may have more rows, which only pad it; they are never drawn."""
+        """`num_tokens`: vocabulary size. The head may have more rows, for padding, which are never sampled."""
         self.num_tokens = num_tokens
 
-    def drawing(self, sampling: Sampling, prompt: Sequence[int], guide: Guide | None = None) -> Drawing:
+    def new_state(self, sampling: Sampling, prompt: Sequence[int], matcher: GrammarMatcher | None = None) -> SamplingState:
         counts = TokenCounts(token for token in prompt if token < self.num_tokens) if sampling.has_penalties else None
         bias = bias_of(sampling, self.num_tokens)
-        return Drawing(
+        return SamplingState(
             sampling=sampling,
             seed=fresh_seed() if sampling.seed is None else sampling.seed,
             counts=counts,
             bias=bias,
-            is_plain=sampling.is_greedy and counts is None and bias is None and guide is None,
-            guide=guide,
+            is_argmax=sampling.is_greedy and counts is None and bias is None and matcher is None,
+            matcher=matcher,
         )
 
-    def sample(self, logits: Tensor, drawings: Sequence[Drawing]) -> list[int | None]:
-        """A token for each row; None where the logits are no numbers."""
+    def sample(self, logits: Tensor, states: Sequence[SamplingState]) -> list[int | None]:
+        """A token for each row; None where the logits are NaN or infinite."""
         logits = logits[:, : self.num_tokens]
-        if all(drawing.is_plain for drawing in drawings):
+        if all(state.is_argmax for state in states):
             return _greedy(logits)
-        tokens: list[int | None] = [None] * len(drawings)
-        plain = [row for row, drawing in enumerate(drawings) if drawing.is_plain]
-        other = [row for row, drawing in enumerate(drawings) if not drawing.is_plain]
-        if plain:
-            _put(tokens, plain, _greedy(logits[plain]))
+        tokens: list[int | None] = [None] * len(states)
+        greedy_rows = [row for row, state in enumerate(states) if state.is_argmax]
+        other = [row for row, state in enumerate(states) if not state.is_argmax]
+        if greedy_rows:
+            _put(tokens, greedy_rows, _greedy(logits[greedy_rows]))
         with _one_thread(logits):
-            _put(tokens, other, _sampled(_copied(logits, other), [drawings[row] for row in other]))
+            _put(tokens, other, _sample_rows(_copy_rows(logits, other), [states[row] for row in other]))
         return tokens
 
     def logprobs(self, logits: Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprob]:
-        """Of one given token per row, under the model's own distribution."""
+        """Of one given token per row, before sampling parameters are applied."""
         with _one_thread(logits):
             return self._logprobs(logits[:, : self.num_tokens].float(), tokens, top)
 
@@ -88,7 +88,7 @@ class Sampler:
 
 @contextmanager
 def _one_thread(logits: Tensor) -> Generator[None]:
-    """On a CPU, where the kernels' threads are awake: PyTorch's would have to wait for them to sleep."""
+    """On a CPU the kernels' threads keep spinning: PyTorch's own would compete with them."""
     if logits.device.type != "cpu":
         yield
         return
@@ -113,7 +113,7 @@ def _best(logits: Tensor, totals: Tensor, count: int) -> list[tuple[TokenLogprob
 
 
 def _greedy(logits: Tensor) -> list[int | None]:
-    """The first of equals: both libraries promise it. NumPy's argmax is ten times as fast on a CPU (measured, 49,152 tokens)."""
+    """Ties go to the lowest id, which both libraries guarantee. NumPy's argmax is ten times as fast on a CPU (measured, 49,152 tokens)."""
     if _on_host(logits):
         array = logits.numpy()
         found = array.argmax(axis=1)
@@ -124,28 +124,28 @@ def _greedy(logits: Tensor) -> list[int | None]:
     return [token if value - value == 0 else None for token, value in zip(found.tolist(), best.tolist(), strict=True)]
 
 
-def _sampled(logits: Tensor, drawings: list[Drawing]) -> list[int | None]:
+def _sample_rows(logits: Tensor, states: list[SamplingState]) -> list[int | None]:
     """`logits` is a copy and may be changed."""
-    samplings = [drawing.sampling for drawing in drawings]
-    sound = _finite(logits)
-    apply_masks(logits, [drawing.guide for drawing in drawings])
-    sound = [fine and not (drawing.guide and drawing.guide.error) for fine, drawing in zip(sound, drawings, strict=True)]
-    for row in [row for row, fine in enumerate(sound) if not fine]:
+    samplings = [state.sampling for state in states]
+    valid = _finite(logits)
+    apply_masks(logits, [state.matcher for state in states])
+    valid = [is_valid and not (state.matcher and state.matcher.error) for is_valid, state in zip(valid, states, strict=True)]
+    for row in [row for row, is_valid in enumerate(valid) if not is_valid]:
         logits[row].zero_()
-    add_biases(logits, [drawing.bias for drawing in drawings])
-    apply_penalties(logits, samplings, [drawing.counts for drawing in drawings])
+    add_biases(logits, [state.bias for state in states])
+    apply_penalties(logits, samplings, [state.counts for state in states])
     greedy = [row for row, sampling in enumerate(samplings) if sampling.is_greedy]
     random = [row for row, sampling in enumerate(samplings) if not sampling.is_greedy]
-    tokens: list[int | None] = [None] * len(drawings)
+    tokens: list[int | None] = [None] * len(states)
     if greedy:
         _put(tokens, greedy, _greedy(logits[greedy]))
     if random:
         part = logits if not greedy else logits[random]
-        _put(tokens, random, _drawn(part, [drawings[row] for row in random]))
-    return [token if fine else None for token, fine in zip(tokens, sound, strict=True)]
+        _put(tokens, random, _sample_random(part, [states[row] for row in random]))
+    return [token if is_valid else None for token, is_valid in zip(tokens, valid, strict=True)]
 
 
-def _copied(logits: Tensor, rows: list[int]) -> Tensor:
+def _copy_rows(logits: Tensor, rows: list[int]) -> Tensor:
     return torch.from_numpy(logits.numpy()[rows]) if _on_host(logits) else logits[rows].float()
 
 
@@ -154,18 +154,21 @@ def _on_host(logits: Tensor) -> bool:
 
 
 def _finite(logits: Tensor) -> list[bool]:
-    """Whether a row has a largest number; with one that is none (NaN), or is infinite, the model has failed."""
+    """Whether the maximum of each row is finite; NaN or infinity means that the model failed."""
     return np.isfinite(logits.numpy().max(axis=1)).tolist() if _on_host(logits) else logits.amax(-1).isfinite().tolist()
 
 
-def _drawn(logits: Tensor, drawings: list[Drawing]) -> list[int | None]:
-    """None where penalties, temperature or a grammar have left no number, though the model gave some."""
+def _sample_random(logits: Tensor, states: list[SamplingState]) -> list[int | None]:
+    """None where penalties, temperature or a grammar leave no finite logit."""
     device, width = logits.device, logits.shape[1]
-    samplings = [drawing.sampling for drawing in drawings]
-    uniforms = [uniform(drawing.seed, drawing.num_drawn) for drawing in drawings]
+    samplings = [state.sampling for state in states]
+    uniforms = [uniform(state.seed, state.num_sampled) for state in states]
     if _on_host(logits):
         rows = zip(logits.numpy(), samplings, uniforms, strict=True)
-        return [draw_row(row / np.float32(how.temperature), how.top_k, how.top_p, how.min_p, chance) for row, how, chance in rows]
+        return [
+            draw_row(row / np.float32(sampling.temperature), sampling.top_k, sampling.top_p, sampling.min_p, chance)
+            for row, sampling, chance in rows
+        ]
     logits /= torch.tensor([sampling.temperature for sampling in samplings], device=device)[:, None]
     found = draw(logits, _filters(samplings, width, device), torch.tensor(uniforms, dtype=torch.float64, device=device))
     tokens = torch.where(logits.amax(-1).isfinite(), found, -1).tolist()

@@ -1,1 +1,1 @@
-"""Which tokens the next step computes, and which KV blocks hold them. Pure."""
+"""The scheduler: which tokens the next step computes, and in which KV blocks. Pure."""

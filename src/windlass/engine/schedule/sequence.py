@@ -1,4 +1,4 @@
-"""A request inside the engine: its tokens, how many of them are computed, and its blocks. Changed by the scheduler only."""
+"""A request inside the engine: its tokens, how many of them are computed, and its KV blocks. Changed by the scheduler only."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 @dataclass(slots=True, eq=False)
 class Sequence:
     """tokens:   [ prompt .............. | output ......... ]
-                 [ computed .................... | to do ... ]
-    blocks:     one for every `block_tokens` computed (or about to be); the first `num_kept` are findable by others.
+                 [ computed .................... | pending . ]
+    blocks:     one for every `block_tokens` computed (or about to be); the first `num_registered` are in the prefix cache.
     """
 
     id: int
@@ -21,22 +21,22 @@ class Sequence:
     stop_token_ids: frozenset[int] = frozenset()
     salt: str = ""
     owner: str = ""
-    """Whose it is: owners share the engine."""
+    """For fair scheduling between owners."""
     scored_from: int | None = None
-    """The first prompt token whose log-probability is wanted; None: none is."""
+    """The first prompt token whose log-probability is requested; None: none."""
     request: Any = None
-    """What the sampler needs to know; the scheduler does not look at it."""
+    """The engine's RequestState; opaque to the scheduler."""
 
     arrival: int = 0
     num_computed: int = 0
     blocks: list[int] = field(default_factory=list[int])
-    num_kept: int = 0
+    num_registered: int = 0
     chain: int | str = ""
-    """Stands for the tokens of the kept blocks."""
+    """Prefix-cache chain of the registered blocks (blocks.py)."""
     num_cached: int = -1
-    """Prompt tokens found in the cache when it was first admitted; -1: not yet admitted."""
+    """Prompt tokens found in the prefix cache at first admission; -1: not yet admitted."""
     num_scored: int = 0
-    """Prompt tokens whose log-probabilities are known (or not wanted); a preempted sequence does not ask for them again."""
+    """Prompt tokens whose log-probabilities are known or not requested; kept across preemption."""
     num_preemptions: int = 0
 
     @property
@@ -50,5 +50,5 @@ class Sequence:
 
     @property
     def longest(self) -> int:
-        """Tokens it can grow to. The last one is never computed: nobody asks what follows it."""
+        """Tokens it can grow to. The last one is never computed: nothing follows it."""
         return self.num_prompt + self.max_tokens

@@ -1,8 +1,8 @@
-"""A connection on which root and worker speak: both have proved that they know the secret, and every frame is signed and counted.
+"""The authenticated connection between root and worker: both have proved that they know the secret, and every frame is signed.
 
-A frame is four bytes of length, thirty-two of HMAC-SHA256 over its number, its length and its body, and the body: one message, msgpack. Nothing can
-be put in, left out, changed or said again without the connection ending. Before both have proved themselves a frame has at most a few hundred
-bytes, is read without a buffer, and must come within seconds.
+A frame is four bytes of length, 32 bytes of HMAC-SHA256 over its sequence number, length and body, and the body: one message in msgpack.
+A frame that is inserted, dropped, changed or replayed ends the connection. Until both sides are authenticated a frame has at most a few
+hundred bytes, is read unbuffered, and must arrive within seconds.
 """
 
 from __future__ import annotations
@@ -19,46 +19,55 @@ from typing import Any, Generic, Protocol, TypeVar
 import msgspec
 
 from windlass.core.ranks.frames import LENGTH_BYTES, MAX_FRAME_BYTES, BadFrame, frame, frame_length, read_length
-from windlass.fleet.protocol.handshake import MAX_HELLO_BYTES, NO_MESSAGE, REFUSED, ROOT, WORKER, Handshake, Keys, NotAdmitted
-from windlass.fleet.protocol.messages import Beat, FromRoot, FromWorker
+from windlass.fleet.protocol.handshake import (
+    DECODE_ERRORS,
+    MAX_HELLO_BYTES,
+    PROOF_REFUSED,
+    ROOT,
+    WORKER,
+    Handshake,
+    NotAdmitted,
+    SigningKeys,
+)
+from windlass.fleet.protocol.messages import FromRoot, FromWorker, Heartbeat
 
 TAG_BYTES = 32
 READ_BYTES = 2**18
 BUFFER_BYTES = 2**20
 HANDSHAKE_SECONDS = 5.0
-SECONDS_BETWEEN_BEATS, LOOKS_PER_BEAT = 1.0, 4
-SECONDS_OF_SILENCE = 4.0
+HEARTBEAT_INTERVAL_SECONDS, CHECKS_PER_HEARTBEAT = 1.0, 4
+SILENCE_TIMEOUT_SECONDS = 4.0
 
-Said = TypeVar("Said", contravariant=True)
-Heard = TypeVar("Heard", covariant=True)
+Sent = TypeVar("Sent", contravariant=True)
+Received = TypeVar("Received", covariant=True)
 
 
 class ChannelLost(Exception):
-    """The other side is gone, silent, or says what it should not. Not the user's to mend: whoever needs it connects anew."""
+    """The other side is gone, silent, or violates the protocol. Not a user error: reconnect."""
 
 
-class Wire(Protocol[Said, Heard]):
-    """What a channel is to those who speak on it; through memory where both sides are one process."""
+class MessageChannel(Protocol[Sent, Received]):
+    """Messages in both directions, over TCP (Channel) or through memory (loopback.MemoryChannel)."""
 
     @property
     def silent_seconds(self) -> float:
-        """Since anything was heard, while somebody listens."""
+        """Since anything was received, while `receive` waits."""
         ...
 
-    def post(self, message: Said) -> None:
-        """Without waiting. To one that is lost nothing is said; `receive` tells."""
+    def post(self, message: Sent) -> None:
+        """Does not wait. Does nothing if the channel is lost: `receive` raises then."""
         ...
 
-    async def send(self, message: Said) -> None:
-        """Waits while much is on its way already."""
+    async def send(self, message: Sent) -> None:
+        """Waits while the send buffer is full."""
         ...
 
-    async def receive(self) -> Heard:
+    async def receive(self) -> Received:
         """The next message. Raises ChannelLost."""
         ...
 
-    def covered(self, key: bytes, name: str) -> bytes:
-        """A key as it may travel, where others can listen; and, on the other side, what it was. `name`: of nothing else on this wire."""
+    def mask_key(self, key: bytes, name: str) -> bytes:
+        """A key, masked for a channel that others can read; masking again restores it. `name` must be unique on this channel."""
         ...
 
     def close(self) -> None:
@@ -69,8 +78,8 @@ class Wire(Protocol[Said, Heard]):
 # --- frames ----------------------------------------------------------------------------------------------------------
 
 
-class Seal:
-    """Signs the frames of one direction, or checks them: their number is part of what is signed."""
+class FrameSigner:
+    """Signs or verifies the frames of one direction; their sequence number is part of what is signed."""
 
     def __init__(self, key: bytes) -> None:
         self._key, self._count = key, 0
@@ -81,7 +90,9 @@ class Seal:
 
     def check(self, length: bytes, tag: bytes, body: bytes | bytearray) -> None:
         if not hmac.compare_digest(tag, self._tag(length, body)):
-            raise ChannelLost(f"frame {self._count} is not signed as it should be: it was changed, or is not the other side's")
+            raise ChannelLost(
+                f"the signature of frame {self._count} is wrong: it was changed on its way, or sent by someone else"
+            )
 
     def _tag(self, length: bytes, body: bytes | bytearray) -> bytes:
         self._count += 1
@@ -90,38 +101,38 @@ class Seal:
         return found.digest()
 
 
-class Channel(Generic[Said, Heard]):
-    """A Wire over TCP."""
+class Channel(Generic[Sent, Received]):
+    """A MessageChannel over TCP."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, keys: Keys, heard: Any) -> None:
-        """`heard`: the union of messages that the other side may send."""
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, keys: SigningKeys, received: Any) -> None:
+        """`received`: the union of messages that the other side may send."""
         self._reader, self._writer = reader, writer
-        self._mine, self._theirs = Seal(keys.mine), Seal(keys.theirs)
-        self._cover = hmac.digest(min(keys), max(keys), "sha256")  # the same on both sides, and no part of it was ever said
-        self._decode = msgspec.msgpack.Decoder(heard).decode
-        self._last_heard, self._is_listening = time.monotonic(), False
+        self._sign, self._verify = FrameSigner(keys.mine), FrameSigner(keys.theirs)
+        self._mask = hmac.digest(min(keys), max(keys), "sha256")  # the same on both sides, and never sent
+        self._decode = msgspec.msgpack.Decoder(received).decode
+        self._last_received, self._is_listening = time.monotonic(), False
         self.address = _address(writer, "peername")
         """Of the other side."""
-        self.own_address = _address(writer, "sockname")
-        """That the other side sees."""
+        self.local_address = _address(writer, "sockname")
+        """Of this side, as the other sees it."""
 
     @property
     def silent_seconds(self) -> float:
-        return time.monotonic() - self._last_heard if self._is_listening else 0.0
+        return time.monotonic() - self._last_received if self._is_listening else 0.0
 
-    def post(self, message: Said) -> None:
+    def post(self, message: Sent) -> None:
         if not self._writer.is_closing():
-            self._writer.write(self._mine.frame(msgspec.msgpack.encode(message)))
+            self._writer.write(self._sign.frame(msgspec.msgpack.encode(message)))
 
-    async def send(self, message: Said) -> None:
+    async def send(self, message: Sent) -> None:
         self.post(message)
         try:
             await self._writer.drain()
         except OSError as error:
             raise ChannelLost(f"the connection is lost: {error}") from error
 
-    async def receive(self) -> Heard:
-        self._last_heard, self._is_listening = time.monotonic(), True
+    async def receive(self) -> Received:
+        self._last_received, self._is_listening = time.monotonic(), True
         try:
             return await self._receive()
         except (OSError, EOFError) as error:
@@ -131,122 +142,124 @@ class Channel(Generic[Said, Heard]):
         finally:
             self._is_listening = False
 
-    async def _receive(self) -> Heard:
+    async def _receive(self) -> Received:
         length = await self._read(LENGTH_BYTES)
         try:
             count = read_length(length, MAX_FRAME_BYTES + TAG_BYTES) - TAG_BYTES
         except BadFrame as error:
             raise ChannelLost(str(error)) from error
         if count < 0:
-            raise ChannelLost(f"a frame of {count + TAG_BYTES} bytes, too short to be signed")
+            raise ChannelLost(f"a frame of {count + TAG_BYTES} bytes is too short for a signature")
         tag = await self._read(TAG_BYTES)
         body = await self._read(count)
-        self._theirs.check(bytes(length), bytes(tag), body)
+        self._verify.check(bytes(length), bytes(tag), body)
         try:
             return self._decode(body)
-        except NO_MESSAGE as error:  # signed by one who knows the secret, and yet no message: another program
-            raise ChannelLost(f"a message that is none: {error}") from error
+        except DECODE_ERRORS as error:  # correctly signed, but not a message: another version
+            raise ChannelLost(f"a message cannot be decoded: {error}") from error
 
     async def _read(self, count: int) -> bytes | bytearray:
-        """Piece by piece, so that a long frame on a slow line is no silence, and no memory is taken for what does not come."""
+        """In parts, so that a long frame on a slow link does not count as silence, and memory is only used for what arrives."""
         data = bytearray()
         while len(data) < count:
             part = await self._reader.read(min(count - len(data), READ_BYTES))
             if not part:
                 raise EOFError
-            self._last_heard = time.monotonic()
+            self._last_received = time.monotonic()
             if len(part) == count:
                 return part
             data += part
         return data
 
-    def covered(self, key: bytes, name: str) -> bytes:
-        mask = hmac.digest(self._cover, f"windlass cover {name}".encode(), "sha256")
+    def mask_key(self, key: bytes, name: str) -> bytes:
+        mask = hmac.digest(self._mask, f"windlass cover {name}".encode(), "sha256")
         return bytes(one ^ other for one, other in zip(key, mask, strict=True))
 
     def close(self) -> None:
-        """What was posted gets a moment: a transport writes what it has before it closes, unless the other side takes nothing."""
+        """Posted messages get a moment: the transport flushes its buffer before it closes, unless the other side reads nothing."""
         transport = self._writer.transport
         if not transport.is_closing():
             transport.close()
-            asyncio.get_running_loop().call_later(SECONDS_BETWEEN_BEATS, transport.abort)
+            asyncio.get_running_loop().call_later(HEARTBEAT_INTERVAL_SECONDS, transport.abort)
 
 
 def _address(writer: asyncio.StreamWriter, which: str) -> str:
-    """IPv4 as IPv4, where a socket of IPv6 took it in."""
+    """IPv4-mapped IPv6 addresses as IPv4."""
     return str(writer.get_extra_info(which, ("",))[0]).removeprefix("::ffff:")
 
 
-async def keep_alive(wire: Wire[Beat, Any], beat: Callable[[], Beat] = Beat) -> None:
-    """Says every second that there is life here; raises ChannelLost when there has been none there for four."""
-    pause = SECONDS_BETWEEN_BEATS / LOOKS_PER_BEAT
-    for look in itertools.count():
-        if look % LOOKS_PER_BEAT == 0:
-            wire.post(beat())
+async def keep_alive(channel: MessageChannel[Heartbeat, Any], heartbeat: Callable[[], Heartbeat] = Heartbeat) -> None:
+    """Sends a heartbeat every second; raises ChannelLost after four seconds of silence."""
+    pause = HEARTBEAT_INTERVAL_SECONDS / CHECKS_PER_HEARTBEAT
+    for check in itertools.count():
+        if check % CHECKS_PER_HEARTBEAT == 0:
+            channel.post(heartbeat())
         began = time.monotonic()
         await asyncio.sleep(pause)
-        was_asleep = time.monotonic() - began > 2 * SECONDS_BETWEEN_BEATS  # this process itself: what came has not been read yet
-        if wire.silent_seconds > SECONDS_OF_SILENCE and not was_asleep:
-            raise ChannelLost(f"nothing was heard for {wire.silent_seconds:.1f} s")
+        was_suspended = (
+            time.monotonic() - began > 2 * HEARTBEAT_INTERVAL_SECONDS
+        )  # then messages have arrived that were not read yet
+        if channel.silent_seconds > SILENCE_TIMEOUT_SECONDS and not was_suspended:
+            raise ChannelLost(f"no heartbeat for {channel.silent_seconds:.1f} s")
 
 
-# --- meeting ---------------------------------------------------------------------------------------------------------
+# --- connecting ---------------------------------------------------------------------------------------------------------
 
 
 async def dial(host: str, port: int, secret: bytes, timeout_seconds: float = HANDSHAKE_SECONDS) -> Channel[FromRoot, FromWorker]:
-    """The root's side. Raises ChannelLost where nobody answers, NotAdmitted where somebody else does."""
+    """The root's side. Raises ChannelLost if nobody answers, NotAdmitted if it is not a worker with our secret."""
     where = f"{host}:{port}"
     try:
         async with asyncio.timeout(timeout_seconds):
-            connection = await _connected(host, port)
-            return await _met(connection, Handshake(secret, ROOT), _prove_first, FromWorker)
+            connection = await _connect(host, port)
+            return await _handshake(connection, Handshake(secret, ROOT), _prove_as_root, FromWorker)
     except TimeoutError:
         raise ChannelLost(f"{where} did not answer within {timeout_seconds:g} s") from None
     except NotAdmitted as error:
         raise NotAdmitted(f"{where}: {error}") from None
     except (OSError, EOFError) as error:
         number = getattr(error, "errno", None)
-        words = os.strerror(number) if number and number > 0 else str(error) or "the connection was closed"
-        raise ChannelLost(f"{where}: {words}") from None
+        reason = os.strerror(number) if number and number > 0 else str(error) or "the connection was closed"
+        raise ChannelLost(f"{where}: {reason}") from None
 
 
 async def accept(connection: socket.socket, secret: bytes) -> Channel[FromWorker, FromRoot]:
-    """The worker's side, of a socket that somebody has connected to. Raises NotAdmitted, OSError or EOFError; the time limit is the caller's."""
-    return await _met(connection, Handshake(secret, WORKER), _prove_second, FromRoot)
+    """The worker's side of an accepted socket. Raises NotAdmitted, OSError or EOFError; the caller sets the timeout."""
+    return await _handshake(connection, Handshake(secret, WORKER), _prove_as_worker, FromRoot)
 
 
-async def _met(connection: socket.socket, handshake: Handshake, how: Any, heard: Any) -> Channel[Any, Any]:
+async def _handshake(connection: socket.socket, handshake: Handshake, prove: Any, received: Any) -> Channel[Any, Any]:
     try:
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        await how(connection, handshake)
+        await prove(connection, handshake)
         reader, writer = await asyncio.open_connection(sock=connection, limit=BUFFER_BYTES)
     except BaseException:
         connection.close()
         raise
-    return Channel(reader, writer, handshake.keys(), heard)
+    return Channel(reader, writer, handshake.keys(), received)
 
 
-async def _prove_first(connection: socket.socket, handshake: Handshake) -> None:
+async def _prove_as_root(connection: socket.socket, handshake: Handshake) -> None:
     await _write(connection, handshake.hello)
-    handshake.hear_hello(await _read(connection))
+    handshake.receive_hello(await _read(connection))
     await _write(connection, handshake.proof())
-    handshake.hear_proof(await _read(connection))
+    handshake.receive_proof(await _read(connection))
 
 
-async def _prove_second(connection: socket.socket, handshake: Handshake) -> None:
-    heard = await _read(connection)
-    await _write(connection, handshake.hello)  # before it is judged: the other side too should know both versions
-    handshake.hear_hello(heard)
+async def _prove_as_worker(connection: socket.socket, handshake: Handshake) -> None:
+    hello = await _read(connection)
+    await _write(connection, handshake.hello)  # before it is checked, so that the root too can report both versions
+    handshake.receive_hello(hello)
     try:
-        handshake.hear_proof(await _read(connection))
+        handshake.receive_proof(await _read(connection))
     except NotAdmitted:
-        await _write(connection, REFUSED)
+        await _write(connection, PROOF_REFUSED)
         raise
     await _write(connection, handshake.proof())
 
 
-async def _connected(host: str, port: int) -> socket.socket:
+async def _connect(host: str, port: int) -> socket.socket:
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     failed: OSError | None = None
@@ -270,17 +283,17 @@ async def _write(connection: socket.socket, body: bytes) -> None:
 
 
 async def _read(connection: socket.socket) -> bytes:
-    count = int.from_bytes(await _exactly(connection, LENGTH_BYTES), "big")
+    count = int.from_bytes(await _read_exactly(connection, LENGTH_BYTES), "big")
     if not 0 < count <= MAX_HELLO_BYTES:
-        raise NotAdmitted("it does not speak as Windlass does")
-    return await _exactly(connection, count)
+        raise NotAdmitted("it does not speak Windlass's protocol")
+    return await _read_exactly(connection, count)
 
 
-async def _exactly(connection: socket.socket, count: int) -> bytes:
+async def _read_exactly(connection: socket.socket, count: int) -> bytes:
     data = b""
     while len(data) < count:
         part = await asyncio.get_running_loop().sock_recv(connection, count - len(data))
         if not part:
-            raise EOFError("the connection was closed before both had proved themselves")
+            raise EOFError("the connection was closed during the handshake")
         data += part
     return data

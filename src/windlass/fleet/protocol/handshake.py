@@ -1,9 +1,9 @@
-"""How root and worker prove to each other that both know the secret, without saying it. Bytes only: no socket, no clock.
+"""Mutual authentication of root and worker by a shared secret, which is never sent. Bytes only: no socket, no clock.
 
-The root says hello with its version and a random number, the worker likewise. Each then sends the HMAC-SHA256, under the secret, of who it
-is and both hellos: the root first, so that a stranger learns nothing but a version. What one says is of no use to whoever hears it, neither
-later (the numbers are new) nor to the other side (who it is differs). Two further HMACs are the keys with which each signs from then on.
-Nothing is encrypted: whoever is on the wire can read weights and numbers, but not change a bit of them unnoticed. (HMAC: RFC 2104.)
+Both send a hello with their version and a nonce. Each then sends the HMAC-SHA256, keyed with the secret, of its role and both hellos: the
+root first, so that a stranger learns only a version. A proof cannot be replayed (the nonces are new) or reflected (the roles differ). Two
+further HMACs are the keys with which each side signs its frames. Nothing is encrypted: an eavesdropper can read weights and messages, but
+cannot change them unnoticed. (HMAC: RFC 2104.)
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from windlass.errors import BadInput
 NONCE_BYTES = 32
 PROOF_BYTES = 32
 MAX_HELLO_BYTES = 512
-"""Of any frame before both have proved themselves."""
-PROTOCOL = 1
-"""Of the words in messages.py: to be counted up when they change."""
+"""Of any frame of the handshake."""
+PROTOCOL = 2
+"""Version of the messages (messages.py); to be raised when they change."""
 VERSION = f"{__version__} (protocol {PROTOCOL})"
 ROOT, WORKER = "root", "worker"
 
 
-NO_MESSAGE = (msgspec.DecodeError, ValueError, RecursionError)
-"""What msgspec raises: also where a text is no UTF-8, and where lists lie in lists without end."""
+DECODE_ERRORS = (msgspec.DecodeError, ValueError, RecursionError)
+"""What msgspec raises; ValueError for invalid UTF-8, RecursionError for deep nesting."""
 
 
 class NotAdmitted(BadInput):
-    """The other side speaks, but another version, or does not know the secret."""
+    """The other side has another version, or does not know the secret."""
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="windlass"):
@@ -44,15 +44,15 @@ class Proof(msgspec.Struct, frozen=True, array_like=True, tag="proof"):
     mac: bytes
 
 
-class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
-    """The last frame: the proof is not one."""
+class ProofRefused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
+    """The last frame: the proof was wrong."""
 
 
-Said = Hello | Proof | Refused
-_decode = msgspec.msgpack.Decoder(Said).decode
+HandshakeMessage = Hello | Proof | ProofRefused
+_decode = msgspec.msgpack.Decoder(HandshakeMessage).decode
 
 
-class Keys(NamedTuple):
+class SigningKeys(NamedTuple):
     mine: bytes
     theirs: bytes
 
@@ -61,50 +61,50 @@ class Handshake:
     """One side of it."""
 
     def __init__(self, secret: bytes, role: str, version: str = VERSION) -> None:
-        self._secret, self._role, self._other, self._version = secret, role, WORKER if role == ROOT else ROOT, version
+        self._secret, self._role, self._peer_role, self._version = secret, role, WORKER if role == ROOT else ROOT, version
         self.hello = msgspec.msgpack.encode(Hello(version, secrets.token_bytes(NONCE_BYTES)))
-        self._heard = b""
+        self._other_hello = b""
 
-    def hear_hello(self, data: bytes) -> None:
+    def receive_hello(self, data: bytes) -> None:
         """Raises NotAdmitted, with both versions, unless they are the same."""
-        hello = self._decoded(data)
+        hello = self._decode_frame(data)
         if not isinstance(hello, Hello) or len(hello.nonce) != NONCE_BYTES:
-            raise NotAdmitted("it does not speak as Windlass does")
+            raise NotAdmitted("it does not speak Windlass's protocol")
         if hello.version != self._version:
             raise NotAdmitted(
-                f"the {self._other} is Windlass {_shown(hello.version)}, this {self._role} {self._version};"
+                f"the {self._peer_role} is Windlass {_printable(hello.version)}, this {self._role} {self._version};"
                 " install the same version on both machines"
             )
-        self._heard = data
+        self._other_hello = data
 
     def proof(self) -> bytes:
-        return msgspec.msgpack.encode(Proof(self._signed("proof", self._role)))
+        return msgspec.msgpack.encode(Proof(self._mac("proof", self._role)))
 
-    def hear_proof(self, data: bytes) -> None:
-        said = self._decoded(data)
-        if isinstance(said, Refused):
-            raise NotAdmitted(f"the {self._other} has another secret; give both the same --secret-file")
-        if not isinstance(said, Proof) or not hmac.compare_digest(said.mac, self._signed("proof", self._other)):
-            raise NotAdmitted(f"the {self._other} does not know the secret; give both the same --secret-file")
+    def receive_proof(self, data: bytes) -> None:
+        message = self._decode_frame(data)
+        if isinstance(message, ProofRefused):
+            raise NotAdmitted(f"the {self._peer_role} has another secret; give both the same --secret-file")
+        if not isinstance(message, Proof) or not hmac.compare_digest(message.mac, self._mac("proof", self._peer_role)):
+            raise NotAdmitted(f"the {self._peer_role} does not know the secret; give both the same --secret-file")
 
-    def keys(self) -> Keys:
-        return Keys(self._signed("frames", self._role), self._signed("frames", self._other))
+    def keys(self) -> SigningKeys:
+        return SigningKeys(self._mac("frames", self._role), self._mac("frames", self._peer_role))
 
-    def _signed(self, what: str, role: str) -> bytes:
-        """Every part has a length before it: no two handshakes can be read as one another."""
-        root, worker = (self.hello, self._heard) if self._role == ROOT else (self._heard, self.hello)
+    def _mac(self, what: str, role: str) -> bytes:
+        """msgpack prefixes every part with its length, so that no two inputs encode alike."""
+        root, worker = (self.hello, self._other_hello) if self._role == ROOT else (self._other_hello, self.hello)
         return hmac.digest(self._secret, msgspec.msgpack.encode(("windlass", what, role, root, worker)), "sha256")
 
-    def _decoded(self, data: bytes) -> Said:
+    def _decode_frame(self, data: bytes) -> HandshakeMessage:
         try:
             return _decode(data)
-        except NO_MESSAGE:
-            raise NotAdmitted("it does not speak as Windlass does") from None
+        except DECODE_ERRORS:
+            raise NotAdmitted("it does not speak Windlass's protocol") from None
 
 
-REFUSED = msgspec.msgpack.encode(Refused())
+PROOF_REFUSED = msgspec.msgpack.encode(ProofRefused())
 
 
-def _shown(version: str) -> str:
-    """A stranger's words, on one short line."""
+def _printable(version: str) -> str:
+    """Unauthenticated text, safe to print on one short line."""
     return ascii(version)[1:-1][:40]

@@ -1,7 +1,7 @@
-"""What a root and a worker say to each other once each has proved that it knows the secret. Fixed types, msgpack, no code; no torch.
+"""Messages between a root and a worker, after the handshake. Fixed types in msgpack; no torch.
 
-A root joins, asks what there is, says what an epoch needs, answers with the parts that are not there, starts ranks and ends them. Between
-it all both say every second that they are alive. Ranks find each other by notes, which the root keeps.
+A root joins, probes the machine, names the weights that an epoch needs, sends the pieces that the worker lacks, starts ranks and ends them.
+Both send heartbeats every second. Ranks find each other through a key-value store that the root keeps.
 """
 
 from __future__ import annotations
@@ -10,112 +10,112 @@ import msgspec
 
 from windlass.core.hardware.spec import Device
 from windlass.core.launch import RankJob
-from windlass.engine.ranks.messages import Beat as RankBeat
+from windlass.engine.ranks.messages import RankHeartbeat
 from windlass.weights.tensors.slices import Slice
 from windlass.weights.transfer.pieces import Catalogue, CheckpointPiece
 
 
-class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class FleetMessage(msgspec.Struct, frozen=True, array_like=True, tag=True):
     pass
 
 
 # --- both ways
 
 
-class RankDone(msgspec.Struct, frozen=True, array_like=True):
+class RankReport(msgspec.Struct, frozen=True, array_like=True):
     rank: int
-    beat: RankBeat
+    heartbeat: RankHeartbeat
 
 
-class Beat(Message, frozen=True):
-    """Every second. A worker tells what its ranks have done so far."""
+class Heartbeat(FleetMessage, frozen=True):
+    """Every second. A worker includes the counters of its ranks."""
 
-    ranks: list[RankDone] = []
+    ranks: list[RankReport] = []
 
 
-class Goodbye(Message, frozen=True):
-    """Nothing more will be said; not an accident."""
+class Goodbye(FleetMessage, frozen=True):
+    """The last message of an orderly shutdown."""
 
-    words: str = ""
+    reason: str = ""
 
 
 # --- from the root
 
 
-class Join(Message, frozen=True):
-    """The first message. A worker has one root at a time; one that comes back replaces itself."""
+class Join(FleetMessage, frozen=True):
+    """The first message. A worker has one root at a time; a root that reconnects replaces its old connection."""
 
     root: bytes
-    """Random, of this life of the root."""
+    """Random ID of this root process."""
     name: str
-    """Of its machine, for people to read."""
+    """Host name, for logs."""
 
 
-class Probe(Message, frozen=True):
+class ProbeRequest(FleetMessage, frozen=True):
     pass
 
 
-class Prepare(Message, frozen=True):
-    """What a worker must have before the epoch can start."""
+class PrepareWeights(FleetMessage, frozen=True):
+    """The weights that a worker must have before the epoch can start."""
 
     epoch: int
     catalogue: Catalogue
     fingerprint: str
-    """Of the contents: a worker's own files with the same are read instead."""
+    """Of the contents; a local checkpoint with the same fingerprint is read instead."""
     path: str
-    """Of the checkpoint at the root; where it is the same here, it is read."""
+    """Of the checkpoint on the root; looked at first."""
     slices: list[Slice]
-    """Of all ranks of this worker."""
+    """For all ranks of this worker."""
 
 
-class PartData(Message, frozen=True):
+class PieceData(FleetMessage, frozen=True):
     epoch: int
     piece: CheckpointPiece
 
 
-class PartsEnd(Message, frozen=True):
-    """All that was wanted has been sent."""
+class PiecesEnd(FleetMessage, frozen=True):
+    """All requested pieces have been sent."""
 
     epoch: int
 
 
-class NoPart(Message, frozen=True):
-    """What was wanted cannot be read; the words say why."""
+class PiecesFailed(FleetMessage, frozen=True):
+    """The root cannot read a requested piece."""
 
     epoch: int
-    words: str
+    reason: str
 
 
 def key_name(epoch: int) -> str:
-    """Under which an epoch's key is covered (channel.Wire)."""
+    """The name under which an epoch's key is masked (MessageChannel.mask_key)."""
     return f"key of epoch {epoch}"
 
 
-class Start(Message, frozen=True):
-    """One process a job, after Prepare where there is something to read. What the worker holds, and where, it fills in itself."""
+class StartRanks(FleetMessage, frozen=True):
+    """One process per job. The worker fills in the path of its weights and its device."""
 
     epoch: int
     jobs: list[RankJob]
 
 
-class EndEpoch(Message, frozen=True):
+class EndEpoch(FleetMessage, frozen=True):
     epoch: int
 
 
-class Note(Message, frozen=True):
-    """To TakeNote."""
+class EpochKeyFound(FleetMessage, frozen=True):
+    """Reply to TakeEpochKey."""
 
     id: int
     value: bytes
 
 
-class NoNote(Message, frozen=True):
+class EpochKeyMissing(FleetMessage, frozen=True):
     id: int
-    words: str
+    reason: str
 
 
-class AskBeats(Message, frozen=True):
-    """A beat of every rank, now."""
+class HeartbeatsRequest(FleetMessage, frozen=True):
+    """Asks for fresh heartbeats of all ranks."""
 
     id: int
 
@@ -123,40 +123,40 @@ class AskBeats(Message, frozen=True):
 # --- from a worker
 
 
-class Joined(Message, frozen=True):
+class Joined(FleetMessage, frozen=True):
     name: str
     """Of its machine."""
 
 
-class Busy(Message, frozen=True):
-    """The last message: another root has this worker."""
+class WorkerBusy(FleetMessage, frozen=True):
+    """The last message: another root uses this worker."""
 
-    words: str
+    reason: str
 
 
-class ProbeAnswer(Message, frozen=True):
+class ProbeAnswer(FleetMessage, frozen=True):
     name: str
     address: str
-    """Where other ranks reach its ranks: of the named interface, else the one that the root came to."""
+    """Where other ranks reach its ranks: the address of --interface, else the one the root connected to."""
     num_cores: int
     free_bytes: int
     """Of RAM."""
     bandwidth: float
-    """Bytes per second that memory is read at, measured; 0 where it could not be."""
+    """Measured memory read bandwidth in bytes per second; 0: unknown."""
     device: str
-    """`cpu`, `cuda`..., what its ranks run on."""
+    """`cpu` or `cuda`: what its ranks run on."""
     gpus: tuple[Device, ...] = ()
 
 
-class WantParts(Message, frozen=True):
-    """All that is missing, once; pieces come until there is nothing left of it, without an answer to each."""
+class PiecesRequest(FleetMessage, frozen=True):
+    """All missing slices, once; pieces are then sent without acknowledgement until PiecesEnd."""
 
     epoch: int
     slices: list[Slice]
 
 
-class Progress(Message, frozen=True):
-    """Of what was missing, and of how much; also what is read from the disk when ranks load."""
+class TransferProgress(FleetMessage, frozen=True):
+    """Of receiving weights, or of a rank loading them."""
 
     epoch: int
     done_bytes: int
@@ -165,85 +165,99 @@ class Progress(Message, frozen=True):
     """-1: receiving, not loading."""
 
 
-class Prepared(Message, frozen=True):
+class WeightsPrepared(FleetMessage, frozen=True):
     epoch: int
     held_bytes: int = 0
     received_bytes: int = 0
 
 
-class NotHeld(Message, frozen=True):
-    """An epoch cannot be prepared here; the words say why."""
+class PrepareFailed(FleetMessage, frozen=True):
+    """The worker cannot get the weights of an epoch."""
 
     epoch: int
-    words: str
+    reason: str
 
 
-class Started(Message, frozen=True):
-    """Processes there are; each tells when it is ready."""
+class RanksStarted(FleetMessage, frozen=True):
+    """The processes run; each sends RankReady when it is loaded."""
 
     epoch: int
     pids: list[int]
 
 
-class RankReady(Message, frozen=True):
+class RankReady(FleetMessage, frozen=True):
     epoch: int
     rank: int
     weights_bytes: int = 0
 
 
-class RankEnded(Message, frozen=True):
-    """Whatever the reason: a rank never ends by itself while its epoch is wanted."""
+class RankEnded(FleetMessage, frozen=True):
+    """A rank exited although its epoch was not ended."""
 
     epoch: int
     rank: int
     kind: str
-    """A class of windlass.errors where it is the user's to mend, `GroupLost` where another rank is to blame, `Stuck`, else empty."""
-    words: str
+    """A class of windlass.errors (a user error), `GroupLost` (another rank is to blame), `Stuck`, or empty (a crash)."""
+    reason: str
     short_bytes: int = 0
 
 
-class Ended(Message, frozen=True):
-    """To EndEpoch: no process of it is left."""
+class EpochEnded(FleetMessage, frozen=True):
+    """Reply to EndEpoch: no process of it is left."""
 
     epoch: int
 
 
-class PutNote(Message, frozen=True):
+class PutEpochKey(FleetMessage, frozen=True):
     epoch: int
     key: str
     value: bytes
 
 
-class TakeNote(Message, frozen=True):
+class TakeEpochKey(FleetMessage, frozen=True):
     epoch: int
     id: int
     key: str
     timeout_seconds: float
 
 
-class Beats(Message, frozen=True):
-    """To AskBeats."""
+class Heartbeats(FleetMessage, frozen=True):
+    """Reply to HeartbeatsRequest."""
 
     id: int
-    ranks: list[RankDone]
+    ranks: list[RankReport]
 
 
-FromRoot = Join | Beat | Probe | Prepare | PartData | PartsEnd | NoPart | Start | EndEpoch | Note | NoNote | AskBeats | Goodbye
+FromRoot = (
+    Join
+    | Heartbeat
+    | ProbeRequest
+    | PrepareWeights
+    | PieceData
+    | PiecesEnd
+    | PiecesFailed
+    | StartRanks
+    | EndEpoch
+    | EpochKeyFound
+    | EpochKeyMissing
+    | HeartbeatsRequest
+    | Goodbye
+)
 FromWorker = (
     Joined
-    | Busy
-    | Beat
+    | WorkerBusy
+    | Heartbeat
     | ProbeAnswer
-    | WantParts
-    | Progress
-    | Prepared
-    | NotHeld
-    | Started
+    | PiecesRequest
+    | TransferProgress
+    | WeightsPrepared
+    | PrepareFailed
+    | RanksStarted
     | RankReady
     | RankEnded
-    | Ended
-    | PutNote
-    | TakeNote
-    | Beats
+    | EpochEnded
+    | PutEpochKey
+    | TakeEpochKey
+    | Heartbeats
     | Goodbye
 )

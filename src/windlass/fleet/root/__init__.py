@@ -1,1 +1,1 @@
-"""The root's side of a fleet: its members, one epoch after another, and the way to the engine."""
+"""The root: connections to workers, one epoch after another, and the transport to the engine."""

@@ -1,30 +1,31 @@
-"""A fleet as a Client: as the local engine's, over as many machines as there are. No torch is imported here."""
+"""A fleet as a Client. No torch is imported here."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from windlass.engine.client.client import EngineClient
-from windlass.fleet.root.root import Fleet, NodeNow
+from windlass.fleet.root.describe import NodeStatus
+from windlass.fleet.root.root import Fleet
 
 if TYPE_CHECKING:
     from windlass.engine.client.requests import Progress
     from windlass.weights.text.files import ModelText
 
 MAX_CRASHES = 3
-"""Epochs that may break under a request before it fails too: on several machines more can happen that is nobody's request's fault."""
+"""Engine crashes a request survives; on several machines more of them are not its fault."""
 
 
 class FleetClient(EngineClient):
-    """Takes the fleet over: closing closes it."""
+    """Owns the fleet: closing it closes the fleet."""
 
     def __init__(self, fleet: Fleet, text: ModelText | None = None, progress: Progress | None = None) -> None:
-        super().__init__(fleet.port, text, progress, MAX_CRASHES)
+        super().__init__(fleet.transport, text, progress, MAX_CRASHES)
         self.fleet = fleet
 
     @property
-    def nodes(self) -> tuple[NodeNow, ...]:
-        """The machines, as they are now."""
+    def nodes(self) -> tuple[NodeStatus, ...]:
+        """The machines and their current state."""
         return self.fleet.nodes
 
     async def close(self) -> None:

@@ -1,6 +1,6 @@
-"""One epoch: weights brought to where they are needed, ranks started everywhere, the first of them here, and all of them ended. On an event loop.
+"""One epoch: weights sent to the workers, ranks started on all machines (rank 0 here), and all of them ended. On an event loop.
 
-What an epoch is made of (layout, shares, stages) is a plan's; whether it should go on is somebody else's to decide.
+The plan decides its layout, shares and stages; state_machine.py decides whether it continues.
 """
 
 from __future__ import annotations
@@ -18,42 +18,42 @@ from windlass.core.launch import Launch, RankJob
 from windlass.core.model import Frozen
 from windlass.core.ranks.epoch import EpochPlan
 from windlass.core.ranks.rendezvous import KEY_BYTES, Meeting
-from windlass.engine.client.transport import Port
-from windlass.engine.protocol import Loading
-from windlass.engine.ranks.messages import SECONDS_WITHOUT_BEAT, AskBeat, Beat, Put, RankSaid, Take
+from windlass.engine.client.transport import EngineTransport
+from windlass.engine.protocol import LoadProgress
+from windlass.engine.ranks.messages import HEARTBEAT_TIMEOUT_SECONDS, FromRank, HeartbeatRequest, PutKey, RankHeartbeat, TakeKey
 from windlass.errors import Error, Impossible
-from windlass.fleet.protocol import messages as said
+from windlass.fleet.protocol import messages
 from windlass.fleet.protocol.channel import ChannelLost
 from windlass.fleet.protocol.messages import FromWorker
-from windlass.fleet.root.board import EpochBoard
 from windlass.fleet.root.member import Member
-from windlass.fleet.transfer.send import Sending, send
-from windlass.fleet.worker.rank_processes import Line, open_line
+from windlass.fleet.root.store import EpochStore
+from windlass.fleet.transfer.send import CheckpointSender, send
+from windlass.fleet.worker.rank_processes import RankConnection, connect_rank
 
-SECONDS_FOR_A_BEAT = 1.0
+HEARTBEAT_REPLY_SECONDS = 1.0
 
-MakeEngine = Callable[[RankJob, socket.socket | None], Port]
+MakeEngine = Callable[[RankJob, socket.socket | None], EngineTransport]
 """Rank 0's job and its end of the socket to this supervisor -> the transport to its engine."""
 
 
 class NodeProgress(Frozen):
     name: str
     doing: str
-    """receiving or reading"""
+    """receiving or loading"""
     done_bytes: int
     total_bytes: int
 
 
-class Blamed(Exception):
-    """An epoch that cannot begin, because of one member."""
+class MemberFailed(Exception):
+    """An epoch cannot start because of one machine."""
 
-    def __init__(self, member: str, words: str) -> None:
-        super().__init__(words)
+    def __init__(self, member: str, reason: str) -> None:
+        super().__init__(reason)
         self.member = member
 
 
 class Epoch:
-    """`members`: those with ranks, and perhaps others; the first is the root's own machine."""
+    """`members`: connected machines, the root's first; some may have no ranks."""
 
     def __init__(
         self,
@@ -64,64 +64,64 @@ class Epoch:
         progress: Callable[[NodeProgress], None],
     ) -> None:
         self.number, self.plan, self.members = number, plan, tuple(members)
-        # What only the root needs to know stays here.
+        # What only the root needs to know does not travel.
         self.launch = msgspec.structs.replace(launch, layout=plan.layout, workers=(), secret_file=None, planned=None)
-        self.beats: dict[int, Beat] = {}
+        self.heartbeats: dict[int, RankHeartbeat] = {}
         self.held_bytes: dict[int, int] = {}
-        """Of weights, by rank; of the first its engine tells itself."""
-        self._progress, self._board = progress, EpochBoard()
+        """Weights by rank, without rank 0, whose engine reports its own."""
+        self._progress, self._store = progress, EpochStore()
         self._meeting = meeting_of(plan, members, launch.sync, launch.device)
         self._prepared: dict[str, asyncio.Future[None]] = {}
         self._sending: set[asyncio.Task[None]] = set()
-        self._line: Line | None = None
-        self._last_beat = 0.0
+        self._connection: RankConnection | None = None
+        self._last_heartbeat = 0.0
         self._loaded: dict[int, tuple[int, int]] = {}
-        """By rank, what it has read, and of how much."""
-        self._asked: asyncio.Future[Beat] | None = None
+        """By rank: bytes loaded, and of how many."""
+        self._heartbeat_reply: asyncio.Future[RankHeartbeat] | None = None
         self._is_over = False
 
     def ranks(self, member: Member) -> list[int]:
         return [rank for rank, node in enumerate(self.plan.nodes) if self.members[node] is member]
 
     @property
-    def taking_part(self) -> list[Member]:
+    def participants(self) -> list[Member]:
         return [member for member in self.members if self.ranks(member)]
 
     @property
-    def is_crowded(self) -> bool:
-        """More ranks on a machine than it has GPUs."""
+    def shares_gpus(self) -> bool:
+        """A machine has more ranks than GPUs."""
         return self._meeting.transport == "gloo"
 
-    # --- beginning
+    # --- start
 
-    async def prepare(self, sending: Sending) -> None:
-        """All machines but this one have their weights when it returns. Raises Blamed."""
-        self._source = sending
-        others = [member for member in self.taking_part if not member.is_own]
+    async def prepare(self, sender: CheckpointSender) -> None:
+        """Returns when all workers have their weights. Raises MemberFailed."""
+        self._source = sender
+        others = [member for member in self.participants if not member.is_root]
         for member in others:
-            slices = await asyncio.to_thread(self._needed, sending, member)
+            slices = await asyncio.to_thread(self._slices_of, sender, member)
             self._prepared[member.name] = asyncio.get_running_loop().create_future()
-            member.wire.post(
-                said.Prepare(self.number, sending.catalogue, sending.fingerprint, str(sending.path.absolute()), slices)
+            member.channel.post(
+                messages.PrepareWeights(self.number, sender.catalogue, sender.fingerprint, str(sender.path.absolute()), slices)
             )
         await asyncio.gather(*self._prepared.values())
 
-    def _needed(self, sending: Sending, member: Member) -> list[said.Slice]:
+    def _slices_of(self, sender: CheckpointSender, member: Member) -> list[messages.Slice]:
         from windlass.weights.tensors.slices import disjoint
 
-        return disjoint(one for rank in self.ranks(member) for one in sending.needed(self.plan, rank))
+        return disjoint(one for rank in self.ranks(member) for one in sender.needed(self.plan, rank))
 
-    async def start(self, make_engine: MakeEngine) -> Port:
-        """The way to the first rank; it is not open yet."""
-        for member in self.taking_part:
+    async def start(self, make_engine: MakeEngine) -> EngineTransport:
+        """The transport to rank 0; it is not open yet."""
+        for member in self.participants:
             jobs = [self._job(rank, self._remote_meeting(member)) for rank in self.ranks(member) if rank]
             if jobs:
-                member.wire.post(said.Start(self.number, jobs))
+                member.channel.post(messages.StartRanks(self.number, jobs))
         if self.plan.layout.world == 1:
             return make_engine(RankJob(launch=self.launch, epoch=self.number), None)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            self._line = await open_line(ours, self._rank_said, lambda: None)
+            self._connection = await connect_rank(ours, self._on_rank_message, lambda: None)
         except BaseException:
             theirs.close()
             raise
@@ -140,38 +140,38 @@ class Epoch:
 
     def _remote_meeting(self, member: Member) -> Meeting:
         """Frames are signed but not encrypted, so the epoch's key travels masked (session.py unmasks it)."""
-        key = member.wire.covered(self._meeting.key, said.key_name(self.number))
+        key = member.channel.mask_key(self._meeting.key, messages.key_name(self.number))
         return msgspec.structs.replace(self._meeting, key=key)
 
-    # --- while it lasts
+    # --- while it runs
 
-    def hear(self, member: Member, message: FromWorker) -> None:
-        """What concerns the epoch, and is no end of a rank."""
+    def handle(self, member: Member, message: FromWorker) -> None:
+        """A message about this epoch, other than the end of a rank."""
         match message:
-            case said.PutNote() | said.TakeNote():
+            case messages.PutEpochKey() | messages.TakeEpochKey():
                 if message.epoch == self.number:
-                    self._board.hear(message, member.wire.post)
-            case said.WantParts():
+                    self._store.handle(message, member.channel.post)
+            case messages.PiecesRequest():
                 if message.epoch == self.number:
-                    self._begin(self._send(member, message))
-            case said.Progress():
+                    self._run(self._send(member, message))
+            case messages.TransferProgress():
                 if message.rank < 0:
-                    self._tell(member, "receiving", message.done_bytes, message.total_bytes)
+                    self._report(member, "receiving", message.done_bytes, message.total_bytes)
                 else:
-                    self._read(member, message.rank, message.done_bytes, message.total_bytes)
-            case said.RankReady():
+                    self._loaded_by(member, message.rank, message.done_bytes, message.total_bytes)
+            case messages.RankReady():
                 if message.epoch == self.number:
                     self.held_bytes[message.rank] = message.weights_bytes
-            case said.Prepared():
-                self._has_prepared(member, message.epoch, None)
-            case said.NotHeld():
-                self._has_prepared(member, message.epoch, Blamed(member.name, message.words))
-            case said.Beat() | said.Beats():
-                self.beats.update({done.rank: done.beat for done in message.ranks})
+            case messages.WeightsPrepared():
+                self._set_prepared(member, message.epoch, None)
+            case messages.PrepareFailed():
+                self._set_prepared(member, message.epoch, MemberFailed(member.name, message.reason))
+            case messages.Heartbeat() | messages.Heartbeats():
+                self.heartbeats.update({done.rank: done.heartbeat for done in message.ranks})
             case _:
                 pass
 
-    def _has_prepared(self, member: Member, number: int, error: Exception | None) -> None:
+    def _set_prepared(self, member: Member, number: int, error: Exception | None) -> None:
         waiting = self._prepared.get(member.name)
         if number != self.number or waiting is None or waiting.done():
             return
@@ -180,98 +180,100 @@ class Epoch:
         else:
             waiting.set_exception(error)
 
-    async def _send(self, member: Member, wanted: said.WantParts) -> None:
-        async def write(piece: said.Piece) -> None:
-            await member.wire.send(said.PartData(self.number, piece))
+    async def _send(self, member: Member, wanted: messages.PiecesRequest) -> None:
+        async def write(piece: messages.Piece) -> None:
+            await member.channel.send(messages.PieceData(self.number, piece))
 
         try:
-            await send(self._source, wanted.slices, write, lambda _done, _total: None)  # the worker itself tells what has come
-            member.wire.post(said.PartsEnd(self.number))
-        except ChannelLost:  # who it was is told by its own connection
+            await send(self._source, wanted.slices, write, lambda _done, _total: None)  # the worker itself reports progress
+            member.channel.post(messages.PiecesEnd(self.number))
+        except ChannelLost:  # the connection itself reports which worker it was
             pass
-        except Exception as error:  # noqa: BLE001 - the edge of a task: whoever waits is told
-            words = str(error) if isinstance(error, Error | OSError) else f"{type(error).__name__}: {error}"
-            member.wire.post(said.NoPart(self.number, words))
+        except Exception as error:  # noqa: BLE001 - the edge of a task: the worker that waits is told
+            reason = str(error) if isinstance(error, Error | OSError) else f"{type(error).__name__}: {error}"
+            member.channel.post(messages.PiecesFailed(self.number, reason))
 
-    def _rank_said(self, heard: RankSaid) -> None:
-        """The first rank."""
-        match heard:
-            case Beat():
-                self.beats[0], self._last_beat = heard, time.monotonic()
-                if heard.is_answer and self._asked is not None and not self._asked.done():
-                    self._asked.set_result(heard)
-            case Put() | Take():
-                if self._line is not None:
-                    self._board.hear_rank(heard, self._line.tell)
-            case Loading():
-                self.loading(heard.done_bytes, heard.total_bytes)
+    def _on_rank_message(self, message: FromRank) -> None:
+        """From rank 0."""
+        match message:
+            case RankHeartbeat():
+                self.heartbeats[0], self._last_heartbeat = message, time.monotonic()
+                if message.is_reply and self._heartbeat_reply is not None and not self._heartbeat_reply.done():
+                    self._heartbeat_reply.set_result(message)
+            case PutKey() | TakeKey():
+                if self._connection is not None:
+                    self._store.handle_rank(message, self._connection.send)
+            case LoadProgress():
+                self.loading(message.done_bytes, message.total_bytes)
             case _:
                 pass
 
     def loading(self, done_bytes: int, total_bytes: int) -> None:
-        """Of the first rank."""
-        self._read(self.members[0], 0, done_bytes, total_bytes)
+        """Rank 0."""
+        self._loaded_by(self.members[0], 0, done_bytes, total_bytes)
 
-    def _read(self, member: Member, rank: int, done_bytes: int, total_bytes: int) -> None:
-        """All ranks of a machine together."""
+    def _loaded_by(self, member: Member, rank: int, done_bytes: int, total_bytes: int) -> None:
+        """Reported as one sum for all ranks of a machine."""
         self._loaded[rank] = done_bytes, total_bytes
         found = [self._loaded[other] for other in self.ranks(member) if other in self._loaded]
-        self._tell(member, "reading", sum(done for done, _ in found), sum(total for _, total in found))
+        self._report(member, "loading", sum(done for done, _ in found), sum(total for _, total in found))
 
-    def _tell(self, member: Member, doing: str, done_bytes: int, total_bytes: int) -> None:
+    def _report(self, member: Member, doing: str, done_bytes: int, total_bytes: int) -> None:
         self._progress(NodeProgress(name=member.name, doing=doing, done_bytes=done_bytes, total_bytes=total_bytes))
 
     def silent_seconds(self, now: float) -> float:
-        """Of the first rank, once it has said something."""
-        return now - self._last_beat if self._last_beat else 0.0
+        """Since the last heartbeat of rank 0; 0 before the first."""
+        return now - self._last_heartbeat if self._last_heartbeat else 0.0
 
     @property
     def is_stuck(self) -> bool:
-        return self.silent_seconds(time.monotonic()) > SECONDS_WITHOUT_BEAT
+        return self.silent_seconds(time.monotonic()) > HEARTBEAT_TIMEOUT_SECONDS
 
-    async def fresh_beats(self) -> dict[int, Beat]:
-        """Of every rank, as of now."""
-        asking = [self._ask_members(member) for member in self.taking_part if any(self.ranks(member))]
-        await asyncio.gather(self._ask_first(), *asking)
-        return dict(self.beats)
+    async def fresh_heartbeats(self) -> dict[int, RankHeartbeat]:
+        """Of every rank, requested now."""
+        asking = [self._request_from(member) for member in self.participants if any(self.ranks(member))]
+        await asyncio.gather(self._request_from_rank_0(), *asking)
+        return dict(self.heartbeats)
 
-    async def _ask_members(self, member: Member) -> None:
-        self.beats.update({done.rank: done.beat for done in await member.beats()})
+    async def _request_from(self, member: Member) -> None:
+        self.heartbeats.update({done.rank: done.heartbeat for done in await member.heartbeats()})
 
-    async def _ask_first(self) -> None:
-        if self._line is None:
+    async def _request_from_rank_0(self) -> None:
+        if self._connection is None:
             return
-        self._asked = asyncio.get_running_loop().create_future()
-        self._line.tell(AskBeat())
-        await asyncio.wait([self._asked], timeout=SECONDS_FOR_A_BEAT)
+        self._heartbeat_reply = asyncio.get_running_loop().create_future()
+        self._connection.send(HeartbeatRequest())
+        await asyncio.wait([self._heartbeat_reply], timeout=HEARTBEAT_REPLY_SECONDS)
 
-    # --- ending
+    # --- end
 
     def end(self) -> None:
-        """Every machine is told, at once. The first rank is whoever's that opened the way to it. May be called twice."""
+        """Tells every machine. Rank 0 is ended by whoever opened its transport. May be called twice."""
         if self._is_over:
             return
         self._is_over = True
-        self._board.close()
+        self._store.close()
         for task in self._sending:
             task.cancel()
         for member in self.members:
-            member.wire.post(said.EndEpoch(self.number))
-        if self._line is not None:
-            self._line.close()
+            member.channel.post(messages.EndEpoch(self.number))
+        if self._connection is not None:
+            self._connection.close()
 
-    def _begin(self, work: object) -> None:
+    def _run(self, work: object) -> None:
         task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)  # type: ignore[arg-type]
         self._sending.add(task)
         task.add_done_callback(self._sending.discard)
 
 
 def meeting_of(plan: EpochPlan, members: Sequence[Member], sync: str, device: str) -> Meeting:
-    """Ranks of one machine only meet without a network."""
+    """How the ranks find each other; without addresses if all are on one machine."""
     nodes = plan.nodes
     is_alone = len(set(nodes)) == 1
-    own = own_address(members)
-    hosts = {number: "" if is_alone else own if member.is_own else member.probe.address for number, member in enumerate(members)}
+    here = root_address(members)
+    hosts = {
+        number: "" if is_alone else here if member.is_root else member.probe.address for number, member in enumerate(members)
+    }
     return Meeting(
         key=secrets.token_bytes(KEY_BYTES),
         hosts=tuple(hosts[node] for node in nodes),
@@ -281,25 +283,27 @@ def meeting_of(plan: EpochPlan, members: Sequence[Member], sync: str, device: st
     )
 
 
-def own_address(members: Sequence[Member]) -> str:
-    """Of this machine, as others see it: one that only a worker on this machine knows is of no use to the rest."""
-    found = [member.own_address for member in members if member.own_address]
+def root_address(members: Sequence[Member]) -> str:
+    """Of this machine, as workers see it; a loopback address only if there is no other."""
+    found = [member.root_address for member in members if member.root_address]
     outside = [address for address in found if not address.startswith("127.") and address != "::1"]
     return (outside or found or [""])[0]
 
 
 def transport_of(plan: EpochPlan, members: Sequence[Member], device: str) -> str:
-    """NCCL between GPUs, one of them for each rank; where ranks share one, through the hosts."""
-    on_gpus = [device != "cpu" if member.is_own else member.probe.device != "cpu" for member in members]
+    """`auto` is NCCL between GPUs, which needs one per rank; if ranks share a GPU, gloo through host memory."""
+    on_gpus = [device != "cpu" if member.is_root else member.probe.device != "cpu" for member in members]
     if not any(on_gpus):
         return "auto"
     if not all(on_gpus):
         names = " and ".join(member.name for member, on_gpu in zip(members, on_gpus, strict=True) if not on_gpu)
-        raise Impossible(f"{names} would compute on CPUs and others on GPUs; give all workers and the root one --device")
+        raise Impossible(
+            f"{names} would run on CPUs and the others on GPUs; start all workers and the root with the same --device"
+        )
     crowded = any(list(plan.nodes).count(number) > len(member.probe.gpus) for number, member in enumerate(members))
     return "gloo" if crowded else "auto"
 
 
 def checkpoint(launch: Launch) -> Path | None:
-    """None: weights at random, which every rank makes for itself."""
+    """None: random weights, which every rank makes for itself."""
     return None if launch.random_weights is not None else Path(launch.model)

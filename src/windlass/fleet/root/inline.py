@@ -1,4 +1,4 @@
-"""A fleet whose first rank is this very process, and which runs beside it, on an event loop in a thread: for measuring, step by step. No torch."""
+"""A fleet whose rank 0 runs in this process, with the fleet on an event loop in a thread: for measuring step by step. No torch."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import msgspec
 from windlass.core.client import Unavailable
 from windlass.core.launch import RankJob
 from windlass.core.request import Info
-from windlass.engine.client.transport import Lost, Port, Receive
-from windlass.engine.protocol import Command, Ready, Report
+from windlass.engine.client.transport import EngineTransport, Lost, Receive
+from windlass.engine.protocol import Command, EngineReady, Report
 from windlass.errors import Error
 from windlass.fleet.root.epoch import MakeEngine
 from windlass.fleet.root.root import Fleet
@@ -25,11 +25,11 @@ from windlass.parallel.group import GroupLost
 
 SECONDS_TO_CLOSE = 20.0
 SECONDS_TO_KNOW = 6.0
-"""Who is lost: a worker is missed after 4 s of silence."""
+"""Until it is known which worker was lost: silence is noticed after 4 s."""
 
 
-class Beside:
-    """To be closed. `make_fleet` is given what makes the engine: a promise, which this process keeps."""
+class InlineFleet:
+    """A context manager. `make_fleet` gets the function that makes rank 0's transport."""
 
     def __init__(self, make_fleet: Callable[[MakeEngine], Fleet]) -> None:
         self._loop = asyncio.new_event_loop()
@@ -38,7 +38,7 @@ class Beside:
         self._job: Future[RankJob] = Future()
         self._lost: Error | None = None
         self._is_over = threading.Event()
-        self._engine: EngineHere | None = None
+        self._engine: InlineTransport | None = None
         self.fleet = make_fleet(self._engine_here)
 
     def job(self) -> RankJob:
@@ -51,23 +51,23 @@ class Beside:
         self._loop.call_soon_threadsafe(self._engine.ready, info)
 
     def watch(self, run: Callable[[], Sequence[float]]) -> list[RankTime]:
-        """`run` takes steps and gives the seconds of each: where they went, on every rank."""
-        plan, names = self.fleet.plan, self.fleet.names
+        """`run` takes steps and returns the seconds of each; the result says where they went, on every rank."""
+        plan, names = self.fleet.plan, self.fleet.rank_machines
         if self._lost is not None or plan is None:
             raise self._lost or Unavailable("the epoch is over")
-        before = self._wait(self.fleet.beats())
+        before = self._wait(self.fleet.heartbeats())
         seconds = run()
-        after = self._wait(self.fleet.beats())
+        after = self._wait(self.fleet.heartbeats())
         return rank_times(before, after, plan.layout, names, sum(seconds), len(seconds))
 
     @contextmanager
     def explained(self) -> Generator[None]:
-        """The first rank only sees that others are gone. Who it was, and why, is said by whoever watches them."""
+        """Rank 0 sees only that its group is lost; the fleet knows which worker it was, and why."""
         try:
             yield
         except (GroupLost, ConnectionError) as error:
             self._is_over.wait(SECONDS_TO_KNOW)
-            raise Unavailable(f"{self._lost or error}; measure again") from error
+            raise Unavailable(f"{self._lost or error}; run the measurement again") from error
 
     def close(self) -> None:
         self._wait(self.fleet.close())
@@ -81,15 +81,15 @@ class Beside:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _engine_here(self, job: RankJob, supervised: socket.socket | None) -> Port:
-        self._engine = EngineHere(job, supervised, self._job)
+    def _engine_here(self, job: RankJob, supervised: socket.socket | None) -> EngineTransport:
+        self._engine = InlineTransport(job, supervised, self._job)
         return self._engine
 
     def _open(self) -> None:
-        self.fleet.port().open(self._receive, self._is_lost)
+        self.fleet.transport().open(self._receive, self._is_lost)
 
     def _receive(self, report: Report) -> None:
-        """Whoever loads it knows."""
+        """The caller, which loads the engine, needs no reports."""
 
     def _is_lost(self, error: Error) -> None:
         self._lost = error
@@ -101,8 +101,8 @@ class Beside:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
 
-class EngineHere:
-    """The way to an engine that is made in this process: it is only told of."""
+class InlineTransport:
+    """Hands the job to this process, which loads the engine itself."""
 
     def __init__(self, job: RankJob, supervised: socket.socket | None, given: Future[RankJob]) -> None:
         self._job, self._given = msgspec.structs.replace(job, is_inline=True), given
@@ -115,13 +115,13 @@ class EngineHere:
             self._given.set_result(self._job)
 
     def ready(self, info: Info) -> None:
-        self._receive(Ready(info))
+        self._receive(EngineReady(info))
 
     def send(self, command: Command) -> None:
-        """Nobody asks this way."""
+        """Requests do not go through it."""
 
     def kill(self) -> None:
-        """It is this process."""
+        """It would be this process."""
 
     async def close(self) -> None:
         pass

@@ -1,4 +1,4 @@
-"""The root's own machine as one more worker, in the same words: a Session at the other end of two queues in memory. No port, no secret."""
+"""The root's own machine as one more worker: a Session at the other end of two queues in memory. No port, no secret."""
 
 from __future__ import annotations
 
@@ -7,49 +7,49 @@ from typing import Generic, TypeVar
 
 from windlass.fleet.protocol.channel import ChannelLost
 from windlass.fleet.protocol.messages import FromRoot, FromWorker
-from windlass.fleet.worker.equipment import Equipment, Journal
+from windlass.fleet.worker.config import WorkerConfig, WorkerLog
 from windlass.fleet.worker.session import Session
 
-Said = TypeVar("Said")
-Heard = TypeVar("Heard")
+Sent = TypeVar("Sent")
+Received = TypeVar("Received")
 
 
-class MemoryWire(Generic[Said, Heard]):
-    """One end. Nobody is silent in one's own process."""
+class MemoryChannel(Generic[Sent, Received]):
+    """One end. Never silent: both ends are in this process."""
 
     silent_seconds = 0.0
 
-    def __init__(self, inbox: asyncio.Queue[Heard | None], outbox: asyncio.Queue[Said | None]) -> None:
+    def __init__(self, inbox: asyncio.Queue[Received | None], outbox: asyncio.Queue[Sent | None]) -> None:
         self._inbox, self._outbox = inbox, outbox
         self._is_closed = False
 
-    def post(self, message: Said) -> None:
+    def post(self, message: Sent) -> None:
         if not self._is_closed:
             self._outbox.put_nowait(message)
 
-    async def send(self, message: Said) -> None:
+    async def send(self, message: Sent) -> None:
         self.post(message)
 
-    async def receive(self) -> Heard:
+    async def receive(self) -> Received:
         found = None if self._is_closed else await self._inbox.get()
         if found is None:
             self._is_closed = True
             raise ChannelLost("the other side closed the connection")
         return found
 
-    def covered(self, key: bytes, name: str) -> bytes:
-        """Nobody can listen."""
+    def mask_key(self, key: bytes, name: str) -> bytes:
+        """Nobody else can listen."""
         return key
 
     def close(self) -> None:
         if not self._is_closed:
             self._is_closed = True
-            self._inbox.put_nowait(None)  # whoever listens here
+            self._inbox.put_nowait(None)  # wakes this end's receiver
             self._outbox.put_nowait(None)
 
 
-class Quiet:
-    """A journal that nobody reads."""
+class NullLog:
+    """Discards all lines."""
 
     def line(self, text: str) -> None:
         pass
@@ -58,18 +58,18 @@ class Quiet:
         pass
 
 
-class OwnMachine:
-    """Begins when it is made, on the event loop that runs then, in whose thread ranks are started and with which they end."""
+class LoopbackMachine:
+    """Starts when it is made, on the running event loop. Ranks are started from its thread and end with it."""
 
-    def __init__(self, device: str = "cpu", journal: Journal | None = None) -> None:
-        to_here: asyncio.Queue[FromRoot | None] = asyncio.Queue()
+    def __init__(self, device: str = "cpu", log: WorkerLog | None = None) -> None:
+        to_session: asyncio.Queue[FromRoot | None] = asyncio.Queue()
         to_root: asyncio.Queue[FromWorker | None] = asyncio.Queue()
-        self.wire: MemoryWire[FromRoot, FromWorker] = MemoryWire(to_root, to_here)
-        here: MemoryWire[FromWorker, FromRoot] = MemoryWire(to_here, to_root)
-        session = Session(here, Equipment(device=device), journal or Quiet())
+        self.channel: MemoryChannel[FromRoot, FromWorker] = MemoryChannel(to_root, to_session)
+        there: MemoryChannel[FromWorker, FromRoot] = MemoryChannel(to_session, to_root)
+        session = Session(there, WorkerConfig(device=device), log or NullLog())
         self._running = asyncio.get_running_loop().create_task(session.run())
 
     async def close(self) -> None:
-        """No rank is left when this returns. May be called twice."""
-        self.wire.close()
+        """Returns when no rank is left. May be called twice."""
+        self.channel.close()
         await asyncio.wait([self._running])

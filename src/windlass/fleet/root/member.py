@@ -1,4 +1,4 @@
-"""One machine of a fleet as the root sees it: a wire, what its worker found there, and questions that have one answer. On an event loop."""
+"""One machine of a fleet as the root sees it: its channel, its probe, and requests with one reply each. On an event loop."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from typing import Any, TypeVar
 
 from windlass.core.ranks.address import worker_address
 from windlass.core.ranks.epoch import Node
-from windlass.fleet.protocol import messages as said
-from windlass.fleet.protocol.channel import Channel, ChannelLost, Wire, dial
+from windlass.fleet.protocol import messages
+from windlass.fleet.protocol.channel import Channel, ChannelLost, MessageChannel, dial
 from windlass.fleet.protocol.messages import FromRoot, FromWorker
 
 ROOT = "root"
-"""The root's own machine."""
+"""Name of the root's own machine."""
 ANSWER_SECONDS = 10.0
 PROBE_SECONDS = 60.0
-"""Memory is measured, once after a machine was started; one that is busy takes longer."""
+"""Memory bandwidth is measured once per boot; a busy machine takes longer."""
 
 Answer = TypeVar("Answer")
 
 
-class NotOurs(Exception):
-    """A worker that answers, and will not work for this root."""
+class WorkerRefused(Exception):
+    """A worker that answers and refuses: it is busy with another root."""
 
 
 class Member:
-    def __init__(self, name: str, wire: Wire[FromRoot, FromWorker], own_address: str = "") -> None:
-        """`own_address`: of the root, as this machine sees it."""
-        self.name, self.wire, self.own_address = name, wire, own_address
-        self.probe = said.ProbeAnswer("", "", 1, 0, 0.0, "cpu")
-        self._asked: dict[object, asyncio.Future[Any]] = {}
+    def __init__(self, name: str, channel: MessageChannel[FromRoot, FromWorker], root_address: str = "") -> None:
+        """`root_address`: of the root, as the worker sees it."""
+        self.name, self.channel, self.root_address = name, channel, root_address
+        self.probe = messages.ProbeAnswer("", "", 1, 0, 0.0, "cpu")
+        self._pending: dict[object, asyncio.Future[Any]] = {}
         self._numbers = itertools.count()
 
     @property
-    def is_own(self) -> bool:
+    def is_root(self) -> bool:
         return self.name == ROOT
 
     def node(self, num_ranks: int) -> Node:
@@ -49,50 +49,50 @@ class Member:
             gpus=probe.gpus,
         )
 
-    async def look(self) -> said.ProbeAnswer:
-        """Its memory as it is now."""
-        self.probe = await self._ask(said.Probe(), said.ProbeAnswer, PROBE_SECONDS)
+    async def measure(self) -> messages.ProbeAnswer:
+        """Probes its free memory and devices now."""
+        self.probe = await self._ask(messages.ProbeRequest(), messages.ProbeAnswer, PROBE_SECONDS)
         return self.probe
 
-    async def beats(self) -> list[said.RankDone]:
+    async def heartbeats(self) -> list[messages.RankReport]:
         number = next(self._numbers)
-        found: said.Beats = await self._ask(said.AskBeats(number), ("beats", number))
+        found: messages.Heartbeats = await self._ask(messages.HeartbeatsRequest(number), ("heartbeats", number))
         return found.ranks
 
-    def hear(self, message: FromWorker) -> bool:
-        """Whether it was an answer."""
-        key = ("beats", message.id) if isinstance(message, said.Beats) else type(message)
-        waiting = self._asked.pop(key, None)
+    def take_answer(self, message: FromWorker) -> bool:
+        """Whether the message was the reply to a request."""
+        key = ("heartbeats", message.id) if isinstance(message, messages.Heartbeats) else type(message)
+        waiting = self._pending.pop(key, None)
         if waiting is not None and not waiting.done():
             waiting.set_result(message)
         return waiting is not None
 
     async def _ask(self, question: FromRoot, key: object, seconds: float = ANSWER_SECONDS) -> Any:
-        waiting = self._asked.setdefault(key, asyncio.get_running_loop().create_future())
-        self.wire.post(question)
+        waiting = self._pending.setdefault(key, asyncio.get_running_loop().create_future())
+        self.channel.post(question)
         try:
             async with asyncio.timeout(seconds):
                 return await asyncio.shield(waiting)
         except TimeoutError:
-            raise ChannelLost(f"{self.name} did not answer a question within {seconds:g} s") from None
+            raise ChannelLost(f"{self.name} did not answer within {seconds:g} s") from None
 
 
 async def join(name: str, secret: bytes, root: bytes, this_host: str) -> Member:
-    """A worker that works for this root now. Raises ChannelLost, NotAdmitted or NotOurs."""
+    """Connects to a worker. Raises ChannelLost, NotAdmitted or WorkerRefused."""
     host, port = worker_address(name)
     channel: Channel[FromRoot, FromWorker] = await dial(host, port, secret)
     try:
-        channel.post(said.Join(root, this_host))
+        channel.post(messages.Join(root, this_host))
         async with asyncio.timeout(ANSWER_SECONDS):
             answer = await channel.receive()
-        if isinstance(answer, said.Busy):
-            raise NotOurs(f"{name} is {answer.words}")
-        if not isinstance(answer, said.Joined):
-            raise ChannelLost(f"{name} did not say whether it joins")
+        if isinstance(answer, messages.WorkerBusy):
+            raise WorkerRefused(f"{name} is {answer.reason}")
+        if not isinstance(answer, messages.Joined):
+            raise ChannelLost(f"{name} answered the join request with another message")
     except TimeoutError:
         channel.close()
-        raise ChannelLost(f"{name} did not say whether it joins within {ANSWER_SECONDS:g} s") from None
+        raise ChannelLost(f"{name} did not answer the join request within {ANSWER_SECONDS:g} s") from None
     except BaseException:
         channel.close()
         raise
-    return Member(name, channel, channel.own_address)
+    return Member(name, channel, channel.local_address)

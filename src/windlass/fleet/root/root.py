@@ -1,58 +1,48 @@
-"""The root's side of a fleet, in the process in front: a connection to every worker, one epoch after another, and the way to its engine.
+"""The root of a fleet, in the process that takes the requests: one epoch after another, and the transport to its engine.
 
-`Fleet.port` makes a Port for `engine.calls.Calls`. Opening it begins an epoch with the machines that are here (this one always is); its
-`lost` says `Moved` when the epoch is over for a reason that no request is to blame for: Calls then makes the next port and replays what was
-in flight. What to do next is decided in epoch.py; here it is done. What a layout is made of is not known here: `replan` is given.
+`Fleet.transport` makes an EngineTransport for EngineRequests. Opening it starts an epoch with the machines that are connected (this one
+always is). Its `lost` reports `EngineMoved` when the epoch ended through no fault of a request: EngineRequests then opens the next
+transport and replays what was in flight. state_machine.py decides what to do next, this module does it. The layout is chosen by `replan`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import secrets
 import socket
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
-
-import msgspec
+from pathlib import Path
 
 from windlass.core.client import Unavailable
 from windlass.core.launch import Launch, RankJob
 from windlass.core.ranks.epoch import EpochPlan, Node
-from windlass.core.request import Info
-from windlass.engine.client.replay import Moved
-from windlass.engine.client.transport import Lost, Port, ProcessPort, Receive
-from windlass.engine.protocol import Command, Failed, Loading, Ready, Report, Told, as_error
-from windlass.engine.ranks.messages import Beat
+from windlass.engine.client.replay import EngineMoved
+from windlass.engine.client.transport import EngineTransport, ProcessTransport
+from windlass.engine.protocol import EngineFailed, EngineReady, InfoReply, LoadProgress, Report, as_error
+from windlass.engine.ranks.messages import RankHeartbeat
 from windlass.errors import Error
-from windlass.fleet.protocol import messages as said
-from windlass.fleet.protocol.channel import ChannelLost, keep_alive
-from windlass.fleet.protocol.handshake import NotAdmitted
-from windlass.fleet.root import state_machine as events
-from windlass.fleet.root.epoch import Blamed, Epoch, MakeEngine, NodeProgress, checkpoint
-from windlass.fleet.root.loopback import OwnMachine
-from windlass.fleet.root.member import ROOT, Member, NotOurs, join
-from windlass.fleet.root.state_machine import Begin, End, Event, Refuse, State, next_action
-from windlass.fleet.transfer.send import Sending
+from windlass.fleet.protocol import messages
+from windlass.fleet.protocol.channel import ChannelLost
+from windlass.fleet.protocol.messages import FromWorker
+from windlass.fleet.root import events
+from windlass.fleet.root.describe import NodeStatus, describe_epoch, node_statuses, with_epoch
+from windlass.fleet.root.epoch import Epoch, MakeEngine, MemberFailed, NodeProgress, checkpoint
+from windlass.fleet.root.events import Event, FailRequests, FleetState, StartEpoch, StopEpoch
+from windlass.fleet.root.member import ROOT, Member
+from windlass.fleet.root.state_machine import next_action
+from windlass.fleet.root.transport import FleetTransport
+from windlass.fleet.root.workers import WorkerConnections
+from windlass.fleet.transfer.send import CheckpointSender
 
 Replan = Callable[[Sequence[Node]], EpochPlan]
-"""The machines that are here, this one first, to a layout, shares, stages, and who has which ranks. Raises DoesNotFit."""
+"""The connected machines, this one first -> layout, shares, stages, and which ranks each machine runs. Raises DoesNotFit."""
 SECONDS_BETWEEN_TICKS = 0.25
-SECONDS_BETWEEN_DIALS, SECONDS_AFTER_REFUSAL = 1.0, 5.0
-ROOT_BYTES = 16
+SUSPENDED_SECONDS = 1.0
+"""A tick so late means that this process itself did not run: messages of others have not been read yet."""
 
 
-class NodeNow(msgspec.Struct, frozen=True):
-    """For people to look at."""
-
-    name: str
-    address: str
-    state: str
-    share: float
-
-
-def process_engine(job: RankJob, supervised: socket.socket | None) -> Port:
-    return ProcessPort(job, supervised)
+def process_engine(job: RankJob, supervised: socket.socket | None) -> EngineTransport:
+    return ProcessTransport(job, supervised)
 
 
 class Fleet:
@@ -62,379 +52,243 @@ class Fleet:
         replan: Replan,
         secret: bytes = b"",
         *,
-        told: Callable[[str], None] = lambda _: None,
+        notify: Callable[[str], None] = lambda _: None,
         progress: Callable[[NodeProgress], None] = lambda _: None,
         make_engine: MakeEngine = process_engine,
     ) -> None:
-        """`told` gets a line for whatever an operator should know.
-
-        Nothing begins before the first port is opened, on the event loop that runs then.
-        """
-        self._launch, self._replan, self._secret = launch, replan, secret
-        self._told, self._progress, self._make_engine = told, progress, make_engine
-        self._state = State(workers=tuple(events.Worker(name=name) for name in launch.workers))
-        self._id, self._host = secrets.token_bytes(ROOT_BYTES), socket.gethostname()
-        self._members: dict[str, Member] = {}
-        self._own: OwnMachine | None = None
-        self._port: FleetPort | None = None
+        """`notify` gets lines for the operator. Nothing starts before the first transport is opened, on the event loop that runs then."""
+        self._launch, self._replan = launch, replan
+        self._notify, self._progress, self._make_engine = notify, progress, make_engine
+        self._state = FleetState(workers=tuple(events.WorkerState(name=name) for name in launch.workers))
+        self._connections = WorkerConnections(launch.workers, secret, self._on_event, self._on_message)
+        self._transport: FleetTransport | None = None
         self._epoch: Epoch | None = None
-        self._beginning: asyncio.Task[None] | None = None
-        self._leaving: list[Port] = []
-        self._sending: Sending | None = None
+        self._starting: asyncio.Task[None] | None = None
+        self._ticking: asyncio.Task[None] | None = None
+        self._old_engines: list[EngineTransport] = []
+        self._sender: CheckpointSender | None = None
         self._problem: Error | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        """Why the current epoch could not start."""
         self._is_closed = False
 
-    # --- for whoever is in front
+    # --- for the client
 
-    def port(self) -> Port:
-        """The way to the engine of the next epoch, which begins when it is opened."""
-        return FleetPort(self)
+    def transport(self) -> EngineTransport:
+        """To the engine of the next epoch, which starts when it is opened."""
+        return FleetTransport(self)
 
     @property
     def plan(self) -> EpochPlan | None:
-        """Of the epoch there is."""
+        """Of the current epoch."""
         return None if self._epoch is None else self._epoch.plan
 
     @property
-    def nodes(self) -> tuple[NodeNow, ...]:
-        epoch = self._epoch
-        found = [NodeNow(ROOT, "", self._state.phase, _share(epoch, ROOT))]
-        for worker in self._state.workers:
-            taking_part = epoch is not None and any(member.name == worker.name for member in epoch.taking_part)
-            state = "lost" if not worker.is_here else self._state.phase if taking_part else "waiting"
-            member = self._members.get(worker.name)
-            found.append(NodeNow(worker.name, member.probe.address if member else "", state, _share(epoch, worker.name)))
-        return tuple(found)
+    def nodes(self) -> tuple[NodeStatus, ...]:
+        return node_statuses(self._state, self._connections.members, self._epoch)
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """Of each rank of the epoch there is, its machine's."""
+    def rank_machines(self) -> tuple[str, ...]:
+        """The machine of each rank of the current epoch."""
         epoch = self._epoch
         return () if epoch is None else tuple(epoch.members[node].name for node in epoch.plan.nodes)
 
-    def own_node(self, num_ranks: int) -> Node:
-        """This machine, as it was found."""
-        return self._members[ROOT].node(num_ranks)
+    def local_node(self, num_ranks: int) -> Node:
+        """This machine, as it was measured."""
+        return self._connections.members[ROOT].node(num_ranks)
 
-    async def beats(self) -> dict[int, Beat]:
-        """Of every rank of the epoch there is, as of now."""
-        return {} if self._epoch is None else await self._epoch.fresh_beats()
+    async def heartbeats(self) -> dict[int, RankHeartbeat]:
+        """Of every rank of the current epoch, requested now."""
+        return {} if self._epoch is None else await self._epoch.fresh_heartbeats()
 
     async def close(self) -> None:
-        """Every rank ends, every worker is told goodbye. May be called twice."""
+        """Ends every rank and tells every worker goodbye. May be called twice."""
         if self._is_closed:
             return
         self._is_closed = True
-        port, self._port = self._port, None
-        if port is not None:
-            port.kill()
-        self._event(events.Unwanted())
-        for member in self._members.values():
-            member.wire.post(said.Goodbye("the root ends"))
-        tasks = [*self._tasks, *([self._beginning] if self._beginning is not None else [])]
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            transport.kill()
+        self._on_event(events.EngineReleased())
+        self._connections.say_goodbye()
+        tasks = [task for task in (self._ticking, self._starting) if task is not None]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await self._left()
-        if self._own is not None:
-            await self._own.close()
-        if self._sending is not None:
-            self._sending.close()
+        await asyncio.gather(self._connections.disconnect(), *tasks, return_exceptions=True)
+        await self._close_old_engines()
+        await self._connections.close()
+        if self._sender is not None:
+            self._sender.close()
 
-    # --- for its ports
+    # --- for its transports
 
-    def want(self, port: FleetPort) -> None:
+    def request_engine(self, transport: FleetTransport) -> None:
         if self._is_closed:
-            port.over(Unavailable("this client is closed"))
+            transport.fail(Unavailable("this client is closed"))
             return
-        self._open()
-        if self._port is not None:  # somebody gave it up, and did not wait for its end
-            self.unwant(self._port)
-        self._port = port
-        self._event(events.Wanted())
+        if not self._connections.is_open:
+            self._connections.open(self._launch.device)
+            self._ticking = asyncio.get_running_loop().create_task(self._tick())
+        if self._transport is not None:  # given up by its user, who did not wait for its end
+            self.release_engine(self._transport)
+        self._transport = transport
+        self._on_event(events.EngineRequested())
 
-    def unwant(self, port: FleetPort) -> None:
-        if port is self._port:
-            self._port = None
-            self._event(events.Unwanted())
+    def release_engine(self, transport: FleetTransport) -> None:
+        if transport is self._transport:
+            self._transport = None
+            self._on_event(events.EngineReleased())
 
-    def engine_said(self, port: FleetPort, report: Report) -> Report | None:
-        """What the first rank reports, as it goes on; None: it does not."""
+    def engine_reported(self, transport: FleetTransport, report: Report) -> Report | None:
         epoch = self._epoch
-        if port is not self._port or epoch is None:
+        if transport is not self._transport or epoch is None:
             return None
         match report:
-            case Ready():
-                self._event(events.BecameReady())
-                self._told(f"epoch {epoch.number} is ready: {_described(epoch)}")
-                return Ready(self._shown(report.info))
-            case Told():
-                return Told(report.id, self._shown(report.info))
-            case Loading():
+            case EngineReady():
+                self._on_event(events.EpochReady())
+                self._notify(f"epoch {epoch.number} is ready: {describe_epoch(epoch)}")
+                return EngineReady(with_epoch(report.info, epoch))
+            case InfoReply():
+                return InfoReply(report.id, with_epoch(report.info, epoch))
+            case LoadProgress():
                 epoch.loading(report.done_bytes, report.total_bytes)
-            case Failed():
+            case EngineFailed():
                 self._engine_failed(report)
                 return None
             case _:
                 pass
         return report
 
-    def engine_lost(self, port: FleetPort, error: Error) -> None:
-        """Who lost its group has said so, and ended."""
-        if port is self._port and self._state.suspected is None:
-            self._event(events.EngineEnded(kind="", words=str(error)))
+    def engine_lost(self, transport: FleetTransport, error: Error) -> None:
+        """An engine that lost its group reported it before it exited: then this says nothing new."""
+        if transport is self._transport and self._state.suspected is None:
+            self._on_event(events.EngineExited(kind="", reason=str(error)))
 
-    # --- machines that come and go
+    # --- events
 
-    def _open(self) -> None:
-        if self._own is not None:
+    def _on_message(self, member: Member, message: FromWorker) -> None:
+        if isinstance(message, messages.RankEnded):
+            self._rank_ended(member, message)
+        elif self._epoch is not None:
+            self._epoch.handle(member, message)
+
+    def _rank_ended(self, member: Member, ended: messages.RankEnded) -> None:
+        if self._epoch is None or ended.epoch != self._epoch.number:
             return
-        self._own = OwnMachine(self._launch.device)
-        own = self._members[ROOT] = Member(ROOT, self._own.wire)
-        loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(self._listen(own)), loop.create_task(self._tick())]
-        self._tasks += [loop.create_task(self._keep(worker.name)) for worker in self._state.workers]
+        name = "" if member.is_root else member.name
+        if self._state.phase == "starting" and ended.kind not in ("", events.GROUP_LOST, "Stuck"):
+            reason = f"{member.name}, rank {ended.rank}: {ended.reason}"
+            self._start_failed(as_error(EngineFailed(ended.kind, reason, ended.short_bytes)), name)
+        else:
+            self._on_event(events.RankExited(name=name, kind=ended.kind, reason=ended.reason))
 
-    async def _keep(self, name: str) -> None:
-        """Connected, and again whenever it is lost."""
-        while True:
-            pause, refused = SECONDS_BETWEEN_DIALS, False
-            try:
-                member = await join(name, self._secret, self._id, self._host)
-                words = await self._hold(member)
-            except (NotAdmitted, NotOurs) as error:
-                words, refused, pause = str(error), True, SECONDS_AFTER_REFUSAL
-            except ChannelLost as error:
-                words = str(error)
-            self._event(events.Gone(name=name, words=words, is_refused=refused))
-            await asyncio.sleep(pause)
+    def _engine_failed(self, failed: EngineFailed) -> None:
+        error = as_error(failed)
+        if failed.kind == events.GROUP_LOST or isinstance(error, Unavailable):
+            self._on_event(events.EngineExited(kind=failed.kind, reason=str(error)))
+        else:
+            self._start_failed(error)
 
-    async def _hold(self, member: Member) -> str:
-        """Until it is lost; in words why."""
-        doing = [asyncio.ensure_future(work) for work in (self._listen(member), keep_alive(member.wire))]
-        looking = asyncio.ensure_future(member.look())
-        try:
-            await asyncio.wait([looking, *doing], return_when=asyncio.FIRST_COMPLETED)
-            if looking.done():
-                looking.result()
-                self._members[member.name] = member
-                self._event(events.Came(name=member.name))
-                await asyncio.wait(doing, return_when=asyncio.FIRST_COMPLETED)
-            return next(str(task.exception() or "it said goodbye") for task in doing if task.done())
-        finally:
-            self._members.pop(member.name, None)
-            for task in (looking, *doing):
-                task.cancel()
-            await asyncio.gather(looking, *doing, return_exceptions=True)
-            member.wire.close()
-
-    async def _listen(self, member: Member) -> None:
-        while not isinstance(message := await member.wire.receive(), said.Goodbye):
-            if member.hear(message):
-                continue
-            epoch = self._epoch
-            if isinstance(message, said.RankEnded):
-                self._rank_ended(member, message)
-            elif epoch is not None:
-                epoch.hear(member, message)
+    def _start_failed(self, error: Error, name: str = "") -> None:
+        self._problem = error
+        self._on_event(events.EpochStartFailed(reason=str(error), name=name))
 
     async def _tick(self) -> None:
         last = time.monotonic()
         while True:
             await asyncio.sleep(SECONDS_BETWEEN_TICKS)
             now = time.monotonic()
-            was_asleep, last = now - last > 1.0, now  # this process itself: what came meanwhile has not been read yet
-            if self._epoch is not None and self._epoch.is_stuck and not was_asleep:
+            was_suspended, last = now - last > SUSPENDED_SECONDS, now
+            if self._epoch is not None and self._epoch.is_stuck and not was_suspended:
                 silent = self._epoch.silent_seconds(now)
-                self._event(events.EngineEnded(kind="Stuck", words=f"the engine gave no sign of life for {silent:.1f} s"))
-            self._event(events.Tick())
+                self._on_event(events.EngineExited(kind="Stuck", reason=f"the engine sent no heartbeat for {silent:.1f} s"))
+            self._on_event(events.Tick())
 
-    # --- what has happened
-
-    def _rank_ended(self, member: Member, ended: said.RankEnded) -> None:
-        if self._epoch is None or ended.epoch != self._epoch.number:
-            return
-        name = "" if member.is_own else member.name
-        if self._state.phase == "starting" and ended.kind not in ("", events.GROUP_LOST, "Stuck"):
-            self._problem = as_error(Failed(ended.kind, f"{member.name}, rank {ended.rank}: {ended.words}", ended.short_bytes))
-            self._event(events.CouldNotBegin(words=str(self._problem), name=name))
-        else:
-            self._event(events.RankEnded(name=name, kind=ended.kind, words=ended.words))
-
-    def _engine_failed(self, failed: Failed) -> None:
-        error = as_error(failed)
-        if failed.kind == events.GROUP_LOST or isinstance(error, Unavailable):
-            self._event(events.EngineEnded(kind=failed.kind, words=str(error)))
-        else:
-            self._problem = error
-            self._event(events.CouldNotBegin(words=str(error)))
-
-    def _event(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         self._state, actions = next_action(self._state, event, time.monotonic())
-        is_refused = any(isinstance(action, Refuse) for action in actions)
+        requests_fail = any(isinstance(action, FailRequests) for action in actions)
         for action in actions:
             match action:
-                case Begin():
-                    self._begin(action)
-                case End():
-                    self._end(action, is_refused)
-                case Refuse():
-                    self._refuse(action)
+                case StartEpoch():
+                    self._starting = asyncio.get_running_loop().create_task(self._start(action))
+                case StopEpoch():
+                    self._stop(action, requests_fail)
+                case FailRequests():
+                    self._fail_requests(action)
 
-    # --- what is done about it
+    # --- actions
 
-    def _begin(self, begin: Begin) -> None:
-        self._beginning = asyncio.get_running_loop().create_task(self._begun(begin))
-
-    async def _begun(self, begin: Begin) -> None:
-        port = self._port
-        assert port is not None
+    async def _start(self, start: StartEpoch) -> None:
+        transport = self._transport
+        assert transport is not None
         try:
-            await self._left()
-            epoch = await self._planned(begin)
+            await self._close_old_engines()
+            epoch = await self._plan_epoch(start)
             path = checkpoint(self._launch)
-            if path is not None and len(epoch.taking_part) > 1:
-                await epoch.prepare(await self._opened(path))
+            if path is not None and len(epoch.participants) > 1:
+                await epoch.prepare(await self._open_sender(path))
             engine = await epoch.start(self._make_engine)
-            self._leaving.append(engine)
-            port.begin(engine)
-        except Blamed as error:
-            self._event(events.CouldNotBegin(words=str(error), name=error.member))
-        except ChannelLost as error:  # who it was is told by its own connection
-            self._told(f"epoch {begin.number} did not begin: {error}")
+            self._old_engines.append(engine)
+            transport.attach(engine)
+        except MemberFailed as error:
+            self._on_event(events.EpochStartFailed(reason=str(error), name=error.member))
+        except ChannelLost as error:  # the connection itself reports which worker it was
+            self._notify(f"epoch {start.number} did not start: {error}")
         except Error as error:
-            self._problem = error
-            self._event(events.CouldNotBegin(words=str(error)))
-        except Exception as error:  # noqa: BLE001 - the edge of a task: whoever waits is told
-            self._problem = Unavailable(f"epoch {begin.number} could not begin: {type(error).__name__}: {error}")
-            self._event(events.CouldNotBegin(words=str(self._problem)))
+            self._start_failed(error)
+        except Exception as error:  # noqa: BLE001 - the edge of a task: waiting requests fail with it
+            self._start_failed(Unavailable(f"epoch {start.number} could not start: {type(error).__name__}: {error}"))
 
-    async def _planned(self, begin: Begin) -> Epoch:
-        members = [self._members[name] for name in (ROOT, *begin.members) if name in self._members]
-        await asyncio.gather(*(self._looked_at(member) for member in members))
+    async def _plan_epoch(self, start: StartEpoch) -> Epoch:
+        connected = self._connections.members
+        members = [connected[name] for name in (ROOT, *start.members) if name in connected]
+        await asyncio.gather(*(_measure(member) for member in members))
         nodes = [member.node(self._launch.ranks_per_machine) for member in members]
         plan = await asyncio.to_thread(self._replan, nodes)
-        epoch = self._epoch = Epoch(begin.number, self._launch, plan, members, self._progress)
-        self._told(f"epoch {begin.number} begins: {_described(epoch)}")
-        if epoch.is_crowded:
-            self._told(
-                f"epoch {begin.number}: ranks share a GPU, so what they say to each other goes through the host, which is slow"
-            )
+        epoch = self._epoch = Epoch(start.number, self._launch, plan, members, self._progress)
+        self._notify(f"epoch {start.number} starts: {describe_epoch(epoch)}")
+        if epoch.shares_gpus:
+            self._notify(f"epoch {start.number}: several ranks share a GPU, so collectives go through host memory, which is slow")
         for remark in plan.remarks:
-            self._told(f"epoch {begin.number}: {remark}")
+            self._notify(f"epoch {start.number}: {remark}")
         return epoch
 
-    async def _looked_at(self, member: Member) -> None:
-        try:
-            await member.look()
-        except ChannelLost as error:
-            if member.is_own:
-                raise Unavailable(f"this machine could not be measured: {error}") from None
-            raise Blamed(member.name, str(error)) from None
+    async def _open_sender(self, path: Path) -> CheckpointSender:
+        if self._sender is None:
+            self._sender = await asyncio.to_thread(CheckpointSender, path)
+        return self._sender
 
-    async def _opened(self, path: Any) -> Sending:
-        if self._sending is None:
-            self._sending = await asyncio.to_thread(Sending, path)
-        return self._sending
+    async def _close_old_engines(self) -> None:
+        """They hold memory until they are gone."""
+        while self._old_engines:
+            await self._old_engines[0].close()  # if cancelled here, the next caller waits for it
+            self._old_engines.pop(0)
 
-    async def _left(self) -> None:
-        """Engines of epochs that are over hold memory until they are gone."""
-        while self._leaving:
-            await self._leaving[0].close()  # who is interrupted here leaves it for the next to wait for
-            self._leaving.pop(0)
-
-    def _end(self, end: End, is_refused: bool) -> None:
-        if self._beginning is not None and self._beginning is not asyncio.current_task():
-            self._beginning.cancel()
+    def _stop(self, stop: StopEpoch, requests_fail: bool) -> None:
+        if self._starting is not None and self._starting is not asyncio.current_task():
+            self._starting.cancel()
         epoch, self._epoch = self._epoch, None
         if epoch is not None:
             epoch.end()
-        port = self._port
-        if port is None:
+        transport = self._transport
+        if transport is None:
             return
-        port.kill()
-        if not is_refused:
-            self._port = None
-            self._told(f"epoch {end.number} is over: {end.words}")
-            port.over(Moved(end.words) if end.blameless else Unavailable(end.words))
+        transport.kill()
+        if not requests_fail:
+            self._transport = None
+            self._notify(f"epoch {stop.number} is over: {stop.reason}")
+            transport.fail(EngineMoved(stop.reason) if stop.blameless else Unavailable(stop.reason))
 
-    def _refuse(self, refuse: Refuse) -> None:
-        port, self._port = self._port, None
+    def _fail_requests(self, action: FailRequests) -> None:
+        transport, self._transport = self._transport, None
         problem, self._problem = self._problem, None
-        if port is not None:
-            port.over(problem or Unavailable(refuse.words))
-
-    def _shown(self, info: Info) -> Info:
-        epoch = self._epoch
-        if epoch is None:
-            return info
-        details = {"nodes": ", ".join(member.name for member in epoch.taking_part), "epoch": str(epoch.number)}
-        return msgspec.structs.replace(
-            info,
-            weights_bytes=info.weights_bytes + sum(epoch.held_bytes.values()),
-            details={**info.details, **details, "layout": str(epoch.plan.layout)},
-        )
+        if transport is not None:
+            transport.fail(problem or Unavailable(action.reason))
 
 
-class FleetPort:
-    """One epoch's engine, from when it is asked for to when it is gone."""
-
-    def __init__(self, fleet: Fleet) -> None:
-        self._fleet = fleet
-        self._engine: Port | None = None
-        self._is_over = False
-
-    def open(self, receive: Receive, lost: Lost) -> None:
-        self._receive, self._lost = receive, lost
-        self._fleet.want(self)
-
-    def begin(self, engine: Port) -> None:
-        if self._is_over:
-            return
-        self._engine = engine
-        engine.open(self._said, lambda error: self._fleet.engine_lost(self, error))
-
-    def send(self, command: Command) -> None:
-        if self._engine is not None:
-            self._engine.send(command)
-
-    def kill(self) -> None:
-        if self._engine is not None:
-            self._engine.kill()
-
-    async def close(self) -> None:
-        self._is_over = True
-        self._fleet.unwant(self)
-        if self._engine is not None:
-            self._engine.kill()
-            await self._engine.close()
-
-    def over(self, error: Error) -> None:
-        """Nothing comes after it."""
-        if not self._is_over:
-            self._is_over = True
-            asyncio.get_running_loop().call_soon(self._lost, error)  # not in the middle of what led to it
-
-    def _said(self, report: Report) -> None:
-        report_on = None if self._is_over else self._fleet.engine_said(self, report)
-        if report_on is not None:
-            self._receive(report_on)
-
-
-def _described(epoch: Epoch) -> str:
-    names = ", ".join(f"{member.name} ({_ranks(epoch.ranks(member))})" for member in epoch.taking_part)
-    return f"{epoch.plan.layout} over {names}"
-
-
-def _ranks(ranks: list[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
-
-
-def _share(epoch: Epoch | None, name: str) -> float:
-    """Of the bytes that all ranks hold."""
-    if epoch is None:
-        return 0.0
-    ranks = [rank for member in epoch.members if member.name == name for rank in epoch.ranks(member)]
-    held = epoch.plan.rank_bytes or (1,) * epoch.plan.layout.world
-    return sum(held[rank] for rank in ranks) / sum(held)
+async def _measure(member: Member) -> None:
+    try:
+        await member.measure()
+    except ChannelLost as error:
+        if member.is_root:
+            raise Unavailable(f"this machine could not be measured: {error}") from None
+        raise MemberFailed(member.name, str(error)) from None

@@ -1,333 +1,228 @@
-"""What a root does next, when a worker or a rank comes or goes. Pure: a state and an event to a state and actions; the clock is an argument.
+"""What the root does next when a worker or a rank comes or goes. Pure: (state, event, time) -> (state, actions).
 
-An epoch is one life of all ranks. It begins when an engine is wanted, with the workers that are here, and ends as a whole when anything of
-it is lost. Who is lost is often not who complains: ranks that wait for a dead one notice first, so that where nobody is to blame yet, the
-truth is waited for as long as a silent worker takes to be noticed.
+An epoch is one life of all ranks. It starts when an engine is requested, with the workers that are connected, and ends as a whole when
+any of them is lost. Ranks that wait for a dead one notice it first, so a rank that reports a lost group is not to blame: the root waits
+for as long as a silent worker takes to be noticed before it decides who was.
 """
 
 from __future__ import annotations
 
-from typing import Literal
-
 import msgspec
 
-from windlass.core.model import Frozen
+from windlass.fleet.root.events import (
+    GROUP_LOST,
+    Action,
+    EngineExited,
+    EngineReleased,
+    EngineRequested,
+    EpochReady,
+    EpochStartFailed,
+    Event,
+    FailRequests,
+    FleetState,
+    Phase,
+    RankExited,
+    StartEpoch,
+    StopEpoch,
+    Tick,
+    WorkerJoined,
+    WorkerLost,
+    WorkerState,
+)
 
-GROUP_LOST = "GroupLost"
-"""A rank that lost another: it is not to blame."""
 FIRST_SECONDS = 15.0
-"""For all workers to answer, when the first epoch is to begin."""
+"""For all workers to connect before the first epoch."""
 STEADY_SECONDS = 3.0
-"""A worker that has been here for so long is worth beginning anew for."""
+"""A worker connected for so long is worth a new epoch."""
 SUSPECT_SECONDS = 4.5
-"""A worker is missed after 4 s of silence."""
+"""A silent worker is noticed after 4 s."""
 FORGIVEN_SECONDS = 300.0
-"""An epoch that lasted so long clears its workers of what they did before."""
+"""An epoch that ran for so long clears the failures of its workers."""
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 5.0, 300.0
 MAX_UNEXPLAINED = 3
-"""Epochs in a row that were lost and nobody knew why, before a request may be to blame."""
+"""Epochs lost in a row for an unknown reason before a request is taken to be the cause."""
 
-Phase = Literal["idle", "wanted", "starting", "running"]
-
-
-class Worker(Frozen):
-    name: str
-    is_here: bool = False
-    since: float = 0.0
-    """When it came, or went."""
-    failures: int = 0
-    not_before: float = 0.0
-    """Left out until then."""
-    words: str = ""
-    """Why it is not here."""
-    is_refused: bool = False
-    """It answers, and will not: another secret, another version, another root's."""
+Next = tuple[FleetState, tuple[Action, ...]]
 
 
-class State(Frozen):
-    workers: tuple[Worker, ...]
-    phase: Phase = "idle"
-    since: float = 0.0
-    """When the phase began."""
-    number: int = 0
-    """Of the epoch that is, or was last."""
-    members: tuple[str, ...] = ()
-    """Workers that take part in it."""
-    suspected: float | None = None
-    """Since when something of it is lost, and not known what."""
-    complained: tuple[str, ...] = ()
-    """Workers whose ranks lost others in it."""
-    complaint: str = ""
-    """What the first of its ranks said that lost another."""
-    unexplained: int = 0
-    is_proven: bool = False
-    """There was an epoch that became ready, with all workers: from then on it goes on with those that are left."""
-
-    def worker(self, name: str) -> Worker:
-        return next(worker for worker in self.workers if worker.name == name)
-
-
-# --- events
-
-
-class Came(Frozen):
-    name: str
-
-
-class Gone(Frozen):
-    name: str
-    words: str
-    is_refused: bool = False
-
-
-class RankEnded(Frozen):
-    """Of a worker, or of this machine (an empty name)."""
-
-    name: str
-    kind: str
-    """`GroupLost`, `Stuck`, a class of windlass.errors, or empty: it crashed."""
-    words: str
-
-
-class EngineEnded(Frozen):
-    """The first rank."""
-
-    kind: str
-    words: str
-
-
-class Wanted(Frozen):
-    """An engine is asked for."""
-
-
-class Unwanted(Frozen):
-    """It is not, any more."""
-
-
-class BecameReady(Frozen):
-    pass
-
-
-class CouldNotBegin(Frozen):
-    """The epoch was told why: it does not fit, its files cannot be read. `name`: who is to blame, if somebody is."""
-
-    words: str
-    name: str = ""
-
-
-class Tick(Frozen):
-    pass
-
-
-Event = Came | Gone | RankEnded | EngineEnded | Wanted | Unwanted | BecameReady | CouldNotBegin | Tick
-
-
-# --- actions
-
-
-class Begin(Frozen):
-    number: int
-    members: tuple[str, ...]
-
-
-class End(Frozen):
-    """Everything of the epoch. `blameless`: no request can have caused it."""
-
-    number: int
-    words: str
-    blameless: bool = True
-
-
-class Refuse(Frozen):
-    """Whoever wanted an engine is told that there is none."""
-
-    words: str
-
-
-Action = Begin | End | Refuse
-
-
-def next_action(state: State, event: Event, now: float) -> tuple[State, tuple[Action, ...]]:
+def next_action(state: FleetState, event: Event, now: float) -> Next:
     match event:
-        case Came():
-            state = _with(state, event.name, is_here=True, since=now, words="", is_refused=False)
-        case Gone():
-            return _gone(state, event, now)
-        case RankEnded():
-            return _rank_ended(state, event, now)
-        case EngineEnded():
-            return _engine_ended(state, event, now)
-        case Wanted():
+        case WorkerJoined():
+            state = _update(state, event.name, is_connected=True, since=now, reason="", is_refused=False)
+        case WorkerLost():
+            return _worker_lost(state, event, now)
+        case RankExited():
+            return _rank_exited(state, event, now)
+        case EngineExited():
+            return _engine_exited(state, event, now)
+        case EngineRequested():
             if state.phase == "idle":
-                state = _in(state, "wanted", now)
-        case Unwanted():
-            return _over(state, now, "it is not wanted any more")
-        case BecameReady():
+                state = _enter(state, "requested", now)
+        case EngineReleased():
+            return _stop(state, now, "no request needs it any more")
+        case EpochReady():
             if state.phase == "starting":
-                state = msgspec.structs.replace(_in(state, "running", now), is_proven=True)
-        case CouldNotBegin():
-            return _could_not(state, event, now)
+                state = msgspec.structs.replace(_enter(state, "running", now), is_proven=True)
+        case EpochStartFailed():
+            return _start_failed(state, event, now)
         case Tick():
             pass
-    return _looked(state, now)
+    return _advance(state, now)
 
 
 def pause_seconds(failures: int) -> float:
-    """How long a worker is left out after so many failures: not at all, then longer and longer."""
+    """How long a worker is left out after so many failures: exponential backoff from the second one on."""
     return 0.0 if failures <= 1 else min(FIRST_PAUSE_SECONDS * 2.0 ** (failures - 2), LONGEST_PAUSE_SECONDS)
 
 
-# --- how
+# --- transitions
 
 
-def _looked(state: State, now: float) -> tuple[State, tuple[Action, ...]]:
-    """What follows from the time alone, or from who is here."""
-    if state.phase == "wanted":
-        return _begun(state, now)
-    if state.phase not in ("starting", "running"):
+def _advance(state: FleetState, now: float) -> Next:
+    """What follows from the time and from who is connected."""
+    if state.phase == "requested":
+        return _start(state, now)
+    if not _is_active(state):
         return state, ()
     if state.suspected is not None:
         return _unexplained(state, now) if now - state.suspected >= SUSPECT_SECONDS else (state, ())
     back = [worker.name for worker in state.workers if worker.name not in state.members and _is_worth_it(state, worker, now)]
     if back:
-        return _over(state, now, f"{_listed(back)} {'is' if len(back) == 1 else 'are'} back")
+        return _stop(state, now, f"{' and '.join(back)} {'is' if len(back) == 1 else 'are'} back")
     if state.phase == "running" and now - state.since >= FORGIVEN_SECONDS:
-        return _forgiven(state), ()
+        return _clear_failures(state), ()
     return state, ()
 
 
-def _begun(state: State, now: float) -> tuple[State, tuple[Action, ...]]:
+def _start(state: FleetState, now: float) -> Next:
     if not state.is_proven:
-        away = [worker for worker in state.workers if not worker.is_here]
+        away = [worker for worker in state.workers if not worker.is_connected]
         if away and now - state.since < FIRST_SECONDS and not any(worker.is_refused for worker in away):
             return state, ()
         if away:
-            return _in(state, "idle", now), (Refuse(words="; ".join(_why_away(worker) for worker in away)),)
-    members = tuple(worker.name for worker in state.workers if _may_begin(state, worker, now))
+            return _enter(state, "idle", now), (FailRequests(reason="; ".join(_why_away(worker) for worker in away)),)
+    members = tuple(worker.name for worker in state.workers if _may_start(state, worker, now))
     state = msgspec.structs.replace(
-        _in(state, "starting", now), number=state.number + 1, members=members, suspected=None, complained=(), complaint=""
+        _enter(state, "starting", now), number=state.number + 1, members=members, suspected=None, complained=(), complaint=""
     )
-    return state, (Begin(number=state.number, members=members),)
+    return state, (StartEpoch(number=state.number, members=members),)
 
 
-def _why_away(worker: Worker) -> str:
-    if worker.is_refused:
-        return worker.words
-    return f"{worker.words or f'{worker.name} does not answer'}; start `windlass worker` there, or leave it out"
+def _worker_lost(state: FleetState, event: WorkerLost, now: float) -> Next:
+    before = state.worker(event.name)
+    since = now if before.is_connected else before.since
+    state = _update(state, event.name, is_connected=False, since=since, reason=event.reason, is_refused=event.is_refused)
+    if _is_active(state) and event.name in state.members and before.is_connected:
+        return _stop(_count_failure(state, event.name, now), now, f"{event.name} is lost ({event.reason})")
+    return _advance(state, now)
 
 
-def _may_begin(state: State, worker: Worker, now: float) -> bool:
-    """Who was in the last epoch and is still here need not prove itself again."""
-    if not worker.is_here or now < worker.not_before:
+def _rank_exited(state: FleetState, event: RankExited, now: float) -> Next:
+    if not _is_active(state):
+        return state, ()
+    if event.kind == GROUP_LOST:
+        complained = (*state.complained, event.name) if event.name else state.complained
+        return _suspect(msgspec.structs.replace(state, complained=complained), event.reason, now), ()
+    state = _count_failure(state, event.name, now) if event.name else state
+    where = f"of {event.name}" if event.name else "of this machine"
+    return _stop(state, now, f"a rank {where} {event.reason}", blameless=event.kind != "")
+
+
+def _engine_exited(state: FleetState, event: EngineExited, now: float) -> Next:
+    if not _is_active(state):
+        return state, ()
+    if event.kind == GROUP_LOST:
+        return _suspect(state, event.reason, now), ()
+    if state.suspected is not None:  # it reported a lost group before: its exit says no more
+        return state, ()
+    return _stop(state, now, event.reason, blameless=False)
+
+
+def _start_failed(state: FleetState, event: EpochStartFailed, now: float) -> Next:
+    """If a worker is at fault the others continue without it, but not before an epoch with all of them has run."""
+    if not _is_active(state):
+        return state, ()
+    if not event.name or not state.is_proven:
+        actions = (StopEpoch(number=state.number, reason=event.reason), FailRequests(reason=event.reason))
+        return _enter(state, "idle", now), actions
+    state = _count_failure(state, event.name, now, at_least=2)
+    return _stop(state, now, f"{event.name}: {event.reason}")
+
+
+def _unexplained(state: FleetState, now: float) -> Next:
+    """Workers that complained may be unable to reach each other: in the end they are left out, one after the other."""
+    reason = f"ranks lost each other although every worker is connected ({state.complaint})"
+    if not state.is_proven:
+        why = f"{reason}; check that these machines can reach each other on any port"
+        return _enter(state, "idle", now), (StopEpoch(number=state.number, reason=reason), FailRequests(reason=why))
+    count = state.unexplained + 1
+    for name in state.complained:
+        state = _count_failure(state, name, now)
+    state = msgspec.structs.replace(state, unexplained=count)
+    return _stop(state, now, reason, blameless=count < MAX_UNEXPLAINED)
+
+
+def _stop(state: FleetState, now: float, reason: str, blameless: bool = True) -> Next:
+    stopped = _enter(state, "idle", now)
+    return stopped, (StopEpoch(number=state.number, reason=reason, blameless=blameless),) if _is_active(state) else ()
+
+
+# --- questions
+
+
+def _is_active(state: FleetState) -> bool:
+    return state.phase in ("starting", "running")
+
+
+def _may_start(state: FleetState, worker: WorkerState, now: float) -> bool:
+    """A member of the last epoch that is still connected need not be steady first."""
+    if not worker.is_connected or now < worker.not_before:
         return False
     return not state.is_proven or worker.name in state.members or _is_steady(worker, now)
 
 
-def _is_steady(worker: Worker, now: float) -> bool:
-    return worker.is_here and now - worker.since >= STEADY_SECONDS and now >= worker.not_before
+def _is_steady(worker: WorkerState, now: float) -> bool:
+    return worker.is_connected and now - worker.since >= STEADY_SECONDS and now >= worker.not_before
 
 
-def _is_worth_it(state: State, worker: Worker, now: float) -> bool:
-    """To begin anew with it. One that failed again and again waits till the others have run for as long as it is left out: they get somewhere."""
+def _is_worth_it(state: FleetState, worker: WorkerState, now: float) -> bool:
+    """To restart the epoch with it. After several failures the others run for as long as it is left out, so that they make progress."""
     if not _is_steady(worker, now) or worker.failures <= 1:
         return _is_steady(worker, now)
     return state.phase == "running" and now - state.since >= pause_seconds(worker.failures)
 
 
-def _gone(state: State, event: Gone, now: float) -> tuple[State, tuple[Action, ...]]:
-    was_here = state.worker(event.name).is_here
-    state = _with(
-        state, event.name, is_here=False, since=now if was_here else state.worker(event.name).since, words=event.words,
-        is_refused=event.is_refused,
-    )  # fmt: skip
-    if _is_on(state) and event.name in state.members and was_here:
-        return _over(_blamed(state, event.name, now), now, f"{event.name} is gone ({event.words})")
-    return _looked(state, now)
+def _why_away(worker: WorkerState) -> str:
+    if worker.is_refused:
+        return worker.reason
+    return f"{worker.reason or f'{worker.name} does not answer'}; start `windlass worker` there, or leave it out of --workers"
 
 
-def _rank_ended(state: State, event: RankEnded, now: float) -> tuple[State, tuple[Action, ...]]:
-    if not _is_on(state):
-        return state, ()
-    if event.kind == GROUP_LOST:
-        complained = (*state.complained, event.name) if event.name else state.complained
-        return _suspicious(msgspec.structs.replace(state, complained=complained), event.words, now), ()
-    state = _blamed(state, event.name, now) if event.name else state
-    return _over(state, now, f"a rank {_at(event.name)} {event.words}", blameless=event.kind != "")
+# --- changes of the state
 
 
-def _engine_ended(state: State, event: EngineEnded, now: float) -> tuple[State, tuple[Action, ...]]:
-    if not _is_on(state):
-        return state, ()
-    if event.kind == GROUP_LOST:
-        return _suspicious(state, event.words, now), ()
-    if state.suspected is not None:  # it said that it lost others: that its process then ends, or is silent, says no more
-        return state, ()
-    return _over(state, now, event.words, blameless=False)
+def _enter(state: FleetState, phase: Phase, now: float) -> FleetState:
+    return msgspec.structs.replace(state, phase=phase, since=now)
 
 
-def _could_not(state: State, event: CouldNotBegin, now: float) -> tuple[State, tuple[Action, ...]]:
-    """Where a worker is to blame, the others are tried without it; but not before it ever worked with all."""
-    if state.phase not in ("starting", "running"):
-        return state, ()
-    if not event.name or not state.is_proven:
-        return _in(state, "idle", now), (End(number=state.number, words=event.words), Refuse(words=event.words))
-    state = _blamed(state, event.name, now, at_least=2)
-    return _over(state, now, f"{event.name}: {event.words}")
-
-
-def _unexplained(state: State, now: float) -> tuple[State, tuple[Action, ...]]:
-    """Those that complained may not reach each other: in the end they are left out, one after the other."""
-    words = f"ranks lost each other, and nobody is known to be gone ({state.complaint})"
-    if not state.is_proven:
-        why = f"{words}; can these machines reach each other, at any port?"
-        return _in(state, "idle", now), (End(number=state.number, words=words), Refuse(words=why))
-    count = state.unexplained + 1
-    for name in state.complained:
-        state = _blamed(state, name, now)
-    state = msgspec.structs.replace(state, unexplained=count)
-    return _over(state, now, words, blameless=count < MAX_UNEXPLAINED)
-
-
-def _suspicious(state: State, words: str, now: float) -> State:
+def _suspect(state: FleetState, reason: str, now: float) -> FleetState:
     if state.suspected is not None:
         return state
-    return msgspec.structs.replace(state, suspected=now, complaint=words)
+    return msgspec.structs.replace(state, suspected=now, complaint=reason)
 
 
-def _forgiven(state: State) -> State:
+def _count_failure(state: FleetState, name: str, now: float, at_least: int = 1) -> FleetState:
+    failures = max(state.worker(name).failures + 1, at_least)
+    return _update(state, name, failures=failures, not_before=now + pause_seconds(failures))
+
+
+def _clear_failures(state: FleetState) -> FleetState:
     workers = tuple(
         msgspec.structs.replace(worker, failures=0) if worker.name in state.members else worker for worker in state.workers
     )
     return msgspec.structs.replace(state, workers=workers, unexplained=0)
 
 
-def _over(state: State, now: float, words: str, blameless: bool = True) -> tuple[State, tuple[Action, ...]]:
-    if not _is_on(state):
-        return _in(state, "idle", now), ()
-    return _in(state, "idle", now), (End(number=state.number, words=words, blameless=blameless),)
-
-
-def _is_on(state: State) -> bool:
-    return state.phase in ("starting", "running")
-
-
-def _in(state: State, phase: Phase, now: float) -> State:
-    return msgspec.structs.replace(state, phase=phase, since=now)
-
-
-def _with(state: State, name: str, **changes: object) -> State:
+def _update(state: FleetState, name: str, **changes: object) -> FleetState:
     workers = tuple(msgspec.structs.replace(worker, **changes) if worker.name == name else worker for worker in state.workers)
     return msgspec.structs.replace(state, workers=workers)
-
-
-def _blamed(state: State, name: str, now: float, at_least: int = 1) -> State:
-    failures = max(state.worker(name).failures + 1, at_least)
-    return _with(state, name, failures=failures, not_before=now + pause_seconds(failures))
-
-
-def _at(name: str) -> str:
-    return f"at {name}" if name else "of this machine"
-
-
-def _listed(names: list[str]) -> str:
-    return " and ".join(names)

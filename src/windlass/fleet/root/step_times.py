@@ -1,7 +1,7 @@
-"""What ranks say they have done, to where the time of a step goes: computing, waiting for others, the wire. Pure.
+"""Where the time of a step goes on each rank: compute, waiting for other ranks, communication. From two heartbeats. Pure.
 
-Of one collective, the least time that any rank of the group spent in it is what the wire takes, and the rest is waiting: whoever comes last
-does not wait. Counts are sums over many steps, so that this is a bound: where ranks take turns in being late, some waiting is called wire.
+The least time that any rank of a group spends in a collective is taken as communication, since the last rank to arrive does not wait; the
+rest is waiting. Counters are sums over many steps, so this is a bound: if ranks take turns in being late, some waiting counts as communication.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from collections.abc import Mapping, Sequence
 
 from windlass.core.layout import Layout, coordinates
 from windlass.core.model import Frozen
-from windlass.engine.ranks.messages import Beat
+from windlass.engine.ranks.messages import RankHeartbeat
 from windlass.parallel.group import Count
 
 STEPS = "steps"
-"""What the first rank tells the others; nobody waits in it."""
+"""Rank 0's step broadcast, in which no rank waits."""
 
 
 class RankTime(Frozen):
-    """Of one rank, a step."""
+    """Of one rank, per step."""
 
     rank: int
     node: str
@@ -30,10 +30,15 @@ class RankTime(Frozen):
 
 
 def rank_times(
-    before: Mapping[int, Beat], after: Mapping[int, Beat], layout: Layout, names: Sequence[str], seconds: float, steps: int
+    before: Mapping[int, RankHeartbeat],
+    after: Mapping[int, RankHeartbeat],
+    layout: Layout,
+    names: Sequence[str],
+    seconds: float,
+    steps: int,
 ) -> list[RankTime]:
-    """`seconds`: that the steps between the two took, as the first rank saw it; `names`: of each rank's machine."""
-    spent = {rank: _between(before.get(rank, Beat()).counts, after[rank].counts) for rank in sorted(after)}
+    """`seconds`: of all steps between the two, measured by rank 0; `names`: each rank's machine."""
+    spent = {rank: _between(before.get(rank, RankHeartbeat()).counts, after[rank].counts) for rank in sorted(after)}
     return [_time(rank, names[rank], spent, layout, seconds, steps, before, after) for rank in spent]
 
 
@@ -57,13 +62,13 @@ def _time(
     layout: Layout,
     seconds: float,
     steps: int,
-    before: Mapping[int, Beat],
-    after: Mapping[int, Beat],
+    before: Mapping[int, RankHeartbeat],
+    after: Mapping[int, RankHeartbeat],
 ) -> RankTime:
     own = spent[rank]
     talking = sum(count.seconds for count in own.values())
-    wire = sum(_on_the_wire(rank, name, spent, layout) for name in own)
-    in_steps = seconds if rank == 0 else after[rank].step_seconds - before.get(rank, Beat()).step_seconds
+    wire = sum(_communication_seconds(rank, name, spent, layout) for name in own)
+    in_steps = seconds if rank == 0 else after[rank].step_seconds - before.get(rank, RankHeartbeat()).step_seconds
     compute = max(in_steps - talking, 0.0)
     return RankTime(
         rank=rank,
@@ -76,8 +81,8 @@ def _time(
     )
 
 
-def _on_the_wire(rank: int, name: str, spent: Mapping[int, Mapping[str, Count]], layout: Layout) -> float:
-    """Of one kind of collective: the least of those that take part in it."""
+def _communication_seconds(rank: int, name: str, spent: Mapping[int, Mapping[str, Count]], layout: Layout) -> float:
+    """Of one kind of collective: the minimum over its ranks."""
     if name == STEPS:
         return spent[rank][name].seconds
     others = [other for other in spent if _group(layout, other, name) == _group(layout, rank, name)]
@@ -85,6 +90,6 @@ def _on_the_wire(rank: int, name: str, spent: Mapping[int, Mapping[str, Count]],
 
 
 def _group(layout: Layout, rank: int, name: str) -> int:
-    """Ranks of a stage share tp, ranks of a tp index pass layers on."""
+    """tp groups are the ranks of a stage, pp groups the ranks of a tp index."""
     at = coordinates(layout, rank)
     return at.pp if name.startswith("tp") else at.tp

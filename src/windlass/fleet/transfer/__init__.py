@@ -1,1 +1,1 @@
-"""Weights that travel: which slices a rank needs, sending them, and the worker's cache of them."""
+"""Weight transfer: which slices a rank needs, sending them, and the worker's cache."""

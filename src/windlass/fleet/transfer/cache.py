@@ -1,8 +1,8 @@
-"""A worker's disk as a cache of weights: pieces of checkpoints, checked when they come, whole or not there, within a size. No torch.
+"""A worker's on-disk cache of weights: pieces of checkpoints, verified on arrival, within a size limit. No torch.
 
-A folder for each checkpoint, by its key. A piece is written under a name of its own and renamed, so whatever ends at whatever moment leaves
-whole pieces, and the next epoch asks for the rest. Pieces are not forced to the disk one by one, as that would hold up the network: after a
-start of the machine they are checked once more. Folders in use are locked; others make room for new ones, the least recently used first.
+One folder per checkpoint, by its key. A piece is written to a temporary name and renamed, so a crash at any moment leaves only complete
+pieces, and the next epoch requests the rest. Pieces are not fsynced one by one, which would slow down the transfer; after a reboot they are
+verified again. Folders in use are locked; others are evicted, least recently used first.
 """
 
 from __future__ import annotations
@@ -39,60 +39,60 @@ from windlass.weights.transfer.pieces import (
 
 LOCK, BOOT, USED = ".lock", ".boot", ".used"
 STALE_SECONDS = 3600.0
-"""Nobody writes two megabytes for so long."""
+"""A temporary file this old was left by a crash: a piece is two megabytes."""
 _numbers = count()
 
 
-class Cache:
+class WeightCache:
     def __init__(self, folder: Path, limit_bytes: int | None = None) -> None:
-        """`limit_bytes`: of all checkpoints together; None: as the disk goes."""
+        """`limit_bytes`: for all checkpoints together; None: as much as the disk has."""
         self.folder, self.limit_bytes = folder, limit_bytes
 
-    def using(self, catalogue: Catalogue) -> Use:
-        """A checkpoint that is in use, till it is closed: nothing of it is removed to make room for others."""
+    def using(self, catalogue: Catalogue) -> CacheEntry:
+        """Opens a checkpoint; it is not evicted until closed."""
         folder = self.folder / catalogue.key
         with write_errors(folder, 0):
             folder.mkdir(parents=True, exist_ok=True)
-        return Use(self, folder, catalogue)
+        return CacheEntry(self, folder, catalogue)
 
     def num_bytes(self) -> int:
         return sum(_folder_bytes(folder) for folder in self._folders())
 
     def free(self, num_bytes: int, keep: Path) -> int:
-        """Removes checkpoints that nobody uses, the least recently used first, till so many bytes are free; says how many were."""
+        """Evicts unused checkpoints, least recently used first, until so many bytes are free; returns how many were freed."""
         freed = 0
         for folder in sorted(self._folders(), key=_last_used):
             if freed >= num_bytes:
                 break
             if folder != keep:
-                freed += _removed_bytes(folder)
+                freed += _remove(folder)
         return freed
 
     def _folders(self) -> list[Path]:
         return [path for path in self.folder.iterdir() if (path / LOCK).exists()] if self.folder.is_dir() else []
 
 
-class Use:
-    """One checkpoint of the cache, locked. For one thread at a time; other processes may use it too."""
+class CacheEntry:
+    """One checkpoint of the cache, with a shared lock. For one thread at a time; other processes may open it too."""
 
-    def __init__(self, cache: Cache, folder: Path, catalogue: Catalogue) -> None:
+    def __init__(self, cache: WeightCache, folder: Path, catalogue: Catalogue) -> None:
         self._cache, self.folder = cache, folder
-        self._lock = _locked(folder)
+        self._lock = _lock_shared(folder)
         try:
-            self._tensors = self._catalogued(catalogue)
+            self._tensors = self._write_catalogue(catalogue)
             self._held: dict[str, list[LocatedSlice]] = {}
             self._files: set[str] = set()
             _remove_stale(folder)
             self._check_after_boot()
-            self._look()
+            self._scan()
             (folder / USED).touch()
         except BaseException:
             self.close()
             raise
 
     def missing(self, wanted: Sequence[Slice]) -> list[Slice]:
-        """What of it is not here, each element once."""
-        self._look()
+        """The parts that are not cached, each element once."""
+        self._scan()
         held = {name: [one.part for one in found] for name, found in self._held.items()}
         return [left for one in wanted for left in subtract([one], held.get(one.name, ()))]
 
@@ -100,7 +100,7 @@ class Use:
         return sum(self._header(one).num_bytes(one) for one in slices)
 
     def make_room(self, wanted: Sequence[Slice]) -> None:
-        """For what is missing of these. Where it is not enough: DoesNotFit, with what is short."""
+        """For the missing parts of these. Raises DoesNotFit."""
         needed = self.num_bytes(self.missing(wanted))
         limit = self._cache.limit_bytes
         over = self._cache.num_bytes() + needed - limit if limit is not None else 0
@@ -108,19 +108,19 @@ class Use:
         if over > 0:
             over -= self._cache.free(over, self.folder)
         if over > 0:
-            over -= self._drop_others(wanted)
+            over -= self._drop_unneeded(wanted)
         if over > 0:
             allowed = f"{format_bytes(limit)} (--cache-size)" if limit is not None else "what the disk has free"
             raise DoesNotFit(
-                f"{format_bytes(needed)} of weights must be kept in {self._cache.folder}, {format_bytes(over)} more than {allowed} allows; "
-                "free that much, or allow more, or put the checkpoint on this machine",
+                f"{format_bytes(needed)} of weights do not fit in {self._cache.folder}: {format_bytes(over)} more than {allowed}; "
+                "free space, raise --cache-size, or copy the checkpoint to this machine (--model-dir)",
                 over,
             )
 
     def keep(self, piece: CheckpointPiece) -> None:
-        """On disk under its name when this returns."""
+        """Returns when it is written."""
         if not is_intact(piece):
-            raise BadCheckpoint("a piece came with other bytes than it was sent with; prepare again", tensor=_first(piece))
+            raise BadCheckpoint("the checksum of a received piece is wrong; retry", tensor=_first(piece))
         size = sum(self._header(one).num_bytes(one) for one in piece.slices)
         if size != len(piece.data) or not all(self._header(one).holds(one) for one in piece.slices):
             raise BadCheckpoint("a piece does not fit the tensors of its checkpoint", tensor=_first(piece))
@@ -128,12 +128,12 @@ class Use:
         self._add(self.folder / piece.file_name)
 
     def store(self, wanted: Sequence[Slice]) -> str:
-        """The folder that a rank opens (weights.part_store), now that all it reads is here."""
+        """The folder that ranks open (weights/transfer/store.py), once nothing is missing."""
         missing = self.missing(wanted)
         if missing:
             left = format_bytes(self.num_bytes(missing))
             raise BadCheckpoint(
-                f"{left} of what was asked for have not come, this tensor among them", self.folder, missing[0].name
+                f"{left} of the requested weights were not received, this tensor among them", self.folder, missing[0].name
             )
         (self.folder / USED).touch()
         return str(self.folder)
@@ -144,29 +144,29 @@ class Use:
             os.close(self._lock)
             self._lock = -1
 
-    def __enter__(self) -> Use:
+    def __enter__(self) -> CacheEntry:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _catalogued(self, catalogue: Catalogue) -> dict[str, TensorHeader]:
+    def _write_catalogue(self, catalogue: Catalogue) -> dict[str, TensorHeader]:
         file, content = self.folder / CATALOGUE, msgspec.msgpack.encode(catalogue)
         if not file.exists() or file.read_bytes() != content:
             _write(file, (content,))
         return catalogue.by_name()
 
     def _check_after_boot(self) -> None:
-        """What was not yet on the disk when the machine went down may be anything."""
+        """Pieces that were not flushed when the machine went down may be damaged."""
         boot, file = this_system().boot_id, self.folder / BOOT
         if not file.exists() or file.read_text() != boot:
             for piece in list(piece_files(self.folder)):
-                if not _whole(piece):
+                if not _is_intact(piece):
                     piece.unlink(missing_ok=True)
             file.write_text(boot)
 
-    def _look(self) -> None:
-        """Pieces that have come since, perhaps from another process."""
+    def _scan(self) -> None:
+        """Picks up new pieces, perhaps written by another process."""
         for file in piece_files(self.folder):
             if file.name not in self._files:
                 self._add(file)
@@ -181,8 +181,8 @@ class Use:
             raise BadCheckpoint("the checkpoint has no such tensor", self.folder, one.name)
         return self._tensors[one.name]
 
-    def _drop_others(self, wanted: Sequence[Slice]) -> int:
-        """Pieces of this checkpoint with nothing of what is wanted, unless somebody else uses it; says how many bytes that freed."""
+    def _drop_unneeded(self, wanted: Sequence[Slice]) -> int:
+        """Removes pieces that are not needed, unless another process uses the checkpoint; returns the bytes freed."""
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -201,7 +201,7 @@ class Use:
 
 
 def _write(file: Path, parts: tuple[bytes, ...]) -> None:
-    """Under a name that nobody else has, then renamed: others may be writing the same."""
+    """Atomic: to a unique temporary name, then renamed; others may be writing the same file."""
     part = file.with_name(f".{os.getpid()}-{next(_numbers)}.part")
     try:
         with write_errors(file.parent, sum(map(len, parts))):
@@ -214,15 +214,15 @@ def _write(file: Path, parts: tuple[bytes, ...]) -> None:
 
 
 def _remove_stale(folder: Path) -> None:
-    """What somebody who was killed has left half written."""
+    """Temporary files left by a killed process."""
     for file in folder.glob(".*.part"):
         with suppress(FileNotFoundError):
             if time.time() - file.stat().st_mtime > STALE_SECONDS:
                 file.unlink()
 
 
-def _locked(folder: Path) -> int:
-    """Shared: many may use it, and who removes it wants it alone. Made anew where it was removed while we waited."""
+def _lock_shared(folder: Path) -> int:
+    """A shared lock; eviction takes it exclusively. Retries if the folder was evicted meanwhile."""
     while True:
         with write_errors(folder, 0):
             folder.mkdir(parents=True, exist_ok=True)
@@ -236,8 +236,8 @@ def _locked(folder: Path) -> int:
         os.close(descriptor)
 
 
-def _removed_bytes(folder: Path) -> int:
-    """0 where it is in use."""
+def _remove(folder: Path) -> int:
+    """Returns the bytes freed; 0: it is in use."""
     try:
         descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -266,7 +266,7 @@ def _last_used(folder: Path) -> float:
     return file.stat().st_mtime if file.exists() else 0.0
 
 
-def _whole(file: Path) -> bool:
+def _is_intact(file: Path) -> bool:
     try:
         return is_intact(read_piece(file))
     except (ValueError, msgspec.DecodeError):

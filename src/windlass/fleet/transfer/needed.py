@@ -1,4 +1,4 @@
-"""What of a checkpoint a rank of a placement reads: slices of stored tensors, from the headers alone. Pure."""
+"""The slices of stored tensors that a rank reads, from headers alone. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def placement_of(
     stages: tuple[Interval, ...] = (),
     stored: Scheme | None = None,
 ) -> Placement:
-    """As the ranks themselves place it (engine/ranks/first.py). `stored`: where it may be cut, where somebody has looked already."""
+    """As the ranks place it (engine/ranks/first.py). `stored`: the storage scheme, if already known."""
     from windlass.weights.schemes import cutting_scheme
 
     how = stored or cutting_scheme(opened)
@@ -34,7 +34,7 @@ def placement_of(
 
 
 def needed(opened: OpenedModel, placement: Placement, layout: Layout, rank: int) -> list[Slice]:
-    """Each element once. `opened` has its places (weights.source.open_model)."""
+    """Each element once. `opened`: by weights.source.open_model."""
     at, spec = coordinates(layout, rank), opened.spec
     share = RankShare(placement=placement, tp_index=at.tp)
     experts = share.experts(spec.experts.num_experts) if spec.experts else None

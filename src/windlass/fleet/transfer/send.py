@@ -1,6 +1,6 @@
-"""The root's side of weights that travel: what each rank needs of the checkpoint, and those slices, read in pieces as fast as they are taken.
+"""The root's side of weight transfer: which slices each rank needs, and reading them in pieces as fast as the worker takes them.
 
-Memory: a few pieces for each worker that is being sent to, whatever the size of the model.
+Memory: a few pieces per worker, whatever the size of the model.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from windlass.weights.transfer.pieces import (
 )
 
 READERS = 2
-"""Pieces of one worker that are read at a time."""
+"""Pieces read ahead per worker."""
 
 Progress = Callable[[int, int], None]
-"""Bytes that were sent, and of how many."""
+"""Bytes sent, and of how many."""
 
 
-class Sending:
-    """A checkpoint that is open for reading. Threads may read pieces of it at once."""
+class CheckpointSender:
+    """An open checkpoint. Several threads may read pieces at once."""
 
     def __init__(self, path: Path) -> None:
         from windlass.weights.source import open_model
@@ -52,7 +52,7 @@ class Sending:
 
     @cached_property
     def _stored(self) -> Scheme:
-        """Of a hundred thousand tensors it takes seconds to see how they are stored."""
+        """Cached: with a hundred thousand tensors it takes seconds."""
         from windlass.weights.schemes import cutting_scheme
 
         return cutting_scheme(self._opened)
@@ -61,7 +61,7 @@ class Sending:
         return sum(self._tensors[one.name].num_bytes(one) for one in slices)
 
     def pieces(self, slices: Sequence[Slice]) -> Iterator[CheckpointPiece]:
-        """Of at most PIECE_BYTES each; the next ones are read while one is used."""
+        """Of at most PIECE_BYTES each, read ahead."""
         jobs = [partial(self._read, group) for group in grouped(slices, self._tensors)]
         return prefetch(jobs, READERS)
 
@@ -74,9 +74,9 @@ class Sending:
 
 
 async def send(
-    sending: Sending, slices: Sequence[Slice], write: Callable[[CheckpointPiece], Awaitable[None]], progress: Progress
+    sending: CheckpointSender, slices: Sequence[Slice], write: Callable[[CheckpointPiece], Awaitable[None]], progress: Progress
 ) -> None:
-    """One worker's slices, as quickly as `write` takes them; it waits while the link is full."""
+    """Sends one worker's slices; `write` waits while the link is full."""
     done, total = 0, sending.num_bytes(slices)
     progress(0, total)
     pieces = sending.pieces(slices)
@@ -87,7 +87,7 @@ async def send(
 
 
 def grouped(slices: Iterable[Slice], tensors: dict[str, TensorHeader]) -> Iterator[tuple[Slice, ...]]:
-    """Small ones together, large ones in runs of rows: at most PIECE_BYTES, or one row."""
+    """Small slices together, large ones in runs of rows: at most PIECE_BYTES, or one row."""
     group: list[Slice] = []
     size = 0
     for one in slices:
@@ -110,7 +110,7 @@ def _cut(one: Slice, header: TensorHeader) -> Iterator[Slice]:
 
 
 def stored_bytes(store: Any, header: TensorHeader, one: Slice) -> bytes:
-    """As the checkpoint stores them; vectors of formats that have blocks as numbers."""
+    """As the checkpoint stores them; vectors of block formats as plain numbers."""
     import numpy as np
 
     first, last = one.rows[0] * header.fold, one.rows[1] * header.fold

@@ -1,4 +1,4 @@
-"""Checkpoints that a worker's machine has itself: the one with the same contents as the root's is read in its place. No torch."""
+"""Checkpoints on a worker's own disk: one with the same contents as the root's is read, and nothing is sent. No torch."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from windlass.weights.transfer.fingerprint import identity
 
 MAX_DEPTH = 3
 MAX_LOOKED_AT = 10_000
-"""Folders; somebody may have named the root of a disk."""
+"""Folders; --model-dir may be the root of a disk."""
 
 
-class LocalModels:
-    """`folders` are searched, a few levels deep. What was told of a checkpoint is kept while its files do not change."""
+class LocalCheckpoints:
+    """`folders` are searched a few levels deep. Fingerprints are cached while files do not change."""
 
     def __init__(self, folders: Iterable[Path] = ()) -> None:
         self._folders = tuple(folders)
         self._known: dict[Path, tuple[object, str]] = {}
 
     def find(self, fingerprint: str, path: str, num_bytes: int = 0) -> Path | None:
-        """Where it lies on the root is looked at first. `num_bytes`: of its files of weights; others are not even sampled."""
+        """Tries the root's own path first. `num_bytes`: of the weight files; candidates of another size are skipped."""
         for candidate in self._candidates(Path(path)):
             state = _state(candidate)
             alike = state and num_bytes in (0, sum(size for _, size, _ in state))
@@ -59,7 +59,7 @@ class LocalModels:
 
 
 def _state(path: Path) -> tuple[tuple[str, int, int], ...]:
-    """Of its files of weights: names, sizes, times. Empty: there are none."""
+    """Names, sizes and times of its weight files; empty: none."""
     try:
         files = weight_files(path) if path.is_file() or path.is_dir() else []
         return tuple((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files)

@@ -1,4 +1,4 @@
-"""What a worker's machine has, for whoever plans. Reads memory for a tenth of a second, once per boot."""
+"""A worker's hardware, for the planner. Memory bandwidth is measured for a tenth of a second, once per boot."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _ipv4(interface: str) -> str:
 
 
 def _ipv6(interface: str) -> str:
-    """Not link-local ones: they mean nothing without the name of the interface at the other end."""
+    """Not link-local: such an address is only valid together with an interface."""
     with suppress(OSError), open("/proc/net/if_inet6") as table:  # noqa: PTH123 - not a file to keep a path of
         for line in table:
             digits, *_, name = line.split()

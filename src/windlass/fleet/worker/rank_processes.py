@@ -1,11 +1,9 @@
-"""The rank processes of this machine, from outside: started, listened to, found to be stuck, ended. On an event loop; no torch."""
+"""Rank processes of this machine, as their supervisor sees them: start, messages, heartbeat timeout, end. On an event loop; no torch."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import signal
 import socket
 import subprocess
 import tempfile
@@ -15,30 +13,38 @@ from typing import Any
 
 from windlass.core.launch import RankJob
 from windlass.core.ranks.frames import FrameReader
-from windlass.engine.protocol import Failed
-from windlass.engine.ranks.messages import SECONDS_WITHOUT_BEAT, AskBeat, Beat, RankSaid, SaidToRank, decode_said, framed
+from windlass.engine.protocol import EngineFailed
+from windlass.engine.ranks.messages import (
+    HEARTBEAT_TIMEOUT_SECONDS,
+    FromRank,
+    HeartbeatRequest,
+    RankHeartbeat,
+    ToRank,
+    decode_from_rank,
+    framed,
+)
 from windlass.engine.ranks.process import start_rank
-from windlass.fleet.protocol.handshake import NO_MESSAGE
+from windlass.fleet.protocol.handshake import DECODE_ERRORS
+from windlass.machine.exit_status import describe_exit, last_line
 
 SECONDS_TO_BEGIN = 60.0
-"""Before its first beat a rank imports torch, which holds up all its threads: on a cold disk it takes long."""
-SECONDS_FOR_A_BEAT = 1.0
-LAST_WORDS_BYTES = 2000
+"""Before its first heartbeat a rank imports torch, which blocks all its threads and is slow from a cold disk."""
+HEARTBEAT_REPLY_SECONDS = 1.0
 STUCK = "Stuck"
 
-Heard = Callable[[RankSaid], None]
+OnMessage = Callable[[FromRank], None]
 
 
-class Line(asyncio.Protocol):
-    """The supervisor's end of a rank's line."""
+class RankConnection(asyncio.Protocol):
+    """The supervisor's end of the socket to a rank."""
 
-    def __init__(self, heard: Heard, lost: Callable[[], None]) -> None:
-        """Both are called on the event loop; nothing is heard after `lost`."""
-        self._heard, self._lost = heard, lost
+    def __init__(self, on_message: OnMessage, lost: Callable[[], None]) -> None:
+        """Both are called on the event loop; no message comes after `lost`."""
+        self._on_message, self._lost = on_message, lost
         self._frames = FrameReader()
         self._transport: Any = None
 
-    def tell(self, message: SaidToRank | RankJob) -> None:
+    def send(self, message: ToRank | RankJob) -> None:
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(framed(message))
 
@@ -52,91 +58,95 @@ class Line(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             for body in self._frames.push(data):
-                self._heard(decode_said(body))
-        except NO_MESSAGE:  # not a word of ours
+                self._on_message(decode_from_rank(body))
+        except DECODE_ERRORS:  # not our protocol
             self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost()
 
 
-async def open_line(connection: socket.socket, heard: Heard, lost: Callable[[], None]) -> Line:
-    """Of a rank that somebody else has started: the first, which is the engine's process."""
-    _, line = await asyncio.get_running_loop().create_unix_connection(lambda: Line(heard, lost), sock=connection)
-    return line
+async def connect_rank(connection: socket.socket, on_message: OnMessage, lost: Callable[[], None]) -> RankConnection:
+    """To a rank that is already running."""
+    _, opened = await asyncio.get_running_loop().create_unix_connection(lambda: RankConnection(on_message, lost), sock=connection)
+    return opened
 
 
 class RankProcess:
-    """One life of one rank. `ended` comes once, when the process is gone, unless it was closed before."""
+    """One process. `ended` is called once, when it has exited, unless `close` was called before."""
 
-    def __init__(self, job: RankJob, threads: int, heard: Heard, ended: Callable[[Failed], None]) -> None:
-        self.rank, self.beat = job.rank, Beat()
-        self._job, self._threads, self._heard, self._ended = job, threads, heard, ended
-        self._words = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
-        self._failed: Failed | None = None
-        self._last_beat = 0.0
+    def __init__(self, job: RankJob, threads: int, on_message: OnMessage, ended: Callable[[EngineFailed], None]) -> None:
+        self.rank, self.heartbeat = job.rank, RankHeartbeat()
+        self._job, self._threads, self._on_message, self._ended = job, threads, on_message, ended
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
+        self._failure: EngineFailed | None = None
+        self._last_heartbeat = 0.0
         self._began = time.monotonic()
-        self._asked: asyncio.Future[Beat] | None = None
+        self._reply: asyncio.Future[RankHeartbeat] | None = None
         self._reaping: asyncio.Task[None] | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._line: Line | None = None
+        self._connection: RankConnection | None = None
         self._is_closed = False
 
     async def start(self) -> None:
-        self._process, connection = start_rank(self._threads, self._words)
-        self._line = await open_line(connection, self._hear, self._lost)
-        self._line.tell(self._job)
+        self._process, connection = start_rank(self._threads, self._output)
+        self._connection = await connect_rank(connection, self._handle, self._lost)
+        self._connection.send(self._job)
 
     @property
     def pid(self) -> int:
         assert self._process is not None
         return self._process.pid
 
-    def tell(self, message: SaidToRank) -> None:
-        if self._line is not None:
-            self._line.tell(message)
+    def send(self, message: ToRank) -> None:
+        if self._connection is not None:
+            self._connection.send(message)
 
-    def look(self, now: float) -> None:
-        """To be called a few times a second: a process that gives no sign of life is ended."""
-        since, limit = (self._last_beat, SECONDS_WITHOUT_BEAT) if self._last_beat else (self._began, SECONDS_TO_BEGIN)
-        if now - since > limit and self._failed is None:
-            self._failed = Failed(STUCK, f"gave no sign of life for {now - since:.1f} s: stopped, or out of memory or time")
+    def check(self, now: float) -> None:
+        """To be called a few times a second: kills a process without heartbeats."""
+        since, limit = (
+            (self._last_heartbeat, HEARTBEAT_TIMEOUT_SECONDS) if self._last_heartbeat else (self._began, SECONDS_TO_BEGIN)
+        )
+        if now - since > limit and self._failure is None:
+            self._failure = EngineFailed(
+                STUCK, f"sent no heartbeat for {now - since:.1f} s: the process is stopped or the machine is swapping"
+            )
             if self._process is not None:
                 self._process.kill()
 
-    async def fresh_beat(self) -> Beat:
-        """Asked for now; the last one where there is no answer."""
-        self._asked = asyncio.get_running_loop().create_future()
-        self.tell(AskBeat())
+    async def fresh_heartbeat(self) -> RankHeartbeat:
+        """Requested now; the last one if there is no reply."""
+        self._reply = asyncio.get_running_loop().create_future()
+        self.send(HeartbeatRequest())
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(SECONDS_FOR_A_BEAT):
-                await self._asked
-        self._asked = None
-        return self.beat
+            async with asyncio.timeout(HEARTBEAT_REPLY_SECONDS):
+                await self._reply
+        self._reply = None
+        return self.heartbeat
 
     async def close(self) -> None:
-        """Gone when this returns, however far it had come. There is nothing for it to put in order first."""
+        """Kills the process and waits for it: it has no state to save."""
         self._is_closed = True
-        if self._line is not None:
-            self._line.close()
+        if self._connection is not None:
+            self._connection.close()
         if self._process is not None:
             self._process.kill()
             await (self._reaping or asyncio.to_thread(self._process.wait))
-        self._words.close()
+        self._output.close()
 
-    def _hear(self, said: RankSaid) -> None:
-        match said:
-            case Beat():
-                self.beat, self._last_beat = said, time.monotonic()
-                if said.is_answer and self._asked is not None and not self._asked.done():
-                    self._asked.set_result(said)
-            case Failed():
-                self._failed = self._failed or said
+    def _handle(self, message: FromRank) -> None:
+        match message:
+            case RankHeartbeat():
+                self.heartbeat, self._last_heartbeat = message, time.monotonic()
+                if message.is_reply and self._reply is not None and not self._reply.done():
+                    self._reply.set_result(message)
+            case EngineFailed():
+                self._failure = self._failure or message
             case _:
-                self._heard(said)
+                self._on_message(message)
 
     def _lost(self) -> None:
-        """The process is gone or about to be: it ends with its line."""
+        """The process has exited or is about to: it ends with its socket."""
         if not self._is_closed:
             self._reaping = asyncio.get_running_loop().create_task(self._reap())
 
@@ -144,28 +154,16 @@ class RankProcess:
         assert self._process is not None
         await asyncio.to_thread(_end, self._process)
         if not self._is_closed:
-            self._ended(self._failed or Failed("", self._why()))
+            self._ended(self._failure or EngineFailed("", self._why()))
 
     def _why(self) -> str:
-        status = self._process.returncode if self._process is not None else 0
-        words = self._last_words()
-        told = f": {words}" if words else ""
-        if status >= 0:
-            return f"ended with status {status}{told}"
-        hint = " (by the system where memory ran out, or by somebody)" if -status == signal.SIGKILL else ""
-        return f"was ended by {signal.Signals(-status).name}{hint}{told}"
-
-    def _last_words(self) -> str:
-        """The last line that it wrote."""
-        size = os.fstat(self._words.fileno()).st_size
-        written = os.pread(self._words.fileno(), LAST_WORDS_BYTES, max(size - LAST_WORDS_BYTES, 0))
-        lines = written.decode(errors="replace").split("\n")
-        return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
+        last = last_line(self._output.fileno())
+        return describe_exit(self._process.returncode if self._process is not None else 0) + (f": {last}" if last else "")
 
 
 def _end(process: Any) -> None:
     try:
         process.wait(1.0)
-    except Exception:  # noqa: BLE001 - subprocess.TimeoutExpired: it closed its line and goes on
+    except Exception:  # noqa: BLE001 - subprocess.TimeoutExpired: it closed its socket and runs on
         process.kill()
         process.wait()

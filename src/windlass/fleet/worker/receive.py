@@ -1,4 +1,4 @@
-"""The weights that an epoch needs on this machine: read where they lie, kept from before, or received, piece by piece, to the disk."""
+"""The weights that an epoch needs on this machine: a local checkpoint, cached pieces, or pieces received from the root."""
 
 from __future__ import annotations
 
@@ -9,75 +9,75 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from windlass.errors import BadInput, Error
-from windlass.fleet.protocol import messages as said
-from windlass.fleet.worker.equipment import Journal
+from windlass.fleet.protocol import messages
+from windlass.fleet.worker.config import WorkerLog
 from windlass.units import format_bytes
 
 if TYPE_CHECKING:
-    from windlass.fleet.transfer.cache import Cache, Use
-    from windlass.fleet.worker.local_checkpoints import LocalModels
+    from windlass.fleet.transfer.cache import CacheEntry, WeightCache
+    from windlass.fleet.worker.local_checkpoints import LocalCheckpoints
     from windlass.weights.tensors.slices import Slice
 
 MAX_WAITING = 8
-"""Pieces that have come and are not on the disk yet; the root waits while there are so many."""
+"""Received pieces that are not on disk yet; beyond that, backpressure."""
 SECONDS_BETWEEN_PROGRESS = 0.25
 KEY = re.compile(r"[\w-]{8,128}", re.ASCII)
 
-Came = said.PartData | said.PartsEnd | said.NoPart
+Incoming = messages.PieceData | messages.PiecesEnd | messages.PiecesFailed
 
 
 @dataclass
-class Held:
-    """What ranks are to read, for as long as it is not closed."""
+class PreparedWeights:
+    """What the ranks read; locked until it is closed."""
 
     model: str = ""
-    """A checkpoint of this machine."""
-    parts: str = ""
-    """A folder of the cache."""
+    """Path of a local checkpoint."""
+    folder: str = ""
+    """A folder of the weight cache."""
     held_bytes: int = 0
     received_bytes: int = 0
-    use: Use | None = None
+    use: CacheEntry | None = None
 
     def close(self) -> None:
         if self.use is not None:
             self.use.close()
 
 
-class Receiving:
-    def __init__(self, prepare: said.Prepare, wire: Any, journal: Journal) -> None:
+class WeightReceiver:
+    def __init__(self, prepare: messages.PrepareWeights, channel: Any, log: WorkerLog) -> None:
         self.epoch = prepare.epoch
-        self._prepare, self._wire, self._journal = prepare, wire, journal
-        self._came: asyncio.Queue[Came | None] = asyncio.Queue(MAX_WAITING)
+        self._prepare, self._channel, self._log = prepare, channel, log
+        self._queue: asyncio.Queue[Incoming | None] = asyncio.Queue(MAX_WAITING)
         self._is_stopped = False
-        self._shown = 0.0
+        self._last_report = 0.0
 
-    async def take(self, came: Came) -> None:
+    async def take(self, message: Incoming) -> None:
         if not self._is_stopped:
-            await self._came.put(came)
+            await self._queue.put(message)
 
     def stop(self) -> None:
-        """`run` ends as soon as it can."""
+        """Makes `run` end soon."""
         self._is_stopped = True
-        while not self._came.empty():
-            self._came.get_nowait()
-        self._came.put_nowait(None)
+        while not self._queue.empty():
+            self._queue.get_nowait()
+        self._queue.put_nowait(None)
 
-    async def run(self, cache: Cache, local: LocalModels) -> Held:
-        """Raises Error, in words for the root."""
+    async def run(self, cache: WeightCache, local: LocalCheckpoints) -> PreparedWeights:
+        """Raises Error with a message for the root."""
         found = await asyncio.to_thread(local.find, self._prepare.fingerprint, self._prepare.path)
         if found is not None:
-            self._journal.line(f"epoch {self.epoch}: weights of {self._prepare.catalogue.name} are read from {found}")
-            return Held(model=str(found))
-        use, missing = await asyncio.to_thread(self._opened, cache)
+            self._log.line(f"epoch {self.epoch}: reading {self._prepare.catalogue.name} from {found}")
+            return PreparedWeights(model=str(found))
+        use, missing = await asyncio.to_thread(self._open_cache, cache)
         try:
             return await self._receive(use, missing)
         except BaseException:
             use.close()
             raise
 
-    def _opened(self, cache: Cache) -> tuple[Use, list[Slice]]:
-        if not KEY.fullmatch(self._prepare.catalogue.key):  # it becomes the name of a folder
-            raise BadInput(f"a checkpoint cannot have the key {self._prepare.catalogue.key[:80]!r}")
+    def _open_cache(self, cache: WeightCache) -> tuple[CacheEntry, list[Slice]]:
+        if not KEY.fullmatch(self._prepare.catalogue.key):  # it becomes a folder name
+            raise BadInput(f"{self._prepare.catalogue.key[:80]!r} is not a valid checkpoint key")
         use = cache.using(self._prepare.catalogue)
         try:
             missing = use.missing(self._prepare.slices)
@@ -87,41 +87,41 @@ class Receiving:
             raise
         return use, missing
 
-    async def _receive(self, use: Use, missing: list[Slice]) -> Held:
+    async def _receive(self, use: CacheEntry, missing: list[Slice]) -> PreparedWeights:
         name = self._prepare.catalogue.name
         all_bytes, total = use.num_bytes(self._prepare.slices), use.num_bytes(missing)
         if not missing:
-            self._journal.line(f"epoch {self.epoch}: all {format_bytes(all_bytes)} of {name} are here already")
+            self._log.line(f"epoch {self.epoch}: all {format_bytes(all_bytes)} of {name} are cached")
         else:
-            self._journal.line(f"epoch {self.epoch}: receiving {format_bytes(total)} of {name}, {format_bytes(all_bytes)} in all")
-            await self._keep(use, missing, total)
-        parts = await asyncio.to_thread(use.store, self._prepare.slices)
-        return Held(parts=parts, held_bytes=all_bytes, received_bytes=total, use=use)
+            self._log.line(
+                f"epoch {self.epoch}: receiving {format_bytes(total)} of the {format_bytes(all_bytes)} needed of {name}"
+            )
+            await self._receive_missing(use, missing, total)
+        folder = await asyncio.to_thread(use.store, self._prepare.slices)
+        return PreparedWeights(folder=folder, held_bytes=all_bytes, received_bytes=total, use=use)
 
-    async def _keep(self, use: Use, missing: list[Slice], total: int) -> None:
+    async def _receive_missing(self, use: CacheEntry, missing: list[Slice], total: int) -> None:
         began, done = time.monotonic(), 0
-        self._wire.post(said.WantParts(self.epoch, missing))
-        while (came := await self._came.get()) is not None and not isinstance(came, said.PartsEnd):
-            if isinstance(came, said.NoPart):
-                raise BadInput(f"the root cannot read what is missing: {came.words}")
-            await asyncio.to_thread(use.keep, came.piece)
-            done += len(came.piece.data)
-            self._tell(done, total, began)
-        if came is None:
-            raise Error("the epoch was given up")
+        self._channel.post(messages.PiecesRequest(self.epoch, missing))
+        while (message := await self._queue.get()) is not None and not isinstance(message, messages.PiecesEnd):
+            if isinstance(message, messages.PiecesFailed):
+                raise BadInput(f"the root cannot read the missing weights: {message.reason}")
+            await asyncio.to_thread(use.keep, message.piece)
+            done += len(message.piece.data)
+            self._report(done, total, began)
+        if message is None:
+            raise Error("the epoch was ended while weights were received")
         seconds = max(time.monotonic() - began, 1e-3)
-        self._wire.post(said.Progress(self.epoch, done, total))
-        self._journal.line(
-            f"epoch {self.epoch}: received {format_bytes(done)} in {seconds:.1f} s ({done / seconds / 1e6:.0f} MB/s)"
-        )
+        self._channel.post(messages.TransferProgress(self.epoch, done, total))
+        self._log.line(f"epoch {self.epoch}: received {format_bytes(done)} in {seconds:.1f} s ({done / seconds / 1e6:.0f} MB/s)")
 
-    def _tell(self, done: int, total: int, began: float) -> None:
+    def _report(self, done: int, total: int, began: float) -> None:
         now = time.monotonic()
-        if now - self._shown < SECONDS_BETWEEN_PROGRESS:
+        if now - self._last_report < SECONDS_BETWEEN_PROGRESS:
             return
-        self._shown = now
+        self._last_report = now
         speed = done / max(now - began, 1e-3)
-        self._wire.post(said.Progress(self.epoch, done, total))
-        self._journal.show_status(
+        self._channel.post(messages.TransferProgress(self.epoch, done, total))
+        self._log.show_status(
             f"epoch {self.epoch}: {format_bytes(done)} of {format_bytes(total)} received, {speed / 1e6:.0f} MB/s"
         )

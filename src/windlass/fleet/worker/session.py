@@ -1,6 +1,6 @@
-"""One root's time with a supervisor: what it asks for, done in the order it asked, until it is gone. No rank is left behind then.
+"""A supervisor's side of the connection to one root: carries out its messages in order, and ends all ranks when the root is gone.
 
-The same for a worker's machine and for the root's own. Knows no sockets: a Wire may be a channel or memory.
+The same code runs on a worker and on the root's own machine: a MessageChannel may be TCP or memory.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from typing import Any
 import msgspec
 
 from windlass.core.launch import RankJob
-from windlass.engine.protocol import Failed, Loading
-from windlass.engine.ranks.messages import BuiltRank, Found, NotFound, Put, RankSaid, Take
+from windlass.engine.protocol import EngineFailed, LoadProgress
+from windlass.engine.ranks.messages import FromRank, KeyFound, KeyMissing, PutKey, RankBuilt, TakeKey
 from windlass.errors import Error
-from windlass.fleet.protocol import messages as said
-from windlass.fleet.protocol.channel import Wire, keep_alive
+from windlass.fleet.protocol import messages
+from windlass.fleet.protocol.channel import MessageChannel, keep_alive
 from windlass.fleet.protocol.messages import FromRoot, FromWorker
-from windlass.fleet.worker.equipment import Equipment, Journal
+from windlass.fleet.worker.config import WorkerConfig, WorkerLog
 from windlass.fleet.worker.probe import probe_answer
 from windlass.fleet.worker.rank_processes import RankProcess
-from windlass.fleet.worker.receive import Held, Receiving
+from windlass.fleet.worker.receive import PreparedWeights, WeightReceiver
 from windlass.machine.system import this_system
 from windlass.units import format_bytes
 
-SECONDS_BETWEEN_LOOKS, SECONDS_BETWEEN_STATUS = 0.5, 1.0
-TOLD_TO_END = "this worker was told to end"
+SECONDS_BETWEEN_CHECKS, SECONDS_BETWEEN_STATUS = 0.5, 1.0
+SHUTTING_DOWN = "this worker is shutting down"
 
 
 @dataclass
-class Epoch:
+class WorkerEpoch:
     number: int
     world: int = 1
     processes: dict[int, RankProcess] = field(default_factory=dict[int, RankProcess])
     began: float = field(default_factory=time.monotonic)
     ready: set[int] = field(default_factory=set[int])
-    loading: dict[int, Loading] = field(default_factory=dict[int, Loading])
+    loading: dict[int, LoadProgress] = field(default_factory=dict[int, LoadProgress])
     last: tuple[float, int] = (0.0, 0)
-    """When it was last looked at, and the rows until then."""
+    """Time and rows at the last status."""
 
     @property
     def name(self) -> str:
@@ -52,10 +52,10 @@ class Epoch:
 
     @property
     def rows(self) -> int:
-        return max((process.beat.rows for process in self.processes.values()), default=0)
+        return max((process.heartbeat.rows for process in self.processes.values()), default=0)
 
     def status(self, now: float) -> str:
-        """Of the time since it was last asked."""
+        """Rates are over the time since the last call."""
         since, rows = self.last
         self.last = now, self.rows
         if self.ready == self.processes.keys():
@@ -65,73 +65,78 @@ class Epoch:
 
 
 class Session:
-    def __init__(self, wire: Wire[FromWorker, FromRoot], equipment: Equipment, journal: Journal, own_address: str = "") -> None:
-        self._wire, self._equipment, self._journal = wire, equipment, journal
-        self._address = equipment.address or own_address
-        self._epoch: Epoch | None = None
-        self._held: Held | None = None
-        self._receiving: Receiving | None = None
+    def __init__(
+        self, channel: MessageChannel[FromWorker, FromRoot], config: WorkerConfig, log: WorkerLog, local_address: str = ""
+    ) -> None:
+        self._channel, self._config, self._log = channel, config, log
+        self._address = config.address or local_address
+        self._epoch: WorkerEpoch | None = None
+        self._weights: PreparedWeights | None = None
+        self._receiver: WeightReceiver | None = None
         self._last_ended = -1
         self._numbers = itertools.count()
         self._takes: dict[int, tuple[RankProcess, int]] = {}
-        """Notes that ranks wait for: our number to the rank's own."""
+        """Keys that ranks wait for: our request ID -> the rank and its own ID."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._in_order = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     async def run(self) -> str:
-        """Why it ended, in words; empty where the root said goodbye."""
-        doing = [asyncio.create_task(work) for work in (self._listen(), keep_alive(self._wire, self._beat), self._look())]
+        """Returns why it ended; empty: the root disconnected in order."""
+        tasks = [
+            asyncio.create_task(work)
+            for work in (self._listen(), keep_alive(self._channel, self._heartbeat), self._check_ranks())
+        ]
         try:
-            await asyncio.wait(doing, return_when=asyncio.FIRST_COMPLETED)
-            return next((str(task.exception() or "") for task in doing if task.done()), "")
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            return next((str(task.exception() or "") for task in tasks if task.done()), "")
         except asyncio.CancelledError:
-            self._wire.post(said.Goodbye(TOLD_TO_END))
+            self._channel.post(messages.Goodbye(SHUTTING_DOWN))
             raise
         finally:
-            await self._close(doing)
+            await self._close(tasks)
 
-    async def _close(self, doing: list[asyncio.Task[None]]) -> None:
-        everything = [*doing, *self._tasks]
+    async def _close(self, tasks: list[asyncio.Task[None]]) -> None:
+        everything = [*tasks, *self._tasks]
         for task in everything:
             task.cancel()
         await asyncio.gather(*everything, return_exceptions=True)
         await self._end_ranks()
-        self._let_go()
-        self._wire.close()
+        self._release_weights()
+        self._channel.close()
 
-    # --- what the root says
+    # --- messages of the root
 
     async def _listen(self) -> None:
-        while not isinstance(message := await self._wire.receive(), said.Goodbye):
-            if isinstance(message, said.PartData | said.PartsEnd | said.NoPart):
-                if self._receiving is not None and message.epoch == self._receiving.epoch:
-                    await self._receiving.take(message)  # waits while the disk is behind, and the root with it
+        while not isinstance(message := await self._channel.receive(), messages.Goodbye):
+            if isinstance(message, messages.PieceData | messages.PiecesEnd | messages.PiecesFailed):
+                if self._receiver is not None and message.epoch == self._receiver.epoch:
+                    await self._receiver.take(message)  # backpressure: waits while the disk is behind
             else:
-                self._hear(message)
+                self._handle(message)
 
-    def _hear(self, message: FromRoot) -> None:
+    def _handle(self, message: FromRoot) -> None:
         match message:
-            case said.Probe():
-                self._begin(self._probe())
-            case said.Prepare():
+            case messages.ProbeRequest():
+                self._run(self._probe())
+            case messages.PrepareWeights():
                 self._stop_receiving()
-                self._begin(self._prepare(message))
-            case said.Start():
-                self._begin(self._start(message))
-            case said.EndEpoch():
+                self._run(self._prepare(message))
+            case messages.StartRanks():
+                self._run(self._start(message))
+            case messages.EndEpoch():
                 self._last_ended = max(self._last_ended, message.epoch)
                 self._stop_receiving()
-                self._begin(self._end(message.epoch))
-            case said.Note():
-                self._answer(message.id, lambda number: Found(number, message.value))
-            case said.NoNote():
-                self._answer(message.id, lambda number: NotFound(number, message.words))
-            case said.AskBeats():
-                self._begin(self._tell_beats(message.id))
-            case _:  # Beat: that it came is all
+                self._run(self._end(message.epoch))
+            case messages.EpochKeyFound():
+                self._answer(message.id, lambda number: KeyFound(number, message.value))
+            case messages.EpochKeyMissing():
+                self._answer(message.id, lambda number: KeyMissing(number, message.reason))
+            case messages.HeartbeatsRequest():
+                self._run(self._send_heartbeats(message.id))
+            case _:  # a heartbeat
                 pass
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
@@ -139,86 +144,88 @@ class Session:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._journal.line(f"a mistake of Windlass's own, {type(error).__name__}: {error}")
-            self._wire.close()
+            self._log.line(f"internal error, {type(error).__name__}: {error}; disconnecting")
+            self._channel.close()
 
     async def _probe(self) -> None:
-        """Not before ranks that are to end have given their memory back."""
-        async with self._in_order:
-            self._wire.post(await asyncio.to_thread(probe_answer, self._equipment.device, self._address))
+        """After ranks that are being ended have freed their memory."""
+        async with self._lock:
+            self._channel.post(await asyncio.to_thread(probe_answer, self._config.device, self._address))
 
     # --- weights
 
-    async def _prepare(self, prepare: said.Prepare) -> None:
-        async with self._in_order:
+    async def _prepare(self, prepare: messages.PrepareWeights) -> None:
+        async with self._lock:
             await self._end_ranks()
-            self._let_go()
+            self._release_weights()
             if prepare.epoch <= self._last_ended:
                 return
-            assert self._equipment.cache is not None, "the root's own machine has its own files"
-            self._receiving = Receiving(prepare, self._wire, self._journal)
+            assert self._config.cache is not None, "the root's own machine reads its own files"
+            self._receiver = WeightReceiver(prepare, self._channel, self._log)
             try:
-                self._held = await self._receiving.run(self._equipment.cache, self._equipment.local)
-                self._wire.post(said.Prepared(prepare.epoch, self._held.held_bytes, self._held.received_bytes))
+                self._weights = await self._receiver.run(self._config.cache, self._config.local)
+                self._channel.post(
+                    messages.WeightsPrepared(prepare.epoch, self._weights.held_bytes, self._weights.received_bytes)
+                )
             except Error as error:
-                self._journal.line(f"epoch {prepare.epoch} cannot be prepared: {error}")
-                self._wire.post(said.NotHeld(prepare.epoch, str(error)))
+                self._log.line(f"epoch {prepare.epoch} cannot be prepared: {error}")
+                self._channel.post(messages.PrepareFailed(prepare.epoch, str(error)))
             finally:
-                self._receiving.stop()  # whoever listens may be waiting to hand over the next piece
-                self._receiving = None
+                self._receiver.stop()  # `take` may be waiting for room in the queue
+                self._receiver = None
 
     def _stop_receiving(self) -> None:
-        if self._receiving is not None:
-            self._receiving.stop()
+        if self._receiver is not None:
+            self._receiver.stop()
 
-    def _let_go(self) -> None:
-        if self._held is not None:
-            self._held.close()
-        self._held = None
+    def _release_weights(self) -> None:
+        if self._weights is not None:
+            self._weights.close()
+        self._weights = None
 
     # --- ranks
 
-    async def _start(self, start: said.Start) -> None:
-        async with self._in_order:
+    async def _start(self, start: messages.StartRanks) -> None:
+        async with self._lock:
             await self._end_ranks()
             if start.epoch <= self._last_ended or not start.jobs:
                 return
-            epoch = self._epoch = Epoch(start.epoch, start.jobs[0].launch.layout.world)
+            epoch = self._epoch = WorkerEpoch(start.epoch, start.jobs[0].launch.layout.world)
             for job in start.jobs:
-                await self._start_one(epoch, self._filled(job))
-            self._journal.line(f"{epoch.name}: started")
-            self._wire.post(said.Started(epoch.number, [process.pid for process in epoch.processes.values()]))
+                await self._start_one(epoch, self._complete_job(job))
+            self._log.line(f"{epoch.name}: started")
+            self._channel.post(messages.RanksStarted(epoch.number, [process.pid for process in epoch.processes.values()]))
 
-    async def _start_one(self, epoch: Epoch, job: RankJob) -> None:
+    async def _start_one(self, epoch: WorkerEpoch, job: RankJob) -> None:
         machines, rank = job.meeting.machines, job.rank
         try:
             process = epoch.processes[rank] = RankProcess(
                 job,
                 max(_cores() // max(machines.count(machines[rank]), 1), 1),
-                lambda heard: self._rank_said(epoch, rank, heard),
+                lambda message: self._on_rank_message(epoch, rank, message),
                 lambda failed: self._rank_ended(epoch, rank, failed),
             )
             await process.start()
-        except OSError as error:  # no process, or no descriptor, is to be had
-            if (begun := epoch.processes.pop(rank, None)) is not None:
-                await begun.close()
-            self._rank_ended(epoch, rank, Failed("", f"could not be started: {error.strerror or error}"))
+        except OSError as error:  # out of processes or file descriptors
+            if (started := epoch.processes.pop(rank, None)) is not None:
+                await started.close()
+            self._rank_ended(epoch, rank, EngineFailed("", f"could not be started: {error.strerror or error}"))
 
-    def _filled(self, job: RankJob) -> RankJob:
-        """What is here, and where: only this machine knows. The key is as it was."""
-        key = self._wire.covered(job.meeting.key, said.key_name(job.epoch))
+    def _complete_job(self, job: RankJob) -> RankJob:
+        """Fills in what only this machine knows: its weights and device. Unmasks the key."""
+        key = self._channel.mask_key(job.meeting.key, messages.key_name(job.epoch))
         job = msgspec.structs.replace(job, meeting=msgspec.structs.replace(job.meeting, key=key))
-        if self._equipment.cache is None:
+        if self._config.cache is None:
             return job
-        held = self._held or Held()
-        launch = msgspec.structs.replace(job.launch, model=held.model or job.launch.model, device=self._equipment.device)
-        return msgspec.structs.replace(job, launch=launch, slices_folder=held.parts)
+        weights = self._weights or PreparedWeights()
+        launch = msgspec.structs.replace(job.launch, model=weights.model or job.launch.model, device=self._config.device)
+        return msgspec.structs.replace(job, launch=launch, slices_folder=weights.folder)
 
     async def _end(self, number: int) -> None:
-        async with self._in_order:
+        async with self._lock:
             if self._epoch is not None and self._epoch.number <= number:
                 await self._end_ranks()
-            self._wire.post(said.Ended(number))
+            self._channel.post(messages.EpochEnded(number))
 
     async def _end_ranks(self) -> None:
         epoch, self._epoch = self._epoch, None
@@ -227,70 +234,70 @@ class Session:
         await asyncio.gather(*(process.close() for process in epoch.processes.values()))
         self._takes.clear()
         seconds = time.monotonic() - epoch.began
-        self._journal.line(f"{epoch.name}: ended after {seconds:.0f} s, {epoch.rows:,} tokens")
+        self._log.line(f"{epoch.name}: ended after {seconds:.0f} s, {epoch.rows:,} tokens")
 
-    def _rank_said(self, epoch: Epoch, rank: int, heard: RankSaid) -> None:
+    def _on_rank_message(self, epoch: WorkerEpoch, rank: int, message: FromRank) -> None:
         process = epoch.processes[rank]
-        match heard:
-            case Put():
-                self._wire.post(said.PutNote(epoch.number, heard.key, heard.value))
-            case Take():
+        match message:
+            case PutKey():
+                self._channel.post(messages.PutEpochKey(epoch.number, message.key, message.value))
+            case TakeKey():
                 number = next(self._numbers)
-                self._takes[number] = process, heard.id
-                self._wire.post(said.TakeNote(epoch.number, number, heard.key, heard.timeout_seconds))
-            case Loading():
-                epoch.loading[rank] = heard
-                self._wire.post(said.Progress(epoch.number, heard.done_bytes, heard.total_bytes, rank))
-            case BuiltRank():
+                self._takes[number] = process, message.id
+                self._channel.post(messages.TakeEpochKey(epoch.number, number, message.key, message.timeout_seconds))
+            case LoadProgress():
+                epoch.loading[rank] = message
+                self._channel.post(messages.TransferProgress(epoch.number, message.done_bytes, message.total_bytes, rank))
+            case RankBuilt():
                 epoch.ready.add(rank)
-                self._wire.post(said.RankReady(epoch.number, rank, heard.weights_bytes))
+                self._channel.post(messages.RankReady(epoch.number, rank, message.weights_bytes))
                 if epoch.ready == epoch.processes.keys():
-                    self._journal.line(f"{epoch.name}: ready after {time.monotonic() - epoch.began:.1f} s")
+                    self._log.line(f"{epoch.name}: ready after {time.monotonic() - epoch.began:.1f} s")
             case _:
                 pass
 
-    def _rank_ended(self, epoch: Epoch, rank: int, failed: Failed) -> None:
+    def _rank_ended(self, epoch: WorkerEpoch, rank: int, failed: EngineFailed) -> None:
         if epoch is self._epoch:
-            self._journal.line(f"epoch {epoch.number}: rank {rank} {_as_clause(failed)}")
-            self._wire.post(said.RankEnded(epoch.number, rank, failed.kind, failed.message, failed.short_bytes))
+            self._log.line(f"epoch {epoch.number}: rank {rank} {_as_clause(failed)}")
+            self._channel.post(messages.RankEnded(epoch.number, rank, failed.kind, failed.message, failed.short_bytes))
 
-    def _answer(self, number: int, made: Callable[[int], Found | NotFound]) -> None:
+    def _answer(self, number: int, make: Callable[[int], KeyFound | KeyMissing]) -> None:
         waiting = self._takes.pop(number, None)
         if waiting is not None:
             process, theirs = waiting
-            process.tell(made(theirs))
+            process.send(make(theirs))
 
-    # --- signs of life
+    # --- heartbeats
 
-    def _beat(self) -> said.Beat:
+    def _heartbeat(self) -> messages.Heartbeat:
         processes = self._epoch.processes.values() if self._epoch is not None else ()
-        return said.Beat([said.RankDone(process.rank, process.beat) for process in processes])
+        return messages.Heartbeat([messages.RankReport(process.rank, process.heartbeat) for process in processes])
 
-    async def _tell_beats(self, number: int) -> None:
+    async def _send_heartbeats(self, number: int) -> None:
         processes = list(self._epoch.processes.values()) if self._epoch is not None else []
-        beats = await asyncio.gather(*(process.fresh_beat() for process in processes))
-        done = [said.RankDone(process.rank, beat) for process, beat in zip(processes, beats, strict=True)]
-        self._wire.post(said.Beats(number, done))
+        heartbeats = await asyncio.gather(*(process.fresh_heartbeat() for process in processes))
+        done = [messages.RankReport(process.rank, heartbeat) for process, heartbeat in zip(processes, heartbeats, strict=True)]
+        self._channel.post(messages.Heartbeats(number, done))
 
-    async def _look(self) -> None:
-        """Twice a second: is a rank stuck, and what is there to show?"""
+    async def _check_ranks(self) -> None:
+        """Twice a second: kills stuck ranks, shows the status."""
         while True:
-            await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
+            await asyncio.sleep(SECONDS_BETWEEN_CHECKS)
             epoch, now = self._epoch, time.monotonic()
             if epoch is None:
                 continue
             for process in epoch.processes.values():
-                process.look(now)
+                process.check(now)
             if now - epoch.last[0] >= SECONDS_BETWEEN_STATUS:
-                self._journal.show_status(epoch.status(now))
+                self._log.show_status(epoch.status(now))
 
 
-def _as_clause(failed: Failed) -> str:
+def _as_clause(failed: EngineFailed) -> str:
     return failed.message if not failed.kind or failed.kind == "Stuck" else f"failed: {failed.message}"
 
 
 def _cores() -> int:
-    """Shared out among ranks. WINDLASS_THREADS says how many of them are to be used."""
+    """Cores to divide among ranks: WINDLASS_THREADS, else all."""
     with suppress(ValueError, KeyError):
         return max(int(os.environ["WINDLASS_THREADS"]), 1)
     return this_system().num_cores

@@ -1,7 +1,7 @@
-"""A worker: waits at a port for a root that knows the secret, serves one at a time, and outlives all of them. No torch.
+"""A worker: listens for a root that knows the secret, serves one root at a time, and outlives all of them. No torch.
 
-Whatever comes to the port that is not a root's is dropped and has no effect; whatever happens to a root, its ranks end and the worker waits
-for the next. It ends when it is told to, by SIGINT or SIGTERM, and then leaves nothing behind.
+Unauthenticated connections are dropped and have no effect. When a root is lost its ranks are ended and the worker waits for the next one.
+SIGINT or SIGTERM ends the worker and everything it started.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from dataclasses import dataclass
 from windlass.errors import BadInput
 from windlass.fleet.protocol.channel import HANDSHAKE_SECONDS, Channel, ChannelLost, accept
 from windlass.fleet.protocol.handshake import NotAdmitted
-from windlass.fleet.protocol.messages import Busy, FromRoot, FromWorker, Join, Joined
-from windlass.fleet.worker.equipment import Equipment, Journal
-from windlass.fleet.worker.gate import Gate, Refusals
-from windlass.fleet.worker.session import TOLD_TO_END, Session
+from windlass.fleet.protocol.messages import FromRoot, FromWorker, Join, Joined, WorkerBusy
+from windlass.fleet.worker.config import WorkerConfig, WorkerLog
+from windlass.fleet.worker.connection_limiter import ConnectionLimiter, RefusalLog
+from windlass.fleet.worker.session import SHUTTING_DOWN, Session
 
 BACKLOG = 128
 SECONDS_BETWEEN_LINES = 1.0
 SECONDS_AFTER_A_FAILURE = 0.1
-NOT_A_STRANGERS_FAULT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 HINTS = {
-    errno.EADDRINUSE: "; another program has it, perhaps another worker",
+    errno.EADDRINUSE: "; another program uses it, perhaps another worker",
     errno.EADDRNOTAVAIL: "; no interface of this machine has it",
     errno.EACCES: "; take a port above 1023",
 }
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """One address, as it was named; 0.0.0.0 is every interface."""
+    """Binds one address; 0.0.0.0 is every interface."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         listening = socket.socket(family, kind, protocol)
@@ -54,7 +54,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 @dataclass
 class _Serving:
-    """The root of now."""
+    """The current root."""
 
     root: bytes
     who: str
@@ -62,104 +62,104 @@ class _Serving:
     task: asyncio.Task[None]
 
     @property
-    def words(self) -> str:
-        return f"busy with the job of {self.who} since {self.since}"
+    def reason(self) -> str:
+        return f"busy with root {self.who} since {self.since}"
 
 
 class Worker:
-    def __init__(self, listening: socket.socket, secret: bytes, equipment: Equipment, journal: Journal, name: str = "") -> None:
-        self._listening, self._secret, self._equipment, self._journal = listening, secret, equipment, journal
+    def __init__(self, listening: socket.socket, secret: bytes, config: WorkerConfig, log: WorkerLog, name: str = "") -> None:
+        self._listening, self._secret, self._config, self._log = listening, secret, config, log
         self._name = name or socket.gethostname()
-        self._gate, self._refusals = Gate(), Refusals()
+        self._limiter, self._refusals = ConnectionLimiter(), RefusalLog()
         self._serving: _Serving | None = None
-        self._meeting: set[asyncio.Task[None]] = set()
+        self._authenticating: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
         """Until a signal, or until it is cancelled."""
         loop, ending = asyncio.get_running_loop(), asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
-            with suppress(ValueError, NotImplementedError):  # not in the main thread: then whoever started it cancels
+            with suppress(ValueError, NotImplementedError):  # not in the main thread: the caller cancels
                 loop.add_signal_handler(number, ending.set)
-        doing = [asyncio.create_task(work) for work in (self._answer(), self._tell_of_refusals())]
+        tasks = [asyncio.create_task(work) for work in (self._accept(), self._log_refusals())]
         try:
-            await asyncio.wait([asyncio.create_task(ending.wait()), *doing], return_when=asyncio.FIRST_COMPLETED)
-            for task in doing:
+            await asyncio.wait([asyncio.create_task(ending.wait()), *tasks], return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
                 if task.done():
-                    task.result()  # a mistake of our own; better said than gone on with
+                    task.result()  # raises: a bug of our own
         finally:
-            await self._close(doing)
+            await self._close(tasks)
 
-    async def _close(self, doing: list[asyncio.Task[None]]) -> None:
+    async def _close(self, tasks: list[asyncio.Task[None]]) -> None:
         self._listening.close()
-        tasks = [*doing, *self._meeting, *([self._serving.task] if self._serving is not None else [])]
+        tasks = [*tasks, *self._authenticating, *([self._serving.task] if self._serving is not None else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    # --- the door
+    # --- connections
 
-    async def _answer(self) -> None:
+    async def _accept(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
             if self._serving is not None:
-                await asyncio.sleep(self._gate.pause_seconds(time.monotonic()))
+                await asyncio.sleep(self._limiter.pause_seconds(time.monotonic()))
             try:
                 connection, address = await loop.sock_accept(self._listening)
             except OSError as error:
-                if error.errno in NOT_A_STRANGERS_FAULT:
+                if error.errno in OUT_OF_RESOURCES:
                     self._refusals.add("everybody", str(error.strerror))
                     await asyncio.sleep(SECONDS_AFTER_A_FAILURE)
                 continue
-            task = asyncio.create_task(self._meet(connection, str(address[0])))
-            self._meeting.add(task)
-            task.add_done_callback(self._meeting.discard)
+            task = asyncio.create_task(self._authenticate(connection, str(address[0])))
+            self._authenticating.add(task)
+            task.add_done_callback(self._authenticating.discard)
 
-    async def _meet(self, connection: socket.socket, address: str) -> None:
+    async def _authenticate(self, connection: socket.socket, address: str) -> None:
         me = asyncio.current_task()
         assert me is not None
-        number = self._gate.enter(address, me.cancel)
+        number = self._limiter.enter(address, me.cancel)
         try:
             async with asyncio.timeout(HANDSHAKE_SECONDS):
                 channel = await accept(connection, self._secret)
-                join = await self._first_word(channel)
+                join = await self._receive_join(channel)
         except TimeoutError:
-            self._refusals.add(address, f"it proved nothing within {HANDSHAKE_SECONDS:g} s")
+            self._refusals.add(address, f"not authenticated within {HANDSHAKE_SECONDS:g} s")
         except asyncio.CancelledError:
-            self._refusals.add(address, "too many that had proved nothing yet")
+            self._refusals.add(address, "too many unauthenticated connections")
         except (NotAdmitted, ChannelLost, OSError, EOFError) as error:
             self._refusals.add(address, str(error))
-        except Exception as error:  # noqa: BLE001 - the outermost edge: whatever a stranger found, nobody else is to notice
+        except Exception as error:  # noqa: BLE001 - the outermost edge: a stranger must not affect others
             self._refusals.add(address, f"{type(error).__name__}: {error}")
         else:
-            self._gate.leave(number)
-            await self._welcome(channel, join)
+            self._limiter.leave(number)
+            await self._take_over(channel, join)
         finally:
-            self._gate.leave(number)
+            self._limiter.leave(number)
 
-    async def _first_word(self, channel: Channel[FromWorker, FromRoot]) -> Join:
+    async def _receive_join(self, channel: Channel[FromWorker, FromRoot]) -> Join:
         try:
             join = await channel.receive()
             if not isinstance(join, Join):
-                raise ChannelLost("the first word of a root is who it is")
+                raise ChannelLost("the first message of a root must be Join")
         except BaseException:
             channel.close()
             raise
         return join
 
-    async def _tell_of_refusals(self) -> None:
+    async def _log_refusals(self) -> None:
         while True:
             await asyncio.sleep(SECONDS_BETWEEN_LINES)
-            if words := self._refusals.words():
-                self._journal.line(words)
+            if line := self._refusals.summary():
+                self._log.line(line)
 
     # --- one root at a time
 
-    async def _welcome(self, channel: Channel[FromWorker, FromRoot], join: Join) -> None:
-        """A root that comes back before it was missed takes its own place."""
+    async def _take_over(self, channel: Channel[FromWorker, FromRoot], join: Join) -> None:
+        """A root that reconnects before its loss was noticed replaces its old connection."""
         while (before := self._serving) is not None:
             if before.root != join.root:
-                self._journal.line(f"another root, {join.name} ({channel.address}), was told: {before.words}")
-                channel.post(Busy(before.words))
+                self._log.line(f"refused root {join.name} ({channel.address}): {before.reason}")
+                channel.post(WorkerBusy(before.reason))
                 channel.close()
                 return
             before.task.cancel()
@@ -169,12 +169,12 @@ class Worker:
         self._serving = _Serving(join.root, who, time.strftime("%H:%M:%S"), task)
 
     async def _serve(self, channel: Channel[FromWorker, FromRoot], who: str) -> None:
-        self._journal.line(f"root {who} joined")
-        why = TOLD_TO_END
+        self._log.line(f"root {who} joined")
+        why = SHUTTING_DOWN
         try:
             channel.post(Joined(self._name))
-            why = await Session(channel, self._equipment, self._journal, channel.own_address).run()
+            why = await Session(channel, self._config, self._log, channel.local_address).run()
         finally:
             channel.close()
             self._serving = None
-            self._journal.line(f"root {who} {f'is gone: {why}' if why else 'said goodbye'}; waiting")
+            self._log.line(f"root {who} {f'is lost: {why}' if why else 'disconnected'}; waiting for a root")

@@ -1,4 +1,4 @@
-"""What vLLM can do of a plan, and what it does otherwise. Pure."""
+"""Whether vLLM can run a plan, and where it will differ from it. Pure."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ CPU_SCHEMES = ("bf16", "fp32")
 def check(plan: Plan, model: ServedModel) -> None:
     """Raises Impossible, BadInput or DoesNotFit."""
     if plan.train is not None:
-        raise BadInput("the plan is one of training; `windlass plan MODEL --engine vllm --save plan.json` makes one for serving")
+        raise BadInput("this is a training plan; `windlass plan MODEL --engine vllm --save plan.json` makes one for serving")
     if plan.engine != "vllm":
         raise Impossible(f"the plan is for {plan.engine}; plan with --engine vllm")
     if not plan.fits:
-        raise DoesNotFit(f"the plan itself says that it does not fit: {format_bytes(plan.short_bytes)} short", plan.short_bytes)
-    if plan.memory.host_bytes or plan.memory.disk_bytes:
-        raise Impossible(
-            "the plan keeps weights outside the devices, which is the embedded engine's work; plan with --engine windlass"
+        raise DoesNotFit(
+            f"the plan does not fit: {format_bytes(plan.short_bytes)} short; plan with less --context, a smaller --quant or more hardware",
+            plan.short_bytes,
         )
+    if plan.memory.host_bytes or plan.memory.disk_bytes:
+        raise Impossible("the plan offloads weights, which only the embedded engine does; plan with --engine windlass")
     _check_layout(plan)
     _check_types(plan)
     _check_files(plan, model)
@@ -32,11 +33,11 @@ def _check_layout(plan: Plan) -> None:
     layout, kinds = plan.layout, {held.name for held in plan.memory.per_device}
     if len(kinds) > 1:
         raise Impossible(
-            f"vLLM runs on devices of one kind, and the plan is for {', '.join(sorted(kinds))}; plan with --engine windlass"
+            f"vLLM needs devices of one kind, and the plan is for {', '.join(sorted(kinds))}; plan with --engine windlass"
         )
     if layout.ep not in (1, layout.tp * layout.dp):
         raise Impossible(
-            f"vLLM spreads experts over all tp x dp = {layout.tp * layout.dp} ranks or none; the plan has ep {layout.ep}: plan again"
+            f"vLLM spreads experts over all tp x dp = {layout.tp * layout.dp} ranks or not at all; the plan has ep {layout.ep}: plan again"
         )
     if len(nodes_of(plan)) > 1 and is_cpu(plan):
         raise Impossible(
@@ -47,9 +48,7 @@ def _check_layout(plan: Plan) -> None:
 def _check_types(plan: Plan) -> None:
     scheme = plan.scheme
     if scheme.kv == "fp32" and scheme.name != "fp32":
-        raise Impossible(
-            "vLLM keeps keys and values in the type it computes in (bf16) or in fp8; plan with --kv bf16 or --quant fp32"
-        )
+        raise Impossible("vLLM's KV cache has the compute type (bf16) or fp8; plan with --kv bf16 or --quant fp32")
     if not is_cpu(plan):
         return
     if scheme.name not in CPU_SCHEMES:
@@ -58,7 +57,7 @@ def _check_types(plan: Plan) -> None:
             "the embedded engine (--engine windlass) runs int4 and int8 there"
         )
     if scheme.kv == "fp8":
-        raise Impossible("vLLM on a CPU keeps keys and values in the type it computes in; plan with --kv bf16")
+        raise Impossible("vLLM's KV cache on a CPU has the compute type; plan with --kv bf16")
 
 
 def _check_files(plan: Plan, model: ServedModel) -> None:
@@ -75,22 +74,24 @@ def _check_files(plan: Plan, model: ServedModel) -> None:
 
 
 def is_cpu(plan: Plan) -> bool:
-    """CPUs are named for their cores (core/hardware/cpu.py)."""
+    """CPU devices are named `cpu:...` (core/hardware/cpu.py)."""
     return any(held.name.startswith("cpu:") for held in plan.memory.per_device)
 
 
 def nodes_of(plan: Plan) -> tuple[tuple[int, ...], ...]:
-    """Each node's devices in the order of their ranks. vLLM gives node n the nth equal run of ranks."""
+    """The devices of each node in rank order. vLLM gives every node an equal run of consecutive ranks."""
     order = list(dict.fromkeys(rank.node for rank in plan.ranks))
     found = tuple(tuple(rank.device for rank in plan.ranks if rank.node == node) for node in order)
     if not found:
         return (tuple(range(plan.layout.world)),)
     if len({len(devices) for devices in found}) > 1:
         sizes = ", ".join(str(len(devices)) for devices in found)
-        raise Impossible(f"vLLM wants as many ranks on every node, and the plan has {sizes}; plan with other --tp, --pp or --dp")
+        raise Impossible(
+            f"vLLM needs equally many ranks on every node, and the plan has {sizes}; plan with other --tp, --pp or --dp"
+        )
     if [rank.node for rank in plan.ranks] != [node for node in order for _ in found[0]]:
         raise Impossible(
-            "vLLM wants consecutive ranks on every node, and the plan deals them out otherwise; plan with other --tp or --pp"
+            "vLLM needs consecutive ranks on every node, and the plan interleaves them; plan with other --tp or --pp"
         )
     return found
 
@@ -99,8 +100,8 @@ def notes_on(plan: Plan) -> tuple[str, ...]:
     layout, notes = plan.layout, list[str]()
     if layout.dp > 1 and layout.ep == 1 and plan.spec is not None and plan.spec.experts is not None:
         notes.append(
-            f"vLLM's {layout.dp} replicas of a model with experts are not apart: they share the experts over all "
-            f"{layout.tp * layout.dp} ranks and step together, so devices hold less than planned and wait for one another"
+            f"vLLM's {layout.dp} replicas of a mixture-of-experts model are not independent: they shard the experts over all "
+            f"{layout.tp * layout.dp} ranks and step together, so devices hold less than planned and wait for each other"
         )
     if len({(rank.node, rank.pp, rank.dp) for rank in plan.ranks}) > layout.pp * layout.dp:
         notes.append(f"tp {layout.tp} spans nodes: every layer waits for the network between them")

@@ -1,4 +1,4 @@
-"""What vLLM is doing, from its own numbers for Prometheus (vllm/v1/metrics/loggers.py). Pure."""
+"""Stats from vLLM's Prometheus metrics (vllm/v1/metrics/loggers.py). Pure."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from windlass.core.request import Stats
 _LINE = re.compile(r"^vllm:(?P<name>\w+)(?:\{(?P<labels>.*)\})?\s+(?P<value>\S+)")
 _BLOCKS = re.compile(r'\bnum_gpu_blocks="(\d+)"')
 PARTS = 1000
-"""Of the cache, where vLLM does not say how many blocks it has."""
+"""Blocks of the cache, if vLLM does not report their number."""
 
 
 def read_stats(text: str) -> Stats:
-    """Of all its engines together, where it has several."""
+    """Summed over its engines."""
     sums: dict[str, float] = {}
     shares: list[float] = []
     blocks = 0
     for name, labels, value in _samples(text):
         if name == "cache_config_info":
             blocks += _num_blocks(labels)
-        elif name in ("kv_cache_usage_perc", "gpu_cache_usage_perc"):  # its name until 0.10
+        elif name in ("kv_cache_usage_perc", "gpu_cache_usage_perc"):  # the name until 0.10
             shares.append(value)
         sums[name] = sums.get(name, 0.0) + value
     blocks = blocks or (PARTS if shares else 0)

@@ -1,4 +1,4 @@
-"""A vLLM server that is ours: started, waited for, watched, ended. Knows no plan and no flags."""
+"""A vLLM server process: start, wait until healthy, watch, end. Knows no plan and no flags."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import contextlib
 import http.client
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -20,28 +19,29 @@ from typing import Self
 from windlass.core.client import Unavailable
 from windlass.launch.command import Command
 from windlass.launch.guard import SECONDS_TO_END
+from windlass.machine.exit_status import describe_exit
 
 SECONDS_TO_START = 3600.0
-"""Hundreds of GiB from a slow disk, and kernels compiled for the first time."""
-SECONDS_BETWEEN_LOOKS = 0.25
+"""Hundreds of GiB from a slow disk, and the first compilation of kernels."""
+SECONDS_BETWEEN_CHECKS = 0.25
 HEALTH_SECONDS = 5.0
 TAIL_BYTES = 64 * 1024
 KEPT_LOGS = 10
-MOST_CHARACTERS, MOST_PROGRESS = 300, 120
+MAX_CHARACTERS, MAX_PROGRESS = 300, 120
 
-Told = Callable[[str], None]
-"""Is given what vLLM is busy with, whenever that changes."""
+Notify = Callable[[str], None]
+"""Gets what vLLM is doing, whenever that changes."""
 
 _PREFIX = re.compile(r"^(\([^()]*\)\s*)?((INFO|WARNING|ERROR|DEBUG|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d (\[[^\]]*\] )?)?")
 _BUSY = re.compile(r"\bINFO \d\d-\d\d |%\|| Completed \| ")
-"""Its own lines, and the bar of files it has read."""
+"""Its log lines, and its progress bar of files read."""
 _ERROR = re.compile(r"^[\w.]*(Error|Exception|Interrupt): .")
 _ECHO = "Engine core initialization failed"
-"""What the front process says of an engine that failed: the cause stands above it."""
+"""Logged by the API process when its engine failed: the cause is above it."""
 
 
 class VllmServer:
-    """A running process. Ends with this one, whatever happens to it; `close` ends it now."""
+    """A running server. It ends with this process, however that ends; `close` ends it now."""
 
     def __init__(self, process: subprocess.Popen[bytes], base_url: str, log: Path, notes: tuple[str, ...] = ()) -> None:
         self.process, self.base_url, self.log, self.notes = process, base_url, log, notes
@@ -51,32 +51,32 @@ class VllmServer:
     def is_alive(self) -> bool:
         return self.process.poll() is None
 
-    async def wait_healthy(self, told: Told = lambda _: None, seconds: float = SECONDS_TO_START) -> None:
-        """Returns when it answers. Raises Unavailable, with its last words, when it ended or takes too long; then it is closed."""
-        end, said = time.monotonic() + seconds, ""
+    async def wait_healthy(self, notify: Notify = lambda _: None, seconds: float = SECONDS_TO_START) -> None:
+        """Returns when it answers. Raises Unavailable, with its last error, if it exits or takes too long, and closes it."""
+        end, last = time.monotonic() + seconds, ""
         try:
             while not await asyncio.to_thread(_answers, self.base_url):
                 if not self.is_alive:
                     raise self.why_ended()
                 if time.monotonic() > end:
-                    raise Unavailable(f"vLLM does not answer after {seconds:,.0f} s; its log is {self.log}")
-                words = progress(_tail(self.log))
-                if words != said:
-                    told(words)
-                said = words
-                await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
-        except (Exception, asyncio.CancelledError):  # a cancelled wait leaves nothing behind either
-            await asyncio.to_thread(self.close)  # may take a while, and the loop may have others to serve
+                    raise Unavailable(f"vLLM did not become healthy within {seconds:,.0f} s; see its log, {self.log}")
+                line = progress(_tail(self.log))
+                if line != last:
+                    notify(line)
+                last = line
+                await asyncio.sleep(SECONDS_BETWEEN_CHECKS)
+        except (Exception, asyncio.CancelledError):  # cancellation too must leave no process behind
+            await asyncio.to_thread(self.close)  # may take seconds; do not block the event loop
             raise
 
     def why_ended(self) -> Unavailable:
-        words = cause(_tail(self.log))
+        error = cause(_tail(self.log))
         status = self.process.poll()
-        how = "is still running" if status is None else f"ended {_status(status)}"
-        return Unavailable(f"vLLM {how}: {words or 'it said nothing'} (its log is {self.log})")
+        how = "is still running" if status is None else describe_exit(status)
+        return Unavailable(f"vLLM {how}: {error or 'no output'}; see its log, {self.log}")
 
     def close(self) -> None:
-        """Returns when it and all its processes are gone. May be called twice, and from any thread."""
+        """Returns when all its processes have ended. May be called twice, and from any thread."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -97,7 +97,7 @@ class VllmServer:
 
 
 def start(command: Command, *, logs: Path | None = None) -> VllmServer:
-    """At once; it does not answer yet. What it writes goes to a new file in `logs`, else in the system's folder for such."""
+    """Does not wait for it. Its output goes to a new file in `logs`, else in the temporary directory."""
     log = _new_log(logs)
     with log.open("wb") as out:
         process = subprocess.Popen(
@@ -112,14 +112,14 @@ def start(command: Command, *, logs: Path | None = None) -> VllmServer:
 
 
 def base_url(command: Command) -> str:
-    """Where it will listen, from its own flags."""
-    words = list(command.argv)
-    host, port = (words[words.index(flag) + 1] for flag in ("--host", "--port"))
+    """From its own flags."""
+    arguments = list(command.argv)
+    host, port = (arguments[arguments.index(flag) + 1] for flag in ("--host", "--port"))
     return f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
 
 
 def free_port() -> int:
-    """One that nobody uses at the moment."""
+    """Unused at the moment."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return found.getsockname()[1]
@@ -128,15 +128,15 @@ def free_port() -> int:
 def _new_log(folder: Path | None) -> Path:
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-        for old in sorted(folder.glob("vllm-*.log"))[: -KEPT_LOGS + 1]:  # names begin with the time
+        for old in sorted(folder.glob("vllm-*.log"))[: -KEPT_LOGS + 1]:  # names start with the time
             old.unlink(missing_ok=True)
     descriptor, name = tempfile.mkstemp(prefix=f"vllm-{time.strftime('%Y%m%d-%H%M%S')}-", suffix=".log", dir=folder)
-    os.close(descriptor)  # only its owner may read it: mkstemp's mode
+    os.close(descriptor)  # mkstemp: readable by its owner only
     return Path(name)
 
 
 def _answers(url: str) -> bool:
-    """/health needs no key and says 503 while the engine is dead."""
+    """/health needs no key, and returns 503 if the engine died."""
     host, _, port = url.removeprefix("http://").rpartition(":")
     connection = http.client.HTTPConnection(host, int(port), timeout=HEALTH_SECONDS)
     try:
@@ -146,16 +146,6 @@ def _answers(url: str) -> bool:
         return False
     finally:
         connection.close()
-
-
-def _status(status: int) -> str:
-    number = -status if status < 0 else status - 128 if status > 128 else 0
-    try:
-        name = signal.Signals(number).name
-    except ValueError:
-        return f"with status {status}"
-    hint = ", by the system where memory ran out, or by somebody" if number == signal.SIGKILL else ""
-    return f"by {name}{hint}"
 
 
 # --- its log ---------------------------------------------------------------------------------------------------------
@@ -169,22 +159,22 @@ def _tail(log: Path) -> str:
 
 
 def _lines(text: str) -> list[str]:
-    """Without prefixes; a bar that rewrites its line is many lines."""
+    """Without log prefixes; a progress bar is many lines."""
     plain = (_PREFIX.sub("", line.strip(), count=1).strip() for line in re.split(r"[\r\n]+", text))
     return [line for line in plain if line]
 
 
 def progress(text: str) -> str:
-    """The last thing it says it is doing: neither warnings nor what other libraries print."""
-    told = [line for line in re.split(r"[\r\n]+", text) if _BUSY.search(line)]
-    return last_line(told[-1])[:MOST_PROGRESS] if told else ""
+    """The last line about what it is doing: no warnings, and no output of other libraries."""
+    busy = [line for line in re.split(r"[\r\n]+", text) if _BUSY.search(line)]
+    return last_line(busy[-1])[:MAX_PROGRESS] if busy else ""
 
 
 def last_line(text: str) -> str:
-    return next(iter(reversed(_lines(text))), "")[:MOST_CHARACTERS]
+    return next(iter(reversed(_lines(text))), "")[:MAX_CHARACTERS]
 
 
 def cause(text: str) -> str:
-    """The last error that is not about another error; else the last line."""
+    """The last error that is not caused by another one; else the last line."""
     errors = [line for line in _lines(text) if _ERROR.match(line) and _ECHO not in line]
-    return errors[-1][:MOST_CHARACTERS] if errors else last_line(text)
+    return errors[-1][:MAX_CHARACTERS] if errors else last_line(text)

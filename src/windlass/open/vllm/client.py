@@ -19,17 +19,17 @@ from windlass.launch.command import Command, ServedModel
 from windlass.launch.vllm.process import VllmServer
 
 MakeCommand = Callable[[], Command]
-"""A new one for every start: the port that was free once may be taken since."""
+"""Makes a new command for every start, with a port that is free now."""
 
 
 def planned(
     path: Path, plan: Plan | None, context: int | None, concurrency: int | None, name: str
 ) -> tuple[ServedModel, Plan, MakeCommand]:
-    """What to start. Without a plan one is made for this machine. Fails now where it would fail then."""
+    """What to start. Without a plan, makes one for this machine. Renders the command once, to fail early."""
     from windlass.open.vllm.start import plan_vllm, served_model, vllm_command
 
     if plan is not None and (context is not None or concurrency is not None):
-        raise BadInput("--context and --max-running are decided by the plan; leave them out, or plan with them")
+        raise BadInput("--context and --max-running are set by the plan; leave them out, or change the plan")
     model = served_model(path, name)
     if plan is None:
         plan = plan_vllm(path, context=context, concurrency=concurrency)
@@ -62,9 +62,9 @@ class VllmClient:
         return await (await self._ready()).score(request)
 
     async def info(self) -> Info:
-        """What it does not say of itself was decided by the plan."""
+        """What vLLM does not report comes from the plan."""
         client, plan = await self._ready(), self._plan
-        stats = await self._looked_at()
+        stats = await self._fetch_stats()
         found = await client.info()
         return msgspec.structs.replace(
             found,
@@ -83,7 +83,7 @@ class VllmClient:
         return await (await self._ready()).detokenize(token_ids)  # type: ignore[attr-defined]
 
     async def restart(self) -> None:
-        """For one that is stuck: the next request starts another."""
+        """For a stuck server: the next request starts another."""
         async with self._starting:
             await self._end()
 
@@ -101,8 +101,8 @@ class VllmClient:
             assert self._client is not None
             return self._client
 
-    async def _looked_at(self) -> Stats:
-        """What the client knows of it may be old; its /health says whether its engine lives, its /metrics what it does."""
+    async def _fetch_stats(self) -> Stats:
+        """From /health and /metrics. Restarts the server if its engine died."""
         import httpx
 
         from windlass.launch.vllm.metrics import read_stats
@@ -110,24 +110,24 @@ class VllmClient:
         assert self._server is not None
         url, stats = self._server.base_url, Stats()
         try:
-            async with httpx.AsyncClient(timeout=None) as http:  # whoever supervises decides how long is too long
-                is_well = (await http.get(f"{url}/health")).is_success
-                if is_well:
+            async with httpx.AsyncClient(timeout=None) as http:  # the supervisor has its own timeout
+                is_healthy = (await http.get(f"{url}/health")).is_success
+                if is_healthy:
                     numbers = await http.get(f"{url}/metrics")
                     stats = read_stats(numbers.text) if numbers.is_success else stats
         except httpx.HTTPError:
-            is_well = False
-        if not is_well:
+            is_healthy = False
+        if not is_healthy:
             await self.restart()
             raise Unavailable("vLLM's engine died; it is being restarted")
         return stats
 
     async def _start(self) -> None:
-        from windlass.launch.vllm.environment import cache_dir
         from windlass.launch.vllm.process import start
+        from windlass.machine.folders import cache_dir
         from windlass.wire.client.http_client import HttpClient
 
-        command = await asyncio.to_thread(self._make_command)  # looks at the machine, which takes a moment
+        command = await asyncio.to_thread(self._make_command)  # probes the machine, which is slow
         self._server = start(command, logs=cache_dir() / "logs")
         await self._server.wait_healthy()
         self._client = HttpClient(self._server.base_url, command.env.get("VLLM_API_KEY", ""), self._model)

@@ -9,23 +9,23 @@ from pathlib import Path
 
 from windlass.core.plan import Plan
 from windlass.errors import Error, Impossible
-from windlass.launch.command import Command, Options, ServedModel
+from windlass.launch.command import Command, ServedModel, VllmOptions
 from windlass.launch.vllm.render import find_python, free_port, render
 
 CONTEXT = 8192
 CONCURRENCY = (64, 16, 4, 1)
-"""Tried in turn where nobody says."""
+"""Tried in turn by default."""
 
 
-class NotInstalled(Error):
+class VllmNotInstalled(Error):
     def __init__(self) -> None:
-        super().__init__("vLLM is not installed: `windlass setup vllm` makes an environment for it (--cpu without a GPU)")
+        super().__init__("vLLM is not installed; run `windlass setup vllm` (with --cpu if there is no GPU)")
 
 
 def served_model(path: Path, name: str = "") -> ServedModel:
-    """What a server must know of the files. Only directories: vLLM reads no .m file, and a .gguf only with a plug-in."""
+    """What vLLM must know of the files. Only directories: vLLM reads no .m files, and .gguf only with a plug-in."""
     if not path.is_dir():
-        raise Impossible(f"vLLM serves model directories; {path} is a file, which --engine windlass runs")
+        raise Impossible(f"vLLM serves model directories, and {path} is a file; use --engine windlass")
     from windlass.formats.config import read_config
     from windlass.open.scheme import stored_scheme
     from windlass.weights.text.files import model_text
@@ -37,9 +37,9 @@ def served_model(path: Path, name: str = "") -> ServedModel:
 
 
 def plan_vllm(path: Path, *, context: int | None, concurrency: int | None, quant: str = "", kv: str = "bf16") -> Plan:
-    """For this machine. Weights as they are stored, unless said otherwise (`fp32`: plain floats computed in fp32).
+    """For this machine. `quant`: by default as stored; `fp32`: plain floats computed in fp32.
 
-    `context` None: the model's own, 8k at most. `concurrency` None: the most of a few that fit.
+    `context` None: the model's, at most 8k. `concurrency` None: the largest of a few that fits.
     """
     from windlass.open.hardware import resolve_hardware
     from windlass.open.resolve import describe_path
@@ -47,7 +47,7 @@ def plan_vllm(path: Path, *, context: int | None, concurrency: int | None, quant
     from windlass.plan.inference.search import PlanRequest
 
     resolved = describe_path(path)
-    asked = PlanRequest(
+    question = PlanRequest(
         spec=resolved.spec,
         rules=resolved.rules,
         hardware=resolve_hardware(None),
@@ -58,26 +58,26 @@ def plan_vllm(path: Path, *, context: int | None, concurrency: int | None, quant
     )
     *tried, last = (concurrency,) if concurrency is not None else CONCURRENCY
     for count in tried:
-        made = make_plan(replace(asked, concurrency=count), source=resolved.source, digest=resolved.digest)
+        made = make_plan(replace(question, concurrency=count), source=resolved.source, digest=resolved.digest)
         if made.fits and not made.memory.host_bytes and not made.memory.disk_bytes:
             return made
-    return make_plan(replace(asked, concurrency=last), source=resolved.source, digest=resolved.digest)
+    return make_plan(replace(question, concurrency=last), source=resolved.source, digest=resolved.digest)
 
 
 def vllm_command(
     plan: Plan, model: ServedModel, *, node: int = 0, master_address: str = "", extra: tuple[str, ...] = ()
 ) -> Command:
-    """For this machine: on a port that nobody uses, with a key that nobody else knows. `node`: which of the plan's it is."""
+    """For this machine: on a free port, with a random API key. `node`: its number in the plan."""
     python = find_python()
     if python is None:
-        raise NotInstalled
-    options = Options(
+        raise VllmNotInstalled
+    options = VllmOptions(
         python=python,
         port=free_port(),
         api_key=secrets.token_urlsafe(32),
         master_address=master_address,
         device_bytes=_device_bytes(),
-        visible=tuple(word.strip() for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word.strip()),
+        visible=tuple(name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()),
         cpus=tuple(sorted(os.sched_getaffinity(0))),
         extra=extra,
     )
@@ -85,7 +85,7 @@ def vllm_command(
 
 
 def _device_bytes() -> int:
-    """The smallest GPU's memory; 0 where there is none."""
+    """Memory of the smallest GPU; 0: none."""
     from windlass.machine.probe import probe
 
     return min((device.memory_bytes for device in probe(measure=False).devices if device.kind == "cuda"), default=0)

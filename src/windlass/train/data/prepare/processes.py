@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import connection, get_context, parent_process
+from multiprocessing import get_context, parent_process
 from multiprocessing.sharedctypes import Synchronized
 from typing import Any, NamedTuple, TypeVar
 
 from windlass.errors import BadInput, DoesNotFit, Error
+from windlass.machine.parent_death import exit_on_close
 
 POLL_SECONDS = 0.2
 Advance = Callable[[int], None]
@@ -130,13 +130,8 @@ def _result(future: Future[Result | _Failure]) -> Result:
 def _begin(progress: Synchronized[int], stop: Synchronized[int], begin: Callable[..., None], arguments: tuple[Any, ...]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it and cancels the workers
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # processes are the parallelism
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    _state.progress, _state.stop = progress, stop
-    begin(*arguments)
-
-
-def _end_with_parent() -> None:
     parent = parent_process()
     if parent is not None:
-        connection.wait([parent.sentinel])
-        os._exit(1)
+        exit_on_close(parent.sentinel, status=1)
+    _state.progress, _state.stop = progress, stop
+    begin(*arguments)

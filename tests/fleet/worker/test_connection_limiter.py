@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from windlass.cli import execute as run
 from windlass.cli.fleet.worker import parse_address
 from windlass.errors import BadInput
-from windlass.fleet.worker.gate import AT_ONCE, MAX_HALF_OPEN, PER_SECOND, Gate, Refusals
+from windlass.fleet.worker.connection_limiter import BURST, MAX_HALF_OPEN, RATE_PER_SECOND, ConnectionLimiter, RefusalLog
 from windlass.machine import gpus
 
 pytestmark = pytest.mark.pure
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.pure
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 9)), max_size=150))
 def test_there_is_room_for_so_many_and_nobody_is_forgotten(order: list[tuple[str, int]]) -> None:
     """Some leave by themselves; whoever is neither inside nor gone was sent away."""
-    gate, inside = Gate(), dict[int, str]()
+    gate, inside = ConnectionLimiter(), dict[int, str]()
     for step, (address, leaving) in enumerate(order):
         numbers = sorted(inside)
         if leaving < len(numbers) and leaving % 2:
@@ -33,7 +33,7 @@ def test_there_is_room_for_so_many_and_nobody_is_forgotten(order: list[tuple[str
 
 
 def test_the_oldest_of_the_largest_crowd_goes() -> None:
-    gate, sent_away = Gate(), list[str]()
+    gate, sent_away = ConnectionLimiter(), list[str]()
     for number in range(MAX_HALF_OPEN):
         address = "few" if number < 5 else "many"
         gate.enter(address, lambda who=f"{address} {number}": sent_away.append(who))
@@ -43,26 +43,26 @@ def test_the_oldest_of_the_largest_crowd_goes() -> None:
 
 
 def test_a_flood_is_paced_and_a_few_are_not() -> None:
-    gate = Gate()
+    gate = ConnectionLimiter()
     now, let_in = 1e9, 0
     until = now + 10.0
     assert gate.pause_seconds(now) == 0.0
     while now < until:
         now += gate.pause_seconds(now)
         let_in += 1
-    assert 0.9 * 10 * PER_SECOND < let_in < 10 * PER_SECOND + AT_ONCE + 2
+    assert 0.9 * 10 * RATE_PER_SECOND < let_in < 10 * RATE_PER_SECOND + BURST + 2
     assert gate.pause_seconds(now + 60) == 0.0
 
 
 def test_refusals_are_told_of_together() -> None:
-    refusals = Refusals()
-    assert refusals.words() == ""
+    refusals = RefusalLog()
+    assert refusals.summary() == ""
     refusals.add("10.0.0.9", "no secret")
-    assert refusals.words() == "refused 10.0.0.9: no secret"
+    assert refusals.summary() == "refused 10.0.0.9: no secret"
     for number in range(1200):
         refusals.add(f"10.0.0.{number % 7}", "no secret")
-    assert refusals.words() == "refused 1,200 connections, the last from 10.0.0.2: no secret"
-    assert refusals.words() == ""
+    assert refusals.summary() == "refused 1,200 connections, the last from 10.0.0.2: no secret"
+    assert refusals.summary() == ""
 
 
 # --- the command line

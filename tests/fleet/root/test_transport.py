@@ -15,9 +15,19 @@ from windlass.core.launch import Launch
 from windlass.core.layout import Layout
 from windlass.core.ranks.epoch import EpochPlan
 from windlass.core.request import GREEDY, Info, Timings, Usage
-from windlass.engine.client.requests import Calls
-from windlass.engine.client.transport import Lost, Port, Receive
-from windlass.engine.protocol import AskInfo, Command, Failed, Finish, Output, Ready, Stepped, Submit, Told
+from windlass.engine.client.requests import EngineRequests
+from windlass.engine.client.transport import EngineTransport, Lost, Receive
+from windlass.engine.protocol import (
+    Command,
+    EngineFailed,
+    EngineReady,
+    Finish,
+    InfoReply,
+    InfoRequest,
+    SequenceOutput,
+    StepOutputs,
+    Submit,
+)
 from windlass.errors import DoesNotFit, Error
 from windlass.fleet.root import root as root_module
 from windlass.fleet.root import state_machine as events
@@ -41,19 +51,19 @@ class ToldEngine:
         self.receive, self.lost = receive, lost
 
     def ready(self) -> None:
-        self.receive(Ready(INFO))
+        self.receive(EngineReady(INFO))
 
     def answer(self) -> None:
         for submit in self.submits:
             finish = Finish("length", Usage(prompt_tokens=1, completion_tokens=1), Timings())
-            self.receive(Stepped([Output(submit.id, [7], finish=finish)]))
+            self.receive(StepOutputs([SequenceOutput(submit.id, [7], finish=finish)]))
         self.submits.clear()
 
     def send(self, command: Command) -> None:
         if isinstance(command, Submit):
             self.submits.append(command)
-        if isinstance(command, AskInfo):
-            self.receive(Told(command.id, INFO))
+        if isinstance(command, InfoRequest):
+            self.receive(InfoReply(command.id, INFO))
 
     def kill(self) -> None:
         self.is_killed = True
@@ -68,16 +78,16 @@ class Stage:
         self.engines: list[ToldEngine] = []
         self.lines: list[str] = []
         self.refusal: Error | None = None
-        self.fleet = Fleet(Launch(model="told", device="cpu"), self._plan, told=self.lines.append, make_engine=self._engine)
-        self.calls = Calls(self.fleet.port, max_crashes=max_crashes)
+        self.fleet = Fleet(Launch(model="told", device="cpu"), self._plan, notify=self.lines.append, make_engine=self._engine)
+        self.calls = EngineRequests(self.fleet.transport, max_crashes=max_crashes)
 
     def _plan(self, nodes: Any) -> EpochPlan:
         if self.refusal is not None:
             raise self.refusal
         return EpochPlan(layout=Layout(), nodes=(0,))
 
-    def _engine(self, launch: Launch, line: socket.socket | None) -> Port:
-        assert launch.part is None and line is None, "one rank needs nobody"
+    def _engine(self, launch: Launch, line: socket.socket | None) -> EngineTransport:
+        assert launch.meeting is None and line is None, "one rank needs nobody"
         self.engines.append(ToldEngine())
         return self.engines[-1]
 
@@ -134,7 +144,7 @@ async def test_what_an_engine_says_goes_through_with_where_it_is(stage: Stage) -
     assert await asking == [7]
     details = (await stage.calls.info()).details
     assert (details["nodes"], details["epoch"], details["layout"]) == ("root", "1", "one device")
-    assert [node.name for node in stage.fleet.nodes] == ["root"] and stage.fleet.names == ("root",)
+    assert [node.name for node in stage.fleet.nodes] == ["root"] and stage.fleet.rank_machines == ("root",)
 
 
 @staged(max_crashes=1)
@@ -155,7 +165,7 @@ async def test_an_engine_that_lost_its_group_is_not_to_blame(stage: Stage) -> No
     asking = stage.ask()
     engine = await stage.engine(1)
     await stage.submitted(engine)
-    engine.receive(Failed("GroupLost", "rank 0 lost another"))
+    engine.receive(EngineFailed("GroupLost", "rank 0 lost another"))
     engine.lost(Unavailable("its process ended"))
     await asyncio.sleep(events.SUSPECT_SECONDS - 0.1)
     assert len(stage.engines) == 1
@@ -190,7 +200,7 @@ async def test_what_cannot_be_planned_or_loaded_is_said_as_it_is(stage: Stage) -
     asking = stage.ask()
     while not stage.engines:
         await asyncio.sleep(0.01)
-    stage.engines[0].receive(Failed("BadCheckpoint", "the file is damaged"))
+    stage.engines[0].receive(EngineFailed("BadCheckpoint", "the file is damaged"))
     with pytest.raises(Error, match="the file is damaged"):
         await asking
     asking = stage.ask()
@@ -208,7 +218,7 @@ async def test_what_does_not_fit_on_who_is_left_fails_who_waits_and_the_next_who
     engine = await stage.engine(1)
     await stage.submitted(engine)
     stage.refusal = DoesNotFit("7 bytes are missing", 7)
-    engine.receive(Failed("GroupLost", "rank 0 lost another"))
+    engine.receive(EngineFailed("GroupLost", "rank 0 lost another"))
     with pytest.raises(DoesNotFit, match="7 bytes"):
         await asking
     assert not stage.calls.is_alive
