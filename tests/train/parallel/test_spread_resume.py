@@ -24,7 +24,7 @@ OF_FOUR = {
     "tp2 x pp2": {"tp": 2, "pp": 2},
 }
 # Seven heads' worth of channels do not divide by four: slices are of unlike size.
-UNEVEN = CHANGES | {"intermediate_size": 15, "moe_intermediate_size": 7}
+UNEVEN = CHANGES | {"intermediate_size": 15, "moe_intermediate_size": 7, "num_hidden_layers": 2}
 
 
 def test_other_layouts(tmp_path: Path) -> None:
