@@ -21,6 +21,7 @@ from windlass.convert.calibration import Calibration
 from windlass.convert.outputs import Output
 from windlass.convert.pack import Packed, RawBlocks, pack_unit
 from windlass.convert.units import LARGEST_BYTES, Unit
+from windlass.formats.disk.atomic import part_name
 from windlass.formats.disk.journal import Journal
 from windlass.formats.safetensors.shards import OutTensor, Shard
 from windlass.formats.safetensors.writer import ShardWriter, file_digest
@@ -118,8 +119,9 @@ class _Shards:
             if path.exists() and done:
                 self.whole.add(shard.file)
                 continue
-            writer = ShardWriter(path, shard.tensors)
-            self.writers[shard.file] = writer
+            if not part_name(path).exists():  # what was done of one that is gone must not pass for done once another is begun
+                self.job.journal.forget(unit.key for unit in units_of[shard.file])
+            self.writers[shard.file] = ShardWriter(path, shard.tensors)
         self.fresh = {file for file, writer in self.writers.items() if not writer.resumed}
 
     def is_done(self, unit: Unit) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -69,6 +69,18 @@ class Journal:
             self._records[key] = payload
         if sync:
             self.sync()
+
+    def forget(self, keys: Iterable[str]) -> None:
+        """What they speak of is gone, and will be done again. Killed within, it may forget more, which is only done again too."""
+        lost = set(keys) & self._records.keys()
+        if not lost:
+            return
+        with self._lock, explained(self.path, 0):
+            self._records = {key: payload for key, payload in self._records.items() if key not in lost}
+            self._start_anew()
+            for key, payload in self._records.items():
+                self._append(msgspec.json.encode(_Record(key=key, payload=payload)) + b"\n")
+        self.sync()
 
     def sync(self) -> None:
         with explained(self.path, 0):
