@@ -146,6 +146,19 @@ def test_a_file_that_was_lost_is_written_again(source: Path, whole: dict[str, An
     assert bench.result(out) == whole
 
 
+def test_a_file_that_was_lost_and_interrupted_again_is_written_whole(source: Path, whole: dict[str, Any], tmp_path: Path) -> None:
+    """What the journal says of a file that is gone is not true of the one that is begun in its place."""
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        convert(source, out, bench.SETTINGS, stopped_after(30))
+    for lost in (*out.glob("model-*.safetensors"), *out.glob(".model-*.part")):
+        lost.unlink()
+    with pytest.raises(KeyboardInterrupt):
+        convert(source, out, bench.SETTINGS, stopped_after(3))
+    convert(source, out, bench.SETTINGS)
+    assert bench.result(out) == whole
+
+
 def test_bytes_are_on_disk_before_the_journal_speaks_of_them(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

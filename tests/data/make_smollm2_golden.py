@@ -1,4 +1,4 @@
-"""What transformers writes with SmolLM2-135M-Instruct, kept in smollm2_golden.json so that tests need not run it.
+"""What transformers reads of SmolLM2-135M-Instruct and writes with it, kept in smollm2_golden.json so that tests need not run it.
 
 Run: python tests/data/make_smollm2_golden.py [FILE.gguf]. `make long` checks that transformers still writes it.
 Each answer is greedy and in fp32, with the margin of every token: by how much it is more likely, in logits, than the second. An answer
@@ -55,6 +55,11 @@ def load(model: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(str(model.parent), gguf_file=model.name, dtype=torch.float32).eval()
 
 
+def numbers_digest(tensor: Any) -> str:
+    """Of its numbers in fp32, both zeros being one."""
+    return hashlib.sha256((tensor.float() + 0.0).contiguous().numpy().tobytes()).hexdigest()
+
+
 def made(model: Path) -> dict[str, Any]:
     import torch
     import transformers
@@ -69,7 +74,9 @@ def made(model: Path) -> dict[str, Any]:
             prompt = tokenizer.encode(text)
             tokens, margins = answer(theirs, prompt)
             answers.append({"text": text, "prompt": prompt, "answer": tokens, "margins": margins})
-    return {"file": model.name, "sha256": digest(model), "transformers": transformers.__version__, "answers": answers}
+    weights = {name: numbers_digest(tensor) for name, tensor in theirs.state_dict().items()}
+    found = {"file": model.name, "sha256": digest(model), "transformers": transformers.__version__}
+    return found | {"weights": weights, "answers": answers}
 
 
 def bundled() -> Path:
@@ -78,7 +85,10 @@ def bundled() -> Path:
     return next(Path(found.origin).parent.glob("*.gguf"))
 
 
-if __name__ == "__main__":
-    golden = made(Path(sys.argv[1]) if len(sys.argv) > 1 else bundled())
+def keep(golden: dict[str, Any]) -> None:
     lines = ",\n  ".join(json.dumps(one) for one in golden.pop("answers"))
     GOLDEN.write_text(json.dumps(golden, indent=1).removesuffix("\n}") + f',\n "answers": [\n  {lines}\n ]\n}}\n')
+
+
+if __name__ == "__main__":
+    keep(made(Path(sys.argv[1]) if len(sys.argv) > 1 else bundled()))

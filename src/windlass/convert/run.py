@@ -21,6 +21,7 @@ from windlass.convert.calibration import Calibration
 from windlass.convert.outputs import ConvertedTensor
 from windlass.convert.pack import PackedRows, RawBlocks, pack_slice
 from windlass.convert.slices import LARGEST_BYTES, RowSlice
+from windlass.formats.disk.atomic import part_name
 from windlass.formats.disk.journal import Journal
 from windlass.formats.safetensors.shards import OutTensor, SafetensorsShard
 from windlass.formats.safetensors.writer import SafetensorsWriter, file_digest
@@ -120,8 +121,9 @@ class _Shards:
             if path.exists() and done:
                 self.whole.add(shard.file)
                 continue
-            writer = SafetensorsWriter(path, shard.tensors)
-            self.writers[shard.file] = writer
+            if not part_name(path).exists():  # slices written to a lost part must not count as done once a new one is begun
+                self.job.journal.forget(unit.key for unit in units_of[shard.file])
+            self.writers[shard.file] = SafetensorsWriter(path, shard.tensors)
         self.fresh = {file for file, writer in self.writers.items() if not writer.resumed}
 
     def is_done(self, unit: RowSlice) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -69,6 +69,18 @@ class Journal:
             self._records[key] = payload
         if sync:
             self.sync()
+
+    def forget(self, keys: Iterable[str]) -> None:
+        """Drops records whose data is lost. If killed in between, more may be forgotten, which is only redone."""
+        lost = set(keys) & self._records.keys()
+        if not lost:
+            return
+        with self._lock, write_errors(self.path, 0):
+            self._records = {key: payload for key, payload in self._records.items() if key not in lost}
+            self._restart()
+            for key, payload in self._records.items():
+                self._append(msgspec.json.encode(_Record(key=key, payload=payload)) + b"\n")
+        self.sync()
 
     def sync(self) -> None:
         with write_errors(self.path, 0):
