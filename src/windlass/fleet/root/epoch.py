@@ -183,7 +183,7 @@ class Epoch:
             waiting.set_exception(error)
 
     async def _send(self, member: Member, wanted: said.WantParts) -> None:
-        async def write(piece: said.Piece) -> None:
+        async def write(piece: said.CheckpointPiece) -> None:
             await member.wire.send(said.PartData(self.number, piece))
 
         try:
