@@ -515,7 +515,7 @@ def test_disk_that_fills_up(
     monkeypatch.setattr(module, "require_free", lambda *_: None)
     assert run(command) == 3
     printed = capsys.readouterr()
-    assert "disk is full" in printed.err and printed.err.count("\n") == 1
+    assert "disk full" in printed.err and printed.err.count("\n") == 1
     assert not (out / "config.json").exists() and not list(out.glob("*.safetensors"))
     subprocess.run(["mount", "-o", "remount,size=16m", str(small_disk)], check=True)
     assert run([*command, "--verify"]) == 0

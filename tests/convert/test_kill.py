@@ -103,7 +103,7 @@ def test_what_was_done_is_not_done_again(
     source: Path, whole: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packed: list[str] = []
-    original = run_module.pack_unit
+    original = run_module.pack_slice
 
     def counted(output: Any, unit: Any, read: Any, raw: Any, inputs: Any) -> Any:
         packed.append(unit.key)
@@ -166,7 +166,7 @@ def test_bytes_are_on_disk_before_the_journal_speaks_of_them(
     dirty: set[str] = set()
     file_of: dict[str, set[str]] = {}
     wrong: list[str] = []
-    write, sync = run_module.ShardWriter.write, run_module.ShardWriter.sync
+    write, sync = run_module.SafetensorsWriter.write, run_module.SafetensorsWriter.sync
     record, work = run_module.Journal.record, run_module._Loop._work
 
     def writing(self: Any, name: str, offset: int, buffer: Any) -> None:
@@ -185,8 +185,8 @@ def test_bytes_are_on_disk_before_the_journal_speaks_of_them(
         wrong.extend(file_of[key] & dirty)
         record(self, key, *args, **more)
 
-    monkeypatch.setattr(run_module.ShardWriter, "write", writing)
-    monkeypatch.setattr(run_module.ShardWriter, "sync", syncing)
+    monkeypatch.setattr(run_module.SafetensorsWriter, "write", writing)
+    monkeypatch.setattr(run_module.SafetensorsWriter, "sync", syncing)
     monkeypatch.setattr(run_module._Loop, "_work", working)
     monkeypatch.setattr(run_module.Journal, "record", recording)
     # One slice at a time, or another worker's write would come between the sync and the record.
@@ -198,7 +198,7 @@ def test_bytes_are_on_disk_before_the_journal_speaks_of_them(
 def test_no_worker_writes_once_files_are_closed(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A descriptor that is closed may be another file's by the time a late worker writes to it."""
     late: list[str] = []
-    write = run_module.ShardWriter.write
+    write = run_module.SafetensorsWriter.write
 
     def slow(self: Any, name: str, offset: int, buffer: Any) -> None:
         time.sleep(0.02)
@@ -206,7 +206,7 @@ def test_no_worker_writes_once_files_are_closed(source: Path, tmp_path: Path, mo
             late.append(name)
         write(self, name, offset, buffer)
 
-    monkeypatch.setattr(run_module.ShardWriter, "write", slow)
+    monkeypatch.setattr(run_module.SafetensorsWriter, "write", slow)
     with pytest.raises(RuntimeError):
         convert(source, tmp_path / "out", bench.SETTINGS, stopped_after(5, RuntimeError))
     assert late == []
@@ -264,13 +264,13 @@ def test_control_c_says_one_line(interrupted: tuple[Path, int, str, str]) -> Non
 def test_files_are_hashed_while_they_are_written(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hashing all of a file at its end is work for one core, while the others wait."""
     hashed: list[float] = []
-    finish = run_module.ShardWriter.finish
+    finish = run_module.SafetensorsWriter.finish
 
     def finishing(self: Any) -> str:
         hashed.append(self._digest._position / self.num_bytes)
         return finish(self)
 
-    monkeypatch.setattr(run_module.ShardWriter, "finish", finishing)
+    monkeypatch.setattr(run_module.SafetensorsWriter, "finish", finishing)
     convert(source, tmp_path / "out", msgspec.structs.replace(bench.SETTINGS, max_shard_bytes=10**9))
     assert len(hashed) == 1 and hashed[0] > 0.5
 

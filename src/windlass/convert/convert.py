@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import resource
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +14,7 @@ import msgspec
 from windlass.convert.calibration import Calibration
 from windlass.convert.outputs import ConvertedTensor, PackingChoices, converted_tensors, total_bytes
 from windlass.convert.quantization import patterns, quantization_config
-from windlass.convert.report import ConvertReport, FileRecord, markdown, overall_rms, tensor_errors
+from windlass.convert.report import ConvertReport, FileRecord, markdown, overall_rms, peak_memory_bytes, tensor_errors
 from windlass.convert.run import ConversionJob, out_tensors, run
 from windlass.convert.slices import affordable_jobs, row_slices, slice_bytes_for
 from windlass.convert.stream_order import attach_stream, order_by_arrival
@@ -244,19 +242,10 @@ def _report(
             for file, digest in sorted(digests.items())
         ),
         seconds=time.monotonic() - began,
-        peak_memory_bytes=_peak_bytes(),
+        peak_memory_bytes=peak_memory_bytes(),
         instruction_set=instruction_set(),
         notes=_notes(planned) + _calibrated_note(settings),
     )
-
-
-def _peak_bytes() -> int:
-    """Peak resident memory. On Linux ru_maxrss includes the parent's peak from before the fork; VmHWM does not."""
-    status = Path("/proc/self/status")
-    for line in status.read_text().splitlines() if status.exists() else ():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def _notes(planned: tuple[ConvertedTensor, ...]) -> tuple[str, ...]:

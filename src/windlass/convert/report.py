@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import resource
+import sys
+from pathlib import Path
+
 from windlass.convert.outputs import ConvertedTensor
 from windlass.core.model import Frozen
 from windlass.kernels.packing.statistics import Statistics
@@ -71,6 +75,15 @@ def overall_rms(outputs: tuple[ConvertedTensor, ...], statistics: dict[int, Stat
     packed = [statistics[index] for index, output in enumerate(outputs) if output.packed]
     weight = sum(one.squared_weight for one in packed)
     return (sum(one.squared_error for one in packed) / weight) ** 0.5 if weight else 0.0
+
+
+def peak_memory_bytes() -> int:
+    """Peak resident memory. On Linux ru_maxrss includes the parent's peak from before the fork; VmHWM does not."""
+    status = Path("/proc/self/status")
+    for line in status.read_text().splitlines() if status.exists() else ():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def markdown(report: ConvertReport) -> str:

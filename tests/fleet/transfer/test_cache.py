@@ -174,7 +174,7 @@ def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         writelines = full
 
     monkeypatch.setattr(Path, "open", lambda self, *_: Full(self, "w"))
-    with pytest.raises(DoesNotFit, match="the disk is full"):
+    with pytest.raises(DoesNotFit, match="disk full"):
         use.keep(piece(*WHOLE))
     monkeypatch.undo()
     assert use.missing(WHOLE) == WHOLE
