@@ -66,7 +66,7 @@ class LateBuffers(Buffers):
     """The host's side is read when a copy is made, not when it is asked for."""
 
     def __init__(self, stream: Stream, limits: SchedulerLimits, device: torch.device) -> None:
-        super().__init__(limits, device, apart=True)
+        super().__init__(limits, device, separate=True)
         self._stream, self._copied = stream, Event(stream, 0)
 
     def wait(self) -> None:

@@ -43,7 +43,7 @@ class Watched(LocalClient):
         self.model = model or self.model
         super().__init__(launch(self.model), model_text(), progress)
         self.ports: list[ProcessTransport] = []
-        self._calls._make_port = self._port
+        self._requests._make_port = self._port
 
     def _port(self) -> ProcessTransport:
         self.ports.append(ProcessTransport(launch(self.model)))
@@ -140,7 +140,7 @@ def test_a_killed_engine_is_followed_by_another_that_goes_on(tmp_path: Path) -> 
         os.kill(inner.pid, signal.SIGKILL)
         while len(inner.ports) < 3:
             await asyncio.sleep(0.005)
-        await inner._calls.ready()
+        await inner._requests.ready()
         os.kill(inner.pid, signal.SIGKILL)
         for one in asking:
             with pytest.raises(Unavailable, match="SIGKILL"):

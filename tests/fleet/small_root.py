@@ -147,7 +147,7 @@ class SmallRoot:
                     self.board.handle(message, self.channel.post)
                 self.heard.append(message)
                 if isinstance(message, RankEnded):  # whoever waits for it waits in vain
-                    self.board.close(f"rank {message.rank} ended: {message.words}")
+                    self.board.close(f"rank {message.rank} ended: {message.reason}")
         except ChannelLost as error:
             self.lost = str(error) or "lost"
 

@@ -110,5 +110,5 @@ class Replanner:
             scheme=msgspec.structs.replace(how, kv=launch.kv_type),
             context_tokens=launch.context_tokens or min(spec.context_tokens, usual),
             concurrency=sequences,
-            wanted=launch.layout if launch.layout.world > 1 else None,
+            pinned=launch.layout if launch.layout.world > 1 else None,
         )

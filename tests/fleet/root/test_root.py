@@ -95,7 +95,7 @@ class Watched:
             msgspec.structs.replace(launch_of(model), workers=tuple(workers)),
             planned,
             SECRET,
-            told=self.lines.append,
+            notify=self.lines.append,
             progress=lambda one: self.progress.add((one.name, one.doing)),
         )
         self.client = FleetClient(self.fleet)

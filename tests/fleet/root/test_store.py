@@ -39,16 +39,16 @@ def test_a_note_is_found_before_and_after_it_is_put(order: list[tuple[str, str]]
 def test_in_the_words_of_workers_and_of_ranks() -> None:
     async def run() -> list[Any]:
         board, answers = EpochStore(), list[Any]()
-        board.hear(TakeEpochKey(1, 7, "key", 5.0), answers.append)
-        board.hear_rank(TakeKey(8, "key", 5.0), answers.append)
-        board.hear_rank(TakeKey(9, "never", 2.0), answers.append)
-        board.hear(TakeEpochKey(1, 10, "never", 2.0), answers.append)
+        board.handle(TakeEpochKey(1, 7, "key", 5.0), answers.append)
+        board.handle_rank(TakeKey(8, "key", 5.0), answers.append)
+        board.handle_rank(TakeKey(9, "never", 2.0), answers.append)
+        board.handle(TakeEpochKey(1, 10, "never", 2.0), answers.append)
         await asyncio.sleep(0)
         assert answers == []
-        board.hear(PutEpochKey(1, "key", b"value"), answers.append)
-        board.hear_rank(PutKey("other", b"1"), answers.append)
+        board.handle(PutEpochKey(1, "key", b"value"), answers.append)
+        board.handle_rank(PutKey("other", b"1"), answers.append)
         await asyncio.sleep(60.0)
-        board.hear(TakeEpochKey(1, 11, "other", 0.0), answers.append)
+        board.handle(TakeEpochKey(1, 11, "other", 0.0), answers.append)
         await asyncio.sleep(1.0)
         return answers
 

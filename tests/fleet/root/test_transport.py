@@ -11,7 +11,7 @@ import pytest
 
 import owned_time
 from windlass.core.client import Unavailable
-from windlass.core.launch import Launch
+from windlass.core.launch import Launch, RankJob
 from windlass.core.layout import Layout
 from windlass.core.ranks.epoch import EpochPlan
 from windlass.core.request import GREEDY, Info, Timings, Usage
@@ -86,8 +86,8 @@ class Stage:
             raise self.refusal
         return EpochPlan(layout=Layout(), nodes=(0,))
 
-    def _engine(self, launch: Launch, line: socket.socket | None) -> EngineTransport:
-        assert launch.meeting is None and line is None, "one rank needs nobody"
+    def _engine(self, job: RankJob, supervised: socket.socket | None) -> EngineTransport:
+        assert job.meeting is None and supervised is None, "one rank needs nobody"
         self.engines.append(ToldEngine())
         return self.engines[-1]
 

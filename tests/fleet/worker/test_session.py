@@ -171,7 +171,7 @@ def test_a_rank_that_stands_still_is_missed_within_five_seconds(monkeypatch: pyt
         root.wire.post(start())
         while not isinstance(ended := await root.wire.receive(), RankEnded):
             pass
-        assert ended.kind == "Stuck" and "no sign of life for 4." in ended.words
+        assert ended.kind == "Stuck" and "no sign of life for 4." in ended.reason
         assert 600.0 < asyncio.get_running_loop().time() < 605.0 and rank.returncode
         await root.close()
 
@@ -202,7 +202,7 @@ def test_a_worker_that_goes_while_it_is_asked_what_it_has_is_called_again() -> N
             listening.setblocking(False)
             answering = asyncio.create_task(answer(listening))
             fleet = Fleet(Launch(model="none", workers=(f"127.0.0.1:{listening.getsockname()[1]}",)), replan, SECRET)
-            fleet.port().open(lambda _: None, lambda _: None)
+            fleet.transport().open(lambda _: None, lambda _: None)
             async with asyncio.timeout(HUNG_SECONDS):
                 while calls < 2:
                     await asyncio.sleep(0.05)

@@ -239,7 +239,7 @@ def test_a_rank_that_stands_still_is_found_and_ended(tmp_path: Path) -> None:
         os.kill(pid, signal.SIGSTOP)
         ended = root.wait(RankEnded)
         assert (ended.kind, ended.rank, ended.epoch) == ("Stuck", 1, 1)
-        assert "no sign of life" in ended.words and not is_there(pid)
+        assert "no sign of life" in ended.reason and not is_there(pid)
         with pytest.raises(GroupLost):
             generated(engine, [1, 2, 3], 30)
         engine.close()
@@ -254,7 +254,7 @@ def test_a_rank_that_dies_is_told_of_at_once_and_a_silent_root_loses_its_ranks(w
     (pid,) = root.wait(RanksStarted).pids
     os.kill(pid, signal.SIGKILL)
     ended = root.wait(RankEnded)
-    assert not ended.kind and "SIGKILL" in ended.words, "it was seen to end, not missed after a while"
+    assert not ended.kind and "SIGKILL" in ended.reason, "it was seen to end, not missed after a while"
     since = len(root.heard)
     root.start(2, Layout(tp=2))  # it goes on
     (pid,) = root.wait(RanksStarted, since=since).pids

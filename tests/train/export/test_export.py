@@ -101,11 +101,11 @@ class Imported:
         self._opened, self._named = opened, TensorIndex(opened.rules)
 
     def has(self, name: str) -> bool:
-        return name in self._opened.places
+        return name in self._opened.locations
 
     def tensor(self, name: str) -> torch.Tensor:
         ours = self._named.get(name)
-        rows = reader(self._opened.store, ours, self._opened.places[name])
+        rows = reader(self._opened.store, ours, self._opened.locations[name])
         return rows(0, ours.shape[0]).float().reshape(ours.shape)
 
 
