@@ -16,7 +16,7 @@ from torch import Tensor
 
 from windlass.engine.engine import Engine
 from windlass.engine.execute import runner
-from windlass.engine.execute.graphs import CapturedGraph, DecodeGraphs, InFlightStep, _elsewhere
+from windlass.engine.execute.graphs import CapturedGraph, DecodeGraphs, InFlightStep, _copy
 from windlass.engine.execute.runner import Buffers
 from windlass.engine.schedule.scheduler import SchedulerLimits
 from windlass.kernels.cuda.greedy import greedy_reference
@@ -57,7 +57,7 @@ class LateBuffers(Buffers):
     """The host's side is read when a copy is made, not when it is asked for."""
 
     def __init__(self, stream: Stream, limits: SchedulerLimits, device: torch.device) -> None:
-        super().__init__(limits, device, apart=True)
+        super().__init__(limits, device, separate=True)
         self._stream, self._copied = stream, Event(stream, 0)
 
     def wait(self) -> None:
@@ -111,7 +111,7 @@ class LateGraphs(DecodeGraphs):
         self._stream.synchronize()
         assert int(step.lengths.max()) <= longest
         logits = self._decoder(step, self._caches)
-        greedy_reference(logits, self._num_tokens or 0, _elsewhere(step), self._counts)
+        greedy_reference(logits, self._num_tokens or 0, _copy(step), self._counts)
         captured = CapturedGraph(None, torch.full_like(logits, torch.nan), torch.zeros(size, dtype=torch.int32), longest)  # type: ignore[arg-type]
 
         def work() -> None:

@@ -17,7 +17,7 @@ from fake_decoder import FakeDecoder
 from fake_text import ids, model_text, words
 
 from windlass.core.client import Late, SyncClient, Unavailable
-from windlass.core.launch import Launch
+from windlass.core.launch import Launch, RankJob
 from windlass.core.request import GREEDY, Request, ScoreRequest
 from windlass.engine.client.client import LocalClient
 from windlass.engine.client.transport import ProcessTransport
@@ -42,7 +42,7 @@ class Watched(LocalClient):
         self._requests._make_transport = self._port
 
     def _port(self) -> ProcessTransport:
-        self.ports.append(ProcessTransport(launch(self.model)))
+        self.ports.append(ProcessTransport(RankJob(launch=launch(self.model))))
         return self.ports[-1]
 
     model = "fake"

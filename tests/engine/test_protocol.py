@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from windlass import errors
 from windlass.core.client import Broken, Late, Unavailable
+from windlass.core.frames import BadFrame
 from windlass.core.launch import Launch, RandomInit
 from windlass.core.request import GREEDY, Info, Sampling, Timings, TokenLogprob, Usage
 from windlass.engine.protocol import (
@@ -63,11 +64,11 @@ def test_messages_arrive_whole_however_they_are_cut(cuts: list[int]) -> None:
 
 
 def test_what_is_not_ours_is_refused() -> None:
-    with pytest.raises(Unavailable, match="not ours"):
+    with pytest.raises(BadFrame, match="longest allowed"):
         MessageReader().reports(b"\xff\xff\xff\xff")
     with pytest.raises(msgspec.ValidationError):
         MessageReader().commands(encode_frame(EngineReady(INFO)))
-    with pytest.raises((msgspec.DecodeError, Unavailable)):
+    with pytest.raises((msgspec.DecodeError, BadFrame)):
         MessageReader().commands(encode_frame(Cancel(1))[:4] + b"junk" * 5)
 
 

@@ -52,7 +52,7 @@ class CutPort:
             await asyncio.sleep(0)
             new, self._new = self._new, []
             for command in new:
-                loop._obey(command)
+                loop._handle(command)
             if engine.has_work:
                 self._steps -= 1
                 receive(StepOutputs(engine.step()))

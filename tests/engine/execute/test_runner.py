@@ -34,7 +34,7 @@ def answers(engine: Engine) -> dict[int, list[int]]:
 def test_copies_on_a_device_are_kept_up_to_date(monkeypatch: pytest.MonkeyPatch, num_blocks: int) -> None:
     """Rows of the table of blocks change owners, grow and are preempted; only what changed is copied."""
     expected = answers(make_engine(num_blocks=num_blocks))
-    monkeypatch.setattr(runner, "Buffers", partial(Buffers, apart=True))
+    monkeypatch.setattr(runner, "Buffers", partial(Buffers, separate=True))
     engine = make_engine(num_blocks=num_blocks)
     step = engine.runner._buffers.step
     assert step.tokens.data_ptr() != engine.runner._buffers.tokens.ctypes.data

@@ -39,7 +39,7 @@ def test_made_found_made_again_removed(steps: list[str], tmp_path: Path) -> None
     assert environment.find_python() == python == str(tmp_path / "vllm" / "bin" / "python")
     assert told == ["creating a virtual environment", "Collecting vllm==9.9", "checking that it imports"]
     found = environment.installed()
-    assert found == environment.Installed(package=environment.CPU, version="9.9")
+    assert found == environment.VllmInstallation(package=environment.CPU, version="9.9")
     assert environment.install(environment.CPU, told.append) == python and len(told) == 3
     environment.install(environment.GPU, told.append)  # another build takes the place of the first
     assert len(told) == 6
@@ -125,4 +125,4 @@ def test_setup_says_what_it_does(steps: list[str], capsys: pytest.CaptureFixture
 def test_one_that_can_be_imported_here_is_used(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(environment.importlib.util, "find_spec", lambda _: object())
     assert environment.find_python() == sys.executable
-    assert run(["setup", "vllm"]) == 0 and "the one that is used" in capsys.readouterr().out
+    assert run(["setup", "vllm"]) == 0 and "is installed in this environment" in capsys.readouterr().out
