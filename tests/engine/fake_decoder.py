@@ -144,10 +144,11 @@ class CrashingDecoder(FakeDecoder):
         return super().__call__(step, caches)
 
 
-def load(launch: Any, progress: Any) -> tuple[Engine, Info]:
+def load(job: Any, progress: Any) -> tuple[Engine, Info]:
     """What a worker calls instead of reading a checkpoint; `model` names what is to be tested ("gated behind FILE", for one)."""
     from windlass.errors import DoesNotFit
 
+    launch = job.launch
     kinds = {"fake": FakeDecoder, "slow": SlowDecoder, "crashing": CrashingDecoder}
     if launch.model == "too large":
         raise DoesNotFit("it is 5 bytes short", 5)

@@ -226,7 +226,7 @@ def test_cancelling_frees_everything_at_once_and_leaves_others_alone() -> None:
 def test_numbers_may_be_used_again() -> None:
     engine = make_engine()
     engine.submit(greedy(1, [1], 2))
-    with pytest.raises(BadInput, match="number 1 is running"):
+    with pytest.raises(BadInput, match="request 1 is already running"):
         engine.submit(greedy(1, [1], 2))
     finish(engine)
     engine.submit(greedy(1, [1], 2))
@@ -261,7 +261,7 @@ def test_a_model_that_fails_fails_only_its_request() -> None:
     end = found.last(1).finish
     assert end is not None
     assert end.reason == "error"
-    assert "not numbers" in end.error
+    assert "NaN or infinite" in end.error
     assert len(found.tokens[1]) == 3
     assert len(found.tokens[2]) == 10
     assert engine.stats().failed == 1

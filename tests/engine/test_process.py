@@ -18,7 +18,7 @@ from fake_text import ids, model_text, words
 from hanging import finished, is_running, until_gone
 
 from windlass.core.client import Late, SyncClient, Unavailable
-from windlass.core.launch import Launch
+from windlass.core.launch import Launch, RankJob
 from windlass.core.request import GREEDY, Request, ScoreRequest
 from windlass.engine.client.client import LocalClient
 from windlass.engine.client.transport import ProcessTransport
@@ -46,7 +46,7 @@ class Watched(LocalClient):
         self._requests._make_port = self._port
 
     def _port(self) -> ProcessTransport:
-        self.ports.append(ProcessTransport(launch(self.model)))
+        self.ports.append(ProcessTransport(RankJob(launch=launch(self.model))))
         return self.ports[-1]
 
     @property

@@ -64,7 +64,7 @@ def test_messages_arrive_whole_however_they_are_cut(cuts: list[int]) -> None:
 
 
 def test_what_is_not_ours_is_refused() -> None:
-    with pytest.raises(BadFrame):
+    with pytest.raises(BadFrame, match="longest allowed"):
         MessageReader().reports(b"\xff\xff\xff\xff")
     with pytest.raises(msgspec.ValidationError):
         MessageReader().commands(encode_frame(EngineReady(INFO)))

@@ -55,7 +55,7 @@ def test_what_is_read() -> None:
         ("a;b", "is not a host"),
         ("a 'b", "line 1"),
         ("a address=b:1", "without brackets and port"),
-        ("a python=-c", "no path"),
+        ("a python=-c", "not a path"),
     ],
 )
 def test_what_is_refused(text: str, words: str) -> None:

@@ -195,7 +195,8 @@ class Engine:
     def _sequence(self, submit: Submit, submitted: float, matcher: GrammarMatcher | None) -> EngineSequence:
         num_prompt = len(submit.token_ids)
         room = max(self.limits.longest_sequence - num_prompt, 1)  # the scheduler rejects a prompt that leaves no room
-        prompt_logprobs = None if submit.prompt_logprobs is None else [None] * num_prompt
+        unscored: list[TokenLogprob | None] = [None] * num_prompt
+        prompt_logprobs = None if submit.prompt_logprobs is None else unscored
         state = self.sampler.new_state(submit.sampling, submit.token_ids, matcher)
         for token in submit.generated:
             state.record(token)

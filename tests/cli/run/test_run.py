@@ -23,7 +23,7 @@ from windlass.cli.run.options import ChatSettings, RunOptions, settings_from
 from windlass.cli.run.screen import Screen
 from windlass.cli.run.session import launch_for, start
 from windlass.core.client import SyncClient
-from windlass.core.launch import Launch
+from windlass.core.launch import Launch, check_launch
 from windlass.core.layout import Layout
 from windlass.core.plan import load_plan
 from windlass.core.request import Delta, Info
@@ -174,6 +174,12 @@ def test_bad_words_are_refused(model: Path, words: dict[str, Any]) -> None:
         ask(model, FakeClient(), **words)
 
 
+@pytest.mark.parametrize("changes", [{"device": "tpu"}, {"kv": "int3"}, {"context_tokens": 1}])
+def test_bad_launch_options_are_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(BadInput):
+        check_launch(Launch(**changes))
+
+
 # --- a chat
 
 
@@ -260,7 +266,7 @@ def test_a_chat_is_saved_and_loaded(tmp_path: Path) -> None:
     assert "2 messages of a chat with fake" in remarks
     assert [message["content"] for message in client.requests[0].messages] == ["Be brief.", "One", "Hello you", "Two"]
     file.write_text('{"messages": 3}')
-    assert "no saved chat" in chat_of(FakeClient(), [f"/load '{file}'"])[2]
+    assert "not a saved chat" in chat_of(FakeClient(), [f"/load '{file}'"])[2]
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_chat() -> None:
@@ -365,7 +371,7 @@ class Reader:
         (["missing.gguf"], 2, "does not exist"),
         (["GLM-4.5-Bair"], 2, "GLM-4.5-Air"),
         (["GLM-4.5-Air", "--temperature", "warm"], 2, "--temperature"),
-        (["GLM-4.5-Air", "--json"], 2, "--json gives one answer"),
+        (["GLM-4.5-Air", "--json"], 2, "--json prints one answer"),
         ([], 2, "MODEL"),
     ],
 )
@@ -486,7 +492,7 @@ def test_plans_that_cannot_be_run_here(model: Path, tmp_path: Path) -> None:
     for changes, error, words in (
         ({"engine": "vllm"}, Impossible, "plan is for vllm"),
         ({"fits": False, "short_bytes": 10**9}, DoesNotFit, "short"),
-        ({"layout": {**plan["layout"], "dp": 2}}, Impossible, "2 copies"),
+        ({"layout": {**plan["layout"], "dp": 2}}, Impossible, "2 replicas"),
         ({"train": {}}, BadInput, "training"),
     ):
         file.write_text(json.dumps(plan | changes))

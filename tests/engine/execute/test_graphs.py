@@ -290,7 +290,7 @@ def test_on_a_gpu() -> None:
     def answered(ahead: bool) -> Answers:
         engine = Engine(decoder, decoder.make_caches(65, device="cuda"), limits, 512, device="cuda")
         if not ahead:
-            engine._goes_on = lambda batch: False  # type: ignore[method-assign]
+            engine._continues = lambda batch: False  # type: ignore[method-assign]
         for number in range(4):
             engine.submit(Submit(number, prompt(number, 5 + 9 * number), GREEDY, max_tokens=150 - 20 * number))
         answers = Answers().finish(engine)

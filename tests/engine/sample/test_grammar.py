@@ -249,7 +249,7 @@ def test_a_stop_that_the_grammar_cannot_do_without_is_an_error() -> None:
     guide = TEXTUAL.guide(OutputSpec(style="plain", constraint=Constraint(kind="regex", value="ab?")), (a,))
     row = np.zeros(num_words(TEXTUAL.tokenizer.vocab_size), np.uint32)
     guide.fill(row)
-    assert "no token of this model continues it" in guide.error
+    assert "no token of this model matches" in guide.error
 
 
 def test_a_grammar_out_of_control_ends_its_request_only() -> None:
@@ -321,7 +321,7 @@ def test_more_than_can_be_compiled_soon_is_put_off() -> None:
     guides = taught()
     large = [words_grammar(number, 15_000) for number in range(5)]
     accepted: list[str] = []
-    with pytest.raises(Busy, match="ask again"):
+    with pytest.raises(Busy, match="retry in a moment"):
         for grammar in large:
             guides.compile(grammar)
             accepted.append(grammar)

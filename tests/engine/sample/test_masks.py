@@ -168,7 +168,7 @@ def test_a_grammar_that_cannot_be_ends_its_request_only() -> None:
         ("TooLong", "prompt"),
     ]
     assert "unclosed group" in ends[2].error
-    assert "do not fit" in ends[4].error
+    assert "does not fit" in ends[4].error
     assert engine.stats().failed == 0
     engine.close()
 
@@ -191,7 +191,7 @@ def test_answers_go_on_while_a_grammar_is_compiled(monkeypatch: pytest.MonkeyPat
     assert cancelled.finish.reason == "cancelled"
     slow.set_exception(KeyError("a panic"))
     (end,) = finished(engine).values()
-    assert end.error == "the constraint cannot be compiled: KeyError"
+    assert end.error == "the constraint cannot be compiled: KeyError; simplify it"
     assert engine.stats().cancelled == 1
 
 

@@ -125,4 +125,4 @@ def test_setup_says_what_it_does(steps: list[str], capsys: pytest.CaptureFixture
 def test_one_that_can_be_imported_here_is_used(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(environment.importlib.util, "find_spec", lambda _: object())
     assert environment.find_python() == sys.executable
-    assert run(["setup", "vllm"]) == 0 and "the one that is used" in capsys.readouterr().out
+    assert run(["setup", "vllm"]) == 0 and "is installed in this environment" in capsys.readouterr().out

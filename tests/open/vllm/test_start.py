@@ -39,7 +39,7 @@ def on(monkeypatch: pytest.MonkeyPatch, hardware: str) -> None:
 
 def test_files_that_are_no_directory_are_refused(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").touch()
-    with pytest.raises(Impossible, match="--engine windlass runs"):
+    with pytest.raises(Impossible, match="use --engine windlass"):
         start.served_model(tmp_path / "model.gguf")
 
 

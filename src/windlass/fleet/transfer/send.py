@@ -118,7 +118,7 @@ def stored_bytes(store: Any, header: TensorHeader, one: Slice) -> bytes:
     if header.block_type and len(header.shape) > 1:
         rows = np.frombuffer(store.raw_blocks(one.name, first, last)[1], dtype=np.uint8).reshape(rows.shape)
     elif hasattr(store, "read_into"):
-        store.read_into(one.name, one.rows[0] * header.row_bytes, memoryview(rows).cast("B"))
+        store.read_into(one.name, one.rows[0] * header.row_bytes, rows.data.cast("B"))
     else:
         import torch
 

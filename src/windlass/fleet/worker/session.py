@@ -197,6 +197,7 @@ class Session:
             self._channel.post(messages.RanksStarted(epoch.number, [process.pid for process in epoch.processes.values()]))
 
     async def _start_one(self, epoch: WorkerEpoch, job: RankJob) -> None:
+        assert job.meeting is not None
         machines, rank = job.meeting.machines, job.rank
         try:
             process = epoch.processes[rank] = RankProcess(
@@ -213,6 +214,7 @@ class Session:
 
     def _complete_job(self, job: RankJob) -> RankJob:
         """Fills in what only this machine knows: its weights and device. Unmasks the key."""
+        assert job.meeting is not None, "several ranks have a rendezvous"
         key = self._channel.mask_key(job.meeting.key, messages.key_name(job.epoch))
         job = msgspec.structs.replace(job, meeting=msgspec.structs.replace(job.meeting, key=key))
         if self._config.cache is None:
