@@ -207,11 +207,12 @@ def _cached(hub: Any, name: str) -> Path | None:
 
 def _package(purpose: str) -> Any:
     try:
+        hub = import_module("huggingface_hub")
         for part in ("constants", "errors", "utils"):
             import_module(f"huggingface_hub.{part}")
     except ImportError:
         raise MissingExtra("huggingface_hub", "hub", purpose) from None
-    return import_module("huggingface_hub")
+    return hub
 
 
 @contextmanager
