@@ -253,7 +253,7 @@ def test_other_folders_are_one_line(two: Path) -> None:
     make_shards(two / "c", [numbered([30])], tokenizer="another")
     fails(two, "different tokenizers", "a", "c")
     fails(two, "has no weight", "a", "b", weights=[1.0, None])
-    fails(two, "above 0", "a", "b", weights=[1.0, -1.0])
+    fails(two, "positive finite number", "a", "b", weights=[1.0, -1.0])
     with pytest.raises(BadInput, match="has no data"):
         open_batches(DataSection(sequence_length=8), two)
     with pytest.raises(BadInput, match="sequence_length is missing"):

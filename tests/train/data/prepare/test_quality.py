@@ -116,7 +116,7 @@ def test_columns_that_are_not_there_are_named(tmp_path: Path, tokenizer: Path) -
 
 def test_sources_that_are_nothing_are_one_line(tmp_path: Path, tokenizer: Path) -> None:
     (tmp_path / "empty").mkdir()
-    for source, why in ((tmp_path / "nowhere", "does not exist"), (tmp_path / "empty", "has no files to read")):
+    for source, why in ((tmp_path / "nowhere", "does not exist"), (tmp_path / "empty", "has no text")):
         with pytest.raises(BadInput, match=why):
             check([str(source)], PrepareSettings(tokenizer=str(tokenizer)), jobs=1)
     (tmp_path / "a.txt").write_text("x")
