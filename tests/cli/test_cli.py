@@ -71,7 +71,7 @@ def test_save_and_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert json.loads(saved.read_text())["fits"] is True
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["plan.json", "plan.png"]
-    assert "written" in capsys.readouterr().out
+    assert "saved" in capsys.readouterr().out
 
 
 def test_unwritable_save_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
