@@ -193,7 +193,8 @@ class Engine:
     def _sequence(self, submit: Submit, submitted: float, matcher: GrammarMatcher | None) -> EngineSequence:
         num_prompt = len(submit.token_ids)
         room = max(self.limits.longest_sequence - num_prompt, 1)  # the scheduler rejects a prompt that leaves no room
-        prompt_logprobs: list[TokenLogprob | None] | None = None if submit.prompt_logprobs is None else [None] * num_prompt
+        unknown: list[TokenLogprob | None] = [None] * num_prompt
+        prompt_logprobs = None if submit.prompt_logprobs is None else unknown
         state = self.sampler.new_state(submit.sampling, submit.token_ids, matcher)
         for token in submit.generated:
             state.record(token)

@@ -226,7 +226,7 @@ def test_requests_go_on_through_whatever_happens(
                 (rank,) = back.ranks()
                 stopped = time.monotonic()
                 os.kill(rank, signal.SIGSTOP)
-                assert await found.until_line("gave no sign of life", len(found.lines) - 1) - stopped < 5.5
+                assert await found.until_line("sent no heartbeat", len(found.lines) - 1) - stopped < 5.5
                 found.is_enough = True
                 assert min(await asyncio.gather(*tasks)) > 0
                 await found.until(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windlass.cli import execute as run
-from windlass.cli.fleet.worker import parse_address
+from windlass.core.ranks.address import parse_address
 from windlass.errors import BadInput
 from windlass.fleet.worker.connection_limiter import BURST, MAX_HALF_OPEN, RATE_PER_SECOND, ConnectionLimiter, RefusalLog
 from windlass.machine import gpus
@@ -69,15 +69,15 @@ def test_refusals_are_told_of_together() -> None:
 
 
 def test_addresses() -> None:
-    assert parse_address("10.0.0.7:9998") == ("10.0.0.7", 9998)
-    assert parse_address("[fd00::7]:0") == ("fd00::7", 0)
-    assert parse_address("box.local:1") == ("box.local", 1)
+    assert parse_address("10.0.0.7:9998", "--listen") == ("10.0.0.7", 9998)
+    assert parse_address("[fd00::7]:0", "--listen") == ("fd00::7", 0)
+    assert parse_address("box.local:1", "--listen") == ("box.local", 1)
 
 
 @given(st.one_of(st.text(max_size=20), st.sampled_from(["", ":1", "a:", "a:-1", "a:70000", "fd00::7:9998", "a:٣", "[]:1"])))
 def test_what_is_no_address_is_one_line(text: str) -> None:
     try:
-        host, port = parse_address(text)
+        host, port = parse_address(text, "--listen")
     except BadInput as error:
         assert "HOST:PORT" in str(error) and "\n" not in str(error)
     else:

@@ -261,7 +261,7 @@ def test_a_rank_that_dies_is_told_of_at_once_and_a_silent_root_loses_its_ranks(w
     (pid,) = root.wait(RanksStarted, since=since).pids
     root.fall_silent()
     wait_until_gone([pid], NOTICED_SECONDS + 1.0)
-    wait_for(lambda: any("nothing was heard" in line for line in worker.lines()))
+    wait_for(lambda: any("no heartbeat" in line for line in worker.lines()))
 
 
 def test_a_root_that_is_killed_leaves_nothing_and_the_next_is_welcome(worker: WorkerProcess, roots: Any) -> None:
@@ -287,7 +287,7 @@ def test_a_worker_that_stood_still_is_missed_and_comes_back(worker: WorkerProces
     os.kill(worker.pid, signal.SIGSTOP)
     began = time.monotonic()
     try:
-        wait_for(lambda: "nothing was heard" in root.lost)
+        wait_for(lambda: "no heartbeat" in root.lost)
         assert time.monotonic() - began < NOTICED_SECONDS + 1.0
         root.close()
     finally:
