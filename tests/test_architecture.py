@@ -4,15 +4,18 @@
 2. Packages without torch stay without it.
 3. Family words appear only in families/.
 4. Every package has a place in the table.
-5. Files hold one thing.
+5. Files hold one thing, folders hold few files.
+6. Inside a package too, imports point one way: no cycle between its files and sub-packages, however late an import is.
 """
 
 from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -57,6 +60,9 @@ PROGRAMS = re.compile(r"distributed[ _-]?llama|llama[._]cpp", re.IGNORECASE)
 
 MAX_LINES = 500
 """Aim for 300; past 400 think about splitting."""
+MAX_FILES = 14
+"""Of sources in one folder; beyond that there is a sub-package to name."""
+SOURCE_SUFFIXES = frozenset({".py", ".cpp", ".h", ".cu", ".cuh", ".js"})
 
 
 @dataclass(frozen=True)
@@ -233,6 +239,46 @@ def family_mentions(module: Module, words: frozenset[str]) -> list[str]:
     return in_name + list(visit(module.tree, 0))
 
 
+def crowded(files: list[Path]) -> dict[str, int]:
+    """Folders with too many sources, and how many they have. A package's `__init__.py` does not count."""
+    counts = Counter(str(file.parent) for file in files if file.suffix in SOURCE_SUFFIXES and file.name != "__init__.py")
+    return {folder: count for folder, count in counts.items() if count > MAX_FILES}
+
+
+def _module_of(imported: str, names: frozenset[str]) -> str | None:
+    """The module that an import reads: `windlass.plan.search.Question` is of windlass.plan.search."""
+    while imported and imported not in names:
+        imported = imported.rpartition(".")[0]
+    return imported or None
+
+
+def inner_imports(modules: list[Module]) -> Iterator[tuple[str, str, str]]:
+    """(package, child, child it imports): children are the files and sub-packages of a package, at every depth."""
+    names = frozenset(module.name for module in modules)
+    for module in modules:
+        for found in imports(module):
+            target = _module_of(found.module, names) if found.module.startswith("windlass.") else None
+            if target is None or target == module.name:
+                continue
+            source, aimed = module.name.split("."), target.split(".")
+            depth = next((place for place, (one, other) in enumerate(zip(source, aimed, strict=False)) if one != other), None)
+            if depth is not None and depth > 1:  # within one package; rows are checked elsewhere
+                yield ".".join(source[:depth]), source[depth], aimed[depth]
+
+
+def inner_cycles(modules: list[Module]) -> list[str]:
+    graphs: dict[str, dict[str, set[str]]] = {}
+    for package, child, other in inner_imports(modules):
+        graphs.setdefault(package, {}).setdefault(child, set()).add(other)
+    problems: list[str] = []
+    for package, graph in sorted(graphs.items()):
+        try:
+            TopologicalSorter(graph).prepare()
+        except CycleError as error:
+            problems.append(f"{package}: {' -> '.join(reversed(error.args[1]))}")
+    return problems
+
+
 def misplaced(names: set[str]) -> list[str]:
     return [
         f"windlass.{name} is in no row; give it one in ROWS and in docs/architecture.md" for name in sorted(names - ROW.keys())
@@ -266,6 +312,14 @@ def test_every_package_has_a_row() -> None:
 def test_files_hold_one_thing() -> None:
     long = {module.name: num_lines for module in MODULES if (num_lines := module.source.count("\n")) > MAX_LINES}
     assert long == {}, f"over {MAX_LINES} lines"
+
+
+def test_folders_hold_few_files() -> None:
+    assert crowded(list((SRC / "windlass").rglob("*"))) == {}, f"over {MAX_FILES} files; name a sub-package"
+
+
+def test_imports_within_a_package_point_one_way() -> None:
+    assert inner_cycles(MODULES) == []
 
 
 def test_no_package_stands_in_two_rows() -> None:
@@ -391,6 +445,39 @@ def test_what_is_no_family_word_passes(name: str, source: str) -> None:
 def test_a_family_is_a_file_that_describes_one() -> None:
     assert is_family("def describe(config): ...")
     assert not is_family("def rotate(config): ...")
+
+
+@pytest.mark.parametrize(
+    "late",
+    [
+        "from windlass.engine.ranks import first",
+        "def f():\n    from windlass.engine.ranks.first import load_job",
+        "if TYPE_CHECKING:\n    from windlass.engine.ranks import first",
+    ],
+)
+def test_a_cycle_between_a_file_and_a_sub_package_is_caught(late: str) -> None:
+    modules = [
+        Module("windlass.engine", "", is_init=True),
+        Module("windlass.engine.ranks", "", is_init=True),
+        Module("windlass.engine.load", late),
+        Module("windlass.engine.ranks.first", "from windlass.engine.load import load_model"),
+    ]
+    assert len(inner_cycles(modules)) == 1
+
+
+def test_a_sub_package_that_imports_down_passes() -> None:
+    modules = [
+        Module("windlass.engine.load", "from windlass.engine.memory import limits_for\nfrom windlass.core.model import MoE"),
+        Module("windlass.engine.memory", "import windlass.core.model"),
+        Module("windlass.engine.ranks.first", "from windlass.engine.load import load_model"),
+    ]
+    assert inner_cycles(modules) == []
+
+
+def test_a_crowded_folder_is_caught() -> None:
+    files = [Path("kernels") / f"{name}.{suffix}" for name in "abcdefgh" for suffix in ("py", "cpp")]
+    assert crowded([*files, Path("kernels/__init__.py"), Path("kernels/notes.toml")]) == {"kernels": 16}
+    assert crowded(files[:MAX_FILES]) == {}
 
 
 def test_an_unplaced_package_is_caught() -> None:

@@ -46,6 +46,6 @@ def test_a_shortfall_carries_its_bytes() -> None:
 
 def test_a_missing_extra_says_how_to_install_it() -> None:
     assert (
-        str(MissingExtra("fastapi", "serve", "serving"))
-        == "serving needs fastapi, which is not installed: pip install 'windlass[serve]'"
+        str(MissingExtra("starlette", "serve", "serving"))
+        == "serving needs starlette, which is not installed: pip install 'windlass[serve]'"
     )

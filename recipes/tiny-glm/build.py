@@ -1,9 +1,9 @@
-"""Makes all that the bundled model is trained on: its tokenizer, and token shards of generated tasks, of text and of chats.
+"""Builds the training data of the bundled model: its tokenizer, and token shards of generated tasks, text and chats.
 
     python recipes/tiny-glm/build.py out/tiny-glm
 
-Needs Python, numpy, tokenizers, jinja2 and msgspec; no network. The tasks follow from the seed; the text is this installation's standard
-library, so that it differs a little between versions of Python. What is there already is kept; delete the folder to begin anew.
+Needs Python, numpy, tokenizers, jinja2 and msgspec; no network. The tasks depend on the seed; the text is this installation's standard
+library, so it differs slightly between Python versions. Existing output is kept; delete the folder to start over.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from gather import chats, standard_library, texts  # noqa: E402
 
 from windlass.bundled.tasks import problems  # noqa: E402
 from windlass.errors import Error  # noqa: E402
-from windlass.train.data.prepare.generated import Style, generate_tasks  # noqa: E402
+from windlass.train.data.prepare.generated import ChatStyle, generate_tasks  # noqa: E402
 from windlass.train.data.prepare.prepare import prepare  # noqa: E402
 from windlass.train.data.prepare.train_tokenizer import train_vocabulary, write_tokenizer  # noqa: E402
-from windlass.train.data.prepare.unit import Settings  # noqa: E402
+from windlass.train.data.prepare.unit import PrepareSettings  # noqa: E402
 from windlass.train.data.shards import MANIFEST, read_manifest  # noqa: E402
 from windlass.units import parse_count  # noqa: E402
 
 VOCABULARY, CONTEXT = 4096, 512
 END, SYSTEM, USER, ASSISTANT, OBSERVATION = "<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"
 SPECIAL = (END, "[gMASK]", "<sop>", SYSTEM, USER, ASSISTANT, OBSERVATION)
-"""As GLM's chats have them."""
-STYLE = Style(
+"""GLM's chat tokens."""
+STYLE = ChatStyle(
     start="[gMASK]<sop>",
     system=SYSTEM,
     user=USER,
@@ -55,7 +55,7 @@ The latter is Copyright (c) 2001 Python Software Foundation; All Rights Reserved
 def make_tokenizer(folder: Path, size: int, seed: int) -> None:
     def sample() -> Iterator[str]:
         yield from texts()
-        # Prompts only: letters and numbers of answers are drawn anew for every problem, and hold no words worth a token.
+        # Prompts only: answers are random letters and numbers, without words worth a token.
         yield from (problem.prompt for problem in islice(problems(seed, 0, TASKS_FOR_VOCABULARY), TASKS_FOR_VOCABULARY))
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -74,15 +74,15 @@ def write_sources(folder: Path) -> None:
 def build(out: Path, vocabulary: int, num_tokens: int, seed: int, jobs: int) -> None:
     tokenizer, sources = out / "tokenizer", out / "sources"
     if not (tokenizer / "generation_config.json").exists():
-        _told("tokenizer", lambda: make_tokenizer(tokenizer, vocabulary, seed))
+        _timed("tokenizer", lambda: make_tokenizer(tokenizer, vocabulary, seed))
     if not (out / "tasks" / MANIFEST).exists():
-        _told("tasks", lambda: generate_tasks(tokenizer, out / "tasks", STYLE, num_tokens=num_tokens, seed=seed, jobs=jobs))
+        _timed("tasks", lambda: generate_tasks(tokenizer, out / "tasks", STYLE, num_tokens=num_tokens, seed=seed, jobs=jobs))
     if not all((sources / f"{name}.jsonl").exists() for name in ("text", "chats")):
-        _told(f"sources from {standard_library()}", lambda: write_sources(sources))
+        _timed(f"sources from {standard_library()}", lambda: write_sources(sources))
     for name, held in (("text", 0.01), ("chats", 0.0)):
         if not (out / name / MANIFEST).exists():
-            settings = Settings(tokenizer=str(tokenizer), validation=held)
-            _told(
+            settings = PrepareSettings(tokenizer=str(tokenizer), validation=held)
+            _timed(
                 name,
                 lambda name=name, settings=settings: prepare([str(sources / f"{name}.jsonl")], out / name, settings, jobs=jobs),
             )
@@ -95,7 +95,7 @@ def build(out: Path, vocabulary: int, num_tokens: int, seed: int, jobs: int) -> 
         )
 
 
-def _told(what: str, make: Callable[[], object]) -> None:
+def _timed(what: str, make: Callable[[], object]) -> None:
     begun = perf_counter()
     make()
     print(f"{what}: {perf_counter() - begun:.1f} s", flush=True)

@@ -1,6 +1,6 @@
-"""Text and code that may be given away again, from the Python installation this runs on: the standard library (PSF licence).
+"""Redistributable text and code from this Python installation: the standard library (PSF licence).
 
-Three kinds: source files, the language reference that `help()` shows, and short questions and answers made of docstrings.
+Source files, the language reference of `help()`, and short questions and answers made from docstrings.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 LEFT_OUT = frozenset(
     "test tests idle_test site-packages dist-packages encodings pydoc_data __pycache__ lib2to3 ensurepip".split()
 )
-"""Tests (many installations have none), tables of characters, and what is not the standard library."""
+"""Tests (many installations have none), character tables, and what is not the standard library."""
 LONGEST_FILE = 200_000
 LONGEST_ANSWER = 200
 SMALL_TALK = (
@@ -63,7 +63,7 @@ def texts() -> Iterator[str]:
 
 
 def _topics() -> Iterator[str]:
-    """The language reference, as the interpreter carries it for `help('for')`."""
+    """The language reference of `help('for')`."""
     try:
         from pydoc_data.topics import topics
     except ImportError:  # some distributions leave it out
@@ -75,24 +75,24 @@ def _topics() -> Iterator[str]:
 def chats() -> Iterator[list[dict[str, str]]]:
     for questions, answer in SMALL_TALK:
         for question in questions:
-            for _ in range(40):  # few questions, and the ones that everybody asks first
-                yield _asked(question, answer)
+            for _ in range(40):  # few questions, but the first that users ask
+                yield _chat(question, answer)
     for module, source in _sources():
-        for name, line in _described(module, source):
-            yield _asked(f"What does {name} do?", line)
+        for name, line in _documented(module, source):
+            yield _chat(f"What does {name} do?", line)
 
 
-def _asked(question: str, answer: str) -> list[dict[str, str]]:
+def _chat(question: str, answer: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 
-def _described(module: str, source: str) -> Iterator[tuple[str, str]]:
-    """Public functions and classes, and the first sentence of what they say of themselves."""
+def _documented(module: str, source: str) -> Iterator[tuple[str, str]]:
+    """Public functions and classes, with the first sentence of their docstrings."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # old escapes in old files
+        warnings.simplefilter("ignore")  # invalid escapes in old files
         try:
             tree = ast.parse(source)
-        except SyntaxError:  # templates of code
+        except SyntaxError:  # code templates
             return
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):

@@ -1,4 +1,4 @@
-"""How many held-out problems a model answers exactly, by task: any model that Windlass runs, or a server.
+"""Exact-match accuracy on held-out problems by task, for any model that Windlass runs, or a server.
 
 python recipes/tiny-glm/measure.py out/tiny-glm/model --problems 200 --json accuracy.json
 """
@@ -36,7 +36,7 @@ async def answers(model: str, problems: list[Problem]) -> list[str]:
 
 
 def interval(right: int, total: int) -> tuple[float, float]:
-    """Wilson's, 95 %."""
+    """95 % Wilson interval."""
     share, z = right / total, 1.96
     middle, half = share + z * z / (2 * total), z * sqrt(share * (1 - share) / total + z * z / (4 * total * total))
     return (middle - half) / (1 + z * z / total), (middle + half) / (1 + z * z / total)
@@ -55,18 +55,18 @@ def main() -> int:
     parser.add_argument("model", help="a model's directory or name, or a server's address")
     parser.add_argument("--problems", type=int, default=200, help="of each task; 200")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, help="also write the numbers, and what was answered wrongly, to this file")
+    parser.add_argument("--json", type=Path, help="also write the numbers and the wrong answers to this file")
     given = parser.parse_args()
     problems = held_out(given.problems, given.seed)
     try:
-        said = asyncio.run(answers(given.model, problems))
+        found = asyncio.run(answers(given.model, problems))
     except Error as error:
         print(f"measure.py: {error}", file=sys.stderr)
         return error.exit_code
-    counted = accuracy(problems, said)
+    counted = accuracy(problems, found)
     show(counted)
     if given.json:
-        pairs = [(problem, answer) for problem, answer in zip(problems, said, strict=True) if not is_right(problem, answer)]
+        pairs = [(problem, answer) for problem, answer in zip(problems, found, strict=True) if not is_right(problem, answer)]
         wrong = [
             {"task": each.task, "prompt": each.prompt, "expected": each.answer, "answered": answer} for each, answer in pairs
         ]

@@ -65,7 +65,7 @@ class ClientOptions(TypedDict, total=False):
     ep: int
     workers: str | Sequence[str]
     """HOST:PORT of machines that run `windlass worker`."""
-    secret_file: Path
+    secret_file: str
     """The secret that the workers were started with."""
     sync: str
     """How partial sums travel between ranks: exact or int8."""

@@ -1,13 +1,13 @@
-"""Every error a user can meet.
+"""Every error a user can see.
 
 Error
-├── BadInput        what was asked for cannot be understood                       (exit code 2)
-│   ├── BadConfig   a model's config.json: a key is missing, wrong or unknown
-│   ├── BadCheckpoint a file of weights is truncated, corrupt or inconsistent; names file, tensor and byte offset
-│   ├── TooLong     a prompt, or a prompt and its answer, that the context has no room for
-│   ├── UnknownName a model, device, region or key that is not known; offers the nearest
-│   └── Impossible  understood, but no engine can do it (TP that cuts a head, EP that cuts an expert)
-├── DoesNotFit      it would work with more memory; carries how many bytes are short  (exit code 3)
+├── BadInput        the input cannot be understood                                (exit code 2)
+│   ├── BadConfig   a model's config.json: a key is missing, invalid or unknown
+│   ├── BadCheckpoint a weight file is truncated, corrupt or inconsistent; names file, tensor and byte offset
+│   ├── TooLong     the prompt, or prompt plus max_tokens, exceeds the context length
+│   ├── UnknownName an unknown model, device, region or key; suggests the nearest
+│   └── Impossible  valid, but not supported by any engine (tp that splits a head, ep that splits an expert)
+├── DoesNotFit      not enough memory or disk; carries how many bytes are missing     (exit code 3)
 └── MissingExtra    an optional dependency is not installed; says how to install it   (exit code 2)
 
 A message says what is wrong, why, and what to do, in one line.
@@ -20,15 +20,15 @@ from pathlib import Path
 
 
 class Error(Exception):
-    """Anything that is the user's to mend. Printed as one line, never as a traceback."""
+    """Anything the user can fix. Printed as one line, never as a traceback."""
 
     exit_code = 2
 
 
 class BadInput(Error):
-    def __init__(self, *words: object, field: str = "") -> None:
-        """`field`: what of a request is to blame, by its name in core.request (`logit_bias`); empty: not known, or no request at all."""
-        super().__init__(*words)
+    def __init__(self, *args: object, field: str = "") -> None:
+        """`field`: the invalid field of a request, by its name in core.request (`logit_bias`); empty: unknown, or not a request."""
+        super().__init__(*args)
         self.field = field
 
 
@@ -38,9 +38,11 @@ class BadConfig(BadInput):
 
 class BadCheckpoint(BadInput):
     def __init__(self, what: str, file: Path | str = "", tensor: str = "", offset: int | None = None) -> None:
-        """`model.safetensors, tensor a.weight, byte 4096: what`, as far as it is known where."""
+        """Message: `model.safetensors, tensor a.weight, byte 4096: what`, with the parts that are known."""
         where = [str(file)] if file else []
-        shown = tensor if tensor.isprintable() else ascii(tensor)  # a damaged name may hold anything, and the message is one line
+        shown = (
+            tensor if tensor.isprintable() else ascii(tensor)
+        )  # a damaged name may contain anything, and the message must be one line
         where += [f"tensor {shown[:200]}"] if tensor else []
         where += [f"byte {offset}"] if offset is not None else []
         super().__init__(f"{', '.join(where)}: {what}" if where else what)
@@ -57,7 +59,7 @@ class TooLong(BadInput):
 
 class UnknownName(BadInput):
     def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
-        import difflib  # only on the way out
+        import difflib  # only needed for errors
 
         lowered = {candidate.lower(): candidate for candidate in known}
         near = [lowered[match] for match in difflib.get_close_matches(name.lower(), lowered, n=3, cutoff=0.4)]

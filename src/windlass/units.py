@@ -1,6 +1,6 @@
-"""Numbers with units, read from people and printed for them.
+"""Parsing and formatting numbers with units.
 
-Bytes are plain integers everywhere inside. "GB" is 10^9 and "GiB" is 2^30 when read; sizes are printed in GiB and say so.
+Internally sizes are plain integers of bytes. "GB" is 10^9 and "GiB" is 2^30 when read; sizes are printed in GiB and say so.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -189,6 +190,15 @@ class Converted:
 
 def names(target: str, module: str) -> bool:
     return bool(re.match(target.removeprefix("re:"), module)) if target.startswith("re:") else target == module
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_disk_is_waited_for() -> Iterator[None]:
+    """What was written is there without: only a power cut could tell. It is most of the time that small conversions take."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("fsync", "fdatasync"):
+            patch.setattr(os, name, lambda _: None)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.cpu
 torch = pytest.importorskip("torch")
 
 from windlass.convert.calibration import Calibration  # noqa: E402
-from windlass.convert.convert import Settings, convert  # noqa: E402
+from windlass.convert.convert import ConvertSettings, convert  # noqa: E402
 from windlass.core.scheme import scheme  # noqa: E402
 from windlass.kernels.step import Step  # noqa: E402
 from windlass.nn.decoder import Decoder  # noqa: E402
@@ -47,8 +47,8 @@ def logits(folder: Path, samples: torch.Tensor) -> torch.Tensor:
         opened.store.close()
 
 
-def settings(**changes: Any) -> Settings:
-    return Settings(**{"scheme": scheme("int4", 32), "jobs": 2, "samples": SAMPLES, **changes})
+def settings(**changes: Any) -> ConvertSettings:
+    return ConvertSettings(**{"scheme": scheme("int4", 32), "jobs": 2, "samples": SAMPLES, **changes})
 
 
 FAMILIES = ["llama", "glm4_moe", "glm4", "deepseek_v3", "gpt_oss", "falcon-40b", "bloom", "gpt_neox", "qwen3_moe"]
@@ -57,10 +57,12 @@ FAMILIES = ["llama", "glm4_moe", "glm4", "deepseek_v3", "gpt_oss", "falcon-40b",
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_matrix_of_a_layer_is_known_by_its_inputs(name: str, tiny: Any, tmp_path: Path) -> None:
     """Except the latent's up-projection, which the decoder keeps in another form, and what lies outside the layers."""
-    from windlass.convert.outputs import Choices, outputs
+    from windlass.convert.outputs import PackingChoices, converted_tensors
 
     opened = open_model(tiny.make(tmp_path / "in", name))
-    planned = [one for one in outputs(opened.spec, opened.rules, Choices(scheme=scheme("int4", 32))) if one.packed]
+    planned = [
+        one for one in converted_tensors(opened.spec, opened.rules, PackingChoices(scheme=scheme("int4", 32))) if one.packed
+    ]
     planned = [one for one in planned if one.layer is not None and one.layer < opened.spec.num_layers]
     calibration = Calibration(opened, torch.tensor(SAMPLES))
     calibration.expect(planned)
@@ -82,7 +84,7 @@ def test_answers_are_nearer(name: str, tiny: Any, tmp_path: Path) -> None:
     source = tiny.make(tmp_path / "in", name, vocab_size=64)
     convert(source, tmp_path / "plain", settings(samples=()))
     report = convert(source, tmp_path / "calibrated", settings(verify=True))
-    assert any("sample tokens" in note for note in report.notes)
+    assert any("calibrated on" in note for note in report.notes)
     samples = torch.tensor(SAMPLES)
     exact = logits(source, samples)
     errors = [float((logits(tmp_path / folder, samples) - exact).square().mean()) for folder in ("plain", "calibrated")]

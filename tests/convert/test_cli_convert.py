@@ -45,14 +45,14 @@ def test_report_for_a_person(source: Path, tmp_path: Path, capsys: pytest.Captur
         "tiny-model (llama)",
         "int4, groups of 128",
         "times smaller",
-        "of the weights' RMS",
+        "relative RMS",
         "GB/s",
-        "of memory at most",
+        "peak memory",
     ):
         assert words in printed.out, words
     assert "smaller groups: re:^model" in printed.out and "groups of 32" in printed.out
     text = (out / "windlass-report.md").read_text()
-    assert "## Largest errors" in text and "## In high precision" in text and "model.safetensors" in text
+    assert "## Largest errors" in text and "## Not quantized" in text and "model.safetensors" in text
 
 
 def test_report_for_a_machine(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -176,7 +176,7 @@ def test_blocks_are_carried_back(quant: str, blocks: str, tiny: Any, tmp_path: P
     )
     report = json.loads(capsys.readouterr().out)
     assert report["relative_rms"] == 0.0
-    assert any("copied, not rounded again" in note for note in report["notes"])
+    assert any("copied, not quantized again" in note for note in report["notes"])
 
 
 @pytest.mark.parametrize("value", [0x7C00, 0x7E00])
@@ -219,14 +219,14 @@ def test_tokenizer_goes_along_to_distributed_llama(tiny: Any, tmp_path: Path, ca
         (["{source}", "{out}", "--quant", "int3"], "--quant"),
         (["{source}", "{out}", "--quant", "fp32"], "--quant"),
         (["{source}", "{out}", "--quant", "mxfp4"], "--quant"),
-        (["{source}", "{out}", "--group", "48"], "group 48"),
+        (["{source}", "{out}", "--group", "48"], "group size 48"),
         (["{source}", "{out}", "--group", "many"], "--group"),
         (["{source}", "{out}", "--to", "gguf"], "--to"),
         (["{source}", "{out}", "--mtp", "maybe"], "--mtp"),
         (["{source}", "{out}", "--jobs", "-1"], "--jobs"),
         (["{source}", "{out}", "--max-memory", "lots"], "lots"),
         (["{source}", "{out}", "--stream", "--verify"], "--stream"),
-        (["{source}", "{out}", "--stream"], "here already"),
+        (["{source}", "{out}", "--stream"], "is local; leave it out"),
         (["{source}", "{out}", "--to", "dllama", "--quant", "fp8"], "fp8"),
         (["{source}", "{out}", "--to", "dllama", "--verify"], "--verify"),
         (["{source}/config.json", "{out}"], "neither"),

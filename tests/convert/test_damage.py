@@ -20,7 +20,7 @@ from windlass.errors import BadCheckpoint, BadInput, DoesNotFit, Error
 torch = pytest.importorskip("torch")
 st = pytest.importorskip("safetensors.torch")
 
-from windlass.convert.convert import Settings, convert  # noqa: E402 - it imports torch
+from windlass.convert.convert import ConvertSettings, convert  # noqa: E402 - it imports torch
 
 pytestmark = pytest.mark.cpu
 
@@ -43,8 +43,8 @@ def source(models: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(models / "llama", tmp_path / "llama"))
 
 
-def settings(quant: str = "int4", **changes: Any) -> Settings:
-    return Settings(scheme=scheme(quant, 32), jobs=1, **changes)
+def settings(quant: str = "int4", **changes: Any) -> ConvertSettings:
+    return ConvertSettings(scheme=scheme(quant, 32), jobs=1, **changes)
 
 
 def refused(
@@ -308,7 +308,7 @@ def test_kept_weights_of_a_type_that_holds_no_weights(name: str, source: Path, c
 
 def test_a_directory_that_was_converted_already(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     convert(models / "llama", tmp_path / "int4", settings())
-    refused(tmp_path / "int4", capsys, "packed already", kind=BadCheckpoint)
+    refused(tmp_path / "int4", capsys, "already quantized", kind=BadCheckpoint)
 
 
 # --- scales and blocks -------------------------------------------------------------------------------------------------
@@ -419,7 +419,7 @@ def test_repaired_source_after_a_failure(source: Path, models: Path) -> None:
         convert(source, out, settings())
     shutil.rmtree(source)
     shutil.copytree(models / "llama", source)
-    with pytest.raises(BadInput, match="another source"):
+    with pytest.raises(BadInput, match="a different source"):
         convert(source, out, settings())
 
 
@@ -432,7 +432,7 @@ def test_output_that_holds_a_model(source: Path, capsys: pytest.CaptureFixture[s
     before = {file.name: file.read_bytes() for file in out.iterdir()}
     assert run(["convert", str(source), str(out), "--quant", "int8"]) == 2
     printed = capsys.readouterr()
-    assert "holds a model already" in printed.err and printed.err.count("\n") == 1
+    assert "already holds a model" in printed.err and printed.err.count("\n") == 1
     assert {file.name: file.read_bytes() for file in out.iterdir()} == before
     assert run(["convert", str(source), str(source)]) == 2, "nor is the source overwritten"
 
@@ -450,12 +450,12 @@ def test_unfinished_work_of_other_settings(
         patch.setattr(module, "_finish", stop)
         convert(source, out, settings())
     assert not (out / "config.json").exists()
-    for other in (settings("int8"), settings(keep=("q_proj",)), Settings(scheme=scheme("int4", 64), jobs=1)):
+    for other in (settings("int8"), settings(keep=("q_proj",)), ConvertSettings(scheme=scheme("int4", 64), jobs=1)):
         with pytest.raises(BadInput, match="unfinished work"):
             convert(source, out, other)
     other_source = Path(shutil.copytree(source, source.parent / "other"))
     os.utime(other_source / FIRST)
-    with pytest.raises(BadInput, match="another source"):
+    with pytest.raises(BadInput, match="a different source"):
         convert(other_source, out, settings())
     assert run(["convert", str(source), str(out), "--quant", "int8"]) == 2
     printed = capsys.readouterr()
@@ -515,7 +515,7 @@ def test_disk_that_fills_up(
     monkeypatch.setattr(module, "require_free", lambda *_: None)
     assert run(command) == 3
     printed = capsys.readouterr()
-    assert "disk is full" in printed.err and printed.err.count("\n") == 1
+    assert "disk full" in printed.err and printed.err.count("\n") == 1
     assert not (out / "config.json").exists() and not list(out.glob("*.safetensors"))
     subprocess.run(["mount", "-o", "remount,size=16m", str(small_disk)], check=True)
     assert run([*command, "--verify"]) == 0

@@ -16,11 +16,11 @@ import pytest
 
 from windlass.core.rule import Role, Rule
 from windlass.core.scheme import GROUPS, Keep, Scheme, Stored, scheme
-from windlass.weights.tensors.readers import published
+from windlass.weights.tensors.readers import published_source
 
 torch = pytest.importorskip("torch")
 
-from windlass.convert.convert import Settings, convert  # noqa: E402 - they import torch
+from windlass.convert.convert import ConvertSettings, convert  # noqa: E402 - they import torch
 from windlass.quant import SMALLEST_ERROR, error_bound  # noqa: E402
 
 pytestmark = pytest.mark.cpu
@@ -41,7 +41,7 @@ NEVER_PACKED = re.compile(
 
 def written_name(rule: Rule, layer: int | None, expert: int | None) -> str:
     """Experts that are only published stacked are written one by one."""
-    source = published(rule)
+    source = published_source(rule)
     name = source.name.format(layer=layer, expert=expert)
     if not source.stacked:
         return name
@@ -52,8 +52,8 @@ def written_name(rule: Rule, layer: int | None, expert: int | None) -> str:
 def ours_in(converted: Any, rule: Rule, name: str) -> tuple[torch.Tensor, Stored | None]:
     """Our rows of what was written, which may be fused."""
     whole, how = converted.matrix(name)
-    rows = published(rule).rows
-    if how is None and published(rule).transposed:  # what is not packed lies as its name promises
+    rows = published_source(rule).rows
+    if how is None and published_source(rule).transposed:  # what is not packed lies as its name promises
         whole = whole.t()
     return (whole if rows is None else whole[[rows.stored(row) for row in range(rule.shape[0])]]), how
 
@@ -92,18 +92,36 @@ def digests(folder: Path) -> dict[str, str]:
     return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
 
-def int4(group: int = 32) -> Settings:
-    return Settings(scheme=scheme("int4", group), jobs=1)
+def int4(group: int = 32) -> ConvertSettings:
+    return ConvertSettings(scheme=scheme("int4", group), jobs=1)
+
+
+class Sources:
+    """A directory of each family, made once for all schemes."""
+
+    def __init__(self, tiny: Any, folder: Path) -> None:
+        self._tiny, self._folder = tiny, folder
+        self._made: dict[str, tuple[tuple[Rule, ...], dict[Any, torch.Tensor], Path]] = {}
+
+    def of(self, name: str) -> tuple[tuple[Rule, ...], dict[Any, torch.Tensor], Path]:
+        if name not in self._made:
+            config = self._tiny.config(name)
+            made = self._tiny.rules(config)
+            values = self._tiny.values(made)
+            self._made[name] = made, values, self._tiny.write(self._folder / name, config, self._tiny.stored(made, values))
+        return self._made[name]
+
+
+@pytest.fixture(scope="module")
+def sources(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Sources:
+    return Sources(tiny, tmp_path_factory.mktemp("sources"))
 
 
 @pytest.mark.parametrize("quant", SCHEMES)
 @pytest.mark.parametrize("name", FAMILIES)
-def test_read_back_within_the_bound(name: str, quant: str, tiny: Any, tmp_path: Path) -> None:
-    config = tiny.config(name)
-    made = tiny.rules(config)
-    values = tiny.values(made)
-    source = tiny.write(tmp_path / name, config, tiny.stored(made, values))
-    report = convert(source, tmp_path / "out", Settings(scheme=SCHEMES[quant], jobs=1))
+def test_read_back_within_the_bound(name: str, quant: str, sources: Sources, tiny: Any, tmp_path: Path) -> None:
+    made, values, source = sources.of(name)
+    report = convert(source, tmp_path / "out", ConvertSettings(scheme=SCHEMES[quant], jobs=1))
     measured = check(tiny.read(tmp_path / "out"), made, values)
     assert {one.name: one.relative_rms for one in report.tensors} == pytest.approx(measured, rel=1e-5)
     assert bool(measured) == (quant != "bf16")
@@ -158,7 +176,7 @@ def test_other_floats(name: str, dtype: str, tiny: Any, tmp_path: Path) -> None:
     made = tiny.rules(config)
     values = tiny.values(made, dtype)
     source = tiny.write(tmp_path / name, config, tiny.stored(made, values))
-    convert(source, tmp_path / "out", Settings(scheme=scheme("int4", 32), jobs=1, verify=True))
+    convert(source, tmp_path / "out", ConvertSettings(scheme=scheme("int4", 32), jobs=1, verify=True))
     high = torch.float16 if dtype == "float16" else torch.bfloat16
     assert check(tiny.read(tmp_path / "out"), made, values, high)
     written = json.loads((tmp_path / "out" / "config.json").read_text())
@@ -174,15 +192,15 @@ def test_old_spelling_of_the_dtype(tiny: Any, tmp_path: Path) -> None:
     assert converted.config["torch_dtype"] == "float16"
 
 
-SLICED = Settings(scheme=scheme("int4", 32), jobs=2, max_memory_bytes=1)
+SLICED = ConvertSettings(scheme=scheme("int4", 32), jobs=2, max_memory_bytes=1)
 
 
 @pytest.fixture
 def smallest_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """With SLICED every slice is 32 rows."""
-    from windlass.convert import units
+    from windlass.convert import slices
 
-    monkeypatch.setattr(units, "SMALLEST_BYTES", 1)
+    monkeypatch.setattr(slices, "SMALLEST_BYTES", 1)
 
 
 @pytest.mark.usefixtures("smallest_slices")
@@ -216,7 +234,7 @@ def with_fp8(
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Matrices of the layers in fp8 with scales beside them, and what they then mean."""
     packed_names = {
-        published(rule).name.format(layer=layer, expert=expert)
+        published_source(rule).name.format(layer=layer, expert=expert)
         for rule in made
         if rule.keep in (Keep.QUANTIZE, Keep.EXPERT)
         for layer in rule.layers or ()
@@ -247,7 +265,7 @@ def test_published_fp8(name: str, blocks: bool, quant: str, tiny: Any, tmp_path:
     config = tiny.config(name, **({"hidden_size": 192, "intermediate_size": 160} if blocks else {}))
     made = tiny.rules(config)
     stored, meant = with_fp8(tiny.stored(made, tiny.values(made)), made, blocks)
-    settings = Settings(scheme=SCHEMES[quant], jobs=1, max_memory_bytes=1)
+    settings = ConvertSettings(scheme=SCHEMES[quant], jobs=1, max_memory_bytes=1)
     method = {"quant_method": "fp8", "weight_block_size": [128, 128]} if blocks else {"quant_method": "compressed-tensors"}
     convert(
         tiny.write(tmp_path / "fp8", {**config, "quantization_config": method}, stored),
@@ -265,7 +283,7 @@ def test_one_fp8_scale_for_all_rows(tiny: Any, tmp_path: Path) -> None:
     name = "model.layers.1.mlp.down_proj.weight"
     codes = (tensors[name].float() * 1000).to(torch.float8_e4m3fn)
     source = tiny.write(tmp_path / "fp8", config, {**tensors, name: codes, f"{name}_scale": torch.tensor(0.001)})
-    convert(source, tmp_path / "out", Settings(scheme=scheme("bf16"), jobs=1))
+    convert(source, tmp_path / "out", ConvertSettings(scheme=scheme("bf16"), jobs=1))
     found, _ = tiny.read(tmp_path / "out").matrix(name)
     assert torch.equal(found, (codes.float() * torch.tensor(0.001)).bfloat16())
 
@@ -306,7 +324,9 @@ def test_keep(tiny: Any, tmp_path: Path) -> None:
     values = tiny.values(made)
     source = tiny.write(tmp_path / "in", config, tiny.stored(made, values))
     report = convert(
-        source, tmp_path / "out", Settings(scheme=scheme("int4", 32), jobs=1, keep=("layers.1.self_attn", "shared_experts"))
+        source,
+        tmp_path / "out",
+        ConvertSettings(scheme=scheme("int4", 32), jobs=1, keep=("layers.1.self_attn", "shared_experts")),
     )
     packed = check(tiny.read(tmp_path / "out"), made, values).keys()
     assert "model.layers.0.self_attn.q_proj.weight" in packed
@@ -330,7 +350,7 @@ def test_multi_token_prediction_layer(mtp: bool, tiny: Any, tmp_path: Path) -> N
     made = tiny.rules(config)
     values = tiny.values(made)
     source = tiny.write(tmp_path / "in", config, tiny.stored(made, values))
-    convert(source, tmp_path / "out", Settings(scheme=scheme("int4", 32), jobs=1, mtp=mtp))
+    convert(source, tmp_path / "out", ConvertSettings(scheme=scheme("int4", 32), jobs=1, mtp=mtp))
     converted = tiny.read(tmp_path / "out")
     assert any(name.startswith("model.layers.3.") for name in converted.tensors) == mtp
     assert converted.config["num_nextn_predict_layers"] == int(mtp)
@@ -347,7 +367,9 @@ def test_dropping_the_extra_layer_does_not_hide_unknown_tensors(tiny: Any, tmp_p
     tensors = {**tiny.stored(made, tiny.values(made)), "model.layers.1.mlp.experts.3.gate_proj.adapter": torch.zeros(8, 8)}
     with pytest.raises(BadCheckpoint, match="adapter"):
         convert(
-            tiny.write(tmp_path / "in", config, tensors), tmp_path / "out", Settings(scheme=scheme("int4", 32), jobs=1, mtp=False)
+            tiny.write(tmp_path / "in", config, tensors),
+            tmp_path / "out",
+            ConvertSettings(scheme=scheme("int4", 32), jobs=1, mtp=False),
         )
 
 
@@ -360,7 +382,7 @@ def test_quantized_head(quant: str, tiny: Any, tmp_path: Path) -> None:
     values = tiny.values(made)
     source = tiny.write(tmp_path / "in", config, tiny.stored(made, values))
     how: Scheme = msgspec.structs.replace(SCHEMES[quant], quantize_head=True)
-    convert(source, tmp_path / "out", Settings(scheme=how, jobs=1))
+    convert(source, tmp_path / "out", ConvertSettings(scheme=how, jobs=1))
     assert "lm_head.weight" in check(tiny.read(tmp_path / "out"), made, values)
     converted = tiny.read(tmp_path / "out")
     assert not converted.ignored("lm_head") and converted.ignored("model.embed_tokens")
@@ -376,7 +398,7 @@ def test_workers_and_memory_do_not_change_a_byte(quant: str, tiny: Any, tmp_path
     found = []
     for jobs, memory in ((1, 2 * 10**9), (2, 2 * 10**9), (2, 100_000), (1, 1)):
         out = tmp_path / f"out-{jobs}-{memory}"
-        convert(source, out, Settings(scheme=SCHEMES[quant], jobs=jobs, max_memory_bytes=memory))
+        convert(source, out, ConvertSettings(scheme=SCHEMES[quant], jobs=jobs, max_memory_bytes=memory))
         found.append(digests(out))
     assert found[1:] == found[:1] * 3
 
@@ -400,6 +422,6 @@ def test_without_the_compiled_loop(tiny: Any, tmp_path: Path) -> None:
     assert '"instruction_set": "torch"' in done.stdout
     for number, words in enumerate(quants):
         how = scheme(words[0], 32 if "32" in words else 128, zero_points="--asymmetric" in words)
-        report = convert(source, tmp_path / "fast" / str(number), Settings(scheme=how, jobs=1))
+        report = convert(source, tmp_path / "fast" / str(number), ConvertSettings(scheme=how, jobs=1))
         assert report.instruction_set != "torch"
         assert digests(tmp_path / "fast" / str(number)) == digests(tmp_path / "plain" / str(number)), words

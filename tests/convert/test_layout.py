@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windlass.convert.outputs import Choices, Output, outputs, total_bytes
+from windlass.convert.outputs import ConvertedTensor, PackingChoices, converted_tensors, total_bytes
 from windlass.convert.quantization import patterns, quantization_config
-from windlass.convert.units import COPIES, LARGEST_BYTES, ROW_MULTIPLE, SMALLEST_BYTES, unit_bytes, units
+from windlass.convert.slices import COPIES, LARGEST_BYTES, ROW_MULTIPLE, SMALLEST_BYTES, row_slices, slice_bytes_for
 from windlass.core.count import count_parameters
 from windlass.core.model import ModelSpec
-from windlass.core.rule import Axis, AxisName, Part, Role, Rule, Source
+from windlass.core.rule import Axis, AxisName, ModelPart, Role, Rule, Source
 from windlass.core.scheme import GROUPS, Keep, Scheme, Stored, scheme
 from windlass.families import rules
 from windlass.families.registry import find, known_models, spec_of
@@ -41,9 +41,9 @@ def spec_named(name: str) -> ModelSpec:
     return spec_of(known)
 
 
-def planned(name: str, how: Scheme, **choices: Any) -> tuple[Output, ...]:
+def planned(name: str, how: Scheme, **choices: Any) -> tuple[ConvertedTensor, ...]:
     spec = spec_named(name)
-    return outputs(spec, rules(spec), Choices(scheme=how, **choices))
+    return converted_tensors(spec, rules(spec), PackingChoices(scheme=how, **choices))
 
 
 SCHEMES = (
@@ -62,9 +62,9 @@ def check_counts_and_bytes(name: str, how: Scheme) -> None:
     spec = spec_named(name)
     made = planned(name, how)
     assert sum(prod(output.shape) for output in made) == count_parameters(spec, rules(spec)).checkpoint
-    names = [piece.name for output in made for piece in output.pieces]
+    names = [piece.name for output in made for piece in output.file_tensors]
     assert len(set(names)) == len(names)
-    shapes = sum(piece.num_bytes for output in made for piece in output.pieces if piece.name.endswith(".weight_shape"))
+    shapes = sum(piece.num_bytes for output in made for piece in output.file_tensors if piece.name.endswith(".weight_shape"))
     assert total_bytes(made) - shapes == checkpoint_bytes(rules(spec), how, published=True)
 
 
@@ -94,7 +94,7 @@ def test_stored_copy_of_a_tied_head_is_not_packed() -> None:
 def test_high_precision() -> None:
     """Router, norms, embeddings and the head in 16 bits, the router's correction in 32."""
     made = planned("GLM-4.5-Air", scheme("int4"))
-    dtypes = {output.name: output.pieces[0].dtype for output in made if not output.packed}
+    dtypes = {output.name: output.file_tensors[0].dtype for output in made if not output.packed}
     assert dtypes["model.layers.1.mlp.gate.e_score_correction_bias"] == "F32"
     for name in ("model.layers.1.mlp.gate.weight", "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"):
         assert dtypes[name] == "BF16"
@@ -111,7 +111,7 @@ def test_pieces_of_a_packed_expert(name: str) -> None:
         output for output in planned(name, scheme("int4")) if output.name == "model.layers.3.mlp.experts.7.down_proj.weight"
     )
     module = "model.layers.3.mlp.experts.7.down_proj"
-    assert [(piece.name, piece.dtype, piece.shape) for piece in expert.pieces] == [
+    assert [(piece.name, piece.dtype, piece.shape) for piece in expert.file_tensors] == [
         (f"{module}.weight_packed", "I32", (4096, 1408 // 8)),
         (f"{module}.weight_scale", "BF16", (4096, 1408 // 128)),
         (f"{module}.weight_shape", "I64", (2,)),
@@ -122,7 +122,7 @@ def test_zero_points_are_packed_along_the_output() -> None:
     expert = next(
         one for one in planned("GLM-4.5-Air", scheme("int4", zero_points=True)) if one.name.endswith("experts.7.down_proj.weight")
     )
-    assert {piece.name.rpartition(".")[2]: piece.shape for piece in expert.pieces}["weight_zero_point"] == (4096 // 8, 11)
+    assert {piece.name.rpartition(".")[2]: piece.shape for piece in expert.file_tensors}["weight_zero_point"] == (4096 // 8, 11)
 
 
 def test_stacked_experts_are_written_one_by_one() -> None:
@@ -136,7 +136,7 @@ def test_stacked_experts_are_written_one_by_one() -> None:
 def test_without_the_next_token_layer() -> None:
     spec = spec_named("GLM-4.5-Air")
     made = planned("GLM-4.5-Air", scheme("int4"), mtp=False)
-    main = [rule for rule in rules(spec) if rule.part is Part.MAIN]
+    main = [rule for rule in rules(spec) if rule.part is ModelPart.MAIN]
     assert sum(prod(output.shape) for output in made) == sum(rule.elements * rule.copies for rule in main)
     assert not any(f".{spec.num_layers}." in output.name.partition(".mlp.")[0] for output in made)
 
@@ -149,7 +149,7 @@ def matches(entries: list[str], module: str) -> bool:
     return any(re.match(entry[3:], module) if entry.startswith("re:") else entry == module for entry in entries)
 
 
-def check_config(made: tuple[Output, ...], how: Scheme) -> dict[str, Any]:
+def check_config(made: tuple[ConvertedTensor, ...], how: Scheme) -> dict[str, Any]:
     """What is kept is ignored, what is packed is not, and each is in the one group whose size it has."""
     config = quantization_config(made, how)
     assert config is not None
@@ -262,10 +262,12 @@ def test_patterns_name_theirs_and_no_others(modules: list[str], others: list[str
 # --- slices ------------------------------------------------------------------------------------------------------------
 
 
-def output_of(shape: tuple[int, ...]) -> Output:
+def output_of(shape: tuple[int, ...]) -> ConvertedTensor:
     axes = tuple(Axis(name=AxisName.HIDDEN, count=size) for size in shape)
     rule = Rule(ours="a.weight", axes=axes, sources=(Source(name="a.weight"),), keep=Keep.QUANTIZE, role=Role.MATRIX)
-    return Output(name="a.weight", shape=shape, rule=rule, layer=None, expert=None, stored=Stored(bits=16), pieces=())
+    return ConvertedTensor(
+        name="a.weight", shape=shape, rule=rule, layer=None, expert=None, stored=Stored(bits=16), file_tensors=()
+    )
 
 
 SHAPES = st.one_of(
@@ -276,10 +278,10 @@ SHAPES = st.one_of(
 @given(st.lists(SHAPES, max_size=4), st.integers(1, 2**40), st.integers(1, 128))
 def test_slices_cover_every_row_once_within_the_memory(shapes: list[tuple[int, ...]], memory_bytes: int, jobs: int) -> None:
     made = tuple(output_of(shape) for shape in shapes)
-    slice_bytes = unit_bytes(memory_bytes, jobs)
+    slice_bytes = slice_bytes_for(memory_bytes, jobs)
     assert SMALLEST_BYTES <= slice_bytes <= LARGEST_BYTES
     assert slice_bytes == SMALLEST_BYTES or slice_bytes * COPIES * jobs <= memory_bytes
-    found = list(units(made, slice_bytes))
+    found = list(row_slices(made, slice_bytes))
     assert len({unit.key for unit in found}) == len(found)
     for index, output in enumerate(made):
         own = [unit for unit in found if unit.output == index]

@@ -106,15 +106,15 @@ print(subprocess.run([sys.executable, "-m", "windlass", "convert", *sys.argv[1:]
 """
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
     command = [sys.executable, "-c", code, str(source), str(tmp_path / "out")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=True)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=True)
     assert json.loads(done.stdout)["peak_memory_bytes"] < 600 * MB
 
 
 @pytest.mark.parametrize(
     ("dtype", "model", "limit", "jobs"),
     [
-        ("BF16", large_head(75_000), 100, 2),
-        ("F32", large_head(40_000), 100, 2),
+        ("BF16", large_head(50_000), 50, 2),
+        ("F32", large_head(25_000), 50, 2),
         ("F32", transposed(16_384), 50, 2),
         ("BF16", large_head(20_000), 50, 64),
     ],

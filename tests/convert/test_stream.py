@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -22,6 +21,10 @@ pytest.importorskip("huggingface_hub")
 pytestmark = pytest.mark.multi
 
 ROOT = Path(__file__).parents[2]
+if str(Path(__file__).parent) not in sys.path:
+    sys.path.insert(0, str(Path(__file__).parent))
+
+from forked_convert import Converting  # noqa: E402
 
 
 def script(name: str, path: Path) -> Any:
@@ -33,7 +36,7 @@ def script(name: str, path: Path) -> Any:
 
 
 download = script("hub_for_streams", ROOT / "tests" / "formats" / "hub" / "test_download.py")
-kills = script("convert_kills_for_streams", ROOT / "bench" / "convert_kills.py")
+kills = script("convert_kills_for_streams", ROOT / "bench" / "convert" / "kills.py")
 
 NUM_FILES = 6
 SPOOL = ".windlass-source"
@@ -93,30 +96,41 @@ def hub(source: Path) -> Iterator[Any]:
     server.server_close()
 
 
-def start(words: list[str], endpoint: str, home: Path, *more: str) -> subprocess.Popen[str]:
-    """In a process of its own: huggingface_hub reads its environment once, when it is imported."""
+def start(words: list[str], endpoint: str, home: Path, *more: str) -> Converting:
+    """In a process of its own, as `python -m windlass convert` would be: huggingface_hub reads its environment once, when it is imported."""
     proxies = {"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"}
     kept = {key: value for key, value in os.environ.items() if not key.startswith("HF_") and key.upper() not in proxies}
     settings = {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1", "PYTHONPATH": str(ROOT / "src")}
     settings["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
-    command = [sys.executable, "-m", "windlass", "convert", *words, "--jobs", "2", *more]
-    return subprocess.Popen(command, env=kept | settings, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return Converting([*words, "--jobs", "2", *more], kept | settings)
 
 
-def finished(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    printed, said = process.communicate(timeout=100)
+def finished(process: Converting) -> tuple[int, str, str]:
+    has_ended = process.wait(download.HUNG_SECONDS)
+    process.kill()
+    printed, said = process.communicate()
+    assert has_ended, f"hung: {process.args}; {said}"
     assert "Traceback" not in said, said
-    return process.returncode, printed, said
+    return process.returncode or 0, printed, said
 
 
-def stream(hub: Any, out: Path, *more: str) -> subprocess.Popen[str]:
+def stream(hub: Any, out: Path, *more: str) -> Converting:
     return start(["org/model", str(out), "--stream"], hub.endpoint, out.parent / "home", *more)
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
+def killed_when(process: Converting, condition: Callable[[], bool]) -> None:
+    try:
+        wait_for(condition, process)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def wait_for(condition: Callable[[], bool], process: Converting) -> None:
+    deadline = time.monotonic() + download.HUNG_SECONDS
     while not condition():
-        assert time.monotonic() < deadline
+        assert process.poll() is None, f"it has ended: {process.communicate()}"
+        assert time.monotonic() < deadline, "hung"
         time.sleep(0.005)
 
 
@@ -162,11 +176,12 @@ def test_the_same_as_the_directory_with_three_files_at_most(hub: Any, expected: 
 def test_killed_and_resumed(hub: Any, expected: dict[str, Any], tmp_path: Path) -> None:
     """Files whose tensors are done do not come again, and one that was left behind goes."""
     out = tmp_path / "out"
-    hub.delay_seconds = 0.3
-    process = stream(hub, out)
-    wait_for(lambda: shard(4) in downloads(hub))
-    process.kill()
-    process.communicate()
+
+    def is_met() -> bool:
+        return shard(4) in downloads(hub) and not (out / SPOOL / shard(1)).exists()
+
+    with hub.holding(shard(4)):
+        killed_when(stream(hub, out), is_met)
     assert (out / JOURNAL).exists() and not (out / "config.json").exists()
     here = {file.name for file in (out / SPOOL).glob("*.safetensors")}
     gone = {shard(number) for number in range(1, 4)} - here
@@ -175,9 +190,10 @@ def test_killed_and_resumed(hub: Any, expected: dict[str, Any], tmp_path: Path) 
     left = out / SPOOL / min(gone)
     left.write_bytes(b"old")
     hub.asked = []
-    process = stream(hub, out)
-    wait_for(lambda: shard(NUM_FILES) in downloads(hub))
-    assert not left.exists()
+    with hub.holding(shard(NUM_FILES)):
+        process = stream(hub, out)
+        wait_for(lambda: shard(NUM_FILES) in downloads(hub), process)
+        assert not left.exists()
     code, _, said = finished(process)
     assert code == 0, said
     assert not gone & set(downloads(hub)) and not here & set(downloads(hub))
@@ -186,12 +202,9 @@ def test_killed_and_resumed(hub: Any, expected: dict[str, Any], tmp_path: Path) 
 
 def test_killed_again_and_again(hub: Any, expected: dict[str, Any], tmp_path: Path) -> None:
     out = tmp_path / "out"
-    hub.delay_seconds = 0.1
     for number in (1, 3, 6):
-        process = stream(hub, out)
-        wait_for(lambda number=number: shard(number) in downloads(hub))
-        process.kill()
-        process.communicate()
+        with hub.holding(shard(number)):
+            killed_when(stream(hub, out), lambda number=number: shard(number) in downloads(hub))
         assert not (out / "config.json").exists()
     code, _, said = finished(stream(hub, out))
     assert code == 0, said
@@ -226,7 +239,7 @@ def test_an_error_of_the_hub_is_one_line_and_can_be_resumed(hub: Any, expected: 
         code, printed, said = finished(stream(hub, out))
     assert (code, printed) == (2, "")
     assert said.startswith("windlass: org/model could not be downloaded from http://127.0.0.1") and said.count("\n") == 1, said
-    assert said.endswith("what has arrived is kept, run it again\n")
+    assert said.endswith("finished files are kept; run it again to resume\n")
     assert not (out / "config.json").exists()
     done = set(downloads(hub))
     assert done == {shard(1), shard(2), shard(3)}
@@ -238,21 +251,14 @@ def test_an_error_of_the_hub_is_one_line_and_can_be_resumed(hub: Any, expected: 
 
 
 def test_control_c_does_not_wait_for_a_download(hub: Any, expected: dict[str, Any], tmp_path: Path) -> None:
-    out, original = tmp_path / "out", download.Handler.send_body
-
-    def slow(handler: Any, name: str, body: bytes) -> None:
-        if name == shard(3) and len(body) == len(hub.files[name]):
-            time.sleep(20)
-        original(handler, name, body)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(download.Handler, "send_body", slow)
+    out = tmp_path / "out"
+    with hub.holding(shard(3)):
         process = stream(hub, out)
-        wait_for(lambda: shard(3) in downloads(hub) and not list((out / SPOOL).glob("*.safetensors")))  # all wait for it
+        # All wait for it.
+        wait_for(lambda: shard(3) in downloads(hub) and not list((out / SPOOL).glob("*.safetensors")), process)
         process.send_signal(signal.SIGINT)
-        began = time.monotonic()
         code, _, _ = finished(process)
-    assert code == 130 and time.monotonic() - began < 10
+    assert code == 130
     code, _, said = finished(stream(hub, out))
     assert code == 0, said
     assert files(out) == expected
@@ -263,7 +269,7 @@ def test_a_finished_directory_is_left_as_it_is(hub: Any, tmp_path: Path) -> None
     out.mkdir()
     (out / "config.json").write_text("{}")
     code, _, said = finished(stream(hub, out))
-    assert code == 2 and "holds a model already" in said
+    assert code == 2 and "already holds a model" in said
     assert [file.name for file in out.iterdir()] == ["config.json"]
 
 

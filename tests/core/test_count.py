@@ -16,7 +16,7 @@ from windlass.core.count import (
     training_flops,
 )
 from windlass.core.model import Attention, Indexer, LatentAttention, ModelSpec
-from windlass.core.rule import Part, Role
+from windlass.core.rule import ModelPart, Role
 from windlass.families import describe, rules
 from windlass.families.registry import find, spec_of
 
@@ -85,7 +85,7 @@ def test_next_token_layer_costs_a_layer_and_a_head() -> None:
     extra = next_token_flops(spec, rules(spec), 1000)
     assert extra.head == 2 * 4096 * 151552
     assert extra.attention == 2.0 * 2 * 96 * 128 * 1000
-    sparse = [rule for rule in rules(spec) if rule.part is Part.NEXT_TOKEN and rule.role is Role.MATRIX]
+    sparse = [rule for rule in rules(spec) if rule.part is ModelPart.NEXT_TOKEN and rule.role is Role.MATRIX]
     assert sum("next.project" in rule.ours for rule in sparse) == 1
     attention = 4096 * 128 * (96 + 8 + 8 + 96)
     experts = 3 * 4096 * 1408 * (8 + 1) + 128 * 4096

@@ -33,7 +33,7 @@ RULES = {name: rules(spec) for name, spec in SPECS.items()}
 def test_cut_covers_once_on_the_quantum(count: int, quantum: int, shares: list[float]) -> None:
     pieces = -(-count // quantum)
     if pieces < len(shares):
-        with pytest.raises(Impossible, match=f"only {pieces}"):
+        with pytest.raises(Impossible, match=f"gives {pieces} pieces"):
             cut(count, quantum, shares)
         return
     parts = cut(count, quantum, shares)
@@ -314,7 +314,7 @@ def test_heads_are_cut_in_whole_groups_of_the_output_projection() -> None:
 
 
 def test_too_wide_is_refused_in_the_models_own_terms() -> None:
-    with pytest.raises(Impossible, match=r"tp 16 is too wide for expert_ffn \(1408 x 1\).*there are only 11"):
+    with pytest.raises(Impossible, match=r"tp 16 is too large for expert_ffn \(1408 x 1\).*gives 11 pieces"):
         place(RULES["GLM-4.5-Air"], 46, Layout(tp=16), scheme("int4"))
     with pytest.raises(Impossible, match="heads"):
         place(RULES["GLM-4.7-Flash"], 47, Layout(tp=32), scheme("bf16"))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windlass.core.rule import Axis, AxisName, Role, Rows, Rule, Source, StoredTensor, stored_shape, stored_tensors
+from windlass.core.rule import Axis, AxisName, Role, Rule, Source, StoredTensor, StridedRows, stored_shape, stored_tensors
 from windlass.core.scheme import Keep
 
 pytestmark = pytest.mark.pure
@@ -19,7 +19,7 @@ def rule(*sources: Source, sizes: tuple[int, ...] = (6, 4), layers: tuple[int, .
 
 def test_rows_by_hand() -> None:
     """Two queries of 3, then a key of 3, then a value of 3, twice over."""
-    queries, keys = Rows(block=6, stride=12, offset=0), Rows(block=3, stride=12, offset=6)
+    queries, keys = StridedRows(block=6, stride=12, offset=0), StridedRows(block=3, stride=12, offset=6)
     assert [queries.stored(row) for row in range(12)] == [0, 1, 2, 3, 4, 5, 12, 13, 14, 15, 16, 17]
     assert [keys.stored(row) for row in range(6)] == [6, 7, 8, 18, 19, 20]
 
@@ -27,7 +27,7 @@ def test_rows_by_hand() -> None:
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=5), st.integers(1, 6))
 def test_blocks_side_by_side_tile(blocks: list[int], repeats: int) -> None:
     stride = sum(blocks)
-    parts = [Rows(block=size, stride=stride, offset=sum(blocks[:index])) for index, size in enumerate(blocks)]
+    parts = [StridedRows(block=size, stride=stride, offset=sum(blocks[:index])) for index, size in enumerate(blocks)]
     read = [part.stored(row) for part in parts for row in range(part.block * repeats)]
     assert sorted(read) == list(range(stride * repeats))
 

@@ -6,7 +6,7 @@ import pytest
 
 from windlass.core.layout import Layout
 from windlass.core.place import local_bytes, place, stored
-from windlass.core.rule import Part
+from windlass.core.rule import ModelPart
 from windlass.core.scheme import SCHEME_NAMES, Keep, Scheme, Stored, scheme
 from windlass.errors import BadInput, UnknownName
 from windlass.families import rules
@@ -105,7 +105,7 @@ def test_refusals() -> None:
         scheme("int5")
     with pytest.raises(UnknownName, match="KV type"):
         scheme("int4", kv="int2")
-    with pytest.raises(BadInput, match="group 48"):
+    with pytest.raises(BadInput, match="group size 48"):
         scheme("int4", group=48)
 
 
@@ -114,7 +114,7 @@ def weights_gib(name: str, how: Scheme) -> float:
     model = find(name)
     assert model is not None
     spec = spec_of(model)
-    made = tuple(rule for rule in rules(spec) if rule.part is Part.MAIN and rule.copy_of is None)
+    made = tuple(rule for rule in rules(spec) if rule.part is ModelPart.MAIN and rule.copy_of is None)
     placement = place(made, spec.num_layers, Layout(), how)
     return sum(local_bytes(rule, placement, how, 0) * rule.copies for rule in made) / GIB
 

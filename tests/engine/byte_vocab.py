@@ -10,7 +10,7 @@ import tokenizers
 
 from windlass.engine.protocol import TokenizerData
 from windlass.engine.sample.grammar import GrammarCompiler, GrammarMatcher, num_words
-from windlass.text.grammar.tool_grammar import Asked, answer_grammar
+from windlass.text.grammar.tool_grammar import OutputSpec, answer_grammar
 from windlass.text.parse.stream import special_marks
 from windlass.text.tokenize.gguf_tokenizer import tokenizer_files
 from windlass.text.tokenize.tokenizer import Tokenizer
@@ -38,11 +38,11 @@ class Vocab:
         self.guides = GrammarCompiler()
         self.guides.set_tokenizer(TokenizerData(self.tokenizer.backend.to_str(), [self.end]))
 
-    def guide(self, asked: Asked, stops: tuple[int, ...] | None = None) -> GrammarMatcher:
+    def guide(self, asked: OutputSpec, stops: tuple[int, ...] | None = None) -> GrammarMatcher:
         grammar = answer_grammar(asked, special_marks(self.tokenizer, asked.style))
         return self.guides.matcher(grammar, (self.end,) if stops is None else stops)
 
-    def accepts(self, asked: Asked, text: str) -> bool:
+    def accepts(self, asked: OutputSpec, text: str) -> bool:
         guide, stopped = self.guide(asked), num_words(self.tokenizer.vocab_size)
         for token in self.tokenizer.encode(text, special=False):
             row = np.zeros(stopped, np.uint32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -15,4 +16,4 @@ if HERE not in sys.path:
 @pytest.fixture
 def importable(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes started by the test find these modules too."""
-    monkeypatch.setenv("PYTHONPATH", HERE)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (HERE, os.environ.get("PYTHONPATH")))))

@@ -6,18 +6,21 @@ So a wrong slot, block, length or position changes what comes out, and the right
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
+from hanging import HUNG_SECONDS, until
 from torch import Tensor
 
 from windlass.core.request import Info
 from windlass.engine.engine import Engine
 from windlass.engine.schedule.scheduler import SchedulerLimits
-from windlass.kernels.step import Cache, Step, attention_cache
+from windlass.kernels.step import KvCache, Step, attention_cache
 
 NUM_TABLE_ROWS = 997
 
@@ -30,7 +33,7 @@ class FakeDecoder:
         self.num_rows = 0
         self.broken_after: int | None = None
 
-    def __call__(self, step: Step, caches: Sequence[Cache]) -> Tensor:
+    def __call__(self, step: Step, caches: Sequence[KvCache]) -> Tensor:
         step = step.trimmed()
         self.num_rows += len(step.tokens)
         (cache,) = caches
@@ -46,7 +49,7 @@ class FakeDecoder:
         assert step.logit_rows.tolist() == sorted(wanted)
         return torch.stack(rows) if rows else torch.zeros(0, self.vocab_size + self.padding)
 
-    def history(self, cache: Cache, step: Step, sequence: int) -> list[int]:
+    def history(self, cache: KvCache, step: Step, sequence: int) -> list[int]:
         length = int(step.lengths[sequence])
         keys, values = cache.gather(step.blocks[sequence], length)
         assert values.flatten().tolist() == list(range(length)), "positions in the cache"
@@ -79,13 +82,13 @@ class FakeDecoder:
         ]
 
 
-def make_engine(decoder: Any = None, vocab_size: int = 64, **changes: Any) -> Engine:
+def make_engine(decoder: Any = None, vocab_size: int = 64, clock: Any = time.perf_counter, **changes: Any) -> Engine:
     given: dict[str, Any] = {
         "num_blocks": 32, "context_tokens": 256, "max_sequences": 4, "max_step_tokens": 40, "max_step_logits": 12,
     }  # fmt: skip
     limits = SchedulerLimits(**(given | changes))
     caches = [attention_cache(limits.num_blocks, 1, 1, torch.float32)]
-    return Engine(decoder or FakeDecoder(vocab_size), caches, limits, vocab_size, record=False)
+    return Engine(decoder or FakeDecoder(vocab_size), caches, limits, vocab_size, record=False, clock=clock)
 
 
 class SlowDecoder(FakeDecoder):
@@ -93,15 +96,45 @@ class SlowDecoder(FakeDecoder):
 
     seconds = 0.01
 
-    def __call__(self, step: Step, caches: Sequence[Cache]) -> Tensor:
+    def __call__(self, step: Step, caches: Sequence[KvCache]) -> Tensor:
         time.sleep(self.seconds)
+        return super().__call__(step, caches)
+
+
+class HeldDecoder(FakeDecoder):
+    """Takes only as many steps as it is let: whoever lets it knows that a request is in the middle, on however slow a machine."""
+
+    def __init__(self, steps: int = 0, **more: Any) -> None:
+        super().__init__(**more)
+        self._steps = threading.Semaphore(steps)
+
+    def let(self, steps: int = 10_000) -> None:
+        self._steps.release(steps)
+
+    def __call__(self, step: Step, caches: Sequence[KvCache]) -> Tensor:
+        assert self._steps.acquire(timeout=HUNG_SECONDS), "hung: nobody let it go on"
+        return super().__call__(step, caches)
+
+
+class GatedDecoder(FakeDecoder):
+    """For another process: what is longer than `FREE` tokens waits for a file to be there."""
+
+    FREE = 24
+
+    def __init__(self, vocab_size: int, gate: Path) -> None:
+        super().__init__(vocab_size)
+        self._gate = gate
+
+    def __call__(self, step: Step, caches: Sequence[KvCache]) -> Tensor:
+        if int(step.trimmed().lengths.max()) > self.FREE:
+            until(self._gate.exists, str(self._gate))
         return super().__call__(step, caches)
 
 
 class CrashingDecoder(FakeDecoder):
     """A prompt that begins with token 13 kills the process, one with 14 raises."""
 
-    def __call__(self, step: Step, caches: Sequence[Cache]) -> Tensor:
+    def __call__(self, step: Step, caches: Sequence[KvCache]) -> Tensor:
         found = step.trimmed()
         tokens = found.tokens[found.positions == 0].tolist()
         if 13 in tokens:
@@ -112,7 +145,7 @@ class CrashingDecoder(FakeDecoder):
 
 
 def load(job: Any, progress: Any) -> tuple[Engine, Info]:
-    """What a worker calls instead of reading a checkpoint; `model` names what is to be tested."""
+    """What a worker calls instead of reading a checkpoint; `model` names what is to be tested ("gated behind FILE", for one)."""
     from windlass.errors import DoesNotFit
 
     launch = job.launch
@@ -121,8 +154,13 @@ def load(job: Any, progress: Any) -> tuple[Engine, Info]:
         raise DoesNotFit("it is 5 bytes short", 5)
     if launch.model == "dies while loading":
         os._exit(3)
+    if launch.model.startswith("loaded behind "):
+        until(Path(launch.model.removeprefix("loaded behind ")).exists, "the file that loading waits for")
+        return make_engine(), Info(model=launch.model, context_tokens=256, vocab_size=64, max_sequences=4)
     for done in (0, 50, 100):
         progress(done, 100)
     vocab_size = 300 if launch.model == "slow" else 64
-    engine = make_engine(kinds.get(launch.model, FakeDecoder)(vocab_size), vocab_size)
+    kind, _, gate = launch.model.partition(" behind ")
+    decoder = GatedDecoder(vocab_size, Path(gate)) if gate else kinds.get(kind, FakeDecoder)(vocab_size)
+    engine = make_engine(decoder, vocab_size)
     return engine, Info(model=launch.model, context_tokens=256, vocab_size=vocab_size, max_sequences=4)

@@ -4,23 +4,32 @@ Streams, buffers that are copied when the stream gets to it, and graphs whose re
 buffers on, with the interface that engine.runner knows.
 """
 
+# ruff: noqa: E402 (the folder of cuda_references is put on the path first)
+
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+CUDA_TESTS = str(Path(__file__).parents[1] / "kernels" / "cuda")
+if CUDA_TESTS not in sys.path:
+    sys.path.insert(0, CUDA_TESTS)
+
+from cuda_references import greedy_reference
 
 from windlass.engine.engine import Engine
 from windlass.engine.execute import runner
 from windlass.engine.execute.graphs import CapturedGraph, DecodeGraphs, InFlightStep, _copy
 from windlass.engine.execute.runner import Buffers
 from windlass.engine.schedule.scheduler import SchedulerLimits
-from windlass.kernels.cuda.greedy import greedy_reference
-from windlass.kernels.step import Cache, Step, attention_cache
+from windlass.kernels.step import KvCache, Step, attention_cache
 
 
 class Stream:
@@ -85,7 +94,7 @@ class Replay:
 
 class LateGraphs(DecodeGraphs):
     def __init__(
-        self, stream: Stream, decoder: Any, caches: Sequence[Cache], step: Step, counts: Tensor, most: int, num_tokens: int, sizes: Any
+        self, stream: Stream, decoder: Any, caches: Sequence[KvCache], step: Step, counts: Tensor, most: int, num_tokens: int, sizes: Any
     ) -> None:  # fmt: skip
         self._stream: Any = stream
         self._decoder, self._caches, self._step, self._counts = decoder, caches, step, counts
@@ -135,7 +144,7 @@ def make_late_engine(
     patch.setattr(runner, "Buffers", lambda limits, device: LateBuffers(stream, limits, device))
     caches = caches or [attention_cache(limits.num_blocks + 1, 1, 1, torch.float32)]
 
-    def in_turn(step: Step, caches: Sequence[Cache]) -> Tensor:
+    def in_turn(step: Step, caches: Sequence[KvCache]) -> Tensor:
         stream.synchronize()
         return decoder(step, caches)
 

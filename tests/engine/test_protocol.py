@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from windlass import errors
 from windlass.core.client import Broken, Late, Unavailable
-from windlass.core.frames import BadFrame
 from windlass.core.launch import Launch, RandomInit
+from windlass.core.ranks.frames import BadFrame
 from windlass.core.request import GREEDY, Info, Sampling, Timings, TokenLogprob, Usage
 from windlass.engine.protocol import (
     Cancel,

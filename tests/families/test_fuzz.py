@@ -1,9 +1,9 @@
-"""Damaged configs: describing either works, and then counting does, or raises BadConfig in one line; nothing else, and never slowly."""
+"""Damaged configs: describing either works, and then counting does, or raises BadConfig in one line; nothing else, and never with much work."""
 
 from __future__ import annotations
 
 import copy
-import time
+from cProfile import Profile
 from typing import Any
 
 import msgspec
@@ -25,7 +25,8 @@ pytestmark = pytest.mark.pure
 CONFIGS = {model.name: published_config(model) for model in known_models()}
 KEYS = sorted({key for values in CONFIGS.values() for key in values})
 OTHER_KEYS = [key for key in KEYS if key != "model_type"]
-LIMIT_SECONDS = 1.0
+MOST_CALLS = 200_000
+"""Of functions, for one config: the largest that is taken, 4,096 layers of 65,536 experts, needs 43,435. Nothing is done expert by expert."""
 
 numbers = [
     0,
@@ -85,7 +86,13 @@ def damaged(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def read_or_refuse(values: object) -> None:
-    began = time.process_time()
+    profile = Profile(builtins=False)
+    with profile:
+        _read_or_refuse(values)
+    assert sum(entry.callcount for entry in profile.getstats()) < MOST_CALLS
+
+
+def _read_or_refuse(values: object) -> None:
     try:
         spec = describe(values)
     except BadConfig as error:
@@ -102,7 +109,6 @@ def read_or_refuse(values: object) -> None:
             place(made, spec.num_layers, Layout(tp=2), scheme("int4"))
         except Impossible as error:
             assert "\n" not in str(error)
-    assert time.process_time() - began < LIMIT_SECONDS
 
 
 @settings(max_examples=500)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from windlass.core.rule import Part, Role, source_names, stored_tensors
+from windlass.core.rule import ModelPart, Role, source_names, stored_tensors
 from windlass.core.scheme import Keep
 from windlass.families import Hints, describe, rules
 from windlass.families.registry import known_models, spec_of
@@ -141,9 +141,9 @@ def test_rules_are_well_formed(model: Any) -> None:
             assert ("{expert}" in source.name) == (rule.num_experts > 0 and not source.stacked)
         if rule.role in (Role.LOOKUP, Role.HEAD, Role.VECTOR) or "router" in rule.ours:
             assert rule.keep in (Keep.HIGH, Keep.FLOAT32)
-        if rule.part is Part.NEXT_TOKEN:
+        if rule.part is ModelPart.NEXT_TOKEN:
             assert rule.layers == (spec.num_layers,)
-    covered = sorted({layer for rule in made if rule.part is Part.MAIN for layer in rule.layers or ()})
+    covered = sorted({layer for rule in made if rule.part is ModelPart.MAIN for layer in rule.layers or ()})
     assert covered == list(range(spec.num_layers))
 
 

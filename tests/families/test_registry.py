@@ -9,13 +9,13 @@ import pytest
 
 from windlass.core.count import count_parameters
 from windlass.families import MODEL_TYPES, describe, rules
-from windlass.families.registry import Known, find, known_models, published_config, spec_of, unknown_model
+from windlass.families.registry import KnownModel, find, known_models, published_config, spec_of, unknown_model
 
 pytestmark = pytest.mark.pure
 
 
 @pytest.mark.parametrize("model", known_models(), ids=lambda model: model.name)
-def test_loads(model: Known) -> None:
+def test_loads(model: KnownModel) -> None:
     spec = spec_of(model)
     assert spec.name == model.name
     assert spec.family in MODEL_TYPES
@@ -25,7 +25,7 @@ def test_loads(model: Known) -> None:
 
 
 @pytest.mark.parametrize("model", known_models(), ids=lambda model: model.name)
-def test_every_spelling_finds_it(model: Known) -> None:
+def test_every_spelling_finds_it(model: KnownModel) -> None:
     for name in (model.name, model.hub, *model.aliases):
         for spelling in (name, name.lower(), name.upper()):
             assert find(spelling) is model, spelling

@@ -11,11 +11,12 @@ import pytest
 
 from windlass.core.rule import stored_tensors
 from windlass.families import describe, hints_from, rules
-from windlass.formats.checkpoint import read_config, tensor_names
+from windlass.formats.checkpoint import tensor_names
+from windlass.formats.config import read_config
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-safetensors = pytest.importorskip("safetensors")
+torch: Any
+transformers: Any
+safetensors: Any
 
 pytestmark = [
     pytest.mark.cpu,
@@ -30,6 +31,13 @@ TINY = {
 PUBLISHED_OTHERWISE = {"bloom", "gpt_oss"}
 PUBLISHED, IN_MEMORY = 0, -1
 Shapes = dict[str, tuple[int, ...]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _theirs() -> None:
+    """Imported when the first of these tests runs, not when tests are collected: seconds, for whoever wants none of them."""
+    global torch, transformers, safetensors
+    torch, transformers, safetensors = map(pytest.importorskip, ("torch", "transformers", "safetensors"))
 
 
 def config_of(name: str) -> Any:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from followed import Followed
+from followed import HUNG_SECONDS, Followed
 from hosts import Hosts
 
 ROOT = 1
@@ -48,7 +48,7 @@ class Cluster:
         ]
         found = self.workers[number] = self._start(number, words, f"worker {number}")
         if wait:
-            found.until("listens at", 60)
+            found.until("listens at")
         return found
 
     def start_root(self, words: Sequence[str] = (), workers: Sequence[int] | None = None) -> Followed:
@@ -64,7 +64,7 @@ class Cluster:
             ["serve", self._model, "--port", str(HTTP_PORT), "--no-page", "--quiet", "--device", "cpu", *given, *words],
             "root",
         )
-        self._wait_ready(120)
+        self._wait_ready()
         return self.root
 
     def _start(self, number: int, words: Sequence[str | Path], name: str) -> Followed:
@@ -81,12 +81,12 @@ class Cluster:
         )
         return Followed(process, name)
 
-    def _wait_ready(self, seconds: float) -> None:
-        end = time.monotonic() + seconds
+    def _wait_ready(self) -> None:
+        end = time.monotonic() + HUNG_SECONDS
         assert self.root is not None
         while not self._answers("/ready"):
             assert self.root.process.poll() is None, f"the root ended:\n{self.root.said}"
-            assert time.monotonic() < end, f"not ready after {seconds:g} s:\n{self.said}"
+            assert time.monotonic() < end, f"hung, and not ready:\n{self.said}"
             time.sleep(0.1)
 
     def _answers(self, path: str) -> bool:
@@ -99,19 +99,18 @@ class Cluster:
 
     def connect(self) -> socket.socket:
         """To the root's server, from its own host."""
-        return self.hosts.connect(ROOT, "127.0.0.1", HTTP_PORT, 120.0)
+        return self.hosts.connect(ROOT, "127.0.0.1", HTTP_PORT, HUNG_SECONDS)
 
     def computing(self, number: int) -> dict[int, str]:
         """Processes of the host that are ranks or engines."""
         return {pid: words for pid, words in self.hosts.commands(number).items() if RANK.search(words + " ")}
 
-    def wait_quiet(self, seconds: float) -> float:
-        """Until nothing is left on any host but its worker; how long that took."""
-        began = time.monotonic()
+    def wait_quiet(self) -> None:
+        """Until nothing is left on any host but its worker."""
+        end = time.monotonic() + HUNG_SECONDS
         while extra := {number: found for number in self.hosts.numbers if (found := self._extra(number))}:
-            assert time.monotonic() - began < seconds, f"still there after {seconds:g} s: {extra}\n{self.said}"
+            assert time.monotonic() < end, f"hung, and still there: {extra}\n{self.said}"
             time.sleep(0.05)
-        return time.monotonic() - began
 
     def _extra(self, number: int) -> dict[int, str]:
         """Whatever its name: a process that was just started still has that of whoever started it."""
@@ -121,12 +120,12 @@ class Cluster:
     def end_root(self, how: signal.Signals) -> int:
         assert self.root is not None
         self.root.process.send_signal(how)
-        return self.root.ended(30)
+        return self.root.ended()
 
     def end_worker(self, number: int, how: signal.Signals = signal.SIGTERM) -> int:
         worker = self.workers.pop(number)
         worker.process.send_signal(how)
-        return worker.ended(30)
+        return worker.ended()
 
     @property
     def said(self) -> str:

@@ -8,6 +8,9 @@ import threading
 import time
 from typing import Any, NamedTuple
 
+HUNG_SECONDS = 120.0
+"""What has not come after so long never will. Nobody is to judge by it how quick something is."""
+
 
 class Line(NamedTuple):
     at: float
@@ -35,16 +38,16 @@ class Followed:
         with self._more:
             self._more.notify_all()
 
-    def until(self, pattern: str, seconds: float, since: float = 0.0) -> Line:
+    def until(self, pattern: str, since: float = 0.0) -> Line:
         """The first line after `since` that has the pattern in it."""
-        end = time.monotonic() + seconds
+        end = time.monotonic() + HUNG_SECONDS
         with self._more:
             while True:
                 found = next((line for line in self.lines if line.at >= since and re.search(pattern, line.text)), None)
                 if found is not None:
                     return found
                 left, ended = end - time.monotonic(), not self._thread.is_alive()
-                how = "ended" if ended else f"ran for {seconds:g} s"
+                how = "ended" if ended else "hung"
                 assert left > 0 and not ended, f"{self.name} {how} and did not say {pattern!r}:\n{self.said}"
                 self._more.wait(min(left, 0.5))
 
@@ -53,8 +56,11 @@ class Followed:
         begin = self.lines[0].at if self.lines else 0.0
         return "\n".join(f"{line.at - begin:7.2f} {self.name}: {line.text}" for line in self.lines)
 
-    def ended(self, seconds: float) -> int:
+    def ended(self) -> int:
         """Its exit status."""
-        status = self.process.wait(seconds)
-        self._thread.join(seconds)
+        try:
+            status = self.process.wait(HUNG_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{self.name} hung instead of ending:\n{self.said}") from None
+        self._thread.join(HUNG_SECONDS)
         return status

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
 import re
 import shutil
@@ -26,7 +27,7 @@ PREFIX = "wlhost"
 NAMES = re.compile(rf"{PREFIX}-(\d+)-\d+-\w+")
 NETWORK = "10.213.7"
 GIGABIT = "1gbit"
-SECONDS_TO_END = 5.0
+SECONDS_TO_END = 60.0
 NOBODY = "02:00:00:00:00:99"
 HIDE = 'mount -t tmpfs none "$1" && shift && exec "$@"'
 CLONE_NEWNET = 0x40000000
@@ -41,6 +42,21 @@ class Counted(NamedTuple):
 
     def since(self, earlier: Counted) -> Counted:
         return Counted(self.sent_bytes - earlier.sent_bytes, self.received_bytes - earlier.received_bytes)
+
+
+class Held(NamedTuple):
+    """Of one end of a link."""
+
+    bits_per_second: int
+    waited: int
+    """Packets that came too soon, since it was shaped."""
+
+
+_TC = ("tc", "-json", "-statistics", "qdisc", "show", "dev")
+
+
+def _held(found: dict[str, Any]) -> tuple[int, int]:
+    return 8 * found["options"]["rate"], found["overlimits"]
 
 
 @cache
@@ -72,7 +88,7 @@ class Hosts:
         self._bridge = f"{PREFIX}-{os.getpid()}-{Hosts._made}-bridge"
         self.rate, self._cut_packets = rate, cut_packets
         self._processes: list[subprocess.Popen[Any]] = []
-        self._halting: dict[int, threading.Event] = {}
+        self._halting: dict[int, tuple[threading.Event, threading.Thread]] = {}
 
     def __enter__(self) -> Self:
         remove_stale()
@@ -137,6 +153,12 @@ class Hosts:
         for number, other in ((first, second), (second, first)):
             self._in(number, "ip", "neigh", "del", self.address(other), "dev", "v")
 
+    def held_back(self, number: int) -> tuple[Held, Held]:
+        """What the host's end and the bridge's end of its link are shaped to, and how often that made a packet wait."""
+        listed = (self._in(number, *_TC, "v"), self._in_bridge(*_TC, f"p{number}"))
+        found = [next(one for one in json.loads(text) if one["kind"] == "tbf") for text in listed]
+        return Held(*_held(found[0])), Held(*_held(found[1]))
+
     def counted(self, number: int) -> Counted:
         """From the bridge's end, which sees what the host sees and is there when the host is not."""
         text = self._in_bridge("cat", "/proc/net/dev")
@@ -159,7 +181,7 @@ class Hosts:
 
     def run(self, number: int, argv: Sequence[str | Path], **options: Any) -> subprocess.CompletedProcess[str]:
         """To its end; what it wrote is in the result."""
-        options = {"capture_output": True, "text": True, "timeout": 60, **options}
+        options = {"capture_output": True, "text": True, "timeout": 120, **options}
         return subprocess.run([*self._enter(number), *map(str, argv)], **options)
 
     def connect(self, number: int, address: str, port: int, timeout: float | None = None) -> socket.socket:
@@ -211,13 +233,16 @@ class Hosts:
 
     def halt(self, number: int, on_seconds: float, off_seconds: float) -> None:
         """Slows a host's processes: they run and stand still by turns until `unhalt`."""
-        stop = self._halting[number] = threading.Event()
-        threading.Thread(target=self._halt, args=(number, stop, on_seconds, off_seconds), daemon=True).start()
+        stop = threading.Event()
+        thread = threading.Thread(target=self._halt, args=(number, stop, on_seconds, off_seconds), daemon=True)
+        self._halting[number] = stop, thread
+        thread.start()
 
     def unhalt(self, number: int) -> None:
-        if (stop := self._halting.pop(number, None)) is not None:
+        if (halting := self._halting.pop(number, None)) is not None:
+            stop, thread = halting
             stop.set()
-            time.sleep(0.02)
+            thread.join()
             for pid in self.pids(number):
                 _signal(pid, signal.SIGCONT)
 

@@ -34,6 +34,17 @@ WIDE: dict[str, Any] = {
     "torch_dtype": "bfloat16",
 }
 
+NINE_HEADS: dict[str, Any] = {
+    **WIDE,
+    "hidden_size": 288,
+    "intermediate_size": 768,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "head_dim": 32,
+}
+"""Its heads are SmolLM2's: no number of ranks but three divides them."""
+
 EXPERTS: dict[str, Any] = {
     **json.loads((Path(__file__).parents[1] / "families" / "tiny" / "glm4_moe.json").read_text()),
     "vocab_size": VOCABULARY,

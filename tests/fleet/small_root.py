@@ -16,20 +16,35 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+from followed import HUNG_SECONDS
 
 from windlass.core.launch import Launch, RandomInit, RankJob
 from windlass.core.layout import Layout
 from windlass.core.ranks.rendezvous import Meeting
 from windlass.core.request import GREEDY
 from windlass.engine.protocol import Submit
-from windlass.fleet.protocol.channel import Channel, ChannelLost, dial, keep_alive
-from windlass.fleet.protocol.messages import FromRoot, FromWorker, Join, PutEpochKey, StartRanks, TakeEpochKey, key_name
+from windlass.engine.ranks.messages import HEARTBEAT_TIMEOUT_SECONDS
+from windlass.fleet.protocol.channel import HANDSHAKE_SECONDS, Channel, ChannelLost, dial, keep_alive
+from windlass.fleet.protocol.messages import (
+    FromRoot,
+    FromWorker,
+    Join,
+    PutEpochKey,
+    RankEnded,
+    StartRanks,
+    TakeEpochKey,
+    key_name,
+)
 from windlass.fleet.root.store import EpochStore, StoreClosed
 
 CONFIG = json.loads((Path(__file__).parents[1] / "families" / "tiny" / "llama.json").read_text())
 SECRET = b"sixteen bytes are enough"
-SECONDS = 60.0
-"""For whatever must happen at all, on a busy machine."""
+
+PATIENT = """
+import windlass.cli, windlass.fleet.ranks as ranks, windlass.fleet.worker as worker
+worker.HANDSHAKE_SECONDS, ranks.HEARTBEAT_TIMEOUT_SECONDS = {}, {}
+windlass.cli.main()
+"""
 
 Kind = TypeVar("Kind")
 
@@ -43,12 +58,19 @@ def tiny(layout: Layout) -> Launch:
 
 
 class WorkerProcess:
-    def __init__(self, folder: Path, *options: str) -> None:
+    def __init__(
+        self, folder: Path, *options: str, proof_seconds: float | None = None, beat_seconds: float | None = None
+    ) -> None:
+        """In place of the worker's own: seconds for whoever knocks to prove what it is, and for a rank to give a sign of life. On a machine
+        that does much else, a rank that imports torch gives none for long."""
         secret = folder / "secret"
         secret.write_bytes(SECRET)
         secret.chmod(0o600)
         self.log = folder / "log"
-        command = [sys.executable, "-m", "windlass", "worker", "--listen", "127.0.0.1:0", "--secret-file", str(secret)]
+        is_usual = proof_seconds is None and beat_seconds is None
+        patient = PATIENT.format(proof_seconds or HANDSHAKE_SECONDS, beat_seconds or HEARTBEAT_TIMEOUT_SECONDS)
+        program = ["-m", "windlass"] if is_usual else ["-c", patient]
+        command = [sys.executable, *program, "worker", "--listen", "127.0.0.1:0", "--secret-file", str(secret)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "WINDLASS_THREADS": "1"}
         with self.log.open("wb") as words:
             self.process = subprocess.Popen(
@@ -67,6 +89,12 @@ class WorkerProcess:
 
     def lines(self) -> list[str]:
         return self.log.read_text().splitlines()
+
+    @property
+    def is_free(self) -> bool:
+        """Every root that has joined is gone, by its own words: the next is not told that it is busy."""
+        lines = self.lines()
+        return sum(line.endswith(" joined") for line in lines) == sum(line.endswith("; waiting") for line in lines)
 
     def ranks(self) -> list[int]:
         """Processes it has started."""
@@ -94,22 +122,22 @@ class SmallRoot:
         self._tasks: list[Future[None]] = []
         self.board: EpochStore = EpochStore()
         try:
-            self.channel: Channel[FromRoot, FromWorker] = self.call(dial("127.0.0.1", port, secret))
+            self.channel: Channel[FromRoot, FromWorker] = self.call(dial("127.0.0.1", port, secret, HUNG_SECONDS))
             self.post(Join(root or os.urandom(16), name))
         except BaseException:
             self._end_loop()
             raise
         self._tasks = [asyncio.run_coroutine_threadsafe(work, self._loop) for work in (self._listen(), self._live())]
 
-    def call(self, work: Coroutine[Any, Any, Kind], seconds: float = SECONDS) -> Kind:
+    def call(self, work: Coroutine[Any, Any, Kind], seconds: float = HUNG_SECONDS) -> Kind:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(seconds)
 
     def post(self, message: FromRoot) -> None:
         self._loop.call_soon_threadsafe(self.channel.post, message)
 
-    def wait(self, kind: type[Kind], seconds: float = SECONDS, since: int = 0) -> Kind:
+    def wait(self, kind: type[Kind], since: int = 0) -> Kind:
         """The first of its kind among what was heard after `since` messages."""
-        return wait_for(lambda: next((one for one in self.heard[since:] if isinstance(one, kind)), None), seconds)
+        return wait_for(lambda: next((one for one in self.heard[since:] if isinstance(one, kind)), None), kind.__name__)
 
     async def _listen(self) -> None:
         try:
@@ -118,6 +146,8 @@ class SmallRoot:
                 if isinstance(message, PutEpochKey | TakeEpochKey):
                     self.board.handle(message, self.channel.post)
                 self.heard.append(message)
+                if isinstance(message, RankEnded):  # whoever waits for it waits in vain
+                    self.board.close(f"rank {message.rank} ended: {message.reason}")
         except ChannelLost as error:
             self.lost = str(error) or "lost"
 
@@ -133,12 +163,18 @@ class SmallRoot:
 
     def close(self) -> None:
         self.is_closed = True
-        self._loop.call_soon_threadsafe(self.board.close)
-        self._loop.call_soon_threadsafe(self.channel.close)
-        for task in self._tasks:
-            task.cancel()
-        time.sleep(0.05)
+        self.call(self._close())
         self._end_loop()
+
+    async def _close(self) -> None:
+        self.board.close()
+        self.channel.close()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        for _ in range(3):  # turns in which the transport says goodbye
+            await asyncio.sleep(0)
 
     def _end_loop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -189,10 +225,10 @@ class _Notes:
         self._root.call(put())
 
     def take(self, key: str, timeout_seconds: float) -> bytes:
-        from windlass.parallel.rendezvous import GroupLost
+        from windlass.parallel.group import GroupLost
 
         try:
-            return self._root.call(self._board.take(key, timeout_seconds), timeout_seconds + 5)
+            return self._root.call(self._board.take(key, timeout_seconds), timeout_seconds + HUNG_SECONDS)
         except StoreClosed as error:
             raise GroupLost(str(error)) from error
 
@@ -209,10 +245,10 @@ def generated(engine: Any, prompt: list[int], count: int) -> list[int]:
 # --- waiting
 
 
-def wait_for(found: Callable[[], Kind | None], seconds: float = SECONDS) -> Kind:
-    until = time.monotonic() + seconds
+def wait_for(found: Callable[[], Kind | None], what: str = "what was waited for") -> Kind:
+    until = time.monotonic() + HUNG_SECONDS
     while not (result := found()):
-        assert time.monotonic() < until, f"not within {seconds} s"
+        assert time.monotonic() < until, f"hung: {what} did not come"
         time.sleep(0.02)
     return result
 
@@ -225,5 +261,5 @@ def is_there(pid: int) -> bool:
         return False
 
 
-def wait_until_gone(pids: list[int], seconds: float = 6.0) -> None:
-    wait_for(lambda: not any(map(is_there, pids)), seconds)
+def wait_until_gone(pids: list[int]) -> None:
+    wait_for(lambda: not any(map(is_there, pids)), f"the end of {pids}")

@@ -172,12 +172,12 @@ AT_A_MEETING: tuple[Attack, ...] = (random_bytes, huge_length, nothing_held_open
 # --- all of them
 
 
-def attack(port: int, attacks: Iterable[Attack]) -> int:
+def attack(port: int, attacks: Iterable[Attack], connect_seconds: float = CONNECT_SECONDS, at_once: int = AT_ONCE) -> int:
     """Many at once; says how many got as far as a connection. What a stranger's own end thinks of it is no matter."""
 
     def one(how: Attack) -> int:
         try:
-            with socket.create_connection(("127.0.0.1", port), CONNECT_SECONDS) as connection:
+            with socket.create_connection(("127.0.0.1", port), connect_seconds) as connection:
                 connection.settimeout(2.0)
                 with suppress(OSError, NotAdmitted):  # sent away, as it should be
                     how(connection)
@@ -185,7 +185,7 @@ def attack(port: int, attacks: Iterable[Attack]) -> int:
         except OSError:
             return 0
 
-    with ThreadPoolExecutor(AT_ONCE) as strangers:
+    with ThreadPoolExecutor(at_once) as strangers:
         return sum(strangers.map(one, attacks))
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,15 @@ def build(tensors: Mapping[str, Entry], **metadata: str) -> bytes:
         entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(content)]}
         data += content
     return encode(json.dumps(entries).encode(), data)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_disk_is_waited_for() -> Iterator[None]:
+    """What was written is there without: only a power cut could tell. It is most of the time that small conversions take."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("fsync", "fdatasync"):
+            patch.setattr(os, name, lambda _: None)
+        yield
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from windlass.errors import BadInput
 from windlass.families import describe, hints_from
-from windlass.formats.checkpoint import digest, read_config, tensor_names
+from windlass.formats.checkpoint import digest, tensor_names
+from windlass.formats.config import read_config
 
 pytestmark = pytest.mark.pure
 

@@ -14,7 +14,7 @@ import torch
 from windlass.errors import BadCheckpoint
 from windlass.formats import torch_bin
 from windlass.formats.checkpoint import open_store
-from windlass.formats.safetensors.header import TensorInfo
+from windlass.formats.disk.tensor_info import TensorInfo
 from windlass.formats.torch_bin import TorchStore
 
 pytestmark = pytest.mark.cpu
@@ -89,7 +89,7 @@ def test_an_index(directory: Path, make_index: Callable[..., Path]) -> None:
     torch.save({"b": WEIGHT, "c": WEIGHT}, directory / "pytorch_model-2.bin")
     make_index("pytorch_model.bin.index.json", a="pytorch_model-1.bin", b="pytorch_model-2.bin")
     store = TorchStore(directory)
-    assert set(store.names()) == {"a", "b", "c"} and store.unlisted == ("c",)
+    assert set(store.names()) == {"a", "b", "c"}
     make_index("pytorch_model.bin.index.json", a="pytorch_model-1.bin", d="pytorch_model-2.bin")
     with pytest.raises(BadCheckpoint, match="tensor d: the index says"):
         TorchStore(directory)
@@ -151,7 +151,7 @@ def test_code_in_a_pickle_is_not_run(directory: Path, how: str) -> None:
 
 def test_the_refusal_says_what_would_have_run(directory: Path) -> None:
     torch.save({"b": Payload(directory / "witness")}, directory / "pytorch_model.bin")
-    with pytest.raises(BadCheckpoint, match=r"wants to run code \(posix\.mkdir\); nothing was run"):
+    with pytest.raises(BadCheckpoint, match=r"would execute code \(posix\.mkdir\)"):
         open_store(directory)
 
 

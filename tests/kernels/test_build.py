@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import stat
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,50 +17,73 @@ from windlass.kernels import build
 
 pytestmark = pytest.mark.cpu
 
+# Each environment in a process of its own, forked from one that has imported torch and has compiled nothing.
 PROGRAM = """
-import hashlib, torch
+import hashlib, json, os, sys, torch
 from windlass.kernels import build; from windlass.kernels.packing import quantize
-weight = torch.randn(40, 256, generator=torch.Generator().manual_seed(0)).bfloat16()
-digest = hashlib.sha256()
-for done in (quantize.int4(weight, 128), quantize.int4(weight, 32, zero_points=True), quantize.int8(weight, 64), quantize.fp8(weight)):
-    digest.update(done.codes.view(torch.uint8).numpy().tobytes() + done.scale.view(torch.uint8).numpy().tobytes())
-    digest.update(repr(done.statistics).encode())
-print(quantize.instruction_set(), digest.hexdigest())
-print(build.why_not("quantize"))
+
+def work():
+    weight = torch.randn(40, 256, generator=torch.Generator().manual_seed(0)).bfloat16()
+    digest = hashlib.sha256()
+    for done in (quantize.int4(weight, 128), quantize.int4(weight, 32, zero_points=True), quantize.int8(weight, 64), quantize.fp8(weight)):
+        digest.update(done.codes.view(torch.uint8).numpy().tobytes() + done.scale.view(torch.uint8).numpy().tobytes())
+        digest.update(repr(done.statistics).encode())
+    return [f"{quantize.instruction_set()} {digest.hexdigest()}", str(build.why_not("quantize"))]
+
+torch.set_num_threads(1)
+for line in sys.stdin:
+    reading, writing = os.pipe()
+    if os.fork():
+        os.close(writing)
+        with open(reading) as said:
+            print(said.read(), flush=True)
+        os.wait()
+        continue
+    os.environ.update(json.loads(line))
+    os.write(writing, json.dumps(work()).encode())
+    os._exit(0)
 """
 
-
-def run(**environment: str) -> list[str]:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, **environment},
-        timeout=120,
-    )
-    return done.stdout.splitlines()
+Run = Callable[..., list[str]]
 
 
 @pytest.fixture(scope="module")
-def slow() -> list[str]:
+def run() -> Iterator[Run]:
+    """What the program says in such an environment."""
+    started = subprocess.Popen([sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    stdin, stdout = started.stdin, started.stdout
+    assert stdin is not None and stdout is not None
+
+    def asked(**environment: str) -> list[str]:
+        print(json.dumps(environment), file=stdin, flush=True)
+        return json.loads(stdout.readline())
+
+    try:
+        yield asked
+    finally:
+        started.kill()
+        started.communicate()
+
+
+@pytest.fixture(scope="module")
+def slow(run: Run) -> list[str]:
     return run(WINDLASS_NO_NATIVE="1")
 
 
 @pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="no C++ compiler")
-def test_the_library_is_made_once_and_gives_the_same(tmp_path: Path, slow: list[str]) -> None:
+def test_the_library_is_made_once_and_gives_the_same(run: Run, tmp_path: Path, slow: list[str]) -> None:
     first = run(XDG_CACHE_HOME=str(tmp_path))
     assert first[1] == "None"
     assert first[0].split()[1] == slow[0].split()[1]
     made = list(tmp_path.rglob("*"))
     assert [path.suffix for path in made if path.is_file() and path.suffix != ".lock"] == [".so"]
-    before = next(path for path in made if path.is_file()).stat().st_mtime_ns
+    before = next(path for path in made if path.suffix == ".so").stat().st_mtime_ns
     assert run(XDG_CACHE_HOME=str(tmp_path)) == first
     assert next(path for path in tmp_path.rglob("*.so")).stat().st_mtime_ns == before
 
 
 @pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="no C++ compiler")
-def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_written_is_done_without(run: Run, tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
     (tmp_path / "temporary").mkdir()
@@ -70,13 +95,13 @@ def test_native_code_can_be_forbidden(slow: list[str]) -> None:
     assert "WINDLASS_NO_NATIVE" in slow[1]
 
 
-def test_no_compiler_is_said(tmp_path: Path, slow: list[str]) -> None:
+def test_no_compiler_is_said(run: Run, tmp_path: Path, slow: list[str]) -> None:
     said = run(PATH=str(tmp_path), XDG_CACHE_HOME=str(tmp_path), CXX="")
     assert said[0] == slow[0]
     assert "install g++" in said[1]
 
 
-def test_a_compiler_that_fails_is_said(tmp_path: Path, slow: list[str]) -> None:
+def test_a_compiler_that_fails_is_said(run: Run, tmp_path: Path, slow: list[str]) -> None:
     compiler = tmp_path / "c++"
     compiler.write_text('#!/bin/sh\n[ "$1" = --version ] && exit 0\necho "no headers" >&2\nexit 1\n')
     compiler.chmod(compiler.stat().st_mode | stat.S_IXUSR)

@@ -7,9 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from windlass.kernels.arguments import AttentionArgs
 from windlass.kernels.head_groups import Span, spans_of
 from windlass.kernels.ops.attention import attention
-from windlass.kernels.step import Cache, Step, attention_cache
+from windlass.kernels.step import KvCache, Step, attention_cache
 
 pytestmark = pytest.mark.cpu
 
@@ -61,15 +62,15 @@ def test_some_heads_of_all(compiled: bool, cached: bool, first: int, count: int,
         "sinks": torch.randn(6, generator=chance) if sinks else None,
         "slopes": torch.rand(6, generator=chance) if slopes else None,
     }
-    whole = attention(q, k, v, step, stored(k, v, step) if cached else None, scale=0.3, **biases)
+    whole = attention(AttentionArgs(q, k, v, step, stored(k, v, step) if cached else None, scale=0.3, **biases))
     own = {name: None if bias is None else bias[first:last].contiguous() for name, bias in biases.items()}
     spans = spans_of(last - first, kv.stop - kv.start, 3, first - kv.start * 3)
     cache = stored(k[:, kv], v[:, kv], step) if cached else None
-    found = attention(q[:, first:last], k[:, kv], v[:, kv], step, cache, scale=0.3, **own, spans=spans)
+    found = attention(AttentionArgs(q[:, first:last], k[:, kv], v[:, kv], step, cache, scale=0.3, **own, spans=spans))
     torch.testing.assert_close(found, whole.view(22, 6, 8)[:, first:last].flatten(1), atol=1e-5, rtol=1e-5)
 
 
-def stored(k: torch.Tensor, v: torch.Tensor, step: Step) -> Cache:
+def stored(k: torch.Tensor, v: torch.Tensor, step: Step) -> KvCache:
     cache = attention_cache(4, k.shape[1], 8, k.dtype)
     cache.store(k, v, step.slots)
     return cache

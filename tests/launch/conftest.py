@@ -17,7 +17,16 @@ from windlass.core.plan import Plan
 from windlass.families import rules
 from windlass.families.registry import find, spec_of
 from windlass.plan.inference.assemble import make_plan
-from windlass.plan.inference.search import Question
+from windlass.plan.inference.search import PlanRequest
+
+HERE, TESTS = Path(__file__).parent, next(folder for folder in Path(__file__).parents if folder.name == "tests")
+for folder in (str(TESTS), str(HERE)):
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+
+from waiting import hear_interrupts  # noqa: E402
+
+hear_interrupts()
 
 MakePlan = Callable[..., Plan]
 
@@ -58,7 +67,7 @@ def make() -> MakePlan:
         known = find(model)
         assert known is not None
         spec = spec_of(known)
-        asked = Question(spec=spec, rules=rules(spec), hardware=parse_hardware(hardware), context_tokens=8192, engine="vllm")
+        asked = PlanRequest(spec=spec, rules=rules(spec), hardware=parse_hardware(hardware), context_tokens=8192, engine="vllm")
         return make_plan(replace(asked, **changes))
 
     return made

@@ -8,12 +8,13 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from waiting import HUNG_SECONDS, until
 
 pytestmark = pytest.mark.multi
 
@@ -74,7 +75,7 @@ class Launch:
 
     def end(self, how: signal.Signals = signal.SIGINT) -> int:
         self.process.send_signal(how)
-        rest, _ = self.process.communicate(timeout=30)
+        rest, _ = self.process.communicate(timeout=HUNG_SECONDS)
         self.said += rest
         return self.process.returncode
 
@@ -91,17 +92,10 @@ def launched(*words: str | Path) -> Generator[Launch]:
 
 def listens(port: int) -> bool:
     try:
-        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        socket.create_connection(("127.0.0.1", port), timeout=HUNG_SECONDS).close()
     except OSError:
         return False
     return True
-
-
-def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come to pass"
-        time.sleep(0.05)
 
 
 def command_lines() -> str:
@@ -149,7 +143,7 @@ def test_a_command_has_the_workers_and_ends_them(place: Path) -> None:
     port = free_port()
     with launched("--hostfile", hostfile(place, f"127.0.0.1 port={port}"), "--", "run", "no-such-model") as launch:
         launch.until("windlass: ")
-        launch.process.communicate(timeout=30)
+        launch.process.communicate(timeout=HUNG_SECONDS)
         assert launch.process.returncode == 2
     until(lambda: not listens(port))
     assert not list(place.glob("windlass-launch-*")), "its own secret is gone too"
@@ -169,7 +163,7 @@ def test_what_cannot_be_is_said_and_nothing_is_left(place: Path, lines: list[str
     hosts = hostfile(place, f"127.0.0.1 port={port}", *lines)
     with launched("--hostfile", hosts, "--secret-file", place / "secret") as launch:
         launch.until(words)
-        launch.process.communicate(timeout=40)
+        launch.process.communicate(timeout=HUNG_SECONDS)
         assert launch.process.returncode == status and "Traceback" not in launch.said
     assert not listens(port)
 
@@ -186,7 +180,10 @@ def test_secrets_that_cannot_be(place: Path, secret: str, words: str) -> None:
 def test_a_dry_run_starts_nothing(place: Path) -> None:
     hosts = hostfile(place, "box1", "box2 python=/p")
     done = subprocess.run(
-        [sys.executable, "-m", "windlass", "launch", "--hostfile", hosts, "--dry-run"], capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "windlass", "launch", "--hostfile", hosts, "--dry-run"],
+        capture_output=True,
+        text=True,
+        timeout=HUNG_SECONDS,
     )
     assert (
         done.returncode == 0 and [line.split()[0] for line in done.stdout.splitlines() if line.startswith("ssh")] == ["ssh"] * 2

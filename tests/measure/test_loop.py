@@ -50,7 +50,7 @@ def test_reading_and_decoding_are_told_apart() -> None:
 
 def test_too_few_new_tokens_are_refused() -> None:
     engine = FakeEngine(prompts_a_step=1)
-    with pytest.raises(BadInput, match="more --new-tokens"):
+    with pytest.raises(BadInput, match="increase --new-tokens"):
         run_batch(engine, [[1]] * 3, 2, clock=lambda: engine.now)
 
 

@@ -9,19 +9,20 @@ import msgspec
 import pytest
 
 from windlass.errors import BadInput
-from windlass.measure.limits import Limits, cpu_matmul_flops, measure_limits
-from windlass.measure.memory import MemoryLog, draw, resident
-from windlass.measure.report import Memory, Report, Run, compare, encode_report, read_report
+from windlass.machine.memory import parse_status, process_memory
+from windlass.measure.limits import MachineLimits, cpu_matmul_flops, measure_limits
+from windlass.measure.memory import MemoryLog, draw
+from windlass.measure.report import BatchResult, BenchReport, MemoryUse, compare, encode_report, read_report
 from windlass.measure.trace import Trace
 from windlass.measure.work import WeightBytes
 
 pytestmark = pytest.mark.cpu
 
-LIMITS = Limits(read_bytes_per_second=20e9, matmul_flops=100e9, matmul_dtype="fp32")
+LIMITS = MachineLimits(read_bytes_per_second=20e9, matmul_flops=100e9, matmul_dtype="fp32")
 
 
-def made(batch: int = 1, step_seconds: float = 0.05, **changes: float) -> Report:
-    run = Run(
+def made(batch: int = 1, step_seconds: float = 0.05, **changes: float) -> BenchReport:
+    run = BatchResult(
         batch=batch,
         prompt_tokens=128,
         new_tokens=64,
@@ -37,10 +38,10 @@ def made(batch: int = 1, step_seconds: float = 0.05, **changes: float) -> Report
         prefill_flops=64e9,
         prefill_seconds=1.28,
     )
-    memory = Memory(
+    memory = MemoryUse(
         weights=WeightBytes(always=10**9), kv_bytes=10**8, resident_bytes=1_030, loading_peak_bytes=1_100, planned_bytes=1_000
     )
-    report = Report(
+    report = BenchReport(
         model="m",
         parameters=10**9,
         scheme="int4",
@@ -69,7 +70,7 @@ def test_json_there_and_back() -> None:
     assert json.loads(text)["runs"][0]["reached"]["read_share"] == pytest.approx(0.6)
     assert read_report(text, "x") == made()
     for text in (b"{", b"[]", b'{"model": 3}', b"\xff", b'{"runs": [3], "memory": 4}', b'{"runs": 3}'):
-        with pytest.raises(BadInput, match="no measurement"):
+        with pytest.raises(BadInput, match="not a report"):
             read_report(text, "x")
     with pytest.raises(BadInput, match="version 9"):
         read_report(encode_report(made(version=9)), "x")
@@ -78,8 +79,8 @@ def test_json_there_and_back() -> None:
 def test_comparison_is_above_one_where_it_got_better() -> None:
     changes = {change.what: change for change in compare(made(step_seconds=0.025, start_seconds=4.0), made())}
     assert changes["batch 1: decode tokens/s"].ratio == pytest.approx(2.0)
-    assert changes["start, s"].ratio == pytest.approx(0.5)
-    assert changes["batch 1: first token, s"].ratio == 1.0
+    assert changes["startup, s"].ratio == pytest.approx(0.5)
+    assert changes["batch 1: time to first token, s"].ratio == 1.0
     assert not any(name.startswith("batch") for name in (change.what for change in compare(made(batch=8), made())))
 
 
@@ -101,9 +102,9 @@ STATUS = "Name:\tpython\nRssAnon:\t    2048 kB\nRssFile:\t     100 kB\nRssShmem:
 
 
 def test_resident_bytes() -> None:
-    found = resident(STATUS)
-    assert (found.own_bytes, found.mapped_bytes) == (2052 * 1024, 100 * 1024)
-    assert resident().own_bytes > 10**6
+    found = parse_status(STATUS)
+    assert (found.anonymous_bytes, found.file_bytes) == (2052 * 1024, 100 * 1024)
+    assert process_memory().anonymous_bytes > 10**6
 
 
 def test_memory_is_watched_and_drawn(tmp_path: Path) -> None:
@@ -112,8 +113,8 @@ def test_memory_is_watched_and_drawn(tmp_path: Path) -> None:
         log.mark("growing")
         held = bytearray(64 * 2**20)
         held[::4096] = b"x" * len(held[::4096])
-        before = log.looks[0].own_bytes
-    assert log.looks[-1].own_bytes - before > 60 * 2**20 and log.peak_bytes >= log.looks[-1].own_bytes
+        before = log.samples[0].own_bytes
+    assert log.samples[-1].own_bytes - before > 60 * 2**20 and log.peak_bytes >= log.samples[-1].own_bytes
     draw(log, 10**8, "title", tmp_path / "memory.png")
     assert (tmp_path / "memory.png").read_bytes().startswith(b"\x89PNG")
 

@@ -10,7 +10,7 @@ from windlass.core.scheme import scheme
 from windlass.families import describe, rules
 from windlass.families.registry import find, spec_of
 from windlass.measure.work import WeightBytes, decode_work, prefill_work
-from windlass.plan.shards import Sizes
+from windlass.plan.shards import ModelShards
 
 pytestmark = pytest.mark.cpu
 
@@ -52,7 +52,7 @@ def test_experts_as_the_planner_counts_them(batch: int) -> None:
     assert known is not None
     spec = spec_of(known)
     made, how = rules(spec), scheme("int4")
-    shard = Sizes(spec, made).shard(Layout(), how)
+    shard = ModelShards(spec, made).shard(Layout(), how)
     weights = WeightBytes(
         always=int(shard.always[-1] + shard.head_bytes), experts=int(shard.experts[-1]), lookup=int(shard.embed_bytes)
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -157,6 +158,8 @@ def make_pair(name: str) -> Pair:
 class Tiny:
     """What tests of this folder are made of."""
 
+    names = tuple(NAMES)
+
     def pair(self, name: str) -> Pair:
         return make_pair(name)
 
@@ -186,6 +189,15 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
     if program.available():
         program.set_threads(program.num_threads())
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_disk_is_waited_for() -> Iterator[None]:
+    """What was written is there without: only a power cut could tell. It is most of the time that small conversions take."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("fsync", "fdatasync"):
+            patch.setattr(os, name, lambda _: None)
+        yield
 
 
 @pytest.fixture(scope="session")

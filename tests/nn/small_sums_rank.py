@@ -31,16 +31,16 @@ def made(rank: int, folder: str, model: str, way: Way, context: int) -> tuple[An
     from pathlib import Path
 
     from windlass.core.place import place
-    from windlass.nn import Decoder, Shard
+    from windlass.nn import Decoder, ModelShard
     from windlass.weights import CheckpointWeights, open_model
-    from windlass.weights.cuts import scheme_of
+    from windlass.weights.schemes import cutting_scheme
 
     layout = Layout(tp=len(way.machines))
     groups = joined(rank, folder, layout, way)
     opened = open_model(Path(model))
-    placement = place(opened.rules, opened.spec.num_layers, layout, scheme_of(opened))
+    placement = place(opened.rules, opened.spec.num_layers, layout, cutting_scheme(opened))
     weights = CheckpointWeights(opened, placement=placement, tp_index=rank)
-    return Decoder(opened.spec, weights, context, shard=Shard(placement, layout, groups)), groups.tp
+    return Decoder(opened.spec, weights, context, shard=ModelShard(placement, layout, groups)), groups.tp
 
 
 def answer(decoder: Any, group: Any, prompt: list[int], count: int, forced: torch.Tensor | None) -> tuple[Any, Any]:

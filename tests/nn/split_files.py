@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from split_models import Model, model_of
 
-from windlass.convert.convert import Settings, convert
+from windlass.convert.convert import ConvertSettings, convert
 from windlass.core.scheme import Scheme
 
 # Inputs in whole groups of 32, also of each of three ranks.
@@ -27,5 +27,5 @@ def converted(config: dict[str, Any], folder: Path, how: Scheme) -> tuple[Path, 
     source.mkdir()
     (source / "config.json").write_text(json.dumps(wider))
     save_file({name: value.to(torch.bfloat16) for name, value in model.state.items()}, source / "model.safetensors")
-    convert(source, folder / "converted", Settings(scheme=how, jobs=1))
+    convert(source, folder / "converted", ConvertSettings(scheme=how, jobs=1))
     return folder / "converted", model

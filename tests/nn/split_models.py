@@ -1,14 +1,24 @@
 """Tiny models of every family with random weights, whole and as ranks that are threads: what tests of splitting are made of."""
 
+# ruff: noqa: E402 (tests/parallel is put on the path first)
+
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
 from torch import Tensor
+
+PARALLEL = str(Path(__file__).parents[1] / "parallel")
+if PARALLEL not in sys.path:
+    sys.path.insert(0, PARALLEL)
+
+from thread_ranks import run_ranks
 
 from windlass.core.layout import Layout
 from windlass.core.model import ModelSpec
@@ -18,11 +28,10 @@ from windlass.core.scheme import Scheme, scheme
 from windlass.families import describe, rules
 from windlass.kernels.program import program
 from windlass.kernels.step import Step
-from windlass.nn import Decoder, Shard
+from windlass.nn import Decoder, ModelShard
 from windlass.parallel.groups import Groups
-from windlass.parallel.threads import run_ranks
 from windlass.weights import DictWeights
-from windlass.weights.tensors.names import Named
+from windlass.weights.tensors.tensor_index import TensorIndex
 
 LEAST_LAYERS = 3
 Steps = Sequence[tuple[Step, int]]
@@ -87,7 +96,7 @@ def run_split(model: Model, split: Split, steps: Steps, run: Run, make: MakeWeig
 
     def work(rank: int, groups: Groups) -> Ran:
         weights = make(placement, groups.tp.rank)
-        decoder = Decoder(model.spec, weights, shard=Shard(placement, split.layout, groups))
+        decoder = Decoder(model.spec, weights, shard=ModelShard(placement, split.layout, groups))
         return Ran(decoder, run(decoder, steps))
 
     return run_ranks(split.layout, work)
@@ -144,17 +153,17 @@ def _other_buffers(most: int) -> list[Tensor]:
     ]
 
 
-def expected_elements(model: Model, placement: Placement, shard: Shard) -> int:
+def expected_elements(model: Model, placement: Placement, shard: ModelShard) -> int:
     """Numbers that a rank holds, from the placement alone."""
     spec, tp_index = model.spec, shard.tp_index
     experts = shard.experts(spec.experts.num_experts) if spec.experts else None
     total = 0
-    for ours in Named(model.rules).held(spec, shard.layers(spec), experts):
+    for ours in TensorIndex(model.rules).held(spec, shard.layers(spec), experts):
         name = ours.rule.ours
         if ".indexer." in name or ".index" in name:
             continue  # attention is dense as far as it is exact
         if name.endswith((".o.bias", ".down.bias")):
-            adds = shard.adds_to_experts if ours.rule.num_experts else shard.adds
+            adds = shard.adds_expert_bias if ours.rule.num_experts else shard.adds_bias
             if not adds:
                 continue
         total += int(torch.Size(local_shape(ours.rule, placement, tp_index)).numel())

@@ -28,14 +28,14 @@ def run_rank(
     from split_models import called, replayed
 
     from windlass.kernels.step import Step
-    from windlass.nn import Decoder, Shard
+    from windlass.nn import Decoder, ModelShard
     from windlass.weights import CheckpointWeights, open_model
 
     groups = joined(rank, f"{folder}/board", layout, way)
     opened = open_model(Path(model))
     placement = place(opened.rules, opened.spec.num_layers, layout, how)
     weights = CheckpointWeights(opened, placement=placement, tp_index=groups.tp.rank, dtype=dtype)
-    decoder = Decoder(opened.spec, weights, shard=Shard(placement, layout, groups))
+    decoder = Decoder(opened.spec, weights, shard=ModelShard(placement, layout, groups))
     run = replayed if dtype == torch.float32 else called
     said = run(decoder, [(Step(**step), 4) for step in steps])
     if dtype == torch.float32 and way.transport == "links":

@@ -4,8 +4,12 @@ Each asserts what its kernel takes for granted (types, shapes, memory in one pie
 something is written to it. `half` is bf16 as on the device, or fp32 so that nothing is rounded.
 """
 
+# ruff: noqa: E402 (the folder of cuda_references is put on the path first)
+
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -13,6 +17,12 @@ import pytest
 import torch
 from stand_ins_small import NAN, Small, plain, put
 from torch import Tensor
+
+CUDA_TESTS = str(Path(__file__).parents[1] / "kernels" / "cuda")
+if CUDA_TESTS not in sys.path:
+    sys.path.insert(0, CUDA_TESTS)
+
+from cuda_references import norm_reference, route_reference
 
 from windlass.kernels.cuda import attention, driver, experts, layout, linear, norm, route
 from windlass.kernels.cuda.layout import Tiles
@@ -84,7 +94,7 @@ class StandIns(Small):
         if norm is not None:
             plain(torch.float32, norm)
             assert norm.shape == (weight.width,)  # the mean is over all of them
-            x = linear.norm_reference(x, norm, eps)
+            x = norm_reference(x, norm, eps)
         return put(out, added(self._product(x, weight), bias, residual))
 
     def linear_eight(self, x: Tensor, weight: Tiles, out: Tensor, *, bias: Tensor | None = None) -> Tensor:
@@ -126,13 +136,11 @@ class StandIns(Small):
         chosen: list[int] = []
         if routes.num_active:
             plain(torch.float32, logits)
-            ids, weights = route.route_reference(
-                logits[None], correction, routes.num_active, routed_scale, softmax=routes.softmax
-            )
+            ids, weights = route_reference(logits[None], correction, routes.num_active, routed_scale, softmax=routes.softmax)
             routes.ids.fill_(-1), routes.weights.fill_(NAN)
             routes.ids[0], routes.weights[0] = ids[0], weights[0]
             chosen = ids[0].tolist()
-        normed = linear.norm_reference(x, norm, eps)
+        normed = norm_reference(x, norm, eps)
         for slot, expert in enumerate([routes.num_experts] * routes.num_shared + chosen):
             put(out[slot, :width], silu_up(self._product(normed, weight, expert)))
         return out

@@ -1,12 +1,24 @@
 """Stand-ins, as in stand_ins.py, for the kernels beside the products: routing, attention and norms."""
 
+# ruff: noqa: E402 (the folder of cuda_references is put on the path first)
+
 from __future__ import annotations
+
+import sys
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from windlass.kernels.cuda import attention, linear, route
-from windlass.kernels.cuda.layout import INPUTS
+CUDA_TESTS = str(Path(__file__).parents[1] / "kernels" / "cuda")
+if CUDA_TESTS not in sys.path:
+    sys.path.insert(0, CUDA_TESTS)
+
+from cuda_references import decode_attention_reference, head_norm_reference, norm_reference, rotate_reference, route_reference
+
+from windlass.core.constants import BLOCK_TOKENS
+from windlass.core.fused import BLOCK_INPUTS
+from windlass.kernels.cuda import attention, route
 from windlass.kernels.cuda.route import Routes
 
 NAN = float("nan")
@@ -32,7 +44,7 @@ class Small:
 
     def router_one(self, x: Tensor, norm: Tensor, weight: Tensor, logits: Tensor, eps: float) -> Tensor:
         plain(torch.float32, x, norm, weight, logits)
-        return put(logits, linear.norm_reference(x, norm, eps) @ weight.T)
+        return put(logits, norm_reference(x, norm, eps) @ weight.T)
 
     def router_many(self, x: Tensor, weight: Tensor, logits: Tensor) -> Tensor:
         plain(self.half, x)
@@ -44,7 +56,7 @@ class Small:
         assert len(logits) <= route.MAX_ROWS and into.ids.shape == into.weights.shape == (len(logits), into.num_active)
         plain(torch.int32, into.ids)
         plain(torch.float32, into.weights)
-        ids, weights = route.route_reference(logits, correction, into.num_active, routed_scale, softmax=into.softmax)
+        ids, weights = route_reference(logits, correction, into.num_active, routed_scale, softmax=into.softmax)
         into.ids.copy_(ids), into.weights.copy_(weights)
         size = into.item_rows.shape[1]
         items = route.items_reference(ids, into.num_experts, into.num_shared, size)
@@ -60,24 +72,24 @@ class Small:
         self, logits: Tensor, correction: Tensor | None, num_active: int, routed_scale: float = 1.0, *, softmax: bool = False
     ) -> tuple[Tensor, Tensor]:
         plain(torch.float32, logits)
-        return route.route_reference(logits, correction, num_active, routed_scale, softmax=softmax)
+        return route_reference(logits, correction, num_active, routed_scale, softmax=softmax)
 
     # --- attention
 
     def decode_attention(
         self, qkv: Tensor, table: Tensor, positions: Tensor, slots: Tensor, lengths: Tensor, blocks: Tensor, keys: Tensor,
-        values: Tensor, out: Tensor, space: attention.Workspace, *, scale: float, splits: int, interleaved: bool = False,
+        values: Tensor, out: Tensor, space: attention.AttentionWorkspace, *, scale: float, splits: int, interleaved: bool = False,
         shape: tuple[int, int] | None = None,
     ) -> Tensor:  # fmt: skip
         rows, kv_heads = len(qkv), keys.shape[1]
-        heads = qkv.shape[1] // INPUTS - 2 * kv_heads
+        heads = qkv.shape[1] // BLOCK_INPUTS - 2 * kv_heads
         plain(self.half, qkv, out, keys, values)
         plain(torch.float32, table)
-        assert out.shape == (rows, heads * INPUTS) and 1 <= splits <= attention.MAX_SPLITS and heads // kv_heads <= 16
-        assert space.partial.numel() >= rows * heads * splits * (INPUTS + 2)
+        assert out.shape == (rows, heads * BLOCK_INPUTS) and 1 <= splits <= attention.MAX_SPLITS and heads // kv_heads <= 16
+        assert space.partial.numel() >= rows * heads * splits * (BLOCK_INPUTS + 2)
         assert space.arrived.numel() >= rows * kv_heads and not space.arrived.any()
         plain(torch.int32, positions, slots, lengths, blocks)
-        found = attention.decode_attention_reference(
+        found = decode_attention_reference(
             qkv, table, positions, slots, lengths, blocks, keys, values, scale=scale, interleaved=interleaved
         )
         return put(out, found)
@@ -88,18 +100,18 @@ class Small:
     ) -> Tensor:  # fmt: skip
         plain(self.half, qkv, keys, values)
         plain(torch.float32, table)
-        parts = qkv.view(len(qkv), -1, INPUTS)
+        parts = qkv.view(len(qkv), -1, BLOCK_INPUTS)
         q, k, v = parts.split((parts.shape[1] - 2 * num_kv_heads, num_kv_heads, num_kv_heads), dim=1)
         for part in (q, k):
-            part.copy_(attention.rotate_reference(part, table, positions, interleaved))
-        page, offset = slots.long() // attention.PAGE_TOKENS, slots.long() % attention.PAGE_TOKENS
+            part.copy_(rotate_reference(part, table, positions, interleaved))
+        page, offset = slots.long() // BLOCK_TOKENS, slots.long() % BLOCK_TOKENS
         keys[page, :, :, offset], values[page, :, offset] = k, v
         return qkv
 
     def head_norm(self, qkv: Tensor, q_norm: Tensor, k_norm: Tensor, num_kv_heads: int, eps: float) -> Tensor:
         plain(self.half, qkv)
         plain(torch.float32, q_norm, k_norm)
-        return qkv.copy_(attention.head_norm_reference(qkv, q_norm, k_norm, num_kv_heads, eps))
+        return qkv.copy_(head_norm_reference(qkv, q_norm, k_norm, num_kv_heads, eps))
 
     # --- norms
 
@@ -116,9 +128,9 @@ class Small:
                 plain(torch.float32, weights)
                 factors[:, : weights.shape[1]] = weights
             residual += (by_row * factors[..., None]).sum(1)
-        return put(out, linear.norm_reference(residual, norm, eps))
+        return put(out, norm_reference(residual, norm, eps))
 
     def head_one(self, x: Tensor, norm: Tensor, weight: Tensor, out: Tensor, eps: float) -> Tensor:
         plain(torch.float32, x, norm, out)
         plain(torch.bfloat16, weight)
-        return put(out, linear.norm_reference(x, norm, eps) @ weight.float().T)
+        return put(out, norm_reference(x, norm, eps) @ weight.float().T)

@@ -34,6 +34,14 @@ STEP_BY_STEP: Schedule = [[(0, 30), (1, 2), (2, 13)], *([(0, 1), (1, 1), (2, 1)]
 # Chunks that end within blocks and at their ends, together with sequences that are at single tokens, and not always in order.
 CHUNKED: Schedule = [[(0, 7)], [(1, 9), (0, 9)], [(0, 1), (2, 3)], [(2, 1), (0, 15)], [(0, 1), (2, 1)], [(2, 16), (0, 4)]]
 SCHEDULES = {"whole": WHOLE, "alone": ALONE, "step by step": STEP_BY_STEP, "chunked": CHUNKED}
+PATHS = ("reference", "native", "recorded")
+"""Plain PyTorch, the compiled operations, and a program of them that is replayed."""
+
+
+def ways_of(turn: int) -> dict[str, str]:
+    """Schedule -> path that the family of this number takes besides `chunked`, which it takes by all: each in turn, so that every family has every
+    schedule and every path, and every schedule goes every path with a third of the families."""
+    return {schedule: PATHS[(turn + number) % 3] for number, schedule in enumerate(SCHEDULES) if schedule != "chunked"}
 
 
 @pytest.fixture(params=["reference", "native"])
@@ -119,21 +127,33 @@ def largest_difference(pair: Any, sequences: Sequences, found: list[Any]) -> flo
     return max(float((one - other).abs().max()) for one, other in zip(expected, found, strict=True))
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_served(pair: Any, tiny: Any, path: str, schedule: str) -> None:
-    """Batches of unlike lengths, prefill whole and in chunks, token by token, over blocks in no order."""
-    sequences = Sequences(pair.ours)
-    assert largest_difference(pair, sequences, served(pair.ours, sequences, SCHEDULES[schedule], tiny)) < BOUND
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_recorded(pair: Any, tiny: Any, schedule: str) -> None:
-    """Nothing in the forward pass of any family computes outside of operations that a replay repeats."""
-    if not program.available():
+def check_served(pair: Any, tiny: Any, schedule: str, path: str) -> None:
+    if path == "recorded" and not program.available():
         pytest.skip("nothing is compiled here")
     sequences = Sequences(pair.ours)
-    found = served(pair.ours, sequences, SCHEDULES[schedule], tiny, recorded=True)
+    with pytest.MonkeyPatch.context() as patch:
+        if path == "reference":
+            patch.setenv("WINDLASS_NO_NATIVE", "1")
+        found = served(pair.ours, sequences, SCHEDULES[schedule], tiny, recorded=path == "recorded")
     assert largest_difference(pair, sequences, found) < BOUND
+
+
+@pytest.mark.parametrize("way", PATHS)
+def test_chunked(pair: Any, tiny: Any, way: str) -> None:
+    """Chunks and single tokens together, by every path: nothing computes outside of operations that a replay repeats."""
+    check_served(pair, tiny, "chunked", way)
+
+
+@pytest.mark.parametrize("schedule", [schedule for schedule in SCHEDULES if schedule != "chunked"])
+def test_served(name: str, pair: Any, tiny: Any, schedule: str) -> None:
+    """Batches of unlike lengths, prefill whole, token by token, over blocks in no order."""
+    check_served(pair, tiny, schedule, ways_of(tiny.names.index(name))[schedule])
+
+
+def test_every_schedule_goes_every_path(tiny: Any) -> None:
+    ways = [ways_of(turn) for turn in range(len(tiny.names))]
+    assert len({(schedule, path) for way in ways for schedule, path in way.items()}) == 3 * len(PATHS)
+    assert all(set(way.values()) == set(PATHS) for way in ways)
 
 
 def test_without_a_cache(pair: Any, tiny: Any, path: str) -> None:

@@ -1,19 +1,29 @@
 """A decoder of packed weights is the decoder of the numbers they stand for; compiled, its activations are rounded to 8 bits too."""
 
+# ruff: noqa: E402 (the folder of whole_panels is put on the path first)
+
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from windlass.families import describe, rules  # noqa: E402
-from windlass.kernels.packing import quantize  # noqa: E402
-from windlass.kernels.packing.panels import Panels  # noqa: E402
-from windlass.kernels.program import program  # noqa: E402
-from windlass.nn import Decoder  # noqa: E402
-from windlass.weights import DictWeights  # noqa: E402
+KERNELS = str(Path(__file__).parents[1] / "kernels")
+if KERNELS not in sys.path:
+    sys.path.insert(0, KERNELS)
+
+from whole_panels import of_words
+
+from windlass.families import describe, rules
+from windlass.kernels.packing import quantize
+from windlass.kernels.packing.panels import Panels
+from windlass.kernels.program import program
+from windlass.nn import Decoder
+from windlass.weights import DictWeights
 
 pytestmark = [pytest.mark.cpu, pytest.mark.filterwarnings("ignore")]  # warnings are transformers'
 
@@ -34,7 +44,7 @@ class Packed(DictWeights):
 
     def matrix(self, *names: str) -> Any:
         made = quantize.int8(super().dense_matrix(*names), GROUP)
-        panels = Panels.of_words("int8", made.codes, made.scale)
+        panels = of_words("int8", made.codes, made.scale)
         return panels.dense() if self.unpacked else panels
 
     def experts(self, layer: int, *parts: str) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from windlass.core.fused import lacks
+from windlass.core.fused import unsupported
 from windlass.core.model import ModelSpec
 from windlass.core.scheme import scheme
 from windlass.families import describe, rules
@@ -85,5 +85,5 @@ def weights_of(name: str) -> tuple[ModelSpec, RandomWeights, Decoder]:
     config, group = MODELS[name]
     spec = describe(config)
     weights = Lively(spec, rules(spec), quant=scheme("int4", group), dtype=torch.bfloat16, tiled=True)
-    assert weights.tiled and not lacks(spec)
+    assert weights.tiled and not unsupported(spec)
     return spec, weights, Decoder(spec, Widened(weights))  # type: ignore[arg-type]

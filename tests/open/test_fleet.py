@@ -13,7 +13,7 @@ from windlass.core.layout import Layout
 from windlass.core.ranks.epoch import EpochPlan, Node, planned_epoch
 from windlass.open.fleet import Replanner
 from windlass.plan.inference.assemble import make_plan
-from windlass.plan.inference.search import Question
+from windlass.plan.inference.search import PlanRequest
 
 pytestmark = pytest.mark.cpu
 
@@ -29,7 +29,7 @@ def saved() -> EpochPlan:
 
     spec = describe(CONFIG, "tiny")
     unlike = parse_hardware("1x(cpu:2,ram=8GB,bw=20GB)+2x(cpu:2,ram=8GB,bw=10GB)@1Gb")
-    question = Question(spec=spec, rules=rules(spec), hardware=unlike, context_tokens=64, quant="bf16", pins={"tp": 3})
+    question = PlanRequest(spec=spec, rules=rules(spec), hardware=unlike, context_tokens=64, quant="bf16", pins={"tp": 3})
     return planned_epoch(make_plan(question))
 
 
@@ -45,7 +45,7 @@ def test_when_a_machine_of_it_is_gone_the_rest_is_planned_anew() -> None:
     launch = msgspec.structs.replace(LAUNCH, workers=("a:9998", "b:9998"), layout=Layout(tp=3), planned=saved())
     found = Replanner(launch).replan(NODES[:2])
     assert found.layout.world == 2 and set(found.nodes) == {0, 1}
-    assert any("was asked for" in reason.why for reason in found.reasons)
+    assert any("the pinned" in reason.why for reason in found.reasons)
 
 
 def test_what_an_operator_is_told() -> None:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+HUNG_SECONDS = 120.0
+"""What has not come after so long never will. Nobody is to judge by it how quick something is."""
 CONTEXT: Any = multiprocessing.get_context("forkserver")
 PRELOADED = [
     "torch",
@@ -33,8 +35,9 @@ def started(count: int, work: Callable[..., None], *given: Any) -> Iterator[list
             process.join()
 
 
-def exit_codes(count: int, work: Callable[..., None], *given: Any, seconds: float = 60) -> list[int | None]:
+def exit_codes(count: int, work: Callable[..., None], *given: Any) -> list[int | None]:
+    """None: it hung."""
     with started(count, work, *given) as ranks:
         for process in ranks:
-            process.join(seconds)
+            process.join(HUNG_SECONDS)
         return [process.exitcode for process in ranks]

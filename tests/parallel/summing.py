@@ -178,7 +178,7 @@ def check_passed_logits(group: Any) -> None:
             group.send_next_logits(logits, candidates)
         elif group.rank == 0:
             found = torch.full((2, 500), 77.0)
-            group.take_previous_logits(found, candidates)
+            group.receive_previous_logits(found, candidates)
             check_candidates(found, logits, wanted, num_tokens or 500)
-    sent, received = (group.counts().get(name) for name in ("send_next", "take_previous"))
+    sent, received = (group.counts().get(name) for name in ("send_next", "receive_previous"))
     assert (sent is None or sent.sent_bytes == 4000 + 16 + 48 + 32 + 4000) and (sent or received or group.size > 2)

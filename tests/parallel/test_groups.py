@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+import thread_ranks  # noqa: E402
 from starting import exit_codes, started  # noqa: E402
 from talking import Way, check_group, rank_of_processes  # noqa: E402
+from thread_ranks import run_ranks  # noqa: E402
 
+from waiting import HUNG_SECONDS  # noqa: E402
 from windlass.core.layout import Layout, coordinates  # noqa: E402
 from windlass.errors import Impossible  # noqa: E402
 from windlass.kernels.program import program  # noqa: E402
 from windlass.parallel import SOLO, Groups, SoloGroup, make_groups  # noqa: E402
-from windlass.parallel.threads import run_ranks  # noqa: E402
 
 pytestmark = [pytest.mark.cpu, pytest.mark.multi]
 
@@ -39,16 +41,28 @@ def test_threads(size: int) -> None:
     run_ranks(Layout(pp=size), lambda rank, groups: check_group(groups.pp))
 
 
-def test_what_a_thread_raises_is_raised_at_once() -> None:
+def test_what_a_thread_raises_is_raised_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not when those who waited for it have waited long enough."""
+    monkeypatch.setattr(thread_ranks, "TIMEOUT_SECONDS", 3 * HUNG_SECONDS)
+
     def work(rank: int, groups: Groups) -> None:
         if rank == 1:
             raise ValueError("rank 1 fell")
         groups.tp.all_reduce(torch.ones(1))
 
-    began = time.monotonic()
-    with pytest.raises(ValueError, match="rank 1 fell"):
-        run_ranks(Layout(tp=3), work)
-    assert time.monotonic() - began < 10
+    raised: list[Exception] = []
+
+    def run() -> None:
+        try:
+            run_ranks(Layout(tp=3), work)
+        except ValueError as error:
+            raised.append(error)
+
+    running = threading.Thread(target=run, daemon=True)
+    running.start()
+    running.join(HUNG_SECONDS)
+    assert not running.is_alive(), "hung: the others wait for one that has fallen"
+    assert [str(error) for error in raised] == ["rank 1 fell"]
 
 
 def test_who_is_in_which_group() -> None:
@@ -101,11 +115,11 @@ def test_a_rank_that_is_gone_is_missed(tmp_path: Path, how: str, layout: Layout,
     """In a sum, and where one waits to be told something."""
     way = WAYS[name]._replace(machines=WAYS[name].machines[:2])
     with started(2, rank_of_processes, str(tmp_path), layout, way, how) as ranks:
-        ranks[0].join(60)
-        assert ranks[0].exitcode == 0
+        ranks[0].join(HUNG_SECONDS)
+        assert ranks[0].exitcode == 0, "None: it hung, and nobody was missed"
 
 
 def test_a_rank_that_is_gone_is_missed_by_gloo(tmp_path: Path) -> None:
     with started(2, rank_of_processes, str(tmp_path), Layout(tp=2), GLOO, "die") as ranks:
-        ranks[0].join(60)
-        assert ranks[0].exitcode == 0
+        ranks[0].join(HUNG_SECONDS)
+        assert ranks[0].exitcode == 0, "None: it hung, and nobody was missed"

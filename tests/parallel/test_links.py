@@ -16,8 +16,8 @@ from windlass.core.layout import Layout  # noqa: E402
 from windlass.core.ranks.rendezvous import Meeting  # noqa: E402
 from windlass.errors import Impossible, UnknownName  # noqa: E402
 from windlass.kernels.program import program  # noqa: E402
-from windlass.parallel.join import join  # noqa: E402
-from windlass.parallel.rendezvous import FolderBoard  # noqa: E402
+from windlass.parallel.join import join_ranks  # noqa: E402
+from windlass.parallel.store import FolderStore  # noqa: E402
 
 pytestmark = [pytest.mark.cpu, pytest.mark.multi, pytest.mark.skipif(not program.available(), reason="nothing is compiled here")]
 
@@ -45,13 +45,13 @@ def test_all_talk_as_the_poorest_can(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
-    board, layout = FolderBoard(tmp_path), Layout(tp=2)
+    board, layout = FolderStore(tmp_path), Layout(tp=2)
     meeting = {"key": bytes(32), "hosts": ("", ""), "machines": (0, 0)}
     with pytest.raises(UnknownName, match="unknown transport 'lynx'; did you mean links"):
-        join(Meeting(**meeting, transport="lynx"), layout, 0, board, "cpu", None)
+        join_ranks(Meeting(**meeting, transport="lynx"), layout, 0, board, "cpu")
     with pytest.raises(UnknownName, match="unknown sync 'int4'"):
-        join(Meeting(**meeting, sync="int4"), layout, 0, board, "cpu", None)
-    with pytest.raises(Impossible, match="over links only, and these ranks talk by gloo"):
-        join(Meeting(**meeting, sync="int8", transport="gloo"), layout, 0, board, "cpu", None)
+        join_ranks(Meeting(**meeting, sync="int4"), layout, 0, board, "cpu")
+    with pytest.raises(Impossible, match="over native links only, and these ranks use gloo"):
+        join_ranks(Meeting(**meeting, sync="int8", transport="gloo"), layout, 0, board, "cpu")
     with pytest.raises(Impossible, match="need compiled kernels"):
-        join(Meeting(**meeting, transport="links"), layout, 0, board, "cpu", None)
+        join_ranks(Meeting(**meeting, transport="links"), layout, 0, board, "cpu")

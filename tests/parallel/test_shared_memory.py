@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from waiting import HUNG_SECONDS
 from windlass.parallel import shared_memory as shared
 
 pytestmark = pytest.mark.pure
@@ -31,7 +32,7 @@ def between(lower: Callable[[Any], Any], higher: Callable[[Any], Any]) -> tuple[
         thread = threading.Thread(target=lambda: found.append(higher(theirs)))
         thread.start()
         first = lower(ours)
-        thread.join(20)
+        thread.join(HUNG_SECONDS)
     return first, found[0]
 
 

@@ -8,11 +8,12 @@ pytestmark = pytest.mark.cpu
 
 torch = pytest.importorskip("torch")
 
+from thread_ranks import run_ranks  # noqa: E402
+
 from windlass.core.layout import Layout  # noqa: E402
 from windlass.parallel.group import SoloGroup  # noqa: E402
 from windlass.parallel.groups import Groups  # noqa: E402
-from windlass.parallel.threads import run_ranks  # noqa: E402
-from windlass.parallel.through_host import ThroughHost, through_host  # noqa: E402
+from windlass.parallel.through_host import HostStagedGroup, through_host  # noqa: E402
 
 
 def test_every_collective() -> None:
@@ -28,7 +29,7 @@ def test_every_collective() -> None:
         group.gather(mine, into)
         passed = torch.empty(2)
         group.send_next(mine)
-        group.take_previous(passed)
+        group.receive_previous(passed)
         assert (group.rank, group.size, group.is_native) == (rank, 3, False)
         return [tensor.tolist() for tensor in (summed, told, *parts, passed, *into)]
 
@@ -42,5 +43,5 @@ def test_every_collective() -> None:
 
 def test_a_group_of_one_says_nothing() -> None:
     x = torch.ones(2)
-    ThroughHost(SoloGroup(), "cpu").all_reduce(x)
+    HostStagedGroup(SoloGroup(), "cpu").all_reduce(x)
     assert x.tolist() == [1, 1]

@@ -9,7 +9,7 @@ import torch
 
 from windlass.core.scheme import Stored, scheme
 from windlass.errors import BadInput
-from windlass.quant import Packed, from_tensors, kind_of, quantize, quantize_rows
+from windlass.quant import PackedMatrix, from_tensors, kind_of, quantize, quantize_rows
 
 pytestmark = pytest.mark.cpu
 
@@ -25,7 +25,7 @@ def weight(rows: int = 21, inputs: int = 384, seed: int = 0) -> torch.Tensor:
     return torch.randn(rows, inputs, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 
-def assert_same(one: Packed, other: Packed) -> None:
+def assert_same(one: PackedMatrix, other: PackedMatrix) -> None:
     assert one.shape == other.shape
     mine, theirs = one.tensors(), other.tensors()
     assert mine.keys() == theirs.keys()

@@ -8,11 +8,17 @@ from pathlib import Path
 
 import pytest
 
-HERE = str(Path(__file__).parent)
-if HERE not in sys.path:
-    sys.path.insert(0, HERE)
+HERE, TESTS = Path(__file__).parent, next(folder for folder in Path(__file__).parents if folder.name == "tests")
+for folder in (str(TESTS), str(HERE)):
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+
 
 from serving import Running, running  # noqa: E402
+
+from waiting import hear_interrupts  # noqa: E402
+
+hear_interrupts()
 
 
 @pytest.fixture

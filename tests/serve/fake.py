@@ -32,10 +32,21 @@ DEFAULT_TOKENS = 8
 
 
 class FakeClient:
-    """`seconds`: between tokens. `slots`: how many answers are given at once; the others wait."""
+    """`seconds`: between tokens. `slots`: how many answers are given at once; the others wait.
 
-    def __init__(self, seconds: float = 0.0, slots: int = 16, tokens: int = DEFAULT_TOKENS, first_seconds: float = 0.0) -> None:
+    `hold_after`: every answer stops after so many tokens, until a test says `release`.
+    """
+
+    def __init__(
+        self,
+        seconds: float = 0.0,
+        slots: int = 16,
+        tokens: int = DEFAULT_TOKENS,
+        first_seconds: float = 0.0,
+        hold_after: int | None = None,
+    ) -> None:
         self.seconds, self.tokens, self.first_seconds = seconds, tokens, first_seconds
+        self._hold_after, self._released = hold_after, asyncio.Event()
         self.slots = slots
         self._free = asyncio.Semaphore(slots)
         self.requests: list[Request] = []
@@ -53,6 +64,9 @@ class FakeClient:
         self._lives: set[asyncio.Future[None]] = set()
 
     # --- what tests do to it
+
+    def release(self) -> None:
+        self._released.set()
 
     def crash(self) -> None:
         self.is_alive = False
@@ -102,6 +116,8 @@ class FakeClient:
         for number, delta in enumerate(script(request, limit)):
             if last is not None:
                 yield last
+            if number == self._hold_after:
+                await self._or_death(self._released.wait(), life)
             if self.seconds:
                 await self._or_death(asyncio.sleep(self.seconds), life)
             elif number % 16 == 0:

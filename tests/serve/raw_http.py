@@ -6,9 +6,11 @@ import socket
 
 from serving import Running
 
+from waiting import HUNG_SECONDS
+
 
 def raw_request(server: Running, head: str, body: bytes = b"") -> socket.socket:
     host, _, port = server.url.removeprefix("http://").rpartition(":")
-    made = socket.create_connection((host, int(port)), timeout=10)
+    made = socket.create_connection((host, int(port)), timeout=HUNG_SECONDS)
     made.sendall(head.replace("\n", "\r\n").encode() + b"\r\n\r\n" + body)
     return made

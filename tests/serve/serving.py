@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import httpx
 from fake import FakeClient
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
+from waiting import HUNG_SECONDS, until
 from windlass.core.client import Client
 from windlass.serve.app import make_app, service_of
 from windlass.serve.monitor.log import Log
 from windlass.serve.server import Server, address, bind
 from windlass.serve.service import Service
-from windlass.serve.settings import Settings
+from windlass.serve.settings import ServerSettings
 
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
 
@@ -37,12 +37,23 @@ class Lines(Log):
 @asynccontextmanager
 async def in_process(client: Client, **settings: Any) -> AsyncGenerator[tuple[httpx.AsyncClient, Service], None]:
     """The application without a socket."""
-    app = make_app(client, Settings(**settings), log=Lines())
+    app = make_app(client, ServerSettings(**settings), log=Lines())
     service = service_of(app)
     async with app.router.lifespan_context(app):
-        await service.supervisor.became_ready()
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost", timeout=30) as http:
+        await service.supervisor.wait_ready()
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url="http://localhost", timeout=HUNG_SECONDS
+        ) as http:
             yield http, service
+
+
+def post(url: str, **options: Any) -> httpx.Response:
+    """To a server on a socket."""
+    return httpx.post(url, timeout=HUNG_SECONDS, **options)
+
+
+def get(url: str) -> httpx.Response:
+    return httpx.get(url, timeout=HUNG_SECONDS)
 
 
 def posted(path: str, body: Any, client: Client | None = None, **settings: Any) -> httpx.Response:
@@ -60,7 +71,7 @@ class Running:
     """A server on a loopback socket, in a thread with an event loop of its own."""
 
     def __init__(self, make_client: Callable[[], Client], **settings: Any) -> None:
-        self._settings = Settings(**{"port": 0, **settings})
+        self._settings = ServerSettings(**{"port": 0, **settings})
         self._socket = bind(self._settings)
         self.url = address(self._socket)
         self._make_client = make_client
@@ -71,7 +82,7 @@ class Running:
 
     def start(self) -> Running:
         self._thread.start()
-        assert self._ready.wait(60), "the server did not start"
+        assert self._ready.wait(HUNG_SECONDS), "the server hung while it started"
         if self._failed is not None:
             raise self._failed
         return self
@@ -79,7 +90,7 @@ class Running:
     def _run(self) -> None:
         try:
             self.client = self._make_client()
-            self.app: FastAPI = make_app(self.client, self._settings, log=self.log)
+            self.app: Starlette = make_app(self.client, self._settings, log=self.log)
             self.service = service_of(self.app)
             self.server = Server(self.app, self._settings)
             with asyncio.Runner(loop_factory=self.server.config.get_loop_factory()) as runner:
@@ -94,7 +105,7 @@ class Running:
         serving = asyncio.create_task(self.server.serve(sockets=[self._socket]))
         while not self.server.started and not serving.done():
             await asyncio.sleep(0.005)
-        await self.service.supervisor.became_ready()
+        await self.service.supervisor.wait_ready()
         self._ready.set()
         await serving
 
@@ -104,26 +115,23 @@ class Running:
         async def called() -> Any:
             return function()
 
-        return asyncio.run_coroutine_threadsafe(called(), self.loop).result(30)
+        return asyncio.run_coroutine_threadsafe(called(), self.loop).result(HUNG_SECONDS)
 
-    def until(self, condition: Callable[[], bool], seconds: float = 10.0) -> None:
-        end = time.monotonic() + seconds
-        while not self.call(condition):
-            assert time.monotonic() < end, "it did not come to pass"
-            time.sleep(0.005)
+    def until(self, condition: Callable[[], bool]) -> None:
+        until(lambda: self.call(condition))
 
     @property
     def is_running(self) -> bool:
         return self._thread.is_alive()
 
-    def wait(self, seconds: float) -> None:
-        self._thread.join(seconds)
+    def wait_ended(self) -> None:
+        self._thread.join(HUNG_SECONDS)
+        assert not self._thread.is_alive(), "the server hung, and did not end"
 
     def end(self) -> None:
         if self._thread.is_alive():
-            self.loop.call_soon_threadsafe(self.server.end)
-            self._thread.join(20)
-        assert not self._thread.is_alive(), "the server did not end"
+            self.loop.call_soon_threadsafe(self.server.stop)
+        self.wait_ended()
         if self._failed is not None:
             raise self._failed
 

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-CONTEXT: Any = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["torch", "torch.distributed.tensor", "torch.distributed.checkpoint", "windlass.train.checkpoint"])
+from processes import CONTEXT, HUNG_SECONDS
 
 ROWS, COLUMNS = 10, 6
 
 
-def exit_codes(count: int, work: Callable[..., None], *given: Any, seconds: float = 60) -> list[int | None]:
-    """work(rank, count, *given) of every rank; none is left behind."""
+def exit_codes(count: int, work: Callable[..., None], *given: Any) -> list[int | None]:
+    """work(rank, count, *given) of every rank, None where it hung; none is left behind."""
     ranks = [CONTEXT.Process(target=work, args=(rank, count, *given), daemon=True) for rank in range(count)]
     for process in ranks:
         process.start()
     for process in ranks:
-        process.join(seconds)
+        process.join(HUNG_SECONDS)
     found = [process.exitcode for process in ranks]
     for process in ranks:
         process.kill()
@@ -62,7 +60,7 @@ def state(mesh: Any, rank: int, scale: float) -> dict[str, Any]:
 
 
 def save(rank: int, count: int, folder: str, local: str = "") -> None:
-    from windlass.train.checkpoint import Checkpoints, Identity
+    from windlass.train.checkpoint import CheckpointIdentity, Checkpoints
 
     base = Path(folder)
     mesh = join(rank, count, base)
@@ -71,7 +69,7 @@ def save(rank: int, count: int, folder: str, local: str = "") -> None:
         range(ROWS)[rank * -(-ROWS // count) : (rank + 1) * -(-ROWS // count)]
     )
     where = Path(local) / str(rank) if local else None  # as if each rank had a disk of its own
-    checkpoints = Checkpoints(base / "run", Identity(model="made up", spec="1"), local=where)
+    checkpoints = Checkpoints(base / "run", CheckpointIdentity(model="made up", spec="1"), local=where)
     checkpoints.save(3, held)
     held["model"]["rows"].to_local().zero_()  # training goes on while it is written
     checkpoints.wait()
@@ -81,13 +79,13 @@ def save(rank: int, count: int, folder: str, local: str = "") -> None:
 def load(rank: int, count: int, folder: str) -> None:
     import torch
 
-    from windlass.train.checkpoint import Checkpoints, Identity
+    from windlass.train.checkpoint import CheckpointIdentity, Checkpoints
 
     base = Path(folder)
     mesh = join(rank, count, base)
     held = state(mesh, rank, 0.0)
     own = held["rng"][str(rank)].clone()
-    checkpoints = Checkpoints(base / "run", Identity(model="made up", spec="1"))
+    checkpoints = Checkpoints(base / "run", CheckpointIdentity(model="made up", spec="1"))
     manifest_ranks = int((base / "saved_by").read_text())
     assert checkpoints.load(held) == 3
     whole = whole_matrix() * 3.0
@@ -103,13 +101,13 @@ def fill_one_disk(rank: int, count: int, folder: str) -> None:
     """The second rank's disk is full: both hear of it, nothing is left, and the next save succeeds."""
     import errno
 
-    from windlass.train.checkpoint import Checkpoints, Identity
+    from windlass.train.checkpoint import CheckpointIdentity, Checkpoints
     from windlass.train.checkpoint.storage import CheckedWriter
 
     base = Path(folder)
     mesh = join(rank, count, base)
     said: list[str] = []
-    checkpoints = Checkpoints(base / "run", Identity(model="made up", spec="1"), notify=said.append)
+    checkpoints = Checkpoints(base / "run", CheckpointIdentity(model="made up", spec="1"), notify=said.append)
     whole = CheckedWriter.write_data
 
     def full(*given: Any) -> Any:
@@ -120,7 +118,7 @@ def fill_one_disk(rank: int, count: int, folder: str) -> None:
     checkpoints.save(1, state(mesh, rank, 1.0), wait=True)
     assert checkpoints.num_failed == 1 and checkpoints.steps() == []
     if rank == 0:
-        assert len(said) == 1 and "training goes on: No space left" in said[0], said
+        assert len(said) == 1 and "training continues: No space left" in said[0], said
         assert not list((base / "run").glob("step-*"))
     CheckedWriter.write_data = whole  # type: ignore[method-assign]
     checkpoints.save(2, state(mesh, rank, 2.0), wait=True)
@@ -130,20 +128,20 @@ def fill_one_disk(rank: int, count: int, folder: str) -> None:
 
 def save_out_of_reach(rank: int, count: int, folder: str, local: str) -> None:
     """The shared folder cannot be written: what is on local disks stays, the last of it."""
-    from windlass.train.checkpoint import Checkpoints, Identity, gathering
+    from windlass.train.checkpoint import CheckpointIdentity, Checkpoints, gathering
 
     base = Path(folder)
     mesh = join(rank, count, base)
     said: list[str] = []
     checkpoints = Checkpoints(
-        base / "run", Identity(model="made up", spec="1"), local=Path(local) / str(rank), notify=said.append
+        base / "run", CheckpointIdentity(model="made up", spec="1"), local=Path(local) / str(rank), notify=said.append
     )
 
     def gone(*given: Any) -> None:
         raise OSError(5, "Input/output error")
 
     checkpoints_module = __import__("windlass.train.checkpoint.checkpoints", fromlist=["bring_together"])
-    assert checkpoints_module.bring_together is gathering.bring_together
+    assert checkpoints_module.bring_together is gathering.copy_to_shared
     checkpoints_module.bring_together = gone
     for step in (2, 3):
         checkpoints.save(step, state(mesh, rank, float(step)), wait=True)

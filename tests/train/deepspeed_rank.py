@@ -23,7 +23,7 @@ def main() -> None:
     import torch
     import torch.distributed as dist
 
-    from windlass.train.checkpoint import Checkpoints, Identity
+    from windlass.train.checkpoint import CheckpointIdentity, Checkpoints
     from windlass.train.deepspeed.trainer import build_deepspeed
 
     path, out, steps, *settings = sys.argv[1:]
@@ -34,7 +34,7 @@ def main() -> None:
     if recipe.parallel.zero == 3:  # in truth cut, and not held whole by all
         for parameter in trainer.parameters.values():
             assert parameter.ds_tensor.numel() == -(-parameter.ds_numel // dist.get_world_size())
-    checkpoints = Checkpoints(Path(out), Identity(model="tiny", spec="1"))
+    checkpoints = Checkpoints(Path(out), CheckpointIdentity(model="tiny", spec="1"))
     if checkpoints.latest() is not None:
         state = trainer.state()
         checkpoints.load(state)

@@ -73,6 +73,7 @@ def recipe(**sections: dict[str, Any]) -> Recipe:
         "precision": {"compute": "fp32"},
         "optimizer": {"lr": 1e-2, "weight_decay": 0.01},
         "schedule": {"steps": 20, "warmup_steps": 2},
+        "validation": {"samples": 8},
     }
     for name, section in sections.items():
         table[name] = {**table.get(name, {}), **section}

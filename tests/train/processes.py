@@ -6,18 +6,29 @@ import multiprocessing
 from collections.abc import Callable
 from typing import Any
 
+HUNG_SECONDS = 300.0
+"""What has not come after so long never will. Nobody is to judge by it how quick something is."""
 CONTEXT: Any = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "torch.distributed.fsdp", "windlass.train.build"])
+# One server for all tests of a process, whoever asks first; torch._dynamo is what distributed tensors import when they are first used.
+PRELOADED = ["torch", "torch.distributed", "torch.distributed.fsdp", "torch.distributed.tensor", "torch.distributed.checkpoint"]
+PRELOADED += [
+    "torch._dynamo",
+    "windlass.train.build",
+    "windlass.train.checkpoint",
+    "windlass.parallel.join",
+    "windlass.kernels.cpu.links",
+]
+CONTEXT.set_forkserver_preload(PRELOADED)
 
 
-def exit_codes(count: int, work: Callable[..., None], *given: Any, seconds: float = 300) -> list[int | None]:
-    """Of work(rank, count, *given) in a process a rank; none is left behind."""
+def exit_codes(count: int, work: Callable[..., None], *given: Any) -> list[int | None]:
+    """Of work(rank, count, *given) in a process a rank, None where it hung; none is left behind."""
     ranks = [CONTEXT.Process(target=work, args=(rank, count, *given), daemon=True) for rank in range(count)]
     for process in ranks:
         process.start()
     try:
         for process in ranks:
-            process.join(seconds)
+            process.join(HUNG_SECONDS)
         return [process.exitcode for process in ranks]
     finally:
         for process in ranks:

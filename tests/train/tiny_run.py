@@ -35,7 +35,7 @@ def make(folder: Path) -> Path:
     """A recipe with its data beside it, where it looks for them."""
     from windlass.train.data.prepare.prepare import prepare
     from windlass.train.data.prepare.train_tokenizer import train_vocabulary, write_tokenizer
-    from windlass.train.data.prepare.unit import Settings
+    from windlass.train.data.prepare.unit import PrepareSettings
 
     data = folder / "out" / "tiny-cpu"
     data.mkdir(parents=True)
@@ -45,7 +45,7 @@ def make(folder: Path) -> Path:
     vocabulary = train_vocabulary(texts, 512, (END,), END)
     template = "{% for message in messages %}{{ message.content }}\n{% endfor %}"
     write_tokenizer(data / "tokenizer", vocabulary, template, END, (END,), 128)
-    settings = Settings(tokenizer=str(data / "tokenizer"), validation=0.1)
+    settings = PrepareSettings(tokenizer=str(data / "tokenizer"), validation=0.1)
     prepare([str(source)], data / "tasks", settings, jobs=1)
     recipe = folder / "recipes" / RECIPE.name
     recipe.parent.mkdir()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,15 @@ def load(file: Path) -> ModuleType:
     return module
 
 
+@pytest.fixture(autouse=True, scope="module")
+def no_disk_is_waited_for() -> Iterator[None]:
+    """What was written is there without: only a power cut could tell. It is most of the time that small conversions take."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("fsync", "fdatasync"):
+            patch.setattr(os, name, lambda _: None)
+        yield
+
+
 @pytest.fixture(scope="session")
 def tiny() -> Any:
     """tests/convert's maker of Hugging Face directories of every family."""
@@ -34,12 +44,12 @@ def tiny() -> Any:
 @pytest.fixture(scope="session")
 def gguf_maker() -> ModuleType:
     pytest.importorskip("gguf")
-    return load(HERE / "test_gguf_store.py")
+    return load(HERE / "stores" / "test_gguf.py")
 
 
 @pytest.fixture(scope="session")
 def dllama_maker() -> ModuleType:
-    return load(HERE / "test_dllama_store.py")
+    return load(HERE / "stores" / "test_dllama.py")
 
 
 @pytest.fixture(autouse=True)

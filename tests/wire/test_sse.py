@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windlass.wire import sse
-from windlass.wire.sse import BrokenStream, Parser, event
+from windlass.wire.sse import BrokenEventStream, EventParser, event
 
 pytestmark = pytest.mark.pure
 
 
 def parsed(stream: bytes, cuts: list[int]) -> list[bytes]:
-    parser, found = Parser(), list[bytes]()
+    parser, found = EventParser(), list[bytes]()
     edges = [0, *sorted(cut % (len(stream) + 1) for cut in cuts), len(stream)]
     for begin, end in itertools.pairwise(edges):
         found += parser.feed(stream[begin:end])
@@ -40,16 +40,16 @@ def test_every_line_ending_comment_and_field(data: list[bytes], cuts: list[int],
 
 
 def test_forms() -> None:
-    assert Parser().feed(b"data:a\n\ndata:  b\n\n") == [b"a", b" b"]  # one space belongs to the form
-    assert Parser().feed(b"data: a\ndata: b\n\n") == [b"a\nb"]
-    assert Parser().feed(b"data\n\n\n\n") == [b""]
-    assert Parser().feed(b"data: unfinished\n") == []
-    assert Parser().feed(sse.DONE_EVENT) == [sse.DONE]
-    assert Parser().feed(b":\n\n") == []
+    assert EventParser().feed(b"data:a\n\ndata:  b\n\n") == [b"a", b" b"]  # one space belongs to the form
+    assert EventParser().feed(b"data: a\ndata: b\n\n") == [b"a\nb"]
+    assert EventParser().feed(b"data\n\n\n\n") == [b""]
+    assert EventParser().feed(b"data: unfinished\n") == []
+    assert EventParser().feed(sse.DONE_EVENT) == [sse.DONE]
+    assert EventParser().feed(b":\n\n") == []
 
 
 def test_a_return_at_the_end_of_a_piece_may_be_half_an_ending() -> None:
-    parser = Parser()
+    parser = EventParser()
     assert parser.feed(b"data: a\r") == []
     assert parser.feed(b"\n\r\n") == [b"a"]
 
@@ -57,7 +57,7 @@ def test_a_return_at_the_end_of_a_piece_may_be_half_an_ending() -> None:
 @pytest.mark.parametrize("piece", [b"x" * 600, b"data: " + b"x" * 594 + b"\n"])
 def test_an_event_without_end_is_refused(piece: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sse, "MAX_EVENT_BYTES", 1000)
-    parser = Parser()
+    parser = EventParser()
     parser.feed(piece)
-    with pytest.raises(BrokenStream):
+    with pytest.raises(BrokenEventStream):
         parser.feed(piece)

@@ -1,1 +1,1 @@
-"""What comes inside the package: a small trained model, and the generated tasks it was trained on. No torch."""
+"""Shipped with the package: a small trained model, and the generated tasks it was trained on. No torch."""

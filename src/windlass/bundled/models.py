@@ -1,4 +1,4 @@
-"""The model that comes inside the package: small and trained (by the recipe beside it), so that there is one to show without a download."""
+"""The bundled model: small and trained (by the recipe beside it), to try Windlass without a download."""
 
 from __future__ import annotations
 

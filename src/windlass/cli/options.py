@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, get_type_hints
 
 import typer
@@ -18,20 +17,20 @@ PANEL = "How the model runs"
 class Row:
     """One option: its type, its default and help, and how it becomes fields of Launch."""
 
-    def __init__(self, kind: Any, default: Any, metavar: str, help: str, **more: Any) -> None:
+    def __init__(self, kind: Any, default: Any, metavar: str | None, help: str, *flags: str, **more: Any) -> None:
         self.kind = kind
-        self.option = typer.Option(default, metavar=metavar, help=help, rich_help_panel=PANEL, **more)
+        self.option = typer.Option(default, *flags, metavar=metavar, help=help, rich_help_panel=PANEL, **more)
 
 
 ROWS: dict[str, Row] = {
     "device": Row(str, "auto", "cpu|cuda|mps", "Device to run on; auto takes a GPU if there is one."),
     "kv": Row(str | None, None, "bf16|fp32", "KV cache type; bf16 by default."),
     "context": Row(str | None, None, "8k", "Maximum sequence length, prompt and answer together."),
-    "exact": Row(bool, False, "", "Dequantize packed weights to fp32: slower and larger, no 8-bit activations.", is_flag=True),
+    "exact": Row(bool, False, None, "Dequantize packed weights to fp32: slower and larger, no 8-bit activations.", "--exact"),
     "workers": Row(
         str | None, None, "HOST:PORT,...", "Machines that share the model with this one; each runs `windlass worker`."
     ),
-    "secret_file": Row(Path | None, None, "FILE", "The secret file that the workers were started with."),
+    "secret_file": Row(str | None, None, "FILE", "The secret file that the workers were started with."),
     "sync": Row(str, "exact", "exact|int8", "How partial sums travel between ranks: exact, or quantized to int8 blocks."),
     "tp": Row(int, 1, "N", "Tensor-parallel degree.", min=1),
     "pp": Row(int, 1, "N", "Pipeline-parallel degree (stages of consecutive layers).", min=1),

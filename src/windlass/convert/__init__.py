@@ -1,1 +1,1 @@
-"""From one checkpoint to another: formats joined with what a family knows. Reads rows, writes rows, holds no model."""
+"""Converting checkpoints: quantization and file formats, streamed row by row in bounded memory."""

@@ -1,41 +1,44 @@
-"""What every matrix is multiplied with, measured layer by layer on sample tokens, just before the layer's matrices are packed.
+"""Calibration: second moments (Hessians) of every matrix's inputs, measured on sample tokens layer by layer.
 
-The samples go through the model as it is (not as it is being made), one layer in memory at a time; for each input of a layer the
-second moments are summed, and `kernels.calibrated` rounds with them. Memory: one layer in the source's type, the samples' rows, and
-the moments of the layers that are being packed: for each distinct input, its width squared in fp32. The experts of a layer share
-the moments of what enters them; what their down projections see is kept apart.
+The samples run through the unquantized model, one layer in memory at a time, just before that layer is quantized;
+`kernels.packing.calibrated` rounds with the moments. Memory: one layer in the source's dtype, the hidden states of the samples, and
+the moments of layers in progress: width squared in fp32 per distinct input. The experts of a layer share the moments of their
+input; each down projection has its own.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any, cast
 
 import msgspec
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
-from windlass.convert.outputs import Output
+from windlass.convert.outputs import ConvertedTensor
 from windlass.core import model
+from windlass.kernels.cuda.layout import Tiles
 from windlass.kernels.ops.activate import activate
-from windlass.kernels.ops.linear import embed, linear
+from windlass.kernels.ops.linear import WeightMatrix, embed, linear
 from windlass.kernels.ops.norm import add
 from windlass.kernels.ops.route import route
-from windlass.kernels.packing.calibrated import Inputs, inputs_from
+from windlass.kernels.packing.calibrated import CalibrationInputs, inputs_from
 from windlass.kernels.step import Step
-from windlass.nn.layer import Layer
+from windlass.nn.layer import DecoderLayer
 from windlass.nn.mixers.positions import Rotary
 from windlass.nn.moe import MixtureOfExperts
-from windlass.nn.norm import Norm
-from windlass.weights import CheckpointWeights, Opened
+from windlass.nn.norm import NormLayer
+from windlass.weights import CheckpointWeights, OpenedModel
 from windlass.weights.source import check_runnable
-from windlass.weights.tensors.validate import placed
+from windlass.weights.tensors.validate import locate_tensors
 
 ROWS_AT_A_TIME = 4096
-"""Of the samples, in one pass through a layer."""
+"""Sample tokens per forward pass of a layer."""
 
-# The end of our name -> the module whose input the matrix multiplies, as nn's layers are built.
+# Suffix of our tensor name -> modules of nn.Layer whose input the matrix multiplies.
 MODULES = {
     "mixer.q": ("mixer.qkv", "mixer.q"),
     "mixer.k": ("mixer.qkv",),
@@ -53,15 +56,17 @@ MODULES = {
 }
 EXPERT_INPUT = "experts"
 
+PreHook = Callable[[nn.Module, tuple[Any, ...]], None]
+
 
 class Calibration:
-    """Workers ask for `inputs` in any order within a few layers; the forward pass goes on when the next layer is asked for."""
+    """Workers request `inputs` in roughly layer order; the forward pass advances when a later layer is requested. Thread-safe."""
 
-    def __init__(self, opened: Opened, samples: Tensor) -> None:
+    def __init__(self, opened: OpenedModel, samples: Tensor) -> None:
         """`samples`: int tokens [sequences, length]."""
         check_runnable(opened.spec)
         self.spec, self.samples = opened.spec, samples
-        self._weights = CheckpointWeights(msgspec.structs.replace(opened, places=placed(opened.rules, opened.store)))
+        self._weights = CheckpointWeights(msgspec.structs.replace(opened, locations=locate_tensors(opened.rules, opened.store)))
         self._rotary = (
             Rotary(self.spec.positions, samples.shape[1], self._weights) if isinstance(self.spec.positions, model.Rope) else None
         )
@@ -70,14 +75,14 @@ class Calibration:
         self._hidden: Tensor | None = None
         self._left: Counter[int] = Counter()
         self._moments: dict[tuple[int, str], Tensor] = {}
-        self._inputs: dict[tuple[int, str], Inputs] = {}
+        self._inputs: dict[tuple[int, str], CalibrationInputs] = {}
 
-    def expect(self, outputs: Iterable[Output]) -> None:
-        """The output of every slice that is still to be packed; a layer none of them is in is only passed through."""
+    def expect(self, outputs: Iterable[ConvertedTensor]) -> None:
+        """Announces the output of every slice still to do; layers without any are run but not measured."""
         self._left.update(output.layer for output in outputs if output.layer is not None)
 
-    def inputs(self, output: Output) -> Inputs | None:
-        """For the rounding of an output's rows; None where nothing is known of its inputs."""
+    def inputs(self, output: ConvertedTensor) -> CalibrationInputs | None:
+        """Moments for quantizing this output; None where none were measured."""
         if output.layer is None or output.layer >= self.spec.num_layers or not output.packed:
             return None
         with self._lock:
@@ -88,8 +93,8 @@ class Calibration:
                 self._inputs[key] = inputs_from(self._moments.pop(key))
             return self._inputs.get(key)
 
-    def done(self, output: Output) -> None:
-        """One slice less to pack; a layer's moments go with its last."""
+    def done(self, output: ConvertedTensor) -> None:
+        """One slice is done; a layer's moments are freed after its last."""
         if output.layer is None:
             return
         with self._lock:
@@ -106,12 +111,13 @@ class Calibration:
         index = self._next
         if self._hidden is None:
             self._hidden = self._embedded()
-        layer = Layer(self.spec, index, self._weights, self._rotary)
+        layer = DecoderLayer(self.spec, index, self._weights, self._rotary)
         hooks = self._watch(layer, index) if self._left[index] > 0 else []
         length = self.samples.shape[1]
         per_pass = max(ROWS_AT_A_TIME // length, 1)
         passed = [
-            layer(rows, _whole_sequences(rows.shape[0] // length, length), None) for rows in self._hidden.split(per_pass * length)
+            layer(rows, _whole_sequences(rows.shape[0] // length, length), None)
+            for rows in torch.split(self._hidden, per_pass * length)
         ]
         for hook in hooks:
             hook.remove()
@@ -120,24 +126,33 @@ class Calibration:
 
     def _embedded(self) -> Tensor:
         tokens = self.samples.flatten().int()
-        x = embed(tokens, self._weights.matrix("embed.weight"))
+        x = embed(tokens, self._table("embed.weight"))
         if isinstance(self.spec.positions, model.LearnedPositions):
             positions = torch.arange(self.samples.shape[1], dtype=torch.int32).repeat(self.samples.shape[0])
-            x = add(x, embed(positions, self._weights.matrix("positions.weight")))
-        return Norm(self.spec.norm, self._weights, "embed_norm")(x) if self.spec.embedding_norm else x
+            x = add(x, embed(positions, self._table("positions.weight")))
+        return NormLayer(self.spec.norm, self._weights, "embed_norm")(x) if self.spec.embedding_norm else x
+
+    def _table(self, name: str) -> WeightMatrix:
+        found = self._weights.matrix(name)
+        assert not isinstance(found, Tiles), "tiles are for matrices of layers"
+        return found
 
     # --- moments
 
-    def _watch(self, layer: Layer, index: int) -> list[torch.utils.hooks.RemovableHandle]:
-        wanted = {path for paths in MODULES.values() for path in paths}
-        hooks = [
-            module.register_forward_pre_hook(lambda _, args, path=path: self._add(index, path, args[0]))
-            for path, module in layer.named_modules()
-            if path in wanted and not isinstance(module, nn.Sequential)
-        ]
+    def _watch(self, layer: DecoderLayer, index: int) -> list[RemovableHandle]:
+        paths = {path for paths in MODULES.values() for path in paths}
+        modules = cast(Iterable[tuple[str, nn.Module]], layer.named_modules())
+        watched = [(path, module) for path, module in modules if path in paths and not isinstance(module, nn.Sequential)]
+        hooks = [module.register_forward_pre_hook(self._hook(index, path)) for path, module in watched]
         if isinstance(layer.feed_forward, MixtureOfExperts):
-            hooks.append(layer.feed_forward.register_forward_pre_hook(lambda moe, args: self._add_experts(index, moe, args[0])))
+            hooks.append(layer.feed_forward.register_forward_pre_hook(self._expert_hook(index, layer.feed_forward)))
         return hooks
+
+    def _hook(self, index: int, path: str) -> PreHook:
+        return lambda module, args: self._add(index, path, args[0])
+
+    def _expert_hook(self, index: int, moe: MixtureOfExperts) -> PreHook:
+        return lambda module, args: self._add_experts(index, moe, args[0])
 
     def _add(self, index: int, point: str, rows: Tensor) -> None:
         rows = rows.float()
@@ -147,15 +162,15 @@ class Calibration:
     def _add_experts(self, index: int, moe: MixtureOfExperts, rows: Tensor) -> None:
         self._add(index, EXPERT_INPUT, rows)
         ids, _ = route(moe.router(rows), moe.correction, moe.moe.router, moe.moe.num_active)
-        for expert in ids.unique().tolist():
-            chosen = rows[(ids == expert).any(dim=1)]
+        for expert in map(int, torch.bincount(ids.flatten().long()).nonzero().flatten()):
+            chosen = rows[torch.any(ids == expert, dim=1)]
             bias = None if moe.gate_up_bias is None else moe.gate_up_bias[expert]
             matrix = moe.gate_up[expert] if isinstance(moe.gate_up, Tensor) else moe.gate_up.dense(expert)
             inner = activate(linear(chosen, matrix, bias), moe.moe.activation, True, moe.moe.clamp)
             self._add(index, f"{EXPERT_INPUT}.{expert}", inner)
 
-    def _point(self, output: Output) -> str:
-        """Which input of the layer the output's matrix multiplies."""
+    def _point(self, output: ConvertedTensor) -> str:
+        """Key of the layer input that this output's matrix multiplies."""
         ours = output.rule.ours.removesuffix(".weight").partition("layers.{layer}.")[2]
         if output.expert is not None:
             return f"{EXPERT_INPUT}.{output.expert}" if ours.endswith("down") else EXPERT_INPUT

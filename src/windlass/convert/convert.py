@@ -1,28 +1,27 @@
-"""A checkpoint to another: open, check, plan the output, run, and only then give it a config."""
+"""Converts a checkpoint: open, check, plan the output, run, and write config.json last."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-import resource
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
 from windlass.convert.calibration import Calibration
-from windlass.convert.follow import follow, in_order_of_arrival
-from windlass.convert.outputs import Choices, Output, outputs, total_bytes
+from windlass.convert.outputs import ConvertedTensor, PackingChoices, converted_tensors, total_bytes
 from windlass.convert.quantization import patterns, quantization_config
-from windlass.convert.report import FileRecord, Report, markdown, overall_rms, tensor_errors
-from windlass.convert.run import Job, out_tensors, run
+from windlass.convert.report import ConvertReport, FileRecord, markdown, overall_rms, peak_memory_bytes, tensor_errors
+from windlass.convert.run import ConversionJob, out_tensors, run
+from windlass.convert.slices import affordable_jobs, row_slices, slice_bytes_for
+from windlass.convert.stream_order import attach_stream, order_by_arrival
 from windlass.convert.streamed import StreamedStore
-from windlass.convert.units import affordable_jobs, unit_bytes, units
-from windlass.convert.validate import carried_blocks, placed
+from windlass.convert.validate import copyable_blocks, locate_sources
 from windlass.core.model import Frozen
+from windlass.core.ports import BlockStore
 from windlass.core.scheme import Scheme
 from windlass.errors import BadInput
 from windlass.formats.disk.atomic import require_free, write_atomically
@@ -30,40 +29,44 @@ from windlass.formats.disk.journal import Journal
 from windlass.formats.safetensors.shards import MAX_SHARD_BYTES, plan_shards, write_index
 from windlass.kernels.packing.statistics import Statistics
 from windlass.units import GB
-from windlass.weights.source import Opened, open_source
+from windlass.weights.source import OpenedModel, open_source
 from windlass.weights.tensors.readers import reader
 
 JOURNAL = ".windlass-convert.journal"
 REPORT = "windlass-report"
 
-# torch_dtype of a config -> what stays in high precision is written in; 32-bit sources are halved.
+# torch_dtype of the config -> dtype of unquantized tensors; fp32 sources become bf16.
 HIGH_DTYPES = {"float16": "F16", "bfloat16": "BF16", "float32": "BF16"}
 
 
-class Settings(Frozen):
-    """What the user asked for."""
+class ConvertSettings(Frozen):
+    """Options of a conversion."""
 
     scheme: Scheme
     max_memory_bytes: int = 2 * GB
     jobs: int = 0
-    """Workers; 0 is one per core."""
+    """Worker threads; 0: one per core."""
     keep: tuple[str, ...] = ()
     mtp: bool = True
     verify: bool = False
     samples: tuple[tuple[int, ...], ...] = ()
-    """Sequences of tokens, all of one length, that int4 is calibrated on; none: weights are rounded for themselves."""
+    """Calibration sequences of equal length (int4); empty: no calibration."""
     max_shard_bytes: int = MAX_SHARD_BYTES
 
 
-Started = Callable[[int], Callable[[int], None]]
-"""Called with the bytes to do; gives what is called with the bytes of each slice."""
+StartProgress = Callable[[int], Callable[[int], None]]
+"""Called with the total bytes; returns the callback for the bytes of each finished slice."""
 
 
-def convert(source: Path, directory: Path, settings: Settings, started: Started = lambda _: lambda _: None) -> Report:
+def convert(
+    source: Path, directory: Path, settings: ConvertSettings, started: StartProgress = lambda _: lambda _: None
+) -> ConvertReport:
     return convert_opened(open_source(source), directory, settings, started)
 
 
-def convert_opened(opened: Opened, directory: Path, settings: Settings, started: Started = lambda _: lambda _: None) -> Report:
+def convert_opened(
+    opened: OpenedModel, directory: Path, settings: ConvertSettings, started: StartProgress = lambda _: lambda _: None
+) -> ConvertReport:
     began = time.monotonic()
     try:
         return _convert(opened, directory, settings, started, began)
@@ -71,26 +74,28 @@ def convert_opened(opened: Opened, directory: Path, settings: Settings, started:
         opened.store.close()
 
 
-def _convert(opened: Opened, directory: Path, settings: Settings, started: Started, began: float) -> Report:
+def _convert(
+    opened: OpenedModel, directory: Path, settings: ConvertSettings, started: StartProgress, began: float
+) -> ConvertReport:
     choices = _choices(opened, settings)
-    planned = outputs(opened.spec, opened.rules, choices)
-    places = placed(planned, opened.store, ignore_next_token=not settings.mtp)
-    planned = tuple(output for output in planned if output.name in places)
+    planned = converted_tensors(opened.spec, opened.rules, choices)
+    locations = locate_sources(planned, opened.store, ignore_next_token=not settings.mtp)
+    planned = tuple(output for output in planned if output.name in locations)
     stream = opened.store if isinstance(opened.store, StreamedStore) else None
     _prepare(directory, planned, stream)
     jobs = settings.jobs or len(os.sched_getaffinity(0))
     jobs = affordable_jobs(planned, settings.max_memory_bytes, jobs)
-    slice_bytes = unit_bytes(settings.max_memory_bytes, jobs)
-    slices = tuple(units(planned, slice_bytes))
+    slice_bytes = slice_bytes_for(settings.max_memory_bytes, jobs)
+    slices = tuple(row_slices(planned, slice_bytes))
     if stream is not None:
-        slices = in_order_of_arrival(slices, planned, places, stream)
+        slices = order_by_arrival(slices, planned, locations, stream)
     journal = Journal(directory / JOURNAL, _fingerprint(opened, choices, slice_bytes, settings.max_shard_bytes, settings.samples))
     try:
-        job = Job(
+        job = ConversionJob(
             outputs=planned,
             units=slices,
             shards=plan_shards(out_tensors(planned), settings.max_shard_bytes),
-            read=lambda output: reader(opened.store, output, places[output.name]),
+            read=lambda output: reader(opened.store, output, locations[output.name]),
             raw=lambda output: _raw(opened, output),
             directory=directory,
             journal=journal,
@@ -99,7 +104,7 @@ def _convert(opened: Opened, directory: Path, settings: Settings, started: Start
             progress=started(sum((one.stop - one.start) * planned[one.output].row_bytes for one in slices)),
         )
         if stream is not None:
-            follow(job, places, stream)
+            attach_stream(job, locations, stream)
         statistics = run(job)
         report = _report(opened, planned, settings, statistics, job.digests, directory, began)
         if settings.verify:
@@ -112,7 +117,7 @@ def _convert(opened: Opened, directory: Path, settings: Settings, started: Start
     return report
 
 
-def _calibration(opened: Opened, settings: Settings) -> Calibration | None:
+def _calibration(opened: OpenedModel, settings: ConvertSettings) -> Calibration | None:
     if not settings.samples:
         return None
     import torch
@@ -120,24 +125,26 @@ def _calibration(opened: Opened, settings: Settings) -> Calibration | None:
     return Calibration(opened, torch.tensor(settings.samples))
 
 
-def _verified(report: Report, job: Job) -> Report:
-    from windlass.convert.verify import Written, verify
+def _verified(report: ConvertReport, job: ConversionJob) -> ConvertReport:
+    from windlass.convert.verify import WrittenFiles, verify
 
-    written = Written(job.directory, [record.file for record in report.files])
+    written = WrittenFiles(job.directory, [record.file for record in report.files])
     try:
         compared = verify(job.outputs, job.units, job.read, written, job.workers, calibrated=job.calibration is not None)
     finally:
         written.close()
-    return msgspec.structs.replace(report, notes=(*report.notes, f"{compared} tensors read back and compared with the source"))
+    return msgspec.structs.replace(
+        report, notes=(*report.notes, f"verified: {compared} tensors read back and compared with the source")
+    )
 
 
-def _choices(opened: Opened, settings: Settings) -> Choices:
-    return Choices(
+def _choices(opened: OpenedModel, settings: ConvertSettings) -> PackingChoices:
+    return PackingChoices(
         scheme=settings.scheme,
         high_dtype=_high_dtype(opened.config),
         keep=settings.keep,
         mtp=settings.mtp,
-        carried=carried_blocks(opened.blocks, settings.scheme.bits),
+        carried=copyable_blocks(opened.blocks, settings.scheme.bits),
     )
 
 
@@ -147,23 +154,23 @@ def _high_dtype(config: dict[str, Any]) -> str:
 
 
 def _finished(directory: Path) -> bool:
-    """A model is not overwritten. One that still has its journal was interrupted at the very last, and is finished again."""
+    """A finished model is never overwritten. With a journal still there it was interrupted at the very end, and is resumed."""
     try:
         return (directory / "config.json").exists() and not (directory / JOURNAL).exists()
     except OSError as error:
         raise BadInput(f"{directory} cannot be used: {error.strerror}") from None
 
 
-def _prepare(directory: Path, planned: tuple[Output, ...], stream: StreamedStore | None) -> None:
-    """An empty or unfinished directory with room."""
+def _prepare(directory: Path, planned: tuple[ConvertedTensor, ...], stream: StreamedStore | None) -> None:
+    """Creates the output directory, or accepts an unfinished one, and checks free disk space."""
     if _finished(directory):
         if stream is not None:
             stream.remove()
-        raise BadInput(f"{directory} holds a model already; delete it or choose another output directory")
+        raise BadInput(f"{directory} already holds a model; delete it or choose another output directory")
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise BadInput(f"{directory} cannot be made: {error.strerror}") from None
+        raise BadInput(f"{directory} cannot be created: {error.strerror}") from None
     there = sum(file.stat().st_size for file in directory.iterdir() if file.is_file())
     arriving = stream.most_bytes if stream is not None else 0
     require_free(directory, max(total_bytes(planned) - there, 0) + arriving)
@@ -174,40 +181,40 @@ def _samples_digest(samples: tuple[tuple[int, ...], ...]) -> str:
 
 
 def _fingerprint(
-    opened: Opened, choices: Choices, slice_bytes: int, max_shard_bytes: int, samples: tuple[tuple[int, ...], ...]
+    opened: OpenedModel, choices: PackingChoices, slice_bytes: int, max_shard_bytes: int, samples: tuple[tuple[int, ...], ...]
 ) -> dict[str, Any]:
-    """The names are for a person who resumes with other settings."""
+    """The keys appear in the error message when a conversion is resumed with other settings."""
     return {
         "source": opened.digest,
         "choices": msgspec.to_builtins(choices),
-        "memory for each worker (--max-memory, --jobs)": slice_bytes,
-        "size of files": max_shard_bytes,
-        "samples (--calibrate)": _samples_digest(samples),
+        "memory per worker (--max-memory, --jobs)": slice_bytes,
+        "shard size": max_shard_bytes,
+        "calibration samples (--calibrate)": _samples_digest(samples),
     }
 
 
-def _raw(opened: Opened, output: Output) -> Callable[[int, int], Any] | None:
+def _raw(opened: OpenedModel, output: ConvertedTensor) -> Callable[[int, int], Any] | None:
     if not output.carried:
         return None
 
     def rows(start: int, stop: int) -> Any:
         import torch
 
-        _, blocks = opened.store.raw_blocks(output.name, start, stop)  # type: ignore[attr-defined]
-        return torch.frombuffer(bytearray(blocks), dtype=torch.uint8).view(stop - start, -1)
+        _, blocks = cast(BlockStore, opened.store).raw_blocks(output.name, start, stop)
+        return torch.frombuffer(blocks, dtype=torch.uint8).view(stop - start, -1)
 
     return rows
 
 
 def _report(
-    opened: Opened,
-    planned: tuple[Output, ...],
-    settings: Settings,
+    opened: OpenedModel,
+    planned: tuple[ConvertedTensor, ...],
+    settings: ConvertSettings,
     statistics: dict[int, Statistics],
     digests: dict[str, str],
     directory: Path,
     began: float,
-) -> Report:
+) -> ConvertReport:
     from windlass.kernels.packing.quantize import instruction_set
 
     usual = settings.scheme.group
@@ -218,7 +225,7 @@ def _report(
         for name in patterns([one.module for one in others if one.stored.group == group], [])
     ]
     kept = [one.module for one in planned if not one.packed and len(one.shape) == 2]
-    return Report(
+    return ConvertReport(
         model=opened.spec.name,
         family=opened.spec.family,
         source=opened.name,
@@ -235,53 +242,43 @@ def _report(
             for file, digest in sorted(digests.items())
         ),
         seconds=time.monotonic() - began,
-        peak_memory_bytes=_peak_bytes(),
+        peak_memory_bytes=peak_memory_bytes(),
         instruction_set=instruction_set(),
         notes=_notes(planned) + _calibrated_note(settings),
     )
 
 
-def _peak_bytes() -> int:
-    """Of resident memory. Linux's ru_maxrss begins with what the parent had when it forked; the status file does not."""
-    status = Path("/proc/self/status")
-    for line in status.read_text().splitlines() if status.exists() else ():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
-def _notes(planned: tuple[Output, ...]) -> tuple[str, ...]:
+def _notes(planned: tuple[ConvertedTensor, ...]) -> tuple[str, ...]:
     made: list[str] = []
     carried = sum(1 for one in planned if one.carried)
     if carried:
-        made.append(f"{carried} matrices were in such blocks already: their codes are copied, not rounded again")
+        made.append(f"{carried} matrices were already in Q4_0 or Q8_0 blocks: their codes were copied, not quantized again")
     if any(one.packed and one.rule.sources[0].transposed for one in planned):
-        made.append(
-            "matrices that the source stores [in, out] are packed [out, in]; other programs expect them unpacked, so only Windlass reads these"
-        )
+        made.append("matrices that the source stores [in, out] are quantized as [out, in]; only Windlass reads them in this form")
     if any(one.stored.zero_points and one.expert is not None for one in planned):
-        made.append("experts have zero points, which vLLM and transformers do not read; without --asymmetric they do")
+        made.append(
+            "experts have zero points, which vLLM and transformers do not support; convert without --asymmetric to use them there"
+        )
     return tuple(made)
 
 
-def _calibrated_note(settings: Settings) -> tuple[str, ...]:
+def _calibrated_note(settings: ConvertSettings) -> tuple[str, ...]:
     if not settings.samples:
         return ()
     tokens = len(settings.samples) * len(settings.samples[0])
-    return (
-        f"int4 codes keep the products with {tokens:,} sample tokens' activations; errors of single weights are larger for it",
-    )
+    return (f"calibrated on {tokens:,} tokens: minimises the error of layer outputs, so the error of single weights is larger",)
 
 
-def _finish(opened: Opened, job: Job, settings: Settings, report: Report) -> None:
-    """Companions, index, report; the config last, since it is what makes a directory a model."""
+def _finish(opened: OpenedModel, job: ConversionJob, settings: ConvertSettings, report: ConvertReport) -> None:
+    """Tokenizer files, index and report; config.json last, since it makes the directory a model."""
     directory = job.directory
     for file in opened.companions:
         write_atomically(directory / file.name, file.read_bytes())
     if opened.kind == "gguf":
         from windlass.text.tokenize.gguf_tokenizer import write_tokenizer
+        from windlass.weights.stores.gguf import GgufStore
 
-        write_tokenizer(opened.store.metadata, directory)  # type: ignore[attr-defined]
+        write_tokenizer(cast(GgufStore, opened.store).metadata, directory)
     if isinstance(opened.store, StreamedStore):
         opened.store.remove()
     write_index(directory, job.shards)

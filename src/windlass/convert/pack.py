@@ -1,4 +1,4 @@
-"""One slice of rows: read, packed, ready to be written. No state; any thread may run it."""
+"""Quantizes one slice of rows into the bytes to write. Stateless; thread-safe."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from windlass.convert.outputs import DTYPE_BYTES, Output
-from windlass.convert.units import Unit
+from windlass.convert.outputs import ConvertedTensor
+from windlass.convert.slices import RowSlice
 from windlass.errors import BadCheckpoint
+from windlass.formats.safetensors.header import DTYPE_BITS
 from windlass.kernels.packing import repack
-from windlass.kernels.packing.calibrated import Inputs
+from windlass.kernels.packing.calibrated import CalibrationInputs
 from windlass.kernels.packing.quantize import INPUTS
 from windlass.kernels.packing.statistics import Statistics
 from windlass.quant import quantize_rows
@@ -21,12 +22,12 @@ from windlass.weights.tensors.readers import ReadRows
 TORCH_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 
 RawBlocks = Callable[[int, int], Tensor]
-"""Rows start..stop as the source's own blocks, uint8 [rows, bytes]."""
+"""Rows start..stop as the source stores them, uint8 [rows, bytes]."""
 
 
 @dataclass(frozen=True)
-class Packed:
-    """Bytes for the new file: (tensor, offset in it, bytes), and what was lost."""
+class PackedRows:
+    """Bytes for the new files as (tensor, offset in it, bytes), and the quantization error."""
 
     writes: tuple[tuple[str, int, memoryview], ...]
     statistics: Statistics
@@ -36,8 +37,10 @@ class Packed:
         return sum(part.nbytes for _, _, part in self.writes)
 
 
-def pack_unit(output: Output, unit: Unit, read: ReadRows, raw: RawBlocks | None, inputs: Inputs | None = None) -> Packed:
-    """`inputs`: what was measured of the inputs, see `convert.calibration`."""
+def pack_slice(
+    output: ConvertedTensor, unit: RowSlice, read: ReadRows, raw: RawBlocks | None, inputs: CalibrationInputs | None = None
+) -> PackedRows:
+    """`inputs`: second moments of the matrix's inputs, from `convert.calibration`."""
     if output.carried:
         assert raw is not None
         codes, scale = (repack.q4_0 if output.carried == "Q4_0" else repack.q8_0)(raw(unit.start, unit.stop))
@@ -46,21 +49,21 @@ def pack_unit(output: Output, unit: Unit, read: ReadRows, raw: RawBlocks | None,
     rows = read(unit.start, unit.stop)
     if output.packed:
         return _quantized(output, unit, rows, inputs)
-    piece = output.pieces[0]
+    piece = output.file_tensors[0]
     kept = rows.to(TORCH_DTYPES[piece.dtype])
-    _check_finite(output, unit, kept)  # as they will be written: a narrower float may not hold them
+    _check_finite(output, unit, kept)  # after the cast: a narrower float may overflow
     return _packed(output, unit, [kept], _rounding(rows, kept))
 
 
 def _rounding(rows: Tensor, kept: Tensor) -> Statistics:
-    """What a narrower float lost; nothing is computed where the type did not change."""
+    """Error of casting to a narrower float; zero where the dtype did not change."""
     if rows.dtype == kept.dtype:
         return Statistics()
     exact = rows.double()
     return Statistics(float((exact - kept.double()).square().sum()), float(exact.square().sum()))
 
 
-def _quantized(output: Output, unit: Unit, rows: Tensor, inputs: Inputs | None) -> Packed:
+def _quantized(output: ConvertedTensor, unit: RowSlice, rows: Tensor, inputs: CalibrationInputs | None) -> PackedRows:
     made, statistics = quantize_rows(rows if rows.dtype in INPUTS else rows.float(), output.stored, inputs=inputs)
     if statistics.num_unusable:
         raise _unusable(output, unit, statistics.num_unusable)
@@ -68,31 +71,31 @@ def _quantized(output: Output, unit: Unit, rows: Tensor, inputs: Inputs | None) 
     return _packed(output, unit, tensors if made.weight_zero_point is None else [*tensors, made.weight_zero_point], statistics)
 
 
-def _check_finite(output: Output, unit: Unit, numbers: Tensor) -> None:
-    """By the extremes, which a NaN becomes too: twenty times quicker than asking every number."""
+def _check_finite(output: ConvertedTensor, unit: RowSlice, numbers: Tensor) -> None:
+    """Looks at minimum and maximum only (NaN propagates to both): twenty times faster than isfinite on every element."""
     if numbers.numel() and not all(torch.isfinite(end) for end in torch.aminmax(numbers)):
         raise _unusable(output, unit, int((~torch.isfinite(numbers)).sum()))
 
 
-def _unusable(output: Output, unit: Unit, count: int) -> BadCheckpoint:
-    what = f"{count} numbers in rows {unit.start} to {unit.stop} are NaN, infinite or too large to be stored"
-    return BadCheckpoint(f"{what}; the source is damaged", tensor=output.name)
+def _unusable(output: ConvertedTensor, unit: RowSlice, count: int) -> BadCheckpoint:
+    what = f"{count} values in rows {unit.start} to {unit.stop} are NaN, infinite or overflow the output type"
+    return BadCheckpoint(f"{what}; the source is damaged, or --quant needs a wider type", tensor=output.name)
 
 
-def _packed(output: Output, unit: Unit, tensors: list[Tensor], statistics: Statistics) -> Packed:
-    """Where each tensor's rows go. Zero points are packed eight rows to a word, so theirs begin at an eighth."""
+def _packed(output: ConvertedTensor, unit: RowSlice, tensors: list[Tensor], statistics: Statistics) -> PackedRows:
+    """Offsets of each tensor's rows. Zero points are packed eight rows to a word, so theirs start at an eighth."""
     writes: list[tuple[str, int, memoryview]] = []
-    for piece, tensor in zip(output.pieces, tensors, strict=False):
+    for piece, tensor in zip(output.file_tensors, tensors, strict=False):
         start = unit.start
         if piece.name.endswith("_zero_point"):
             start = unit.start * output.stored.bits // 32
         width = piece.shape[1] if len(piece.shape) == 2 else 1
-        writes.append((piece.name, start * width * DTYPE_BYTES[piece.dtype], _bytes(tensor)))
-    last = output.pieces[-1]
+        writes.append((piece.name, start * width * (DTYPE_BITS[piece.dtype] // 8), _bytes(tensor)))
+    last = output.file_tensors[-1]
     if last.name.endswith(".weight_shape") and unit.start == 0:
         writes.append((last.name, 0, _bytes(torch.tensor(output.shape, dtype=torch.int64))))
-    return Packed(tuple(writes), statistics)
+    return PackedRows(tuple(writes), statistics)
 
 
 def _bytes(tensor: Tensor) -> memoryview:
-    return memoryview(tensor.contiguous().view(torch.uint8).reshape(-1).numpy())
+    return tensor.contiguous().view(torch.uint8).reshape(-1).numpy().data

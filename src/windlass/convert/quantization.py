@@ -1,20 +1,20 @@
-"""The `quantization_config` that compressed-tensors readers (vLLM, transformers, Windlass) look for in config.json. Pure."""
+"""`quantization_config` of config.json, as compressed-tensors readers (vLLM, transformers, Windlass) expect it. Pure."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
-from windlass.convert.outputs import Output
+from windlass.convert.outputs import ConvertedTensor
 from windlass.core.rule import Role
 from windlass.core.scheme import Scheme
 
 ANY_NUMBER = "\0"
-"""Stands for one in the kind of a module; no name has it."""
+"""Placeholder for a number in a module pattern; occurs in no name."""
 
 
-def quantization_config(made: tuple[Output, ...], scheme: Scheme) -> dict[str, Any] | None:
-    """None where nothing is packed. Matrices whose rows took a smaller group get a config group of their own, named one by one."""
+def quantization_config(made: tuple[ConvertedTensor, ...], scheme: Scheme) -> dict[str, Any] | None:
+    """None where nothing is quantized. Matrices that use a smaller group size get a config group of their own."""
     packed = [output for output in made if output.packed]
     if not packed:
         return None
@@ -41,8 +41,8 @@ def quantization_config(made: tuple[Output, ...], scheme: Scheme) -> dict[str, A
     }
 
 
-def _tied_head(made: tuple[Output, ...]) -> list[str]:
-    """A head without weights of its own is a module all the same, and readers would look for its codes."""
+def _tied_head(made: tuple[ConvertedTensor, ...]) -> list[str]:
+    """A tied head is a module without weights; without this entry readers would look for its codes."""
     return [] if any(output.rule.role is Role.HEAD for output in made) else ["lm_head"]
 
 
@@ -62,7 +62,7 @@ def _weights(scheme: Scheme, group: int | None) -> dict[str, Any]:
 
 
 def patterns(modules: list[str], others: list[str]) -> list[str]:
-    """One entry per kind of module, layers and experts as `\\d+`, unless that would also name one of `others`."""
+    """One regex per kind of module, layers and experts as `\\d+`, unless it would also match one of `others`."""
     taken = {_kind(module) for module in others}
     kinds: dict[str, list[str]] = {}
     for module in modules:

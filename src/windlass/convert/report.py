@@ -1,8 +1,12 @@
-"""What a conversion did: sizes, errors, time, memory; as JSON for machines and Markdown for people."""
+"""Report of a conversion: sizes, errors, time, memory; as JSON and Markdown."""
 
 from __future__ import annotations
 
-from windlass.convert.outputs import Output
+import resource
+import sys
+from pathlib import Path
+
+from windlass.convert.outputs import ConvertedTensor
 from windlass.core.model import Frozen
 from windlass.kernels.packing.statistics import Statistics
 from windlass.units import format_bytes, format_seconds
@@ -24,23 +28,23 @@ class FileRecord(Frozen):
     sha256: str
 
 
-class Report(Frozen):
+class ConvertReport(Frozen):
     model: str
     family: str
     source: str
     scheme: str
     group: int | None
     source_bytes: int
-    """Of the weights that were read, as they are stored."""
+    """Of the source's weight files."""
     output_bytes: int
     relative_rms: float
-    """Over all packed weights together."""
+    """Over all quantized weights."""
     tensors: tuple[TensorError, ...]
-    """Packed ones, worst first."""
+    """Quantized tensors, worst first."""
     kept: tuple[str, ...]
-    """Kinds of matrices that stay in high precision."""
+    """Patterns of matrices that were not quantized."""
     smaller_groups: tuple[str, ...]
-    """Matrices whose rows the asked-for group does not divide, with the group they took."""
+    """Patterns of matrices whose row length is not a multiple of the requested group, with the group they use."""
     files: tuple[FileRecord, ...]
     seconds: float
     peak_memory_bytes: int
@@ -52,7 +56,7 @@ class Report(Frozen):
         return self.source_bytes / self.output_bytes if self.output_bytes else 0.0
 
 
-def tensor_errors(outputs: tuple[Output, ...], statistics: dict[int, Statistics]) -> tuple[TensorError, ...]:
+def tensor_errors(outputs: tuple[ConvertedTensor, ...], statistics: dict[int, Statistics]) -> tuple[TensorError, ...]:
     made = [
         TensorError(
             name=output.name,
@@ -67,27 +71,36 @@ def tensor_errors(outputs: tuple[Output, ...], statistics: dict[int, Statistics]
     return tuple(sorted(made, key=lambda one: one.relative_rms, reverse=True))
 
 
-def overall_rms(outputs: tuple[Output, ...], statistics: dict[int, Statistics]) -> float:
+def overall_rms(outputs: tuple[ConvertedTensor, ...], statistics: dict[int, Statistics]) -> float:
     packed = [statistics[index] for index, output in enumerate(outputs) if output.packed]
     weight = sum(one.squared_weight for one in packed)
     return (sum(one.squared_error for one in packed) / weight) ** 0.5 if weight else 0.0
 
 
-def markdown(report: Report) -> str:
+def peak_memory_bytes() -> int:
+    """Peak resident memory. On Linux ru_maxrss includes the parent's peak from before the fork; VmHWM does not."""
+    status = Path("/proc/self/status")
+    for line in status.read_text().splitlines() if status.exists() else ():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def markdown(report: ConvertReport) -> str:
     group = f", groups of {report.group}" if report.group else ""
     lines = [
         f"# {report.model}: {report.scheme}{group}",
         "",
         f"- from {report.source} ({report.family}), {format_bytes(report.source_bytes)}",
         f"- to {format_bytes(report.output_bytes)}, {report.compression:.2f} times smaller",
-        f"- error {report.relative_rms:.3%} of the weights' RMS over all packed matrices",
-        f"- {format_seconds(report.seconds)}, {format_bytes(report.peak_memory_bytes)} of memory at most ({report.instruction_set} loop)",
+        f"- relative RMS error {report.relative_rms:.3%} over all quantized matrices",
+        f"- {format_seconds(report.seconds)}, peak memory {format_bytes(report.peak_memory_bytes)} ({report.instruction_set} kernel)",
     ]
     lines += [f"- {note}" for note in report.notes]
     if report.smaller_groups:
-        lines += ["", "## Rows that the group does not divide", "", *(f"- {text}" for text in report.smaller_groups)]
+        lines += ["", "## Smaller groups", "", *(f"- {text}" for text in report.smaller_groups)]
     if report.kept:
-        lines += ["", "## In high precision", "", *(f"- {text}" for text in report.kept)]
+        lines += ["", "## Not quantized", "", *(f"- {text}" for text in report.kept)]
     if report.tensors:
         lines += ["", "## Largest errors", "", "| tensor | bits | group | relative RMS | worst group |", "|---|---|---|---|---|"]
         lines += [

@@ -1,8 +1,8 @@
-"""The conversion itself: slices read, packed and written by several workers at once, with a journal that survives a kill.
+"""The conversion loop: worker threads read, quantize and write slices; a journal makes it resumable after a kill.
 
-A slice is journalled after its bytes are on disk; a slice that is not journalled is done again, to the same bytes at the same
-place. Nothing in the output directory looks finished until all of it is: shards have hidden names until they are whole, and
-config.json comes last.
+A slice is journalled after its bytes are on disk; one that is not journalled is done again and gives the same bytes at the same
+offset. The output directory does not look like a model until it is complete: shards have hidden names until then, and
+config.json is written last.
 """
 
 from __future__ import annotations
@@ -18,68 +18,69 @@ from typing import Any
 import torch
 
 from windlass.convert.calibration import Calibration
-from windlass.convert.outputs import Output
-from windlass.convert.pack import Packed, RawBlocks, pack_unit
-from windlass.convert.units import LARGEST_BYTES, Unit
+from windlass.convert.outputs import ConvertedTensor
+from windlass.convert.pack import PackedRows, RawBlocks, pack_slice
+from windlass.convert.slices import LARGEST_BYTES, RowSlice
+from windlass.formats.disk.atomic import part_name
 from windlass.formats.disk.journal import Journal
-from windlass.formats.safetensors.shards import OutTensor, Shard
-from windlass.formats.safetensors.writer import ShardWriter, file_digest
+from windlass.formats.safetensors.shards import OutTensor, SafetensorsShard
+from windlass.formats.safetensors.writer import SafetensorsWriter, file_digest
 from windlass.kernels.packing.statistics import Statistics
 from windlass.units import MIB
 from windlass.weights.tensors.readers import ReadRows
 
 SYNC_BYTES = 256 * MIB
-"""Written between two waits for the disk: what a power cut may cost, and far more than a wait takes."""
+"""Bytes written between two fdatasyncs: what a power cut may lose, and enough to make the sync cheap."""
 QUEUED_PER_WORKER = 2
 M_MMAP_THRESHOLD = -3
 """Of mallopt(3)."""
 
 Progress = Callable[[int], None]
-"""Called with the source's bytes of every slice that is done, in 16 bits a weight."""
+"""Called with the source bytes of each finished slice, at 16 bits per weight."""
 
 
 @dataclass
-class Job:
-    """All that the workers need, and how far they are."""
+class ConversionJob:
+    """Everything the workers share, and their progress."""
 
-    outputs: tuple[Output, ...]
-    units: tuple[Unit, ...]
-    shards: tuple[Shard, ...]
-    read: Callable[[Output], ReadRows]
-    raw: Callable[[Output], RawBlocks | None]
+    outputs: tuple[ConvertedTensor, ...]
+    units: tuple[RowSlice, ...]
+    shards: tuple[SafetensorsShard, ...]
+    read: Callable[[ConvertedTensor], ReadRows]
+    raw: Callable[[ConvertedTensor], RawBlocks | None]
     directory: Path
     journal: Journal
     workers: int
     progress: Progress = lambda _: None
-    starting: Callable[[list[Unit]], None] = lambda _: None
-    """Told, before anything is read, of the slices that are to be done."""
+    on_start: Callable[[list[RowSlice]], None] = lambda _: None
+    """Called with the slices still to do, before anything is read."""
     flush_after: frozenset[str] = frozenset()
-    """Slices after which to wait for the disk at once: the last ones of a source file that is waiting to be deleted."""
-    settled: Callable[[list[Unit]], None] = lambda _: None
-    """Told of slices whose bytes are safe."""
+    """Keys of slices after which to sync at once: the last ones of a source file that can then be deleted."""
+    on_synced: Callable[[list[RowSlice]], None] = lambda _: None
+    """Called with slices whose bytes are on disk."""
     calibration: Calibration | None = None
-    """What is known of the inputs of every matrix; None: weights are rounded for themselves."""
-    given_up: Callable[[], None] = lambda: None
-    """Told that nothing more will be read; workers that wait for the source must not wait any longer."""
+    """Second moments of every matrix's inputs; None: plain round-to-nearest with a scale search."""
+    on_abort: Callable[[], None] = lambda: None
+    """Called when nothing more will be read, so that workers waiting for the source stop waiting."""
     digests: dict[str, str] = field(default_factory=dict[str, str])
 
 
 def _keep_heaps_small() -> None:
-    """glibc comes to keep freed buffers of up to 32 MB, where they hold several times what is in use; slices are worth keeping, no more."""
+    """glibc raises its mmap threshold up to 32 MB and then keeps freed buffers in the heap, several times what is in use. Cap it at a slice."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, LARGEST_BYTES + MIB)
 
 
-def out_tensors(outputs: tuple[Output, ...]) -> list[OutTensor]:
-    return [OutTensor(name=piece.name, dtype=piece.dtype, shape=piece.shape) for output in outputs for piece in output.pieces]
+def out_tensors(outputs: tuple[ConvertedTensor, ...]) -> list[OutTensor]:
+    return [tensor for output in outputs for tensor in output.file_tensors]
 
 
-def run(job: Job) -> dict[int, Statistics]:
-    """Writes every shard; returns what each output lost. Raises what a worker raised, the journal being up to date."""
+def run(job: ConversionJob) -> dict[int, Statistics]:
+    """Writes every shard; returns each output's quantization error. Re-raises what a worker raised, with the journal up to date."""
     threads = torch.get_num_threads()
     _keep_heaps_small()
-    torch.set_num_threads(1)  # slices are the parallelism; threads within a slice would fight over the same cores
+    torch.set_num_threads(1)  # slices are the parallelism; threads within a slice would oversubscribe the cores
     try:
         shards = _Shards(job)
         with ThreadPoolExecutor(job.workers, thread_name_prefix="convert") as pool:
@@ -90,15 +91,17 @@ def run(job: Job) -> dict[int, Statistics]:
 
 
 class _Shards:
-    """The new files: which slices each still waits for, and its digest once it is whole."""
+    """The output files and how many slices each still waits for."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: ConversionJob) -> None:
         self.job = job
         self.file_of = {tensor.name: shard.file for shard in job.shards for tensor in shard.tensors}
-        self.files_of = [tuple(dict.fromkeys(self.file_of[piece.name] for piece in output.pieces)) for output in job.outputs]
-        self.writers: dict[str, ShardWriter] = {}
-        self.closing: dict[str, ShardWriter] = {}
-        """Complete, and being hashed and named."""
+        self.files_of = [
+            tuple(dict.fromkeys(self.file_of[piece.name] for piece in output.file_tensors)) for output in job.outputs
+        ]
+        self.writers: dict[str, SafetensorsWriter] = {}
+        self.closing: dict[str, SafetensorsWriter] = {}
+        """Complete; being hashed and renamed."""
         self.whole: set[str] = set()
         self.waiting: dict[str, int] = dict.fromkeys((shard.file for shard in job.shards), 0)
         for unit in job.units:
@@ -107,8 +110,8 @@ class _Shards:
         self._resume()
 
     def _resume(self) -> None:
-        """A file with its final name is whole; a hidden part keeps its journalled slices; without either, all is to be done."""
-        units_of: dict[str, list[Unit]] = {file: [] for file in self.waiting}
+        """A file with its final name is complete; a hidden part keeps its journalled slices; without either, everything is redone."""
+        units_of: dict[str, list[RowSlice]] = {file: [] for file in self.waiting}
         for unit in self.job.units:
             for file in self.files_of[unit.output]:
                 units_of[file].append(unit)
@@ -118,21 +121,22 @@ class _Shards:
             if path.exists() and done:
                 self.whole.add(shard.file)
                 continue
-            writer = ShardWriter(path, shard.tensors)
-            self.writers[shard.file] = writer
+            if not part_name(path).exists():  # slices written to a lost part must not count as done once a new one is begun
+                self.job.journal.forget(unit.key for unit in units_of[shard.file])
+            self.writers[shard.file] = SafetensorsWriter(path, shard.tensors)
         self.fresh = {file for file, writer in self.writers.items() if not writer.resumed}
 
-    def is_done(self, unit: Unit) -> bool:
+    def is_done(self, unit: RowSlice) -> bool:
         return self.job.journal.done(unit.key) and not any(file in self.fresh for file in self.files_of[unit.output])
 
-    def write(self, packed: Packed) -> None:
+    def write(self, packed: PackedRows) -> None:
         for name, offset, part in packed.writes:
             file = self.file_of[name]
             if file in self.writers:
                 self.writers[file].write(name, offset, part)
 
-    def one_less(self, unit: Unit) -> Iterator[str]:
-        """Files that waited for this slice last."""
+    def completed_by(self, unit: RowSlice) -> Iterator[str]:
+        """Files for which this was the last slice."""
         for file in self.files_of[unit.output]:
             self.waiting[file] -= 1
             if self.waiting[file] == 0 and file not in self.whole:
@@ -142,8 +146,8 @@ class _Shards:
         for writer in self.writers.values():
             writer.sync()
 
-    def take(self, file: str) -> ShardWriter:
-        """From here on nobody else writes to it or waits for it."""
+    def take(self, file: str) -> SafetensorsWriter:
+        """Hands the writer over to be finished; nobody else writes to it from here on."""
         self.closing[file] = self.writers.pop(file)
         return self.closing[file]
 
@@ -153,93 +157,93 @@ class _Shards:
 
 
 class _Loop:
-    """Hands slices to the workers, a few ahead, and takes them back in order."""
+    """Submits slices to the pool, a bounded number ahead, and collects them in order."""
 
-    def __init__(self, job: Job, shards: _Shards, pool: ThreadPoolExecutor) -> None:
+    def __init__(self, job: ConversionJob, shards: _Shards, pool: ThreadPoolExecutor) -> None:
         self.job, self.shards, self.pool = job, shards, pool
-        self.flying: deque[tuple[Unit, Future[Packed]]] = deque()
-        self.pending: list[tuple[Unit, list[Any]]] = []
+        self.in_flight: deque[tuple[RowSlice, Future[PackedRows]]] = deque()
+        self.pending: list[tuple[RowSlice, list[Any]]] = []
         self.unsynced_bytes = 0
         self.finishing: list[Future[tuple[str, str]]] = []
 
     def run(self) -> None:
         try:
             missing = [unit for unit in self.job.units if not self.shards.is_done(unit)]
-            self.job.starting(missing)
+            self.job.on_start(missing)
             if self.job.calibration is not None:
                 self.job.calibration.expect(self.job.outputs[unit.output] for unit in missing)
             for unit in self.job.units:
                 if self.shards.is_done(unit):
-                    self.job.settled([unit])
-                    self._name(self._count(unit))  # complete, but killed before it got its name
+                    self.job.on_synced([unit])
+                    self._finish_files(self._count_done(unit))  # complete, but killed before the rename
                     continue
-                self.flying.append((unit, self.pool.submit(self._work, unit)))
-                if len(self.flying) > self.job.workers * QUEUED_PER_WORKER:
-                    self._land()
-            while self.flying:
-                self._land()
+                self.in_flight.append((unit, self.pool.submit(self._work, unit)))
+                if len(self.in_flight) > self.job.workers * QUEUED_PER_WORKER:
+                    self._collect_next()
+            while self.in_flight:
+                self._collect_next()
             self._flush()
-            self._collect()
+            self._collect_digests()
         except BaseException:
-            self.job.given_up()
-            self.pool.shutdown(cancel_futures=True)  # a file may be closed only when nobody writes to it
+            self.job.on_abort()
+            self.pool.shutdown(cancel_futures=True)  # no file may be closed while a worker writes to it
             self._flush()
             raise
         finally:
             self.shards.close()
 
-    def _work(self, unit: Unit) -> Packed:
+    def _work(self, unit: RowSlice) -> PackedRows:
         output = self.job.outputs[unit.output]
         measured = self.job.calibration
         inputs = None if measured is None or output.carried else measured.inputs(output)
-        packed = pack_unit(output, unit, self.job.read(output), self.job.raw(output), inputs)
+        packed = pack_slice(output, unit, self.job.read(output), self.job.raw(output), inputs)
         if measured is not None:
             measured.done(output)
         self.shards.write(packed)
-        return Packed((), packed.statistics) if packed.writes else packed
+        return PackedRows((), packed.statistics) if packed.writes else packed
 
-    def _land(self) -> None:
-        unit, future = self.flying.popleft()
+    def _collect_next(self) -> None:
+        unit, future = self.in_flight.popleft()
         found = future.result().statistics
         self.pending.append((unit, [found.squared_error, found.squared_weight, found.worst_squared, found.worst_group]))
         self.unsynced_bytes += (unit.stop - unit.start) * self.job.outputs[unit.output].row_bytes
-        ready = self._count(unit)
+        ready = self._count_done(unit)
         if ready or self.unsynced_bytes >= SYNC_BYTES or unit.key in self.job.flush_after:
             self._flush()
-        self._name(ready)
+        self._finish_files(ready)
 
-    def _name(self, files: list[str]) -> None:
+    def _finish_files(self, files: list[str]) -> None:
         self.finishing += [self.pool.submit(_finished, file, self.shards.take(file)) for file in files]
 
-    def _count(self, unit: Unit) -> list[str]:
+    def _count_done(self, unit: RowSlice) -> list[str]:
         self.job.progress((unit.stop - unit.start) * self.job.outputs[unit.output].row_bytes)
-        return list(self.shards.one_less(unit))
+        return list(self.shards.completed_by(unit))
 
     def _flush(self) -> None:
-        """Bytes first, then the records that speak of them."""
+        """Data first, then the journal records that refer to it."""
         if not self.pending:
             return
         self.shards.sync()
         for unit, payload in self.pending:
             self.job.journal.record(unit.key, payload, sync=False)
         self.job.journal.sync()
-        self.job.settled([unit for unit, _ in self.pending])
+        self.job.on_synced([unit for unit, _ in self.pending])
         self.pending.clear()
         self.unsynced_bytes = 0
 
-    def _collect(self) -> None:
+    def _collect_digests(self) -> None:
         self.job.digests.update(future.result() for future in self.finishing)
         for shard in self.job.shards:
-            if shard.file in self.shards.whole:  # since an earlier run
+            if shard.file in self.shards.whole:  # finished by an earlier run
                 self.job.digests[shard.file] = file_digest(self.job.directory / shard.file)
 
 
-def _finished(file: str, writer: ShardWriter) -> tuple[str, str]:
+def _finished(file: str, writer: SafetensorsWriter) -> tuple[str, str]:
     return file, writer.finish()
 
 
-def _statistics(job: Job) -> dict[int, Statistics]:
-    """From the journal, so that slices of earlier runs count too."""
+def _statistics(job: ConversionJob) -> dict[int, Statistics]:
+    """Read from the journal, so that slices of earlier runs count too."""
     from windlass.kernels.packing.statistics import total
 
     per_output: dict[int, list[tuple[int, Statistics]]] = {}

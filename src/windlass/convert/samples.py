@@ -1,4 +1,4 @@
-"""Tokens to calibrate with: what the model itself writes, or a text that the user gives."""
+"""Calibration tokens: text sampled from the model itself, or from a file."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from windlass.weights.text.files import model_text
 Samples = tuple[tuple[int, ...], ...]
 
 SEQUENCES, LENGTH = 64, 192
-"""12,288 tokens (docs/log.md has what fewer and other texts give)."""
+"""12,288 tokens; docs/log.md compares other amounts and texts."""
 SELF = "self"
 
 
-def samples_for(path: Path, asked: str) -> Samples:
-    """`asked`: `self`, or a file of text."""
-    return own_text(path) if asked == SELF else from_file(path, Path(asked))
+def samples_for(path: Path, origin: str) -> Samples:
+    """`origin`: `self`, or a text file."""
+    return sample_from_model(path) if origin == SELF else sample_from_file(path, Path(origin))
 
 
-def own_text(path: Path, sequences: int = SEQUENCES, length: int = LENGTH) -> Samples:
-    """Drawn from the model at temperature 1, after each of its stop tokens in turn: the distribution it was taught, no data needed."""
+def sample_from_model(path: Path, sequences: int = SEQUENCES, length: int = LENGTH) -> Samples:
+    """Sampled at temperature 1, starting from BOS or a stop token: the training distribution, without any data."""
     engine, info = load_model(Launch(model=str(path), device="cpu", context_tokens=length, max_sequences=32))
     try:
         starts = _starts(path, info.stop_token_ids)
@@ -40,22 +40,20 @@ def own_text(path: Path, sequences: int = SEQUENCES, length: int = LENGTH) -> Sa
 
 
 def _starts(path: Path, stops: tuple[int, ...]) -> list[int]:
-    """Tokens that a text may begin with: the tokenizer's own, and what ends a text, which stood between texts in training."""
+    """Tokens a document may start with: BOS, and end-of-text tokens, which separate documents in training."""
     text = model_text(path)
     begin = text.tokenizer.token_id(text.special_tokens.get("bos_token", ""))
     return list(dict.fromkeys([*([] if begin is None else [begin]), *text.stop_ids, *stops])) or [0]
 
 
-def from_file(path: Path, file: Path) -> Samples:
+def sample_from_file(path: Path, file: Path) -> Samples:
     try:
         tokens = model_text(path).tokenizer.encode(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"--calibrate is `self` or a file of text; {file} cannot be read: {error}") from None
+        raise BadInput(f"--calibrate takes `self` or a text file; {file} cannot be read: {error}") from None
     count = min(len(tokens) // LENGTH, SEQUENCES)
     if count < 1:
-        raise BadInput(
-            f"{file} has {len(tokens)} tokens; calibration needs at least {LENGTH}, and {SEQUENCES * LENGTH:,} are better"
-        )
-    # Spread over the whole text.
+        raise BadInput(f"{file} has {len(tokens)} tokens; calibration needs at least {LENGTH}, better {SEQUENCES * LENGTH:,}")
+    # Evenly spaced over the text.
     stride = len(tokens) // count
     return tuple(tuple(tokens[start : start + LENGTH]) for start in range(0, count * stride, stride))

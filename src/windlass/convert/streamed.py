@@ -1,7 +1,6 @@
-"""A model that is still on the hub: files arrive one after another and are deleted when their tensors are done.
+"""A model on the hub as a TensorStore: its files are downloaded one after another and deleted when their tensors are converted.
 
-Implements core.ports.TensorStore. Two files are on disk at most beside the one that is arriving, so the disk never holds the
-source and the result together.
+At most two files are on disk besides the one being downloaded, so the disk never holds source and output together.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from windlass.errors import BadCheckpoint, Error
-from windlass.formats.checkpoint import read_config
+from windlass.formats.config import read_config
 from windlass.formats.hub.hub import RemoteModel, RemoteTensor, fetch_small_files, list_files, remote_tensors, stream_shards
 from windlass.formats.safetensors.store import SafetensorsStore
-from windlass.weights.source import COMPANIONS, Opened, opened_store
+from windlass.weights.source import COMPANIONS, OpenedModel, opened_store
 
 if TYPE_CHECKING:
     import torch
@@ -26,8 +25,8 @@ if TYPE_CHECKING:
 MOST_OPEN = 2
 
 
-def open_streamed(name: str, directory: Path) -> Opened:
-    """A model of the hub, to be converted while it arrives."""
+def open_streamed(name: str, directory: Path) -> OpenedModel:
+    """A model on the hub, to be converted while it downloads."""
     model = list_files(name)
     store = StreamedStore(model, directory)
     companions = tuple(directory / file for file in COMPANIONS if (directory / file).is_file())
@@ -61,16 +60,16 @@ class StreamedStore:
         return self._tensors[name].dtype
 
     def files_of(self, names: Iterable[str]) -> list[int]:
-        """Which files, in the order they arrive, hold these tensors."""
+        """Indices, in download order, of the files that hold these tensors."""
         return sorted({self._order[self._tensors[name].file] for name in names if name in self._tensors})
 
     @property
     def most_bytes(self) -> int:
-        """What the disk holds of it at most."""
+        """Peak disk use of the source."""
         return sum(sorted(file.num_bytes for file in self.model.files)[-MOST_OPEN - 1 :])
 
     def begin(self, needed: Collection[int]) -> None:
-        """Starts the downloads of these files; each must be released one day, or the next but one would never come."""
+        """Starts downloading these files. Each must be released, or the one after the next is never downloaded."""
         skip = [file for file, index in self._order.items() if index not in needed]
         Thread(target=self._feed, args=(skip,), name="stream", daemon=True).start()
 
@@ -84,7 +83,7 @@ class StreamedStore:
                     self._changed.wait_for(lambda: len(self._open) < MOST_OPEN or self._closed)
                     if self._closed:
                         return
-        except Exception as error:  # noqa: BLE001 - the outermost edge of a thread; raised again by whoever reads
+        except Exception as error:  # noqa: BLE001 - the outermost edge of a thread; raised again in `read`
             with self._changed:
                 self._failed = error
                 self._changed.notify_all()
@@ -101,21 +100,23 @@ class StreamedStore:
                 )
             store = self._open[tensor.file]
         if store.shape(name) != tensor.shape or store.dtype(name) != tensor.dtype:
-            raise BadCheckpoint("the downloaded file differs from what the hub said of it", tensor.file, name)
+            raise BadCheckpoint(
+                "the downloaded file differs from the metadata on the hub; run the command again", tensor.file, name
+            )
         return store.read(name, start, stop)
 
     def release(self, index: int) -> None:
-        """Everything of this file is on disk in its new form."""
+        """All tensors of this file have been converted and synced; deletes it."""
         file = self.model.shards[index]
         with self._changed:
             opened = self._open.pop(file, None)
             self._changed.notify_all()
         if opened is not None:
             opened.close()
-        (self.directory / file).unlink(missing_ok=True)  # or an earlier run was killed before it could
+        (self.directory / file).unlink(missing_ok=True)  # also left over from a run that was killed before this line
 
     def remove(self) -> None:
-        """What is left: small files, which the result has by now."""
+        """Removes the remaining small files; the output has its copies."""
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def close(self) -> None:

@@ -1,43 +1,45 @@
-"""Is the source what its config says? Every expected tensor there, in its shape; nothing there that nobody asked for."""
+"""Checks the source against its config: every expected tensor is there with its shape, and no unknown one."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from windlass.convert.outputs import Output
+from windlass.convert.outputs import ConvertedTensor
 from windlass.core.ports import TensorStore
-from windlass.core.rule import Part
+from windlass.core.rule import ModelPart
 from windlass.errors import BadCheckpoint
-from windlass.weights.tensors.readers import Place, claimed, find_place
+from windlass.weights.tensors.readers import TensorLocation, locate_tensor, stored_names
 from windlass.weights.tensors.validate import check_stored, check_unclaimed
 
 
-def placed(outputs: tuple[Output, ...], store: TensorStore, ignore_next_token: bool) -> dict[str, Place]:
-    """Where each output is read. Stored copies of other tensors may be missing; anything else must be there."""
+def locate_sources(
+    outputs: tuple[ConvertedTensor, ...], store: TensorStore, ignore_next_token: bool
+) -> dict[str, TensorLocation]:
+    """Where each output is read from. Only stored copies of other tensors may be missing."""
     names = frozenset(store.names())
-    found: dict[str, Place] = {}
+    found: dict[str, TensorLocation] = {}
     used: set[str] = set()
     for output in outputs:
-        place = find_place(output, names)
-        if place is None or place.packed:
+        location = locate_tensor(output, names)
+        if location is None or location.packed:
             if output.rule.copy_of is None:
                 raise _missing(output, names)
             continue
-        check_stored(output, place, store)
-        found[output.name] = place
-        used |= claimed(place)
-    layers = [output.layer for output in outputs if output.layer is not None and output.rule.part is Part.MAIN]
-    extra = max(layers, default=-1) + 1  # the first number of a name is the layer's
+        check_stored(output, location, store)
+        found[output.name] = location
+        used |= stored_names(location)
+    layers = [output.layer for output in outputs if output.layer is not None and output.rule.part is ModelPart.MAIN]
+    extra = max(layers, default=-1) + 1  # the first number in a name is the layer
     check_unclaimed(names - used, rf"\D*\.{extra}\." if ignore_next_token else "")
     return found
 
 
-def _missing(output: Output, names: frozenset[str]) -> BadCheckpoint:
+def _missing(output: ConvertedTensor, names: frozenset[str]) -> BadCheckpoint:
     if f"{output.module}.weight_packed" in names:
-        return BadCheckpoint("is packed already; convert the original weights", tensor=output.name)
-    return BadCheckpoint("the checkpoint has no such tensor, which its config calls for", tensor=output.name)
+        return BadCheckpoint("is already quantized; convert from the original weights", tensor=output.name)
+    return BadCheckpoint("missing from the checkpoint, although its config requires it", tensor=output.name)
 
 
-def carried_blocks(blocks: Mapping[str, str], wanted_bits: int) -> dict[str, str]:
-    """Those whose codes are already of the wanted width."""
+def copyable_blocks(blocks: Mapping[str, str], wanted_bits: int) -> dict[str, str]:
+    """Tensors already stored in blocks of the requested width, whose codes can be copied."""
     return {name: kind for name, kind in blocks.items() if {"Q4_0": 4, "Q8_0": 8}[kind] == wanted_bits}

@@ -1,4 +1,4 @@
-"""Reads a conversion back and compares every tensor with its source: what was kept must be equal, what was packed within its bound."""
+"""Reads a conversion back and compares it with the source: unquantized tensors must be equal, quantized ones within their error bound."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from windlass.convert.outputs import Output
+from windlass.convert.outputs import ConvertedTensor
 from windlass.convert.pack import TORCH_DTYPES
-from windlass.convert.units import Unit
+from windlass.convert.slices import RowSlice
 from windlass.errors import BadCheckpoint
 from windlass.formats.disk.reader import TensorReader
 from windlass.formats.safetensors.header import read_header
@@ -19,8 +19,8 @@ from windlass.quant import SMALLEST_ERROR, error_bound, from_tensors
 from windlass.weights.tensors.readers import ReadRows
 
 
-class Written:
-    """The new files as they are, before a config makes them a model."""
+class WrittenFiles:
+    """The output files, before config.json is written."""
 
     def __init__(self, directory: Path, files: Iterable[str]) -> None:
         paths = [directory / file for file in files]
@@ -35,53 +35,59 @@ class Written:
 
 
 CALIBRATED_BOUND = 1.0
-"""Calibrated codes answer for their products, not for each weight: here only a group that has nothing of its source is found."""
+"""Calibration minimises the error of products, not of weights, so only a group unrelated to its source is detected here."""
 
 
 def verify(
-    outputs: tuple[Output, ...],
-    units: tuple[Unit, ...],
-    read: Callable[[Output], ReadRows],
-    written: Written,
+    outputs: tuple[ConvertedTensor, ...],
+    units: tuple[RowSlice, ...],
+    read: Callable[[ConvertedTensor], ReadRows],
+    written: WrittenFiles,
     workers: int,
     *,
     calibrated: bool = False,
 ) -> int:
-    """How many tensors were compared. The first that differs stops it."""
+    """Number of tensors compared; raises at the first that differs."""
     with ThreadPoolExecutor(workers, thread_name_prefix="verify") as pool:
-        for _ in pool.map(
-            lambda unit: _check(outputs[unit.output], unit, read(outputs[unit.output]), written, calibrated), units
-        ):
-            pass
+        checks = [
+            pool.submit(_check, outputs[unit.output], unit, read(outputs[unit.output]), written, calibrated) for unit in units
+        ]
+        try:
+            for check in checks:
+                check.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
     return len(outputs)
 
 
-def _check(output: Output, unit: Unit, read: ReadRows, store: Written, calibrated: bool) -> None:
+def _check(output: ConvertedTensor, unit: RowSlice, read: ReadRows, store: WrittenFiles, calibrated: bool) -> None:
     rows = read(unit.start, unit.stop)
     if not output.packed:
-        piece = output.pieces[0]
+        piece = output.file_tensors[0]
         kept = store.read(piece.name, unit.start, unit.stop)
         if not torch.equal(kept, rows.to(TORCH_DTYPES[piece.dtype]).view_as(kept)):
-            raise BadCheckpoint(f"rows {unit.start} to {unit.stop} differ from the source", tensor=piece.name)
+            raise BadCheckpoint(
+                f"verification failed: rows {unit.start} to {unit.stop} differ from the source", tensor=piece.name
+            )
         return
     unpacked = dequantized(output, store, unit.start, unit.stop)
     group = output.stored.group or output.shape[1]
     exact = rows.float().view(-1, group)
     error = (unpacked.view(-1, group) - exact).square().mean(dim=1).sqrt()
     largest = exact.abs().amax(dim=1)
-    # Codes that were carried over are the source's own numbers, so only fp32's rounding may differ.
+    # Copied codes represent exactly the source's values, so only fp32 rounding may differ.
     bound = 2.0**-20 if output.carried else CALIBRATED_BOUND if calibrated else error_bound(output.stored)
     worst = (error - bound * largest - SMALLEST_ERROR).argmax()
     if error[worst] > bound * largest[worst] + SMALLEST_ERROR:
-        what = f"a group of rows {unit.start} to {unit.stop} is off by {float(error[worst]):.3g} RMS"
+        what = f"verification failed: a group in rows {unit.start} to {unit.stop} has an RMS error of {float(error[worst]):.3g}"
         what += f"; its largest weight is {float(largest[worst]):.3g}"
         raise BadCheckpoint(what, tensor=output.name)
 
 
-def dequantized(output: Output, store: Written, start: int, stop: int) -> Tensor:
-    """Rows of a packed output, in fp32."""
+def dequantized(output: ConvertedTensor, store: WrittenFiles, start: int, stop: int) -> Tensor:
+    """Rows of a quantized output in fp32."""
     tensors: dict[str, Tensor] = {}
-    for piece in output.pieces:
+    for piece in output.file_tensors:
         suffix = piece.name.removeprefix(f"{output.module}.")
         if suffix == "weight_shape":
             tensors[suffix] = torch.tensor((stop - start, output.shape[1]))

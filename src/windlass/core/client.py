@@ -1,7 +1,7 @@
-"""The waist of every run: whoever answers requests is a Client, whether an engine, a server far away, a router or a test's fake.
+"""The Client protocol: everything that answers requests implements it, whether an engine, a remote server, a router or a test's fake.
 
-The protocol is asynchronous, because what stands in front of it (a server, a router, an evaluation) has many requests in flight and
-one thread. `SyncClient` is the same for programs that wait: it keeps an event loop in a thread of its own.
+It is asynchronous, because its users (a server, a router, an evaluation) have many requests in flight on one thread. `SyncClient`
+is the blocking version; it runs an event loop in its own thread.
 """
 
 from __future__ import annotations
@@ -20,26 +20,23 @@ SECONDS_TO_CANCEL = 2.0
 
 
 class Unavailable(Error):
-    """Whoever should answer is not there: it crashed, was closed, or cannot be reached. Asking again may help."""
+    """The engine or server is unavailable: it crashed, was closed, or is unreachable. Retrying may help."""
 
     exit_code = 4
 
 
 class Busy(Unavailable):
-    """It is there and has too much to do; asking again later will help."""
+    """Overloaded; retry later."""
 
 
 class Broken(Error):
-    """One answer could not be computed, though nothing was wrong with what was asked; whoever answers is there and goes on.
-
-    Asking the same again will hardly help.
-    """
+    """Generation failed for one valid request, for example with NaN logits; others are not affected. Retrying will hardly help."""
 
     exit_code = 4
 
 
 class Late(Error):
-    """A request's deadline passed before its answer was whole."""
+    """The request's deadline passed before its output was complete."""
 
     exit_code = 4
 
@@ -54,26 +51,26 @@ class Client(Protocol):
     async def info(self) -> Info: ...
 
     async def close(self) -> None:
-        """Gives everything back. Requests in flight end with `Unavailable`."""
+        """Releases all resources. Requests in flight raise `Unavailable`."""
         ...
 
 
 class Tokenizes(Protocol):
-    """What a Client with a tokenizer of its own can do besides."""
+    """Additional methods of a Client with a tokenizer."""
 
     async def tokenize(self, text: str | Sequence[Mapping[str, Any]]) -> list[int]:
-        """Of a text, as it would be read as a prompt; or of a chat's messages, through the template."""
+        """A prompt, with its special tokens; or a chat's messages, rendered by the template."""
         ...
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
-        """Special tokens too."""
+        """Includes special tokens."""
         ...
 
 
 class SyncClient:
-    """A Client for programs without an event loop. Usable from several threads.
+    """A blocking Client. Thread-safe.
 
-    An exception that interrupts waiting (KeyboardInterrupt) cancels the request and leaves the client usable.
+    An exception while waiting (KeyboardInterrupt) cancels the request and leaves the client usable.
     """
 
     def __init__(self, client: Client) -> None:
@@ -122,14 +119,14 @@ class SyncClient:
         except CancelledError:
             raise Unavailable("the request was cancelled because its client was closed") from None
         except BaseException:
-            if not future.done():  # waiting was interrupted; what is waited for must end before anything else is asked
+            if not future.done():  # interrupted; the request must end before the next one starts
                 future.cancel()
                 ended.wait(SECONDS_TO_CANCEL)
             raise
 
 
 async def _settled() -> None:
-    """Generators that were left early are closed by tasks of their own; the loop must not stop before them."""
+    """Abandoned generators are closed by their own tasks; the loop must not stop before them."""
     left = asyncio.all_tasks() - {asyncio.current_task()}
     if left:
         await asyncio.wait(left, timeout=SECONDS_TO_CANCEL)

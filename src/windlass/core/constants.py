@@ -1,8 +1,10 @@
-"""Numbers that several packages must agree on, each defined once."""
+"""Numbers that several packages must agree on. Imports nothing."""
 
 from __future__ import annotations
 
 BLOCK_TOKENS = 16
-"""Tokens of one KV block: the kernels' layout, the scheduler's unit and the planner's rounding."""
+"""Tokens of a KV cache block. Kernels are compiled for this size (kernels/native/simd/lanes.h)."""
 FP8_BLOCK = 128
-"""Rows and columns that share a scale in published fp8 checkpoints (DeepSeek-V3's 128 x 128 blocks)."""
+"""Rows and columns that share a scale in block-quantized fp8 checkpoints (DeepSeek-V3, arXiv 2412.19437, section 3.3.2)."""
+MXFP4_BLOCK = 32
+"""Elements that share an exponent (OCP Microscaling Formats, revision 1.0)."""

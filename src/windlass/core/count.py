@@ -1,21 +1,20 @@
-"""Parameters and floating-point operations, counted from the rules. Knows no hardware."""
+"""Parameter and FLOP counts, from the rules. Knows no hardware."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from windlass.core.model import Attention, Frozen, LatentAttention, Mixer, ModelSpec, MoE
-from windlass.core.rule import Part, Role, Rule
+from windlass.core.rule import ModelPart, Role, Rule
 
 
 class ParameterCount(Frozen):
     total: int
-    """The model that runs: no MTP layer, no stored copies."""
+    """Without the MTP layer and stored duplicates."""
     checkpoint: int
-    """Every parameter the published files hold."""
+    """Every parameter in the published files."""
     active: int
-    """Touched per token. In a mixture of experts the input embedding, of which one row is read, is left out; a dense
-    model's active parameters are all of them, as everybody counts."""
+    """Used per token. MoE models: without the input embedding, of which a token reads one row; dense models: all, as is the convention."""
     embedding: int
 
 
@@ -24,7 +23,7 @@ def _numbers(rules: Iterable[Rule]) -> int:
 
 
 def count_parameters(spec: ModelSpec, rules: tuple[Rule, ...]) -> ParameterCount:
-    main = [rule for rule in rules if rule.part is Part.MAIN and rule.copy_of is None]
+    main = [rule for rule in rules if rule.part is ModelPart.MAIN and rule.copy_of is None]
     total = _numbers(main)
     lookups = _numbers(rule for rule in main if rule.role is Role.LOOKUP)
     idle = sum(
@@ -37,10 +36,10 @@ def count_parameters(spec: ModelSpec, rules: tuple[Rule, ...]) -> ParameterCount
 
 
 class ForwardFlops(Frozen):
-    """Of one token; a multiply-add is two operations."""
+    """FLOPs per token; a multiply-add counts as two."""
 
     layers: float
-    """Matrix products of all layers."""
+    """Matrix multiplications of all layers."""
     attention: float
     """Scores and weighted sums over `context` tokens, all layers."""
     head: float
@@ -50,8 +49,8 @@ class ForwardFlops(Frozen):
         return self.layers + self.attention + self.head
 
 
-def matrix_flops(rules: Iterable[Rule], part: Part = Part.MAIN) -> float:
-    """2 * (weights a token passes): one multiply-add each."""
+def matrix_flops(rules: Iterable[Rule], part: ModelPart = ModelPart.MAIN) -> float:
+    """2 * active weights: one multiply-add each."""
     return 2.0 * sum(
         rule.elements * len(rule.layers or (0,)) * max(rule.num_active, 1)
         for rule in rules
@@ -60,7 +59,7 @@ def matrix_flops(rules: Iterable[Rule], part: Part = Part.MAIN) -> float:
 
 
 def mixer_flops(mixer: Mixer, context_tokens: float) -> float:
-    """Scores and weighted sums of one token that could look at `context_tokens` keys; windows and indexers cap what it sees."""
+    """Attention FLOPs of one token over `context_tokens` keys, limited by sliding windows and sparse-attention top-k."""
     seen, choosing = context_tokens, 0.0
     if isinstance(mixer, Attention) and mixer.window:
         seen = min(seen, mixer.window)
@@ -72,16 +71,16 @@ def mixer_flops(mixer: Mixer, context_tokens: float) -> float:
 
 
 def next_token_flops(spec: ModelSpec, rules: tuple[Rule, ...], context_tokens: float) -> ForwardFlops:
-    """Of the multi-token-prediction layer, which goes through the head once more (arXiv 2412.19437, 2.2); zeros without one."""
+    """Of the multi-token-prediction layer, which uses the head a second time (arXiv 2412.19437, 2.2); zeros without one."""
     if spec.next_token is None:
         return ForwardFlops(layers=0.0, attention=0.0, head=0.0)
     attention = mixer_flops(spec.next_token.layer.mixer, context_tokens)
     head = 2.0 * spec.hidden_size * spec.vocab_size
-    return ForwardFlops(layers=matrix_flops(rules, Part.NEXT_TOKEN), attention=attention, head=head)
+    return ForwardFlops(layers=matrix_flops(rules, ModelPart.NEXT_TOKEN), attention=attention, head=head)
 
 
 def forward_flops(spec: ModelSpec, rules: tuple[Rule, ...], context_tokens: float) -> ForwardFlops:
-    """`context_tokens` is how many keys the token looks at, on average.
+    """`context_tokens`: average number of keys a token attends to.
 
     Training over sequences of s: s for the convention of the Megatron papers (the masked half counted, arXiv 2104.04473),
     s / 2 for what a causal kernel computes and NVIDIA's newer tables count. A sliding window caps it.
@@ -92,12 +91,12 @@ def forward_flops(spec: ModelSpec, rules: tuple[Rule, ...], context_tokens: floa
 
 
 class TrainingFlops(Frozen):
-    """Of one token."""
+    """FLOPs per token."""
 
     model: float
     """Forward and backward: what MFU counts."""
     hardware: float
-    """With what is computed again: what HFU counts."""
+    """Including recomputation: what HFU counts."""
 
 
 def training_flops(forward: ForwardFlops, recompute: str) -> TrainingFlops:
@@ -108,5 +107,5 @@ def training_flops(forward: ForwardFlops, recompute: str) -> TrainingFlops:
 
 
 def distinct_experts(moe: MoE, batch_tokens: float) -> float:
-    """Expected number of different experts that `batch_tokens` tokens touch when choices are even: E (1 - (1 - k/E)^B)."""
+    """Expected number of distinct experts used by `batch_tokens` tokens with uniform routing: E (1 - (1 - k/E)^B)."""
     return moe.num_experts * (1 - (1 - moe.num_active / moe.num_experts) ** batch_tokens)

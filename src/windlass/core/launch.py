@@ -6,7 +6,6 @@ what it needs to find the other ranks.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from windlass.core.layout import Layout
@@ -54,7 +53,8 @@ class Launch(Frozen):
     """Degrees of parallelism."""
     workers: tuple[str, ...] = ()
     """HOST:PORT of every machine that shares the model with this one."""
-    secret_file: Path | None = None
+    secret_file: str | None = None
+    """A path; what is in it is read by the root alone."""
     sync: str = EXACT
     """How partial sums travel between ranks: exact or int8."""
     planned: EpochPlan | None = None

@@ -1,10 +1,10 @@
-"""The degrees of parallelism and how they multiply. Pure arithmetic; what an engine accepts is `plan.feasible`'s business.
+"""Degrees of parallelism. Pure arithmetic; what an engine accepts is checked by `plan`.
 
-tp  ranks that share every layer of a stage (heads, channels, vocabulary)
-pp  stages of consecutive layers
-dp  copies of the whole (inference: replicas; training: the batch is split over them)
-ep  ranks the routed experts are spread over. Not a further factor: expert ranks are the tp (and in training dp) ranks
-    again, so world = tp * pp * dp (* cp), and ep divides tp * dp * cp (Megatron-Core parallel_state, torchtitan parallel_dims).
+tp  tensor parallelism: ranks that share every layer of a stage (heads, channels, vocabulary)
+pp  pipeline parallelism: stages of consecutive layers
+dp  data parallelism: copies of the model (inference: replicas; training: the batch is split over them)
+ep  expert parallelism: ranks the routed experts are spread over. Not a further factor: these are the tp (and in training dp)
+    ranks again, so world = tp * pp * dp (* cp), and ep divides tp * dp * cp (Megatron-Core parallel_state, torchtitan parallel_dims).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Layout(Frozen):
 
     @property
     def expert_tp(self) -> int:
-        """Ranks that share one expert when the experts are spread within a tp group."""
+        """Ranks that share one expert, for experts spread within a tp group."""
         return max(self.tp // self.ep, 1)
 
     def __str__(self) -> str:
@@ -44,12 +44,12 @@ class RankCoordinates(Frozen):
 
 
 def coordinates(layout: Layout, rank: int) -> RankCoordinates:
-    """tp runs fastest, so that the ranks that talk most sit in one node; then pp, then dp."""
+    """tp varies fastest, so that the ranks that communicate most are on one node; then pp, then dp."""
     return RankCoordinates(tp=rank % layout.tp, pp=rank // layout.tp % layout.pp, dp=rank // (layout.tp * layout.pp))
 
 
 class TrainingGroups(Frozen):
-    """Both grids of an n-D training job: dense layers see tp * cp * pp * dp, experts etp * ep * pp * edp."""
+    """Both process grids of a training job: tp * cp * pp * dp for dense layers, etp * ep * pp * edp for experts."""
 
     tp: int
     cp: int
@@ -65,7 +65,7 @@ class TrainingGroups(Frozen):
 
 
 def training_groups(world: int, *, tp: int = 1, cp: int = 1, pp: int = 1, ep: int = 1, expert_tp: int = 1) -> TrainingGroups:
-    """dp and expert-dp that are left over when `world` ranks are arranged so; refuses what does not divide.
+    """The dp and expert-dp that result from arranging `world` ranks so; refuses sizes that do not divide.
 
     world = tp * cp * pp * dp = etp * ep * pp * edp (Megatron-Core `initialize_model_parallel`; its guide's TP*PP*CP*EP*DP is wrong).
     """

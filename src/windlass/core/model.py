@@ -1,6 +1,6 @@
-"""What a model is: a frozen description that every other package reads. Knows no tensor names, no devices, no torch.
+"""ModelSpec: a frozen description of a model's architecture. Knows no tensor names, no devices, no torch.
 
-A new kind of mathematics is a new struct here (and later a mixer file in `nn`), never another boolean on an old one.
+A new kind of layer is a new struct here (and a mixer in `nn`), not another boolean on an existing one.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from msgspec import Struct, StructMeta, field
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
 class FrozenMeta(StructMeta):
-    """Tells type checkers what msgspec does: whatever inherits from a frozen struct is frozen."""
+    """Tells type checkers that subclasses of a frozen struct are frozen."""
 
 
 class Frozen(Struct, metaclass=FrozenMeta, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of every value that is written to or read from JSON: immutable and strict."""
+    """Base of immutable values; unknown JSON fields are refused."""
 
 
 # --- positions -------------------------------------------------------------------------------------------------------
@@ -28,7 +28,7 @@ class LinearScaling(Frozen, tag="linear"):
 
 
 class BandScaling(Frozen, tag="bands"):
-    """Low frequencies are divided by `factor`, high ones kept, those between interpolated (Llama 3.1, arXiv 2407.21783)."""
+    """Low frequencies are divided by `factor`, high ones kept, those in between interpolated (Llama 3.1, arXiv 2407.21783)."""
 
     factor: float
     low_freq_factor: float
@@ -52,17 +52,17 @@ class YarnScaling(Frozen, tag="yarn"):
 class Rope(Frozen, tag="rope"):
     theta: float
     rotary_dim: int
-    """How many of a head's dimensions are rotated (the first ones)."""
+    """Number of rotated dimensions per head (the first ones)."""
     interleaved: bool = False
     """Pairs are (0,1), (2,3)...; otherwise (i, i + rotary_dim / 2)."""
     scaling: LinearScaling | BandScaling | YarnScaling | None = None
 
 
 class Alibi(Frozen, tag="alibi"):
-    """A linear bias on attention scores, a slope per head; no position embedding (arXiv 2108.12409)."""
+    """Linear bias on attention scores with a slope per head, no position embedding (arXiv 2108.12409)."""
 
     before_scaling: bool = False
-    """Added to the raw scores, so that it is scaled with them (Falcon-RW); otherwise added after scaling (BLOOM)."""
+    """Added before the scores are scaled (Falcon-RW); otherwise after (BLOOM)."""
 
 
 class LearnedPositions(Frozen, tag="learned"):
@@ -73,7 +73,7 @@ class LearnedPositions(Frozen, tag="learned"):
 Positions = Rope | Alibi | LearnedPositions
 
 
-# --- mixers: how a token looks at other tokens -----------------------------------------------------------------------
+# --- mixers: how a token attends to other tokens -----------------------------------------------------------------------
 
 
 class Attention(Frozen, tag="attention"):
@@ -87,9 +87,9 @@ class Attention(Frozen, tag="attention"):
     qk_norm: bool = False
     """RMSNorm over each head of Q and K before rotation."""
     window: int | None = None
-    """Tokens a sliding window sees; None sees all."""
+    """Sliding window in tokens; None: full attention."""
     sinks: bool = False
-    """A learned logit per head that takes part in the softmax."""
+    """A learned logit per head that is included in the softmax."""
     scale: float | None = None
     """Multiplies scores; None is head_dim ** -0.5."""
 
@@ -104,7 +104,8 @@ class Attention(Frozen, tag="attention"):
 
 
 class Indexer(Frozen):
-    """Picks the top-k tokens that sparse attention looks at (DeepSeek sparse attention). `own`: this layer computes the choice."""
+    """Selects the top-k tokens of sparse attention (DeepSeek sparse attention). `own`: this layer has an indexer; otherwise it reuses
+    the selection of the layer before."""
 
     num_heads: int
     head_dim: int
@@ -133,12 +134,12 @@ class LatentAttention(Frozen, tag="latent"):
 
 
 class Convolution(Frozen, tag="convolution"):
-    """A gated long convolution (StripedHyena 2). Described so that memory can be planned; no engine of ours runs it."""
+    """A gated long convolution (StripedHyena 2). For memory planning only; Windlass does not run it."""
 
     filter_elements: int
     """Parameters of its filters, beyond the projections."""
     state_elements: int
-    """Values kept per sequence and channel, whatever the context."""
+    """State kept per sequence, independent of context length."""
 
     @property
     def kv_elements(self) -> int:
@@ -174,13 +175,13 @@ class Scoring(Enum):
     SIGMOID = "sigmoid"
     SOFTMAX = "softmax"
     SOFTMAX_OF_TOP = "softmax_of_top"
-    """Softmax over the chosen logits only."""
+    """Softmax over the top-k logits only."""
 
 
 class Router(Frozen):
     scoring: Scoring
     correction_bias: bool = False
-    """A bias added for choosing, not for weighing (loss-free balancing)."""
+    """A bias used for expert selection but not for the weights (auxiliary-loss-free balancing)."""
     renormalize: bool = True
     scale: float = 1.0
     num_groups: int = 1
@@ -195,22 +196,22 @@ class MoE(Frozen, tag="moe"):
     router: Router
     activation: Activation
     shared_intermediate_size: int = 0
-    """Width of the experts every token passes (all shared ones together); 0 has none."""
+    """Total width of the shared experts; 0: none."""
     bias: bool = False
     clamp: float | None = None
-    """Limit of gate and up before the activation."""
+    """Clamps gate and up before the activation."""
 
 
 FeedForward = Dense | MoE
 
 
 class Wiring(Enum):
-    """Where a layer's norms stand and what is added to what."""
+    """Position of the norms and residual connections in a layer."""
 
     PRE = "pre"
     """x += mix(norm(x)); x += ffn(norm(x))"""
     SANDWICH = "sandwich"
-    """as PRE, and the output of both halves is normed before it is added"""
+    """PRE, plus a norm on both outputs before they are added"""
     PARALLEL = "parallel"
     """x += mix(norm1(x)) + ffn(norm2(x))"""
     PARALLEL_ONE_NORM = "parallel_one_norm"
@@ -230,11 +231,11 @@ class Layer(Frozen):
 
 
 class NextTokenLayer(Frozen):
-    """Multi-token prediction: one more layer that guesses the token after next (arXiv 2412.19437, 2.2)."""
+    """Multi-token prediction: an extra layer that predicts the token after next (arXiv 2412.19437, 2.2)."""
 
     layer: Layer
     own_embeddings: bool
-    """The checkpoint carries copies of the embedding and the head for it."""
+    """The checkpoint stores its own copies of embedding and head."""
 
 
 class ModelSpec(Frozen):
@@ -248,17 +249,17 @@ class ModelSpec(Frozen):
     positions: Positions
     tied_head: bool
     head_copy: bool = False
-    """Tied, and the checkpoint stores the head all the same."""
+    """Tied, but the checkpoint stores the head as well."""
     embedding_norm: bool = False
     final_norm: bool = True
     next_token: NextTokenLayer | None = None
     native_scheme: str = "bf16"
-    """How the published checkpoint stores its matrices."""
+    """Scheme of the published checkpoint."""
     stop_token_ids: tuple[int, ...] = ()
     dropout: bool = False
-    """Trained with dropout; only counts in the activations of training."""
+    """Trained with dropout; only affects activation memory in training."""
     engines: tuple[str, ...] = ("windlass", "vllm")
-    """Who can run it. Empty: described so that its memory can be planned."""
+    """Engines that can run it. Empty: planning only."""
 
     @property
     def num_layers(self) -> int:
@@ -271,7 +272,7 @@ class ModelSpec(Frozen):
     @property
     def experts(self) -> MoE | None:
         """The routed feed-forward, where there is one (families here have one shape of it)."""
-        return next(iter(self.moe_layers), None)
+        return next((layer.feed_forward for layer in self.layers if isinstance(layer.feed_forward, MoE)), None)
 
     @property
     def attention(self) -> Attention | LatentAttention:
@@ -285,10 +286,10 @@ def kv_bytes_per_token(spec: ModelSpec, element_bytes: float = 2) -> int:
 
 
 def layer_cache_bytes(mixer: Mixer, tokens: int, element_bytes: float, windowed: bool) -> float:
-    """What one sequence of `tokens` keeps in one layer.
+    """KV cache bytes of one layer for a sequence of `tokens`.
 
-    `windowed`: the engine drops what a sliding window no longer sees. An indexer keeps one key per token, in the KV type.
-    A convolution keeps a fixed state in fp32.
+    `windowed`: the engine evicts tokens outside a sliding window. An indexer caches one key per token, in the KV dtype.
+    A convolution keeps a fixed fp32 state.
     """
     if isinstance(mixer, Convolution):
         return mixer.state_elements * 4

@@ -1,9 +1,9 @@
-"""Who holds which slice of which tensor: a pure function of rules, layout, scheme and shares.
+"""Placement: which rank holds which slice of which tensor. A pure function of rules, layout, scheme and shares.
 
-Every splittable axis is cut into one interval per tp index. Cuts fall only on the scheme's slice quantum, so a packed group
-is never torn. KV heads follow the query heads they serve: a rank holds every KV head that one of its query heads needs, which
-covers even splits, uneven ones and more ranks than KV heads (replication) with one rule. Experts are cut over ep, and what
-is left of tp shares each expert.
+Every splittable axis is cut into one interval per tp index, only on multiples of the scheme's quantum, so that no quantization
+group is split. KV heads follow the query heads they serve: a rank holds every KV head that one of its query heads needs, which
+covers even splits, uneven ones and more ranks than KV heads (replication). Experts are split over ep, and each expert over the
+remaining factor of tp.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ WHOLE = frozenset({AxisName.HIDDEN, AxisName.LATENT, AxisName.SINGLE})
 
 
 def cut(count: int, quantum: int, shares: Sequence[float]) -> tuple[Interval, ...]:
-    """Consecutive intervals of `count` things, sized by `shares`, cut only on multiples of `quantum` (the last may be short).
+    """Consecutive intervals of `count` items in proportion to `shares`, cut on multiples of `quantum` (the last may be short).
 
-    Largest remainder, so that equal shares differ by one quantum at most; every part gets at least one quantum.
+    Largest-remainder method, so equal shares differ by at most one quantum; every interval gets at least one.
     """
     pieces = -(-count // quantum)
     if pieces < len(shares):
-        raise Impossible(f"{count} in pieces of {quantum} cannot be cut in {len(shares)}: there are only {pieces}")
+        raise Impossible(f"{count} in multiples of {quantum} gives {pieces} pieces, fewer than {len(shares)} ranks")
     total = sum(shares)
     ideal = [share / total * pieces for share in shares]
     sizes = [max(1, int(size)) for size in ideal]
@@ -52,18 +52,18 @@ def stored(rule: Rule, scheme: Scheme) -> Stored:
 
 
 def _axis_quantum(axis: Axis, rules: Iterable[Rule], scheme: Scheme) -> int:
-    """Smallest number of units on which every tensor that has this axis (in whatever unit) may be cut."""
+    """Smallest number of items on which every tensor with this axis may be cut."""
     quantum = 1
     for rule in rules:
         for dim, other in enumerate(rule.axes):
-            if same_things(other, axis) and len(rule.axes) == 2:
+            if same_axis(other, axis) and len(rule.axes) == 2:
                 elements = stored(rule, scheme).quantum(dim)
                 quantum = lcm(quantum, elements // gcd(elements, other.unit))
     return quantum
 
 
-def same_things(one: Axis, other: Axis) -> bool:
-    """Two axes that count the same things, perhaps in other units: the heads of a query and of a latent's up-projection."""
+def same_axis(one: Axis, other: Axis) -> bool:
+    """Whether two axes count the same items, perhaps with different units (heads of a query and of MLA's up-projection)."""
     return one.name is other.name and one.count == other.count
 
 
@@ -72,32 +72,32 @@ class AxisCut(Frozen):
     count: int
     quantum: int
     intervals: tuple[Interval, ...]
-    """Per tp index, in the things the axis counts."""
+    """Per tp index, in items of the axis."""
 
     @property
     def imbalance(self) -> float:
-        """Largest part over the mean: 1.0 is even, and what everybody waits for."""
+        """Largest interval over the mean; 1.0 is even. The slowest rank sets the pace."""
         sizes = [stop - start for start, stop in self.intervals]
         return max(sizes) * len(sizes) / sum(sizes)
 
 
 class Placement(Frozen):
     stages: tuple[Interval, ...]
-    """Layers of each pp index."""
+    """Layers of each pipeline stage."""
     cuts: tuple[AxisCut, ...]
     experts: tuple[Interval, ...] = ()
-    """Experts of each ep index; empty where the model has none."""
+    """Experts of each ep index; empty for dense models."""
 
     def interval(self, axis: Axis, tp_index: int) -> Interval:
-        """Units of `axis` that tp index holds; the whole of an axis that is not cut."""
-        for made in self.cuts:
-            if made.name is axis.name and made.count == axis.count:
-                return made.intervals[tp_index]
+        """Items of `axis` that the tp index holds; all of an axis that is not split."""
+        for one in self.cuts:
+            if one.name is axis.name and one.count == axis.count:
+                return one.intervals[tp_index]
         return 0, axis.count
 
     @property
     def imbalance(self) -> float:
-        return max((made.imbalance for made in self.cuts), default=1.0)
+        return max((one.imbalance for one in self.cuts), default=1.0)
 
 
 def stages_of(num_layers: int, pp: int, shares: Sequence[float] | None = None) -> tuple[Interval, ...]:
@@ -115,14 +115,14 @@ def place(
     shares: Sequence[float] | None = None,
     stages: tuple[Interval, ...] | None = None,
 ) -> Placement:
-    """`shares`: how much of the work each tp index takes (unlike devices); even where not given."""
+    """`shares`: relative amount of work per tp index (for unequal devices); even by default."""
     weights = list(shares or [1.0] * layout.tp)
     axes = _cut_axes(rules)
     cuts = [_cut_axis(axis, rules, scheme, layout, weights) for axis in axes if axis.name is not AxisName.KV_HEADS]
     cuts += [_kv_cut(axis, rules, scheme, cuts) for axis in axes if axis.name is AxisName.KV_HEADS]
     num_experts = max((rule.num_experts for rule in rules), default=0)
     group_weights = [sum(weights[first : first + layout.expert_tp]) for first in range(0, layout.tp, layout.expert_tp)]
-    if layout.ep > layout.tp:  # experts spread over replicas too: as many intervals as there are ranks that hold some
+    if layout.ep > layout.tp:  # experts are spread over data-parallel ranks too
         group_weights = [1.0] * layout.ep
     return Placement(
         stages=stages or stages_of(num_layers, layout.pp),
@@ -143,7 +143,7 @@ def _cut_axis(axis: Axis, rules: tuple[Rule, ...], scheme: Scheme, layout: Layou
 
 
 def _cut_axes(rules: tuple[Rule, ...]) -> list[Axis]:
-    """Every splittable axis once (by what it counts, not by its unit)."""
+    """Every splittable axis once, by name and count."""
     found: dict[tuple[AxisName, int], Axis] = {}
     for rule in rules:
         for axis in rule.axes:
@@ -157,12 +157,12 @@ def _cut_named(axis: Axis, quantum: int, weights: Sequence[float]) -> tuple[Inte
         return cut(axis.count, quantum, weights)
     except Impossible as error:
         raise Impossible(
-            f"tp {len(weights)} is too wide for {axis.name.value} ({axis.count} x {axis.unit}): {error}; choose a smaller tp, or stages (pp)"
+            f"tp {len(weights)} is too large for {axis.name.value} ({axis.count} x {axis.unit}): {error}; use a smaller tp, or pipeline stages (pp)"
         ) from None
 
 
 def _kv_cut(axis: Axis, rules: tuple[Rule, ...], scheme: Scheme, cuts: list[AxisCut]) -> AxisCut:
-    """The KV heads that the query heads need, widened to the quantum (which is one head wherever head_dim is a multiple of it)."""
+    """The KV heads that the query heads need, widened to the quantum (one head, where head_dim is a multiple of the group)."""
     heads = next(other for other in cuts if other.name is AxisName.HEADS)
     quantum = _axis_quantum(axis, rules, scheme)
     step = heads.count // axis.count * quantum
@@ -175,7 +175,7 @@ def local_shape(rule: Rule, placement: Placement, tp_index: int) -> tuple[int, .
 
 
 def slices(rule: Rule, placement: Placement, tp_index: int) -> tuple[Interval, ...]:
-    """The elements of our tensor that tp index holds, one interval per dimension."""
+    """The elements of our tensor that the tp index holds, one interval per dimension."""
     return tuple(
         (start * axis.unit, stop * axis.unit) for axis in rule.axes for start, stop in (placement.interval(axis, tp_index),)
     )

@@ -1,6 +1,6 @@
 """The Plan: everything decided before a run, frozen, as JSON. No `auto`, nothing left to decide later.
 
-A rank is handed the plan and its number and nothing else. The keys are stable; other tools read them.
+The keys are stable; other tools read them.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class ModelFacts(Frozen):
     kv_bytes_per_token: int
 
 
-class DeviceMemory(Frozen):
-    """What one device must hold. It fits when total <= capacity; what the engine must leave free is part of overhead."""
+class DeviceMemoryPlan(Frozen):
+    """Memory use of one device. It fits if total <= capacity; memory that the engine leaves free is part of the overhead."""
 
     name: str
     weights_bytes: int
@@ -37,24 +37,24 @@ class DeviceMemory(Frozen):
     capacity_bytes: int
 
 
-class Memory(Frozen):
-    per_device: tuple[DeviceMemory, ...]
+class MemoryPlan(Frozen):
+    per_device: tuple[DeviceMemoryPlan, ...]
     host_bytes: int = 0
-    """Weights kept in host memory, all nodes together."""
+    """Weights offloaded to host memory, over all nodes."""
     disk_bytes: int = 0
-    """Weights read from disk while running."""
+    """Weights offloaded to disk."""
 
 
 class Speed(Frozen):
     decode_tokens_per_second: float
-    """Predicted, all sequences together, at the workload's mean context."""
+    """Predicted, over all sequences, at the workload's mean context."""
     decode_ceiling_tokens_per_second: float
-    """The roofline: weights a step must read and operations it must do, an empty cache, nothing lost. No engine passes it."""
+    """The roofline: weight reads and FLOPs of a step with an empty KV cache and no losses. An upper bound for any engine."""
     prefill_tokens_per_second: float
     time_to_first_token_seconds: float
     bound_by: str
     sustained_tokens_per_second: float = 0.0
-    """Output tokens when prompts have to be read too: what a month of such requests averages, and what a token costs by."""
+    """Output tokens per second with prefill included; the cost per token is based on it."""
     step_seconds: float = 0.0
     concurrency: int = 1
     decode_bytes_per_step: int = 0
@@ -103,22 +103,22 @@ class Rank(Frozen):
 class KvBlocks(Frozen):
     block_tokens: int
     needed: int
-    """Per replica, for the workload."""
+    """Blocks needed per replica for the workload."""
     available: int
-    """What the free memory of the fullest device has room for."""
+    """Blocks that fit on the fullest device."""
 
 
 class Checkpoint(Frozen):
     source: str
-    """Where the plan's model was read: a path, a registry name or a hub name."""
+    """Where the model was read from: a path, a registry name or a hub name."""
     digest: str
-    """Of config and tensor index; a rank refuses files that differ. Empty where only a config was known."""
+    """Digest of config and tensor index; a rank refuses files that differ. Empty if only a config was known."""
     bytes_as_published: int
     bytes_converted: int
 
 
 class CloudOffer(Frozen):
-    """What a provider asks for hardware that runs the model, with what else it costs."""
+    """A cloud offer that runs the model, with its price and further costs."""
 
     provider: str
     instance: str
@@ -139,9 +139,9 @@ class CloudOffer(Frozen):
     download_hours: float
     convert_hours: float
     break_even_hours: float | None
-    """Hours of renting that cost as much as buying the cards; None where no card price is known."""
+    """Rental hours that cost as much as buying the cards; None if the card price is unknown."""
     run_days: float | None = None
-    """Of a training run."""
+    """Of a training run; None for inference."""
     run_usd: float | None = None
 
 
@@ -151,7 +151,7 @@ class Plan(Frozen):
     engine: str
     layout: Layout
     scheme: Scheme
-    memory: Memory
+    memory: MemoryPlan
     speed: Speed | None
     cost: Cost
     energy: Energy
@@ -161,16 +161,16 @@ class Plan(Frozen):
     hardware: str
     placement: Placement | None = None
     shares: tuple[float, ...] = ()
-    """How much each tp index takes, where devices are unlike; empty: alike. The placement is made of them."""
+    """Fraction of each tp index, if devices differ; empty: equal. Determines the placement."""
     kv_blocks: KvBlocks | None = None
     checkpoint: Checkpoint | None = None
     ranks: tuple[Rank, ...] = ()
     train: dict[str, Any] | None = None
     cloud: tuple[CloudOffer, ...] = ()
     short_bytes: int = 0
-    """How much the fullest device lacks; 0 where it fits."""
+    """Missing bytes on the fullest device; 0 if it fits."""
     would_fit: tuple[str, ...] = ()
-    """The smallest changes that would fit, cheapest first."""
+    """The smallest changes that would make it fit, mildest first."""
     spec: ModelSpec | None = None
     version: int = PLAN_VERSION
 
@@ -191,5 +191,7 @@ def load_plan(text: bytes) -> Plan:
     except (msgspec.ValidationError, msgspec.DecodeError) as error:
         raise BadInput(f"not a plan of version {PLAN_VERSION}: {error}") from None
     if plan.version != PLAN_VERSION:
-        raise BadInput(f"the plan is of version {plan.version}; this Windlass reads version {PLAN_VERSION}: plan again")
+        raise BadInput(
+            f"the plan has version {plan.version}; this Windlass reads version {PLAN_VERSION}: run `windlass plan` again"
+        )
     return plan

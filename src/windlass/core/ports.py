@@ -1,4 +1,4 @@
-"""Seams that would point upward: what a lower package offers to whoever wires it in."""
+"""Protocols between packages that may not import each other; `cli` wires the implementations in."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any, Protocol
 
 
 class TensorStore(Protocol):
-    """A checkpoint to read from, whatever its format, under the names of its Hugging Face form.
+    """A checkpoint of any format, under Hugging Face tensor names.
 
-    Rows are read with plain reads, so that a store never holds more than it was asked for. A tensor of more than two dimensions
-    is read as rows of its last dimension, all leading ones flattened.
+    Reads are explicit (never mapped), so a store holds no more than was requested. A tensor of more than two dimensions is read as
+    rows of its last dimension, leading dimensions flattened.
     """
 
     config: dict[str, Any]
-    """config.json, or what stands for it in the format."""
+    """config.json, or its equivalent in the format."""
 
     def names(self) -> Collection[str]: ...
 
@@ -31,11 +31,29 @@ class TensorStore(Protocol):
     def close(self) -> None: ...
 
 
+class ByteStore(TensorStore, Protocol):
+    """A store that can also read stored bytes straight into a buffer (safetensors)."""
+
+    def read_into(self, name: str, byte_offset: int, buffer: memoryview) -> None: ...
+
+
+class BlockStore(TensorStore, Protocol):
+    """A store of a format with quantized blocks (GGUF, Distributed Llama): rows can also be read still quantized."""
+
+    def block_type(self, name: str) -> str:
+        """`Q4_0`, `Q8_0`, `F16`...: ggml's name of how the file stores it."""
+        ...
+
+    def raw_blocks(self, name: str, start: int, stop: int) -> tuple[str, bytearray]:
+        """Block type, and rows start..stop as stored."""
+        ...
+
+
 class Weights(Protocol):
     """Where a decoder takes its tensors from while it is built: a checkpoint, random numbers, a trainer's parameters.
 
-    Names are ours (`layers.3.mixer.q.weight`). What comes back is this rank's slice, on its device, in the layout its kernels
-    want: a plain tensor, or packed panels. Several names are stacked along the output, which is how fused projections are made.
+    Names are ours (`layers.3.mixer.q.weight`). Returns this rank's shard, on its device, in the layout its kernels need: a dense
+    tensor or quantized panels. Several names are concatenated along the output, as fused projections need.
     """
 
     device: Any
@@ -47,15 +65,15 @@ class Weights(Protocol):
         ...
 
     def dense_matrix(self, *names: str) -> Any:
-        """[out, in] as a plain tensor, however it is stored: for matrices that are not only multiplied with."""
+        """[out, in] as a dense tensor, dequantized if necessary."""
         ...
 
     def vector(self, *names: str) -> Any:
-        """A float32 tensor [n], or None where the model has none of them (an absent bias)."""
+        """float32 [n], or None where the model has none (an absent bias)."""
         ...
 
     def experts(self, layer: int, *parts: str) -> Any:
-        """[experts, out, in] of `gate`, `up`, `down` of one layer, parts stacked along the output."""
+        """[experts, out, in] of `gate`, `up`, `down` of one layer, concatenated along the output."""
         ...
 
     def expert_vectors(self, layer: int, *parts: str) -> Any:

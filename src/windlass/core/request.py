@@ -1,4 +1,4 @@
-"""What a client is asked and what it answers. Values only: knows no engine, no tokenizer, no HTTP."""
+"""Requests to a Client and its results. Values only: knows no engine, no tokenizer, no HTTP."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from windlass.core.model import Frozen
 from windlass.errors import BadInput
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
-"""`stop`: a stop token or string; `length`: max_tokens or the context is used up."""
+"""`stop`: a stop token or string; `length`: max_tokens or the context length was reached."""
 
 GREEDY_BELOW = 1e-5
-"""Temperatures under this take the most likely token: dividing by them would overflow."""
+"""Temperatures below this are greedy: dividing by them would overflow."""
 MAX_TOP_LOGPROBS = 128
 MAX_STOP_STRINGS = 64
 MAX_BIAS = 100.0
 MAX_PENALTY = 2.0
-"""Of presence and frequency, and of a bias: the limits of OpenAI's API."""
+"""OpenAI's limits of logit_bias and of the presence and frequency penalties."""
 MAX_TEMPERATURE = 100.0
 REPETITION_PENALTIES = (0.01, 100.0)
-"""Far beyond these, and beyond that temperature, logits are no numbers any more."""
+"""Far beyond these, and beyond that temperature, logits overflow."""
 MAX_INTEGER = 2**31 - 1
-"""Of counts, places and token ids: no model has more tokens, and no context is longer."""
+"""Of counts, positions and token ids: larger than any vocabulary or context."""
 
 
 def _check(name: str, value: float, low: float, high: float) -> None:
@@ -41,35 +41,35 @@ def _check_integer(name: str, value: int | None, low: int, high: int = MAX_INTEG
 def _check_tokens(name: str, tokens: Collection[int] | None) -> None:
     for token in (min(tokens), max(tokens)) if tokens else ():
         if not 0 <= token <= MAX_INTEGER:
-            raise BadInput(f"{name} has token {shown_integer(token)}; token ids are 0 to {MAX_INTEGER:,} at most", field=name)
+            raise BadInput(f"{name} has token {shown_integer(token)}; token ids are between 0 and {MAX_INTEGER:,}", field=name)
 
 
 def shown_integer(value: int) -> str:
-    """Python writes no integers of thousands of digits."""
+    """Python refuses to print integers of thousands of digits."""
     return str(value) if abs(value) < 2**64 else "a number of more than 64 bits"
 
 
 class Sampling(Frozen):
-    """How the next token is drawn. Applied in this order: bias, penalties, temperature, min-p, top-k, top-p."""
+    """Sampling parameters, applied in this order: bias, penalties, temperature, min-p, top-k, top-p."""
 
     temperature: float = 1.0
-    """0 always takes the most likely token (the lowest id of equals)."""
+    """0 is greedy (the lowest id of equally likely tokens)."""
     top_k: int | None = None
-    """Only the k most likely; None: all."""
+    """Sample from the k most likely tokens; None: from all."""
     top_p: float = 1.0
-    """Only the most likely ones that together reach this probability."""
+    """Sample from the most likely tokens up to this total probability."""
     min_p: float = 0.0
-    """Only those at least this many times as likely as the most likely one."""
+    """Minimum probability, relative to the most likely token."""
     repetition_penalty: float = 1.0
     """Logits of tokens in prompt or output: divided by it where positive, multiplied where negative (arXiv 1909.05858)."""
     presence_penalty: float = 0.0
-    """Taken off the logits of tokens that the output has."""
+    """Subtracted from the logits of tokens in the output."""
     frequency_penalty: float = 0.0
-    """Taken off as many times as the output has the token."""
+    """Subtracted once per occurrence of the token in the output."""
     logit_bias: dict[int, float] = {}
-    """Token id -> what is added to its logit."""
+    """Token id -> value added to its logit."""
     seed: int | None = None
-    """The same seed gives the same tokens, whatever else runs at the same time. None: a new one for every request."""
+    """The same seed gives the same tokens, whatever else is in the batch. None: random per request."""
 
     def __post_init__(self) -> None:
         _check("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
@@ -96,89 +96,89 @@ class Sampling(Frozen):
 
 GREEDY = Sampling(temperature=0.0)
 NO_EFFORT = ("none", "minimal")
-"""Values of `reasoning_effort` that mean no reasoning at all, where a model can only be told to reason or not."""
+"""Values of `reasoning_effort` that switch reasoning off, for templates that only have a switch."""
 
 
 ConstraintKind = Literal["json_object", "json_schema", "regex", "grammar", "choice"]
 
 
 class Constraint(Frozen):
-    """What the whole answer must be. Reasoning that comes before an answer is free."""
+    """Constrains the whole answer; reasoning before it is free."""
 
     kind: ConstraintKind
     value: str = ""
-    """A JSON schema, a regular expression, a grammar in Lark's form, or a JSON list of texts; nothing for `json_object`."""
+    """A JSON schema, a regular expression, a grammar in Lark syntax, or a JSON list of strings; empty for `json_object`."""
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(ConstraintKind):
-            raise _bad(f"constraint of kind {self.kind!r}; there are {', '.join(get_args(ConstraintKind))}")
+            raise _bad(f"unknown constraint kind {self.kind!r}; use {', '.join(get_args(ConstraintKind))}")
         if (self.kind == "json_object") != (not self.value):
-            wanted = "nothing" if self.kind == "json_object" else "a value"
-            raise _bad(f"a constraint of kind {self.kind} takes {wanted}")
+            needs = "takes no value" if self.kind == "json_object" else "needs a value"
+            raise _bad(f"a constraint of kind {self.kind} {needs}")
         if self.kind == "choice" and not self.choices:
-            raise _bad("a constraint of kind choice needs at least one text to choose from")
-        if self.kind == "json_schema" and not isinstance(_json(self.value, "a JSON schema"), (dict, bool)):
-            raise _bad("a JSON schema is an object (or true or false)")
+            raise _bad("a constraint of kind choice needs at least one string")
+        if self.kind == "json_schema" and not isinstance(_json(self.value, "the JSON schema"), (dict, bool)):
+            raise _bad("a JSON schema should be an object (or true or false)")
 
     @property
     def choices(self) -> tuple[str, ...]:
         """Of kind `choice`."""
-        found = _json(self.value, "a list of choices")
+        found = _json(self.value, "the list of choices")
         try:
             return msgspec.convert(found, tuple[str, ...])
         except msgspec.ValidationError:
-            raise _bad("a constraint of kind choice is a JSON list of texts") from None
+            raise _bad("the value of a constraint of kind choice should be a JSON list of strings") from None
 
 
-def _bad(words: str) -> BadInput:
-    return BadInput(words, field="constraint")
+def _bad(message: str) -> BadInput:
+    return BadInput(message, field="constraint")
 
 
 def _json(text: str, what: str) -> Any:
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeEncodeError) as error:
-        raise _bad(f"{what} that is not valid JSON: {error}") from None
+        raise _bad(f"{what} is not valid JSON: {error}") from None
     except RecursionError:
-        raise _bad(f"{what} that is nested too deeply") from None
+        raise _bad(f"{what} is nested too deeply") from None
 
 
 class Request(Frozen):
-    """Give exactly one of `messages` (a chat), `prompt` (text, taken as it is) and `token_ids`."""
+    """Exactly one of `messages` (a chat), `prompt` (text without a template) and `token_ids`."""
 
     messages: tuple[dict[str, Any], ...] | None = None
     prompt: str | None = None
     token_ids: tuple[int, ...] | None = None
     tools: tuple[dict[str, Any], ...] = ()
-    """Functions the model may call, as OpenAI's API describes them; chats only."""
+    """Functions the model may call, in OpenAI's format; chats only."""
     tool_choice: str = "auto"
-    """`none`: the model may call nothing; `auto`: it chooses; `required`: it must call something; otherwise the name of what it must call."""
+    """`none`: no calls; `auto`: the model chooses; `required`: at least one call; otherwise the name of the function to call."""
     thinking: bool | None = None
-    """Whether a model that can reason first should; None leaves it to its template. Chats only."""
+    """Switches reasoning on or off; None: the template's default. Chats only."""
     reasoning_effort: str | None = None
-    """How much to reason, in a word that the model's template knows; None leaves it to the template. Chats only."""
+    """A value that the model's template knows; None: its default. Chats only."""
     sampling: Sampling = Sampling()
     constraint: Constraint | None = None
     max_tokens: int | None = None
     """None: until the model stops or the context is full."""
     stop: tuple[str, ...] = ()
-    """The answer ends before the first of these; they may span tokens and are never given out."""
+    """Stop strings: the answer ends before the first one; they may span tokens and are not returned."""
     stop_token_ids: tuple[int, ...] = ()
-    """Besides the model's own."""
+    """In addition to the model's own."""
     ignore_eos: bool = False
-    """The model's own stop tokens do not stop it."""
+    """Ignore the model's own stop tokens."""
     logprobs: int | None = None
-    """Give the log-probability of every new token, and of this many of the most likely ones there."""
+    """Return the log-probability of every output token, and of this many most likely alternatives."""
     prompt_logprobs: int | None = None
-    """The same of the prompt's tokens, each given those before it."""
+    """The same for the prompt's tokens."""
     prompt_logprobs_start: int = 0
-    """Of the prompt's tokens from this one on; what lies before may come from the cache."""
+    """The first prompt token to return them for; those before may come from the prefix cache."""
     cache_salt: str = ""
     """Cached prefixes are shared only among requests with the same salt."""
     deadline_seconds: float | None = None
-    """From being asked; an answer that takes longer ends with `core.client.Late`."""
+    """From submission; a request that takes longer raises `core.client.Late`."""
     owner: str = ""
-    """Where many wait, owners get equal shares of the engine's tokens."""
+    """The scheduler gives owners equal shares of the engine's tokens while requests are queued."""
 
     def __post_init__(self) -> None:
         given = [name for name in ("messages", "prompt", "token_ids") if getattr(self, name) is not None]
@@ -192,7 +192,9 @@ class Request(Frozen):
         _check_tokens("stop_token_ids", self.stop_token_ids)
         _check_integer("max_tokens", self.max_tokens, 0)
         if len(self.stop) > MAX_STOP_STRINGS or not all(self.stop):
-            raise BadInput(f"stop has {len(self.stop)} texts; it may have {MAX_STOP_STRINGS}, none of them empty", field="stop")
+            raise BadInput(
+                f"stop has {len(self.stop)} strings; at most {MAX_STOP_STRINGS} are allowed, none of them empty", field="stop"
+            )
         _check_integer("logprobs", self.logprobs, 0, MAX_TOP_LOGPROBS)
         _check_integer("prompt_logprobs", self.prompt_logprobs, 0, MAX_TOP_LOGPROBS)
         _check_integer("prompt_logprobs_start", self.prompt_logprobs_start, 0)
@@ -201,50 +203,50 @@ class Request(Frozen):
         self._check_tool_choice()
 
     def _check_is_chat(self) -> None:
-        asked = {
+        given = {
             "tools": bool(self.tools),
             "thinking": self.thinking is not None,
             "reasoning_effort": bool(self.reasoning_effort),
         }
-        for field in (name for name, is_asked in asked.items() if is_asked and self.messages is None):
-            raise BadInput(f"{field}: only with messages; a plain prompt has no template to put it in", field=field)
+        for field in (name for name, is_given in given.items() if is_given and self.messages is None):
+            raise BadInput(f"{field} is only valid with messages; a plain prompt has no chat template", field=field)
 
     def _check_tool_choice(self) -> None:
         choice = self.tool_choice
         if choice in ("none", "auto"):
             return
         if not self.tools:
-            raise BadInput(f"tool_choice is {choice!r} and there are no tools to choose from", field="tool_choice")
+            raise BadInput(f"tool_choice is {choice!r}, but there are no tools", field="tool_choice")
         if choice != "required" and choice not in (names := [tool_name(tool) for tool in self.tools]):
-            raise BadInput(f"tool_choice names {choice!r}, which is none of the tools: {', '.join(names)}", field="tool_choice")
+            raise BadInput(f"tool_choice names {choice!r}, which is not among the tools: {', '.join(names)}", field="tool_choice")
         if self.constraint is not None:
             raise BadInput(
-                f"tool_choice {choice!r} asks for a call and the constraint for an answer; leave one of them out",
+                f"tool_choice {choice!r} requires a call and the constraint an answer; remove one of them",
                 field="tool_choice",
             )
 
 
 def tool_name(tool: Mapping[str, Any]) -> str:
-    """As the API has tools, with or without the wrapping `function`; empty: it has no name."""
+    """Of a tool with or without the `function` wrapper; empty: it has no name."""
     function: Any = tool.get("function", tool)
     name: Any = cast(Mapping[str, Any], function).get("name") if isinstance(function, Mapping) else None
     return name if isinstance(name, str) else ""
 
 
 class ScoreRequest(Frozen):
-    """How likely a text is: give exactly one of `prompt` and `token_ids`."""
+    """Log-probabilities of a text: exactly one of `prompt` and `token_ids`."""
 
     prompt: str | None = None
     token_ids: tuple[int, ...] | None = None
     start: int = 0
-    """The first token to be scored; those before are only context."""
+    """The first token to score; those before are context only."""
     top: int = 0
-    """Also the most likely tokens at each place."""
+    """Also return this many most likely tokens at each position."""
     cache_salt: str = ""
 
     def __post_init__(self) -> None:
         if (self.prompt is None) == (self.token_ids is None):
-            raise BadInput("a request to score has exactly one of prompt and token_ids", field="prompt")
+            raise BadInput("a score request has exactly one of prompt and token_ids", field="prompt")
         _check_tokens("token_ids", self.token_ids)
         _check_integer("start", self.start, 0)
         _check_integer("top", self.top, 0, MAX_TOP_LOGPROBS)
@@ -255,19 +257,19 @@ class TokenLogprob(Frozen):
     logprob: float
     """Natural, of the model's own distribution: before bias, penalties, temperature and filters."""
     rank: int = 0
-    """1 for the most likely token at its place; 0: not counted."""
+    """1 for the most likely token at its position; 0: unknown."""
     token: str = ""
-    """Its text, where the client has a tokenizer."""
+    """Its text, if the client has a tokenizer."""
     raw: bytes = b""
-    """Its bytes, where its text does not say them: it is a piece of a character. Empty: those of its text."""
+    """Its bytes, if it is part of a character; empty: the UTF-8 bytes of its text."""
     top: tuple[TokenLogprob, ...] = ()
-    """The most likely tokens at this place, best first."""
+    """The most likely tokens at this position, best first."""
 
 
 class Scores(Frozen):
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob | None, ...]
-    """One per token; None before `start` and for the very first token, which nothing precedes."""
+    """One per token; None before `start` and for the first token."""
 
     @property
     def total(self) -> float:
@@ -285,12 +287,12 @@ class Usage(Frozen):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
-    """Of the prompt, those whose keys and values were still there from an earlier request."""
+    """Prompt tokens found in the prefix cache."""
 
 
 class Timings(Frozen):
     queue_seconds: float = 0.0
-    """From being handed to the engine to its first step."""
+    """From submission to the first step."""
     prefill_seconds: float = 0.0
     """From then to the first token."""
     decode_seconds: float = 0.0
@@ -298,19 +300,19 @@ class Timings(Frozen):
 
 
 class Delta(Frozen):
-    """A piece of an answer. The last one, and only it, has a finish reason, usage and timings."""
+    """An increment of the output. Only the last one has a finish reason, usage and timings."""
 
     content: str = ""
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     token_ids: tuple[int, ...] = ()
-    """May run ahead of the text, which waits until a character, a tag or a stop string is certain."""
+    """May run ahead of the text, which is held back until a character, a tag or a stop string is complete."""
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
-    """Once, before or with the first token."""
+    """Once, in the first delta or before it has tokens."""
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
-    """The token that ended it, the last of `token_ids` and no part of the text; None where a stop string or the length did."""
+    """The stop token, last of `token_ids` and not part of the text; None if a stop string or the length ended the output."""
     usage: Usage | None = None
     timings: Timings | None = None
 
@@ -318,22 +320,22 @@ class Delta(Frozen):
 class DeviceMemory(Frozen):
     name: str
     used_bytes: int
-    """By everybody."""
+    """By all processes."""
     total_bytes: int
     own_bytes: int = 0
-    """By the engine, of that."""
+    """By the engine alone."""
 
 
 class Stats(Frozen):
-    """What an engine is doing and has done since it started."""
+    """Current state and counters of an engine since its start."""
 
     waiting: int = 0
     running: int = 0
     num_blocks: int = 0
     blocks_used: int = 0
-    """Held by sequences; blocks only kept for later requests are not counted."""
+    """Held by running sequences; cached blocks are not counted."""
     blocks_cached: int = 0
-    """Free, with a prefix in them that a request may still find."""
+    """Free blocks that hold a cached prefix."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
     prefix_query_tokens: int = 0
@@ -344,22 +346,22 @@ class Stats(Frozen):
     cancelled: int = 0
     failed: int = 0
     late: int = 0
-    """Ended by their deadline."""
+    """Cancelled because their deadline passed."""
     process_bytes: int = 0
-    """Of memory, that the engine's process holds; 0: not known."""
+    """Resident memory of the engine process; 0: unknown."""
     devices: tuple[DeviceMemory, ...] = ()
-    """Accelerators in use, where it is known."""
+    """Accelerators in use, if known."""
 
 
 class Info(Frozen):
     model: str
     context_tokens: int
-    """Prompt and answer together."""
+    """Prompt and output together."""
     vocab_size: int = 0
     max_sequences: int = 1
     stop_token_ids: tuple[int, ...] = ()
     has_text: bool = True
-    """Takes and gives text; otherwise token ids only."""
+    """Has a tokenizer; otherwise token ids only."""
     has_chat: bool = True
     device: str = ""
     scheme: str = ""

@@ -1,8 +1,8 @@
-"""One row per tensor: its name in a checkpoint, its name here, its axes. Drives counting, loading, converting and splitting.
+"""One rule per tensor: its name in a checkpoint, our name, its axes. Drives counting, loading, converting and splitting.
 
-A `Rule` speaks of *our* tensor, always [out, in] (or [n]), one per layer and per expert. Where a checkpoint fuses several of
-ours into one, or transposes, or stacks experts, its `Source` says how ours is cut out of theirs. Several rules may read the
-same stored tensor (Q, K and V of a fused projection); together they cover it exactly once, which a test checks.
+A `Rule` describes *our* tensor, always [out, in] (or [n]), one per layer and per expert. Where a checkpoint fuses several of ours,
+transposes them or stacks experts, the rule's `Source` says how ours is extracted. Several rules may read the same stored tensor
+(Q, K and V of a fused projection); together they cover it exactly once, which a test checks.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from windlass.core.scheme import Keep
 
 
 class AxisName(Enum):
-    """What a dimension counts. The name decides how it is split over ranks (see `place`)."""
+    """What a dimension counts; decides how it is split over ranks (see `place`)."""
 
     HIDDEN = "hidden"
     LATENT = "latent"
     SINGLE = "single"
-    """Small things every rank holds whole: routers, per-head norms, indexers."""
+    """Replicated on every rank: routers, per-head norms, indexers."""
     VOCAB = "vocab"
     HEADS = "heads"
     KV_HEADS = "kv_heads"
@@ -33,17 +33,17 @@ class AxisName(Enum):
 class Axis(Frozen):
     name: AxisName
     count: int
-    """How many indivisible things there are: heads, channels, rows."""
+    """Number of indivisible items: heads, channels, rows."""
     unit: int = 1
-    """Elements of each: head_dim for heads."""
+    """Elements per item: head_dim for heads."""
 
     @property
     def size(self) -> int:
         return self.count * self.unit
 
 
-class Rows(Frozen):
-    """Which rows of a fused tensor are ours: row i of ours is row (i // block) * stride + offset + i % block of theirs."""
+class StridedRows(Frozen):
+    """Which rows of a fused tensor are ours: our row i is stored row (i // block) * stride + offset + i % block."""
 
     block: int
     stride: int
@@ -54,29 +54,29 @@ class Rows(Frozen):
 
 
 class Source(Frozen):
-    """Where our tensor lies in a checkpoint. `{layer}` and `{expert}` in the name are filled in."""
+    """Where our tensor is stored in a checkpoint. `{layer}` and `{expert}` in the name are filled in."""
 
     name: str
     fused_rows: int | None = None
-    """Rows of the stored tensor when it holds more than ours."""
-    rows: Rows | None = None
+    """Total rows of the stored tensor, where it holds more than ours."""
+    rows: StridedRows | None = None
     transposed: bool = False
     """Stored as [in, out]."""
     stacked: bool = False
-    """All experts in one tensor, the expert first."""
+    """All experts in one tensor, along its first dimension."""
     encoding: str = ""
-    """Stored in blocks rather than plainly: `mxfp4` is NAME_blocks [.., in / 32, 16] and NAME_scales [.., in / 32]."""
+    """Block encoding: `mxfp4` is NAME_blocks [.., in / 32, 16] and NAME_scales [.., in / 32]."""
 
 
 class Role(Enum):
     MATRIX = "matrix"
     LOOKUP = "lookup"
-    """A table of which a token reads one row."""
+    """An embedding table; a token reads one row."""
     HEAD = "head"
     VECTOR = "vector"
 
 
-class Part(Enum):
+class ModelPart(Enum):
     MAIN = "main"
     NEXT_TOKEN = "next_token"
     """The multi-token-prediction layer; engines may leave it out."""
@@ -86,18 +86,18 @@ class Rule(Frozen):
     ours: str
     axes: tuple[Axis, ...]
     sources: tuple[Source, ...]
-    """Published layout first; a checkpoint has exactly one of them."""
+    """The published layout first; a checkpoint has exactly one of them."""
     keep: Keep
     role: Role
     layers: tuple[int, ...] | None = None
-    """Layers that have this tensor; None: it belongs to the whole model."""
+    """Layers that have this tensor; None: outside the layers."""
     num_experts: int = 0
-    """One such tensor per expert; 0: none of it is expert-specific."""
+    """One such tensor per expert; 0: not an expert's."""
     num_active: int = 0
-    """Experts a token passes."""
-    part: Part = Part.MAIN
+    """Experts per token."""
+    part: ModelPart = ModelPart.MAIN
     copy_of: str | None = None
-    """The checkpoint stores it, but it is another of our tensors again."""
+    """Our name of the tensor that this one duplicates in the checkpoint."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -117,7 +117,7 @@ class Rule(Frozen):
 
 
 class StoredTensor(Frozen):
-    """One tensor of a checkpoint as the published layout names it."""
+    """One tensor of a checkpoint in the published layout."""
 
     name: str
     shape: tuple[int, ...]
@@ -143,7 +143,7 @@ def source_names(rule: Rule, source: Source) -> Iterator[tuple[str, int | None, 
 
 
 def stored_tensors(rules: tuple[Rule, ...], choice: int = 0) -> Iterator[StoredTensor]:
-    """Every tensor of a checkpoint, once, in the published layout (`choice` picks the alternative where a rule has one)."""
+    """Every tensor of a checkpoint once, in the published layout (`choice` selects an alternative source where a rule has one)."""
     seen: set[str] = set()
     for rule in rules:
         source = rule.sources[min(choice, len(rule.sources) - 1)]

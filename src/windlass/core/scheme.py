@@ -1,8 +1,7 @@
-"""How numbers are stored: bits, groups, and where packed weights may be cut. Knows no model and packs nothing itself.
+"""Quantization schemes: bits, group size, and where quantized weights may be split. Knows no model and quantizes nothing itself.
 
-A scheme is applied to a matrix [out, in]; scales run along `in`. The choice below is the one conversion makes, so that a
-plan's bytes are the bytes of the file: a row that the group does not divide takes the largest of 128, 64, 32 that does,
-else the matrix stays in high precision.
+A scheme applies to a matrix [out, in], with groups along `in`. Conversion uses the same rules, so planned bytes equal file bytes: a
+matrix whose row length is not a multiple of the group uses the largest of 128, 64, 32 that divides it, else it stays in 16 bits.
 """
 
 from __future__ import annotations
@@ -13,17 +12,16 @@ from windlass.core.model import Frozen
 from windlass.errors import BadInput, UnknownName
 
 GROUPS = (128, 64, 32)
-HIGH_PRECISION_BYTES = 2
 KV_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp8": 1.0}
 
 
 class Keep(Enum):
-    """What a scheme may do to a tensor."""
+    """Which precision a tensor gets under a scheme."""
 
     QUANTIZE = "quantize"
-    """A matrix that every scheme packs."""
+    """A matrix that every scheme quantizes."""
     EXPERT = "expert"
-    """A routed expert's matrix; some schemes pack only these."""
+    """A routed expert's matrix; some schemes quantize only these."""
     HIGH = "high"
     """Stays in 16 bits: norms, embeddings, routers, biases, the head."""
     FLOAT32 = "float32"
@@ -31,7 +29,7 @@ class Keep(Enum):
 
 
 class Stored(Frozen):
-    """How one matrix is stored after the scheme has looked at its shape."""
+    """How one matrix is stored, given its shape."""
 
     bits: int
     group: int | None = None
@@ -46,9 +44,9 @@ class Stored(Frozen):
         return num_out * num_in * self.bits // 8 + num_out * num_groups * self.scale_bytes + zeros
 
     def quantum(self, dim: int) -> int:
-        """A cut along `dim` (0 out, 1 in) may only fall on a multiple of this many elements.
+        """A split along `dim` (0 out, 1 in) must be at a multiple of this many elements.
 
-        Inputs: whole groups. Outputs: compressed-tensors packs zero points eight to an int32 along the output.
+        Inputs: whole groups. Outputs: compressed-tensors packs eight 4-bit zero points per int32 along the output.
         """
         if dim == 1:
             return self.group or 1
@@ -94,14 +92,14 @@ _SCHEMES = {
     "fp8": Scheme(name="fp8", bits=8, scale_bytes=4),
     "int8": Scheme(name="int8", bits=8, group=128, scale_bytes=2),
     "int4": Scheme(name="int4", bits=4, group=128, scale_bytes=2),
-    # Microscaling FP4: 32 values share a one-byte exponent (OCP MX 1.0); published checkpoints pack the experts only.
+    # Microscaling FP4: 32 values share a one-byte exponent (OCP MX 1.0); published checkpoints quantize the experts only.
     "mxfp4": Scheme(name="mxfp4", bits=4, group=32, scale_bytes=1, only_experts=True),
 }
 SCHEME_NAMES = tuple(_SCHEMES)
 
 
 def scheme(name: str, group: int | None = None, kv: str = "bf16", zero_points: bool = False) -> Scheme:
-    """The named scheme; `group` changes the group of those that have one."""
+    """The named scheme; `group` overrides the group size of grouped schemes."""
     if name not in _SCHEMES:
         raise UnknownName("quantization", name, _SCHEMES)
     if kv not in KV_BYTES:
@@ -110,7 +108,7 @@ def scheme(name: str, group: int | None = None, kv: str = "bf16", zero_points: b
     if group is None or found.group is None or name == "mxfp4":
         group = found.group
     elif group not in GROUPS:
-        raise BadInput(f"group {group} is not one of {', '.join(map(str, GROUPS))}: kernels exist for these only")
+        raise BadInput(f"group size {group} is not supported; choose {', '.join(map(str, GROUPS))}")
     import msgspec
 
     return msgspec.structs.replace(found, group=group, kv=kv, zero_points=zero_points and found.bits < 8)

@@ -1,4 +1,4 @@
-"""What is asked of the model: how long, how many at once, and what matters."""
+"""The workload to plan for: context, concurrency, prompt and answer length, and the goal."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ GOALS = ("latency", "throughput", "cost")
 
 class Workload(Frozen):
     context_tokens: int
-    """Memory is kept for this many tokens per sequence."""
+    """Maximum tokens per sequence."""
     concurrency: int
     prompt_tokens: int
     new_tokens: int
     goal: str = "latency"
     reserve_tokens: int = 0
-    """Cache kept per sequence: the whole context for sequences that were asked for, the mean length where as many as fit were."""
+    """KV cache reserved per sequence: the whole context if the concurrency was given, the mean length if it is as many as fit."""
 
     @property
     def mean_decode_context(self) -> float:
-        """Tokens in the cache halfway through an answer."""
+        """Tokens in the KV cache halfway through an answer."""
         return self.prompt_tokens + self.new_tokens / 2
 
 
 def workload(
     context_tokens: int, concurrency: int, goal: str = "latency", prompt_tokens: int | None = None, new_tokens: int | None = None
 ) -> Workload:
-    """Prompt and answer default to 1k + 1k (the shape serving tables are published for), or half the context each if that is less."""
+    """Prompt and answer default to 1k + 1k (as in published serving benchmarks), or half the context each if that is less."""
     half = max(context_tokens // 2, 1)
     if prompt_tokens is not None and new_tokens is None:
         new_tokens = max(min(1024, context_tokens - prompt_tokens), 1)

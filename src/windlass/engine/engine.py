@@ -7,7 +7,7 @@ The owner calls `step` while there is work. Nothing here blocks, except for a gr
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -23,8 +23,8 @@ from windlass.engine.sample.sampler import Sampler, SamplingState
 from windlass.engine.schedule.scheduler import Chunk, ScheduledBatch, Scheduler, SchedulerLimits
 from windlass.engine.schedule.sequence import Sequence as EngineSequence
 from windlass.errors import BadInput, Error
-from windlass.kernels.step import Cache
-from windlass.weights.load.stream import give_back_memory
+from windlass.kernels.step import KvCache
+from windlass.weights.load.prefetch import trim_heap
 
 BAD_LOGITS = "the model produced NaN or infinite logits; its weights may be damaged, or overflow their type"
 
@@ -55,15 +55,17 @@ class Engine:
     def __init__(
         self,
         decoder: Decoder,
-        caches: Sequence[Cache],
+        caches: Sequence[KvCache],
         limits: SchedulerLimits,
         num_tokens: int,
         *,
         device: str = "cpu",
         record: bool = True,
         runner: type[Runner] = Runner,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`num_tokens`: vocabulary size; the decoder's logits may have more columns, for padding."""
+        self._clock = clock
         self.limits, self.num_tokens = limits, num_tokens
         self.scheduler = Scheduler(limits)
         self.runner = runner(decoder, caches, limits, device, record, num_tokens)
@@ -88,9 +90,9 @@ class Engine:
         self._check_tokens(submit.generated, "the output so far", "generated")
         self._check_tokens(submit.sampling.logit_bias, "logit_bias", "logit_bias")
         if submit.grammar:
-            self._compiling.add(submit, time.perf_counter(), self._grammars.compile(submit.grammar))
+            self._compiling.add(submit, self._clock(), self._grammars.compile(submit.grammar))
         else:
-            self._enter(submit, time.perf_counter())
+            self._enter(submit, self._clock())
 
     def set_tokenizer(self, vocabulary: TokenizerData) -> None:
         """Needed before the first request with a grammar."""
@@ -154,7 +156,7 @@ class Engine:
         self._grammars.close()
         if hasattr(self, "runner"):
             del self.runner
-            give_back_memory()
+            trim_heap()
 
     # --- admission
 
@@ -193,8 +195,8 @@ class Engine:
     def _sequence(self, submit: Submit, submitted: float, matcher: GrammarMatcher | None) -> EngineSequence:
         num_prompt = len(submit.token_ids)
         room = max(self.limits.longest_sequence - num_prompt, 1)  # the scheduler rejects a prompt that leaves no room
-        unknown: list[TokenLogprob | None] = [None] * num_prompt
-        prompt_logprobs = None if submit.prompt_logprobs is None else unknown
+        unscored: list[TokenLogprob | None] = [None] * num_prompt
+        prompt_logprobs = None if submit.prompt_logprobs is None else unscored
         state = self.sampler.new_state(submit.sampling, submit.token_ids, matcher)
         for token in submit.generated:
             state.record(token)
@@ -215,7 +217,7 @@ class Engine:
 
     def _expire(self) -> list[SequenceOutput]:
         """Requests past their deadline, waiting or running."""
-        passed = [self._sequences[number] for number in self._deadlines.expired(time.perf_counter()) if number in self._sequences]
+        passed = [self._sequences[number] for number in self._deadlines.expired(self._clock()) if number in self._sequences]
         return [SequenceOutput(sequence.id, [], finish=self._finish_expired(sequence)) for sequence in passed]
 
     def _finish_expired(self, sequence: EngineSequence) -> Finish:
@@ -225,7 +227,7 @@ class Engine:
         for chunk in batch.chunks:
             request: RequestState = chunk.sequence.request
             if request.started is None:
-                request.started = time.perf_counter()
+                request.started = self._clock()
                 if not request.submit.generated:  # otherwise the lost engine counted it
                     self._totals.prompt_tokens += chunk.sequence.num_prompt
 
@@ -304,7 +306,7 @@ class Engine:
         reason = _advance_grammar(request.sampling_state.matcher, token, self.scheduler.append(sequence, token))
         prompt_logprobs = prefill = None
         if request.first_token is None:
-            request.first_token = time.perf_counter()
+            request.first_token = self._clock()
             prompt_logprobs, prefill = request.prompt_logprobs, _prefill_stats(sequence, request.first_token)
         finish = None if reason is None else self._finish(sequence, reason)
         return SequenceOutput(sequence.id, [token], logprobs, prompt_logprobs, prefill, finish)
@@ -335,7 +337,7 @@ class Engine:
             prompt_tokens=sequence.num_prompt, completion_tokens=sequence.num_output, cached_tokens=max(sequence.num_cached, 0)
         )
         stop_token_id = sequence.tokens[-1] if reason == "stop" and sequence.tokens[-1] in sequence.stop_token_ids else None
-        return Finish(reason, usage, _timings(sequence.request, time.perf_counter()), stop_token_id, error, kind, field)
+        return Finish(reason, usage, _timings(sequence.request, self._clock()), stop_token_id, error, kind, field)
 
 
 def _advance_grammar(matcher: GrammarMatcher | None, token: int, reason: FinishReason | None) -> FinishReason | None:

@@ -1,23 +1,10 @@
-"""Memory used by this process and its devices; cheap enough to read every second."""
+"""Memory of the accelerators this process uses; cheap enough to read every second. Host memory: `machine/memory.py`."""
 
 from __future__ import annotations
-
-import os
-from pathlib import Path
 
 import torch
 
 from windlass.core.request import DeviceMemory
-
-_STATM = Path("/proc/self/statm")
-"""Pages: all, resident, ... (proc(5)). Linux only; 0 elsewhere."""
-
-
-def process_bytes() -> int:
-    try:
-        return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
-        return 0
 
 
 def device_memory() -> tuple[DeviceMemory, ...]:

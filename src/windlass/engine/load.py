@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from windlass.core.fused import lacks
+from windlass.core.fused import unsupported
 from windlass.core.launch import Launch, RandomInit
 from windlass.core.model import ModelSpec
 from windlass.core.place import local_bytes, local_experts, stored
 from windlass.core.request import Info
-from windlass.core.rule import Part, Rule
+from windlass.core.rule import ModelPart, Rule
 from windlass.core.scheme import Scheme, scheme
 from windlass.engine.engine import Engine
 from windlass.engine.execute.runner import Runner
@@ -32,13 +32,13 @@ from windlass.errors import BadInput, Impossible, UnknownName
 from windlass.families import describe, rules
 from windlass.machine.system import this_system
 from windlass.nn.decoder import Decoder
-from windlass.nn.parallel.shard import WHOLE, Shard
-from windlass.weights.cuts import scheme_of
+from windlass.nn.parallel.shard import WHOLE, ModelShard
 from windlass.weights.load.checkpoint import CheckpointWeights
+from windlass.weights.load.prefetch import trim_heap
 from windlass.weights.load.random import RandomWeights
-from windlass.weights.load.stream import give_back_memory
+from windlass.weights.schemes import cutting_scheme
 from windlass.weights.source import check_runnable, open_model
-from windlass.weights.transfer.store import open_parts
+from windlass.weights.transfer.store import open_partial
 
 KV_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 DEVICES = ("cpu", "cuda", "mps")
@@ -49,7 +49,7 @@ Progress = Callable[[int, int], None]
 """Bytes read, and of how many."""
 
 
-ShardOf = Callable[[ModelSpec, tuple[Rule, ...], Callable[[], Scheme]], Shard]
+ShardOf = Callable[[ModelSpec, tuple[Rule, ...], Callable[[], Scheme]], ModelShard]
 """Chooses the shard to build, from the spec, its rules and, on demand, the storage scheme."""
 
 
@@ -79,15 +79,15 @@ def build(
         built = _random(launch, launch.random_weights, device, shard_of)
     else:
         built = _from_checkpoint(launch, device, progress, shard_of, parts)
-    give_back_memory()
+    trim_heap()
     return built
 
 
 def _from_checkpoint(launch: Launch, device: str, progress: Progress | None, shard_of: ShardOf, parts: str) -> LoadedDecoder:
-    opened = open_parts(Path(parts)) if parts else open_model(Path(launch.model))
+    opened = open_partial(Path(parts)) if parts else open_model(Path(launch.model))
     try:
         dtype = torch.float32 if launch.exact else None
-        shard = shard_of(opened.spec, opened.rules, partial(scheme_of, opened))
+        shard = shard_of(opened.spec, opened.rules, partial(cutting_scheme, opened))
         weights = CheckpointWeights(
             opened,
             placement=shard.placement,
@@ -133,7 +133,7 @@ def _tiled(spec: ModelSpec, kv: str, device: str) -> bool:
     """Whether the fused Hopper kernels can run the whole model on this device."""
     if _kind(device) != "cuda" or torch.version.hip is not None or torch.cuda.get_device_capability(device)[0] != HOPPER:
         return False
-    return kv == "bf16" and not lacks(spec)
+    return kv == "bf16" and not unsupported(spec)
 
 
 def _context(spec: ModelSpec, launch: Launch) -> int | None:
@@ -223,11 +223,11 @@ def _most_of(storage: dict[str, int]) -> str:
 
 def _planned_bytes(table: tuple[Rule, ...], how: Scheme) -> int:
     """As `windlass convert` would store them."""
-    held = [rule for rule in table if rule.part is Part.MAIN and rule.copy_of is None]
+    held = [rule for rule in table if rule.part is ModelPart.MAIN and rule.copy_of is None]
     return sum(_rule_bytes(rule, how) * rule.copies for rule in held)
 
 
-def _shard_bytes(spec: ModelSpec, table: tuple[Rule, ...], shard: Shard, how: Scheme) -> int:
+def _shard_bytes(spec: ModelSpec, table: tuple[Rule, ...], shard: ModelShard, how: Scheme) -> int:
     """Of one rank; embedding and head are counted on every stage."""
     placement, (first, last) = shard.placement, shard.layers(spec)
     assert placement is not None
@@ -237,7 +237,7 @@ def _shard_bytes(spec: ModelSpec, table: tuple[Rule, ...], shard: Shard, how: Sc
         layers = 1 if rule.layers is None else sum(first <= layer < last for layer in rule.layers)
         return layers * (experts if rule.num_experts else 1)
 
-    held = [rule for rule in table if rule.part is Part.MAIN and rule.copy_of is None]
+    held = [rule for rule in table if rule.part is ModelPart.MAIN and rule.copy_of is None]
     return sum(local_bytes(rule, placement, how, shard.tp_index) * copies(rule) for rule in held)
 
 

@@ -8,7 +8,7 @@ import msgspec
 
 from windlass.core.request import Info
 from windlass.engine.engine import Engine
-from windlass.engine.footprint import device_memory, process_bytes
+from windlass.engine.footprint import device_memory
 from windlass.engine.protocol import (
     Cancel,
     Command,
@@ -22,6 +22,7 @@ from windlass.engine.protocol import (
     describe_error,
 )
 from windlass.errors import Error
+from windlass.machine.memory import process_memory
 
 Take = Callable[[bool], "list[Command] | None"]
 """`take(wait)` -> commands that have arrived, at least one if `wait`; None: there will be no more."""
@@ -60,5 +61,7 @@ class EngineLoop:
                 self._send(InfoReply(command.id, self._current_info()))
 
     def _current_info(self) -> Info:
-        stats = msgspec.structs.replace(self._engine.stats(), process_bytes=process_bytes(), devices=device_memory())
+        stats = msgspec.structs.replace(
+            self._engine.stats(), process_bytes=process_memory().resident_bytes, devices=device_memory()
+        )
         return msgspec.structs.replace(self._info, stats=stats)

@@ -5,11 +5,11 @@ The system allocates pages of the cache when they are first written, so unused b
 
 from __future__ import annotations
 
+from windlass.core.constants import BLOCK_TOKENS
 from windlass.core.model import ModelSpec, kv_bytes_per_token
 from windlass.core.scheme import KV_BYTES
 from windlass.engine.schedule.scheduler import SchedulerLimits
 from windlass.errors import BadInput, DoesNotFit
-from windlass.kernels.step import BLOCK_TOKENS
 from windlass.units import format_bytes
 
 MAX_SEQUENCES = 16

@@ -1,6 +1,6 @@
 """Messages between an engine and its client, across processes or threads: token ids, never text. No torch.
 
-On a socket each message is a frame (core/frames.py) of msgpack with fixed types; nothing is unpickled. One message carries the new
+On a socket each message is a frame (core/ranks/frames.py) of msgpack with fixed types; nothing is unpickled. One message carries the new
 tokens of all sequences of a step.
 """
 
@@ -12,7 +12,7 @@ import msgspec
 
 from windlass import errors
 from windlass.core.client import Broken, Busy, Late, Unavailable
-from windlass.core.frames import FrameReader, frame
+from windlass.core.ranks.frames import FrameReader, frame
 from windlass.core.request import FinishReason, Info, Sampling, Timings, TokenLogprob, Usage
 from windlass.parallel.group import GroupLost
 

@@ -1,6 +1,16 @@
-"""One file per family of models: its config's dialects -> ModelSpec, and the names of every tensor. Data and no torch.
+"""Model families: config.json -> ModelSpec, and the names of every tensor in its checkpoint. Data; no torch.
 
-A new model made of known parts is one such file with `describe(config, hints)` and `NAMES`, one line below, and a tiny test config.
+To add a model made of known layers (copy `dense/qwen3.py` or `moe/mixtral.py`, about 70 lines):
+
+1. One file in `dense/` or `moe/`, named like the `model_type`, with `NAMES` (the checkpoint's tensor names),
+   `describe(config, hints) -> ModelSpec` (reads every key; unread keys are refused) and
+   `rules(spec) -> tuple[Rule, ...]`, usually `rules_from(spec, NAMES)`.
+2. One row in MODEL_TYPES below: `model_type` of config.json -> that file.
+3. A tiny config, `tests/families/tiny/MODEL_TYPE.json`: tests of every family (loading, splitting, conversion, comparison with
+   transformers) pick it up by its name.
+
+A new kind of attention or feed-forward is a struct in `core/model.py` and a module in `nn` first. Optional: a row in
+`registry.toml` (a name for `windlass plan NAME`), `chat/dialects.toml` (tool calls, reasoning).
 """
 
 from __future__ import annotations
@@ -11,7 +21,7 @@ from typing import Protocol, cast
 from windlass.core.model import ModelSpec
 from windlass.core.rule import Rule
 from windlass.errors import BadConfig
-from windlass.families.reading.config import Config, shown
+from windlass.families.reading.config import Config, format_value
 from windlass.families.reading.hints import Hints, hints_from
 
 
@@ -20,7 +30,7 @@ class Family(Protocol):
     def rules(self, spec: ModelSpec) -> tuple[Rule, ...]: ...
 
 
-# model_type in config.json -> the module that knows it.
+# model_type in config.json -> module in this package.
 MODEL_TYPES = {
     "glm4_moe": "moe.glm4_moe",
     "glm4": "dense.glm4",
@@ -50,28 +60,32 @@ def family(name: str) -> Family:
 
 
 def describe(values: object, name: str = "", *, hints: Hints | None = None, where: str = "config.json") -> ModelSpec:
-    """The ModelSpec of a parsed config.json. `hints` say what the checkpoint's files show and the config does not."""
+    """The ModelSpec of a parsed config.json. `hints`: what the checkpoint's tensor names show and the config does not say."""
     config = Config(values, where)
     model_type = _model_type(config)
     if model_type not in MODEL_TYPES:
-        raise BadConfig(f"{where}: model_type {shown(model_type)} is not known; known: {', '.join(sorted(MODEL_TYPES))}")
+        raise BadConfig(
+            f"{where}: model_type {format_value(model_type)} is not supported; supported: {', '.join(sorted(MODEL_TYPES))}"
+        )
     spec = family(MODEL_TYPES[model_type]).describe(config, hints or Hints())
     config.finish()
-    return _as_found(spec, name, hints or Hints())
+    return _with_hints(spec, name, hints or Hints())
 
 
 def _model_type(config: Config) -> str:
-    """Named by the config; StripedHyena's has no model_type and is known by its layer lists."""
+    """From the config; StripedHyena has no model_type and is recognised by its layer lists."""
     value = config.values.get("model_type")
     if value is None and "hcl_layer_idxs" in config.values:
         return "evo2"
     if not isinstance(value, str):
-        raise config.refuse("model_type is missing" if value is None else f"model_type should be text, found {shown(value)}")
+        raise config.refuse(
+            "model_type is missing" if value is None else f"model_type should be a string, found {format_value(value)}"
+        )
     return value
 
 
-def _as_found(spec: ModelSpec, name: str, hints: Hints) -> ModelSpec:
-    """With its name, and with the copy of a tied head that the files hold or do not."""
+def _with_hints(spec: ModelSpec, name: str, hints: Hints) -> ModelSpec:
+    """With its name, and whether the files store a copy of the tied head."""
     import msgspec
 
     head_copy = spec.head_copy if hints.head_copy is None else spec.tied_head and hints.head_copy
@@ -79,7 +93,7 @@ def _as_found(spec: ModelSpec, name: str, hints: Hints) -> ModelSpec:
 
 
 def rules(spec: ModelSpec) -> tuple[Rule, ...]:
-    """Every tensor of the model's checkpoint."""
+    """Rules for every tensor of the model's checkpoint."""
     return family(MODEL_TYPES[spec.family]).rules(spec)
 
 

@@ -1,4 +1,4 @@
-"""The models known by name: what they are called, where they come from, and how sure we are of their configs."""
+"""The registry of models known by name (registry.toml): hub name, aliases, and how the config was verified."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from windlass.errors import UnknownName
 from windlass.families import Hints, describe
 
 
-class Known(Frozen):
+class KnownModel(Frozen):
     name: str
     hub: str
     check: str
@@ -22,7 +22,7 @@ class Known(Frozen):
     config: str = ""
     aliases: tuple[str, ...] = ()
     own_next_token_embeddings: bool | None = None
-    """Set where the published config does not tell what the files hold."""
+    """Set where the published config does not say what the files contain."""
     note: str = ""
 
     def names(self) -> tuple[str, ...]:
@@ -30,12 +30,12 @@ class Known(Frozen):
 
 
 @cache
-def known_models() -> tuple[Known, ...]:
+def known_models() -> tuple[KnownModel, ...]:
     text = files("windlass.families").joinpath("registry.toml").read_text()
-    return tuple(msgspec.convert(tomllib.loads(text)["model"], list[Known]))
+    return tuple(msgspec.convert(tomllib.loads(text)["model"], list[KnownModel]))
 
 
-def find(name: str) -> Known | None:
+def find(name: str) -> KnownModel | None:
     wanted = name.lower()
     for strict in (True, False):
         for model in known_models():
@@ -49,12 +49,12 @@ def unknown_model(name: str) -> UnknownName:
     return UnknownName("model", name, [model.name for model in known_models()])
 
 
-def published_config(model: Known) -> dict[str, Any]:
-    """The config.json as published."""
+def published_config(model: KnownModel) -> dict[str, Any]:
+    """config.json as published on the hub."""
     file = model.config or model.hub.replace("/", "--") + ".json"
     return msgspec.json.decode(files("windlass.families").joinpath("configs", file).read_bytes(), type=dict[str, Any])
 
 
-def spec_of(model: Known) -> ModelSpec:
+def spec_of(model: KnownModel) -> ModelSpec:
     hints = Hints(own_next_token_embeddings=model.own_next_token_embeddings)
     return describe(published_config(model), model.name, hints=hints, where=f"{model.hub}: config.json")

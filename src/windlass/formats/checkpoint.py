@@ -1,18 +1,16 @@
-"""A checkpoint directory: its config, the names of its tensors, its digest, and the store that reads it. No torch until one is opened."""
+"""A checkpoint directory: tensor names, digest, and the store that reads it. Imports no torch until a store is opened."""
 
 from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from windlass.errors import BadInput
 from windlass.formats.safetensors.files import (
     SAFETENSORS_INDEX,
     TORCH_INDEX,
-    nothing_found,
+    no_weights_error,
     read_index,
     safetensors_files,
     torch_files,
@@ -23,22 +21,8 @@ if TYPE_CHECKING:
     from windlass.core.ports import TensorStore
 
 
-def read_config(path: Path) -> dict[str, Any]:
-    """config.json of a directory, or the file itself."""
-    file = path / "config.json" if path.is_dir() else path
-    if not file.is_file():
-        raise BadInput(f"{path} has no config.json; give a model directory, a config.json, or a name from `windlass models`")
-    try:
-        values = msgspec.json.decode(file.read_bytes())
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadInput(f"{file} is not valid JSON: {error}") from None
-    if not isinstance(values, dict):
-        raise BadInput(f"{file}: expected a JSON object")
-    return values  # pyright: ignore[reportUnknownVariableType]
-
-
 def tensor_names(path: Path) -> frozenset[str]:
-    """Names in the index, and in the headers of safetensors files it does not name; empty where there are none."""
+    """Names from the index and from the headers of safetensors files it does not list; empty without weights."""
     if not path.is_dir():
         return frozenset()
     index = path / SAFETENSORS_INDEX
@@ -48,26 +32,26 @@ def tensor_names(path: Path) -> frozenset[str]:
 
 
 def open_store(path: Path) -> TensorStore:
-    """A directory's safetensors files, or else its PyTorch files; or one safetensors file with a config.json beside it."""
+    """A directory's safetensors files, else its PyTorch files; or a single safetensors file with config.json next to it."""
     from windlass.formats.safetensors.store import SafetensorsStore
     from windlass.formats.torch_bin import TorchStore
 
     if path.is_file() and path.suffix == ".safetensors":
         return SafetensorsStore(path.parent, [path.name])
     if not path.is_dir():
-        raise BadInput(f"{path} is no checkpoint directory")
+        raise BadInput(f"{path} is not a checkpoint directory")
     if (path / SAFETENSORS_INDEX).exists() or safetensors_files(path):
         return SafetensorsStore(path)
     if (path / TORCH_INDEX).exists() or torch_files(path):
         return TorchStore(path)
-    raise nothing_found(path)
+    raise no_weights_error(path)
 
 
 # --- identity --------------------------------------------------------------------------------------------------------
 
 
 def digest(path: Path) -> str:
-    """SHA-256 over the config and the index or headers: changes when any tensor's name, shape or place does."""
+    """SHA-256 over the config and the index or headers: changes with any tensor's name, shape or position."""
     found = hashlib.sha256()
     for file in [path] if path.is_file() else [path / "config.json", path / SAFETENSORS_INDEX]:
         if file.is_file():
@@ -75,18 +59,4 @@ def digest(path: Path) -> str:
     if path.is_dir() and not (path / SAFETENSORS_INDEX).is_file():
         for name in safetensors_files(path):
             found.update(read_header_bytes(path / name)[0])
-    return found.hexdigest()
-
-
-def source_digest(path: Path) -> str:
-    """`digest`, and of every file of weights its name, size, content's hash where the hub's cache knows it, or else time of change.
-
-    For telling whether an unfinished conversion can go on: reading all weights to know would take as long as converting them.
-    """
-    found = hashlib.sha256(digest(path).encode())
-    for name in safetensors_files(path) + torch_files(path) if path.is_dir() else []:
-        real = (path / name).resolve()
-        state = real.stat()
-        identity = real.name if real.parent.name == "blobs" else str(state.st_mtime_ns)
-        found.update(f"{name}\0{state.st_size}\0{identity}\n".encode())
     return found.hexdigest()

@@ -1,4 +1,4 @@
-"""safetensors' names of number types and torch's. The only table of them; imports torch when first asked."""
+"""safetensors dtype names <-> torch dtypes. Imports torch on first use."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def _names() -> dict[torch.dtype, str]:
 
 def torch_dtype(name: str) -> torch.dtype:
     if name not in _table():
-        raise BadInput(f"tensors of type {name} cannot be read: torch has no such type")
+        raise BadInput(f"dtype {name} is not supported: torch has no equivalent")
     return _table()[name]
 
 
 def dtype_name(dtype: torch.dtype) -> str:
     if dtype not in _names():
-        raise BadInput(f"tensors of type {dtype} cannot be read: safetensors has no such type")
+        raise BadInput(f"dtype {dtype} is not supported: safetensors has no equivalent")
     return _names()[dtype]

@@ -1,4 +1,4 @@
-"""PyTorch `.bin` files as a store of tensors. They are pickles, so they are only read through torch's unpickler that runs no code."""
+"""PyTorch `.bin` checkpoints as a TensorStore. They are pickles, so they are loaded with `weights_only=True`, which runs no code."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ import re
 import warnings
 from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from windlass.core.model import Frozen
 from windlass.errors import BadCheckpoint
-from windlass.formats.checkpoint import read_config
+from windlass.formats.config import read_config
 from windlass.formats.disk.reader import TensorReader, check_rows, row_shape
+from windlass.formats.disk.tensor_info import TensorInfo
 from windlass.formats.dtypes import dtype_name
-from windlass.formats.safetensors.files import TORCH_INDEX, file_within, missing_files, nothing_found, read_index, torch_files
-from windlass.formats.safetensors.header import TensorInfo
+from windlass.formats.safetensors.files import TORCH_INDEX, file_within, missing_files, no_weights_error, read_index, torch_files
 
 if TYPE_CHECKING:
     import torch
 
 
-class Mapping(Frozen):
-    """A stretch of addresses that is a stretch of a file."""
+class MappedRegion(Frozen):
+    """An address range that maps a file."""
 
     first: int
     stop: int
@@ -30,7 +30,7 @@ class Mapping(Frozen):
 
 
 class TorchStore:
-    """torch maps each file once to tell where its tensors are; weights are then read with plain reads, as mapped pages would count."""
+    """torch.load maps each file once to find where its tensors are; rows are then read with pread."""
 
     def __init__(self, directory: Path) -> None:
         self.config: dict[str, Any] = read_config(directory)
@@ -45,7 +45,6 @@ class TorchStore:
             if name not in self._tensors:
                 what = f"the index says it is in {file_name}, which does not have it"
                 raise BadCheckpoint(what, directory / TORCH_INDEX, name)
-        self.unlisted: tuple[str, ...] = tuple(name for name in self._tensors if name not in index) if index else ()
 
     def names(self) -> Collection[str]:
         return self._tensors.keys()
@@ -71,7 +70,7 @@ class TorchStore:
 
     def _tensor(self, name: str) -> TensorInfo | torch.Tensor:
         if name not in self._tensors:
-            raise BadCheckpoint("the checkpoint has no such tensor", self.directory, name)
+            raise BadCheckpoint("no such tensor in the checkpoint", self.directory, name)
         return self._tensors[name]
 
     def _add(self, file: Path, real: Path) -> None:
@@ -79,37 +78,38 @@ class TorchStore:
         mappings = mappings_of(real)
         for name, tensor in tensors.items():
             if name in self._tensors:
-                raise BadCheckpoint("is in another file of the directory too; remove one of them", file, name)
+                raise BadCheckpoint("is in another file of the directory as well; remove one of them", file, name)
             self._tensors[name] = locate(name, tensor, file, mappings) or tensor
 
 
 def load(file: Path, label: Path) -> dict[str, torch.Tensor]:
-    """Tensors of one file, mapped. `label` is its name in messages: a hub cache keeps the file itself under its hash."""
+    """Memory-mapped tensors of one file. `label`: path for messages (a hub cache stores files under their hash)."""
     import torch
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # on old protocols and old storages, which are no concern of the reader's
-            values = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+            warnings.simplefilter("ignore")  # about old pickle protocols and storages
+            values: Any = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
         raise _refusal(label, str(error)) from None
-    except Exception as error:  # noqa: BLE001 - an edge: of a damaged file the unpickler raises whatever its bytes lead it to
+    except Exception as error:  # noqa: BLE001 - a damaged pickle may raise anything
         first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise BadCheckpoint(f"cannot be loaded, it is damaged or older than PyTorch 1.6: {first}", label) from None
-    if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
-        raise BadCheckpoint("holds no dictionary of tensors", label)
-    for name, value in values.items():
+        raise BadCheckpoint(f"cannot be loaded; it is damaged or older than PyTorch 1.6: {first}", label) from None
+    if not isinstance(values, dict) or not all(isinstance(name, str) for name in cast(dict[Any, Any], values)):
+        raise BadCheckpoint("not a state dict: a dictionary of tensors is expected", label)
+    tensors = cast(dict[str, Any], values)
+    for name, value in tensors.items():
         if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.is_quantized:
-            raise BadCheckpoint(f"is a {type(value).__name__} where a plain tensor should be", label, name)
-    return values
+            raise BadCheckpoint(f"is a {type(value).__name__}; only dense tensors are read", label, name)
+    return tensors
 
 
 def _refusal(file: Path, message: str) -> BadCheckpoint:
-    """torch's own message is a page long, and suggests to load the file unsafely."""
+    """Replaces torch's message, which is a page long and suggests loading the file unsafely."""
     code = re.search(r"GLOBAL ([\w.]+)", message)
     if code is None:
-        return BadCheckpoint("is not a pickle of tensors, or damaged; nothing in it was run", file)
-    return BadCheckpoint(f"is a pickle that wants to run code ({code[1]}); nothing was run. Use a safetensors copy instead", file)
+        return BadCheckpoint("not a pickle of tensors, or damaged; no code was executed", file)
+    return BadCheckpoint(f"refused: the pickle would execute code ({code[1]}); use a safetensors version of the model", file)
 
 
 def _read_index(directory: Path) -> dict[str, str]:
@@ -125,15 +125,15 @@ def _file_names(directory: Path, index: dict[str, str]) -> list[str]:
         raise BadCheckpoint(f"the index names {missing[0]}, which is missing; download it again", directory / TORCH_INDEX)
     names = sorted(set(index.values())) or torch_files(directory)
     if not names:
-        raise nothing_found(directory)
+        raise no_weights_error(directory)
     return names
 
 
 # --- from mapped memory back to the file -----------------------------------------------------------------------------
 
 
-def locate(name: str, tensor: torch.Tensor, file: Path, mappings: list[Mapping]) -> TensorInfo | None:
-    """Where in the file a mapped tensor's bytes are; None for one that is not in the file as it stands (transposed, say)."""
+def locate(name: str, tensor: torch.Tensor, file: Path, mappings: list[MappedRegion]) -> TensorInfo | None:
+    """Position of a mapped tensor in the file; None if it is not contiguous there (e.g. transposed)."""
     first, num_bytes = tensor.data_ptr(), tensor.numel() * tensor.itemsize
     for mapping in mappings if tensor.is_contiguous() and num_bytes else []:
         if mapping.first <= first and first + num_bytes <= mapping.stop:
@@ -142,15 +142,15 @@ def locate(name: str, tensor: torch.Tensor, file: Path, mappings: list[Mapping])
     return None
 
 
-def mappings_of(file: Path) -> list[Mapping]:
-    """Where this process has the file mapped (man 5 proc_pid_maps). Nothing where there is no /proc: tensors then stay mapped."""
+def mappings_of(file: Path) -> list[MappedRegion]:
+    """Address ranges where this process maps the file (man 5 proc_pid_maps). Empty without /proc: tensors then stay mapped."""
     maps = Path("/proc/self/maps")
     if not maps.exists():
         return []
-    found: list[Mapping] = []
+    found: list[MappedRegion] = []
     for line in maps.read_text(errors="surrogateescape").splitlines():
         addresses, _, offset, _, _, *path = line.split(maxsplit=5)
         if path == [str(file)]:
             first, stop = (int(address, 16) for address in addresses.split("-"))
-            found.append(Mapping(first=first, stop=stop, file_offset=int(offset, 16)))
+            found.append(MappedRegion(first=first, stop=stop, file_offset=int(offset, 16)))
     return found

@@ -1,7 +1,7 @@
-"""Compiles the C++ that the package ships, with the system's compiler, once per machine. Knows nothing of what it compiles.
+"""Compiles the C++ sources under native/ with the system's compiler, once per machine.
 
-Nothing depends on it: without a compiler every operation takes its PyTorch path, which gives the same bytes, slowly.
-`WINDLASS_NO_NATIVE=1` forces that path.
+Optional: without a compiler every operation falls back to PyTorch, with the same results, slower. `WINDLASS_NO_NATIVE=1` forces
+the fallback. Knows no operation.
 """
 
 from __future__ import annotations
@@ -22,120 +22,140 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-SOURCES = Path(__file__).parent
-# No -march=native: a cache directory may be shared by unlike machines, so the sources choose instructions at run time.
+NATIVE = Path(__file__).parent / "native"
+# No -march=native: a cache folder may be shared by machines of different types, so the sources choose instructions at run time.
 # No contraction: a fused multiply-add rounds once where PyTorch rounds twice.
-FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-pthread", "-ffp-contract=off", "-w")
+EXACT_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-pthread", "-ffp-contract=off", "-w")
 # Kernels that only have to be near their reference may fuse.
 FAST_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-pthread", "-fno-math-errno", "-w")
 COMPILERS = ("c++", "g++", "clang++")
-COMPILE_SECONDS = 120
+COMPILE_SECONDS = 300
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Library:
+    """Which sources make a library, and how they are compiled."""
+
+    folders: tuple[str, ...]
+    """Under native/."""
+    flags: tuple[str, ...]
+
+    @property
+    def sources(self) -> list[Path]:
+        return sorted(source for folder in self.folders for source in (NATIVE / folder).glob("*.cpp"))
+
+
+LIBRARIES = {
+    "native": Library(("attention", "links", "ops", "panel", "program", "simd"), FAST_FLAGS),
+    "quantize": Library(("quantize",), EXACT_FLAGS),
+}
+
+
+@dataclass(frozen=True)
+class LoadResult:
     library: ctypes.CDLL | None
     why_not: str | None = None
 
 
 def library(name: str) -> ctypes.CDLL | None:
-    """The compiled NAME.cpp (or all of NAME/*.cpp), or None where there is none; then `why_not` says why."""
-    return _outcome(name).library
+    """The compiled library NAME (see LIBRARIES), or None; then `why_not` says why."""
+    return _result(name).library
 
 
 def will_compile(name: str) -> bool:
-    """Whether asking for the library of NAME/*.cpp now would take the better part of a minute."""
+    """Whether asking for the library NAME now would compile it, which takes up to a minute."""
     compiler = _compiler()
-    if compiler is None or os.environ.get("WINDLASS_NO_NATIVE", "") not in ("", "0"):
+    if compiler is None or _is_disabled():
         return False
+    sources, flags = LIBRARIES[name].sources, LIBRARIES[name].flags
+    suffix = ".so" if len(sources) == 1 else ".o"
     try:
-        return not all((cache_folder() / _object_file(source, compiler)).is_file() for source in (SOURCES / name).glob("*.cpp"))
+        return not all((cache_folder() / (_source_key(source, compiler, flags) + suffix)).is_file() for source in sources)
     except (OSError, RuntimeError, subprocess.SubprocessError):
         return True
 
 
 def why_not(name: str) -> str | None:
-    """One line for the user on why NAME runs on the slow path; None where it does not."""
-    return _outcome(name).why_not
+    """One line for the user on why NAME runs without compiled kernels; None where it does not."""
+    return _result(name).why_not
 
 
-def _outcome(name: str) -> Outcome:
-    if os.environ.get("WINDLASS_NO_NATIVE", "") not in ("", "0"):
-        return Outcome(None, "compiled kernels are off (WINDLASS_NO_NATIVE is set): the same results, slower")
+def _is_disabled() -> bool:
+    return os.environ.get("WINDLASS_NO_NATIVE", "") not in ("", "0")
+
+
+def _result(name: str) -> LoadResult:
+    if _is_disabled():
+        return LoadResult(None, "compiled kernels are disabled (WINDLASS_NO_NATIVE is set): same results, slower")
     return _load(name)
 
 
 @cache
-def _load(name: str) -> Outcome:
+def _load(name: str) -> LoadResult:
     compiler = _compiler()
     if compiler is None:
-        return Outcome(None, "no C++ compiler found: the same results, slower; install g++ or clang++, or set CXX")
+        return LoadResult(None, "no C++ compiler found: same results, slower; install g++ or clang++, or set CXX")
     try:
-        made = _linked(name, compiler) if (SOURCES / name).is_dir() else _compiled(name, compiler)
-        return Outcome(ctypes.CDLL(str(made)))
+        return LoadResult(ctypes.CDLL(str(_compiled(LIBRARIES[name], compiler))))
     except subprocess.SubprocessError as error:
-        said = getattr(error, "stderr", None) or str(error)
-        return Outcome(
-            None, f"{compiler} could not compile {name}.cpp ({said.strip().splitlines()[0]}): the same results, slower"
-        )
+        message = getattr(error, "stderr", None) or str(error)
+        first_line = message.strip().splitlines()[0]
+        return LoadResult(None, f"{compiler} could not compile the {name} kernels ({first_line}): same results, slower")
     except OSError as error:
-        return Outcome(None, f"the compiled {name} could not be loaded ({error}): the same results, slower")
+        return LoadResult(None, f"the compiled {name} kernels could not be loaded ({error}): same results, slower")
 
 
 def _compiler() -> str | None:
-    wanted = (os.environ.get("CXX", ""), *COMPILERS)
-    return next((found for name in wanted if name and (found := shutil.which(name))), None)
+    names = (os.environ.get("CXX", ""), *COMPILERS)
+    return next((path for name in names if name and (path := shutil.which(name))), None)
 
 
-def _compiled(name: str, compiler: str) -> Path:
-    """The shared library, from the cache or made now."""
-    sources = sorted(path for path in SOURCES.glob(f"{name}*") if path.suffix in (".cpp", ".h"))
-    file = _fingerprint([path.read_bytes() for path in sources], compiler, FLAGS) + ".so"
-    command = [compiler, *FLAGS, str(SOURCES / f"{name}.cpp"), "-o"]
+def _compiled(wanted: Library, compiler: str) -> Path:
+    """The shared library, from the cache or compiled now."""
     try:
-        return _written(cache_folder() / file, command)
+        return _compiled_in(cache_folder(), wanted, compiler)
     except (OSError, RuntimeError):
-        # No home, or one that is read-only or full: a folder of our own, so that nobody else writes to it.
-        return _written(Path(tempfile.mkdtemp(prefix="windlass-kernels-")) / file, command)
+        # No home folder, or one that is read-only or full: a private temporary folder, which nobody else can write to.
+        return _compiled_in(Path(tempfile.mkdtemp(prefix="windlass-kernels-")), wanted, compiler)
 
 
-def _linked(name: str, compiler: str) -> Path:
-    """A library of several files: each compiled for itself, side by side, and again only where it changed."""
-    sources = sorted((SOURCES / name).glob("*.cpp"))
-    try:
-        return _linked_in(cache_folder(), sources, compiler)
-    except (OSError, RuntimeError):
-        return _linked_in(Path(tempfile.mkdtemp(prefix="windlass-kernels-")), sources, compiler)
-
-
-def _linked_in(folder: Path, sources: list[Path], compiler: str) -> Path:
+def _compiled_in(folder: Path, wanted: Library, compiler: str) -> Path:
+    sources, flags = wanted.sources, wanted.flags
+    if len(sources) == 1:
+        file = folder / f"{_source_key(sources[0], compiler, flags)}.so"
+        return _written(file, [compiler, *flags, "-shared", *_input(sources[0])])
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        objects = list(pool.map(lambda source: _object(source, compiler, folder), sources))
+        objects = list(pool.map(lambda source: _object(source, compiler, flags, folder), sources))
     file = _fingerprint([path.name.encode() for path in objects], compiler, ("link",)) + ".so"
     return _written(folder / file, [compiler, "-shared", "-pthread", *map(str, objects), "-o"])
 
 
-def _object(source: Path, compiler: str, folder: Path) -> Path:
-    return _written(folder / _object_file(source, compiler), [compiler, *FAST_FLAGS, "-c", str(source), "-o"])
+def _object(source: Path, compiler: str, flags: tuple[str, ...], folder: Path) -> Path:
+    """Each source is compiled by itself, in parallel with the others, and again only where it changed."""
+    file = folder / f"{_source_key(source, compiler, flags)}.o"
+    return _written(file, [compiler, *flags, "-c", *_input(source)])
 
 
-def _object_file(source: Path, compiler: str) -> str:
-    parts = [path.read_bytes() for path in _with_headers(source)]
-    return _fingerprint(parts, compiler, FAST_FLAGS) + ".o"
+def _input(source: Path) -> list[str]:
+    return [f"-I{NATIVE}", str(source), "-o"]
+
+
+def _source_key(source: Path, compiler: str, flags: tuple[str, ...]) -> str:
+    return _fingerprint([path.read_bytes() for path in _with_headers(source)], compiler, flags)
 
 
 def _with_headers(source: Path) -> list[Path]:
-    """The file and the headers of ours that it includes, directly or not."""
-    found = [source]
-    for path in found:  # grows while it is read
+    """The file and the headers under native/ that it includes, directly or not."""
+    files = [source]
+    for path in files:  # grows while it is read
         names = re.findall(r'^\s*#\s*include\s*"([^"]+)"', path.read_text(), re.MULTILINE)
-        found += [header for name in names if (header := source.parent / name).is_file() and header not in found]
-    return found
+        files += [header for name in names if (header := NATIVE / name).is_file() and header not in files]
+    return files
 
 
 def _fingerprint(parts: list[bytes], compiler: str, flags: tuple[str, ...]) -> str:
-    words = (compiler, _version(compiler), *flags, platform.machine(), platform.system())
-    return hashlib.sha256(b"\0".join([*parts, *(word.encode() for word in words)])).hexdigest()[:32]
+    settings = (compiler, _version(compiler), *flags, platform.machine(), platform.system())
+    return hashlib.sha256(b"\0".join([*parts, *(value.encode() for value in settings)])).hexdigest()[:32]
 
 
 @cache
@@ -144,24 +164,24 @@ def _version(compiler: str) -> str:
 
 
 def _written(target: Path, command: list[str]) -> Path:
-    """`target`, made by `command TARGET` unless it is there."""
+    """`target`, made by `command TARGET` unless it exists."""
     if target.is_file():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    with _alone(target):
+    with _locked(target):
         return target if target.is_file() else _made(target, command)
 
 
 @contextmanager
-def _alone(target: Path) -> Iterator[None]:
-    """One process compiles, others wait for it."""
+def _locked(target: Path) -> Iterator[None]:
+    """One process compiles; others wait for it."""
     with target.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 def _made(target: Path, command: list[str]) -> Path:
-    # This process may be killed: a library appears whole or not at all.
+    # This process may be killed: the file appears complete or not at all.
     handle, temporary = tempfile.mkstemp(dir=target.parent, suffix=".tmp" + target.suffix)
     os.close(handle)
     try:

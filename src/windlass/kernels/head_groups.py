@@ -1,4 +1,4 @@
-"""Query heads and the heads of keys that they share, where a rank does not hold whole groups of them. Pure."""
+"""Grouped-query attention where a rank does not hold whole groups of query heads. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Span:
-    """Consecutive query heads of which equally many share each of consecutive kv heads."""
+    """Consecutive query heads and consecutive kv heads, with equally many query heads per kv head."""
 
     first: int
     last: int
@@ -32,18 +32,17 @@ class Span:
 
 
 def spans_of(num_heads: int, num_kv_heads: int, group: int, before: int) -> tuple[Span, ...]:
-    """Of a rank's heads, when `group` heads share a kv head and the first kv head has `before` of its own on ranks before this one.
+    """Of a rank's heads, where `group` heads share a kv head and `before` heads of the first kv head are on previous ranks.
 
-    Three at most: the rest of a group, whole groups, the beginning of one. Empty where all of one size share all kv heads, so that
-    nothing need be said.
+    At most three: the rest of a group, whole groups, the beginning of one. Empty for plain grouped-query attention.
     """
-    found: list[Span] = []
+    spans: list[Span] = []
     for kv in range(num_kv_heads):
         first, last = max(kv * group - before, 0), min((kv + 1) * group - before, num_heads)
         if first >= last:
-            continue  # held because the scheme cuts no finer; nobody here asks for it
-        if found and (last - first) * found[-1].num_kv_heads == found[-1].num_heads:
-            found[-1] = Span(found[-1].first, last, found[-1].kv_first, kv + 1)
+            continue  # on this rank only because the scheme splits no finer; unused
+        if spans and (last - first) * spans[-1].num_kv_heads == spans[-1].num_heads:
+            spans[-1] = Span(spans[-1].first, last, spans[-1].kv_first, kv + 1)
         else:
-            found.append(Span(first, last, kv, kv + 1))
-    return () if found == [Span(0, num_heads, 0, num_kv_heads)] else tuple(found)
+            spans.append(Span(first, last, kv, kv + 1))
+    return () if spans == [Span(0, num_heads, 0, num_kv_heads)] else tuple(spans)

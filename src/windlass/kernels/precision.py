@@ -1,4 +1,4 @@
-"""In which type the references compute."""
+"""The precision that references compute in."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from torch import Tensor
 
 
 def widened(x: Tensor) -> Tensor:
-    """At least fp32: statistics, softmaxes and rotations lose too much in half precision. What is wider stays so (gradcheck)."""
+    """At least fp32: norms, softmaxes and rotations lose too much in half precision. float64 stays (gradcheck)."""
     return x if x.dtype.itemsize >= torch.float32.itemsize else x.float()

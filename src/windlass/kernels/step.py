@@ -1,7 +1,7 @@
-"""What one forward pass works on: buffers that a runner owns and refills in place, and the paged cache of one layer.
+"""The inputs of one forward pass, in buffers that the runner owns and refills in place, and the paged KV cache of one layer.
 
-Buffers may be longer than what is in them (`counts` has the truth), so that a recorded program or a captured graph, which
-knows addresses and not numbers, serves every batch. Knows no model and no requests.
+Buffers may be padded (`counts` has the true sizes), so that a recorded program or a captured CUDA graph, which fixes addresses,
+serves every batch. Knows no model and no requests.
 """
 
 from __future__ import annotations
@@ -14,49 +14,49 @@ import numpy
 import torch
 from torch import Tensor
 
-BLOCK_TOKENS = 16
+from windlass.core.constants import BLOCK_TOKENS
 
 
 @dataclass(frozen=True)
 class Step:
-    """Sequences lie one after another in the rows: sequence s has rows starts[s] .. starts[s + 1]."""
+    """Rows hold one sequence after another: sequence s has rows starts[s] .. starts[s + 1]."""
 
     tokens: Tensor
     """int32 [rows]"""
     positions: Tensor
     """int32 [rows], from 0 within each sequence"""
     slots: Tensor
-    """int32 [rows]: where a row's key and value go, block * BLOCK_TOKENS + offset"""
+    """int32 [rows]: cache slot of each row's key and value, block * BLOCK_TOKENS + offset"""
     starts: Tensor
     """int32 [sequences + 1]"""
     lengths: Tensor
-    """int32 [sequences]: tokens of the sequence once this step's are stored"""
+    """int32 [sequences]: length of each sequence, this step's tokens included"""
     blocks: Tensor
-    """int32 [sequences, blocks]: the blocks of each sequence in order"""
+    """int32 [sequences, blocks]: the block table"""
     logit_rows: Tensor
-    """int32 [logits]: rows whose logits are wanted"""
+    """int32 [logits]: rows whose logits are needed"""
     counts: Tensor
     """int32 [3] on the host: true numbers of rows, sequences and logit rows"""
     host_starts: Tensor | None = None
-    """`starts` and `lengths` on the host, where the step is on another device: kernels are chosen without asking it."""
+    """Host copies of `starts` and `lengths` where the step is on a GPU, so that launching kernels needs no synchronization."""
     host_lengths: Tensor | None = None
     candidates: Tensor | None = None
-    """int32 [2] on the host: how many of the largest logits of a row are wanted (0: all), and how many tokens exist (0: all are). Ranks
-    that share a vocabulary then tell each other only of those."""
+    """int32 [2] on the host: how many of the largest logits per row are needed (0: all), and the number of real tokens (0: the whole
+    vocabulary). Vocabulary-parallel ranks then exchange only those."""
 
     def longest(self) -> int:
         """Tokens of the longest sequence."""
         return int((self.lengths if self.host_lengths is None else self.host_lengths).max())
 
     def fresh_bounds(self) -> list[tuple[int, int]] | None:
-        """First and last row of each sequence, where all of them begin with this step; None where some have tokens in the cache."""
+        """First and last row of each sequence, if all of them start in this step; None if some have tokens in the cache."""
         starts = (self.starts if self.host_starts is None else self.host_starts).tolist()
         lengths = (self.lengths if self.host_lengths is None else self.host_lengths).tolist()
         bounds = list(pairwise(starts))
         return bounds if all(last - first == length for (first, last), length in zip(bounds, lengths, strict=True)) else None
 
     def trimmed(self) -> Step:
-        """The same without padding: what plain PyTorch works on."""
+        """Without padding, for plain PyTorch."""
         rows, sequences, logits = self.counts.tolist()
         return Step(
             tokens=self.tokens[:rows],
@@ -74,12 +74,12 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Cache:
-    """Keys and values of one layer in blocks.
+class KvCache:
+    """The paged KV cache of one layer.
 
-    Keys lie transposed within a block, [blocks, kv heads, head dim, BLOCK_TOKENS]: the scores of a block's tokens are one vector.
-    Values are [blocks, kv heads, BLOCK_TOKENS, value dim]. A latent cache has no values of its own: they are the first
-    `latent_values` elements of the keys, which then lie as values do, [blocks, 1, BLOCK_TOKENS, width].
+    Keys are transposed within a block, [blocks, kv heads, head dim, BLOCK_TOKENS], so that the scores of a block's tokens are one
+    vector. Values are [blocks, kv heads, BLOCK_TOKENS, value dim]. A latent cache has no separate values: they are the first
+    `latent_values` elements of the keys, which then have the layout of values, [blocks, 1, BLOCK_TOKENS, width].
     """
 
     keys: Tensor
@@ -96,9 +96,9 @@ class Cache:
         self.keys[block, :, :, offset] = keys.to(self.keys.dtype)
         self.values[block, :, offset] = values.to(self.values.dtype)
 
-    def of_heads(self, some: slice) -> Cache:
-        """The part that some of the kv heads have."""
-        return Cache(self.keys[:, some], None if self.values is None else self.values[:, some], self.latent_values)
+    def of_heads(self, some: slice) -> KvCache:
+        """The slice of some kv heads."""
+        return KvCache(self.keys[:, some], None if self.values is None else self.values[:, some], self.latent_values)
 
     def gather(self, blocks: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """The first `length` tokens of a sequence: keys [length, kv heads, dim], values [length, kv heads, value dim]."""
@@ -110,21 +110,21 @@ class Cache:
         return keys, self.values[used].transpose(1, 2).flatten(0, 1)[:length]
 
 
-def attention_cache(num_blocks: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: str = "cpu") -> Cache:
+def attention_cache(num_blocks: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: str = "cpu") -> KvCache:
     shape = (num_blocks, num_kv_heads)
-    return Cache(
+    return KvCache(
         keys=_zeros((*shape, head_dim, BLOCK_TOKENS), dtype, device),
         values=_zeros((*shape, BLOCK_TOKENS, head_dim), dtype, device),
     )
 
 
-def latent_cache(num_blocks: int, latent: int, rope: int, dtype: torch.dtype, device: str = "cpu") -> Cache:
+def latent_cache(num_blocks: int, latent: int, rope: int, dtype: torch.dtype, device: str = "cpu") -> KvCache:
     keys = _zeros((num_blocks, 1, BLOCK_TOKENS, latent + rope), dtype, device)
-    return Cache(keys=keys, values=None, latent_values=latent)
+    return KvCache(keys=keys, values=None, latent_values=latent)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:
-    """In host memory NumPy's, which the system hands out page by page when they are written: a cache takes memory as it fills."""
+    """On the CPU by NumPy (calloc), which is backed page by page when written: a cache takes memory as it fills."""
     if torch.device(device).type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     return torch.from_numpy(numpy.zeros(prod(shape) * dtype.itemsize, dtype=numpy.uint8)).view(dtype).view(shape)

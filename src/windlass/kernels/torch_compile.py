@@ -1,6 +1,6 @@
-"""Chains of small operations as one kernel each (torch.compile), where a run asks for them. Off by default: compiling takes a minute.
+"""torch.compile for chains of small operations in training. Off by default: compiling takes a minute.
 
-It concerns references that learn: what serves has kernels of its own. One switch for the process, thrown before the first step.
+Only references are compiled; serving has its own kernels. One switch per process, set before the first step.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ def compile_chains(on: bool) -> None:
 
 
 def chain(function: Function, *, dynamic: bool = False) -> Function:
-    """The same function; one kernel while the switch is on. It must be free of side effects, but for tensors it is given to change,
-    and of questions to the device. `dynamic`: one kernel for tensors of every size, not one for each."""
-    made: list[Callable[..., Any]] = []
+    """The same function, compiled while the switch is on. It must have no side effects other than on its tensor arguments, and must not
+    synchronize with the device. `dynamic`: one kernel for all tensor sizes, not one per size."""
+    compiled: list[Callable[..., Any]] = []
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         if not _Switch.on:
             return function(*args, **kwargs)
-        if not made:
-            made.append(torch.compile(function, dynamic=dynamic))
-        return made[0](*args, **kwargs)
+        if not compiled:
+            compiled.append(torch.compile(function, dynamic=dynamic))
+        return compiled[0](*args, **kwargs)
 
     return call  # type: ignore[return-value]

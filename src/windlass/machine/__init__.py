@@ -1,1 +1,1 @@
-"""What this machine is: its GPUs, cores, memory, disk and memory speed."""
+"""Probes this machine: GPUs, cores, memory, disk, memory bandwidth. The one reader of process and system memory."""

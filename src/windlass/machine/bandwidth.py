@@ -1,7 +1,6 @@
-"""How fast this machine reads its memory, measured in about 0.1 s and remembered until it is booted again.
+"""Memory read bandwidth of this machine, measured in about 0.1 s and cached until the next boot.
 
-`memchr` for a byte that is not there is a pure read, every C library's is vectorised, and ctypes lets go of the interpreter lock
-while it runs, so plain threads suffice.
+`memchr` for an absent byte is a pure read, vectorized in every C library, and ctypes releases the GIL, so plain threads suffice.
 """
 
 from __future__ import annotations
@@ -20,35 +19,35 @@ from windlass.core.model import Frozen
 from windlass.units import MIB
 
 TOTAL_BYTES = 128 * MIB
-"""Shared out among the threads: several times the level-3 cache that a few cores see."""
+"""Divided among the threads: several times the L3 cache of a few cores."""
 
 MIN_BYTES_PER_THREAD, MAX_BYTES_PER_THREAD = 16 * MIB, 64 * MIB
 MAX_THREADS = 64
-"""Enough to draw all that two sockets give."""
+"""Enough to saturate two sockets."""
 
 SECONDS = 0.03
 PLAUSIBLE = (1e9, 5e12)
-"""Bytes per second; anything outside is a clock or cache fooling us."""
+"""Bytes per second; results outside are measurement errors."""
 
 Span = tuple[float, float, int]
-"""Begin and end in seconds, bytes read between."""
+"""Start and end in seconds, bytes read."""
 Scan = Callable[[int, int, int], object]
 
 
-class Remembered(Frozen):
+class CachedBandwidth(Frozen):
     key: str
     read_bandwidth: float
 
 
 def read_bandwidth(num_cores: int, key: str) -> float | None:
-    """Bytes per second; remembered under `key`. None where it cannot be measured."""
+    """Bytes per second, cached under `key`; None if it cannot be measured."""
     path = cache_path(dict(os.environ), Path.home())
-    found = recall(path, key)
+    found = read_cache(path, key)
     if found is not None:
         return found
     measured = measure(num_cores)
     if measured is not None:
-        remember(path, Remembered(key=key, read_bandwidth=measured))
+        write_cache(path, CachedBandwidth(key=key, read_bandwidth=measured))
     return measured
 
 
@@ -57,16 +56,16 @@ def cache_path(environment: dict[str, str], home: Path) -> Path:
     return (Path(base) if base else home / ".cache") / "windlass" / "machine.json"
 
 
-def recall(path: Path, key: str) -> float | None:
+def read_cache(path: Path, key: str) -> float | None:
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=Remembered)
+        found = msgspec.json.decode(path.read_bytes(), type=CachedBandwidth)
     except (OSError, msgspec.DecodeError):  # absent, unreadable, or written by another version
         return None
     return found.read_bandwidth if found.key == key and PLAUSIBLE[0] <= found.read_bandwidth <= PLAUSIBLE[1] else None
 
 
-def remember(path: Path, value: Remembered) -> None:
-    """Under another name first, then renamed, so that a reader never sees half a file. Not being able to is no matter."""
+def write_cache(path: Path, value: CachedBandwidth) -> None:
+    """Written atomically, by rename. Failure to write is ignored."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -77,7 +76,7 @@ def remember(path: Path, value: Remembered) -> None:
 
 
 def measure(num_cores: int) -> float | None:
-    """All cores reading at once, each its own memory; rounded to 0.1 GB/s."""
+    """With all cores reading their own buffers; rounded to 0.1 GB/s."""
     scan = _memchr()
     num_threads = min(num_cores, MAX_THREADS)
     size = min(max(TOTAL_BYTES // num_threads, MIN_BYTES_PER_THREAD), MAX_BYTES_PER_THREAD)
@@ -89,7 +88,7 @@ def measure(num_cores: int) -> float | None:
         return None
     spans: list[Span] = []
     ready = threading.Barrier(num_threads)
-    threads = [threading.Thread(target=_read_for_a_while, args=(scan, buffer, ready, spans)) for buffer in buffers]
+    threads = [threading.Thread(target=_read_repeatedly, args=(scan, buffer, ready, spans)) for buffer in buffers]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -103,10 +102,10 @@ def _speed(spans: list[Span]) -> float | None:
     return speed if PLAUSIBLE[0] <= speed <= PLAUSIBLE[1] else None
 
 
-def _read_for_a_while(scan: Scan, buffer: mmap.mmap, ready: threading.Barrier, spans: list[Span]) -> None:
+def _read_repeatedly(scan: Scan, buffer: mmap.mmap, ready: threading.Barrier, spans: list[Span]) -> None:
     size = len(buffer)
     address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
-    ctypes.memset(address, 0, size)  # untouched pages are all one page of zeros, which sits in cache
+    ctypes.memset(address, 0, size)  # untouched pages all map to one zero page, which stays in cache
     ready.wait()
     begin, num_bytes = time.perf_counter(), 0
     while time.perf_counter() - begin < SECONDS:
@@ -118,7 +117,7 @@ def _read_for_a_while(scan: Scan, buffer: mmap.mmap, ready: threading.Barrier, s
 def _memchr() -> Scan | None:
     try:
         scan = ctypes.CDLL(None).memchr
-    except (OSError, TypeError, AttributeError):  # no C library to be had by that name (Windows)
+    except (OSError, TypeError, AttributeError):  # no C library under that name (Windows)
         return None
     scan.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t)
     scan.restype = ctypes.c_void_p

@@ -1,6 +1,6 @@
-"""The NVIDIA GPUs of this machine, by NVML. AMD's and MIG slices are not looked for: name them with the hardware argument.
+"""The NVIDIA GPUs of this machine, through NVML. AMD GPUs and MIG slices are not detected: name them with the hardware argument.
 
-`pynvml` (package nvidia-ml-py) is optional and imported only when the driver's device file is there.
+`pynvml` (package nvidia-ml-py) is optional and imported only if the driver's device file exists.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from windlass.errors import BadInput, MissingExtra
 from windlass.units import MIB
 
 DRIVER_FILES = ("/dev/nvidiactl", "/dev/dxg")
-"""Linux, and Windows' Linux subsystem."""
+"""Linux, and WSL."""
 
 FLOPS_PER_BYTE = 100
-"""Of a card that the catalog does not know: bf16 operations per byte of memory bandwidth. The catalog's NVIDIA cards have
+"""Assumed for a GPU that is not in the catalog: bf16 operations per byte of memory bandwidth. The catalog's NVIDIA cards have
 37 (H20) and 76 (RTX 3090) to 420 (L40S), most of them above 150, so this errs low."""
 
 UNKNOWN_BANDWIDTH = 200e9
-"""Bytes per second of a card that does not even tell its memory clock."""
+"""Bytes per second of a GPU that does not report its memory clock."""
 
 
 class Gpu(Frozen):
-    """What the driver says of one card."""
+    """One GPU as the driver reports it."""
 
     name: str
     uuid: str
     memory_bytes: int | None
-    """None where memory is the system's (GB10)."""
+    """None for unified memory (GB10)."""
     memory_clock_mhz: int | None = None
     bus_width_bits: int | None = None
     watts: float | None = None
 
 
 def gpu_device(gpu: Gpu) -> Device:
-    """The catalog's figures with the driver's memory; an estimate where the catalog has no such card."""
+    """The catalog's figures with the driver's memory size; an estimate for a GPU that is not in the catalog."""
     name = by_driver_name(gpu.name)
     if name is None:
         return _estimate(gpu)
@@ -65,7 +65,7 @@ def bandwidth_from_clock(memory_clock_mhz: int, bus_width_bits: int) -> float:
 
 
 def visible(gpus: Sequence[Gpu], cuda_visible_devices: str | None) -> list[Gpu]:
-    """As CUDA reads CUDA_VISIBLE_DEVICES: indices or beginnings of UUIDs, ending at the first that is not there."""
+    """As CUDA reads CUDA_VISIBLE_DEVICES: indices or UUID prefixes, ending at the first invalid one."""
     if cuda_visible_devices is None:
         return list(gpus)
     chosen: list[Gpu] = []
@@ -84,18 +84,18 @@ def this_machines_gpus() -> list[Gpu]:
     if not any(Path(path).exists() for path in DRIVER_FILES):
         return []
     try:
-        import pynvml  # a quarter of a megabyte of Python: only where there is a driver
+        import pynvml  # large to import: only if there is a driver
     except ImportError as error:
-        raise MissingExtra("nvidia-ml-py", "probe", "seeing this machine's NVIDIA GPUs") from error
+        raise MissingExtra("nvidia-ml-py", "probe", "detecting NVIDIA GPUs") from error
     return visible(query(pynvml), os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def query(nvml: Any) -> list[Gpu]:
-    """`nvml`: the module pynvml, or what stands in for it."""
+    """`nvml`: the module pynvml, or a substitute."""
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
-        raise BadInput(f"the NVIDIA driver does not answer ({error}); name the hardware instead, e.g. 8xH100-80GB") from error
+        raise BadInput(f"NVML initialization failed ({error}); name the hardware instead, e.g. 8xH100-80GB") from error
     try:
         return [_read(nvml, nvml.nvmlDeviceGetHandleByIndex(index)) for index in range(nvml.nvmlDeviceGetCount())]
     finally:
@@ -104,7 +104,7 @@ def query(nvml: Any) -> list[Gpu]:
 
 def _read(nvml: Any, handle: Any) -> Gpu:
     def ask(question: Callable[..., Any], *arguments: Any) -> Any:
-        """None for what this card does not answer."""
+        """None if the GPU does not support the query."""
         try:
             return question(handle, *arguments)
         except nvml.NVMLError:
@@ -123,7 +123,7 @@ def _read(nvml: Any, handle: Any) -> Gpu:
 
 
 def _text(value: object) -> str:
-    """Old versions of pynvml answer in bytes."""
+    """Old versions of pynvml return bytes."""
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value or "")
 
 

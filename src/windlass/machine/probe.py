@@ -1,4 +1,4 @@
-"""This machine as `Hardware`. Puts together what `gpus`, `system` and `bandwidth` find; decides nothing about models."""
+"""This machine as `Hardware`, from `gpus`, `system` and `bandwidth`."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from windlass.machine.system import System, this_system
 from windlass.units import GB, MIB
 
 METAL_SHARE = 0.75
-"""Of unified memory, what Metal lends a process by default (recommendedMaxWorkingSetSize on machines above 36 GB)."""
+"""Fraction of unified memory that Metal allows a process by default (recommendedMaxWorkingSetSize on machines above 36 GB)."""
 
 
 def probe(folder: str | Path = ".", measure: bool = True) -> Hardware:
-    """`folder`: where weights would be kept, for the disk's free space. `measure`: read memory for 0.1 s, once per boot."""
+    """`folder`: where weights would be stored, for free disk space. `measure`: measure memory bandwidth, once per boot."""
     system = this_system()
     devices = [gpu_device(gpu) for gpu in this_machines_gpus()]
     speed = read_bandwidth(system.num_cores, cache_key(system)) if measure else None
@@ -34,7 +34,7 @@ def cache_key(system: System) -> str:
 
 
 def free_disk_bytes(folder: Path) -> int:
-    """Of the nearest folder that exists, rounded down to a GB so that it reads well."""
+    """Of the nearest existing parent folder, rounded down to a GB for display."""
     folder = folder.absolute()
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
@@ -46,15 +46,15 @@ def as_hardware(system: System, gpus: Sequence[Device], disk_bytes: int, ram_ban
     source = f"{system.cpu_model}; memory {'measured' if ram_bandwidth else 'estimated'}"
     cpu = cpu_device(system.num_cores, system.ram_bytes, ram_bandwidth, source)
     apple = apple_device(system)
-    devices = share_alike(gpus) or ((apple,) if apple else (cpu,))
+    devices = share_equal_devices(gpus) or ((apple,) if apple else (cpu,))
     ram_bytes = system.total_ram_bytes - apple.memory_bytes if apple and not gpus else system.ram_bytes
     node = Node(devices=devices, ram_bytes=ram_bytes, disk_bytes=disk_bytes, ram_bandwidth=cpu.measured_bandwidth)
     hardware = Hardware(nodes=(node,))
     return msgspec.structs.replace(hardware, description=describe(hardware))
 
 
-def share_alike(devices: Sequence[Device]) -> tuple[Device, ...]:
-    """Equal devices as one object, which the rest counts on to be quick."""
+def share_equal_devices(devices: Sequence[Device]) -> tuple[Device, ...]:
+    """Equal devices as one object, which makes later comparisons fast."""
     distinct: list[Device] = []
     for each in devices:
         if each not in distinct:
@@ -63,12 +63,12 @@ def share_alike(devices: Sequence[Device]) -> tuple[Device, ...]:
 
 
 def apple_device(system: System) -> Device | None:
-    """`Apple M4 Max` -> the catalog's M4-Max with this machine's memory; None for a chip the catalog lacks."""
+    """`Apple M4 Max` -> the catalog's M4-Max with this machine's memory; None for a chip that is not in the catalog."""
     prefix, _, chip = system.cpu_model.partition(" ")
     name = chip.strip().replace(" ", "-")
     if prefix != "Apple" or name not in names():
         return None
-    smaller = f"{name}-32core"  # the brand does not tell the two apart, but only the smaller is sold with 36 GB
+    smaller = f"{name}-32core"  # both have the same brand string, but only the smaller is sold with 36 GB
     if smaller in names() and system.total_ram_bytes <= 36 * 2**30:
         name = smaller
     memory_bytes = int(system.total_ram_bytes * METAL_SHARE) // MIB * MIB

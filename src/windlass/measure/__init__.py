@@ -1,4 +1,4 @@
-"""What running takes: speed against what this machine can do, memory against what was planned. `windlass bench`.
+"""Benchmarks (`windlass bench`): speed against the limits of this machine, memory against the plan.
 
-Measures through the engine that serves. Knows no plan: who calls brings the prediction along.
+Measures the serving engine itself. Knows no planner: the caller passes the prediction.
 """

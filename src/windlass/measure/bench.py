@@ -1,4 +1,4 @@
-"""A model measured through the engine that serves, in this process: load it, run batches, set what they took beside what is possible."""
+"""Benchmarks a model with the serving engine in this process: load, run batches, compare with the machine's limits."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import msgspec
 import torch
 
 from windlass import __version__
+from windlass.core.constants import BLOCK_TOKENS
 from windlass.core.count import count_parameters
 from windlass.core.launch import Launch
 from windlass.core.model import layer_cache_bytes
@@ -22,34 +23,34 @@ from windlass.engine.engine import Engine
 from windlass.engine.load import load_model
 from windlass.engine.protocol import Submit
 from windlass.kernels.program.program import num_threads
-from windlass.kernels.step import BLOCK_TOKENS
+from windlass.machine.memory import process_memory
 from windlass.machine.system import this_system
-from windlass.measure.held import weight_bytes
-from windlass.measure.limits import Limits, measure_limits
-from windlass.measure.loop import Timed, random_prompts, run_batch
-from windlass.measure.memory import MemoryLog, resident
+from windlass.measure.limits import MachineLimits, measure_limits
+from windlass.measure.loop import BatchTiming, random_prompts, run_batch
+from windlass.measure.memory import MemoryLog
 from windlass.measure.profile import profiled
-from windlass.measure.report import Memory, Report, Run, Split
-from windlass.measure.setup import Setup
+from windlass.measure.report import BatchResult, BenchReport, MemoryUse, SplitResult
+from windlass.measure.setup import BenchSetup
 from windlass.measure.trace import Trace
+from windlass.measure.weight_bytes import weight_bytes
 from windlass.measure.work import WeightBytes, decode_work, prefill_work
 from windlass.nn.decoder import Decoder
 
-WARM_TOKENS = 3
-"""A first run, which does not count: pages are touched, threads are woken."""
+WARMUP_TOKENS = 3
+"""Decode steps of the warmup run, which does not count."""
 PROFILED_TOKENS = 8
 SHORT_TOKENS = 4
 
 
-class Progress(Protocol):
-    """Told what goes on."""
+class BenchProgress(Protocol):
+    """Callbacks for a progress display."""
 
     def loading(self, done_bytes: int, total_bytes: int) -> None: ...
 
     def doing(self, what: str) -> None: ...
 
 
-class Silence:
+class NoProgress:
     def loading(self, done_bytes: int, total_bytes: int) -> None:
         pass
 
@@ -57,71 +58,71 @@ class Silence:
         pass
 
 
-class Submitted:
-    """An engine as the timing loop sees it (loop.Stepping)."""
+class EngineSteps:
+    """Adapts Engine to the timing loop (loop.StepEngine)."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine, self._number = engine, 0
 
     def submit(self, tokens: Sequence[int], max_tokens: int) -> int:
-        """Greedy, and without stop tokens: nothing but the length ends it."""
+        """Greedy and without stop tokens, so that only the length ends it."""
         self._number += 1
         self._engine.submit(Submit(id=self._number, token_ids=list(tokens), sampling=GREEDY, max_tokens=max_tokens))
         return self._number
 
     def step(self) -> Sequence[int]:
-        """Whoever has a token has waited for the device that made it, and for no more: it may be at work on the next step."""
+        """Ids of sequences that got a token. Tokens are synchronised with the device, which may already run the next step."""
         return [output.id for output in self._engine.step() if output.token_ids]
 
 
-class Spread(Protocol):
-    """A model over several ranks, of which this process is the first: somebody else knows the others."""
+class MultiRank(Protocol):
+    """A model split over several ranks, of which this process is rank 0; the implementation manages the others."""
 
     def load(self, launch: Launch, progress: Callable[[int, int], None]) -> tuple[Engine, Info]: ...
 
-    def watch(self, run: Callable[[], Sequence[float]]) -> Split:
-        """`run` decodes, and gives the seconds of its steps: where they went, on every rank."""
+    def watch(self, run: Callable[[], Sequence[float]]) -> SplitResult:
+        """`run` decodes and returns its step times; returns where the time went on every rank."""
         ...
 
 
-class Alone:
+class SingleRank:
     def load(self, launch: Launch, progress: Callable[[int, int], None]) -> tuple[Engine, Info]:
         return load_model(launch, progress)
 
     def watch(self, run: Callable[[], Sequence[float]]) -> None:
-        """There is nobody to wait for."""
+        """A single rank has no communication."""
 
 
 def bench(
-    setup: Setup,
+    setup: BenchSetup,
     begin: float,
     log: MemoryLog,
     trace: Trace | None,
     planned_bytes: int | None,
-    progress: Progress | None = None,
-    spread: Spread | Alone | None = None,
-) -> Report:
-    """`begin`: when the program was started, by time.perf_counter."""
-    spread = spread or Alone()
-    told = progress or Silence()
-    log.base_bytes = before = resident().own_bytes
+    progress: BenchProgress | None = None,
+    spread: MultiRank | SingleRank | None = None,
+) -> BenchReport:
+    """`begin`: time.perf_counter() at program start."""
+    spread = spread or SingleRank()
+    progress = progress or NoProgress()
+    log.base_bytes = before = process_memory().anonymous_bytes
     with log.watching():
         log.mark("load")
-        engine, info = spread.load(launch_of(setup), told.loading)
+        engine, info = spread.load(launch_of(setup), progress.loading)
     start_seconds = time.perf_counter() - begin
     try:
         device = info.device or "cpu"
-        told.doing("measuring what this machine can do")
+        progress.doing("measuring the limits of this machine")
         limits = measure_limits(device, num_threads())
         with log.watching():
-            runs, weights = _runs(setup, engine, log, trace, told)
-            held = _held_bytes(device, before)
+            runs, weights = _runs(setup, engine, log, trace, progress)
+            held = _memory_bytes(device, before)
         split = spread.watch(lambda: _steps(setup, engine))
     finally:
         engine.close()
-    told.doing("measuring the machine again")
+    progress.doing("measuring the limits again")
     limits = limits.at_least(measure_limits(device, num_threads()))
-    memory = Memory(
+    memory = MemoryUse(
         weights=weights,
         kv_bytes=info.kv_bytes,
         resident_bytes=held,
@@ -131,15 +132,15 @@ def bench(
     return msgspec.structs.replace(_report(setup, info, limits, start_seconds, runs, memory), split=split)
 
 
-def launch_of(setup: Setup) -> Launch:
+def launch_of(setup: BenchSetup) -> Launch:
     """With room for exactly the batches that are measured."""
     return msgspec.structs.replace(
         setup.launch, context_tokens=setup.context_tokens, max_sequences=max(setup.batches), kv_bytes=kv_bytes(setup)
     )
 
 
-def kv_bytes(setup: Setup) -> int:
-    """Blocks for the largest batch, and one more for each sequence to grow into."""
+def kv_bytes(setup: BenchSetup) -> int:
+    """KV blocks for the largest batch, plus one spare block per sequence."""
     tokens = (-(-setup.context_tokens // BLOCK_TOKENS) + 1) * BLOCK_TOKENS
     layers = (
         layer_cache_bytes(layer.mixer, tokens, KV_BYTES[setup.launch.kv_type], windowed=False) for layer in setup.spec.layers
@@ -148,19 +149,19 @@ def kv_bytes(setup: Setup) -> int:
 
 
 def _runs(
-    setup: Setup, engine: Engine, log: MemoryLog, trace: Trace | None, told: Progress
-) -> tuple[tuple[Run, ...], WeightBytes]:
+    setup: BenchSetup, engine: Engine, log: MemoryLog, trace: Trace | None, progress: BenchProgress
+) -> tuple[tuple[BatchResult, ...], WeightBytes]:
     weights = weight_bytes(cast(Decoder, engine.runner.decoder))
-    runs: list[Run] = []
+    runs: list[BatchResult] = []
     for batch in setup.batches:
-        told.doing(f"measuring batch {batch}")
+        progress.doing(f"measuring batch {batch}")
         log.mark(f"batch {batch}")
         runs.append(_run(setup, engine, weights, batch, trace))
     return tuple(runs), weights
 
 
-def _steps(setup: Setup, engine: Engine) -> list[float]:
-    """Decoding of the first batch from prompts so short that reading them is next to nothing; the seconds of its steps."""
+def _steps(setup: BenchSetup, engine: Engine) -> list[float]:
+    """Step times of decoding the first batch, with prompts so short that prefill is negligible."""
     batch = setup.batches[0]
     prompts = random_prompts(batch, SHORT_TOKENS, engine.num_tokens, seed=7)
     seconds: list[float] = []
@@ -171,28 +172,28 @@ def _steps(setup: Setup, engine: Engine) -> list[float]:
         yield
         seconds.append(time.perf_counter() - began)
 
-    run_batch(Submitted(engine), prompts, setup.new_tokens, around_step=timed)
+    run_batch(EngineSteps(engine), prompts, setup.new_tokens, around_step=timed)
     return seconds
 
 
-def _held_bytes(device: str, before: int) -> int:
-    """Own pages of the process beyond what it had before it loaded anything; of an accelerator, what PyTorch has taken."""
-    return torch.cuda.memory_allocated(device) if device.startswith("cuda") else resident().own_bytes - before
+def _memory_bytes(device: str, before: int) -> int:
+    """Growth of the process's anonymous memory since before loading; on a GPU, memory allocated by PyTorch."""
+    return torch.cuda.memory_allocated(device) if device.startswith("cuda") else process_memory().anonymous_bytes - before
 
 
-def _run(setup: Setup, engine: Engine, weights: WeightBytes, batch: int, trace: Trace | None) -> Run:
-    submitted = Submitted(engine)
+def _run(setup: BenchSetup, engine: Engine, weights: WeightBytes, batch: int, trace: Trace | None) -> BatchResult:
+    submitted = EngineSteps(engine)
     prompts = _prompts(setup, engine, batch)
-    run_batch(submitted, next(prompts), _enough(setup, engine, batch, WARM_TOKENS))
+    run_batch(submitted, next(prompts), _tokens_for(setup, engine, batch, WARMUP_TOKENS))
     timed = run_batch(submitted, next(prompts), setup.new_tokens)
     python_share = None
     if trace is not None:
-        tokens = _enough(setup, engine, batch, PROFILED_TOKENS)
+        tokens = _tokens_for(setup, engine, batch, PROFILED_TOKENS)
         with profiled(engine, trace) as steps:
             run_batch(submitted, next(prompts), tokens, around_step=lambda: trace.span("step", batch=batch))
         python_share = steps.python_share(batch)
-    found = _found(setup, batch, timed, weights, python_share)
-    return msgspec.structs.replace(found, experts_touched=_experts_touched(engine, batch))
+    result = _result(setup, batch, timed, weights, python_share)
+    return msgspec.structs.replace(result, experts_touched=_experts_touched(engine, batch))
 
 
 def _experts_touched(engine: Engine, batch: int) -> float | None:
@@ -200,25 +201,25 @@ def _experts_touched(engine: Engine, batch: int) -> float | None:
     return None if fused is None else fused.experts_touched(batch)
 
 
-def _prompts(setup: Setup, engine: Engine, batch: int) -> Iterator[list[list[int]]]:
-    """Sets of prompts, each new to the engine's cache."""
+def _prompts(setup: BenchSetup, engine: Engine, batch: int) -> Iterator[list[list[int]]]:
+    """Sets of prompts that miss the prefix cache."""
     seed = batch * 1000
     while True:
         seed += 1
         yield random_prompts(batch, setup.prompt_tokens, engine.num_tokens, seed)
 
 
-def _enough(setup: Setup, engine: Engine, batch: int, tokens: int) -> int:
-    """So many that all sequences decode together for `tokens` steps, though the first begin before the last has been read."""
-    a_step = max(engine.limits.max_step_tokens - batch, 1)
-    return min(-(-batch * setup.prompt_tokens // a_step) + tokens, setup.new_tokens)
+def _tokens_for(setup: BenchSetup, engine: Engine, batch: int, tokens: int) -> int:
+    """New tokens such that all sequences decode together for `tokens` steps, although the first start before the last is prefilled."""
+    per_step = max(engine.limits.max_step_tokens - batch, 1)
+    return min(-(-batch * setup.prompt_tokens // per_step) + tokens, setup.new_tokens)
 
 
-def _found(setup: Setup, batch: int, timed: Timed, weights: WeightBytes, python_share: float | None) -> Run:
+def _result(setup: BenchSetup, batch: int, timed: BatchTiming, weights: WeightBytes, python_share: float | None) -> BatchResult:
     element = KV_BYTES[setup.launch.kv_type]
     step = decode_work(setup.spec, setup.rules, weights, batch, timed.mean_context_tokens, element)
     prefill = prefill_work(setup.spec, setup.rules, weights, batch, setup.prompt_tokens, timed.prefill_steps)
-    return Run(
+    return BatchResult(
         batch=batch,
         prompt_tokens=setup.prompt_tokens,
         new_tokens=setup.new_tokens,
@@ -237,10 +238,12 @@ def _found(setup: Setup, batch: int, timed: Timed, weights: WeightBytes, python_
     )
 
 
-def _report(setup: Setup, info: Info, limits: Limits, start_seconds: float, runs: tuple[Run, ...], held: Memory) -> Report:
+def _report(
+    setup: BenchSetup, info: Info, limits: MachineLimits, start_seconds: float, runs: tuple[BatchResult, ...], memory: MemoryUse
+) -> BenchReport:
     device = info.device or "cpu"
     name = torch.cuda.get_device_name(device) if device.startswith("cuda") else this_system().cpu_model
-    return Report(
+    return BenchReport(
         model=setup.name,
         parameters=count_parameters(setup.spec, setup.rules).total,
         scheme=info.scheme or (setup.scheme.name if setup.scheme else ""),
@@ -251,7 +254,7 @@ def _report(setup: Setup, info: Info, limits: Limits, start_seconds: float, runs
         limits=limits,
         start_seconds=start_seconds,
         runs=runs,
-        memory=held,
+        memory=memory,
         random_weights=setup.launch.random_weights is not None,
         made_at=datetime.now(UTC).isoformat(timespec="seconds"),
         windlass=__version__,

@@ -1,4 +1,4 @@
-"""Sequences of equal length through an engine, step by step, with a clock beside them. Knows no model."""
+"""Times a batch of sequences of equal length, step by step. Knows no model."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from windlass.errors import BadInput
 Clock = Callable[[], float]
 
 
-class Stepping(Protocol):
-    """What is asked of an engine."""
+class StepEngine(Protocol):
+    """What the timing loop needs from an engine."""
 
     def submit(self, tokens: Sequence[int], max_tokens: int) -> int:
-        """A sequence that nothing but its length ends; returns its number."""
+        """Adds a sequence that only its length ends; returns its id."""
         ...
 
     def step(self) -> Sequence[int]:
-        """The numbers of the sequences that got a token."""
+        """Ids of the sequences that got a token."""
         ...
 
 
-class Timed(Frozen):
-    """What one batch took."""
+class BatchTiming(Frozen):
+    """Timing of one batch."""
 
     prefill_seconds: float
-    """Until the last sequence had its first token."""
+    """Until every sequence had its first token."""
     prefill_steps: int
     step_seconds: tuple[float, ...]
-    """Of the steps in which every sequence got one token and none was still reading its prompt."""
+    """Of pure decode steps: every sequence got a token, none was in prefill."""
     mean_context_tokens: float
-    """In the cache of a sequence during those steps."""
+    """Average cached tokens per sequence during those steps."""
 
     @property
     def median_step_seconds(self) -> float:
@@ -44,19 +44,19 @@ class Timed(Frozen):
 
 
 def random_prompts(count: int, length: int, vocab_size: int, seed: int) -> list[list[int]]:
-    """All different, so that none is found in the cache."""
+    """All different, so that the prefix cache is never hit."""
     draw = random.Random(seed)
     return [[draw.randrange(vocab_size) for _ in range(length)] for _ in range(count)]
 
 
 def run_batch(
-    engine: Stepping,
+    engine: StepEngine,
     prompts: Sequence[Sequence[int]],
     new_tokens: int,
     clock: Clock = time.perf_counter,
     around_step: Callable[[], AbstractContextManager[object]] = nullcontext,
-) -> Timed:
-    """Everything is handed in at once, as a burst of requests would be."""
+) -> BatchTiming:
+    """Submits all prompts at once, like a burst of requests."""
     begin = clock()
     waiting = {engine.submit(prompt, new_tokens): new_tokens for prompt in prompts}
     batch, unseen, prefill_seconds, prefill_steps = len(waiting), set(waiting), 0.0, 0
@@ -75,8 +75,8 @@ def run_batch(
         unseen -= set(got)
         _count_down(waiting, got)
     if not full:
-        raise BadInput(f"{new_tokens} new tokens end before all {batch} prompts are read; measure with more --new-tokens")
-    return Timed(
+        raise BadInput(f"{new_tokens} new tokens are generated before all {batch} prompts are prefilled; increase --new-tokens")
+    return BatchTiming(
         prefill_seconds=prefill_seconds,
         prefill_steps=prefill_steps,
         step_seconds=tuple(full),

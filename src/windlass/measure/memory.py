@@ -1,88 +1,59 @@
-"""What this process holds in memory, now and over time."""
+"""Memory of this process, now and over time."""
 
 from __future__ import annotations
 
-import re
-import sys
 import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from windlass.core.model import Frozen
 from windlass.errors import MissingExtra
+from windlass.machine.memory import process_memory
 from windlass.units import MIB
 
-SECONDS_BETWEEN_LOOKS = 0.02
+SAMPLE_SECONDS = 0.02
 
 
-class Resident(Frozen):
-    own_bytes: int
-    """The process's own pages."""
-    mapped_bytes: int
-    """Pages of mapped files, which the system may take back at any time."""
-
-
-class Look(Frozen):
+class MemorySample(Frozen):
     seconds: float
     own_bytes: int
     mapped_bytes: int
 
 
-def resident(status: str | None = None) -> Resident:
-    """From /proc/self/status, or a text like it; elsewhere the peak so far, which is all the system tells."""
-    if status is None:
-        try:
-            status = Path("/proc/self/status").read_text()
-        except OSError:
-            return Resident(own_bytes=_peak_bytes(), mapped_bytes=0)
-    return Resident(own_bytes=_field(status, "RssAnon") + _field(status, "RssShmem"), mapped_bytes=_field(status, "RssFile"))
-
-
-def _field(status: str, name: str) -> int:
-    match = re.search(rf"^{name}:\s*(\d+) kB", status, re.MULTILINE)
-    return int(match[1]) * 1024 if match else 0
-
-
-def _peak_bytes() -> int:
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
-
-
 class MemoryLog:
-    """Looks every few milliseconds, in a thread of its own, and keeps marks of what began when."""
+    """Samples memory every few milliseconds in a thread, with marks for the phases of a run."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock, self._begin = clock, clock()
-        self.looks: list[Look] = []
+        self.samples: list[MemorySample] = []
         self.marks: list[tuple[float, str]] = []
         self.base_bytes = 0
-        """What the process held before it loaded anything; what was planned comes on top."""
+        """Memory before loading; the planned bytes come on top."""
 
     def mark(self, name: str) -> None:
         self.marks.append((self._clock() - self._begin, name))
 
-    def look(self) -> None:
-        found = resident()
+    def sample(self) -> None:
+        found = process_memory()
         seconds = self._clock() - self._begin
-        self.looks.append(Look(seconds=seconds, own_bytes=found.own_bytes, mapped_bytes=found.mapped_bytes))
+        self.samples.append(MemorySample(seconds=seconds, own_bytes=found.anonymous_bytes, mapped_bytes=found.file_bytes))
 
     @property
     def peak_bytes(self) -> int:
-        return max((look.own_bytes for look in self.looks), default=0)
+        return max((one.own_bytes for one in self.samples), default=0)
 
     @contextmanager
     def watching(self) -> Generator[None]:
         ended = threading.Event()
 
         def watch() -> None:
-            while not ended.wait(SECONDS_BETWEEN_LOOKS):
-                self.look()
+            while not ended.wait(SAMPLE_SECONDS):
+                self.sample()
 
-        self.look()
+        self.sample()
         watcher = threading.Thread(target=watch, name="memory", daemon=True)
         watcher.start()
         try:
@@ -90,25 +61,26 @@ class MemoryLog:
         finally:
             ended.set()
             watcher.join()
-            self.look()
+            self.sample()
 
 
 def draw(log: MemoryLog, planned_bytes: int | None, title: str, path: Path) -> None:
-    """Memory over time, with what was planned, and when the parts of the run began."""
+    """Plots memory over time, the planned memory, and the phases of the run."""
     try:
         import matplotlib as mpl
 
         mpl.use("Agg")
         from matplotlib import pyplot
     except ImportError:
-        raise MissingExtra("matplotlib", "plot", "drawing memory") from None
-    seconds = [look.seconds for look in log.looks]
-    own = [look.own_bytes / MIB for look in log.looks]
-    figure, axes = pyplot.subplots(figsize=(9, 4.5))
-    axes.fill_between(seconds, own, alpha=0.5, label="own pages")
+        raise MissingExtra("matplotlib", "plot", "plotting memory") from None
+    seconds = [one.seconds for one in log.samples]
+    own = [one.own_bytes / MIB for one in log.samples]
+    drawn: Any = pyplot.subplots(figsize=(9, 4.5))
+    figure, axes = drawn
+    axes.fill_between(seconds, own, alpha=0.5, label="process memory")
     axes.plot(
         seconds,
-        [total + look.mapped_bytes / MIB for total, look in zip(own, log.looks, strict=True)],
+        [total + one.mapped_bytes / MIB for total, one in zip(own, log.samples, strict=True)],
         lw=0.8,
         label="with mapped files",
     )

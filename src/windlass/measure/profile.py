@@ -1,4 +1,4 @@
-"""Where the time of an engine's steps goes: Python's parts by wrapping them while it is watched, native kernels by their own timers."""
+"""Profiles engine steps: Python parts by wrapping methods, native kernels by their own timers."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from windlass.kernels.program.program import Program
 from windlass.measure.trace import KERNELS, Trace
 
 PARTS = (("scheduler", "schedule"), ("scheduler", "computed"), ("runner", "run"), ("sampler", "sample"))
-"""Attribute of the engine, and its method."""
+"""(attribute of the engine, method)."""
 
 
 @dataclass
-class Steps:
-    """(sequences that got a token, seconds of the step, seconds of its kernels)."""
+class StepTimes:
+    """Per step: sequences that got a token, seconds, seconds in kernels."""
 
     seen: list[tuple[int, float, float]] = field(default_factory=list[tuple[int, float, float]])
 
     def python_share(self, batch: int) -> float | None:
-        """Of the steps in which `batch` sequences decoded; None where kernels were not timed."""
+        """Of steps in which `batch` sequences decoded; None where kernels were not timed."""
         full = [(seconds, kernels) for got, seconds, kernels in self.seen if got == batch and kernels]
         total = sum(seconds for seconds, _ in full)
         return 1 - sum(kernels for _, kernels in full) / total if total else None
 
 
 @contextmanager
-def profiled(engine: Engine, trace: Trace) -> Generator[Steps]:
-    """While the block runs, every step leaves spans in the trace."""
-    steps, undo = Steps(), list[Callable[[], None]]()
+def profiled(engine: Engine, trace: Trace) -> Generator[StepTimes]:
+    """Traces every step while the block runs."""
+    steps, undo = StepTimes(), list[Callable[[], None]]()
     timers = _Timers(engine.runner.program, trace)
     for owner, method in PARTS:
         undo.append(_wrap(getattr(engine, owner), method, _spanned(trace, f"{owner}.{method}")))
@@ -47,7 +47,7 @@ def profiled(engine: Engine, trace: Trace) -> Generator[Steps]:
 
 
 def _wrap(owner: Any, method: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[[], None]:
-    """On the instance, where it hides the class's own until it is deleted."""
+    """Overrides the method on the instance; returns the undo function."""
     setattr(owner, method, around(getattr(owner, method)))
     return lambda: delattr(owner, method)
 
@@ -63,7 +63,7 @@ def _spanned(trace: Trace, name: str) -> Callable[[Callable[..., Any]], Callable
     return around
 
 
-def _counted(steps: Steps, timers: _Timers) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _counted(steps: StepTimes, timers: _Timers) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def around(work: Callable[..., Any]) -> Callable[..., Any]:
         def timed() -> Any:
             begin = time.perf_counter()
@@ -77,7 +77,7 @@ def _counted(steps: Steps, timers: _Timers) -> Callable[[Callable[..., Any]], Ca
 
 
 class _Timers:
-    """Seconds of every operation of a recorded program, run by run."""
+    """Kernel times of a recorded program, per run."""
 
     def __init__(self, program: Program | None, trace: Trace) -> None:
         self.program, self._trace, self._taken = program, trace, 0.0

@@ -1,22 +1,22 @@
-"""What a measurement found, as JSON, and how it compares with an earlier one."""
+"""Benchmark report: JSON encoding, and comparison with an earlier one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
 from windlass.core.model import Frozen
 from windlass.errors import BadInput
-from windlass.measure.limits import Limits
+from windlass.measure.limits import MachineLimits
 from windlass.measure.work import WeightBytes
 
 REPORT_VERSION = 1
 
 
-class Run(Frozen):
-    """`batch` sequences at once, all of the same length."""
+class BatchResult(Frozen):
+    """Results for `batch` concurrent sequences of equal length."""
 
     batch: int
     prompt_tokens: int
@@ -24,14 +24,14 @@ class Run(Frozen):
     prefill_tokens_per_second: float
     """All prompts together."""
     time_to_first_token_seconds: float
-    """Of the sequence that waited longest."""
+    """Of the last sequence to start."""
     decode_tokens_per_second: float
-    """All sequences together, by the median step: who else uses the machine lengthens single steps."""
+    """All sequences together, from the median step, which is robust against other load on the machine."""
     mean_decode_tokens_per_second: float
     step_seconds: float
     """Median of the decode steps."""
     step_read_bytes: float
-    """Weights and cache that a decode step cannot but read."""
+    """Weights and KV cache that a decode step must read."""
     step_weight_bytes: float
     step_kv_bytes: float
     step_flops: float
@@ -39,9 +39,9 @@ class Run(Frozen):
     """Of all prompts together."""
     prefill_seconds: float
     python_share: float | None = None
-    """Of a decode step, what is not native kernels; None where they were not timed."""
+    """Share of a decode step outside the kernels; None where they were not timed."""
     experts_touched: float | None = None
-    """Routed experts that the last step read, of a layer on average; None where the kernels do not tell."""
+    """Routed experts read per layer by the last step, on average; None where the kernels do not report it."""
 
     @property
     def read_bytes_per_second(self) -> float:
@@ -55,55 +55,55 @@ class Run(Frozen):
     def prefill_flops_per_second(self) -> float:
         return self.prefill_flops / self.prefill_seconds
 
-    def read_share(self, limits: Limits) -> float:
-        """Of what this machine reads at most."""
+    def read_share(self, limits: MachineLimits) -> float:
+        """Share of this machine's memory bandwidth."""
         return self.read_bytes_per_second / limits.read_bytes_per_second
 
-    def decode_flops_share(self, limits: Limits) -> float:
-        """Of its matrix products. Products of small integers, which packed weights allow, may be faster than those of floats."""
+    def decode_flops_share(self, limits: MachineLimits) -> float:
+        """Share of the matmul limit. Integer kernels for quantized weights may exceed the float limit."""
         return self.decode_flops_per_second / limits.matmul_flops
 
-    def prefill_flops_share(self, limits: Limits) -> float:
+    def prefill_flops_share(self, limits: MachineLimits) -> float:
         return self.prefill_flops_per_second / limits.matmul_flops
 
-    def memory_limit_tokens_per_second(self, limits: Limits) -> float:
-        """Were there nothing to do but to read."""
+    def memory_limit_tokens_per_second(self, limits: MachineLimits) -> float:
+        """Upper bound from memory bandwidth alone."""
         return self.batch * limits.read_bytes_per_second / self.step_read_bytes
 
 
-class RankRun(Frozen):
-    """Where the time of a decode step goes on one rank of several."""
+class RankTimes(Frozen):
+    """Time breakdown of a decode step on one rank."""
 
     rank: int
     node: str
     compute_seconds: float
     waiting_seconds: float
-    """For other ranks, or for the first to say what is next."""
+    """Waiting for other ranks or for the next step from rank 0."""
     wire_seconds: float
-    """In collectives, less waiting."""
+    """In collectives, without waiting."""
     sent_bytes: float
     received_bytes: float
 
 
-class Split(Frozen):
-    """A model over several ranks."""
+class SplitResult(Frozen):
+    """Results of a model split over several ranks."""
 
     layout: str
     sync: str = "exact"
     predicted_tokens_per_second: float = 0.0
-    """Of one sequence, by the plan; 0: not predicted."""
-    ranks: tuple[RankRun, ...] = ()
-    """Of the first batch."""
+    """For one sequence, from the plan; 0: no prediction."""
+    ranks: tuple[RankTimes, ...] = ()
+    """For the first batch."""
 
 
-class Memory(Frozen):
+class MemoryUse(Frozen):
     weights: WeightBytes
     kv_bytes: int
     resident_bytes: int
-    """The process's own pages once the model is loaded; on an accelerator what its memory holds."""
+    """Process memory once the model is loaded; on an accelerator, device memory."""
     loading_peak_bytes: int
     planned_bytes: int | None = None
-    """What the plan said it would be."""
+    """Prediction of the plan."""
 
     @property
     def over_plan(self) -> float | None:
@@ -111,7 +111,7 @@ class Memory(Frozen):
         return self.resident_bytes / self.planned_bytes - 1 if self.planned_bytes else None
 
 
-class Report(Frozen):
+class BenchReport(Frozen):
     model: str
     parameters: int
     scheme: str
@@ -119,19 +119,19 @@ class Report(Frozen):
     device: str
     machine: str
     num_threads: int
-    limits: Limits
+    limits: MachineLimits
     start_seconds: float
-    """From nothing to ready for the first request, programs imported and weights read."""
-    runs: tuple[Run, ...]
-    memory: Memory
-    split: Split | None = None
+    """From process start to ready for the first request, including imports and loading."""
+    runs: tuple[BatchResult, ...]
+    memory: MemoryUse
+    split: SplitResult | None = None
     random_weights: bool = False
     made_at: str = ""
     windlass: str = ""
     version: int = REPORT_VERSION
 
 
-class Change(Frozen):
+class ReportChange(Frozen):
     what: str
     old: float
     new: float
@@ -144,8 +144,8 @@ class Change(Frozen):
         return better / worse if worse else float("inf")
 
 
-def encode_report(report: Report) -> bytes:
-    """With what is reached and its share of what is possible written out, so that nobody has to divide."""
+def encode_report(report: BenchReport) -> bytes:
+    """JSON with achieved rates and their share of the limits added."""
     values: dict[str, Any] = msgspec.to_builtins(report)
     for run, shown in zip(report.runs, values["runs"], strict=True):
         shown["reached"] = {
@@ -161,32 +161,34 @@ def encode_report(report: Report) -> bytes:
     return msgspec.json.format(msgspec.json.encode(values), indent=1)
 
 
-def read_report(text: bytes, where: str) -> Report:
+def read_report(text: bytes, where: str) -> BenchReport:
     try:
-        found = msgspec.convert(_given(msgspec.json.decode(text, type=dict[str, Any])), Report)
+        found = msgspec.convert(_without_derived(msgspec.json.decode(text, type=dict[str, Any])), BenchReport)
     except (msgspec.DecodeError, UnicodeDecodeError, TypeError) as error:
-        raise BadInput(f"{where} is no measurement of `windlass bench --save`: {error}") from None
+        raise BadInput(f"{where} is not a report of `windlass bench --save`: {error}") from None
     if found.version != REPORT_VERSION:
-        raise BadInput(f"{where} is of version {found.version}; this Windlass reads version {REPORT_VERSION}: measure again")
+        raise BadInput(
+            f"{where} has version {found.version}; this Windlass reads version {REPORT_VERSION}: run the benchmark again"
+        )
     return found
 
 
-def _given(values: dict[str, Any]) -> dict[str, Any]:
-    """Without what follows from the rest."""
-    for run in values.get("runs") or ():
+def _without_derived(values: dict[str, Any]) -> dict[str, Any]:
+    """Removes the fields that `encode_report` adds."""
+    for run in cast(list[Any], values.get("runs") or []):
         if isinstance(run, dict):
-            run.pop("reached", None)
+            cast(dict[str, Any], run).pop("reached", None)
     if isinstance(values.get("memory"), dict):
         values["memory"].pop("over_plan", None)
     return values
 
 
-def compare(new: Report, old: Report) -> tuple[Change, ...]:
-    """Runs of the same size are set side by side."""
+def compare(new: BenchReport, old: BenchReport) -> tuple[ReportChange, ...]:
+    """Compares runs of the same batch and lengths."""
     return tuple(_changes(new, old))
 
 
-def _changes(new: Report, old: Report) -> Iterator[Change]:
+def _changes(new: BenchReport, old: BenchReport) -> Iterator[ReportChange]:
     before = {(run.batch, run.prompt_tokens, run.new_tokens): run for run in old.runs}
     for run in new.runs:
         found = before.get((run.batch, run.prompt_tokens, run.new_tokens))
@@ -196,12 +198,15 @@ def _changes(new: Report, old: Report) -> Iterator[Change]:
         yield _change(name + "decode tokens/s", found.decode_tokens_per_second, run.decode_tokens_per_second)
         yield _change(name + "prefill tokens/s", found.prefill_tokens_per_second, run.prefill_tokens_per_second)
         yield _change(
-            name + "first token, s", found.time_to_first_token_seconds, run.time_to_first_token_seconds, more_is_better=False
+            name + "time to first token, s",
+            found.time_to_first_token_seconds,
+            run.time_to_first_token_seconds,
+            more_is_better=False,
         )
     yield _change("memory, bytes", old.memory.resident_bytes, new.memory.resident_bytes, more_is_better=False)
-    yield _change("start, s", old.start_seconds, new.start_seconds, more_is_better=False)
-    yield _change("this machine's reads, bytes/s", old.limits.read_bytes_per_second, new.limits.read_bytes_per_second)
+    yield _change("startup, s", old.start_seconds, new.start_seconds, more_is_better=False)
+    yield _change("memory bandwidth, bytes/s", old.limits.read_bytes_per_second, new.limits.read_bytes_per_second)
 
 
-def _change(what: str, old: float, new: float, more_is_better: bool = True) -> Change:
-    return Change(what=what, old=old, new=new, more_is_better=more_is_better)
+def _change(what: str, old: float, new: float, more_is_better: bool = True) -> ReportChange:
+    return ReportChange(what=what, old=old, new=new, more_is_better=more_is_better)

@@ -1,4 +1,4 @@
-"""What is to be measured. Imports no torch, so that a mistake is answered at once."""
+"""What to benchmark. Imports no torch, so that invalid options fail at once."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from windlass.core.rule import Rule
 from windlass.core.scheme import Scheme
 
 
-class Setup(Frozen):
+class BenchSetup(Frozen):
     name: str
     spec: ModelSpec
     rules: tuple[Rule, ...]
     launch: Launch
     scheme: Scheme | None = None
-    """How matrices are stored, where it is one of our schemes."""
+    """Scheme of the weights, if it is one of ours."""
     batches: tuple[int, ...] = (1,)
     prompt_tokens: int = 128
     new_tokens: int = 128

@@ -1,4 +1,4 @@
-"""What ran when, as a Chrome trace: open it in chrome://tracing or ui.perfetto.dev."""
+"""Chrome trace of a run, for chrome://tracing or ui.perfetto.dev."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 PYTHON, KERNELS = 1, 2
-"""Rows of the picture."""
+"""Threads in the trace."""
 _NAMES = {PYTHON: "engine (Python)", KERNELS: "native kernels"}
 
 
@@ -30,12 +30,12 @@ class Trace:
             self.add(name, begin, self._clock() - begin, row, **details)
 
     def add(self, name: str, begin: float, seconds: float, row: int = PYTHON, **details: object) -> None:
-        """`begin` by the trace's own clock."""
+        """`begin`: by the trace's clock."""
         event = {"name": name, "ph": "X", "pid": 1, "tid": row, "ts": (begin - self._begin) * 1e6, "dur": seconds * 1e6}
         self._events.append(event | ({"args": details} if details else {}))
 
     def add_chain(self, parts: Iterable[tuple[str, float]], begin: float, row: int = KERNELS) -> None:
-        """Operations of which only the order and the seconds are known: one behind the other."""
+        """Consecutive operations of known order and duration."""
         for name, seconds in parts:
             self.add(name, begin, seconds, row)
             begin += seconds

@@ -1,4 +1,4 @@
-"""What a step has to do: bytes to read, operations to carry out. Pure arithmetic over a ModelSpec; the weights' bytes come measured."""
+"""Bytes and FLOPs of a step. Pure arithmetic over a ModelSpec and the measured weight bytes."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from windlass.core.rule import Rule
 
 
 class WeightBytes(Frozen):
-    """As they lie in memory."""
+    """Memory of the loaded weights."""
 
     always: int
-    """Read in every step, the head among them."""
+    """Read in every step, including the head."""
     experts: int = 0
-    """All routed experts; a step reads those its tokens chose."""
+    """All routed experts; a step reads the selected ones."""
     lookup: int = 0
-    """An embedding of its own, of which a step reads a row a token."""
+    """Untied embeddings, of which a step reads one row per token."""
 
     @property
     def total(self) -> int:
         return self.always + self.experts + self.lookup
 
 
-class Work(Frozen):
+class StepWork(Frozen):
     weight_bytes: float
     kv_bytes: float
     flops: float
@@ -33,17 +33,17 @@ class Work(Frozen):
 
 
 def expert_share(spec: ModelSpec, tokens: float) -> float:
-    """Of the experts, how many that many tokens touch when choices are even."""
+    """Expected share of experts used by `tokens` tokens with uniform routing."""
     experts = spec.experts
     return distinct_experts(experts, tokens) / experts.num_experts if experts else 0.0
 
 
 def decode_work(
     spec: ModelSpec, rules: tuple[Rule, ...], weights: WeightBytes, batch: int, context_tokens: float, kv_element_bytes: float
-) -> Work:
-    """One step of `batch` sequences, each with `context_tokens` tokens in the cache."""
+) -> StepWork:
+    """One decode step of `batch` sequences with `context_tokens` cached tokens each."""
     layers = (layer_cache_bytes(layer.mixer, round(context_tokens), kv_element_bytes, windowed=True) for layer in spec.layers)
-    return Work(
+    return StepWork(
         weight_bytes=weights.always + weights.experts * expert_share(spec, batch),
         kv_bytes=batch * sum(layers),
         flops=batch * forward_flops(spec, rules, context_tokens).total,
@@ -52,12 +52,12 @@ def decode_work(
 
 def prefill_work(
     spec: ModelSpec, rules: tuple[Rule, ...], weights: WeightBytes, prompts: int, prompt_tokens: int, num_steps: int
-) -> Work:
-    """Reading `prompts` prompts in `num_steps` steps: each goes through the weights once; only last tokens need the head."""
+) -> StepWork:
+    """Prefill of `prompts` prompts in `num_steps` steps; each step reads the weights once, only last tokens need the head."""
     tokens = prompts * prompt_tokens
     operations = forward_flops(spec, rules, prompt_tokens / 2)
     share = expert_share(spec, tokens / num_steps)
-    return Work(
+    return StepWork(
         weight_bytes=num_steps * (weights.always + weights.experts * share),
         kv_bytes=0.0,
         flops=tokens * (operations.layers + operations.attention) + prompts * operations.head,

@@ -1,16 +1,15 @@
-"""The one decoder and its parts: a ModelSpec and a source of weights in, logits out. Knows no files, no requests, no text.
+"""The decoder and its modules, built from a ModelSpec and a source of weights. Knows no files, no requests, no text.
 
-decoder.py      token in, logits out: embedding, layers, norm, head
-layer.py        how a layer's two halves are wired
-attention.py    mixers: heads over keys and values ...
-latent.py       ... or over one latent per token
-feed_forward.py dense ...
-moe.py          ... or routed over experts
-linear.py       a matrix with its bias; norm.py, positions.py: what the names say
-shard.py        which part of all this a rank is; sums.py, vocabulary.py, stage.py: what ranks then say to each other
+decoder.py       tokens in, logits out: embedding, layers, final norm, head
+layer.py         a layer: mixer and feed-forward with their norms and residuals
+mixers/          attention (MHA, GQA, MQA), latent attention (MLA), position embeddings
+feed_forward.py  the dense feed-forward; moe.py: the mixture of experts
+linear.py, norm.py
+parallel/        which shard of the model a rank holds, and its collectives: sums, vocabulary, pipeline stages
+fused/           the forward pass by kernels/cuda, on Hopper
 """
 
 from windlass.nn.decoder import Decoder
-from windlass.nn.parallel.shard import Shard
+from windlass.nn.parallel.shard import ModelShard
 
-__all__ = ["Decoder", "Shard"]
+__all__ = ["Decoder", "ModelShard"]

@@ -8,15 +8,15 @@ from windlass.core import model
 from windlass.core.ports import Weights
 from windlass.kernels.ops.activate import activate
 from windlass.nn.linear import Linear
-from windlass.nn.parallel.shard import WHOLE, Shard
+from windlass.nn.parallel.shard import WHOLE, ModelShard
 
 
 class FeedForward(nn.Module):
-    def __init__(self, activation: model.Activation, gated: bool, weights: Weights, name: str, shard: Shard = WHOLE) -> None:
+    def __init__(self, activation: model.Activation, gated: bool, weights: Weights, name: str, shard: ModelShard = WHOLE) -> None:
         super().__init__()
         self.activation, self.gated = activation, gated
         self.up = Linear(weights, f"{name}.gate", f"{name}.up") if gated else Linear(weights, f"{name}.up")
-        self.down = Linear(weights, f"{name}.down", biased=shard.adds)
+        self.down = Linear(weights, f"{name}.down", biased=shard.adds_bias)
 
     def forward(self, x: Tensor, add: Tensor | None = None) -> Tensor:
         return self.down(activate(self.up(x), self.activation, self.gated), add)

@@ -1,4 +1,4 @@
-"""A matrix with its bias, as it comes from the source of weights: plain and trainable, or packed."""
+"""A linear layer: plain and trainable, or packed, as its source of weights provides it."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from windlass.core.ports import Weights
 from windlass.kernels.ops.linear import linear
 
 
-def held(found: Any) -> Any:
-    """As a module holds it: tensors become parameters, which learn where the source says so; panels stay what they are."""
-    if isinstance(found, Tensor) and not isinstance(found, nn.Parameter):
-        return nn.Parameter(found, requires_grad=found.requires_grad)
-    return found
+def as_parameter(weight: Any) -> Any:
+    """Tensors become parameters, trainable if the source says so; packed weights stay as they are."""
+    if isinstance(weight, Tensor) and not isinstance(weight, nn.Parameter):
+        return nn.Parameter(weight, requires_grad=weight.requires_grad)
+    return weight
 
 
 class Linear(nn.Module):
-    """Several names are one matrix, their outputs one after another: one product instead of three for Q, K and V.
+    """Several names are stacked to one matrix: one product instead of three for Q, K and V.
 
-    `biased` False: another rank adds the bias, to the sum of which this product is a part.
+    `biased` False: another tensor-parallel rank adds the bias.
     """
 
     def __init__(self, weights: Weights, *names: str, biased: bool = True) -> None:
         super().__init__()
-        self.weight = held(weights.matrix(*(f"{name}.weight" for name in names)))
-        self.bias = held(weights.vector(*(f"{name}.bias" for name in names))) if biased else None
+        self.weight = as_parameter(weights.matrix(*(f"{name}.weight" for name in names)))
+        self.bias = as_parameter(weights.vector(*(f"{name}.bias" for name in names))) if biased else None
 
     def forward(self, x: Tensor, add: Tensor | None = None) -> Tensor:
         return linear(x, self.weight, self.bias, add)

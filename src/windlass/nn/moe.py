@@ -1,4 +1,4 @@
-"""The routed feed-forward: a few experts of many for each token and, in some models, one that every token passes."""
+"""The mixture of experts: top-k routed experts and, in some models, a shared expert."""
 
 from __future__ import annotations
 
@@ -10,68 +10,71 @@ from torch import Tensor, nn
 
 from windlass.core import model
 from windlass.core.ports import Weights
+from windlass.kernels.arguments import ExpertsArgs
 from windlass.kernels.ops.experts import experts
 from windlass.kernels.ops.route import route
 from windlass.nn.feed_forward import FeedForward
-from windlass.nn.linear import Linear, held
-from windlass.nn.parallel.shard import WHOLE, Shard
+from windlass.nn.linear import Linear, as_parameter
+from windlass.nn.parallel.shard import WHOLE, ModelShard
 
-Watch = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(logits, ids, shares) to the shares: who learns looks on and may hang losses of its own on them."""
+RoutingHook = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(logits, ids, weights) to the weights: lets a trainer count experts and attach auxiliary losses."""
 
 
 class Experts(nn.Module):
-    """Those that are here, and what they say to the rows that are theirs."""
+    """The routed experts of this rank."""
 
-    def __init__(self, moe: model.MoE, weights: Weights, layer: int, shard: Shard = WHOLE) -> None:
+    def __init__(self, moe: model.MoE, weights: Weights, layer: int, shard: ModelShard = WHOLE) -> None:
         super().__init__()
         self.moe = moe
-        self.gate_up, self.down = held(weights.experts(layer, "gate", "up")), held(weights.experts(layer, "down"))
-        self.gate_up_bias = held(weights.expert_vectors(layer, "gate", "up")) if moe.bias else None
-        self.down_bias = held(weights.expert_vectors(layer, "down")) if moe.bias and shard.adds_to_experts else None
+        self.gate_up, self.down = as_parameter(weights.experts(layer, "gate", "up")), as_parameter(weights.experts(layer, "down"))
+        self.gate_up_bias = as_parameter(weights.expert_vectors(layer, "gate", "up")) if moe.bias else None
+        self.down_bias = as_parameter(weights.expert_vectors(layer, "down")) if moe.bias and shard.adds_expert_bias else None
 
-    def forward(self, x: Tensor, ids: Tensor, shares: Tensor, add: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, ids: Tensor, weights: Tensor, add: Tensor | None = None) -> Tensor:
         return experts(
-            x,
-            ids,
-            shares,
-            self.gate_up,
-            self.down,
-            self.moe.activation,
-            gate_up_bias=self.gate_up_bias,
-            down_bias=self.down_bias,
-            clamp=self.moe.clamp,
-            add=add,
+            ExpertsArgs(
+                x,
+                ids,
+                weights,
+                self.gate_up,
+                self.down,
+                self.moe.activation,
+                gate_up_bias=self.gate_up_bias,
+                down_bias=self.down_bias,
+                clamp=self.moe.clamp,
+                add=add,
+            )
         )
 
 
 class MixtureOfExperts(nn.Module):
     correction: Tensor | None
 
-    def __init__(self, moe: model.MoE, weights: Weights, layer: int, name: str, shard: Shard = WHOLE) -> None:
+    def __init__(self, moe: model.MoE, weights: Weights, layer: int, name: str, shard: ModelShard = WHOLE) -> None:
         super().__init__()
         self.moe, self.first = moe, shard.experts(moe.num_experts)[0]
         self.router = Linear(weights, f"{name}.router")
         if torch.finfo(weights.dtype).bits < 32:
-            # Scores that are close decide between experts; half precision would choose others.
+            # Close scores decide between experts; half precision would choose others.
             self.router.float()
-        # Moved by counting who was chosen, never by gradients.
+        # Updated from expert counts, not by gradients.
         self.register_buffer("correction", _correction(weights, name) if moe.router.correction_bias else None)
         self.experts: nn.Module = Experts(moe, weights, layer, shard)
         has_shared = moe.shared_intermediate_size > 0
         self.shared = FeedForward(moe.activation, True, weights, f"{name}.shared", shard) if has_shared else None
-        self.watch: Watch | None = None
+        self.routing_hook: RoutingHook | None = None
 
     def forward(self, x: Tensor, add: Tensor | None = None) -> Tensor:
         logits = self.router(x)
-        ids, shares = route(logits, self.correction, self.moe.router, self.moe.num_active, self.first)
-        if self.watch is not None:
-            shares = self.watch(logits, ids, shares)
+        ids, weights = route(logits, self.correction, self.moe.router, self.moe.num_active, self.first)
+        if self.routing_hook is not None:
+            weights = self.routing_hook(logits, ids, weights)
         if self.shared is not None:
             add = self.shared(x, add)
-        return self.experts(x, ids, shares, add)
+        return self.experts(x, ids, weights, add)
 
-    # Matrices may be given another form in place (nn/fused/feed_forward.py).
+    # nn/fused/feed_forward.py replaces these matrices.
 
     @property
     def gate_up(self) -> Any:

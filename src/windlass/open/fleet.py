@@ -17,7 +17,7 @@ from windlass.core.ranks.epoch import EpochPlan, Node
 if TYPE_CHECKING:
     from windlass.fleet.root.epoch import MakeEngine, NodeProgress
     from windlass.fleet.root.root import Fleet
-    from windlass.plan.inference.epoch import Asked
+    from windlass.plan.inference.epoch import EpochRequest
 
 SEQUENCES, SEQUENCE_TOKENS, SINGLE_SEQUENCE_TOKENS = 16, 2048, 8192
 """KV memory planned for by default: many short conversations, or one longer one."""
@@ -34,8 +34,9 @@ def open_fleet(
 
     secret = b""
     if launch.secret_file is not None:
-        secret = read_secret(launch.secret_file)
-        if problem := warning(launch.secret_file):
+        file = Path(launch.secret_file).expanduser()
+        secret = read_secret(file)
+        if problem := warning(file):
             sys.stderr.write(f"windlass: {problem}\n")
     launch = msgspec.structs.replace(launch, device=_device(launch.device))
     planner = Replanner(launch)
@@ -83,31 +84,31 @@ class Replanner:
         return per_token * question.concurrency * (-(-question.context_tokens // BLOCK_TOKENS) * BLOCK_TOKENS)
 
     @cached_property
-    def _question(self) -> Asked:
+    def _question(self) -> EpochRequest:
         from windlass.core.scheme import scheme
         from windlass.families import describe, rules
-        from windlass.plan.inference.epoch import Asked
+        from windlass.plan.inference.epoch import EpochRequest
 
         launch, random = self._launch, self._launch.random_weights
         if random is not None:
             spec = describe(random.config, launch.model)
             table, how = rules(spec), scheme(random.scheme, random.group, launch.kv_type)
         else:
-            from windlass.weights.cuts import sizing_of
+            from windlass.weights.schemes import sizing_scheme
             from windlass.weights.source import open_model
 
             opened = open_model(Path(launch.model))
             try:
-                spec, table, how = opened.spec, opened.rules, scheme("fp32") if launch.exact else sizing_of(opened)
+                spec, table, how = opened.spec, opened.rules, scheme("fp32") if launch.exact else sizing_scheme(opened)
             finally:
                 opened.store.close()
         sequences = launch.max_sequences or SEQUENCES
         usual = SINGLE_SEQUENCE_TOKENS if sequences == 1 else SEQUENCE_TOKENS
-        return Asked(
+        return EpochRequest(
             spec=spec,
             rules=table,
             scheme=msgspec.structs.replace(how, kv=launch.kv_type),
             context_tokens=launch.context_tokens or min(spec.context_tokens, usual),
             concurrency=sequences,
-            wanted=launch.layout if launch.layout.world > 1 else None,
+            pinned=launch.layout if launch.layout.world > 1 else None,
         )

@@ -102,7 +102,7 @@ def _check_model(plan: Plan, path: Path) -> None:
     """The same files, or their conversion to the planned scheme."""
     if not path.is_dir():
         raise BadInput(f"--plan is for model directories; {path} has no config.json to compare with the plan")
-    from windlass.formats.checkpoint import read_config
+    from windlass.formats.config import read_config
     from windlass.open.resolve import describe_path
     from windlass.open.scheme import stored_scheme
 

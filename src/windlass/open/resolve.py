@@ -15,7 +15,7 @@ from windlass.core.model import Frozen, ModelSpec
 from windlass.core.rule import Rule
 from windlass.errors import BadInput
 from windlass.families import describe, hints_from, rules
-from windlass.families.registry import Known, find, published_config, spec_of, unknown_model
+from windlass.families.registry import KnownModel, find, published_config, spec_of, unknown_model
 
 DOWNLOADS = 8
 """Files fetched at once."""
@@ -25,7 +25,7 @@ class ModelLocation(Frozen):
     """Where a name points: files on this disk, or a model on the hub."""
 
     path: Path | None = None
-    known: Known | None = None
+    known: KnownModel | None = None
     """Its entry in the registry."""
     hub: str = ""
 
@@ -78,7 +78,7 @@ def describe_model(name: str) -> ModelDescription:
 
 def model_config(name: str) -> tuple[dict[str, Any], str]:
     """The config.json of a model and its name; no weights are needed."""
-    from windlass.formats.checkpoint import read_config
+    from windlass.formats.config import read_config
     from windlass.formats.hub.hub import fetch_config
 
     found = find_model(name)
@@ -91,7 +91,8 @@ def model_config(name: str) -> tuple[dict[str, Any], str]:
 
 def describe_path(path: Path, name: str = "") -> ModelDescription:
     """A directory with config.json, or the file itself. Tensor names, where there are any, decide what the config leaves open."""
-    from windlass.formats.checkpoint import digest, read_config, tensor_names
+    from windlass.formats.checkpoint import digest, tensor_names
+    from windlass.formats.config import read_config
 
     config = read_config(path)
     if {"layout", "scheme", "ranks"} <= config.keys():

@@ -1,16 +1,16 @@
-"""Ranks that talk: what they say to each other, not why. Knows tensors and numbers of ranks, no model.
+"""Collective communication between ranks. Knows tensors and rank numbers, no model.
 
-group.py        what a group of ranks can do, and the group of one, which does nothing
-groups.py       the groups that a rank of a layout is in
-meeting.py      how ranks find each other: boards, and groups from a meeting
-mesh.py         a proved connection between every two ranks
-shared.py       memory that two ranks of one machine share
-joining.py      which groups talk by links (kernels/cpu/links.py), which by torch.distributed
-processes.py    groups of processes, over torch.distributed (gloo, NCCL)
-board_store.py  a board as torch.distributed's Store
-counted.py      bytes and seconds of every collective
-shut.py         listeners of libraries that nobody is to be let in by any more
-threads.py      groups of threads in one process, in the same words
+group.py            the interface of a process group, and the group of one rank
+groups.py           the tp and pp groups of a rank
+store.py            the key-value store for rendezvous; torch_store.py wraps it for torch.distributed
+mesh.py             authenticated connections between all ranks of a group
+shared_memory.py    memory that two ranks of one machine share
+join.py             makes the groups of a rank: native links (kernels/cpu/links.py) or torch.distributed
+processes.py        groups over torch.distributed (gloo, NCCL)
+through_host.py     groups of GPU ranks that communicate through host memory
+autograd.py         a group whose collectives are differentiable, for training
+counters.py         bytes and seconds of every collective
+close_listeners.py  stops listeners that gloo leaves open
 """
 
 from windlass.parallel.group import Group, SoloGroup

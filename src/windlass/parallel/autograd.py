@@ -1,7 +1,6 @@
-"""A group through which gradients pass: sums whose derivative is known, over torch.distributed's groups.
+"""A differentiable group for tensor-parallel training, over torch.distributed.
 
-What every rank has alike and each takes its own part of (`entered`) has a gradient that is the sum of theirs; what is the sum of their
-parts (`summed`) gives each the same gradient. Megatron's f and g (arXiv 1909.08053, section 3).
+`copy` is the identity forward and an all-reduce backward, `reduce` the other way round: Megatron's f and g (arXiv 1909.08053, section 3).
 """
 
 from __future__ import annotations
@@ -15,24 +14,26 @@ from torch import Tensor
 from windlass.parallel.group import Count
 
 
-class LearningGroup:
+class AutogradGroup:
     is_native = False
 
     def __init__(self, handle: Any) -> None:
-        """`handle`: a group of torch.distributed."""
+        """`handle`: a torch.distributed process group."""
         self.handle, self.rank, self.size = handle, dist.get_rank(handle), dist.get_world_size(handle)
 
-    def entered(self, x: Tensor) -> Tensor:
-        return Entered.apply(x, self.handle)
+    def copy(self, x: Tensor) -> Tensor:
+        """For what all ranks have alike and each uses a part of: its gradient is summed over ranks."""
+        return CopyToRanks.apply(x, self.handle)
 
-    def summed(self, x: Tensor) -> Tensor:
-        return Summed.apply(x, self.handle)
+    def reduce(self, x: Tensor) -> Tensor:
+        """The sum over ranks."""
+        return ReduceFromRanks.apply(x, self.handle)
 
-    def largest(self, x: Tensor) -> Tensor:
-        """Without a gradient."""
-        found = x.detach().clone()
-        dist.all_reduce(found, op=dist.ReduceOp.MAX, group=self.handle)
-        return found
+    def max(self, x: Tensor) -> Tensor:
+        """The element-wise maximum over ranks, without a gradient."""
+        result = x.detach().clone()
+        dist.all_reduce(result, op=dist.ReduceOp.MAX, group=self.handle)
+        return result
 
     def all_reduce(self, x: Tensor) -> None:
         dist.all_reduce(x, group=self.handle)
@@ -41,10 +42,10 @@ class LearningGroup:
         return {}
 
     def close(self) -> None:
-        """Whoever made the processes ends their groups."""
+        """The caller of init_process_group destroys the groups."""
 
 
-class Entered(torch.autograd.Function):
+class CopyToRanks(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, handle: Any) -> Tensor:
         ctx.handle = handle
@@ -57,7 +58,7 @@ class Entered(torch.autograd.Function):
         return whole, None
 
 
-class Summed(torch.autograd.Function):
+class ReduceFromRanks(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, handle: Any) -> Tensor:
         whole = x.contiguous().clone()

@@ -1,8 +1,7 @@
-"""Listeners that a library leaves open when they are of no use any more: nobody is let in by them from then on.
+"""Stops listeners that a library leaves open after its ranks have connected.
 
-gloo listens for as long as a group lives, and keeps every connection that comes, a descriptor each. Its listener cannot be closed under it; but
-a filter that keeps nothing (classic BPF: man 7 socket, SO_ATTACH_FILTER) makes the kernel drop whatever comes to it. Linux only; elsewhere
-nothing is done.
+gloo listens as long as a group lives, and keeps every connection it accepts, a file descriptor each. Its listener cannot be closed from outside,
+but a socket filter that drops all packets (classic BPF: man 7 socket, SO_ATTACH_FILTER) makes it unreachable. Linux only; elsewhere a no-op.
 """
 
 from __future__ import annotations
@@ -18,31 +17,31 @@ from contextlib import contextmanager, suppress
 
 SO_ATTACH_FILTER = 26
 """asm-generic/socket.h"""
-KEEP_NOTHING = struct.pack("HBBI", 0x06, 0, 0, 0)
+DROP_ALL = struct.pack("HBBI", 0x06, 0, 0, 0)
 """linux/filter.h: one instruction, BPF_RET | BPF_K, 0 bytes."""
 
 
 @contextmanager
-def no_new_listeners(host: str) -> Generator[None]:
-    """Listeners at `host` that were opened within are shut when all is done: whoever was to come has come."""
+def close_new_listeners(host: str) -> Generator[None]:
+    """On exit, listeners at `host` that were opened inside stop accepting connections."""
     before = set(_listeners(host))
     yield
     for inode, descriptor in _listeners(host).items():
         if inode not in before:
             with socket.socket(fileno=os.dup(descriptor)) as listener:
-                shut(listener)
+                drop_packets(listener)
 
 
-def shut(listener: socket.socket) -> None:
-    """It stays open and hears nothing. Connections that it took in before go on."""
+def drop_packets(listener: socket.socket) -> None:
+    """It stays open and receives nothing. Connections accepted before are not affected."""
     if not sys.platform.startswith("linux"):
         return
-    program = ctypes.create_string_buffer(KEEP_NOTHING)
+    program = ctypes.create_string_buffer(DROP_ALL)
     listener.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, struct.pack("HL", 1, ctypes.addressof(program)))
 
 
 def _listeners(host: str) -> dict[int, int]:
-    """Of this process: inode to descriptor."""
+    """Of this process: inode to file descriptor."""
     found: dict[int, int] = {}
     with suppress(FileNotFoundError):
         for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - numbers, not paths

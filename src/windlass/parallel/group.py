@@ -1,7 +1,7 @@
-"""What a group of ranks can do together. Every rank of a group makes the same calls in the same order; none has a return value.
+"""The interface of a process group. Every rank of a group makes the same calls in the same order; results are written in place.
 
-Tensors are contiguous, and of one shape on all ranks unless said otherwise. Nothing that is sent is code: only numbers, in places whose
-size both sides know.
+Tensors are contiguous, and of one shape on all ranks unless stated otherwise. Only tensor data is sent, of a size that both sides know: nothing
+is unpickled.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 
 class GroupLost(Exception):
-    """A rank did not come to a collective, or its connection broke. Not the user's to mend: whoever runs the group makes a new one."""
+    """A rank timed out in a collective, or its connection broke. Not a user error: the caller starts a new epoch."""
 
 
 class Count(msgspec.Struct, frozen=True, array_like=True):
-    """Of one kind of collective, since the group began."""
+    """Totals of one kind of collective since the group was made."""
 
     calls: int = 0
     sent_bytes: int = 0
     received_bytes: int = 0
     seconds: float = 0.0
-    """In it, waiting for other ranks included."""
+    """Waiting for other ranks included."""
 
 
 class Group(Protocol):
@@ -40,42 +40,42 @@ class Group(Protocol):
 
     @property
     def is_native(self) -> bool:
-        """Whether what it does are operations that a program records (kernels/program/program.py), so that a replay does not stop for them."""
+        """Whether collectives are native operations that a program records (kernels/program/program.py) and replays without Python."""
         ...
 
     def all_reduce(self, x: Tensor) -> None:
-        """Every rank's `x` becomes the sum of all, the same bits on all of them."""
+        """Sums `x` over ranks, in place; bitwise equal on all ranks."""
         ...
 
     def all_gather(self, x: Tensor, into: Sequence[Tensor]) -> None:
-        """into[r] becomes the `x` of rank r, on every rank."""
+        """On every rank, into[r] = the `x` of rank r."""
         ...
 
     def gather(self, x: Tensor, into: Sequence[Tensor]) -> None:
-        """On rank 0, into[r] becomes the `x` of rank r, which may be of another size on each; elsewhere `into` is not looked at."""
+        """On rank 0, into[r] = the `x` of rank r, whose sizes may differ; on other ranks `into` is ignored."""
         ...
 
     def broadcast(self, x: Tensor) -> None:
-        """Every rank's `x` becomes that of rank 0."""
+        """Every rank's `x` = that of rank 0."""
         ...
 
     def send_next(self, x: Tensor) -> None:
-        """To the rank after this one; after the last comes the first."""
+        """To the next rank; the last one sends to the first."""
         ...
 
-    def take_previous(self, x: Tensor) -> None:
-        """`x` becomes what the rank before this one sends."""
+    def receive_previous(self, x: Tensor) -> None:
+        """Into `x`, what the previous rank sends."""
         ...
 
     def counts(self) -> dict[str, Count]:
-        """By the name of the collective. Bytes are those of the numbers; what the network adds is not in them."""
+        """By the name of the collective. Payload bytes, without network headers."""
         ...
 
     def close(self) -> None: ...
 
 
 class SoloGroup:
-    """One rank: its sums are whole, and there is nobody to tell. So nobody need ask how many ranks there are."""
+    """A group of one rank: collectives are no-ops, so callers need no special case."""
 
     rank, size, is_native = 0, 1, False
 
@@ -93,7 +93,7 @@ class SoloGroup:
     def send_next(self, x: Tensor) -> None:
         raise AssertionError("a group of one has no next rank")
 
-    take_previous = send_next
+    receive_previous = send_next
 
     def counts(self) -> dict[str, Count]:
         return {}

@@ -1,7 +1,7 @@
-"""The groups of one rank: with whom it shares layers (tp), and with whom it passes them on (pp). Pure but for making them.
+"""The groups of one rank: tensor-parallel (tp) and pipeline-parallel (pp).
 
-Experts need no group of their own: the ranks that hold them are those of tp, each evaluates its own for all tokens, and what they say is
-summed where tp sums anyway.
+Expert parallelism needs no group of its own: the tp ranks hold the experts, each evaluates its own for all tokens, and their outputs are part
+of the tp all-reduce.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from windlass.core.layout import Layout, coordinates
 from windlass.errors import Impossible
 from windlass.parallel.group import Group, SoloGroup
 
-Join = Callable[[str, int, int], Group]
-"""(name of the group, the same on all its ranks and no other's; rank within it; size) to the group itself."""
+JoinGroup = Callable[[str, int, int], Group]
+"""(unique name of the group, rank within it, size) to the group."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Groups:
 SOLO = Groups(SoloGroup(), SoloGroup())
 
 
-def make_groups(layout: Layout, rank: int, join: Join) -> Groups:
-    """All ranks of a layout call this; it returns once the groups of this one have met."""
+def make_groups(layout: Layout, rank: int, join: JoinGroup) -> Groups:
+    """Called by all ranks of a layout; returns once the groups of this one are connected."""
     if not 0 <= rank < layout.world:
         raise Impossible(f"rank {rank} of {layout.world} (tp {layout.tp} x pp {layout.pp} x dp {layout.dp}): ranks count from 0")
     at = coordinates(layout, rank)
@@ -39,5 +39,5 @@ def make_groups(layout: Layout, rank: int, join: Join) -> Groups:
     return Groups(tp, _joined(join, f"pp dp{at.dp} tp{at.tp}", at.pp, layout.pp))
 
 
-def _joined(join: Join, name: str, rank: int, size: int) -> Group:
+def _joined(join: JoinGroup, name: str, rank: int, size: int) -> Group:
     return SoloGroup() if size == 1 else join(name, rank, size)

@@ -1,7 +1,7 @@
-"""A connection between every two ranks of a group, on which both have proved that they know the epoch's key. No torch.
+"""A full mesh of authenticated connections between the ranks of a group. Imports no torch.
 
-The higher rank dials the lower one. Each sends a nonce, and a hash of both nonces under the key: whoever listens first, so that a dialler
-tells nothing to a stranger that it could use elsewhere. What comes in and is not that, or not soon, is dropped without an answer.
+The higher rank connects to the lower one. Each sends a nonce and an HMAC of both nonces under the epoch's key, the listener first, so that
+an impostor that listens learns nothing it could use elsewhere. Other peers, and slow ones, are disconnected without an answer.
 """
 
 from __future__ import annotations
@@ -17,101 +17,99 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from windlass.parallel.group import GroupLost
+from windlass.parallel.store import RendezvousStore
 
-if TYPE_CHECKING:
-    from windlass.parallel.rendezvous import Board
-
-MEETING_SECONDS = 120.0
-"""For all ranks to come: they start Python and import torch first, perhaps all on one machine."""
+RENDEZVOUS_SECONDS = 120.0
+"""For all ranks to connect: they start Python and import torch first, perhaps all on one machine."""
 REACH_SECONDS = 15.0
-"""Whoever says where it listens does: the system answers for it, however busy it is. Where nobody answers for so long there is no way."""
+"""A rank publishes its address only once it listens, and the kernel accepts for it however busy it is: no answer for this long means that
+there is no route."""
 PROOF_SECONDS = 3.0
-"""From being let in to having proved who one is."""
-MAX_STRANGERS = 64
-"""Connections that have proved nothing yet; when one more comes, the oldest goes."""
+"""From being accepted to being authenticated."""
+MAX_PENDING = 64
+"""Connections that are not authenticated yet; beyond that, the oldest is closed."""
 BACKLOG = 128
 RANK_BYTES, NONCE_BYTES, PROOF_BYTES = 4, 32, 32
 HELLO_BYTES = RANK_BYTES + NONCE_BYTES
 WELCOME = b"\x01"
-RETRY_SECONDS, LOOK_SECONDS = 0.1, 0.2
+RETRY_SECONDS, POLL_SECONDS = 0.1, 0.2
 
 
 def connect_all(
-    board: Board, name: str, rank: int, size: int, key: bytes, host: str, seconds: float = MEETING_SECONDS
+    store: RendezvousStore, name: str, rank: int, size: int, key: bytes, host: str, seconds: float = RENDEZVOUS_SECONDS
 ) -> list[socket.socket | None]:
-    """By rank, None at one's own place. `name`: the same on all ranks of a group and no other's.
+    """Connections by rank; None for this rank itself. `name`: of the group; the same on all its ranks, and unique.
 
-    `host`: the address to listen on, and no other; empty: ranks of this machine only, by Unix sockets.
+    `host`: the address to listen on; empty: Unix sockets, for ranks of this machine only.
     """
     until = time.monotonic() + seconds
-    met: list[socket.socket | None] = [None] * size
+    connections: list[socket.socket | None] = [None] * size
     try:
         with _listening(host) as (listener, address):
-            board.put(f"{name}/{rank}", address.encode())
+            store.put(f"{name}/{rank}", address.encode())
             for other in range(rank):
-                where = board.take(f"{name}/{other}", max(until - time.monotonic(), 0.0)).decode()
-                met[other] = _dialled(where, _Proof(key, name, other, rank), until)
-            _accept(listener, key, name, rank, met, until)
+                peer_address = store.take(f"{name}/{other}", max(until - time.monotonic(), 0.0)).decode()
+                connections[other] = _dial(peer_address, _Proof(key, name, other, rank), until)
+            _accept_all(listener, key, name, rank, connections, until)
     except BaseException:
-        for connection in met:
+        for connection in connections:
             if connection is not None:
                 connection.close()
         raise
-    return met
+    return connections
 
 
 class _Proof:
-    """Of one connection, between `listener` and `dialler` of the group `name`."""
+    """Authenticates one connection between the ranks `listener` and `dialler` of the group `name`."""
 
     def __init__(self, key: bytes, name: str, listener: int, dialler: int) -> None:
         self._key, self.listener, self.dialler = key, listener, dialler
         self._name = name.encode()
 
-    def of(self, role: bytes, dialler_nonce: bytes, listener_nonce: bytes) -> bytes:
-        who = self.listener.to_bytes(RANK_BYTES, "big") + self.dialler.to_bytes(RANK_BYTES, "big")
+    def digest(self, role: bytes, dialler_nonce: bytes, listener_nonce: bytes) -> bytes:
+        ranks = self.listener.to_bytes(RANK_BYTES, "big") + self.dialler.to_bytes(RANK_BYTES, "big")
         return hmac.digest(
-            self._key, b"windlass links " + role + who + dialler_nonce + listener_nonce + self._name, hashlib.sha256
+            self._key, b"windlass links " + role + ranks + dialler_nonce + listener_nonce + self._name, hashlib.sha256
         )
 
 
 @contextmanager
 def _listening(host: str) -> Iterator[tuple[socket.socket, str]]:
-    """The listener and where it is. It ends with the meeting."""
+    """The listener and its address. It is closed once all ranks are connected."""
     with contextlib.ExitStack() as stack:
         if host:
-            family, kind, protocol, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+            family, kind, protocol, _, host_address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
             listener = stack.enter_context(socket.socket(family, kind, protocol))
-            listener.bind(address)
+            listener.bind(host_address)
             port = listener.getsockname()[1]
-            where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         else:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="windlass-meet-"))  # ours alone: mode 0700
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="windlass-rendezvous-"))  # private: mode 0700
             listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-            where = f"unix:{Path(folder) / 'links'}"
-            listener.bind(where.removeprefix("unix:"))
+            address = f"unix:{Path(folder) / 'links'}"
+            listener.bind(address.removeprefix("unix:"))
         listener.listen(BACKLOG)
-        yield listener, where
+        yield listener, address
 
 
-# --- dialling
+# --- connecting
 
 
-def _dialled(where: str, proof: _Proof, until: float) -> socket.socket:
-    """Tried again while nobody answers, or somebody hangs up: whoever listens may be flooded."""
-    problem: Exception = TimeoutError("no time was left")
+def _dial(address: str, proof: _Proof, until: float) -> socket.socket:
+    """Retries while the peer does not answer or closes the connection: it may be flooded by others."""
+    problem: Exception = TimeoutError("timed out")
     reached = time.monotonic()
     while (left := min(until, reached + REACH_SECONDS) - time.monotonic()) > 0:
         try:
-            connection = _connected(where, min(left, PROOF_SECONDS))
+            connection = _connected(address, min(left, PROOF_SECONDS))
         except OSError as error:
             problem = error
         else:
             reached = time.monotonic()
             try:
-                _introduce(connection, proof)
+                _authenticate(connection, proof)
                 return _prepared(connection)
             except (OSError, EOFError) as error:
                 problem = error
@@ -120,32 +118,32 @@ def _dialled(where: str, proof: _Proof, until: float) -> socket.socket:
                 connection.close()
                 raise
         time.sleep(RETRY_SECONDS)
-    raise GroupLost(f"rank {proof.dialler} could not reach rank {proof.listener} at {where}: {problem}")
+    raise GroupLost(f"rank {proof.dialler} could not connect to rank {proof.listener} at {address}: {problem}")
 
 
-def _connected(where: str, seconds: float) -> socket.socket:
-    if where.startswith("unix:"):
+def _connected(address: str, seconds: float) -> socket.socket:
+    if address.startswith("unix:"):
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connection.settimeout(seconds)
-            connection.connect(where.removeprefix("unix:"))
+            connection.connect(address.removeprefix("unix:"))
         except BaseException:
             connection.close()
             raise
         return connection
-    host, _, port = where.rpartition(":")
+    host, _, port = address.rpartition(":")
     return socket.create_connection((host.strip("[]"), int(port)), seconds)
 
 
-def _introduce(connection: socket.socket, proof: _Proof) -> None:
+def _authenticate(connection: socket.socket, proof: _Proof) -> None:
     ours = os.urandom(NONCE_BYTES)
     connection.sendall(proof.dialler.to_bytes(RANK_BYTES, "big") + ours)
-    theirs, shown = _read(connection, NONCE_BYTES), _read(connection, PROOF_BYTES)
-    if not hmac.compare_digest(shown, proof.of(b"listener", ours, theirs)):
-        raise GroupLost(f"who answers for rank {proof.listener} does not know this epoch's key")
-    connection.sendall(proof.of(b"dialler", ours, theirs))
+    theirs, digest = _read(connection, NONCE_BYTES), _read(connection, PROOF_BYTES)
+    if not hmac.compare_digest(digest, proof.digest(b"listener", ours, theirs)):
+        raise GroupLost(f"the peer at rank {proof.listener}'s address does not know this epoch's key")
+    connection.sendall(proof.digest(b"dialler", ours, theirs))
     if _read(connection, len(WELCOME)) != WELCOME:
-        raise EOFError(f"rank {proof.listener} did not let rank {proof.dialler} in")
+        raise EOFError(f"rank {proof.listener} rejected rank {proof.dialler}")
 
 
 def _read(connection: socket.socket, count: int) -> bytes:
@@ -165,11 +163,11 @@ def _prepared(connection: socket.socket) -> socket.socket:
     return connection
 
 
-# --- being dialled
+# --- accepting
 
 
-class _Stranger:
-    """A connection until it has proved what it is."""
+class _Pending:
+    """A connection that is not authenticated yet."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
@@ -179,7 +177,7 @@ class _Stranger:
         self.proof: _Proof | None = None
 
     def read(self) -> bool:
-        """False: it is to be dropped."""
+        """False: close it."""
         wanted = HELLO_BYTES if self.proof is None else HELLO_BYTES + PROOF_BYTES
         try:
             part = self.connection.recv(wanted - len(self.data))
@@ -191,100 +189,106 @@ class _Stranger:
         return bool(part)
 
     def challenge(self, key: bytes, name: str, rank: int, size: int) -> bool:
-        """After its hello: the listener's nonce and proof."""
+        """Answers its hello with the listener's nonce and digest."""
         dialler = int.from_bytes(self.data[:RANK_BYTES], "big")
         if not rank < dialler < size:
             return False
         self.proof, self.nonce = _Proof(key, name, rank, dialler), os.urandom(NONCE_BYTES)
-        return self.send(self.nonce + self.proof.of(b"listener", self.theirs, self.nonce))
+        return self.send(self.nonce + self.proof.digest(b"listener", self.theirs, self.nonce))
 
     @property
     def theirs(self) -> bytes:
         return bytes(self.data[RANK_BYTES:HELLO_BYTES])
 
     def send(self, data: bytes) -> bool:
-        """So little fits into the buffer of a connection that has sent so little; if not, it is no rank's."""
+        """These few bytes always fit into the send buffer of a genuine rank's connection."""
         try:
             return self.connection.send(data) == len(data)
         except OSError:
             return False
 
-    def is_proved(self) -> bool:
+    def is_authentic(self) -> bool:
         assert self.proof is not None
-        wanted = self.proof.of(b"dialler", self.theirs, self.nonce)
-        return hmac.compare_digest(bytes(self.data[HELLO_BYTES:]), wanted) and self.send(WELCOME)
+        expected = self.proof.digest(b"dialler", self.theirs, self.nonce)
+        return hmac.compare_digest(bytes(self.data[HELLO_BYTES:]), expected) and self.send(WELCOME)
 
 
-class _Door:
-    """Where higher ranks come in, among strangers."""
+class _Acceptor:
+    """Accepts connections from higher ranks, and rejects all others."""
 
-    def __init__(self, listener: socket.socket, key: bytes, name: str, rank: int, met: list[socket.socket | None]) -> None:
-        self._listener, self._key, self._name, self._rank, self._met = listener, key, name, rank, met
-        self._strangers: dict[socket.socket, _Stranger] = {}
-        self._waiting = selectors.DefaultSelector()
+    def __init__(
+        self, listener: socket.socket, key: bytes, name: str, rank: int, connections: list[socket.socket | None]
+    ) -> None:
+        self._listener, self._key, self._name, self._rank, self._connections = listener, key, name, rank, connections
+        self._pending: dict[socket.socket, _Pending] = {}
+        self._selector = selectors.DefaultSelector()
         listener.setblocking(False)
-        self._waiting.register(listener, selectors.EVENT_READ)
+        self._selector.register(listener, selectors.EVENT_READ)
 
     def missing(self) -> list[int]:
-        return [other for other in range(self._rank + 1, len(self._met)) if self._met[other] is None]
+        return [other for other in range(self._rank + 1, len(self._connections)) if self._connections[other] is None]
 
-    def once(self) -> None:
-        """Looks after whoever is there, or waits a little."""
-        for ready, _ in self._waiting.select(timeout=LOOK_SECONDS):
+    def poll(self) -> None:
+        """Handles what is ready, or waits a little."""
+        for ready, _ in self._selector.select(timeout=POLL_SECONDS):
             if ready.fileobj is self._listener:
-                self._let_in()
+                self._accept()
             else:
                 assert isinstance(ready.fileobj, socket.socket)
-                self._hear(ready.fileobj)
+                self._handle(ready.fileobj)
         now = time.monotonic()
-        late = [connection for connection, stranger in self._strangers.items() if stranger.until < now]
-        for connection in late or list(self._strangers)[: max(len(self._strangers) - MAX_STRANGERS, 0)]:
-            self._forget(connection).close()
+        late = [connection for connection, pending in self._pending.items() if pending.until < now]
+        for connection in late or list(self._pending)[: max(len(self._pending) - MAX_PENDING, 0)]:
+            self._remove(connection).close()
 
     def close(self) -> None:
-        for connection in list(self._strangers):
-            self._forget(connection).close()
-        self._waiting.close()
+        for connection in list(self._pending):
+            self._remove(connection).close()
+        self._selector.close()
 
-    def _let_in(self) -> None:
-        for _ in range(MAX_STRANGERS):
+    def _accept(self) -> None:
+        for _ in range(MAX_PENDING):
             try:
                 connection = self._listener.accept()[0]
-            except OSError:  # nobody more, or gone again
+            except OSError:  # no more, or closed already
                 return
-            self._strangers[connection] = _Stranger(connection)
-            self._waiting.register(connection, selectors.EVENT_READ)
+            self._pending[connection] = _Pending(connection)
+            self._selector.register(connection, selectors.EVENT_READ)
 
-    def _forget(self, connection: socket.socket) -> socket.socket:
-        self._waiting.unregister(connection)
-        del self._strangers[connection]
+    def _remove(self, connection: socket.socket) -> socket.socket:
+        self._selector.unregister(connection)
+        del self._pending[connection]
         return connection
 
-    def _hear(self, connection: socket.socket) -> None:
-        stranger = self._strangers[connection]
-        if not stranger.read():
-            self._forget(connection).close()
-        elif stranger.proof is None:
-            if len(stranger.data) == HELLO_BYTES and not stranger.challenge(self._key, self._name, self._rank, len(self._met)):
-                self._forget(connection).close()
-        elif len(stranger.data) == HELLO_BYTES + PROOF_BYTES:
-            self._forget(connection)
-            self._admit(stranger)
+    def _handle(self, connection: socket.socket) -> None:
+        pending = self._pending[connection]
+        if not pending.read():
+            self._remove(connection).close()
+        elif pending.proof is None:
+            if len(pending.data) == HELLO_BYTES and not pending.challenge(
+                self._key, self._name, self._rank, len(self._connections)
+            ):
+                self._remove(connection).close()
+        elif len(pending.data) == HELLO_BYTES + PROOF_BYTES:
+            self._remove(connection)
+            self._admit(pending)
 
-    def _admit(self, stranger: _Stranger) -> None:
-        if stranger.proof is None or not stranger.is_proved():
-            stranger.connection.close()
+    def _admit(self, pending: _Pending) -> None:
+        if pending.proof is None or not pending.is_authentic():
+            pending.connection.close()
             return
-        before = self._met[stranger.proof.dialler]
-        if before is not None:  # it did not hear our welcome in time, and dialled again
+        before = self._connections[pending.proof.dialler]
+        if before is not None:  # it did not get our welcome in time, and reconnected
             before.close()
-        self._met[stranger.proof.dialler] = _prepared(stranger.connection)
+        self._connections[pending.proof.dialler] = _prepared(pending.connection)
 
 
-def _accept(listener: socket.socket, key: bytes, name: str, rank: int, met: list[socket.socket | None], until: float) -> None:
-    """Returns when all higher ranks are there."""
-    with contextlib.closing(_Door(listener, key, name, rank, met)) as door:
-        while missing := door.missing():
+def _accept_all(
+    listener: socket.socket, key: bytes, name: str, rank: int, connections: list[socket.socket | None], until: float
+) -> None:
+    """Returns when all higher ranks are connected."""
+    with contextlib.closing(_Acceptor(listener, key, name, rank, connections)) as acceptor:
+        while missing := acceptor.missing():
             if time.monotonic() > until:
-                raise GroupLost(f"rank {rank} of {name!r} waited in vain for {', '.join(map(str, missing))}")
-            door.once()
+                raise GroupLost(f"rank {rank} of {name!r} timed out waiting for rank {', '.join(map(str, missing))} to connect")
+            acceptor.poll()

@@ -1,8 +1,7 @@
-"""Groups of processes over torch.distributed: gloo between CPUs, NCCL between NVIDIA GPUs.
+"""Process groups over torch.distributed: gloo between CPUs, NCCL between NVIDIA GPUs.
 
-A group is an object of its own with a store of its own: nothing here is a global of torch.distributed, so a process may be in the groups of
-one run after another. Its backends send tensors and nothing else. A collective that some rank does not come to ends after seconds, with
-`GroupLost`; a group that has lost one is of no use any more.
+Each group has its own backend object and store, and does not use torch.distributed's global state, so that a process may join the groups of one
+run after another. A collective that a rank does not join times out with `GroupLost`; the group cannot be used after that.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ from torch import Tensor
 from torch.distributed import Store
 
 from windlass.errors import Impossible
-from windlass.parallel.close_listeners import no_new_listeners
-from windlass.parallel.counters import Counts
+from windlass.parallel.close_listeners import close_new_listeners
+from windlass.parallel.counters import CollectiveCounters
 from windlass.parallel.group import Count, GroupLost
-from windlass.parallel.mesh import MEETING_SECONDS
-from windlass.parallel.rendezvous import Board
-from windlass.parallel.store import BoardStore
+from windlass.parallel.mesh import RENDEZVOUS_SECONDS
+from windlass.parallel.store import RendezvousStore
+from windlass.parallel.torch_store import DistributedStore
 
 TIMEOUT_SECONDS = 20.0
-"""A step takes less than this on any hardware worth splitting over; a rank that takes longer is dead or stuck."""
+"""A step takes less than this on any hardware worth splitting over; a rank that takes longer is dead or hung."""
 
 
 class ProcessGroup:
@@ -34,42 +33,42 @@ class ProcessGroup:
         """`backend`: a ProcessGroupGloo or ProcessGroupNCCL of torch.distributed."""
         self._backend, self.rank, self.size = backend, rank, size
         self._timeout = timedelta(seconds=timeout_seconds)
-        self._counts = Counts()
+        self._counts = CollectiveCounters()
 
     def all_reduce(self, x: Tensor) -> None:
-        """A ring, as both backends have it: every rank passes on all but its own share of the sum, and then of the result."""
+        """Both backends use a ring: each rank sends (size - 1) / size of the tensor twice (reduce-scatter, all-gather)."""
         passed = 2 * _bytes(x) * (self.size - 1) // self.size
         with self._counts.counted("all_reduce", passed, passed):
-            self._done(lambda: self._backend.allreduce([x]), x)
+            self._wait(lambda: self._backend.allreduce([x]), x)
 
     def all_gather(self, x: Tensor, into: Sequence[Tensor]) -> None:
         passed = _bytes(x) * (self.size - 1)
         with self._counts.counted("all_gather", passed, passed):
-            self._done(lambda: self._backend.allgather([list(into)], [x]), x)
+            self._wait(lambda: self._backend.allgather([list(into)], [x]), x)
 
     def gather(self, x: Tensor, into: Sequence[Tensor]) -> None:
-        """Rank by rank, because gloo's own wants parts of one size."""
+        """Point to point, because gloo's own gather needs parts of one size."""
         if self.rank:
             with self._counts.counted("gather", _bytes(x), 0):
-                self._done(lambda: self._backend.send([x], 0, 0), x)
+                self._wait(lambda: self._backend.send([x], 0, 0), x)
             return
         into[0].copy_(x)
         with self._counts.counted("gather", 0, sum(map(_bytes, into[1:]))):
             for rank in range(1, self.size):
-                self._done(lambda rank=rank: self._backend.recv([into[rank]], rank, 0), into[rank])
+                self._wait(lambda rank=rank: self._backend.recv([into[rank]], rank, 0), into[rank])
 
     def broadcast(self, x: Tensor) -> None:
         sent, received = (_bytes(x) * (self.size - 1), 0) if self.rank == 0 else (0, _bytes(x))
         with self._counts.counted("broadcast", sent, received):
-            self._done(lambda: self._backend.broadcast([x]), x)
+            self._wait(lambda: self._backend.broadcast([x]), x)
 
     def send_next(self, x: Tensor) -> None:
         with self._counts.counted("send_next", _bytes(x), 0):
-            self._done(lambda: self._backend.send([x], (self.rank + 1) % self.size, 0), x)
+            self._wait(lambda: self._backend.send([x], (self.rank + 1) % self.size, 0), x)
 
-    def take_previous(self, x: Tensor) -> None:
-        with self._counts.counted("take_previous", 0, _bytes(x)):
-            self._done(lambda: self._backend.recv([x], (self.rank - 1) % self.size, 0), x)
+    def receive_previous(self, x: Tensor) -> None:
+        with self._counts.counted("receive_previous", 0, _bytes(x)):
+            self._wait(lambda: self._backend.recv([x], (self.rank - 1) % self.size, 0), x)
 
     def counts(self) -> dict[str, Count]:
         return self._counts.all()
@@ -77,26 +76,25 @@ class ProcessGroup:
     def close(self) -> None:
         self._backend.shutdown()
 
-    def _done(self, begin: Callable[[], Any], x: Tensor) -> None:
-        """Nothing is said where there is nothing to say: a step may want no logits. All ranks know."""
+    def _wait(self, begin: Callable[[], Any], x: Tensor) -> None:
+        """Empty tensors are skipped: a step may need no logits. All ranks know."""
         if not x.numel():
             return
         try:
             begin().wait(self._timeout)
         except RuntimeError as error:
-            raise GroupLost(f"rank {self.rank} of {self.size} lost another: {error}") from error
+            raise GroupLost(f"rank {self.rank} of {self.size} lost a peer: {error}") from error
 
 
-def gloo_group(board: Board, name: str, rank: int, size: int, host: str, timeout_seconds: float) -> ProcessGroup:
-    meeting = timedelta(seconds=MEETING_SECONDS)
+def gloo_group(store: RendezvousStore, name: str, rank: int, size: int, host: str, timeout_seconds: float) -> ProcessGroup:
     host = host or "127.0.0.1"
-    with no_new_listeners(host):  # gloo itself listens on, for nobody
-        made = _gloo(BoardStore(board, f"{name}/"), rank, size, host, meeting)
+    with close_new_listeners(host):  # gloo keeps listening
+        made = _gloo(DistributedStore(store, f"{name}/"), rank, size, host, timedelta(seconds=RENDEZVOUS_SECONDS))
     return ProcessGroup(made, rank, size, timeout_seconds)
 
 
-def nccl_group(board: Board, name: str, rank: int, size: int, timeout_seconds: float) -> ProcessGroup:
-    made = _nccl(BoardStore(board, f"{name}/"), rank, size, timedelta(seconds=MEETING_SECONDS))
+def nccl_group(store: RendezvousStore, name: str, rank: int, size: int, timeout_seconds: float) -> ProcessGroup:
+    made = _nccl(DistributedStore(store, f"{name}/"), rank, size, timedelta(seconds=RENDEZVOUS_SECONDS))
     return ProcessGroup(made, rank, size, timeout_seconds)
 
 
@@ -115,7 +113,7 @@ def _gloo(store: Store, rank: int, size: int, host: str, timeout: timedelta) -> 
 
 def _nccl(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
     if not torch.distributed.is_nccl_available():
-        raise Impossible("this PyTorch has no NCCL, through which GPUs talk; run on CPUs, or install a build that has it")
+        raise Impossible("this PyTorch has no NCCL, which GPU ranks need; run on CPUs, or install a build with NCCL")
     from torch.distributed import ProcessGroupNCCL
 
     options = ProcessGroupNCCL.Options()

@@ -1,7 +1,7 @@
-"""Memory that two ranks of one machine share: a file without a name that both have open. Who may have it is settled by their connection.
+"""Memory shared by two ranks of one machine: an unlinked file in /dev/shm that both have open, arranged over their authenticated connection.
 
-The lower rank makes it, tells the other its name over the connection, and takes the name away once that one has answered. Where the other
-cannot open it (ranks of two containers, which were thought to be on one machine), both go on over the connection alone.
+The lower rank creates the file, sends its name, and unlinks it once the other has answered. If the other cannot open it (ranks in two
+containers), both use the socket alone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 FOLDER = Path("/dev/shm")
 RING_BYTES = 2**18
-"""Of each direction. Half of them fit a core's second cache; larger tensors pass through piece by piece."""
+"""Per direction. Half of it fits a core's L2 cache; larger tensors pass through in pieces."""
 HEADER_BYTES = 4096
 FILE_BYTES = 2 * (HEADER_BYTES + RING_BYTES)
 NAME_BYTES = 32
@@ -23,7 +23,7 @@ NO_NAME = b"\x00" * NAME_BYTES
 
 
 def share_memory(sockets: Sequence[socket.socket | None], together: Sequence[bool], rank: int) -> list[int | None]:
-    """By rank: a descriptor of what is shared with it, or None. `together`: which ranks are thought to share memory with this one."""
+    """By rank: a file descriptor of the shared memory, or None. `together`: which ranks are expected on this machine."""
     found: list[int | None] = [None] * len(sockets)
     offered = {
         other: _offer(connection)
@@ -32,11 +32,11 @@ def share_memory(sockets: Sequence[socket.socket | None], together: Sequence[boo
     }
     for other, connection in enumerate(sockets):
         if connection is not None and together[other] and rank > other:
-            found[other] = _taken(connection)
+            found[other] = _accepted(connection)
     for other, file in offered.items():
         connection = sockets[other]
         assert connection is not None
-        found[other] = _settled(connection, file)
+        found[other] = _confirmed(connection, file)
     return found
 
 
@@ -49,7 +49,7 @@ def _offer(connection: socket.socket) -> tuple[Path, int] | None:
         connection.sendall(NO_NAME)
         return None
     try:
-        os.posix_fallocate(descriptor, 0, FILE_BYTES)  # now, not in the middle of a step: /dev/shm may be small
+        os.posix_fallocate(descriptor, 0, FILE_BYTES)  # fail now, not in the middle of a step: /dev/shm may be small
     except OSError:
         file.unlink()
         os.close(descriptor)
@@ -59,7 +59,7 @@ def _offer(connection: socket.socket) -> tuple[Path, int] | None:
     return file, descriptor
 
 
-def _settled(connection: socket.socket, offered: tuple[Path, int] | None) -> int | None:
+def _confirmed(connection: socket.socket, offered: tuple[Path, int] | None) -> int | None:
     if offered is None:
         return None
     file, descriptor = offered
@@ -73,7 +73,7 @@ def _settled(connection: socket.socket, offered: tuple[Path, int] | None) -> int
     return None
 
 
-def _taken(connection: socket.socket) -> int | None:
+def _accepted(connection: socket.socket) -> int | None:
     data = b""
     while len(data) < NAME_BYTES:
         part = connection.recv(NAME_BYTES - len(data))

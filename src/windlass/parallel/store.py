@@ -1,45 +1,52 @@
-"""A board as torch.distributed's Store, so that gloo and NCCL meet over the same authenticated channel as everything else."""
+"""The key-value store through which the ranks of one epoch find each other. Imports no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import timedelta
-
-from torch.distributed import Store
+import os
+import time
+from pathlib import Path
+from typing import Protocol
 
 from windlass.parallel.group import GroupLost
-from windlass.parallel.rendezvous import Board
 
-MEETING_SECONDS = 120.0
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.001, 0.05
 
 
-class BoardStore(Store):
-    """Notes are written once: what counts up or takes back is not to be had, and neither backend asks for it."""
+class RendezvousStore(Protocol):
+    """Shared by the ranks of one epoch. A key is written once and stays."""
 
-    def __init__(self, board: Board, prefix: str, timeout_seconds: float = MEETING_SECONDS) -> None:
-        super().__init__()
-        self._board, self._prefix, self._seconds = board, prefix, timeout_seconds
+    def put(self, key: str, value: bytes) -> None: ...
 
-    def set(self, key: str, value: str | bytes) -> None:
-        self._board.put(self._prefix + key, value.encode() if isinstance(value, str) else bytes(value))
+    def take(self, key: str, timeout_seconds: float) -> bytes:
+        """Blocks until another rank has put the key; raises GroupLost on timeout."""
+        ...
 
-    def get(self, key: str) -> bytes:
-        return self._board.take(self._prefix + key, self._seconds)
 
-    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        for key in keys:
-            self._board.take(self._prefix + key, self._seconds if timeout is None else timeout.total_seconds())
+class FolderStore:
+    """For ranks of one machine: a file per key, in a private folder."""
 
-    def check(self, keys: Sequence[str]) -> bool:
-        try:
-            self.wait(keys, timedelta(0))
-        except GroupLost:
-            return False
-        return True
+    def __init__(self, folder: str | Path) -> None:
+        self._folder = Path(folder)
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    def set_timeout(self, timeout: timedelta) -> None:
-        self._seconds = timeout.total_seconds()
+    def put(self, key: str, value: bytes) -> None:
+        """Atomic."""
+        file = self._file(key)
+        unfinished = file.with_name(f"{file.name}.{os.getpid()}")
+        unfinished.write_bytes(value)
+        unfinished.replace(file)
 
-    @property
-    def timeout(self) -> timedelta:
-        return timedelta(seconds=self._seconds)
+    def take(self, key: str, timeout_seconds: float) -> bytes:
+        until, pause = time.monotonic() + timeout_seconds, FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                return self._file(key).read_bytes()
+            except FileNotFoundError:
+                if time.monotonic() > until:
+                    raise GroupLost(f"no rank wrote the key {key!r} within {timeout_seconds:g} s") from None
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+    def _file(self, key: str) -> Path:
+        """Hexadecimal: file names must not contain slashes, keys may."""
+        return self._folder / key.encode().hex()

@@ -1,4 +1,4 @@
-"""Groups of ranks on GPUs whose words go through the host's memory: for ranks that share a GPU, which NCCL refuses, and for tests of them."""
+"""Groups of GPU ranks that communicate through host memory: for ranks that share a GPU, which NCCL does not support, and for tests."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from windlass.parallel.groups import Groups
 
 
 def through_host(groups: Groups, device: str) -> Groups:
-    return Groups(ThroughHost(groups.tp, device), ThroughHost(groups.pp, device))
+    return Groups(HostStagedGroup(groups.tp, device), HostStagedGroup(groups.pp, device))
 
 
 @dataclass(frozen=True)
-class ThroughHost:
-    """`inner` talks between CPUs."""
+class HostStagedGroup:
+    """`inner` communicates between CPUs."""
 
     inner: Group
     device: str
@@ -57,9 +57,9 @@ class ThroughHost:
     def send_next(self, x: Tensor) -> None:
         self.inner.send_next(x.cpu())
 
-    def take_previous(self, x: Tensor) -> None:
+    def receive_previous(self, x: Tensor) -> None:
         here = torch.empty_like(x, device="cpu")
-        self.inner.take_previous(here)
+        self.inner.receive_previous(here)
         x.copy_(here)
 
     def counts(self) -> dict[str, Count]:

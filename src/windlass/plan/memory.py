@@ -1,4 +1,4 @@
-"""Bytes on every device of a layout: weights from the rules, KV, activations, the engine's own; and what must go to slower tiers."""
+"""Memory of every device of a layout: weights, KV cache, activations, engine overhead; and what is offloaded to host memory or disk."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from dataclasses import dataclass, field
 from windlass.core.hardware.spec import Device, Hardware
 from windlass.core.layout import Layout
 from windlass.core.place import Interval
-from windlass.core.plan import DeviceMemory
+from windlass.core.plan import DeviceMemoryPlan
 from windlass.core.scheme import Scheme
 from windlass.core.workload import Workload
-from windlass.plan.engines import ACTIVATION_BYTES, CPU_ACTIVATION_BYTES, CPU_CONTEXT_BYTES, CPU_STEP_TOKENS, Engine
-from windlass.plan.shards import Shard, Sizes
+from windlass.plan.engines import ACTIVATION_BYTES, CPU_ACTIVATION_BYTES, CPU_CONTEXT_BYTES, CPU_STEP_TOKENS, EngineProfile
+from windlass.plan.shards import ModelShards, TpShard
 
 HOST_FRACTION = 0.9
-"""Of a node's memory that weights may fill; the rest is the system's and the page cache's."""
+"""Fraction of host memory that weights may fill; the rest is for the system and the page cache."""
 
 
 @dataclass(frozen=True)
-class Seat:
-    """One device of one replica: where it sits and what it is."""
+class DeviceSlot:
+    """One device of one replica, with its tp and pp index."""
 
     device: Device
     node: int
@@ -30,7 +30,7 @@ class Seat:
 
 @dataclass(frozen=True)
 class Offloaded:
-    """Weights of one device that live elsewhere. Experts leave first: a step reads only some of them."""
+    """Offloaded weights of one device. Experts are offloaded first, because a step reads only some of them."""
 
     host_experts: float = 0.0
     host_always: float = 0.0
@@ -48,15 +48,15 @@ class Offloaded:
 
 @dataclass(frozen=True)
 class Fit:
-    """How one replica sits in its devices."""
+    """Memory of one replica on its devices."""
 
-    seats: tuple[Seat, ...]
-    memory: tuple[DeviceMemory, ...]
+    slots: tuple[DeviceSlot, ...]
+    memory: tuple[DeviceMemoryPlan, ...]
     offloaded: tuple[Offloaded, ...]
     short_bytes: int
-    """What the fullest device (or its node's last tier) still lacks."""
+    """Bytes missing on the fullest device, after offloading; 0 if it fits."""
     free_bytes: int
-    """Left on the fullest device."""
+    """Free on the fullest device."""
     stages: tuple[Interval, ...]
     shares: tuple[float, ...] = field(default=())
 
@@ -69,39 +69,39 @@ class Fit:
         return round(sum(part.disk for part in self.offloaded))
 
 
-def padded(tokens: int, block_tokens: int) -> int:
+def round_up(tokens: int, block_tokens: int) -> int:
     return -(-tokens // block_tokens) * block_tokens
 
 
 class MemoryModel:
-    """Sizes of one model under one engine and workload."""
+    """Memory use of one model under one engine and workload."""
 
-    def __init__(self, sizes: Sizes, engine: Engine, workload: Workload, scheme: Scheme) -> None:
+    def __init__(self, sizes: ModelShards, engine: EngineProfile, workload: Workload, scheme: Scheme) -> None:
         self.sizes, self.engine, self.workload, self.scheme = sizes, engine, workload, scheme
         self.spec = sizes.spec
 
     def sequences(self, layout: Layout) -> int:
         return -(-self.workload.concurrency // layout.dp)
 
-    def weights(self, shard: Shard, layers: Interval) -> float:
+    def weights(self, shard: TpShard, layers: Interval) -> float:
         held = shard.between(shard.always, layers) + shard.between(shard.experts, layers)
         return held + self.embed_bytes(shard, layers) + (shard.head_bytes if self.is_last(layers) else 0.0)
 
-    def embed_bytes(self, shard: Shard, layers: Interval) -> float:
-        """On the first stage; a tied head needs the table on the last one too."""
+    def embed_bytes(self, shard: TpShard, layers: Interval) -> float:
+        """On the first stage; with tied embeddings on the last stage too."""
         needed = layers[0] == 0 or (self.is_last(layers) and self.spec.tied_head)
         return shard.embed_bytes if needed else 0.0
 
     def is_last(self, layers: Interval) -> bool:
         return layers[1] == self.spec.num_layers
 
-    def kv(self, shard: Shard, layers: Interval, layout: Layout) -> float:
-        tokens = padded(self.workload.reserve_tokens, self.engine.block_tokens)
+    def kv(self, shard: TpShard, layers: Interval, layout: Layout) -> float:
+        tokens = round_up(self.workload.reserve_tokens, self.engine.block_tokens)
         one = self.sizes.cache_bytes(layers, tokens, self.scheme, self.engine.windowed_cache)
         return one * shard.kv_share * self.sequences(layout)
 
-    def activations(self, device: Device, shard: Shard, layers: Interval, layout: Layout) -> float:
-        """A step's tokens: residual, normed input, a layer's widest output and its input again; logits in fp32."""
+    def activations(self, device: Device, shard: TpShard, layers: Interval, layout: Layout) -> float:
+        """Per token of a step: residual, normed input, the widest layer output and its input; plus logits in fp32."""
         on_cpu = device.kind == "cpu"
         largest = CPU_STEP_TOKENS if on_cpu else self.engine.step_tokens
         sequences = self.sequences(layout)
@@ -113,54 +113,54 @@ class MemoryModel:
     def overhead(self, device: Device, layout: Layout) -> float:
         kept_free = (1 - self.engine.memory_fraction) * device.memory_bytes
         context = CPU_CONTEXT_BYTES if device.kind == "cpu" else self.engine.context_bytes
-        talking = layout.tp * layout.pp > 1 and device.kind != "cpu"
-        return kept_free + context + (self.engine.group_bytes if talking else 0)
+        has_group = layout.tp * layout.pp > 1 and device.kind != "cpu"
+        return kept_free + context + (self.engine.group_bytes if has_group else 0)
 
-    def device_memory(self, seat: Seat, shard: Shard, layers: Interval, layout: Layout) -> DeviceMemory:
+    def device_memory(self, slot: DeviceSlot, shard: TpShard, layers: Interval, layout: Layout) -> DeviceMemoryPlan:
         parts = [
             round(part)
             for part in (
                 self.weights(shard, layers),
                 self.kv(shard, layers, layout),
-                self.activations(seat.device, shard, layers, layout),
-                self.overhead(seat.device, layout),
+                self.activations(slot.device, shard, layers, layout),
+                self.overhead(slot.device, layout),
             )
         ]
-        return DeviceMemory(
-            name=seat.device.name,
+        return DeviceMemoryPlan(
+            name=slot.device.name,
             weights_bytes=parts[0],
             kv_bytes=parts[1],
             activation_bytes=parts[2],
             overhead_bytes=parts[3],
             total_bytes=sum(parts),
-            capacity_bytes=seat.device.memory_bytes,
+            capacity_bytes=slot.device.memory_bytes,
         )
 
 
 def offload(fit: Fit, model: MemoryModel, hardware: Hardware, layout: Layout) -> Fit:
-    """Moves what does not fit to host memory, then to disk; a device that computes from host memory has only its disk."""
+    """Offloads what does not fit to host memory, then to disk. On a CPU the only slower tier is disk."""
     import msgspec
 
-    room = {node: _host_room(hardware, node) for node in {seat.node for seat in fit.seats}}
+    room = {node: _host_room(hardware, node) for node in {slot.node for slot in fit.slots}}
     disk = {node: float(hardware.nodes[node].disk_bytes) for node in room}
     moved: list[Offloaded] = []
-    memory: list[DeviceMemory] = []
+    memory: list[DeviceMemoryPlan] = []
     short: dict[int, float] = defaultdict(float)
-    for seat, held in zip(fit.seats, fit.memory, strict=True):
-        shard = model.sizes.shard(layout, model.scheme, seat.tp, fit.shares)
-        layers = fit.stages[seat.pp]
+    for slot, held in zip(fit.slots, fit.memory, strict=True):
+        shard = model.sizes.shard(layout, model.scheme, slot.tp, fit.shares)
+        layers = fit.stages[slot.pp]
         over = max(held.total_bytes - held.capacity_bytes, 0)
         over += _staging_bytes(shard, layers) if over else 0
         over = min(over, held.weights_bytes)
-        part = _to_tiers(over, shard.between(shard.experts, layers), room, disk, seat)
+        part = _to_tiers(over, shard.between(shard.experts, layers), room, disk, slot)
         missing = over - part.host - part.disk + max(held.total_bytes - over - held.capacity_bytes, 0)
-        short[seat.node] += missing
+        short[slot.node] += missing
         stays = held.weights_bytes - round(over)
         memory.append(msgspec.structs.replace(held, weights_bytes=stays, total_bytes=held.total_bytes - round(over)))
         moved.append(part)
     free = min(held.capacity_bytes - held.total_bytes for held in memory)
     return Fit(
-        seats=fit.seats,
+        slots=fit.slots,
         memory=tuple(memory),
         offloaded=tuple(moved),
         short_bytes=round(max(short.values(), default=0.0)),
@@ -175,19 +175,19 @@ def _host_room(hardware: Hardware, node: int) -> float:
     return 0.0 if any(device.kind == "cpu" for device in found.devices) else found.ram_bytes * HOST_FRACTION
 
 
-def _staging_bytes(shard: Shard, layers: Interval) -> float:
-    """Two layers' worth of buffer: one computes while the next arrives."""
+def _staging_bytes(shard: TpShard, layers: Interval) -> float:
+    """A double buffer: one layer computes while the next is loaded."""
     per_layer = (shard.between(shard.always, layers) + shard.between(shard.experts, layers)) / max(layers[1] - layers[0], 1)
     return 2 * per_layer
 
 
-def _to_tiers(over: float, experts: float, room: dict[int, float], disk: dict[int, float], seat: Seat) -> Offloaded:
+def _to_tiers(over: float, experts: float, room: dict[int, float], disk: dict[int, float], slot: DeviceSlot) -> Offloaded:
     expert_bytes = min(over, experts)
     always_bytes = over - expert_bytes
-    host_always = min(always_bytes, room[seat.node])
-    host_experts = min(expert_bytes, room[seat.node] - host_always)
-    room[seat.node] -= host_always + host_experts
-    disk_always = min(always_bytes - host_always, disk[seat.node])
-    disk_experts = min(expert_bytes - host_experts, disk[seat.node] - disk_always)
-    disk[seat.node] -= disk_always + disk_experts
+    host_always = min(always_bytes, room[slot.node])
+    host_experts = min(expert_bytes, room[slot.node] - host_always)
+    room[slot.node] -= host_always + host_experts
+    disk_always = min(always_bytes - host_always, disk[slot.node])
+    disk_experts = min(expert_bytes - host_experts, disk[slot.node] - disk_always)
+    disk[slot.node] -= disk_always + disk_experts
     return Offloaded(host_experts=host_experts, host_always=host_always, disk_experts=disk_experts, disk_always=disk_always)

@@ -1,19 +1,20 @@
-"""What a tp index holds and reads, layer by layer: the numbers memory and speed are both made of.
+"""Bytes and FLOPs of one tp rank, layer by layer: the input of both the memory and the speed model.
 
-Sums over consecutive layers are differences of running totals, so a search over thousands of layouts costs little.
+Totals are prefix sums over layers, so that a search over thousands of layouts is cheap.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 
 from windlass.core.count import distinct_experts
 from windlass.core.layout import Layout
 from windlass.core.model import Attention, ModelSpec, layer_cache_bytes
 from windlass.core.place import Interval, Placement, local_bytes, local_experts, local_shape, place
-from windlass.core.rule import Axis, AxisName, Part, Role, Rule
+from windlass.core.rule import Axis, AxisName, ModelPart, Role, Rule
 from windlass.core.scheme import Scheme
 
 
@@ -22,24 +23,24 @@ def _running(values: Iterable[float]) -> tuple[float, ...]:
 
 
 @dataclass(frozen=True)
-class Shard:
-    """One tp index of one layout, all layers of the model; `a[stop] - a[start]` is the sum over layers start..stop."""
+class TpShard:
+    """One tp rank of one layout, all layers; fields are prefix sums: `a[stop] - a[start]` is the sum over layers start..stop."""
 
     always: tuple[float, ...]
-    """Weight bytes every token reads."""
+    """Weight bytes that every token reads."""
     experts: tuple[float, ...]
     """Weight bytes of the routed experts held here."""
     flops_per_token: tuple[float, ...]
-    """Matrix operations of one token, this index's part."""
+    """Matmul FLOPs of one token on this rank."""
     score_width: tuple[float, ...]
-    """Multiply-adds per (query, key) pair, this index's part."""
+    """Multiply-adds per (query, key) pair on this rank."""
     embed_bytes: float
     head_bytes: float
     head_flops_per_token: float
     widest: int
-    """Widest activation of a layer, in elements per token."""
+    """The widest activation of a layer, in elements per token."""
     kv_share: float
-    """Part of a layer's cached keys and values held here."""
+    """Fraction of a layer's KV cache on this rank."""
     vocab: int
 
     def between(self, totals: tuple[float, ...], layers: Interval) -> float:
@@ -48,12 +49,12 @@ class Shard:
 
 def make_shard(
     spec: ModelSpec, rules: tuple[Rule, ...], placement: Placement, layout: Layout, scheme: Scheme, tp_index: int
-) -> Shard:
+) -> TpShard:
     always, experts, flops = ([0.0] * spec.num_layers for _ in range(3))
     embed = head = 0.0
     held = local_experts(placement, layout, tp_index)
     for rule in rules:
-        if rule.part is not Part.MAIN or rule.copy_of is not None:
+        if rule.part is not ModelPart.MAIN or rule.copy_of is not None:
             continue
         size = local_bytes(rule, placement, scheme, tp_index)
         if rule.layers is None:
@@ -69,7 +70,7 @@ def make_shard(
             else:
                 always[layer] += size
             flops[layer] += operations
-    return Shard(
+    return TpShard(
         always=_running(always),
         experts=_running(experts),
         flops_per_token=_running(flops),
@@ -84,7 +85,7 @@ def make_shard(
 
 
 def _matrix_operations(rule: Rule, shape: tuple[int, ...], layout: Layout) -> float:
-    """Two per weight a token passes. A token's chosen experts are spread evenly over the ep ranks, which work for all replicas."""
+    """Two FLOPs per weight. The experts chosen for a token are assumed evenly spread over the ep ranks."""
     if rule.role is not Role.MATRIX:
         return 0.0
     return 2.0 * shape[0] * shape[1] * (rule.num_active / min(layout.ep, layout.tp) if rule.num_experts else 1)
@@ -96,7 +97,7 @@ def _extent(placement: Placement, axis: Axis, tp_index: int) -> int:
 
 
 def _kv_share(spec: ModelSpec, placement: Placement, tp_index: int) -> float:
-    """KV heads held over all; a latent has no heads and is held whole by every rank."""
+    """KV heads on this rank over all KV heads; a latent (MLA) cache is replicated on every rank."""
     mixer = spec.attention
     if not isinstance(mixer, Attention):
         return 1.0
@@ -104,13 +105,13 @@ def _kv_share(spec: ModelSpec, placement: Placement, tp_index: int) -> float:
 
 
 def _widest(spec: ModelSpec, rules: tuple[Rule, ...], placement: Placement, layout: Layout, tp_index: int) -> int:
-    """Outputs of a layer's first products live at once: gate and up, or Q, K and V; k experts' worth for a mixture."""
+    """Outputs that live at once: gate and up, or Q, K and V; of the top-k experts in a MoE layer."""
     widths: dict[str, int] = {"mixer": 0, "ffn": 0, "experts": 0}
     seen: set[str] = set()
     for rule in rules:
         if (
             rule.role is not Role.MATRIX
-            or rule.part is not Part.MAIN
+            or rule.part is not ModelPart.MAIN
             or rule.ours in seen
             or rule.axes[0].name is AxisName.HIDDEN
         ):
@@ -124,13 +125,14 @@ def _widest(spec: ModelSpec, rules: tuple[Rule, ...], placement: Placement, layo
     return max(widths["mixer"], widths["ffn"], widths["experts"] + chosen)
 
 
-class Sizes:
-    """Shards of one model, remembered: pp and dp change nothing in them."""
+class ModelShards:
+    """Shards of one model, cached by tp and ep: pp and dp do not change them."""
 
     def __init__(self, spec: ModelSpec, rules: tuple[Rule, ...]) -> None:
         self.spec, self.rules = spec, rules
-        self._shards: dict[tuple[object, ...], Shard] = {}
+        self._shards: dict[tuple[object, ...], TpShard] = {}
         self._placements: dict[tuple[object, ...], Placement] = {}
+        self._caches: dict[tuple[object, ...], float] = {}
 
     def placement(self, layout: Layout, scheme: Scheme, shares: tuple[float, ...] = ()) -> Placement:
         key = (layout.tp, layout.ep, scheme, shares)
@@ -139,7 +141,7 @@ class Sizes:
             self._placements[key] = place(self.rules, self.spec.num_layers, one_stage, scheme, shares=shares or None)
         return self._placements[key]
 
-    def shard(self, layout: Layout, scheme: Scheme, tp_index: int = 0, shares: tuple[float, ...] = ()) -> Shard:
+    def shard(self, layout: Layout, scheme: Scheme, tp_index: int = 0, shares: tuple[float, ...] = ()) -> TpShard:
         key = (layout.tp, layout.ep, scheme, shares, tp_index)
         if key not in self._shards:
             placement = self.placement(layout, scheme, shares)
@@ -147,25 +149,33 @@ class Sizes:
         return self._shards[key]
 
     def cache_bytes(self, layers: Interval, tokens: int, scheme: Scheme, windowed: bool) -> float:
-        """Keys and values of one sequence over some layers, unsplit."""
-        made = (
-            layer_cache_bytes(layer.mixer, tokens, scheme.kv_element_bytes, windowed)
-            for layer in self.spec.layers[layers[0] : layers[1]]
-        )
-        return sum(made)
+        """KV cache of one sequence over some layers, before tp."""
+        key = (layers, tokens, scheme.kv_element_bytes, windowed)
+        if key not in self._caches:
+            self._caches[key] = sum(
+                layer_cache_bytes(layer.mixer, tokens, scheme.kv_element_bytes, windowed)
+                for layer in self.spec.layers[layers[0] : layers[1]]
+            )
+        return self._caches[key]
+
+
+@lru_cache(maxsize=2)
+def shards_of(spec: ModelSpec, rules: tuple[Rule, ...]) -> ModelShards:
+    """Cached across requests: remedies and offers plan the same model many times."""
+    return ModelShards(spec, rules)
 
 
 def touched_share(spec: ModelSpec, batch_tokens: float) -> float:
-    """Of the experts, how many a step of this many tokens is expected to read."""
+    """Expected fraction of the experts that a step of this many tokens reads."""
     experts = spec.experts
     return distinct_experts(experts, batch_tokens) / experts.num_experts if experts else 0.0
 
 
 def busiest_share(spec: ModelSpec, batch_tokens: float, ep: int) -> float:
-    """The same for the rank that has most of them, as a share of the experts it holds.
+    """The same for the busiest ep rank, as a fraction of the experts it holds. All ranks wait for it.
 
-    With ep ranks the busiest draws more than its part: mean + sqrt(2 ln ep) standard deviations of a binomial split
-    (the usual bound on the expected maximum of ep Gaussians). Everybody waits for it.
+    The busiest of ep ranks is taken at mean + sqrt(2 ln ep) standard deviations of a binomial split
+    (the usual bound on the expected maximum of ep Gaussians).
     """
     experts, share = spec.experts, touched_share(spec, batch_tokens)
     if experts is None or ep == 1 or share >= 1.0:

@@ -1,7 +1,7 @@
-"""How wrong a packed weight can be: proven bounds, which tests hold `quantize` to. Not how wrong it usually is.
+"""Proven upper bounds on the quantization error, which tests check `quantize` against. Not typical errors.
 
 The root mean square error of a group (of a row, where there are no groups) is at most `error_bound` times the group's largest
-magnitude, plus SMALLEST_ERROR, which only matters to weights near the end of what fp32 can tell from zero.
+magnitude, plus SMALLEST_ERROR, which only matters for weights near the smallest fp32 numbers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SMALLEST_ERROR = 2.0**-127
 _SCALE_ROUNDING = 1 + 2.0**-8
 """bf16 has eight significant bits."""
 _ARITHMETIC = 1 + 2.0**-20
-"""And the rest is done in fp32."""
+"""Everything else is fp32."""
 
 
 def error_bound(stored: Stored) -> float:

@@ -1,4 +1,4 @@
-"""Which of the packings a stored matrix has. One row per scheme; knows no arithmetic."""
+"""The packing formats of stored matrices, one row per scheme."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from windlass.errors import BadInput
 
 
 @dataclass(frozen=True)
-class Kind:
+class PackingKind:
     name: str
     format: str
     """As compressed-tensors calls it."""
@@ -24,12 +24,12 @@ class Kind:
     """Name of the codes' tensor in a checkpoint, after the module's."""
 
 
-INT4 = Kind("int4", "pack-quantized", 8, 8, torch.int32, "weight_packed")
-INT8 = Kind("int8", "pack-quantized", 4, 128, torch.int32, "weight_packed")
-FP8 = Kind("fp8", "float-quantized", 1, 0, torch.float8_e4m3fn, "weight")
+INT4 = PackingKind("int4", "pack-quantized", 8, 8, torch.int32, "weight_packed")
+INT8 = PackingKind("int8", "pack-quantized", 4, 128, torch.int32, "weight_packed")
+FP8 = PackingKind("fp8", "float-quantized", 1, 0, torch.float8_e4m3fn, "weight")
 
 
-def kind_of(stored: Stored) -> Kind:
+def kind_of(stored: Stored) -> PackingKind:
     """Eight bits with a four-byte scale per row are fp8; other scales have two bytes."""
     match stored:
         case Stored(bits=4, group=int(), scale_bytes=2):
@@ -40,6 +40,6 @@ def kind_of(stored: Stored) -> Kind:
             return INT8
         case _:
             raise BadInput(
-                f"no packing for {stored.bits} bits, group {stored.group}, {stored.scale_bytes}-byte scales"
-                f"{', zero points' if stored.zero_points else ''}: there are int4 in groups, int8, and fp8 per row"
+                f"no packing format for {stored.bits} bits, group {stored.group}, {stored.scale_bytes}-byte scales"
+                f"{', zero points' if stored.zero_points else ''}; supported are int4 in groups, int8, and fp8 per row"
             )

@@ -1,4 +1,4 @@
-"""A matrix [out, in] in codes: what a quantized checkpoint holds and an engine multiplies with.
+"""A quantized matrix [out, in] as checkpoints store it.
 
 Tensors are as compressed-tensors has them (https://github.com/vllm-project/compressed-tensors, `pack_quantized` and
 `naive_quantized`): value = (code - zero point) * scale, codes packed along the input, zero points along the output.
@@ -16,14 +16,14 @@ from torch import Tensor
 from windlass.core.scheme import Stored
 from windlass.errors import BadInput
 from windlass.kernels.packing.quantize import unpack_zero_points
-from windlass.quant.kind import FP8, INT4, Kind, kind_of
+from windlass.quant.kind import FP8, INT4, PackingKind, kind_of
 
 MATMUL_BLOCK_BYTES = 32 * 2**20
-"""Unpacked rows that `matmul` holds at a time."""
+"""Dequantized rows that `matmul` keeps at a time."""
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedMatrix:
     stored: Stored
     weight_packed: Tensor
     weight_scale: Tensor
@@ -31,7 +31,7 @@ class Packed:
     shape: tuple[int, int]
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> PackingKind:
         return kind_of(self.stored)
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -39,7 +39,7 @@ class Packed:
         return self._rows(0, self.shape[0]).to(dtype)
 
     def matmul(self, x: Tensor) -> Tensor:
-        """x [.., in] to [.., out]: unpacked in blocks of rows, in x's type. The reference that faster ones are compared with."""
+        """x [.., in] to [.., out]: dequantized in blocks of rows, in x's dtype. The reference for faster kernels."""
         out = x.new_empty(*x.shape[:-1], self.shape[0])
         step = max(8, MATMUL_BLOCK_BYTES // (4 * self.shape[1]) // 8 * 8)
         for start in range(0, self.shape[0], step):
@@ -48,18 +48,18 @@ class Packed:
         return out
 
     def quantum(self, dim: int) -> int:
-        """Cuts along `dim` fall on multiples of this: whole groups, and whole words."""
+        """Slices along `dim` must start and end on multiples of this: whole groups, and whole words."""
         return lcm(self.stored.quantum(dim), self.kind.codes_per_word if dim == 1 else 1)
 
-    def slice(self, dim: int, start: int, stop: int) -> Packed:
+    def slice(self, dim: int, start: int, stop: int) -> PackedMatrix:
         """Rows (dim 0) or inputs (dim 1) start .. stop, still packed."""
         size, quantum = self.shape[dim], self.quantum(dim)
         if not 0 <= start < stop <= size or start % quantum or (stop % quantum and stop != size):
-            raise BadInput(f"cannot cut {start}:{stop} out of {size} along dim {dim}: cuts fall on multiples of {quantum}")
+            raise BadInput(f"cannot slice {start}:{stop} of {size} along dim {dim}: slices must fall on multiples of {quantum}")
         return self._slice_rows(start, stop) if dim == 0 else self._slice_inputs(start, stop)
 
     def tensors(self) -> dict[str, Tensor]:
-        """By the name that follows the module's in a checkpoint."""
+        """By name suffix in a checkpoint."""
         found = {self.kind.codes_suffix: self.weight_packed, "weight_scale": self.weight_scale}
         if self.kind is not FP8:
             found["weight_shape"] = torch.tensor(self.shape, dtype=torch.int64)
@@ -85,13 +85,13 @@ class Packed:
             stored = torch.stack((stored & 15, stored >> 4), dim=-1).flatten(1)
         return stored[:, : self.shape[1]].float() - float(self.kind.offset)
 
-    def _slice_rows(self, start: int, stop: int) -> Packed:
+    def _slice_rows(self, start: int, stop: int) -> PackedMatrix:
         zeros = None if self.weight_zero_point is None else self.weight_zero_point[start // 8 : -(-stop // 8)]
-        return Packed(
+        return PackedMatrix(
             self.stored, self.weight_packed[start:stop], self.weight_scale[start:stop], zeros, (stop - start, self.shape[1])
         )
 
-    def _slice_inputs(self, start: int, stop: int) -> Packed:
+    def _slice_inputs(self, start: int, stop: int) -> PackedMatrix:
         per_word = self.kind.codes_per_word
         codes = self.weight_packed[:, start // per_word : -(-stop // per_word)].contiguous()
         scale, zeros = self.weight_scale, self.weight_zero_point
@@ -99,11 +99,11 @@ class Packed:
             first, last = start // self.stored.group, stop // self.stored.group
             scale = scale[:, first:last].contiguous()
             zeros = None if zeros is None else zeros[:, first:last].contiguous()
-        return Packed(self.stored, codes, scale, zeros, (self.shape[0], stop - start))
+        return PackedMatrix(self.stored, codes, scale, zeros, (self.shape[0], stop - start))
 
 
-def from_tensors(tensors: Mapping[str, Tensor], stored: Stored) -> Packed:
-    """What `Packed.tensors` gave, or a checkpoint holds; refuses what does not fit together."""
+def from_tensors(tensors: Mapping[str, Tensor], stored: Stored) -> PackedMatrix:
+    """The inverse of `PackedMatrix.tensors`; raises BadInput for inconsistent tensors."""
     kind = kind_of(stored)
     wanted = [kind.codes_suffix, "weight_scale", *([] if kind is FP8 else ["weight_shape"])]
     wanted += ["weight_zero_point"] if stored.zero_points else []
@@ -115,12 +115,12 @@ def from_tensors(tensors: Mapping[str, Tensor], stored: Stored) -> Packed:
     if len(shape) != 2:
         raise BadInput(f"an {kind.name} matrix has two dimensions, not {len(shape)}: {shape}")
     zeros = tensors["weight_zero_point"] if stored.zero_points else None
-    packed = Packed(stored, codes, scale, zeros, (shape[0], shape[1]))
+    packed = PackedMatrix(stored, codes, scale, zeros, (shape[0], shape[1]))
     _check(packed)
     return packed
 
 
-def _check(packed: Packed) -> None:
+def _check(packed: PackedMatrix) -> None:
     kind, (rows, inputs) = packed.kind, packed.shape
     group = packed.stored.group or inputs
     groups = inputs // group if group else 0

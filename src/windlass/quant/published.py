@@ -1,17 +1,16 @@
-"""Rows of checkpoints that others have quantized, as numbers again: fp8 per row and per block, MXFP4. Knows no names and no files."""
+"""Dequantization of published formats: fp8 per row and per block, MXFP4. Knows no names and no files."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from windlass.core.constants import FP8_BLOCK, MXFP4_BLOCK
 from windlass.errors import BadInput
 
 # E2M1, by code (OCP Microscaling Formats, revision 1.0, table 5); the fourth bit is the sign.
 FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 EXPONENT_BIAS = 127
-MXFP4_BLOCK = 32
-FP8_BLOCK = 128
 
 
 def fp8_rows(weight: Tensor, scale: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:

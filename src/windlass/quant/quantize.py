@@ -1,4 +1,4 @@
-"""A weight and how it is to be stored, to packed codes. Knows neither files nor threads: callers give it blocks of rows."""
+"""Quantizes a weight to a storage format. Knows neither files nor threads: callers pass blocks of rows."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from windlass.core.scheme import Stored
 from windlass.errors import BadInput
 from windlass.kernels.packing import calibrated
 from windlass.kernels.packing import quantize as kernels
-from windlass.kernels.packing.calibrated import Inputs
+from windlass.kernels.packing.calibrated import CalibrationInputs
 from windlass.kernels.packing.statistics import Statistics
 from windlass.quant.kind import FP8, INT4, kind_of
-from windlass.quant.packed import Packed
+from windlass.quant.packed import PackedMatrix
 
 
 def quantize_rows(
-    weight: Tensor, stored: Stored, search: str = kernels.DEFAULT_SEARCH, inputs: Inputs | None = None
-) -> tuple[Packed, Statistics]:
+    weight: Tensor, stored: Stored, search: str = kernels.DEFAULT_SEARCH, inputs: CalibrationInputs | None = None
+) -> tuple[PackedMatrix, Statistics]:
     """Rows [n, in] of a matrix. Blocks give the same bytes as the whole, if they start on `stored.quantum(0)` rows.
 
-    `inputs`: what is known of them; int4 codes then keep the products, not the weights.
-    The caller must look at `num_unusable`: rows with NaN or Inf come out as zeros.
+    `inputs`: calibration statistics; int4 then minimizes the error of products, not of weights.
+    The caller must check `num_unusable`: groups with NaN or Inf become zeros.
     """
     kind = kind_of(stored)
     if kind is INT4 and inputs is not None:
@@ -32,14 +32,15 @@ def quantize_rows(
     else:
         done = kernels.int8(weight, stored.group)
     shape = (weight.shape[0], weight.shape[1])
-    return Packed(stored, done.codes, done.scale, done.zero_point, shape), done.statistics
+    return PackedMatrix(stored, done.codes, done.scale, done.zero_point, shape), done.statistics
 
 
-def quantize(weight: Tensor, stored: Stored, search: str = kernels.DEFAULT_SEARCH) -> Packed:
-    """The whole matrix; refuses weights that are not numbers."""
+def quantize(weight: Tensor, stored: Stored, search: str = kernels.DEFAULT_SEARCH) -> PackedMatrix:
+    """The whole matrix; raises BadInput for NaN or infinite weights."""
     packed, statistics = quantize_rows(weight, stored, search)
     if statistics.num_unusable:
         raise BadInput(
-            f"{statistics.num_unusable} of {weight.numel()} weights are NaN, infinite or beyond 2^126: a damaged source"
+            f"{statistics.num_unusable} of {weight.numel()} weights are NaN, infinite or beyond 2^126; "
+            "the source is probably damaged, download it again"
         )
     return packed

@@ -1,1 +1,1 @@
-"""Over HTTP, as OpenAI's API: the application, its guards, its numbers. Knows a Client and no engine. No torch."""
+"""The HTTP server: OpenAI-compatible API, admission, supervision, metrics. Knows a Client and no engine. No torch."""

@@ -1,4 +1,4 @@
-"""The application: routes, guard, and what starts and ends with it."""
+"""The ASGI application: routes, middleware, lifespan."""
 
 from __future__ import annotations
 
@@ -6,91 +6,69 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.routing import BaseRoute, Route
 
-from windlass import __version__
 from windlass.core.client import Client
 from windlass.core.plan import Plan
-from windlass.serve.api import routes
-from windlass.serve.api.adapters import chat_job, completion_job
-from windlass.serve.api.generate import Answering
-from windlass.serve.api.middleware import Guard
-from windlass.serve.api.openapi import document
-from windlass.serve.http import errors as failures
+from windlass.serve.api.middleware import AccessMiddleware
+from windlass.serve.api.routes import ROUTES
+from windlass.serve.http import errors
 from windlass.serve.monitor.log import Log
 from windlass.serve.service import Service
-from windlass.serve.settings import Settings
+from windlass.serve.settings import ServerSettings
 
 
 def make_app(
     client: Client,
-    settings: Settings,
+    settings: ServerSettings,
     *,
     plan: Plan | None = None,
     page: bool = True,
     log: Log | None = None,
-) -> FastAPI:
-    """The client is the application's from now on, and closed with it."""
+) -> Starlette:
+    """Takes ownership of the client and closes it on shutdown."""
     service = Service(client, settings, plan=plan, log=log)
-    app = FastAPI(title="Windlass", version=__version__, docs_url=None, redoc_url=None, openapi_url=None, lifespan=_life)
-    app.state.service = service
-    for path, method, endpoint in _table(service):
-        app.router.routes.append(Route(path, endpoint, methods=[method], include_in_schema=False))
+    routes: list[BaseRoute] = [Route(route.path, route.endpoint(service), methods=[route.method]) for route in ROUTES]
     if page:
-        from windlass.serve.page.mount import mount
+        from windlass.serve.page.routes import page_routes
 
-        mount(app)
+        routes += page_routes()
         service.has_page = True
-    app.add_middleware(Guard, service=service, routes=frozenset(path for path, _, _ in _table(service)))
-    app.add_exception_handler(HTTPException, _answer_http_error)
+    app = Starlette(
+        routes=routes,
+        middleware=[Middleware(AccessMiddleware, service=service, routes=ROUTES)],
+        exception_handlers={HTTPException: _http_error_response},
+        lifespan=_lifespan,
+    )
+    app.state.service = service
     return app
 
 
-def service_of(app: FastAPI) -> Service:
+def service_of(app: Starlette) -> Service:
     return app.state.service
 
 
-def _table(service: Service) -> list[tuple[str, str, ASGIApp]]:
-    def endpoint(answer: routes.Answer) -> ASGIApp:
-        return routes.Endpoint(service, answer)
-
-    return [
-        ("/v1/chat/completions", "POST", Answering(service, chat_job)),
-        ("/v1/completions", "POST", Answering(service, completion_job)),
-        ("/v1/models", "GET", endpoint(routes.models)),
-        ("/v1/models/{model:path}", "GET", endpoint(routes.model)),
-        ("/tokenize", "POST", endpoint(routes.tokenize)),
-        ("/detokenize", "POST", endpoint(routes.detokenize)),
-        ("/health", "GET", endpoint(routes.health)),
-        ("/ready", "GET", endpoint(routes.ready)),
-        ("/metrics", "GET", endpoint(routes.metrics)),
-        ("/windlass/status", "GET", endpoint(routes.status_now)),
-        ("/windlass/live", "GET", endpoint(routes.live)),
-        ("/openapi.json", "GET", endpoint(document)),
-    ]
-
-
 @asynccontextmanager
-async def _life(app: FastAPI) -> AsyncGenerator[None]:
+async def _lifespan(app: Starlette) -> AsyncGenerator[None]:
     service = service_of(app)
     supervising = asyncio.create_task(service.supervisor.run())
     try:
         yield
     finally:
-        service.ending.set()
+        service.draining.set()
         supervising.cancel()
         with suppress(asyncio.CancelledError):
             await supervising
         await service.client.close()
 
 
-async def _answer_http_error(request: Request, error: Exception) -> Response:
-    """What the router has to say, in the API's form."""
+async def _http_error_response(request: Request, error: Exception) -> Response:
+    """The router's 404 and 405 in the API's error format."""
     assert isinstance(error, HTTPException)
-    refusal = failures.wrong_method() if error.status_code == 405 else failures.unknown_route()
+    refusal = errors.method_not_allowed() if error.status_code == 405 else errors.not_found()
     return Response(refusal.body, refusal.status, error.headers, "application/json")

@@ -1,7 +1,7 @@
-"""The application on a socket: uvicorn, told to end our way.
+"""The application on a socket: uvicorn with graceful draining.
 
-On SIGTERM, Ctrl-C or SIGHUP (its terminal was closed) the server goes on listening, so that newcomers are told 503 rather than nothing;
-what runs is finished; then it ends. A second signal ends it at once.
+On SIGTERM, Ctrl-C or SIGHUP (the terminal was closed) the server keeps listening and answers new requests with 503, finishes the
+requests in flight, and exits. A second signal exits at once.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from collections.abc import Callable, Generator
 from types import FrameType
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from windlass.errors import BadInput
 from windlass.serve.app import service_of
-from windlass.serve.http.connection import connection_class
+from windlass.serve.http.protocol import protocol_class
 from windlass.serve.monitor.log import Log, LogHandler
-from windlass.serve.settings import Settings
+from windlass.serve.settings import ServerSettings
 
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SHUTDOWN_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 BACKLOG = 2048
 KEEP_ALIVE_SECONDS = 75
 SECONDS_TO_CLOSE = 5
-"""For answers that are on their way when the server ends."""
+"""For responses that are still being sent on exit."""
 
 
 class Server(uvicorn.Server):
-    """Ends by draining."""
+    """Drains on shutdown."""
 
-    def __init__(self, app: FastAPI, settings: Settings) -> None:
+    def __init__(self, app: Starlette, settings: ServerSettings) -> None:
         self._service = service_of(app)
         self._draining: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -43,13 +43,14 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """As uvicorn's, without raising the signal again at the end: it was dealt with."""
+        """As uvicorn's, but does not re-raise the signal on exit."""
         self._loop = asyncio.get_running_loop()
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        heeded = [number for number in ENDING if signal.getsignal(number) != signal.SIG_IGN]  # nohup ignores one, and means it
-        before = {number: signal.signal(number, self.handle_exit) for number in heeded}
+        # A signal that is ignored stays so: nohup does that to SIGHUP.
+        handled = [number for number in SHUTDOWN_SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+        before = {number: signal.signal(number, self.handle_exit) for number in handled}
         try:
             yield
         finally:
@@ -58,14 +59,14 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         assert self._loop is not None
-        self._loop.call_soon_threadsafe(self.end)
+        self._loop.call_soon_threadsafe(self.stop)
 
-    def end(self) -> None:
-        """Drains; called again, ends at once."""
+    def stop(self) -> None:
+        """Drains; if called again, exits at once."""
         if self._draining is None:
             self._draining = asyncio.get_running_loop().create_task(self._drain())
         else:
-            self._service.flights.end_all("closing")
+            self._service.in_flight.cancel_all("shutdown")
             self.force_exit = self.should_exit = True
 
     async def _drain(self) -> None:
@@ -73,13 +74,13 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
-def _config(app: FastAPI, settings: Settings, log: Log) -> uvicorn.Config:
-    quiet = logging.getLogger("uvicorn")
-    quiet.handlers, quiet.propagate = [LogHandler(log)], False
-    quiet.setLevel(logging.WARNING)
+def _config(app: Starlette, settings: ServerSettings, log: Log) -> uvicorn.Config:
+    logger = logging.getLogger("uvicorn")
+    logger.handlers, logger.propagate = [LogHandler(log)], False
+    logger.setLevel(logging.WARNING)
     return uvicorn.Config(
         app,
-        http=connection_class(settings.head_seconds),
+        http=protocol_class(settings.head_seconds),
         loop="uvloop",
         ws="none",
         lifespan="on",
@@ -93,19 +94,19 @@ def _config(app: FastAPI, settings: Settings, log: Log) -> uvicorn.Config:
     )
 
 
-def bind(settings: Settings) -> socket.socket:
-    """Before anything is loaded, so that a port that is taken is known at once."""
+def bind(settings: ServerSettings) -> socket.socket:
+    """Called before anything is loaded, so that a port in use is reported at once."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    made = socket.socket(family, socket.SOCK_STREAM)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        made.bind((settings.host, settings.port))
+        listener.bind((settings.host, settings.port))
     except (OSError, OverflowError) as error:
-        made.close()
+        listener.close()
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise BadInput(f"cannot listen on {settings.host}, port {settings.port}: {reason}; see --host and --port") from None
-    made.setblocking(False)
-    return made
+        raise BadInput(f"cannot listen on {settings.host}:{settings.port}: {reason}; see --host and --port") from None
+    listener.setblocking(False)
+    return listener
 
 
 def address(bound: socket.socket) -> str:
@@ -113,19 +114,21 @@ def address(bound: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def allow_connections() -> None:
-    """Every connection is an open file; a shell's limit of them is often 1,024."""
+def raise_file_limit() -> None:
+    """Raises the limit on open files: every connection is one, and shells often allow 1,024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def serve(app: FastAPI, settings: Settings, bound: socket.socket, started: Callable[[Server], None] = lambda _: None) -> None:
-    """Until it is told to end. `started` is called on the event loop when it listens."""
-    allow_connections()
+def serve(
+    app: Starlette, settings: ServerSettings, bound: socket.socket, started: Callable[[Server], None] = lambda _: None
+) -> None:
+    """Runs until shutdown. `started` is called on the event loop when it starts."""
+    raise_file_limit()
     server = Server(app, settings)
-    # One event loop for all: the engine's process is a child of the thread that it runs in.
+    # One event loop for everything: the engine process is a child of the thread that runs it.
     with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
         runner.run(_serve(server, bound, started))
 

@@ -1,4 +1,4 @@
-"""What all routes share: the engine under its supervisor, who is in flight, the numbers, the log, and whether the server is ending."""
+"""State shared by all endpoints: the supervised engine, requests in flight, metrics, the log, and whether the server is draining."""
 
 from __future__ import annotations
 
@@ -12,50 +12,54 @@ from windlass.core.plan import Plan
 from windlass.core.request import Info, Stats
 from windlass.errors import Error
 from windlass.serve.backend.admission import Load, admit
-from windlass.serve.backend.in_flight import Flight, Flights
-from windlass.serve.backend.supervise import Supervisor
-from windlass.serve.http import errors as failures
-from windlass.serve.http.bodies import Bodies
-from windlass.serve.monitor.log import Log, without_paths
-from windlass.serve.monitor.machine import Machine
-from windlass.serve.monitor.metrics import Metrics, add_engine_gauges
-from windlass.serve.settings import Settings
-from windlass.wire.schema.errors import Refusal
+from windlass.serve.backend.in_flight import CancelReason, InFlightRequest, InFlightRequests
+from windlass.serve.backend.supervisor import Supervisor
+from windlass.serve.http import errors
+from windlass.serve.http.body_reader import BodyReader
+from windlass.serve.monitor.log import Log, strip_paths
+from windlass.serve.monitor.metrics import Metrics, add_engine_metrics
+from windlass.serve.monitor.resources import ResourceMonitor
+from windlass.serve.settings import ServerSettings
+from windlass.wire.schema.errors import ApiError
 from windlass.wire.schema.sampling import CommonRequest
-from windlass.wire.server.requests import Limits
+from windlass.wire.server.requests import RequestLimits
 
 NO_STATS = Stats()
-OWNER_CHARACTERS = 64
+MAX_OWNER_CHARACTERS = 64
+
+
+def cancelled_error(reason: CancelReason) -> ApiError:
+    return errors.deadline_exceeded() if reason == "deadline" else errors.shutting_down()
 
 
 class Service:
     def __init__(
         self,
         client: Client,
-        settings: Settings,
+        settings: ServerSettings,
         *,
         plan: Plan | None = None,
         log: Log | None = None,
     ) -> None:
         self.settings, self.plan = settings, plan
         self.log = log or Log()
-        self.supervisor = Supervisor(client, settings.stuck_seconds, self.log.line)
-        self.flights, self.metrics = Flights(), Metrics()
-        self.machine = Machine(tuple(device.total_bytes for device in plan.memory.per_device) if plan else ())
+        self.supervisor = Supervisor(client, settings.stuck_seconds, self._log_without_paths)
+        self.in_flight, self.metrics = InFlightRequests(), Metrics()
+        self.resources = ResourceMonitor(tuple(device.total_bytes for device in plan.memory.per_device) if plan else ())
         self.has_page = False
         self.started_at, self.created = time.monotonic(), int(time.time())
-        self.ending = asyncio.Event()
-        """Set when the server drains."""
+        self.draining = asyncio.Event()
+        """Set when the server shuts down."""
         self.loading = (0, 0)
-        """Bytes of weights read, and of how many."""
-        self.bodies = Bodies(
+        """Bytes of weights loaded, and their total."""
+        self.body_reader = BodyReader(
             settings.max_body_bytes, max(settings.max_bodies_bytes, settings.max_body_bytes), settings.head_seconds
         )
-        add_engine_gauges(self.metrics, lambda: self.stats, lambda: self.supervisor.restarts)
-        self.metrics.gauge("requests_in_flight", "Requests that were let in and have not ended.", lambda: len(self.flights))
-        self.metrics.counter_of("log_lines_lost", "Log lines that could not be written.", lambda: self.log.lost)
+        add_engine_metrics(self.metrics, lambda: self.stats, lambda: self.supervisor.restarts)
+        self.metrics.gauge("requests_in_flight", "Requests in flight (admitted and not finished).", lambda: len(self.in_flight))
+        self.metrics.external_counter("log_lines_lost", "Log lines that could not be written.", lambda: self.log.lost)
 
-    # --- what is there
+    # --- state
 
     @property
     def client(self) -> Client:
@@ -63,7 +67,7 @@ class Service:
 
     @property
     def state(self) -> str:
-        return "draining" if self.ending.is_set() else self.supervisor.state
+        return "draining" if self.draining.is_set() else self.supervisor.state
 
     @property
     def stats(self) -> Stats:
@@ -72,25 +76,25 @@ class Service:
 
     @property
     def model(self) -> str:
-        """Before the first load its name may not be known."""
+        """The served model name; may be unknown before the first load."""
         return self.settings.model or (self.supervisor.info.model if self.supervisor.info is not None else "")
 
     @property
     def info(self) -> Info:
-        """Of an engine that is ready; otherwise a Refusal."""
+        """Of a ready engine; otherwise raises the 503 error."""
         supervisor = self.supervisor
-        if self.ending.is_set():
-            raise failures.closing().after(supervisor.retry_seconds)
+        if self.draining.is_set():
+            raise errors.shutting_down().with_retry_after(supervisor.retry_seconds)
         if not supervisor.is_ready or supervisor.info is None:
-            supervisor.suspect()
-            why = failures.loading() if supervisor.info is None else failures.engine_gone()
-            raise why.after(supervisor.retry_seconds)
+            supervisor.check_now()
+            why = errors.loading() if supervisor.info is None else errors.engine_unavailable()
+            raise why.with_retry_after(supervisor.retry_seconds)
         return supervisor.info
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> RequestLimits:
         settings = self.settings
-        return Limits(
+        return RequestLimits(
             max_n=settings.max_n,
             max_choices=settings.max_batch,
             context_tokens=self.info.context_tokens or None,
@@ -98,53 +102,56 @@ class Service:
             sampling=settings.sampling,
         )
 
-    def check_model(self, asked: str) -> None:
-        if asked and asked != self.model:
-            raise failures.unknown_model(self.model)
+    def check_model(self, name: str) -> None:
+        if name and name != self.model:
+            raise errors.unknown_model(self.model)
 
     def progress(self, done_bytes: int, total_bytes: int) -> None:
         self.loading = (done_bytes, total_bytes)
 
-    def failed(self, error: Error, body: CommonRequest | None = None) -> Refusal:
-        """What is told of it. An engine that is not there is looked after at once."""
-        refusal = failures.refused(error, body)
+    def api_error(self, error: Error, body: CommonRequest | None = None) -> ApiError:
+        """The response to a failed request. Server errors are logged; an unavailable engine is probed at once."""
+        refusal = errors.to_api_error(error, body)
         if refusal.status < 500:
             return refusal
-        self.log.line(without_paths(f"{type(error).__name__}: {error}"))
+        self._log_without_paths(f"{type(error).__name__}: {error}")
         if isinstance(error, Unavailable):
-            self.supervisor.suspect()
-        return refusal.after(self.supervisor.retry_seconds) if refusal.status == failures.UNAVAILABLE else refusal
+            self.supervisor.check_now()
+        return refusal.with_retry_after(self.supervisor.retry_seconds) if refusal.status == errors.UNAVAILABLE else refusal
 
-    # --- who is let in
+    def _log_without_paths(self, text: str) -> None:
+        self.log.line(strip_paths(text))
+
+    # --- admission
 
     @contextmanager
-    def admitted(self, num_sequences: int, *, is_timed: bool = True) -> Generator[Flight]:
-        """`is_timed`: whether how long it takes says something of when others have room."""
+    def admitted(self, num_sequences: int, *, is_timed: bool = True) -> Generator[InFlightRequest]:
+        """A context in which the request is in flight. `is_timed`: whether its duration counts for Retry-After estimates."""
         load = self.load
-        verdict = admit(load, num_sequences)
-        if verdict.never:
-            raise failures.never(num_sequences, load.capacity)
-        if not verdict.admitted:
-            raise failures.full(load.in_flight).after(verdict.retry_seconds)
-        with self.flights.opened(num_sequences, is_timed) as flight:
+        result = admit(load, num_sequences)
+        if result.is_impossible:
+            raise errors.too_many_sequences(num_sequences, load.capacity)
+        if not result.admitted:
+            raise errors.queue_full(load.in_flight).with_retry_after(result.retry_seconds)
+        with self.in_flight.track(num_sequences, is_timed) as flight:
             yield flight
 
     @property
     def load(self) -> Load:
         return Load(
-            in_flight=self.flights.in_flight,
+            in_flight=self.in_flight.num_sequences,
             max_running=self.info.max_sequences,
             max_waiting=self.settings.max_waiting,
-            seconds_each=self.flights.seconds_each,
+            mean_seconds=self.in_flight.mean_seconds,
         )
 
-    # --- the end
+    # --- shutdown
 
     async def drain(self) -> None:
-        """Lets in nobody more; what runs has its time, then it is ended."""
-        if not self.ending.is_set():
-            self.ending.set()
-            self.log.line(f"draining: {len(self.flights)} in flight, at most {self.settings.drain_seconds:g} s")
-        if not await self.flights.all_ended(self.settings.drain_seconds):
-            self.flights.end_all("closing")
-            await self.flights.all_ended(1.0)
+        """Rejects new requests, waits for those in flight, and cancels what is left after `drain_seconds`."""
+        if not self.draining.is_set():
+            self.draining.set()
+            self.log.line(f"draining: {len(self.in_flight)} requests in flight, waiting up to {self.settings.drain_seconds:g} s")
+        if not await self.in_flight.wait_idle(self.settings.drain_seconds):
+            self.in_flight.cancel_all("shutdown")
+            await self.in_flight.wait_idle(1.0)

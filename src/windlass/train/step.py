@@ -1,6 +1,6 @@
-"""One optimizer step's micro-batches: which samples are whose, what is counted first, forward and backward, one after another.
+"""The micro-batches of one optimizer step: preparing them, forward and backward; and the ranks' view of it.
 
-`Alone` is one process without others; `train.spread` has the same for many. Whatever is summed over ranks goes through these few calls.
+`SingleRank` is a single process; `train.parallel.ranks.MeshRank` overrides it for many. All communication of a step goes through it.
 """
 
 from __future__ import annotations
@@ -13,138 +13,142 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from windlass.train.model.model import Micro, Trained
-from windlass.train.model.packing import IGNORED, after_next, moved, step_of
-from windlass.train.params.layout import Part, Slab
+from windlass.train.data.batches import Batches, PackedBatch
+from windlass.train.model.model import MicroBatch, TrainingModel
+from windlass.train.model.packing import IGNORED, mtp_targets, packed_step, step_to
+from windlass.train.params.layout import ParameterLayout, TensorSlice
 
 
 @dataclass(frozen=True)
-class Sums:
-    """Means over the whole step of what was learned, in host or device memory; of this rank's samples alone."""
+class StepLosses:
+    """This rank's part of the means over the whole step; the sum over ranks is the mean."""
 
     entropy: Tensor
-    ahead: Tensor | None = None
+    mtp: Tensor | None = None
 
 
-class Alone:
-    """Nobody else: every sum is whole."""
+class SingleRank:
+    """A single process: sums over ranks are the identity."""
 
-    dp_rank, dp_size = 0, 1
     rank = 0
+    dp_rank, dp_size = 0, 1
     owns_losses = True
+    """Whether this rank adds the auxiliary losses of its tokens; one of the tp ranks does."""
 
-    def summed(self, numbers: Tensor) -> Tensor:
-        """Over ranks that have other samples."""
+    def sum_over_data(self, numbers: Tensor) -> Tensor:
+        """Over ranks with different samples."""
         return numbers
 
-    def summed_over_all(self, number: Tensor) -> Tensor:
-        """Over every rank, of what each has a share of."""
+    def sum_over_data_and_stages(self, numbers: Tensor) -> Tensor:
+        """Over ranks with different samples or different layers."""
+        return numbers
+
+    def sum_over_all(self, number: Tensor) -> Tensor:
         return number
 
-    def run(self, model: Trained, micros: Sequence[Micro]) -> Sums:
-        """Forward and backward of all micro-batches; gradients are in the parameters afterwards."""
-        return run_in_turn(model, micros)
+    def run(self, model: TrainingModel, micros: Sequence[MicroBatch]) -> StepLosses:
+        """Forward and backward of all micro-batches; accumulates gradients."""
+        return accumulate_gradients(model, micros)
 
-    def look(self, model: Trained, micros: Sequence[Micro]) -> Tensor:
-        """Cross-entropy alone, nothing learned. Gradients are asked for and dropped, so that the same kernels run."""
+    def evaluate(self, model: TrainingModel, micros: Sequence[MicroBatch]) -> Tensor:
+        """Cross-entropy only. Runs with gradients enabled, so that the same kernels run as in training."""
         return torch.stack([model(micro).entropy for micro in micros]).sum()
 
-    def finish(self, parameters: Mapping[str, Tensor]) -> None:
-        """Gradients of ranks that have parts of them become whole."""
+    def reduce_gradients(self, parameters: Mapping[str, Tensor]) -> None:
+        """Sums gradients over ranks that hold the same parameters."""
 
-    def share(self, name: str) -> float | Tensor:
-        """What part of a parameter's squared gradient this rank counts, where several hold it."""
+    def norm_weight(self, name: str) -> float | Tensor:
+        """Weight of this rank's squared gradient in the global norm: one over the number of ranks that hold the same values."""
         return 1.0
 
-    def told(self, numbers: Tensor) -> Tensor:
-        """Over ranks that have other samples or other layers."""
-        return numbers
-
-    def routed(self, loads: list[Tensor]) -> list[Tensor]:
-        """Of all layers, in order, where stages have different ones."""
+    def gather_loads(self, loads: list[Tensor]) -> list[Tensor]:
+        """Expert loads of all layers, over pipeline stages."""
         return loads
 
-    def owned(self, part: Part) -> Part:
-        """What of it this rank saves, where several hold the same rows."""
+    def saved_slice(self, part: TensorSlice) -> TensorSlice:
+        """The part of it that this rank saves, if several ranks hold the same rows."""
         return part
 
-    def places(self, slab: Slab, tensor: Tensor) -> Iterable[tuple[Part, Tensor]]:
-        """A parameter, or what an optimizer keeps of it, as parts of our tensors: views."""
-        return slab.split(tensor)
+    def local_slices(self, layout: ParameterLayout, tensor: Tensor) -> Iterable[tuple[TensorSlice, Tensor]]:
+        """A parameter, or an optimizer state of it, as views of our tensors."""
+        return layout.split(tensor)
 
 
-def run_in_turn(model: Trained, micros: Sequence[Micro], before: Callable[[Any, bool], None] | None = None) -> Sums:
-    """`before` each one: the model, and whether it is the last."""
-    entropies, aheads = list[Tensor](), list[Tensor]()
+def accumulate_gradients(
+    model: TrainingModel, micros: Sequence[MicroBatch], before: Callable[[Any, bool], None] | None = None
+) -> StepLosses:
+    """`before` each micro-batch is called with the model, and whether it is the last."""
+    entropies, mtp = list[Tensor](), list[Tensor]()
     for number, micro in enumerate(micros):
         if before is not None:
             before(model, number == len(micros) - 1)
         losses = model(micro)
         losses.objective.backward()
         entropies.append(losses.entropy)
-        if losses.ahead is not None:
-            aheads.append(losses.ahead)
-    return Sums(torch.stack(entropies).sum(), torch.stack(aheads).sum() if aheads else None)
+        if losses.mtp is not None:
+            mtp.append(losses.mtp)
+    return StepLosses(torch.stack(entropies).sum(), torch.stack(mtp).sum() if mtp else None)
 
 
-def own_samples(first: int, global_batch: int, rank: int, size: int) -> tuple[int, int]:
-    """(first sample, how many) of a data-parallel rank: its run of the step's samples."""
+def rank_samples(first: int, global_batch: int, rank: int, size: int) -> tuple[int, int]:
+    """(first sample, count) of a data-parallel rank: a contiguous range of the step's samples."""
     count = global_batch // size
     return first + rank * count, count
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """Micro-batches in host memory, and how many targets they have."""
+class PreparedStep:
+    """Micro-batches in host memory, and their number of targets."""
 
-    micros: list[Micro]
-    learned: int
-    after: int
+    micros: list[MicroBatch]
+    num_targets: int
+    num_mtp_targets: int
 
 
-def prepare(batches: Any, first: int, count: int, micro_batch: int, ahead: bool) -> Prepared:
-    """Samples first, first + 1... in micro-batches. Asks no device and no rank, so that it can be done while another step runs."""
+def prepare(batches: Batches, first: int, count: int, micro_batch: int, mtp: bool) -> PreparedStep:
+    """Samples first, first + 1... in micro-batches. Needs no device and no communication, so it can run during another step."""
     starts = range(first, first + count, micro_batch)
-    micros = [_micro(batches.batch(start, min(micro_batch, first + count - start)), ahead) for start in starts]
-    learned = sum(int((micro.targets != IGNORED).sum()) for micro in micros)
-    after = sum(int((micro.after != IGNORED).sum()) for micro in micros if micro.after is not None)
-    return Prepared(micros, learned, after)
+    micros = [_micro_batch(batches.batch(start, min(micro_batch, first + count - start)), mtp) for start in starts]
+    num_targets = sum(int((micro.targets != IGNORED).sum()) for micro in micros)
+    num_mtp = sum(int((micro.mtp_targets != IGNORED).sum()) for micro in micros if micro.mtp_targets is not None)
+    return PreparedStep(micros, num_targets, num_mtp)
 
 
-def _micro(batch: Any, ahead: bool) -> Micro:
-    following, after = after_next(batch) if ahead else (None, None)
-    return Micro(
-        step=step_of(batch),
+def _micro_batch(batch: PackedBatch, mtp: bool) -> MicroBatch:
+    inputs, targets = mtp_targets(batch) if mtp else (None, None)
+    return MicroBatch(
+        step=packed_step(batch),
         targets=batch.targets.flatten(),
         num_targets=1,
-        following=None if following is None else following.flatten(),
-        after=None if after is None else after.flatten(),
+        mtp_inputs=None if inputs is None else inputs.flatten(),
+        mtp_targets=None if targets is None else targets.flatten(),
     )
 
 
-def on_device(prepared: Prepared, ranks: Any, device: torch.device) -> list[Micro]:
-    """With the targets of all ranks counted: the loss is a mean over the whole step."""
-    learned, after = ranks.summed(torch.tensor([prepared.learned, prepared.after], device=device)).tolist()
-    return [_on_device(micro, device, max(learned, 1), max(after, 1)) for micro in prepared.micros]
+def to_device(prepared: PreparedStep, ranks: SingleRank, device: torch.device) -> list[MicroBatch]:
+    """Also sums the number of targets over ranks: the loss is a mean over the whole step."""
+    counts = torch.tensor([prepared.num_targets, prepared.num_mtp_targets], device=device)
+    num_targets, num_mtp = ranks.sum_over_data(counts).tolist()
+    return [_to_device(micro, device, max(num_targets, 1), max(num_mtp, 1)) for micro in prepared.micros]
 
 
-def _on_device(micro: Micro, device: torch.device, learned: int, after: int) -> Micro:
-    rest = {name: getattr(micro, name) for name in ("targets", "following", "after")}
-    there = {name: None if numbers is None else numbers.to(device, non_blocking=True) for name, numbers in rest.items()}
-    return replace(micro, step=moved(micro.step, device), num_targets=learned, num_after=after, **there)
+def _to_device(micro: MicroBatch, device: torch.device, num_targets: int, num_mtp: int) -> MicroBatch:
+    host = {name: getattr(micro, name) for name in ("targets", "mtp_inputs", "mtp_targets")}
+    moved = {name: None if numbers is None else numbers.to(device, non_blocking=True) for name, numbers in host.items()}
+    return replace(micro, step=step_to(micro.step, device), num_targets=num_targets, num_mtp_targets=num_mtp, **moved)
 
 
-class Ahead:
-    """The next step's samples are made ready while this one runs."""
+class Prefetcher:
+    """Prepares the next step's samples in a thread while the current step runs."""
 
-    def __init__(self, make: Callable[[int], Prepared]) -> None:
-        self._make = make
-        self._maker = ThreadPoolExecutor(1, thread_name_prefix="samples")
-        self._coming: tuple[int, Future[Prepared]] | None = None
+    def __init__(self, prepare: Callable[[int], PreparedStep]) -> None:
+        self._prepare = prepare
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="samples")
+        self._next: tuple[int, Future[PreparedStep]] | None = None
 
-    def take(self, first: int, then: int) -> Prepared:
-        """Those that begin at `first`; most likely those at `then` are asked for next."""
-        coming, self._coming = self._coming, None
-        found = coming[1].result() if coming is not None and coming[0] == first else self._make(first)
-        self._coming = (then, self._maker.submit(self._make, then))
+    def take(self, first: int, following: int) -> PreparedStep:
+        """The step that begins at sample `first`; prefetches the one at `following`."""
+        prefetched, self._next = self._next, None
+        found = prefetched[1].result() if prefetched is not None and prefetched[0] == first else self._prepare(first)
+        self._next = (following, self._executor.submit(self._prepare, following))
         return found

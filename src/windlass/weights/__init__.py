@@ -1,6 +1,6 @@
-"""From checkpoints of every format to a decoder's tensors: this rank's slices, in the layout its kernels want.
+"""Loads checkpoints of every format: this rank's shard of each tensor, in the layout its kernels need.
 
-Imports on use: a process that only needs a tokenizer (`weights.text_of`) does without torch.
+Submodules are imported on first use, so a process that only needs the tokenizer (`weights.model_text`) does not import torch.
 """
 
 from __future__ import annotations
@@ -11,41 +11,39 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from windlass.weights.load.checkpoint import CheckpointWeights
     from windlass.weights.load.dictionary import DictWeights
+    from windlass.weights.load.prefetch import trim_heap
     from windlass.weights.load.random import RandomWeights
-    from windlass.weights.load.stream import give_back_memory
-    from windlass.weights.source import Opened, open_model, open_source
-    from windlass.weights.text.files import ModelText, SamplingDefaults, model_text, tokenizer_for
+    from windlass.weights.source import OpenedModel, open_model, open_source
+    from windlass.weights.text.files import ModelText, SamplingDefaults, model_text
 
-_PLACES = {
+_MODULES = {
     "CheckpointWeights": "load.checkpoint",
     "DictWeights": "load.dictionary",
     "ModelText": "text.files",
-    "Opened": "source",
+    "OpenedModel": "source",
     "RandomWeights": "load.random",
     "SamplingDefaults": "text.files",
-    "give_back_memory": "load.stream",
+    "trim_heap": "load.prefetch",
     "open_model": "source",
     "open_source": "source",
     "model_text": "text.files",
-    "tokenizer_for": "text.files",
 }
 
 __all__ = [
     "CheckpointWeights",
     "DictWeights",
     "ModelText",
-    "Opened",
+    "OpenedModel",
     "RandomWeights",
     "SamplingDefaults",
-    "give_back_memory",
     "model_text",
     "open_model",
     "open_source",
-    "tokenizer_for",
+    "trim_heap",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"windlass.weights.{_PLACES[name]}"), name)
+    return getattr(import_module(f"windlass.weights.{_MODULES[name]}"), name)

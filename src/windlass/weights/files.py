@@ -1,4 +1,4 @@
-"""Which file or directory a model is read from: a directory may hold nothing but one .gguf or .m file. No torch."""
+"""Finds a model's weight files: a directory of safetensors, or one .gguf or .m file. No torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LATER_SHARD = re.compile(r".*-(?!00001)\d{5}-of-\d{5}\.gguf")
 
 
 def model_file(path: Path) -> Path:
-    """A model directory, a .gguf file, or a .m file; a directory without weights of its own stands for the one such file in it."""
+    """A model directory, .gguf file or .m file; of a directory that only contains one .gguf or .m file, that file."""
     if path.is_dir():
         return _within(path)
     if path.is_file() and path.suffix in (".gguf", ".m"):
@@ -27,7 +27,7 @@ def model_file(path: Path) -> Path:
 
 
 def weight_files(path: Path) -> list[Path]:
-    """Of a model directory, or of a model that is a file, with the other files of a split one."""
+    """Every weight file of a model directory or of a (possibly split) model file."""
     if path.is_dir():
         files = sorted(path.iterdir())
     else:

@@ -1,4 +1,4 @@
-"""A checkpoint of whatever format, opened: its tensors under Hugging Face names, what model it is, and the files that come along."""
+"""Opens a checkpoint of any format: tensors under their Hugging Face names, the ModelSpec, and tokenizer files."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from windlass.errors import BadInput, Impossible
 from windlass.families import describe, hints_from, rules
 from windlass.formats.safetensors.files import file_within
 from windlass.weights.files import model_file, weight_files
-from windlass.weights.tensors.readers import Place
-from windlass.weights.tensors.validate import placed
+from windlass.weights.tensors.readers import TensorLocation
+from windlass.weights.tensors.validate import locate_tensors
 
-# Copied as they are, where the source has them. Everything a tokenizer or a generation needs; no code.
+# Copied unchanged by conversion: tokenizer, chat template, generation settings, licence. No code.
 COMPANIONS = (
     "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     "vocab.json", "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "chat_template.jinja",
@@ -28,64 +28,64 @@ COMPANIONS = (
 
 
 QUANT_METHODS = ("compressed-tensors", "fp8", "mxfp4")
-"""Published ways to pack weights that are read here."""
+"""quant_method values of published checkpoints that are supported."""
 
 
-class Opened(msgspec.Struct, frozen=True):
+class OpenedModel(msgspec.Struct, frozen=True):
     store: TensorStore
     spec: ModelSpec
     rules: tuple[Rule, ...]
     config: dict[str, Any]
     digest: str
-    """Of what the tensors are and where they lie; a resumed conversion must find the same."""
+    """Of tensor names, dtypes, shapes and file times; a resumed conversion requires the same."""
     companions: tuple[Path, ...] = ()
     blocks: Mapping[str, str] = {}
-    """Tensors held in blocks that may be carried over: name -> Q4_0 or Q8_0."""
+    """Tensors stored as Q4_0 or Q8_0, whose codes conversion can copy: name -> block type."""
     kind: str = "hf"
-    places: Mapping[str, Place] = {}
-    """Of a model that is to be run: where each of our tensors lies, checked."""
+    locations: Mapping[str, TensorLocation] = {}
+    """Where each of our tensors is stored, validated; only set by `open_model`."""
     name: str = ""
-    """What the user called it."""
+    """As the user gave it."""
     num_bytes: int = 0
-    """Of its files of weights."""
+    """Of its weight files."""
 
 
-def open_model(path: Path) -> Opened:
-    """A model to be run. What cannot be run is refused here, before anything large is read."""
+def open_model(path: Path) -> OpenedModel:
+    """A model to run. Raises here, before any weights are read, if it cannot be run."""
     opened = open_source(path)
     try:
         _check_quantization(opened.config, path)
         check_runnable(opened.spec)
-        return msgspec.structs.replace(opened, places=placed(opened.rules, opened.store))
+        return msgspec.structs.replace(opened, locations=locate_tensors(opened.rules, opened.store))
     except BaseException:
         opened.store.close()
         raise
 
 
-def open_source(path: Path) -> Opened:
-    """A model to be converted or run."""
+def open_source(path: Path) -> OpenedModel:
+    """A model to convert or run."""
     found = model_file(path)
     if found.is_dir():
         return _open_directory(found)
     return _open_gguf(found) if found.suffix == ".gguf" else _open_dllama(found)
 
 
-def _open_directory(path: Path) -> Opened:
+def _open_directory(path: Path) -> OpenedModel:
     from windlass.formats.checkpoint import open_store
 
     store = open_store(path)
     companions = tuple(path / name for name in COMPANIONS if (path / name).is_file())
     for file in companions:
-        file_within(path, file.name)  # no link may bring something else along
+        file_within(path, file.name)  # refuses links that lead out of the directory
     return opened_store(store, path, companions, kind="hf")
 
 
 def opened_store(
     store: TensorStore, path: Path, companions: tuple[Path, ...], kind: str, blocks: Mapping[str, str] | None = None
-) -> Opened:
+) -> OpenedModel:
     where = str(path / "config.json" if path.is_dir() else path)
     spec, table = spec_of(store, path.stem if path.is_file() else path.resolve().name, where)
-    return Opened(
+    return OpenedModel(
         store=store,
         spec=spec,
         rules=table,
@@ -100,7 +100,7 @@ def opened_store(
 
 
 def spec_of(store: TensorStore, name: str, where: str) -> tuple[ModelSpec, tuple[Rule, ...]]:
-    """What model its config and the names of its tensors speak of."""
+    """The ModelSpec and rules, from the config and the tensor names."""
     config = {key: value for key, value in store.config.items() if key != "quantization_config"}
     spec = describe(config, name, where=where)
     spec = describe(config, spec.name, hints=hints_from(store.names(), spec.num_layers), where=where)
@@ -109,23 +109,23 @@ def spec_of(store: TensorStore, name: str, where: str) -> tuple[ModelSpec, tuple
 
 def check_runnable(spec: ModelSpec) -> None:
     if "windlass" not in spec.engines:
-        run_by = f"only {', '.join(spec.engines)} can" if spec.engines else "it is described so that its memory can be planned"
-        raise Impossible(f"{spec.name or 'this model'} cannot be run here: no engine of ours has its mathematics; {run_by}")
+        run_by = f"use {', '.join(spec.engines)}" if spec.engines else "it is supported for planning only"
+        raise Impossible(f"{spec.name or 'this model'} cannot be run: Windlass does not implement its architecture; {run_by}")
 
 
 def _check_quantization(config: Mapping[str, Any], path: Path) -> None:
-    """Others' ways to pack weights have tensors of their own, which would only be reported as missing."""
+    """Named here, since tensors of other quantization methods would only be reported as missing."""
     section = config.get("quantization_config")
     method = cast(dict[str, Any], section).get("quant_method") if isinstance(section, dict) else None
     if section is not None and method not in QUANT_METHODS:
         raise BadInput(
-            f"{path}: weights packed with quant_method {method!r:.40} are not read; known: {', '.join(QUANT_METHODS)}. "
-            "Take the original weights, and `windlass convert` them"
+            f"{path}: quant_method {method!r:.40} is not supported (supported: {', '.join(QUANT_METHODS)}); "
+            "use the original weights and `windlass convert`"
         )
 
 
 def _digest(store: TensorStore, path: Path) -> str:
-    """Names, types, shapes, and when the files were last written: other weights of the same shape are another source."""
+    """Names, dtypes, shapes and modification times, so that other weights of the same shape differ."""
     found = hashlib.sha256(msgspec.json.encode(store.config, order="sorted"))
     for name in sorted(store.names()):
         found.update(f"{name} {store.dtype(name)} {store.shape(name)}\n".encode())
@@ -135,7 +135,7 @@ def _digest(store: TensorStore, path: Path) -> str:
     return found.hexdigest()
 
 
-def _open_gguf(path: Path) -> Opened:
+def _open_gguf(path: Path) -> OpenedModel:
     from windlass.weights.stores.gguf import GgufStore
 
     store = GgufStore(path)
@@ -143,7 +143,7 @@ def _open_gguf(path: Path) -> Opened:
     return opened_store(store, path, (), kind="gguf", blocks=blocks)
 
 
-def _open_dllama(path: Path) -> Opened:
+def _open_dllama(path: Path) -> OpenedModel:
     from windlass.weights.stores.dllama import DllamaStore
 
     store = DllamaStore(path)

@@ -1,4 +1,4 @@
-"""A body's bytes -> a struct, or a Refusal that names the parameter as OpenAI's API does: `messages[0].content`."""
+"""JSON bytes -> a struct, or an ApiError that names the parameter as OpenAI's API does: `messages[0].content`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from windlass.wire.schema.errors import Refusal
+from windlass.wire.schema.errors import ApiError
 
 Body = TypeVar("Body")
 
@@ -18,33 +18,33 @@ _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(.*)`", re.DOTALL)
 MAX_MESSAGE = 2000
 MAX_SHOWN = 100
-"""Of a name that a stranger chose."""
+"""Characters of a client-chosen name that are quoted."""
 
 
 def decode(body: bytes, kind: type[Body]) -> Body:
     try:
         return _decoder(kind).decode(body)
     except msgspec.ValidationError as error:
-        raise refusal(str(error), kind) from None
-    except msgspec.DecodeError:  # its words may have bytes of the body in them
-        raise Refusal("the body is not valid JSON", code="invalid_json") from None
+        raise validation_error(str(error), kind) from None
+    except msgspec.DecodeError:  # its message may quote the body
+        raise ApiError("the request body is not valid JSON", code="invalid_json") from None
     except UnicodeDecodeError:
-        raise Refusal("the body is not valid UTF-8", code="invalid_json") from None
+        raise ApiError("the request body is not valid UTF-8", code="invalid_json") from None
     except RecursionError:
-        raise Refusal("the body is nested too deeply", code="invalid_json") from None
+        raise ApiError("the request body is nested too deeply", code="invalid_json") from None
 
 
 def convert(value: Any, kind: type[Body]) -> Body:
-    """The same for values that are no longer bytes."""
+    """The same for values that are already decoded."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise refusal(str(error), kind) from None
+        raise validation_error(str(error), kind) from None
 
 
-def refusal(message: str, kind: Any) -> Refusal:
-    """msgspec's words -> ours."""
-    if len(message) > 2 * MAX_MESSAGE:  # it quotes a name of megabytes: what it says of it stands at its ends
+def validation_error(message: str, kind: Any) -> ApiError:
+    """msgspec's message -> an ApiError."""
+    if len(message) > 2 * MAX_MESSAGE:  # it quotes a very long name; the rest is at both ends
         message = message[:MAX_MESSAGE] + message[-MAX_MESSAGE:]
     match = _PATH.match(message)
     assert match is not None
@@ -54,21 +54,21 @@ def refusal(message: str, kind: Any) -> Refusal:
         return _unknown(_joined(path, name), "" if path else name, kind)
     if missing := _MISSING.fullmatch(what):
         name = _joined(path, missing[1])
-        return Refusal(f"{name} is missing", param=name, code="missing_required_parameter")
-    what = what[:1].lower() + what[1:300]  # it may quote what was sent
+        return ApiError(f"{name} is missing", param=name, code="missing_required_parameter")
+    what = what[:1].lower() + what[1:300]  # it may quote the input
     code = "invalid_type" if ", got " in what else "invalid_value"
-    return Refusal(f"{path or 'the body'}: {what}", param=path or None, code=code)
+    return ApiError(f"{path or 'the request body'}: {what}", param=path or None, code=code)
 
 
 def _joined(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def _unknown(param: str, name: str, kind: Any) -> Refusal:
+def _unknown(param: str, name: str, kind: Any) -> ApiError:
     known = [field.encode_name for field in msgspec.structs.fields(kind)] if name and isinstance(kind, type) else []
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    hint = f"; did you mean {near[0]}?" if near else "; it would have no effect, so leave it out"
-    return Refusal(f"unknown parameter {param!r}{hint}", param=param, code="unknown_parameter")
+    hint = f"; did you mean {near[0]}?" if near else "; remove it"
+    return ApiError(f"unknown parameter {param!r}{hint}", param=param, code="unknown_parameter")
 
 
 @lru_cache(maxsize=32)

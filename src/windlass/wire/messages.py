@@ -1,6 +1,6 @@
-"""Messages of the API <-> messages as chat templates see them.
+"""Messages of the API <-> messages as chat templates expect them.
 
-Templates see plain text as content, `system` for `developer`, and a call's arguments as an object rather than as text with JSON in it.
+Templates expect plain text as content, `system` for `developer`, and tool call arguments as an object rather than a JSON string.
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ from typing import Any, cast
 import msgspec
 
 from windlass.wire.decode import convert
-from windlass.wire.schema.chat import Called, Message, Part, Tool
+from windlass.wire.schema.chat import ChatMessage, ContentPart, MessageToolCall, Tool
 from windlass.wire.schema.errors import invalid, unsupported
 
 
-def from_messages(messages: Sequence[Message]) -> tuple[dict[str, Any], ...]:
+def from_messages(messages: Sequence[ChatMessage]) -> tuple[dict[str, Any], ...]:
     return tuple(_from_message(message, f"messages[{number}]") for number, message in enumerate(messages))
 
 
-def to_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """A key that no server knows is refused."""
-    return convert({"messages": [_with_text_arguments(message) for message in messages]}, _Holder).messages
+def to_messages(messages: Sequence[Mapping[str, Any]]) -> list[ChatMessage]:
+    """Unknown keys are rejected."""
+    return convert({"messages": [_with_text_arguments(message) for message in messages]}, _Messages).messages
 
 
-class _Holder(msgspec.Struct):
-    """Gives errors the right path."""
+class _Messages(msgspec.Struct):
+    """Gives validation errors the right path."""
 
-    messages: list[Message]
+    messages: list[ChatMessage]
 
 
-def _from_message(message: Message, where: str) -> dict[str, Any]:
+def _from_message(message: ChatMessage, where: str) -> dict[str, Any]:
     _check(message, where)
     found: dict[str, Any] = {
         "role": "system" if message.role == "developer" else message.role,
@@ -45,38 +45,38 @@ def _from_message(message: Message, where: str) -> dict[str, Any]:
     return found | {key: value for key, value in optional.items() if value}
 
 
-def _check(message: Message, where: str) -> None:
+def _check(message: ChatMessage, where: str) -> None:
     if message.role == "function" or message.function_call is not None:
-        raise unsupported(f"{where}.function_call", "is an old form; use tool_calls and the role tool")
+        raise unsupported(f"{where}.function_call", "is deprecated; use tool_calls and the role tool")
     if message.audio is not None:
-        raise unsupported(f"{where}.audio", "is not offered: messages are text")
+        raise unsupported(f"{where}.audio", "is not supported: messages are text only")
     if message.tool_calls and message.role != "assistant":
-        raise invalid(f"{where}.tool_calls", f"belongs to the assistant, not to the role {message.role}")
+        raise invalid(f"{where}.tool_calls", f"is only valid with the role assistant, not {message.role}")
     if message.tool_call_id is not None and message.role != "tool":
-        raise invalid(f"{where}.tool_call_id", f"belongs to the role tool, not to {message.role}")
+        raise invalid(f"{where}.tool_call_id", f"is only valid with the role tool, not {message.role}")
 
 
-def _content(message: Message, where: str) -> str:
+def _content(message: ChatMessage, where: str) -> str:
     content = message.content
     if isinstance(content, str):
         return content
     if content is None:
         if message.role != "assistant":
-            raise invalid(where, f"is missing; a message of the role {message.role} needs one")
-        return message.refusal or ""  # an assistant may have only called
+            raise invalid(where, f"is missing; messages with the role {message.role} need content")
+        return message.refusal or ""  # an assistant message may have tool calls only
     return "\n".join(_part(part, f"{where}[{number}]") for number, part in enumerate(content))
 
 
-def _part(part: Part, where: str) -> str:
+def _part(part: ContentPart, where: str) -> str:
     text = {"text": part.text, "refusal": part.refusal}.get(part.type)
     if part.type not in ("text", "refusal"):
-        raise unsupported(f"{where}.type", f"{part.type[:40]!r} is not offered: messages are text")
+        raise unsupported(f"{where}.type", f"{part.type[:40]!r} is not supported: messages are text only")
     if text is None:
         raise invalid(f"{where}.{part.type}", "is missing")
     return text
 
 
-def _call(call: Called, where: str) -> dict[str, Any]:
+def _call(call: MessageToolCall, where: str) -> dict[str, Any]:
     function = {"name": call.function.name, "arguments": _arguments(call.function.arguments, f"{where}.function.arguments")}
     return {**({"id": call.id} if call.id else {}), "type": "function", "function": function}
 
@@ -85,7 +85,7 @@ def _arguments(text: str, where: str) -> dict[str, Any]:
     try:
         return msgspec.json.decode(text or "{}", type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
-        raise invalid(where, "should be the text of a JSON object") from None
+        raise invalid(where, "should be a string containing a JSON object") from None
 
 
 def _with_text_arguments(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def from_tools(tools: Sequence[Tool]) -> tuple[dict[str, Any], ...]:
 
 
 def to_tools(tools: Sequence[Mapping[str, Any]]) -> list[Tool]:
-    """With or without the wrapping `function`."""
+    """Accepts tools with or without the `function` wrapper."""
     wrapped = [dict(tool) if "function" in tool else {"type": "function", "function": dict(tool)} for tool in tools]
     return convert({"tools": wrapped}, _Tools).tools
 
@@ -128,7 +128,7 @@ class _Tools(msgspec.Struct):
 
 def _from_tool(tool: Tool, where: str) -> dict[str, Any]:
     if tool.type != "function" or tool.custom is not None:
-        raise unsupported(f"{where}.type", f"{tool.type[:40]!r} is not offered; tools are functions")
+        raise unsupported(f"{where}.type", f"{tool.type[:40]!r} is not supported; use function")
     if tool.function is None:
         raise invalid(f"{where}.function", "is missing")
     if tool.function.name in ("", *CHOICES):

@@ -1,6 +1,6 @@
-"""Server-sent events, as the API uses them: lines of `data:`, an empty line, and `[DONE]` at the end.
+"""Server-sent events as the API uses them: `data:` lines, an empty line, and `[DONE]` at the end.
 
-Of the format (WHATWG HTML, section 9.2) all that may arrive is understood: every kind of line ending, comments, several data lines.
+The parser accepts the whole format (WHATWG HTML, section 9.2): all line endings, comments, several data lines per event.
 """
 
 from __future__ import annotations
@@ -12,49 +12,49 @@ from windlass.errors import Error
 DONE = b"[DONE]"
 DONE_EVENT = b"data: [DONE]\n\n"
 MAX_EVENT_BYTES = 64 * 2**20
-"""An event that grows beyond this is no answer of a model."""
+"""A larger event cannot be a response of a model."""
 
 _LINE = re.compile(rb"\r\n|\n|\r")
 _BOM = b"\xef\xbb\xbf"
 
 
-class BrokenStream(Error):
-    """What arrives is not a stream of events."""
+class BrokenEventStream(Error):
+    """The data is not a valid event stream."""
 
 
 def event(data: bytes) -> bytes:
-    """Of JSON, which has no line breaks."""
+    """`data` is JSON without line breaks."""
     return b"data: " + data + b"\n\n"
 
 
-class Parser:
-    """Bytes in whatever pieces -> the data of whole events."""
+class EventParser:
+    """Bytes in arbitrary pieces -> the data of complete events."""
 
     def __init__(self) -> None:
-        self._waiting = b""
-        """Less than a line."""
+        self._buffer = b""
+        """An incomplete line."""
         self._data: list[bytes] = []
         self._size = 0
-        self._begun = False
+        self._started = False
 
     def feed(self, piece: bytes) -> list[bytes]:
-        self._waiting += piece
-        if not self._begun:
-            if len(self._waiting) < len(_BOM) and _BOM.startswith(self._waiting):
+        self._buffer += piece
+        if not self._started:
+            if len(self._buffer) < len(_BOM) and _BOM.startswith(self._buffer):
                 return []
-            self._waiting, self._begun = self._waiting.removeprefix(_BOM), True
+            self._buffer, self._started = self._buffer.removeprefix(_BOM), True
         found = [data for line in self._lines() if (data := self._line(line)) is not None]
-        if len(self._waiting) + self._size > MAX_EVENT_BYTES:
-            raise BrokenStream(f"an event of more than {MAX_EVENT_BYTES} bytes")
+        if len(self._buffer) + self._size > MAX_EVENT_BYTES:
+            raise BrokenEventStream(f"an event exceeds {MAX_EVENT_BYTES:,} bytes")
         return found
 
     def _lines(self) -> list[bytes]:
-        """A carriage return at the very end may be half of a line ending, so it waits."""
-        text, held = self._waiting, b""
+        """A trailing carriage return may be half of a line ending, so it stays in the buffer."""
+        text, held = self._buffer, b""
         if text.endswith(b"\r"):
             text, held = text[:-1], b"\r"
         *lines, rest = _LINE.split(text) if b"\r" in text else text.split(b"\n")
-        self._waiting = rest + held
+        self._buffer = rest + held
         return lines
 
     def _line(self, line: bytes) -> bytes | None:

@@ -16,7 +16,7 @@ from windlass.errors import BadInput
 
 pytestmark = pytest.mark.cpu
 
-pytest.importorskip("torch")
+HUNG_SECONDS = 300
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama",
@@ -28,6 +28,12 @@ CONFIG: dict[str, Any] = {
     "vocab_size": 256,
     "max_position_embeddings": 256,
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _torch() -> None:
+    """Looked for when the first of these tests runs: collecting them takes no torch."""
+    pytest.importorskip("torch")
 
 
 @pytest.fixture
@@ -49,19 +55,19 @@ def test_batches() -> None:
     [
         (["./none"], "does not exist"),
         (["GLM-4.5-Bair", "--random-weights"], "GLM-4.5-Air"),
-        (["GLM-4.5-Air", "--quant", "int4"], "--quant is for --random-weights"),
+        (["GLM-4.5-Air", "--quant", "int4"], "--quant needs --random-weights"),
         (["GLM-4.5-Air", "--random-weights", "--quant", "int3"], "unknown quantization"),
         (["GLM-4.5-Air", "--random-weights", "--batch", "x"], "--batch"),
         (["GLM-4.5-Air", "--random-weights", "--new-tokens", "1"], "--new-tokens"),
         (["GLM-4.5-Air", "--random-weights", "--device", "tpu"], "--device"),
         (["GLM-4.5-Air", "--random-weights", "--kv", "int3"], "--kv"),
-        (["GLM-4.5-Air", "--random-weights", "--save", "/no/such/folder/x.json"], "no directory"),
+        (["GLM-4.5-Air", "--random-weights", "--save", "/no/such/folder/x.json"], "does not exist"),
         (["GLM-4.5-Air", "--random-weights", "--compare", "/no/such/file.json"], "cannot be read"),
         (["Evo2-40B", "--random-weights"], "cannot be run"),
         (["GLM-4.5-Air", "--random-weights", "--workers", "a:9998"], "--workers needs --secret-file"),
         (["GLM-4.5-Air", "--random-weights", "--tp", "3", "--ep", "2"], "--ep 2 must divide --tp 3"),
         (["GLM-4.5-Air", "--random-weights", "--tp", "2", "--sync", "int3"], "--sync is exact or int8"),
-        (["GLM-4.5-Air", "--random-weights", "--sync", "int8"], "for several processes or machines"),
+        (["GLM-4.5-Air", "--random-weights", "--sync", "int8"], "--sync int8 is for several ranks"),
         (["GLM-4.5-Air", "--random-weights", "--tp", "2", "--profile", "x.json"], "look into one process"),
     ],
 )
@@ -77,18 +83,18 @@ def test_a_tiny_model_is_measured(config: Path, tmp_path: Path, capsys: pytest.C
     words += ["--prompt-tokens", "20", "--new-tokens", "12", "--device", "cpu"]
     assert cli([*words, "--save", str(saved), "--profile", str(trace), "--memory", str(picture)]) == 0
     shown = capsys.readouterr().out
-    assert "tok/s" in shown and "GB/s" in shown and "planned" in shown and "outside the kernels" in shown
+    assert "tok/s" in shown and "GB/s" in shown and "planned" in shown and "outside kernels" in shown
     report = json.loads(saved.read_text())
     assert [found["batch"] for found in report["runs"]] == [1, 2] and report["random_weights"] is True
     for found in report["runs"]:
-        assert found["decode_tokens_per_second"] > 0 and 0 < found["reached"]["read_share"] < 2
+        assert found["decode_tokens_per_second"] > 0 and found["reached"]["read_share"] > 0
         assert 0 <= found["python_share"] < 1
     names = {event["name"] for event in json.loads(trace.read_text())["traceEvents"]}
     assert {"step", "runner.run", "scheduler.schedule", "linear", "attention"} <= names
     assert picture.read_bytes().startswith(b"\x89PNG")
 
     assert cli([*words, "--compare", str(saved)]) == 0
-    assert "better by" in capsys.readouterr().out
+    assert "improvement" in capsys.readouterr().out
     assert cli([*words, "--json"]) == 0
     printed = capsys.readouterr()
     assert json.loads(printed.out)["model"] == "tiny" and printed.err == ""
@@ -115,7 +121,7 @@ def test_over_two_processes_it_says_where_the_time_goes(config: Path, capsys: py
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=HUNG_SECONDS,
     )
     assert found.returncode == 0, found.stderr
     split = json.loads(found.stdout)["split"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
+import threading
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +15,18 @@ from windlass.core.client import SyncClient
 from windlass.core.launch import Launch
 from windlass.core.request import Delta, Info, Request, ScoreRequest, Scores, Timings, Usage
 from windlass.errors import BadInput
+
+HUNG_SECONDS = 300
+
+
+def _is_awaited() -> bool:
+    """The main thread stands in SyncClient's wait for a result, and not on its way there."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    standing: list[str] = []
+    while frame is not None:
+        standing.append(frame.f_code.co_name)
+        frame = frame.f_back
+    return standing[:3] == ["wait", "result", "_wait"]
 
 
 class FakeClient:
@@ -39,9 +53,11 @@ class FakeClient:
             for index, delta in enumerate(self.deltas):
                 if index == self.interrupt_after:
                     self.interrupt_after = None
-                    await asyncio.sleep(0.05)  # as with a person, whoever waits for the answer is waiting by then
+                    while not _is_awaited():  # as with a person: whoever waits for the answer is waiting by then
+                        await asyncio.sleep(0.001)
                     os.kill(os.getpid(), signal.SIGINT)
-                    await asyncio.sleep(30)
+                    await asyncio.sleep(HUNG_SECONDS)
+                    raise AssertionError("hung: nobody cancelled the request")
                 yield delta
             finished = True
             count = sum(len(delta.token_ids) for delta in self.deltas)

@@ -10,7 +10,6 @@ import pty
 import select
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -36,7 +35,7 @@ pytestmark = pytest.mark.pure
 
 
 def _load_fake() -> ModuleType:
-    """Beside this file; tests are no package."""
+    """InlineFleet this file; tests are no package."""
     spec = importlib.util.spec_from_file_location("fake_client", Path(__file__).with_name("fake_client.py"))
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -45,7 +44,7 @@ def _load_fake() -> ModuleType:
 
 
 fake = _load_fake()
-FakeClient, opener_of = fake.FakeClient, fake.opener_of
+FakeClient, opener_of, HUNG_SECONDS = fake.FakeClient, fake.opener_of, fake.HUNG_SECONDS
 
 BASE = Info(model="base", context_tokens=64, has_chat=False)
 
@@ -327,17 +326,21 @@ def test_on_a_terminal(model: Path, tmp_path: Path) -> None:
     arguments = [sys.executable, "-c", PTY_PROGRAM, str(Path(__file__).with_name("fake_client.py")), str(model)]
     program = subprocess.Popen(arguments, stdin=child, stdout=child, stderr=child, env=environment, start_new_session=True)
     os.close(child)
-    terminal = Reader(parent)
-    terminal.until(">>> ")
-    os.write(parent, b"One\n")
-    terminal.until("stopped")  # the fake presses Ctrl-C in the middle of its answer
-    terminal.until(">>> ")
-    os.write(parent, b"Two\n")
-    terminal.until("there")
-    terminal.until(">>> ")
-    os.write(parent, b"\x04")
-    assert program.wait(timeout=20) == 0
-    os.close(parent)
+    try:
+        terminal = Reader(parent)
+        terminal.until(">>> ")
+        os.write(parent, b"One\n")
+        terminal.until("stopped")  # the fake presses Ctrl-C in the middle of its answer
+        terminal.until(">>> ")
+        os.write(parent, b"Two\n")
+        terminal.until("there")
+        terminal.until(">>> ")
+        os.write(parent, b"\x04")
+        assert program.wait(timeout=HUNG_SECONDS) == 0
+    finally:
+        program.kill()
+        program.wait()
+        os.close(parent)
     shown = terminal.shown.decode()
     assert "\x1b[2mHm.\x1b[0m" in shown and "\x1b]0" not in shown and "Hi\N{REPLACEMENT CHARACTER}]0;evil" in shown
     history = tmp_path / "windlass" / "history"
@@ -351,10 +354,9 @@ class Reader:
         self.descriptor, self.shown, self._read = descriptor, b"", 0
 
     def until(self, words: str) -> None:
-        end = time.monotonic() + 20
         while (found := self.shown.find(words.encode(), self._read)) < 0:
-            ready, _, _ = select.select([self.descriptor], [], [], max(end - time.monotonic(), 0))
-            assert ready, f"waited for {words!r}, saw {self.shown!r}"
+            ready, _, _ = select.select([self.descriptor], [], [], HUNG_SECONDS)
+            assert ready, f"hung: waited for {words!r}, saw {self.shown!r}"
             self.shown += os.read(self.descriptor, 4096)
         self._read = found + len(words)
 
@@ -437,7 +439,7 @@ UNLIKE = "1x(cpu:2,ram=8GB,bw=30GB)+1x(cpu:2,ram=8GB,bw=10GB)@1Gb"
 
 def test_a_plan_of_several_machines_wants_as_many(model: Path, tmp_path: Path) -> None:
     write_config(model)
-    file, secret = planned(model, tmp_path, "--on", UNLIKE, "--tp", "2"), tmp_path / "secret"
+    file, secret = planned(model, tmp_path, "--on", UNLIKE, "--tp", "2"), str(tmp_path / "secret")
     found = launch_for(model, RunOptions(plan=file, launch=Launch(workers=("a:9998",), secret_file=secret))).planned
     assert found is not None and found.nodes == (0, 1) and found.shares[0] > found.shares[1]
     for launch, words in (

@@ -8,31 +8,26 @@ import os
 import shutil
 import signal
 import subprocess
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-pytest.importorskip("torch")
-pytest.importorskip("tokenizers")
-
-import torch
-
 from windlass.cli import execute as windlass
-from windlass.cli.plan.training import as_run
+from windlass.cli.plan.training import with_trainer_defaults
 from windlass.core.recipe.recipe import recipe_from
-from windlass.nn import Decoder
-from windlass.train.checkpoint.tensors import CheckpointTensors
-from windlass.train.data.batches import Batch
-from windlass.train.logging.jsonl import read_samples
+from windlass.train.logging.fan_out import StepMetrics
+from windlass.train.logging.jsonl import JsonLines, read_lines, read_samples
 from windlass.train.loop.guard import STOPPED
-from windlass.train.model.packing import step_of
-from windlass.weights.load.checkpoint import CheckpointWeights
 from windlass.weights.source import open_model
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 pytestmark = pytest.mark.cpu
 
@@ -53,6 +48,13 @@ def _load(path: Path) -> ModuleType:
 tiny_run = _load(Path(__file__).parents[2] / "train" / "tiny_run.py")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _torch() -> None:
+    """Looked for when the first of these tests runs: collecting them takes no torch."""
+    pytest.importorskip("torch")
+    pytest.importorskip("tokenizers")
+
+
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_run.make(tmp_path_factory.mktemp("train"))
@@ -64,7 +66,9 @@ def words(recipe: Path, out: Path, *more: str, **changes: Any) -> list[str]:
     return ["train", "run", str(recipe), "--out", str(out), *given, *more]
 
 
-def last(out: Path) -> tuple[str, dict[str, torch.Tensor]]:
+def last(out: Path) -> tuple[str, dict[str, Tensor]]:
+    from windlass.train.checkpoint.tensors import CheckpointTensors
+
     step = sorted((out / "checkpoints").glob("step-*"))[-1]
     tensors = CheckpointTensors(step)
     return step.name, {name: tensors.tensor(name).clone() for name in tensors.names()}
@@ -77,7 +81,7 @@ def losses(out: Path) -> dict[int, tuple[float, float]]:
 def assert_same(one: Path, other: Path) -> None:
     (step, left), (other_step, right) = last(one), last(other)
     assert step == other_step and left.keys() == right.keys()
-    assert all(torch.equal(value, right[name]) for name, value in left.items())
+    assert all(value.equal(right[name]) for name, value in left.items())
     assert losses(one) == losses(other)
 
 
@@ -115,16 +119,19 @@ def test_a_loss_that_falls(recipe: Path, tmp_path: Path) -> None:
 # --- stopped and resumed ----------------------------------------------------------------------------------------------
 
 
-def when(condition: Callable[[], bool], act: Callable[[], None]) -> threading.Thread:
-    def wait() -> None:
-        until = time.monotonic() + 60
-        while not condition() and time.monotonic() < until:
-            time.sleep(0.005)
-        act()
+@contextmanager
+def signalled(number: signal.Signals, after: int) -> Generator[None]:
+    """As from outside, when the line of step `after` is written."""
+    plain = JsonLines.sample
 
-    thread = threading.Thread(target=wait, daemon=True)
-    thread.start()
-    return thread
+    def sample(self: JsonLines, sample: StepMetrics) -> None:
+        plain(self, sample)
+        if sample.step == after:
+            os.kill(os.getpid(), number)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(JsonLines, "sample", sample)
+        yield
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
@@ -132,12 +139,12 @@ def test_a_signal_saves_and_stops_and_a_resume_is_bit_identical(
     recipe: Path, whole: Path, tmp_path: Path, number: signal.Signals, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
-    waiting = when(lambda: len(losses(out)) >= 3, lambda: os.kill(os.getpid(), number))
-    assert windlass(words(recipe, out)) == STOPPED
-    waiting.join()
+    with signalled(number, after=3):
+        assert windlass(words(recipe, out)) == STOPPED
     stopped = last(out)[0]
     assert (
-        f"stopped after step {int(stopped.removeprefix('step-'))} ({number.name}); go on with --resume" in capsys.readouterr().err
+        f"stopped after step {int(stopped.removeprefix('step-'))} ({number.name}); continue with --resume"
+        in capsys.readouterr().err
     )
     assert "step-00000003" <= stopped < "step-00000012"
     assert windlass(words(recipe, out, "--resume")) == 0
@@ -146,20 +153,71 @@ def test_a_signal_saves_and_stops_and_a_resume_is_bit_identical(
 
 def test_a_folder_with_checkpoints_is_not_begun_anew(recipe: Path, whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert windlass(words(recipe, whole)) == 2
-    assert "has checkpoints already; go on with --resume" in one_line(capsys)
+    assert "already has checkpoints; continue with --resume" in one_line(capsys)
+
+
+HUNG_SECONDS = 600
+
+
+@contextmanager
+def started(command: list[str], said: Path, **environment: str) -> Generator[subprocess.Popen[bytes]]:
+    """In a process of its own, which does not outlive the test, nor do its children."""
+    with said.open("wb") as stream:
+        run = subprocess.Popen(
+            command, env=tiny_run.ENVIRONMENT | environment, stderr=stream, stdout=stream, start_new_session=True
+        )
+    try:
+        yield run
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(run.pid, signal.SIGKILL)
+        run.wait()
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + HUNG_SECONDS
+    while not condition():
+        assert time.monotonic() < end, f"hung: waited for {what}"
+        time.sleep(0.02)
+
+
+KILLS_ITSELF = """
+import os, signal, sys, time
+from pathlib import Path
+
+if os.environ.get("RANK") == "1" and os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0":
+    from windlass.train.loop.guard import Guard
+
+    plain, calls = Guard.judge, []
+
+    def judge(*words):
+        calls.append(words)
+        if len(calls) == 8:
+            while not Path(os.environ["WINDLASS_TEST_WAITS_FOR"]).exists():
+                time.sleep(0.01)
+            Path(__file__).with_name("killed").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return plain(*words)
+
+    Guard.judge = judge
+"""
+"""Read by every Python that is started: the second rank's first life ends in its eighth step, once the fifth is on the disk."""
+
+
+def last_start(out: Path) -> int:
+    """The step of the checkpoint that the last of a run's lives began with: its lines begin again after it."""
+    steps = [line["step"] for line in read_lines(out / "log.jsonl") if "event" not in line]
+    return [after - 1 for before, after in pairwise([0, *steps]) if after != before + 1][-1]
 
 
 @pytest.mark.long
 def test_a_signal_to_the_agent_stops_all(recipe: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     command = [*tiny_run.COMMAND, *words(recipe, out, "--max-restarts", "2", schedule__steps=1000)]
-    with (tmp_path / "said").open("wb") as said:
-        run = subprocess.Popen(command, env=tiny_run.ENVIRONMENT, stderr=said, stdout=said)
-        until = time.monotonic() + 90
-        while len(losses(out)) < 3 and run.poll() is None and time.monotonic() < until:
-            time.sleep(0.02)
+    with started(command, tmp_path / "said") as run:
+        until(lambda: len(losses(out)) >= 3 or run.poll() is not None, "three steps")
         run.send_signal(signal.SIGTERM)
-        assert run.wait(90) == STOPPED, (tmp_path / "said").read_text()
+        assert run.wait(HUNG_SECONDS) == STOPPED, (tmp_path / "said").read_text()
     assert json.loads((out / "outcome.json").read_text())["kind"] == "stopped"
     assert int(last(out)[0].removeprefix("step-")) == max(losses(out))
 
@@ -170,15 +228,11 @@ def test_two_processes_of_which_one_is_killed(recipe: Path, whole: Path, tmp_pat
     out = tmp_path / "run"
     changes = {"parallel__fsdp": 2, "batch__micro_batch": 2, "schedule__steps": 12}
     command = [*tiny_run.COMMAND, *words(recipe, out, "--nproc", "2", **changes)]
-    with (tmp_path / "said").open("wb") as said:
-        run = subprocess.Popen(command, env=tiny_run.ENVIRONMENT, stderr=said, stdout=said)
-        until = time.monotonic() + 90
-        while not (out / "checkpoints" / "step-00000005").exists() and run.poll() is None and time.monotonic() < until:
-            time.sleep(0.01)
-        children = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
-        assert len(children) == 2, (tmp_path / "said").read_text()
-        os.kill(int(children[1]), signal.SIGKILL)
-        assert run.wait(120) == 0, (tmp_path / "said").read_text()
+    (tmp_path / "sitecustomize.py").write_text(KILLS_ITSELF)
+    told = {"WINDLASS_TEST_WAITS_FOR": str(out / "checkpoints" / "step-00000005")}
+    with started(command, tmp_path / "said", PYTHONPATH=f"{tmp_path}:{tiny_run.ENVIRONMENT['PYTHONPATH']}", **told) as run:
+        assert run.wait(HUNG_SECONDS) == 0, (tmp_path / "said").read_text()
+    assert (tmp_path / "killed").exists() and last_start(out) == 5
     manifest = json.loads((sorted((out / "checkpoints").glob("step-*"))[-1] / "manifest.json").read_text())
     assert manifest["world_size"] == 2 and {"__0_0.distcp", "__1_0.distcp"} <= manifest["files"].keys()
     ours, alone = losses(out), losses(whole)
@@ -189,18 +243,29 @@ def test_two_processes_of_which_one_is_killed(recipe: Path, whole: Path, tmp_pat
 # --- what comes out ---------------------------------------------------------------------------------------------------
 
 
-def logits_of(model: Path, tokens: torch.Tensor) -> torch.Tensor:
+def logits_of(model: Path, tokens: Tensor) -> Tensor:
     """All of one sequence, by our own decoder in fp32."""
+    import torch
+
+    from windlass.nn import Decoder
+    from windlass.train.data.batches import PackedBatch
+    from windlass.train.model.packing import packed_step
+    from windlass.weights.load.checkpoint import CheckpointWeights
+
     opened = open_model(model)
     decoder = Decoder(opened.spec, CheckpointWeights(opened, dtype=torch.float32, keep_quantized=False))
     rows = torch.arange(len(tokens))[None]
-    step = step_of(Batch(tokens[None], tokens[None], rows, torch.zeros_like(rows, dtype=torch.int32)), torch.device("cpu"))
+    step = packed_step(
+        PackedBatch(tokens[None], tokens[None], rows, torch.zeros_like(rows, dtype=torch.int32)), torch.device("cpu")
+    )
     with torch.no_grad():
         return decoder.logits(decoder.forward_hidden(step))
 
 
 def test_export_convert_run(whole: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """To Hugging Face, with the logits of transformers; to int4; and text out of the engine."""
+    import torch
+
     assert windlass(["train", "export", str(whole), str(tmp_path / "hf"), "--dtype", "fp32", "--json"]) == 0
     said = json.loads(capfd.readouterr().out)
     assert said["step"] == 12 and said["num_tensors"] > 50
@@ -250,23 +315,23 @@ def test_adapters_on_packed_weights(recipe: Path, whole: Path, tmp_path: Path, c
     written = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     assert (written["r"], written["target_modules"]) == (4, ["k_proj", "o_proj", "q_proj", "v_proj"])
     assert windlass(words(recipe, tmp_path / "run", "--json", lora__rank=4)) == 2
-    assert "there is nothing to adapt" in one_line(capsys)
+    assert "needs weights to start from" in one_line(capsys)
 
 
 def test_what_cannot_be_exported(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert windlass(["train", "export", str(tmp_path), str(tmp_path / "out")]) == 2
     assert "has no checkpoint" in one_line(capsys)
     assert windlass(["train", "export", str(tmp_path / "no"), str(tmp_path / "out")]) == 2
-    assert "is no folder" in one_line(capsys)
+    assert "is not a directory" in one_line(capsys)
     shutil.copytree(whole / "checkpoints", tmp_path / "damaged")
     (part,) = (tmp_path / "damaged" / "step-00000012").glob("*.distcp")
     content = bytearray(part.read_bytes())
     content[len(content) // 2] ^= 1
     part.write_bytes(content)
     assert windlass(["train", "export", str(part.parent), str(tmp_path / "out")]) == 2
-    assert "is damaged: its checksum is not the manifest's" in one_line(capsys)
+    assert "is damaged: its checksum differs from the manifest" in one_line(capsys)
     assert windlass(["train", "export", str(whole), str(tmp_path / "out"), "--dtype", "fp8"]) == 2
-    assert "--dtype is bf16, fp16, fp32, not 'fp8'" in one_line(capsys)
+    assert "--dtype must be one of bf16, fp16, fp32, not 'fp8'" in one_line(capsys)
 
 
 # --- a profile --------------------------------------------------------------------------------------------------------
@@ -297,11 +362,11 @@ def one_line(capsys: pytest.CaptureFixture[str]) -> str:
         ({"schedule__stepz": 3}, "unknown key in"),
         ({"model__config__hidden_size": -1}, "hidden_size"),
         ({"parallel__pp": 3}, "1 devices cannot be arranged as"),
-        ({"batch__global_batch": 5}, "a batch of 5 sequences cannot be cut"),
+        ({"batch__global_batch": 5}, "global batch 5 is not divisible"),
         ({"data__sequence_length": 100_000}, "sequence"),
-        ({"data__sources": "[{path='nowhere'}]"}, "holds no token shards"),
+        ({"data__sources": "[{path='nowhere'}]"}, "has no token shards"),
         ({"model__mtp": "true"}, "model.mtp is set"),
-        ({"precision__compute": "fp8"}, "nothing here trains in it"),
+        ({"precision__compute": "fp8"}, "can be planned but not trained"),
         ({"model__start": "weights"}, "needs model.name or model.path"),
         ({"checkpoint__keep": 0}, "checkpoint.keep is 0"),
     ],
@@ -359,9 +424,10 @@ def test_deepspeed_that_is_not_there_is_named(recipe: Path, tmp_path: Path, caps
 
 def test_worker_words_say_the_same(tmp_path: Path) -> None:
     """What the agent starts is the same command."""
-    from windlass.cli.train.run import Options, _arguments
+    from windlass.cli.train.options import TrainOptions
+    from windlass.cli.train.run import _arguments
 
-    options = Options(resume=True, settings=("a.b=1", "c.d=2"), out=tmp_path, prometheus=0, tensorboard=True, nproc=2)
+    options = TrainOptions(resume=True, settings=("a.b=1", "c.d=2"), out=tmp_path, prometheus=0, tensorboard=True, nproc=2)
     assert _arguments(Path("r.toml"), options) == [
         "-m", "windlass", "train", "run", "r.toml", "--set", "a.b=1", "--set", "c.d=2", "--out", str(tmp_path), "--prometheus", "0",
         "--resume", "--tensorboard",
@@ -371,17 +437,17 @@ def test_worker_words_say_the_same(tmp_path: Path) -> None:
 def test_what_an_earlier_run_left_decides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under a torchrun of the user's own, whose folder has the outcome of a run that failed; started again by the agent, it counts."""
     from windlass.cli.train import worker as train_worker
-    from windlass.train.loop.elastic import Outcome, read_outcome, write_outcome
-    from windlass.train.loop.loop import Ended
+    from windlass.train.loop.elastic import RunOutcome, read_outcome, write_outcome
+    from windlass.train.loop.loop import RunResult
 
-    monkeypatch.setattr(train_worker, "_run", lambda *_: Ended(kind="done", step=3))
-    monkeypatch.setattr("windlass.train.loop.elastic.end_with_agent", lambda: None)
+    monkeypatch.setattr(train_worker, "_run", lambda *_: RunResult(kind="done", step=3))
+    monkeypatch.setattr("windlass.train.loop.elastic.stop_when_agent_dies", lambda: None)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
-    nothing: Any = None
+    given: Any = SimpleNamespace(folder=tmp_path)
     for restarts, code, kind in (("1", 2, "failed"), ("0", 0, "done")):
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", restarts)
-        write_outcome(tmp_path, Outcome("failed", message="a bad recipe", exit_code=2))
-        assert train_worker.train(nothing, nothing, tmp_path, nothing) == code
+        write_outcome(tmp_path, RunOutcome("failed", message="a bad recipe", exit_code=2))
+        assert train_worker.train(given) == code
         found = read_outcome(tmp_path)
         assert found is not None and found.kind == kind
 
@@ -389,14 +455,14 @@ def test_what_an_earlier_run_left_decides_nothing(tmp_path: Path, monkeypatch: p
 def test_what_is_planned_before_a_run_is_what_is_run() -> None:
     """A plan that recomputes, or shares rows out, would fit where the run does not."""
     asked = recipe_from({"model": {"name": "x"}, "parallel": {"tp": 2}})
-    found = as_run(asked, num_devices=8)
+    found = with_trainer_defaults(asked, num_devices=8)
     assert (found.parallel.tp, found.parallel.pp, found.parallel.ep, found.parallel.zero) == (2, 1, 1, 3)
     assert found.parallel.sequence_parallel is False
     assert (found.memory.recompute, found.batch.micro_batch) == ("none", 1)
     said = recipe_from(
         {"model": {"name": "x"}, "memory": {"recompute": "full"}, "batch": {"micro_batch": 4}, "parallel": {"zero": 0}}
     )
-    kept = as_run(said, num_devices=8)
+    kept = with_trainer_defaults(said, num_devices=8)
     assert (kept.memory.recompute, kept.batch.micro_batch, kept.parallel.zero) == ("full", 4, 0)
     other = recipe_from({"model": {"name": "x"}, "run": {"engine": "deepspeed"}})
-    assert as_run(other, num_devices=8) == other
+    assert with_trainer_defaults(other, num_devices=8) == other

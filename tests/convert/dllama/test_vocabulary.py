@@ -71,7 +71,7 @@ def test_written_and_read_back(tmp_path: Path) -> None:
     _save(tmp_path, tokenizer_config={"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>"})
     (tmp_path / "chat_template.jinja").write_text("no mark at all")
     found, notes = read_hugging_face(tmp_path)
-    assert notes == ("Distributed Llama does not know this chat template: it will complete text and refuse to chat",)
+    assert notes == ("Distributed Llama does not support this chat template: text completion works, chat does not",)
     write_tokenizer(tmp_path / "x.t", found)
     back = read_tokenizer(tmp_path / "x.t")
     assert (back.vocabulary, back.bos_id, back.eos_ids, back.chat_template) == (
@@ -101,7 +101,7 @@ def test_special_tokens_in_front_are_said(tmp_path: Path) -> None:
     _save(tmp_path, tokenizer=values, tokenizer_config={"bos_token": "<first>"})
     found, notes = read_hugging_face(tmp_path)
     assert found.bos_id == 1 and found.vocabulary[1] == b"<first>"
-    assert len(notes) == 1 and "split text wrongly" in notes[0]
+    assert len(notes) == 1 and "tokenize text wrongly" in notes[0]
 
 
 def test_sentence_piece_style_and_holes(tmp_path: Path) -> None:
@@ -115,9 +115,9 @@ def test_sentence_piece_style_and_holes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tokenizer", "message"),
     [
-        ({"model": {"type": "Unigram", "vocab": []}}, "no byte-pair encoding"),
-        ({}, "no byte-pair encoding"),
-        ({"model": {"type": "BPE", "vocab": {"a": "b"}}}, "ids that are no numbers"),
+        ({"model": {"type": "Unigram", "vocab": []}}, "not a BPE tokenizer"),
+        ({}, "not a BPE tokenizer"),
+        ({"model": {"type": "BPE", "vocab": {"a": "b"}}}, "token id is not an integer"),
         ({"model": {"type": "BPE", "vocab": {"a": 2**40}}}, "outside 0 to"),
         ({"model": {"type": "BPE", "vocab": {"a": 0}}, "added_tokens": [{"id": []}]}, "added_tokens"),
     ],

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -111,12 +110,12 @@ def test_what_is_not_stated_is_typical() -> None:
     assert cpu.ram_bytes == cpu.devices[0].memory_bytes == 64 * 10**9
 
 
-def test_thousands_are_quick_and_share_one_device() -> None:
-    begin = time.perf_counter()
+def test_thousands_share_one_device_and_one_node() -> None:
+    """The same objects, so that reading and planning cost what one node does."""
     hardware = parse_hardware("1024x(8xH100-80GB)@400Gb")
     assert hardware.uniform and hardware.devices_per_node == 8 and len(hardware.devices) == 8192
     assert describe(hardware) == "1024x(8xH100-80GB)@400Gb"
-    assert time.perf_counter() - begin < 0.1
+    assert len({id(each) for each in hardware.devices}) == 1 and len({id(each) for each in hardware.nodes}) == 1
     assert hardware.distinct_devices == (devices.device("H100"),)
     assert len(hardware.distinct_nodes) == 1
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from fake_decoder import CrashingDecoder, FakeDecoder, SlowDecoder, make_engine
+from fake_decoder import CrashingDecoder, FakeDecoder, HeldDecoder, make_engine
 from fake_text import TEMPLATE, THINKING_TEMPLATE, ids, model_text, words
+from hanging import finished
 from in_process import InProcessClient
 
 from windlass.core.client import Broken, Late, SyncClient, Tokenizes, Unavailable
@@ -46,7 +47,7 @@ async def opened(
 
 def in_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
     def run() -> None:
-        asyncio.run(asyncio.wait_for(test(), 60))
+        finished(test())
 
     run.__name__ = test.__name__
     return run
@@ -172,15 +173,20 @@ async def test_many_at_once_do_not_mix() -> None:
 
 @in_loop
 async def test_leaving_early_cancels() -> None:
-    async with opened(decoder=SlowDecoder()) as client:
+    decoder = HeldDecoder(steps=1)
+    async with opened(decoder=decoder) as client:
         answer = client.generate(Request(prompt="long", sampling=GREEDY, max_tokens=200))
         await anext(answer)
         await answer.aclose()
-        task = asyncio.create_task(gathered(client, Request(prompt="other", sampling=GREEDY, max_tokens=200)))
-        await asyncio.sleep(0.1)
+        other = client.generate(Request(prompt="other", sampling=GREEDY, max_tokens=200))
+        decoder.let(2)  # the step that the first was in, and one of the other
+        await anext(other)
+        task = asyncio.create_task(anext(other))
+        await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
+        decoder.let()
         stats = (await client.info()).stats
         assert stats is not None
         assert (stats.cancelled, stats.running, stats.blocks_used) == (2, 0, 0)
@@ -313,12 +319,15 @@ async def test_a_model_that_makes_no_numbers_is_an_error() -> None:
 
 @in_loop
 async def test_closing_ends_what_runs() -> None:
-    client = client_for(model_text(), SlowDecoder())
-    task = asyncio.create_task(gathered(client, Request(prompt="long", sampling=GREEDY, max_tokens=200)))
-    await asyncio.sleep(0.1)
-    await client.close()
+    decoder = HeldDecoder(steps=1)
+    client = client_for(model_text(), decoder)
+    answer = client.generate(Request(prompt="long", sampling=GREEDY, max_tokens=200))
+    await anext(answer)
+    closing = asyncio.create_task(client.close())
     with pytest.raises(Unavailable, match="closed"):
-        await task
+        await anext(answer)
+    decoder.let()
+    await closing
     with pytest.raises(Unavailable, match="closed"):
         await gathered(client, Request(prompt="more"))
     await client.close()
@@ -340,7 +349,8 @@ def test_the_same_without_an_event_loop() -> None:
 
 
 def test_an_interrupted_answer_is_cancelled_and_the_client_lives(monkeypatch: pytest.MonkeyPatch) -> None:
-    with SyncClient(client_for(model_text(), SlowDecoder())) as client:
+    decoder = HeldDecoder(steps=1)
+    with SyncClient(client_for(model_text(), decoder)) as client:
         answer = client.generate(Request(prompt="long", sampling=GREEDY, max_tokens=200))
         next(answer)
         real = client._wait
@@ -354,6 +364,7 @@ def test_an_interrupted_answer_is_cancelled_and_the_client_lives(monkeypatch: py
         monkeypatch.setattr(client, "_wait", interrupted)
         with pytest.raises(KeyboardInterrupt):
             next(answer)
+        decoder.let()
         stats = client.info().stats
         assert stats is not None
         assert (stats.cancelled, stats.running) == (1, 0)
@@ -367,13 +378,16 @@ def _interrupt(*_: Any) -> None:
 @in_loop
 async def test_late_requests_end_and_leave_nothing() -> None:
     """One runs, one waits behind it; both have little time, a third has enough."""
-    async with opened(decoder=SlowDecoder(), max_sequences=1) as client:
+    decoder = HeldDecoder(steps=3)
+    async with opened(decoder=decoder, max_sequences=1) as client:
         hurried = Request(prompt="hello", sampling=GREEDY, max_tokens=200, deadline_seconds=0.2)
-        patient = Request(prompt="hello", sampling=GREEDY, max_tokens=5, deadline_seconds=50.0)
-        found = await asyncio.gather(
-            gathered(client, hurried), gathered(client, hurried), gathered(client, patient), return_exceptions=True
-        )
-        assert [type(answer) for answer in found] == [Late, Late, Delta]
+        patient = Request(prompt="hello", sampling=GREEDY, max_tokens=5, deadline_seconds=600.0)
+        waiting = [asyncio.create_task(gathered(client, request)) for request in (hurried, hurried, patient)]
+        for late in waiting[:2]:
+            with pytest.raises(Late):
+                await late
+        decoder.let()
+        assert (await waiting[2]).finish_reason == "length"
         stats = (await client.info()).stats
         assert stats is not None
         assert (stats.running, stats.waiting, stats.blocks_used) == (0, 0, 0)
@@ -507,7 +521,7 @@ async def test_tools_that_cannot_be_called_are_refused() -> None:
             assert found.value.field == field
         await gathered(client, Request(messages=messages, tools=(tool,), tool_choice="none", max_tokens=1))
     async with opened(model_text(TEMPLATE + "{{ tools | length }}")) as client:
-        with pytest.raises(BadInput, match="tool_choice is 'f', and this model's chat template shows no way") as found:
+        with pytest.raises(BadInput, match="tool_choice is 'f', but the tool call format") as found:
             await gathered(client, Request(messages=messages, tools=(tool,), tool_choice="f"))
         assert found.value.field == "tool_choice"
         await gathered(client, Request(messages=messages, tools=(tool,), max_tokens=1))

@@ -9,7 +9,7 @@ import os
 import random
 import re
 import signal
-import time
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,14 +22,17 @@ pytest.importorskip("torch")
 pytest.importorskip("llguidance")
 jsonschema = pytest.importorskip("jsonschema")
 
+from hanging import HUNG_SECONDS, finished  # noqa: E402
 from in_process import InProcessClient  # noqa: E402
 
+from windlass.core.client import Busy  # noqa: E402
 from windlass.core.launch import Launch  # noqa: E402
 from windlass.core.request import GREEDY, Constraint, Delta, Request, Sampling  # noqa: E402
 from windlass.engine.client.client import open_client  # noqa: E402
 from windlass.engine.client.text_processor import TextProcessor  # noqa: E402
 from windlass.engine.load import load_model  # noqa: E402
-from windlass.errors import BadInput, Error  # noqa: E402
+from windlass.engine.sample.grammar import GrammarCompiler  # noqa: E402
+from windlass.errors import BadInput  # noqa: E402
 from windlass.weights.text.files import model_text  # noqa: E402
 
 NUM_SCHEMAS = 50
@@ -276,34 +279,47 @@ def test_another_process_learns_the_words_and_so_does_the_one_after_it(smollm2: 
         assert len(ports) == 2
         await client.close()
 
-    asyncio.run(asyncio.wait_for(run(), 100))
+    finished(run())
 
 
-def test_grammars_that_were_given_up_hold_up_nobody(running: Running) -> None:
-    """Forty that leave at once, and then somebody who stays."""
+def test_grammars_that_were_given_up_hold_up_nobody(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forty that leave while the first of them is being compiled, and then somebody who stays: none of the others is begun."""
+    begun: list[str] = []
+    first, go_on = threading.Event(), threading.Event()
+    compiling = GrammarCompiler._compile
+
+    def held(guides: GrammarCompiler, grammar: str) -> Any:
+        begun.append(grammar)
+        first.set()
+        assert go_on.wait(HUNG_SECONDS), "hung"
+        return compiling(guides, grammar)
 
     def words(number: int) -> str:
         return "start: " + " | ".join(f'"w{number}x{place}"' for place in range(10_000)) + "\n"
 
-    async def leave(number: int) -> str:
-        try:
-            async with asyncio.timeout(0.25):
-                async for _ in running.client.generate(asked("grammar", words(number))):
-                    pass
-        except (TimeoutError, Error) as error:
-            return type(error).__name__
-        return "answered"
+    async def answered(request: Request) -> str:
+        return "".join([delta.content async for delta in running.client.generate(request)])
 
     async def run() -> None:
-        left = await asyncio.gather(*map(leave, range(40)))
-        assert "TimeoutError" in left
-        assert "Busy" in left
-        began = time.monotonic()
-        answer = [delta.content async for delta in running.client.generate(asked("choice", '["yes", "no"]'))]
-        assert "".join(answer) in ("yes", "no")
-        assert time.monotonic() - began < 5
+        tasks = [asyncio.create_task(answered(asked("grammar", words(number)))) for number in range(40)]
+        await asyncio.to_thread(first.wait, HUNG_SECONDS)
+        while not any(task.done() for task in tasks):
+            await asyncio.sleep(0.005)
+        await running.client.info()  # what was asked before it has arrived
+        for task in tasks:
+            task.cancel()
+        left = await asyncio.gather(*tasks, return_exceptions=True)
+        assert {type(one) for one in left} == {asyncio.CancelledError, Busy}
+        stays = asyncio.create_task(answered(asked("choice", '["yes", "no"]')))
+        await asyncio.sleep(0)
+        await running.client.info()
+        go_on.set()
+        assert await stays in ("yes", "no")
 
+    monkeypatch.setattr(GrammarCompiler, "_compile", held)
     running.loop.run_until_complete(run())
+    assert len(begun) == 2
+    assert "w" in begun[0] and "yes" in begun[1]
 
 
 def test_an_answer_that_cannot_follow_its_grammar_blames_the_constraint(running: Running) -> None:

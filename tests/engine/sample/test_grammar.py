@@ -23,7 +23,7 @@ from windlass.engine.protocol import TokenizerData  # noqa: E402
 from windlass.engine.sample.grammar import GrammarCompiler, GrammarMatcher, num_words  # noqa: E402
 from windlass.errors import BadInput, MissingExtra  # noqa: E402
 from windlass.text.grammar.call_forms import CALLS  # noqa: E402
-from windlass.text.grammar.tool_grammar import Asked, answer_grammar  # noqa: E402
+from windlass.text.grammar.tool_grammar import OutputSpec, answer_grammar  # noqa: E402
 from windlass.text.parse.stream import TextStream  # noqa: E402
 from windlass.text.parse.styles import style_marks  # noqa: E402
 
@@ -71,7 +71,7 @@ VOCABS = {style: (TEXTUAL, Vocab(*style_marks(style))) for style in CALLS}
 def test_whatever_is_allowed_is_a_call_as_asked(style: str, choice: str) -> None:
     """Where the marks are special tokens, and where they are text like any other."""
     chance = random.Random(f"{style} {choice}")
-    asked = Asked(style=style, tools=TOOLS, tool_choice=choice)
+    asked = OutputSpec(style=style, tools=TOOLS, tool_choice=choice)
     for vocab in VOCABS[style]:
         for _ in range(6):
             tokens = walked_without_thoughts(vocab, asked, chance)
@@ -86,7 +86,7 @@ def test_whatever_is_allowed_is_a_call_as_asked(style: str, choice: str) -> None
                 jsonschema.validate(json.loads(call.arguments), SCHEMAS[call.name])
 
 
-def walked_without_thoughts(vocab: Vocab, asked: Asked, chance: random.Random) -> list[int]:
+def walked_without_thoughts(vocab: Vocab, asked: OutputSpec, chance: random.Random) -> list[int]:
     """Of channels, reasoning is any text and has no end when it is drawn at random: the first bytes of a call are given."""
     guide = vocab.guide(asked)
     given = vocab.tokenizer.encode("<|channel|>commentary to", special=False) if asked.style == "channels" else []
@@ -120,7 +120,7 @@ WRITTEN = {
 
 @pytest.mark.parametrize("style", CALLS)
 def test_what_the_model_was_taught_to_write_is_allowed(style: str) -> None:
-    asked = Asked(style=style, tools=STRINGS, tool_choice="say")
+    asked = OutputSpec(style=style, tools=STRINGS, tool_choice="say")
     for vocab in VOCABS[style]:
         assert vocab.accepts(asked, WRITTEN[style])
         assert not vocab.accepts(asked, WRITTEN[style].replace("say", "sing"))
@@ -145,23 +145,23 @@ def test_reasoning_comes_before_and_is_free(style: str) -> None:
     final = "<|channel|>final<|message|>" if style == "channels" else ""
     constraint = Constraint(kind="choice", value='["yes", "no"]')
     for vocab in VOCABS[style]:
-        first = Asked(style=style, constraint=constraint, reasons="first")
+        first = OutputSpec(style=style, constraint=constraint, reasons="first")
         assert vocab.accepts(first, f"{THOUGHTS[style]}{final}yes")
         assert vocab.accepts(first, f"{final}no")
         assert not vocab.accepts(first, f"{THOUGHTS[style]}{final}maybe")
-        calling = Asked(style=style, tools=STRINGS, tool_choice="required", reasons="first")
+        calling = OutputSpec(style=style, tools=STRINGS, tool_choice="required", reasons="first")
         assert vocab.accepts(calling, THOUGHTS[style] + WRITTEN[style])
         if style == "channels":
             continue
-        already = Asked(style=style, constraint=constraint, reasons="already")
+        already = OutputSpec(style=style, constraint=constraint, reasons="already")
         assert vocab.accepts(already, THOUGHTS[style].lstrip().split("k>" if style != "bracket_args" else "K]", 1)[1] + "yes")
         assert not vocab.accepts(already, "yes")
-        assert not vocab.accepts(Asked(style=style, constraint=constraint), THOUGHTS[style] + "yes")
+        assert not vocab.accepts(OutputSpec(style=style, constraint=constraint), THOUGHTS[style] + "yes")
 
 
 @pytest.mark.parametrize("style", CALLS)
 def test_with_a_constraint_and_tools_the_model_may_do_either(style: str) -> None:
-    asked = Asked(style=style, tools=STRINGS, constraint=Constraint(kind="json_schema", value='{"type": "object"}'))
+    asked = OutputSpec(style=style, tools=STRINGS, constraint=Constraint(kind="json_schema", value='{"type": "object"}'))
     final = "<|channel|>final<|message|>" if style == "channels" else ""
     for vocab in VOCABS[style]:
         assert vocab.accepts(asked, WRITTEN[style])
@@ -173,7 +173,7 @@ def test_with_a_constraint_and_tools_the_model_may_do_either(style: str) -> None
 def test_strict_tools_are_called_as_they_should_be_or_not_at_all(style: str) -> None:
     """Nobody makes the model call, but what begins as a call must be one."""
     tool = {"type": "function", "function": {**STRINGS[0], "strict": True}}
-    asked = Asked(style=style, tools=(tool,))
+    asked = OutputSpec(style=style, tools=(tool,))
     final = "<|channel|>final<|message|>" if style == "channels" else ""
     words = "Well: a < b, [TOOL and <tool. " if style not in ("bare_json", "channels") else ""
     for vocab in VOCABS[style]:
@@ -183,8 +183,8 @@ def test_strict_tools_are_called_as_they_should_be_or_not_at_all(style: str) -> 
         assert not vocab.accepts(asked, words + WRITTEN[style].replace("2", "two"))
         assert not vocab.accepts(asked, words + WRITTEN[style][:-2])
     lax = {"type": "function", "function": STRINGS[0]}
-    assert answer_grammar(Asked(style=style, tools=(lax,)), {}) == ""
-    assert answer_grammar(Asked(style=style, tools=(tool,), tool_choice="none"), {}) == ""
+    assert answer_grammar(OutputSpec(style=style, tools=(lax,)), {}) == ""
+    assert answer_grammar(OutputSpec(style=style, tools=(tool,), tool_choice="none"), {}) == ""
 
 
 def test_words_before_and_between_strict_calls() -> None:
@@ -192,7 +192,7 @@ def test_words_before_and_between_strict_calls() -> None:
     for style in ("json", "arg_pairs", "xml_function", "bracket_args", "bracket_list"):
         for vocab in VOCABS[style]:
             text = f"First. {WRITTEN[style]}\nThen {WRITTEN[style]} done"
-            assert vocab.accepts(Asked(style=style, tools=(tool,)), text)
+            assert vocab.accepts(OutputSpec(style=style, tools=(tool,)), text)
             stream = TextStream(vocab.tokenizer, style=style, tools=(tool,))
             piece = stream.push(vocab.tokenizer.encode(text, special=False))
             assert len(piece.tool_calls) == 2
@@ -200,15 +200,15 @@ def test_words_before_and_between_strict_calls() -> None:
 
 def test_a_style_without_calls_cannot_be_made_to_call() -> None:
     for style in ("plain", "tags"):
-        with pytest.raises(BadInput, match="tool_choice is 'required', and this model's chat template shows no way"):
-            answer_grammar(Asked(style=style, tools=TOOLS, tool_choice="required"), {})
+        with pytest.raises(BadInput, match="tool_choice is 'required', but the tool call format"):
+            answer_grammar(OutputSpec(style=style, tools=TOOLS, tool_choice="required"), {})
         constraint = Constraint(kind="choice", value='["a"]')
-        assert TEXTUAL.accepts(Asked(style=style, tools=TOOLS, constraint=constraint), "a")
+        assert TEXTUAL.accepts(OutputSpec(style=style, tools=TOOLS, constraint=constraint), "a")
 
 
 def test_nothing_asked_is_no_grammar() -> None:
     for choice in ("auto", "none"):
-        assert answer_grammar(Asked(style="json", tools=TOOLS, tool_choice=choice), {}) == ""
+        assert answer_grammar(OutputSpec(style="json", tools=TOOLS, tool_choice=choice), {}) == ""
 
 
 @pytest.mark.parametrize(
@@ -225,14 +225,14 @@ def test_nothing_asked_is_no_grammar() -> None:
     ],
 )
 def test_regular_expressions_keep_their_meaning(regex: str, text: str) -> None:
-    asked = Asked(style="plain", constraint=Constraint(kind="regex", value=regex))
+    asked = OutputSpec(style="plain", constraint=Constraint(kind="regex", value=regex))
     assert TEXTUAL.accepts(asked, text)
     assert not TEXTUAL.accepts(asked, text + "!")
 
 
 def test_stops_are_the_requests_own() -> None:
     """Not where the grammar wants more, and not the tokenizer's where the request has others or none."""
-    asked = Asked(style="plain", constraint=Constraint(kind="regex", value="ab?"))
+    asked = OutputSpec(style="plain", constraint=Constraint(kind="regex", value="ab?"))
     row = np.zeros(num_words(TEXTUAL.tokenizer.vocab_size) + 3, np.uint32)
     (a,), (b,), (c,) = (TEXTUAL.tokenizer.encode(text, special=False) for text in "abc")
     for stops, after in (((TEXTUAL.end,), {b, TEXTUAL.end}), ((), {b}), ((c,), {b, c}), ((b,), {b})):
@@ -246,7 +246,7 @@ def test_stops_are_the_requests_own() -> None:
 
 def test_a_stop_that_the_grammar_cannot_do_without_is_an_error() -> None:
     (a,) = TEXTUAL.tokenizer.encode("a", special=False)
-    guide = TEXTUAL.guide(Asked(style="plain", constraint=Constraint(kind="regex", value="ab?")), (a,))
+    guide = TEXTUAL.guide(OutputSpec(style="plain", constraint=Constraint(kind="regex", value="ab?")), (a,))
     row = np.zeros(num_words(TEXTUAL.tokenizer.vocab_size), np.uint32)
     guide.fill(row)
     assert "no token of this model matches" in guide.error
@@ -292,7 +292,7 @@ def test_a_tokenizer_that_cannot_be_used_is_refused() -> None:
 
 def words_grammar(number: int, count: int = 4000) -> str:
     given = " | ".join(f'"w{number}x{place}"' for place in range(count))
-    return answer_grammar(Asked(style="plain", constraint=Constraint(kind="grammar", value=f"start: {given}\n")), {})
+    return answer_grammar(OutputSpec(style="plain", constraint=Constraint(kind="grammar", value=f"start: {given}\n")), {})
 
 
 def taught() -> GrammarCompiler:

@@ -21,14 +21,14 @@ from windlass.engine.protocol import SequenceOutput, Submit, TokenizerData  # no
 from windlass.engine.sample.masks import apply_masks  # noqa: E402
 from windlass.engine.sample.sampler import Sampler  # noqa: E402
 from windlass.errors import BadInput  # noqa: E402
-from windlass.text.grammar.tool_grammar import Asked, answer_grammar  # noqa: E402
+from windlass.text.grammar.tool_grammar import OutputSpec, answer_grammar  # noqa: E402
 
 NUM_TOKENS = TEXTUAL.tokenizer.vocab_size
 VOCABULARY = TokenizerData(TEXTUAL.tokenizer.backend.to_str(), [TEXTUAL.end])
 
 
 def grammar(regex: str) -> str:
-    return answer_grammar(Asked(style="plain", constraint=Constraint(kind="regex", value=regex)), {})
+    return answer_grammar(OutputSpec(style="plain", constraint=Constraint(kind="regex", value=regex)), {})
 
 
 def guided(regex: str) -> Any:

@@ -1,39 +1,51 @@
 """One model over three hosts that are killed, cut off, slowed and restarted while eight clients ask: none of them is told.
 
+What is tested does not depend on the model, and most of the time goes by while ranks start: it is small, its weights are random, and its nine
+heads are divided by three ranks only. bench/split_chaos.py takes any other.
+
 What "the same text" means: sums over two ranks and over three are of the same numbers in another order, so that in fp32 the last bits of
 logits differ, and where a layout changes in the middle of an answer two tokens that are as likely to six digits might change places. In
 the int4 kernels, which round activations to 8 bits, a last bit can become a whole step of rounding. So the model is the int4 output of
 `windlass convert`, and it is computed in fp32 (`--exact`): differences are 1e-5, and a tie that close is not to be expected in some thousand
-tokens. The undisturbed run is by one process alone. How often the packed kernels differ, and by how much, is in bench/split_chaos.py.
+tokens. The undisturbed run is by one process alone. How often the packed kernels differ, and by how much, is in bench/split/chaos_cluster.py.
 """
 
 from __future__ import annotations
 
+import re
 import signal
-import time
 from collections.abc import Generator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from asking import Answer, Clients, Question, ask_all
-from chaos import NOTICED_WITHIN, Chaos, check, check_end, questions
+from chaos import SILENT, Chaos, check, check_end, questions
 from cluster import ROOT, Cluster
 from hosts import Hosts, lacking
 
 pytestmark = [pytest.mark.multi, pytest.mark.skipif(bool(why := lacking()), reason=why)]
 pytest.importorskip("torch")
 
-NEW_TOKENS = 48
+NEW_TOKENS = 96
 WORDS = ("--exact", "--kv", "fp32", "--context", "512")
 
 
-@pytest.fixture(scope="module")
-def int4(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def converted(folder: Path, config: dict[str, Any]) -> Path:
+    """To int4."""
+    from made_models import make
+
     from windlass.cli import execute as run
 
-    folder = tmp_path_factory.mktemp("models") / "smollm2-int4"
-    assert run(["convert", str(smollm2), str(folder), "--quant", "int4", "--group", "32"]) == 0
-    return folder
+    assert run(["convert", str(make(folder / "bf16", config)), str(folder / "int4"), "--quant", "int4", "--group", "32"]) == 0
+    return folder / "int4"
+
+
+@pytest.fixture(scope="module")
+def int4(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from made_models import NINE_HEADS
+
+    return converted(tmp_path_factory.mktemp("nine"), NINE_HEADS)
 
 
 @pytest.fixture(scope="module")
@@ -61,17 +73,15 @@ def test_clients_see_a_pause_and_nothing_else(int4: Path, hosts: Hosts, tmp_path
     cluster.start_root((*WORDS, "--tp", "3"))
     clients = Clients(cluster.connect, asked)
     chaos = Chaos(cluster, clients)
-    time.sleep(1)
+    chaos.answers_flow()
     chaos.kill(3)
-    chaos.power_on(3)
     chaos.cut(2)
-    chaos.mend(2)
-    chaos.slow(3, 4.0)
+    chaos.power_on_and_mend(3, 2)
+    chaos.slow(3)
     answers = clients.stop()
-    assert check(answers, undisturbed) >= 8  # of the four times
-    late = {what: seconds for what, seconds in chaos.noticed.items() if seconds > NOTICED_WITHIN and what != "slowed"}
-    assert not late, late
     print(cluster.root.said if cluster.root else "", chaos.noticed, sep="\n")  # seen where it fails
+    assert check(answers, undisturbed, chaos.changes) >= 8  # of the three times
+    assert re.search(SILENT, chaos.noticed["killed"]) and re.search(SILENT, chaos.noticed["cut"]), chaos.noticed
     check_end(cluster, signal.SIGINT)
     for number in (2, 3):
         assert cluster.end_worker(number) == 0
@@ -81,13 +91,9 @@ def test_clients_see_a_pause_and_nothing_else(int4: Path, hosts: Hosts, tmp_path
 @pytest.fixture(scope="module")
 def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A GLM-MoE of random weights, in int4."""
-    from made_models import EXPERTS, make
+    from made_models import EXPERTS
 
-    from windlass.cli import execute as run
-
-    folder = tmp_path_factory.mktemp("experts")
-    assert run(["convert", str(make(folder / "bf16", EXPERTS)), str(folder / "int4"), "--quant", "int4", "--group", "32"]) == 0
-    return folder / "int4"
+    return converted(tmp_path_factory.mktemp("experts"), EXPERTS)
 
 
 @pytest.mark.long
@@ -98,15 +104,17 @@ def test_experts_whose_ranks_die_or_stand_still(experts: Path, hosts: Hosts, tmp
     cluster = Cluster(hosts, tmp_path, experts)
     for number in (2, 3):
         cluster.start_worker(number)
-    cluster.start_root((*WORDS, "--tp", "3", "--ep", "3")).until("tp=3 ep=3 over root", 60)
+    cluster.start_root((*WORDS, "--tp", "3", "--ep", "3")).until("tp=3 ep=3 over root")
     clients = Clients(cluster.connect, asked)
     chaos = Chaos(cluster, clients)
-    time.sleep(0.5)
+    chaos.answers_flow()
     chaos.kill_rank(3)
     chaos.freeze_rank(2)
-    assert check(clients.stop(), undisturbed) >= 2
-    assert chaos.noticed["rank killed"] < NOTICED_WITHIN and chaos.noticed["rank stood still"] < NOTICED_WITHIN, chaos.noticed
+    answers = clients.stop()
     print(cluster.said)
+    assert check(answers, undisturbed, chaos.changes) >= 2
+    assert "SIGKILL" in chaos.noticed["rank killed"], chaos.noticed
+    assert "no sign of life" in chaos.noticed["rank stood still"], chaos.noticed
     check_end(cluster, signal.SIGINT)
     for number in (2, 3):
         assert cluster.end_worker(number) == 0
@@ -118,7 +126,7 @@ def test_what_every_host_holds(int4: Path, hosts: Hosts, tmp_path: Path) -> None
     for number in (2, 3):
         cluster.start_worker(number)
     root = cluster.start_root(WORDS)
-    ready = root.until("epoch 1 is ready", 60).text
+    ready = root.until("epoch 1 is ready").text
     assert all(cluster.address(number) in ready for number in (2, 3))
     assert [len(cluster.computing(number)) for number in hosts.numbers] == [1, 1, 1]
     whole = sum(file.stat().st_size for file in int4.glob("*.safetensors"))
@@ -128,7 +136,7 @@ def test_what_every_host_holds(int4: Path, hosts: Hosts, tmp_path: Path) -> None
     before = [hosts.counted(number) for number in hosts.numbers]
     ask_all(cluster.connect, questions(16, 1))
     for number, earlier in zip(hosts.numbers, before, strict=True):
-        assert sum(hosts.counted(number).since(earlier)) > 16 * 576 * 4, f"host {number} was not needed"
+        assert sum(hosts.counted(number).since(earlier)) > 16 * 288 * 4, f"host {number} was not needed"
     check_end(cluster, signal.SIGKILL)
     for number in (2, 3):
         assert cluster.end_worker(number) == 0

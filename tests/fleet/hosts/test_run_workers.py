@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from followed import Followed
+from followed import HUNG_SECONDS, Followed
 
 pytestmark = pytest.mark.multi
 pytest.importorskip("torch")
@@ -30,7 +30,7 @@ WORDS = [
     "--temperature",
     "0",
     "--max-tokens",
-    "40",
+    "16",
     "--device",
     "cpu",
     "--exact",
@@ -64,12 +64,12 @@ def worker(secret: Path, cache: Path) -> Generator[tuple[str, int]]:
     )
     followed = Followed(process, str(cache.name))
     try:
-        yield followed.until("listens at", 60).text.partition("listens at ")[2].split(";")[0], process.pid
+        yield followed.until("listens at").text.partition("listens at ")[2].split(";")[0], process.pid
         process.send_signal(signal.SIGINT)
-        assert followed.ended(20) == 0, followed.said
+        assert followed.ended() == 0, followed.said
     finally:
         process.kill()
-        followed.ended(20)
+        followed.ended()
 
 
 def ran(model: Path, words: Sequence[str | Path]) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def ran(model: Path, words: Sequence[str | Path]) -> dict[str, Any]:
         [sys.executable, "-m", "windlass", "run", model, *WORDS, "--json", *words],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HUNG_SECONDS,
         env={**os.environ, **ENVIRONMENT},
         stdin=subprocess.DEVNULL,
     )
@@ -105,10 +105,10 @@ def test_the_same_text_as_alone(smollm2: Path, alone: dict[str, Any], secret: Pa
         )
 
 
-def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    end = time.monotonic() + seconds
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + HUNG_SECONDS
     while not condition():
-        assert time.monotonic() < end, "it did not come to pass"
+        assert time.monotonic() < end, "hung: it did not come to pass"
         time.sleep(0.05)
 
 

@@ -7,13 +7,16 @@ import itertools
 import socket
 from collections.abc import Callable, Coroutine
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
+from followed import HUNG_SECONDS
 from hypothesis import given
 from hypothesis import strategies as st
 
+import owned_time
 from windlass.errors import BadInput
 from windlass.fleet.protocol import channel as channel_module
 from windlass.fleet.protocol.channel import (
@@ -277,7 +280,7 @@ async def keep(connection: socket.socket, secret: bytes = SECRET) -> Any:
         found.close()
 
 
-async def ask(port: int, secret: bytes = SECRET, seconds: float = 5.0) -> Any:
+async def ask(port: int, secret: bytes = SECRET, seconds: float = HUNG_SECONDS) -> Any:
     found = await dial("127.0.0.1", port, secret, seconds)
     await found.send(Goodbye("done"))
     found.close()
@@ -314,7 +317,9 @@ def test_somebody_else_at_the_port_is_told_apart(answer: bytes, kind: type[Excep
 
 def test_one_who_never_answers_is_given_up() -> None:
     async def nobody(connection: socket.socket) -> None:
-        await asyncio.sleep(0.6)
+        """Listens until the other side has gone, and says nothing."""
+        while await asyncio.get_running_loop().sock_recv(connection, 600):
+            pass
 
     _, root = served(nobody, lambda port: ask(port, seconds=0.3))
     assert isinstance(root, ChannelLost) and "did not answer within 0.3 s" in str(root)
@@ -330,32 +335,73 @@ def test_a_port_where_nobody_listens_is_named() -> None:
 # --- signs of life
 
 
-class Still:
-    """A wire on which nothing is heard."""
+class Heard:
+    """A wire on which something is heard every so many seconds, by a clock that the test owns."""
 
-    def __init__(self, silent_seconds: float) -> None:
-        self.silent_seconds, self.posted = silent_seconds, list[Any]()
+    def __init__(self, every_seconds: float) -> None:
+        self._every, self.posted = every_seconds, list[Any]()
+
+    @property
+    def silent_seconds(self) -> float:
+        return asyncio.get_running_loop().time() % self._every
 
     def post(self, message: Any) -> None:
         self.posted.append(message)
 
 
+def kept_alive(wire: Any, seconds: float) -> float:
+    """For how long, of so many seconds."""
+
+    async def alive() -> float:
+        try:
+            async with asyncio.timeout(seconds):
+                await keep_alive(wire)
+        except (ChannelLost, TimeoutError) as error:
+            wire.end = error
+        return asyncio.get_running_loop().time()
+
+    return owned_time.run(alive())
+
+
 def test_silence_ends_a_channel_and_life_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channel_module, "HEARTBEAT_INTERVAL_SECONDS", 0.02)
+    """Noticed at the next look, four times a second."""
+    monkeypatch.setattr(channel_module, "time", owned_time.clock())
+    silent, heard_of = Heard(1e9), Heard(3.9)
+    assert kept_alive(silent, 3600.0) == 4.25
+    assert isinstance(silent.end, ChannelLost) and "nothing was heard for 4.2 s" in str(silent.end)
+    assert kept_alive(heard_of, 3600.0) == 3600.0 and isinstance(heard_of.end, TimeoutError)
+    assert len(silent.posted) == 5 and heard_of.posted == [Heartbeat()] * 3600
 
-    async def alive(wire: Any) -> None:
-        async with asyncio.timeout(0.3):
-            await keep_alive(wire)
 
-    silent, heard_of = Still(4.5), Still(3.5)
-    with pytest.raises(ChannelLost, match=r"no heartbeat for 4\.5 s"):
-        asyncio.run(alive(silent))
+def test_a_process_that_slept_itself_hears_what_came_meanwhile_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A laptop that is opened again: an hour is gone between two looks, and with it nobody's silence."""
+    slept = {"seconds": 0.0}
+    now = lambda: asyncio.get_running_loop().time() + slept["seconds"]  # noqa: E731
+    monkeypatch.setattr(channel_module, "time", SimpleNamespace(monotonic=now))
+
+    class Asleep(Heard):
+        @property
+        def silent_seconds(self) -> float:
+            return now() if now() < 7200 else 0.0  # an hour passes, then what came is read
+
+    async def sleep() -> None:
+        await asyncio.sleep(2.1)
+        slept["seconds"] += 3600.0
+        await asyncio.sleep(0.25)
+        slept["seconds"] += 3600.0
+
+    async def both() -> None:
+        wire: Any = Asleep(1e9)
+        async with asyncio.timeout(60):
+            await asyncio.gather(sleep(), keep_alive(wire))
+
     with pytest.raises(TimeoutError):
-        asyncio.run(alive(heard_of))
-    assert len(heard_of.posted) > 3 and set(map(type, heard_of.posted)) == {Heartbeat}
+        owned_time.run(both())
 
 
-def test_a_long_frame_is_no_silence_and_waiting_for_ourselves_is_none_either() -> None:
+def test_a_long_frame_is_no_silence_and_waiting_for_ourselves_is_none_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel_module, "time", owned_time.clock())
+
     async def listen() -> None:
         reader = asyncio.StreamReader()
         listener: Any = Channel(reader, Written(), SigningKeys(KEYS.theirs, KEYS.mine), FromRoot)  # type: ignore[arg-type]
@@ -363,12 +409,13 @@ def test_a_long_frame_is_no_silence_and_waiting_for_ourselves_is_none_either() -
         (frame,) = frames_of([EpochKeyFound(1, bytes(5000))])
         receiving = asyncio.create_task(listener.receive())
         for start in range(0, len(frame), 1000):
-            await asyncio.sleep(0.02)
-            assert listener.silent_seconds < 0.2
+            await asyncio.sleep(3.0)
+            assert listener.silent_seconds == 3.0
             reader.feed_data(frame[start : start + 1000])
         assert (await receiving).value == bytes(5000)
+        assert listener.silent_seconds == 0.0
 
-    asyncio.run(listen())
+    owned_time.run(listen())
 
 
 # --- the file

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,8 +19,9 @@ pytestmark = [pytest.mark.cpu, pytest.mark.multi]
 
 torch = pytest.importorskip("torch")
 
+from followed import HUNG_SECONDS  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
-from small_root import CONFIG, SECRET, WorkerProcess  # noqa: E402
+from small_root import CONFIG, SECRET, WorkerProcess, wait_until_gone  # noqa: E402
 
 from windlass.core.client import Unavailable  # noqa: E402
 from windlass.core.launch import Launch  # noqa: E402
@@ -86,16 +86,16 @@ class Elsewhere(CheckpointSender):
 
 
 class Watched:
-    """A client of a fleet, and what it told, with times."""
+    """A client of a fleet, and what it told."""
 
     def __init__(self, model: Path, workers: Sequence[str]) -> None:
-        self.lines: list[tuple[float, str]] = []
+        self.lines: list[str] = []
         self.progress: set[tuple[str, str]] = set()
         self.fleet = Fleet(
             msgspec.structs.replace(launch_of(model), workers=tuple(workers)),
             planned,
             SECRET,
-            notify=lambda line: self.lines.append((time.monotonic(), line)),
+            notify=self.lines.append,
             progress=lambda one: self.progress.add((one.name, one.doing)),
         )
         self.client = FleetClient(self.fleet)
@@ -127,21 +127,18 @@ class Watched:
             times += 1
         return times
 
-    async def until_line(self, words: str, since: int = 0, seconds: float = 60.0) -> float:
-        """When it was told."""
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            found = [at for at, line in self.lines[since:] if words in line]
-            if found:
-                return found[0]
-            await asyncio.sleep(0.02)
-        raise AssertionError(f"never told {words!r}: {self.lines}")
+    async def until_line(self, words: str, since: int = 0) -> str:
+        """The first that has the words in it."""
+        await self.until(lambda: any(words in line for line in self.lines[since:]))
+        return next(line for line in self.lines[since:] if words in line)
 
-    async def until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
-        end = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < end, self.lines
-            await asyncio.sleep(0.005)
+    async def until(self, condition: Callable[[], bool]) -> None:
+        try:
+            async with asyncio.timeout(HUNG_SECONDS):
+                while not condition():
+                    await asyncio.sleep(0.005)
+        except TimeoutError:
+            raise AssertionError(f"hung: {self.lines}") from None
 
 
 @asynccontextmanager
@@ -207,9 +204,9 @@ def test_requests_go_on_through_whatever_happens(
             tasks = [asyncio.create_task(found.keep_asking(number, alone)) for number in range(len(REQUESTS))]
 
             await found.until(lambda: found.count > 30)
-            killed = time.monotonic()
             worker.close()
-            assert await found.until_line(f"{name} is lost") - killed < 5
+            told = await found.until_line(f"{name} is gone")
+            assert "nothing was heard" not in told, "its end was seen, not missed after a while"
             assert found.client.is_alive and found.client.is_moving
             await found.until_line("epoch 2 is ready: one device over root")
 
@@ -224,9 +221,8 @@ def test_requests_go_on_through_whatever_happens(
                 again_from = found.count
                 await found.until(lambda: found.count > again_from + 30)
                 (rank,) = back.ranks()
-                stopped = time.monotonic()
                 os.kill(rank, signal.SIGSTOP)
-                assert await found.until_line("sent no heartbeat", len(found.lines) - 1) - stopped < 5.5
+                await found.until_line("sent no heartbeat", len(found.lines) - 1)
                 found.is_enough = True
                 assert min(await asyncio.gather(*tasks)) > 0
                 await found.until(
@@ -236,7 +232,7 @@ def test_requests_go_on_through_whatever_happens(
                 back.close()
         assert not back.ranks()
 
-    asyncio.run(asyncio.wait_for(run(), 300))
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize(
@@ -257,7 +253,7 @@ def test_who_cannot_be_had_is_named(
             await client.ready()
         await client.close()
 
-    asyncio.run(asyncio.wait_for(run(), 30))
+    asyncio.run(asyncio.wait_for(run(), HUNG_SECONDS))
 
 
 def test_ctrl_c_leaves_nothing_on_any_machine(worker: WorkerProcess, tmp_path: Path, smollm2: Path) -> None:
@@ -270,26 +266,20 @@ def test_ctrl_c_leaves_nothing_on_any_machine(worker: WorkerProcess, tmp_path: P
         env={**os.environ, "OMP_NUM_THREADS": "1", "WINDLASS_THREADS": "1"},
     )
     assert root.stdout is not None
-    os.read(root.stdout.fileno(), 1)  # a first word
-    ranks, engine = worker.ranks(), _children(root.pid)
-    assert len(ranks) == 1 and engine
-    os.killpg(root.pid, signal.SIGINT)
-    _, said = root.communicate(timeout=20)
+    try:
+        os.read(root.stdout.fileno(), 1)  # a first word
+        ranks, engine = worker.ranks(), _children(root.pid)
+        assert len(ranks) == 1 and engine
+        os.killpg(root.pid, signal.SIGINT)
+        _, said = root.communicate(timeout=HUNG_SECONDS)
+    finally:
+        root.kill()
+        root.communicate()
     assert root.returncode in (0, 130) and b"Traceback" not in said
-    end = time.monotonic() + 10
-    while any(_is_running(pid) for pid in (*ranks, *engine)):
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    wait_until_gone([*ranks, *engine])
     assert worker.process.poll() is None
 
 
 def _children(pid: int) -> list[int]:
     found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False).stdout
     return [int(line) for line in found.split()]
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False

@@ -42,7 +42,7 @@ def test_groups_are_told_apart() -> None:
     """Two stages of two: sums within a stage, rows along a tp index."""
     seconds = {0: (0.04, 0.01), 1: (0.05, 0.02), 2: (0.01, 0.03), 3: (0.02, 0.08)}
     after = {
-        rank: beat(1, 0.1, tp_all_reduce=Count(1, 0, 0, tp), pp_take_previous=Count(1, 0, 0, pp))
+        rank: beat(1, 0.1, tp_all_reduce=Count(1, 0, 0, tp), pp_receive_previous=Count(1, 0, 0, pp))
         for rank, (tp, pp) in seconds.items()
     }
     found = rank_times({}, after, Layout(tp=2, pp=2), ("a",) * 4, seconds=0.1, steps=1)

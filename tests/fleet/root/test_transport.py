@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+import owned_time
 from windlass.core.client import Unavailable
-from windlass.core.launch import Launch
+from windlass.core.launch import Launch, RankJob
 from windlass.core.layout import Layout
 from windlass.core.ranks.epoch import EpochPlan
 from windlass.core.request import GREEDY, Info, Timings, Usage
@@ -28,11 +29,14 @@ from windlass.engine.protocol import (
     Submit,
 )
 from windlass.errors import DoesNotFit, Error
+from windlass.fleet.root import root as root_module
 from windlass.fleet.root import state_machine as events
 from windlass.fleet.root.root import Fleet
 
 pytestmark = pytest.mark.pure
 
+HOUR = 3600.0
+"""Of the loop's own time, in which nothing takes any."""
 INFO = Info(model="told", context_tokens=64)
 
 
@@ -82,14 +86,14 @@ class Stage:
             raise self.refusal
         return EpochPlan(layout=Layout(), nodes=(0,))
 
-    def _engine(self, launch: Launch, line: socket.socket | None) -> EngineTransport:
-        assert launch.meeting is None and line is None, "one rank needs nobody"
+    def _engine(self, job: RankJob, supervised: socket.socket | None) -> EngineTransport:
+        assert job.meeting is None and supervised is None, "one rank needs nobody"
         self.engines.append(ToldEngine())
         return self.engines[-1]
 
     async def engine(self, number: int) -> ToldEngine:
         """The so many-th, ready."""
-        for _ in range(1000):
+        while asyncio.get_running_loop().time() < HOUR:
             if len(self.engines) >= number and hasattr(self.engines[number - 1], "receive"):
                 self.engines[number - 1].ready()
                 return self.engines[number - 1]
@@ -108,8 +112,11 @@ class Stage:
             await asyncio.sleep(0.001)
 
 
-def staged(max_crashes: int = 0) -> Callable[[Callable[[Stage], Coroutine[Any, Any, None]]], Callable[[], None]]:
-    def decorated(test: Callable[[Stage], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+Test = Callable[[Stage], Coroutine[Any, Any, None]]
+
+
+def staged(max_crashes: int = 0) -> Callable[[Test], Callable[[pytest.MonkeyPatch], None]]:
+    def decorated(test: Test) -> Callable[[pytest.MonkeyPatch], None]:
         async def play() -> None:
             stage = Stage(max_crashes)
             try:
@@ -118,8 +125,9 @@ def staged(max_crashes: int = 0) -> Callable[[Callable[[Stage], Coroutine[Any, A
                 await stage.calls.close()
                 await stage.fleet.close()
 
-        def run() -> None:
-            asyncio.run(asyncio.wait_for(play(), 30))
+        def run(monkeypatch: pytest.MonkeyPatch) -> None:
+            monkeypatch.setattr(root_module, "time", owned_time.clock())
+            owned_time.run(asyncio.wait_for(play(), HOUR))
 
         run.__name__ = test.__name__
         return run
@@ -154,19 +162,17 @@ async def test_an_engine_that_crashes_is_followed_once(stage: Stage) -> None:
 @staged()
 async def test_an_engine_that_lost_its_group_is_not_to_blame(stage: Stage) -> None:
     """It says so and ends; for a while it is waited for somebody to turn out to be gone."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(events, "SUSPECT_SECONDS", 0.5)
-        asking = stage.ask()
-        engine = await stage.engine(1)
-        await stage.submitted(engine)
-        engine.receive(EngineFailed("GroupLost", "rank 0 lost another"))
-        engine.lost(Unavailable("its process ended"))
-        await asyncio.sleep(0.1)
-        assert len(stage.engines) == 1
-        engine = await stage.engine(2)
-        await stage.submitted(engine)
-        engine.answer()
-        assert await asking == [7]
+    asking = stage.ask()
+    engine = await stage.engine(1)
+    await stage.submitted(engine)
+    engine.receive(EngineFailed("GroupLost", "rank 0 lost another"))
+    engine.lost(Unavailable("its process ended"))
+    await asyncio.sleep(events.SUSPECT_SECONDS - 0.1)
+    assert len(stage.engines) == 1
+    engine = await stage.engine(2)
+    await stage.submitted(engine)
+    engine.answer()
+    assert await asking == [7]
     assert any("rank 0 lost another" in line for line in stage.lines)
 
 
@@ -208,15 +214,13 @@ async def test_what_cannot_be_planned_or_loaded_is_said_as_it_is(stage: Stage) -
 async def test_what_does_not_fit_on_who_is_left_fails_who_waits_and_the_next_who_asks_is_served_where_it_fits(
     stage: Stage,
 ) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(events, "SUSPECT_SECONDS", 0.1)
-        asking = stage.ask()
-        engine = await stage.engine(1)
-        await stage.submitted(engine)
-        stage.refusal = DoesNotFit("7 bytes are missing", 7)
-        engine.receive(EngineFailed("GroupLost", "rank 0 lost another"))
-        with pytest.raises(DoesNotFit, match="7 bytes"):
-            await asking
+    asking = stage.ask()
+    engine = await stage.engine(1)
+    await stage.submitted(engine)
+    stage.refusal = DoesNotFit("7 bytes are missing", 7)
+    engine.receive(EngineFailed("GroupLost", "rank 0 lost another"))
+    with pytest.raises(DoesNotFit, match="7 bytes"):
+        await asking
     assert not stage.calls.is_alive
     stage.refusal = None
     asking = stage.ask()

@@ -15,7 +15,7 @@ import pytest
 from windlass.errors import BadCheckpoint, DoesNotFit
 from windlass.fleet.transfer.cache import CacheEntry, WeightCache
 from windlass.weights.tensors.slices import Slice
-from windlass.weights.transfer.pieces import Catalogue, Piece, TensorHeader, checksum
+from windlass.weights.transfer.pieces import Catalogue, CheckpointPiece, TensorHeader, checksum
 
 pytestmark = pytest.mark.cpu
 
@@ -32,9 +32,9 @@ def rows(first: int, last: int, columns: tuple[int, int] = (0, WIDTH)) -> Slice:
     return Slice(name="matrix", rows=(first, last), columns=columns)
 
 
-def piece(*slices: Slice) -> Piece:
+def piece(*slices: Slice) -> CheckpointPiece:
     data = b"".join(bytes(row + column & 255 for row in range(*one.rows) for column in range(*one.columns)) for one in slices)
-    return Piece(slices=slices, data=data, checksum=checksum(slices, data))
+    return CheckpointPiece(slices=slices, data=data, checksum=checksum(slices, data))
 
 
 WHOLE = [rows(0, ROWS)]
@@ -174,7 +174,7 @@ def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         writelines = full
 
     monkeypatch.setattr(Path, "open", lambda self, *_: Full(self, "w"))
-    with pytest.raises(DoesNotFit, match="the disk is full"):
+    with pytest.raises(DoesNotFit, match="disk full"):
         use.keep(piece(*WHOLE))
     monkeypatch.undo()
     assert use.missing(WHOLE) == WHOLE

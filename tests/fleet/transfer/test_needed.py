@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -12,8 +13,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors")
+PARALLEL = str(Path(__file__).parents[2] / "parallel")
+if PARALLEL not in sys.path:
+    sys.path.insert(0, PARALLEL)
 
-from windlass.convert.convert import Settings, convert  # noqa: E402
+from thread_ranks import run_ranks  # noqa: E402
+
+from windlass.convert.convert import ConvertSettings, convert  # noqa: E402
 from windlass.core.layout import Layout  # noqa: E402
 from windlass.core.ranks.epoch import EpochPlan  # noqa: E402
 from windlass.core.scheme import scheme  # noqa: E402
@@ -22,12 +28,11 @@ from windlass.fleet.transfer.cache import WeightCache  # noqa: E402
 from windlass.fleet.transfer.needed import needed, placement_of  # noqa: E402
 from windlass.fleet.transfer.send import CheckpointSender  # noqa: E402
 from windlass.kernels.packing.panels import Panels  # noqa: E402
-from windlass.nn import Decoder, Shard  # noqa: E402
+from windlass.nn import Decoder, ModelShard  # noqa: E402
 from windlass.parallel.groups import Groups  # noqa: E402
-from windlass.parallel.threads import run_ranks  # noqa: E402
-from windlass.weights import CheckpointWeights, Opened, open_model  # noqa: E402
+from windlass.weights import CheckpointWeights, OpenedModel, open_model  # noqa: E402
 from windlass.weights.tensors.slices import Slice, subtract  # noqa: E402
-from windlass.weights.transfer.store import open_parts  # noqa: E402
+from windlass.weights.transfer.store import open_partial  # noqa: E402
 
 pytestmark = pytest.mark.cpu
 
@@ -52,8 +57,8 @@ def makers() -> tuple[Any, ModuleType, ModuleType]:
     weights = TESTS / "weights"
     return (
         load(TESTS / "convert" / "conftest.py").Tiny(),
-        load(weights / "test_gguf_store.py"),
-        load(weights / "test_dllama_store.py"),
+        load(weights / "stores" / "test_gguf.py"),
+        load(weights / "stores" / "test_dllama.py"),
     )
 
 
@@ -70,7 +75,7 @@ def in_form(makers: tuple[Any, ModuleType, ModuleType], form: str, folder: Path)
         return folder.with_suffix(".m")
     plain = tiny.make(folder / "plain", "glm4_moe", **wide, intermediate_size=288, moe_intermediate_size=192)
     name, *zeros = form.split()
-    convert(plain, folder / "packed", Settings(scheme=scheme(name, 32, zero_points=bool(zeros)), jobs=1))
+    convert(plain, folder / "packed", ConvertSettings(scheme=scheme(name, 32, zero_points=bool(zeros)), jobs=1))
     return folder / "packed"
 
 
@@ -79,7 +84,7 @@ PLAINLY = "in-every-way"
 Way = tuple[Layout, tuple[float, ...], tuple[tuple[int, int], ...]]
 
 
-def ways(opened: Opened) -> dict[str, Way]:
+def ways(opened: OpenedModel) -> dict[str, Way]:
     last, heads = opened.spec.num_layers, opened.spec.attention.num_heads
     found: dict[str, Way] = {
         "tp2 of unlike ranks": (Layout(tp=2), (1.0, 2.2), ()),
@@ -112,12 +117,12 @@ def as_bytes(tensor: Any) -> Any:
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
-def received(sending: CheckpointSender, slices: list[Slice], folder: Path) -> Opened:
+def received(sending: CheckpointSender, slices: list[Slice], folder: Path) -> OpenedModel:
     """As if it had come over the network."""
     with WeightCache(folder).using(sending.catalogue) as use:
         for piece in sending.pieces(use.missing(slices)):
             use.keep(piece)
-        return open_parts(Path(use.store(slices)))
+        return open_partial(Path(use.store(slices)))
 
 
 def check(path: Path, folder: Path, chosen: tuple[str, ...] = ()) -> None:
@@ -131,9 +136,9 @@ def check(path: Path, folder: Path, chosen: tuple[str, ...] = ()) -> None:
         def work(rank: int, groups: Groups, way: str = way, layout: Layout = layout, placement: Any = placement) -> int:
             slices = needed(opened, placement, layout, rank)
             parts = received(sending, slices, folder / f"{way} {rank}")
-            shard = Shard(placement, layout, groups)
+            shard = ModelShard(placement, layout, groups)
 
-            def built(source: Opened) -> dict[str, Any]:
+            def built(source: OpenedModel) -> dict[str, Any]:
                 weights = CheckpointWeights(
                     source, placement=placement, tp_index=groups.tp.rank, layers=shard.layers(source.spec)
                 )
@@ -155,7 +160,7 @@ def check(path: Path, folder: Path, chosen: tuple[str, ...] = ()) -> None:
     sending.close()
 
 
-def whole_bytes(opened: Opened, sending: CheckpointSender) -> int:
+def whole_bytes(opened: OpenedModel, sending: CheckpointSender) -> int:
     layout = Layout()
     return sending.num_bytes(needed(opened, placement_of(opened, layout), layout, 0))
 
@@ -179,7 +184,7 @@ def test_every_form(form: str, makers: Any, tmp_path: Path) -> None:
 def test_blocks_of_256(kind: str, makers: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A cut that falls within a block: both ranks have the block."""
     gguf, maker = pytest.importorskip("gguf"), makers[1]
-    random_k_blocks, original = load(TESTS / "weights" / "test_checkpoint.py").random_k_blocks, gguf.quantize
+    random_k_blocks, original = load(TESTS / "weights" / "load" / "test_checkpoint.py").random_k_blocks, gguf.quantize
     config = maker.small_config("qwen3") | {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
     monkeypatch.setattr(
         gguf, "quantize", lambda data, to: random_k_blocks(kind, data.shape) if to.name == kind else original(data, to)
@@ -223,8 +228,8 @@ def test_what_is_missing_is_named(sending: CheckpointSender, tmp_path: Path) -> 
             use.keep(piece)
         with pytest.raises(BadCheckpoint, match=r"layers\.1\.self_attn\.q_proj\.weight"):
             use.store(slices)
-        parts = open_parts(use.folder)
-        with pytest.raises(BadCheckpoint, match=r"q_proj.*not among the parts"):
+        parts = open_partial(use.folder)
+        with pytest.raises(BadCheckpoint, match=r"q_proj.*were not received"):
             parts.store.read(gone.name, *gone.rows)
         parts.store.close()
 

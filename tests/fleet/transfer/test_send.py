@@ -23,7 +23,7 @@ from windlass.fleet.transfer.send import CheckpointSender, send  # noqa: E402
 from windlass.fleet.worker.local_checkpoints import LocalCheckpoints  # noqa: E402
 from windlass.weights.tensors.slices import Slice, subtract  # noqa: E402
 from windlass.weights.transfer.fingerprint import identity  # noqa: E402
-from windlass.weights.transfer.pieces import PIECE_BYTES, Piece, intact  # noqa: E402
+from windlass.weights.transfer.pieces import PIECE_BYTES, CheckpointPiece, is_intact  # noqa: E402
 
 pytestmark = pytest.mark.cpu
 
@@ -62,7 +62,7 @@ def sending(model: Path) -> Iterator[CheckpointSender]:
 def test_pieces_are_small_and_whole(sending: CheckpointSender) -> None:
     slices = sending.needed(HALVES, 1)
     pieces = list(sending.pieces(slices))
-    assert all(intact(piece) and len(piece.data) <= PIECE_BYTES for piece in pieces)
+    assert all(is_intact(piece) and len(piece.data) <= PIECE_BYTES for piece in pieces)
     assert sum(len(piece.data) for piece in pieces) == sending.num_bytes(slices)
     assert len(pieces) < 1.5 * sending.num_bytes(slices) / PIECE_BYTES + 2, "small slices travel together"
     sent = [one for piece in pieces for one in piece.slices]
@@ -77,7 +77,7 @@ def test_to_several_at_once(sending: CheckpointSender, tmp_path: Path) -> None:
     slow_may_go_on = asyncio.Event()
 
     async def one(name: str) -> None:
-        async def write(piece: Piece) -> None:
+        async def write(piece: CheckpointPiece) -> None:
             if name == "slow":
                 await slow_may_go_on.wait()
             await asyncio.to_thread(uses[name].keep, piece)

@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from followed import HUNG_SECONDS
 
+import owned_time
 from windlass.core.launch import Launch, RankJob
 from windlass.core.layout import Layout
 from windlass.core.ranks.epoch import EpochPlan
 from windlass.core.ranks.rendezvous import KEY_BYTES, Meeting
+from windlass.engine.ranks.messages import HEARTBEAT_INTERVAL_SECONDS, RankHeartbeat, framed
 from windlass.fleet.protocol.channel import accept
 from windlass.fleet.protocol.messages import (
     FromRoot,
@@ -33,14 +36,14 @@ from windlass.fleet.root.loopback import MemoryChannel, NullLog
 from windlass.fleet.root.root import Fleet
 from windlass.fleet.transfer.cache import WeightCache
 from windlass.fleet.worker import rank_processes as ranks
+from windlass.fleet.worker import session as session_module
 from windlass.fleet.worker.config import WorkerConfig
 from windlass.fleet.worker.session import Session
 from windlass.weights.tensors.slices import Slice
-from windlass.weights.transfer.pieces import Catalogue, Piece, TensorHeader
+from windlass.weights.transfer.pieces import Catalogue, CheckpointPiece, TensorHeader
 
 pytestmark = pytest.mark.cpu
 
-SECONDS = 10.0
 SECRET = b"a secret of many bytes"
 WHOLE = Slice(name="matrix", rows=(0, 64), columns=(0, 64))
 CATALOGUE = Catalogue(
@@ -59,14 +62,14 @@ class Root:
         self.running = asyncio.get_running_loop().create_task(session.run())
 
     async def wait(self, kind: type) -> Any:
-        async with asyncio.timeout(SECONDS):
+        async with asyncio.timeout(HUNG_SECONDS):
             while not isinstance(message := await self.wire.receive(), kind):
                 pass
         return message
 
     async def close(self) -> None:
         self.wire.close()
-        await asyncio.wait_for(self.running, SECONDS)
+        await asyncio.wait_for(self.running, HUNG_SECONDS)
 
 
 def start() -> StartRanks:
@@ -81,7 +84,7 @@ def test_a_piece_that_cannot_be_kept_does_not_stop_it_from_listening(tmp_path: P
         root = Root(WorkerConfig(cache=WeightCache(tmp_path)))
         root.wire.post(PrepareWeights(1, CATALOGUE, "other contents", "", [WHOLE]))
         await root.wait(PiecesRequest)
-        damaged = Piece(slices=(WHOLE,), data=bytes(64 * 64), checksum=b"")
+        damaged = CheckpointPiece(slices=(WHOLE,), data=bytes(64 * 64), checksum=b"")
         for _ in range(30):
             root.wire.post(PieceData(1, damaged))
         root.wire.post(HeartbeatsRequest(7))
@@ -125,7 +128,7 @@ def test_a_rank_that_is_only_half_started_ends_too(monkeypatch: pytest.MonkeyPat
     async def happen() -> None:
         root = Root(WorkerConfig())
         root.wire.post(start())
-        async with asyncio.timeout(SECONDS):
+        async with asyncio.timeout(HUNG_SECONDS):
             while not started:
                 await asyncio.sleep(0.01)
         await root.close()
@@ -135,6 +138,46 @@ def test_a_rank_that_is_only_half_started_ends_too(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(ranks, "connect_rank", never)
     asyncio.run(happen())
     assert started[0][0].returncode is not None, "it is gone, and somebody saw it go"
+
+
+class Beating:
+    """A process in name only: it beats twice a second until it stands still, and ends when it is killed."""
+
+    pid, returncode = 1, None
+
+    def __init__(self, stops: float) -> None:
+        self._line, self.theirs = socket.socketpair()
+        self._beating = asyncio.get_running_loop().create_task(self._beat(stops))
+
+    async def _beat(self, stops: float) -> None:
+        while asyncio.get_running_loop().time() <= stops:
+            self._line.sendall(framed(RankHeartbeat()))
+            await asyncio.sleep(HEARTBEAT_INTERVAL_SECONDS)
+
+    def kill(self) -> None:
+        self.returncode = -9
+        self._line.close()
+
+    def wait(self, _: float = 0.0) -> None: ...
+
+
+def test_a_rank_that_stands_still_is_missed_within_five_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock of its own. One that beats is not, for ten minutes."""
+
+    async def happen() -> None:
+        rank = Beating(stops=600.0)
+        monkeypatch.setattr(ranks, "start_rank", lambda *_: (rank, rank.theirs))
+        root = Root(WorkerConfig())
+        root.wire.post(start())
+        while not isinstance(ended := await root.wire.receive(), RankEnded):
+            pass
+        assert ended.kind == "Stuck" and "no sign of life for 4." in ended.reason
+        assert 600.0 < asyncio.get_running_loop().time() < 605.0 and rank.returncode
+        await root.close()
+
+    for module in (ranks, session_module):
+        monkeypatch.setattr(module, "time", owned_time.clock())
+    owned_time.run(happen())
 
 
 def test_a_worker_that_goes_while_it_is_asked_what_it_has_is_called_again() -> None:
@@ -160,7 +203,7 @@ def test_a_worker_that_goes_while_it_is_asked_what_it_has_is_called_again() -> N
             answering = asyncio.create_task(answer(listening))
             fleet = Fleet(Launch(model="none", workers=(f"127.0.0.1:{listening.getsockname()[1]}",)), replan, SECRET)
             fleet.transport().open(lambda _: None, lambda _: None)
-            async with asyncio.timeout(SECONDS):
+            async with asyncio.timeout(HUNG_SECONDS):
                 while calls < 2:
                     await asyncio.sleep(0.05)
             await fleet.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ pytestmark = [pytest.mark.cpu, pytest.mark.multi]
 
 pytest.importorskip("torch")
 
+from followed import HUNG_SECONDS  # noqa: E402
 from small_root import SmallRoot, WorkerProcess, generated, wait_for  # noqa: E402
 from strangers import (  # noqa: E402
     AT_A_MEETING,
@@ -28,6 +28,7 @@ from strangers import (  # noqa: E402
 
 from windlass.core.layout import Layout  # noqa: E402
 from windlass.fleet.protocol.messages import EndEpoch, EpochEnded, RankEnded, RanksStarted  # noqa: E402
+from windlass.fleet.worker.connection_limiter import MAX_HALF_OPEN  # noqa: E402
 
 THOUSAND = 1000
 PROMPT, COUNT = [1, 2, 3], 16
@@ -36,7 +37,7 @@ GROWTH_BYTES = 4 * 2**20
 
 @pytest.fixture
 def worker(tmp_path: Path) -> Iterator[WorkerProcess]:
-    found = WorkerProcess(tmp_path)
+    found = WorkerProcess(tmp_path, beat_seconds=HUNG_SECONDS)
     yield found
     found.close()
 
@@ -87,17 +88,16 @@ def test_a_thousand_strangers_at_every_port(worker: WorkerProcess) -> None:
         try:
             assert listening_ports(worker.pid) == {worker.port}
             assert [listening_ports(pid) for pid in pids] == [set(), set()], "nothing listens but while ranks meet"
-            before = (0, 0)
+            calm, before = num_descriptors(worker.pid), 0
             for number in range(THOUSAND // 250):
-                assert attack(worker.port, chosen(AT_THE_DOOR, 250)) > 200
+                assert attack(worker.port, chosen(AT_THE_DOOR, 250), HUNG_SECONDS) == 250
+                wait_for(lambda: num_descriptors(worker.pid) <= calm, "the end of the last stranger")
                 if not number:  # what it takes once, it may keep
-                    time.sleep(0.3)
-                    before = num_descriptors(worker.pid), resident_bytes(worker.pid)
-                    rounds = working.rounds
-            attack(worker.port, [another_root] * 10)
-            wait_for(lambda: num_descriptors(worker.pid) <= before[0], 10.0)
-            assert resident_bytes(worker.pid) < before[1] + GROWTH_BYTES
-            assert working.rounds > rounds
+                    before, rounds = resident_bytes(worker.pid), working.rounds
+            attack(worker.port, [another_root] * 10, HUNG_SECONDS)
+            wait_for(lambda: num_descriptors(worker.pid) <= calm, "the end of the last stranger")
+            assert resident_bytes(worker.pid) < before + GROWTH_BYTES
+            wait_for(lambda: working.rounds > rounds or working.problem, "another answer")
         finally:
             working.end()
         assert not working.problem and not root.lost
@@ -128,20 +128,24 @@ def test_gloo_listens_on_and_hears_nobody(worker: WorkerProcess) -> None:
         root.close()
 
 
-def test_a_root_gets_in_while_strangers_hold_the_door(worker: WorkerProcess) -> None:
-    """More than there is room for, all of which stay as long as they can."""
+def test_a_root_gets_in_while_strangers_hold_the_door(tmp_path: Path) -> None:
+    """More than there is room for, all of which stay as long as they can: for ever, as this worker has all the patience there is."""
+    worker = WorkerProcess(tmp_path, proof_seconds=24 * 3600.0)
     ending = threading.Event()
+    calm = num_descriptors(worker.pid)
 
     def hold(connection: Any) -> None:
-        ending.wait(10.0)
+        ending.wait()
 
-    strangers = threading.Thread(target=attack, args=(worker.port, [hold] * 120))
+    strangers = threading.Thread(
+        target=attack, args=(worker.port, [hold] * 3 * MAX_HALF_OPEN, HUNG_SECONDS, 3 * MAX_HALF_OPEN), daemon=True
+    )
     strangers.start()
-    time.sleep(0.5)
-    began = time.monotonic()
     try:
+        wait_for(lambda: any("too many that had proved nothing" in line for line in worker.lines()))
+        assert num_descriptors(worker.pid) >= calm + MAX_HALF_OPEN, "there is no room left"
         SmallRoot(worker.port).close()
-        assert time.monotonic() - began < 3.0
     finally:
         ending.set()
         strangers.join()
+        worker.close()

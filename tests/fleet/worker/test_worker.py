@@ -6,11 +6,9 @@ import asyncio
 import gc
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ pytestmark = [pytest.mark.cpu, pytest.mark.multi]
 
 pytest.importorskip("torch")
 
+from followed import HUNG_SECONDS  # noqa: E402
 from small_root import CONFIG, SmallRoot, WorkerProcess, generated, is_there, tiny, wait_for, wait_until_gone  # noqa: E402
 
 from windlass.core.launch import Launch, RankJob  # noqa: E402
@@ -59,15 +58,12 @@ from windlass.fleet.root.loopback import LoopbackMachine  # noqa: E402
 from windlass.fleet.transfer import send as sending_module  # noqa: E402
 from windlass.fleet.transfer.send import CheckpointSender  # noqa: E402
 from windlass.kernels.program import program  # noqa: E402
-from windlass.parallel.rendezvous import GroupLost  # noqa: E402
-
-NOTICED_SECONDS = 5.0
-"""The bar: a dead or stuck rank, or root, is noticed within so much."""
+from windlass.parallel.group import GroupLost  # noqa: E402
 
 
 @pytest.fixture(scope="module")
 def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
-    found = WorkerProcess(tmp_path_factory.mktemp("worker"))
+    found = WorkerProcess(tmp_path_factory.mktemp("worker"), beat_seconds=HUNG_SECONDS)
     try:
         yield found
         assert found.process.poll() is None, f"it should outlive all tests: {found.lines()}"
@@ -95,6 +91,7 @@ def roots(worker: WorkerProcess) -> Iterator[Any]:
     for root in made:
         if not root.is_closed:
             root.close()
+    wait_for(lambda: worker.is_free, "the end of the last root")
     wait_until_gone(worker.ranks())
 
 
@@ -232,20 +229,23 @@ def test_one_root_at_a_time_and_the_same_one_takes_its_own_place(worker: WorkerP
     assert not any("mistake" in line for line in worker.lines())
 
 
-def test_a_rank_that_stands_still_is_found_and_ended(worker: WorkerProcess, roots: Any) -> None:
+def test_a_rank_that_stands_still_is_found_and_ended(tmp_path: Path) -> None:
     """The worker tells of it, and so does whoever waits for the rank."""
-    root = roots()
-    engine = root.engine(root.start(1, Layout(tp=2)))
-    (pid,) = worker.ranks()
-    os.kill(pid, signal.SIGSTOP)
-    ended = root.wait(RankEnded)
-    assert (ended.kind, ended.rank, ended.epoch) == ("Stuck", 1, 1)
-    found = re.search(r"no heartbeat for ([\d.]+) s", ended.reason)
-    assert found is not None and float(found[1]) < NOTICED_SECONDS
-    assert not is_there(pid)
-    with pytest.raises(GroupLost):
-        generated(engine, [1, 2, 3], 30)
-    engine.close()
+    own = WorkerProcess(tmp_path)
+    root = SmallRoot(own.port)
+    try:
+        engine = root.engine(root.start(1, Layout(tp=2)))
+        (pid,) = own.ranks()
+        os.kill(pid, signal.SIGSTOP)
+        ended = root.wait(RankEnded)
+        assert (ended.kind, ended.rank, ended.epoch) == ("Stuck", 1, 1)
+        assert "no sign of life" in ended.reason and not is_there(pid)
+        with pytest.raises(GroupLost):
+            generated(engine, [1, 2, 3], 30)
+        engine.close()
+    finally:
+        root.close()
+        own.close()
 
 
 def test_a_rank_that_dies_is_told_of_at_once_and_a_silent_root_loses_its_ranks(worker: WorkerProcess, roots: Any) -> None:
@@ -253,14 +253,13 @@ def test_a_rank_that_dies_is_told_of_at_once_and_a_silent_root_loses_its_ranks(w
     root.start(1, Layout(tp=2))
     (pid,) = root.wait(RanksStarted).pids
     os.kill(pid, signal.SIGKILL)
-    began = time.monotonic()
-    assert "SIGKILL" in root.wait(RankEnded).reason
-    assert time.monotonic() - began < NOTICED_SECONDS
+    ended = root.wait(RankEnded)
+    assert not ended.kind and "SIGKILL" in ended.reason, "it was seen to end, not missed after a while"
     since = len(root.heard)
     root.start(2, Layout(tp=2))  # it goes on
     (pid,) = root.wait(RanksStarted, since=since).pids
     root.fall_silent()
-    wait_until_gone([pid], NOTICED_SECONDS + 1.0)
+    wait_until_gone([pid])
     wait_for(lambda: any("no heartbeat" in line for line in worker.lines()))
 
 
@@ -268,15 +267,23 @@ def test_a_root_that_is_killed_leaves_nothing_and_the_next_is_welcome(worker: Wo
     script = (
         "import time; from small_root import SmallRoot; from windlass.core.layout import Layout\n"
         "from windlass.fleet.protocol.messages import Started\n"
-        f"root = SmallRoot({worker.port}); root.start(1, Layout(tp=2)); print(root.wait(Started).pids[0], flush=True); time.sleep(60)"
+        f"root = SmallRoot({worker.port}); root.start(1, Layout(tp=2)); print(root.wait(RanksStarted).pids[0], flush=True); time.sleep(3600)"
     )
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
+    }
+    silences = sum("no heartbeat" in line for line in worker.lines())
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=environment) as killed:
         assert killed.stdout is not None
-        pid = int(killed.stdout.readline())
-        assert is_there(pid)
-        killed.kill()
-    wait_until_gone([pid], NOTICED_SECONDS)
+        try:
+            pid = int(killed.stdout.readline())
+            assert is_there(pid)
+        finally:
+            killed.kill()
+    wait_until_gone([pid])
+    wait_for(lambda: worker.is_free, "the end of the root")
+    assert sum("no heartbeat" in line for line in worker.lines()) == silences, "its end was seen, not missed after a while"
     roots().wait(Joined)
 
 
@@ -285,10 +292,8 @@ def test_a_worker_that_stood_still_is_missed_and_comes_back(worker: WorkerProces
     root.start(1, Layout(tp=2))
     (pid,) = root.wait(RanksStarted).pids
     os.kill(worker.pid, signal.SIGSTOP)
-    began = time.monotonic()
     try:
         wait_for(lambda: "no heartbeat" in root.lost)
-        assert time.monotonic() - began < NOTICED_SECONDS + 1.0
         root.close()
     finally:
         os.kill(worker.pid, signal.SIGCONT)
@@ -313,8 +318,8 @@ def test_ranks_end_with_the_worker(tmp_path: Path, number: int, status: int) -> 
         root.start(1, Layout(tp=2))
         (pid,) = root.wait(RanksStarted).pids
         own.process.send_signal(number)
-        assert own.process.wait(10) == status
-        wait_until_gone([pid], NOTICED_SECONDS)
+        assert own.process.wait(HUNG_SECONDS) == status
+        wait_until_gone([pid])
         wait_for(lambda: root.lost)
         if not status:
             assert [one.reason for one in root.heard if isinstance(one, Goodbye)] == ["this worker is shutting down"]
@@ -332,7 +337,7 @@ def test_the_roots_own_machine_speaks_the_same_words(tmp_path: Path) -> None:
         meeting = Meeting(key=os.urandom(32), hosts=("", ""), machines=(0, 0))
         own.channel.post(StartRanks(1, [RankJob(launch=tiny(Layout(tp=2)), rank=1, meeting=meeting, epoch=1)]))
         pids, beats = list[int](), 0
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(HUNG_SECONDS):
             while beats < 2:
                 message = await own.channel.receive()
                 assert not isinstance(message, RankEnded), message

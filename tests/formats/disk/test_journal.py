@@ -43,10 +43,10 @@ def test_records_are_found_again(tmp_path: Path) -> None:
 def test_other_settings_are_refused(tmp_path: Path) -> None:
     before = written(tmp_path / "journal")
     with pytest.raises(
-        BadInput, match=r"unfinished work with another group, source; delete .*journal to begin anew, or use another"
+        BadInput, match=r"unfinished work with a different group, source; delete .*journal to start over, or use another"
     ):
         Journal(tmp_path / "journal", PRINT | {"group": 64, "source": "abd"})
-    with pytest.raises(BadInput, match="another keep;"):
+    with pytest.raises(BadInput, match="a different keep;"):
         Journal(tmp_path / "journal", PRINT | {"keep": ["head"]})
     assert (tmp_path / "journal").read_bytes() == before
 
@@ -107,3 +107,17 @@ def test_any_bytes(tmp_path: Path, content: bytes, after_a_header: bool) -> None
 def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="cannot be written: No such file"):
         Journal(tmp_path / "absent" / "journal", PRINT)
+
+
+def test_what_is_forgotten_is_not_found_again(tmp_path: Path) -> None:
+    before = written(tmp_path / "journal")
+    journal = Journal(tmp_path / "journal", PRINT)
+    journal.forget(["key 7"])
+    assert (tmp_path / "journal").read_bytes() == before
+    journal.forget(["key 1", "key 7"])
+    journal.record("key 4")
+    journal.close()
+    again = Journal(tmp_path / "journal", PRINT)
+    assert list(again.records()) == ["key 0", "key 2", "key 4"]
+    assert again.payload("key 2") == {"number": 2, "digest": "ab\nab\n"}
+    again.close()

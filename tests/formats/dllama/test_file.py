@@ -50,16 +50,16 @@ def test_own_keys_are_far_from_distributed_llamas() -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "byte 0: 0 bytes are too few"),
-        (b"\xcd\xab", "byte 2: 2 bytes are too few"),
-        (struct.pack("<ii", 0xABCD00, 8), "byte 0: the header is of the old kind"),
-        (b"GGUF\x03\0\0\0", "byte 0: not a Distributed Llama model: it begins with 0x46554747"),
+        (b"", "byte 0: 0 bytes are too short"),
+        (b"\xcd\xab", "byte 2: 2 bytes are too short"),
+        (struct.pack("<ii", 0xABCD00, 8), "byte 0: old header format"),
+        (b"GGUF\x03\0\0\0", "byte 0: not a Distributed Llama model: it starts with 0x46554747"),
         (struct.pack("<ii", 0x0A00ABCD, 16), "byte 4: the header claims 16 bytes of a 8-byte file"),
         (struct.pack("<ii", 0x0A00ABCD, -8), "byte 4: the header claims -8 bytes"),
         (struct.pack("<iii", 0x0A00ABCD, 12, 0), "byte 4: the header claims 12 bytes"),
         (struct.pack("<ii", 0x0A00ABCD, 80000) + bytes(79992), "byte 4: the header claims 80000 bytes"),
-        (_header((2, 64), (22, 1)), "byte 16: header key 22 is not known; Distributed Llama has 0 to 21"),
-        (_header((2, 64), (2, 64)), r"byte 16: header key 2 \(dim\) comes twice"),
+        (_header((2, 64), (22, 1)), "byte 16: unknown header key 22; Distributed Llama has 0 to 21"),
+        (_header((2, 64), (2, 64)), r"byte 16: header key 2 \(dim\) appears twice"),
         (_header((4, 1), (2, -64)), r"byte 20: header key 2 \(dim\) is -64"),
     ],
 )
@@ -80,7 +80,10 @@ def test_no_bytes_make_it_fail_otherwise(tmp_path_factory: pytest.TempPathFactor
 
 def test_the_weight_type_must_be_said_and_known(tmp_path: Path) -> None:
     path = tmp_path / "x.m"
-    for values, message in (({"dim": 64}, "does not say how weights are stored"), ({"weights_float_type": 4}, "4 is not known")):
+    for values, message in (
+        ({"dim": 64}, "does not say how weights are stored"),
+        ({"weights_float_type": 4}, "unknown weights_float_type 4"),
+    ):
         path.write_bytes(header_bytes(values))
         with pytest.raises(BadCheckpoint, match=message):
             read_weight_type(path, read_header(path))

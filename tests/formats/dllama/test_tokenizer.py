@@ -80,15 +80,15 @@ def test_a_truncated_file_is_refused(tmp_path: Path, cut: int) -> None:
     ("old", "new", "message"),
     [
         (struct.pack("<i", 0x567124), b"abcd", "not a Distributed Llama tokenizer"),
-        (struct.pack("<ii", 0, 1), struct.pack("<ii", 0, 0), "version 0 is not understood"),
-        (struct.pack("<ii", 9, 2), struct.pack("<ii", 11, 2), "byte 48: header key 11 is not known"),
+        (struct.pack("<ii", 0, 1), struct.pack("<ii", 0, 0), "version 0 is not supported"),
+        (struct.pack("<ii", 9, 2), struct.pack("<ii", 11, 2), "byte 48: unknown header key 11"),
         (struct.pack("<ii", 9, 2), struct.pack("<ii", 9, -2), "byte 52: header key 9"),
         (struct.pack("<ii", 1, 5), struct.pack("<ii", 1, 2**31 - 1), "a vocabulary of 2147483647 does not fit"),
         (struct.pack("<ii", 1, 5), struct.pack("<ii", 1, 4), "13 bytes follow the last token"),
         (struct.pack("<ii", 2, 5), struct.pack("<ii", 2, 4), "a token has 5 bytes, more than the header's 4"),
-        (struct.pack("<ii", 3, 3), struct.pack("<ii", 3, 99), "bos id 99 is not in a vocabulary of 5"),
+        (struct.pack("<ii", 3, 3), struct.pack("<ii", 3, 99), "bos id 99 is outside the vocabulary of 5"),
         (struct.pack("<fI", -1.0, 1), struct.pack("<fI", -1.0, 0), "token 1 is empty"),
-        (struct.pack("<fI", -1.0, 1), struct.pack("<fI", -1.0, 2**32 - 1), "4294967295 bytes are announced"),
+        (struct.pack("<fI", -1.0, 1), struct.pack("<fI", -1.0, 2**32 - 1), "4294967295 bytes needed"),
         ("ü".encode(), b"\xff\xff", "the chat template is not UTF-8"),
     ],
 )
@@ -112,7 +112,7 @@ def test_no_bytes_make_it_fail_otherwise(tmp_path_factory: pytest.TempPathFactor
     ("change", "message"),
     [
         ({"vocabulary": [b"", b"b"], "scores": [0.0, 0.0]}, "token 0 is empty"),
-        ({"scores": [0.0]}, "it has 5 and 1"),
+        ({"scores": [0.0]}, "it has 5 tokens and 1 scores"),
         ({"eos_ids": (5,)}, "eos id 5"),
         ({"bos_id": -1}, "bos id -1"),
     ],

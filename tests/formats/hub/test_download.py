@@ -10,22 +10,24 @@ import re
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from windlass.formats.hub.hub import wanted
-from windlass.formats.hub.progress import Arrivals, reporting
+from windlass.formats.hub.hub import select_files
+from windlass.formats.hub.progress import DownloadProgress, reporting
 
 pytestmark = pytest.mark.pure
 
 ROOT = Path(__file__).parents[3]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 HEADER = json.dumps({"a": {"dtype": "U8", "shape": [300_000], "data_offsets": [0, 300_000]}}).encode()
+HUNG_SECONDS = 300.0
+"""No test bounds time; this only ends what hangs."""
 SHARD = len(HEADER).to_bytes(8, "little") + HEADER + bytes(range(250)) * 1200
 
 
@@ -42,9 +44,13 @@ class Server(ThreadingHTTPServer):
         self.breaks: dict[str, int] = {}
         """File -> after how many bytes its first download breaks off."""
         self.gated = False
-        self.delay_seconds = 0.0
+        self.held: dict[str, threading.Event] = {}
+        """File -> what the second half of it waits for, where all of it was asked for."""
+        self.gathered = 0
+        """So many downloads wait for each other, half done."""
         self.at_once = self.most_at_once = 0
         self.lock = threading.Lock()
+        self.changed = threading.Condition(self.lock)
 
     @property
     def endpoint(self) -> str:
@@ -52,6 +58,22 @@ class Server(ThreadingHTTPServer):
 
     def downloads(self) -> list[str]:
         return [file for method, file, _ in self.asked if method == "GET"]
+
+    @contextmanager
+    def holding(self, *files: str) -> Iterator[None]:
+        """Their second halves are not sent until the block ends."""
+        let = threading.Event()
+        self.held = dict.fromkeys(files, let)
+        try:
+            yield
+        finally:
+            self.held = {}
+            let.set()
+
+    def until_asked(self, file: str) -> None:
+        with self.changed:
+            found = self.changed.wait_for(lambda: file in self.downloads(), HUNG_SECONDS)
+        assert found, f"hung: nobody asked for {file}"
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Clients that were killed are part of the tests."""
@@ -101,8 +123,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def send_file(self, name: str) -> None:
         content = self.server.files.get(name)
-        with self.server.lock:
+        with self.server.changed:
             self.server.asked.append((self.command, name, self.headers.get("Range", "")))
+            self.server.changed.notify_all()
         if self.server.gated:
             return self.send_refusal(403, "GatedRepo")
         if content is None:
@@ -120,17 +143,21 @@ class Handler(BaseHTTPRequestHandler):
         return self.send_body(name, content[start:stop]) if self.command == "GET" else None
 
     def send_body(self, name: str, body: bytes) -> None:
-        with self.server.lock:
-            self.server.at_once += 1
-            self.server.most_at_once = max(self.server.most_at_once, self.server.at_once)
-            stop = self.server.breaks.pop(name, len(body))
+        server = self.server
+        with server.changed:
+            server.at_once += 1
+            server.most_at_once = max(server.most_at_once, server.at_once)
+            stop = server.breaks.pop(name, len(body))
+            server.changed.notify_all()
         self.wfile.write(body[: stop // 2])
         self.wfile.flush()
-        time.sleep(self.server.delay_seconds)
+        if name in server.held and len(body) == len(server.files[name]):  # a part of it may be its header
+            assert server.held[name].wait(HUNG_SECONDS), "hung: nobody let it go on"
+        with server.changed:
+            assert server.changed.wait_for(lambda: server.most_at_once >= server.gathered, HUNG_SECONDS), "hung: alone"
+            server.at_once -= 1  # before whoever reads it can be done, and ask for the next
         self.wfile.write(body[stop // 2 : stop])
         self.wfile.flush()
-        with self.server.lock:
-            self.server.at_once -= 1
         if stop < len(body):
             self.close_connection = True
             self.connection.shutdown(2)
@@ -163,7 +190,7 @@ BEGIN = """
 import sys
 from pathlib import Path
 from windlass.errors import Error
-from windlass.formats.hub import *
+from windlass.formats.hub.hub import *
 try:
 """
 END = """
@@ -184,9 +211,18 @@ def python(code: str, endpoint: str, home: Path, **more: str) -> subprocess.Pope
     return subprocess.Popen(command, env=kept | settings | more, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+def ended(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """What it printed and said until its end; a process that hangs ends too."""
+    try:
+        return process.communicate(timeout=HUNG_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise AssertionError(f"hung: {process.args!r:.500}; {process.communicate()}") from None
+
+
 def run(code: str, endpoint: str, home: Path, **more: str) -> tuple[int, str]:
     process = python(code, endpoint, home, **more)
-    output, trouble = process.communicate(timeout=60)
+    output, trouble = ended(process)
     assert "Traceback" not in trouble, trouble
     return process.returncode, output.removesuffix("\n")
 
@@ -212,7 +248,7 @@ def test_pytorch_files_only_where_there_is_nothing_else(hub: Server, tmp_path: P
 
 def test_a_model_without_weights(hub: Server, tmp_path: Path) -> None:
     hub.files = {"config.json": b"{}"}
-    assert run(PULL, hub.endpoint, tmp_path) == (2, "org/model on the hub has no safetensors and no PyTorch weights")
+    assert run(PULL, hub.endpoint, tmp_path) == (2, "org/model on the hub has neither safetensors nor PyTorch weights")
 
 
 def test_a_broken_connection_is_taken_up_where_it_broke(hub: Server, tmp_path: Path) -> None:
@@ -229,16 +265,16 @@ def test_a_broken_connection_is_taken_up_where_it_broke(hub: Server, tmp_path: P
 
 def test_a_killed_download_keeps_the_files_that_arrived(hub: Server, tmp_path: Path) -> None:
     slow = "model-00002-of-00002.safetensors"
-    hub.delay_seconds = 0.5
-    process = python("    print(pull('org/model', max_workers=1))", hub.endpoint, tmp_path)
-    deadline = time.monotonic() + 30
-    while slow not in hub.downloads() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    process.kill()
-    process.communicate()
+    with hub.holding(slow):
+        process = python("    print(pull('org/model', max_workers=1))", hub.endpoint, tmp_path)
+        try:
+            hub.until_asked(slow)
+        finally:
+            process.kill()
+            process.communicate()
     earlier = [file for file in hub.downloads() if file != slow]
     assert earlier
-    hub.delay_seconds, hub.asked = 0.0, []
+    hub.asked = []
     code, found = run(PULL, hub.endpoint, tmp_path)
     assert code == 0 and (Path(found) / slow).read_bytes() == hub.files[slow]
     assert not set(hub.downloads()) & set(earlier)
@@ -246,18 +282,23 @@ def test_a_killed_download_keeps_the_files_that_arrived(hub: Server, tmp_path: P
 
 
 def test_as_many_at_once_as_asked_for(hub: Server, tmp_path: Path) -> None:
-    hub.delay_seconds = 0.4
+    """Four, that is, as soon as two have met: some files are so small that they are gone before the others come."""
     run("    pull('org/model', max_workers=1)", hub.endpoint, tmp_path / "one")
     assert hub.most_at_once == 1
+    hub.gathered = 2
     run("    pull('org/model', max_workers=4)", hub.endpoint, tmp_path / "four")
     assert 2 <= hub.most_at_once <= 4
 
 
 def test_progress_is_told_in_bytes(hub: Server, tmp_path: Path) -> None:
-    hub.delay_seconds = 0.8
-    code, told = run("    pull('org/model', progress=lambda done, total: print(done, total))", hub.endpoint, tmp_path)
-    assert code == 0
-    seen = [tuple(map(int, line.split())) for line in told.splitlines()]
+    with hub.holding("model-00002-of-00002.safetensors"):
+        code = "    pull('org/model', progress=lambda done, total: print(done, total, flush=True))"
+        process = python(code, hub.endpoint, tmp_path)
+        assert process.stdout is not None
+        first = process.stdout.readline()  # while there is something to wait for
+    told, trouble = ended(process)
+    assert process.returncode == 0, trouble
+    seen = [tuple(map(int, line.split())) for line in (first + told).splitlines()]
     total = 2 * len(SHARD) + len(b'{}{"tokens": []}')
     assert seen[-1] == (total, total) and len(seen) >= 2
     assert seen == sorted(seen) and {of for _, of in seen} == {total}
@@ -268,14 +309,12 @@ def test_a_gated_model_says_where_to_ask(hub: Server, tmp_path: Path) -> None:
     code, message = run(PULL, hub.endpoint, tmp_path)
     page = f"{hub.endpoint}/org/model"
     assert code == 2
-    assert (
-        message == f"org/model is gated: ask for access on its page of the hub, {page}, then set HF_TOKEN or run `hf auth login`"
-    )
+    assert message == f"org/model is gated: request access on its hub page, {page}, then set HF_TOKEN or run `hf auth login`"
 
 
 def test_a_model_that_is_not_there(hub: Server, tmp_path: Path) -> None:
     code, message = run("    pull('org/absent')", hub.endpoint, tmp_path)
-    assert (code, message) == (2, "the hub has no model org/absent (or it is private: set HF_TOKEN)")
+    assert (code, message) == (2, "model org/absent not found on the hub (if it is private, set HF_TOKEN)")
 
 
 def test_what_is_here_is_enough_without_the_hub(hub: Server, tmp_path: Path) -> None:
@@ -283,7 +322,7 @@ def test_what_is_here_is_enough_without_the_hub(hub: Server, tmp_path: Path) -> 
     assert pulled[0] == 0
     assert run(PULL, hub.endpoint, tmp_path, HF_HUB_OFFLINE="1") == pulled
     code, message = run("    pull('org/other')", hub.endpoint, tmp_path, HF_HUB_OFFLINE="1")
-    assert (code, message) == (2, "org/other is not in the registry, and the hub cannot be reached to look it up")
+    assert (code, message) == (2, "org/other is not in the registry, and the hub cannot be reached")
 
 
 def test_half_of_a_model_is_not_enough(hub: Server, tmp_path: Path) -> None:
@@ -295,20 +334,28 @@ def test_half_of_a_model_is_not_enough(hub: Server, tmp_path: Path) -> None:
 # --- one shard at a time ---------------------------------------------------------------------------------------------
 
 STREAM = """
+    import os, time
+    from urllib import request
+    model_url = os.environ['HF_ENDPOINT'] + '/org/model/resolve/main'
     folder = Path(sys.argv[0] + '{folder}')
     model = list_files('org/model')
     fetch_small_files(model, folder)
     print(sorted(file.name for file in folder.iterdir() if file.is_file()))
     for path, last in stream_shards(model, folder, skip={skip}):
-        import time; time.sleep({wait})
-        here = sorted(file.name[6:11] for file in folder.glob('*.safetensors'))
+        here = []
+        while len(here) < (1 if last else 2):
+            time.sleep(0.005)
+            here = sorted(file.name[6:11] for file in folder.glob('*.safetensors'))
         print(path.name, path.stat().st_size, last, *here)
+        request.urlopen(request.Request(model_url + f'/deleted/{{path.name}}', method='HEAD'))
         path.unlink()
 """
 
 
-def stream(hub: Server, tmp_path: Path, skip: tuple[str, ...] = (), wait: float = 0.0) -> list[str]:
-    code = STREAM.replace("sys.argv[0] + '{folder}'", repr(str(tmp_path / "out"))).format(folder="", skip=skip, wait=wait)
+def stream(hub: Server, tmp_path: Path, skip: tuple[str, ...] = ()) -> list[str]:
+    """The hub is told what is deleted, so that it knows what was asked for before that and what after."""
+    hub.files |= {f"deleted/{name}": b"" for name in hub.files if name.endswith(".safetensors")}
+    code = STREAM.replace("sys.argv[0] + '{folder}'", repr(str(tmp_path / "out"))).format(folder="", skip=skip)
     status, printed = run(code, hub.endpoint, tmp_path / "home")
     assert status == 0, printed
     return printed.splitlines()
@@ -316,7 +363,7 @@ def stream(hub: Server, tmp_path: Path, skip: tuple[str, ...] = (), wait: float 
 
 def test_shards_come_one_by_one_and_can_be_deleted(hub: Server, tmp_path: Path) -> None:
     hub.files["model-00003-of-00003.safetensors"] = SHARD
-    small, *shards = stream(hub, tmp_path, wait=0.5)
+    small, *shards = stream(hub, tmp_path)
     assert small == "['config.json', 'tokenizer.json']"
     size = len(SHARD)
     assert shards == [
@@ -324,6 +371,8 @@ def test_shards_come_one_by_one_and_can_be_deleted(hub: Server, tmp_path: Path) 
         f"model-00002-of-00002.safetensors {size} False 00002 00003",
         f"model-00003-of-00003.safetensors {size} True 00003",
     ]
+    deleted = hub.asked.index(("HEAD", "deleted/model-00001-of-00002.safetensors", ""))
+    assert "model-00003-of-00003.safetensors" not in [file for _, file, _ in hub.asked[:deleted]]
     assert not list((tmp_path / "out").glob("*.safetensors"))
     blobs = [file for file in (tmp_path / "home").rglob("*") if file.is_file() and file.stat().st_size >= len(SHARD)]
     assert blobs == []  # nothing stays in the cache
@@ -366,18 +415,8 @@ def test_a_caller_that_gives_up_does_not_wait(hub: Server, tmp_path: Path) -> No
         break
     """
     first, second = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
-    original = Handler.send_body
-
-    def slow(handler: Handler, name: str, body: bytes) -> None:
-        if name == second:
-            time.sleep(20)
-        original(handler, name, body)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Handler, "send_body", slow)
-        began = time.monotonic()
+    with hub.holding(second):
         assert run(code, hub.endpoint, tmp_path / "home") == (0, first)
-    assert time.monotonic() - began < 15
 
 
 def test_tensors_before_anything_is_downloaded(hub: Server, tmp_path: Path) -> None:
@@ -403,13 +442,13 @@ def test_tensors_before_anything_is_downloaded(hub: Server, tmp_path: Path) -> N
     ],
 )
 def test_files_a_model_is_made_of(files: list[str], expected: list[str] | None) -> None:
-    assert wanted(files) == (
+    assert select_files(files) == (
         expected if expected is not None else ["chat_template.jinja", "merges.txt", "tokenizer.model", "tokenizer_config.json"]
     )
 
 
 def test_arrivals(tmp_path: Path) -> None:
-    arrivals = Arrivals(tmp_path / "blobs", {"aa": 10, "bb": 20, "cc": 5})
+    arrivals = DownloadProgress(tmp_path / "blobs", {"aa": 10, "bb": 20, "cc": 5})
     assert (arrivals.done_bytes(), arrivals.total_bytes) == (0, 35)
     (tmp_path / "blobs").mkdir()
     (tmp_path / "blobs" / "aa").write_bytes(bytes(10))
@@ -423,6 +462,6 @@ def test_arrivals(tmp_path: Path) -> None:
 
 def test_trouble_ends_the_reports(tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
-    with pytest.raises(KeyError), reporting(Arrivals(tmp_path, {"a": 1}), lambda done, total: told.append((done, total))):
+    with pytest.raises(KeyError), reporting(DownloadProgress(tmp_path, {"a": 1}), lambda done, total: told.append((done, total))):
         raise KeyError
     assert told == []

@@ -93,7 +93,7 @@ def fetch(name: str, endpoint: str, home: Path, **more: str) -> tuple[int, str]:
     source = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     settings = {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1", "PYTHONPATH": source}
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, name], capture_output=True, text=True, timeout=60, env=kept | settings | more, check=False
+        [sys.executable, "-c", SCRIPT, name], capture_output=True, text=True, timeout=300, env=kept | settings | more, check=False
     )
     assert "Traceback" not in done.stderr, done.stderr
     return done.returncode, done.stdout.removesuffix("\n")
@@ -117,9 +117,9 @@ def test_a_small_model_has_no_index(endpoint: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("org/gated", "org/gated is gated: ask for access on its page of the hub, then set HF_TOKEN or run `hf auth login`"),
-        ("org/absent", "the hub has no model org/absent (or it is private: set HF_TOKEN)"),
-        ("org/private", "the hub has no model org/private (or it is private: set HF_TOKEN)"),
+        ("org/gated", "org/gated is gated: request access on its hub page, then set HF_TOKEN or run `hf auth login`"),
+        ("org/absent", "model org/absent not found on the hub (if it is private, set HF_TOKEN)"),
+        ("org/private", "model org/private not found on the hub (if it is private, set HF_TOKEN)"),
         ("org/empty", "org/empty on the hub has no config.json"),
     ],
 )
@@ -142,7 +142,7 @@ def test_a_hub_that_cannot_be_reached(tmp_path: Path) -> None:
     """Offline by wish, which is the quick way there: without it huggingface_hub tries for 23 seconds."""
     code, message = fetch("org/whole", NOBODY, tmp_path, HF_HUB_OFFLINE="1")
     assert code == 2
-    assert message == "org/whole is not in the registry, and the hub cannot be reached to look it up"
+    assert message == "org/whole is not in the registry, and the hub cannot be reached"
 
 
 def test_what_was_fetched_once_is_found_without_the_hub(endpoint: str, tmp_path: Path) -> None:

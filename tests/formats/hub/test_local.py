@@ -36,7 +36,7 @@ def run(home: Path, *removals: tuple[str, str], script: str = SCRIPT) -> Any:
     kept = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
     settings = {"HF_HOME": str(home / "hf"), "XDG_DATA_HOME": str(home / "data"), "PYTHONPATH": str(ROOT / "src")}
     command = [sys.executable, "-c", script, json.dumps(removals)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=kept | settings, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=kept | settings, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from windlass.core.ports import TensorStore
 from windlass.errors import BadCheckpoint, BadInput
-from windlass.formats.checkpoint import open_store, source_digest
+from windlass.formats.checkpoint import open_store
 from windlass.formats.disk import reader as reader_module
 from windlass.formats.disk.open_files import OpenFiles
 from windlass.formats.safetensors.store import SafetensorsStore
@@ -115,7 +115,7 @@ def test_a_file_cut_short_after_it_was_opened(make_file: Make, tmp_path: Path) -
 
 def test_types_torch_has_not(make_file: Make, tmp_path: Path) -> None:
     make_file("model.safetensors", a=("F4", [4], b"ab"))
-    with pytest.raises(BadInput, match="type F4 cannot be read"):
+    with pytest.raises(BadInput, match="dtype F4 is not supported"):
         open_store(tmp_path).read("a", 0, 4)
 
 
@@ -144,7 +144,7 @@ def test_shards_and_an_index(make_file: Make, make_index: Make, tmp_path: Path) 
     make_file("more/model-2.safetensors", b=U8)
     make_index(a="model-1.safetensors", b="more/model-2.safetensors")
     store = SafetensorsStore(tmp_path)
-    assert set(store.names()) == {"a", "b"} and store.unlisted == ()
+    assert set(store.names()) == {"a", "b"}
     assert bytes(store.read("b", 0, 3)) == b"abc"
 
 
@@ -154,7 +154,7 @@ def test_files_the_index_does_not_name(make_file: Make, make_index: Make, tmp_pa
     make_file("mtp.safetensors", c=U8)
     make_index(a="model-1.safetensors")
     store = SafetensorsStore(tmp_path)
-    assert set(store.names()) == {"a", "b", "c"} and set(store.unlisted) == {"b", "c"}
+    assert set(store.names()) == {"a", "b", "c"}
 
 
 def test_second_copies_and_hidden_files_are_left_out(make_file: Make, tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_one_file_of_a_directory(make_file: Make, make_index: Make, tmp_path: Pa
 def test_the_same_tensor_in_two_files(make_file: Make, tmp_path: Path) -> None:
     make_file("model-1.safetensors", a=U8)
     second = make_file("model-2.safetensors", b=U8, a=U8)
-    with pytest.raises(BadCheckpoint, match=r"is in .*model-1\.safetensors too") as caught:
+    with pytest.raises(BadCheckpoint, match=r"is in .*model-1\.safetensors as well") as caught:
         open_store(tmp_path)
     assert (caught.value.file, caught.value.tensor) == (str(second), "a") and caught.value.offset
 
@@ -184,7 +184,7 @@ def test_the_same_tensor_in_two_files(make_file: Make, tmp_path: Path) -> None:
 def test_an_index_that_names_a_missing_file(make_file: Make, make_index: Make, tmp_path: Path) -> None:
     make_file("model-1.safetensors", a=U8)
     make_index(a="model-1.safetensors", b="model-2.safetensors")
-    with pytest.raises(BadCheckpoint, match=r"tensor b: the index names model-2\.safetensors, which is missing \(1 of 2"):
+    with pytest.raises(BadCheckpoint, match=r"tensor b: the index lists model-2\.safetensors, which is missing \(1 of 2"):
         open_store(tmp_path)
 
 
@@ -207,7 +207,7 @@ def test_an_index_with_a_name_twice(make_file: Make, tmp_path: Path) -> None:
     make_file("model-1.safetensors", a=U8)
     text = '{"weight_map": {"a": "model-1.safetensors", "a": "model-2.safetensors"}}'
     (tmp_path / "model.safetensors.index.json").write_text(text)
-    with pytest.raises(BadCheckpoint, match="tensor a, byte 16: stands twice in the index"):
+    with pytest.raises(BadCheckpoint, match="tensor a, byte 16: is listed twice in the index"):
         open_store(tmp_path)
 
 
@@ -238,13 +238,13 @@ def test_any_index(make_file: Make, make_index: Make, tmp_path: Path, names: dic
 
 
 def test_nothing_there(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="is no checkpoint directory"):
+    with pytest.raises(BadInput, match="is not a checkpoint directory"):
         open_store(tmp_path / "absent")
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(BadInput, match=r"looked for model\.safetensors\.index\.json, \*\.safetensors, pytorch_model"):
         open_store(tmp_path)
     (tmp_path / "consolidated.00.safetensors").touch()
-    with pytest.raises(BadInput, match="not in the Hugging Face layout"):
+    with pytest.raises(BadInput, match="not the Hugging Face layout"):
         open_store(tmp_path)
 
 
@@ -260,14 +260,14 @@ def test_an_index_that_leaves_the_directory(make_file: Make, make_index: Make, t
     make_file("model-1.safetensors", a=U8)
     (tmp_path.parent / "secret.safetensors").write_bytes(b"secret")
     make_index(b=name)
-    with pytest.raises(BadCheckpoint, match=r"not inside the directory|missing"):
+    with pytest.raises(BadCheckpoint, match=r"outside the directory|missing"):
         open_store(tmp_path)
 
 
 def test_a_link_out_of_the_directory(make_file: Make, tmp_path: Path) -> None:
     outside = make_file("../outside.safetensors", a=U8)
     (tmp_path / "model.safetensors").symlink_to(outside)
-    with pytest.raises(BadCheckpoint, match=r"model\.safetensors: a link out of its directory"):
+    with pytest.raises(BadCheckpoint, match=r"model\.safetensors: symlink out of the model directory"):
         open_store(tmp_path)
 
 
@@ -276,7 +276,7 @@ def test_a_folder_that_is_a_link_out(make_file: Make, make_index: Make, tmp_path
     make_file("model-0.safetensors", b=U8)
     (tmp_path / "more").symlink_to(tmp_path.parent / "elsewhere")
     make_index(a="more/model-1.safetensors")
-    with pytest.raises(BadCheckpoint, match="a link out of its directory"):
+    with pytest.raises(BadCheckpoint, match="symlink out of the model directory"):
         open_store(tmp_path)
 
 
@@ -335,24 +335,5 @@ def test_the_hub_cache_does_not_link_to_other_models(make_file: Make, tmp_path: 
     snapshot = hub_cache(make_file, tmp_path)
     make_file("models--org--other/blobs/1", b=U8)
     (snapshot / "more.safetensors").symlink_to("../../../models--org--other/blobs/1")
-    with pytest.raises(BadCheckpoint, match="a link out of its directory"):
+    with pytest.raises(BadCheckpoint, match="symlink out of the model directory"):
         open_store(snapshot)
-
-
-# --- identity --------------------------------------------------------------------------------------------------------
-
-
-def test_the_source_digest_follows_the_weights(make_file: Make, tmp_path: Path) -> None:
-    file = make_file("model.safetensors", a=U8)
-    os.utime(file, ns=(1, 1))
-    before = source_digest(tmp_path)
-    assert source_digest(tmp_path) == before
-    os.utime(file, ns=(1, 2))
-    assert source_digest(tmp_path) != before
-
-
-def test_the_source_digest_of_a_hub_cache_is_by_content(make_file: Make, tmp_path: Path) -> None:
-    snapshot = hub_cache(make_file, tmp_path)
-    before = source_digest(snapshot)
-    os.utime(tmp_path / "models--org--name" / "blobs" / "1234", ns=(1, 1))
-    assert source_digest(snapshot) == before

@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -22,8 +21,8 @@ from windlass.formats.disk import atomic as disk
 from windlass.formats.disk.atomic import require_free, write_atomically
 from windlass.formats.safetensors import writer
 from windlass.formats.safetensors.header import read_header
-from windlass.formats.safetensors.shards import OutTensor, Shard, plan_shards, write_index
-from windlass.formats.safetensors.writer import ShardWriter, file_digest
+from windlass.formats.safetensors.shards import OutTensor, SafetensorsShard, plan_shards, write_index
+from windlass.formats.safetensors.writer import SafetensorsWriter, file_digest
 
 pytestmark = pytest.mark.cpu
 
@@ -42,7 +41,7 @@ def content(tensor: OutTensor) -> bytes:
 
 
 def write_whole(path: Path) -> str:
-    shard_writer = ShardWriter(path, TENSORS)
+    shard_writer = SafetensorsWriter(path, TENSORS)
     for tensor in TENSORS:
         shard_writer.write(tensor.name, 0, content(tensor))
     return shard_writer.finish()
@@ -106,7 +105,7 @@ def test_readable_by_the_package_and_by_ourselves(tmp_path: Path) -> None:
 
 def test_numpy_arrays_of_any_shape(tmp_path: Path) -> None:
     array = np.arange(12, dtype=np.int32).reshape(3, 4)
-    shard_writer = ShardWriter(tmp_path / "x.safetensors", [out("a", "I32", 3, 4), out("none", "F32", 0)])
+    shard_writer = SafetensorsWriter(tmp_path / "x.safetensors", [out("a", "I32", 3, 4), out("none", "F32", 0)])
     shard_writer.write("a", 0, array.data)
     shard_writer.write("none", 0, np.empty((0,), dtype=np.float32).data)
     shard_writer.finish()
@@ -114,7 +113,7 @@ def test_numpy_arrays_of_any_shape(tmp_path: Path) -> None:
 
 
 def test_nothing_looks_finished_before_it_is(tmp_path: Path) -> None:
-    shard_writer = ShardWriter(tmp_path / "model.safetensors", TENSORS)
+    shard_writer = SafetensorsWriter(tmp_path / "model.safetensors", TENSORS)
     shard_writer.write("a", 0, bytes(48))
     shard_writer.sync()
     assert [file.name for file in tmp_path.iterdir()] == [".model.safetensors.part"]
@@ -128,7 +127,7 @@ def test_any_order_and_thread_gives_the_same_bytes(tmp_path: Path, seed: int) ->
     expected = write_whole(tmp_path / "expected")
     pieces = [(tensor, start) for tensor in TENSORS for start in range(0, tensor.num_bytes, 5)]
     random.Random(seed).shuffle(pieces)
-    shard_writer = ShardWriter(tmp_path / "found", TENSORS)
+    shard_writer = SafetensorsWriter(tmp_path / "found", TENSORS)
 
     def write(piece: tuple[OutTensor, int]) -> None:
         tensor, start = piece
@@ -151,7 +150,7 @@ def test_bytes_in_order_are_not_read_back(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_bytes_written_twice_are_hashed_as_they_are(tmp_path: Path) -> None:
-    shard_writer = ShardWriter(tmp_path / "x", TENSORS)
+    shard_writer = SafetensorsWriter(tmp_path / "x", TENSORS)
     for tensor in TENSORS:
         shard_writer.write(tensor.name, 0, bytes(tensor.num_bytes))
     for tensor in TENSORS:
@@ -161,7 +160,7 @@ def test_bytes_written_twice_are_hashed_as_they_are(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("offset", "length"), [(-1, 4), (45, 4), (0, 49)])
 def test_a_write_past_the_tensor(tmp_path: Path, offset: int, length: int) -> None:
-    shard_writer = ShardWriter(tmp_path / "x", TENSORS)
+    shard_writer = SafetensorsWriter(tmp_path / "x", TENSORS)
     with pytest.raises(IndexError, match="which has 48"):
         shard_writer.write("a", offset, bytes(length))
     shard_writer.discard()
@@ -171,11 +170,11 @@ def test_a_write_past_the_tensor(tmp_path: Path, offset: int, length: int) -> No
 
 
 def test_going_on_with_a_part(tmp_path: Path) -> None:
-    first = ShardWriter(tmp_path / "x", TENSORS)
+    first = SafetensorsWriter(tmp_path / "x", TENSORS)
     assert not first.resumed
     first.write("a", 0, content(TENSORS[0]))
     first.close()
-    second = ShardWriter(tmp_path / "x", TENSORS)
+    second = SafetensorsWriter(tmp_path / "x", TENSORS)
     assert second.resumed
     for tensor in TENSORS[1:]:
         second.write(tensor.name, 0, content(tensor))
@@ -183,10 +182,10 @@ def test_going_on_with_a_part(tmp_path: Path) -> None:
 
 
 def test_a_part_of_another_file(tmp_path: Path) -> None:
-    ShardWriter(tmp_path / "x", TENSORS).close()
+    SafetensorsWriter(tmp_path / "x", TENSORS).close()
     for others in ([out("other", "F32", 400)], [out("a", "F32", 3, 4)]):
-        with pytest.raises(BadInput, match="the beginning of another file; delete it or use another output directory"):
-            ShardWriter(tmp_path / "x", others)
+        with pytest.raises(BadInput, match="unfinished file of another conversion; delete it or use another output directory"):
+            SafetensorsWriter(tmp_path / "x", others)
 
 
 def test_a_part_interrupted_as_it_was_begun(tmp_path: Path) -> None:
@@ -195,7 +194,7 @@ def test_a_part_interrupted_as_it_was_begun(tmp_path: Path) -> None:
     header = 8 + int.from_bytes(whole[:8], "little")
     for length in (0, 5, 8, header - 1, header, len(whole) - 1):
         (tmp_path / ".x.part").write_bytes(whole[:length])
-        shard_writer = ShardWriter(tmp_path / "x", TENSORS)
+        shard_writer = SafetensorsWriter(tmp_path / "x", TENSORS)
         assert not shard_writer.resumed
         shard_writer.close()
         (tmp_path / ".x.part").unlink()
@@ -203,57 +202,85 @@ def test_a_part_interrupted_as_it_was_begun(tmp_path: Path) -> None:
 
 
 KILLED = """
-import random, sys, time
+import os, random, signal, sys
 from pathlib import Path
 from windlass.formats.disk.journal import Journal
 from windlass.formats.safetensors.shards import OutTensor, plan_shards
-from windlass.formats.safetensors.writer import ShardWriter
+from windlass.formats.safetensors.writer import ShardWriter, file_digest
 
 tensors = [OutTensor(name=f"t{i}", dtype="U8", shape=(5000,)) for i in range(20)]
-folder = Path(sys.argv[1])
-journal = Journal(folder / "journal", {"seed": 1})
-for shard in plan_shards(tensors, 30_000):
-    if journal.done(shard.file):
-        continue
-    writer = ShardWriter(folder / shard.file, shard.tensors)
-    for tensor in shard.tensors:
-        if writer.resumed and journal.done(tensor.name):
+
+def work(folder):
+    journal = Journal(folder / "journal", {"seed": 1})
+    for shard in plan_shards(tensors, 30_000):
+        if journal.done(shard.file):
             continue
-        data = random.Random(tensor.name).randbytes(5000)
-        for start in range(0, 5000, 1000):
-            writer.write(tensor.name, start, data[start : start + 1000])
-            time.sleep(0.0005)
-        writer.sync()
-        journal.record(tensor.name)
-    journal.record(shard.file, writer.finish())
-print(*journal.records().values())
+        if (folder / shard.file).exists():  # complete, but killed before that was recorded
+            journal.record(shard.file, file_digest(folder / shard.file))
+            continue
+        writer = ShardWriter(folder / shard.file, shard.tensors)
+        for tensor in shard.tensors:
+            if writer.resumed and journal.done(tensor.name):
+                continue
+            data = random.Random(tensor.name).randbytes(5000)
+            for start in range(0, 5000, 1000):
+                writer.write(tensor.name, start, data[start : start + 1000])
+            writer.sync()
+            journal.record(tensor.name)
+        journal.record(shard.file, writer.finish())
+    print(*journal.records().values(), flush=True)
+
+def dying_after(changes):
+    def counted(function, is_write):
+        def call(*args, **more):
+            nonlocal changes
+            changes -= 1
+            if changes == 0:
+                if is_write:
+                    function(args[0], args[1][: len(args[1]) // 2], *args[2:])
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*args, **more)
+        return call
+    for name in ("write", "pwrite", "fsync", "fdatasync", "ftruncate", "posix_fallocate"):
+        setattr(os, name, counted(getattr(os, name), "write" in name))
+    Path.replace, Path.unlink = counted(Path.replace, False), counted(Path.unlink, False)
+
+def finishes(folder, changes):
+    child = os.fork()
+    if not child:
+        dying_after(changes)
+        work(folder)
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    assert os.WIFSIGNALED(status) or status == 0, status
+    return status == 0
+
+draw = random.Random(sys.argv[2])
+kills = [0, 0, 0, 0]
+for number in range(len(kills)):
+    folder = Path(sys.argv[1]) / f"killed-{number}"
+    folder.mkdir()
+    while not finishes(folder, draw.randint(1, 40)):
+        kills[number] += 1
+Path(sys.argv[1], "whole").mkdir()
+work(Path(sys.argv[1], "whole"))
+print(*kills)
 """
 
 
 def test_killed_at_random_moments(tmp_path: Path) -> None:
-    """Writer and journal together: whatever moment the process dies at, the files end up the same."""
-
-    def start(folder: Path) -> subprocess.Popen[str]:
-        folder.mkdir(exist_ok=True)
-        environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
-        return subprocess.Popen([sys.executable, "-c", KILLED, str(folder)], env=environment, stdout=subprocess.PIPE, text=True)
-
-    expected, _ = start(tmp_path / "whole").communicate(timeout=60)
-    for attempt in range(60):
-        process = start(tmp_path / "killed")
-        try:
-            found, _ = process.communicate(timeout=random.Random(attempt).uniform(0.1, 0.4))
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
-            process.communicate()
-            continue
-        break
-    else:
-        found, _ = start(tmp_path / "killed").communicate(timeout=60)
-    assert found.split() == expected.split()
-    for file in (tmp_path / "whole").glob("*.safetensors"):
-        assert (tmp_path / "killed" / file.name).read_bytes() == file.read_bytes()
-    assert not list((tmp_path / "killed").glob(".*.part"))
+    """Writer and journal together: whatever change to the disk is the last one of a process, or half of it, the files end up the same."""
+    seed = str(random.Random().getrandbits(32))
+    command, environment = [sys.executable, "-c", KILLED, str(tmp_path), seed], os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, (seed, done.stderr)
+    *found, kills = done.stdout.splitlines()
+    assert len(found) == 5 and len(set(found)) == 1, seed
+    assert all(int(count) > 3 for count in kills.split())
+    whole = {file.name: file.read_bytes() for file in (tmp_path / "whole").glob("*.safetensors")}
+    for killed in tmp_path.glob("killed-*"):
+        assert {file.name: file.read_bytes() for file in killed.glob("*.safetensors")} == whole, seed
+        assert not list(killed.glob(".*.part"))
 
 
 # --- the disk --------------------------------------------------------------------------------------------------------
@@ -261,7 +288,7 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
 
 def test_free_room(tmp_path: Path) -> None:
     require_free(tmp_path / "not" / "there" / "yet", 1)
-    with pytest.raises(DoesNotFit, match=r"not enough disk: .* are needed at") as caught:
+    with pytest.raises(DoesNotFit, match=r"not enough disk space: .* needs") as caught:
         require_free(tmp_path, 10**18)
     assert caught.value.short_bytes > 10**17
 
@@ -271,19 +298,19 @@ def test_a_disk_that_is_full_when_a_file_is_begun(tmp_path: Path, monkeypatch: p
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(writer.os, "posix_fallocate", full)
-    with pytest.raises(DoesNotFit, match="the disk is full"):
-        ShardWriter(tmp_path / "x", TENSORS)
+    with pytest.raises(DoesNotFit, match="disk full"):
+        SafetensorsWriter(tmp_path / "x", TENSORS)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_disk_that_fills_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shard_writer = ShardWriter(tmp_path / "x", TENSORS)
+    shard_writer = SafetensorsWriter(tmp_path / "x", TENSORS)
 
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(disk.os, "pwrite", full)
-    with pytest.raises(DoesNotFit, match="the disk is full") as caught:
+    with pytest.raises(DoesNotFit, match="disk full") as caught:
         shard_writer.write("a", 0, bytes(48))
     assert caught.value.short_bytes == 48
     shard_writer.discard()
@@ -300,7 +327,7 @@ def test_a_file_system_without_preallocation(tmp_path: Path, monkeypatch: pytest
 
 def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="cannot be written: No such file"):
-        ShardWriter(tmp_path / "absent" / "x", TENSORS)
+        SafetensorsWriter(tmp_path / "absent" / "x", TENSORS)
     with pytest.raises(BadInput, match="cannot be written: No such file"):
         write_atomically(tmp_path / "absent" / "x", b"")
 
@@ -312,4 +339,4 @@ def test_small_files_are_replaced_whole(tmp_path: Path) -> None:
 
 
 def test_a_shard_counts_its_bytes() -> None:
-    assert Shard(file="x", tensors=TENSORS).num_bytes == 48 + 20 + 14 + 9
+    assert SafetensorsShard(file="x", tensors=TENSORS).num_bytes == 48 + 20 + 14 + 9

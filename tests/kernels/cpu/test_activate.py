@@ -13,7 +13,7 @@ from torch import Tensor
 
 from windlass.core.model import Activation
 from windlass.kernels.cpu import activate as native_activate
-from windlass.kernels.ops.activate import _reference
+from windlass.kernels.ops.activate import reference
 
 pytestmark = pytest.mark.cpu
 SETTINGS = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -36,7 +36,7 @@ def test_they_equal_the_reference(
     x = torch.randn(rows, 2 * width if gated else width, generator=torch.Generator().manual_seed(seed)) * 5
     (mine,) = run(lambda: native_activate.activate(x, activation, gated, clamp), rows)
     # In fp64, because PyTorch's own fp32 loses digits of GELU's tail.
-    torch.testing.assert_close(mine, _reference(x.double(), activation, gated, clamp).float(), atol=1e-7, rtol=4e-6)
+    torch.testing.assert_close(mine, reference(x.double(), activation, gated, clamp).float(), atol=1e-7, rtol=4e-6)
 
 
 @pytest.mark.parametrize("activation", list(Activation))
@@ -44,7 +44,7 @@ def test_every_size_of_number(activation: Activation, run: Run) -> None:
     """Relative to fp64, tails too: where a result is as small as 1e-30 it has as many digits as elsewhere."""
     x = torch.cat((torch.linspace(-100, 100, 40_001), torch.logspace(-30, 2, 999), -torch.logspace(-30, 2, 999)))[None]
     (mine,) = run(lambda: native_activate.activate(x, activation, False), 1)
-    exact = _reference(x.double(), activation, False)
+    exact = reference(x.double(), activation, False)
     # As they are usually written, both GELUs lose the digits of their tails even in fp64.
     if activation is Activation.GELU:
         exact = x.double() * torch.special.erfc(-x.double() * 0.5**0.5) / 2
@@ -68,7 +68,7 @@ def test_what_is_not_a_number_stays_so(activation: Activation, run: Run) -> None
 def test_slices_of_wider_rows(run: Run) -> None:
     wide = torch.randn(3, 100, generator=torch.Generator().manual_seed(0))
     (mine,) = run(lambda: native_activate.activate(wide[:, :64], Activation.SILU, True), 3)
-    torch.testing.assert_close(mine, _reference(wide[:, :64], Activation.SILU, True), atol=1e-6, rtol=2e-6)
+    torch.testing.assert_close(mine, reference(wide[:, :64], Activation.SILU, True), atol=1e-6, rtol=2e-6)
 
 
 def test_other_types_are_left_to_the_reference() -> None:

@@ -11,10 +11,11 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from windlass.kernels.arguments import AttentionArgs
 from windlass.kernels.cpu import attention as native_attention
-from windlass.kernels.ops.attention import _reference
+from windlass.kernels.ops.attention import reference
 from windlass.kernels.program import program
-from windlass.kernels.step import BLOCK_TOKENS, Cache, Step, attention_cache, latent_cache
+from windlass.kernels.step import BLOCK_TOKENS, KvCache, Step, attention_cache, latent_cache
 
 pytestmark = pytest.mark.cpu
 SETTINGS = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -42,7 +43,7 @@ def numbers(count: int) -> Tensor:
     return torch.tensor([count], dtype=torch.int32)
 
 
-def made(case: Case) -> tuple[Tensor, Step, Cache, dict[str, Tensor | int | float | None]]:
+def made(case: Case) -> tuple[Tensor, Step, KvCache, dict[str, Tensor | int | float | None]]:
     """Blocks lie in no order, and what no sequence owns is not a number: whoever reads it is found out."""
     draw = torch.Generator().manual_seed(case.seed)
     rows = sum(new for _, new in case.sequences)
@@ -88,8 +89,8 @@ def made(case: Case) -> tuple[Tensor, Step, Cache, dict[str, Tensor | int | floa
 
 def check(case: Case, run: Run) -> None:
     q, step, cache, how = made(case)
-    (mine,) = run(lambda: native_attention.attention(q, q, q, step, cache, **how), q.shape[0])
-    wanted = _reference(q, q, q, step, cache, **how)
+    (mine,) = run(lambda: native_attention.attention(AttentionArgs(q, q, q, step, cache, **how)), q.shape[0])
+    wanted = reference(AttentionArgs(q, q, q, step, cache, **how))
     torch.testing.assert_close(mine, wanted, atol=5e-6, rtol=1e-5)
 
 
@@ -147,7 +148,7 @@ def test_a_row_alone_gets_what_it_gets_in_a_prompt(length: int, dtype: torch.dty
     """Bit for bit, so that how a prompt is cut into chunks changes nothing."""
     case = Case(heads=6, kv_heads=2, dim=64, sequences=((length, length),), dtype=dtype, sinks=True)
     q, step, cache, how = made(case)
-    (whole,) = run(lambda: native_attention.attention(q, q, q, step, cache, **how), length)
+    (whole,) = run(lambda: native_attention.attention(AttentionArgs(q, q, q, step, cache, **how)), length)
     for row in {0, length // 2, length - 1}:
         alone = replace(
             step,
@@ -156,14 +157,14 @@ def test_a_row_alone_gets_what_it_gets_in_a_prompt(length: int, dtype: torch.dty
             counts=torch.tensor([1, 1, 0], dtype=torch.int32),
         )
         one = q[row : row + 1]
-        result = native_attention.attention(one, one, one, alone, cache, **how)
+        result = native_attention.attention(AttentionArgs(one, one, one, alone, cache, **how))
         assert result is not None and torch.equal(result[0], whole[row])
 
 
 def test_neighbours_change_nothing(run: Run) -> None:
     sequences = ((700, 1), (20, 20), (1, 1), (300, 50))
     q, step, cache, how = made(Case(heads=6, kv_heads=2, dim=64, sequences=sequences, window=200))
-    (together,) = run(lambda: native_attention.attention(q, q, q, step, cache, **how), q.shape[0])
+    (together,) = run(lambda: native_attention.attention(AttentionArgs(q, q, q, step, cache, **how)), q.shape[0])
     for index, (length, new) in enumerate(sequences):
         first = int(step.starts[index])
         own = q[first : first + new]
@@ -174,7 +175,7 @@ def test_neighbours_change_nothing(run: Run) -> None:
             blocks=step.blocks[index : index + 1],
             counts=torch.tensor([new, 1, 0], dtype=torch.int32),
         )
-        result = native_attention.attention(own, own, own, alone, cache, **how)
+        result = native_attention.attention(AttentionArgs(own, own, own, alone, cache, **how))
         assert result is not None and torch.equal(result, together[first : first + new])
 
 
@@ -184,7 +185,7 @@ def test_the_number_of_threads_changes_nothing(length: int, instruction_set: str
     results = []
     for count in (1, 2, 3):
         program.set_threads(count)
-        results.append(native_attention.attention(q, q, q, step, cache, **how))
+        results.append(native_attention.attention(AttentionArgs(q, q, q, step, cache, **how)))
     program.set_threads(program.num_threads())
     assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
 
@@ -192,7 +193,7 @@ def test_the_number_of_threads_changes_nothing(length: int, instruction_set: str
 def test_buffers_may_be_longer_than_what_is_in_them(run: Run) -> None:
     """As a runner's are: padding is neither read nor written, and sequences are counted at every run."""
     q, step, cache, how = made(Case(sequences=((40, 3), (20, 1))))
-    wanted = _reference(q, q, q, step, cache, **how)
+    wanted = reference(AttentionArgs(q, q, q, step, cache, **how))
     padded = replace(
         step,
         starts=torch.cat((step.starts, torch.full((5,), 999, dtype=torch.int32))),
@@ -200,24 +201,24 @@ def test_buffers_may_be_longer_than_what_is_in_them(run: Run) -> None:
         blocks=torch.cat((step.blocks, torch.full((5, step.blocks.shape[1]), 10**6, dtype=torch.int32))),
     )
     wide = torch.cat((q, q.new_full((7, *q.shape[1:]), float("nan"))))
-    (result,) = run(lambda: native_attention.attention(wide, q, q, padded, cache, **how), 4)
+    (result,) = run(lambda: native_attention.attention(AttentionArgs(wide, q, q, padded, cache, **how)), 4)
     torch.testing.assert_close(result[:4], wanted, atol=5e-6, rtol=1e-5)
 
 
 def test_queries_may_be_part_of_something_wider(run: Run) -> None:
     q, step, cache, how = made(Case(sequences=((40, 3),)))
     wide = torch.cat((q, q * 9), dim=1)
-    (mine,) = run(lambda: native_attention.attention(wide[:, :4], q, q, step, cache, **how), 3)
-    torch.testing.assert_close(mine, _reference(q, q, q, step, cache, **how), atol=5e-6, rtol=1e-5)
+    (mine,) = run(lambda: native_attention.attention(AttentionArgs(wide[:, :4], q, q, step, cache, **how)), 3)
+    torch.testing.assert_close(mine, reference(AttentionArgs(q, q, q, step, cache, **how)), atol=5e-6, rtol=1e-5)
 
 
 def test_large_scores_do_not_overflow(run: Run) -> None:
     q, step, cache, how = made(Case(sequences=((300, 300),)))
     q = q * 200
-    (mine,) = run(lambda: native_attention.attention(q, q, q, step, cache, **how), 300)
-    torch.testing.assert_close(mine, _reference(q, q, q, step, cache, **how), atol=1e-4, rtol=1e-4)
+    (mine,) = run(lambda: native_attention.attention(AttentionArgs(q, q, q, step, cache, **how)), 300)
+    torch.testing.assert_close(mine, reference(AttentionArgs(q, q, q, step, cache, **how)), atol=1e-4, rtol=1e-4)
 
 
 def test_without_a_cache_it_is_the_references_turn() -> None:
     q, step, _, how = made(Case())
-    assert native_attention.attention(q, q, q, step, None, **how) is None
+    assert native_attention.attention(AttentionArgs(q, q, q, step, None, **how)) is None

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from windlass.core.model import Activation
 from windlass.kernels import build
+from windlass.kernels.arguments import ExpertsArgs
 from windlass.kernels.cpu import experts as native_experts
 from windlass.kernels.cpu import linear as native_linear
 from windlass.kernels.ops import activate, experts
@@ -59,7 +60,7 @@ def by_parts(
             inner = native_linear.linear(
                 x[row : row + 1], one(gate_up, expert), None if gate_up_bias is None else gate_up_bias[expert]
             )
-            hidden = activate._reference(inner, activation, True, more["clamp"])
+            hidden = activate.reference(inner, activation, True, more["clamp"])
             said = native_linear.linear(hidden, one(down, expert), None if down_bias is None else down_bias[expert])
             total[row] += weight * said[0].double()
     return total
@@ -100,12 +101,12 @@ def test_equals_its_parts(
             "clamp": 1.25,
             "add": torch.randn(rows, hidden, generator=draw),
         }
-    (result,) = run(lambda: native_experts.experts(x, ids, weights, gate_up, down, activation, **more), rows)
+    (result,) = run(lambda: native_experts.experts(ExpertsArgs(x, ids, weights, gate_up, down, activation, **more)), rows)
     expected = by_parts(x, ids, weights, gate_up, down, activation, **more)
     # An activation that differs in its last bit may be rounded to the next of 254 steps.
     steps = 0.01 if isinstance(down, Panels) and down.kind != "fp8" else 2e-5
     assert (result - expected).abs().max() <= steps * expected.abs().max()
-    reference = experts._reference(x, ids, weights, gate_up, down, activation, **more)
+    reference = experts.reference(ExpertsArgs(x, ids, weights, gate_up, down, activation, **more))
     assert (result - reference).abs().max() <= 0.04 * reference.abs().max()
     if not any(isinstance(matrix, Panels) for matrix in (gate_up, down)):
         assert (result - reference).abs().max() <= 2e-5 * reference.abs().max()
@@ -121,7 +122,7 @@ def test_a_result_depends_on_neither_threads_nor_other_rows(kind: str) -> None:
             program.set_threads(threads)
             for size in (1, 2, 6, 31):
                 parts = zip(x.split(size), ids.split(size), weights.split(size), strict=True)
-                done = [native_experts.experts(*part, gate_up, down, Activation.SILU) for part in parts]
+                done = [native_experts.experts(ExpertsArgs(*part, gate_up, down, Activation.SILU)) for part in parts]
                 found.append(torch.cat([part for part in done if part is not None]))
     finally:
         program.set_threads(program.num_threads())
@@ -134,20 +135,22 @@ def test_rows_may_crowd_on_one_expert_or_find_theirs_elsewhere() -> None:
     x = torch.randn(40, 64)
     ids, weights = torch.full((40, 2), 3, dtype=torch.int32), torch.rand(40, 2)
     ids[:, 1] = -1
-    result = native_experts.experts(x, ids, weights, gate_up, down, Activation.GELU)
-    lone = native_experts.experts(x, ids[:, :1].contiguous(), weights[:, :1].contiguous(), gate_up, down, Activation.GELU)
+    result = native_experts.experts(ExpertsArgs(x, ids, weights, gate_up, down, Activation.GELU))
+    lone = native_experts.experts(
+        ExpertsArgs(x, ids[:, :1].contiguous(), weights[:, :1].contiguous(), gate_up, down, Activation.GELU)
+    )
     assert torch.equal(result, lone)
     ids[:, 1] = 4
-    assert torch.equal(native_experts.experts(x, ids, weights, gate_up, down, Activation.GELU), lone)
+    assert torch.equal(native_experts.experts(ExpertsArgs(x, ids, weights, gate_up, down, Activation.GELU)), lone)
     add = torch.randn(40, 64)
-    nobody = native_experts.experts(x, torch.full_like(ids, -1), weights, gate_up, down, Activation.GELU, add=add)
+    nobody = native_experts.experts(ExpertsArgs(x, torch.full_like(ids, -1), weights, gate_up, down, Activation.GELU, add=add))
     assert torch.equal(nobody, add)
 
 
 def test_what_is_not_covered_is_left_to_the_reference() -> None:
     gate_up, down = stacked("float32", 2, 64, 32, 1), stacked("float32", 2, 32, 32, 2)
     x, (ids, weights) = torch.randn(3, 32), chosen(3, 2, 1, 0)
-    assert native_experts.experts(x, ids, weights, gate_up, down, Activation.SILU) is not None
-    assert native_experts.experts(x, ids.long(), weights, gate_up, down, Activation.SILU) is None
-    assert native_experts.experts(x.double(), ids, weights, gate_up, down, Activation.SILU) is None
-    assert native_experts.experts(x, ids, weights, gate_up.double(), down, Activation.SILU) is None
+    assert native_experts.experts(ExpertsArgs(x, ids, weights, gate_up, down, Activation.SILU)) is not None
+    assert native_experts.experts(ExpertsArgs(x, ids.long(), weights, gate_up, down, Activation.SILU)) is None
+    assert native_experts.experts(ExpertsArgs(x.double(), ids, weights, gate_up, down, Activation.SILU)) is None
+    assert native_experts.experts(ExpertsArgs(x, ids, weights, gate_up.double(), down, Activation.SILU)) is None

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from windlass.kernels.cpu import heads as native_heads
-from windlass.kernels.ops.heads import _reference
+from windlass.kernels.ops.heads import reference
 
 pytestmark = pytest.mark.cpu
 SETTINGS = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -34,7 +34,7 @@ def test_products(rows: int, heads: int, depth: int, width: int, dtype: torch.dt
     x = torch.randn(rows, heads, depth + 5, generator=draw)[..., :depth]
     weight = torch.randn(heads, depth, width, generator=draw).to(dtype)
     (mine,) = run(lambda: native_heads.heads_matmul(x, weight), rows)
-    torch.testing.assert_close(mine, _reference(x, weight), atol=2e-5, rtol=2e-5)
+    torch.testing.assert_close(mine, reference(x, weight), atol=2e-5, rtol=2e-5)
 
 
 def test_a_row_alone_gives_what_it_gives_among_others(run: Run) -> None:

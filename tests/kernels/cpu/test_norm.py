@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from windlass.kernels.cpu import norm as native_norm
-from windlass.kernels.ops.norm import _reference
+from windlass.kernels.ops.norm import reference
 
 pytestmark = pytest.mark.cpu
 SETTINGS = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -32,13 +32,13 @@ def test_norms(rows: int, width: int, kind: str, seed: int, bias: bool, run: Run
     x, weight = drawn(seed, rows, width) * 3 + 1, drawn(seed + 1, width)
     shift = drawn(seed + 2, width) if bias and kind == "layer" else None
     (mine,) = run(lambda: native_norm.norm(x, weight, shift, 1e-5, kind), rows)
-    torch.testing.assert_close(mine, _reference(x, weight, shift, 1e-5, kind), atol=3e-6, rtol=3e-6)
+    torch.testing.assert_close(mine, reference(x, weight, shift, 1e-5, kind), atol=3e-6, rtol=3e-6)
 
 
 def test_a_far_mean_leaves_the_rest_of_a_layer_norm_exact(run: Run) -> None:
     x, weight = drawn(0, 3, 1001) + 1000, torch.ones(1001)
     (mine,) = run(lambda: native_norm.norm(x, weight, None, 1e-5, "layer"), 3)
-    exact = _reference(x.double(), weight.double(), None, 1e-5, "layer").float()
+    exact = reference(x.double(), weight.double(), None, 1e-5, "layer").float()
     torch.testing.assert_close(mine, exact, atol=3e-4, rtol=1e-4)
 
 
@@ -46,7 +46,7 @@ def test_slices_of_wider_rows_and_rows_that_are_not_there(run: Run) -> None:
     """The latent half of a projection; and a buffer of which only two rows are in use."""
     wide, weight = drawn(0, 5, 100), drawn(1, 64)
     (mine,) = run(lambda: native_norm.norm(wide[:, :64], weight, None, 1e-6, "rms"), 2)
-    torch.testing.assert_close(mine[:2], _reference(wide[:2, :64], weight, None, 1e-6, "rms"), atol=3e-6, rtol=3e-6)
+    torch.testing.assert_close(mine[:2], reference(wide[:2, :64], weight, None, 1e-6, "rms"), atol=3e-6, rtol=3e-6)
 
 
 @pytest.mark.parametrize("kind", ("rms", "layer"))

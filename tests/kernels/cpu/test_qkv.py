@@ -10,10 +10,11 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from windlass.kernels.arguments import LatentArgs, QkvArgs
 from windlass.kernels.cpu import qkv as native_qkv
 from windlass.kernels.ops import latent, qkv
 from windlass.kernels.program import program
-from windlass.kernels.step import BLOCK_TOKENS, Cache, attention_cache, latent_cache
+from windlass.kernels.step import BLOCK_TOKENS, KvCache, attention_cache, latent_cache
 
 pytestmark = pytest.mark.cpu
 SETTINGS = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -36,8 +37,8 @@ def places(rows: int, seed: int) -> dict[str, Tensor]:
 
 
 def both_ways(
-    operation: Callable[[Cache | None], Made], fresh: Callable[[], Cache | None], rows: int
-) -> list[tuple[Made, Cache | None]]:
+    operation: Callable[[KvCache | None], Made], fresh: Callable[[], KvCache | None], rows: int
+) -> list[tuple[Made, KvCache | None]]:
     """At once and replayed, each with a cache of its own."""
     caches = fresh(), fresh()
     at_once = operation(caches[0])
@@ -47,7 +48,7 @@ def both_ways(
     return [(at_once, caches[0]), (later, caches[1])]
 
 
-def assert_same_cache(mine: Cache | None, wanted: Cache | None) -> None:
+def assert_same_cache(mine: KvCache | None, wanted: KvCache | None) -> None:
     if mine is None or wanted is None:
         assert mine is wanted
         return
@@ -91,14 +92,14 @@ def test_splitting(
     norms = (numbers(dim), numbers(dim)) if normed else None
     how = {"norms": norms, "eps": 1e-5, "table": table, "interleaved": interleaved, **places(rows, seed)}
 
-    def fresh() -> Cache | None:
+    def fresh() -> KvCache | None:
         return None if dtype is None else attention_cache(NUM_BLOCKS, kv_heads, dim, dtype)
 
     wanted_cache = fresh()
-    wanted = qkv._reference(x.clone(), heads, kv_heads, dim, cache=wanted_cache, **how)
+    wanted = qkv.reference(QkvArgs(x.clone(), heads, kv_heads, dim, cache=wanted_cache, **how))
     copies = iter((x.clone(), x.clone()))
     for mine, cache in both_ways(
-        lambda cache: native_qkv.split_qkv(next(copies), heads, kv_heads, dim, cache=cache, **how), fresh, rows
+        lambda cache: native_qkv.split_qkv(QkvArgs(next(copies), heads, kv_heads, dim, cache=cache, **how)), fresh, rows
     ):
         assert mine is not None
         for one, other in zip(mine, wanted, strict=True):
@@ -114,8 +115,8 @@ def test_a_bf16_cache_holds_the_nearest_even_number() -> None:
     numbers[0, 64:72], numbers[0, 128:136] = edges, edges
     how = {"norms": None, "eps": 1e-5, "table": None, "interleaved": False, **places(16, 0)}
     mine, wanted = attention_cache(NUM_BLOCKS, 1, 64, torch.bfloat16), attention_cache(NUM_BLOCKS, 1, 64, torch.bfloat16)
-    assert native_qkv.split_qkv(numbers.clone(), 1, 1, 64, cache=mine, **how) is not None
-    qkv._reference(numbers, 1, 1, 64, cache=wanted, **how)
+    assert native_qkv.split_qkv(QkvArgs(numbers.clone(), 1, 1, 64, cache=mine, **how)) is not None
+    qkv.reference(QkvArgs(numbers, 1, 1, 64, cache=wanted, **how))
     assert mine.values is not None and wanted.values is not None
     assert torch.equal(mine.keys.view(torch.int16), wanted.keys.view(torch.int16))
     assert torch.equal(mine.values.view(torch.int16), wanted.values.view(torch.int16))
@@ -127,7 +128,7 @@ def test_what_is_not_a_number_stays_so() -> None:
     numbers = torch.tensor([0x7F800001, 0x7FFFFFFF, -1, 0x7FC00000], dtype=torch.int32).view(torch.float32).repeat(24)[None]
     cache = attention_cache(NUM_BLOCKS, 1, 32, torch.bfloat16)
     where = {"positions": torch.zeros(1, dtype=torch.int32), "slots": torch.zeros(1, dtype=torch.int32)}
-    native_qkv.split_qkv(numbers, 1, 1, 32, norms=None, eps=1e-5, table=None, interleaved=False, cache=cache, **where)
+    native_qkv.split_qkv(QkvArgs(numbers, 1, 1, 32, norms=None, eps=1e-5, table=None, interleaved=False, cache=cache, **where))
     assert cache.values is not None
     assert cache.keys[0, 0, :, 0].isnan().all() and cache.values[0, 0, 0].isnan().all()
 
@@ -152,12 +153,14 @@ def test_joining_latents(
     kv, norm, table = numbers(rows, latent_dim + 2 * half), numbers(latent_dim), numbers(50, 2, half)
     how = {"norm": norm, "eps": 1e-6, "table": table, "interleaved": interleaved, **places(rows, seed)}
 
-    def fresh() -> Cache | None:
+    def fresh() -> KvCache | None:
         return None if dtype is None else latent_cache(NUM_BLOCKS, latent_dim, 2 * half, dtype)
 
     wanted_cache = fresh()
-    wanted = latent._reference(absorbed, q, kv, cache=wanted_cache, **how)
-    for mine, cache in both_ways(lambda cache: native_qkv.join_latent(absorbed, q, kv, cache=cache, **how), fresh, rows):
+    wanted = latent.reference(LatentArgs(absorbed, q, kv, cache=wanted_cache, **how))
+    for mine, cache in both_ways(
+        lambda cache: native_qkv.join_latent(LatentArgs(absorbed, q, kv, cache=cache, **how)), fresh, rows
+    ):
         assert mine is not None
         for one, other in zip(mine, wanted, strict=True):
             torch.testing.assert_close(one, other, atol=3e-6, rtol=3e-6)
@@ -168,7 +171,7 @@ def test_rows_that_are_not_there_are_not_stored() -> None:
     x, cache = draw(0)(9, 3 * 16), attention_cache(NUM_BLOCKS, 1, 16, torch.float32)
     how = {"norms": None, "eps": 1e-5, "table": None, "interleaved": False, **places(9, 0)}
     with program.record(torch.tensor([2], dtype=torch.int32)) as recorded:
-        native_qkv.split_qkv(x, 1, 1, 16, cache=cache, **how)
+        native_qkv.split_qkv(QkvArgs(x, 1, 1, 16, cache=cache, **how))
     assert (cache.keys == 0).all(), "nothing runs while it is recorded"
     recorded.run()
     stored = cache.keys.permute(0, 3, 1, 2).reshape(-1, 16)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from windlass.core.model import Router, Scoring
 from windlass.kernels.cpu import route as native_route
-from windlass.kernels.ops.route import _reference
+from windlass.kernels.ops.route import reference
 
 pytestmark = pytest.mark.cpu
 SETTINGS = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -56,7 +56,7 @@ def test_it_equals_the_reference(
     correction = torch.randn(experts, generator=draw) * 0.1 if corrected else None
     router = Router(scoring=scoring, renormalize=renormalize, scale=scale, num_groups=groups[0], num_chosen_groups=groups[1])
     ids, weights = run(lambda: native_route.route(logits, correction, router, active), rows)
-    wanted_ids, wanted = _reference(logits, correction, router, active)
+    wanted_ids, wanted = reference(logits, correction, router, active)
     assert torch.equal(ids, wanted_ids)
     torch.testing.assert_close(weights, wanted, atol=1e-7, rtol=3e-6)
 

@@ -21,7 +21,7 @@ from windlass.kernels.cuda import driver, layout, linear, route
 from windlass.kernels.step import BLOCK_TOKENS, Step
 from windlass.nn import Decoder
 from windlass.weights.load.random import RandomWeights
-from windlass.weights.load.tiled import are_paired
+from windlass.weights.load.tiled import is_gate_up
 
 PROCESSORS, MAX_SHARED, MAX_THREADS = 132, 227 * 1024, 1024
 META = torch.device("meta")
@@ -37,7 +37,7 @@ class Shapes(RandomWeights):
         how, shape = stored(rules[0], self.scheme), self._shape(rules)
         if how.bits != 4 or how.group is None:
             return torch.empty(shape, dtype=self.dtype, device=META)
-        paired = are_paired([rule.ours for rule in rules])
+        paired = is_gate_up([rule.ours for rule in rules])
         return layout.empty(max(num_experts, 1), *shape, how.group, paired=paired, device=META)
 
     def _numbers(self, rule: Rule, name: str, before: tuple[int, ...]) -> Tensor:

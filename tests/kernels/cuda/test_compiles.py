@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -13,17 +14,19 @@ HERE = str(Path(__file__).parent)
 if HERE not in sys.path:
     sys.path.insert(0, HERE)
 
+from kept import compiled, functions_of  # noqa: E402
 from recorded import Recorder, Unit, full_size, record  # noqa: E402
 
-from windlass.core.fused import lacks  # noqa: E402
+from windlass.core.fused import unsupported  # noqa: E402
 from windlass.families.registry import known_models, spec_of  # noqa: E402
 from windlass.kernels.cuda import driver  # noqa: E402
 
 pytestmark = pytest.mark.cpu
 
 TARGET = "sm_90a"
+OTHER_TARGETS = ("sm_80", "sm_100a")
 COMPILED = ("GLM-4.5-Air", "GLM-4.6", "Qwen3-30B-A3B", "Llama-3.1-70B")
-SOURCES = sorted(file.name for file in driver.FOLDER.glob("*.cu"))
+SOURCES = sorted(file.name for file in driver.SOURCES.glob("*.cu"))
 
 
 @cache
@@ -62,15 +65,33 @@ def nvrtc() -> None:
         pytest.skip(f"{error}: pip install --no-deps nvidia-cuda-nvrtc==13.0.88")
 
 
+def units_of(file: str) -> dict[Unit, set[str]]:
+    mine = {unit: names for unit, names in units().items() if unit[0] == file}
+    return with_fewer(mine) if file == "small.cu" else mine
+
+
+def all_units() -> Iterator[tuple[str, dict[str, int], str]]:
+    """File, defines and target of all that is compiled here."""
+    for file in SOURCES:
+        yield from ((file, dict(defines), TARGET) for (_, defines) in units_of(file))
+    yield "small.cu", {"GROUP": 64}, TARGET
+    yield from (("small.cu", {}, target) for target in OTHER_TARGETS)
+
+
 @pytest.mark.usefixtures("nvrtc")
 @pytest.mark.parametrize("file", SOURCES)
 def test_compiles(file: str) -> None:
-    mine = {unit: functions for unit, functions in units().items() if unit[0] == file}
+    mine = units_of(file)
     assert mine, f"no step launches anything of {file}"
-    for (_, defines), functions in (with_fewer(mine) if file == "small.cu" else mine).items():
-        image = driver.compile_cubin(driver.source(file), dict(defines), TARGET)
-        for function in functions:
-            assert f".text.{function}\0".encode() in image, f"{file} has no {function}"
+    for (_, defines), wanted in mine.items():
+        assert wanted <= functions_of(file, dict(defines), TARGET), file
+
+
+@pytest.mark.usefixtures("nvrtc")
+@pytest.mark.parametrize("file", [pytest.param(file, marks=() if file == "rotary.cu" else pytest.mark.long) for file in SOURCES])
+def test_compiles_as_it_is_kept(file: str) -> None:
+    for (_, defines), wanted in units_of(file).items():
+        assert wanted <= compiled(file, dict(defines), TARGET) == functions_of(file, dict(defines), TARGET)
 
 
 @pytest.mark.usefixtures("nvrtc")
@@ -82,11 +103,10 @@ def test_what_does_not_compile_says_why() -> None:
 @pytest.mark.usefixtures("nvrtc")
 def test_functions_that_no_step_launches_are_there() -> None:
     """What weights and graphs ask for."""
-    image = driver.compile_cubin(driver.source("small.cu"), {"GROUP": 64}, TARGET)
-    assert all(f".text.{function}\0".encode() in image for function in ("repack", "greedy"))
+    assert {"repack", "greedy"} <= functions_of("small.cu", {"GROUP": 64}, TARGET)
 
 
-@pytest.mark.parametrize("name", [known.name for known in known_models() if not lacks(spec_of(known))])
+@pytest.mark.parametrize("name", [known.name for known in known_models() if not unsupported(spec_of(known))])
 def test_every_model_can_be_launched(name: str) -> None:
     """Grids, threads and shared memory within what the device has, for every way that a step can take."""
     found = recorded(name)
@@ -100,7 +120,7 @@ def test_other_groups_can_be_launched(group: int) -> None:
     assert any(dict(defines).get("GROUP") == group for (_, defines) in recorded("GLM-4.5-Air", group).units)
 
 
-@pytest.mark.parametrize("target", ["sm_80", "sm_100a"])
+@pytest.mark.parametrize("target", OTHER_TARGETS)
 def test_what_every_generation_needs_compiles_for_others(nvrtc: None, target: str) -> None:
     """Greedy tokens are found by small.cu wherever steps are graphs."""
-    assert b"greedy" in driver.compile_cubin(driver.source("small.cu"), {}, target)
+    assert "greedy" in functions_of("small.cu", {}, target)

@@ -1,12 +1,29 @@
 """The decode kernels against plain torch, on a GPU."""
 
+# ruff: noqa: E402 (the folder of cuda_references is put on the path first)
+
 from __future__ import annotations
 
 import math
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
+
+CUDA_TESTS = str(Path(__file__).parent)
+if CUDA_TESTS not in sys.path:
+    sys.path.insert(0, CUDA_TESTS)
+
+from cuda_references import (
+    decode_attention_reference,
+    experts_reference,
+    linear_reference,
+    norm_reference,
+    rotate_reference,
+    route_reference,
+)
 
 from windlass.kernels.cuda import attention, experts, layout, linear, norm, route
 
@@ -55,10 +72,10 @@ def test_linear_one() -> None:
             torch.rand(inputs, device="cuda") + 0.5,
             torch.randn(rows, device="cuda"),
         )
-        normed = linear.norm_reference(x, gain, EPS).to(torch.bfloat16)
-        expected = linear.linear_reference(normed, weight, bias=bias)
+        normed = norm_reference(x, gain, EPS).to(torch.bfloat16)
+        expected = linear_reference(normed, weight, bias=bias)
         bound = 1e-4  # fixed-point activations, integer products
-        exact = linear.linear_reference(linear.norm_reference(x, gain, EPS), weight, bias=bias)
+        exact = linear_reference(norm_reference(x, gain, EPS), weight, bias=bias)
         close(linear.linear_one(x, weight, poisoned(rows), bias=bias, norm=gain, eps=EPS), exact, bound)
         close(linear.linear_one(normed, weight, poisoned(rows, dtype=torch.bfloat16), bias=bias), expected, 4e-3)
         residual = torch.randn(rows, device="cuda")
@@ -72,7 +89,7 @@ def test_linear_of_several_rows() -> None:
         bias = torch.randn(rows, device="cuda")
         for count in (2, 8, 13, 64, 200):
             x = torch.randn(count, inputs, device="cuda").to(torch.bfloat16)
-            plain = linear.linear_reference(x, weight)
+            plain = linear_reference(x, weight)
             bound = 1e-3 if group == 128 else 3e-3
             slices = linear.num_slices(weight)
             for product, columns in ((0, 1), (1, 1), (0, 2), (1, 2)):
@@ -112,15 +129,15 @@ def test_experts_of_one_row() -> None:
     )
     correction, chosen = torch.rand(32, device="cuda"), route.routes(1, 32, 8, 1)
     logits = route.router_one(x, gain, router, poisoned(32), EPS)
-    normed = linear.norm_reference(x, gain, EPS)
+    normed = norm_reference(x, gain, EPS)
     close(logits, normed @ router.T, 1e-5)
     hidden = experts.gate_up_one(
         x, gain, gate_up, poisoned(9, 1408, dtype=torch.bfloat16), logits, correction, chosen, eps=EPS, routed_scale=2.5
     )
-    ids, weights = route.route_reference(logits[None], correction, 8, 2.5)
+    ids, weights = route_reference(logits[None], correction, 8, 2.5)
     assert torch.equal(chosen.ids, ids)
     close(chosen.weights, weights, 1e-6)
-    expected = experts.experts_reference(normed[None].to(torch.bfloat16), ids, weights, gate_up, down, num_shared=1)[0]
+    expected = experts_reference(normed[None].to(torch.bfloat16), ids, weights, gate_up, down, num_shared=1)[0]
     close(experts.down_one(hidden, down, poisoned(1024), chosen), expected, 4e-3)
     residual = x.clone()
     close(experts.down_one(hidden, down, residual, chosen, residual=residual), expected + x, 4e-3)
@@ -134,7 +151,7 @@ def test_experts_of_several_rows() -> None:
         logits = route.router_many(x, router, poisoned(rows, 32))
         close(logits, x.float() @ router.T, 1e-5)
         chosen = route.route_many(logits, correction, route.routes(rows, 32, 8, 1))
-        ids, weights = route.route_reference(logits, correction, 8)
+        ids, weights = route_reference(logits, correction, 8)
         assert torch.equal(chosen.ids, ids)
         close(chosen.weights, weights, 1e-6)
         items = route.items_reference(ids, 32, 1)
@@ -144,7 +161,7 @@ def test_experts_of_several_rows() -> None:
             assert chosen.item_expert[number].item() == expert
             assert [r for r in chosen.item_rows[number].tolist() if r >= 0] == members
             assert [p for p in chosen.item_places[number].tolist() if p >= 0] == places
-        plain = experts.experts_reference(x, ids, weights, gate_up, down, num_shared=1)
+        plain = experts_reference(x, ids, weights, gate_up, down, num_shared=1)
         for product in (0, 1):
             for items in (chosen, route.dispatch(ids, weights, 32, 1, 16)):  # of 8 rows, of 16
                 act = poisoned(rows * 9, 1408, dtype=torch.bfloat16)
@@ -154,7 +171,7 @@ def test_experts_of_several_rows() -> None:
                 expected, out = residual + plain, poisoned(rows, 1024, dtype=torch.bfloat16)
                 norm.add_norm(residual, gain, out, EPS, parts=parts, weights=chosen.weights)
                 close(residual, expected, 4e-3)
-                close(out, linear.norm_reference(residual, gain, EPS), 4e-3)
+                close(out, norm_reference(residual, gain, EPS), 4e-3)
 
 
 def test_rows_with_outliers_and_without_anything() -> None:
@@ -163,7 +180,7 @@ def test_rows_with_outliers_and_without_anything() -> None:
     x = torch.randn(8, 4096, device="cuda")
     x[1], x[2, 77], x[3] = 0.0, 300.0, x[3] * 1e-12
     x = x.to(torch.bfloat16)
-    expected = linear.linear_reference(x, weight)
+    expected = linear_reference(x, weight)
     actual = linear.linear_eight(x, weight, poisoned(1, 8, 256), product=1)[0]
     assert not actual[1].any()
     for row in (0, 2, 3, 4, 5, 6, 7):
@@ -184,10 +201,10 @@ def test_experts_of_many_rows() -> None:
     )
     x = torch.randn(rows, 1024, device="cuda").to(torch.bfloat16)
     ids, weights = route.choose_many(logits, correction, 8)
-    expected_ids, expected_weights = route.route_reference(logits, correction, 8)
+    expected_ids, expected_weights = route_reference(logits, correction, 8)
     assert torch.equal(ids, expected_ids)
     close(weights, expected_weights, 1e-6)
-    gain, plain = torch.rand(1024, device="cuda"), experts.experts_reference(x, ids, weights, gate_up, down, num_shared=1)
+    gain, plain = torch.rand(1024, device="cuda"), experts_reference(x, ids, weights, gate_up, down, num_shared=1)
     for size in (64, 128, 144, 160):
         chosen, expected = route.dispatch(ids, weights, 32, 1, size), route.dispatch(ids.cpu(), weights.cpu(), 32, 1, size)
         count = int(expected.num_items.item())
@@ -213,7 +230,7 @@ def test_rotate_store() -> None:
     )
     for interleaved in (False, True):
         q, k, v = qkv.view(rows, 112, 128).split((96, 8, 8), dim=1)
-        turned = [attention.rotate_reference(part, case["table"], positions, interleaved).to(torch.bfloat16) for part in (q, k)]
+        turned = [rotate_reference(part, case["table"], positions, interleaved).to(torch.bfloat16) for part in (q, k)]
         actual = attention.rotate_store(
             qkv.clone(), case["table"], positions, slots, case["keys"], case["values"], 8, interleaved=interleaved
         )
@@ -232,13 +249,13 @@ def test_add_norm_of_slices() -> None:
     expected = residual + parts.sum(0)
     out = norm.add_norm(residual, gain, poisoned(5, 4096, dtype=torch.bfloat16), EPS, parts=parts)
     close(residual, expected, 1e-6)
-    close(out, linear.norm_reference(expected, gain, EPS), 4e-3)
+    close(out, norm_reference(expected, gain, EPS), 4e-3)
 
 
 def test_head_of_one_row() -> None:
     x, gain = torch.randn(4096, device="cuda"), torch.rand(4096, device="cuda")
     weight = torch.randn(5003, 4096, device="cuda").to(torch.bfloat16)
-    close(norm.head_one(x, gain, weight, poisoned(5003), EPS), linear.norm_reference(x, gain, EPS) @ weight.float().T, 1e-5)
+    close(norm.head_one(x, gain, weight, poisoned(5003), EPS), norm_reference(x, gain, EPS) @ weight.float().T, 1e-5)
 
 
 def attention_case(lengths: list[int], heads: int, kv_heads: int, rotary: int) -> dict[str, Tensor]:
@@ -275,7 +292,7 @@ def test_decode_attention() -> None:
         kv_heads = 8
         case = attention_case(lengths, heads * kv_heads, kv_heads, 64)
         expected_case = {name: tensor.clone() for name, tensor in case.items()}
-        expected = attention.decode_attention_reference(**expected_case, scale=1 / math.sqrt(128), interleaved=interleaved)
+        expected = decode_attention_reference(**expected_case, scale=1 / math.sqrt(128), interleaved=interleaved)
         space = attention.workspace(len(lengths), heads * kv_heads, kv_heads, splits)
         for _ in range(2):
             out = poisoned(len(lengths), heads * kv_heads * 128, dtype=torch.bfloat16)

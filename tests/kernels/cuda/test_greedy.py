@@ -1,9 +1,13 @@
 """The most likely token of each row, and the step that follows: plain PyTorch against a loop, and the kernel against that."""
 
+# ruff: noqa: E402 (the folder of cuda_references is put on the path first)
+
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from windlass.kernels.cuda.greedy import greedy, greedy_reference, workspace
+CUDA_TESTS = str(Path(__file__).parent)
+if CUDA_TESTS not in sys.path:
+    sys.path.insert(0, CUDA_TESTS)
+
+from cuda_references import greedy_reference
+
+from windlass.kernels.cuda.greedy import greedy, workspace
 from windlass.kernels.step import BLOCK_TOKENS, Step
 
 NUMBERS = st.sampled_from([0.0, 1.0, 2.0, -3.0, 1e30, math.inf, -math.inf, math.nan])

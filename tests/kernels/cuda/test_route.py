@@ -1,9 +1,20 @@
 """Dispatch of many rows in plain torch: the items of the reference, whatever the rows chose."""
 
+# ruff: noqa: E402 (the folder of cuda_references is put on the path first)
+
 from __future__ import annotations
+
+import sys
+from pathlib import Path
 
 import pytest
 import torch
+
+CUDA_TESTS = str(Path(__file__).parent)
+if CUDA_TESTS not in sys.path:
+    sys.path.insert(0, CUDA_TESTS)
+
+from cuda_references import route_reference
 
 from windlass.kernels.cuda import route
 
@@ -12,7 +23,7 @@ pytestmark = pytest.mark.cpu
 
 @pytest.mark.parametrize(("rows", "num_shared"), [(1, 0), (5, 1), (200, 1), (64, 0)])
 def test_dispatch_makes_the_items_of_the_reference(rows: int, num_shared: int) -> None:
-    ids, weights = route.route_reference(torch.randn(rows, 16, generator=torch.Generator().manual_seed(rows)), None, 4)
+    ids, weights = route_reference(torch.randn(rows, 16, generator=torch.Generator().manual_seed(rows)), None, 4)
     made = route.dispatch(ids, weights, 16, num_shared, item_rows=32)
     expected = route.items_reference(ids, 16, num_shared, item_rows=32)
     assert made.num_items.item() == len(expected) <= made.item_expert.shape[0]
@@ -25,6 +36,6 @@ def test_dispatch_makes_the_items_of_the_reference(rows: int, num_shared: int) -
 def test_weights_sum_to_the_scale_() -> None:
     logits = torch.zeros(1, 8)
     logits[0, 5] = 1.0
-    ids, weights = route.route_reference(logits, torch.zeros(8), 2, routed_scale=2.5)
+    ids, weights = route_reference(logits, torch.zeros(8), 2, routed_scale=2.5)
     assert ids[0, 0].item() == 5
     assert weights.sum().item() == pytest.approx(2.5)

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from windlass.kernels.ops.attention import _reference
+from windlass.kernels.arguments import AttentionArgs
+from windlass.kernels.ops.attention import reference
 from windlass.kernels.step import BLOCK_TOKENS, Step, attention_cache, latent_cache
 
 pytestmark = pytest.mark.cpu
@@ -93,14 +94,14 @@ def test_definition(case: Case) -> None:
         expected += [defined(q[first + row], keys, values, before + row, case, sinks, slopes) for row in range(rows)]
     nothing = q[:, : case.kv_heads] * float("nan")
     how = {"window": case.window, "sinks": sinks if case.sinks else None, "slopes": slopes if case.slopes else None}
-    found = _reference(q, nothing, nothing, step, cache, scale=0.3, **how)
+    found = reference(AttentionArgs(q, nothing, nothing, step, cache, scale=0.3, **how))
     torch.testing.assert_close(found, torch.tensor(expected), atol=1e-5, rtol=1e-5)
 
 
 def test_without_a_cache_each_sequence_sees_itself() -> None:
     step = make_step(((0, 5), (0, 3)), torch.zeros(2, 1, dtype=torch.long))
     q, k, v = torch.randn(8, 4, 6), torch.randn(8, 2, 6), torch.randn(8, 2, 6)
-    found = _reference(q, k, v, step, None, scale=6**-0.5)
+    found = reference(AttentionArgs(q, k, v, step, None, scale=6**-0.5))
     for rows in (slice(0, 5), slice(5, 8)):
         parts = (part[rows].transpose(0, 1) for part in (q, k, v))
         expected = functional.scaled_dot_product_attention(*parts, is_causal=True, enable_gqa=True)
@@ -112,12 +113,12 @@ def test_values_are_part_of_a_latent_key() -> None:
     cache = latent_cache(3, 5, 2, torch.float32)
     q, keys = torch.randn(20, 3, 7), torch.randn(20, 1, 7)
     cache.store(keys, None, step.slots)
-    found = _reference(q, keys, keys, step, cache, scale=0.5)
+    found = reference(AttentionArgs(q, keys, keys, step, cache, scale=0.5))
     assert found.shape == (20, 15)
-    torch.testing.assert_close(found, _reference(q, keys, keys[..., :5], step, None, scale=0.5))
+    torch.testing.assert_close(found, reference(AttentionArgs(q, keys, keys[..., :5], step, None, scale=0.5)))
 
 
 def test_a_window_of_one_sees_itself() -> None:
     step = make_step(((0, 4),), torch.zeros(1, 1, dtype=torch.long))
     q, k, v = torch.randn(3, 4, 2, 6)
-    torch.testing.assert_close(_reference(q, k, v, step, None, scale=1.0, window=1), v.flatten(1))
+    torch.testing.assert_close(reference(AttentionArgs(q, k, v, step, None, scale=1.0, window=1)), v.flatten(1))

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from windlass.core.model import Activation
-from windlass.kernels.ops.activate import _reference as activate
-from windlass.kernels.ops.experts import _reference, experts
+from windlass.kernels.arguments import ExpertsArgs
+from windlass.kernels.ops.activate import reference as activate
+from windlass.kernels.ops.experts import experts, reference
 from windlass.kernels.packing import quantize
 from windlass.kernels.packing.panels import Panels
 
@@ -35,8 +36,10 @@ def test_one_by_one(rows: int, active: int, biased: bool, activation: Activation
     gate_up, down = random(5, 8, 6), random(5, 6, 4)
     gate_up_bias, down_bias = (random(5, 8), random(5, 6)) if biased else (None, None)
     clamp = 0.7 if activation is Activation.CLAMPED_SWIGLU else None
-    found = _reference(
-        x, ids, weights, gate_up, down, activation, gate_up_bias=gate_up_bias, down_bias=down_bias, clamp=clamp, add=residual
+    found = reference(
+        ExpertsArgs(
+            x, ids, weights, gate_up, down, activation, gate_up_bias=gate_up_bias, down_bias=down_bias, clamp=clamp, add=residual
+        )
     )
     expected = residual.clone()
     for row in range(rows):
@@ -52,14 +55,14 @@ def test_packed_experts_are_their_numbers() -> None:
     down = Panels.random("int4", 32, 64, 32, num_experts=3, deviation=0.3, seed=1)
     x, ids, weights = torch.randn(4, 32), torch.tensor([[0], [2], [2], [0]], dtype=torch.int32), torch.rand(4, 1)
     dense = [torch.stack([packed.dense(expert) for expert in range(3)]) for packed in (gate_up, down)]
-    expected = _reference(x, ids, weights, *dense, Activation.SILU)
-    torch.testing.assert_close(_reference(x, ids, weights, gate_up, down, Activation.SILU), expected)
+    expected = reference(ExpertsArgs(x, ids, weights, *dense, Activation.SILU))
+    torch.testing.assert_close(reference(ExpertsArgs(x, ids, weights, gate_up, down, Activation.SILU)), expected)
 
 
 def test_only_the_chosen_learn() -> None:
     gate_up, down = torch.randn(3, 8, 6, requires_grad=True), torch.randn(3, 6, 4, requires_grad=True)
     ids = torch.tensor([[0, 2]], dtype=torch.int32)
-    experts(torch.randn(1, 6), ids, torch.ones(1, 2), gate_up, down, Activation.SILU).sum().backward()
+    experts(ExpertsArgs(torch.randn(1, 6), ids, torch.ones(1, 2), gate_up, down, Activation.SILU)).sum().backward()
     for part in (gate_up, down):
         assert part.grad is not None
         assert [bool(expert.any()) for expert in part.grad] == [True, False, True]
@@ -81,7 +84,7 @@ def test_ranks_with_some_experts_each_say_together_what_one_with_all_says(compil
     def said(first: int, last: int, rows: int = 7) -> Tensor:
         matrices = [stacked(part[first:last]) if packed else part[first:last].contiguous() for part in (gate_up, down)]
         given = (x[:rows], ids[:rows] - first, weights[:rows], *matrices, Activation.SILU)
-        return (experts if compiled else _reference)(*given, down_bias=biases[first:last].contiguous())
+        return (experts if compiled else reference)(ExpertsArgs(*given, down_bias=biases[first:last].contiguous()))
 
     torch.testing.assert_close(said(0, 2) + said(2, 5), said(0, 5), atol=0.05 if packed and compiled else 1e-5, rtol=0.01)
     assert not said(0, 2, rows=1).any()

@@ -9,8 +9,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from windlass.core.model import Activation  # noqa: E402
-from windlass.kernels.ops import experts_training as experts_learning  # noqa: E402
-from windlass.kernels.ops.experts import _reference  # noqa: E402
+from windlass.kernels.arguments import ExpertsArgs  # noqa: E402
+from windlass.kernels.ops import experts_training  # noqa: E402
+from windlass.kernels.ops.experts import reference  # noqa: E402
 
 pytestmark = pytest.mark.cpu
 
@@ -35,8 +36,8 @@ def inputs(*, elsewhere: bool = False, idle: bool = False) -> tuple[Any, ...]:
 def test_one_product_is_the_loop(case: dict[str, bool], activation: Activation) -> None:
     x, ids, shares, gate_up, down = inputs(**case)
     learning = (x, shares, gate_up, down)
-    expected = _reference(x, ids, shares, gate_up, down, activation, clamp=1.5, add=x)
-    found = experts_learning.experts(x, ids, shares, gate_up, down, activation, clamp=1.5, add=x)
+    expected = reference(ExpertsArgs(x, ids, shares, gate_up, down, activation, clamp=1.5, add=x))
+    found = experts_training.experts(ExpertsArgs(x, ids, shares, gate_up, down, activation, clamp=1.5, add=x))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     weight = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1))
     for one, other in zip(*(torch.autograd.grad((said * weight).sum(), learning) for said in (found, expected)), strict=True):
@@ -45,12 +46,12 @@ def test_one_product_is_the_loop(case: dict[str, bool], activation: Activation) 
 
 def test_slots_are_aligned_and_nobody_shares_one() -> None:
     _, ids, *_ = inputs(elsewhere=True)
-    places = experts_learning.arranged(ids, EXPERTS)
+    places = experts_training.arranged(ids, EXPERTS)
     ends = places.ends.tolist()
-    assert all(end % experts_learning.ALIGNED_ROWS == 0 for end in ends)
+    assert all(end % experts_training.ALIGNED_ROWS == 0 for end in ends)
     assert sorted(ends) == ends
     assert ends[-1] < len(places.rows)
-    used = places.slots[places.here]
+    used = places.slots[places.is_local]
     assert len(used.unique()) == len(used)
     begins = [0, *ends[:-1]]
     for choice, slot in enumerate(places.slots.tolist()):

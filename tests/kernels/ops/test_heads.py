@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from windlass.kernels.ops.gather import gather
-from windlass.kernels.ops.heads import _reference, heads_matmul
+from windlass.kernels.ops.heads import heads_matmul, reference
 
 pytestmark = pytest.mark.cpu
 
 
 def test_head_by_head() -> None:
     x, weight = torch.randn(5, 3, 4), torch.randn(3, 4, 6)
-    found = _reference(x, weight)
+    found = reference(x, weight)
     assert found.is_contiguous()
     for head in range(3):
         torch.testing.assert_close(found[:, head], x[:, head] @ weight[head])
@@ -23,12 +23,12 @@ def test_head_by_head() -> None:
 def test_a_slice_of_wider_heads(dtype: torch.dtype) -> None:
     """Whoever computes: the queries of latent attention are cut out of heads that also carry their position."""
     x, weight = torch.randn(5, 3, 7), torch.randn(3, 4, 6).to(dtype)
-    torch.testing.assert_close(heads_matmul(x[..., :4], weight), _reference(x[..., :4].contiguous(), weight))
+    torch.testing.assert_close(heads_matmul(x[..., :4], weight), reference(x[..., :4].contiguous(), weight))
 
 
 def test_a_matrix_seen_from_its_other_side() -> None:
     x, weight = torch.randn(5, 3, 4), torch.randn(3, 6, 4)
-    torch.testing.assert_close(heads_matmul(x, weight.transpose(1, 2)), _reference(x, weight.transpose(1, 2).contiguous()))
+    torch.testing.assert_close(heads_matmul(x, weight.transpose(1, 2)), reference(x, weight.transpose(1, 2).contiguous()))
 
 
 def test_rows() -> None:

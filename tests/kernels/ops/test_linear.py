@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from windlass.kernels.ops.linear import _embed_reference, _reference, embed, linear
+from windlass.kernels.ops.linear import embed, embed_reference, linear, reference
 from windlass.kernels.packing.panels import Panels
 
 pytestmark = pytest.mark.cpu
@@ -18,8 +18,8 @@ def packed(num_out: int = 20, num_in: int = 64) -> Panels:
 
 def test_bias_and_residual() -> None:
     x, weight, bias, residual = torch.randn(3, 8), torch.randn(5, 8), torch.randn(5), torch.randn(3, 5)
-    torch.testing.assert_close(_reference(x, weight), x @ weight.T)
-    torch.testing.assert_close(_reference(x, weight, bias, residual), x @ weight.T + bias + residual)
+    torch.testing.assert_close(reference(x, weight), x @ weight.T)
+    torch.testing.assert_close(reference(x, weight, bias, residual), x @ weight.T + bias + residual)
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_bias_and_residual() -> None:
 )
 def test_the_wider_type_computes(activations: torch.dtype, weights: torch.dtype, results: torch.dtype) -> None:
     x, weight, bias = torch.randn(3, 8).to(activations), torch.randn(5, 8).to(weights), torch.randn(5)
-    found = _reference(x, weight, bias)
+    found = reference(x, weight, bias)
     assert found.dtype == results
     loose = 2e-2 if results == torch.bfloat16 else 1e-5
     torch.testing.assert_close(found.double(), x.double() @ weight.double().T + bias, atol=loose, rtol=loose)
@@ -42,8 +42,8 @@ def test_the_wider_type_computes(activations: torch.dtype, weights: torch.dtype,
 
 def test_packed_weights_are_their_numbers() -> None:
     x, weight, bias = torch.randn(3, 64), packed(), torch.randn(20)
-    torch.testing.assert_close(_reference(x, weight, bias), x @ weight.dense().T + bias)
-    assert _reference(x.bfloat16(), weight).dtype == torch.bfloat16
+    torch.testing.assert_close(reference(x, weight, bias), x @ weight.dense().T + bias)
+    assert reference(x.bfloat16(), weight).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("native", [True, False])
@@ -55,7 +55,7 @@ def test_rows_of_a_table(monkeypatch: pytest.MonkeyPatch, native: bool) -> None:
     assert torch.equal(embed(tokens, table.bfloat16()), table.bfloat16()[tokens.long()].float())
     torch.testing.assert_close(embed(tokens, panels), panels.dense()[tokens.long()])
     assert embed(tokens, table.bfloat16(), torch.bfloat16).dtype == torch.bfloat16
-    assert _embed_reference(tokens, panels, torch.bfloat16).dtype == torch.bfloat16
+    assert embed_reference(tokens, panels, torch.bfloat16).dtype == torch.bfloat16
 
 
 def test_gradients_flow_to_all_that_learn() -> None:

@@ -9,8 +9,9 @@ import torch
 from torch.nn import functional
 
 from windlass.core.model import Rope
-from windlass.kernels.ops.latent import _reference as join_latent
-from windlass.kernels.ops.qkv import _reference, split_qkv
+from windlass.kernels.arguments import LatentArgs, QkvArgs
+from windlass.kernels.ops.latent import reference as join_latent
+from windlass.kernels.ops.qkv import reference, split_qkv
 from windlass.kernels.ops.rotary import rotary_table, rotate
 from windlass.kernels.step import BLOCK_TOKENS, attention_cache, latent_cache
 
@@ -28,7 +29,7 @@ def product() -> Any:
 
 def plain(**changes: Any) -> Any:
     how = {"norms": None, "eps": 1e-6, "table": None, "interleaved": False, "positions": POSITIONS}
-    return _reference(product(), HEADS, KV_HEADS, DIM, **(how | changes))
+    return reference(QkvArgs(product(), HEADS, KV_HEADS, DIM, **(how | changes)))
 
 
 def test_cut() -> None:
@@ -72,8 +73,8 @@ def test_choice(interleaved: bool) -> None:
     """Whoever computes, the numbers are these."""
     caches = [attention_cache(3, KV_HEADS, DIM, torch.float32) for _ in range(2)]
     how = {"norms": tuple(torch.rand(2, DIM)), "eps": 1e-5, "table": TABLE, "interleaved": interleaved, "positions": POSITIONS}
-    expected = _reference(product(), HEADS, KV_HEADS, DIM, **how, cache=caches[0], slots=SLOTS)
-    found = split_qkv(product(), HEADS, KV_HEADS, DIM, **how, cache=caches[1], slots=SLOTS)
+    expected = reference(QkvArgs(product(), HEADS, KV_HEADS, DIM, **how, cache=caches[0], slots=SLOTS))
+    found = split_qkv(QkvArgs(product(), HEADS, KV_HEADS, DIM, **how, cache=caches[1], slots=SLOTS))
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other)
     torch.testing.assert_close(caches[1].keys, caches[0].keys)
@@ -88,7 +89,9 @@ def test_latent() -> None:
     q, kv = torch.randn(ROWS, HEADS, 3 + rope, generator=draw), torch.randn(ROWS, latent + rope, generator=draw)
     weight, cache = torch.rand(latent) + 0.5, latent_cache(3, latent, rope, torch.float32)
     queries, keys = join_latent(
-        absorbed, q, kv, norm=weight, eps=1e-6, table=TABLE, interleaved=True, positions=POSITIONS, cache=cache, slots=SLOTS
+        LatentArgs(
+            absorbed, q, kv, norm=weight, eps=1e-6, table=TABLE, interleaved=True, positions=POSITIONS, cache=cache, slots=SLOTS
+        )
     )
     assert torch.equal(queries[..., :latent], absorbed)
     torch.testing.assert_close(queries[..., latent:], rotate(q[..., 3:], TABLE, POSITIONS, True))

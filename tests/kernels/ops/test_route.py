@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windlass.core.model import Router, Scoring
-from windlass.kernels.ops.route import _reference, route
+from windlass.kernels.ops.route import reference, route
 
 pytestmark = pytest.mark.cpu
 
@@ -51,7 +51,7 @@ def test_definition(router: Router, rows: int, active: int, corrected: bool, see
     draw = torch.Generator().manual_seed(seed)
     logits = torch.randn(rows, 8, generator=draw) * 2
     correction = torch.randn(8, generator=draw) * 0.5 if corrected else None
-    ids, weights = _reference(logits, correction, router, active)
+    ids, weights = reference(logits, correction, router, active)
     assert (ids.dtype, weights.dtype) == (torch.int32, torch.float32)
     for row in range(rows):
         expected = defined(logits[row].tolist(), [0.0] * 8 if correction is None else correction.tolist(), router, active)
@@ -63,7 +63,7 @@ def test_two_of_four_groups() -> None:
     """Groups of two; the best expert of all stands in a group whose other is bad, and loses with it."""
     logits = torch.tensor([[2.0, -9.0, 1.0, 1.0, 0.9, 0.9, -9.0, -9.0]])
     router = Router(scoring=Scoring.SIGMOID, num_groups=4, num_chosen_groups=2)
-    ids, _ = _reference(logits, None, router, 3)
+    ids, _ = reference(logits, None, router, 3)
     assert set(ids[0].tolist()) <= {2, 3, 4, 5}
 
 
@@ -75,7 +75,7 @@ def test_the_correction_chooses_and_does_not_weigh() -> None:
 
 
 def test_scores_that_all_vanish() -> None:
-    _, weights = _reference(torch.full((1, 4), -200.0), None, Router(scoring=Scoring.SIGMOID), 2)
+    _, weights = reference(torch.full((1, 4), -200.0), None, Router(scoring=Scoring.SIGMOID), 2)
     assert torch.isfinite(weights).all()
 
 

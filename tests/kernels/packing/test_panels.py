@@ -1,10 +1,14 @@
 """Panels hold exactly what was put into them, whichever code put it there, and nothing is rounded on the way."""
 
+# ruff: noqa: E402 (the folder of whole_panels is put on the path first)
+
 from __future__ import annotations
 
 import dataclasses
 import gc
+import sys
 from itertools import pairwise
+from pathlib import Path
 
 import gguf
 import numpy
@@ -14,6 +18,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+KERNELS = str(Path(__file__).parents[1])
+if KERNELS not in sys.path:
+    sys.path.insert(0, KERNELS)
+
+from whole_panels import of_blocks, of_words
+
 from windlass.core.scheme import Stored
 from windlass.errors import BadInput
 from windlass.kernels import build
@@ -21,7 +31,7 @@ from windlass.kernels.cpu import linear as native_linear
 from windlass.kernels.packing import large_pages as memory
 from windlass.kernels.packing import panels_reference, quantize
 from windlass.kernels.packing.panels import BLOCKS, KINDS, WORDS, Panels
-from windlass.quant.packed import Packed, unpack_zero_points
+from windlass.quant.packed import PackedMatrix, unpack_zero_points
 
 pytestmark = [pytest.mark.cpu, pytest.mark.skipif(build.library("native") is None, reason="no C++ compiler")]
 
@@ -87,9 +97,9 @@ def test_numbers_are_those_of_compressed_tensors(kind: str, group: int | None) -
     else:
         done = quantize.int4(weight, group or 0, zero_points=kind == "int4_zeros")
     zeros = None if done.zero_point is None else unpack_zero_points(done.zero_point, 83)
-    panels = Panels.of_words(kind, done.codes, done.scale, zeros)
+    panels = of_words(kind, done.codes, done.scale, zeros)
     stored = Stored(bits=8 if kind == "int8" else 4, group=group, scale_bytes=2, zero_points=zeros is not None)
-    packed = Packed(stored, done.codes, done.scale, done.zero_point, (83, 256))
+    packed = PackedMatrix(stored, done.codes, done.scale, done.zero_point, (83, 256))
     assert torch.equal(panels.dense(), packed.dequantize())
     assert torch.equal(panels.dense(dtype=torch.bfloat16), packed.dequantize(torch.bfloat16))
 
@@ -98,7 +108,7 @@ def test_numbers_are_those_of_compressed_tensors(kind: str, group: int | None) -
 def test_numbers_are_those_of_ggml(kind: str) -> None:
     weight = numpy.random.default_rng(2).normal(size=(37, 96)).astype(numpy.float32)
     blocks = gguf.quants.quantize(weight, GGML[kind])
-    panels = Panels.of_blocks(kind, torch.from_numpy(blocks), 96)
+    panels = of_blocks(kind, torch.from_numpy(blocks), 96)
     assert torch.equal(panels.dense(), torch.from_numpy(gguf.quants.dequantize(blocks, GGML[kind])))
     plain = dataclasses.replace(panels, data=torch.zeros_like(panels.data))
     for first, last in ((0, 5), (5, 30), (30, 37)):
@@ -127,7 +137,7 @@ def test_experts_lie_one_after_another(kind: str) -> None:
     assert stacked is not None
     for expert in range(num_experts):
         codes, scale, offset, _ = words(kind, rows, 64, 32, seed=3 * expert)
-        assert torch.equal(stacked.dense(expert), Panels.of_words(kind, codes, scale, offset).dense())
+        assert torch.equal(stacked.dense(expert), of_words(kind, codes, scale, offset).dense())
     with pytest.raises(IndexError):
         stacked.dense()
     with pytest.raises(IndexError):
@@ -189,7 +199,7 @@ def test_what_does_not_fit_is_refused() -> None:
         panels.put(0, codes, scale.half())
     with pytest.raises(BadInput, match="no offsets"):
         panels.put(0, codes, scale, scale)
-    with pytest.raises(BadInput, match="GGML's blocks"):
+    with pytest.raises(BadInput, match="GGML blocks"):
         panels.put_blocks(0, torch.zeros(16, 36, dtype=torch.uint8))
     with pytest.raises(BadInput, match="36 bytes"):
         Panels.allocate("int4", 16, 64, 32, scale_dtype=torch.float16).put_blocks(0, torch.zeros(16, 34, dtype=torch.uint8))

@@ -9,7 +9,7 @@ from windlass.core.scheme import Stored
 from windlass.errors import BadInput
 from windlass.formats.gguf.blocks import dequantize
 from windlass.kernels.packing import repack
-from windlass.quant import Packed, published
+from windlass.quant import PackedMatrix, published
 
 pytestmark = pytest.mark.cpu
 
@@ -26,7 +26,7 @@ def test_q4_0() -> None:
     packed, scale = repack.q4_0(raw.flatten(1))
     d = raw[..., :2].contiguous().view(torch.float16).float()
     expected = torch.cat(((raw[..., 2:] & 15).float() - 8, (raw[..., 2:] >> 4).float() - 8), dim=-1) * d
-    ours = Packed(Stored(bits=4, group=32, scale_bytes=2), packed, scale, None, (5, 96)).dequantize()
+    ours = PackedMatrix(Stored(bits=4, group=32, scale_bytes=2), packed, scale, None, (5, 96)).dequantize()
     assert scale.dtype is torch.float16
     assert torch.equal(ours, expected.flatten(1))
 
@@ -42,14 +42,14 @@ def random_blocks(rows: int, per_row: int, block_bytes: int, numbers: int) -> to
 def test_q5_0() -> None:
     raw = random_blocks(5, 3, 22, 1)
     packed, scale = repack.q5_0(raw.flatten(1))
-    ours = Packed(Stored(bits=8, group=32, scale_bytes=2), packed, scale, None, (5, 96)).dequantize()
+    ours = PackedMatrix(Stored(bits=8, group=32, scale_bytes=2), packed, scale, None, (5, 96)).dequantize()
     assert torch.equal(ours, dequantize("Q5_0", raw.view(-1, 22)).view(5, 96))
 
 
 def test_q4_k() -> None:
     raw = random_blocks(5, 2, 144, 2)
     packed, scale, minimum = repack.q4_k(raw.flatten(1))
-    codes = Packed(Stored(bits=4, group=32, scale_bytes=2), packed, torch.ones_like(scale), None, (5, 512))._codes(0, 5) + 8
+    codes = PackedMatrix(Stored(bits=4, group=32, scale_bytes=2), packed, torch.ones_like(scale), None, (5, 512))._codes(0, 5) + 8
     ours = codes.view(5, 16, 32) * scale.unsqueeze(-1) + minimum.unsqueeze(-1)
     assert torch.equal(ours.flatten(1), dequantize("Q4_K", raw.view(-1, 144)).view(5, 512))
 
@@ -59,7 +59,7 @@ def test_mxfp4() -> None:
     raw = torch.randint(0, 256, (4, 3, 16), generator=made, dtype=torch.uint8)
     exponents = torch.tensor([0, 1, 2, 100, 120, 126, 127, 128, 130, 200, 253, 254], dtype=torch.uint8).view(4, 3)
     packed, scale = repack.mxfp4(raw, exponents)
-    ours = Packed(Stored(bits=8, group=32, scale_bytes=2), packed, scale, None, (4, 96)).dequantize()
+    ours = PackedMatrix(Stored(bits=8, group=32, scale_bytes=2), packed, scale, None, (4, 96)).dequantize()
     assert torch.equal(ours, published.mxfp4(raw, exponents))
 
 
@@ -68,7 +68,7 @@ def test_q8_0() -> None:
     packed, scale = repack.q8_0(raw.flatten(1))
     d = raw[..., :2].contiguous().view(torch.float16).float()
     expected = raw[..., 2:].contiguous().view(torch.int8).float() * d
-    ours = Packed(Stored(bits=8, group=32, scale_bytes=2), packed, scale, None, (5, 96)).dequantize()
+    ours = PackedMatrix(Stored(bits=8, group=32, scale_bytes=2), packed, scale, None, (5, 96)).dequantize()
     assert torch.equal(ours, expected.flatten(1))
 
 

@@ -262,7 +262,7 @@ def test_an_instruction_set_may_be_asked_for(asked: str, number: int) -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=120,
+        timeout=300,
     )
     assert int(done.stdout) <= number
 

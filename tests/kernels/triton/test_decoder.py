@@ -10,9 +10,9 @@ import torch
 from triton_cases import models
 
 from windlass.kernels.ops import linear
+from windlass.kernels.packing.packed_rows import PackedRows
 from windlass.kernels.program import program
 from windlass.kernels.triton import available, ops
-from windlass.kernels.triton.tiles.rows import Rows
 
 pytestmark = [pytest.mark.cpu, pytest.mark.filterwarnings("ignore")]  # warnings are numpy's, of the interpreter's infinities
 
@@ -30,7 +30,7 @@ def test_a_decoder(family: str, kind: str | None, device: str, monkeypatch: pyte
 
 
 def test_who_may_be_taken(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    x, weight = torch.randn(3, 64, device=device), Rows.random("int4", 40, 64, 32, device=device)
+    x, weight = torch.randn(3, 64, device=device), PackedRows.random("int4", 40, 64, 32, device=device)
     called: list[str] = []
     kernel = ops.linear
     monkeypatch.setattr(ops, "linear", lambda *inputs: called.append("kernel") or kernel(*inputs))
@@ -44,7 +44,7 @@ def test_who_may_be_taken(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rows_on_a_cpu_go_to_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WINDLASS_NO_NATIVE")
     monkeypatch.setenv("WINDLASS_TRITON", "0")
-    x, weight = torch.randn(3, 64), Rows.random("int8", 40, 64, 32, device="cpu")
+    x, weight = torch.randn(3, 64), PackedRows.random("int8", 40, 64, 32, device="cpu")
     torch.testing.assert_close(linear.linear(x, weight), x @ weight.dense().T)
     assert torch.equal(linear.embed(torch.tensor([3], dtype=torch.int32), weight), weight.dense()[3:4])
     assert program.usable(x) == program.available()

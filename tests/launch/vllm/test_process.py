@@ -7,18 +7,20 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+import waiting
+from waiting import HUNG_SECONDS, until
 from windlass.core.client import Unavailable
 from windlass.launch.command import Command
 from windlass.launch.vllm.process import VllmServer, cause, free_port, last_line, progress, start
 
 pytestmark = pytest.mark.pure
 
-# Like vLLM: says what it does, starts a process of its own, answers /health after a while. argv: port, file for process numbers.
+# Like vLLM: says what it does, starts a process of its own, answers /health after a while: with WAITS when it is told to, by a file.
+# argv: file for process numbers, port.
 SERVER = r"""
 import http.server, os, subprocess, sys, time
 port, pids = int(sys.argv[sys.argv.index("--port") + 1]), sys.argv[1]
@@ -27,7 +29,8 @@ open(pids + ".partial", "w").write(f"{os.getpid()} {child.pid}")
 os.rename(pids + ".partial", pids)
 print("(APIServer pid=1) INFO 11-15 09:10:17 [utils.py:12] Loading weights", flush=True)
 print("(APIServer pid=1) WARNING 11-15 09:10:17 [utils.py:13] something odd", flush=True)
-time.sleep(float(os.environ.get("SLOW", "0")))
+while os.environ.get("WAITS") and not os.path.exists(pids + ".go"):
+    time.sleep(0.01)
 class Answer(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200 if self.path == "/health" else 404)
@@ -52,30 +55,30 @@ def lives(pid: int) -> bool:
 
 
 def pids_of(folder: Path) -> list[int]:
-    file, end = folder / "pids", time.monotonic() + 20
-    while not file.exists():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-    return [int(word) for word in file.read_text().split()]
+    until((folder / "pids").exists, "it does not begin")
+    return [int(word) for word in (folder / "pids").read_text().split()]
 
 
-def gone(pids: list[int], seconds: float = 10) -> bool:
-    end = time.monotonic() + seconds
-    while any(map(lives, pids)) and time.monotonic() < end:
-        time.sleep(0.02)
-    return not any(map(lives, pids))
+def until_gone(pids: list[int]) -> None:
+    until(lambda: not any(map(lives, pids)), f"one of {pids} lives on")
 
 
 def test_it_is_waited_for_and_ends_with_its_children(tmp_path: Path) -> None:
     told: list[str] = []
-    server = start(command(SERVER, tmp_path, SLOW="0.6"), logs=tmp_path)
-    asyncio.run(server.wait_healthy(told.append))
+
+    def tell(words: str) -> None:
+        told.append(words)
+        if "Loading weights" in words:
+            (tmp_path / "pids.go").touch()
+
+    server = start(command(SERVER, tmp_path, WAITS="1"), logs=tmp_path)
+    asyncio.run(server.wait_healthy(tell))
     pids = pids_of(tmp_path)
     assert server.is_alive and all(map(lives, pids)) and "Loading weights" in told
     assert server.log.stat().st_mode & 0o777 == 0o600
     server.close()
     server.close()
-    assert not server.is_alive and gone(pids, 0.5)
+    assert not server.is_alive and not any(map(lives, pids)), "closed means gone"
 
 
 def test_who_does_not_want_to_end_is_made_to(tmp_path: Path) -> None:
@@ -86,8 +89,8 @@ def test_who_does_not_want_to_end_is_made_to(tmp_path: Path) -> None:
     pids = pids_of(tmp_path)
     assert process.stdin is not None
     process.stdin.close()
-    assert process.wait(10) == 0 or process.returncode == 128 + signal.SIGKILL
-    assert gone(pids)
+    assert process.wait(HUNG_SECONDS) == 0 or process.returncode == 128 + signal.SIGKILL
+    until_gone(pids)
 
 
 def test_a_crash_is_told_with_its_last_words(tmp_path: Path) -> None:
@@ -104,7 +107,7 @@ def test_what_a_crash_leaves_is_ended(tmp_path: Path) -> None:
     server = start(command(program, tmp_path), logs=tmp_path)
     with pytest.raises(Unavailable, match="status 3"):
         asyncio.run(server.wait_healthy())
-    assert gone(pids_of(tmp_path))
+    until_gone(pids_of(tmp_path))
 
 
 def test_only_the_last_logs_are_kept(tmp_path: Path) -> None:
@@ -119,8 +122,8 @@ def test_a_killed_program_is_named(tmp_path: Path) -> None:
     server = start(command(SERVER, tmp_path), logs=tmp_path)
     asyncio.run(server.wait_healthy())
     os.kill(pids_of(tmp_path)[0], signal.SIGKILL)
-    server.process.wait(10)
-    assert "killed by SIGKILL" in str(server.why_ended())
+    server.process.wait(HUNG_SECONDS)
+    assert "ended by SIGKILL" in str(server.why_ended())
     server.close()
 
 
@@ -132,32 +135,33 @@ def test_a_program_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_waiting_has_an_end(tmp_path: Path) -> None:
-    server = start(command(SERVER, tmp_path, SLOW="600"), logs=tmp_path)
+    server = start(command(SERVER, tmp_path, WAITS="1"), logs=tmp_path)
     pids = pids_of(tmp_path)
     with pytest.raises(Unavailable, match="did not become healthy within"):
         asyncio.run(server.wait_healthy(seconds=0.2))
-    assert gone(pids)
+    until_gone(pids)
 
 
 def test_a_wait_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
     async def interrupted(server: VllmServer) -> None:
-        async with asyncio.timeout(0.3):
-            await server.wait_healthy()
+        """As soon as it has said what it does."""
+        task = asyncio.create_task(server.wait_healthy(lambda _: task.cancel()))
+        await task
 
-    server = start(command(SERVER, tmp_path, SLOW="600"), logs=tmp_path)
+    server = start(command(SERVER, tmp_path, WAITS="1"), logs=tmp_path)
     pids = pids_of(tmp_path)
-    with pytest.raises(TimeoutError):
+    with pytest.raises(asyncio.CancelledError):
         asyncio.run(interrupted(server))
-    assert gone(pids)
+    until_gone(pids)
 
 
 OURS = """
 import asyncio, sys
-sys.path.insert(0, {here!r})
+sys.path[:0] = {here!r}
 from pathlib import Path
 from test_process import SERVER, command, start
 folder = Path({folder!r})
-server = start(command(SERVER, folder, SLOW={slow!r}), logs=folder)
+server = start(command(SERVER, folder, WAITS={waits!r}), logs=folder)
 asyncio.run(server.wait_healthy())
 print("ready", flush=True)
 import time; time.sleep(600)
@@ -165,21 +169,25 @@ import time; time.sleep(600)
 
 
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGINT", "SIGTERM"])
-@pytest.mark.parametrize("slow", ["0", "600"])
-def test_it_ends_with_us(tmp_path: Path, name: str, slow: str) -> None:
+@pytest.mark.parametrize("waits", ["", "1"])
+def test_it_ends_with_us(tmp_path: Path, name: str, waits: str) -> None:
     """Killed outright, or interrupted as by Ctrl-C (the whole group); while it loads, and when it serves."""
-    program = OURS.format(here=str(Path(__file__).parent), folder=str(tmp_path), slow=slow)
+    program = OURS.format(
+        here=[str(Path(__file__).parent), str(Path(waiting.__file__).parent)], folder=str(tmp_path), waits=waits
+    )
     ours = subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
     )
     with ours:
-        assert ours.stdout is not None
-        if slow == "0":
-            assert ours.stdout.readline() == b"ready\n"
-        pids = pids_of(tmp_path)
-        os.killpg(ours.pid, signal.Signals[name])
-        ours.wait(20)
-        assert gone(pids, 15)
+        try:
+            assert ours.stdout is not None
+            assert waits or ours.stdout.readline() == b"ready\n"
+            pids = pids_of(tmp_path)
+            os.killpg(ours.pid, signal.Signals[name])
+            ours.wait(HUNG_SECONDS)
+            until_gone(pids)
+        finally:
+            ours.kill()
 
 
 # --- words -----------------------------------------------------------------------------------------------------------

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windlass.core.layout import Layout
-from windlass.core.plan import DeviceMemory, Plan
+from windlass.core.plan import DeviceMemoryPlan, Plan
 from windlass.errors import BadInput, DoesNotFit, Impossible
-from windlass.families.chat.vllm_parsers import Parsers, vllm_parsers
+from windlass.families.chat.vllm_parsers import VllmParsers, vllm_parsers
 from windlass.launch.command import ServedModel, VllmOptions
 from windlass.launch.vllm.render import (  # pyright: ignore[reportPrivateUsage]
     _shared,
@@ -168,19 +168,19 @@ def test_ranks_of_one_cpu_are_bound_apart(make: Any) -> None:
 @pytest.mark.parametrize(
     ("template", "parsers"),
     [
-        (None, Parsers()),
-        ("{{ messages }}", Parsers()),
-        (GLM, Parsers(tools="glm45", reasoning="glm45")),
-        ("<tool_call>\n<function=example></think>", Parsers(tools="qwen3_coder", reasoning="deepseek_r1")),
-        ("<tool_call>\n<function=example>", Parsers(tools="qwen3_coder")),
-        ("<tool_call>{}</tool_call></think>", Parsers(tools="hermes", reasoning="qwen3")),
-        ("<tool_call>{}</tool_call>", Parsers(tools="hermes")),
-        ("<|start|>assistant<|channel|>final", Parsers(tools="openai", reasoning="openai_gptoss")),
-        ("<|start_header_id|>system Environment: ipython", Parsers(tools="llama3_json")),
-        ("</think>", Parsers(reasoning="deepseek_r1")),
+        (None, VllmParsers()),
+        ("{{ messages }}", VllmParsers()),
+        (GLM, VllmParsers(tools="glm45", reasoning="glm45")),
+        ("<tool_call>\n<function=example></think>", VllmParsers(tools="qwen3_coder", reasoning="deepseek_r1")),
+        ("<tool_call>\n<function=example>", VllmParsers(tools="qwen3_coder")),
+        ("<tool_call>{}</tool_call></think>", VllmParsers(tools="hermes", reasoning="qwen3")),
+        ("<tool_call>{}</tool_call>", VllmParsers(tools="hermes")),
+        ("<|start|>assistant<|channel|>final", VllmParsers(tools="openai", reasoning="openai_gptoss")),
+        ("<|start_header_id|>system Environment: ipython", VllmParsers(tools="llama3_json")),
+        ("</think>", VllmParsers(reasoning="deepseek_r1")),
     ],
 )
-def test_parsers_follow_the_template(template: str | None, parsers: Parsers) -> None:
+def test_parsers_follow_the_template(template: str | None, parsers: VllmParsers) -> None:
     assert vllm_parsers(template) == parsers
 
 
@@ -214,7 +214,7 @@ def test_weights_outside_the_devices_are_refused(make: Any) -> None:
 
 def test_unlike_devices_are_refused(make: Any) -> None:
     plan = make("GLM-4.5-Air", "8xH100-80GB")
-    other: DeviceMemory = msgspec.structs.replace(plan.memory.per_device[0], name="A100-80GB")
+    other: DeviceMemoryPlan = msgspec.structs.replace(plan.memory.per_device[0], name="A100-80GB")
     mixed = msgspec.structs.replace(plan.memory, per_device=(*plan.memory.per_device[1:], other))
     with pytest.raises(Impossible, match="devices of one kind"):
         render(_other(plan, memory=mixed), model(), OPTIONS)

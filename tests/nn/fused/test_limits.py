@@ -6,7 +6,6 @@ import pytest
 
 pytest.importorskip("torch")
 
-from windlass.core import fused as limits
 from windlass.kernels.cuda import attention as heads
 from windlass.kernels.cuda import layout
 from windlass.nn.fused import decoder as fused
@@ -17,7 +16,6 @@ pytestmark = pytest.mark.cpu
 
 
 def test_the_planner_and_the_kernels_have_the_same_limits() -> None:
-    assert (limits.HEAD_DIM, limits.BLOCK_INPUTS, limits.TILE_ROWS) == (heads.HEAD_DIM, layout.INPUTS, layout.ROWS)
     assert kernels.STREAMED_ROWS == fused.MAX_ROWS and kernels.DEPENDENT_ROWS == fused.DEPENDENT_ROWS
     assert kernels.FEW_ROWS == fused_ffn.FEW_ROWS == fused_ffn.ITEM_ROWS
     assert kernels.ITEM_ROWS == fused_ffn.WIDE_ITEMS and kernels.STREAMED_MEAN == fused_ffn.FEW_ROWS_OF_EACH
@@ -25,6 +23,5 @@ def test_the_planner_and_the_kernels_have_the_same_limits() -> None:
 
 
 def test_rows_of_weights_are_as_long() -> None:
-    assert all(limits.num_blocks(inputs) == layout.num_blocks(inputs) for inputs in range(32, 40_000, 32))
     for group in (32, 64, 128):
-        assert kernels.Matrix(16, 128, group).num_bytes == layout.block_bytes(group)
+        assert kernels.PackedMatrix(16, 128, group).num_bytes == layout.block_bytes(group)

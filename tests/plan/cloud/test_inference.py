@@ -7,24 +7,30 @@ from dataclasses import replace
 import pytest
 
 from windlass.core.hardware.parse import parse_hardware
+from windlass.core.plan import CloudOffer
 from windlass.families import rules
 from windlass.families.registry import find, spec_of
 from windlass.plan.cloud.inference import cloud_offers
-from windlass.plan.inference.search import Question
+from windlass.plan.inference.search import PlanRequest
 
 pytestmark = pytest.mark.pure
 
 
-@pytest.fixture
-def question() -> Question:
+@pytest.fixture(scope="module")
+def question() -> PlanRequest:
     known = find("INTELLECT-3")
     assert known is not None
     spec = spec_of(known)
-    return Question(spec=spec, rules=rules(spec), hardware=parse_hardware("1xH200"), context_tokens=8192)
+    return PlanRequest(spec=spec, rules=rules(spec), hardware=parse_hardware("1xH200"), context_tokens=8192)
 
 
-def test_offers_are_sorted_dated_and_large_enough(question: Question) -> None:
-    found = cloud_offers(question)
+@pytest.fixture(scope="module")
+def fresh(question: PlanRequest) -> tuple[CloudOffer, ...]:
+    return cloud_offers(question)
+
+
+def test_offers_are_sorted_dated_and_large_enough(fresh: tuple[CloudOffer, ...]) -> None:
+    found = fresh
     assert found
     assert [one.usd_per_hour for one in found] == sorted(one.usd_per_hour for one in found)
     for one in found:
@@ -34,7 +40,7 @@ def test_offers_are_sorted_dated_and_large_enough(question: Question) -> None:
         assert one.download_hours == pytest.approx(213.7 / 0.5 / 3600, rel=0.01)
 
 
-def test_cost_goal_sorts_by_price_of_a_token(question: Question) -> None:
+def test_cost_goal_sorts_by_price_of_a_token(question: PlanRequest) -> None:
     found = cloud_offers(replace(question, goal="cost"))
     prices = [one.usd_per_million_output_tokens for one in found]
     assert prices == sorted(prices)
@@ -43,14 +49,14 @@ def test_cost_goal_sorts_by_price_of_a_token(question: Question) -> None:
     )
 
 
-def test_stale_offers_only_when_asked(question: Question) -> None:
-    fresh, every = (cloud_offers(question, all_offers=flag) for flag in (False, True))
+def test_stale_offers_only_when_asked(question: PlanRequest, fresh: tuple[CloudOffer, ...]) -> None:
+    every = cloud_offers(question, all_offers=True)
     assert len(every) > len(fresh)
     assert any(one.stale for one in every)
 
 
-def test_break_even_is_card_price_over_rent(question: Question) -> None:
-    one = next(one for one in cloud_offers(question) if one.break_even_hours and one.device == "H200" and one.num_devices == 1)
+def test_break_even_is_card_price_over_rent(fresh: tuple[CloudOffer, ...]) -> None:
+    one = next(one for one in fresh if one.break_even_hours and one.device == "H200" and one.num_devices == 1)
     from windlass.plan.cost.prices import purchase_price
 
     card = purchase_price("H200")

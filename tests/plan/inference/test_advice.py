@@ -11,13 +11,13 @@ from windlass.core.hardware.parse import parse_hardware
 from windlass.core.plan import Plan, encode_plan, load_plan
 from windlass.families import rules
 from windlass.families.registry import find, spec_of
-from windlass.plan.inference.advice import Setting, advice_rows, advise
+from windlass.plan.inference.advice import AdviceInputs, advice_rows, advise
 from windlass.plan.inference.assemble import make_plan
-from windlass.plan.inference.search import Question
+from windlass.plan.inference.search import PlanRequest
 
 pytestmark = pytest.mark.pure
 
-ONE_GPU = Setting(
+ONE_GPU = AdviceInputs(
     engine="windlass",
     engines=("windlass", "vllm"),
     kinds=frozenset({"cuda"}),
@@ -33,22 +33,22 @@ ONE_GPU = Setting(
     [
         ({}, "windlass", "4-bit experts"),
         ({"concurrency": 64}, "windlass", "4-bit experts"),
-        ({"concurrency": 65}, "vllm", "64 sequences"),
-        ({"concurrency": 64, "scheme": "bf16"}, "vllm", "64 sequences"),
-        ({"scheme": "bf16"}, "vllm", "only general kernels for bf16 on H200"),
-        ({"devices": frozenset({"A100-80GB"})}, "vllm", "only general kernels for int4 on A100-80GB"),
-        ({"lacking": "experts of another form"}, "vllm", "only general kernels for experts of another form on H200"),
+        ({"concurrency": 65}, "vllm", "64 concurrent sequences"),
+        ({"concurrency": 64, "scheme": "bf16"}, "vllm", "64 concurrent sequences"),
+        ({"scheme": "bf16"}, "vllm", "no fused kernels for bf16 on H200"),
+        ({"devices": frozenset({"A100-80GB"})}, "vllm", "no fused kernels for int4 on A100-80GB"),
+        ({"lacking": "experts of another form"}, "vllm", "no fused kernels for experts of another form on H200"),
         ({"devices": frozenset({"H100-80GB"}), "has_experts": False}, "windlass", "4-bit weights on this device"),
         ({"num_devices": 8}, "vllm", "over 8 GPUs"),
         ({"num_devices": 16, "num_nodes": 2}, "vllm", "2 nodes over NCCL"),
-        ({"num_devices": 8, "is_even": False}, "windlass", "cut unevenly"),
-        ({"num_devices": 2, "is_uniform": False}, "windlass", "unlike shares"),
-        ({"num_devices": 2, "spills": True}, "windlass", "outside the devices"),
+        ({"num_devices": 8, "is_even": False}, "windlass", "uneven splits"),
+        ({"num_devices": 2, "is_uniform": False}, "windlass", "splits by device speed"),
+        ({"num_devices": 2, "spills": True}, "windlass", "must be offloaded"),
         ({"kinds": frozenset({"cpu"}), "concurrency": 64}, "windlass", "16-bit weights only"),
         ({"kinds": frozenset({"cpu", "cuda"}), "num_devices": 2}, "windlass", "CPU"),
         ({"kinds": frozenset({"metal"})}, "windlass", "CUDA and ROCm"),
-        ({"engines": ("vllm",), "kinds": frozenset({"cuda"})}, "vllm", "does not run this model yet"),
-        ({"engines": ("windlass",), "concurrency": 64}, "windlass", "does not run this model"),
+        ({"engines": ("vllm",), "kinds": frozenset({"cuda"})}, "vllm", "does not support this model yet"),
+        ({"engines": ("windlass",), "concurrency": 64}, "windlass", "does not support this model"),
     ],
 )
 def test_which_and_why(changes: dict[str, object], engine: str, words: str) -> None:
@@ -68,7 +68,7 @@ def plan(model: str, hardware: str, **changes: object) -> Plan:
     known = find(model)
     assert known is not None
     spec = spec_of(known)
-    asked = Question(spec=spec, rules=rules(spec), hardware=parse_hardware(hardware), context_tokens=4096)
+    asked = PlanRequest(spec=spec, rules=rules(spec), hardware=parse_hardware(hardware), context_tokens=4096)
     return make_plan(replace(asked, **changes))  # type: ignore[arg-type]
 
 

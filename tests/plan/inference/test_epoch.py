@@ -15,7 +15,7 @@ from windlass.core.scheme import scheme
 from windlass.errors import DoesNotFit, Impossible
 from windlass.families import rules
 from windlass.families.registry import find, spec_of
-from windlass.plan.inference.epoch import Asked, replan
+from windlass.plan.inference.epoch import EpochRequest, replan
 
 pytestmark = pytest.mark.pure
 
@@ -24,12 +24,12 @@ SMALL, DENSE, EXPERTS, LATENT = "SmolLM2-135M-Instruct", "Qwen3-8B", "GLM-4.5-Ai
 
 
 @cache
-def asked(name: str, quant: str = "int4", wanted: Layout | None = None, context: int = 2048) -> Asked:
+def asked(name: str, quant: str = "int4", wanted: Layout | None = None, context: int = 2048) -> EpochRequest:
     known = find(name)
     assert known is not None
     spec = spec_of(known)
     group = 32 if name == SMALL else 128
-    return Asked(spec=spec, rules=rules(spec), scheme=scheme(quant, group), context_tokens=context, wanted=wanted)
+    return EpochRequest(spec=spec, rules=rules(spec), scheme=scheme(quant, group), context_tokens=context, pinned=wanted)
 
 
 def node(name: str, memory: float = 16, speed: float = 10, **others: object) -> Node:
@@ -40,7 +40,7 @@ def said(plan: EpochPlan, choice: str) -> str:
     return next((f"{reason.value}: {reason.why}" for reason in plan.reasons if reason.choice == choice), "")
 
 
-def check(question: Asked, plan: EpochPlan, nodes: list[Node]) -> None:
+def check(question: EpochRequest, plan: EpochPlan, nodes: list[Node]) -> None:
     """Whatever is decided: every rank has a node, the root the first, nobody more than its memory; and it can be placed so."""
     assert len(plan.nodes) == plan.layout.world and plan.nodes[0] == 0
     for number, one in enumerate(nodes):
@@ -60,7 +60,7 @@ def check(question: Asked, plan: EpochPlan, nodes: list[Node]) -> None:
     assert plan.imbalance >= 0.999 and plan.tokens_per_second > 0
 
 
-def planned(question: Asked, *nodes: Node) -> EpochPlan:
+def planned(question: EpochRequest, *nodes: Node) -> EpochPlan:
     plan = replan(question, nodes)
     check(question, plan, list(nodes))
     return plan
@@ -138,7 +138,7 @@ def test_what_fits_only_in_stages() -> None:
     """A latent cache has no heads to cut: every tp rank keeps all of it, every stage that of its own layers."""
     nodes = [node("root", 17, 40), node("a", 17, 40)]
     plan = planned(asked(LATENT, context=198_000), *nodes)
-    assert plan.layout == Layout(pp=2) and "no other layout has room" in said(plan, "layout")
+    assert plan.layout == Layout(pp=2) and "no other layout fits" in said(plan, "layout")
     with pytest.raises(DoesNotFit):
         replan(asked(LATENT, wanted=Layout(tp=2), context=198_000), nodes)
     assert planned(asked(LATENT), *nodes).layout == Layout(tp=2), "with a short context either does, and this one is quicker"
@@ -165,9 +165,9 @@ def test_what_is_missing_is_said_to_the_byte() -> None:
 def test_a_pinned_layout_holds_while_there_are_ranks_for_it() -> None:
     question = asked(DENSE, wanted=Layout(pp=3))
     three = planned(question, node("root"), node("a"), node("b"))
-    assert three.layout == Layout(pp=3) and said(three, "layout").endswith("asked for")
+    assert three.layout == Layout(pp=3) and said(three, "layout").endswith("pinned")
     two = planned(question, node("root"), node("b"))
-    assert two.layout.world == 2 and "was asked for" in said(two, "layout")
+    assert two.layout.world == 2 and "the pinned" in said(two, "layout")
     four = planned(question, node("root"), node("a"), node("b"), node("c", memory=8))
     assert four.layout == Layout(pp=3) and said(four, "left out").startswith("c:")
 

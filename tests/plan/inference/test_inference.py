@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,17 +20,20 @@ from windlass.errors import BadInput, Impossible
 from windlass.families import rules
 from windlass.families.registry import find, known_models, spec_of
 from windlass.plan.inference.assemble import checkpoint_bytes, make_plan
-from windlass.plan.inference.search import Question, answer
+from windlass.plan.inference.search import PlanRequest, search
+from windlass.plan.shards import shards_of
 from windlass.units import GIB
 
 pytestmark = pytest.mark.pure
 
+Counted = Callable[[Callable[[], Any]], tuple[Any, Counter[str]]]
 
-def ask(model: str, hardware: str, **changes: object) -> Question:
+
+def ask(model: str, hardware: str, **changes: object) -> PlanRequest:
     known = find(model)
     assert known is not None
     spec = spec_of(known)
-    base = Question(
+    base = PlanRequest(
         spec=spec, rules=rules(spec), hardware=parse_hardware(hardware), context_tokens=min(8192, spec.context_tokens)
     )
     return replace(base, **changes)  # type: ignore[arg-type]
@@ -95,7 +101,7 @@ def test_whole_weights_are_on_the_devices_once() -> None:
 def test_vllm_refuses_in_the_models_own_terms(model: str, hardware: str, pins: dict[str, int], words: tuple[str, ...]) -> None:
     context = 2048
     with pytest.raises(Impossible) as refused:
-        answer(ask(model, hardware, engine="vllm", pins=pins, context_tokens=context))
+        search(ask(model, hardware, engine="vllm", pins=pins, context_tokens=context))
     assert all(word in str(refused.value) for word in words)
     assert "\n" not in str(refused.value)
 
@@ -111,7 +117,7 @@ def test_own_engine_splits_unevenly_and_prints_what_it_costs() -> None:
 def test_vllm_is_refused_where_groups_would_be_torn() -> None:
     """10,944 dense inputs over tp 2 are 5,472 a rank, which groups of 64 do not divide; nor do groups of 128 the experts' 704."""
     with pytest.raises(Impossible, match=r"ffn\.(experts\.)?down"):
-        answer(ask("INTELLECT-3", "8xH100-80GB", engine="vllm", quant="int4", pins={"tp": 2, "ep": 1, "pp": 1, "dp": 4}))
+        search(ask("INTELLECT-3", "8xH100-80GB", engine="vllm", quant="int4", pins={"tp": 2, "ep": 1, "pp": 1, "dp": 4}))
 
 
 @pytest.mark.parametrize("model", ["GLM-4.5-Air", "Falcon-180B", "BLOOM-176B", "StarCoder", "GLM-4.7-Flash", "Mixtral-8x22B"])
@@ -165,7 +171,7 @@ def test_each_offered_change_really_fits(quant: str) -> None:
 
 def test_context_beyond_the_model_is_refused() -> None:
     with pytest.raises(Impossible, match="131,072"):
-        answer(ask("GLM-4.5-Air", "1xH200", context_tokens=200_000))
+        search(ask("GLM-4.5-Air", "1xH200", context_tokens=200_000))
 
 
 @pytest.mark.parametrize(
@@ -174,7 +180,7 @@ def test_context_beyond_the_model_is_refused() -> None:
 )
 def test_bad_words_are_refused(changes: dict[str, object]) -> None:
     with pytest.raises(BadInput):
-        answer(ask("GLM-4.5-Air", "1xH200", **changes))
+        search(ask("GLM-4.5-Air", "1xH200", **changes))
 
 
 def test_plan_survives_json() -> None:
@@ -216,7 +222,7 @@ def test_unlike_devices_get_unlike_shares() -> None:
 @pytest.mark.parametrize("goal", ["latency", "throughput", "cost"])
 def test_goals_pick_what_they_say(goal: str) -> None:
     question = ask("GLM-4.5-Air", "4xH100-80GB", goal=goal, quant="int4", engine="windlass")
-    found = answer(question)
+    found = search(question)
     best, others = found.best.speed, [other.speed for other in found.others]
     if goal == "latency":
         assert all(best.step_seconds <= other.step_seconds for other in others)
@@ -259,14 +265,21 @@ def test_more_bits_never_take_less_memory() -> None:
     assert sizes == sorted(sizes)
 
 
-def test_search_over_8192_devices_is_quick() -> None:
-    """In processor time, since other tests run beside it."""
-    import time
-
-    began = time.process_time()
-    made = plan("DeepSeek-V3", "1024x(8xH100-80GB)@400Gb", goal="throughput")
-    assert time.process_time() - began < 3.0
+def test_search_over_8192_devices_tries_little(counted: Counted) -> None:
+    """227 layouts, 64 shards and 47 timings were enough when this was written: none of them may grow with the devices."""
+    shards_of.cache_clear()
+    made, calls = counted(lambda: plan("DeepSeek-V3", "1024x(8xH100-80GB)@400Gb", goal="throughput"))
     assert made.fits and made.layout.world == 8192
+    assert 0 < calls["evaluate"] < 400
+    assert 0 < calls["make_shard"] < 120
+    assert 0 < calls["SpeedModel.speed"] < 100
+
+
+def test_what_does_not_fit_is_not_timed(counted: Counted) -> None:
+    """Most of what a search for remedies looks at does not fit, and nobody wants to know how quick that would be."""
+    made, calls = counted(lambda: plan("Llama-3.1-405B", "1xRTX-4090,ram=32GB,disk=50GB"))
+    assert not made.fits and made.would_fit
+    assert 0 < calls["SpeedModel.speed"] < calls["evaluate"] / 4
 
 
 @pytest.mark.parametrize(
@@ -286,14 +299,14 @@ def test_throughput_fits_where_latency_does(hardware: str, model: str) -> None:
 def test_the_ranks_that_stand_for_all_are_the_fullest(model: str) -> None:
     from windlass.plan.engines import engine
     from windlass.plan.inference.candidates import evaluate
-    from windlass.plan.inference.search import question_workload
+    from windlass.plan.inference.search import request_workload
     from windlass.plan.inference.sites import whole_site
-    from windlass.plan.shards import Sizes
+    from windlass.plan.shards import ModelShards
 
     question = ask(model, "8xH200", concurrency=16)
-    sizes, site = Sizes(question.spec, question.rules), whole_site(question.hardware)
+    sizes, site = ModelShards(question.spec, question.rules), whole_site(question.hardware)
     for tp in range(2, 9):
-        arguments = (sizes, site, engine("windlass"), scheme("bf16"), Layout(tp=tp), question_workload(question))
+        arguments = (sizes, site, engine("windlass"), scheme("bf16"), Layout(tp=tp), request_workload(question))
         some, every = (evaluate(*arguments, every=flag) for flag in (False, True))
         assert max(held.total_bytes for held in some.fit.memory) == max(held.total_bytes for held in every.fit.memory)
 

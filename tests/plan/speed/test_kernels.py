@@ -1,4 +1,4 @@
-"""Kernels one by one: against those timed alone on an H200 (docs/cuda-notes.md), and against plain arithmetic."""
+"""Kernels one by one: against those timed alone on an H200 (docs/reference/cuda-notes.md), and against plain arithmetic."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from windlass.core.scheme import scheme
 from windlass.families import rules
 from windlass.families.registry import find, spec_of
 from windlass.plan.engines import ENGINES, KernelTimes
-from windlass.plan.shards import Sizes
-from windlass.plan.speed.kernels import Kernels, LayerShape, Matrix, applies, items_of, layer_shapes
+from windlass.plan.shards import ModelShards
+from windlass.plan.speed.kernels import KernelModel, LayerShape, PackedMatrix, applies, items_of, layer_shapes
 
 pytestmark = pytest.mark.pure
 
-H200 = Kernels(KernelTimes(), device("H200"))
-QKV, OUT = Matrix(14336, 4096), Matrix(4096, 12288)
-GATE_UP, DOWN = Matrix(2816, 4096), Matrix(4096, 1408)
+H200 = KernelModel(KernelTimes(), device("H200"))
+QKV, OUT = PackedMatrix(14336, 4096), PackedMatrix(4096, 12288)
+GATE_UP, DOWN = PackedMatrix(2816, 4096), PackedMatrix(4096, 1408)
 
 
 def shapes(model: str, tp: int = 1) -> tuple[LayerShape, ...]:
@@ -28,7 +28,7 @@ def shapes(model: str, tp: int = 1) -> tuple[LayerShape, ...]:
     assert known is not None
     spec = spec_of(known)
     layout, how = Layout(tp=tp), scheme("int4")
-    placement = Sizes(spec, rules(spec)).placement(layout, how)
+    placement = ModelShards(spec, rules(spec)).placement(layout, how)
     return layer_shapes(spec, rules(spec), placement, layout, how, 0)
 
 
@@ -70,7 +70,7 @@ def test_one_row_of_one_layer() -> None:
 def test_shapes_are_the_checkpoints() -> None:
     assert (AIR.qkv, AIR.out, AIR.gate_up, AIR.down) == (QKV, OUT, GATE_UP, DOWN)
     assert (AIR.experts, AIR.active, AIR.shared, AIR.kv_heads, AIR.head_norm) == (128, 8, 1, 8, False)
-    assert (DENSE.experts, DENSE.gate_up) == (0, Matrix(21888, 4096))
+    assert (DENSE.experts, DENSE.gate_up) == (0, PackedMatrix(21888, 4096))
     assert DENSE.down.blocks == 88  # 10,944 inputs, filled up until warps divide them
     assert QKV.num_bytes == pytest.approx(30.3e6, rel=0.01)
     half = shapes("GLM-4.5-Air", tp=2)[1]
@@ -117,7 +117,9 @@ def test_no_layer_beats_its_bytes(rows: int, context: int) -> None:
 
 def test_slower_devices_are_slower() -> None:
     times = [
-        Kernels(KernelTimes(), device(name)).layer(AIR, rows, rows, 160) for rows in (1, 8, 64, 200) for name in ("H200", "H20")
+        KernelModel(KernelTimes(), device(name)).layer(AIR, rows, rows, 160)
+        for rows in (1, 8, 64, 200)
+        for name in ("H200", "H20")
     ]
     assert all(quick < slow for quick, slow in zip(times[::2], times[1::2], strict=True))
 

@@ -12,7 +12,9 @@ import pytest
 
 pytestmark = pytest.mark.pure
 
-_module = importlib.util.spec_from_file_location("predicted_h200", Path(__file__).parents[3] / "bench" / "predicted_h200.py")
+_module = importlib.util.spec_from_file_location(
+    "predicted_h200", Path(__file__).parents[3] / "bench" / "plan" / "predicted_h200.py"
+)
 assert _module is not None and _module.loader is not None
 bench = importlib.util.module_from_spec(_module)
 sys.modules["predicted_h200"] = bench

@@ -13,7 +13,7 @@ import pytest
 pytestmark = pytest.mark.pure
 
 ROOT = Path(__file__).parents[3]
-_module = importlib.util.spec_from_file_location("published_serving", ROOT / "bench" / "published_serving.py")
+_module = importlib.util.spec_from_file_location("published_serving", ROOT / "bench" / "plan" / "published_serving.py")
 assert _module is not None and _module.loader is not None
 bench = importlib.util.module_from_spec(_module)
 _module.loader.exec_module(bench)
@@ -30,7 +30,7 @@ def test_ceiling_is_above_the_published_rate(table: dict[str, Any], prompt: int,
 
 
 def test_dense_predictions_are_near() -> None:
-    """No constant is fitted to these tables, so this bound is wide; docs/plan.md has every row."""
+    """No constant is fitted to these tables, so this bound is wide; docs/reference/plan.md has every row."""
     errors = [
         abs(bench.predict(table, prompt, new).speed.sustained_tokens_per_second / published - 1)
         for table, prompt, new, published in ROWS

@@ -1,4 +1,4 @@
-"""The published runs, and the script that makes jobs of them (bench/published.py is no package)."""
+"""The published runs, and the script that makes jobs of them (bench/plan/published_training.py is no package)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from windlass.core.rule import Rule
 from windlass.families import describe, rules
 
 ROOT = Path(__file__).parents[3]
+if str(Path(__file__).parent) not in sys.path:
+    sys.path.insert(0, str(Path(__file__).parent))  # for stage_memory
 
 
 @pytest.fixture(scope="session")
 def published() -> ModuleType:
-    where = ROOT / "bench" / "published.py"
+    where = ROOT / "bench" / "plan" / "published_training.py"
     found = importlib.util.spec_from_file_location("bench_published", where)
     assert found is not None
     assert found.loader is not None

@@ -8,7 +8,7 @@ import pytest
 
 from windlass.core.hardware.parse import parse_hardware
 from windlass.core.recipe.recipe import recipe_from
-from windlass.core.recipe.sections import Lora
+from windlass.core.recipe.sections import LoraSection
 from windlass.families import rules
 from windlass.families.registry import find, spec_of
 from windlass.plan.training.memory.states import adapter_elements
@@ -54,26 +54,26 @@ def test_a_checkpoint_holds_the_adapters_alone() -> None:
         SPEC.hidden_size,
     )  # type: ignore[union-attr]
     expected = 16 * SPEC.num_layers * (2 * (hidden + heads) + 2 * (hidden + kv_heads))
-    assert sum(adapter_elements(rule, Lora(rank=16)) * rule.copies for rule in RULES) == expected
+    assert sum(adapter_elements(rule, LoraSection(rank=16)) * rule.copies for rule in RULES) == expected
     assert planned(rank=16, base="int4").checkpoint.bytes == expected * 14
 
 
 def test_targets() -> None:
-    none = Lora(rank=8, targets=("experts",))
+    none = LoraSection(rank=8, targets=("experts",))
     found = {rule.ours for rule in RULES if adapter_elements(rule, none)}
     assert found and all(".experts." in name for name in found)
-    assert not any(adapter_elements(rule, Lora()) for rule in RULES)
+    assert not any(adapter_elements(rule, LoraSection()) for rule in RULES)
 
 
 def test_the_backward_has_half_the_products() -> None:
     from windlass.core.layout import TrainingGroups
-    from windlass.plan.training.job import Job
-    from windlass.plan.training.time.layer import kernels, machine_of
+    from windlass.plan.training.job import TrainingJob
+    from windlass.plan.training.time.layer import device_rates, kernels
     from windlass.plan.training.work.operation import matmul
 
     groups = TrainingGroups(tp=1, cp=1, pp=1, dp=1, ep=1, expert_tp=1, expert_dp=1)
-    job = Job(groups=groups, sequence_tokens=4096, global_batch=1, micro_batch=1)
-    frozen = Job(groups=groups, sequence_tokens=4096, global_batch=1, micro_batch=1, lora=Lora(rank=8))
-    machine = machine_of(parse_hardware("1xH100-80GB"), "bf16")
+    job = TrainingJob(groups=groups, sequence_tokens=4096, global_batch=1, micro_batch=1)
+    frozen = TrainingJob(groups=groups, sequence_tokens=4096, global_batch=1, micro_batch=1, lora=LoraSection(rank=8))
+    machine = device_rates(parse_hardware("1xH100-80GB"), "bf16")
     work = [matmul("product", 4096, 4096, 4096, compute="bf16", saved_bytes=0.0)]
     assert kernels(work, frozen, machine).backward_compute < 0.55 * kernels(work, job, machine).backward_compute

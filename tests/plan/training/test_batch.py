@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from windlass.core.hardware.parse import parse_hardware
 from windlass.core.model import ModelSpec
-from windlass.core.recipe.recipe import Batch, recipe_from
+from windlass.core.recipe.recipe import recipe_from
+from windlass.core.recipe.sections import BatchSection
 from windlass.core.rule import Rule
 from windlass.errors import Impossible
 from windlass.plan.training.batch import choose_batch, default_tokens, nearest_sequences
@@ -38,7 +39,7 @@ def reason(plan: TrainingPlan, choice: str) -> str:
     ],
 )
 def test_nearest_that_divides(tokens: int, sequence: int, replicas: set[int], sequences: int) -> None:
-    made = choose_batch(Batch(tokens=tokens), 0, sequence, replicas)
+    made = choose_batch(BatchSection(tokens=tokens), 0, sequence, replicas)
     assert (made.sequences, made.how) == (sequences, "nearest")
 
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from windlass.cli import execute as run
+from windlass.plan.training.job import TrainingJob
+from windlass.plan.training.time.candidates import Evaluator
 
 pytestmark = pytest.mark.pure
 
 ON = ("--on", "8xH100-80GB")
+MOST_ALONE, MOST_OF_A_THOUSAND = 30_000, 100_000
+"""Jobs that a search may look at, for all kinds of devices on offer together: 20,984 and 70,886 when this was written."""
 
 
 def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
@@ -71,20 +74,34 @@ def test_remedies_are_a_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(isinstance(text, str) for text in plan["would_fit"])
 
 
-def test_cloud_without_hardware(capsys: pytest.CaptureFixture[str]) -> None:
-    begun = time.process_time()
+@pytest.fixture
+def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[TrainingJob]:
+    """Jobs of which a search asked whether they fit, as they come."""
+    jobs: list[TrainingJob] = []
+    plain = Evaluator.fits
+
+    def fits(self: Evaluator, job: TrainingJob) -> bool:
+        jobs.append(job)
+        return plain(self, job)
+
+    monkeypatch.setattr(Evaluator, "fits", fits)
+    return jobs
+
+
+def test_cloud_without_hardware(capsys: pytest.CaptureFixture[str], looked_at: list[TrainingJob]) -> None:
     plan = planned(capsys, "GLM-4.6", "--train", "--cloud")
-    assert time.process_time() - begun < 3
     assert plan["fits"] and plan["cloud"]
     assert plan["reasons"][0]["choice"] == "devices"
     assert {offer["num_devices"] for offer in plan["cloud"]} == {64}
+    assert 0 < len(looked_at) < MOST_ALONE
 
 
-def test_offers_for_a_thousand_devices_in_three_seconds(capsys: pytest.CaptureFixture[str]) -> None:
-    begun = time.process_time()
+def test_offers_for_a_thousand_devices_are_searched_coarsely(
+    capsys: pytest.CaptureFixture[str], looked_at: list[TrainingJob]
+) -> None:
     plan = planned(capsys, "GLM-4.6", "--train", "--cloud", "--on", "128x(8xH800)@400Gb")
-    assert time.process_time() - begun < 3
     assert len({offer["device"] for offer in plan["cloud"]}) >= 5
+    assert 0 < len(looked_at) < MOST_OF_A_THOUSAND
 
 
 def test_small_runs_are_not_rounded_away(capsys: pytest.CaptureFixture[str]) -> None:

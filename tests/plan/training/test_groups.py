@@ -11,8 +11,8 @@ from windlass.core.layout import training_groups
 from windlass.core.model import ModelSpec
 from windlass.core.rule import Rule
 from windlass.errors import Impossible
-from windlass.plan.training.feasible import check_job, why_not, why_not_tp
-from windlass.plan.training.job import Job
+from windlass.plan.training.feasible import why_not, why_not_tp
+from windlass.plan.training.job import TrainingJob
 
 pytestmark = pytest.mark.pure
 
@@ -47,24 +47,20 @@ def test_what_does_not_divide_is_refused(model: Model) -> None:
     assert "232 heads" in (why_not_tp(falcon, 12) or "")
 
 
-def make(model: Model, name: str, world: int, batch: int = 256, **degrees: int) -> tuple[ModelSpec, Job]:
+def make(model: Model, name: str, world: int, batch: int = 256, **degrees: int) -> tuple[ModelSpec, TrainingJob]:
     spec, _ = model(name)
-    return spec, Job(groups=training_groups(world, **degrees), sequence_tokens=4096, global_batch=batch, micro_batch=1)
+    return spec, TrainingJob(groups=training_groups(world, **degrees), sequence_tokens=4096, global_batch=batch, micro_batch=1)
 
 
 def test_refusals_speak_of_the_model(model: Model) -> None:
     spec, job = make(model, "zai-org--GLM-4.6", 48, ep=48)
-    with pytest.raises(Impossible, match="ep 48 does not divide 160 experts"):
-        check_job(spec, job)
+    assert "ep 48 does not divide 160 experts" in (why_not(spec, job) or "")
     spec, job = make(model, "meta-llama--Llama-2-70b-hf", 8, ep=8)
-    with pytest.raises(Impossible, match="no routed experts"):
-        check_job(spec, job)
+    assert "no routed experts" in (why_not(spec, job) or "")
     spec, job = make(model, "meta-llama--Llama-2-70b-hf", 96, pp=96)
-    with pytest.raises(Impossible, match="more stages than the model has layers"):
-        check_job(spec, job)
+    assert "more stages than the model has layers" in (why_not(spec, job) or "")
     spec, job = make(model, "meta-llama--Llama-2-70b-hf", 8, batch=12)
-    with pytest.raises(Impossible, match="not a multiple of 8"):
-        check_job(spec, job)
+    assert "not a multiple of 8" in (why_not(spec, job) or "")
 
 
 def test_tp_with_ep_needs_sequence_parallelism(model: Model) -> None:

@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from windlass.core.count import count_parameters
-from windlass.core.energy import co2_kg, energy_kwh
+from windlass.core.hardware.energy import co2_kg, energy_kwh
 from windlass.core.hardware.parse import parse_hardware
 from windlass.core.layout import training_groups
 from windlass.core.model import ModelSpec
-from windlass.core.recipe.recipe import CheckpointSection
+from windlass.core.recipe.sections import CheckpointSection
 from windlass.core.rule import Rule
 from windlass.plan.training.checkpoint import (
     SHORTEST_INTERVAL_SECONDS,
@@ -23,14 +23,14 @@ from windlass.plan.training.checkpoint import (
     plan_checkpoints,
     young_daly_seconds,
 )
-from windlass.plan.training.job import Job
+from windlass.plan.training.job import TrainingJob
 from windlass.plan.training.time.rates import device_hours, flops_per_token
 from windlass.units import TIB
 
 pytestmark = pytest.mark.pure
 
 Model = Callable[[str], tuple[ModelSpec, tuple[Rule, ...]]]
-ONE = Job(groups=training_groups(1), sequence_tokens=4096, global_batch=1, micro_batch=1)
+ONE = TrainingJob(groups=training_groups(1), sequence_tokens=4096, global_batch=1, micro_batch=1)
 
 
 def test_llama_3_hours(model: Model) -> None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from stage_memory import stage_activations, stage_states
 
 from windlass.core.layout import training_groups
 from windlass.core.model import ModelSpec
-from windlass.core.recipe.recipe import Compute, GradientType, Recompute
+from windlass.core.recipe.sections import Compute, GradientType, Recompute
 from windlass.core.rule import Rule
-from windlass.plan.training.job import Job
-from windlass.plan.training.memory.activations import layer_bytes, stage_activations
-from windlass.plan.training.memory.states import parameter_bytes, spread_bytes, stage_elements, stage_states
+from windlass.plan.training.job import TrainingJob
+from windlass.plan.training.memory.activations import layer_bytes
+from windlass.plan.training.memory.states import parameter_bytes, spread_bytes, stage_elements
 from windlass.plan.training.stages import split_layers, stages
 from windlass.units import GIB
 
@@ -30,9 +31,9 @@ FIGURE_1 = {
 FIGURE_7 = {"22B": (66.84, 49.42, 16.18, 7.64), "175B": (62.04, 56.53, 18.49, 8.71), "530B": (58.31, 62.04, 20.27, 9.42)}
 
 
-def make_job(pipeline: tuple[int, int, int], *, sequence_parallel: bool, recompute: Recompute) -> Job:
+def make_job(pipeline: tuple[int, int, int], *, sequence_parallel: bool, recompute: Recompute) -> TrainingJob:
     pp, virtual, micro = pipeline
-    return Job(
+    return TrainingJob(
         groups=training_groups(8 * pp, tp=8, pp=pp),
         sequence_tokens=2048,
         global_batch=micro * pp * 10,
@@ -45,7 +46,7 @@ def make_job(pipeline: tuple[int, int, int], *, sequence_parallel: bool, recompu
     )
 
 
-def layers_gib(spec: ModelSpec, job: Job) -> float:
+def layers_gib(spec: ModelSpec, job: TrainingJob) -> float:
     return stage_activations(spec, job, stages(spec, job.groups.pp)[0], 0).layers / GIB
 
 
@@ -81,7 +82,7 @@ def test_table_2_formulas(tp: int, micro: int, gpt: Gpt) -> None:
     sbh, scores = length * micro * hidden, 5 * heads * length / hidden
 
     def held(sequence_parallel: bool, recompute: Recompute, flash: bool = False) -> float:
-        job = Job(
+        job = TrainingJob(
             groups=training_groups(tp, tp=tp),
             sequence_tokens=length,
             global_batch=micro,
@@ -123,8 +124,8 @@ def test_experts_have_their_own_groups(model: Callable[[str], tuple[ModelSpec, t
     """Experts are divided by ep and their states by expert-dp; everything else by tp and dp * cp."""
     spec, rules = model("deepseek-ai--DeepSeek-V3")
     groups = training_groups(1024, tp=2, pp=8, ep=64)
-    job = Job(groups=groups, sequence_tokens=4096, global_batch=8192, micro_batch=1)
-    whole = Job(groups=training_groups(1), sequence_tokens=4096, global_batch=1, micro_batch=1)
+    job = TrainingJob(groups=groups, sequence_tokens=4096, global_batch=8192, micro_batch=1)
+    whole = TrainingJob(groups=training_groups(1), sequence_tokens=4096, global_batch=1, micro_batch=1)
     routed = sum(stage_elements(spec, rules, job, stage).experts for stage in stages(spec, 8))
     assert routed * 64 == stage_elements(spec, rules, whole, stages(spec, 1)[0]).experts
     stage = stages(spec, 8)[3]
@@ -135,7 +136,7 @@ def test_experts_have_their_own_groups(model: Callable[[str], tuple[ModelSpec, t
 def test_offload_moves_states_to_the_host(gpt: Gpt) -> None:
     """DeepSpeed stage3.py: 18 N / nodes * 1.5 on the host, a layer on the device."""
     spec, rules = gpt(2048, 24, 16)
-    job = Job(groups=training_groups(8), sequence_tokens=1024, global_batch=8, micro_batch=1, zero=3, offload="cpu")
+    job = TrainingJob(groups=training_groups(8), sequence_tokens=1024, global_batch=8, micro_batch=1, zero=3, offload="cpu")
     stage = stages(spec, 1)[0]
     states, elements = stage_states(spec, rules, job, stage), stage_elements(spec, rules, job, stage)
     assert states.host * 8 == pytest.approx(1.5 * 18 * elements.total)

@@ -9,21 +9,21 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from stage_memory import stage_activations
 
 from windlass.core.hardware.parse import parse_hardware
 from windlass.core.layout import training_groups
 from windlass.core.model import ModelSpec
-from windlass.core.recipe.recipe import Recompute
+from windlass.core.recipe.sections import Recompute
 from windlass.core.rule import Rule
 from windlass.families import describe, rules
-from windlass.plan.training.job import Job
-from windlass.plan.training.memory.activations import stage_activations
+from windlass.plan.training.job import TrainingJob
 from windlass.plan.training.memory.states import parameter_bytes, spread_bytes, stage_elements
 from windlass.plan.training.stages import split_layers, stages
 from windlass.plan.training.time.candidates import predict_step
 from windlass.plan.training.time.rates import flops_per_token
 from windlass.plan.training.work.layers import head_operations, layer_operations
-from windlass.plan.training.work.operation import Kind
+from windlass.plan.training.work.operation import OperationKind
 
 pytestmark = pytest.mark.pure
 
@@ -50,12 +50,12 @@ DEGREES = st.sampled_from([1, 2, 4, 8])
 
 
 @st.composite
-def jobs(draw: st.DrawFn) -> tuple[str, Job]:
+def jobs(draw: st.DrawFn) -> tuple[str, TrainingJob]:
     name = draw(NAMES)
     tp, pp = draw(st.sampled_from([1, 2, 4])), draw(DEGREES)
     dp, micro = draw(DEGREES), draw(st.sampled_from([1, 2, 4]))
     groups = training_groups(tp * pp * dp, tp=tp, pp=pp, ep=draw(st.sampled_from([1, tp * dp])) if MODELS[name][0].experts else 1)
-    job = Job(
+    job = TrainingJob(
         groups=groups,
         sequence_tokens=draw(st.sampled_from([512, 2048, 8192])),
         global_batch=dp * micro * draw(st.integers(1, 40)),
@@ -84,19 +84,19 @@ def test_states_fall_with_zero_and_ranks(ranks: int, more: int, zero: int) -> No
 
 
 @given(jobs())
-def test_stages_hold_the_whole_model(drawn: tuple[str, Job]) -> None:
+def test_stages_hold_the_whole_model(drawn: tuple[str, TrainingJob]) -> None:
     """Every rank of a stage together holds its tensors at least once; tied tables and copied KV heads may be there twice."""
     spec, tensor_rules = MODELS[drawn[0]]
     groups = drawn[1].groups
     made = [stage_elements(spec, tensor_rules, drawn[1], stage) for stage in stages(spec, groups.pp)]
-    one = Job(groups=training_groups(1), sequence_tokens=512, global_batch=1, micro_batch=1)
+    one = TrainingJob(groups=training_groups(1), sequence_tokens=512, global_batch=1, micro_batch=1)
     whole = stage_elements(spec, tensor_rules, one, stages(spec, 1)[0])
     assert sum(held.experts for held in made) * groups.ep * groups.expert_tp == pytest.approx(whole.experts)
     assert sum(held.dense for held in made) * groups.tp >= whole.dense * (1 - 1e-9)
 
 
 @given(jobs())
-def test_recomputation_never_keeps_more(drawn: tuple[str, Job]) -> None:
+def test_recomputation_never_keeps_more(drawn: tuple[str, TrainingJob]) -> None:
     name, job = drawn
     spec, stage = MODELS[name][0], stages(MODELS[name][0], job.groups.pp)[0]
     ways: list[Recompute] = ["none", "selective", "full"]
@@ -105,7 +105,7 @@ def test_recomputation_never_keeps_more(drawn: tuple[str, Job]) -> None:
 
 
 @given(jobs())
-def test_techniques_only_help_memory(drawn: tuple[str, Job]) -> None:
+def test_techniques_only_help_memory(drawn: tuple[str, TrainingJob]) -> None:
     name, job = drawn
     spec, stage = MODELS[name][0], stages(MODELS[name][0], job.groups.pp)[0]
 
@@ -121,17 +121,17 @@ def test_techniques_only_help_memory(drawn: tuple[str, Job]) -> None:
 def test_operations_are_the_counted_flops(name: str, length: int) -> None:
     """What the layers' products do is what the tensor rules count, to the padding of experts."""
     spec, tensor_rules = MODELS[name]
-    job = Job(groups=training_groups(1), sequence_tokens=length, global_batch=1, micro_batch=1)
+    job = TrainingJob(groups=training_groups(1), sequence_tokens=length, global_batch=1, micro_batch=1)
     made = [operation for layer in spec.layers for operation in layer_operations(spec, layer, job)] + list(
         head_operations(spec, job)
     )
-    flops = sum(work.flops for operation in made if operation.kind is not Kind.MEMORY for work in operation.forward)
+    flops = sum(work.flops for operation in made if operation.kind is not OperationKind.MEMORY for work in operation.forward)
     padding = 128 * sum(moe.num_experts * 6 * spec.hidden_size * moe.intermediate_size for moe in spec.moe_layers)
     assert flops - padding == pytest.approx(flops_per_token(spec, tensor_rules, length).model / 3 * length, rel=0.002)
 
 
 @given(jobs())
-def test_no_step_beats_the_measured_ceiling(drawn: tuple[str, Job]) -> None:
+def test_no_step_beats_the_measured_ceiling(drawn: tuple[str, TrainingJob]) -> None:
     name, job = drawn
     spec, tensor_rules = MODELS[name]
     world = job.groups.world

@@ -103,7 +103,7 @@ DOES_NOT_FIT = {
     ("bridge", "llama-405b"),
     ("bridge", "deepseek-v3"),
 }
-"""Runs that happened and by our count of memory do not fit, seven rows; docs/plan.md says what the rows or the count leave out."""
+"""Runs that happened and by our count of memory do not fit, seven rows; docs/reference/plan.md says what the rows or the count leave out."""
 
 
 def test_which_published_runs_fit(published: ModuleType) -> None:

@@ -1,21 +1,21 @@
 from __future__ import annotations
 
-import time
+from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import pytest
+from stage_memory import stage_activations, stage_states
 
 from windlass.core.hardware.parse import parse_hardware
 from windlass.core.model import ModelSpec
 from windlass.core.recipe.recipe import recipe_from
 from windlass.core.rule import Rule
-from windlass.errors import DoesNotFit, Impossible
+from windlass.errors import Impossible
 from windlass.plan.training.feasible import why_not
-from windlass.plan.training.memory.activations import stage_activations
 from windlass.plan.training.memory.footprint import Footprints
-from windlass.plan.training.memory.states import stage_states
-from windlass.plan.training.plan import Prices, TrainingPlan, check_fits, plan_training, train_section
+from windlass.plan.training.plan import Prices, TrainingPlan, plan_training, train_section
 from windlass.plan.training.search import Breadth, search_jobs
 from windlass.plan.training.stages import stages
 from windlass.plan.training.time.candidates import Evaluator
@@ -24,18 +24,22 @@ pytestmark = pytest.mark.pure
 
 Model = Callable[[str], tuple[ModelSpec, tuple[Rule, ...]]]
 AIR, LLAMA_8B, LLAMA_405B = "zai-org--GLM-4.5-Air", "meta-llama--Llama-3.1-8B", "meta-llama--Meta-Llama-3.1-405B"
+DEEPSEEK = "deepseek-ai--DeepSeek-V3"
 
 BREADTHS: tuple[Breadth, ...] = ("all", "coarse")
 
 
-@pytest.mark.parametrize("name", [LLAMA_405B, "deepseek-ai--DeepSeek-V3"])
-def test_8192_devices_in_three_seconds(name: str, model: Model) -> None:
+@pytest.mark.parametrize(("name", "most_tried", "most_layers"), [(LLAMA_405B, 1500, 100), (DEEPSEEK, 9000, 1700)])
+def test_8192_devices_take_a_few_thousand_jobs(
+    name: str, most_tried: int, most_layers: int, model: Model, counted: Callable[[Callable[[], Any]], tuple[Any, Counter[str]]]
+) -> None:
+    """1,044 and 6,242 when this was written, and a layer's operations were worked out 62 and 1,120 times: once for all jobs alike."""
     spec, rules = model(name)
+    recipe = recipe_from({"model": {"name": name}, "batch": {"global_batch": 8192}})
     hardware = parse_hardware("1024x(8xH100-80GB)@400Gb")
-    begun = time.perf_counter()
-    found = search_jobs(spec, rules, hardware, recipe_from({"model": {"name": name}, "batch": {"global_batch": 8192}}))
-    assert time.perf_counter() - begun < 3
-    assert found.fitting
+    found, calls = counted(lambda: search_jobs(spec, rules, hardware, recipe))
+    assert found.fitting and len(found.fitting) < found.num_tried < most_tried
+    assert 0 < calls["layer_operations"] < most_layers
 
 
 def test_what_is_found_divides_and_fits(model: Model) -> None:
@@ -101,9 +105,7 @@ def test_what_does_not_fit_says_how_much(model: Model) -> None:
     spec, rules = model(LLAMA_8B)
     plan = plan_training(spec, rules, parse_hardware("1xH100-80GB"), recipe_from({"model": {"name": LLAMA_8B}}))
     assert not plan.fits
-    with pytest.raises(DoesNotFit, match=r"the leanest layout needs .* what would fit: 2 times the devices") as caught:
-        check_fits(plan)
-    assert caught.value.short_bytes > 50e9
+    assert plan.short_bytes > 50e9 and plan.would_fit[-1].startswith("2 times the devices")
     offloaded = recipe_from({"model": {"name": LLAMA_8B}, "memory": {"offload": "cpu"}})
     assert plan_training(spec, rules, parse_hardware("1xH100-80GB,ram=512GB"), offloaded).fits
 

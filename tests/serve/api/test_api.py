@@ -17,9 +17,9 @@ from serving import HELLO, in_process, posted
 from windlass.core.client import Broken, Busy, Unavailable
 from windlass.core.request import Delta, Request
 from windlass.errors import BadInput
-from windlass.serve.api.adapters import Asker, Job, chat_job
-from windlass.serve.api.generate import LARGE_BYTES, Answering
-from windlass.serve.backend.admission import SOME_SECONDS
+from windlass.serve.api.adapters import Caller, GenerationJob, chat_job
+from windlass.serve.api.generate import LARGE_BYTES, GenerateEndpoint
+from windlass.serve.backend.admission import DEFAULT_SECONDS
 from windlass.serve.service import Service
 
 pytestmark = pytest.mark.pure
@@ -315,13 +315,13 @@ def test_tokens_are_for_those_who_are_let_in() -> None:
             bodies = {"/tokenize": {"prompt": "x"}, "/detokenize": {"tokens": [1]}}
             for path, body in bodies.items():
                 assert (await http.post(path, json=body)).status_code == 200
-            seconds_each = service.flights.seconds_each
+            mean_seconds = service.in_flight.mean_seconds
             with service.admitted(1):
                 for path, body in bodies.items():
                     answer = await http.post(path, json=body)
                     assert answer.status_code == 429 and "retry-after" in answer.headers
-            assert service.flights.seconds_each != seconds_each == SOME_SECONDS  # only answers say how long answers take
-            assert service.flights.in_flight == 0
+            assert service.in_flight.mean_seconds != mean_seconds == DEFAULT_SECONDS  # only answers say how long answers take
+            assert service.in_flight.num_sequences == 0
 
     asyncio.run(ask())
 
@@ -351,13 +351,13 @@ class Counting(FakeClient):
 def test_a_large_body_is_read_aside() -> None:
     threads: list[bool] = []
 
-    def noted(service: Service, raw: bytes, asker: Asker) -> Job:
+    def noted(service: Service, raw: bytes, caller: Caller) -> GenerationJob:
         threads.append(threading.current_thread() is threading.main_thread())
-        return chat_job(service, raw, asker)
+        return chat_job(service, raw, caller)
 
     async def ask() -> None:
         async with in_process(FakeClient()) as (_, service):
-            app = Answering(service, noted)
+            app = GenerateEndpoint(service, noted)
             for size in (10, LARGE_BYTES):
                 body = json.dumps({**HELLO, "metadata": {"x": " " * size}}).encode()
                 sent: list[Any] = []
@@ -485,7 +485,7 @@ def test_a_quiet_server_writes_no_line_for_requests_and_still_tells_of_the_engin
             await http.post(CHAT, json=HELLO)
             return service.log.lines  # type: ignore[attr-defined]
 
-    assert asyncio.run(ask()) == ["the engine is ready"]
+    assert asyncio.run(ask()) == ["engine ready"]
 
 
 # --- numbers ---------------------------------------------------------------------------------------------------------
@@ -516,7 +516,7 @@ def test_what_was_done_is_counted() -> None:
 def test_live_numbers_come_as_events_until_the_server_ends() -> None:
     async def ask() -> list[Any]:
         async with in_process(FakeClient()) as (http, service):
-            asyncio.get_running_loop().call_later(0.1, service.ending.set)
+            asyncio.get_running_loop().call_later(0.1, service.draining.set)
             return events((await http.get("/windlass/live")).text)
 
     found = asyncio.run(ask())
@@ -529,7 +529,7 @@ def test_every_number_is_documented_and_every_documented_number_is_there() -> No
             return (await http.get("/metrics")).text
 
     there = set(re.findall(r"^# TYPE (windlass_\w+) (?:counter|gauge|histogram)$", asyncio.run(ask()), re.MULTILINE))
-    page = (Path(__file__).parents[3] / "docs" / "serve.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "guides" / "serve.md").read_text()
     table = page[page.index("| metric | kind |") :]
     assert {name for name in there if not name.endswith("_created")} == set(
         re.findall(r"`(windlass_\w+?)(?:\{|`)", table.split("\n\n")[0])

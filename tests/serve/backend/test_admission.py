@@ -26,7 +26,7 @@ pytestmark = pytest.mark.pure
 )
 def test_so_many_run_and_so_many_wait(in_flight: int, asked: int, admitted: bool, never: bool) -> None:
     verdict = admit(Load(in_flight=in_flight, max_running=8, max_waiting=4), asked)
-    assert (verdict.admitted, verdict.never) == (admitted, never)
+    assert (verdict.admitted, verdict.is_impossible) == (admitted, never)
 
 
 def test_without_a_queue_only_those_that_run_are_let_in() -> None:
@@ -34,17 +34,17 @@ def test_without_a_queue_only_those_that_run_are_let_in() -> None:
     assert not admit(Load(in_flight=8, max_running=8, max_waiting=0), 1).admitted
 
 
-@pytest.mark.parametrize(("seconds_each", "asked", "expected"), [(0.01, 1, 1), (10.0, 1, 2), (10.0, 8, 10), (1000.0, 8, 60)])
-def test_when_to_come_again_follows_how_long_answers_take(seconds_each: float, asked: int, expected: int) -> None:
-    load = Load(in_flight=12, max_running=8, max_waiting=4, seconds_each=seconds_each)
+@pytest.mark.parametrize(("mean_seconds", "asked", "expected"), [(0.01, 1, 1), (10.0, 1, 2), (10.0, 8, 10), (1000.0, 8, 60)])
+def test_when_to_come_again_follows_how_long_answers_take(mean_seconds: float, asked: int, expected: int) -> None:
+    load = Load(in_flight=12, max_running=8, max_waiting=4, mean_seconds=mean_seconds)
     assert admit(load, asked).retry_seconds == expected
 
 
 @given(st.integers(0, 300), st.integers(1, 64), st.integers(0, 128), st.integers(1, 300), st.floats(0, 1e4))
 def test_never_more_than_there_is_room_for(in_flight: int, running: int, waiting: int, asked: int, each: float) -> None:
-    load = Load(in_flight=in_flight, max_running=running, max_waiting=waiting, seconds_each=each)
+    load = Load(in_flight=in_flight, max_running=running, max_waiting=waiting, mean_seconds=each)
     verdict = admit(load, asked)
     assert verdict.admitted == (in_flight + asked <= running + waiting)
-    assert verdict.never == (asked > running + waiting)
-    if not verdict.admitted and not verdict.never:
+    assert verdict.is_impossible == (asked > running + waiting)
+    if not verdict.admitted and not verdict.is_impossible:
         assert MIN_RETRY_SECONDS <= verdict.retry_seconds <= MAX_RETRY_SECONDS

@@ -8,11 +8,12 @@ from contextlib import aclosing
 import pytest
 from fake import FakeClient
 
+import owned_time
 from windlass.core.client import Unavailable
 from windlass.core.request import Request
 from windlass.errors import BadInput
-from windlass.serve.backend.merge import batches
-from windlass.wire.server.requests import copies
+from windlass.serve.backend.merge import merge_streams
+from windlass.wire.server.requests import expand_n
 
 pytestmark = pytest.mark.pure
 
@@ -20,14 +21,14 @@ pytestmark = pytest.mark.pure
 def texts(client: FakeClient, requests: list[Request]) -> list[str]:
     async def run() -> list[str]:
         found = [""] * len(requests)
-        async with aclosing(batches(client, requests)) as arriving:
+        async with aclosing(merge_streams(client, requests)) as arriving:
             async for batch in arriving:
                 assert batch
                 for index, delta in batch:
                     found[index] += delta.content
         return found
 
-    return asyncio.run(run())
+    return owned_time.run(run())
 
 
 @pytest.mark.parametrize("count", [1, 2, 7])
@@ -49,12 +50,12 @@ def test_a_crash_is_raised_once_and_leaves_nothing() -> None:
     client = FakeClient(seconds=0.01, tokens=1000)
 
     async def run() -> None:
-        async with aclosing(batches(client, [Request(prompt=str(number)) for number in range(4)])) as arriving:
+        async with aclosing(merge_streams(client, [Request(prompt=str(number)) for number in range(4)])) as arriving:
             with pytest.raises(Unavailable):
                 async for _ in arriving:
                     client.crash()
 
-    asyncio.run(run())
+    owned_time.run(run())
     assert client.running == client.waiting == 0 and client.cancelled == 4
 
 
@@ -64,17 +65,17 @@ def test_copies_wait_until_the_first_has_read_the_prompt() -> None:
 
     async def run() -> list[int]:
         waiting: list[int] = []
-        requests = [*copies(Request(prompt="long"), 3), *copies(Request(prompt="other"), 2)]
+        requests = [*expand_n(Request(prompt="long"), 3), *expand_n(Request(prompt="other"), 2)]
         reading = asyncio.create_task(drained(client, requests))
         await asyncio.sleep(0.02)
         waiting.append(len(client.requests))
         await reading
         return [*waiting, len(client.requests)]
 
-    assert asyncio.run(run()) == [2, 5]
+    assert owned_time.run(run()) == [2, 5]
 
 
 async def drained(client: FakeClient, requests: list[Request]) -> None:
-    async with aclosing(batches(client, requests)) as arriving:
+    async with aclosing(merge_streams(client, requests)) as arriving:
         async for _ in arriving:
             pass

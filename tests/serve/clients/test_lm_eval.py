@@ -13,9 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
-from serving import Running
+from serving import Running, post
 
 pytestmark = [pytest.mark.cpu, pytest.mark.multi]
 
@@ -80,7 +79,7 @@ def evaluated(python: str, tasks: Path, out: Path, *words: str) -> tuple[dict[st
     """Results and samples of the one task."""
     command = [python, "-m", "lm_eval", "run", "--include_path", str(tasks), "--output_path", str(out), "--log_samples", *words]
     quiet = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(out / "hub"), "TOKENIZERS_PARALLELISM": "false"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=os.environ | quiet, cwd=tasks)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=os.environ | quiet, cwd=tasks)
     assert done.returncode == 0, done.stderr[-3000:]
     [results] = out.rglob("results_*.json")
     [samples] = out.rglob("samples_*.jsonl")
@@ -103,7 +102,7 @@ def test_choices_are_scored(python: str, tasks: Path, tmp_path: Path, smollm2_se
 def scored(url: str, context: str, continuation: str) -> float:
     """The same by hand: the log-probability of what follows."""
     body = {"model": "smollm2", "prompt": context + continuation, "max_tokens": 0, "echo": True, "logprobs": 1}
-    found = httpx.post(url, json=body).json()["choices"][0]["logprobs"]
+    found = post(url, json=body).json()["choices"][0]["logprobs"]
     pairs = zip(found["text_offset"], found["token_logprobs"], strict=True)
     return sum(value for offset, value in pairs if offset >= len(context))
 

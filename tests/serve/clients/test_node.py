@@ -11,6 +11,8 @@ import pytest
 from fake import FakeClient
 from serving import running
 
+from waiting import HUNG_SECONDS
+
 pytestmark = [pytest.mark.pure, pytest.mark.multi]
 SCRIPT = Path(__file__).with_name("stream.mjs")
 
@@ -34,9 +36,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_whole_streamed_left_early_and_refused(folder: Path) -> None:
     with running(lambda: FakeClient(seconds=0.002), api_keys=("alpha",)) as server:
         command = ["node", str(folder / SCRIPT.name), f"{server.url}/v1"]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=HUNG_SECONDS)
         assert done.returncode == 0, done.stderr
-        server.until(lambda: len(server.service.flights) == 0, 3)
+        server.until(lambda: len(server.service.in_flight) == 0)
         assert server.service.metrics.outcomes["cancelled"] == 1
     found = json.loads(done.stdout)
     assert found["whole"] == "w0 w1 w2 " and found["streamed"] == "".join(f"w{number} " for number in range(8))

@@ -6,18 +6,18 @@ import pytest
 
 from windlass.core.client import Broken, Busy, Late, Unavailable
 from windlass.errors import BadCheckpoint, BadConfig, BadInput, DoesNotFit, Error, TooLong
-from windlass.serve.http import errors as failures
-from windlass.wire.schema.chat import ChatRequest, Message
-from windlass.wire.schema.errors import Refusal
+from windlass.serve.http import errors
+from windlass.wire.schema.chat import ChatMessage, ChatRequest
+from windlass.wire.schema.errors import ApiError
 
-BODY = ChatRequest(messages=[Message(role="user", content="Hello")])
+BODY = ChatRequest(messages=[ChatMessage(role="user", content="Hello")])
 
 
 @pytest.mark.pure
 @pytest.mark.parametrize(
     ("error", "status", "code"),
     [
-        (Refusal("n is 99", param="n", status=400, code="invalid_value"), 400, "invalid_value"),
+        (ApiError("n is 99", param="n", status=400, code="invalid_value"), 400, "invalid_value"),
         (BadInput("the prompt is empty"), 400, "invalid_value"),
         (TooLong("prompt of 9,000 tokens and 16 new ones do not fit in 4,096 tokens"), 400, "context_length_exceeded"),
         (Busy("too many grammars in /secret"), 429, "rate_limit_exceeded"),
@@ -33,17 +33,17 @@ BODY = ChatRequest(messages=[Message(role="user", content="Hello")])
     ],
 )
 def test_every_error_has_a_status_and_no_secret(error: BaseException, status: int, code: str | None) -> None:
-    found = failures.refused(error)
+    found = errors.to_api_error(error)
     assert (found.status, found.code) == (status, code)
     assert "secret" not in str(found)
 
 
 @pytest.mark.pure
 def test_the_engines_errors_name_the_parameter() -> None:
-    assert failures.refused(BadInput("this model cannot", field="tool_choice"), BODY).param == "tool_choice"
-    assert failures.refused(BadInput("it is empty", field="prompt"), BODY).param == "messages"
-    assert failures.refused(BadInput("tool_choice is not to blame"), BODY).param is None
-    assert failures.refused(BadInput("nobody asked", field="tool_choice")).param is None
+    assert errors.to_api_error(BadInput("this model cannot", field="tool_choice"), BODY).param == "tool_choice"
+    assert errors.to_api_error(BadInput("it is empty", field="prompt"), BODY).param == "messages"
+    assert errors.to_api_error(BadInput("tool_choice is not to blame"), BODY).param is None
+    assert errors.to_api_error(BadInput("nobody asked", field="tool_choice")).param is None
 
 
 @pytest.mark.cpu
@@ -55,5 +55,5 @@ def test_a_prompt_that_is_too_long_for_the_scheduler() -> None:
     scheduler = Scheduler(SchedulerLimits(num_blocks=4, block_tokens=16, context_tokens=64, max_sequences=1, max_step_tokens=64))
     with pytest.raises(BadInput) as raised:
         scheduler.submit(Sequence(id=1, tokens=list(range(60)), num_prompt=60, max_tokens=10))
-    found = failures.refused(raised.value, BODY)
+    found = errors.to_api_error(raised.value, BODY)
     assert (found.status, found.code, found.param) == (400, "context_length_exceeded", "messages")

@@ -10,16 +10,15 @@ import pytest
 
 pytestmark = [pytest.mark.cpu, pytest.mark.multi]
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "bench"))
-
 
 @pytest.mark.long
 def test_every_request_ends_properly_and_nothing_is_left_behind(smollm2: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
-    import serve_soak
+    sys.path.insert(0, str(Path(__file__).parents[3] / "bench" / "serve"))
+    import soak
 
     minutes = float(os.environ.get("WINDLASS_SOAK_MINUTES", "0.7"))
-    found = serve_soak.run(str(smollm2), minutes, at_once=12, kill_every=12.0)
+    found = soak.run(str(smollm2), minutes, at_once=12, kill_every=12.0)
     told = capsys.readouterr().out
     assert found == [], told
     assert "chats                      200" in told and " 0 engines killed" not in told

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from serving import HELLO
 
 from windlass.serve.app import make_app, service_of
-from windlass.serve.monitor.log import Log, LogHandler, access_line, printable, without_paths
-from windlass.serve.settings import Settings
+from windlass.serve.monitor.log import Log, LogHandler, access_line, printable, strip_paths
+from windlass.serve.settings import ServerSettings
 
 pytestmark = pytest.mark.pure
 
@@ -46,9 +46,9 @@ def test_a_server_whose_log_cannot_be_written_goes_on(make: Any) -> None:
     stream = make()
 
     async def ask() -> int:
-        app = make_app(FakeClient(), Settings(), log=Log(stream))
+        app = make_app(FakeClient(), ServerSettings(), log=Log(stream))
         async with app.router.lifespan_context(app):
-            await service_of(app).supervisor.became_ready()
+            await service_of(app).supervisor.wait_ready()
             async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
                 for _ in range(3):
                     assert (await http.post("/v1/chat/completions", json=HELLO)).status_code == 200
@@ -121,7 +121,7 @@ def test_a_traceback_that_is_a_message_is_what_was_raised(last: str, told: str) 
     ],
 )
 def test_a_path_is_shown_by_its_last_part(text: str, expected: str) -> None:
-    assert without_paths(text) == expected
+    assert strip_paths(text) == expected
 
 
 def test_an_access_line() -> None:

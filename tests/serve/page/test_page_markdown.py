@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from waiting import HUNG_SECONDS
 from windlass.serve.page.assets import STATIC
 
 pytestmark = pytest.mark.pure
@@ -40,13 +41,13 @@ def run_node(code: str, value: Any) -> Any:
     """
     assert NODE is not None
     command = [NODE, "--no-warnings", "--input-type=module", "-e", preamble + code]
-    done = subprocess.run(command, input=json.dumps(value).encode(), capture_output=True, timeout=60, check=False)
+    done = subprocess.run(command, input=json.dumps(value).encode(), capture_output=True, timeout=HUNG_SECONDS, check=False)
     assert done.returncode == 0, done.stderr.decode()
     return json.loads(done.stdout)
 
 
 def parse(*texts: str) -> list[list[dict[str, Any]]]:
-    return run_node('const { parse } = await load("markdown.js"); output(input.map(parse));', list(texts))
+    return run_node('const { parse } = await load("markdown/parse.js"); output(input.map(parse));', list(texts))
 
 
 # --- the tree in short, to compare with ------------------------------------------------------------------------------
@@ -192,35 +193,79 @@ def test_no_address_that_acts_becomes_a_link() -> None:
     assert found == {text: [] for text in INERT}
 
 
+HOSTILE = [
+    "[",
+    "![[",
+    "*a ",
+    "**a",
+    "a**b",
+    "_a_ ",
+    "`` ` ",
+    "\\(",
+    "[a](",
+    "[a](<",
+    "a](",
+    "$a ",
+    "https://a",
+    "<a ",
+    "> ",
+    "- ",
+]
+HOSTILE += ["\n- a", "|", "|-\n", "&#1;", "~~", "1. ", "\n> - ", "$$\n"]
+
+# For a short text and a long one: how many of the parser's blocks were run, which Node counts, and how many characters were looked through.
+STEPS = """
+import inspector from "node:inspector";
+const session = new inspector.Session();
+session.connect();
+const post = (name, given) => {
+  let found;
+  session.post(name, given, (error, result) => {
+    if (error) throw error;
+    found = result;
+  });
+  return found;
+};
+post("Profiler.enable");
+post("Profiler.startPreciseCoverage", { callCount: true, detailed: true });
+let scanned = 0;
+const exec = RegExp.prototype.exec;
+RegExp.prototype.exec = function (text) {  // which test, match and replace call too
+  const from = this.global || this.sticky ? this.lastIndex : 0, found = exec.call(this, text);
+  scanned += found ? found.index + found[0].length - from : this.sticky ? 1 : text.length - from;
+  return found;
+};
+for (const name of ["indexOf", "includes"]) {
+  const whole = String.prototype[name];
+  String.prototype[name] = function (what, from = 0) {
+    const found = whole.call(this, what, from);
+    scanned += name === "indexOf" && found >= 0 ? found - from : this.length - from;
+    return found;
+  };
+}
+const { parse } = await load("markdown.js");
+const steps = (text) => {
+  post("Profiler.takePreciseCoverage");
+  scanned = 0;
+  parse(text);
+  const ran = post("Profiler.takePreciseCoverage").result.filter((script) => script.url.includes("/markdown"));
+  const ranges = ran.flatMap((script) => script.functions).flatMap((one) => one.ranges);
+  return [ranges.reduce((sum, range) => sum + range.count, 0), scanned];
+};
+output(input.map((texts) => texts.map(steps)));
+"""
+
+
 @needs_node
-def test_time_grows_with_the_text_and_not_faster() -> None:
-    hostile = [
-        "[",
-        "![[",
-        "*a ",
-        "**a",
-        "a**b",
-        "_a_ ",
-        "`` ` ",
-        "\\(",
-        "[a](",
-        "[a](<",
-        "a](",
-        "$a ",
-        "https://a",
-        "<a ",
-        "> ",
-        "- ",
-    ]
-    hostile += ["\n- a", "|", "|-\n", "&#1;", "~~", "1. ", "\n> - ", "$$\n"]
-    code = """
-    const { parse } = await load("markdown.js");
-    parse("warm *up* [a](b)");
-    output(input.map((text) => { const from = performance.now(); parse(text); return performance.now() - from; }));
-    """
-    took = run_node(code, [piece * (60_000 // len(piece)) for piece in hostile])
-    slow = {piece: round(milliseconds) for piece, milliseconds in zip(hostile, took, strict=True) if milliseconds > 3000}
-    assert slow == {}, "milliseconds for 60,000 characters; quadratic would be minutes"
+def test_work_grows_with_the_text_and_not_faster() -> None:
+    """Twice the text is twice the work, to a few steps; where every mark looks for its end it would be four times."""
+    found = run_node(STEPS, [[piece * (length // len(piece)) for length in (4000, 8000)] for piece in HOSTILE])
+    assert all(sum(short) > 4000 for short, _ in found), "what is counted is the parser"
+    growth = {
+        piece: [one / max(other, 1000) for one, other in zip(*reversed(both), strict=True)]
+        for piece, both in zip(HOSTILE, found, strict=True)
+    }
+    assert {piece: times for piece, times in growth.items() if max(times) > 2.5} == {}
 
 
 # --- pieces make the whole -------------------------------------------------------------------------------------------
@@ -253,7 +298,7 @@ PIECES += ["    ", "  ", "~~~", "\\[", "\\]", "\t", "\r\n", "---", "text", "[x] 
 
 # What MarkdownView does: all but the last two blocks are settled and not read again.
 GROW = """
-const { parse } = await load("markdown.js");
+const { parse } = await load("markdown/parse.js");
 const grown = (texts) => {
   let text = "", blocks = [];
   for (const piece of texts) {
@@ -292,7 +337,7 @@ def test_any_text_has_a_tree_and_only_links_that_may_be_followed(texts: list[str
 def test_events_come_whole_however_they_are_cut() -> None:
     stream = ': hello\r\n\r\ndata: {"a": 1}\n\nevent: x\ndata:two\ndata:  lines\r\n\r\ndata: [DONE]\r\rdata: never ended'
     code = """
-    const { EventParser } = await load("sse.js");
+    const { EventParser } = await load("lib/sse.js");
     const feed = (pieces) => { const parser = new EventParser(); return pieces.flatMap((piece) => parser.push(piece)); };
     const cuts = [...input].map((_, at) => feed([input.slice(0, at), input.slice(at)]));
     output([...cuts, feed([...input])]);
@@ -319,7 +364,7 @@ def test_an_answer_is_gathered_with_its_figures() -> None:
         (2600, {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 9}}),
     ]
     code = """
-    const { Answer } = await load("answer.js");
+    const { Answer } = await load("chat/answer.js");
     const answer = new Answer("m", 0);
     const thinking = input.map(([now, chunk]) => (answer.take(chunk, now), answer.isThinking));
     output([thinking, answer.finished()]);
@@ -350,7 +395,9 @@ def test_a_question_says_only_what_was_set() -> None:
         "seed": "7",
         "thinking": "off",
     }
-    code = 'const { question } = await load("question.js"); output(input[0].map((set) => question("m", set, input[1])));'
+    code = (
+        'const { chatRequest } = await load("chat/request.js"); output(input[0].map((set) => chatRequest("m", set, input[1])));'
+    )
     asked, full = run_node(code, [[plain, set_all], messages])
     said = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}, {"role": "assistant", "content": "c"}]
     assert asked == {"model": "m", "messages": said, "stream": True, "stream_options": {"include_usage": True}}
@@ -385,4 +432,4 @@ def test_a_question_says_only_what_was_set() -> None:
 )
 def test_numbers(call: str, expected: str) -> None:
     function = call.partition("(")[0]
-    assert run_node(f'const {{ {function} }} = await load("format.js"); output(String({call}));', None) == expected
+    assert run_node(f'const {{ {function} }} = await load("lib/format.js"); output(String({call}));', None) == expected

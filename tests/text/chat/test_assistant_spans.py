@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windlass.errors import BadInput
-from windlass.text.chat.assistant_spans import render_answers
+from windlass.text.chat.assistant_spans import render_with_spans
 from windlass.text.chat.template import render_chat
 
 pytestmark = pytest.mark.pure
@@ -26,32 +26,32 @@ def chat(*words: str) -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("template", [MARKED, BARE])
 def test_answers_and_their_ends_are_learned(template: str) -> None:
-    text, spans = render_answers(template, chat("hi", "hello", "2+2?", "4", "bye"))
+    text, spans = render_with_spans(template, chat("hi", "hello", "2+2?", "4", "bye"))
     assert text == "<s>[U]hi[A]hello<e>[U]2+2?[A]4<e>[U]bye"
     assert [text[begin:end] for begin, end in spans] == ["hello<e>", "4<e>"]
 
 
 @pytest.mark.parametrize("template", [MARKED, BARE])
 def test_without_an_answer_nothing_is_learned(template: str) -> None:
-    assert render_answers(template, chat("hi")) == ("<s>[U]hi", [])
+    assert render_with_spans(template, chat("hi")) == ("<s>[U]hi", [])
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs", "Cn"]), max_size=12), min_size=1, max_size=6))
 def test_marks_leave_no_trace(words: list[str]) -> None:
-    text, spans = render_answers(MARKED, chat(*words))
+    text, spans = render_with_spans(MARKED, chat(*words))
     assert text == render_chat(MARKED, chat(*words), add_generation_prompt=False)
     assert [text[begin:end] for begin, end in spans] == [f"{word}<e>" for word in words[1::2]]
-    assert (text, spans) == render_answers(BARE, chat(*words))
+    assert (text, spans) == render_with_spans(BARE, chat(*words))
 
 
 def test_a_template_that_rewrites_the_past_is_refused() -> None:
     with pytest.raises(BadInput, match=r"put \{% generation %\}"):
-        render_answers(CHANGING, chat("a", "b", "c", "d"))
+        render_with_spans(CHANGING, chat("a", "b", "c", "d"))
 
 
 @pytest.mark.parametrize("word", ["\ufdd0", "\ufdd1", "a\ufdd0b\ufdd1c"])
 def test_the_marks_themselves_are_refused(word: str) -> None:
     with pytest.raises(BadInput, match=r"U\+FDD0"):
-        render_answers(MARKED, chat(word, "b"))
+        render_with_spans(MARKED, chat(word, "b"))
     with pytest.raises(BadInput, match=r"U\+FDD0"):
-        render_answers(MARKED, chat("a", word))
+        render_with_spans(MARKED, chat("a", word))

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windlass.text.parse.held_back import SPACE
 from windlass.text.parse.reasoning import CLOSE, OPEN, ReasoningSplitter, opens_reasoning
+from windlass.text.parse.stop_filter import SPACE
 
 pytestmark = pytest.mark.pure
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from windlass.core.request import ToolCall
 from windlass.errors import UnknownName
-from windlass.text.parse.held_back import unfinished
-from windlass.text.parse.stream import Piece, TextStream
+from windlass.text.parse.stop_filter import partial_match_length
+from windlass.text.parse.stream import TextPiece, TextStream
 from windlass.text.parse.styles import STYLES
 from windlass.text.parse.tool_calls import FORMS
 from windlass.text.tokenize.gguf_tokenizer import tokenizer_files
@@ -56,8 +56,8 @@ TAGS_ARE_SPECIAL = byte_tokenizer(END, "<think>", "</think>", "<tool_call>", "</
 FALLBACK = fallback_tokenizer()
 
 
-def whole(pieces: Sequence[Piece]) -> Piece:
-    return Piece(
+def whole(pieces: Sequence[TextPiece]) -> TextPiece:
+    return TextPiece(
         content="".join(piece.content for piece in pieces),
         reasoning="".join(piece.reasoning for piece in pieces),
         tool_calls=tuple(msgspec.structs.replace(call, id="") for piece in pieces for call in piece.tool_calls),
@@ -65,7 +65,7 @@ def whole(pieces: Sequence[Piece]) -> Piece:
     )
 
 
-def streamed(tokenizer: Tokenizer, groups: Sequence[Sequence[int]], **options: Any) -> Piece:
+def streamed(tokenizer: Tokenizer, groups: Sequence[Sequence[int]], **options: Any) -> TextPiece:
     stream = TextStream(tokenizer, **options)
     return whole([*(stream.push(group) for group in groups), stream.finish()])
 
@@ -180,8 +180,8 @@ def test_no_more_is_held_back_than_may_become_a_stop(text: str, stop: list[str])
 def test_after_a_stop_nothing_comes() -> None:
     stream = TextStream(PLAIN_BYTES, stop=["\n\n"])
     first = stream.push(PLAIN_BYTES.encode("one\n\ntwo", special=False))
-    assert first == Piece(content="one", stopped=True)
-    assert stream.push(PLAIN_BYTES.encode("three", special=False)) == stream.finish() == Piece(stopped=True)
+    assert first == TextPiece(content="one", stopped=True)
+    assert stream.push(PLAIN_BYTES.encode("three", special=False)) == stream.finish() == TextPiece(stopped=True)
 
 
 def test_a_chat_with_reasoning_and_a_call() -> None:
@@ -192,7 +192,7 @@ def test_a_chat_with_reasoning_and_a_call() -> None:
         tokens = [*tokenizer.encode(text, special=False), tokenizer.token_id(END) or 0]
         found = streamed(tokenizer, [[token] for token in tokens], style="arg_pairs", starts_in_reasoning=True, tools=tools)
         call = ToolCall(id="", name="sum", arguments='{"a": 2, "b": "3"}')
-        assert found == Piece(content="Adding:", reasoning="Let me add.", tool_calls=(call,))
+        assert found == TextPiece(content="Adding:", reasoning="Let me add.", tool_calls=(call,))
 
 
 def test_calls_that_were_not_offered_are_content() -> None:
@@ -216,7 +216,7 @@ def test_what_follows_a_prompt_keeps_its_space() -> None:
 
 
 def test_an_unknown_style_is_one_clear_line() -> None:
-    with pytest.raises(UnknownName, match="style of text"):
+    with pytest.raises(UnknownName, match="output style"):
         TextStream(PLAIN_BYTES, style="jsn")
 
 
@@ -232,14 +232,14 @@ def test_an_unknown_style_is_one_clear_line() -> None:
     ],
 )
 def test_how_much_must_wait(text: str, words: list[str], expected: int) -> None:
-    assert unfinished(text, words) == expected
+    assert partial_match_length(text, words) == expected
 
 
 def test_a_stop_lets_go_of_what_was_held() -> None:
     """A caller need not ask again: what waited for a tag comes with the stop."""
     stream = TextStream(PLAIN_BYTES, stop=["STOP"], style="json")
-    assert stream.push(PLAIN_BYTES.encode("so: <tool_STOP", special=False)) == Piece(content="so: <tool_", stopped=True)
-    assert stream.finish() == Piece(stopped=True)
+    assert stream.push(PLAIN_BYTES.encode("so: <tool_STOP", special=False)) == TextPiece(content="so: <tool_", stopped=True)
+    assert stream.finish() == TextPiece(stopped=True)
 
 
 def test_half_a_character_before_a_tag_is_not_lost() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from windlass.core.model import Frozen
 from windlass.families.chat.dialect import dialect
-from windlass.text.parse.tool_calls import FORMS, CallSplitter, typed
+from windlass.text.parse.tool_calls import FORMS, TaggedCallSplitter, coerce
 
 pytestmark = pytest.mark.pure
 
@@ -61,7 +61,7 @@ def written(form: str, name: str, arguments: Arguments) -> str:
 
 
 def split(form: str, pieces: list[str], tools: list[dict[str, Any]] | None = None) -> tuple[str, tuple[Call, ...]]:
-    splitter = CallSplitter(form, TOOLS if tools is None else tools)
+    splitter = TaggedCallSplitter(form, TOOLS if tools is None else tools)
     parts = [*(splitter.push(piece) for piece in pieces), splitter.finish()]
     calls = [call for part in parts for call in part[1]]
     assert len({call.id for call in calls}) == len(calls)
@@ -174,7 +174,7 @@ def _survives(key: str, value: Any) -> bool:
     if not isinstance(value, str):
         return True
     edge = value.startswith("\n") or value.endswith("\n")
-    return not edge and (key == "text" or typed(value, None) == value)
+    return not edge and (key == "text" or coerce(value, None) == value)
 
 
 @given(conversation=conversations(), places=st.lists(st.integers(0, 999), max_size=8))
@@ -233,7 +233,7 @@ def test_any_text_in_any_pieces(form: str, text: str, step: int) -> None:
     ],
 )
 def test_types_by_schema(text: str, schema: Any, expected: Any) -> None:
-    found = typed(text, schema)
+    found = coerce(text, schema)
     assert found == expected and type(found) is type(expected)
 
 

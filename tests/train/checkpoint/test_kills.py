@@ -18,7 +18,7 @@ pytestmark = pytest.mark.cpu
 
 
 def measured(*options: str) -> dict[str, Any]:
-    command = [sys.executable, str(tiny_run.ROOT / "bench" / "train_kills.py"), *options]
+    command = [sys.executable, str(tiny_run.ROOT / "bench" / "train" / "kills.py"), *options]
     done = subprocess.run(command, env=tiny_run.ENVIRONMENT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout)
@@ -26,7 +26,7 @@ def measured(*options: str) -> dict[str, Any]:
 
 @pytest.mark.long
 def test_kills_at_random_moments() -> None:
-    """Fifty with `python bench/train_kills.py`."""
+    """Fifty with `python bench/train/kills.py`."""
     found = measured("--kills", "2", "--steps", "6", "--seed", str(time.time_ns()))
     assert found["kills"] == 2 and found["damaged"] == [] and found["identical"] == found["runs"] > 0, found
 

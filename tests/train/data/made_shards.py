@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from windlass.errors import DoesNotFit, UnknownName
-from windlass.train.data.prepare.processes import tell
-from windlass.train.data.prepare.write_shards import Run, ShardWriter, write_manifest
-from windlass.train.data.shards import Manifest, Split
+from windlass.train.data.prepare.processes import report_progress
+from windlass.train.data.prepare.write_shards import Run, TokenShardWriter, write_manifest
+from windlass.train.data.shards import ShardManifest, Split
 
 Document = tuple[Sequence[int], Sequence[Run] | None]
 
@@ -26,12 +26,12 @@ def make_shards(
     made = []
     for place, documents in enumerate(shards):
         split: Split = splits[place] if splits else "train"
-        writer = ShardWriter(folder, f"{split}-{place:05}", split, "uint32")
+        writer = TokenShardWriter(folder, f"{split}-{place:05}", split, "uint32")
         for tokens, learned in documents:
             writer.add(tokens, learned)
         made.append(writer.finish())
     write_manifest(
-        folder, Manifest(tokenizer=tokenizer, vocab_size=vocab_size, end_token=0, token_type="uint32", shards=tuple(made))
+        folder, ShardManifest(tokenizer=tokenizer, vocab_size=vocab_size, end_token=0, token_type="uint32", shards=tuple(made))
     )
     return folder
 
@@ -49,7 +49,7 @@ def numbered(lengths: Sequence[int], first: int = 1) -> list[Document]:
 
 
 def double(number: int) -> int:
-    tell(1)
+    report_progress(1)
     return 2 * number
 
 

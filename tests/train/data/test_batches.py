@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_shards import Document, make_shards, numbered
 
-from windlass.core.recipe.recipe import DataSection, DataSource
+from windlass.core.recipe.sections import DataSection, DataSource
 from windlass.errors import BadInput
-from windlass.train.data.batches import Batch, open_batches
+from windlass.train.data.batches import PackedBatch, open_batches
 
 pytestmark = pytest.mark.cpu
 
@@ -29,7 +29,7 @@ def section(*paths: str, length: int = 8, weights: Sequence[float] | None = None
     return DataSection(sources=sources, sequence_length=length, **values)
 
 
-def reference(documents: Sequence[Document], batch: Batch) -> None:
+def reference(documents: Sequence[Document], batch: PackedBatch) -> None:
     """Every row, token by token, against the documents: tokens are all different, so each tells where it is from."""
     place = {token: (number, index) for number, (tokens, _) in enumerate(documents) for index, token in enumerate(tokens)}
     learned = {
@@ -55,7 +55,7 @@ def reference(documents: Sequence[Document], batch: Batch) -> None:
         assert numbers[0] == 0
 
 
-def real_tokens(batch: Batch) -> list[int]:
+def real_tokens(batch: PackedBatch) -> list[int]:
     return [token for token in batch.tokens.flatten().tolist() if token]
 
 
@@ -94,7 +94,7 @@ def test_cut_documents_every_token_once_but_the_dropped_tail(lengths: list[list[
     with TemporaryDirectory() as folder:
         make_shards(Path(folder) / "a", shards)
         if not expected:
-            with pytest.raises(BadInput, match="make no row"):
+            with pytest.raises(BadInput, match="shorter than one row"):
                 open_batches(section("a", length=length), Path(folder))
             return
         batches = open_batches(section("a", length=length, seed=seed), Path(folder))
@@ -133,7 +133,7 @@ def two(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def equal(one: Batch, other: Batch) -> bool:
+def equal(one: PackedBatch, other: PackedBatch) -> bool:
     return all(torch.equal(left, right) for left, right in zip(one, other, strict=True))
 
 
@@ -143,7 +143,7 @@ def test_random_access_is_reading_in_order(two: Path) -> None:
     whole = batches.batch(0, total)
     for first, count in ((0, 1), (17, 40), (total - 1, 1), (batches.num_samples_per_epoch - 2, 5), (90, 3)):
         alone = batches.batch(first, count)
-        assert equal(alone, Batch(*(part[first : first + count] for part in whole)))
+        assert equal(alone, PackedBatch(*(part[first : first + count] for part in whole)))
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 6])
@@ -155,7 +155,7 @@ def test_ranks_together_see_what_one_sees(two: Path, ranks: int) -> None:
         alone = batches.batch(step * global_batch, global_batch)
         share = global_batch // ranks
         parts = [open_batches(section("a", "b"), two).batch(step * global_batch + rank * share, share) for rank in range(ranks)]
-        assert equal(alone, Batch(*(torch.cat(each) for each in zip(*parts, strict=True))))
+        assert equal(alone, PackedBatch(*(torch.cat(each) for each in zip(*parts, strict=True))))
 
 
 def test_epochs_have_the_same_rows_in_another_order(two: Path) -> None:

@@ -7,11 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from waiting import HUNG_SECONDS, until
 from windlass.cli import execute as run
 from windlass.train.data.shards import read_manifest
 
@@ -29,7 +29,7 @@ def test_prepare_then_verify(source: Path, tokenizer: Path, tmp_path: Path, caps
     out = tmp_path / "out"
     assert run(["train", "data", str(source), str(out), "--tokenizer", str(tokenizer), "--validation", "0.1"]) == 0
     told = capsys.readouterr().out
-    assert "documents   50" in told and "0 equal" in told and "held out" in told
+    assert "documents   50" in told and "0 exact" in told and "held out" in told
     assert run(["train", "data", str(out), "--verify"]) == 0
     file = next(out.glob("train*.tokens.bin"))
     file.write_bytes(file.read_bytes()[::-1])
@@ -70,15 +70,28 @@ def test_bad_words_are_one_line(
     assert why in told and told.count("\n") == 1 and "Traceback" not in told
 
 
+# Small units, of which those from the sixth on wait for as long as the file is there that the environment names.
 LONG = """
-import sys
+import os, sys, time
 from pathlib import Path
 from windlass.cli import execute as run
 from windlass.train.data.prepare import inputs
+from windlass.train.data.prepare.processes import tell
+from windlass.train.data.prepare.unit import UnitWork
 inputs.SMALLEST_UNIT, inputs.UNITS = 20_000, 10**9
+whole = UnitWork.run
+def held(self, unit):
+    while unit.number >= 5 and Path(os.environ["HOLD"]).exists():
+        time.sleep(0.01)
+        tell(0)
+    return whole(self, unit)
+UnitWork.run = held
 if __name__ == "__main__":
     sys.exit(run(["train", "data", *sys.argv[1:], "--jobs", "2"]))
 """
+
+
+DOCUMENTS = 500
 
 
 def children(of: int) -> list[int]:
@@ -97,27 +110,37 @@ def is_running(process: int) -> bool:
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
 def test_ended_in_the_middle_it_goes_on(sent: signal.Signals, tokenizer: Path, tmp_path: Path) -> None:
     source, out, script = tmp_path / "in.jsonl", tmp_path / "out", tmp_path / "long.py"
-    source.write_text("".join(json.dumps({"text": f"document {number} " + "quick fox " * 40}) + "\n" for number in range(2500)))
+    source.write_text(
+        "".join(json.dumps({"text": f"document {number} " + "quick fox " * 40}) + "\n" for number in range(DOCUMENTS))
+    )
     script.write_text(LONG)
+    (hold := tmp_path / "hold").touch()
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HOLD": str(hold)}
     command = [sys.executable, str(script), str(source), str(out), "--tokenizer", str(tokenizer)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    while len(list(out.glob("train-*.tokens.bin"))) < 3 and process.poll() is None:
-        time.sleep(0.02)
-    workers = children(process.pid)
-    process.send_signal(sent)
-    _, told = process.communicate(timeout=30)
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    try:
+        until(
+            lambda: (
+                ((out / ".journal").exists() and len((out / ".journal").read_text().splitlines()) > 3)
+                or process.poll() is not None
+            )
+        )
+        workers = children(process.pid)
+        process.send_signal(sent)
+        _, told = process.communicate(timeout=HUNG_SECONDS)
+    finally:
+        process.kill()
+        process.communicate()
+        hold.unlink()
     assert process.returncode == (130 if sent == signal.SIGINT else -signal.SIGKILL)
     assert "Traceback" not in told
     assert sent == signal.SIGKILL or told == "windlass: interrupted\n"
-    deadline = time.monotonic() + 10
-    while any(map(is_running, workers)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(map(is_running, workers))
+    until(lambda: not any(map(is_running, workers)), "a process that prepares data outlives its parent")
     assert not (out / "manifest.json").exists()
     journalled = [json.loads(line)["key"] for line in (out / ".journal").read_text().splitlines()[1:]]
     done = [out / f"train-{int(unit):05}.tokens.bin" for unit in journalled]
     written = [file.stat().st_mtime_ns for file in done]
-    assert subprocess.run(command, capture_output=True, timeout=60).returncode == 0
-    assert sum(shard.num_documents for shard in read_manifest(out).shards) == 2500
+    assert subprocess.run(command, capture_output=True, timeout=HUNG_SECONDS, env=environment).returncode == 0
+    assert sum(shard.num_documents for shard in read_manifest(out).shards) == DOCUMENTS
     assert done and [file.stat().st_mtime_ns for file in done] == written
     assert not list(out.glob(".*"))

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
+from waiting import HUNG_SECONDS
 from windlass.errors import BadInput, MissingExtra
-from windlass.train.logging import Sample, Watch
+from windlass.train.logging import MetricsLogger, StepMetrics
 from windlass.train.logging.fan_out import balance_cv
 from windlass.train.logging.jsonl import JsonLines, read_samples
-from windlass.train.logging.line import Line, shown
+from windlass.train.logging.line import LiveLine, metrics_text
 
 pytestmark = pytest.mark.pure
 
@@ -33,11 +34,11 @@ class Report:
 
 class Kept:
     def __init__(self) -> None:
-        self.samples: list[Sample] = []
+        self.samples: list[StepMetrics] = []
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.closed = False
 
-    def sample(self, sample: Sample) -> None:
+    def sample(self, sample: StepMetrics) -> None:
         self.samples.append(sample)
 
     def event(self, kind: str, values: Any) -> None:
@@ -52,7 +53,7 @@ class Kept:
 
 def test_a_step_becomes_a_sample() -> None:
     kept = Kept()
-    watch = Watch([kept], steps=10, flops_per_token=6e6, peak_flops=24e9)
+    watch = MetricsLogger([kept], steps=10, flops_per_token=6e6, peak_flops=24e9)
     watch.validation(3, 2.5)
     watch.step(4, Report(expert_load=[[1, 1], [2, 0]], parts={"mtp": 0.3}), tokens=4000)
     (sample,) = kept.samples
@@ -72,11 +73,11 @@ def test_balance(load: Any, expected: float | None) -> None:
 
 
 def test_the_line_has_everything() -> None:
-    watch = Watch(steps=10, flops_per_token=6e6, peak_flops=24e9)
+    watch = MetricsLogger(steps=10, flops_per_token=6e6, peak_flops=24e9)
     watch.validation(3, 2.5)
-    text = shown(watch.step(4, Report(expert_load=[[2, 0]]), tokens=4000))
+    text = metrics_text(watch.step(4, Report(expert_load=[[2, 0]]), tokens=4000))
     for part in (
-        "step 4/10", "loss 2.0000", "validation 2.5000", "2,000 tokens/s", "MFU 50.0%", "gradient 0.5", "lr 1.00e-03", "balance CV 1.00",
+        "step 4/10", "loss 2.0000", "validation 2.5000", "2,000 tokens/s", "MFU 50.0%", "grad norm 0.5", "lr 1.00e-03", "balance CV 1.00",
         "4.00k tokens", "3.0 s left",
     ):  # fmt: skip
         assert part in text, text
@@ -84,7 +85,7 @@ def test_the_line_has_everything() -> None:
 
 def test_the_line_in_a_log(capsys: pytest.CaptureFixture[str]) -> None:
     """Where nobody looks there are a few lines, no control codes; what happened is told."""
-    watch = Watch([Line(every_seconds=1000.0)], steps=10)
+    watch = MetricsLogger([LiveLine(every_seconds=1000.0)], steps=10)
     for step in range(1, 6):
         watch.step(step, Report(), tokens=step * 1000)
     watch.event("rollback", step=5, to_step=3, why="the loss is nan")
@@ -95,7 +96,7 @@ def test_the_line_in_a_log(capsys: pytest.CaptureFixture[str]) -> None:
     lines = printed.err.splitlines()
     assert [line.split(" · ")[0] for line in lines] == [
         "step 1/10",
-        "rolled back to step 3 and skips the samples of step 5: the loss is nan",
+        "rolled back to step 3, skipping the samples of step 5: the loss is nan",
         "the checkpoint of step 2 could not be saved",
         "step 5/10",
     ]
@@ -105,7 +106,7 @@ def test_the_line_in_a_log(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def log(path: Path, *steps: int) -> None:
-    watch = Watch([JsonLines(path)], steps=10)
+    watch = MetricsLogger([JsonLines(path)], steps=10)
     for step in steps:
         watch.step(step, Report(loss=10.0 - step), tokens=step * 1000)
     watch.close()
@@ -116,7 +117,7 @@ def test_lines_go_on_after_a_resume_and_what_was_undone_does_not_count(tmp_path:
     log(path, 1, 2, 3, 4)
     with path.open("ab") as stream:
         stream.write(b'{"step": 5, "lo')  # killed while writing
-    watch = Watch([JsonLines(path)])
+    watch = MetricsLogger([JsonLines(path)])
     watch.event("rollback", step=4, to_step=2, why="a spike")
     watch.close()
     log(path, 3)
@@ -127,7 +128,7 @@ def test_lines_go_on_after_a_resume_and_what_was_undone_does_not_count(tmp_path:
 
 def test_a_full_disk_costs_lines_only() -> None:
     lines = JsonLines(Path("/dev/full"))
-    watch = Watch([lines])
+    watch = MetricsLogger([lines])
     watch.step(1, Report(), tokens=1)
     assert lines.num_lost == 1
     watch.close()
@@ -141,7 +142,7 @@ def test_a_plot(tmp_path: Path) -> None:
     picture = plot_run(tmp_path / "log.jsonl", tmp_path / "run.png", "a run")
     assert picture.read_bytes().startswith(b"\x89PNG") and picture.stat().st_size > 10_000
     (tmp_path / "empty.jsonl").touch()
-    with pytest.raises(BadInput, match="has no steps to draw"):
+    with pytest.raises(BadInput, match="has no steps to plot"):
         plot_run(tmp_path / "empty.jsonl", tmp_path / "no.png")
 
 
@@ -161,7 +162,7 @@ def test_tensorboard(tmp_path: Path) -> None:
 
     from windlass.train.logging.tensorboard import TensorBoard
 
-    watch = Watch([TensorBoard(tmp_path)], steps=10)
+    watch = MetricsLogger([TensorBoard(tmp_path)], steps=10)
     watch.step(1, Report(loss=2.5, parts={"mtp": 1.0}), tokens=5)
     watch.validation(1, 2.25)
     watch.note("something")
@@ -181,13 +182,13 @@ def test_prometheus() -> None:
     from windlass.train.logging.prometheus import Prometheus
 
     sink = Prometheus(0)
-    watch = Watch([sink], steps=10)
+    watch = MetricsLogger([sink], steps=10)
     try:
         watch.step(1, Report(expert_load=[[2, 0]]), tokens=1000)
         watch.step(2, Report(loss=1.5), tokens=2000)
         watch.validation(2, 1.75)
         watch.event("rollback", step=2, to_step=1, why="")
-        text = urllib.request.urlopen(f"http://127.0.0.1:{sink.port}/metrics", timeout=5).read().decode()
+        text = urllib.request.urlopen(f"http://127.0.0.1:{sink.port}/metrics", timeout=HUNG_SECONDS).read().decode()
     finally:
         watch.close()
     for line in (
@@ -204,14 +205,14 @@ def test_a_port_that_is_taken_is_one_line() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with pytest.raises(BadInput, match="the port cannot be opened"):
+        with pytest.raises(BadInput, match="cannot open the port"):
             Prometheus(taken.getsockname()[1])
 
 
 def test_printed_lines_are_json(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
     from windlass.train.logging.jsonl import PrintedLines
 
-    watch = Watch([PrintedLines()])
+    watch = MetricsLogger([PrintedLines()])
     watch.step(1, Report(), tokens=5)
     watch.close()
     assert json.loads(capsysbinary.readouterr().out)["tokens"] == 5

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windlass.train.loop.guard import Diverged, Guard, StopRequest
+from windlass.train.loop.guard import Diverged, LossGuard, StopRequest
 
 pytestmark = pytest.mark.pure
 
 
-def fed(losses: list[float], **settings: float) -> Guard:
-    guard = Guard(**settings)  # type: ignore[arg-type]
+def fed(losses: list[float], **settings: float) -> LossGuard:
+    guard = LossGuard(**settings)  # type: ignore[arg-type]
     for loss in losses:
         assert guard.judge(loss, 1.0) is None, loss
     return guard
@@ -45,7 +45,7 @@ def test_a_spike_is_seen(loss: float, bad: bool) -> None:
 
 def test_a_spike_says_how_far_it_lies_off() -> None:
     why = fed(falling(300)).judge(10.0, 1.0)
-    assert why is not None and why.startswith("the loss jumped to 10, ") and "deviations above the median 2." in why
+    assert why is not None and why.startswith("the loss spiked to 10, ") and "deviations above the median 2." in why
 
 
 def test_a_spike_does_not_move_the_measure() -> None:
@@ -58,11 +58,11 @@ def test_a_spike_does_not_move_the_measure() -> None:
     (math.nan, 1.0, "the loss is nan"), (math.inf, 1.0, "the loss is inf"), (2.0, math.nan, "the gradient norm is nan"),
 ])  # fmt: skip
 def test_what_is_no_number_is_bad_from_the_first_step(loss: float, norm: float, why: str) -> None:
-    assert Guard().judge(loss, norm) == why
+    assert LossGuard().judge(loss, norm) == why
 
 
 def test_the_first_steps_are_not_judged() -> None:
-    guard = Guard(least_steps=16)
+    guard = LossGuard(least_steps=16)
     assert all(guard.judge(loss) is None for loss in (1.0, 50.0, 2.0))
 
 
@@ -79,7 +79,7 @@ def test_no_threshold_lets_spikes_pass() -> None:
 @given(st.lists(st.floats(0.1, 20.0), min_size=16, max_size=64), st.floats(0.1, 20.0), st.floats(0.1, 10.0), st.floats(-5.0, 5.0))
 def test_the_score_knows_no_scale(losses: list[float], loss: float, scale: float, shift: float) -> None:
     """Scaled losses are as far off as before; a score falls with nothing but the loss."""
-    plain, scaled = Guard(threshold=0.0), Guard(threshold=0.0)
+    plain, scaled = LossGuard(threshold=0.0), LossGuard(threshold=0.0)
     for value in losses:
         plain.judge(value)
         scaled.judge(value * scale)
@@ -91,33 +91,31 @@ def test_the_score_knows_no_scale(losses: list[float], loss: float, scale: float
 
 
 def test_rolling_back_for_ever_is_given_up() -> None:
-    guard = Guard(max_rollbacks=2)
-    guard.rolled_back("the loss is nan")
-    guard.rolled_back("the loss is nan")
-    with pytest.raises(
-        Diverged, match="training does not recover: the loss is nan, and 2 rollbacks in a row did not help"
-    ) as caught:
-        guard.rolled_back("the loss is nan")
+    guard = LossGuard(max_rollbacks=2)
+    guard.record_rollback("the loss is nan")
+    guard.record_rollback("the loss is nan")
+    with pytest.raises(Diverged, match="training diverged: the loss is nan, and 2 consecutive rollbacks did not help") as caught:
+        guard.record_rollback("the loss is nan")
     assert caught.value.exit_code == 4
 
 
 def test_rollbacks_far_apart_are_counted_anew() -> None:
-    guard = Guard(window=8, least_steps=4, max_rollbacks=1)
+    guard = LossGuard(window=8, least_steps=4, max_rollbacks=1)
     for _ in range(5):
-        guard.rolled_back("a spike")
+        guard.record_rollback("a spike")
         for _ in range(8):
             guard.judge(2.0)
 
 
 def test_steps_that_come_again_show_no_recovery() -> None:
     """Behind a checkpoint far back a whole window of good steps comes again before the one that breaks."""
-    guard = Guard(window=8, least_steps=4, max_rollbacks=2)
+    guard = LossGuard(window=8, least_steps=4, max_rollbacks=2)
     with pytest.raises(Diverged):
         for _ in range(3):
             for _ in range(20):
                 guard.judge(2.0)
-            guard.rolled_back("the loss is nan")
-            guard.repeats(20)
+            guard.record_rollback("the loss is nan")
+            guard.expect_replay(20)
 
 
 # --- stopping ---------------------------------------------------------------------------------------------------------

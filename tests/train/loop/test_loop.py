@@ -15,10 +15,10 @@ pytest.importorskip("torch")
 import torch
 
 from windlass.errors import BadInput
-from windlass.train.checkpoint import Checkpoints, Identity
-from windlass.train.logging import Watch
-from windlass.train.loop.guard import Diverged, Guard, StopRequest
-from windlass.train.loop.loop import Intervals, Loop
+from windlass.train.checkpoint import CheckpointIdentity, Checkpoints
+from windlass.train.logging import MetricsLogger
+from windlass.train.loop.guard import Diverged, LossGuard, StopRequest
+from windlass.train.loop.loop import Intervals, TrainingLoop
 
 pytestmark = pytest.mark.cpu
 
@@ -99,14 +99,16 @@ class Rig:
         self.stop = StopRequest()
         self.open: list[Checkpoints] = []
 
-    def loop(self, learner: Learner, guard: Guard | None = None, **intervals: Any) -> Loop:
+    def loop(self, learner: Learner, guard: LossGuard | None = None, **intervals: Any) -> TrainingLoop:
         for checkpoints in self.open:
             checkpoints.close()
-        checkpoints = Checkpoints(self.folder, Identity(model="made up", spec="1"), keep_last=2, notify=lambda _: None)
+        checkpoints = Checkpoints(self.folder, CheckpointIdentity(model="made up", spec="1"), keep_last=2, notify=lambda _: None)
         self.open = [checkpoints]
-        watch = Watch([self.kept], steps=learner.steps)
+        watch = MetricsLogger([self.kept], steps=learner.steps)
         intervals = {"checkpoint_steps": 10, **intervals}
-        return Loop(learner, checkpoints, guard=guard or Guard(), watch=watch, stop=self.stop, intervals=Intervals(**intervals))
+        return TrainingLoop(
+            learner, checkpoints, guard=guard or LossGuard(), logger=watch, stop=self.stop, intervals=Intervals(**intervals)
+        )
 
 
 @pytest.fixture
@@ -145,7 +147,7 @@ def test_milestones_are_saved_whatever_else_is(rig: Rig) -> None:
 def test_a_run_that_breaks_far_behind_its_checkpoint_is_given_up(rig: Rig) -> None:
     learner = Learner(60, {first * BATCH: math.nan for first in range(30, 60)})
     with pytest.raises(Diverged):
-        rig.loop(learner, Guard(window=8, max_rollbacks=3), checkpoint_steps=None).run()
+        rig.loop(learner, LossGuard(window=8, max_rollbacks=3), checkpoint_steps=None).run()
 
 
 def test_a_clock_saves_too(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,8 +196,8 @@ def test_what_was_left_out_stays_out_after_a_resume(rig: Rig) -> None:
 
 def test_a_run_that_does_not_recover_gives_up(rig: Rig) -> None:
     learner = Learner(60, {number * BATCH: math.nan for number in range(33, 60)})
-    with pytest.raises(Diverged, match="training does not recover: the loss is nan"):
-        rig.loop(learner, Guard(max_rollbacks=4)).run()
+    with pytest.raises(Diverged, match="training diverged: the loss is nan"):
+        rig.loop(learner, LossGuard(max_rollbacks=4)).run()
     assert len(rig.kept.of("rollback")) == 4
 
 

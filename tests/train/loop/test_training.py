@@ -21,8 +21,8 @@ from windlass.core.scheme import scheme  # noqa: E402
 from windlass.errors import BadInput, Impossible  # noqa: E402
 from windlass.nn import Decoder  # noqa: E402
 from windlass.train.build import build_trainer  # noqa: E402
-from windlass.train.model.packing import after_next, step_of  # noqa: E402
-from windlass.train.step import on_device, prepare  # noqa: E402
+from windlass.train.model.packing import mtp_targets, packed_step  # noqa: E402
+from windlass.train.step import prepare, to_device  # noqa: E402
 from windlass.weights import CheckpointWeights, open_model  # noqa: E402
 
 pytestmark = pytest.mark.cpu
@@ -65,7 +65,7 @@ def test_the_loss_is_what_plain_pytorch_says() -> None:
         for document in batch.documents[row].unique():
             some = batch.documents[row] == document
             alone = type(batch)(*(column[row][some][None] for column in batch))
-            hidden = made.model.hidden(decoder.embedded(step_of(alone)), step_of(alone))
+            hidden = made.model.hidden(decoder.embedded(packed_step(alone)), packed_step(alone))
             total = total + torch.nn.functional.cross_entropy(
                 decoder.logits(hidden), alone.targets[0], reduction="sum", ignore_index=-100
             )
@@ -73,7 +73,7 @@ def test_the_loss_is_what_plain_pytorch_says() -> None:
     (total / count).backward()
     expected = {name: parameter.grad.clone() for name, parameter in made.model.named_parameters()}
     made.optimizer.zero_grad()
-    sums = made.ranks.run(made.model, on_device(prepare(made.batches, 0, 2, 2, False), made.ranks, made.device))
+    sums = made.ranks.run(made.model, to_device(prepare(made.batches, 0, 2, 2, False), made.ranks, made.device))
     assert float(sums.entropy) == pytest.approx(float(total.detach() / count), abs=1e-12)
     for name, parameter in made.model.named_parameters():
         torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-9, atol=1e-12)
@@ -157,14 +157,14 @@ def test_the_layer_that_guesses_ahead() -> None:
     assert len(reports[0].expert_load) == 3  # its own experts are balanced too
     names = made.state()["model"].keys()
     assert {"layers.3.next.project.weight", "layers.3.mixer.q.weight", "layers.3.next.hidden_norm.weight"} <= names
-    assert trainer(changes=changes).model.next_token is None
-    with pytest.raises(Impossible, match="guesses ahead"):
+    assert trainer(changes=changes).model.mtp is None
+    with pytest.raises(Impossible, match="no MTP layer"):
         trainer(model={"mtp": True})
 
 
 def test_what_is_asked_ahead_stays_within_documents() -> None:
     batch = Counting(64).batch(0, 3)
-    following, asked = after_next(batch)
+    following, asked = mtp_targets(batch)
     for row in range(3):
         for at in range(16):
             if asked[row, at] != -100:
@@ -214,12 +214,12 @@ def _fill(into: dict[str, Any], source: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("sections", "words"),
     [
-        ({"batch": {"global_batch": 3}}, "must be a multiple of 2"),
-        ({"parallel": {"tp": 2}}, "asks for tp 2, and there is one process"),
-        ({"precision": {"compute": "fp8"}}, "nothing here trains in it"),
+        ({"batch": {"global_batch": 3}}, "is not a multiple of 2"),
+        ({"parallel": {"tp": 2}}, "sets tp 2, but there is only one process"),
+        ({"precision": {"compute": "fp8"}}, "can be planned but not trained"),
         ({"memory": {"offload": "cpu"}}, "needs run.engine"),
         ({"schedule": {"steps": None}}, "how long to train"),
-        ({"precision": {"compute": "fp16"}}, "fp16. can be planned, but nothing here trains with it"),
+        ({"precision": {"compute": "fp16"}}, "fp16. can be planned but not trained"),
         ({"precision": {"gradients": "bf16"}}, "precision.gradients"),
         ({"parallel": {"sequence_parallel": True}}, "parallel.sequence_parallel"),
         ({"parallel": {"dispatch": "per_node"}}, "parallel.dispatch"),
@@ -241,7 +241,7 @@ def test_going_on_from_published_weights(tmp_path: Path) -> None:
     plain = Decoder(opened.spec, CheckpointWeights(opened, dtype=torch.float32, keep_quantized=False), 16)
     batch = data.batch(0, 4)
     with torch.no_grad():
-        hidden = plain.forward_hidden(step_of(batch))
+        hidden = plain.forward_hidden(packed_step(batch))
         expected = torch.nn.functional.cross_entropy(plain.logits(hidden), batch.targets.flatten())
     assert made.step().loss == pytest.approx(float(expected), abs=1e-4)
     opened.store.close()

@@ -25,8 +25,8 @@ from windlass.nn import Decoder  # noqa: E402
 from windlass.train.build import build_trainer  # noqa: E402
 from windlass.train.export.adapters import save_adapter  # noqa: E402
 from windlass.train.model.init import LoadedWeights  # noqa: E402
-from windlass.train.model.model import Trained  # noqa: E402
-from windlass.train.model.packing import step_of  # noqa: E402
+from windlass.train.model.model import TrainingModel  # noqa: E402
+from windlass.train.model.packing import packed_step  # noqa: E402
 from windlass.weights import open_model  # noqa: E402
 
 pytestmark = pytest.mark.cpu
@@ -47,8 +47,8 @@ def trainer(base: Path, targets: list[str], **sections: Any) -> tuple[Any, Any]:
 
 
 def logits(decoder: Any, batch: Any) -> Any:
-    step = step_of(batch)
-    return decoder.logits(Trained(decoder).hidden(decoder.embedded(step), step))
+    step = packed_step(batch)
+    return decoder.logits(TrainingModel(decoder).hidden(decoder.embedded(step), step))
 
 
 class Merged(LoadedWeights):
@@ -101,12 +101,12 @@ def test_what_peft_reads(base: Path, tmp_path: Path) -> None:
 
 def test_corrections_of_a_frozen_router_stay(base: Path) -> None:
     made, _ = trainer(base, ["attention"])
-    corrections = [watch.moe.correction.clone() for watch in made.watches]
+    corrections = [watch.moe.correction.clone() for watch in made.balancers]
     made.step()
-    assert all(torch.equal(watch.moe.correction, old) for watch, old in zip(made.watches, corrections, strict=True))
+    assert all(torch.equal(watch.moe.correction, old) for watch, old in zip(made.balancers, corrections, strict=True))
 
 
 def test_nothing_to_adapt(base: Path) -> None:
     opened = open_model(base)
-    with pytest.raises(BadInput, match="nothing to adapt"):
+    with pytest.raises(BadInput, match="needs weights to start from"):
         build_trainer(recipe(lora={"rank": 2}), opened.spec, opened.rules, Counting(64))

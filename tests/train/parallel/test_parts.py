@@ -1,4 +1,4 @@
-"""The parts a trainer is made of, each by itself: schedule, loss, balance, Muon, slabs, first weights, counted FLOPs."""
+"""The parts a trainer is made of, each by itself: schedule, loss, balance, Muon, layouts, first weights, counted FLOPs."""
 
 from __future__ import annotations
 
@@ -20,20 +20,23 @@ from made import tiny  # noqa: E402
 
 from windlass.core.model import Router, Scoring  # noqa: E402
 from windlass.core.recipe import sections as sections  # noqa: E402
-from windlass.core.recipe.recipe import Parallel  # noqa: E402
-from windlass.core.recipe.sections import Loss, ScheduleSection  # noqa: E402
+from windlass.core.recipe.sections import (  # noqa: E402
+    LossSection,
+    ParallelSection,
+    ScheduleSection,
+)
 from windlass.errors import Impossible  # noqa: E402
 from windlass.plan.training.time.rates import flops_per_token as planned_flops  # noqa: E402
 from windlass.train.model import losses  # noqa: E402
-from windlass.train.model.balance import Frame, HangOn, sequence_balance  # noqa: E402
+from windlass.train.model.balance import AddAuxiliaryLoss, BalanceContext, sequence_balance  # noqa: E402
 from windlass.train.model.flops import flops_per_token, utilization  # noqa: E402
-from windlass.train.model.init import FirstWeights  # noqa: E402
-from windlass.train.optim.muon import Muon, orthogonal  # noqa: E402
+from windlass.train.model.init import InitialWeights  # noqa: E402
+from windlass.train.optim.muon import Muon, orthogonalize  # noqa: E402
 from windlass.train.optim.optimizer import Optimizers  # noqa: E402
-from windlass.train.optim.schedule import rate  # noqa: E402
+from windlass.train.optim.schedule import lr_factor  # noqa: E402
 from windlass.train.parallel.meshes import Degrees, degrees  # noqa: E402
-from windlass.train.params.layout import Part, Slab  # noqa: E402
-from windlass.train.step import own_samples  # noqa: E402
+from windlass.train.params.layout import ParameterLayout, TensorSlice  # noqa: E402
+from windlass.train.step import rank_samples  # noqa: E402
 
 pytestmark = pytest.mark.cpu
 
@@ -49,7 +52,7 @@ pytestmark = pytest.mark.cpu
 )
 def test_rates_stay_within_bounds(name: Any, steps: int, warmup: int, final: float) -> None:
     section = ScheduleSection(name=name, steps=steps, warmup_steps=min(warmup, steps - 1), final=final)
-    found = [rate(section, step, steps) for step in range(steps)]
+    found = [lr_factor(section, step, steps) for step in range(steps)]
     assert all(0 <= one <= 1 + 1e-12 for one in found)
     assert all(one > 0 for one in found[: section.warmup_steps])
     after = found[section.warmup_steps :]
@@ -59,7 +62,7 @@ def test_rates_stay_within_bounds(name: Any, steps: int, warmup: int, final: flo
 
 def test_stable_then_down() -> None:
     section = ScheduleSection(name="wsd", steps=100, warmup_steps=10, decay_steps=20, final=0.0)
-    found = [rate(section, step, 100) for step in range(100)]
+    found = [lr_factor(section, step, 100) for step in range(100)]
     assert found[9:80] == [1.0] * 71
     assert found[80] == pytest.approx(19 / 20)
     assert found[99] == 0
@@ -118,14 +121,14 @@ def test_balance_is_the_papers() -> None:
 
 def test_a_loss_that_hangs_on_something_learns() -> None:
     carrier, weight = torch.ones(3, requires_grad=True), torch.tensor(2.0, requires_grad=True)
-    frame = Frame(Loss())
-    carried = HangOn.apply(carrier, weight.square(), frame)
+    frame = BalanceContext(LossSection())
+    carried = AddAuxiliaryLoss.apply(carrier, weight.square(), frame)
     assert torch.equal(carried, carrier)
     carried.sum().backward()
     assert carrier.grad.tolist() == [1, 1, 1]
     assert weight.grad == 4
     frame.scale = 3.0
-    HangOn.apply(carrier, weight.square(), frame).sum().backward()
+    AddAuxiliaryLoss.apply(carrier, weight.square(), frame).sum().backward()
     assert weight.grad == 4 + 12
 
 
@@ -150,9 +153,9 @@ def test_muon_is_torchs_own() -> None:
 
 def test_each_expert_is_made_orthogonal_by_itself() -> None:
     stack = torch.randn(3, 5, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    whole = orthogonal(stack)
+    whole = orthogonalize(stack)
     for expert in range(3):
-        torch.testing.assert_close(whole[expert], orthogonal(stack[expert]))
+        torch.testing.assert_close(whole[expert], orthogonalize(stack[expert]))
         values = torch.linalg.svdvals(whole[expert])
         assert 0.5 < float(values.min()) <= float(values.max()) < 1.5
 
@@ -160,23 +163,23 @@ def test_each_expert_is_made_orthogonal_by_itself() -> None:
 def test_what_muon_moves() -> None:
     """Matrices and stacks of them; experts' biases, one below another, are none. A slice is not a matrix to be made orthogonal."""
 
-    def slab(name: str, *held: tuple[int, int]) -> Slab:
-        return Slab((Part(name, tuple(stop - start for start, stop in held), held),), 0)
+    def layout(name: str, *held: tuple[int, int]) -> ParameterLayout:
+        return ParameterLayout((TensorSlice(name, tuple(stop - start for start, stop in held), held),), 0)
 
-    slabs = {
-        "up": slab("layers.0.ffn.experts.up.weight", (0, 2), (0, 4), (0, 3)),
-        "bias": slab("layers.0.ffn.experts.up.bias", (0, 2), (0, 4)),
-        "o": slab("layers.0.mixer.o.weight", (0, 4), (0, 4)),
+    layouts = {
+        "up": layout("layers.0.ffn.experts.up.weight", (0, 2), (0, 4), (0, 3)),
+        "bias": layout("layers.0.ffn.experts.up.bias", (0, 2), (0, 4)),
+        "o": layout("layers.0.mixer.o.weight", (0, 4), (0, 4)),
     }
-    parameters = {name: torch.nn.Parameter(torch.zeros(one.shape)) for name, one in slabs.items()}
-    by_muon, _ = Optimizers(sections.Optimizer(name="muon"), parameters, slabs).parts
+    parameters = {name: torch.nn.Parameter(torch.zeros(one.shape)) for name, one in layouts.items()}
+    by_muon, _ = Optimizers(sections.OptimizerSection(name="muon"), parameters, layouts).parts
     assert {id(one) for one in by_muon.param_groups[0]["params"]} == {id(parameters["up"]), id(parameters["o"])}
-    cut = {"o": Slab((Part("layers.0.mixer.o.weight", (4, 4), ((0, 4), (0, 2))),), 0)}
-    with pytest.raises(Impossible, match="tp has cut them"):
-        Optimizers(sections.Optimizer(name="muon"), {"o": torch.nn.Parameter(torch.zeros(4, 2))}, cut)
+    cut = {"o": ParameterLayout((TensorSlice("layers.0.mixer.o.weight", (4, 4), ((0, 4), (0, 2))),), 0)}
+    with pytest.raises(Impossible, match="tp splits them"):
+        Optimizers(sections.OptimizerSection(name="muon"), {"o": torch.nn.Parameter(torch.zeros(4, 2))}, cut)
 
 
-# --- slabs
+# --- layouts
 
 
 @settings(max_examples=60, deadline=None)
@@ -188,23 +191,23 @@ def test_what_muon_moves() -> None:
 def test_rows_that_fsdp_leaves_are_found_again(sizes: list[int], starts: list[int], world: int) -> None:
     """Cut a parameter of several tensors in any number of chunks: every row of every tensor is in exactly one, where it says."""
     parts = tuple(
-        Part(str(number), (20, 3), ((start, start + size), (0, 3)))
+        TensorSlice(str(number), (20, 3), ((start, start + size), (0, 3)))
         for number, (size, start) in enumerate(zip(sizes, starts, strict=False))
     )
-    slab = Slab(parts, 0)
-    parameter = torch.arange(prod(slab.shape)).view(slab.shape)
+    layout = ParameterLayout(parts, 0)
+    parameter = torch.arange(prod(layout.shape)).view(layout.shape)
     wholes = {part.name: torch.full((20, 3), -1) for part in parts}
-    for part, view in slab.split(parameter):
+    for part, view in layout.split(parameter):
         wholes[part.name][slice(*part.held[0])] = view
-    chunk = -(-slab.shape[0] // world)
+    chunk = -(-layout.shape[0] // world)
     seen = 0
     for rank in range(world):
-        first = min(rank * chunk, slab.shape[0])
+        first = min(rank * chunk, layout.shape[0])
         local = parameter[first : first + chunk]
-        for part, view in slab.split_rows(local, first):
+        for part, view in layout.split_rows(local, first):
             assert torch.equal(wholes[part.name][slice(*part.held[0])], view)
             seen += view.shape[0]
-    assert seen == slab.shape[0]
+    assert seen == layout.shape[0]
 
 
 # --- first weights
@@ -212,7 +215,7 @@ def test_rows_that_fsdp_leaves_are_found_again(sizes: list[int], starts: list[in
 
 def test_first_weights_depend_on_names_alone() -> None:
     spec, rules = tiny("glm4_moe")
-    one, other = FirstWeights(spec, rules), FirstWeights(spec, rules)
+    one, other = InitialWeights(spec, rules), InitialWeights(spec, rules)
     other.matrix("layers.1.mixer.o.weight")  # asked in another order
     for made in (one, other):
         made.matrix("embed.weight")
@@ -229,7 +232,7 @@ def test_first_weights_depend_on_names_alone() -> None:
 
 @given(batch=st.integers(1, 8), size=st.integers(1, 8), first=st.integers(0, 100))
 def test_every_sample_is_somebodys(batch: int, size: int, first: int) -> None:
-    shares = [own_samples(first, batch * size, rank, size) for rank in range(size)]
+    shares = [rank_samples(first, batch * size, rank, size) for rank in range(size)]
     assert [sample for start, count in shares for sample in range(start, start + count)] == list(
         range(first, first + batch * size)
     )
@@ -245,16 +248,16 @@ def test_every_sample_is_somebodys(batch: int, size: int, first: int) -> None:
     ],
 )
 def test_degrees(parallel: dict[str, int], world: int, expected: Degrees) -> None:
-    assert degrees(Parallel(**parallel), world) == expected
+    assert degrees(ParallelSection(**parallel), world) == expected
 
 
 @pytest.mark.parametrize(
     ("parallel", "words"),
     [
         ({"tp": 3}, "not a multiple of 3"),
-        ({"ep": 3}, "ep must divide it"),
+        ({"ep": 3}, "must divide the number of data-parallel ranks"),
         ({"fsdp": 3}, "it may be 1, 8"),
-        ({"cp": 2}, "nothing here trains with it"),
+        ({"cp": 2}, "can be planned but not trained"),
         ({"schedule": "dualpipe"}, "1f1b"),
         ({"zero": 1}, "deepspeed"),
         ({"virtual_stages": 2}, "interleaved"),
@@ -262,7 +265,7 @@ def test_degrees(parallel: dict[str, int], world: int, expected: Degrees) -> Non
 )
 def test_layouts_that_do_not_divide(parallel: dict[str, Any], words: str) -> None:
     with pytest.raises(Impossible, match=words):
-        degrees(Parallel(**parallel), 8)
+        degrees(ParallelSection(**parallel), 8)
 
 
 def test_flops_are_the_plans() -> None:

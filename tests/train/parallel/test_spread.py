@@ -1,4 +1,4 @@
-"""A run over two or four processes is the run of one: losses, gradient norms, weights and moments in float64, twenty steps, to 1e-9.
+"""A run over two or four processes is the run of one: losses, gradient norms, weights and moments in float64, six steps, to 1e-9.
 
 With shapes of what each rank holds: a layout that does nothing also has perfect losses.
 """

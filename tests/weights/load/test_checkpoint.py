@@ -12,13 +12,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from windlass.convert.convert import Settings, convert  # noqa: E402
+from windlass.convert.convert import ConvertSettings, convert  # noqa: E402
 from windlass.core.model import MoE  # noqa: E402
-from windlass.core.rule import Part  # noqa: E402
+from windlass.core.rule import ModelPart  # noqa: E402
 from windlass.core.scheme import scheme  # noqa: E402
 from windlass.kernels.packing.panels import Panels  # noqa: E402
-from windlass.weights import CheckpointWeights, Opened, open_model  # noqa: E402
-from windlass.weights.tensors.readers import Ours, reader  # noqa: E402
+from windlass.weights import CheckpointWeights, OpenedModel, open_model  # noqa: E402
+from windlass.weights.tensors.readers import ModelTensor, reader  # noqa: E402
 
 pytestmark = pytest.mark.cpu
 
@@ -36,19 +36,19 @@ def plain(found: Any, expert: int | None = None) -> torch.Tensor:
     return found if expert is None else found[expert]
 
 
-def names_of(opened: Opened) -> Iterator[tuple[str, Ours]]:
+def names_of(opened: OpenedModel) -> Iterator[tuple[str, ModelTensor]]:
     """Every tensor of the main part by our name."""
     for rule in opened.rules:
-        if rule.part is Part.MAIN and rule.copy_of is None:
+        if rule.part is ModelPart.MAIN and rule.copy_of is None:
             for layer in rule.layers if rule.layers is not None else (None,):
                 for expert in range(rule.num_experts) if rule.num_experts else (None,):
-                    ours = Ours(rule=rule, layer=layer, expert=expert)
+                    ours = ModelTensor(rule=rule, layer=layer, expert=expert)
                     yield ours.name, ours
 
 
-def rows_read(opened: Opened, ours: Ours) -> torch.Tensor:
+def rows_read(opened: OpenedModel, ours: ModelTensor) -> torch.Tensor:
     """The tensor as numbers, by the reader that conversion uses too."""
-    return reader(opened.store, ours, opened.places[ours.name])(0, ours.shape[0]).reshape(ours.shape)
+    return reader(opened.store, ours, opened.locations[ours.name])(0, ours.shape[0]).reshape(ours.shape)
 
 
 # --- Hugging Face directories
@@ -148,7 +148,7 @@ def test_eight_bits_are_kept_exactly(tiny: Any, tmp_path: Path, name: str, how: 
     kept, exact = CheckpointWeights(opened), CheckpointWeights(opened, keep_quantized=False)
     seen = 0
     for full, ours in names_of(opened):
-        if opened.places[full].name in packed:
+        if opened.locations[full].name in packed:
             found = kept.matrix(full)
             assert torch.equal(exact.matrix(full), rows_read(opened, ours)), full
             whole = ours.shape[1] % (128 if how == "blocks" else 32) == 0
@@ -171,13 +171,13 @@ SCHEMES = {
 
 
 def check_converted(tiny: Any, source: Path, folder: Path, quant: str) -> dict[str, int]:
-    convert(source, folder, Settings(scheme=SCHEMES[quant], jobs=1))
+    convert(source, folder, ConvertSettings(scheme=SCHEMES[quant], jobs=1))
     opened = open_model(folder)
     written = tiny.read(folder)
     kept, exact = CheckpointWeights(opened), CheckpointWeights(opened, keep_quantized=False)
     kinds: dict[str, int] = {}
     for full, ours in names_of(opened):
-        place = opened.places[full]
+        place = opened.locations[full]
         if len(ours.shape) == 1:
             assert torch.equal(kept.vector(full), exact.vector(full)), full
             continue
@@ -212,7 +212,7 @@ def test_converted_schemes(tiny: Any, tmp_path: Path, name: str, quant: str) -> 
 
 
 def test_converted_experts_are_one_stack_of_panels(tiny: Any, tmp_path: Path) -> None:
-    convert(tiny.make(tmp_path / "model", "glm4_moe"), tmp_path / "out", Settings(scheme=scheme("int4", 32), jobs=1))
+    convert(tiny.make(tmp_path / "model", "glm4_moe"), tmp_path / "out", ConvertSettings(scheme=scheme("int4", 32), jobs=1))
     opened = open_model(tmp_path / "out")
     weights, exact = CheckpointWeights(opened), CheckpointWeights(opened, keep_quantized=False)
     layer = next(index for index, one in enumerate(opened.spec.layers) if isinstance(one.feed_forward, MoE))
@@ -224,7 +224,7 @@ def test_converted_experts_are_one_stack_of_panels(tiny: Any, tmp_path: Path) ->
 
 
 def test_a_dense_matrix_is_had_of_anything(tiny: Any, tmp_path: Path) -> None:
-    convert(tiny.make(tmp_path / "model", "deepseek_v3"), tmp_path / "out", Settings(scheme=scheme("int4", 32), jobs=1))
+    convert(tiny.make(tmp_path / "model", "deepseek_v3"), tmp_path / "out", ConvertSettings(scheme=scheme("int4", 32), jobs=1))
     opened = open_model(tmp_path / "out")
     weights, exact = CheckpointWeights(opened), CheckpointWeights(opened, keep_quantized=False)
     name = "layers.0.mixer.kv_b.weight"
@@ -247,7 +247,7 @@ GGUF_KINDS = {
 }
 
 
-def check_blocks(opened: Opened, kind: str) -> None:
+def check_blocks(opened: OpenedModel, kind: str) -> None:
     kept, exact = CheckpointWeights(opened), CheckpointWeights(opened, keep_quantized=False)
     kinds: set[str] = set()
     for full, ours in names_of(opened):

@@ -14,10 +14,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from windlass.convert.convert import Settings, convert  # noqa: E402
+from windlass.convert.convert import ConvertSettings, convert  # noqa: E402
 from windlass.core.layout import Layout  # noqa: E402
 from windlass.core.place import local_bytes, place  # noqa: E402
-from windlass.core.rule import Part  # noqa: E402
+from windlass.core.rule import ModelPart  # noqa: E402
 from windlass.core.scheme import scheme  # noqa: E402
 from windlass.units import MIB  # noqa: E402
 from windlass.weights import CheckpointWeights, open_model  # noqa: E402
@@ -42,7 +42,7 @@ def status(field):
 
 def load(weights):
     held = []
-    for ours in weights._named.held(weights.spec, (0, weights.spec.num_layers), (0, 0)):
+    for ours in weights._index.held(weights.spec, (0, weights.spec.num_layers), (0, 0)):
         held.append(weights.vector(ours.name) if len(ours.shape) == 1 else weights.matrix(ours.name))
     for layer in range(weights.spec.num_layers if weights.spec.experts else 0):
         for parts in (("gate", "up"), ("down",)):
@@ -151,7 +151,7 @@ def test_the_peak_is_the_weights_and_a_slice(tmp_path: Path, smollm2: Path) -> N
 def loaded_bytes(weights: CheckpointWeights) -> int:
     held = [
         weights.vector(ours.name) if len(ours.shape) == 1 else weights.matrix(ours.name)
-        for ours in weights._named.held(weights.spec, (0, weights.spec.num_layers), None)
+        for ours in weights._index.held(weights.spec, (0, weights.spec.num_layers), None)
     ]
     return sum(one.nbytes if isinstance(one, torch.Tensor) else one.num_bytes for one in held)
 
@@ -161,14 +161,14 @@ def planned_bytes(opened: Any, how: Any) -> int:
     return sum(
         local_bytes(rule, placed, how, 0) * rule.copies
         for rule in opened.rules
-        if rule.part is Part.MAIN and rule.copy_of is None
+        if rule.part is ModelPart.MAIN and rule.copy_of is None
     )
 
 
 @pytest.mark.parametrize("quant", ["int4", "int8", "fp8", "bf16"])
 def test_memory_is_as_planned(smollm2: Path, tmp_path: Path, quant: str) -> None:
     """Vectors are in fp32 where the plan has 16 bits, and rows are filled up to sixteen: less than a percent of a real model."""
-    convert(smollm2, tmp_path / "out", Settings(scheme=scheme(quant), jobs=2))
+    convert(smollm2, tmp_path / "out", ConvertSettings(scheme=scheme(quant), jobs=2))
     opened = open_model(tmp_path / "out")
     loaded, planned = loaded_bytes(CheckpointWeights(opened)), planned_bytes(opened, scheme(quant))
     assert loaded == pytest.approx(planned, rel=0.01)
@@ -176,10 +176,10 @@ def test_memory_is_as_planned(smollm2: Path, tmp_path: Path, quant: str) -> None
 
 @pytest.mark.parametrize("name", ["glm4_moe", "qwen3", "deepseek_v3", "gpt2"])
 def test_tiny_models_are_as_planned_but_for_vectors_and_padding(tiny: Any, tmp_path: Path, name: str) -> None:
-    convert(tiny.make(tmp_path / name, name), tmp_path / "out", Settings(scheme=scheme("int4", 32), jobs=1))
+    convert(tiny.make(tmp_path / name, name), tmp_path / "out", ConvertSettings(scheme=scheme("int4", 32), jobs=1))
     opened = open_model(tmp_path / "out")
     weights, how = CheckpointWeights(opened), scheme("int4", 32)
-    held = list(weights._named.held(weights.spec, (0, weights.spec.num_layers), None))
+    held = list(weights._index.held(weights.spec, (0, weights.spec.num_layers), None))
     vectors = sum(ours.shape[0] * 2 for ours in held if len(ours.shape) == 1 and ours.rule.keep.value != "float32")
     padding = 0
     for ours in held:

@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from windlass.convert.convert import Settings, convert  # noqa: E402
+from windlass.convert.convert import ConvertSettings, convert  # noqa: E402
 from windlass.core.model import MoE  # noqa: E402
 from windlass.core.scheme import Scheme, scheme  # noqa: E402
 from windlass.families import describe  # noqa: E402
@@ -18,7 +18,7 @@ from windlass.kernels.cuda.layout import Tiles, dequantize  # noqa: E402
 from windlass.kernels.packing.panels import Panels  # noqa: E402
 from windlass.weights import CheckpointWeights, RandomWeights, open_model  # noqa: E402
 from windlass.weights.load import tiled as tiling  # noqa: E402
-from windlass.weights.tensors.forms import Codes  # noqa: E402
+from windlass.weights.tensors.storage_format import CodeFormat  # noqa: E402
 
 pytestmark = pytest.mark.cpu
 
@@ -42,7 +42,7 @@ def made(tiny: Any, tmp_path: Path) -> Any:
 
     def make(name: str, how: Scheme, **changes: Any) -> Any:
         source = tiny.make(tmp_path / "model", name, **(FAMILIES[name] | changes))
-        convert(source, tmp_path / "out", Settings(scheme=how, jobs=1))
+        convert(source, tmp_path / "out", ConvertSettings(scheme=how, jobs=1))
         return open_model(tmp_path / "out")
 
     return make
@@ -123,8 +123,8 @@ def test_what_cannot_be_tiled_is_loaded_as_before(made: Any, how: Scheme, change
 
 
 def test_forms() -> None:
-    codes = Codes(kind="int4", group=64, scale="BF16")
-    assert tiling.can_tile(codes, 32, 256) and tiling.can_tile(Codes(kind="int4", group=0, scale="BF16"), 16, 128)
+    codes = CodeFormat(kind="int4", group=64, scale="BF16")
+    assert tiling.can_tile(codes, 32, 256) and tiling.can_tile(CodeFormat(kind="int4", group=0, scale="BF16"), 16, 128)
     assert not tiling.can_tile(None, 32, 256)
     assert not tiling.can_tile(codes, 40, 256)
     assert not tiling.can_tile(codes, 32, 96)
@@ -135,7 +135,7 @@ def test_forms() -> None:
         ("int8", 64, "BF16"),
         ("int4_zeros", 64, "BF16"),
     ):
-        assert not tiling.can_tile(Codes(kind=kind, group=group, scale=scale), 32, 256)
+        assert not tiling.can_tile(CodeFormat(kind=kind, group=group, scale=scale), 32, 256)
 
 
 def test_one_layer_that_cannot_be_tiled_is_enough(made: Any) -> None:

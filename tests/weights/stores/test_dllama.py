@@ -14,7 +14,7 @@ import msgspec
 import pytest
 import torch
 
-from windlass.convert.dllama.writer import Written, file_bytes, write_model
+from windlass.convert.dllama.writer import WrittenModel, file_bytes, write_model
 from windlass.core.model import ModelSpec
 from windlass.core.rule import stored_tensors
 from windlass.errors import BadCheckpoint, BadConfig, BadInput, Error, Impossible, UnknownName
@@ -24,7 +24,9 @@ from windlass.weights.stores.dllama import DllamaStore
 
 pytestmark = pytest.mark.cpu
 
-_module = importlib.util.spec_from_file_location("dllama_reference", Path(__file__).parents[3] / "bench" / "dllama_reference.py")
+_module = importlib.util.spec_from_file_location(
+    "dllama_reference", Path(__file__).parents[3] / "bench" / "convert" / "dllama_reference.py"
+)
 assert _module is not None and _module.loader is not None
 reference = importlib.util.module_from_spec(_module)
 _module.loader.exec_module(reference)
@@ -106,7 +108,7 @@ def _reader(tensors: dict[str, torch.Tensor]) -> Callable[[str, int, int], torch
     return lambda name, start, stop: tensors[name][start:stop]
 
 
-def _write(path: Path, config: dict[str, Any], weights: str, **options: Any) -> tuple[dict[str, torch.Tensor], Written]:
+def _write(path: Path, config: dict[str, Any], weights: str, **options: Any) -> tuple[dict[str, torch.Tensor], WrittenModel]:
     tensors = _tensors(config)
     return tensors, write_model(path, config, _reader(tensors), weights, **options)
 
@@ -325,12 +327,12 @@ def test_progress_and_slices_and_jobs(tmp_path: Path) -> None:
 def test_a_window_cuts_the_context(tmp_path: Path) -> None:
     _, written = _write(tmp_path / "model.m", CONFIGS["mistral"], "q40")
     assert read_header(tmp_path / "model.m").values["max_seq_len"] == 128
-    assert written.notes == ("sliding windows have no place in the file: the context is cut to the window, 128 tokens",)
+    assert written.notes == ("the format has no sliding windows: the context is limited to the window of 128 tokens",)
 
 
 def test_types_that_distributed_llama_does_not_run_are_said(tmp_path: Path) -> None:
     assert _write(tmp_path / "a.m", CONFIGS["llama"], "q40")[1].notes == ()
-    assert "refuse this q80 one" in _write(tmp_path / "a.m", CONFIGS["llama"], "q80")[1].notes[0]
+    assert "this one is q80" in _write(tmp_path / "a.m", CONFIGS["llama"], "q80")[1].notes[0]
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------
@@ -344,7 +346,7 @@ def test_a_truncated_or_longer_file_is_refused(tmp_path: Path, name: str) -> Non
     for cut in (len(data) - 1, len(data) // 2, read_header(path).num_bytes):
         path.write_bytes(data[:cut])
         with pytest.raises(
-            BadCheckpoint, match=rf"model\.m, tensor .*, byte \d+: needs \d+ bytes and the file ends at byte {cut}"
+            BadCheckpoint, match=rf"model\.m, tensor .*, byte \d+: needs \d+ bytes but the file ends at byte {cut}"
         ):
             DllamaStore(path)
     path.write_bytes(data + b"x")
@@ -400,22 +402,22 @@ def test_a_header_that_claims_a_million_tensors_costs_nothing(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        ("llama", {"attention_bias": True}, r"no place for mixer\.k\.bias, mixer\.o\.bias, mixer\.q\.bias, mixer\.v\.bias"),
-        ("llama", {"mlp_bias": True}, r"no place for ffn\.down\.bias"),
-        ("llama", {"rope_theta": 10000.5}, "rope_theta 10000.5 is no whole number"),
+        ("llama", {"attention_bias": True}, r"cannot store mixer\.k\.bias, mixer\.o\.bias, mixer\.q\.bias, mixer\.v\.bias"),
+        ("llama", {"mlp_bias": True}, r"cannot store ffn\.down\.bias"),
+        ("llama", {"rope_theta": 10000.5}, "rope_theta 10000.5 is not an integer"),
         ("llama", {"rms_norm_eps": 1e-4}, "rms_norm_eps 0.0001"),
         ("llama", {"hidden_act": "gelu_new"}, "activation gelu_tanh"),
-        ("llama", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "no scaled rotary positions"),
+        ("llama", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "no RoPE scaling"),
         ("llama", {"rope_scaling": _SCALING | {"factor": 2.5}}, "rope scaling factor 2.5"),
-        ("qwen3", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "no scaled rotary positions"),
+        ("qwen3", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "no RoPE scaling"),
         ("qwen3_moe", {"norm_topk_prob": False}, "always renormalises"),
         ("qwen3_moe", {"mlp_only_layers": [1]}, "experts in every layer or in none"),
         (
             "glm4_moe",
             {"first_k_dense_replace": None, "mlp_layer_types": ["sparse", "dense", "sparse"]},
-            "dense layers after experts",
+            "dense layers after MoE layers",
         ),
-        ("llama", {"intermediate_size": 48}, r"down_proj\.weight has rows of 48, which blocks of 32 do not divide"),
+        ("llama", {"intermediate_size": 48}, r"down_proj\.weight has rows of 48, not a multiple of the block size 32"),
     ],
 )
 def test_what_the_file_cannot_say_is_impossible(tmp_path: Path, name: str, change: dict[str, Any], message: str) -> None:
@@ -427,7 +429,7 @@ def test_what_the_file_cannot_say_is_impossible(tmp_path: Path, name: str, chang
 
 def test_other_families_are_impossible(tmp_path: Path) -> None:
     tiny = Path(__file__).parents[2] / "families" / "tiny" / "mixtral.json"
-    with pytest.raises(Impossible, match="no place for a mixtral model; they hold glm4_moe, llama, mistral, qwen3, qwen3_moe"):
+    with pytest.raises(Impossible, match="do not support mixtral models; supported: glm4_moe, llama, mistral, qwen3, qwen3_moe"):
         file_bytes(msgspec.json.decode(tiny.read_bytes()))
     with pytest.raises(UnknownName, match="q40"):
         file_bytes(CONFIGS["llama"], "q4")
@@ -437,7 +439,7 @@ def test_a_failure_leaves_nothing(tmp_path: Path) -> None:
     tensors = _tensors(CONFIGS["llama"])
     (tmp_path / "model.m").write_bytes(b"before")
     tensors["model.layers.2.mlp.up_proj.weight"][80, 3] = float("nan")
-    with pytest.raises(BadCheckpoint, match=r"tensor model\.layers\.2\.mlp\.up_proj\.weight: rows 64\.\.96: a value is NaN"):
+    with pytest.raises(BadCheckpoint, match=r"tensor model\.layers\.2\.mlp\.up_proj\.weight: rows 64\.\.96: a weight is NaN"):
         write_model(tmp_path / "model.m", CONFIGS["llama"], _reader(tensors), slice_elements=32 * 64)
     tensors = _tensors(CONFIGS["llama"]) | {"model.norm.weight": torch.zeros(63)}
     with pytest.raises(BadCheckpoint, match="the config says"):

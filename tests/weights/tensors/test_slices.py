@@ -11,15 +11,15 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from windlass.convert.convert import Settings, convert  # noqa: E402
+from windlass.convert.convert import ConvertSettings, convert  # noqa: E402
 from windlass.core.layout import Layout  # noqa: E402
 from windlass.core.place import Placement, place, stored  # noqa: E402
-from windlass.core.rule import AxisName, Part, Role  # noqa: E402
+from windlass.core.rule import AxisName, ModelPart, Role  # noqa: E402
 from windlass.core.scheme import Scheme, scheme  # noqa: E402
 from windlass.kernels.packing.panels import Panels  # noqa: E402
-from windlass.weights import CheckpointWeights, Opened, open_model  # noqa: E402
-from windlass.weights.cuts import sizing_of  # noqa: E402
-from windlass.weights.tensors.names import Named  # noqa: E402
+from windlass.weights import CheckpointWeights, OpenedModel, open_model  # noqa: E402
+from windlass.weights.schemes import sizing_scheme  # noqa: E402
+from windlass.weights.tensors.tensor_index import TensorIndex  # noqa: E402
 
 pytestmark = pytest.mark.cpu
 
@@ -37,10 +37,10 @@ SOURCES = {
 
 
 @pytest.fixture(scope="module")
-def sources(tiny: Any, gguf_maker: ModuleType, dllama_maker: ModuleType, tmp_path_factory: Any) -> Callable[[str], Opened]:
+def sources(tiny: Any, gguf_maker: ModuleType, dllama_maker: ModuleType, tmp_path_factory: Any) -> Callable[[str], OpenedModel]:
     """Wide enough that three ranks have something of everything."""
     folder = tmp_path_factory.mktemp("sources")
-    made: dict[str, Opened] = {}
+    made: dict[str, OpenedModel] = {}
     wide = {"num_attention_heads": 12, "num_key_value_heads": 4}
 
     def path(name: str) -> Path:
@@ -72,7 +72,7 @@ def sources(tiny: Any, gguf_maker: ModuleType, dllama_maker: ModuleType, tmp_pat
                 convert(Path(opened("plain").name), target, settings(SOURCES[name]))
                 return target
 
-    def opened(name: str) -> Opened:
+    def opened(name: str) -> OpenedModel:
         if name not in made:
             made[name] = open_model(path(name))
         return made[name]
@@ -80,11 +80,11 @@ def sources(tiny: Any, gguf_maker: ModuleType, dllama_maker: ModuleType, tmp_pat
     return opened
 
 
-def settings(how: Scheme) -> Settings:
-    return Settings(scheme=how, jobs=1)
+def settings(how: Scheme) -> ConvertSettings:
+    return ConvertSettings(scheme=how, jobs=1)
 
 
-def placement_of(opened: Opened, layout: Layout, how: Scheme, shares: tuple[float, ...] | None) -> Placement:
+def placement_of(opened: OpenedModel, layout: Layout, how: Scheme, shares: tuple[float, ...] | None) -> Placement:
     return place(opened.rules, opened.spec.num_layers, layout, how, shares=shares)
 
 
@@ -103,7 +103,7 @@ def test_slices_are_the_whole(sources: Any, source: str, layout: str) -> None:
     ranks = [CheckpointWeights(opened, placement=placed, tp_index=index) for index in range(ways.tp)]
     num_panels = 0
     for rule in opened.rules:
-        if rule.part is not Part.MAIN or rule.copy_of is not None or rule.num_experts:
+        if rule.part is not ModelPart.MAIN or rule.copy_of is not None or rule.num_experts:
             continue
         name = rule.ours.format(layer=rule.layers[-1] if rule.layers else None)
         expected = whole.vector(name) if len(rule.axes) == 1 else whole.matrix(name)
@@ -215,13 +215,15 @@ def test_a_stage_counts_its_own_layers(tiny: Any, tmp_path: Path) -> None:
         "Q4_1": ("int4", 32), "q80": ("int8", 32),
     }.items(),
 )  # fmt: skip
-def test_how_large_it_is(sources: Callable[[str], Opened], name: str, expected: tuple[str, int | None]) -> None:
+def test_how_large_it_is(sources: Callable[[str], OpenedModel], name: str, expected: tuple[str, int | None]) -> None:
     """The scheme that predictions of memory are made with is what most weights take here: within 15 %, but for the tables."""
     opened = sources(name)
-    found = sizing_of(opened)
+    found = sizing_scheme(opened)
     assert (found.name, found.group) == expected and found.zero_points == (name == "int4 zeros")
     matrices = [
-        ours for ours in Named(opened.rules).held(opened.spec, (0, opened.spec.num_layers), None) if ours.rule.role is Role.MATRIX
+        ours
+        for ours in TensorIndex(opened.rules).held(opened.spec, (0, opened.spec.num_layers), None)
+        if ours.rule.role is Role.MATRIX
     ]
     predicted = sum(stored(ours.rule, found).matrix_bytes(*ours.shape) for ours in matrices)  # type: ignore[call-arg]
     weights = CheckpointWeights(opened)

@@ -15,7 +15,7 @@ from windlass.formats.dllama.tokenizer import DllamaTokenizer, write_tokenizer
 from windlass.formats.gguf.header import read_header
 from windlass.text.chat.template import render_chat
 from windlass.text.tokenize import gguf_tokenizer
-from windlass.weights.text.files import ModelText, SamplingDefaults, model_text, tokenizer_for
+from windlass.weights.text.files import ModelText, SamplingDefaults, model_text
 
 pytestmark = pytest.mark.pure
 
@@ -65,7 +65,7 @@ def test_all_formats_of_one_model_agree(smollm2: Path, directory: Path, dllama: 
 
 def test_dllama_splits_as_the_original_nearly_always(directory: Path, dllama: Path) -> None:
     """The file has no rule for where text is cut, so a few sentences may come out otherwise; the text is always the same."""
-    original, ours = tokenizer_for(directory), tokenizer_for(dllama)
+    original, ours = model_text(directory).tokenizer, model_text(dllama).tokenizer
     for sentence in SENTENCES:
         assert ours.decode(ours.encode(sentence)) == sentence
     equal = sum(original.encode(sentence) == ours.encode(sentence) for sentence in SENTENCES)
@@ -111,9 +111,9 @@ def test_a_template_in_a_file_of_its_own(directory: Path, tmp_path: Path) -> Non
     ("files", "wrong"),
     [
         (("config.json",), "has no tokenizer.json.*Copy it from"),
-        (("config.json", "tokenizer.model"), "tokenizer.model alone is not read"),
-        (("a.m",), "no .t file; put it there as a.t"),
-        (("a.m", "one.t", "two.t"), "2 .t files, of which none is named for it"),
+        (("config.json", "tokenizer.model"), "tokenizer.model alone is not supported"),
+        (("a.m",), "there is no .t file next to it; save it as a.t"),
+        (("a.m", "one.t", "two.t"), "none of the 2 .t files"),
         (("a.m", "b.m"), "holds 2 models"),
     ],
 )

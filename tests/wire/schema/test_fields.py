@@ -7,15 +7,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from windlass.wire.schema.chat import ChatRequest, Message
+from windlass.wire.schema.chat import ChatMessage, ChatRequest
 from windlass.wire.schema.completions import CompletionRequest
-from windlass.wire.schema.errors import Refusal
+from windlass.wire.schema.errors import ApiError
 from windlass.wire.server.requests import chat_to_request, completion_to_requests
-from windlass.wire.server.unsupported import CHAT_ONLY, COMPLETIONS_ONLY, REFUSED, check_refused
+from windlass.wire.server.unsupported import CHAT_ONLY, COMPLETIONS_ONLY, UNSUPPORTED, check_unsupported
 
 pytestmark = pytest.mark.pure
 
-MESSAGES = [Message(role="user", content="hi")]
+MESSAGES = [ChatMessage(role="user", content="hi")]
 HONOURED_IN_CHATS = frozenset(
     "model messages temperature top_p top_k min_p repetition_penalty presence_penalty frequency_penalty logit_bias seed stop "
     "stop_token_ids ignore_eos max_tokens max_completion_tokens n stream stream_options structured_outputs cache_salt timeout "
@@ -31,8 +31,8 @@ def names(kind: Any) -> set[str]:
 
 
 def test_every_field_has_a_fate() -> None:
-    assert names(ChatRequest) == HONOURED_IN_CHATS | TAKEN | (REFUSED | COMPLETIONS_ONLY).keys() & names(ChatRequest)
-    rest = names(CompletionRequest) - HONOURED_IN_CHATS - TAKEN - REFUSED.keys() - CHAT_ONLY.keys()
+    assert names(ChatRequest) == HONOURED_IN_CHATS | TAKEN | (UNSUPPORTED | COMPLETIONS_ONLY).keys() & names(ChatRequest)
+    rest = names(CompletionRequest) - HONOURED_IN_CHATS - TAKEN - UNSUPPORTED.keys() - CHAT_ONLY.keys()
     assert rest == {"prompt", "echo"}
 
 
@@ -59,18 +59,18 @@ ASKING: dict[str, Any] = {
 """Of every parameter that is refused, a value that asks for something."""
 
 
-@pytest.mark.parametrize("name", sorted((REFUSED | COMPLETIONS_ONLY).keys() | {"best_of", "add_special_tokens"}))
+@pytest.mark.parametrize("name", sorted((UNSUPPORTED | COMPLETIONS_ONLY).keys() | {"best_of", "add_special_tokens"}))
 def test_what_is_not_done_is_refused_by_name(name: str) -> None:
-    with pytest.raises(Refusal, match=name) as found:
+    with pytest.raises(ApiError, match=name) as found:
         chat_to_request(ChatRequest(messages=MESSAGES, **{name: ASKING[name]}))
     assert (found.value.param, found.value.status, found.value.code) == (name, 400, "unsupported_parameter")
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [(name, value) for name, rule in (REFUSED | COMPLETIONS_ONLY).items() for value in rule.harmless]
+    ("name", "value"), [(name, value) for name, rule in (UNSUPPORTED | COMPLETIONS_ONLY).items() for value in rule.harmless]
 )
 def test_what_asks_for_nothing_is_taken(name: str, value: Any) -> None:
-    check_refused(ChatRequest(messages=MESSAGES, **{name: value}))
+    check_unsupported(ChatRequest(messages=MESSAGES, **{name: value}))
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_who_is_asking_changes_nothing(body: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("body", [{"messages": []}, {"max_completion_tokens": 5}, {"best_of": 3, "n": 2}, {"suffix": "x"}])
 def test_completions_refuse_what_is_of_chats(body: dict[str, Any]) -> None:
-    with pytest.raises(Refusal) as found:
+    with pytest.raises(ApiError) as found:
         completion_to_requests(CompletionRequest(prompt="x", **body))
     assert found.value.param == next(iter(body))
     completion_to_requests(CompletionRequest(prompt="x", best_of=2, n=2, suffix="", store=False, add_special_tokens=True))
@@ -100,6 +100,6 @@ def test_options_of_streams(stream: bool | None, options: dict[str, bool], param
     body = msgspec.convert(
         {"messages": [{"role": "user", "content": "x"}], "stream": stream, "stream_options": options}, ChatRequest
     )
-    with pytest.raises(Refusal) as found:
-        check_refused(body)
+    with pytest.raises(ApiError) as found:
+        check_unsupported(body)
     assert found.value.param == param

@@ -11,23 +11,30 @@ from hypothesis import given
 
 from windlass.core.request import Constraint, Request, Sampling
 from windlass.errors import BadInput
-from windlass.wire.client.outgoing import request_to_chat, request_to_completion, score_to_completion
+from windlass.wire.client.request_bodies import request_to_chat, request_to_completion, score_to_completion
 from windlass.wire.decode import convert, decode
 from windlass.wire.schema.chat import ChatRequest
 from windlass.wire.schema.completions import CompletionRequest
-from windlass.wire.schema.errors import Refusal
-from windlass.wire.server.requests import COMPLETION_TOKENS, Limits, chat_to_request, completion_to_requests, copies, param_of
+from windlass.wire.schema.errors import ApiError
+from windlass.wire.server.requests import (
+    COMPLETION_TOKENS,
+    RequestLimits,
+    chat_to_request,
+    completion_to_requests,
+    expand_n,
+    param_of,
+)
 
 pytestmark = pytest.mark.pure
 
-WIDE = Limits(max_top_logprobs=128)
+WIDE = RequestLimits(max_top_logprobs=128)
 
 
-def chat(limits: Limits = Limits(), **body: Any) -> Request:  # noqa: B008 (frozen)
+def chat(limits: RequestLimits = RequestLimits(), **body: Any) -> Request:  # noqa: B008 (frozen)
     return chat_to_request(_decoded({"messages": [{"role": "user", "content": "hi"}], **body}, ChatRequest), limits)
 
 
-def completions(limits: Limits = Limits(), **body: Any) -> list[Request]:  # noqa: B008 (frozen)
+def completions(limits: RequestLimits = RequestLimits(), **body: Any) -> list[Request]:  # noqa: B008 (frozen)
     return completion_to_requests(_decoded(body, CompletionRequest), limits)
 
 
@@ -52,7 +59,9 @@ def test_a_prompt_comes_back_as_it_went(request: Request) -> None:
 
 @given(values.requests("messages"))
 def test_what_a_request_says_holds_whatever_the_servers_defaults(request: Request) -> None:
-    odd = Limits(max_top_logprobs=128, sampling=Sampling(temperature=0.3, top_k=7, top_p=0.6, min_p=0.2, repetition_penalty=1.3))
+    odd = RequestLimits(
+        max_top_logprobs=128, sampling=Sampling(temperature=0.3, top_k=7, top_p=0.6, min_p=0.2, repetition_penalty=1.3)
+    )
     body = msgspec.json.encode(request_to_chat(request, "m", extensions=True))
     assert chat_to_request(decode(body, ChatRequest), odd).sampling == request.sampling
 
@@ -181,7 +190,7 @@ def test_choices_of_tools(choice: Any, meant: str) -> None:
     ],
 )
 def test_a_chat_that_cannot_be_meant(body: dict[str, Any], param: str) -> None:
-    with pytest.raises(Refusal) as found:
+    with pytest.raises(ApiError) as found:
         chat(**body)
     assert found.value.param == param
 
@@ -239,7 +248,7 @@ def test_a_template_sees(message: dict[str, Any], seen: dict[str, Any]) -> None:
     ],
 )
 def test_a_message_that_no_template_can_see(message: dict[str, Any], param: str) -> None:
-    with pytest.raises(Refusal) as found:
+    with pytest.raises(ApiError) as found:
         chat(messages=[message])
     assert found.value.param == param
 
@@ -263,22 +272,22 @@ def test_prompts(prompt: Any, meant: list[Any]) -> None:
 
 @pytest.mark.parametrize("prompt", [[], ["a", 1], [[1], "a"], [1, [2]]])
 def test_prompts_that_mix(prompt: Any) -> None:
-    with pytest.raises(Refusal) as found:
+    with pytest.raises(ApiError) as found:
         completions(prompt=prompt)
     assert found.value.param == "prompt"
 
 
 def test_too_many_prompts_are_refused_and_not_cut() -> None:
-    assert len(completions(Limits(max_choices=3), prompt=["x"] * 3)) == 3
-    with pytest.raises(Refusal, match="4 entries"):
-        completions(Limits(max_choices=3), prompt=["x"] * 4)
-    with pytest.raises(Refusal, match="2 prompts") as found:
-        completions(Limits(max_choices=3), prompt=["x"] * 2, n=2)
+    assert len(completions(RequestLimits(max_choices=3), prompt=["x"] * 3)) == 3
+    with pytest.raises(ApiError, match="4 entries"):
+        completions(RequestLimits(max_choices=3), prompt=["x"] * 4)
+    with pytest.raises(ApiError, match="2 prompts") as found:
+        completions(RequestLimits(max_choices=3), prompt=["x"] * 2, n=2)
     assert found.value.param == "n"
 
 
 def test_what_cannot_fit_is_refused_before_it_is_looked_at() -> None:
-    limits = Limits(context_tokens=4)
+    limits = RequestLimits(context_tokens=4)
     message = {"role": "user", "content": ""}
     assert len(completions(limits, prompt=[1, 2, 3, 4])) == 1
     assert chat(limits, messages=[message] * 4).messages is not None
@@ -288,7 +297,7 @@ def test_what_cannot_fit_is_refused_before_it_is_looked_at() -> None:
         lambda: chat(limits, messages=[message] * 5),
         lambda: chat(limits, tools=[{"type": "function", "function": {"name": "f"}}] * 5),
     ):
-        with pytest.raises(Refusal) as found:
+        with pytest.raises(ApiError) as found:
             asked()
         assert found.value.code == "context_length_exceeded" and found.value.param in ("prompt", "messages", "tools")
 
@@ -339,7 +348,7 @@ def test_choices_are_ordered_by_prompt_and_seeds_count_on() -> None:
 
 def test_the_largest_seed_has_copies_too() -> None:
     last = Request(prompt="x", sampling=Sampling(seed=2**64 - 1))
-    assert len({copy.sampling.seed for copy in copies(last, 4)}) == 4
+    assert len({copy.sampling.seed for copy in expand_n(last, 4)}) == 4
 
 
 def test_defaults_of_a_completion() -> None:
@@ -355,12 +364,12 @@ def test_defaults_of_a_completion() -> None:
 
 
 def test_a_servers_defaults_hold_where_nothing_is_said() -> None:
-    limits = Limits(sampling=Sampling(temperature=0.6, top_k=20), deadline_seconds=60)
+    limits = RequestLimits(sampling=Sampling(temperature=0.6, top_k=20), deadline_seconds=60)
     [found] = completions(limits, prompt="a", top_p=0.5)
     assert found.sampling == Sampling(temperature=0.6, top_k=20, top_p=0.5)
     assert found.deadline_seconds == 60
     [found] = completions(limits, prompt="a", top_k=-1, timeout=5)
     assert (found.sampling.top_k, found.deadline_seconds) == (None, 5)
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(ApiError) as refused:
         completions(limits, prompt="a", timeout=61)
     assert refused.value.param == "timeout"

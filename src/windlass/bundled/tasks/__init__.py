@@ -1,7 +1,7 @@
-"""Tasks that are generated, for models too small to learn much else: arithmetic, lists, small Python functions, each with its answer.
+"""Generated tasks for very small models: arithmetic, lists, small Python functions, with answers.
 
-What is drawn follows from the seed alone. A hash of what a problem asks, not of how it is worded, decides whether it is for training
-or held out, so that no held-out problem is ever trained on, however many are drawn. Knows no tokens and no model.
+Deterministic for a seed. A hash of the problem, not of its wording, decides whether it is for training or held out, so that no held-out
+problem is ever trained on. Knows no tokens and no model.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ SHARES = {
     "add": 16, "subtract": 16, "multiply": 9, "divide": 6, "compare": 4,
     "copy": 6, "reverse": 8, "spell": 6, "sort": 10, "count": 5, "pick": 4, "python": 16, "write": 4,
 }  # fmt: skip
-"""Of a hundred problems, about so many of each: hard ones more often."""
+"""Relative frequency of tasks: hard ones more often."""
 HELD_OUT = 0.02
-"""Of all problems of a task."""
+"""Fraction of the problems of a task."""
 _HELD_BELOW = int(HELD_OUT * 2**32)
 
 
@@ -31,7 +31,7 @@ def is_held_out(problem: Problem) -> bool:
 
 
 def draw(random: Random, task: str | None = None, *, held_out: bool = False) -> Problem:
-    """One problem, of the side that is asked for."""
+    """One problem of the training or held-out split."""
     if task is not None and task not in MAKERS:
         raise UnknownName("task", task, MAKERS)
     name = task or random.choices(_NAMES, cum_weights=_UP_TO)[0]
@@ -45,7 +45,7 @@ _UP_TO = tuple(sum(tuple(SHARES.values())[: place + 1]) for place in range(len(S
 
 
 def problems(seed: int, part: int, count: int) -> Iterator[Problem]:
-    """For training. `part` numbers stretches that can be made apart from one another, by several processes."""
+    """Training problems. Different `part`s are independent, so that processes can generate them in parallel."""
     random = Random(_number(seed, "train", part))
     return (draw(random) for _ in range(count))
 
@@ -56,7 +56,7 @@ def held_out(count: int, seed: int = 0, tasks: Sequence[str] = _NAMES) -> list[P
     for task in tasks:
         random = Random(_number(seed, "held out", task))
         found: dict[str, Problem] = {}
-        for _ in range(20 * count):  # of a small task there may not be so many
+        for _ in range(20 * count):  # a small task may not have that many
             problem = draw(random, task, held_out=True)
             found.setdefault(problem.key, problem)
             if len(found) == count:
@@ -70,12 +70,12 @@ def _number(*parts: object) -> int:
 
 
 def is_right(problem: Problem, answer: str) -> bool:
-    """Exact, but for space around it."""
+    """Exact match, except for surrounding whitespace."""
     return answer.strip() == problem.answer
 
 
 def accuracy(given: Sequence[Problem], answers: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """By task: how many are right, of how many."""
+    """By task: (correct, total)."""
     counted: dict[str, tuple[int, int]] = {}
     for problem, answer in zip(given, answers, strict=True):
         right, total = counted.get(problem.task, (0, 0))

@@ -22,7 +22,7 @@ SEPARATORS = (" ", " ", ", ")
 
 
 def _items(random: Random, most: int) -> list[str]:
-    """Of one kind, between two and `most`."""
+    """Two to `most` items of one kind."""
     count = random.randrange(2, most + 1)
     kind = random.randrange(4)
     if kind == 0:
@@ -33,7 +33,7 @@ def _items(random: Random, most: int) -> list[str]:
 
 
 def _letters(random: Random, most: int) -> str:
-    """A word, or letters that make none."""
+    """A word, or random letters."""
     if random.random() < 0.4:
         return random.choice(WORDS)
     return "".join(random.choices(LETTERS, k=random.randrange(2, most + 1)))
@@ -65,7 +65,7 @@ def reverse(random: Random) -> Problem:
 
 
 def spell(random: Random) -> Problem:
-    """A word letter by letter, or backwards: what tokens hide."""
+    """Spelling a word forwards or backwards, which tokenization makes hard."""
     word = _letters(random, 8)
     if random.random() < 0.5:
         prompt = random.choice(("Spell: {}", "Spell {}", "Spell the word {}.")).format(word)
@@ -108,7 +108,7 @@ EXTREMES = {
 
 
 def pick(random: Random) -> Problem:
-    """One item of a list of numbers, by size or by place."""
+    """One number of a list, by size or position."""
     numbers = [draw_digits(random) for _ in range(random.randrange(2, 8))]
     which = random.choice(tuple(EXTREMES))
     answers = {"largest": max(numbers), "smallest": min(numbers), "first": numbers[0], "last": numbers[-1]}

@@ -34,7 +34,7 @@ def add(random: Random) -> Problem:
 
 
 def subtract(random: Random) -> Problem:
-    """Differences may be negative, a little less often."""
+    """Differences may be negative, but less often."""
     a, b = draw_digits(random), draw_digits(random)
     if a < b and random.random() < 0.5:
         a, b = b, a
@@ -42,7 +42,7 @@ def subtract(random: Random) -> Problem:
 
 
 def multiply(random: Random) -> Problem:
-    """By one digit; two digits by two are left out, since a small model learns them by heart or not at all."""
+    """By one digit; larger factors are left out, since a small model can only memorize them."""
     a, b = draw_digits(random), random.randrange(10)
     if random.random() < 0.3:
         a, b = b, a
@@ -64,7 +64,7 @@ COMPARE = {
 
 def compare(random: Random) -> Problem:
     a, b = draw_digits(random), draw_digits(random)
-    if random.random() < 0.3:  # close ones are the hard ones
+    if random.random() < 0.3:  # close numbers are harder
         b = max(a + random.randrange(-12, 13), 0)
     larger = random.random() < 0.5
     prompt = random.choice(COMPARE[larger]).format(a=a, b=b)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 class Problem(NamedTuple):
     task: str
     key: str
-    """What is asked, however it is worded: problems with the same key are the same, and fall on the same side of the split."""
+    """The problem independent of its wording: problems with the same key are in the same split."""
     prompt: str
     answer: str
 
@@ -19,6 +19,6 @@ Maker = Callable[[Random], Problem]
 
 
 def draw_digits(random: Random, most: int = 3) -> int:
-    """A number of one to `most` digits; longer ones come more often, since there are more of them to learn."""
+    """A number of one to `most` digits; longer ones more often, since there are more of them."""
     digits = random.choices(range(1, most + 1), weights=range(1, most + 1))[0]
     return random.randrange(10 ** (digits - 1) if digits > 1 else 0, 10**digits)

@@ -1,6 +1,6 @@
-"""Small Python functions: what a call of one prints, and writing one to order.
+"""Small Python functions: what a call prints, and writing one from a description.
 
-Answers come from the same arithmetic done here, never from running text; that running the text gives the same is tested.
+Answers are computed directly, not by running the generated code; tests compare the two.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ NAMES, VALUES, LISTS, TEXTS = (
 )
 
 
-class Function(NamedTuple):
+class PythonFunction(NamedTuple):
     body: str
-    """With {v}: its argument."""
+    """{v} is the argument."""
     argument: Any
     result: Any
 
@@ -38,50 +38,50 @@ def _list(random: Random, most: int = 6, limit: int = 30) -> list[int]:
 # --- of a number
 
 
-def _linear(random: Random) -> Function:
+def _linear(random: Random) -> PythonFunction:
     factor, offset, x = random.randrange(2, 10), random.randrange(21), random.randrange(21)
     if random.random() < 0.5:
-        return Function(f"return {factor} * {{v}} + {offset}", x, factor * x + offset)
-    return Function(f"return {{v}} * {factor} - {offset}", x, x * factor - offset)
+        return PythonFunction(f"return {factor} * {{v}} + {offset}", x, factor * x + offset)
+    return PythonFunction(f"return {{v}} * {factor} - {offset}", x, x * factor - offset)
 
 
-def _one_step(random: Random) -> Function:
+def _one_step(random: Random) -> PythonFunction:
     x, k = random.randrange(100), random.randrange(1, 50)
     sign = random.choice("+-")
-    return Function(f"return {{v}} {sign} {k}", x, x + k if sign == "+" else x - k)
+    return PythonFunction(f"return {{v}} {sign} {k}", x, x + k if sign == "+" else x - k)
 
 
-def _remainder(random: Random) -> Function:
+def _remainder(random: Random) -> PythonFunction:
     x, k = random.randrange(60), random.randrange(2, 11)
     if random.random() < 0.5:
-        return Function(f"return {{v}} % {k}", x, x % k)
-    return Function(f"return {{v}} // {k}", x, x // k)
+        return PythonFunction(f"return {{v}} % {k}", x, x % k)
+    return PythonFunction(f"return {{v}} // {k}", x, x // k)
 
 
-def _branch(random: Random) -> Function:
+def _branch(random: Random) -> PythonFunction:
     x, limit, more, less = (random.randrange(30) for _ in range(4))
     body = f"if {{v}} > {limit}:\n        return {{v}} + {more}\n    return {{v}} - {less}"
-    return Function(body, x, x + more if x > limit else x - less)
+    return PythonFunction(body, x, x + more if x > limit else x - less)
 
 
-def _truth(random: Random) -> Function:
+def _truth(random: Random) -> PythonFunction:
     x, k = random.randrange(50), random.randrange(50)
     if random.random() < 0.5:
-        return Function("return {v} % 2 == 0", x, x % 2 == 0)
+        return PythonFunction("return {v} % 2 == 0", x, x % 2 == 0)
     sign = random.choice("<>")
-    return Function(f"return {{v}} {sign} {k}", x, x < k if sign == "<" else x > k)
+    return PythonFunction(f"return {{v}} {sign} {k}", x, x < k if sign == "<" else x > k)
 
 
-def _loop(random: Random) -> Function:
+def _loop(random: Random) -> PythonFunction:
     times, step, start = random.randrange(1, 8), random.randrange(1, 10), random.randrange(10)
     body = f"total = {start}\n    for _ in range({{v}}):\n        total += {step}\n    return total"
-    return Function(body, times, start + times * step)
+    return PythonFunction(body, times, start + times * step)
 
 
 # --- of a list
 
 
-def _of_list(random: Random) -> Function:
+def _of_list(random: Random) -> PythonFunction:
     items = _list(random)
     ways: tuple[tuple[str, Callable[[list[int]], Any]], ...] = (
         ("return sorted({v})", sorted),
@@ -96,35 +96,35 @@ def _of_list(random: Random) -> Function:
         ("return {v} + {v}", lambda xs: xs + xs),
     )
     body, result = random.choice(ways)
-    return Function(body, items, result(items))
+    return PythonFunction(body, items, result(items))
 
 
-def _sum(random: Random) -> Function:
+def _sum(random: Random) -> PythonFunction:
     items = _list(random, most=4, limit=20)
-    return Function("return sum({v})", items, sum(items))
+    return PythonFunction("return sum({v})", items, sum(items))
 
 
-def _each(random: Random) -> Function:
+def _each(random: Random) -> PythonFunction:
     items, k = _list(random, most=5, limit=20), random.randrange(2, 6)
     way = random.randrange(3)
     if way == 0:
-        return Function(f"return [i * {k} for i in {{v}}]", items, [i * k for i in items])
+        return PythonFunction(f"return [i * {k} for i in {{v}}]", items, [i * k for i in items])
     if way == 1:
-        return Function(f"return [i + {k} for i in {{v}}]", items, [i + k for i in items])
+        return PythonFunction(f"return [i + {k} for i in {{v}}]", items, [i + k for i in items])
     limit = random.randrange(3, 17)
-    return Function(f"return [i for i in {{v}} if i > {limit}]", items, [i for i in items if i > limit])
+    return PythonFunction(f"return [i for i in {{v}} if i > {limit}]", items, [i for i in items if i > limit])
 
 
-def _contains(random: Random) -> Function:
+def _contains(random: Random) -> PythonFunction:
     items = _list(random)
     item = random.choice(items) if random.random() < 0.5 else random.randrange(30)
-    return Function(f"return {item} in {{v}}", items, item in items)
+    return PythonFunction(f"return {item} in {{v}}", items, item in items)
 
 
 # --- of a text
 
 
-def _of_text(random: Random) -> Function:
+def _of_text(random: Random) -> PythonFunction:
     text, times = _text(random), random.randrange(2, 4)
     ways: tuple[tuple[str, Callable[[str], Any]], ...] = (
         ("return {v}.upper()", str.upper),
@@ -138,10 +138,10 @@ def _of_text(random: Random) -> Function:
         ("return {v}.capitalize()", str.capitalize),
     )
     body, result = random.choice(ways)
-    return Function(body, text, result(text))
+    return PythonFunction(body, text, result(text))
 
 
-_FUNCTIONS: tuple[tuple[Callable[[Random], Function], tuple[str, ...]], ...] = (
+_FUNCTIONS: tuple[tuple[Callable[[Random], PythonFunction], tuple[str, ...]], ...] = (
     (_linear, VALUES),
     (_one_step, VALUES),
     (_remainder, VALUES),

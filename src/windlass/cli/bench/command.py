@@ -1,4 +1,4 @@
-"""`windlass bench`: how fast a model runs here, against what the machine can do."""
+"""`windlass bench`: speed of a model on this machine, compared with the hardware limits."""
 
 from __future__ import annotations
 
@@ -24,23 +24,27 @@ windlass bench SmolLM2-135M-Instruct.gguf --compare before.json --profile trace.
 
 @opens_model
 def bench(
-    model: str = typer.Argument(..., metavar="MODEL", help="As for `run`; with --random-weights a name or a config is enough."),
-    batch: str = typer.Option("1", metavar="1,8,32", help="Sequences at once; each is measured."),
-    prompt_tokens: int = typer.Option(128, metavar="N", help="Length of a prompt."),
-    new_tokens: int = typer.Option(128, metavar="N", help="Length of an answer."),
-    random_weights: bool = typer.Option(False, "--random-weights", help="No checkpoint: the published shape, numbers at random."),
-    quant: str | None = typer.Option(None, metavar="int4|int8|fp8|bf16", help="With --random-weights: how matrices are stored."),
-    group: int = typer.Option(128, metavar="128|64|32", help="With --random-weights: weights that share a scale."),
+    model: str = typer.Argument(
+        ..., metavar="MODEL", help="Model as for `run`; with --random-weights a name or config.json is enough."
+    ),
+    batch: str = typer.Option("1", metavar="1,8,32", help="Batch sizes to measure."),
+    prompt_tokens: int = typer.Option(128, metavar="N", help="Prompt length."),
+    new_tokens: int = typer.Option(128, metavar="N", help="Generated tokens per sequence."),
+    random_weights: bool = typer.Option(
+        False, "--random-weights", help="Random weights of the model's shape; needs no checkpoint."
+    ),
+    quant: str | None = typer.Option(None, metavar="int4|int8|fp8|bf16", help="With --random-weights: quantization."),
+    group: int = typer.Option(128, metavar="128|64|32", help="With --random-weights: group size."),
     launch: Launch = typer.Option(),
-    profile: Path | None = typer.Option(None, metavar="trace.json", help="Write a Chrome trace of the steps and their kernels."),
-    memory: Path | None = typer.Option(None, metavar="mem.png", help="Draw memory over time."),
-    compare: Path | None = typer.Option(None, metavar="old.json", help="Set an earlier measurement beside it."),
-    save: Path | None = typer.Option(None, metavar="new.json", help="Write the measurement as JSON."),
-    as_json: bool = typer.Option(False, "--json", help="Print the measurement as JSON."),
+    profile: Path | None = typer.Option(None, metavar="trace.json", help="Write a Chrome trace of steps and kernels."),
+    memory: Path | None = typer.Option(None, metavar="mem.png", help="Plot memory over time."),
+    compare: Path | None = typer.Option(None, metavar="old.json", help="Compare with a report saved by --save."),
+    save: Path | None = typer.Option(None, metavar="new.json", help="Save the report as JSON."),
+    as_json: bool = typer.Option(False, "--json", help="Print the report as JSON."),
 ) -> int:
-    """Measure a model on this machine, through the engine that serves: tokens/s, time to first token, bytes and operations per second.
+    """Benchmark a model with the serving engine: tokens/s, time to first token, memory bandwidth and FLOP/s.
 
-    What the machine can do is measured in the same run: how fast it reads memory, how fast it multiplies matrices.
+    The limits of the machine (memory bandwidth, matmul throughput) are measured in the same run.
     """
     from windlass.cli.bench.run import BenchOptions, run
 

@@ -1,4 +1,4 @@
-"""What a measurement is doing, on standard error, where a person is looking."""
+"""Progress of a benchmark on standard error, if it is a terminal."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from windlass.measure.bench import Progress
+    from windlass.measure.bench import BenchProgress
 
 
 @contextmanager
-def showing(shown: bool) -> Generator[Progress | None]:
+def showing(shown: bool) -> Generator[BenchProgress | None]:
     if not shown or not sys.stderr.isatty():
         yield None
         return

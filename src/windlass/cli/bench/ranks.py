@@ -1,4 +1,4 @@
-"""A measurement over several ranks, of which this process is the first (measure.bench.Spread)."""
+"""Benchmark over several ranks, of which this process is rank 0 (measure.bench.MultiRank)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from windlass.engine.engine import Engine
     from windlass.fleet.root.epoch import NodeProgress
     from windlass.fleet.root.inline import InlineFleet
-    from windlass.measure.report import Split
+    from windlass.measure.report import SplitResult
 
 
 class InlineRanks:
@@ -38,23 +38,23 @@ class InlineRanks:
         self._beside.ready(info)
         return engine, info
 
-    def watch(self, run: Callable[[], Sequence[float]]) -> Split:
-        from windlass.measure.report import RankRun, Split
+    def watch(self, run: Callable[[], Sequence[float]]) -> SplitResult:
+        from windlass.measure.report import RankTimes, SplitResult
 
         assert self._beside is not None and self._launch is not None
         plan = self._beside.fleet.plan
         with self._beside.explained():
             found = self._beside.watch(run)
         assert plan is not None
-        return Split(
+        return SplitResult(
             layout=str(plan.layout),
             sync=self._launch.sync,
             predicted_tokens_per_second=plan.tokens_per_second or self._predicted(),
-            ranks=tuple(RankRun(**msgspec.structs.asdict(one)) for one in found),
+            ranks=tuple(RankTimes(**msgspec.structs.asdict(one)) for one in found),
         )
 
     def _predicted(self) -> float:
-        """Of processes of this machine; a plan for several machines says it itself."""
+        """Prediction for ranks on this machine; a plan for several machines already has one."""
         assert self._beside is not None and self._launch is not None
         try:
             node = self._beside.fleet.local_node(self._launch.layout.world)

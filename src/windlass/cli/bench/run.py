@@ -1,4 +1,4 @@
-"""What `windlass bench` does with its words: the model, what the plan says of it, the measurement, and where that goes."""
+"""Implementation of `windlass bench`: options, planned memory, the run, and its output."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from windlass.open.compile import compile_kernels
 from windlass.open.scheme import stored_scheme
 
 if TYPE_CHECKING:
-    from windlass.measure.report import Report
-    from windlass.measure.setup import Setup
+    from windlass.measure.report import BenchReport
+    from windlass.measure.setup import BenchSetup
 
 MAX_BATCH = 1024
 
@@ -42,7 +42,7 @@ class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
 def run(model: str, options: BenchOptions) -> int:
     batches = parse_batches(options.batches)
     _check(options)
-    compile_kernels(not options.as_json)  # not part of what starting takes
+    compile_kernels(not options.as_json)  # not part of the startup time
     begin = time.perf_counter()
     old = _earlier(options.compare)
     setup = _setup(model, options, batches)
@@ -84,9 +84,9 @@ def parse_batches(text: str) -> tuple[int, ...]:
     try:
         found = tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise BadInput(f"--batch is one or more numbers, as in 1,8,32, not {text!r}") from None
+        raise BadInput(f"--batch must be a list of integers like 1,8,32, not {text!r}") from None
     if not all(1 <= batch <= MAX_BATCH for batch in found):
-        raise BadInput(f"--batch is from 1 to {MAX_BATCH}, not {text!r}")
+        raise BadInput(f"--batch must be from 1 to {MAX_BATCH}, not {text!r}")
     return tuple(dict.fromkeys(found))
 
 
@@ -96,21 +96,21 @@ def _check(options: BenchOptions) -> None:
     if not options.launch.is_single and (options.profile or options.memory):
         raise BadInput("--profile and --memory measure one process; leave --workers, --tp and --pp out")
     if options.quant is not None and not options.random_weights:
-        raise BadInput("--quant is for --random-weights; a checkpoint runs as it is stored (`windlass convert` changes that)")
+        raise BadInput("--quant needs --random-weights; a checkpoint runs as stored (use `windlass convert` to quantize it)")
     if options.quant is not None and options.quant not in SCHEME_NAMES:
         raise UnknownName("quantization", options.quant, SCHEME_NAMES)
     for name, path in (("--save", options.save), ("--profile", options.profile), ("--memory", options.memory)):
         if path is not None and not path.absolute().parent.is_dir():
-            raise BadInput(f"{name} {path} cannot be written: there is no directory {path.parent}")
+            raise BadInput(f"{name} {path} cannot be written: directory {path.parent} does not exist")
     from importlib.util import find_spec
 
     if find_spec("torch") is None:
-        raise MissingExtra("torch", "run", "measuring")
+        raise MissingExtra("torch", "run", "benchmarking")
     if options.memory is not None and find_spec("matplotlib") is None:
-        raise MissingExtra("matplotlib", "plot", "drawing memory")
+        raise MissingExtra("matplotlib", "plot", "plotting memory")
 
 
-def _earlier(path: Path | None) -> Report | None:
+def _earlier(path: Path | None) -> BenchReport | None:
     if path is None:
         return None
     from windlass.measure.report import read_report
@@ -122,8 +122,8 @@ def _earlier(path: Path | None) -> Report | None:
     return read_report(text, str(path))
 
 
-def _setup(name: str, options: BenchOptions, batches: tuple[int, ...]) -> Setup:
-    from windlass.measure.setup import Setup
+def _setup(name: str, options: BenchOptions, batches: tuple[int, ...]) -> BenchSetup:
+    from windlass.measure.setup import BenchSetup
 
     common: dict[str, Any] = {"batches": batches, "prompt_tokens": options.prompt_tokens, "new_tokens": options.new_tokens}
     if options.random_weights:
@@ -137,7 +137,7 @@ def _setup(name: str, options: BenchOptions, batches: tuple[int, ...]) -> Setup:
         how = scheme(options.quant or "int4", options.group, options.launch.kv_type)
         random = RandomInit(config=config, scheme=how.name, group=how.group)
         launch = msgspec.structs.replace(options.launch, model=label, random_weights=random)
-        return Setup(name=label, spec=spec, rules=rules(spec), launch=launch, scheme=how, **common)
+        return BenchSetup(name=label, spec=spec, rules=rules(spec), launch=launch, scheme=how, **common)
     from windlass.open.resolve import model_files
     from windlass.weights.source import open_model
 
@@ -146,31 +146,31 @@ def _setup(name: str, options: BenchOptions, batches: tuple[int, ...]) -> Setup:
     opened.store.close()
     launch = msgspec.structs.replace(options.launch, model=str(path))
     how = _directory_scheme(path, options)
-    return Setup(name=opened.spec.name, spec=opened.spec, rules=opened.rules, launch=launch, scheme=how, **common)
+    return BenchSetup(name=opened.spec.name, spec=opened.spec, rules=opened.rules, launch=launch, scheme=how, **common)
 
 
 def _directory_scheme(path: Path, options: BenchOptions) -> Scheme | None:
     """Of a model directory, as the plan would name it; None for files with types of their own."""
     if not path.is_dir() or not (path / "config.json").is_file():
         return None
-    from windlass.formats.checkpoint import read_config
+    from windlass.formats.config import read_config
 
     name, group = stored_scheme(read_config(path))
     return scheme(name, group, options.launch.kv_type) if name in SCHEME_NAMES else None
 
 
-def _planned_bytes(setup: Setup) -> int | None:
-    """Weights, cache and activations of this very workload, as `windlass plan` counts them; None where it cannot."""
+def _planned_bytes(setup: BenchSetup) -> int | None:
+    """Weights, KV cache and activations of this workload according to the planner; None where it has no prediction."""
     if setup.scheme is None:
         return None
     from windlass.open.hardware import resolve_hardware
     from windlass.plan.inference.assemble import make_plan
-    from windlass.plan.inference.search import Question
+    from windlass.plan.inference.search import PlanRequest
 
-    question = Question(
+    question = PlanRequest(
         spec=setup.spec,
         rules=setup.rules,
-        hardware=resolve_hardware("cpu:1,ram=16TB"),  # what is wanted is what the model takes, whatever this machine has
+        hardware=resolve_hardware("cpu:1,ram=16TB"),  # memory use only, independent of this machine
         context_tokens=setup.context_tokens,
         concurrency=max(setup.batches),
         engine="windlass",
@@ -181,10 +181,10 @@ def _planned_bytes(setup: Setup) -> int | None:
         new_tokens=setup.new_tokens,
     )
     try:
-        (held, *_) = make_plan(question, source=setup.name, digest="").memory.per_device
+        (memory, *_) = make_plan(question, source=setup.name, digest="").memory.per_device
     except Error:
         return None
-    return held.weights_bytes + held.kv_bytes + held.activation_bytes
+    return memory.weights_bytes + memory.kv_bytes + memory.activation_bytes
 
 
 def _progress(options: BenchOptions) -> Any:
@@ -193,7 +193,7 @@ def _progress(options: BenchOptions) -> Any:
     return showing(not options.as_json)
 
 
-def _write(report: Report, options: BenchOptions, log: Any, trace: Any) -> list[Path]:
+def _write(report: BenchReport, options: BenchOptions, log: Any, trace: Any) -> list[Path]:
     from windlass.formats.disk.atomic import write_atomically
     from windlass.measure.memory import draw
     from windlass.measure.report import encode_report

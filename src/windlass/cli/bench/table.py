@@ -1,4 +1,4 @@
-"""A measurement as a person reads it."""
+"""Output of `windlass bench`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from windlass.cli.console import console
 from windlass.units import format_bytes, format_count, format_rate, format_seconds
 
 if TYPE_CHECKING:
-    from windlass.measure.report import Change, Report, Run, Split
+    from windlass.measure.report import BatchResult, BenchReport, ReportChange, SplitResult
 
 
-def show(report: Report, written: list[Path], changes: tuple[Change, ...] = ()) -> None:
+def show(report: BenchReport, written: list[Path], changes: tuple[ReportChange, ...] = ()) -> None:
     out = console()
     weights = f"{report.scheme} {'random ' if report.random_weights else ''}weights".strip()
     out.print(
@@ -23,12 +23,12 @@ def show(report: Report, written: list[Path], changes: tuple[Change, ...] = ()) 
     )
     limits = report.limits
     out.print(
-        f"{report.machine}: reads {limits.read_bytes_per_second / 1e9:.1f} GB/s, "
-        f"multiplies {limits.matmul_flops / 1e9:,.0f} GFLOP/s in {limits.matmul_dtype} (both measured now)"
+        f"{report.machine}: memory bandwidth {limits.read_bytes_per_second / 1e9:.1f} GB/s, "
+        f"matmul {limits.matmul_flops / 1e9:,.0f} GFLOP/s in {limits.matmul_dtype} (measured in this run)"
     )
     first = report.runs[0]
     out.print(
-        f"prompts of {first.prompt_tokens:,}, answers of {first.new_tokens:,} tokens; per cents are of what this machine can do"
+        f"prompts of {first.prompt_tokens:,} tokens, {first.new_tokens:,} new tokens; percentages are of the machine's limits"
     )
     out.print(_runs(report) if report.split is None else _split_runs(report))
     if report.split is not None:
@@ -36,21 +36,21 @@ def show(report: Report, written: list[Path], changes: tuple[Change, ...] = ()) 
         out.print(_against_the_plan(report, report.split))
     shares = [f"batch {run.batch} {run.python_share:.1%}" for run in report.runs if run.python_share is not None]
     if shares:
-        out.print(f"of a decode step outside the kernels: {', '.join(shares)}")
+        out.print(f"share of a decode step outside kernels: {', '.join(shares)}")
     touched = [f"batch {run.batch} {run.experts_touched:.1f}" for run in report.runs if run.experts_touched is not None]
     if touched:
-        out.print(f"experts that a decode step read in a layer: {', '.join(touched)}")
+        out.print(f"experts read per layer and decode step: {', '.join(touched)}")
     out.print(_memory(report))
     if changes:
         out.print(_changes(changes))
     for path in written:
-        out.print(f"written: {path}")
+        out.print(f"wrote {path}")
 
 
-COLUMNS = ("batch", "first token", "prefill", "computes", "decode", "a step", "it must read", "reads", "computes")
+COLUMNS = ("batch", "TTFT", "prefill", "prefill FLOP/s", "decode", "step", "bytes/step", "bandwidth", "decode FLOP/s")
 
 
-def _runs(report: Report) -> Table:
+def _runs(report: BenchReport) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for name in COLUMNS:
         table.add_column(name, justify="right")
@@ -59,7 +59,7 @@ def _runs(report: Report) -> Table:
     return table
 
 
-def _row(run: Run, report: Report) -> list[str]:
+def _row(run: BatchResult, report: BenchReport) -> list[str]:
     limits = report.limits
     prefill, decode = run.prefill_flops_per_second / 1e9, run.decode_flops_per_second / 1e9
     return [
@@ -75,11 +75,11 @@ def _row(run: Run, report: Report) -> list[str]:
     ]
 
 
-SPLIT_COLUMNS = ("batch", "first token", "prefill", "decode", "a step")
+SPLIT_COLUMNS = ("batch", "TTFT", "prefill", "decode", "step")
 
 
-def _split_runs(report: Report) -> Table:
-    """What one machine can do says little of several."""
+def _split_runs(report: BenchReport) -> Table:
+    """Without shares of the limits, which are those of one machine."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for name in SPLIT_COLUMNS:
         table.add_column(name, justify="right")
@@ -90,12 +90,12 @@ def _split_runs(report: Report) -> Table:
     return table
 
 
-RANK_COLUMNS = ("rank", "machine", "computes", "waits", "wire", "sends", "receives")
+RANK_COLUMNS = ("rank", "machine", "compute", "wait", "transfer", "sent", "received")
 
 
-def _ranks(split: Split) -> Table:
+def _ranks(split: SplitResult) -> Table:
     title = (
-        f"{split.layout}, sums {'as they are' if split.sync == 'exact' else f'as {split.sync}'}; of each step of the first batch"
+        f"{split.layout}, all-reduce in {'full precision' if split.sync == 'exact' else split.sync}; per step of the first batch"
     )
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0), title=title, title_justify="left")
     for name in RANK_COLUMNS:
@@ -108,32 +108,32 @@ def _ranks(split: Split) -> Table:
     return table
 
 
-def _against_the_plan(report: Report, split: Split) -> str:
+def _against_the_plan(report: BenchReport, split: SplitResult) -> str:
     alone = next((run for run in report.runs if run.batch == 1), None)
     if not split.predicted_tokens_per_second:
-        return "the plan predicted nothing for this"
-    predicted = f"the plan predicted {format_rate(split.predicted_tokens_per_second)} tokens/s for one sequence"
+        return "no prediction for this layout"
+    predicted = f"predicted {format_rate(split.predicted_tokens_per_second)} tokens/s for one sequence"
     if alone is None:
         return predicted
     share = alone.decode_tokens_per_second / split.predicted_tokens_per_second
-    return f"{predicted}; measured {format_rate(alone.decode_tokens_per_second)}, {share:.0%} of it"
+    return f"{predicted}; measured {format_rate(alone.decode_tokens_per_second)} ({share:.0%})"
 
 
-def _memory(report: Report) -> str:
+def _memory(report: BenchReport) -> str:
     held = report.memory
     text = f"memory: {format_bytes(held.resident_bytes)}"
     if held.over_plan is not None:
         assert held.planned_bytes is not None
         more = "more" if held.over_plan >= 0 else "less"
         text += f", {abs(held.over_plan):.1%} {more} than the {format_bytes(held.planned_bytes)} planned"
-    text += f"; weights {format_bytes(held.weights.total)}, cache {format_bytes(held.kv_bytes)}"
-    return f"{text}, at most {format_bytes(held.loading_peak_bytes)} while loading"
+    text += f"; weights {format_bytes(held.weights.total)}, KV cache {format_bytes(held.kv_bytes)}"
+    return f"{text}, peak while loading {format_bytes(held.loading_peak_bytes)}"
 
 
-def _changes(changes: tuple[Change, ...]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", title="against the earlier measurement", title_justify="left")
+def _changes(changes: tuple[ReportChange, ...]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", title="compared with the earlier report", title_justify="left")
     table.add_column("")
-    for name in ("then", "now", "better by"):
+    for name in ("before", "now", "improvement"):
         table.add_column(name, justify="right")
     for change in changes:
         colour = "green" if change.ratio > 1.02 else "red" if change.ratio < 0.98 else "dim"

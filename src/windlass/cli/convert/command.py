@@ -1,4 +1,4 @@
-"""`windlass convert`: any checkpoint to 4 or 8 bits."""
+"""`windlass convert`: quantizes checkpoints and converts between formats."""
 
 from __future__ import annotations
 
@@ -19,29 +19,33 @@ windlass convert ./Llama-3.1-8B ./out --quant int4 --to dllama"""
 
 def convert(
     sources: list[str] = typer.Argument(
-        ..., metavar="SOURCE OUT", help="Model directory, .gguf, .m, or a name; then the output."
+        ..., metavar="SOURCE OUT", help="Model directory, .gguf file, .m file or hub name; then the output."
     ),
-    quant: str = typer.Option("int4", metavar="int4|int8|fp8|bf16", help="How matrices are stored."),
-    group: int = typer.Option(128, metavar="128|64|32", help="Weights that share a scale (int4, int8)."),
-    asymmetric: bool = typer.Option(False, "--asymmetric", help="int4 with zero points: a little closer, a little larger."),
+    quant: str = typer.Option("int4", metavar="int4|int8|fp8|bf16", help="Quantization of the weights."),
+    group: int = typer.Option(128, metavar="128|64|32", help="Group size: weights that share a scale (int4, int8)."),
+    asymmetric: bool = typer.Option(False, "--asymmetric", help="int4 with zero points: slightly more accurate and larger."),
     calibrate: str = typer.Option(
-        "", metavar="self|TEXT", help="int4 that keeps products: measured on the model's own text, or on a text file."
+        "", metavar="self|FILE", help="Calibrate int4 on text sampled from the model itself, or on a text file."
     ),
-    to: str = typer.Option("hf", metavar="hf|dllama", help="A Hugging Face directory, or Distributed Llama's .m and .t files."),
-    out_dir: Path | None = typer.Option(None, metavar="DIR", help="Convert several SOURCEs, each to a folder in DIR."),
-    max_memory: str = typer.Option("2GB", metavar="2GB", help="What the work may hold in memory, beside the program."),
-    jobs: int = typer.Option(0, metavar="N", help="Workers; 0 is one per core."),
-    keep: str = typer.Option("", metavar="lm_head,router", help="Parts of names of matrices to leave in high precision."),
-    head: bool = typer.Option(False, "--quantize-head", help="Pack the output head too."),
-    mtp: str = typer.Option("keep", metavar="keep|drop", help="The multi-token-prediction layer."),
-    stream: bool = typer.Option(False, "--stream", help="From the hub: convert file by file as they arrive, and delete each."),
-    verify: bool = typer.Option(False, "--verify", help="Read everything back and compare it with the source."),
+    to: str = typer.Option(
+        "hf", metavar="hf|dllama", help="Output format: Hugging Face directory, or Distributed Llama .m and .t files."
+    ),
+    out_dir: Path | None = typer.Option(None, metavar="DIR", help="Convert several SOURCEs, each to a directory in DIR."),
+    max_memory: str = typer.Option("2GB", metavar="2GB", help="Memory limit for the conversion, excluding the program itself."),
+    jobs: int = typer.Option(0, metavar="N", help="Worker threads; 0: one per core."),
+    keep: str = typer.Option("", metavar="lm_head,router", help="Do not quantize matrices whose name contains one of these."),
+    head: bool = typer.Option(False, "--quantize-head", help="Quantize the output head too."),
+    mtp: str = typer.Option("keep", metavar="keep|drop", help="Keep or drop the multi-token-prediction layer."),
+    stream: bool = typer.Option(
+        False, "--stream", help="Convert a hub model while it downloads, deleting each source file when done."
+    ),
+    verify: bool = typer.Option(False, "--verify", help="Read the output back and compare it with the source."),
     as_json: bool = typer.Option(False, "--json", help="Print the report as JSON."),
 ) -> int:
-    """Convert a checkpoint in bounded memory. Interrupted, it goes on where it was when the same command is given again."""
-    from windlass.cli.convert.run import Options, run
+    """Convert a checkpoint in bounded memory. To resume after an interruption, run the same command again."""
+    from windlass.cli.convert.run import ConvertOptions, run
 
-    options = Options(
+    options = ConvertOptions(
         quant=quant,
         group=group,
         asymmetric=asymmetric,

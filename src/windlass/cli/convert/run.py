@@ -1,4 +1,4 @@
-"""What `windlass convert` does with its words."""
+"""Implementation of `windlass convert`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from windlass.open.progress import byte_progress
 from windlass.units import parse_bytes
 
 SPOOL = ".windlass-source"
-"""Where files of a streamed source lie while they are needed, inside the output directory."""
+"""Directory for files of a streamed source, inside the output directory."""
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class ConvertOptions(msgspec.Struct, frozen=True, kw_only=True):
     quant: str
     group: int
     asymmetric: bool
@@ -34,8 +34,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     as_json: bool
 
 
-def run(words: list[str], out_dir: Path | None, options: Options) -> int:
-    pairs = _pairs(words, out_dir, options)
+def run(arguments: list[str], out_dir: Path | None, options: ConvertOptions) -> int:
+    pairs = _pairs(arguments, out_dir, options)
     _check(options)
     _need_torch()
     reports = [_one(source, out, options) for source, out in pairs]
@@ -45,53 +45,51 @@ def run(words: list[str], out_dir: Path | None, options: Options) -> int:
     return 0
 
 
-def _pairs(words: list[str], out_dir: Path | None, options: Options) -> list[tuple[str, Path]]:
+def _pairs(arguments: list[str], out_dir: Path | None, options: ConvertOptions) -> list[tuple[str, Path]]:
     if out_dir is not None:
-        pairs = [(word, out_dir / f"{_name(word)}-{options.quant}") for word in words]
+        pairs = [(source, out_dir / f"{_name(source)}-{options.quant}") for source in arguments]
         outs = [out for _, out in pairs]
         for out in outs:
             if outs.count(out) > 1:
-                raise BadInput(f"{outs.count(out)} of the sources would be written to {out}; convert them one by one")
+                raise BadInput(f"{outs.count(out)} sources would be written to {out}; convert them one at a time")
         return pairs
-    if len(words) != 2:
+    if len(arguments) != 2:
         raise BadInput("give one SOURCE and OUT, or several SOURCEs with --out-dir DIR")
-    return [(words[0], Path(words[1]))]
+    return [(arguments[0], Path(arguments[1]))]
 
 
-def _name(word: str) -> str:
-    path = _existing(word)
-    return path.stem if path and path.is_file() else Path(word).name
+def _name(source: str) -> str:
+    path = _existing(source)
+    return path.stem if path and path.is_file() else Path(source).name
 
 
-def _existing(word: str) -> Path | None:
-    """The file or directory that a word means; None where it is no path at all."""
+def _existing(source: str) -> Path | None:
+    """The path, if it exists; None for names of models."""
     try:
-        path = Path(word).expanduser()
+        path = Path(source).expanduser()
         return path if path.exists() else None
-    except (OSError, RuntimeError):  # too long for a name; a home of nobody
+    except (OSError, RuntimeError):  # name too long; unknown user in ~user
         return None
 
 
-def _check(options: Options) -> None:
+def _check(options: ConvertOptions) -> None:
     for name, value, known in (("--to", options.to, ("hf", "dllama")), ("--mtp", options.mtp, ("keep", "drop"))):
         if value not in known:
-            raise BadInput(f"{name} is {' or '.join(known)}, not {value!r}")
+            raise BadInput(f"{name} must be {' or '.join(known)}, not {value!r}")
     if options.quant not in ("int4", "int8", "fp8", "bf16", "fp32"):
-        raise BadInput(f"--quant is int4, int8, fp8 or bf16, not {options.quant!r}")
+        raise BadInput(f"--quant must be int4, int8, fp8 or bf16, not {options.quant!r}")
     if options.quant == "fp32" and options.to == "hf":
-        raise BadInput("--quant fp32 is for --to dllama; a Hugging Face directory of the weights as they are is bf16")
+        raise BadInput("--quant fp32 is only for --to dllama; use --quant bf16 for unquantized weights")
     if options.verify and options.to == "dllama":
-        raise BadInput("--verify compares Hugging Face directories with their source; leave it out with --to dllama")
+        raise BadInput("--verify is not supported with --to dllama")
     if options.jobs < 0:
-        raise BadInput("--jobs is 0 (one per core) or more")
+        raise BadInput("--jobs must be 0 (one per core) or more")
     if options.stream and options.to == "dllama":
-        raise BadInput(
-            "--stream follows the order in which files arrive, and a .m file has an order of its own; download the model first"
-        )
+        raise BadInput("--stream is not supported with --to dllama, whose tensors have a fixed order; download the model first")
     if options.calibrate and (options.quant != "int4" or options.stream or options.to == "dllama"):
-        raise BadInput("--calibrate is for --quant int4 of a model that is here: not with --stream or --to dllama")
+        raise BadInput("--calibrate needs --quant int4 and a local model; it cannot be used with --stream or --to dllama")
     if options.stream and options.verify:
-        raise BadInput("--verify reads the source again, which --stream has deleted; choose one")
+        raise BadInput("--verify needs the source, which --stream deletes; use only one of them")
 
 
 def _need_torch() -> None:
@@ -101,12 +99,12 @@ def _need_torch() -> None:
         raise MissingExtra("torch", "run", "converting")
 
 
-def _one(source: str, out: Path, options: Options) -> Any:
+def _one(source: str, out: Path, options: ConvertOptions) -> Any:
     from windlass.convert.streamed import open_streamed
     from windlass.open.resolve import model_files
-    from windlass.weights.source import Opened, open_source
+    from windlass.weights.source import OpenedModel, open_source
 
-    opened: Opened
+    opened: OpenedModel
     if options.stream:
         opened = open_streamed(_hub_name(source), out / SPOOL)
     else:
@@ -125,11 +123,11 @@ def _hub_name(source: str) -> str:
     return found.hub
 
 
-def _to_hf(opened: Any, out: Path, options: Options) -> Any:
-    from windlass.convert.convert import Settings, convert_opened
+def _to_hf(opened: Any, out: Path, options: ConvertOptions) -> Any:
+    from windlass.convert.convert import ConvertSettings, convert_opened
 
     how = scheme(options.quant, options.group, zero_points=options.asymmetric)
-    settings = Settings(
+    settings = ConvertSettings(
         scheme=msgspec.structs.replace(how, quantize_head=options.head),
         max_memory_bytes=parse_bytes(options.max_memory),
         jobs=options.jobs,
@@ -147,18 +145,18 @@ def _to_hf(opened: Any, out: Path, options: Options) -> Any:
     return report
 
 
-def _samples(opened: Any, options: Options) -> tuple[tuple[int, ...], ...]:
+def _samples(opened: Any, options: ConvertOptions) -> tuple[tuple[int, ...], ...]:
     if not options.calibrate:
         return ()
     from windlass.cli.console import console
     from windlass.convert.samples import samples_for
 
     if not options.as_json:
-        console().print(f"sampling {'the model itself' if options.calibrate == 'self' else options.calibrate}")
+        console().print(f"calibrating on {'text sampled from the model' if options.calibrate == 'self' else options.calibrate}")
     return samples_for(Path(opened.name), options.calibrate)
 
 
-def _to_dllama(opened: Any, out: Path, options: Options) -> Any:
+def _to_dllama(opened: Any, out: Path, options: ConvertOptions) -> Any:
     from windlass.convert.dllama.convert import to_dllama
 
     jobs = options.jobs or len(os.sched_getaffinity(0))

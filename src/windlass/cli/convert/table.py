@@ -1,4 +1,4 @@
-"""What `windlass convert` tells a person."""
+"""Output of `windlass convert`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from windlass.units import GB, format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from windlass.convert.dllama.convert import DllamaFiles
-    from windlass.convert.report import Report
+    from windlass.convert.report import ConvertReport
 
 WORST_SHOWN = 5
 
 
-def show_report(report: Report, out: Path) -> None:
+def show_report(report: ConvertReport, out: Path) -> None:
     group = f", groups of {report.group}" if report.group else ""
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold")
@@ -25,15 +25,13 @@ def show_report(report: Report, out: Path) -> None:
     smaller = (
         f"{report.compression:.2f} times smaller" if report.compression >= 1 else f"{1 / report.compression:.2f} times larger"
     )
-    table.add_row("written", f"{out}: {format_bytes(report.output_bytes)} in {report.scheme}{group}, {smaller}")
+    table.add_row("output", f"{out}: {format_bytes(report.output_bytes)} in {report.scheme}{group}, {smaller}")
     if report.tensors:
         worst = report.tensors[0]
-        table.add_row(
-            "error", f"{report.relative_rms:.3%} of the weights' RMS; worst matrix {worst.relative_rms:.3%} ({worst.name})"
-        )
+        table.add_row("error", f"{report.relative_rms:.3%} relative RMS; worst matrix {worst.relative_rms:.3%} ({worst.name})")
     speed = f"{report.source_bytes / report.seconds / GB:.2f} GB/s"
-    memory = f"{format_bytes(report.peak_memory_bytes)} of memory at most"
-    table.add_row("took", f"{format_seconds(report.seconds)}, {speed}, {memory}, {report.instruction_set} loop")
+    memory = f"peak memory {format_bytes(report.peak_memory_bytes)}"
+    table.add_row("time", f"{format_seconds(report.seconds)}, {speed}, {memory}, {report.instruction_set} kernel")
     for text in (*report.notes, *(f"smaller groups: {line}" for line in report.smaller_groups[:WORST_SHOWN])):
         table.add_row("note", text)
     table.add_row("report", f"{out / 'windlass-report.md'}")
@@ -43,7 +41,7 @@ def show_report(report: Report, out: Path) -> None:
 def show_dllama(made: DllamaFiles) -> None:
     out = console()
     out.print(
-        f"[bold]written[/] {made.model} ({format_bytes(made.num_bytes)})" + (f" and {made.tokenizer}" if made.tokenizer else "")
+        f"[bold]output[/] {made.model} ({format_bytes(made.num_bytes)})" + (f" and {made.tokenizer}" if made.tokenizer else "")
     )
     for note in made.notes:
         out.print(f"[bold]note[/] {note}")

@@ -1,19 +1,19 @@
-"""`windlass models`: the registry."""
+"""`windlass models`: the model registry and local models."""
 
 from __future__ import annotations
 
 import typer
 
-app = typer.Typer(help="The models known by name.", no_args_is_help=False)
+app = typer.Typer(help="Known models: list, inspect, download, delete.", no_args_is_help=False)
 
 
 @app.callback(invoke_without_command=True)
 def models(
     context: typer.Context,
-    as_json: bool = typer.Option(False, "--json", help="Print JSON for machines."),
-    filter_by: str = typer.Option("", "--filter", metavar="TEXT", help="Only names or families that contain TEXT."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    filter_by: str = typer.Option("", "--filter", metavar="TEXT", help="Only models whose name or alias contains TEXT."),
 ) -> None:
-    """List the registry: sizes, context, cache per token, and the smallest listed hardware that runs each."""
+    """List the registry: sizes, context length, KV cache per token, and the smallest hardware that runs each model."""
     if context.invoked_subcommand is not None:
         return
     from windlass.cli.models import tables as model_tables
@@ -24,11 +24,11 @@ def models(
 
 @app.command()
 def show(
-    name: str = typer.Argument(..., metavar="MODEL", help="A path, a name of the registry, or a hub name."),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON for machines."),
-    tensors: bool = typer.Option(False, "--tensors", help="List every tensor rule."),
+    name: str = typer.Argument(..., metavar="MODEL", help="Path, registry name or hub name."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    tensors: bool = typer.Option(False, "--tensors", help="List every tensor."),
 ) -> None:
-    """Show one model: its shape, its counts and, with --tensors, its tensors."""
+    """Show a model: architecture, parameter counts and, with --tensors, its tensors."""
     from windlass.cli.models import tables as model_tables
     from windlass.open.resolve import describe_model
 
@@ -41,10 +41,10 @@ def show(
 
 @app.command("list")
 def list_models(
-    local: bool = typer.Option(False, "--local", help="What is on this disk instead of the registry."),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON for machines."),
+    local: bool = typer.Option(False, "--local", help="List models on this disk instead of the registry."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
-    """List the registry, or with --local the models on this disk with their sizes and last use."""
+    """List the registry, or with --local the models on this disk with size and last use."""
     from windlass.cli.models import tables as model_tables
 
     if not local:
@@ -58,11 +58,11 @@ def list_models(
 
 @app.command()
 def pull(
-    name: str = typer.Argument(..., metavar="NAME", help="A name of the registry or of the hub."),
-    max_workers: int = typer.Option(8, metavar="N", help="Files downloaded at once."),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON for machines."),
+    name: str = typer.Argument(..., metavar="NAME", help="Registry name or hub name."),
+    max_workers: int = typer.Option(8, metavar="N", help="Parallel downloads."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
-    """Download a model. Interrupted, it goes on where it was; HF_HOME and the user's token are respected."""
+    """Download a model; run again to resume. Respects HF_HOME and HF_TOKEN."""
     from windlass.cli.models import local as local_tables
 
     local_tables.pull(name, max_workers, as_json)
@@ -70,8 +70,8 @@ def pull(
 
 @app.command()
 def rm(
-    name: str = typer.Argument(..., metavar="NAME", help="As `windlass models list --local` calls it."),
-    dry_run: bool = typer.Option(False, "--dry-run", help="Only say how much it would free."),
+    name: str = typer.Argument(..., metavar="NAME", help="Name from `windlass models list --local`."),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Only print how much space it would free."),
 ) -> None:
     """Delete a model from this disk."""
     from windlass.cli.models import local as local_tables

@@ -1,4 +1,4 @@
-"""Models on this disk: listed, fetched, deleted."""
+"""Local models: list, download, delete."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def print_local(as_json: bool) -> None:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(found, enc_hook=str), indent=2).decode() + "\n")
         return
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("model", "size", "format", "last used", "where"):
+    for name in ("model", "size", "format", "last used", "path"):
         table.add_column(name, justify="right" if name == "size" else "left")
     for model in found:
         used = datetime.fromtimestamp(model.last_used, tz=UTC).date().isoformat()
         table.add_row(model.name, format_bytes(model.num_bytes), model.format, used, str(model.path))
-    console().print(table if found else "no models on this disk; `windlass models pull NAME` fetches one")
+    console().print(table if found else "no local models; download one with `windlass models pull NAME`")
 
 
 def pull(name: str, max_workers: int, as_json: bool) -> None:

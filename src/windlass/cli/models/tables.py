@@ -1,4 +1,4 @@
-"""What `windlass models` prints."""
+"""Output of `windlass models`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from windlass.cli.console import console
 from windlass.core.model import Attention, Convolution, LatentAttention, ModelSpec
 from windlass.core.rule import Rule
 from windlass.families import rules
-from windlass.families.registry import Known, known_models, spec_of
+from windlass.families.registry import KnownModel, known_models, spec_of
 from windlass.open.resolve import ModelDescription
 from windlass.plan.inference.assemble import model_facts
 from windlass.plan.inference.smallest import smallest_hardware
@@ -29,7 +29,7 @@ def registry_rows(filter_by: str) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: row["parameters"])
 
 
-def _row(model: Known) -> dict[str, Any]:
+def _row(model: KnownModel) -> dict[str, Any]:
     spec = spec_of(model)
     its_rules = rules(spec)
     facts = model_facts(spec, its_rules)
@@ -68,7 +68,7 @@ def print_registry(rows: list[dict[str, Any]]) -> None:
         )
     console().print(table)
     console().print(
-        f"\n{len(rows)} models. `windlass models show NAME` tells more; `windlass plan NAME` says what running it takes."
+        f"\n{len(rows)} models. `windlass models show NAME` for details, `windlass plan NAME` for hardware requirements."
     )
 
 
@@ -88,17 +88,17 @@ def print_model(resolved: ModelDescription, tensors: bool) -> None:
     table.add_column(style="bold")
     for name, value in (
         ("model", f"{spec.name} ({resolved.source})"),
-        ("family", f"{spec.family} (runs in {', '.join(spec.engines) or 'no engine here: planned only'})"),
+        ("family", f"{spec.family} (runs in {', '.join(spec.engines) or 'no engine: planning only'})"),
         ("parameters", f"{facts.parameters:,} ({format_count(facts.parameters)})"),
         ("active per token", f"{facts.active_parameters:,}"),
-        ("in the checkpoint", f"{facts.checkpoint_parameters:,}{', with an MTP layer' if spec.next_token else ''}"),
+        ("checkpoint parameters", f"{facts.checkpoint_parameters:,}{', with an MTP layer' if spec.next_token else ''}"),
         ("published as", spec.native_scheme),
         ("layers", _layers(spec)),
-        ("hidden, vocabulary", f"{spec.hidden_size:,}, {spec.vocab_size:,}{', head tied' if spec.tied_head else ''}"),
+        ("hidden, vocabulary", f"{spec.hidden_size:,}, {spec.vocab_size:,}{', tied head' if spec.tied_head else ''}"),
         ("attention", _attention(spec)),
         ("positions", _positions(spec)),
         ("context", f"{spec.context_tokens:,} tokens"),
-        ("KV cache", f"{facts.kv_bytes_per_token:,} bytes a token in bf16"),
+        ("KV cache", f"{facts.kv_bytes_per_token:,} bytes per token in bf16"),
         ("smallest hardware", smallest_hardware(spec, resolved.rules)),
     ):
         table.add_row(name, value)
@@ -140,7 +140,7 @@ def _positions(spec: ModelSpec) -> str:
 
 def _tensor_table(its_rules: tuple[Rule, ...]) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("stored as", "shape here", "times", "ours"):
+    for name in ("checkpoint name", "shape", "count", "our name"):
         table.add_column(name)
     for rule in its_rules:
         table.add_row(rule.sources[0].name, " x ".join(map(str, rule.shape)), f"{rule.copies:,}", rule.ours)

@@ -1,4 +1,4 @@
-"""`windlass plan`: what running or training a model takes, and why."""
+"""`windlass plan`: hardware, layout, memory, speed and cost of running or training a model, with reasons."""
 
 from __future__ import annotations
 
@@ -24,53 +24,54 @@ TRAINING = ("tokens", "sequence", "batch")
 def plan(
     ctx: typer.Context,
     target: str = typer.Argument(
-        ..., metavar="MODEL|RECIPE.toml", help="A path, a name of the registry, a hub name, or a training recipe."
+        ..., metavar="MODEL|RECIPE.toml", help="A path, a registry name, a Hugging Face name, or a training recipe."
     ),
     on: str | None = typer.Option(
         None,
         metavar="HARDWARE",
-        help="8xH100-80GB, 2xA100-80GB[70GB],ram=200GB, 4x(8xH100-80GB)@400Gb, 3x(cpu:16,ram=32GB)@1Gb or cluster.toml; else this machine.",
+        help="8xH100-80GB, 2xA100-80GB[70GB],ram=200GB, 4x(8xH100-80GB)@400Gb, 3x(cpu:16,ram=32GB)@1Gb or cluster.toml. Default: this machine.",
     ),
-    engine: str = typer.Option("auto", metavar="auto|windlass|vllm", help="What will run it."),
-    goal: str = typer.Option("latency", metavar="latency|throughput|cost", help="What to pick by."),
-    context: str | None = typer.Option(None, metavar="8k", help="Tokens of context to keep memory for, per sequence."),
+    engine: str = typer.Option("auto", metavar="auto|windlass|vllm", help="Inference engine."),
+    goal: str = typer.Option("latency", metavar="latency|throughput|cost", help="What to optimize for."),
+    context: str | None = typer.Option(None, metavar="8k", help="Context length in tokens, per sequence. Default: 8k."),
     concurrency: int | None = typer.Option(
-        None, metavar="N", help="Sequences at once; without it one, or as many as fit for throughput and cost."
+        None, metavar="N", help="Concurrent sequences. Default: 1 for latency, as many as fit for throughput and cost."
     ),
-    quant: str = typer.Option("auto", metavar="auto|bf16|fp8|int8|int4", help="How weights are stored."),
-    group: int = typer.Option(128, metavar="128|64|32", help="Weights that share a scale (int4, int8)."),
-    kv: str = typer.Option("bf16", metavar="bf16|fp8|fp32", help="How keys and values are stored."),
-    tp: int | None = typer.Option(None, help="Pin: ranks that share each layer."),
-    pp: int | None = typer.Option(None, help="Pin: stages of layers."),
-    ep: int | None = typer.Option(None, help="Pin: ranks the experts are spread over (the tp ranks again)."),
-    dp: int | None = typer.Option(None, help="Pin: replicas."),
-    prompt_tokens: str | None = typer.Option(None, metavar="1k", help="Length of a prompt, for speed."),
-    new_tokens: str | None = typer.Option(None, metavar="1k", help="Length of an answer, for speed."),
-    train: bool = typer.Option(False, "--train", help="Plan a training run instead."),
-    tokens: str | None = typer.Option(None, metavar="15T", help="Tokens to train on."),
+    quant: str = typer.Option("auto", metavar="auto|bf16|fp8|int8|int4", help="Weight quantization."),
+    group: int = typer.Option(128, metavar="128|64|32", help="Quantization group size (int4, int8)."),
+    kv: str = typer.Option("bf16", metavar="bf16|fp8|fp32", help="KV cache type."),
+    tp: int | None = typer.Option(None, help="Tensor-parallel degree. Default: chosen."),
+    pp: int | None = typer.Option(None, help="Pipeline-parallel degree. Default: chosen."),
+    ep: int | None = typer.Option(None, help="Expert-parallel degree (reuses the tp ranks). Default: chosen."),
+    dp: int | None = typer.Option(None, help="Data-parallel degree: replicas. Default: chosen."),
+    prompt_tokens: str | None = typer.Option(None, metavar="1k", help="Prompt length for the speed estimate."),
+    new_tokens: str | None = typer.Option(None, metavar="1k", help="Output length for the speed estimate."),
+    train: bool = typer.Option(False, "--train", help="Plan a training run."),
+    tokens: str | None = typer.Option(None, metavar="15T", help="Training: total tokens."),
     sequence: str | None = typer.Option(None, metavar="4k", help="Training: tokens per sequence."),
     batch: str | None = typer.Option(None, metavar="4M", help="Training: tokens per step."),
-    cloud: bool = typer.Option(False, "--cloud", help="Offers that can run it, cheapest first."),
-    all_offers: bool = typer.Option(False, "--all-offers", help="With --cloud: also prices older than a year or unverified."),
-    region: str = typer.Option("world", metavar="R", help="Grid for carbon: a country or a cloud region."),
-    as_json: bool = typer.Option(False, "--json", help="Print the whole plan as JSON."),
-    save: Path | None = typer.Option(None, metavar="plan.json", help="Write the plan, for `windlass run --plan`."),
-    plot: Path | None = typer.Option(None, metavar="out.png", help="Draw memory per device."),
+    cloud: bool = typer.Option(False, "--cloud", help="List cloud offers that can run it, cheapest first."),
+    all_offers: bool = typer.Option(
+        False, "--all-offers", help="With --cloud: also list prices older than a year or unverified."
+    ),
+    region: str = typer.Option("world", metavar="R", help="Power grid for the carbon estimate: a country or a cloud region."),
+    as_json: bool = typer.Option(False, "--json", help="Print the plan as JSON."),
+    save: Path | None = typer.Option(None, metavar="plan.json", help="Save the plan, for `windlass run --plan`."),
+    plot: Path | None = typer.Option(None, metavar="out.png", help="Plot memory per device."),
 ) -> int:
-    """Say what running a model takes: devices, layout, quantization, memory, speed, price, and why.
+    """Plan how to run a model: devices, layout, quantization, memory, speed and cost, with reasons.
 
-    Exit code 3 when it does not fit; it then says how many bytes are short and what would fit.
+    Exit code 3 if it does not fit; the plan then shows the missing bytes and what would fit.
     """
     from windlass.cli.plan import inference as plan_inference
     from windlass.cli.plan import training as plan_training
-    from windlass.cli.plan.output import Output
+    from windlass.cli.plan.output import PlanOutput
 
-    output = Output(as_json=as_json, save=save, plot=plot)
+    output = PlanOutput(as_json=as_json, save=save, plot=plot)
     pins = {name: value for name, value in (("tp", tp), ("pp", pp), ("ep", ep), ("dp", dp)) if value is not None}
     if train or target.endswith(".toml"):
-        _refuse(ctx, SERVING, "about running a model, not about training one; a recipe says how to train")
-        return plan_training.run(
-            target,
+        _refuse(ctx, SERVING, "for inference plans; set it in the recipe instead")
+        training = plan_training.TrainingArguments(
             on=on,
             pins=pins,
             tokens=tokens,
@@ -79,11 +80,10 @@ def plan(
             region=region,
             cloud=cloud,
             all_offers=all_offers,
-            output=output,
         )
-    _refuse(ctx, TRAINING, "about training; add --train, or leave it out")
-    return plan_inference.run(
-        target,
+        return plan_training.run(target, training, output)
+    _refuse(ctx, TRAINING, "for training plans; add --train, or remove it")
+    inference = plan_inference.InferenceArguments(
         on=on,
         engine=engine,
         goal=goal,
@@ -93,16 +93,17 @@ def plan(
         group=group,
         kv=kv,
         pins=pins,
-        lengths=(prompt_tokens, new_tokens),
+        prompt_tokens=prompt_tokens,
+        new_tokens=new_tokens,
         cloud=cloud,
         all_offers=all_offers,
         region=region,
-        output=output,
     )
+    return plan_inference.run(target, inference, output)
 
 
 def _refuse(ctx: typer.Context, names: tuple[str, ...], why: str) -> None:
-    """What would be ignored is a misunderstanding, and said."""
+    """Refuses options that would have no effect."""
     from windlass.errors import BadInput
 
     for name in names:

@@ -1,4 +1,4 @@
-"""Where a plan goes: the terminal, JSON, a file, a picture."""
+"""Writes a plan: to the terminal, as JSON, to a file, as a plot."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from windlass.core.plan import Plan, encode_plan
 from windlass.errors import DoesNotFit
 
 
-class Output(msgspec.Struct, frozen=True):
+class PlanOutput(msgspec.Struct, frozen=True):
     as_json: bool
     save: Path | None
     plot: Path | None

@@ -12,7 +12,7 @@ from windlass.units import GIB
 
 PARTS = (("weights", "#4c78a8"), ("kv", "#f58518"), ("activation", "#54a24b"), ("overhead", "#b9b9b9"))
 MOST_BARS = 32
-"""More devices than this are alike; the first ones stand for all."""
+"""With more devices, only the first ones are plotted."""
 
 
 def draw(plan: Plan, path: Path) -> None:
@@ -61,7 +61,7 @@ def draw(plan: Plan, path: Path) -> None:
     picture = BytesIO()
     kind = path.suffix.lstrip(".").lower() or "png"
     if kind not in figure.canvas.get_supported_filetypes():
-        raise BadInput(f"--plot {path}: pictures can be png, svg or pdf")
+        raise BadInput(f"--plot {path}: use a .png, .svg or .pdf file")
     figure.savefig(picture, format=kind, dpi=150)
     pyplot.close(figure)
     write_atomically(path, picture.getvalue())

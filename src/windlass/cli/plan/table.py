@@ -1,4 +1,4 @@
-"""A plan as a person reads it: a verdict, what goes where, how quick, what it costs, and why."""
+"""A plan for the terminal: verdict, summary, memory, reasons, alternatives and cloud offers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.table import Table
 from windlass.cli.console import console
 from windlass.cli.plan.cloud_table import cloud_table
 from windlass.cli.plan.training_table import training_summary
-from windlass.core.plan import DeviceMemory, Plan
+from windlass.core.plan import DeviceMemoryPlan, Plan
 from windlass.units import format_bytes, format_context, format_count, format_rate, format_seconds
 
 
@@ -24,10 +24,10 @@ def show(plan: Plan, saved: list[Path]) -> None:
     if plan.cloud:
         out.print(cloud_table(plan.cloud))
     if plan.would_fit:
-        start = "What would fit" if not plan.fits else "What would keep everything on the devices"
+        start = "What would fit" if not plan.fits else "What would fit without offloading"
         out.print(f"\n[bold]{start}[/]: " + "; ".join(plan.would_fit))
     for path in saved:
-        out.print(f"written: {path}")
+        out.print(f"saved: {path}")
 
 
 def _verdict(plan: Plan) -> str:
@@ -35,19 +35,19 @@ def _verdict(plan: Plan) -> str:
     name = f"[bold]{model.name}[/] ({format_count(model.parameters)}"
     name += f", {format_count(model.active_parameters)} active)" if model.active_parameters != model.parameters else ")"
     if not plan.fits:
-        return f"{name} [bold red]does not fit[/] {where}: {format_bytes(plan.short_bytes)} short ({plan.short_bytes:,} bytes)"
-    slow = " with weights outside the devices" if plan.memory.host_bytes or plan.memory.disk_bytes else ""
-    return f"{name} [bold green]fits[/] {where}{slow}"
+        return f"{name} [bold red]does not fit[/] on {where}: {format_bytes(plan.short_bytes)} short ({plan.short_bytes:,} bytes)"
+    slow = " with offloaded weights" if plan.memory.host_bytes or plan.memory.disk_bytes else ""
+    return f"{name} [bold green]fits[/] on {where}{slow}"
 
 
 def _summary(plan: Plan) -> Table:
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold")
     group = f", groups of {plan.scheme.group}" if plan.scheme.group else ""
-    table.add_row("how", f"{plan.engine}, {plan.scheme.name}{group}, {plan.layout}, KV in {plan.scheme.kv}")
+    table.add_row("setup", f"{plan.engine}, {plan.scheme.name}{group}, {plan.layout}, KV in {plan.scheme.kv}")
     work = plan.workload
-    lengths = f"prompts of {work.prompt_tokens:,}, answers of {work.new_tokens:,}"
-    table.add_row("for", f"{work.concurrency:,} at once, {format_context(work.context_tokens)} context, {lengths}")
+    lengths = f"{work.prompt_tokens:,} prompt tokens, {work.new_tokens:,} output tokens"
+    table.add_row("workload", f"{work.concurrency:,} concurrent, {format_context(work.context_tokens)} context, {lengths}")
     speed = plan.speed
     if speed is not None:
         share = (
@@ -55,15 +55,15 @@ def _summary(plan: Plan) -> Table:
             if speed.decode_ceiling_tokens_per_second
             else 0
         )
-        pace = f"{format_rate(speed.decode_tokens_per_second)} tokens/s predicted, {format_seconds(speed.step_seconds)} a step"
+        pace = f"{format_rate(speed.decode_tokens_per_second)} tokens/s predicted, {format_seconds(speed.step_seconds)} per step"
         ceiling = f"ceiling {format_rate(speed.decode_ceiling_tokens_per_second)} ({share:.0%} of it)"
         table.add_row("decode", f"{pace}, bound by {speed.bound_by}\n{ceiling}")
         table.add_row(
             "prefill",
-            f"{format_rate(speed.prefill_tokens_per_second)} tokens/s; first token after {format_seconds(speed.time_to_first_token_seconds)}",
+            f"{format_rate(speed.prefill_tokens_per_second)} tokens/s; time to first token {format_seconds(speed.time_to_first_token_seconds)}",
         )
     else:
-        table.add_row("speed", "not predicted: planned for memory only" if plan.fits else "none: it does not fit")
+        table.add_row("speed", "not predicted: memory plan only" if plan.fits else "not predicted: it does not fit")
     if plan.cost.usd_per_hour:
         per_million = f", ${plan.cost.usd_per_million_output_tokens:,.2f} per million tokens" if speed else ""
         table.add_row("price", f"${plan.cost.usd_per_hour:,.2f}/h{per_million} ({plan.cost.priced_at})")
@@ -106,25 +106,23 @@ def _memory_table(plan: Plan) -> Table:
     return table
 
 
-def _grouped(memory: tuple[DeviceMemory, ...]) -> list[tuple[int, DeviceMemory]]:
-    """Equal devices once, with how many there are."""
-    counts: dict[DeviceMemory, int] = {}
+def _grouped(memory: tuple[DeviceMemoryPlan, ...]) -> list[tuple[int, DeviceMemoryPlan]]:
+    """(count, device) of equal devices."""
+    counts: dict[DeviceMemoryPlan, int] = {}
     for held in memory:
         counts[held] = counts.get(held, 0) + 1
     return [(count, held) for held, count in counts.items()]
 
 
 def _reasons_table(plan: Plan) -> Table:
-    table = Table(box=None, show_header=False, pad_edge=False, title_justify="left", title="\nwhy", title_style="bold")
+    table = Table(box=None, show_header=False, pad_edge=False, title_justify="left", title="\nreasons", title_style="bold")
     for reason in plan.reasons:
         table.add_row(reason.choice, reason.value, f"[dim]{reason.why}[/]")
     return table
 
 
 def _alternatives_table(plan: Plan) -> Table:
-    table = Table(
-        box=None, header_style="bold", pad_edge=False, title_justify="left", title="\nalso possible", title_style="bold"
-    )
+    table = Table(box=None, header_style="bold", pad_edge=False, title_justify="left", title="\nalternatives", title_style="bold")
     for name in ("layout", "scheme", "engine", "decode tokens/s", "prefill tokens/s", "free", ""):
         table.add_column(name, justify="right" if "tokens" in name or name == "free" else "left")
     for other in plan.alternatives:

@@ -1,4 +1,4 @@
-"""`windlass plan RECIPE.toml` and `windlass plan MODEL --train`: a training run, planned."""
+"""`windlass plan RECIPE.toml` and `windlass plan MODEL --train`: plans a training run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from windlass.cli.plan.output import Output
+from windlass.cli.plan.output import PlanOutput
 from windlass.core.hardware.spec import Hardware
 from windlass.core.plan import Plan, Reason
 from windlass.core.recipe.recipe import Recipe, load_recipe, recipe_from
@@ -20,90 +20,86 @@ from windlass.plan.training.assemble import as_plan, prices_on
 from windlass.plan.training.plan import plan_training
 
 
-def run(
-    target: str,
-    *,
-    on: str | None,
-    pins: dict[str, int],
-    tokens: str | None,
-    sequence: str | None,
-    batch: str | None,
-    region: str,
-    cloud: bool,
-    all_offers: bool,
-    output: Output,
-) -> int:
-    recipe = load_recipe(target) if target.endswith(".toml") else _from_flags(target)
-    recipe = _with_flags(recipe, pins, tokens, sequence, batch)
+class TrainingArguments(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of `windlass plan --train`."""
+
+    on: str | None
+    pins: dict[str, int]
+    tokens: str | None
+    sequence: str | None
+    batch: str | None
+    region: str
+    cloud: bool
+    all_offers: bool
+
+
+def run(target: str, arguments: TrainingArguments, output: PlanOutput) -> int:
+    recipe = load_recipe(target) if target.endswith(".toml") else recipe_from({"model": {"name": target}}, "--train")
+    recipe = _with_arguments(recipe, arguments)
     resolved = recipe_model(recipe, target)
-    spec, tensors = resolved.spec, resolved.rules
-    hardware, why = _hardware(on or recipe.hardware.on, cloud, resolved, recipe)
-    made = plan_training(spec, tensors, hardware, recipe, prices_on(hardware, region))
-    plan = as_plan(made, spec, tensors, hardware, region)
-    if cloud:
-        found = training_offers(spec, tensors, recipe, hardware.num_devices, all_offers=all_offers)
-        plan = msgspec.structs.replace(plan, cloud=found, reasons=(*why, *plan.reasons))
+    spec, tensors, region = resolved.spec, resolved.rules, arguments.region
+    hardware, why = _hardware(arguments.on or recipe.hardware.on, arguments.cloud, resolved, recipe)
+    found = plan_training(spec, tensors, hardware, recipe, prices_on(hardware, region))
+    plan = as_plan(found, spec, tensors, hardware, region)
+    if arguments.cloud:
+        offers = training_offers(spec, tensors, recipe, hardware.num_devices, all_offers=arguments.all_offers)
+        plan = msgspec.structs.replace(plan, cloud=offers, reasons=(*why, *plan.reasons))
     return output.write(plan)
 
 
-def planned(recipe: Recipe, target: str, on: str | None = None, region: str = "world") -> Plan:
-    """The plan of a recipe that is about to be run, on its own hardware or on this machine."""
+def plan_recipe(recipe: Recipe, target: str, on: str | None = None, region: str = "world") -> Plan:
+    """The plan of a recipe that is about to be run, on the recipe's hardware or on this machine."""
     resolved = recipe_model(recipe, target)
     hardware = resolve_hardware(on or recipe.hardware.on)
-    asked = as_run(recipe, hardware.num_devices)
-    made = plan_training(resolved.spec, resolved.rules, hardware, asked, prices_on(hardware, region))
-    return as_plan(made, resolved.spec, resolved.rules, hardware, region)
+    filled = with_trainer_defaults(recipe, hardware.num_devices)
+    found = plan_training(resolved.spec, resolved.rules, hardware, filled, prices_on(hardware, region))
+    return as_plan(found, resolved.spec, resolved.rules, hardware, region)
 
 
-def as_run(recipe: Recipe, num_devices: int) -> Recipe:
-    """With what the trainer takes where a recipe is silent, instead of what a planner would choose: what is planned is what is run.
+def with_trainer_defaults(recipe: Recipe, num_devices: int) -> Recipe:
+    """Fills what the recipe leaves out with the trainer's defaults instead of the planner's choices: the plan is what will run.
 
-    The trainer keeps whole rows between tensor-parallel regions; planners ask for sequence parallelism only where experts are spread too.
+    The trainer has no sequence parallelism; the planner requires it only for tp with ep.
     """
     if recipe.run.engine != "torch":
         return recipe
-    asked, replace = recipe.parallel, msgspec.structs.replace
-    degrees = {name: getattr(asked, name) or 1 for name in ("tp", "cp", "pp", "ep", "virtual_stages")}
-    zero = asked.zero if asked.zero is not None else 3 if num_devices > 1 else 0
-    shared = asked.sequence_parallel
-    if shared is None and not (degrees["tp"] > 1 and degrees["ep"] > 1):
-        shared = False
+    parallel, replace = recipe.parallel, msgspec.structs.replace
+    degrees = {name: getattr(parallel, name) or 1 for name in ("tp", "cp", "pp", "ep", "virtual_stages")}
+    zero = parallel.zero if parallel.zero is not None else 3 if num_devices > 1 else 0
+    sequence_parallel = parallel.sequence_parallel
+    if sequence_parallel is None and not (degrees["tp"] > 1 and degrees["ep"] > 1):
+        sequence_parallel = False
     return replace(
         recipe,
-        parallel=replace(asked, **degrees, zero=zero, sequence_parallel=shared),
+        parallel=replace(parallel, **degrees, zero=zero, sequence_parallel=sequence_parallel),
         batch=replace(recipe.batch, micro_batch=recipe.batch.micro_batch or 1),
         memory=replace(recipe.memory, recompute=recipe.memory.recompute or "none"),
     )
 
 
 def _hardware(named: str | None, cloud: bool, resolved: ModelDescription, recipe: Recipe) -> tuple[Hardware, tuple[Reason, ...]]:
-    """With --cloud and nothing named, the smallest cluster that fits; this machine's devices say nothing about offers."""
+    """With --cloud and no hardware named: the smallest cluster that fits."""
     if named or not cloud:
         return resolve_hardware(named), ()
     hardware, why = smallest_cluster(resolved.spec, resolved.rules, recipe)
     return hardware, (why,)
 
 
-def _from_flags(target: str) -> Recipe:
-    return recipe_from({"model": {"name": target}}, "--train")
-
-
-def _with_flags(recipe: Recipe, pins: dict[str, int], tokens: str | None, sequence: str | None, batch: str | None) -> Recipe:
-    """The command line wins over the recipe. dp follows from the devices, so pinning it is refused."""
-    if "dp" in pins:
-        raise BadInput("--dp follows from the devices in training (devices / tp / cp / pp); pin the others")
+def _with_arguments(recipe: Recipe, arguments: TrainingArguments) -> Recipe:
+    """The command line overrides the recipe. dp follows from the devices, so pinning it is refused."""
+    if "dp" in arguments.pins:
+        raise BadInput("--dp cannot be set for training: it is devices / (tp x cp x pp); set those instead")
     table: dict[str, Any] = msgspec.to_builtins(recipe)
-    table["parallel"].update(pins)
-    for section, key, value in (("data", "tokens", tokens), ("data", "sequence_length", sequence), ("batch", "tokens", batch)):
-        if value is not None:
-            table[section][key] = value
-    if batch is not None:
-        table["batch"]["global_batch"] = None
+    table["parallel"].update(arguments.pins)
+    lengths = (("tokens", arguments.tokens), ("sequence_length", arguments.sequence))
+    table["data"].update({key: value for key, value in lengths if value is not None})
+    if arguments.batch is not None:
+        table["batch"].update(tokens=arguments.batch, global_batch=None)
     return recipe_from(table, "recipe")
 
 
 def recipe_model(recipe: Recipe, target: str) -> ModelDescription:
-    """What the recipe trains."""
+    """The model that the recipe trains."""
     source = recipe.model
     if source.config is not None:
         spec = describe(source.config, Path(target).stem, where=f"{target}: model.config")

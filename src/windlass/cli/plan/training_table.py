@@ -1,4 +1,4 @@
-"""A training plan as a person reads it."""
+"""A training plan for the terminal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def training_summary(plan: Plan) -> Table:
     degrees = _degrees(train["layout"])
     virtual = f", {job['virtual_stages']} virtual stages" if job["virtual_stages"] > 1 else ""
     table.add_row(
-        "how", f"{job['compute']}, {degrees}{virtual}, ZeRO {job['zero']}, recompute {job['recompute']}, {job['optimizer']}"
+        "setup", f"{job['compute']}, {degrees}{virtual}, ZeRO {job['zero']}, recompute {job['recompute']}, {job['optimizer']}"
     )
     tokens = job["global_batch"] * job["sequence_tokens"]
     table.add_row(
@@ -36,26 +36,24 @@ def _speed_rows(table: Table, train: dict[str, Any], tokens: int) -> None:
     seconds = train["step_seconds"]
     table.add_row(
         "predicted",
-        f"{format_seconds(seconds)} a step, {format_rate(tokens / seconds)} tokens/s, MFU {train['model_flops_utilization']:.1%}",
+        f"{format_seconds(seconds)} per step, {format_rate(tokens / seconds)} tokens/s, MFU {train['model_flops_utilization']:.1%}",
     )
     table.add_row(
         "run",
         f"{format_count(run['tokens'])} tokens in {run['steps']:,} steps: {run['days']:,.1f} days, {run['days_with_failures']:,.1f} with failures",
     )
     money = f", ${run['usd']:,.0f}" if run["usd"] else ""
-    table.add_row("costs", f"{run['device_hours']:,.0f} device-hours{money}, {_energy(run['kwh'])}, {_mass(run['kg_co2'])} CO2")
+    table.add_row("cost", f"{run['device_hours']:,.0f} device-hours{money}, {_energy(run['kwh'])}, {_mass(run['kg_co2'])} CO2")
     interval = format_seconds(saved["interval_seconds"])
-    table.add_row(
-        "checkpoints", f"{format_bytes(saved['bytes'])} every {interval}, {saved['goodput']:.1%} of the time makes progress"
-    )
+    table.add_row("checkpoints", f"{format_bytes(saved['bytes'])} every {interval}, goodput {saved['goodput']:.1%}")
     for other in train["alternatives"]:
-        table.add_row("or", _alternative(other))
+        table.add_row("alternative", _alternative(other))
 
 
 def _alternative(other: dict[str, Any]) -> str:
     virtual = f", {other['virtual_stages']} virtual stages" if other["virtual_stages"] > 1 else ""
     how = f"micro-batch {other['micro_batch']}, ZeRO {other['zero']}, recompute {other['recompute']}"
-    return f"{_degrees(other['layout'])}{virtual}, {how}: {format_seconds(other['step_seconds'])} a step, {other['why_not']}"
+    return f"{_degrees(other['layout'])}{virtual}, {how}: {format_seconds(other['step_seconds'])} per step, {other['why_not']}"
 
 
 def _degrees(groups: dict[str, int]) -> str:

@@ -18,14 +18,14 @@ from windlass.errors import BadInput, Error, MissingExtra
 from windlass.units import parse_bytes
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI
+    from starlette.applications import Starlette
 
     from windlass.core.client import Client
     from windlass.core.plan import Plan
     from windlass.core.request import Sampling
     from windlass.serve.server import Server
     from windlass.serve.service import Service
-    from windlass.serve.settings import Settings
+    from windlass.serve.settings import ServerSettings
 
 ENGINES = ("windlass", "vllm")
 Opener = Callable[[Callable[[int, int], None], Callable[[str], None]], "Client"]
@@ -80,15 +80,15 @@ def _check(options: ServeOptions) -> None:
         )
     if options.max_running is not None and options.max_running < 1:
         raise BadInput(f"--max-running is {options.max_running}; it must be at least 1")
-    if find_spec("fastapi") is None or find_spec("uvicorn") is None:
-        raise MissingExtra("fastapi", "serve", "serving a model")
+    if find_spec("starlette") is None or find_spec("uvicorn") is None:
+        raise MissingExtra("starlette", "serve", "serving a model")
 
 
-def settings_of(options: ServeOptions) -> Settings:
-    from windlass.serve.http.keys import read_keys
-    from windlass.serve.settings import Settings
+def settings_of(options: ServeOptions) -> ServerSettings:
+    from windlass.serve.http.api_keys import read_keys
+    from windlass.serve.settings import ServerSettings
 
-    return Settings(
+    return ServerSettings(
         host=options.host,
         port=options.port,
         api_keys=read_keys(options.api_key),
@@ -148,10 +148,10 @@ def _vllm(options: ServeOptions, path: Path) -> tuple[Opener, Plan]:
 class _Run:
     """The running server."""
 
-    def __init__(self, settings: Settings, opener: Opener, plan: Plan | None, page: bool) -> None:
+    def __init__(self, settings: ServerSettings, opener: Opener, plan: Plan | None, page: bool) -> None:
         from windlass.serve.app import make_app, service_of
 
-        self._app: FastAPI = make_app(opener(self._progress, self._log_line), settings, plan=plan, page=page)
+        self._app: Starlette = make_app(opener(self._progress, self._log_line), settings, plan=plan, page=page)
         self._service: Service = service_of(self._app)
         self._settings = settings
         self._failed: Error | None = None
@@ -183,10 +183,10 @@ class _Run:
 
         showing = asyncio.create_task(show_status(self._service))
         try:
-            await self._service.supervisor.became_ready()
+            await self._service.supervisor.wait_ready()
         except Error as error:
             self._failed = error
-            server.end()
+            server.stop()
             return
         show_panel(self._service, address(self._listening))
         await showing

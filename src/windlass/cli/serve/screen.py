@@ -61,21 +61,21 @@ async def show_status(service: Service) -> None:
     """Until the server shuts down."""
     if not sys.stderr.isatty():
         return
-    while not service.ending.is_set():
+    while not service.draining.is_set():
         service.log.show_status(status_line(service))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(SECONDS):
-                await service.ending.wait()
+                await service.draining.wait()
     service.log.end_status()
 
 
 def status_line(service: Service) -> str:
-    from windlass.serve.api.status import now
+    from windlass.serve.api.status import live_stats
 
     if service.state != "ready":
         done, total = service.loading
         share = f" {done / total:.0%} of {format_bytes(total)}" if total else ""
         return f"{service.state}{share}"
-    found = now(service.metrics, service.stats, 0)
+    found = live_stats(service.metrics, service.stats, 0)
     first = f", first token {format_seconds(found.ttft_p50)}" if found.ttft_p50 is not None else ""
     return f"{found.running} running, {found.waiting} waiting, {found.tokens_per_second:,.1f} tokens/s, KV {found.kv_used:.0%}{first}"

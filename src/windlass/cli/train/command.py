@@ -1,4 +1,4 @@
-"""`windlass train`: run a recipe, make its data, give out what it made."""
+"""`windlass train`: run a recipe, prepare data, export checkpoints."""
 
 from __future__ import annotations
 
@@ -26,40 +26,43 @@ def train() -> None:
 
 @app.command()
 def run(
-    recipe: Path = typer.Argument(..., metavar="RECIPE.toml", help="What to train, on what and how."),
-    resume: bool = typer.Option(False, "--resume", help="Go on from the last checkpoint."),
+    recipe: Path = typer.Argument(..., metavar="RECIPE.toml", help="The training recipe."),
+    resume: bool = typer.Option(False, "--resume", help="Continue from the last checkpoint."),
     settings: list[str] = typer.Option(
-        [], "--set", metavar="KEY=VALUE", help="Overrides a key of the recipe: schedule.steps=100."
+        [], "--set", metavar="KEY=VALUE", help="Override a key of the recipe, e.g. schedule.steps=100."
     ),
     nproc: int = typer.Option(
-        1, "--nproc", metavar="N", help="Processes on this machine; more than one are kept alive by torchrun's agent."
+        1, "--nproc", metavar="N", help="Worker processes on this machine, run under torchrun's elastic agent if more than one."
     ),
     max_restarts: int | None = typer.Option(
-        None, metavar="N", help="How often killed processes are started again from the last checkpoint."
+        None, metavar="N", help="How often failed workers are restarted from the last checkpoint. Default: 3 with --nproc."
     ),
     out: Path | None = typer.Option(
-        None, metavar="DIR", help="Where checkpoints and logs go; else a folder named for the recipe, beside it."
+        None, metavar="DIR", help="Directory for checkpoints and logs. Default: <recipe>-run beside the recipe."
     ),
-    plan_only: bool = typer.Option(False, "--plan", help="Only say whether it fits, and stop."),
-    force: bool = typer.Option(False, "--force", help="Start although the plan says that it does not fit."),
-    profile: bool = typer.Option(False, "--profile", help="Write a trace of a few steps, and the FLOPs of every module."),
-    prometheus: int | None = typer.Option(None, metavar="PORT", help="Serve the run's numbers to Prometheus on this port."),
-    tensorboard: bool = typer.Option(False, "--tensorboard", help="Write the run's numbers for TensorBoard too."),
-    as_json: bool = typer.Option(False, "--json", help="One line of JSON a step on standard output, instead of the live line."),
+    plan_only: bool = typer.Option(False, "--plan", help="Only print the plan, and whether it fits."),
+    plan_file: Path | None = typer.Option(None, hidden=True, help="The plan, for worker processes."),
+    force: bool = typer.Option(False, "--force", help="Start even if the plan does not fit."),
+    profile: bool = typer.Option(False, "--profile", help="Profile a few steps: a trace, and FLOPs by module."),
+    prometheus: int | None = typer.Option(None, metavar="PORT", help="Serve metrics to Prometheus on this port."),
+    tensorboard: bool = typer.Option(False, "--tensorboard", help="Also write metrics for TensorBoard."),
+    as_json: bool = typer.Option(False, "--json", help="Print one line of JSON per step instead of the live line."),
 ) -> int:
-    """Train what the recipe says. It checks that the run fits before anything starts.
+    """Train a recipe. The run is planned first and does not start if it does not fit.
 
-    Exit code 0: done. 75: stopped on SIGTERM, SIGUSR1 or Ctrl-C, with a checkpoint saved; `--resume` goes on. 3: does not fit.
+    Exit code 0: done. 75: stopped by SIGTERM, SIGUSR1 or Ctrl-C after saving a checkpoint; continue with `--resume`. 3: does not fit.
     """
-    from windlass.cli.train.run import Options, run_recipe
+    from windlass.cli.train.options import TrainOptions
+    from windlass.cli.train.run import run_recipe
 
-    options = Options(
+    options = TrainOptions(
         resume=resume,
         settings=tuple(settings),
         nproc=nproc,
         max_restarts=max_restarts,
         out=out,
         plan_only=plan_only,
+        plan_file=plan_file,
         force=force,
         profile=profile,
         prometheus=prometheus,
@@ -78,15 +81,15 @@ app.command("data")(train_data.data)
 @app.command()
 def export(
     checkpoint: Path = typer.Argument(
-        ..., metavar="CHECKPOINT", help="A run's folder (its last checkpoint), or one step-N of it."
+        ..., metavar="CHECKPOINT", help="A run's directory (uses its last checkpoint), or one of its step-N directories."
     ),
-    out: Path = typer.Argument(..., metavar="OUT", help="A new folder in the Hugging Face layout."),
-    tokenizer: Path | None = typer.Option(None, metavar="DIR", help="Where tokenizer files come from; else as the recipe says."),
-    dtype: str = typer.Option("bf16", metavar="bf16|fp16|fp32", help="How weights are written."),
-    max_shard: str = typer.Option("5GB", metavar="5GB", help="The largest file of weights."),
-    as_json: bool = typer.Option(False, "--json", help="Print what was written as JSON."),
+    out: Path = typer.Argument(..., metavar="OUT", help="Output directory, in Hugging Face format."),
+    tokenizer: Path | None = typer.Option(None, metavar="DIR", help="Directory of the tokenizer files. Default: the run's copy."),
+    dtype: str = typer.Option("bf16", metavar="bf16|fp16|fp32", help="Data type of the weights."),
+    max_shard: str = typer.Option("5GB", metavar="5GB", help="Maximum size of a weights file."),
+    as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
 ) -> int:
-    """Write a checkpoint as Hugging Face safetensors, with config and tokenizer: for transformers, vLLM and `windlass convert`."""
+    """Export a checkpoint as Hugging Face safetensors with config and tokenizer, for transformers, vLLM and `windlass convert`."""
     from windlass.cli.train.export import run_export
 
     return run_export(checkpoint, out, tokenizer=tokenizer, dtype=dtype, max_shard=max_shard, as_json=as_json)
@@ -94,12 +97,12 @@ def export(
 
 @app.command()
 def consolidate(
-    local: Path = typer.Argument(..., metavar="LOCAL", help="The folder that nodes saved to, the same path on each."),
-    shared: Path = typer.Argument(..., metavar="SHARED", help="Where whole checkpoints go."),
-    hostfile: Path = typer.Option(..., "--hostfile", metavar="FILE", help="One host a line, as `host slots=8`."),
-    as_json: bool = typer.Option(False, "--json", help="Print what was brought together as JSON."),
+    local: Path = typer.Argument(..., metavar="LOCAL", help="The local checkpoint directory, the same path on every node."),
+    shared: Path = typer.Argument(..., metavar="SHARED", help="Shared directory for the complete checkpoints."),
+    hostfile: Path = typer.Option(..., "--hostfile", metavar="FILE", help="One host per line, as `host slots=8`."),
+    as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
 ) -> int:
-    """Bring together what nodes saved each for itself. A local copy goes only when its checksum was found on the shared store."""
+    """Collect checkpoint parts from the nodes' local disks. A local copy is deleted only after its checksum was verified on the shared store."""
     from windlass.cli.train.export import run_consolidate
 
     return run_consolidate(local, shared, hostfile=hostfile, as_json=as_json)

@@ -1,4 +1,4 @@
-"""`windlass train data`: documents to token shards, with a report on their quality."""
+"""`windlass train data`: tokenizes documents to shards, with a quality report."""
 
 from __future__ import annotations
 
@@ -18,29 +18,27 @@ windlass train data ./shards --verify"""
 
 
 def data(
-    words: list[str] = typer.Argument(
-        ..., metavar="SOURCES OUT", help="Text files, .jsonl, .parquet, or folders of them; then the output."
+    paths: list[str] = typer.Argument(
+        ..., metavar="SOURCES OUT", help="Text, .jsonl or .parquet files, or directories of them; then the output directory."
     ),
-    tokenizer: str = typer.Option("", metavar="MODEL", help="Whose tokenizer and chat template: a model's directory or .gguf."),
-    validation: float = typer.Option(0.0, metavar="0.01", help="Share of the documents to hold out."),
-    field: str = typer.Option("", metavar="NAME", help="Where records have their text; else `messages` or `text`."),
-    template: Path | None = typer.Option(None, metavar="FILE", help="A chat template, instead of the tokenizer's."),
-    longest: str = typer.Option("128k", metavar="128k", help="Documents of more tokens are reported."),
-    skip_bad: bool = typer.Option(False, "--skip-bad", help="Count records that cannot be read, instead of stopping."),
-    jobs: int = typer.Option(0, metavar="N", help="Processes; 0 is one per core."),
-    check: bool = typer.Option(False, "--check", help="Only report: every word is a source, and nothing is written."),
-    verify: bool = typer.Option(
-        False, "--verify", help="Compare shards with their checksums: every word is an output of before."
-    ),
+    tokenizer: str = typer.Option("", metavar="MODEL", help="Model with the tokenizer and chat template: a directory or .gguf."),
+    validation: float = typer.Option(0.0, metavar="0.01", help="Fraction of documents to hold out for validation."),
+    field: str = typer.Option("", metavar="NAME", help="Field with the text. Default: `messages` or `text`."),
+    template: Path | None = typer.Option(None, metavar="FILE", help="Chat template file, instead of the tokenizer's."),
+    longest: str = typer.Option("128k", metavar="128k", help="Report documents with more tokens than this."),
+    skip_bad: bool = typer.Option(False, "--skip-bad", help="Skip and count unreadable records instead of stopping."),
+    jobs: int = typer.Option(0, metavar="N", help="Worker processes; 0: one per core."),
+    check: bool = typer.Option(False, "--check", help="Only report on the sources; nothing is written."),
+    verify: bool = typer.Option(False, "--verify", help="Verify the checksums of existing shards."),
     as_json: bool = typer.Option(False, "--json", help="Print the report as JSON."),
 ) -> int:
-    """Check, tokenize and pack documents. Interrupted, it goes on where it was when the same command is given again.
+    """Tokenize documents to shards for training. After an interruption, run the same command again to continue.
 
-    Exit code 1: --check found records that cannot be read, or --verify found damage.
+    Exit code 1: --check found unreadable records, or --verify found damage.
     """
-    from windlass.cli.train.data_run import Options, run
+    from windlass.cli.train.data_run import DataOptions, run
 
-    options = Options(
+    options = DataOptions(
         tokenizer=tokenizer,
         validation=validation,
         field=field,
@@ -52,7 +50,7 @@ def data(
         verify=verify,
         as_json=as_json,
     )
-    return run(words, options)
+    return run(paths, options)
 
 
 data.__doc__ = f"{data.__doc__}\n\n{EXAMPLES}"

@@ -1,4 +1,4 @@
-"""What `windlass train data` does with its words."""
+"""Runs `windlass train data`: prepare, check or verify."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from windlass.open.progress import byte_progress
 from windlass.units import parse_context
 
 if TYPE_CHECKING:
-    from windlass.train.data.prepare.prepare import Report
-    from windlass.train.data.prepare.unit import Settings
+    from windlass.train.data.prepare.prepare import QualityReport
+    from windlass.train.data.prepare.unit import PrepareSettings
 
 DAMAGED = 1
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class DataOptions(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer: str
     validation: float
     field: str
@@ -32,28 +32,28 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     as_json: bool
 
 
-def run(words: list[str], options: Options) -> int:
-    _check(words, options)
+def run(paths: list[str], options: DataOptions) -> int:
+    _check(paths, options)
     _need_packages()
     if options.verify:
-        return _verify([Path(word) for word in words], options)
+        return _verify([Path(path) for path in paths], options)
     settings = _settings(options)
-    report = _checked(words, settings, options) if options.check else _prepared(words[:-1], Path(words[-1]), settings, options)
-    _show(report, None if options.check else Path(words[-1]), options)
+    report = _checked(paths, settings, options) if options.check else _prepared(paths[:-1], Path(paths[-1]), settings, options)
+    _show(report, None if options.check else Path(paths[-1]), options)
     return DAMAGED if options.check and report.counts.bad else 0
 
 
-def _check(words: list[str], options: Options) -> None:
+def _check(paths: list[str], options: DataOptions) -> None:
     if options.verify and options.check:
-        raise BadInput("--check reads sources and --verify reads shards; choose one")
+        raise BadInput("--check and --verify cannot be combined: --check reads sources, --verify reads shards")
     if not options.verify and not options.tokenizer:
-        raise BadInput("--tokenizer is missing: say whose tokenizer is to be used, a model's directory or .gguf")
-    if not options.verify and not options.check and len(words) < 2:
-        raise BadInput("give SOURCES and then OUT; or --check, to look at the sources only")
+        raise BadInput("--tokenizer is required: a model's directory or .gguf")
+    if not options.verify and not options.check and len(paths) < 2:
+        raise BadInput("give at least one source and an output directory; or use --check to only report")
     if not 0 <= options.validation < 1:
-        raise BadInput(f"--validation is {options.validation:g}; it is a share of the documents, from 0 to less than 1")
+        raise BadInput(f"--validation is {options.validation:g}; it is a fraction of the documents: at least 0 and less than 1")
     if options.jobs < 0:
-        raise BadInput("--jobs is 0 (one per core) or more")
+        raise BadInput("--jobs must be at least 0 (one per core)")
 
 
 def _need_packages() -> None:
@@ -64,10 +64,10 @@ def _need_packages() -> None:
             raise MissingExtra(package, "train", "preparing data")
 
 
-def _settings(options: Options) -> Settings:
-    from windlass.train.data.prepare.unit import Settings
+def _settings(options: DataOptions) -> PrepareSettings:
+    from windlass.train.data.prepare.unit import PrepareSettings
 
-    return Settings(
+    return PrepareSettings(
         tokenizer=options.tokenizer,
         template=_read_template(options.template),
         field=options.field or None,
@@ -83,24 +83,24 @@ def _read_template(file: Path | None) -> str | None:
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"the template {file} cannot be read: {getattr(error, 'strerror', None) or 'it is not UTF-8'}") from None
+        raise BadInput(f"cannot read the chat template {file}: {getattr(error, 'strerror', None) or 'not UTF-8'}") from None
 
 
-def _prepared(sources: list[str], out: Path, settings: Settings, options: Options) -> Report:
+def _prepared(sources: list[str], out: Path, settings: PrepareSettings, options: DataOptions) -> QualityReport:
     from windlass.train.data.prepare.prepare import prepare
 
     with byte_progress(f"preparing {out}", not options.as_json) as started:
         return prepare(sources, out, settings, jobs=options.jobs, started=started)
 
 
-def _checked(sources: list[str], settings: Settings, options: Options) -> Report:
+def _checked(sources: list[str], settings: PrepareSettings, options: DataOptions) -> QualityReport:
     from windlass.train.data.prepare.prepare import check
 
     with byte_progress("checking", not options.as_json) as started:
         return check(sources, settings, jobs=options.jobs, started=started)
 
 
-def _show(report: Report, out: Path | None, options: Options) -> None:
+def _show(report: QualityReport, out: Path | None, options: DataOptions) -> None:
     if options.as_json:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(report), indent=2).decode() + "\n")
         return
@@ -109,18 +109,20 @@ def _show(report: Report, out: Path | None, options: Options) -> None:
     show_report(report, out)
 
 
-def _verify(folders: list[Path], options: Options) -> int:
-    from windlass.train.data.shards import damages, read_manifest
+def _verify(folders: list[Path], options: DataOptions) -> int:
+    from windlass.train.data.shards import find_damage, read_manifest
 
     manifests = [read_manifest(folder) for folder in folders]
     total = sum(stored.num_bytes for manifest in manifests for shard in manifest.shards for stored in shard.files.values())
     with byte_progress("verifying", not options.as_json) as started:
         seen = started(total)
-        found = [line for folder, manifest in zip(folders, manifests, strict=True) for line in damages(folder, manifest, seen)]
+        found = [
+            line for folder, manifest in zip(folders, manifests, strict=True) for line in find_damage(folder, manifest, seen)
+        ]
     if options.as_json:
         sys.stdout.write(msgspec.json.encode({"damaged": found, "bytes": total}).decode() + "\n")
     for line in () if options.as_json else found:
         print(f"windlass: {line}", file=sys.stderr)
     if not found and not options.as_json:
-        print(f"{sum(len(manifest.shards) for manifest in manifests)} shards are what was written")
+        print(f"{sum(len(manifest.shards) for manifest in manifests)} shards verified")
     return DAMAGED if found else 0

@@ -1,4 +1,4 @@
-"""What `windlass train export` and `windlass train consolidate` do with their words."""
+"""Runs `windlass train export` and `windlass train consolidate`."""
 
 from __future__ import annotations
 
@@ -50,36 +50,36 @@ def run_export(checkpoint: Path, out: Path, *, tokenizer: Path | None, dtype: st
         f"{identity.model} after step {manifest.step:,}: {done.num_tensors:,} tensors, {format_bytes(done.num_bytes)} in {dtype} to {out}"
     )
     if text is None:
-        console().print("no tokenizer is known for it, so none was written; name its folder with --tokenizer")
+        console().print("no tokenizer was found, so none was exported; set --tokenizer")
     return 0
 
 
 def _export_adapter(manifest: Any, tensors: Any, rules: Any, out: Path, as_json: bool) -> int:
-    """Of a run that taught adapters: those alone, as PEFT reads them beside the weights they were taught on."""
-    from windlass.core.recipe.sections import Lora
+    """Exports the adapters of a LoRA run in PEFT format."""
+    from windlass.core.recipe.sections import LoraSection
     from windlass.train.export.adapters import save_adapter
 
     if out.exists() and any(out.iterdir()):
-        raise BadInput(f"{out} is there already; name a new folder")
+        raise BadInput(f"{out} already exists; choose a new directory")
     recipe: dict[str, Any] = manifest.identity.recipe
     base: str = recipe["model"].get("path") or recipe["model"].get("name") or manifest.identity.model
     found = {name: tensors.tensor(name) for name in tensors.names()}
-    written = save_adapter(found, rules, msgspec.convert(recipe["lora"], Lora), base, out)
+    written = save_adapter(found, rules, msgspec.convert(recipe["lora"], LoraSection), base, out)
     if as_json:
-        said = {"out": str(out), "step": manifest.step, "adapter_of": base, "num_tensors": len(written)}
-        sys.stdout.write(msgspec.json.encode(said).decode() + "\n")
+        result = {"out": str(out), "step": manifest.step, "adapter_of": base, "num_tensors": len(written)}
+        sys.stdout.write(msgspec.json.encode(result).decode() + "\n")
     else:
         console().print(f"adapters of {base} after step {manifest.step:,}: {len(written):,} tensors to {out}, for PEFT")
     return 0
 
 
 def _step_folder(checkpoint: Path) -> Path:
-    """One step, or the last of a run's folder that has all its bytes."""
+    """The given step, or the last complete one of a run's folder."""
     from windlass.train.checkpoint.folder import named_steps, step_name, step_of
     from windlass.train.checkpoint.manifest import check_sizes, read_manifest
 
     if not checkpoint.is_dir():
-        raise BadInput(f"{checkpoint} is no folder; name a run's folder, or one step-N of it")
+        raise BadInput(f"{checkpoint} is not a directory; give a run's directory, or one of its step-N directories")
     if step_of(checkpoint.resolve().name) is not None:
         check_sizes(checkpoint, read_manifest(checkpoint))
         return checkpoint
@@ -88,14 +88,14 @@ def _step_folder(checkpoint: Path) -> Path:
             try:
                 check_sizes(base / step_name(step), read_manifest(base / step_name(step)))
             except BadInput as error:
-                print(f"windlass: the checkpoint of step {step} is left out: {error}", file=sys.stderr)
+                print(f"windlass: skipping the checkpoint of step {step}: {error}", file=sys.stderr)
                 continue
             return base / step_name(step)
-    raise BadInput(f"{checkpoint} has no checkpoint; `windlass train run` makes them")
+    raise BadInput(f"{checkpoint} has no checkpoint")
 
 
 def _tokenizer(folder: Path, given: Path | None) -> Path | None:
-    """As given, or the copy that the run keeps beside its checkpoints."""
+    """As given, or the run's copy beside its checkpoints."""
     if given is not None:
         if not (given / "tokenizer.json").is_file():
             raise BadInput(f"--tokenizer {given} has no tokenizer.json")
@@ -105,7 +105,7 @@ def _tokenizer(folder: Path, given: Path | None) -> Path | None:
 
 
 def _num_bytes(tensors: Any, dtype: str) -> int:
-    """As far as a bar of progress cares."""
+    """For the progress bar."""
     return sum(tensors.num_elements(name) for name in tensors.names()) * (4 if dtype == "fp32" else 2)
 
 
@@ -122,5 +122,5 @@ def run_consolidate(local: Path, shared: Path, *, hostfile: Path, as_json: bool)
             f"step {one.step:,}: {one.num_files} files, {format_bytes(one.num_bytes)} from {one.num_hosts} hosts to {shared}"
         )
     if not done:
-        console().print(f"nothing to bring together: no host has a checkpoint in {local}")
+        console().print(f"nothing to collect: no host has a checkpoint in {local}")
     return 0

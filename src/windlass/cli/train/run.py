@@ -1,4 +1,4 @@
-"""What `windlass train run` does with its words: reads the recipe, checks that it fits, and runs it here or in several processes."""
+"""`windlass train run`: reads the recipe, plans it once, and trains in this process or in several workers."""
 
 from __future__ import annotations
 
@@ -9,60 +9,56 @@ from pathlib import Path
 import msgspec
 
 from windlass.cli.console import console
+from windlass.cli.train.options import TrainingRun, TrainOptions
+from windlass.core.plan import Plan, encode_plan, load_plan
 from windlass.core.recipe.recipe import Recipe, load_recipe
 from windlass.errors import BadInput, DoesNotFit, Error, MissingExtra
 from windlass.units import format_bytes, format_seconds
 
-
-class Options(msgspec.Struct, frozen=True, kw_only=True):
-    resume: bool = False
-    settings: tuple[str, ...] = ()
-    nproc: int = 1
-    max_restarts: int | None = None
-    out: Path | None = None
-    plan_only: bool = False
-    force: bool = False
-    profile: bool = False
-    prometheus: int | None = None
-    tensorboard: bool = False
-    as_json: bool = False
+DEFAULT_RESTARTS = 3
+PLAN_FILE = "plan.json"
+"""In the run's folder: hands the plan to worker processes."""
 
 
 class RunFailed(Error):
-    """The run's processes ended; what they said stands above."""
+    """The worker processes failed; their messages were printed."""
 
     exit_code = 4
 
 
-def run_recipe(path: Path, options: Options) -> int:
+def run_recipe(path: Path, options: TrainOptions) -> int:
     recipe = load_recipe(path, options.settings)
     _check(options)
-    if "TORCHELASTIC_RUN_ID" in os.environ:  # one of several: torchrun, ours or the user's, has started this process
-        return _train(path, recipe, options)
-    if not _fits(path, recipe, options):
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # a worker of torchrun, ours or the user's
+        return _train(path, recipe, options, _worker_plan(path, recipe, options))
+    from windlass.cli.plan.training import plan_recipe
+
+    plan = plan_recipe(recipe, str(path))
+    _show_plan(plan, options)
+    if not plan.fits and not options.force:
         return DoesNotFit.exit_code
     if options.plan_only:
         return 0
     _need_torch()
     if options.nproc == 1 and not options.max_restarts:
-        return _train(path, recipe, options)
-    return _train_in_many(path, recipe, options)
+        return _train(path, recipe, options, plan)
+    return _train_in_workers(path, recipe, options, plan)
 
 
 def run_folder(path: Path, recipe: Recipe, out: Path | None) -> Path:
-    """Where checkpoints and the log go: --out, or as the recipe says, or a folder of its name beside it."""
+    """Where checkpoints and logs go: --out, or run.folder, or `<recipe>-run` beside the recipe."""
     if out is not None:
         return out
     return path.parent / (recipe.run.folder or f"{path.stem}-run")
 
 
-def _check(options: Options) -> None:
+def _check(options: TrainOptions) -> None:
     if options.nproc < 1:
-        raise BadInput(f"--nproc is {options.nproc}; it takes at least 1 process")
+        raise BadInput(f"--nproc is {options.nproc}; it must be at least 1")
     if options.max_restarts is not None and options.max_restarts < 0:
-        raise BadInput(f"--max-restarts is {options.max_restarts}; 0 means never")
+        raise BadInput(f"--max-restarts is {options.max_restarts}; it must be at least 0")
     if options.prometheus is not None and not 0 <= options.prometheus < 65536:
-        raise BadInput(f"--prometheus {options.prometheus}: ports are 1 to 65535, and 0 is any that is free")
+        raise BadInput(f"--prometheus {options.prometheus}: use a port from 1 to 65535, or 0 for any free one")
 
 
 def _need_torch() -> None:
@@ -72,70 +68,81 @@ def _need_torch() -> None:
         raise MissingExtra("torch", "train", "training")
 
 
-# --- does it fit
+# --- the plan
 
 
-def _fits(path: Path, recipe: Recipe, options: Options) -> bool:
-    """Planned on the recipe's hardware, or on this machine; a plan that does not fit is shown whole, with what would."""
-    from windlass.cli.plan.training import planned
-
-    plan = planned(recipe, str(path))
-    assert plan.train is not None
+def _show_plan(plan: Plan, options: TrainOptions) -> None:
+    """One line if it fits; the whole plan if it does not, or with --plan."""
     if plan.fits and not options.plan_only:
         if not options.as_json:
-            fullest = max(plan.memory.per_device, key=lambda device: device.total_bytes)
-            step = format_seconds(plan.train["step_seconds"])
-            console().print(
-                f"fits {plan.hardware}: {format_bytes(fullest.total_bytes)} of {format_bytes(fullest.capacity_bytes)}, {step} a step predicted"
-            )
-        return True
+            console().print(_fits_line(plan))
+        return
     from windlass.cli.plan.table import show
 
     show(plan, saved=[])
     if not plan.fits and options.force:
-        print("windlass: started all the same, because of --force", file=sys.stderr)
-        return True
-    return plan.fits
+        print("windlass: starting although it does not fit (--force)", file=sys.stderr)
+
+
+def _fits_line(plan: Plan) -> str:
+    assert plan.train is not None
+    fullest = max(plan.memory.per_device, key=lambda device: device.total_bytes)
+    used = f"{format_bytes(fullest.total_bytes)} of {format_bytes(fullest.capacity_bytes)}"
+    return f"fits on {plan.hardware}: {used}, predicted {format_seconds(plan.train['step_seconds'])} per step"
+
+
+def _worker_plan(path: Path, recipe: Recipe, options: TrainOptions) -> Plan | None:
+    """The plan of the command that started the workers. Under the user's own torchrun there is none: planned here, if it is needed."""
+    if options.plan_file is not None:
+        return load_plan(options.plan_file.read_bytes())
+    if not _plans_interval(recipe):
+        return None
+    from windlass.cli.plan.training import plan_recipe
+
+    return plan_recipe(recipe, str(path))
+
+
+def _plans_interval(recipe: Recipe) -> bool:
+    """Whether the checkpoint interval is the planner's (Young and Daly) and not the recipe's."""
+    return recipe.checkpoint.interval_minutes is None and recipe.checkpoint.interval_steps is None
+
+
+def _checkpoint_seconds(recipe: Recipe, plan: Plan | None) -> float | None:
+    train = plan.train if plan is not None and _plans_interval(recipe) else None
+    return (train or {}).get("checkpoint", {}).get("interval_seconds")
 
 
 # --- running
 
 
-def _train(path: Path, recipe: Recipe, options: Options) -> int:
-    from windlass.cli.train.worker import Wanted, train
+def _train(path: Path, recipe: Recipe, options: TrainOptions, plan: Plan | None) -> int:
+    from windlass.cli.plan.training import recipe_model
+    from windlass.cli.train.worker import train
 
-    folder = run_folder(path, recipe, options.out)
-    wanted = Wanted(
-        resume=options.resume,
-        profile=options.profile,
-        prometheus=options.prometheus,
-        tensorboard=options.tensorboard,
-        as_json=options.as_json,
-        checkpoint_seconds=_planned_interval(path, recipe),
+    planned_spec = plan.spec if plan is not None else None
+    return train(
+        TrainingRun(
+            path=path,
+            recipe=recipe,
+            folder=run_folder(path, recipe, options.out),
+            spec=planned_spec if planned_spec is not None else recipe_model(recipe, str(path)).spec,
+            options=options,
+            checkpoint_seconds=_checkpoint_seconds(recipe, plan),
+        )
     )
-    return train(path, recipe, folder, wanted)
 
 
-def _planned_interval(path: Path, recipe: Recipe) -> float | None:
-    """Young and Daly's, of the plan; where the recipe says it, or nothing fits, the plan is not asked."""
-    if recipe.checkpoint.interval_minutes is not None or recipe.checkpoint.interval_steps is not None:
-        return None
-    from windlass.cli.plan.training import planned
-
-    train = planned(recipe, str(path)).train
-    return (train or {}).get("checkpoint", {}).get("interval_seconds")
-
-
-DEFAULT_RESTARTS = 3
-
-
-def _train_in_many(path: Path, recipe: Recipe, options: Options) -> int:
+def _train_in_workers(path: Path, recipe: Recipe, options: TrainOptions, plan: Plan) -> int:
+    from windlass.formats.disk.atomic import write_atomically
     from windlass.train.loop.elastic import run_workers
     from windlass.train.loop.guard import STOPPED
 
     folder = run_folder(path, recipe, options.out)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / PLAN_FILE, encode_plan(plan))
     restarts = DEFAULT_RESTARTS if options.max_restarts is None else options.max_restarts
-    outcome = run_workers(_arguments(path, options), options.nproc, restarts, folder)
+    arguments = _arguments(path, msgspec.structs.replace(options, plan_file=folder / PLAN_FILE))
+    outcome = run_workers(arguments, options.nproc, restarts, folder)
     if outcome.kind == "failed":
         error = RunFailed(outcome.message or "the run failed")
         error.exit_code = outcome.exit_code or RunFailed.exit_code
@@ -143,16 +150,16 @@ def _train_in_many(path: Path, recipe: Recipe, options: Options) -> int:
     return STOPPED if outcome.kind == "stopped" else 0
 
 
-def _arguments(path: Path, options: Options) -> list[str]:
-    """The same command again, for a process that will find torchrun's variables."""
-    words = ["-m", "windlass", "train", "run", str(path)]
-    words += [word for setting in options.settings for word in ("--set", setting)]
-    words += ["--out", str(options.out)] if options.out is not None else []
-    words += ["--prometheus", str(options.prometheus)] if options.prometheus is not None else []
+def _arguments(path: Path, options: TrainOptions) -> list[str]:
+    """The same command, for a worker process."""
+    arguments = ["-m", "windlass", "train", "run", str(path)]
+    arguments += [argument for setting in options.settings for argument in ("--set", setting)]
+    values = {"--out": options.out, "--prometheus": options.prometheus, "--plan-file": options.plan_file}
+    arguments += [text for flag, value in values.items() if value is not None for text in (flag, str(value))]
     flags = {
         "--resume": options.resume,
         "--profile": options.profile,
         "--tensorboard": options.tensorboard,
         "--json": options.as_json,
     }
-    return words + [flag for flag, given in flags.items() if given]
+    return arguments + [flag for flag, given in flags.items() if given]

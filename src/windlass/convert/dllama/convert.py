@@ -1,4 +1,4 @@
-"""A checkpoint to Distributed Llama's two files."""
+"""Converts a checkpoint to Distributed Llama's model and tokenizer files."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pathlib import Path
 
 from windlass.convert.dllama.vocabulary import read_hugging_face
 from windlass.convert.dllama.writer import file_bytes, write_model
-from windlass.convert.outputs import Choices, outputs
-from windlass.convert.validate import placed
+from windlass.convert.outputs import PackingChoices, converted_tensors
+from windlass.convert.validate import locate_sources
 from windlass.core.model import Frozen
 from windlass.core.scheme import scheme
 from windlass.errors import BadInput, Impossible
 from windlass.formats.disk.atomic import require_free
 from windlass.formats.dllama.tokenizer import write_tokenizer
-from windlass.weights.source import Opened
+from windlass.weights.source import OpenedModel
 from windlass.weights.tensors.readers import reader
 
 WEIGHTS = {"int4": "q40", "int8": "q80", "bf16": "f16", "fp32": "f32"}
@@ -28,20 +28,22 @@ class DllamaFiles(Frozen):
 
 
 def to_dllama(
-    opened: Opened, source: Path, out: Path, quant: str, jobs: int, started: Callable[[int], Callable[[int], None]]
+    opened: OpenedModel, source: Path, out: Path, quant: str, jobs: int, started: Callable[[int], Callable[[int], None]]
 ) -> DllamaFiles:
     if quant not in WEIGHTS:
-        raise Impossible(f"Distributed Llama's files have no {quant}; use --quant {', '.join(WEIGHTS)}")
+        raise Impossible(f"Distributed Llama files cannot store {quant}; use --quant {', '.join(WEIGHTS)}")
     model = _model_path(opened, out, WEIGHTS[quant])
     if model.exists():
-        raise BadInput(f"{model} exists already; delete it or choose another output")
+        raise BadInput(f"{model} already exists; delete it or choose another output")
     config = {key: value for key, value in opened.config.items() if key != "quantization_config"}
     total = file_bytes(config, WEIGHTS[quant])
     model.parent.mkdir(parents=True, exist_ok=True)
     require_free(model, total)
-    planned = outputs(opened.spec, opened.rules, Choices(scheme=scheme("bf16"), mtp=False))
-    places = placed(planned, opened.store, ignore_next_token=True)
-    readers = {output.name: reader(opened.store, output, places[output.name]) for output in planned if output.name in places}
+    planned = converted_tensors(opened.spec, opened.rules, PackingChoices(scheme=scheme("bf16"), mtp=False))
+    locations = locate_sources(planned, opened.store, ignore_next_token=True)
+    readers = {
+        output.name: reader(opened.store, output, locations[output.name]) for output in planned if output.name in locations
+    }
     advance = started(total)
     written = write_model(
         model,
@@ -55,14 +57,14 @@ def to_dllama(
     return DllamaFiles(model=str(model), tokenizer=tokenizer, num_bytes=written.num_bytes, notes=(*written.notes, *notes))
 
 
-def _model_path(opened: Opened, out: Path, weights: str) -> Path:
-    """OUT.m as it is; a directory gets a file named as Distributed Llama's converter names it."""
+def _model_path(opened: OpenedModel, out: Path, weights: str) -> Path:
+    """OUT.m as given; in a directory, the name that Distributed Llama's converter would choose."""
     return out if out.suffix == ".m" else out / f"dllama_model_{opened.spec.name}_{weights}.m"
 
 
 def _tokenizer(source: Path, model: Path) -> tuple[str | None, tuple[str, ...]]:
     if not source.is_dir() or not (source / "tokenizer.json").is_file():
-        return None, ("no tokenizer.json beside the weights, so no .t file was written",)
+        return None, ("no .t file was written: the source has no tokenizer.json",)
     made, notes = read_hugging_face(source)
     path = model.with_name(model.name.replace("dllama_model_", "dllama_tokenizer_")).with_suffix(".t")
     write_tokenizer(path, made)

@@ -1,7 +1,7 @@
-"""A Hugging Face tokenizer (tokenizer.json and its neighbours) as Distributed Llama's list of bytes and scores.
+"""A Hugging Face tokenizer (tokenizer.json and related files) as Distributed Llama's list of bytes and scores.
 
-Only byte-pair encodings have such a form. Distributed Llama knows neither merges nor the pre-tokenizer: it joins tokens by
-score, here minus the id as its own converter does, so its ids can differ from the original's; `notes` says where they must.
+Only BPE tokenizers can be converted. Distributed Llama has neither merges nor a pre-tokenizer: it merges by score (here minus the
+id, as its own converter does), so its token ids can differ from the original's; `notes` says where they must.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -24,10 +24,10 @@ MAX_TOKENS = 2**22
 
 
 def read_hugging_face(folder: Path) -> tuple[DllamaTokenizer, tuple[str, ...]]:
-    """The tokenizer of a model directory, and what should be said about how Distributed Llama will use it."""
+    """The tokenizer of a model directory, and warnings about how Distributed Llama will use it."""
     tokenizer = _json(folder / "tokenizer.json")
     if tokenizer is None:
-        raise BadInput(f"{folder} has no tokenizer.json; Distributed Llama's tokenizer file is made from it")
+        raise BadInput(f"{folder} has no tokenizer.json, from which the .t file is made")
     settings = _json(folder / "tokenizer_config.json") or {}
     added, model = _added(folder, tokenizer), _model_tokens(folder, tokenizer)
     tokens = model | {index: token.content for index, token in added.items()}
@@ -39,7 +39,7 @@ def read_hugging_face(folder: Path) -> tuple[DllamaTokenizer, tuple[str, ...]]:
     found = DllamaTokenizer(
         vocabulary=_vocabulary(tokens, {index: to_bytes(text) for index, text in model.items() if index not in added}),
         scores=[-float(index) for index in range(max(tokens) + 1)],
-        # Distributed Llama takes every id from bos on as special, so a model without one names the first that is.
+        # Distributed Llama treats every id from BOS on as special; without a BOS the first special token takes its place.
         bos_id=bos if bos is not None else next(iter(special), None),
         eos_ids=_stops(folder, settings, tokens),
         chat_template=_template(folder, settings),
@@ -57,11 +57,11 @@ def _json(file: Path) -> dict[str, Any] | None:
         raise BadInput(f"{file} is not valid JSON: {error}") from None
     if not isinstance(values, dict):
         raise BadInput(f"{file}: expected a JSON object")
-    return values
+    return cast(dict[str, Any], values)
 
 
 class _Added(msgspec.Struct):
-    """A token beside the model's own; its text stands for itself."""
+    """An added token; its content is literal text."""
 
     id: int
     content: str
@@ -77,17 +77,21 @@ def _added(folder: Path, tokenizer: dict[str, Any]) -> dict[int, _Added]:
 
 
 def _model_tokens(folder: Path, tokenizer: dict[str, Any]) -> dict[int, str]:
-    model = tokenizer.get("model")
-    vocabulary = model.get("vocab") if isinstance(model, dict) and model.get("type") == "BPE" else None
-    if not isinstance(vocabulary, dict) or not vocabulary:
-        raise BadInput(f"{folder / 'tokenizer.json'} is no byte-pair encoding; Distributed Llama knows no other")
+    model = _object(tokenizer.get("model"))
+    vocabulary = _object(model.get("vocab")) if model.get("type") == "BPE" else {}
+    if not vocabulary:
+        raise BadInput(f"{folder / 'tokenizer.json'} is not a BPE tokenizer; Distributed Llama supports no other kind")
     if not all(isinstance(index, int) for index in vocabulary.values()):
-        raise BadInput(f"{folder / 'tokenizer.json'} has token ids that are no numbers")
+        raise BadInput(f"{folder / 'tokenizer.json'}: a token id is not an integer")
     return {index: text for text, index in vocabulary.items()}
 
 
+def _object(value: object) -> dict[str, Any]:
+    return cast(dict[str, Any], value) if isinstance(value, dict) else {}
+
+
 def _vocabulary(tokens: dict[int, str], ordinary: dict[int, bytes]) -> list[bytes]:
-    """An id that nobody uses, or whose token is empty, gets a text of its own: the file cannot hold an empty token."""
+    """Unused ids and empty tokens get a placeholder: the format cannot store an empty token."""
     return [
         ordinary.get(index) or tokens.get(index, "").encode() or f"<|unused_{index}|>".encode()
         for index in range(max(tokens) + 1)
@@ -95,7 +99,7 @@ def _vocabulary(tokens: dict[int, str], ordinary: dict[int, bytes]) -> list[byte
 
 
 def _is_byte_level(tokenizer: dict[str, Any]) -> bool:
-    """Characters stand for bytes, as GPT-2 began it; otherwise as in SentencePiece."""
+    """Byte-level BPE (GPT-2), where characters stand for bytes; otherwise SentencePiece style."""
     return (
         not tokenizer["model"].get("byte_fallback")
         and '"ByteLevel"' in msgspec.json.encode([tokenizer.get("pre_tokenizer"), tokenizer.get("decoder")]).decode()
@@ -119,10 +123,9 @@ def _sentence_piece_bytes(token: str) -> bytes:
 
 
 def _content(value: object) -> str | None:
-    """tokenizer_config.json writes a special token as its text or as an object that holds it."""
-    if isinstance(value, dict):
-        value = value.get("content")
-    return value if isinstance(value, str) else None
+    """tokenizer_config.json writes a special token as a string or as an object with `content`."""
+    text: object = value if isinstance(value, str) else _object(value).get("content")
+    return text if isinstance(text, str) else None
 
 
 def _id_of(value: object, tokens: dict[int, str]) -> int | None:
@@ -139,7 +142,7 @@ def _bos(folder: Path, settings: dict[str, Any], tokens: dict[int, str]) -> int 
 
 
 def _stops(folder: Path, settings: dict[str, Any], tokens: dict[int, str]) -> tuple[int, ...]:
-    """What generation stops at, of the first file that says so, and the tokenizer's own end."""
+    """Stop tokens of the first file that lists any, and the tokenizer's EOS."""
     found: list[object] = []
     for name in ("generation_config.json", "config.json"):
         value = (_json(folder / name) or {}).get("eos_token_id")
@@ -151,10 +154,10 @@ def _stops(folder: Path, settings: dict[str, Any], tokens: dict[int, str]) -> tu
 
 
 def _template(folder: Path, settings: dict[str, Any]) -> str:
-    """A text, a file beside it, or a list of named ones of which `default` is meant."""
+    """A string, a chat_template.jinja file, or a list of named templates of which `default` is used."""
     value = settings.get("chat_template")
     if isinstance(value, list):
-        named = {item.get("name"): item.get("template") for item in value if isinstance(item, dict)}
+        named = {item.get("name"): item.get("template") for item in map(_object, cast(list[object], value)) if item}
         value = named.get("default") or next(iter(named.values()), None)
     beside = folder / "chat_template.jinja"
     if value is None and beside.is_file():
@@ -166,8 +169,8 @@ def _notes(tokenizer: DllamaTokenizer, special: list[int], last_ordinary: int) -
     first = tokenizer.bos_id
     if first is None or last_ordinary > first or min(special, default=first) < first:
         yield (
-            "Distributed Llama takes every id from bos on as special and all before it as text; this vocabulary is ordered "
-            "otherwise, so it will split text wrongly"
+            "Distributed Llama treats ids from BOS on as special and all before it as text; this vocabulary is ordered "
+            "differently, so it will tokenize text wrongly"
         )
     if tokenizer.chat_template and not any(mark in tokenizer.chat_template for mark in CHAT_MARKS):
-        yield "Distributed Llama does not know this chat template: it will complete text and refuse to chat"
+        yield "Distributed Llama does not support this chat template: text completion works, chat does not"

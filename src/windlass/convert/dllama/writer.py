@@ -1,6 +1,6 @@
 """Writes a Distributed Llama `.m` file: slices of rows are read and quantized on several threads and written in order.
 
-Memory is that of the slices in flight, whatever the model. The file has another name until it is complete.
+Memory use is that of the slices in flight, whatever the model size. The file has a temporary name until it is complete.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from windlass.families.dllama.header import header_values
 from windlass.families.dllama.names import notes
 from windlass.formats.dllama.blocks import encode
 from windlass.formats.dllama.file import WeightType, header_bytes, to_pairs, weight_type
-from windlass.weights.stores.dllama import Placed, place
+from windlass.weights.stores.dllama import PlacedTensor, place_tensors
 
 ReadRows = Callable[[str, int, int], torch.Tensor]
 """`TensorStore.read`: rows start..stop of a tensor under its Hugging Face name, experts one by one, in any float type."""
 
 SLICE_ELEMENTS = 2**20
-"""Numbers read at a time: 4 MiB as float32, enough for a disk and little beside a model."""
+"""Elements read at a time: 4 MiB as float32."""
 
 
-class Written(Frozen):
+class WrittenModel(Frozen):
     num_bytes: int
     num_tensors: int
     notes: tuple[str, ...]
-    """To be told to the user."""
+    """Warnings for the user."""
 
 
-class Slice(Frozen):
-    """Rows of one tensor, written together. Of tensors stored in pairs they are whole heads."""
+class FileSlice(Frozen):
+    """Rows of one tensor, written together; whole heads where rows are permuted."""
 
-    placed: Placed
+    placed: PlacedTensor
     start: int
     stop: int
 
@@ -52,7 +52,7 @@ class Slice(Frozen):
 
 
 def file_bytes(config: dict[str, Any], weights: str = "q40") -> int:
-    """What `write_model` will write."""
+    """Size of the file that `write_model` writes."""
     header, placed = _layout(config, describe(config), weight_type(weights))
     return len(header) + sum(found.num_bytes for found in placed)
 
@@ -66,11 +66,10 @@ def write_model(
     jobs: int = 2,
     slice_elements: int = SLICE_ELEMENTS,
     progress: Callable[[str, int], None] | None = None,
-) -> Written:
-    """The model of a config.json as a `.m` file. `progress` hears of each slice written: its tensor and its bytes.
+) -> WrittenModel:
+    """`progress` is called with the tensor name and bytes of each slice written.
 
-    `jobs` slices are read and quantized at once and as many wait to be written, so about 2 * jobs * slice_elements * 12 bytes
-    are in use.
+    `jobs` slices are quantized at once and as many wait to be written: about 2 * jobs * slice_elements * 12 bytes of memory.
     """
     spec, kind = describe(config), weight_type(weights)
     header, placed = _layout(config, spec, kind)
@@ -84,35 +83,35 @@ def write_model(
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
-    return Written(num_bytes=placed[-1].offset + placed[-1].num_bytes, num_tensors=len(placed), notes=_notes(spec, kind))
+    return WrittenModel(num_bytes=placed[-1].offset + placed[-1].num_bytes, num_tensors=len(placed), notes=_notes(spec, kind))
 
 
-def _layout(config: dict[str, Any], spec: ModelSpec, kind: WeightType) -> tuple[bytes, list[Placed]]:
+def _layout(config: dict[str, Any], spec: ModelSpec, kind: WeightType) -> tuple[bytes, list[PlacedTensor]]:
     values = header_values(spec, config)
     header = header_bytes(values | {"weights_float_type": kind.value})
-    return header, list(place(spec, kind, len(header)))
+    return header, list(place_tensors(spec, kind, len(header)))
 
 
 def _notes(spec: ModelSpec, kind: WeightType) -> tuple[str, ...]:
     if kind in (WeightType.F16, WeightType.Q80):
-        return (*notes(spec), f"stock Distributed Llama runs q40 and f32 files only; it will refuse this {kind.name.lower()} one")
+        return (*notes(spec), f"stock Distributed Llama runs only q40 and f32 files; this one is {kind.name.lower()}")
     return notes(spec)
 
 
-def _slices(placed: list[Placed], slice_elements: int) -> Iterator[Slice]:
+def _slices(placed: list[PlacedTensor], slice_elements: int) -> Iterator[FileSlice]:
     for found in placed:
         unit = found.tensor.head_dim or 1
         step = max(slice_elements // (found.width * unit), 1) * unit
         for start in range(0, found.num_rows, step):
-            yield Slice(placed=found, start=start, stop=min(start + step, found.num_rows))
+            yield FileSlice(placed=found, start=start, stop=min(start + step, found.num_rows))
 
 
 def _write_slices(
-    stream: BufferedWriter, slices: Iterator[Slice], read: ReadRows, jobs: int, progress: Callable[[str, int], None] | None
+    stream: BufferedWriter, slices: Iterator[FileSlice], read: ReadRows, jobs: int, progress: Callable[[str, int], None] | None
 ) -> None:
     threads = torch.get_num_threads()
-    pending: deque[tuple[Slice, Future[np.ndarray]]] = deque()
-    # A core per slice and no cores shared within one: where other programs run too, torch's own splitting waits for the slowest.
+    pending: deque[tuple[FileSlice, Future[np.ndarray]]] = deque()
+    # One core per slice: torch's intra-op threads would wait for the slowest core on a busy machine.
     pool = ThreadPoolExecutor(jobs, initializer=torch.set_num_threads, initargs=(1,))
     try:
         for part in slices:
@@ -127,15 +126,15 @@ def _write_slices(
 
 
 def _write_next(
-    stream: BufferedWriter, pending: deque[tuple[Slice, Future[np.ndarray]]], progress: Callable[[str, int], None] | None
+    stream: BufferedWriter, pending: deque[tuple[FileSlice, Future[np.ndarray]]], progress: Callable[[str, int], None] | None
 ) -> None:
     part, future = pending.popleft()
-    stream.write(future.result())
+    stream.write(future.result().data)
     if progress is not None:
         progress(part.placed.tensor.name, part.num_bytes)
 
 
-def _encode(part: Slice, read: ReadRows) -> np.ndarray:
+def _encode(part: FileSlice, read: ReadRows) -> np.ndarray:
     tensor = part.placed.tensor
     is_vector = len(tensor.shape) == 1
     start, stop = (0, tensor.shape[0]) if is_vector else (part.start, part.stop)

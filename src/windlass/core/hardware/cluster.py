@@ -1,4 +1,4 @@
-"""A cluster.toml: unlike nodes, for those who outgrow the one-line form. Reads and checks it; `machines` makes hardware of it.
+"""Reads and checks a cluster.toml: unequal nodes, or options that the one-line form does not have. `parse` turns it into Hardware.
 
 [[node]]
 name = "big"                 # optional
@@ -37,7 +37,7 @@ class NodeTable(Frozen):
 
     @property
     def options(self) -> dict[str, str]:
-        """The same settings under the names they have on the command line."""
+        """The settings under their command-line names."""
         named = {"ram": self.ram, "disk": self.disk, "bw": self.ram_bandwidth, "disk_bw": self.disk_bandwidth, "name": self.name}
         return {key: value for key, value in named.items() if value is not None}
 
@@ -72,7 +72,7 @@ def parse_cluster(text: str, path: str = "cluster.toml") -> Cluster:
     except msgspec.ValidationError as error:
         raise BadInput(f"{path}: {error}") from error
     if not cluster.node:
-        raise BadInput(f'{path}: no [[node]]; write at least one, e.g. [[node]] with devices = "8xH100-80GB"')
+        raise BadInput(f'{path}: there is no [[node]]; add at least one, e.g. [[node]] with devices = "8xH100-80GB"')
     return cluster
 
 
@@ -92,6 +92,6 @@ def _check_keys(table: dict[str, Any], kind: type[Frozen], what: str) -> None:
 
 
 def _tables(value: object) -> list[dict[str, Any]]:
-    """The tables of a list of tables; anything else is left for the type check to refuse."""
+    """The tables of a list; anything else is left to the type check."""
     items = cast("list[object]", value) if isinstance(value, list) else []
     return [cast("dict[str, Any]", item) for item in items if isinstance(item, dict)]

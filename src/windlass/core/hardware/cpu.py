@@ -1,4 +1,4 @@
-"""The CPUs of one node taken as one device, from as little as a number of cores. Measures nothing (`machine.bandwidth` does)."""
+"""The CPUs of one node as one device, estimated from the number of cores. Measures nothing (`machine.bandwidth` does)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ PEAK_FLOPS_PER_CORE = 96e9
 """fp32 with AVX2: 2 FMA units x 8 lanes x 2 operations x about 3 GHz. NEON (4 units x 4 lanes) comes to the same."""
 
 MATMUL_FRACTION = 0.6
-"""Of that peak, what a good matrix product keeps on all cores at once (clocks fall, memory is shared)."""
+"""Fraction of that peak that a good matmul reaches on all cores (clocks drop, memory is shared)."""
 
 STREAM_FRACTION = 0.8
-"""Reads over the memory's specification; STREAM on servers gives 0.75 to 0.85."""
+"""Read bandwidth over the memory's specification; STREAM on servers gives 0.75 to 0.85."""
 
 RAM_BYTES_PER_CORE = 4 * GB
-"""When no RAM is stated: the 4 GB per vCPU of the clouds' general-purpose machines (AWS m, GCP n2-standard, Azure D)."""
+"""Default without `ram=`: the 4 GB per vCPU of the clouds' general-purpose machines (AWS m, GCP n2-standard, Azure D)."""
 
 WATTS_PER_CORE = 4.0
 """An EPYC 9654 is sold at 360 W for 96 cores."""
@@ -28,7 +28,7 @@ def default_ram_bytes(num_cores: int) -> int:
 
 
 def default_bandwidth(num_cores: int) -> float:
-    """Bytes per second that reads reach, when nobody says: a guess to be replaced by `bw=` or by a probe.
+    """Estimated read bandwidth in bytes per second, replaced by `bw=` or a probe.
 
     One core draws about 15 GB/s (measured: two threads of an EPYC read 30 GB/s); a desktop's two channels stop near 60;
     a server has about 5 GB/s of specification per core (EPYC 9654: 460 GB/s for 96 cores), two sockets at most.
@@ -42,7 +42,7 @@ def default_bandwidth(num_cores: int) -> float:
 def cpu_device(
     num_cores: int, memory_bytes: int, read_bandwidth: float | None = None, source: str = "estimated from the number of cores"
 ) -> Device:
-    """`read_bandwidth`: bytes per second that reads reach, where somebody knows."""
+    """`read_bandwidth`: measured bytes per second, if known."""
     reads = default_bandwidth(num_cores) if read_bandwidth is None else read_bandwidth
     peak = num_cores * PEAK_FLOPS_PER_CORE
     return Device(
@@ -51,7 +51,7 @@ def cpu_device(
         memory_bytes=memory_bytes,
         bandwidth=reads / STREAM_FRACTION,
         measured_bandwidth=reads,
-        flops={"fp32": peak, "bf16": peak},  # without AMX, bf16 is widened and multiplied in fp32
+        flops={"fp32": peak, "bf16": peak},  # without AMX, bf16 is converted and multiplied in fp32
         measured_flops={"fp32": peak * MATMUL_FRACTION, "bf16": peak * MATMUL_FRACTION},
         host_bandwidth=reads,
         watts=num_cores * WATTS_PER_CORE,

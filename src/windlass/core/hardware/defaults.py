@@ -1,4 +1,4 @@
-"""What a box usually comes with, for what nobody stated. Every figure is a guess with a reason, and an option replaces it."""
+"""Default hardware figures for what the user does not state. Every one is an estimate with a source, and can be set by an option."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from windlass.core.hardware.spec import Device, Node
 from windlass.units import MIB, TB
 
 DISK_BYTES = 2 * TB
-"""What clouds attach to a GPU machine and a workstation comes with."""
+"""Typical for cloud GPU machines and workstations."""
 
 RAM_PER_DEVICE_MEMORY = 2
 """RAM over the accelerators' memory: a DGX H100 has 3 (2 TB for 640 GB), a GCP a3-ultragpu-8g 2.6, an AWS p5en 1.9."""
 
 CPU_NIC_BYTES_PER_SECOND = 0.125e9
-"""1 Gb Ethernet, what machines without accelerators have at home; clouds give 10 Gb and more."""
+"""1 Gb Ethernet, typical for home machines; clouds have 10 Gb and more."""
 
 
 FAST_NETWORK = 100e9 / 8
@@ -29,7 +29,7 @@ def usual_latency(bandwidth: float) -> float:
 
 
 def network_bandwidth(nodes: Iterable[Node]) -> float:
-    """Bytes per second per device, one direction: that of the slowest kind of device present."""
+    """Bytes per second per device, one direction: of the slowest device type present."""
     distinct = {id(node): node for node in nodes}.values()
     kinds = {device.name: device.kind for node in distinct for device in node.devices}
     return min(CPU_NIC_BYTES_PER_SECOND if kind == "cpu" else nic_bandwidth(name) for name, kind in kinds.items())
@@ -41,7 +41,7 @@ def node_ram_bytes(devices: Iterable[Device]) -> int:
 
 
 def _ram_bytes(device: Device) -> int:
-    """The CPU's share where memory is common to both; else a multiple of the device's own (uncapped) memory."""
+    """The CPU's part of unified memory; else a multiple of the device's (uncapped) memory."""
     known = catalog().get(device.name)
     if known is None:
         return RAM_PER_DEVICE_MEMORY * device.memory_bytes

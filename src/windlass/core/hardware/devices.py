@@ -1,6 +1,6 @@
-"""The catalog of accelerators: a name -> what it holds and how fast it is. Knows no prices, and not the machine it runs on.
+"""The catalog of accelerators: memory, bandwidth and FLOPs by name. Knows no prices, and does not probe.
 
-The figures are in `devices.toml`, each with its source. Where nobody measured a figure, one of the fractions below stands in.
+The figures are in `devices.toml`, each with its source. Where no measurement is known, one of the fractions below is used.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ HOST_FRACTION = 55 / 63
 """Pinned host-to-device copies over the link's specification: 55 of PCIe 5's 63 GB/s, measured on the same H200."""
 
 MATMUL_FRACTION = {"bf16": 0.8, "fp8": 0.72, "int8": 0.72, "fp4": 0.72}
-"""Large matrix products over the dense peak, where nobody measured.
+"""Large matmuls over the dense peak, where no measurement is known.
 
 The mean of what stas00/ml-engineering's MAMF table gives for NVIDIA is 0.79 in bf16 (A100 0.87, H100 0.80, B200 0.78, B300 0.79,
 GB200 0.74) and 0.71 to 0.76 in fp8; int8 and fp4 have no measurement there and are taken to be as fp8.
-A device whose own bf16 was measured below these (MI300X: 0.51) gets its own bf16 fraction for the types nobody measured.
+A device whose own bf16 was measured below these (MI300X: 0.51) gets its own bf16 fraction for the types without a measurement.
 """
 
 HOST_LINK_BYTES_PER_SECOND = {
@@ -42,7 +42,7 @@ HOST_LINK_BYTES_PER_SECOND = {
 """x16, one direction (stas00/ml-engineering network README); NVLink-C2C is 900 GB/s both ways per Grace CPU (from memory)."""
 
 DEFAULT_NIC_BYTES_PER_SECOND = 1.25e9
-"""10 Gb Ethernet: for a device whose usual box has no fast network that the catalog knows of."""
+"""10 Gb Ethernet: for devices without a known network."""
 
 
 class Entry(Frozen):
@@ -58,7 +58,7 @@ class Entry(Frozen):
     aliases: tuple[str, ...] = ()
     driver_names: tuple[str, ...] = ()
     host_share_mib: int | None = None
-    """Memory shared with the CPU: what is left for it. None: the host has memory of its own."""
+    """CPU part of unified memory. None: the host has its own memory."""
     measured_bandwidth_tb_per_s: float | None = None
     measured_tflops: dict[str, float] = {}
     measured_host_gb_per_s: float | None = None
@@ -93,19 +93,19 @@ def entry(name: str) -> Entry:
 
 
 def device(name: str) -> Device:
-    """The one `Device` of that name; asking again gives the same object, so that thousands share it."""
+    """The `Device` of that name; cached, so that thousands share one object."""
     return _build(canonical_name(name))
 
 
 def nic_bandwidth(name: str) -> float:
-    """Bytes per second, one direction, that the usual box gives each device of this name to other boxes."""
+    """Usual network bandwidth per device, bytes per second in one direction."""
     found = _spellings().get(_key(name))
     gb_per_s = catalog()[found].nic_gb_per_s if found else None
     return DEFAULT_NIC_BYTES_PER_SECOND if gb_per_s is None else gb_per_s * 1e9
 
 
 def by_driver_name(driver_name: str) -> str | None:
-    """`NVIDIA H100 80GB HBM3` -> `H100-80GB`; None for a card the catalog does not have (a laptop's RTX 4090 is another card)."""
+    """`NVIDIA H100 80GB HBM3` -> `H100-80GB`; None for an unknown card (a laptop's RTX 4090 is a different one)."""
     return _driver_names().get(_driver_key(driver_name))
 
 

@@ -1,4 +1,4 @@
-"""Hardware back into the one-line form that `machines` reads. Exact wherever the catalog knows the devices."""
+"""Formats hardware in the one-line form that `parse` reads. Exact if the catalog knows the devices."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NODE_DEFAULTS = Node(devices=(), ram_bytes=0, disk_bytes=0)
 
 def describe(hardware: Hardware) -> str:
     """`4x(8xH100-80GB)@400Gb`. What equals the default is left out."""
-    groups = [(node, len(list(alike))) for node, alike in groupby(hardware.nodes)]  # equal objects are compared by identity first
+    groups = [(node, len(list(equal))) for node, equal in groupby(hardware.nodes)]  # equal objects are compared by identity first
     if len(hardware.nodes) == 1:
         return _one_node(hardware.nodes[0])
     nodes = "+".join(f"{count}x({_node(node)})" for node, count in groups)
@@ -38,10 +38,10 @@ def _node(node: Node) -> str:
     first = node.devices[0]
     if first.kind == "cpu":
         cores = int(first.name.removeprefix("cpu:"))
-        words = [first.name + ("" if first.memory_bytes == node.ram_bytes else f"[{_size(first.memory_bytes)}]")]
+        parts = [first.name + ("" if first.memory_bytes == node.ram_bytes else f"[{_size(first.memory_bytes)}]")]
         default_ram, default_bw = default_ram_bytes(cores), default_bandwidth(cores)
     else:
-        words = [_devices(node.devices)]
+        parts = [_devices(node.devices)]
         default_ram, default_bw = node_ram_bytes(node.devices), _NODE_DEFAULTS.ram_bandwidth
     options = [
         ("ram", _size(node.ram_bytes), node.ram_bytes != default_ram),
@@ -50,11 +50,11 @@ def _node(node: Node) -> str:
         ("disk_bw", _size(round(node.disk_bandwidth)), node.disk_bandwidth != _NODE_DEFAULTS.disk_bandwidth),
         ("name", node.name, node.name != ""),
     ]
-    return ",".join(words + [f"{key}={value}" for key, value, stated in options if stated])
+    return ",".join(parts + [f"{key}={value}" for key, value, stated in options if stated])
 
 
 def _devices(devices: Sequence[Device]) -> str:
-    return "+".join(f"{len(list(alike))}x{_device(device)}" for device, alike in groupby(devices))
+    return "+".join(f"{len(list(equal))}x{_device(device)}" for device, equal in groupby(devices))
 
 
 def _device(device: Device) -> str:

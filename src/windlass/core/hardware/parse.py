@@ -1,17 +1,17 @@
-"""The HARDWARE argument, read and written. Knows no model; looks at no machine (that is `machine.probe`).
+"""Parses the HARDWARE argument. Knows no model and does not probe (that is `machine.probe`).
 
     H200                                              one device
     8xH100-80GB                                       one node
     2xA100-80GB[70GB],ram=200GB,disk=500GB            a cap per device; options describe the node
     4x(8xH100-80GB)@400Gb                             four such nodes
     3x(cpu:16,ram=32GB)@1Gb                           nodes without accelerators
-    2xH100-80GB+1xA100-80GB                           unlike devices in one node
-    1x(2xH100-80GB)+1x(4xRTX-4090)@100Gb,latency=5us  unlike nodes
-    64xH100-80GB                                      more than share a node: nodes of eight
+    2xH100-80GB+1xA100-80GB                           different devices in one node
+    1x(2xH100-80GB)+1x(4xRTX-4090)@100Gb,latency=5us  different nodes
+    64xH100-80GB                                      more than fit in one node: nodes of eight
     cluster.toml                                      a file (see `cluster`)
 
-`@X` is what each *device* has to other nodes, in bits per second and one direction: DGX-like boxes give every GPU its own NIC,
-and a CPU node is one device, so for it X is the node's. Without `@` the catalog's usual NIC is taken.
+`@X` is the network bandwidth per *device*, in bits per second and one direction: DGX-like servers have a NIC per GPU, and a CPU node
+is one device. Without `@` the catalog's usual NIC is used.
 Options: ram, disk (bytes), bw, disk_bw (bytes per second: reads of RAM and of disk), name.
 """
 
@@ -36,9 +36,9 @@ __all__ = ["describe", "parse_hardware"]
 MAX_DEVICES = 10**6
 MAX_CORES = 4096
 LARGEST_BOX = 16
-"""PCIe servers with ten or twelve cards exist; beyond this many, nodes must be told apart."""
+"""PCIe servers with ten or twelve cards exist; with more devices, nodes must be written explicitly."""
 USUAL_PER_NODE = 8
-"""What boxes hold where the largest one of a device's kind does not divide the count: 24 A100s are three nodes of eight."""
+"""Devices per node if the largest node of the device type does not divide the count: 24 A100s are three nodes of eight."""
 MAX_BYTES = 2**53  # beyond, a size is no longer exact as a float
 MAX_CHARACTERS = 4096
 MAX_CAP_EXCESS = 1.01
@@ -233,7 +233,7 @@ def _disk(options: dict[str, str]) -> int:
     return _size(options["disk"]) if "disk" in options else DISK_BYTES
 
 
-# --- words -----------------------------------------------------------------------------------------------------------
+# --- tokens ----------------------------------------------------------------------------------------------------------
 
 
 def _name_and_cap(text: str) -> tuple[str, int | None]:

@@ -1,4 +1,4 @@
-"""Devices, nodes and links: what there is to run on. Values only: `machines` reads them from text, `machine.probe` from here."""
+"""Devices, nodes and links. Values only: `parse` reads them from text, `machine.probe` from this machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from windlass.core.model import Frozen
 
 
 class Device(Frozen):
-    """One accelerator, or the CPUs of one node taken together. Peaks are dense; `measured_*` is what kernels reach."""
+    """One accelerator, or all CPUs of one node. Peaks are dense; `measured_*` is what kernels reach."""
 
     name: str
     kind: str
@@ -27,18 +27,18 @@ class Device(Frozen):
     """Bytes per second, one direction, to the other devices of the node."""
     link_name: str = ""
     link_peer_bandwidth: float = 0.0
-    """Where links are a mesh (AMD xGMI), the part of `link_bandwidth` that reaches any one other device; 0 behind a switch."""
+    """For mesh topologies (AMD xGMI): bandwidth to any one other device; 0 with a switch."""
     host_bandwidth: float = 0.0
     """Bytes per second between the device and host memory (PCIe); the memory's own speed on a CPU."""
     watts: float = 0.0
     source: str = ""
 
     def matmul_flops(self, kind: str) -> float:
-        """Operations per second to plan with: measured where somebody measured, else bf16's."""
+        """FLOP/s to plan with: measured for this type, else for bf16."""
         return self.measured_flops.get(kind) or self.measured_flops["bf16"]
 
     def link_among(self, num_devices: int) -> float:
-        """Bytes per second, one direction, that a group of this many devices of a node has for each of its members."""
+        """Bytes per second, one direction, per device in a group of this many devices of a node."""
         if not self.link_peer_bandwidth:
             return self.link_bandwidth
         return min(self.link_bandwidth, self.link_peer_bandwidth * max(num_devices - 1, 1))
@@ -47,7 +47,7 @@ class Device(Frozen):
 class Node(Frozen):
     devices: tuple[Device, ...]
     ram_bytes: int
-    """Of a CPU node this is the device's own memory, once more: never add the two."""
+    """On a CPU node this is also the device's memory: do not add the two."""
     disk_bytes: int
     disk_bandwidth: float = 3e9
     """Sequential read, bytes per second (a datacentre NVMe; a probe measures nothing here)."""
@@ -68,7 +68,7 @@ class Hardware(Frozen):
 
     @property
     def distinct_nodes(self) -> tuple[Node, ...]:
-        """Thousands of alike nodes are one object repeated; by identity, so that a long list costs next to nothing."""
+        """By identity: thousands of equal nodes are one object repeated."""
         return tuple({id(node): node for node in self.nodes}.values())
 
     @property

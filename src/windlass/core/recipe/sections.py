@@ -1,13 +1,136 @@
-"""The sections of a recipe that only a trainer reads: how weights are moved, which losses there are, what is kept and looked at.
-
-Values with what they mean, and nothing that is worked out from them. `core.recipe` puts them beside the sections that planning reads.
-"""
+"""The sections of a recipe: plain values."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from windlass.core.model import Frozen
+
+Recompute = Literal["none", "selective", "full"]
+Offload = Literal["none", "cpu", "nvme"]
+Compute = Literal["bf16", "fp16", "fp32", "fp8"]
+GradientType = Literal["fp32", "bf16", "fp16"]
+Schedule = Literal["1f1b", "zero_bubble", "dualpipe"]
+TensorOverlap = Literal["none", "backward", "all"]
+Dispatch = Literal["all_to_all", "per_node"]
+Packing = Literal["cut", "whole"]
+Start = Literal["random", "weights"]
+
+Degree = int | None
+
+
+class ModelSection(Frozen):
+    """Exactly one of `name` (registry or hub), `path` (a folder or config.json) and `config` (the table itself)."""
+
+    name: str | None = None
+    path: str | None = None
+    config: dict[str, Any] | None = None
+    mtp: bool = False
+    """Also train the multi-token-prediction (MTP) layer, if the model has one."""
+    start: Start = "random"
+    """`weights`: start from the weights of the name or path (continued training, fine-tuning) instead of random ones."""
+    dropout: bool | None = None
+    """Overrides the config."""
+
+
+class HardwareSection(Frozen):
+    on: str | None = None
+    """As for `windlass plan --on`: `128x(8xH100-80GB)@400Gb`."""
+
+
+class DataSource(Frozen):
+    """Token shards made by `windlass train data`."""
+
+    path: str
+    """Their directory, relative to the recipe."""
+    weight: float | None = None
+    """Sampling weight relative to the other sources; without weights every source is read once per epoch."""
+
+
+class DataSection(Frozen):
+    tokens: int | None = None
+    sequence_length: int | None = None
+    allow_longer_context: bool = False
+    """Allow sequences longer than the model's context, to extend it."""
+    sources: tuple[DataSource, ...] = ()
+    packing: Packing = "cut"
+    """How documents are packed into rows: `cut` splits a document at the end of a row; `whole` starts the next row with it instead."""
+    seed: int = 0
+    """Seed of the sample order. The same seed and shards give the same samples with any number of processes."""
+
+
+class BatchSection(Frozen):
+    """Batch of one optimizer step, in sequences (exact) or in tokens (rounded to what the layout can divide).
+
+    Gradients are accumulated over global_batch / (data-parallel ranks * micro_batch) micro-batches.
+    """
+
+    global_batch: int | None = None
+    tokens: int | None = None
+    micro_batch: int | None = None
+
+
+class ParallelSection(Frozen):
+    tp: Degree = None
+    cp: Degree = None
+    pp: Degree = None
+    ep: Degree = None
+    expert_tp: Degree = None
+    virtual_stages: Degree = None
+    """Chunks of layers per pipeline rank (interleaved schedule); 1 is the plain schedule."""
+    fsdp: Degree = None
+    """Data-parallel ranks over which FSDP shards parameters, gradients and optimizer states: all of them, or 1 for none.
+    With expert parallelism also data-parallel ranks / ep."""
+    zero: int | None = None
+    """ZeRO stage over the data-parallel ranks: 0 none, 1 optimizer states, 2 also gradients, 3 also parameters."""
+    sequence_parallel: bool | None = None
+    schedule: Schedule = "1f1b"
+    dispatch: Dispatch = "all_to_all"
+    """`per_node`: a token is sent to each node once, however many of its experts are there (DeepEP, HybridEP)."""
+
+
+class OverlapSection(Frozen):
+    """Which communication is overlapped with computation."""
+
+    tp: TensorOverlap = "backward"
+    """`backward`: gradient collectives overlap with the other gradient's matmul (Megatron-Core's linear layer);
+    `all`: collectives are also split and pipelined with the matmuls (Transformer Engine user buffers, async TP)."""
+    pp: bool = True
+    dp: bool = True
+    ep: bool = False
+
+
+class MemorySection(Frozen):
+    recompute: Recompute | None = None
+    flash_attention: bool = True
+    offload: Offload = "none"
+
+
+class PrecisionSection(Frozen):
+    compute: Compute = "bf16"
+    gradients: GradientType = "fp32"
+
+
+class CheckpointSection(Frozen):
+    interval_minutes: float | None = None
+    """None: the Young-Daly interval, but not below the planner's minimum."""
+    interval_steps: int | None = None
+    """Also save every N steps."""
+    keep: int = 3
+    """Keep the last N checkpoints."""
+    milestone_steps: int | None = None
+    """Checkpoints at multiples of this many steps are kept forever."""
+    local: str | None = None
+    """A local disk of each node, written first; parts are then copied to the run's folder, verified, and removed from the disk."""
+    bandwidth: float | None = None
+    """Aggregate write bandwidth of all ranks to the shared store, bytes per second, or as text: "200GB"."""
+    asynchronous: bool = True
+    """Training waits only for the copy to host memory."""
+    restart_minutes: float = 10.0
+    """From a failure to the first step after the restart."""
+
+
+# --- read by the trainer
 
 ScheduleName = Literal["constant", "cosine", "wsd", "linear"]
 OptimizerName = Literal["adamw", "muon", "sgd"]
@@ -16,92 +139,92 @@ LoraTarget = Literal["attention", "feed_forward", "experts"]
 LoraBase = Literal["bf16", "int8", "int4"]
 
 
-class Optimizer(Frozen):
+class OptimizerSection(Frozen):
     name: OptimizerName = "adamw"
-    """`muon` moves matrices by Muon and everything else (tables, head, norms, biases, routers) by AdamW."""
+    """`muon`: Muon for matrices, AdamW for the rest (embeddings, head, norms, biases, routers)."""
     lr: float = 3e-4
-    """At its highest; `schedule` says when that is."""
+    """Peak learning rate."""
     betas: tuple[float, float] = (0.9, 0.95)
-    """Of AdamW's two moments (arXiv 2412.19437, 4.2, and others)."""
+    """AdamW betas (arXiv 2412.19437, 4.2, and others)."""
     eps: float = 1e-8
     weight_decay: float = 0.1
-    """Of matrices; vectors and tables of tokens do not decay."""
+    """For matrices; vectors and embeddings do not decay."""
     clip: float | None = 1.0
-    """The gradient's norm, over all weights of all ranks, is brought down to this."""
+    """Maximum global gradient norm; None: no clipping."""
     momentum: float = 0.95
-    """Muon's, and that of `sgd`."""
+    """Momentum of `muon` and `sgd`."""
     newton_schulz_steps: int = 5
-    """Muon's iterations towards an orthogonal matrix (github.com/KellerJordan/Muon)."""
+    """Newton-Schulz iterations of Muon (github.com/KellerJordan/Muon)."""
 
 
 class ScheduleSection(Frozen):
-    """How the learning rate goes: up from 0 in `warmup_steps`, then as `name` says, to `final` of the highest."""
+    """Learning-rate schedule: linear warmup for `warmup_steps`, then `name`, down to `final` of the peak."""
 
     name: ScheduleName = "cosine"
     steps: int | None = None
-    """Of the whole run; without them, as many as `data.tokens` take."""
+    """Total optimizer steps; None: derived from `data.tokens`."""
     warmup_steps: int = 0
     decay_steps: int | None = None
-    """`wsd` alone: the last so many steps go down (arXiv 2404.06395, 4.2); a tenth of all where it is not said."""
+    """For `wsd` only: length of the final decay (arXiv 2404.06395, 4.2); default: a tenth of all steps."""
     final: float = 0.1
-    """Of the highest rate, at the end."""
+    """Final learning rate, as a fraction of the peak."""
 
 
-class Loss(Frozen):
-    """What is added to the cross-entropy, and how the router's correction moves. Defaults after GLM-4.5's report (arXiv 2508.06471, 2.3)."""
+class LossSection(Frozen):
+    """Auxiliary losses and the router bias update. Defaults after GLM-4.5's report (arXiv 2508.06471, 2.3)."""
 
     mtp: float = 0.3
-    """Weight of the multi-token-prediction layer's loss, where `model.mtp` trains one."""
+    """Weight of the multi-token-prediction loss, with `model.mtp`."""
     z: float = 0.0
-    """Weight of the squared log of the softmax's denominator, of the head (arXiv 2204.02311, 5)."""
+    """Weight of the z-loss of the output logits (arXiv 2204.02311, 5)."""
     router_z: float = 0.0
-    """The same of routers (arXiv 2202.08906, 3.2)."""
+    """Weight of the router z-loss (arXiv 2202.08906, 3.2)."""
     balance: float = 1e-4
     """Weight of the sequence-wise balance loss (arXiv 2412.19437, 2.1.2)."""
     bias_rate: float = 1e-3
-    """How far a router's correction moves in a step, where it has one (arXiv 2408.15664); 0 leaves it."""
+    """Update rate of the router's correction bias, if it has one (arXiv 2408.15664); 0: no update."""
 
 
-class Lora(Frozen):
-    """Adapters beside frozen weights (arXiv 2106.09685)."""
+class LoraSection(Frozen):
+    """LoRA adapters on frozen weights (arXiv 2106.09685)."""
 
     rank: int | None = None
-    """None: there are none, all weights learn."""
+    """None: no LoRA, all weights are trained."""
     alpha: float = 32.0
-    """What adapters say is multiplied with alpha / rank."""
+    """Adapter outputs are scaled by alpha / rank."""
     targets: tuple[LoraTarget, ...] = ("attention",)
-    """`feed_forward` means dense and shared ones."""
+    """`feed_forward`: dense feed-forwards and shared experts."""
     base: LoraBase = "bf16"
-    """How the frozen weights are held, for planning; a run takes them as the model's files have them."""
+    """Storage of the frozen weights, for planning; a run uses them as stored in the model's files."""
 
 
-class Validation(Frozen):
+class ValidationSection(Frozen):
     interval_steps: int | None = None
     """None: never."""
     samples: int = 64
-    """Rows of held-out data that are looked at each time."""
+    """Held-out rows per validation."""
 
 
 class GuardSection(Frozen):
-    """When a step must not stand: the run goes back to its last checkpoint and leaves that step's samples out."""
+    """Loss-spike guard: on a bad step the run rolls back to its last checkpoint and skips that step's samples."""
 
     spike: float = 8.0
-    """How far above the last steps' median a loss may lie, in robust standard deviations; 0: only what is no number is bad."""
+    """Maximum robust z-score of the loss against recent steps; 0: only NaN and infinity are bad."""
     window: int = 64
-    """Steps that a loss is compared with."""
+    """Recent steps to compare with."""
     rollbacks: int = 8
-    """In a row, before the run gives up."""
+    """Maximum consecutive rollbacks before the run fails."""
 
 
-class Run(Frozen):
-    """What concerns the running rather than the learning."""
+class RunSection(Frozen):
+    """Engine, compilation, seed and output folder."""
 
     engine: EngineName = "torch"
     deepspeed: str | None = None
-    """DeepSpeed's own JSON, seen from the recipe's folder."""
+    """DeepSpeed JSON config, relative to the recipe."""
     compile: bool = False
-    """Small chains of operations become one kernel each (torch.compile). Pays on GPUs."""
+    """Fuse small chains of operations with torch.compile. Useful on GPUs."""
     seed: int = 0
-    """Of the first weights. The order of samples has `data.seed`."""
+    """Seed of the initial weights. `data.seed` is for the sample order."""
     folder: str | None = None
-    """Where checkpoints and the log go, seen from the recipe's folder; by default one of the recipe's name beside it."""
+    """Directory of checkpoints and logs, relative to the recipe; default: `<recipe>-run` beside it."""

@@ -21,7 +21,7 @@ from windlass.engine.client.text_processor import EncodedRequest, NoText, TextPr
 from windlass.engine.client.transport import EngineTransport, ProcessTransport
 from windlass.engine.protocol import Finish, PrefillStats, SequenceOutput, Submit, finish_error, timeout_message
 from windlass.errors import BadInput
-from windlass.text.parse.stream import Piece, TextStream
+from windlass.text.parse.stream import TextPiece, TextStream
 from windlass.text.tokenize.tokenizer import LONG_CHARACTERS
 
 if TYPE_CHECKING:
@@ -237,8 +237,8 @@ def _with_finish(delta: Delta, finish: Finish, by_string: bool) -> Delta:
     )
 
 
-def _join(first: Piece, second: Piece) -> Piece:
-    return Piece(
+def _join(first: TextPiece, second: TextPiece) -> TextPiece:
+    return TextPiece(
         content=first.content + second.content,
         reasoning=first.reasoning + second.reasoning,
         tool_calls=first.tool_calls + second.tool_calls,

@@ -15,9 +15,9 @@ from windlass.engine.protocol import TokenizerData
 from windlass.errors import BadInput, TooLong
 from windlass.families.chat.dialect import dialect
 from windlass.text.chat.template import render_chat
-from windlass.text.grammar.tool_grammar import Asked, answer_grammar
+from windlass.text.grammar.tool_grammar import OutputSpec, answer_grammar
 from windlass.text.parse.reasoning import opens_reasoning
-from windlass.text.parse.stream import Piece, TextStream, special_marks
+from windlass.text.parse.stream import TextPiece, TextStream, special_marks
 from windlass.text.parse.styles import PLAIN, style_tags
 from windlass.text.tokenize.tokenizer import LONG_CHARACTERS, UNFINISHED
 
@@ -66,7 +66,7 @@ class TextProcessor:
             return self._encode_chat(request, context_tokens)
         tokens = self.prompt_tokens(request, context_tokens)
         stream = TextStream(self._text.tokenizer, stop=request.stop, prompt=tokens)
-        return EncodedRequest(tokens, stream, answer_grammar(Asked(style=PLAIN, constraint=request.constraint), {}))
+        return EncodedRequest(tokens, stream, answer_grammar(OutputSpec(style=PLAIN, constraint=request.constraint), {}))
 
     def prompt_tokens(self, request: Request | ScoreRequest, context_tokens: int | None = None) -> list[int]:
         if request.token_ids is not None:
@@ -105,7 +105,7 @@ class TextProcessor:
             starts_in_reasoning=starts_in_reasoning,
             tools=tools,
         )
-        asked = Asked(
+        asked = OutputSpec(
             style=style,
             constraint=request.constraint,
             tools=tools,
@@ -240,8 +240,8 @@ def _usable_tools(request: Request) -> tuple[dict[str, Any], ...]:
 class NoText:
     """A TextStream without a tokenizer."""
 
-    def push(self, token_ids: Sequence[int]) -> Piece:
-        return Piece()
+    def push(self, token_ids: Sequence[int]) -> TextPiece:
+        return TextPiece()
 
-    def finish(self) -> Piece:
-        return Piece()
+    def finish(self) -> TextPiece:
+        return TextPiece()

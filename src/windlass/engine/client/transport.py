@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from windlass.core.client import Unavailable
-from windlass.core.frames import BadFrame
 from windlass.core.launch import RankJob
+from windlass.core.ranks.frames import BadFrame
 from windlass.engine.protocol import Command, MessageReader, Report, encode_frame
 from windlass.errors import Error
 from windlass.machine.exit_status import describe_exit, last_line
@@ -129,7 +129,7 @@ class ProcessTransport:
     async def _why_lost(self) -> Error:
         assert self._process is not None
         try:
-            status = await asyncio.to_thread(self._process.wait, 1.0)
+            status = await asyncio.to_thread(self._process.wait, SECONDS_TO_END)
         except subprocess.TimeoutExpired:
             return Unavailable("the engine process closed its connection; retry to restart it")
         last = "" if self._output.closed else last_line(self._output.fileno())

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from windlass.kernels.cuda.greedy import greedy, workspace
-from windlass.kernels.step import Cache, Step
+from windlass.kernels.step import KvCache, Step
 
 # A padding row costs experts of its own, so small sizes are spaced closely.
 SIZES = (*range(1, 9), *range(10, 17, 2), *range(20, 33, 4), *range(40, 65, 8), *range(80, 129, 16), *range(160, 257, 32))
@@ -50,8 +50,8 @@ class InFlightStep:
 class DecodeGraphs:
     def __init__(
         self,
-        decoder: Callable[[Step, Sequence[Cache]], Tensor],
-        caches: Sequence[Cache],
+        decoder: Callable[[Step, Sequence[KvCache]], Tensor],
+        caches: Sequence[KvCache],
         step: Step,
         counts: Tensor,
         most: int,

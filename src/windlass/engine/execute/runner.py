@@ -13,14 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from windlass.core.constants import BLOCK_TOKENS
 from windlass.engine.execute.graphs import CapturedGraph, DecodeGraphs, InFlightStep
 from windlass.engine.schedule.scheduler import Chunk, SchedulerLimits
 from windlass.engine.schedule.sequence import Sequence as EngineSequence
 from windlass.kernels.program import program
 from windlass.kernels.program.only_views import NotRecordable
-from windlass.kernels.step import BLOCK_TOKENS, Cache, Step
+from windlass.kernels.step import KvCache, Step
 
-Decoder = Callable[[Step, Sequence[Cache]], Tensor]
+Decoder = Callable[[Step, Sequence[KvCache]], Tensor]
 """nn.Decoder, or a fake in tests: fp32 logits of the rows that the step selects."""
 
 
@@ -92,7 +93,7 @@ class Runner:
     def __init__(
         self,
         decoder: Decoder,
-        caches: Sequence[Cache],
+        caches: Sequence[KvCache],
         limits: SchedulerLimits,
         device: str = "cpu",
         record: bool = True,

@@ -10,8 +10,9 @@ import sys
 
 import numpy as np
 
+from windlass.core.constants import BLOCK_TOKENS
 from windlass.engine.execute.runner import Buffers
-from windlass.kernels.step import BLOCK_TOKENS, Step
+from windlass.kernels.step import Step
 
 HEADER = 6
 

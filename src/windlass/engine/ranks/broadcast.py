@@ -7,12 +7,14 @@ import time
 from types import TracebackType
 from typing import Any, Self
 
-from windlass.core.frames import write_frame
+from windlass.core.ranks.frames import write_frame
 from windlass.core.ranks.rendezvous import Meeting
 from windlass.engine.execute.step_codec import encode_step
 from windlass.kernels.program import program
 from windlass.kernels.step import Step
-from windlass.parallel.rendezvous import Board, GroupLost, connect_all
+from windlass.parallel.group import GroupLost
+from windlass.parallel.mesh import connect_all
+from windlass.parallel.store import RendezvousStore
 
 STEPS = "steps"
 SECONDS_TO_LOAD = 3600.0
@@ -29,9 +31,9 @@ class StepBroadcast:
         self.num_steps = self.num_rows = self.sent_bytes = 0
         self.seconds = 0.0
 
-    def connect(self, rank: int, meeting: Meeting, board: Board) -> None:
+    def connect(self, rank: int, meeting: Meeting, store: RendezvousStore) -> None:
         """Returns when all ranks have their weights and wait for a step."""
-        found = connect_all(board, STEPS, rank, len(meeting.hosts), meeting.key, meeting.hosts[rank], SECONDS_TO_LOAD)
+        found = connect_all(store, STEPS, rank, len(meeting.hosts), meeting.key, meeting.hosts[rank], SECONDS_TO_LOAD)
         self._others = [(rank, connection) for rank, connection in enumerate(found) if connection is not None]
         for _, connection in self._others:
             connection.settimeout(SECONDS_TO_SEND)

@@ -33,11 +33,12 @@ from windlass.engine.ranks.supervisor import SupervisorConnection
 from windlass.errors import Impossible
 from windlass.kernels.cpu.links import make_links
 from windlass.kernels.program import program
-from windlass.kernels.step import Cache
-from windlass.nn.parallel.shard import Shard
+from windlass.kernels.step import KvCache
+from windlass.nn.parallel.shard import ModelShard
 from windlass.parallel.group import Count
 from windlass.parallel.groups import Groups
-from windlass.parallel.rendezvous import Board, join_ranks
+from windlass.parallel.join import join_ranks
+from windlass.parallel.store import RendezvousStore
 from windlass.parallel.through_host import through_host
 
 LIMITS_KEY = "limits"
@@ -78,7 +79,7 @@ def _heartbeat(steps: StepBroadcast, groups: Groups) -> RankHeartbeat:
     return RankHeartbeat(steps.num_steps, steps.num_rows, 0.0, counts)
 
 
-def build_rank(job: RankJob, board: Board, progress: Progress | None = None) -> LoadedDecoder:
+def build_rank(job: RankJob, store: RendezvousStore, progress: Progress | None = None) -> LoadedDecoder:
     """Groups meet first, so that a missing rank is noticed before any weight is read."""
     meeting = job.meeting
     assert meeting is not None
@@ -87,7 +88,7 @@ def build_rank(job: RankJob, board: Board, progress: Progress | None = None) -> 
     device = device_of(job.launch.device, meeting, job.rank)
     if device != "cpu":
         torch.cuda.set_device(device)
-    groups = _join(job, meeting, board, device)
+    groups = _join(job, meeting, store, device)
     return build(job.launch, device, progress, partial(_shard, job, groups), job.slices_folder)
 
 
@@ -102,7 +103,7 @@ def _engine(launch: Launch, built: LoadedDecoder) -> Engine:
     return make_engine(launch, decoder, built.device, cache_share=here / whole, record=is_cpu, runner=TopLogitsRunner)
 
 
-def _block_bytes(caches: Sequence[Cache]) -> int:
+def _block_bytes(caches: Sequence[KvCache]) -> int:
     return sum(part.nbytes for cache in caches for part in (cache.keys, cache.values) if part is not None)
 
 
@@ -115,14 +116,14 @@ def device_of(asked: str, meeting: Meeting, rank: int) -> str:
     return f"cuda:{machines[:rank].count(machines[rank]) % torch.cuda.device_count()}"
 
 
-def _join(job: RankJob, meeting: Meeting, board: Board, device: str) -> Groups:
+def _join(job: RankJob, meeting: Meeting, store: RendezvousStore, device: str) -> Groups:
     """NCCL refuses ranks that share a GPU: their collectives go through the host (transport gloo)."""
     layout = job.launch.layout
     if device == "cpu":
-        return join_ranks(meeting, layout, job.rank, board, links=make_links)
+        return join_ranks(meeting, layout, job.rank, store, links=make_links)
     if meeting.transport == "gloo":
-        return through_host(join_ranks(meeting, layout, job.rank, board), device)
-    return join_ranks(meeting, layout, job.rank, board, device)
+        return through_host(join_ranks(meeting, layout, job.rank, store), device)
+    return join_ranks(meeting, layout, job.rank, store, device)
 
 
 def _transport_name(meeting: Meeting, device: str) -> str:
@@ -131,10 +132,10 @@ def _transport_name(meeting: Meeting, device: str) -> str:
     return "through host memory (several ranks share a GPU: slow)" if meeting.transport == "gloo" else "NCCL"
 
 
-def _shard(job: RankJob, groups: Groups, spec: ModelSpec, rules: tuple[Rule, ...], stored: Callable[[], Scheme]) -> Shard:
+def _shard(job: RankJob, groups: Groups, spec: ModelSpec, rules: tuple[Rule, ...], stored: Callable[[], Scheme]) -> ModelShard:
     layout = job.launch.layout
     placement = place(rules, spec.num_layers, layout, stored(), shares=job.shares or None, stages=job.stages or None)
-    return Shard(placement, layout, groups)
+    return ModelShard(placement, layout, groups)
 
 
 def _threads(meeting: Meeting, rank: int) -> int:

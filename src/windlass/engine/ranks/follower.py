@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from windlass.core.frames import read_frame
 from windlass.core.launch import RankJob
+from windlass.core.ranks.frames import read_frame
 from windlass.core.ranks.rendezvous import Meeting
 from windlass.engine.progress import ThrottledProgress
 from windlass.engine.ranks.messages import RankHeartbeat
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from windlass.engine.ranks.supervisor import SupervisorConnection
     from windlass.engine.schedule.scheduler import SchedulerLimits
     from windlass.nn.decoder import Decoder
-    from windlass.parallel.rendezvous import Board
+    from windlass.parallel.store import RendezvousStore
 
 SECONDS_BETWEEN_PROGRESS = 0.2
 
@@ -48,7 +48,7 @@ def main() -> int:
 
 def _report(error: Exception, supervisor: SupervisorConnection) -> None:
     from windlass.errors import Error
-    from windlass.parallel.rendezvous import GroupLost
+    from windlass.parallel.group import GroupLost
 
     if not isinstance(error, Error | GroupLost):
         import traceback
@@ -72,13 +72,13 @@ def _follow(job: RankJob, supervisor: SupervisorConnection) -> None:
     follower.follow(_steps(job.rank, job.meeting, supervisor))
 
 
-def _steps(rank: int, meeting: Meeting, board: Board) -> socket.socket:
+def _steps(rank: int, meeting: Meeting, store: RendezvousStore) -> socket.socket:
     """The connection to rank 0, which alone broadcasts steps; those to other ranks are closed."""
     from windlass.engine.ranks.broadcast import SECONDS_TO_LOAD, STEPS
-    from windlass.parallel.rendezvous import connect_all
+    from windlass.parallel.mesh import connect_all
 
     world = len(meeting.hosts)
-    first, *others = connect_all(board, STEPS, rank, world, meeting.key, meeting.hosts[rank], SECONDS_TO_LOAD)
+    first, *others = connect_all(store, STEPS, rank, world, meeting.key, meeting.hosts[rank], SECONDS_TO_LOAD)
     for other in others:
         if other is not None:
             other.close()
@@ -112,7 +112,7 @@ class Follower:
 
     def follow(self, steps: socket.socket) -> None:
         """Until rank 0 closes the connection."""
-        from windlass.parallel.rendezvous import GroupLost
+        from windlass.parallel.group import GroupLost
 
         while (data := read_frame(steps)) is not None:
             began = time.perf_counter()

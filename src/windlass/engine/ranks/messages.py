@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
-from windlass.core.frames import frame
 from windlass.core.launch import RankJob
+from windlass.core.ranks.frames import frame
 from windlass.engine.protocol import EngineFailed, LoadProgress
 from windlass.parallel.group import Count
 

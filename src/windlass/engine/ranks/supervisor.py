@@ -15,8 +15,8 @@ from queue import Empty, SimpleQueue
 
 import msgspec
 
-from windlass.core.frames import read_frame
 from windlass.core.launch import RankJob
+from windlass.core.ranks.frames import read_frame
 from windlass.engine.protocol import EngineFailed, LoadProgress, describe_error
 from windlass.engine.ranks.messages import (
     HEARTBEAT_INTERVAL_SECONDS,
@@ -32,7 +32,7 @@ from windlass.engine.ranks.messages import (
     framed,
 )
 from windlass.machine.parent_death import exit_on_close
-from windlass.parallel.rendezvous import GroupLost
+from windlass.parallel.group import GroupLost
 
 ROUND_TRIP_SECONDS = 5.0
 """Added to the timeout of a key, for the round trip."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from windlass.core.constants import BLOCK_TOKENS
 from windlass.core.model import Frozen
 from windlass.core.request import FinishReason
 from windlass.engine.schedule.blocks import BlockPool, PrefixMatch
@@ -27,7 +28,7 @@ class SchedulerLimits(Frozen):
     num_blocks: int
     context_tokens: int
     """Maximum length of a sequence, prompt and output."""
-    block_tokens: int = 16
+    block_tokens: int = BLOCK_TOKENS
     max_sequences: int = 32
     """In one step."""
     max_step_tokens: int = 512

@@ -1,1 +1,1 @@
-"""How models of a family write reasoning and tool calls, by their chat template. Data."""
+"""Formats of reasoning and tool calls, by chat template. Data."""

@@ -1,4 +1,4 @@
-"""Which style a model writes in: its chat template decides, since models of one family were taught different ones (dialects.toml)."""
+"""Format of a model's reasoning and tool calls, by its chat template, since models of one family differ (dialects.toml)."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _EFFORT = "reasoning_effort"
 class Dialect(Frozen):
     style: str = "plain"
     thinking: str = ""
-    """The template's variable that turns reasoning on and off; empty: it has none."""
+    """Template variable that switches reasoning on and off; empty: none."""
     reasons: bool = False
-    """Whether the template knows of reasoning."""
+    """Whether the template has reasoning tags."""
     past_reasoning: str = ""
-    """Where in a message the template looks for the reasoning that led to a call, if not in reasoning_content."""
+    """Message field in which the template expects past reasoning, if not reasoning_content."""
     effort: str = ""
-    """The template's variable that says how much to reason; empty: it has none."""
+    """Template variable for the reasoning effort; empty: none."""
 
 
-class _Row(Frozen):
+class _DialectRow(Frozen):
     models: str
     template_has: tuple[str, ...]
     style: str
@@ -35,14 +35,14 @@ class _Row(Frozen):
 
 
 def dialect(template: str | None) -> Dialect:
-    """Of a chat template; without one, or with one that has no such tags, all text is content."""
+    """Dialect of a chat template; without a template or known tags, all text is content."""
     for row in _rows() if template else ():
         if all(mark in (template or "") for mark in row.template_has):
             return _dialect(row, template or "")
     return Dialect()
 
 
-def _dialect(row: _Row, template: str) -> Dialect:
+def _dialect(row: _DialectRow, template: str) -> Dialect:
     return Dialect(
         style=row.style,
         thinking=row.thinking if row.thinking in template else "",
@@ -53,6 +53,6 @@ def _dialect(row: _Row, template: str) -> Dialect:
 
 
 @cache
-def _rows() -> tuple[_Row, ...]:
+def _rows() -> tuple[_DialectRow, ...]:
     text = files("windlass.families.chat").joinpath("dialects.toml").read_text(encoding="utf-8")
-    return tuple(msgspec.convert(tomllib.loads(text)["dialect"], list[_Row], strict=True))
+    return tuple(msgspec.convert(tomllib.loads(text)["dialect"], list[_DialectRow], strict=True))

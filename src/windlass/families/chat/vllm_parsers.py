@@ -1,4 +1,4 @@
-"""Which parsers vLLM is to be started with, by a model's chat template (vllm_parsers.toml)."""
+"""vLLM's tool-call and reasoning parsers for a model, by its chat template (vllm_parsers.toml)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import msgspec
 from windlass.core.model import Frozen
 
 
-class Parsers(Frozen):
-    """Names of vLLM's; empty: none."""
+class VllmParsers(Frozen):
+    """vLLM's parser names; empty: none."""
 
     tools: str = ""
     reasoning: str = ""
 
 
-class _Row(Frozen):
+class _ParserRow(Frozen):
     models: str
     template_has: tuple[str, ...]
     tools: str = ""
@@ -26,15 +26,15 @@ class _Row(Frozen):
     reasoning_has: str = "</think>"
 
 
-def vllm_parsers(template: str | None) -> Parsers:
-    """Without a template, or with one that no row knows, all text is content."""
+def vllm_parsers(template: str | None) -> VllmParsers:
+    """No parsers without a template or a matching row."""
     for row in _rows() if template else ():
         if all(mark in (template or "") for mark in row.template_has):
-            return Parsers(tools=row.tools, reasoning=row.reasoning if row.reasoning_has in (template or "") else "")
-    return Parsers()
+            return VllmParsers(tools=row.tools, reasoning=row.reasoning if row.reasoning_has in (template or "") else "")
+    return VllmParsers()
 
 
 @cache
-def _rows() -> tuple[_Row, ...]:
+def _rows() -> tuple[_ParserRow, ...]:
     text = files("windlass.families.chat").joinpath("vllm_parsers.toml").read_text(encoding="utf-8")
-    return tuple(msgspec.convert(tomllib.loads(text)["parsers"], list[_Row], strict=True))
+    return tuple(msgspec.convert(tomllib.loads(text)["parsers"], list[_ParserRow], strict=True))

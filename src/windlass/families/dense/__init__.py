@@ -1,1 +1,1 @@
-"""Families whose feed-forwards are dense, one file each."""
+"""Dense families, one file each."""

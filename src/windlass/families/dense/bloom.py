@@ -17,9 +17,9 @@ from windlass.families.reading.fields import (
     read_stops,
 )
 from windlass.families.reading.hints import Hints
-from windlass.families.reading.naming import FusedOrder, Names, rules_from
+from windlass.families.reading.naming import FusedOrder, TensorNames, rules_from
 
-NAMES = Names(
+NAMES = TensorNames(
     embed="word_embeddings.weight",
     embed_norm="word_embeddings_layernorm",
     final_norm="ln_f",
@@ -34,11 +34,11 @@ NAMES = Names(
     down="mlp.dense_4h_to_h",
 )
 PREFIX = "transformer."
-"""Some files carry this before every name but the head's."""
+"""Some checkpoints prefix every name except the head's."""
 
 
 def describe(config: Config, hints: Hints) -> ModelSpec:
-    config.same("apply_residual_connection_post_layernorm", False)
+    config.expect("apply_residual_connection_post_layernorm", False)
     hidden = config.integer("n_embed", "hidden_size")
     attention = read_attention(
         config, hidden, heads=("num_attention_heads", "n_head"), kv_heads=("n_head_kv",), qkv_bias=True, out_bias=True

@@ -1,4 +1,4 @@
-"""glm-4-9b and its chat model in their first form (remote code there; none is run here): fused QKV and gate/up, its own key names."""
+"""glm-4-9b and glm-4-9b-chat in their original form (remote code, which is not run here): fused QKV and gate/up, its own keys."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from windlass.core.rule import Rule
 from windlass.families.reading.config import Config
 from windlass.families.reading.fields import read_attention, read_context, read_layers, read_native_scheme, read_stops
 from windlass.families.reading.hints import Hints
-from windlass.families.reading.naming import FusedOrder, Names, rules_from
+from windlass.families.reading.naming import FusedOrder, TensorNames, rules_from
 from windlass.families.reading.rope import read_rope
 
-NAMES = Names(
+NAMES = TensorNames(
     embed="transformer.embedding.word_embeddings.weight",
     final_norm="transformer.encoder.final_layernorm",
     head="transformer.output_layer.weight",
@@ -27,9 +27,9 @@ NAMES = Names(
 
 def describe(config: Config, hints: Hints) -> ModelSpec:
     for key, value in (("rmsnorm", True), ("original_rope", True), ("post_layer_norm", True), ("multi_query_attention", True)):
-        config.same(key, value)
-    config.same("apply_residual_connection_post_layernorm", False)
-    # fp16 stabilisers of the first code; they do not change the result.
+        config.expect(key, value)
+    config.expect("apply_residual_connection_post_layernorm", False)
+    # fp16 workarounds of the original code; they do not change the result.
     config.ignore("apply_query_key_layer_scaling", "fp32_residual_connection")
     hidden = config.integer("hidden_size")
     bias = config.flag("add_bias_linear", default=False)

@@ -1,5 +1,5 @@
-"""Evo 2 (StripedHyena 2): gated convolutions with attention in a few layers. Described so that its memory can be planned; it is
-not a transformer, and no engine here runs it. Names are those of the vortex code."""
+"""Evo 2 (StripedHyena 2): gated convolutions with attention in a few layers. For memory planning only; Windlass does not
+run it. Names are those of the vortex code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def describe(config: Config, hints: Hints) -> ModelSpec:
     ffn = Dense(intermediate_size=config.integer("inner_mlp_size"), gated=True, activation=Activation.GELU)
     scaling = LinearScaling(factor=config.number("rotary_emb_scaling_factor", default=1.0, low=1e-3, high=1e6))
     theta = config.number("rotary_emb_base", default=10000.0, low=1.0)
-    config.ignore(*(key for key in config.values))  # run-time switches of its own engine; the shape is read above
+    config.ignore(*(key for key in config.values))  # runtime options of its own engine; shapes are read above
     return ModelSpec(
         name="",
         family="evo2",

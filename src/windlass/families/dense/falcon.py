@@ -17,10 +17,10 @@ from windlass.families.reading.fields import (
     read_stops,
 )
 from windlass.families.reading.hints import Hints
-from windlass.families.reading.naming import FusedOrder, Names, rules_from
+from windlass.families.reading.naming import FusedOrder, TensorNames, rules_from
 from windlass.families.reading.rope import read_rope
 
-NAMES = Names(
+NAMES = TensorNames(
     embed="transformer.word_embeddings.weight",
     final_norm="transformer.ln_f",
     head="lm_head.weight",
@@ -33,12 +33,12 @@ NAMES = Names(
     up="mlp.dense_h_to_4h",
     down="mlp.dense_4h_to_h",
 )
-_TWO_NORMS: Names = msgspec.structs.replace(NAMES, mixer_norm="ln_attn", ffn_norm="ln_mlp")
+_TWO_NORMS: TensorNames = msgspec.structs.replace(NAMES, mixer_norm="ln_attn", ffn_norm="ln_mlp")
 
 
 def describe(config: Config, hints: Hints) -> ModelSpec:
-    config.same("apply_residual_connection_post_layernorm", False)
-    config.same("activation", "gelu")
+    config.expect("apply_residual_connection_post_layernorm", False)
+    config.expect("activation", "gelu")
     hidden = config.integer("hidden_size", "n_embed")
     bias = config.flag("bias", default=False)
     attention = _attention(config, hidden, bias)
@@ -48,7 +48,7 @@ def describe(config: Config, hints: Hints) -> ModelSpec:
     alibi = config.flag("alibi", default=False)
     tied = config.flag("tie_word_embeddings", default=True)
     if alibi:
-        config.ignore("rope_parameters", "rope_theta", "rope_scaling")  # written all the same; nothing is rotated
+        config.ignore("rope_parameters", "rope_theta", "rope_scaling")  # present, but ignored with ALiBi
     positions = Alibi(before_scaling=True) if alibi else read_rope(config, attention.head_dim, layer_context=context)
     return ModelSpec(
         name="",
@@ -61,7 +61,7 @@ def describe(config: Config, hints: Hints) -> ModelSpec:
         norm=read_layer_norm(config, "layer_norm_epsilon"),
         positions=positions,
         tied_head=tied,
-        head_copy=tied,  # published files store the tied head all the same
+        head_copy=tied,  # published files store the tied head as well
         native_scheme=read_native_scheme(config),
         stop_token_ids=read_stops(config),
         dropout=read_dropout(config),

@@ -16,9 +16,9 @@ from windlass.families.reading.fields import (
     read_stops,
 )
 from windlass.families.reading.hints import Hints
-from windlass.families.reading.naming import FusedOrder, Names, rules_from
+from windlass.families.reading.naming import FusedOrder, TensorNames, rules_from
 
-NAMES = Names(
+NAMES = TensorNames(
     embed="transformer.wte.weight",
     positions="transformer.wpe.weight",
     final_norm="transformer.ln_f",
@@ -37,8 +37,8 @@ NAMES = Names(
 
 def read_gpt(config: Config, family: str, *, default_activation: str, num_kv_heads: int | None) -> ModelSpec:
     """What GPT-2 and GPT-BigCode share: the same keys, apart from how many KV heads there are."""
-    config.same("scale_attn_weights", True)
-    config.same("scale_attn_by_inverse_layer_idx", False)
+    config.expect("scale_attn_weights", True)
+    config.expect("scale_attn_by_inverse_layer_idx", False)
     hidden = config.integer("n_embd", "hidden_size")
     unused = ("the format has no KV head count",)
     attention = read_attention(

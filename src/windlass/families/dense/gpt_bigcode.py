@@ -9,16 +9,16 @@ from windlass.core.rule import Rule
 from windlass.families.dense import gpt2
 from windlass.families.reading.config import Config
 from windlass.families.reading.hints import Hints
-from windlass.families.reading.naming import FusedOrder, Names, rules_from
+from windlass.families.reading.naming import FusedOrder, TensorNames, rules_from
 
-NAMES: Names = msgspec.structs.replace(gpt2.NAMES, transposed=False)
+NAMES: TensorNames = msgspec.structs.replace(gpt2.NAMES, transposed=False)
 # Without multi-query the projection is fused head by head.
-_MULTI_HEAD: Names = msgspec.structs.replace(NAMES, fused_order=FusedOrder.GROUPED)
+_MULTI_HEAD: TensorNames = msgspec.structs.replace(NAMES, fused_order=FusedOrder.GROUPED)
 
 
 def describe(config: Config, hints: Hints) -> ModelSpec:
     multi_query = config.flag("multi_query", default=True)
-    config.same("num_key_value_heads", 1 if multi_query else config.integer("n_head", "num_attention_heads"))
+    config.expect("num_key_value_heads", 1 if multi_query else config.integer("n_head", "num_attention_heads"))
     return gpt2.read_gpt(config, "gpt_bigcode", default_activation="gelu_pytorch_tanh", num_kv_heads=1 if multi_query else None)
 
 

@@ -16,10 +16,10 @@ from windlass.families.reading.fields import (
     read_stops,
 )
 from windlass.families.reading.hints import Hints
-from windlass.families.reading.naming import FusedOrder, Names, rules_from
+from windlass.families.reading.naming import FusedOrder, TensorNames, rules_from
 from windlass.families.reading.rope import read_rope
 
-NAMES = Names(
+NAMES = TensorNames(
     embed="gpt_neox.embed_in.weight",
     final_norm="gpt_neox.final_layer_norm",
     head="embed_out.weight",

@@ -15,10 +15,10 @@ from windlass.families.reading.fields import (
     read_stops,
 )
 from windlass.families.reading.hints import Hints
-from windlass.families.reading.naming import Names, rules_from
+from windlass.families.reading.naming import TensorNames, rules_from
 from windlass.families.reading.rope import read_rope
 
-NAMES = Names(
+NAMES = TensorNames(
     embed="model.embed_tokens.weight",
     final_norm="model.norm",
     head="lm_head.weight",
@@ -48,7 +48,7 @@ def describe(config: Config, hints: Hints) -> ModelSpec:
     )
     context = read_context(config)
     config.ignore("is_llama_config", "rope_interleaved")  # written by SmolLM2's trainer; both restate the default
-    config.same("rope_interleaved", False)
+    config.expect("rope_interleaved", False)
     return ModelSpec(
         name="",
         family=config.values["model_type"],

@@ -18,20 +18,20 @@ from windlass.families.reading.fields import (
     read_stops,
 )
 from windlass.families.reading.hints import Hints
-from windlass.families.reading.naming import Names, rules_from
+from windlass.families.reading.naming import TensorNames, rules_from
 from windlass.families.reading.rope import read_rope
 
-NAMES: Names = msgspec.structs.replace(llama.NAMES, q_norm="self_attn.q_norm", k_norm="self_attn.k_norm")
+NAMES: TensorNames = msgspec.structs.replace(llama.NAMES, q_norm="self_attn.q_norm", k_norm="self_attn.k_norm")
 
 
 def read_qwen_attention(config: Config, hidden: int, num_layers: int) -> Attention:
-    """Sliding windows exist in the format and are off in every published model; on, they would be per layer."""
+    """Sliding windows exist in the config but are off in every published model."""
     config.ignore("max_window_layers", "sliding_window")
     if set(config.strings("layer_types", length=num_layers) or ()) - {"full_attention"}:
-        raise config.refuse("layer_types other than full_attention are not supported here")
+        raise config.refuse("layer_types other than full_attention are not supported")
     if config.flag("use_sliding_window", default=False):
         config.integer("sliding_window", high=MAX_CONTEXT)
-        raise config.refuse(f"use_sliding_window is true; windows over the upper of {num_layers} layers are not supported here")
+        raise config.refuse(f"use_sliding_window is true; windows over the upper of {num_layers} layers are not supported")
     bias = config.flag("attention_bias", default=False)
     return read_attention(config, hidden, qkv_bias=bias, out_bias=bias, qk_norm=True)
 

@@ -1,1 +1,1 @@
-"""Distributed Llama's description of a model: header and tensor names."""
+"""Distributed Llama headers and tensor order."""

@@ -1,7 +1,7 @@
-"""A model's description as the integers of a Distributed Llama `.m` header, and a header as a config.json.
+"""ModelSpec -> header values of a Distributed Llama `.m` file, and a header -> config.json.
 
-What the integers cannot say (a fractional rope_theta, another epsilon, YaRN) is Impossible rather than rounded: Distributed
-Llama's own converter truncates, and the file then computes something else. Values go by name; `formats.dllama` numbers them.
+What integers cannot express (a fractional rope_theta, another epsilon, YaRN) raises Impossible; Distributed Llama's own converter
+truncates, which changes the computation. Values go by name; `formats.dllama` has their numbers.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any
 
 from windlass.core.model import Activation, Attention, BandScaling, Dense, ModelSpec, MoE, Rope
 from windlass.errors import BadConfig, Impossible
-from windlass.families.dllama.names import ARCHITECTURES, Architecture, architecture
+from windlass.families.dllama.names import ARCHITECTURES, DllamaArchitecture, architecture
 
 _ACTIVATIONS = {Activation.GELU: 0, Activation.SILU: 1}
 _ACTIVATION_NAMES = {0: "gelu", 1: "silu"}
 _EPSILONS = {1e-5: 5, 1e-6: 6}
 _EPSILON_VALUES = {code: value for value, code in _EPSILONS.items()}
 ROPE_PAIRS, ROPE_HALVES, ROPE_BANDS = 0, 1, 2
-"""`rope_type`: llama, falcon, llama3.1. The last is the first with scaled frequencies."""
+"""`rope_type`: llama, falcon, llama3.1 (llama with scaled frequencies)."""
 _INT32_MAX = 2**31 - 1
 
 
@@ -28,7 +28,7 @@ def header_values(spec: ModelSpec, config: Mapping[str, Any]) -> dict[str, int]:
     kind, mixer = architecture(spec), _attention(spec)
     activation = spec.layers[0].feed_forward.activation
     if activation not in _ACTIVATIONS:
-        raise Impossible(f"activation {activation.value} has no number in a Distributed Llama header; gelu and silu have")
+        raise Impossible(f"activation {activation.value} cannot be stored in a Distributed Llama header; only gelu and silu can")
     values = {
         "version": 0,
         "arch_type": kind.number,
@@ -57,37 +57,43 @@ def _attention(spec: ModelSpec) -> Attention:
     mixers = {layer.mixer for layer in spec.layers}
     mixer = next(iter(mixers))
     if len(mixers) > 1 or not isinstance(mixer, Attention):
-        raise Impossible("Distributed Llama files hold one kind of attention for all layers; this model has several")
+        raise Impossible(
+            "Distributed Llama files support one kind of attention for all layers; this model has several. Use --to hf"
+        )
     return mixer
 
 
 def _dense_width(spec: ModelSpec, config: Mapping[str, Any]) -> int:
-    """A mixture without dense layers has no use for it, but the header has; the config's word is passed on."""
+    """Unused by models without dense layers, but required in the header; taken from the config."""
     dense = next((layer.feed_forward for layer in spec.layers if isinstance(layer.feed_forward, Dense)), None)
     return dense.intermediate_size if dense is not None else int(config.get("intermediate_size") or 0)
 
 
 def _epsilon(spec: ModelSpec) -> int:
     if spec.norm.eps not in _EPSILONS:
-        raise Impossible(f"rms_norm_eps {spec.norm.eps:g} has no number in a Distributed Llama header; 1e-05 and 1e-06 have")
+        raise Impossible(
+            f"rms_norm_eps {spec.norm.eps:g} cannot be stored in a Distributed Llama header; only 1e-05 and 1e-06 can"
+        )
     return _EPSILONS[spec.norm.eps]
 
 
 def _whole(name: str, value: float) -> int:
     if value != int(value) or not 0 <= value <= _INT32_MAX:
-        raise Impossible(f"{name} {value:g} is no whole number of 31 bits, and a Distributed Llama header has only those")
+        raise Impossible(f"{name} {value:g} is not an integer below 2^31, as a Distributed Llama header requires. Use --to hf")
     return int(value)
 
 
-def _rope_values(spec: ModelSpec, kind: Architecture, mixer: Attention) -> dict[str, int]:
+def _rope_values(spec: ModelSpec, kind: DllamaArchitecture, mixer: Attention) -> dict[str, int]:
     rope = spec.positions
     if not isinstance(rope, Rope) or rope.interleaved or (rope.rotary_dim != mixer.head_dim and not kind.own):
-        raise Impossible(f"Distributed Llama files of {kind.model_type} models rotate whole heads; this model does not")
+        raise Impossible(
+            f"Distributed Llama files of {kind.model_type} models need RoPE over whole heads; this one differs. Use --to hf"
+        )
     values = {"rope_theta": _whole("rope_theta", rope.theta)}
     if rope.scaling is None:
         return values
     if not isinstance(rope.scaling, BandScaling) or not kind.pairs:
-        raise Impossible("Distributed Llama files know no scaled rotary positions but Llama 3.1's, in Llama models. Use --to hf")
+        raise Impossible("Distributed Llama files support no RoPE scaling except Llama 3.1's, in Llama models. Use --to hf")
     return values | {
         "rope_scaling_factor": _whole("rope scaling factor", rope.scaling.factor),
         "rope_scaling_low_freq_factor": _whole("low_freq_factor", rope.scaling.low_freq_factor),
@@ -99,9 +105,13 @@ def _rope_values(spec: ModelSpec, kind: Architecture, mixer: Attention) -> dict[
 
 def _check_stock_experts(spec: ModelSpec, experts: MoE) -> dict[str, int]:
     if len(spec.moe_layers) < spec.num_layers:
-        raise Impossible("Distributed Llama files have experts in every layer or in none; this model has dense layers among them")
+        raise Impossible(
+            "Distributed Llama files have experts in every layer or in none; this model mixes dense and MoE layers. Use --to hf"
+        )
     if not experts.router.renormalize:
-        raise Impossible("Distributed Llama always renormalises the chosen experts' weights; this model has norm_topk_prob false")
+        raise Impossible(
+            "Distributed Llama always renormalises the expert weights; this model has norm_topk_prob false. Use --to hf"
+        )
     return {}
 
 
@@ -109,7 +119,9 @@ def _own_values(spec: ModelSpec, experts: MoE, mixer: Attention) -> dict[str, in
     assert isinstance(spec.positions, Rope)
     first = sum(isinstance(layer.feed_forward, Dense) for layer in spec.layers)
     if any(isinstance(layer.feed_forward, Dense) for layer in spec.layers[first:]):
-        raise Impossible("the file's header counts dense layers from the first on; this model has dense layers after experts")
+        raise Impossible(
+            "the header only supports dense layers at the start; this model has dense layers after MoE layers. Use --to hf"
+        )
     low, high = struct.unpack("<ii", struct.pack("<d", experts.router.scale))
     return {
         "rotary_dim": spec.positions.rotary_dim,
@@ -125,11 +137,11 @@ def _own_values(spec: ModelSpec, experts: MoE, mixer: Attention) -> dict[str, in
     }
 
 
-# --- and back --------------------------------------------------------------------------------------------------------
+# --- reading --------------------------------------------------------------------------------------------------------
 
 
-class _Read:
-    """Header values, asked for one by one; what is missing or not understood is said by name."""
+class _HeaderValues:
+    """Header values by name; missing or unsupported ones raise BadConfig."""
 
     def __init__(self, values: Mapping[str, int], where: str) -> None:
         self._values, self._where = values, where
@@ -146,14 +158,14 @@ class _Read:
     def among(self, name: str, known: Mapping[int, Any], default: int) -> Any:
         value = self(name, default)
         if value not in known:
-            raise self.refuse(f"{name} is {value}; known: {', '.join(map(str, known))}")
+            raise self.refuse(f"{name} is {value}; supported: {', '.join(map(str, known))}")
         return known[value]
 
 
 def config_from(values: Mapping[str, int], where: str = "header") -> dict[str, Any]:
-    """A config.json that `families.describe` reads. The head is never tied: the file stores it, rounded on its own."""
-    read = _Read(values, where)
-    kind: Architecture = read.among("arch_type", {known.number: known for known in ARCHITECTURES}, -1)
+    """A config.json for `families.describe`. The head is never tied: the file stores it separately quantized."""
+    read = _HeaderValues(values, where)
+    kind: DllamaArchitecture = read.among("arch_type", {known.number: known for known in ARCHITECTURES}, -1)
     read.among("version", {0: 0}, 0)
     heads, num_experts = read("n_heads"), read("n_experts", 0)
     if not heads:
@@ -183,12 +195,12 @@ def config_from(values: Mapping[str, int], where: str = "header") -> dict[str, A
     return config
 
 
-def _rope_config(read: _Read, kind: Architecture) -> dict[str, Any]:
-    """Distributed Llama rotates halves in all but its first architecture, whatever the header says."""
+def _rope_config(read: _HeaderValues, kind: DllamaArchitecture) -> dict[str, Any]:
+    """Distributed Llama rotates halves in all architectures except its first, whatever the header says."""
     default = ROPE_PAIRS if kind.pairs else ROPE_HALVES
     rope = read("rope_type", default)
     if rope not in ((ROPE_PAIRS, ROPE_BANDS) if kind.pairs else (ROPE_PAIRS, ROPE_HALVES)):
-        raise read.refuse(f"rope_type {rope} does not go with a {kind.model_type} model")
+        raise read.refuse(f"rope_type {rope} is not supported for {kind.model_type} models")
     if rope != ROPE_BANDS:
         return {}
     scaling = {
@@ -201,7 +213,7 @@ def _rope_config(read: _Read, kind: Architecture) -> dict[str, Any]:
     return {"rope_scaling": scaling}
 
 
-def _experts_config(read: _Read, num_experts: int) -> dict[str, Any]:
+def _experts_config(read: _HeaderValues, num_experts: int) -> dict[str, Any]:
     if not num_experts:
         return {}
     width = read("moe_hidden_dim")
@@ -215,7 +227,7 @@ def _experts_config(read: _Read, num_experts: int) -> dict[str, Any]:
     }
 
 
-def _own_config(read: _Read, head_dim: int) -> dict[str, Any]:
+def _own_config(read: _HeaderValues, head_dim: int) -> dict[str, Any]:
     flags = {0: False, 1: True}
     (scale,) = struct.unpack("<d", struct.pack("<ii", read("routed_scaling_low"), read("routed_scaling_high")))
     if not head_dim:

@@ -1,8 +1,8 @@
-"""Which architectures Distributed Llama's `.m` files hold, and the order of their tensors under Hugging Face names.
+"""Architectures of Distributed Llama's `.m` files, and the order of their tensors under Hugging Face names.
 
-The order is that of converter/convert-hf.py of Distributed Llama 0.16, told in our own tensor names; shapes and stored names
-come from the family's rules, and a tensor that has no place in the order makes the model impossible to write. GLM-4.5 and its
-kin have an id and an order of Windlass's own, which Distributed Llama refuses. Knows no bytes.
+The order is that of converter/convert-hf.py of Distributed Llama 0.16, in our tensor names; shapes and stored names come from the
+family's rules. A model with any other tensor cannot be written. GLM-4.5 models use an extension of Windlass, which Distributed
+Llama refuses. Knows no bytes.
 """
 
 from __future__ import annotations
@@ -10,33 +10,33 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from windlass.core.model import Attention, Frozen, ModelSpec
-from windlass.core.rule import Part, Role, Rule
+from windlass.core.rule import ModelPart, Role, Rule
 from windlass.core.scheme import Keep
 from windlass.errors import Impossible
 from windlass.families import rules
 
 
-class Architecture(Frozen):
+class DllamaArchitecture(Frozen):
     number: int
     """`arch_type` in the header."""
     model_type: str
     class_name: str
     """What transformers calls the model."""
     pairs: bool = False
-    """Q and K rows are stored for rotation of neighbours, not of halves."""
+    """Q and K rows are permuted for rotation of adjacent pairs instead of halves."""
     own: bool = False
-    """Windlass's addition."""
+    """A Windlass extension."""
 
 
 ARCHITECTURES = (
-    Architecture(number=0xABCD00, model_type="llama", class_name="LlamaForCausalLM", pairs=True),
-    Architecture(number=0xABCD01, model_type="qwen3", class_name="Qwen3ForCausalLM"),
-    Architecture(number=0xABCD02, model_type="qwen3_moe", class_name="Qwen3MoeForCausalLM"),
-    Architecture(number=0x574C4D01, model_type="glm4_moe", class_name="Glm4MoeForCausalLM", own=True),
+    DllamaArchitecture(number=0xABCD00, model_type="llama", class_name="LlamaForCausalLM", pairs=True),
+    DllamaArchitecture(number=0xABCD01, model_type="qwen3", class_name="Qwen3ForCausalLM"),
+    DllamaArchitecture(number=0xABCD02, model_type="qwen3_moe", class_name="Qwen3MoeForCausalLM"),
+    DllamaArchitecture(number=0x574C4D01, model_type="glm4_moe", class_name="Glm4MoeForCausalLM", own=True),
 )
 _BY_FAMILY = {known.model_type: known for known in ARCHITECTURES} | {"mistral": ARCHITECTURES[0]}
 
-# Our names, in the order of the file. A tensor that a model has not is passed over: biases, experts and norms of Q and K.
+# Our names in file order. Tensors that a model does not have (biases, experts, QK norms) are skipped.
 _MIXER = ("mixer.q.weight", "mixer.q.bias", "mixer.k.weight", "mixer.k.bias", "mixer.v.weight", "mixer.v.bias", "mixer.o.weight")
 _DENSE = ("ffn.gate.weight", "ffn.down.weight", "ffn.up.weight")
 _ROUTER = ("ffn.router.weight", "ffn.router.correction")
@@ -48,38 +48,36 @@ _PAIRED = frozenset({"mixer.q.weight", "mixer.k.weight"})
 
 
 class FileTensor(Frozen):
-    """One tensor of the file, in its place."""
+    """One tensor of the file."""
 
     name: str
-    """Under which a checkpoint in Hugging Face form has it. A tied model's head is its embedding, a second time."""
+    """Hugging Face name. The head of a tied model is its embedding, stored a second time."""
     shape: tuple[int, ...]
     packed: bool
     """In the header's weight type; otherwise always F32."""
     head_dim: int = 0
-    """Rows are stored in pairs within heads of this many rows; 0: as they are."""
+    """Rows are permuted within heads of this size; 0: not permuted."""
 
 
-def architecture(spec: ModelSpec) -> Architecture:
+def architecture(spec: ModelSpec) -> DllamaArchitecture:
     found = _BY_FAMILY.get(spec.family)
     if found is None:
         raise Impossible(
-            f"Distributed Llama files have no place for a {spec.family} model; they hold {', '.join(sorted(_BY_FAMILY))}. Use --to hf"
+            f"Distributed Llama files do not support {spec.family} models; supported: {', '.join(sorted(_BY_FAMILY))}. Use --to hf"
         )
     return found
 
 
 def tensor_order(spec: ModelSpec) -> Iterator[FileTensor]:
-    """Every tensor, as the file has them. A model with a tensor that has no place is Impossible, before the first is given."""
+    """Every tensor in file order. Raises Impossible up front for a model with any other tensor."""
     kind = architecture(spec)
     table = _Table(spec, kind)
     if unplaced := sorted(table.names() - _allowed(kind)):
-        raise Impossible(
-            f"Distributed Llama files of {kind.model_type} models have no place for {', '.join(unplaced)}. Use --to hf"
-        )
+        raise Impossible(f"Distributed Llama files of {kind.model_type} models cannot store {', '.join(unplaced)}. Use --to hf")
     return _walk(spec, table)
 
 
-def _allowed(kind: Architecture) -> set[str]:
+def _allowed(kind: DllamaArchitecture) -> set[str]:
     names = {"embed.weight", "norm.weight", "head.weight", *_MIXER, *_DENSE, *_ROUTER, *_EXPERT, *_SHARED, *_NORMS}
     return names if kind.own else names - _OWN_ONLY
 
@@ -93,15 +91,15 @@ def _walk(spec: ModelSpec, table: _Table) -> Iterator[FileTensor]:
 
 
 class _Table:
-    """The family's rules by our name, and by layer where layers differ."""
+    """The family's rules by our name, per layer."""
 
-    def __init__(self, spec: ModelSpec, kind: Architecture) -> None:
+    def __init__(self, spec: ModelSpec, kind: DllamaArchitecture) -> None:
         self._whole: dict[str, Rule] = {}
         self._layers: list[dict[str, Rule]] = [{} for _ in spec.layers]
         mixer = spec.attention
         self._head_dim = mixer.head_dim if kind.pairs and isinstance(mixer, Attention) else 0
         for rule in rules(spec):
-            if rule.part is not Part.MAIN:
+            if rule.part is not ModelPart.MAIN:
                 continue
             if rule.layers is None:
                 self._whole[rule.ours] = rule
@@ -138,15 +136,15 @@ class _Table:
 
 
 def notes(spec: ModelSpec) -> tuple[str, ...]:
-    """What whoever writes such a file should be told."""
-    kind, mixer, said = architecture(spec), spec.attention, list[str]()
+    """Warnings for the user who writes such a file."""
+    kind, mixer, warnings = architecture(spec), spec.attention, list[str]()
     if kind.own:
-        said.append(
-            f"architecture {kind.number:#x} ({kind.model_type}) is Windlass's own: Windlass reads and runs this file, "
+        warnings.append(
+            f"architecture {kind.number:#x} ({kind.model_type}) is a Windlass extension: Windlass runs this file, "
             "stock Distributed Llama refuses it"
         )
     if isinstance(mixer, Attention) and mixer.window is not None and mixer.window < spec.context_tokens:
-        said.append(f"sliding windows have no place in the file: the context is cut to the window, {mixer.window} tokens")
+        warnings.append(f"the format has no sliding windows: the context is limited to the window of {mixer.window} tokens")
     if spec.next_token is not None:
-        said.append("the multi-token-prediction layer has no place in the file and is left out")
-    return tuple(said)
+        warnings.append("the format has no multi-token-prediction layer: it is left out")
+    return tuple(warnings)

@@ -1,1 +1,1 @@
-"""GGUF's description of a model: metadata to config.json, tensor names."""
+"""GGUF metadata and tensor names -> their Hugging Face equivalents."""

@@ -1,7 +1,7 @@
-"""GGUF metadata -> the config.json that describes the same model, for `families.describe`.
+"""GGUF metadata -> an equivalent config.json for `families.describe`.
 
-Keys are those of llama.cpp (gguf-py/gguf/constants.py); a key of the architecture that is not read here is refused by name.
-What the metadata leaves out is seen in the tensors: a tied head, biases, norms of Q and K, whether the MTP layer is there.
+Keys are those of llama.cpp (gguf-py/gguf/constants.py); unread keys of the architecture are refused by name.
+What the metadata omits is derived from the tensors: tied head, biases, QK norms, MTP layer.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ Shapes = Mapping[str, tuple[int, ...]]
 SOFTMAX, SIGMOID = 1, 2
 """expert_gating_func (gguf-py/gguf/constants.py, ExpertGatingFuncType)."""
 
-# Says nothing about the mathematics, or says again what the tensors show.
+# Without influence on the computation, or redundant with the tensors.
 _HARMLESS = ("vocab_size", "tensor_data_layout", "use_parallel_residual", "rope.scaling.finetuned", "attention.causal")
 
-# The frequency table of Llama 3.1 to 3.3 was made with these; only the factor differs between models and can be seen in it.
+# Parameters of the frequency table of Llama 3.1 to 3.3; only the factor differs, and can be derived from the table.
 _BANDS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
 def gguf_config(
     metadata: Mapping[str, Any], shapes: Shapes, rope_factors: Sequence[float] = (), where: str = "GGUF"
 ) -> dict[str, Any]:
-    """`shapes` is of the stored tensors; `rope_factors` is the tensor rope_freqs.weight where the file has one."""
+    """`shapes`: of the stored tensors; `rope_factors`: the tensor rope_freqs.weight, if present."""
     name, architecture = architecture_of(metadata, where)
     prefix = f"{name}."
     keys = Config({key[len(prefix) :]: value for key, value in metadata.items() if key.startswith(prefix)}, f"{where}: {name}")
@@ -46,7 +46,7 @@ def gguf_config(
 def _common(keys: Config, shapes: Shapes) -> dict[str, Any]:
     hidden, heads = keys.integer("embedding_length"), keys.integer("attention.head_count")
     head_dim = keys.integer("attention.key_length", default=max(hidden // heads, 1))
-    keys.same("attention.value_length", head_dim)
+    keys.expect("attention.value_length", head_dim)
     embedding = shapes.get("token_embd.weight", ())
     if len(embedding) != 2 or embedding[1] != hidden:
         raise keys.refuse(f"token_embd.weight should be [vocabulary, {hidden}], found {list(embedding)}")
@@ -67,7 +67,7 @@ def _common(keys: Config, shapes: Shapes) -> dict[str, Any]:
 
 
 def _shortest(value: float) -> float:
-    """The shortest decimal that is the same float32: 1e-05 in a config.json was stored as 9.999999747378752e-06."""
+    """The shortest decimal with the same float32 value: 1e-05 is stored as 9.999999747378752e-06."""
     stored = struct.pack("<f", value)
     for digits in range(6, 10):
         short = float(f"{value:.{digits}g}")
@@ -85,14 +85,14 @@ def _rope(keys: Config, head_dim: int, theta: float, factors: Sequence[float]) -
     scaling = _scaling(keys)
     if factors:
         if scaling is not None:
-            raise keys.refuse("rope_freqs.weight and rope.scaling are both given; only one is understood")
+            raise keys.refuse("rope_freqs.weight and rope.scaling are both given; only one is supported")
         scaling = _bands(keys, rotated, theta, factors)
     return found | ({"rope_scaling": scaling} if scaling else {})
 
 
 def _scaling(keys: Config) -> dict[str, Any] | None:
     kind = keys.choice("rope.scaling.type", among={name: name for name in ("none", "linear", "yarn")}, default="none")
-    keys.same("rope.scaling.attn_factor", 1.0)
+    keys.expect("rope.scaling.attn_factor", 1.0)
     factor = _shortest(keys.number("rope.scaling.factor", "rope.scale_linear", default=1.0, low=1e-3, high=1e6))
     original = keys.integer("rope.scaling.original_context_length", default=0, low=0, high=MAX_CONTEXT)
     if kind == "none" or (kind == "linear" and factor == 1.0):
@@ -109,19 +109,19 @@ def _scaling(keys: Config) -> dict[str, Any] | None:
 
 
 def _bands(keys: Config, rotated: int, theta: float, factors: Sequence[float]) -> dict[str, Any] | None:
-    """llama.cpp stores what each frequency is divided by; the config has the numbers that this table was made from."""
+    """llama.cpp stores the divisor of each frequency; the config has the parameters it was computed from."""
     scaling = {"rope_type": "llama3", "factor": _shortest(max(factors)), **_BANDS}
     expected = _band_factors(rotated, theta, scaling)
     close = len(expected) == len(factors) and all(
         math.isclose(*pair, rel_tol=1e-4) for pair in zip(expected, factors, strict=True)
     )
     if not close:
-        raise keys.refuse("rope_freqs.weight is not a table of Llama 3's frequency scaling, the only one understood")
+        raise keys.refuse("rope_freqs.weight is not Llama 3's frequency scaling, the only one supported")
     return scaling if scaling["factor"] != 1.0 else None
 
 
 def _band_factors(rotated: int, theta: float, scaling: Mapping[str, Any]) -> list[float]:
-    """transformers, modeling_rope_utils.py, _compute_llama3_parameters: long waves are slowed, short ones are not."""
+    """transformers, modeling_rope_utils.py, _compute_llama3_parameters."""
     factor, low, high = scaling["factor"], scaling["low_freq_factor"], scaling["high_freq_factor"]
     found: list[float] = []
     for index in range(0, rotated, 2):
@@ -131,14 +131,14 @@ def _band_factors(rotated: int, theta: float, scaling: Mapping[str, Any]) -> lis
     return found
 
 
-# --- what each architecture adds
+# --- per architecture
 
 _Found = dict[str, Any]
 
 
 def _dense(keys: Config, config: _Found, shapes: Shapes) -> _Found:
     if keys.integer("expert_count", default=0, low=0, high=MAX_EXPERTS) > 0:
-        raise keys.refuse("a mixture of experts under this architecture (Mixtral) is not read from GGUF")
+        raise keys.refuse("Mixtral in GGUF is not supported; use the safetensors checkpoint")
     keys.ignore("expert_used_count")
     found: _Found = {"intermediate_size": keys.integer("feed_forward_length")}
     window = keys.optional_integer("attention.sliding_window", high=MAX_CONTEXT)
@@ -152,27 +152,27 @@ def _mixture(keys: Config) -> _Found:
         "moe_intermediate_size": width,
         "intermediate_size": keys.integer("feed_forward_length", default=width),
         "num_experts_per_tok": keys.integer("expert_used_count", high=num_experts),
-        # llama.cpp renormalises in both architectures unless told otherwise (src/models/qwen3moe.cpp, glm4-moe.cpp)
+        # llama.cpp renormalises in both architectures by default (src/models/qwen3moe.cpp, glm4-moe.cpp)
         "norm_topk_prob": keys.flag("expert_weights_norm", default=True),
     }
 
 
 def _softmax_mixture(keys: Config, config: _Found, shapes: Shapes) -> _Found:
-    keys.same("expert_gating_func", SOFTMAX)
-    keys.same("expert_weights_scale", 1.0)
-    keys.same("expert_shared_count", 0)
+    keys.expect("expert_gating_func", SOFTMAX)
+    keys.expect("expert_weights_scale", 1.0)
+    keys.expect("expert_shared_count", 0)
     found = _mixture(keys)
     return found | {"num_experts": keys.integer("expert_count"), "decoder_sparse_step": 1, "mlp_only_layers": []}
 
 
 def _sigmoid_mixture(keys: Config, config: _Found, shapes: Shapes) -> _Found:
-    keys.same("expert_gating_func", SIGMOID)
+    keys.expect("expert_gating_func", SIGMOID)
     found = _mixture(keys)
     claimed = keys.integer("nextn_predict_layers", default=0, low=0, high=1)
     layers = config["num_hidden_layers"] - claimed  # block_count includes the MTP layer
     if layers < 1:
         raise keys.refuse("block_count leaves no layer beside the MTP layer")
-    # Some files claim an MTP layer whose weights were never there (llama.cpp issue 19733).
+    # Some files claim an MTP layer without having its weights (llama.cpp issue 19733).
     present = claimed and f"blk.{layers}.nextn.eh_proj.weight" in shapes
     return found | {
         "num_hidden_layers": layers,
@@ -195,7 +195,7 @@ _EXTRA = {"llama": _dense, "qwen3": _dense, "qwen3moe": _softmax_mixture, "glm4m
 
 
 def _tokens(metadata: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """End of turn and end of message stop a model as its end of text does; GLM needs all three."""
+    """EOS, end-of-turn and end-of-message tokens all stop generation; GLM needs all three."""
     found: dict[str, Any] = {}
     for key, name in (("bos_token_id", "bos_token_id"), ("padding_token_id", "pad_token_id")):
         if (value := _token(metadata, key, where)) is not None:
@@ -212,5 +212,5 @@ def _token(metadata: Mapping[str, Any], key: str, where: str) -> int | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise BadInput(f"{where}: tokenizer.ggml.{key} should be a token's number, found {value!r:.40}")
+        raise BadInput(f"{where}: tokenizer.ggml.{key} should be a token id, found {value!r:.40}")
     return value

@@ -1,7 +1,7 @@
-"""Tensors of a GGUF file under their Hugging Face names: which stored tensor, which of its rows, in what order. Data and no torch.
+"""Maps GGUF tensors to Hugging Face names, rows and row order. Data; no torch.
 
-GGUF has its own short names (llama.cpp, gguf-py/gguf/tensor_mapping.py), stacks all experts of a layer in one tensor, and for
-one architecture stores the rows of Q and K in another order. What a name means beyond that is the family's business.
+GGUF has its own names (llama.cpp, gguf-py/gguf/tensor_mapping.py), stacks all experts of a layer in one tensor, and for `llama`
+permutes the rows of Q and K.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class HeadHalves(Frozen):
     head_dim: int
 
     def stored(self, row: int) -> int:
-        """Where row `row` of the Hugging Face tensor lies in the file."""
+        """Row in the file of row `row` of the Hugging Face tensor."""
         head, within = divmod(row, self.head_dim)
         half, index = divmod(within, self.head_dim // 2)
         return head * self.head_dim + 2 * index + half
@@ -35,15 +35,15 @@ class GgufSource(Frozen):
     """In the file."""
     shape: tuple[int, ...]
     first_row: int = 0
-    """Where our rows begin: an expert of a stack."""
+    """First row of this expert in a stacked tensor."""
     order: HeadHalves | None = None
 
 
-class Architecture(Frozen):
+class GgufArchitecture(Frozen):
     model_type: str
     hf_class: str
     layers: dict[str, str]
-    """A layer's names there -> here, without `blk.N.` and the ending `.weight` or `.bias`; `{expert}` marks a stack of experts."""
+    """GGUF -> Hugging Face names in a layer, without `blk.N.` and `.weight` or `.bias`; `{expert}` marks stacked experts."""
     halved_heads: bool = False
     """Rows of Q and K are in HeadHalves order."""
 
@@ -79,22 +79,24 @@ _NEXT_TOKEN = {
 }
 _FFN_NORM = {"ffn_norm": "post_attention_layernorm"}
 _CORRECTION = ("exp_probs_b.bias", "mlp.gate.e_score_correction_bias")
-"""The one name whose ending changes."""
+"""The only name whose suffix changes."""
 
 ARCHITECTURES = {
-    "llama": Architecture(
+    "llama": GgufArchitecture(
         model_type="llama", hf_class="LlamaForCausalLM", layers=_ATTENTION | _FFN_NORM | _DENSE, halved_heads=True
     ),
-    "qwen3": Architecture(model_type="qwen3", hf_class="Qwen3ForCausalLM", layers=_ATTENTION | _HEAD_NORMS | _FFN_NORM | _DENSE),
-    "qwen3moe": Architecture(
+    "qwen3": GgufArchitecture(
+        model_type="qwen3", hf_class="Qwen3ForCausalLM", layers=_ATTENTION | _HEAD_NORMS | _FFN_NORM | _DENSE
+    ),
+    "qwen3moe": GgufArchitecture(
         model_type="qwen3_moe",
         hf_class="Qwen3MoeForCausalLM",
         layers=_ATTENTION | _HEAD_NORMS | _FFN_NORM | _EXPERTS,
     ),
-    "glm4moe": Architecture(
+    "glm4moe": GgufArchitecture(
         model_type="glm4_moe",
         hf_class="Glm4MoeForCausalLM",
-        # The norm before the feed-forward is called otherwise here.
+        # The norm before the feed-forward has a different name here.
         layers=_ATTENTION
         | _HEAD_NORMS
         | {"post_attention_norm": "post_attention_layernorm"}
@@ -105,23 +107,23 @@ ARCHITECTURES = {
     ),
 }
 
-# Tables that follow from the metadata: rotation frequencies (read for the config) and, in old files, their cosines.
+# Derived tables: rotation frequencies (read for the config) and, in old files, their cosines.
 DERIVED = re.compile(r"(blk\.\d+\.)?(rope_freqs|attn_rot_embd)\.weight")
 _LAYER_NAME = re.compile(r"blk\.(?P<layer>\d{1,4})\.(?P<rest>.+)")
 _NAME = re.compile(r"(?P<stem>.+)\.(?P<ending>weight|bias)")
 
 
-def architecture_of(metadata: Mapping[str, object], where: str = "GGUF") -> tuple[str, Architecture]:
+def architecture_of(metadata: Mapping[str, object], where: str = "GGUF") -> tuple[str, GgufArchitecture]:
     name = metadata.get("general.architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
-        raise BadInput(f"{where}: architecture {name!r:.60} is not read from GGUF; known: {', '.join(ARCHITECTURES)}")
+        raise BadInput(f"{where}: architecture {name!r:.60} is not supported in GGUF; supported: {', '.join(ARCHITECTURES)}")
     return name, ARCHITECTURES[name]
 
 
 def gguf_sources(
-    architecture: Architecture, shapes: Mapping[str, tuple[int, ...]], head_dim: int, where: str = "GGUF"
+    architecture: GgufArchitecture, shapes: Mapping[str, tuple[int, ...]], head_dim: int, where: str = "GGUF"
 ) -> Iterator[GgufSource]:
-    """Every tensor of the model. `shapes` is of the stored ones, slowest dimension first."""
+    """Every tensor of the model. `shapes`: of the stored tensors, slowest dimension first."""
     for stored, shape in shapes.items():
         if not DERIVED.fullmatch(stored):
             name = _hugging_face_name(architecture, stored, where)
@@ -132,8 +134,8 @@ def gguf_sources(
                 yield GgufSource(name=name, stored=stored, shape=shape, order=order)
 
 
-def _hugging_face_name(architecture: Architecture, stored: str, where: str) -> str:
-    """Refused when unknown: a tensor that nobody reads may well change the mathematics."""
+def _hugging_face_name(architecture: GgufArchitecture, stored: str, where: str) -> str:
+    """Unknown tensors are refused, since they may change the computation."""
     in_layer = _LAYER_NAME.fullmatch(stored)
     rest = in_layer["rest"] if in_layer else stored
     prefix = f"model.layers.{int(in_layer['layer'])}." if in_layer else ""
@@ -142,7 +144,7 @@ def _hugging_face_name(architecture: Architecture, stored: str, where: str) -> s
     name = _NAME.fullmatch(rest)
     stem = (architecture.layers if in_layer else _MODEL).get(name["stem"]) if name else None
     if name is None or stem is None:
-        raise BadInput(f"{where}: tensor {stored!r:.80} is not known in a {architecture.model_type} model")
+        raise BadInput(f"{where}: tensor {stored!r:.80} is unknown for {architecture.model_type} models")
     return f"{prefix}{stem}.{name['ending']}"
 
 
@@ -156,9 +158,11 @@ def _experts(name: str, stored: str, shape: tuple[int, ...], where: str) -> Iter
         yield GgufSource(name=name.format(expert=expert), stored=stored, shape=shape[1:], first_row=expert * rows)
 
 
-def _row_order(architecture: Architecture, stored: str, shape: tuple[int, ...], head_dim: int, where: str) -> HeadHalves | None:
+def _row_order(
+    architecture: GgufArchitecture, stored: str, shape: tuple[int, ...], head_dim: int, where: str
+) -> HeadHalves | None:
     if not architecture.halved_heads or (".attn_q." not in stored and ".attn_k." not in stored):
         return None
     if head_dim % 2 or shape[0] % head_dim:
-        raise BadInput(f"{where}: the {shape[0]} rows of {stored} are not whole heads of {head_dim}")
+        raise BadInput(f"{where}: the {shape[0]} rows of {stored} are not a multiple of head_dim {head_dim}")
     return HeadHalves(head_dim=head_dim)

@@ -1,1 +1,1 @@
-"""Families with mixtures of experts, one file each."""
+"""Mixture-of-experts families, one file each."""

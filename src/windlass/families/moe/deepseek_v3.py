@@ -10,10 +10,10 @@ from windlass.families.moe import glm4_moe
 from windlass.families.reading.config import MAX_CONTEXT, MAX_LAYERS, Config
 from windlass.families.reading.fields import read_context, read_layers, read_native_scheme, read_rms, read_stops
 from windlass.families.reading.hints import Hints
-from windlass.families.reading.naming import Names, rules_from
+from windlass.families.reading.naming import TensorNames, rules_from
 from windlass.families.reading.rope import read_rope
 
-NAMES: Names = msgspec.structs.replace(
+NAMES: TensorNames = msgspec.structs.replace(
     glm4_moe.NAMES,
     q_a="self_attn.q_a_proj",
     q_a_norm="self_attn.q_a_layernorm",
@@ -56,12 +56,12 @@ def describe(config: Config, hints: Hints) -> ModelSpec:
 
 
 def _mixers(config: Config, num_layers: int, *, indexed: bool) -> list[LatentAttention]:
-    config.same("attention_bias", False)
-    config.same("moe_layer_freq", 1)
-    config.same("rope_interleave", True)
+    config.expect("attention_bias", False)
+    config.expect("moe_layer_freq", 1)
+    config.expect("rope_interleave", True)
     nope, rope = config.integer("qk_nope_head_dim", high=65536), config.integer("qk_rope_head_dim", high=65536)
-    config.same("qk_head_dim", nope + rope)
-    config.ignore("head_dim", "num_key_value_heads")  # restate or contradict the dimensions above; no code reads them
+    config.expect("qk_head_dim", nope + rope)
+    config.ignore("head_dim", "num_key_value_heads")  # redundant or contradictory; no implementation reads them
     plain = LatentAttention(
         num_heads=config.integer("num_attention_heads"),
         q_lora_rank=config.optional_integer("q_lora_rank"),
@@ -76,14 +76,14 @@ def _mixers(config: Config, num_layers: int, *, indexed: bool) -> list[LatentAtt
 
 
 def _indexers(config: Config, num_layers: int) -> list[Indexer]:
-    """GLM-5 has one in every layer; GLM-5.2 keeps one in every fourth and the layers between reuse its choice."""
-    config.same("indexer_rope_interleave", True)
+    """GLM-5 has one in every layer; GLM-5.2 in every fourth, and the layers between reuse its selection."""
+    config.expect("indexer_rope_interleave", True)
     config.ignore("index_share_for_mtp_iteration")
-    config.same("mlp_bias", False)
+    config.expect("mlp_bias", False)
     if set(config.strings("layer_types", length=num_layers) or ()) - {"indexed_attention"}:
         raise config.refuse("layer_types should be 'indexed_attention' throughout")
     kinds = config.strings("indexer_types", length=num_layers) or _scheduled_indexers(config, num_layers)
-    # The list, where given, says what these would.
+    # indexer_types replaces these.
     config.ignore("index_skip_topk_offset", "index_topk_freq", "index_topk_pattern")
     if set(kinds) - {"full", "shared"} or kinds[0] != "full":
         raise config.refuse("indexer_types should be 'full' or 'shared' and begin with 'full'")
@@ -98,9 +98,9 @@ def _indexers(config: Config, num_layers: int) -> list[Indexer]:
 
 
 def _scheduled_indexers(config: Config, num_layers: int) -> tuple[str, ...]:
-    """Every `index_topk_freq`-th layer chooses anew, counted from `index_skip_topk_offset`; without the keys, all do."""
+    """Every `index_topk_freq`-th layer from `index_skip_topk_offset` on has an indexer; without the keys, all do."""
     if config.values.get("index_topk_pattern") is not None:
-        raise config.refuse("index_topk_pattern is not understood; write it out as indexer_types")
+        raise config.refuse("index_topk_pattern is not supported; use indexer_types")
     every = config.integer("index_topk_freq", default=1, high=MAX_LAYERS)
     offset = config.integer("index_skip_topk_offset", default=2, low=0, high=MAX_LAYERS)
     return tuple("shared" if max(index - offset + 1, 0) % every else "full" for index in range(num_layers))

@@ -21,10 +21,10 @@ from windlass.families.reading.fields import (
     read_stops,
 )
 from windlass.families.reading.hints import Hints
-from windlass.families.reading.naming import Names, rules_from
+from windlass.families.reading.naming import TensorNames, rules_from
 from windlass.families.reading.rope import read_rope
 
-NAMES: Names = msgspec.structs.replace(
+NAMES: TensorNames = msgspec.structs.replace(
     qwen3_moe.NAMES,
     correction="mlp.gate.e_score_correction_bias",
     shared="mlp.shared_experts",
@@ -38,14 +38,14 @@ NAMES: Names = msgspec.structs.replace(
 
 
 def read_sigmoid_moe(config: Config) -> MoE:
-    """Scores are sigmoids; a bias per expert takes part in choosing only; chosen scores are renormalised and scaled."""
+    """Sigmoid scores; a bias per expert for selection only; selected scores are renormalised and scaled."""
     num_experts = read_experts(config, "n_routed_experts", "num_local_experts")
     num_groups = config.integer("n_group", default=1, high=num_experts)
     if num_experts % num_groups:
         raise config.refuse(f"n_group {num_groups} does not divide {num_experts} experts")
     width = config.integer("moe_intermediate_size")
-    config.same("scoring_func", "sigmoid")
-    config.same("topk_method", "noaux_tc")
+    config.expect("scoring_func", "sigmoid")
+    config.expect("topk_method", "noaux_tc")
     return MoE(
         num_experts=num_experts,
         num_active=read_active(config, num_experts, "num_experts_per_tok"),
@@ -64,7 +64,7 @@ def read_sigmoid_moe(config: Config) -> MoE:
 
 
 def dense_then_moe(config: Config, moe: MoE, num_layers: int) -> list[Dense | MoE]:
-    """The first `first_k_dense_replace` layers are dense, or a list names each; where both are given they must agree."""
+    """The first `first_k_dense_replace` layers are dense, or mlp_layer_types lists each; both must agree."""
     dense = Dense(intermediate_size=config.integer("intermediate_size"), gated=True, activation=moe.activation)
     kinds = config.strings("mlp_layer_types", length=num_layers)
     if kinds is not None and set(kinds) - {"dense", "sparse"}:
@@ -77,7 +77,7 @@ def dense_then_moe(config: Config, moe: MoE, num_layers: int) -> list[Dense | Mo
 
 
 def read_next_token(config: Config, hints: Hints, layer: Layer, *, own_embeddings: bool) -> NextTokenLayer | None:
-    """Decided by the checkpoint's names where they are known; else by the config."""
+    """From the checkpoint's tensor names where known, else from the config."""
     claimed = config.integer("num_nextn_predict_layers", default=0, low=0, high=1)
     present = bool(claimed) if hints.next_token_layer is None else hints.next_token_layer
     own = own_embeddings if hints.own_next_token_embeddings is None else hints.own_next_token_embeddings

@@ -1,5 +1,5 @@
-"""gpt-oss: every other layer sees a window, a learned sink per head, biases everywhere, experts published in MXFP4 blocks with
-gate and up interleaved row by row."""
+"""gpt-oss: sliding window in every other layer, attention sinks, biases everywhere, experts published in MXFP4 with gate and up
+interleaved row by row."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from windlass.families.reading.fields import (
     read_stops,
 )
 from windlass.families.reading.hints import Hints
-from windlass.families.reading.naming import Names, rules_from
+from windlass.families.reading.naming import TensorNames, rules_from
 from windlass.families.reading.rope import read_rope
 
-NAMES: Names = msgspec.structs.replace(
+NAMES: TensorNames = msgspec.structs.replace(
     llama.NAMES,
     sinks="self_attn.sinks",
     router="mlp.router",
@@ -62,8 +62,8 @@ def describe(config: Config, hints: Hints) -> ModelSpec:
 
 
 def _moe(config: Config) -> MoE:
-    config.same("hidden_act", "silu")
-    config.same("swiglu_alpha", 1.702)
+    config.expect("hidden_act", "silu")
+    config.expect("swiglu_alpha", 1.702)
     num_experts = read_experts(config, "num_local_experts", "num_experts")
     return MoE(
         num_experts=num_experts,

@@ -1,4 +1,4 @@
-"""Mixtral: eight experts, softmax over the two chosen."""
+"""Mixtral: eight experts, softmax over the top two."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from windlass.families.reading.fields import (
     read_stops,
 )
 from windlass.families.reading.hints import Hints
-from windlass.families.reading.naming import Names, rules_from
+from windlass.families.reading.naming import TensorNames, rules_from
 from windlass.families.reading.rope import read_rope
 
-NAMES: Names = msgspec.structs.replace(
+NAMES: TensorNames = msgspec.structs.replace(
     llama.NAMES,
     router="block_sparse_moe.gate",
     stacked_router="mlp.gate",

@@ -1,4 +1,4 @@
-"""Qwen3 mixtures: softmax over all experts, then the top k, renormalised; no shared expert."""
+"""Qwen3 MoE: softmax over all experts, then top-k, renormalised; no shared expert."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from windlass.families.reading.fields import (
     read_stops,
 )
 from windlass.families.reading.hints import Hints
-from windlass.families.reading.naming import Names, rules_from
+from windlass.families.reading.naming import TensorNames, rules_from
 from windlass.families.reading.rope import read_rope
 
-NAMES: Names = msgspec.structs.replace(
+NAMES: TensorNames = msgspec.structs.replace(
     qwen3.NAMES,
     router="mlp.gate",
     expert_gate="mlp.experts.{expert}.gate_proj",
@@ -54,7 +54,7 @@ def describe(config: Config, hints: Hints) -> ModelSpec:
 
 
 def _feed_forwards(config: Config, num_layers: int) -> list[FeedForward]:
-    """Layer i is a mixture when it is not listed as dense and (i + 1) is a multiple of decoder_sparse_step."""
+    """Layer i is MoE unless listed in mlp_only_layers or (i + 1) is not a multiple of decoder_sparse_step."""
     activation = config.choice("hidden_act", among=ACTIVATIONS, default="silu")
     num_experts = read_experts(config, "num_experts", "num_local_experts")
     moe = MoE(

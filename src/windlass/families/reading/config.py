@@ -1,6 +1,6 @@
-"""Reads a config.json of whatever year: several names for one thing, typed, bounded, and nothing left over unread.
+"""Reads config.json: aliases, types and bounds are checked, and unread keys are refused.
 
-A key that no family asked for and that is not known to be harmless is refused by name: it may well change the mathematics.
+A key that no family read and that is not known to be harmless is refused by name, since it may change the computation.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Any
 from windlass.errors import BadConfig
 
 MAX_SIZE = 2**24
-"""No width, vocabulary or context multiplier of a real model is beyond this; larger values are damage, not models."""
+"""Upper bound for widths and vocabularies; larger values are damage."""
 MAX_LAYERS = 4096
 MAX_EXPERTS = 65536
 MAX_CONTEXT = 2**31
 
-# Keys that say nothing about shape or mathematics at inference: bookkeeping, sampling defaults, training settings.
+# Keys without influence on shapes or computation: bookkeeping, sampling defaults, training settings.
 HARMLESS = frozenset(
     """architectures model_type torch_dtype dtype transformers_version use_cache initializer_range auto_map tokenizer_class
     pretraining_tp output_router_logits router_aux_loss_coef gradient_checkpointing max_length min_length do_sample
@@ -29,7 +29,7 @@ HARMLESS = frozenset(
     ep_size aux_loss_alpha seq_aux moe_router_dtype router_jitter_noise torchscript
     use_bfloat16 tf_legacy_loss language name_or_path""".split()
 )
-# Harmless with this value, another model with any other.
+# Harmless with this value only.
 HARMLESS_WHEN: dict[str, object] = {
     "add_cross_attention": False,
     "cross_attention": False,
@@ -40,8 +40,8 @@ HARMLESS_WHEN: dict[str, object] = {
 _HARMLESS_PATTERN = re.compile(r"_.*|.*_token_ids?|.*_token|.*dropout.*|.*_pdrop|.*_loss_coef")
 
 
-def shown(value: object) -> str:
-    """A value as far as it fits a line. Nested too deep or too long a number, Python itself cannot print it."""
+def format_value(value: object) -> str:
+    """repr of a value, at most 60 characters; Python cannot print values that are nested too deep or huge integers."""
     try:
         return f"{value!r:.60}"
     except (RecursionError, ValueError):
@@ -49,7 +49,7 @@ def shown(value: object) -> str:
 
 
 class Config:
-    """One config.json, read key by key."""
+    """One config.json. Every reader method marks its keys as read; `finish` refuses the others."""
 
     def __init__(self, values: object, where: str = "config.json") -> None:
         if not isinstance(values, dict):
@@ -59,11 +59,11 @@ class Config:
         self._read: set[str] = set()
 
     def refuse(self, message: str) -> BadConfig:
-        """One line, whatever odd characters a key has."""
+        """An error on one line, without unprintable characters."""
         return BadConfig(f"{self.where}: {''.join(mark if mark.isprintable() else '?' for mark in message)}")
 
     def _find(self, names: tuple[str, ...]) -> tuple[str, Any] | None:
-        """The first name that is there. Names that disagree with each other are refused, since only one can be true."""
+        """The first of these aliases that is present. Aliases with different values are refused."""
         self._read.update(names)
         present = [(name, self.values[name]) for name in names if self.values.get(name) is not None]
         if not present:
@@ -71,7 +71,7 @@ class Config:
         for name, value in present[1:]:
             if value != present[0][1]:
                 raise self.refuse(
-                    f"{present[0][0]} is {shown(present[0][1])} but {name} is {shown(value)}; they name the same thing"
+                    f"{present[0][0]} is {format_value(present[0][1])} but {name} is {format_value(value)}; they are aliases"
                 )
         return present[0]
 
@@ -88,9 +88,9 @@ class Config:
             return default
         name, value = found
         if isinstance(value, bool) or not isinstance(value, int):
-            raise self.refuse(f"{name} should be a whole number, found {shown(value)}")
+            raise self.refuse(f"{name} should be an integer, found {format_value(value)}")
         if not low <= value <= high:
-            raise self.refuse(f"{name} is {shown(value)}; expected {low} to {high}")
+            raise self.refuse(f"{name} is {format_value(value)}; expected {low} to {high}")
         return value
 
     def optional_integer(self, *names: str, low: int = 1, high: int = MAX_SIZE) -> int | None:
@@ -104,9 +104,9 @@ class Config:
             return default
         name, value = found
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise self.refuse(f"{name} should be a number, found {shown(value)}")
+            raise self.refuse(f"{name} should be a number, found {format_value(value)}")
         if not low <= value <= high:
-            raise self.refuse(f"{name} is {shown(value)}; expected {low:g} to {high:g}")
+            raise self.refuse(f"{name} is {format_value(value)}; expected {low:g} to {high:g}")
         return float(value)
 
     def flag(self, *names: str, default: bool) -> bool:
@@ -115,7 +115,7 @@ class Config:
             return default
         name, value = found
         if not isinstance(value, bool):
-            raise self.refuse(f"{name} should be true or false, found {shown(value)}")
+            raise self.refuse(f"{name} should be true or false, found {format_value(value)}")
         return value
 
     def choice(self, *names: str, among: dict[str, Any], default: str | None = None) -> Any:
@@ -124,7 +124,7 @@ class Config:
         if value is None:
             raise self._missing(names)
         if not isinstance(value, str) or value not in among:
-            raise self.refuse(f"{name} is {shown(value)}; known here: {', '.join(sorted(among))}")
+            raise self.refuse(f"{name} is {format_value(value)}; supported: {', '.join(sorted(among))}")
         return among[value]
 
     def strings(self, *names: str, length: int | None = None) -> tuple[str, ...] | None:
@@ -139,39 +139,39 @@ class Config:
         return tuple(str(item) for item in value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
 
     def integers(self, *names: str, high: int = MAX_SIZE) -> tuple[int, ...]:
-        """A list of whole numbers; a single one counts as a list of one; absent is empty."""
+        """A list of integers; a single integer counts as a list, absent as empty."""
         found = self._find(names)
         if found is None:
             return ()
         name, value = found
         items: list[Any] = value if isinstance(value, list) else [value]  # pyright: ignore[reportUnknownVariableType]
         if not all(isinstance(item, int) and not isinstance(item, bool) and 0 <= item <= high for item in items):
-            raise self.refuse(f"{name} should be whole numbers from 0 to {high}, found {shown(items)}")
+            raise self.refuse(f"{name} should be integers from 0 to {high}, found {format_value(items)}")
         return tuple(items)
 
     def section(self, *names: str) -> Config | None:
-        """A nested object, to be read and finished like the whole."""
+        """A nested object; call `finish` on it too."""
         found = self._find(names)
         if found is None:
             return None
         name, value = found
         if not isinstance(value, dict):
-            raise self.refuse(f"{name} should be an object, found {shown(value)}")
+            raise self.refuse(f"{name} should be an object, found {format_value(value)}")
         return Config(value, f"{self.where}: {name}")  # pyright: ignore[reportUnknownArgumentType]
 
-    def same(self, name: str, *expected: object) -> None:
-        """A key whose only understood values are these (absence is one)."""
+    def expect(self, name: str, *expected: object) -> None:
+        """Refuses any value of this key other than these (absence is fine)."""
         found = self._find((name,))
         if found is not None and found[1] not in expected:
-            raise self.refuse(f"{name} is {shown(found[1])}; only {' or '.join(map(repr, expected))} is understood")
+            raise self.refuse(f"{name} is {format_value(found[1])}; only {' or '.join(map(repr, expected))} is supported")
 
     def ignore(self, *names: str) -> None:
-        """Keys this family knows and has no use for."""
+        """Marks keys as read that this family does not need."""
         self._read.update(names)
 
     def finish(self) -> None:
-        """Refuses what nobody read."""
+        """Refuses unread keys."""
         for key, value in self.values.items():
             known = key in self._read or key in HARMLESS or _HARMLESS_PATTERN.fullmatch(key)
             if not known and value is not None and value != HARMLESS_WHEN.get(key):
-                raise self.refuse(f"{key:.60} is not understood for this kind of model (value {shown(value)})")
+                raise self.refuse(f"{key:.60} is not supported for this architecture (value {format_value(value)})")

@@ -1,9 +1,9 @@
-"""Readings that several families share: vocabulary, heads, norms, tying, native quantization."""
+"""Config fields that several families share: attention, norms, context, stop tokens, quantization."""
 
 from __future__ import annotations
 
 from windlass.core.model import Activation, Attention, Norm
-from windlass.families.reading.config import MAX_CONTEXT, MAX_EXPERTS, MAX_LAYERS, Config, shown
+from windlass.families.reading.config import MAX_CONTEXT, MAX_EXPERTS, MAX_LAYERS, Config, format_value
 
 ACTIVATIONS = {
     "silu": Activation.SILU,
@@ -84,7 +84,7 @@ def read_stops(config: Config) -> tuple[int, ...]:
 
 
 def read_native_scheme(config: Config) -> str:
-    """How the files store matrices. Unread methods are refused: their weights would not be understood either."""
+    """Scheme of the checkpoint. Unsupported quantization methods are refused."""
     section = config.section("quantization_config")
     if section is None:
         return "bf16"
@@ -93,12 +93,12 @@ def read_native_scheme(config: Config) -> str:
         return "compressed-tensors"
     if not isinstance(method, str) or method not in _NATIVE:
         raise section.refuse(
-            f"quant_method {shown(method)} is not understood; known: {', '.join([*_NATIVE, 'compressed-tensors'])}"
+            f"quant_method {format_value(method)} is not supported; supported: {', '.join([*_NATIVE, 'compressed-tensors'])}"
         )
     return _NATIVE[method]
 
 
 def read_dropout(config: Config) -> bool:
-    """Whether training drops values: it decides which masks are saved."""
+    """Whether the model trains with dropout, whose masks take memory."""
     keys = ("attn_pdrop", "resid_pdrop", "embd_pdrop", "attention_dropout", "hidden_dropout")
     return any(isinstance(config.values.get(key), (int, float)) and config.values[key] > 0 for key in keys)

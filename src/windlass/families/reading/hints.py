@@ -1,7 +1,7 @@
-"""What a checkpoint's own tensor names say that its config does not, or says wrongly.
+"""What a checkpoint's tensor names say that its config does not, or says wrongly.
 
-INTELLECT-3.1's config claims an MTP layer whose weights are absent; GLM-4.6's omits two tensors that GLM-4.5's has; the
-configs are otherwise equal. So presence is decided by names where they are known, and by the registry's note where not.
+INTELLECT-3.1's config claims an MTP layer that the checkpoint does not have; GLM-4.6's checkpoint lacks two tensors of GLM-4.5 with
+an equal config. So the names decide where they are known, otherwise the registry.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from windlass.core.model import Frozen
 
 class Hints(Frozen):
     next_token_layer: bool | None = None
-    """None: as the config says."""
+    """None: the config decides."""
     own_next_token_embeddings: bool | None = None
-    """None: as the family usually does."""
+    """None: the family's default."""
     head_copy: bool | None = None
 
 
 def hints_from(tensor_names: Collection[str], num_layers: int) -> Hints:
-    """Nothing is known where there are no names: the config then decides."""
+    """Empty hints without names: the config then decides."""
     if not tensor_names:
         return Hints()
     prefix = f"model.layers.{num_layers}."

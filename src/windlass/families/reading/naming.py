@@ -1,7 +1,7 @@
-"""From a table of names to rules: what every family's tensors have in common, written once.
+"""Builds the rules of a model from its spec and a table of tensor names.
 
-A family gives a `Names` table; an empty name means the family has no such tensor. `rules_from` walks the layers of the spec
-and makes one Rule per tensor of ours, with the fused, stacked and transposed forms it may be stored in.
+A family provides a `TensorNames` table; an empty name means that it has no such tensor. `rules_from` walks the layers of the spec
+and makes one Rule per tensor, with the fused, stacked and transposed layouts it may be stored in.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 from enum import Enum
 
 from windlass.core.model import Attention, Dense, Frozen, LatentAttention, Layer, LearnedPositions, ModelSpec, MoE, Wiring
-from windlass.core.rule import Axis, AxisName, Part, Role, Rows, Rule, Source
+from windlass.core.rule import Axis, AxisName, ModelPart, Role, Rule, Source, StridedRows
 from windlass.core.scheme import Keep
 
 
 class FusedOrder(Enum):
-    """How Q, K and V lie in one fused projection."""
+    """Row order of a fused QKV projection."""
 
     CONTIGUOUS = "contiguous"
     """all Q, all K, all V"""
@@ -22,14 +22,14 @@ class FusedOrder(Enum):
     """per KV head: its Q heads, then K, then V (with as many KV heads as heads: q, k, v head by head)"""
 
 
-class Names(Frozen):
+class TensorNames(Frozen):
     embed: str
     final_norm: str
     head: str
     layer: str
     """Prefix of a layer's tensors, with `{layer}`."""
     head_also: str = ""
-    """The head's name in other files."""
+    """Alternative name of the head."""
     positions: str = ""
     embed_norm: str = ""
     mixer_norm: str = ""
@@ -58,7 +58,7 @@ class Names(Frozen):
     gate_up: str = ""
     router: str = ""
     stacked_router: str = ""
-    """The router's name in files with stacked experts, where it is another."""
+    """The router's name in checkpoints with stacked experts, where it differs."""
     correction: str = ""
     expert_gate: str = ""
     expert_up: str = ""
@@ -66,7 +66,7 @@ class Names(Frozen):
     stacked_gate_up: str = ""
     stacked_down: str = ""
     stacked_encoding: str = ""
-    """Experts are published in this block encoding; the plain stacked form is then stored transposed and interleaved."""
+    """Block encoding of the published experts; their unquantized stacked form is then transposed and interleaved."""
     shared: str = ""
     """Prefix of the shared expert's gate, up and down."""
     transposed: bool = False
@@ -92,9 +92,9 @@ def _latent(count: int) -> Axis:
 
 
 class LayerRules:
-    """Makes the rules of one group of equal layers. `indices` are the layers; `part` marks the MTP layer's."""
+    """Builds the rules of a group of identical layers. `indices`: the layers; `part`: main model or MTP layer."""
 
-    def __init__(self, spec: ModelSpec, names: Names, layer: Layer, indices: tuple[int, ...], part: Part) -> None:
+    def __init__(self, spec: ModelSpec, names: TensorNames, layer: Layer, indices: tuple[int, ...], part: ModelPart) -> None:
         self.spec, self.names, self.layer, self.indices, self.part = spec, names, layer, indices, part
         self.made: list[Rule] = []
 
@@ -116,9 +116,9 @@ class LayerRules:
             self.vector(f"{ours}.bias", f"{theirs}.bias", axis)
 
     def fused(
-        self, ours: tuple[str, ...], theirs: str, outs: tuple[Axis, ...], into: Axis, rows: tuple[Rows, ...], bias: bool
+        self, ours: tuple[str, ...], theirs: str, outs: tuple[Axis, ...], into: Axis, rows: tuple[StridedRows, ...], bias: bool
     ) -> None:
-        """Several of ours in one of theirs, row-wise."""
+        """Several of our tensors in one stored tensor, by rows."""
         total = sum(axis.size for axis in outs)
         for name, out, part in zip(ours, outs, rows, strict=True):
             stem = f"{self.names.layer}{theirs}"
@@ -145,7 +145,7 @@ class LayerRules:
             )
         )
 
-    # --- the halves of a layer
+    # --- norms, mixers, feed-forwards
 
     def norms(self) -> None:
         hidden, names = _hidden(self.spec), self.names
@@ -190,7 +190,7 @@ class LayerRules:
         self._indexer(mixer)
 
     def _indexer(self, mixer: LatentAttention) -> None:
-        """The chooser of sparse attention; every rank holds it whole, since all must choose alike."""
+        """The indexer of sparse attention, replicated on every rank, since all must select the same tokens."""
         index, names = mixer.indexer, self.names
         if index is None or not index.own or mixer.q_lora_rank is None:
             return
@@ -231,7 +231,11 @@ class LayerRules:
         width = Axis(name=AxisName.EXPERT_FFN, count=ffn.intermediate_size)
         size = ffn.intermediate_size
         interleaved = bool(names.stacked_encoding)
-        rows = (Rows(block=1, stride=2, offset=0), Rows(block=1, stride=2, offset=1)) if interleaved else _contiguous(size, size)
+        rows = (
+            (StridedRows(block=1, stride=2, offset=0), StridedRows(block=1, stride=2, offset=1))
+            if interleaved
+            else _contiguous(size, size)
+        )
         for ours, per_expert, axes, fused in (
             ("gate", names.expert_gate, (width, hidden), rows[0]),
             ("up", names.expert_up, (width, hidden), rows[1]),
@@ -245,7 +249,7 @@ class LayerRules:
                 bias = Source(name=f"{names.layer}{stem}_bias", fused_rows=total, rows=fused, stacked=True)
                 self._add(f"ffn.experts.{{expert}}.{ours}.bias", axes[:1], (bias,), Keep.HIGH, Role.VECTOR, ffn)
 
-    def _expert_sources(self, per_expert: str, stem: str, total: int | None, rows: Rows | None) -> tuple[Source, ...]:
+    def _expert_sources(self, per_expert: str, stem: str, total: int | None, rows: StridedRows | None) -> tuple[Source, ...]:
         names = self.names
         found: list[Source] = []
         if names.stacked_encoding:
@@ -276,42 +280,42 @@ class LayerRules:
         return self.made
 
 
-def _contiguous(*sizes: int) -> tuple[Rows, ...]:
+def _contiguous(*sizes: int) -> tuple[StridedRows, ...]:
     total = sum(sizes)
-    return tuple(Rows(block=size, stride=total, offset=sum(sizes[:index])) for index, size in enumerate(sizes))
+    return tuple(StridedRows(block=size, stride=total, offset=sum(sizes[:index])) for index, size in enumerate(sizes))
 
 
-def _qkv_rows(mixer: Attention, order: FusedOrder) -> tuple[Rows, ...]:
+def _qkv_rows(mixer: Attention, order: FusedOrder) -> tuple[StridedRows, ...]:
     heads, kv, dim = mixer.num_heads, mixer.num_kv_heads, mixer.head_dim
     if order is FusedOrder.CONTIGUOUS:
         return _contiguous(heads * dim, kv * dim, kv * dim)
     group = heads // kv
     stride = (group + 2) * dim
     return (
-        Rows(block=group * dim, stride=stride, offset=0),
-        Rows(block=dim, stride=stride, offset=group * dim),
-        Rows(block=dim, stride=stride, offset=(group + 1) * dim),
+        StridedRows(block=group * dim, stride=stride, offset=0),
+        StridedRows(block=dim, stride=stride, offset=group * dim),
+        StridedRows(block=dim, stride=stride, offset=(group + 1) * dim),
     )
 
 
 def layer_groups(spec: ModelSpec) -> list[tuple[Layer, tuple[int, ...]]]:
-    """Equal layers together, in order of first appearance: hundreds of layers are two or three rows of rules."""
+    """Groups identical layers, in order of first appearance, so that a model has two or three groups."""
     groups: dict[Layer, list[int]] = {}
     for index, layer in enumerate(spec.layers):
         groups.setdefault(layer, []).append(index)
     return [(layer, tuple(indices)) for layer, indices in groups.items()]
 
 
-def rules_from(spec: ModelSpec, names: Names) -> tuple[Rule, ...]:
+def rules_from(spec: ModelSpec, names: TensorNames) -> tuple[Rule, ...]:
     made = _model_rules(spec, names)
     for layer, indices in layer_groups(spec):
-        made += LayerRules(spec, names, layer, indices, Part.MAIN).all()
+        made += LayerRules(spec, names, layer, indices, ModelPart.MAIN).all()
     if spec.next_token is not None:
         made += _next_token_rules(spec, names)
     return tuple(made)
 
 
-def _model_rules(spec: ModelSpec, names: Names) -> list[Rule]:
+def _model_rules(spec: ModelSpec, names: TensorNames) -> list[Rule]:
     hidden = _hidden(spec)
     vocab = Axis(name=AxisName.VOCAB, count=spec.vocab_size)
     made = [model_rule("embed.weight", names.embed, (vocab, hidden), Role.LOOKUP)]
@@ -335,10 +339,10 @@ def _model_norm(spec: ModelSpec, ours: str, theirs: str) -> list[Rule]:
     return [model_rule(f"{ours}.{part}", f"{theirs}.{part}", (_hidden(spec),), Role.VECTOR) for part in parts]
 
 
-def _next_token_rules(spec: ModelSpec, names: Names) -> list[Rule]:
-    """The extra layer's tensors, at index num_layers: a full layer, and what joins it to the model."""
+def _next_token_rules(spec: ModelSpec, names: TensorNames) -> list[Rule]:
+    """The MTP layer at index num_layers: a full layer, and the projection and norms in front of it."""
     assert spec.next_token is not None
-    made = LayerRules(spec, names, spec.next_token.layer, (spec.num_layers,), Part.NEXT_TOKEN)
+    made = LayerRules(spec, names, spec.next_token.layer, (spec.num_layers,), ModelPart.NEXT_TOKEN)
     hidden, vocab = _hidden(spec), Axis(name=AxisName.VOCAB, count=spec.vocab_size)
     made.matrix("next.project", names.eh_proj, hidden, Axis(name=AxisName.HIDDEN, count=2 * spec.hidden_size))
     for ours, theirs in (("next.embed_norm", names.enorm), ("next.hidden_norm", names.hnorm), ("next.norm", names.next_norm)):
@@ -357,7 +361,7 @@ def _next_token_rules(spec: ModelSpec, names: Names) -> list[Rule]:
                     keep=Keep.HIGH,
                     role=role,
                     layers=(spec.num_layers,),
-                    part=Part.NEXT_TOKEN,
+                    part=ModelPart.NEXT_TOKEN,
                     copy_of=copy,
                 )
             )

@@ -1,4 +1,4 @@
-"""Rotary positions in the dialects of several years: rope_theta, rotary_emb_base, rope_scaling, rope_parameters, rotary_pct."""
+"""Rotary embeddings from their various config keys: rope_theta, rotary_emb_base, rope_scaling, rope_parameters, rotary_pct."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def read_rope(
     theta_factor: float = 1.0,
     layer_context: int = MAX_CONTEXT,
 ) -> Rope:
-    """`partial` is what the family assumes when the config does not say how much of a head is rotated."""
+    """`partial`: the family's default for the rotated fraction of a head."""
     parameters = config.section("rope_parameters")
     legacy = config.section("rope_scaling")
     source = parameters or legacy
@@ -25,7 +25,7 @@ def read_rope(
         theta = parameters.number("rope_theta", default=theta, low=1.0)
         fraction = parameters.number("partial_rotary_factor", default=fraction, high=1.0)
         if legacy is not None:
-            raise config.refuse("rope_parameters and rope_scaling are both given; keep the one that is meant")
+            raise config.refuse("rope_parameters and rope_scaling are both given; remove one")
     rotary_dim = int(head_dim * fraction)
     if rotary_dim < 2 or rotary_dim % 2:
         raise config.refuse(f"{rotary_dim} rotated dimensions of a head of {head_dim}; it must be even and at least 2")

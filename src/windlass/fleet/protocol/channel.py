@@ -18,7 +18,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
-from windlass.core.frames import LENGTH_BYTES, MAX_FRAME_BYTES, BadFrame, frame, frame_length, read_length
+from windlass.core.ranks.frames import LENGTH_BYTES, MAX_FRAME_BYTES, BadFrame, frame, frame_length, read_length
 from windlass.fleet.protocol.handshake import (
     DECODE_ERRORS,
     MAX_HELLO_BYTES,

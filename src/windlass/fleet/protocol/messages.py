@@ -12,7 +12,7 @@ from windlass.core.hardware.spec import Device
 from windlass.core.launch import RankJob
 from windlass.engine.ranks.messages import RankHeartbeat
 from windlass.weights.tensors.slices import Slice
-from windlass.weights.transfer.pieces import Catalogue, Piece
+from windlass.weights.transfer.pieces import Catalogue, CheckpointPiece
 
 
 class FleetMessage(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -70,7 +70,7 @@ class PrepareWeights(FleetMessage, frozen=True):
 
 class PieceData(FleetMessage, frozen=True):
     epoch: int
-    piece: Piece
+    piece: CheckpointPiece
 
 
 class PiecesEnd(FleetMessage, frozen=True):

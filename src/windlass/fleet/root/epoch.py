@@ -181,7 +181,7 @@ class Epoch:
             waiting.set_exception(error)
 
     async def _send(self, member: Member, wanted: messages.PiecesRequest) -> None:
-        async def write(piece: messages.Piece) -> None:
+        async def write(piece: messages.CheckpointPiece) -> None:
             await member.channel.send(messages.PieceData(self.number, piece))
 
         try:

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from windlass.errors import BadCheckpoint, DoesNotFit
-from windlass.formats.disk.atomic import explained
+from windlass.formats.disk.atomic import write_errors
 from windlass.machine.system import this_system
 from windlass.units import format_bytes
 from windlass.weights.tensors.slices import Slice, overlap, subtract
@@ -27,14 +27,14 @@ from windlass.weights.transfer.pieces import (
     CATALOGUE,
     SUFFIX,
     Catalogue,
-    Held,
-    Piece,
+    CheckpointPiece,
+    LocatedSlice,
     TensorHeader,
-    held_in,
-    intact,
+    is_intact,
     piece_file,
     piece_files,
     read_piece,
+    slices_in_file,
 )
 
 LOCK, BOOT, USED = ".lock", ".boot", ".used"
@@ -51,7 +51,7 @@ class WeightCache:
     def using(self, catalogue: Catalogue) -> CacheEntry:
         """Opens a checkpoint; it is not evicted until closed."""
         folder = self.folder / catalogue.key
-        with explained(folder, 0):
+        with write_errors(folder, 0):
             folder.mkdir(parents=True, exist_ok=True)
         return CacheEntry(self, folder, catalogue)
 
@@ -80,7 +80,7 @@ class CacheEntry:
         self._lock = _lock_shared(folder)
         try:
             self._tensors = self._write_catalogue(catalogue)
-            self._held: dict[str, list[Held]] = {}
+            self._held: dict[str, list[LocatedSlice]] = {}
             self._files: set[str] = set()
             _remove_stale(folder)
             self._check_after_boot()
@@ -117,9 +117,9 @@ class CacheEntry:
                 over,
             )
 
-    def keep(self, piece: Piece) -> None:
+    def keep(self, piece: CheckpointPiece) -> None:
         """Returns when it is written."""
-        if not intact(piece):
+        if not is_intact(piece):
             raise BadCheckpoint("the checksum of a received piece is wrong; retry", tensor=_first(piece))
         size = sum(self._header(one).num_bytes(one) for one in piece.slices)
         if size != len(piece.data) or not all(self._header(one).holds(one) for one in piece.slices):
@@ -173,7 +173,7 @@ class CacheEntry:
 
     def _add(self, file: Path) -> None:
         self._files.add(file.name)
-        for held in held_in(file, self._tensors) or ():
+        for held in slices_in_file(file, self._tensors) or ():
             self._held.setdefault(held.part.name, []).append(held)
 
     def _header(self, one: Slice) -> TensorHeader:
@@ -204,7 +204,7 @@ def _write(file: Path, parts: tuple[bytes, ...]) -> None:
     """Atomic: to a unique temporary name, then renamed; others may be writing the same file."""
     part = file.with_name(f".{os.getpid()}-{next(_numbers)}.part")
     try:
-        with explained(file.parent, sum(map(len, parts))):
+        with write_errors(file.parent, sum(map(len, parts))):
             with part.open("wb") as stream:
                 stream.writelines(parts)
             part.replace(file)
@@ -224,7 +224,7 @@ def _remove_stale(folder: Path) -> None:
 def _lock_shared(folder: Path) -> int:
     """A shared lock; eviction takes it exclusively. Retries if the folder was evicted meanwhile."""
     while True:
-        with explained(folder, 0):
+        with write_errors(folder, 0):
             folder.mkdir(parents=True, exist_ok=True)
             try:
                 descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -268,10 +268,10 @@ def _last_used(folder: Path) -> float:
 
 def _is_intact(file: Path) -> bool:
     try:
-        return intact(read_piece(file))
+        return is_intact(read_piece(file))
     except (ValueError, msgspec.DecodeError):
         return False
 
 
-def _first(piece: Piece) -> str:
+def _first(piece: CheckpointPiece) -> str:
     return piece.slices[0].name if piece.slices else ""

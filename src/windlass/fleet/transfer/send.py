@@ -14,10 +14,18 @@ from typing import Any
 from windlass.core.ranks.epoch import EpochPlan
 from windlass.core.scheme import Scheme
 from windlass.fleet.transfer.needed import needed, placement_of
-from windlass.weights.load.stream import ahead
+from windlass.weights.load.prefetch import prefetch
 from windlass.weights.tensors.slices import Slice
 from windlass.weights.transfer.fingerprint import identity
-from windlass.weights.transfer.pieces import PIECE_BYTES, PIECES_VERSION, Catalogue, Piece, TensorHeader, catalogue_of, checksum
+from windlass.weights.transfer.pieces import (
+    PIECE_BYTES,
+    PIECES_VERSION,
+    Catalogue,
+    CheckpointPiece,
+    TensorHeader,
+    catalogue_of,
+    checksum,
+)
 
 READERS = 2
 """Pieces read ahead per worker."""
@@ -45,28 +53,28 @@ class CheckpointSender:
     @cached_property
     def _stored(self) -> Scheme:
         """Cached: with a hundred thousand tensors it takes seconds."""
-        from windlass.weights.cuts import scheme_of
+        from windlass.weights.schemes import cutting_scheme
 
-        return scheme_of(self._opened)
+        return cutting_scheme(self._opened)
 
     def num_bytes(self, slices: Iterable[Slice]) -> int:
         return sum(self._tensors[one.name].num_bytes(one) for one in slices)
 
-    def pieces(self, slices: Sequence[Slice]) -> Iterator[Piece]:
+    def pieces(self, slices: Sequence[Slice]) -> Iterator[CheckpointPiece]:
         """Of at most PIECE_BYTES each, read ahead."""
         jobs = [partial(self._read, group) for group in grouped(slices, self._tensors)]
-        return ahead(jobs, READERS)
+        return prefetch(jobs, READERS)
 
     def close(self) -> None:
         self._opened.store.close()
 
-    def _read(self, slices: tuple[Slice, ...]) -> Piece:
+    def _read(self, slices: tuple[Slice, ...]) -> CheckpointPiece:
         data = b"".join(stored_bytes(self._opened.store, self._tensors[one.name], one) for one in slices)
-        return Piece(slices=slices, data=data, checksum=checksum(slices, data))
+        return CheckpointPiece(slices=slices, data=data, checksum=checksum(slices, data))
 
 
 async def send(
-    sending: CheckpointSender, slices: Sequence[Slice], write: Callable[[Piece], Awaitable[None]], progress: Progress
+    sending: CheckpointSender, slices: Sequence[Slice], write: Callable[[CheckpointPiece], Awaitable[None]], progress: Progress
 ) -> None:
     """Sends one worker's slices; `write` waits while the link is full."""
     done, total = 0, sending.num_bytes(slices)

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from windlass.core.frames import FrameReader
 from windlass.core.launch import RankJob
+from windlass.core.ranks.frames import FrameReader
 from windlass.engine.protocol import EngineFailed
 from windlass.engine.ranks.messages import (
     HEARTBEAT_TIMEOUT_SECONDS,

@@ -1,1 +1,1 @@
-"""Files on disk: atomic writes, journals, shared file handles, plain reads."""
+"""Files on disk: atomic writes, journals, shared file handles, positional reads."""

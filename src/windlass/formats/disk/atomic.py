@@ -1,4 +1,4 @@
-"""Writing so that a crash at any moment leaves the old file or the new one, and asking for room before starting."""
+"""Atomic writes: a crash at any moment leaves the old file or the new one. Checks free space before starting."""
 
 from __future__ import annotations
 
@@ -14,23 +14,25 @@ from windlass.units import format_bytes
 
 
 def require_free(path: Path, num_bytes: int) -> None:
-    """Stops unless the disk that holds `path` (or will hold it) has room for `num_bytes` more."""
+    """Raises DoesNotFit unless the disk of `path` has `num_bytes` free."""
     existing = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
     free_bytes = shutil.disk_usage(existing).free
     if free_bytes < num_bytes:
         short = num_bytes - free_bytes
-        needs = f"{format_bytes(num_bytes)} are needed at {path}, {format_bytes(free_bytes)} are free"
-        raise DoesNotFit(f"not enough disk: {needs}; free {format_bytes(short)} or write elsewhere", short)
+        needs = f"{path} needs {format_bytes(num_bytes)}, {format_bytes(free_bytes)} are free"
+        raise DoesNotFit(f"not enough disk space: {needs}; free {format_bytes(short)} or choose another directory", short)
 
 
 @contextmanager
-def explained(path: Path, num_bytes: int) -> Generator[None]:
-    """What goes wrong while writing, in one line: a full disk is short of the bytes that were to be written."""
+def write_errors(path: Path, num_bytes: int) -> Generator[None]:
+    """Turns OSError into DoesNotFit (disk full) or BadInput."""
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DoesNotFit(f"the disk is full: {path} needs {format_bytes(num_bytes)} more", num_bytes) from None
+            raise DoesNotFit(
+                f"disk full: {path} needs {format_bytes(num_bytes)} more; free some and run it again", num_bytes
+            ) from None
         raise BadInput(f"{path} cannot be written: {error.strerror}") from None
 
 
@@ -42,7 +44,7 @@ def write_fully(descriptor: int, buffer: memoryview, position: int) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """A new name is on disk only when its directory is."""
+    """fsyncs the directory, without which a rename may be lost."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -51,14 +53,14 @@ def sync_directory(directory: Path) -> None:
 
 
 def part_name(path: Path) -> Path:
-    """Hidden, and with an ending that no reader of checkpoints looks for."""
+    """Temporary name: hidden, with a suffix that no checkpoint reader looks for."""
     return path.with_name(f".{path.name}.part")
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Small files: configs, indexes, reports."""
+    """For small files: configs, indexes, reports."""
     part = part_name(path)
-    with explained(path, len(content)):
+    with write_errors(path, len(content)):
         with part.open("wb") as stream:
             stream.write(content)
             stream.flush()

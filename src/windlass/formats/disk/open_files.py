@@ -1,4 +1,4 @@
-"""Open files, shared by threads: opened on first use, closed when there are too many and nobody reads them."""
+"""A thread-safe pool of open files: opened on first use, least recently used closed when there are too many."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from threading import Lock
 from windlass.errors import BadCheckpoint
 
 MAX_OPEN = 64
-"""Well under the 1,024 a process may have by default; a large checkpoint has two hundred files."""
+"""Well under the default limit of 1,024; a large checkpoint has 200 files."""
 
 
 class _Open:
     def __init__(self, path: Path) -> None:
-        # The path has been resolved; a link that has taken its place since is not followed.
+        # The path has been resolved; O_NOFOLLOW refuses a link that replaced it since.
         self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         self.num_readers = 0
 
@@ -30,7 +30,7 @@ class OpenFiles:
 
     @contextmanager
     def reading(self, path: Path) -> Generator[int]:
-        """A descriptor for os.pread, not closed while it is in use."""
+        """A descriptor for os.pread that stays open while in use."""
         with self._lock:
             file = self._take(path)
             file.num_readers += 1

@@ -1,4 +1,4 @@
-"""Bytes of a tensor out of a file, by plain reads: a mapped page would count as ours. Threads may read at once."""
+"""Reads tensors with pread, since mapped pages would count as resident memory. Thread-safe."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 from windlass.errors import BadCheckpoint
 from windlass.formats.disk.open_files import OpenFiles
+from windlass.formats.disk.tensor_info import TensorInfo
 from windlass.formats.dtypes import torch_dtype
-from windlass.formats.safetensors.header import TensorInfo
 
 if TYPE_CHECKING:
     import torch
 
 
 def row_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """As a store reads it: rows of the last dimension, all leading ones flattened; a scalar is one element."""
+    """Shape as rows: leading dimensions flattened; a scalar is one element."""
     if len(shape) < 2:
         return shape or (1,)
     return prod(shape[:-1]), shape[-1]
@@ -30,14 +30,14 @@ def check_rows(name: str, start: int, stop: int, num_rows: int) -> None:
 
 
 class TensorReader:
-    """`real_files` has, for each file as messages name it, the one to open: links resolved and found to be in their place."""
+    """`real_files`: file as named in messages -> resolved path to open."""
 
     def __init__(self, real_files: Mapping[Path, Path]) -> None:
         self._real_files = real_files
         self._open_files = OpenFiles()
 
     def read(self, info: TensorInfo, start: int, stop: int) -> torch.Tensor:
-        """Rows start..stop in memory of their own."""
+        """Rows start..stop in new memory."""
         import torch
 
         dtype, (num_rows, *columns) = torch_dtype(info.dtype), row_shape(info.shape)
@@ -60,13 +60,13 @@ class TensorReader:
 
 
 def _read_fully(descriptor: int, info: TensorInfo, position: int, buffer: memoryview) -> None:
-    """One read may give less than it was asked for (Linux gives 2 GiB at most), but never nothing before the end."""
+    """A read may return fewer bytes than requested (at most 2 GiB on Linux), but zero only at the end."""
     while len(buffer):
         try:
             num_bytes = os.preadv(descriptor, [buffer], position)
         except OSError as error:
             raise BadCheckpoint(f"cannot be read: {error.strerror}", info.file, info.name, position) from None
         if num_bytes == 0:
-            raise BadCheckpoint("the file ends within the tensor: it was cut short", info.file, info.name, position)
+            raise BadCheckpoint("the file ends within the tensor: it is truncated", info.file, info.name, position)
         position += num_bytes
         buffer = buffer[num_bytes:]

@@ -1,7 +1,7 @@
-"""Numbers of a `.m` file to bytes and back: F32, F16, and blocks of 32 with a common fp16 scale. Knows no file and no names.
+"""Encodes and decodes the number types of a `.m` file: F32, F16, and blocks of 32 with an fp16 scale. Knows no file and no names.
 
-Rounding follows converter/writer.py of Distributed Llama to the bit, so that a file made here equals one made there: the
-extreme value divided by -8 (Q40) or 127 (Q80) in float32, its float32 reciprocal, and only then the scale rounded to fp16.
+Bit-identical to converter/writer.py of Distributed Llama: the extreme value divided by -8 (Q40) or 127 (Q80) in float32, its
+float32 reciprocal, and only then the scale rounded to fp16.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from windlass.formats.dllama.file import WeightType
 
 BLOCK = 32
 SLICE_ELEMENTS = 2**18
-"""Numbers quantized at a time: their temporaries stay in a core's cache (1.5 ns each; 4.9 at 2**22)."""
+"""Elements quantized at a time, so that temporaries stay in cache (1.5 ns per element; 4.9 at 2**22)."""
 
 _Q40 = np.dtype([("scale", "<f2"), ("first", "<u8"), ("second", "<u8")])
 _Q80 = np.dtype([("scale", "<f2"), ("codes", "i1", (BLOCK,))])
 
 
 def encode(rows: torch.Tensor, kind: WeightType) -> np.ndarray:
-    """Rows as the file's bytes, flat. A value that is not finite, or too large for the type, is a BadInput."""
+    """Rows as flat bytes of the file. Raises BadInput for values that are not finite or overflow the type."""
     rows = rows.to(torch.float32).contiguous()
     if kind.block == 1:
         return _plain(rows, torch.float32 if kind is WeightType.F32 else torch.float16)
@@ -40,20 +40,20 @@ def _plain(rows: torch.Tensor, dtype: torch.dtype) -> np.ndarray:
     _refuse(rows)
     stored = rows.to(dtype)
     if dtype is torch.float16 and not torch.isfinite(stored).all():
-        raise BadInput(f"a value of {rows.abs().max():.4g} is beyond what 16 bits hold (65504); choose f32 or a quantized type")
+        raise BadInput(f"a value of {rows.abs().max():.4g} overflows fp16 (max 65504); choose f32 or a quantized type")
     return stored.view(-1).numpy().view(np.uint8)
 
 
 def _refuse(values: torch.Tensor) -> None:
-    """Extremes of blocks are enough: NaN and infinity reach them."""
+    """Given block minima or maxima, to which NaN and infinity propagate."""
     if not torch.isfinite(values).all():
-        raise BadInput("a value is NaN or infinite; the checkpoint is damaged or was trained to that")
+        raise BadInput("a weight is NaN or infinite; the checkpoint is damaged or its training diverged")
 
 
 def _scales(delta: torch.Tensor) -> np.ndarray:
     scale = delta.to(torch.float16)
     if not torch.isfinite(scale).all():
-        raise BadInput(f"a scale of {delta.abs().max():.4g} is beyond what 16 bits hold (65504); choose f32")
+        raise BadInput(f"a scale of {delta.abs().max():.4g} overflows fp16 (max 65504); choose f32")
     return scale.numpy()
 
 
@@ -66,15 +66,15 @@ def _quantize_q40(blocks: torch.Tensor, out: np.ndarray) -> None:
     high, low = blocks.amax(1), blocks.amin(1)
     _refuse(high)
     _refuse(low)
-    # Adding 0.0 makes a block of zeros give the same scale whatever their signs.
+    # Adding 0.0 turns -0.0 into 0.0, so that a block of zeros always gets the same scale.
     delta = (torch.where(-low > high, low, high) + 0.0) / -8
     inverse = _inverse(delta)
     scaled = (blocks * inverse[:, None]).add_(8.5).clamp_(0, 15)
-    if torch.isinf(inverse).any():  # numbers below 1e-38: 0 * inf; the converter's cast makes it code 0
+    if torch.isinf(inverse).any():  # values below 1e-38 give 0 * inf = NaN; the reference converter's cast makes it code 0
         scaled.nan_to_num_(nan=0.0)
     out["scale"] = _scales(delta)
     codes = scaled.to(torch.uint8).numpy().view("<u8")
-    four = np.uint64(4)  # codes have no high bits, so eight bytes shift as one
+    four = np.uint64(4)  # high nibbles are zero, so eight bytes can be shifted as one word
     out["first"] = codes[:, 0] | codes[:, 2] << four
     out["second"] = codes[:, 1] | codes[:, 3] << four
 
@@ -86,22 +86,22 @@ def _quantize_q80(blocks: torch.Tensor, out: np.ndarray) -> None:
     _refuse(low)
     delta = (torch.where(-low > high, -low, high) + 0.0) / 127
     inverse = _inverse(delta)
-    inverse[torch.isinf(inverse)] = 0.0  # numbers below 1e-38; the converter's cast makes all codes 0
+    inverse[torch.isinf(inverse)] = 0.0  # values below 1e-38; the reference converter's cast makes all codes 0
     out["scale"] = _scales(delta)
     out["codes"] = (blocks * inverse[:, None]).round_().to(torch.int8).numpy()
 
 
 def decode(data: np.ndarray, kind: WeightType, width: int) -> torch.Tensor:
-    """Bytes of whole rows to rows: float16 as it is, everything else float32. Takes over `data`'s memory where it can."""
+    """Decodes whole rows: F16 to float16, everything else to float32. Reuses `data`'s memory where possible."""
     if kind.block == 1:
         plain: np.ndarray[Any, Any] = data.reshape(-1).view("<f4" if kind is WeightType.F32 else "<f2")
-        return torch.from_numpy(plain).view(-1, width)
+        return torch.as_tensor(plain).view(-1, width)
     if kind is WeightType.Q40:
         return _dequantize_q40(data.reshape(-1, kind.block_bytes)).view(-1, width)
     blocks = data.reshape(-1).view(_Q80)
     values = blocks["codes"].astype(np.float32)
     values *= blocks["scale"].astype(np.float32)[:, None]
-    return torch.from_numpy(values).view(-1, width)
+    return torch.as_tensor(values).view(-1, width)
 
 
 def _dequantize_q40(blocks: np.ndarray) -> torch.Tensor:
@@ -111,4 +111,4 @@ def _dequantize_q40(blocks: np.ndarray) -> torch.Tensor:
     values[:, 1] = codes >> 4
     values -= 8
     values *= np.ascontiguousarray(blocks[:, :2]).view("<f2").astype(np.float32)[:, :, None]
-    return torch.from_numpy(values)
+    return torch.as_tensor(values)

@@ -1,7 +1,7 @@
 """The container of Distributed Llama's `.m` files: a header of integer pairs, then tensors without names, gaps or padding.
 
-Knows keys, number types and bytes; not which tensors a model has nor in which order (`families.dllama_names`). The layout is
-that of Distributed Llama 0.16 (src/llm.cpp, converter/writer.py), written out in docs/formats.md.
+Knows keys, number types and bytes, but not which tensors a model has or their order (`families.dllama.names`). The layout is
+that of Distributed Llama 0.16 (src/llm.cpp, converter/writer.py); see docs/reference/formats.md.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from windlass.errors import BadCheckpoint, UnknownName
 
 MAGIC = 0x0A00ABCD
 OLD_MAGICS = (0xABCD00, 0xABCD01)
-"""Headers without keys, of before 2024-05; Distributed Llama itself refuses them."""
+"""Headers without keys, before 2024-05; no longer supported by Distributed Llama."""
 
 STOCK_KEYS = {
     "version": 0,
@@ -44,7 +44,7 @@ STOCK_KEYS = {
     "norm_epsilon": 20,
     "moe_hidden_dim": 21,
 }
-"""As Distributed Llama spells and numbers them. A key it does not know makes it refuse the file."""
+"""Distributed Llama's names and numbers. It refuses files with unknown keys."""
 
 OWN_KEYS = {
     "rotary_dim": 0x574C4D10,
@@ -58,21 +58,21 @@ OWN_KEYS = {
     "n_groups": 0x574C4D18,
     "n_chosen_groups": 0x574C4D19,
 }
-"""Windlass's additions ("WLM" and a number), far from any key in use; docs/formats.md says what each holds."""
+"""Windlass extensions ("WLM" and a number); see docs/reference/formats.md."""
 
 KEYS = STOCK_KEYS | OWN_KEYS
 _NAMES = {number: name for name, number in KEYS.items()}
 
 SIGNED = frozenset({"routed_scaling_low", "routed_scaling_high"})
-"""Halves of a float64: any 32 bits are right. All other values are counts, ids or flags and never negative."""
+"""Halves of a float64, so any 32 bits are valid. All other values are non-negative."""
 
 _PREFIX = struct.Struct("<ii")
 _MAX_PAIRS = 1024
-"""There are 32 keys and none may come twice; more than this is damage and is not read."""
+"""There are 32 keys without repetition; anything beyond this limit is a damaged file."""
 
 
 class WeightType(Enum):
-    """How a tensor's numbers lie in the file. Blocks are 32 consecutive numbers of a row."""
+    """Number type of a tensor. Blocks are 32 consecutive elements of a row."""
 
     F32 = 0
     F16 = 1
@@ -101,11 +101,11 @@ def weight_type(name: str) -> WeightType:
     return known[name.lower()]
 
 
-class Header(Frozen):
+class DllamaHeader(Frozen):
     values: dict[str, int]
-    """By name, only those that the file gives."""
+    """By name; only keys present in the file."""
     num_bytes: int
-    """Where the tensors begin."""
+    """Offset of the first tensor."""
     file_bytes: int
 
 
@@ -115,7 +115,7 @@ def header_bytes(values: Mapping[str, int]) -> bytes:
     return _PREFIX.pack(MAGIC, _PREFIX.size + len(pairs)) + pairs
 
 
-def read_header(path: Path) -> Header:
+def read_header(path: Path) -> DllamaHeader:
     try:
         with path.open("rb") as stream:
             file_bytes = os.fstat(stream.fileno()).st_size
@@ -123,20 +123,22 @@ def read_header(path: Path) -> Header:
             body = stream.read(num_bytes - _PREFIX.size)
     except OSError as error:
         raise BadCheckpoint(f"cannot be read: {error.strerror}", path) from None
-    return Header(values=_read_pairs(path, body), num_bytes=num_bytes, file_bytes=file_bytes)
+    return DllamaHeader(values=_read_pairs(path, body), num_bytes=num_bytes, file_bytes=file_bytes)
 
 
 def _read_prefix(path: Path, prefix: bytes, file_bytes: int) -> int:
     if len(prefix) < _PREFIX.size:
-        raise BadCheckpoint(f"{file_bytes} bytes are too few for a Distributed Llama model", path, offset=len(prefix))
+        raise BadCheckpoint(f"{file_bytes} bytes are too short for a Distributed Llama model", path, offset=len(prefix))
     magic, num_bytes = _PREFIX.unpack(prefix)
     if magic in OLD_MAGICS:
         raise BadCheckpoint(
-            "the header is of the old kind without keys, which Distributed Llama no longer reads either", path, offset=0
+            "old header format without keys, which Distributed Llama no longer supports either; convert the model again",
+            path,
+            offset=0,
         )
     if magic != MAGIC:
         raise BadCheckpoint(
-            f"not a Distributed Llama model: it begins with {magic & 0xFFFFFFFF:#x}, not {MAGIC:#x}", path, offset=0
+            f"not a Distributed Llama model: it starts with {magic & 0xFFFFFFFF:#x}, not {MAGIC:#x}", path, offset=0
         )
     if num_bytes % 8 or not 8 <= num_bytes <= min(file_bytes, 8 + 8 * _MAX_PAIRS):
         raise BadCheckpoint(f"the header claims {num_bytes} bytes of a {file_bytes}-byte file", path, offset=4)
@@ -150,35 +152,35 @@ def _read_pairs(path: Path, body: bytes) -> dict[str, int]:
         name = _NAMES.get(key)
         if name is None:
             raise BadCheckpoint(
-                f"header key {key} is not known; Distributed Llama has 0 to {max(STOCK_KEYS.values())}", path, offset=offset
+                f"unknown header key {key}; Distributed Llama has 0 to {max(STOCK_KEYS.values())}", path, offset=offset
             )
         if name in values:
-            raise BadCheckpoint(f"header key {key} ({name}) comes twice", path, offset=offset)
+            raise BadCheckpoint(f"header key {key} ({name}) appears twice", path, offset=offset)
         if value < 0 and name not in SIGNED:
             raise BadCheckpoint(f"header key {key} ({name}) is {value}; it cannot be negative", path, offset=offset + 4)
         values[name] = value
     return values
 
 
-def read_weight_type(path: Path, header: Header) -> WeightType:
-    """The type of every matrix that is not always F32."""
+def read_weight_type(path: Path, header: DllamaHeader) -> WeightType:
+    """Type of the matrices that are not always F32."""
     value = header.values.get("weights_float_type")
     if value is None:
         raise BadCheckpoint("the header does not say how weights are stored (weights_float_type)", path, offset=header.num_bytes)
     known = {member.value: member for member in WeightType}
     if value not in known:
-        raise BadCheckpoint(f"weights_float_type {value} is not known; 0 to {max(known)} are", path)
+        raise BadCheckpoint(f"unknown weights_float_type {value}; expected 0 to {max(known)}", path)
     return known[value]
 
 
-# --- Q and K of pairwise rotation ------------------------------------------------------------------------------------
+# --- row order of Q and K ------------------------------------------------------------------------------------
 
 
 def to_pairs(rows: Any, head_dim: int) -> Any:
-    """Rows of whole heads whose halves rotate together (i, i + d/2), in the order where neighbours do (2i, 2i + 1). Tensor or array."""
+    """Permutes rows of whole heads from rotation of halves (i, i + d/2) to rotation of pairs (2i, 2i + 1). Tensor or array."""
     return rows.reshape(-1, 2, head_dim // 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
 
 
 def to_halves(rows: Any, head_dim: int) -> Any:
-    """What `to_pairs` did, undone."""
+    """Inverse of `to_pairs`."""
     return rows.reshape(-1, head_dim // 2, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)

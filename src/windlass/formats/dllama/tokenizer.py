@@ -1,7 +1,7 @@
 """Distributed Llama's `.t` tokenizer file: a header of integer pairs, the chat template, stop ids, then the vocabulary as bytes.
 
-The layout is that of src/tokenizer.cpp and converter/tokenizer-writer.py of Distributed Llama 0.16 (docs/formats.md). There are
-no merges in it: Distributed Llama joins the pair of tokens whose union has the highest score. Knows no other tokenizer format.
+The layout is that of src/tokenizer.cpp and converter/tokenizer-writer.py of Distributed Llama 0.16 (docs/reference/formats.md). It has no
+merges: Distributed Llama merges the pair of tokens whose result has the highest score.
 """
 
 from __future__ import annotations
@@ -37,32 +37,32 @@ _PAIR = struct.Struct("<ii")
 _TOKEN = struct.Struct("<fI")
 _MAX_PAIRS = 1024
 
-# What Distributed Llama looks for in a template, which it never executes; without one of these it refuses to chat.
+# Distributed Llama detects the chat format by these substrings of the template; without one of them it refuses to chat.
 CHAT_MARKS = ("[INST]", "<|start_header_id|>", "<｜Assistant｜>", "<|im_start|>")
 
 
 class DllamaTokenizer(Frozen):
     vocabulary: list[bytes]
-    """By id, raw bytes."""
+    """Raw bytes by id."""
     scores: list[float]
     bos_id: int | None
     eos_ids: tuple[int, ...]
     chat_template: str = ""
     add_bos: bool = True
     max_token_length: int = 0
-    """Bytes of the longest token; 0: to be computed."""
+    """Bytes of the longest token; 0: compute it."""
 
 
 def check(tokenizer: DllamaTokenizer) -> None:
-    """What no reader of the file could make sense of."""
+    """Raises BadInput for a tokenizer that cannot be stored or is inconsistent."""
     size = len(tokenizer.vocabulary)
     if not size or len(tokenizer.scores) != size:
-        raise BadInput(f"a tokenizer needs tokens and as many scores; it has {size} and {len(tokenizer.scores)}")
+        raise BadInput(f"a tokenizer needs one score per token; it has {size} tokens and {len(tokenizer.scores)} scores")
     if b"" in tokenizer.vocabulary:
-        raise BadInput(f"token {tokenizer.vocabulary.index(b'')} is empty, and the file has no way to say so")
+        raise BadInput(f"token {tokenizer.vocabulary.index(b'')} is empty, which the format cannot store")
     for name, index in (("bos", tokenizer.bos_id), *(("eos", index) for index in tokenizer.eos_ids)):
         if index is not None and not 0 <= index < size:
-            raise BadInput(f"{name} id {index} is not in a vocabulary of {size}")
+            raise BadInput(f"{name} id {index} is outside the vocabulary of {size}")
 
 
 def tokenizer_bytes(tokenizer: DllamaTokenizer) -> bytes:
@@ -85,7 +85,7 @@ def tokenizer_bytes(tokenizer: DllamaTokenizer) -> bytes:
 
 
 def write_tokenizer(path: Path, tokenizer: DllamaTokenizer) -> int:
-    """Under another name until it is complete; returns its bytes."""
+    """Written under a temporary name until complete; returns its size."""
     data = tokenizer_bytes(tokenizer)
     partial = path.with_name(path.name + ".partial")
     try:
@@ -101,11 +101,11 @@ def read_tokenizer(path: Path) -> DllamaTokenizer:
         data = path.read_bytes()
     except OSError as error:
         raise BadCheckpoint(f"cannot be read: {error.strerror}", path) from None
-    return _Reader(path, data).read()
+    return _TokenizerReader(path, data).read()
 
 
-class _Reader:
-    """Walks the bytes once; whatever reaches past their end is refused with its offset."""
+class _TokenizerReader:
+    """Sequential reader; anything past the end is refused with its offset."""
 
     def __init__(self, path: Path, data: bytes) -> None:
         self._path, self._data, self._at = path, data, 0
@@ -115,10 +115,10 @@ class _Reader:
         if magic == OLD_MAGIC:
             return self._old()
         if magic != MAGIC:
-            raise self._refuse(f"not a Distributed Llama tokenizer: it begins with {magic & 0xFFFFFFFF:#x}", 0)
+            raise self._refuse(f"not a Distributed Llama tokenizer: it starts with {magic & 0xFFFFFFFF:#x}", 0)
         values, legacy = self._pairs()
         template = self._text(values.get("chat_template", 0))
-        self._take(values.get("chat_stop", 0))  # written by old converters after the template, used by nobody
+        self._take(values.get("chat_stop", 0))  # written by old converters after the template; unused
         stops = self._integers(values.get("n_eos_tokens", 0))
         vocabulary, scores = self._tokens(values.get("vocab_size", 0))
         return self._checked(
@@ -147,7 +147,7 @@ class _Reader:
         )
 
     def _pairs(self) -> tuple[dict[str, int], list[int]]:
-        """Values by name, and the stop ids that old files give as pairs of their own."""
+        """Values by name, and the stop ids of old files."""
         header_bytes = self._integers(1)[0]
         if header_bytes % 8 or not 8 <= header_bytes <= min(len(self._data), 8 + 8 * _MAX_PAIRS):
             raise self._refuse(f"the header claims {header_bytes} bytes of a {len(self._data)}-byte file", 4)
@@ -158,7 +158,7 @@ class _Reader:
             key, value = self._integers(2)
             name = _NAMES.get(key)
             if name is None:
-                raise self._refuse(f"header key {key} is not known; 0 to {max(_NAMES)} are", offset)
+                raise self._refuse(f"unknown header key {key}; expected 0 to {max(_NAMES)}", offset)
             if name in ("eos_id", "chat_eos_id"):
                 legacy += [value] if value >= 0 else []
             elif value < 0 and name not in ("bos_id", "pad_id"):
@@ -166,13 +166,13 @@ class _Reader:
             elif value >= 0:
                 values[name] = value
         if values.get("version") != VERSION:
-            raise self._refuse(f"version {values.get('version')} is not understood; {VERSION} is", 8)
+            raise self._refuse(f"version {values.get('version')} is not supported; expected {VERSION}", 8)
         return values, legacy
 
     def _tokens(self, size: int) -> tuple[list[bytes], list[float]]:
         if not 0 < size <= (len(self._data) - self._at) // (_TOKEN.size + 1):
             raise self._refuse(
-                f"a vocabulary of {size} does not fit the {len(self._data) - self._at} bytes that are left", self._at
+                f"a vocabulary of {size} does not fit into the remaining {len(self._data) - self._at} bytes", self._at
             )
         vocabulary: list[bytes] = []
         scores: list[float] = []
@@ -210,7 +210,7 @@ class _Reader:
     def _take(self, count: int) -> bytes:
         found = self._data[self._at : self._at + count]
         if len(found) < count:
-            raise self._refuse(f"{count} bytes are announced and {len(found)} are left", self._at)
+            raise self._refuse(f"{count} bytes needed, {len(found)} left; the file is truncated", self._at)
         self._at += count
         return found
 

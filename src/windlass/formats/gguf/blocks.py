@@ -1,7 +1,7 @@
 """ggml's block formats to float32. Each function takes blocks as bytes [blocks, bytes per block] and returns [blocks, elements].
 
-Byte layouts are those of ggml-common.h (block_q4_0 ... block_q6_K); a scale is fp16 and comes first unless said otherwise. The
-order of roundings is the order of ggml's own reference: float32 throughout, scale times code first, then the offset.
+Byte layouts are those of ggml-common.h (block_q4_0 ... block_q6_K); the scale is fp16 and comes first unless noted. The order
+of operations is that of ggml's reference: float32 throughout, scale times code first, then the offset.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def _half(blocks: Tensor, start: int) -> Tensor:
 
 
 def _nibbles(packed: Tensor) -> Tensor:
-    """Low halves of all bytes, then high halves: how ggml lays 2n codes in n bytes."""
+    """Low nibbles of all bytes, then high nibbles: ggml's order of 2n codes in n bytes."""
     return torch.cat([packed & 15, packed >> 4], dim=-1)
 
 
@@ -126,7 +126,7 @@ DEQUANTIZE: dict[str, Callable[[Tensor], Tensor]] = {
 
 def check_type(name: str, type_name: str) -> None:
     if type_name not in DEQUANTIZE:
-        raise BadInput(f"tensor {name} is stored as {type_name}, which is not read here; known: {', '.join(DEQUANTIZE)}")
+        raise BadInput(f"tensor {name} has type {type_name}, which is not supported; supported: {', '.join(DEQUANTIZE)}")
 
 
 def dequantize(type_name: str, blocks: Tensor) -> Tensor:

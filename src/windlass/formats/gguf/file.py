@@ -1,6 +1,6 @@
-"""A GGUF file to read from: metadata, tensors, rows as stored and rows as float32. Knows no model and no tensor's meaning.
+"""Reads a GGUF file: metadata, and rows as stored or as float32. Knows no model.
 
-Rows are read with plain reads at their place (never mapped), so a reader holds what it asked for and no more.
+Rows are read with pread, never mapped.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class GgufFile:
         self._descriptor = os.open(path, os.O_RDONLY)
 
     def read_blocks(self, name: str, start_row: int, stop_row: int) -> bytearray:
-        """Rows start_row..stop_row (leading dimensions flattened) as the file stores them."""
+        """Rows start_row..stop_row (leading dimensions flattened), still quantized."""
         tensor = self.tensors[name]
         if not 0 <= start_row <= stop_row <= tensor.num_rows:
             raise IndexError(f"rows {start_row} to {stop_row} of {name}, which has {tensor.num_rows}")
@@ -47,7 +47,7 @@ class GgufFile:
         return self._decode(tensor, self.read_blocks(name, start, stop))
 
     def decode(self, name: str, blocks: bytearray) -> Tensor:
-        """Whole rows as `read_blocks` gave them, in whatever order, to float32."""
+        """Dequantizes whole rows returned by `read_blocks` to float32."""
         return self._decode(self.tensors[name], blocks)
 
     def _decode(self, tensor: GgufTensor, blocks: bytearray) -> Tensor:
@@ -63,7 +63,7 @@ class GgufFile:
             got = os.preadv(self._descriptor, [view[done:]], position + done)
             if got == 0:
                 raise BadCheckpoint(
-                    f"{self.path} ended at byte {position + done} inside tensor {name}; was it cut while being read?"
+                    f"{self.path} ends at byte {position + done} inside tensor {name}; it was truncated while being read"
                 )
             done += got
         return buffer
@@ -81,9 +81,9 @@ def shard_paths(path: Path) -> tuple[Path, ...]:
         return (path,)
     count = int(match["count"])
     if not 1 <= count <= MAX_SHARDS:
-        raise BadInput(f"{path} claims to be one of {count} files; 1 to {MAX_SHARDS} are possible")
+        raise BadInput(f"{path} claims to be one of {count} shards; at most {MAX_SHARDS} are supported")
     found = tuple(path.with_name(f"{match['stem']}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1))
     for file in found:
         if not file.is_file():
-            raise BadInput(f"{path} is one of {count} files and {file.name} is not beside it; download all of them")
+            raise BadInput(f"{path} is one of {count} shards and {file.name} is missing; download all of them")
     return found

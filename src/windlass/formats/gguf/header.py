@@ -1,8 +1,8 @@
-"""The head of a GGUF file: its metadata and where each tensor lies. Reads no weight and knows no model.
+"""Reads the header of a GGUF file: metadata and tensor positions. Reads no weights and knows no model.
 
 Layout (ggml/docs/gguf.md, versions 2 and 3, little endian): magic, version, counts, key-value pairs, tensor infos, padding
-to the alignment, tensor data. Every count and length is checked against the bytes that are left, and against limits far
-beyond any real file, before anything of that size is made: a damaged file costs an error, not the machine's memory.
+to the alignment, tensor data. Every count and length is checked against the remaining bytes and against
+generous limits before anything of that size is allocated.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ MAX_ALIGNMENT = 2**20
 MAX_DIMENSIONS = 4
 MAX_NESTING = 4
 MAX_STRING_BYTES = 2**24
-"""A chat template is some kilobytes."""
+"""A chat template has a few kilobytes."""
 MAX_ITEMS = 2**22
-"""Array elements, keys and tensors of one file together: a vocabulary of 262,144 with types, scores and merges has a third."""
+"""Array elements, keys and tensors of a file together: three times a vocabulary of 262,144 with types, scores and merges."""
 
 
 class BlockType(Frozen):
-    """A way to store numbers: blocks of so many elements in so many bytes."""
+    """A ggml type: elements and bytes per block."""
 
     name: str
     elements: int
     num_bytes: int
 
 
-# ggml's type numbers (ggml.h, enum ggml_type). Those that are not dequantized here are listed so that errors can name them.
+# ggml type numbers (ggml.h, enum ggml_type). Unsupported ones are listed so that errors can name them.
 TYPES: dict[int, BlockType] = {
     number: BlockType(name=name, elements=elements, num_bytes=num_bytes)
     for number, name, elements, num_bytes in (
@@ -118,7 +118,7 @@ def read_header(path: Path) -> GgufHeader:
 
 
 class _HeaderReader:
-    """Reads forward once; `position` is the byte that an error names."""
+    """Sequential reader; `position` is the byte offset for error messages."""
 
     def __init__(self, stream: BinaryIO, size: int, path: Path) -> None:
         self.stream, self.size, self.path = stream, size, path
@@ -127,7 +127,7 @@ class _HeaderReader:
 
     def refuse(self, message: str, at: int | None = None) -> BadCheckpoint:
         printable = "".join(mark if mark.isprintable() else "?" for mark in message)
-        return BadCheckpoint(f"{self.path} is not a sound GGUF file: byte {self.position if at is None else at}: {printable}")
+        return BadCheckpoint(f"{self.path} is not a valid GGUF file: byte {self.position if at is None else at}: {printable}")
 
     def header(self) -> GgufHeader:
         version = self._version()
@@ -140,22 +140,22 @@ class _HeaderReader:
 
     def _version(self) -> int:
         if (magic := self.take(4)) != MAGIC:
-            raise self.refuse(f"it begins with {magic!r}, not {MAGIC!r}", 0)
+            raise self.refuse(f"it starts with {magic!r}, not {MAGIC!r}", 0)
         version = self.scalar("I")
         if version in VERSIONS:
             return version
         if int.from_bytes(version.to_bytes(4, "little"), "big") in VERSIONS:
-            raise self.refuse("it is big-endian; convert it to little-endian first", 4)
-        raise self.refuse(f"version {version} is not read here, only {' and '.join(map(str, VERSIONS))}", 4)
+            raise self.refuse("big-endian files are not supported; convert it to little-endian first", 4)
+        raise self.refuse(f"version {version} is not supported, only {' and '.join(map(str, VERSIONS))}", 4)
 
     # --- primitives
 
     def take(self, count: int) -> bytes:
         if count > self.size - self.position:
-            raise self.refuse(f"{count} bytes are needed and {self.size - self.position} are left; is the file complete?")
+            raise self.refuse(f"{count} bytes needed, {self.size - self.position} left; the file is truncated")
         data = self.stream.read(count)
         if len(data) != count:
-            raise self.refuse(f"{count} bytes are needed and the file ended; was it cut while being read?")
+            raise self.refuse(f"{count} bytes needed, but the file ended; it was truncated while being read")
         self.position += count
         return data
 
@@ -163,17 +163,17 @@ class _HeaderReader:
         return struct.unpack(f"<{code}", self.take(struct.calcsize(f"<{code}")))[0]
 
     def claim(self, count: int, what: str, least_bytes: int) -> None:
-        """Before anything is made: do so many things fit in the file, and in reason?"""
+        """Checks, before allocating, that so many items fit into the rest of the file and the limit."""
         if count * least_bytes > self.size - self.position:
-            raise self.refuse(f"{count} {what} do not fit in the {self.size - self.position} bytes that are left")
+            raise self.refuse(f"{count} {what} do not fit into the remaining {self.size - self.position} bytes")
         if count > self.items_left:
-            raise self.refuse(f"{count} {what} are more than the {MAX_ITEMS} items that a header may have")
+            raise self.refuse(f"{count} {what} exceed the limit of {MAX_ITEMS} items per header")
         self.items_left -= count
 
     def string(self) -> str:
         at, length = self.position, self.scalar("Q")
         if length > MAX_STRING_BYTES:
-            raise self.refuse(f"a string of {length} bytes; at most {MAX_STRING_BYTES} are read", at)
+            raise self.refuse(f"a string of {length} bytes exceeds the limit of {MAX_STRING_BYTES}", at)
         try:
             return self.take(length).decode()
         except UnicodeDecodeError:
@@ -211,15 +211,15 @@ class _HeaderReader:
         return found
 
     def _tensor(self) -> GgufTensor:
-        """With `start` still counted from the beginning of the data."""
+        """`start` is still relative to the data section."""
         at, name = self.position, self.string()
         num_dimensions = self.scalar("I")
         if not 1 <= num_dimensions <= MAX_DIMENSIONS:
-            raise self.refuse(f"tensor {name[:80]!r} has {num_dimensions} dimensions; 1 to {MAX_DIMENSIONS} are possible", at)
+            raise self.refuse(f"tensor {name[:80]!r} has {num_dimensions} dimensions; 1 to {MAX_DIMENSIONS} are allowed", at)
         shape = tuple(self.scalar("Q") for _ in range(num_dimensions))[::-1]
         number, start = self.scalar("I"), self.scalar("Q")
         if number not in TYPES:
-            raise self.refuse(f"tensor {name[:80]!r} is of type {number}, which is unknown", at)
+            raise self.refuse(f"tensor {name[:80]!r} has unknown type {number}", at)
         kind = TYPES[number]
         if min(shape) < 1 or shape[-1] % kind.elements:
             raise self.refuse(
@@ -234,7 +234,7 @@ class _HeaderReader:
         return value
 
     def _placed(self, infos: list[GgufTensor], alignment: int) -> dict[str, GgufTensor]:
-        """Tensors by name, with their bytes counted from the beginning of the file: inside it, aligned, none over another."""
+        """Tensors by name with absolute positions; checks bounds, alignment and overlaps."""
         data = -(-self.position // alignment) * alignment
         found: dict[str, GgufTensor] = {}
         for info in infos:
@@ -245,7 +245,7 @@ class _HeaderReader:
                 raise self.refuse(f"tensor {info.name[:80]!r} starts at {info.start}, which is not a multiple of {alignment}")
             if end > self.size:
                 raise self.refuse(
-                    f"tensor {info.name[:80]!r} would end at byte {end} of a file of {self.size}; is the file complete?"
+                    f"tensor {info.name[:80]!r} ends at byte {end} of a {self.size}-byte file; the file is truncated"
                 )
             found[info.name] = GgufTensor(name=info.name, shape=info.shape, type=info.type, start=data + info.start)
         self._check_overlap(found)

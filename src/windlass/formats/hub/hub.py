@@ -1,7 +1,6 @@
-"""The model hub: the only file that downloads. Needs huggingface_hub (extra `hub`); respects HF_HOME, HF_ENDPOINT and the user's token.
+"""Downloads from the Hugging Face hub. Needs huggingface_hub (extra `hub`); respects HF_HOME, HF_ENDPOINT and HF_TOKEN.
 
-Files that have arrived stay, so a download that was interrupted goes on with the next; within a file, a broken connection is
-taken up again where it broke. Knows no tensor.
+Finished files are kept, so an interrupted download resumes with the next file; a broken connection resumes within the file.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import glob
 from collections.abc import Callable, Collection, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from threading import Thread
 from typing import Any, Literal
@@ -18,23 +18,23 @@ from typing import Any, Literal
 from windlass.core.model import Frozen
 from windlass.errors import BadInput, MissingExtra
 from windlass.formats.disk.atomic import require_free
-from windlass.formats.hub.progress import Arrivals, reporting
+from windlass.formats.hub.progress import DownloadProgress, reporting
 from windlass.formats.safetensors.files import SAFETENSORS_INDEX, safetensors_files, torch_files
 
 SMALL_FILES = ("*.json", "tokenizer*", "*.model", "*.tiktoken", "*.jinja", "merges.txt", "vocab.txt", "LICENSE*", "README.md")
 UNWANTED = ("consolidated*", "*.gguf", "adapter_*", "optimizer*", "scheduler*", "rng_state*", "training_args*")
-"""Second copies, and what training leaves behind."""
+"""Duplicates of the weights, and training artifacts."""
 
 
 class RemoteFile(Frozen):
     name: str
     num_bytes: int
     blob: str
-    """What a cache calls it: the hash of its content."""
+    """Name in the cache: the hash of its content."""
 
 
 class RemoteModel(Frozen):
-    """What the hub has at one commit, as far as it is wanted here."""
+    """The files of a model at one commit that are needed here."""
 
     name: str
     revision: str
@@ -61,8 +61,8 @@ def looks_like_hub_name(name: str) -> bool:
     return bool(slash and owner and repository and "/" not in repository and not name.startswith((".", "/", "~")))
 
 
-def wanted(files: Collection[str]) -> list[str]:
-    """Of a repository's files those that a model is: its weights once, config, tokenizer and template. Nothing in subdirectories."""
+def select_files(files: Collection[str]) -> list[str]:
+    """The files that make up a model: weights (once), config, tokenizer and template. No subdirectories."""
     top = [name for name in sorted(files) if "/" not in name and not _matches(name, UNWANTED)]
     weights = [name for name in top if name.endswith(".safetensors")] or [
         name for name in top if _matches(name, ("pytorch_model*.bin",))
@@ -75,13 +75,13 @@ def _matches(name: str, patterns: Collection[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
-# --- asking ----------------------------------------------------------------------------------------------------------
+# --- looking up ----------------------------------------------------------------------------------------------------------
 
 
 def fetch_config(name: str) -> Path:
     """Downloads config.json and, where there is one, the index; returns the directory that holds them."""
     hub = _package(f"looking up {name} on the hub")
-    with _explained(name, "looked up"):
+    with _hub_errors(name, "looked up"):
         config = Path(hub.hf_hub_download(name, "config.json"))
     # Small models have one file and no index; the config then decides.
     with suppress(hub.errors.HTTPError, OSError, ValueError):
@@ -90,12 +90,12 @@ def fetch_config(name: str) -> Path:
 
 
 def list_files(name: str, revision: str | None = None) -> RemoteModel:
-    """Asks once; whoever downloads file by file names the commit it answered with, so that all files belong together."""
+    """Lists the files at one commit; downloading by that revision keeps them consistent."""
     hub = _package(f"looking up {name} on the hub")
-    with _explained(name, "looked up"):
-        found = hub.HfApi().model_info(name, revision=revision, files_metadata=True)
-    siblings = {sibling.rfilename: sibling for sibling in found.siblings or []}
-    files = tuple(_remote_file(siblings[file]) for file in wanted(siblings))
+    with _hub_errors(name, "looked up"):
+        found: Any = hub.HfApi().model_info(name, revision=revision, files_metadata=True)
+    siblings: dict[str, Any] = {sibling.rfilename: sibling for sibling in found.siblings or ()}
+    files = tuple(_remote_file(siblings[file]) for file in select_files(siblings))
     return RemoteModel(name=name, revision=found.sha or "main", files=files)
 
 
@@ -105,14 +105,14 @@ def _remote_file(sibling: Any) -> RemoteFile:
 
 
 def remote_tensors(model: RemoteModel, max_workers: int = 8) -> tuple[RemoteTensor, ...]:
-    """Names, types and shapes out of the headers of its safetensors files, a hundred kilobytes of each, before any has been downloaded.
+    """Names, dtypes and shapes from the headers of its safetensors files (about 100 kB each), before downloading them.
 
-    What they say is checked when the file itself is here.
+    Checked again once the files are here.
     """
     api = _package(f"looking up {model.name} on the hub").HfApi()
 
     def ask(file: str) -> list[RemoteTensor]:
-        with _explained(model.name, "looked up"):
+        with _hub_errors(model.name, "looked up"):
             header = api.parse_safetensors_file_metadata(model.name, file, revision=model.revision)
         found = header.tensors.items()
         return [RemoteTensor(name=name, dtype=info.dtype, shape=tuple(info.shape), file=file) for name, info in found]
@@ -126,38 +126,38 @@ def remote_tensors(model: RemoteModel, max_workers: int = 8) -> tuple[RemoteTens
 
 
 def pull(name: str, max_workers: int = 8, progress: Callable[[int, int], None] | None = None) -> Path:
-    """The whole model into the hub's cache; returns its directory. `progress` is told (bytes here, bytes in all) now and then."""
+    """Downloads the model into the hub cache; returns its directory. `progress` is called with (bytes done, total bytes)."""
     hub = _package(f"downloading {name}")
     try:
         model = list_files(name)
     except BadInput:
-        cached = _cached(hub, name)  # what is here is enough where the hub does not answer
+        cached = _cached(hub, name)  # fall back to the cache if the hub cannot be reached
         if cached is None:
             raise
         return cached
     if not model.shards:
-        raise BadInput(f"{name} on the hub has no safetensors and no PyTorch weights")
+        raise BadInput(f"{name} on the hub has neither safetensors nor PyTorch weights")
     blobs = Path(hub.constants.HF_HUB_CACHE) / f"models--{name.replace('/', '--')}" / "blobs"
-    arrivals = Arrivals(blobs, {file.blob: file.num_bytes for file in model.files})
-    require_free(blobs, arrivals.total_bytes - arrivals.done_bytes())
+    download = DownloadProgress(blobs, {file.blob: file.num_bytes for file in model.files})
+    require_free(blobs, download.total_bytes - download.done_bytes())
     patterns = [glob.escape(file.name) for file in model.files]
-    with _explained(name, "downloaded"), _quiet(hub, progress is not None), reporting(arrivals, progress):
+    with _hub_errors(name, "downloaded"), _quiet(hub, progress is not None), reporting(download, progress):
         found = Path(hub.snapshot_download(name, allow_patterns=patterns, max_workers=max_workers))
-    arrivals.remove_leftovers()
+    download.remove_leftovers()
     return found
 
 
 def fetch_small_files(model: RemoteModel, directory: Path) -> None:
-    """Config, tokenizer, template and index, for a model whose weights will come one file at a time."""
+    """Config, tokenizer, template and index, for a model whose weights are streamed."""
     for file in model.files:
         if file.name not in model.shards:
             _download(model, file.name, directory)
 
 
 def stream_shards(model: RemoteModel, directory: Path, skip: Collection[str] = ()) -> Iterator[tuple[Path, bool]]:
-    """Files of weights one after another, with whether it is the last; the next is on its way while the caller has one.
+    """Downloads weight files one after another, prefetching the next; yields (path, is last).
 
-    They are plain files in `directory`, not in the cache, so the caller may delete each when done with it: two are there at most.
+    They are plain files in `directory`, not in the cache, so the caller may delete each when done: at most two exist at a time.
     """
     names = [name for name in model.shards if name not in skip]
     arriving = _begin(model, names[0], directory) if names else None
@@ -170,13 +170,13 @@ def stream_shards(model: RemoteModel, directory: Path, skip: Collection[str] = (
 
 
 def _begin(model: RemoteModel, file: str, directory: Path) -> Future[Path]:
-    """In a daemon thread: a caller that gives up should not have to wait for five gigabytes."""
+    """In a daemon thread, so that aborting does not wait for a download."""
     future: Future[Path] = Future()
 
     def work() -> None:
         try:
             future.set_result(_download(model, file, directory))
-        except Exception as error:  # noqa: BLE001 - the outermost edge of a thread; raised again where the result is asked for
+        except Exception as error:  # noqa: BLE001 - the outermost edge of a thread; raised again by result()
             future.set_exception(error)
 
     Thread(target=work, name=f"download {file}", daemon=True).start()
@@ -185,12 +185,12 @@ def _begin(model: RemoteModel, file: str, directory: Path) -> Future[Path]:
 
 def _download(model: RemoteModel, file: str, directory: Path) -> Path:
     hub = _package(f"downloading {model.name}")
-    with _explained(model.name, "downloaded"):
+    with _hub_errors(model.name, "downloaded"):
         return Path(hub.hf_hub_download(model.name, file, revision=model.revision, local_dir=directory))
 
 
 def _cached(hub: Any, name: str) -> Path | None:
-    """The model as an earlier download left it, if it is whole as far as can be told."""
+    """The model from the cache, if it looks complete."""
     patterns = ["*.safetensors", *SMALL_FILES]
     try:
         found = hub.snapshot_download(
@@ -207,18 +207,17 @@ def _cached(hub: Any, name: str) -> Path | None:
 
 def _package(purpose: str) -> Any:
     try:
-        import huggingface_hub
-        import huggingface_hub.constants
-        import huggingface_hub.errors
-        import huggingface_hub.utils
+        hub = import_module("huggingface_hub")
+        for part in ("constants", "errors", "utils"):
+            import_module(f"huggingface_hub.{part}")
     except ImportError:
         raise MissingExtra("huggingface_hub", "hub", purpose) from None
-    return huggingface_hub
+    return hub
 
 
 @contextmanager
 def _quiet(hub: Any, quiet: bool) -> Generator[None]:
-    """Without the package's own progress bars, where the caller shows one."""
+    """Disables huggingface_hub's progress bars where the caller shows its own."""
     if not quiet or hub.utils.are_progress_bars_disabled():
         yield
         return
@@ -230,17 +229,17 @@ def _quiet(hub: Any, quiet: bool) -> Generator[None]:
 
 
 @contextmanager
-def _explained(name: str, task: Literal["looked up", "downloaded"]) -> Generator[None]:
-    """Whatever goes wrong, in one line that says what to do."""
-    hub = _package(f"asking the hub for {name}")
+def _hub_errors(name: str, task: Literal["looked up", "downloaded"]) -> Generator[None]:
+    """Turns hub and network errors into a BadInput that says what to do."""
+    hub = _package(f"looking up {name} on the hub")
     try:
         yield
-    except (*_troubles(hub.errors), OSError, ValueError, RuntimeError) as error:
+    except (*_hub_exceptions(hub.errors), OSError, ValueError, RuntimeError) as error:
         raise BadInput(_explanation(hub, name, task, error)) from None
 
 
-def _troubles(errors: Any) -> list[type[Exception]]:
-    """Of its own that are none of the usual kinds; the last came later than the oldest version we accept."""
+def _hub_exceptions(errors: Any) -> list[type[Exception]]:
+    """Exception classes of huggingface_hub; XetDownloadError is missing in older versions."""
     found = [errors.HTTPError, errors.EntryNotFoundError, errors.SafetensorsParsingError]
     return [*found, getattr(errors, "XetDownloadError", OSError)]
 
@@ -251,14 +250,14 @@ def _explanation(hub: Any, name: str, task: str, error: Exception) -> str:
     match error:
         case errors.GatedRepoError():
             page = "" if looking else f", {hub.constants.ENDPOINT}/{name}"
-            return f"{name} is gated: ask for access on its page of the hub{page}, then set HF_TOKEN or run `hf auth login`"
+            return f"{name} is gated: request access on its hub page{page}, then set HF_TOKEN or run `hf auth login`"
         case errors.RepositoryNotFoundError():
-            return f"the hub has no model {name} (or it is private: set HF_TOKEN)"
+            return f"model {name} not found on the hub (if it is private, set HF_TOKEN)"
         case errors.LocalEntryNotFoundError() | errors.OfflineModeIsEnabled() if looking:
-            return f"{name} is not in the registry, and the hub cannot be reached to look it up"
+            return f"{name} is not in the registry, and the hub cannot be reached"
         case errors.EntryNotFoundError() if looking and not isinstance(error, errors.LocalEntryNotFoundError):
             return f"{name} on the hub has no config.json"
         case _ if looking:
             return f"{name} could not be looked up on the hub: {first_line}"
         case _:
-            return f"{name} could not be downloaded from {hub.constants.ENDPOINT}: {first_line}; what has arrived is kept, run it again"
+            return f"{name} could not be downloaded from {hub.constants.ENDPOINT}: {first_line}; finished files are kept; run it again to resume"

@@ -1,4 +1,4 @@
-"""Models on this disk: in the hub's cache, and in Windlass's own directory, where conversions go. Lists them, and frees their room."""
+"""Models on this disk: in the hub cache and in Windlass's models directory. Lists and deletes them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class LocalModel(Frozen):
     path: Path
     """The directory to read it from."""
     num_bytes: int
-    """What removing it frees."""
+    """Disk space that removing it frees."""
     last_used: float
-    """Seconds since 1970, as far as the file system keeps count."""
+    """Unix time, from file access times."""
     format: str
     """`safetensors`, `pytorch`, `gguf`, `dllama`; `incomplete` where an interrupted download or conversion left no weights."""
 
@@ -35,12 +35,12 @@ def models_directory() -> Path:
 
 
 def local_models() -> list[LocalModel]:
-    """Both places, last used first."""
-    return sorted([*_cached(), *_own()], key=lambda model: (-model.last_used, model.name))
+    """From the hub cache and the models directory, last used first."""
+    return sorted([*_cached(), *_converted()], key=lambda model: (-model.last_used, model.name))
 
 
 def remove(name: str, dry_run: bool = False) -> int:
-    """Frees the room that the model takes; returns its bytes. `dry_run` only counts."""
+    """Deletes a model; returns the bytes freed. `dry_run` only counts."""
     models = local_models()
     found = [model for model in models if model.name == name]
     if not found:
@@ -63,7 +63,7 @@ def _remove(model: LocalModel) -> None:
 
 
 def _remove_revisions(repo: Any) -> None:
-    """The package knows which blobs other models share. It is shown this one alone: copies of a model have the same commits."""
+    """huggingface_hub knows which blobs are shared. Restricted to this repository, since copies of a model have the same commits."""
     from huggingface_hub import scan_cache_dir
 
     alone = replace(scan_cache_dir(), repos=frozenset({repo}))
@@ -72,7 +72,7 @@ def _remove_revisions(repo: Any) -> None:
 
 def _remove_tree(path: Path) -> None:
     if path.is_symlink():
-        path.unlink()  # what it points to lies elsewhere and is not ours
+        path.unlink()  # never delete the target of a link
     elif path.exists():
         shutil.rmtree(path)
 
@@ -81,7 +81,7 @@ def _remove_tree(path: Path) -> None:
 
 
 def _repositories() -> Iterable[Any]:
-    """Whole ones, as huggingface_hub sees its cache; none without the package or the cache."""
+    """Complete repositories in the hub cache; none without huggingface_hub or the cache."""
     try:
         from huggingface_hub import scan_cache_dir
         from huggingface_hub.errors import CacheNotFound
@@ -120,11 +120,11 @@ def _cache_folders() -> list[Path]:
     return sorted(folder for folder in Path(HF_HUB_CACHE).glob("models--*") if folder.is_dir())
 
 
-# --- our own directory -----------------------------------------------------------------------------------------------
+# --- the models directory -----------------------------------------------------------------------------------------------
 
 
-def _own() -> Iterator[LocalModel]:
-    """Every directory that holds weights or a config, named by its path: `NAME` or `OWNER/NAME`."""
+def _converted() -> Iterator[LocalModel]:
+    """Directories with weights or a config: `NAME` or `OWNER/NAME`."""
     top = models_directory()
     for folder in sorted([*top.glob("*"), *top.glob("*/*")]):
         names = [file.name for file in folder.iterdir() if file.is_file()] if folder.is_dir() else []

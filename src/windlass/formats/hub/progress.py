@@ -1,4 +1,4 @@
-"""How much of a download has arrived, by looking at the disk: it works alike for every way the bytes may come."""
+"""Download progress from file sizes on disk, independent of the transfer method."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
 
-SECONDS_BETWEEN_LOOKS = 0.5
+POLL_SECONDS = 0.5
 
 
-class Arrivals:
-    """Files that are expected in `directory` (blob name -> bytes); while one arrives it is called NAME.something.incomplete."""
+class DownloadProgress:
+    """`expected`: blob name -> bytes in `directory`; unfinished files are called NAME.*.incomplete."""
 
     def __init__(self, directory: Path, expected: Mapping[str, int]) -> None:
         self._directory = directory
@@ -23,7 +23,7 @@ class Arrivals:
         return sum(min(sizes.get(blob, 0), num_bytes) for blob, num_bytes in self._expected.items())
 
     def remove_leftovers(self) -> None:
-        """A killed download leaves its unfinished file, which nothing uses again once the whole one is there."""
+        """Deletes .incomplete files of killed downloads whose blob is now complete."""
         for file in self._directory.glob("*.incomplete"):
             blob = file.name.split(".")[0]
             if blob in self._expected and (self._directory / blob).exists():
@@ -35,28 +35,28 @@ class Arrivals:
             blob = file.name.split(".")[0]
             try:
                 sizes[blob] = max(sizes.get(blob, 0), file.stat().st_size)
-            except OSError:  # it has just been given its name
+            except OSError:  # it has just been renamed
                 continue
         return sizes
 
 
 @contextmanager
-def reporting(arrivals: Arrivals, progress: Callable[[int, int], None] | None) -> Generator[None]:
-    """Calls progress(bytes here, bytes in all) while the block runs, and once when it has ended well."""
+def reporting(download: DownloadProgress, progress: Callable[[int, int], None] | None) -> Generator[None]:
+    """Calls progress(bytes done, total bytes) while the block runs, and once more on success."""
     if progress is None:
         yield
         return
     ended = Event()
 
-    def look() -> None:
-        while not ended.wait(SECONDS_BETWEEN_LOOKS):
-            progress(arrivals.done_bytes(), arrivals.total_bytes)
+    def poll() -> None:
+        while not ended.wait(POLL_SECONDS):
+            progress(download.done_bytes(), download.total_bytes)
 
-    watcher = Thread(target=look, name="download progress", daemon=True)
+    watcher = Thread(target=poll, name="download progress", daemon=True)
     watcher.start()
     try:
         yield
     finally:
         ended.set()
         watcher.join()
-    progress(arrivals.done_bytes(), arrivals.total_bytes)
+    progress(download.done_bytes(), download.total_bytes)

@@ -1,6 +1,6 @@
-"""Which files make up a checkpoint: the index believed only as far as the files bear it out, and no path that leaves the directory.
+"""Finds the weight files of a checkpoint directory and reads its index. Refuses paths that lead out of the directory.
 
-Knows names of files and of tensors; reads no header and no weight.
+Reads no headers and no weights.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from windlass.formats.safetensors.header import MAX_HEADER_BYTES, repeated_key
 SAFETENSORS_INDEX = "model.safetensors.index.json"
 TORCH_INDEX = "pytorch_model.bin.index.json"
 SECOND_COPY = "consolidated"
-"""Some repositories carry the same weights again under this name, in a layout of their own."""
+"""Some repositories contain the weights a second time under this prefix, in another layout."""
 
 
 class _Index(msgspec.Struct):
-    """The index has a `metadata` too; it says nothing that the files do not."""
+    """`metadata` is ignored; it repeats what the files say."""
 
     weight_map: dict[str, str]
 
 
 def read_index(index: Path) -> dict[str, str]:
-    """Tensor -> file, as the index has it."""
+    """Tensor name -> file name."""
     try:
         if index.stat().st_size > MAX_HEADER_BYTES:
             raise BadCheckpoint(f"is not a safetensors index: more than {MAX_HEADER_BYTES} bytes", index)
@@ -39,12 +39,14 @@ def read_index(index: Path) -> dict[str, str]:
     except OSError as error:
         raise BadCheckpoint(f"cannot be read: {error.strerror}", index) from None
     if name is not None:
-        raise BadCheckpoint("stands twice in the index", index, name, max(text.find(f'"{name}"'.encode("utf-8", "replace")), 0))
+        raise BadCheckpoint(
+            "is listed twice in the index", index, name, max(text.find(f'"{name}"'.encode("utf-8", "replace")), 0)
+        )
     return weight_map
 
 
 def safetensors_files(directory: Path) -> list[str]:
-    """Those lying in the directory, by name; second copies and hidden files left out."""
+    """File names in the directory, without duplicates of the weights and hidden files."""
     names = sorted(file.name for file in directory.glob("*.safetensors"))
     return [name for name in names if not name.startswith((".", SECOND_COPY))]
 
@@ -58,33 +60,37 @@ def missing_files(directory: Path, named: Collection[str]) -> list[str]:
 
 
 def file_within(directory: Path, name: str) -> Path:
-    """The file itself, links resolved, after making sure that neither its name nor a link leads out of the directory."""
+    """The resolved path, after checking that neither its name nor a symlink leads out of the directory."""
     relative = PurePosixPath(name)
     if not name or relative.is_absolute() or ".." in relative.parts or "\0" in name:
-        raise BadCheckpoint(f"the index names {name!r}, which is not inside the directory", directory)
+        raise BadCheckpoint(f"the index lists {name!r}, which is outside the directory", directory)
     try:
         real = (directory / relative).resolve(strict=True)
         regular = stat.S_ISREG(real.stat().st_mode)
-    except (OSError, RuntimeError):  # RuntimeError: links in a circle, before Python 3.13
-        raise BadCheckpoint("cannot be opened: it is missing, or a link to nothing", directory / name) from None
+    except (OSError, RuntimeError):  # RuntimeError: symlink loop, before Python 3.13
+        raise BadCheckpoint("cannot be opened: missing, or a broken symlink", directory / name) from None
     if not any(real.is_relative_to(root) for root in _roots(directory)):
-        raise BadCheckpoint(f"a link out of its directory, to {real}; copy the file if it is meant to be there", directory / name)
-    if not regular:  # opening a pipe would wait for ever
+        raise BadCheckpoint(
+            f"symlink out of the model directory, to {real}; copy the file there if you trust it", directory / name
+        )
+    if not regular:  # opening a pipe would block
         raise BadCheckpoint("not a regular file", directory / name)
     return real
 
 
 def _roots(directory: Path) -> list[Path]:
-    """The directory; and where it is models--X/snapshots/REVISION of a hub cache, the blobs its files are links to."""
+    """The directory; in a hub cache (models--X/snapshots/REVISION) also the blobs its files link to."""
     real = directory.resolve()
     repository = real.parent.parent
     if real.parent.name == "snapshots" and repository.name.startswith("models--"):
-        return [real, repository / "blobs", repository / "snapshots", repository.parent / "blobs"]  # the last: shared by models
+        return [real, repository / "blobs", repository / "snapshots", repository.parent / "blobs"]  # the last is shared by models
     return [real]
 
 
-def nothing_found(directory: Path) -> BadInput:
+def no_weights_error(directory: Path) -> BadInput:
     looked_for = f"{SAFETENSORS_INDEX}, *.safetensors, {TORCH_INDEX}, pytorch_model*.bin"
     if any(directory.glob(f"{SECOND_COPY}*.safetensors")):
-        return BadInput(f"{directory} has only {SECOND_COPY}*.safetensors, which are not in the Hugging Face layout")
-    return BadInput(f"{directory} holds no weights; looked for {looked_for}")
+        return BadInput(
+            f"{directory} has only {SECOND_COPY}*.safetensors, not the Hugging Face layout; download its model*.safetensors"
+        )
+    return BadInput(f"{directory} contains no weights; looked for {looked_for}")

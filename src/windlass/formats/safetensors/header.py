@@ -1,7 +1,7 @@
-"""The header of a safetensors file, read and doubted: what it says of every tensor is checked against the file before it is used.
+"""Reads and validates the header of a safetensors file: every entry is checked against the file size before it is used.
 
 Layout (huggingface.co/docs/safetensors): eight bytes, little endian, with the length of a JSON object; the object, which may be
-padded with spaces; then the tensors' bytes without a hole. Knows no directory, no index, and reads no weight.
+padded with spaces; then the tensors' bytes without gaps. Knows no directory and no index; reads no weights.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import msgspec
 
 from windlass.core.model import Frozen
 from windlass.errors import BadCheckpoint
+from windlass.formats.disk.tensor_info import TensorInfo
 
 MAX_HEADER_BYTES = 100_000_000
-"""The reference implementation's own limit; about a million tensors. It bounds what a damaged length can make us allocate."""
+"""The reference implementation's limit; about a million tensors. Bounds the allocation for a damaged length."""
 
 LENGTH_BYTES = 8
 METADATA = "__metadata__"
@@ -29,16 +30,6 @@ DTYPE_BITS = {
 }  # fmt: skip
 
 _LARGEST = 2**63 - 1
-
-
-class TensorInfo(Frozen):
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    file: Path
-    start: int
-    """Byte of the file where it begins."""
-    num_bytes: int
 
 
 _Size = Annotated[int, msgspec.Meta(ge=0)]
@@ -56,7 +47,7 @@ _STRINGS = msgspec.json.Decoder(dict[str, str])
 
 
 def read_header(path: Path) -> tuple[TensorInfo, ...]:
-    """Every tensor of the file in the order of its bytes. Whatever contradicts itself or the file's size is a BadCheckpoint."""
+    """Every tensor of the file, in file order. Raises BadCheckpoint on any inconsistency."""
     header, file_bytes = read_header_bytes(path)
     infos = [_info(path, name, raw, header) for name, raw in _entries(path, header)]
     _refuse_repeated_key(path, header)
@@ -72,7 +63,7 @@ def read_header_bytes(path: Path) -> tuple[bytes, int]:
             file_bytes = os.fstat(stream.fileno()).st_size
             first = stream.read(LENGTH_BYTES)
             if first == b"version ":
-                raise BadCheckpoint("a Git LFS pointer, not the file itself; fetch it with `git lfs pull`", path, offset=0)
+                raise BadCheckpoint("a Git LFS pointer instead of the file; run `git lfs pull`", path, offset=0)
             length = int.from_bytes(first, "little")
             _check_length(path, length, file_bytes)
             header = stream.read(length)
@@ -85,18 +76,18 @@ def read_header_bytes(path: Path) -> tuple[bytes, int]:
 
 def _check_length(path: Path, length: int, file_bytes: int) -> None:
     if file_bytes < LENGTH_BYTES:
-        raise BadCheckpoint(f"not a safetensors file: it has {file_bytes} bytes", path, offset=file_bytes)
+        raise BadCheckpoint(f"not a safetensors file: only {file_bytes} bytes", path, offset=file_bytes)
     if length > file_bytes - LENGTH_BYTES:
-        what = f"not a safetensors file, or cut short: its header claims {length} bytes of a {file_bytes}-byte file"
+        what = f"not a safetensors file, or truncated: its header claims {length} bytes of a {file_bytes}-byte file"
         raise BadCheckpoint(what, path, offset=0)
     if length > MAX_HEADER_BYTES:
         raise BadCheckpoint(f"its header claims {length} bytes; at most {MAX_HEADER_BYTES} are read", path, offset=0)
 
 
 def _entries(path: Path, header: bytes) -> list[tuple[str, msgspec.Raw]]:
-    """Names and their unparsed values. Raw values keep a hostile header from becoming a large tree of objects."""
+    """Names and unparsed values; Raw keeps a hostile header from becoming a large tree of objects."""
     if not header.startswith(b"{"):
-        raise BadCheckpoint("damaged header: it is no JSON object", path, offset=LENGTH_BYTES)
+        raise BadCheckpoint("damaged header: not a JSON object", path, offset=LENGTH_BYTES)
     try:
         entries = _OBJECT.decode(header)
         metadata = entries.pop(METADATA, None)
@@ -128,10 +119,10 @@ def _num_bytes(entry: _Entry) -> int:
         raise ValueError(f"unknown dtype {entry.dtype[:40]!r}")
     for size in entry.shape:
         bits *= size
-        if max(bits, size) > _LARGEST:  # also stops before a product of a million factors grows long
-            raise ValueError(f"a shape of {len(entry.shape)} dimensions whose product overflows")
+        if max(bits, size) > _LARGEST:  # checked per factor, so that the product stays small
+            raise ValueError(f"its shape of {len(entry.shape)} dimensions overflows")
     if bits % 8:
-        raise ValueError(f"{_shown(entry)} does not fill whole bytes")
+        raise ValueError(f"{_shown(entry)} is not a whole number of bytes")
     return bits // 8
 
 
@@ -141,23 +132,23 @@ def _shown(entry: _Entry) -> str:
 
 
 def _place_of(name: str, header: bytes) -> int:
-    """Where in the file the entry stands, or where the header begins when its name is written with escapes."""
+    """Byte offset of the entry, or of the header if its name is escaped."""
     return LENGTH_BYTES + max(header.find(f'"{name}"'.encode("utf-8", "replace")), 0)
 
 
 def _check_tiling(path: Path, infos: list[TensorInfo], first: int, file_bytes: int) -> None:
-    """The tensors follow one another from the header to the end of the file."""
+    """Tensors must cover the file from the header to its end without gaps or overlaps."""
     expected = first
     for info in infos:
         if info.start + info.num_bytes > file_bytes:
-            what = f"ends at byte {info.start + info.num_bytes} of a {file_bytes}-byte file: the file is cut short"
+            what = f"ends at byte {info.start + info.num_bytes} of a {file_bytes}-byte file: the file is truncated"
             raise BadCheckpoint(what, path, info.name, info.start)
         if info.start != expected:
             what = f"overlaps {expected - info.start} bytes of" if info.start < expected else "leaves a gap after"
-            raise BadCheckpoint(f"{what} what comes before it, which ends at byte {expected}", path, info.name, info.start)
+            raise BadCheckpoint(f"{what} the tensor before it, which ends at byte {expected}", path, info.name, info.start)
         expected += info.num_bytes
     if expected != file_bytes:
-        what = f"{file_bytes - expected} bytes after the last tensor belong to none"
+        what = f"{file_bytes - expected} unused bytes after the last tensor"
         raise BadCheckpoint(what, path, infos[-1].name if infos else "", expected)
 
 
@@ -165,9 +156,9 @@ def _check_tiling(path: Path, infos: list[TensorInfo], first: int, file_bytes: i
 
 
 def repeated_key(text: bytes) -> str | None:
-    """A key that one object of the JSON text has twice: which of them counts is left open, so two readers could see two files.
+    """A duplicate key in the JSON text, if any: parsers differ in which one they use, so two readers could see different tensors.
 
-    Only for text whose form has been checked; it is parsed again here, as msgspec does not tell.
+    Parses the (already validated) text again, since msgspec does not report duplicates.
     """
     repeated: list[str] = []
 
@@ -186,4 +177,4 @@ def _refuse_repeated_key(path: Path, header: bytes) -> None:
     except (ValueError, RecursionError) as error:
         raise BadCheckpoint(f"damaged header: {error}", path, offset=LENGTH_BYTES) from None
     if name is not None:
-        raise BadCheckpoint("stands twice in the header", path, name, _place_of(name, header))
+        raise BadCheckpoint("is listed twice in the header", path, name, _place_of(name, header))

@@ -1,4 +1,4 @@
-"""How tensors are laid out over safetensors files: names, order, header bytes, index. The same tensors always give the same bytes."""
+"""Layout of tensors over safetensors shards: file names, order, headers, index. Deterministic."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from windlass.formats.safetensors.header import DTYPE_BITS, LENGTH_BYTES, METADA
 from windlass.units import GB
 
 MAX_SHARD_BYTES = 5 * GB
-"""What transformers writes by default, and most of the hub holds."""
+"""The default of transformers."""
 
 FORMAT = {"format": "pt"}
-"""transformers refuses a file without it."""
+"""Metadata that transformers requires."""
 
 
 class OutTensor(Frozen):
@@ -32,19 +32,19 @@ class OutTensor(Frozen):
         return prod(self.shape) * DTYPE_BITS[self.dtype] // 8
 
 
-class Shard(Frozen):
+class SafetensorsShard(Frozen):
     file: str
     tensors: tuple[OutTensor, ...]
-    """In the order of their bytes."""
+    """In file order."""
 
     @property
     def num_bytes(self) -> int:
-        """Of tensors; the header comes on top."""
+        """Without the header."""
         return sum(tensor.num_bytes for tensor in self.tensors)
 
 
-def plan_shards(tensors: Iterable[OutTensor], max_shard_bytes: int = MAX_SHARD_BYTES) -> tuple[Shard, ...]:
-    """Tensors in the order given, a new file whenever the next would not fit; one larger than a file gets one alone."""
+def plan_shards(tensors: Iterable[OutTensor], max_shard_bytes: int = MAX_SHARD_BYTES) -> tuple[SafetensorsShard, ...]:
+    """Fills files in the given order; a tensor larger than the limit gets a file of its own."""
     groups: list[list[OutTensor]] = [[]]
     names: set[str] = set()
     filled = 0
@@ -55,14 +55,16 @@ def plan_shards(tensors: Iterable[OutTensor], max_shard_bytes: int = MAX_SHARD_B
             filled = 0
         groups[-1].append(tensor)
         filled += tensor.num_bytes
-    return tuple(Shard(file=_file_name(i, len(groups)), tensors=_aligned(group)) for i, group in enumerate(groups, start=1))
+    return tuple(
+        SafetensorsShard(file=_file_name(i, len(groups)), tensors=_aligned(group)) for i, group in enumerate(groups, start=1)
+    )
 
 
 def _check(tensor: OutTensor, names: set[str]) -> None:
     if tensor.name in names or tensor.name == METADATA:
         raise BadInput(f"tensor {tensor.name} would be written twice")
     if prod(tensor.shape) * DTYPE_BITS[tensor.dtype] % 8:
-        raise BadInput(f"tensor {tensor.name}: {tensor.dtype} of shape {list(tensor.shape)} does not fill whole bytes")
+        raise BadInput(f"tensor {tensor.name}: {tensor.dtype} of shape {list(tensor.shape)} is not a whole number of bytes")
     names.add(tensor.name)
 
 
@@ -71,11 +73,11 @@ def _file_name(number: int, count: int) -> str:
 
 
 def _aligned(tensors: Sequence[OutTensor]) -> tuple[OutTensor, ...]:
-    """Readers map files and need each tensor at a multiple of its element's size; holes are not allowed, so order must do it."""
+    """Readers that map files need aligned tensors and padding is not allowed, so tensors are reordered by element size if necessary."""
     position = 0
     for tensor in tensors:
         if position % _element_bytes(tensor):
-            return tuple(sorted(tensors, key=_element_bytes, reverse=True))  # stable: otherwise as given
+            return tuple(sorted(tensors, key=_element_bytes, reverse=True))  # stable sort
         position += tensor.num_bytes
     return tuple(tensors)
 
@@ -85,7 +87,7 @@ def _element_bytes(tensor: OutTensor) -> int:
 
 
 def header_bytes(tensors: Sequence[OutTensor], metadata: Mapping[str, str]) -> bytes:
-    """Length and JSON, padded with spaces to a multiple of eight."""
+    """Length prefix and JSON, padded with spaces to a multiple of eight."""
     entries: dict[str, object] = {METADATA: dict(sorted(metadata.items()))} if metadata else {}
     position = 0
     for tensor in tensors:
@@ -97,8 +99,8 @@ def header_bytes(tensors: Sequence[OutTensor], metadata: Mapping[str, str]) -> b
     return len(text).to_bytes(LENGTH_BYTES, "little") + text
 
 
-def write_index(directory: Path, shards: Sequence[Shard]) -> Path | None:
-    """Which file holds which tensor; a checkpoint of one file needs none."""
+def write_index(directory: Path, shards: Sequence[SafetensorsShard]) -> Path | None:
+    """Writes model.safetensors.index.json; a single file needs none."""
     if len(shards) == 1:
         return None
     weight_map = {tensor.name: shard.file for shard in shards for tensor in shard.tensors}

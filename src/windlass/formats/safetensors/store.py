@@ -1,7 +1,4 @@
-"""A directory of safetensors files as one store of tensors.
-
-Implements core.ports.TensorStore; knows nothing of what the tensors mean.
-"""
+"""A directory of safetensors files as a TensorStore (core.ports)."""
 
 from __future__ import annotations
 
@@ -10,24 +7,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from windlass.errors import BadCheckpoint, BadInput
-from windlass.formats.checkpoint import read_config
+from windlass.formats.config import read_config
 from windlass.formats.disk.reader import TensorReader
+from windlass.formats.disk.tensor_info import TensorInfo
 from windlass.formats.safetensors.files import (
     SAFETENSORS_INDEX,
     file_within,
     missing_files,
-    nothing_found,
+    no_weights_error,
     read_index,
     safetensors_files,
 )
-from windlass.formats.safetensors.header import TensorInfo, read_header
+from windlass.formats.safetensors.header import read_header
 
 if TYPE_CHECKING:
     import torch
 
 
 class SafetensorsStore:
-    """`files` limits it to some of the directory's files, of which the index is then not asked: a checkpoint that is still arriving."""
+    """`files`: only these files, ignoring the index (for a checkpoint that is still downloading)."""
 
     def __init__(self, directory: Path, files: Sequence[str] | None = None) -> None:
         self.config: dict[str, Any] = read_config(directory)
@@ -38,8 +36,6 @@ class SafetensorsStore:
         self._reader = TensorReader(real_files)
         self._tensors = _tensors(directory, real_files)
         _check_index(directory, index, self._tensors)
-        self.unlisted: tuple[str, ...] = tuple(name for name in self._tensors if name not in index) if index else ()
-        """Tensors the index does not speak of; they are read like any other (GLM-4.6's MTP layer came so)."""
 
     def names(self) -> Collection[str]:
         return self._tensors.keys()
@@ -52,21 +48,21 @@ class SafetensorsStore:
 
     def info(self, name: str) -> TensorInfo:
         if name not in self._tensors:
-            raise BadCheckpoint("the checkpoint has no such tensor", self.directory, name)
+            raise BadCheckpoint("no such tensor in the checkpoint", self.directory, name)
         return self._tensors[name]
 
     def read(self, name: str, start: int, stop: int) -> torch.Tensor:
         return self._reader.read(self.info(name), start, stop)
 
     def read_into(self, name: str, byte_offset: int, buffer: memoryview) -> None:
-        """Bytes as they are stored, for callers that use their memory again."""
+        """Stored bytes into a caller's buffer."""
         self._reader.read_into(self.info(name), byte_offset, buffer)
 
     def close(self) -> None:
         self._reader.close()
 
 
-# --- what the directory holds ----------------------------------------------------------------------------------------
+# --- contents of the directory ----------------------------------------------------------------------------------------
 
 
 def _read_index(directory: Path) -> dict[str, str]:
@@ -77,17 +73,17 @@ def _read_index(directory: Path) -> dict[str, str]:
 
 
 def _file_names(directory: Path, index: dict[str, str]) -> list[str]:
-    """Those of the index, then others that lie beside them."""
+    """Those the index lists, then any others in the directory: GLM-4.6's MTP layer is in a file the index does not list."""
     named = set(index.values())
     missing = missing_files(directory, named)
     if missing:
         first = next(name for name, file in index.items() if file == missing[0])
         file = missing[0] if missing[0].isprintable() else ascii(missing[0])  # the message is one line
-        what = f"the index names {file}, which is missing ({len(missing)} of {len(named)} files are); download it again"
+        what = f"the index lists {file}, which is missing ({len(missing)} of {len(named)} files); download the model again"
         raise BadCheckpoint(what, directory / SAFETENSORS_INDEX, first)
     names = sorted(named) + [name for name in safetensors_files(directory) if name not in named]
     if not names:
-        raise nothing_found(directory)
+        raise no_weights_error(directory)
     return names
 
 
@@ -96,11 +92,11 @@ def _tensors(directory: Path, files: Iterable[Path]) -> dict[str, TensorInfo]:
     for file in files:
         for info in read_header(file):
             if info.name in found:
-                what = f"is in {found[info.name].file} too; which of them counts is not known, so remove one of the files"
+                what = f"is in {found[info.name].file} as well; remove one of the two files"
                 raise BadCheckpoint(what, file, info.name, info.start)
             found[info.name] = info
     if not found:
-        raise BadInput(f"{directory}: its safetensors files hold no tensor")
+        raise BadInput(f"{directory}: its safetensors files contain no tensors")
     return found
 
 

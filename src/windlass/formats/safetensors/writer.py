@@ -1,7 +1,7 @@
-"""One safetensors file, written in any order by any thread, and given its name only when it is whole.
+"""Writes one safetensors file in any order from any thread; it is renamed to its final name when complete.
 
-The names and shapes of all tensors are known before the first byte, so the header is complete from the start and the file has
-its full size. Which bytes have been written is for the caller's journal to know.
+All names and shapes are known up front, so the header is written first and the file has its full size from the start. Which bytes
+have been written is tracked by the caller's journal.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from windlass.errors import BadInput
-from windlass.formats.disk.atomic import explained, part_name, sync_directory, write_fully
+from windlass.formats.disk.atomic import part_name, sync_directory, write_errors, write_fully
 from windlass.formats.safetensors.shards import FORMAT, OutTensor, header_bytes
 
 if TYPE_CHECKING:
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 
 _CHUNK_BYTES = 2**20
 CATCH_UP_BYTES = 16 * 2**20
-"""Hashed by one write at most, so that no thread is kept long from its own work."""
+"""Maximum hashed per write call, so that no worker is blocked for long."""
 
 
-class ShardWriter:
+class SafetensorsWriter:
     def __init__(self, path: Path, tensors: Sequence[OutTensor], metadata: Mapping[str, str] = FORMAT) -> None:
-        """Begins `.NAME.part`, or goes on with one that has the same header."""
+        """Creates `.NAME.part`, or resumes one with the same header."""
         self.path = path
         self.part = part_name(path)
         self._header = header_bytes(tensors, metadata)
         self._starts = _starts(tensors, len(self._header))
         self._sizes = {tensor.name: tensor.num_bytes for tensor in tensors}
         self.num_bytes = len(self._header) + sum(self._sizes.values())
-        with explained(self.part, self.num_bytes):
+        with write_errors(self.part, self.num_bytes):
             self._descriptor = os.open(self.part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             self.resumed = self._has_header()
             if not self.resumed:
@@ -43,27 +43,27 @@ class ShardWriter:
         self._digest = _RunningDigest(self._header)
 
     def write(self, name: str, byte_offset: int, buffer: ReadableBuffer) -> None:
-        """Bytes of a tensor, from `byte_offset` of it on."""
+        """Writes bytes of a tensor at `byte_offset` within it."""
         view = memoryview(buffer)
         if not 0 <= byte_offset <= self._sizes[name] - view.nbytes:
             raise IndexError(f"bytes {byte_offset}..{byte_offset + view.nbytes} of {name}, which has {self._sizes[name]}")
-        if view.nbytes == 0:  # such a view cannot be cast
+        if view.nbytes == 0:  # an empty view cannot be cast
             return
         view = view.cast("B")
         position = self._starts[name] + byte_offset
-        with explained(self.part, len(view)):
+        with write_errors(self.part, len(view)):
             write_fully(self._descriptor, view, position)
-        self._digest.saw(self._descriptor, position, view)
+        self._digest.update(self._descriptor, position, view)
 
     def sync(self) -> None:
-        """Returns when all that was written is on disk; a journal may speak of it then."""
-        with explained(self.part, self.num_bytes):
+        """Returns when everything written is on disk, so that it can be journalled."""
+        with write_errors(self.part, self.num_bytes):
             os.fdatasync(self._descriptor)
 
     def finish(self) -> str:
-        """Gives the file its name; returns its SHA-256 in hex. Every tensor must have been written, in this run or an earlier one."""
-        with explained(self.part, self.num_bytes):
-            digest = self._digest.over(self._descriptor, self.num_bytes)
+        """Renames the file; returns its SHA-256 in hex. Every tensor must have been written, in this run or an earlier one."""
+        with write_errors(self.part, self.num_bytes):
+            digest = self._digest.finish(self._descriptor, self.num_bytes)
             os.fsync(self._descriptor)
             self.close()
             self.part.replace(self.path)
@@ -71,7 +71,7 @@ class ShardWriter:
         return digest
 
     def close(self) -> None:
-        """Leaves the part as it is, to be gone on with."""
+        """Keeps the part, to be resumed later."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -81,14 +81,14 @@ class ShardWriter:
         self.part.unlink(missing_ok=True)
 
     def _has_header(self) -> bool:
-        """A part gets its full size only after its header is on disk, so a smaller one was interrupted as it was begun."""
+        """A part gets its full size only after its header is on disk; a smaller one was interrupted at creation."""
         size = os.fstat(self._descriptor).st_size
         if os.pread(self._descriptor, len(self._header), 0) == self._header:
             return size == self.num_bytes
         if size <= len(self._header):
             return False
         self.close()
-        raise BadInput(f"{self.part} is the beginning of another file; delete it or use another output directory")
+        raise BadInput(f"{self.part} is an unfinished file of another conversion; delete it or use another output directory")
 
     def _begin_or_discard(self) -> None:
         try:
@@ -102,7 +102,7 @@ class ShardWriter:
         write_fully(self._descriptor, memoryview(self._header), 0)
         os.fdatasync(self._descriptor)
         try:
-            os.posix_fallocate(self._descriptor, 0, self.num_bytes)  # a full disk shows now, and blocks lie together
+            os.posix_fallocate(self._descriptor, 0, self.num_bytes)  # fails now if the disk is full; contiguous blocks
         except OSError as error:
             if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
                 raise
@@ -121,26 +121,26 @@ def file_digest(path: Path) -> str:
     """SHA-256 in hex."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return _RunningDigest(b"").over(descriptor, os.fstat(descriptor).st_size)
+        return _RunningDigest(b"").finish(descriptor, os.fstat(descriptor).st_size)
     finally:
         os.close(descriptor)
 
 
 class _RunningDigest:
-    """SHA-256 of a file while it is written: bytes are hashed once all before them are there; those that came early are read back."""
+    """SHA-256 of a file while it is written: bytes in order are hashed at once, those written early are read back later."""
 
     def __init__(self, beginning: bytes) -> None:
         self._hash = hashlib.sha256(beginning)
         self._position = len(beginning)
         self._written: dict[int, int] = {}
-        """Start -> end of what came early."""
+        """Start -> end of bytes written ahead of the hash position."""
         self._valid = True
         self._lock = Lock()
 
-    def saw(self, descriptor: int, position: int, view: memoryview) -> None:
-        """Never waits: where another thread is at it, these bytes are left to a later one or to the end."""
+    def update(self, descriptor: int, position: int, view: memoryview) -> None:
+        """Never blocks: if another thread is hashing, these bytes are left for later."""
         if position < self._position:
-            self._valid = False  # hashed bytes were written again, perhaps with others
+            self._valid = False  # hashed bytes were overwritten, perhaps with different ones
         if not self._lock.acquire(blocking=False):
             self._written[position] = position + len(view)
             return
@@ -154,7 +154,7 @@ class _RunningDigest:
         finally:
             self._lock.release()
 
-    def over(self, descriptor: int, num_bytes: int) -> str:
+    def finish(self, descriptor: int, num_bytes: int) -> str:
         if not self._valid:
             self._hash, self._position = hashlib.sha256(), 0
         self._read_back(descriptor, num_bytes)
@@ -170,6 +170,6 @@ class _RunningDigest:
         while self._position < end:
             read = os.preadv(descriptor, [buffer[: end - self._position]], self._position)
             if read == 0:
-                raise BadInput(f"a file that was being hashed became shorter than {end} bytes")
+                raise BadInput(f"a file was truncated below {end} bytes while it was being hashed")
             self._hash.update(buffer[:read])
             self._position += read

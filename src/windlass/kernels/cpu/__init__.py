@@ -1,1 +1,1 @@
-"""Operations in C++ for CPUs (native/), and the native links between ranks."""
+"""CPU implementations in C++ (native/), and native collectives between ranks. None means: inputs not supported."""

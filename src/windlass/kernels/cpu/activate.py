@@ -1,4 +1,4 @@
-"""Activations in C++ (native/activate.cpp): within 1e-6 of exact values, relative; GELU's far tail, below 1e-6, within 2e-5."""
+"""Activations in C++ (native/ops/activate.cpp): within 1e-6 of exact values, relative; GELU's far tail, below 1e-6, within 2e-5."""
 
 from __future__ import annotations
 

@@ -1,38 +1,26 @@
-"""Attention over the paged cache in C++ (native/attention.cpp).
+"""Attention over the paged cache in C++ (native/attention/attention.cpp).
 
-A query's result does not depend on what else is in the batch, on how its prompt was cut, nor on the number of threads.
+A query's result does not depend on the rest of the batch, the chunking of its prompt, or the number of threads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
+from windlass.kernels.arguments import AttentionArgs
 from windlass.kernels.cpu.types import STORED, is_index, is_plain
 from windlass.kernels.head_groups import Span
 from windlass.kernels.program import program
-from windlass.kernels.step import Cache, Step
+from windlass.kernels.step import KvCache
 
 ALL = 2**31 - 1
-"""A window that no sequence is longer than."""
+"""No sliding window."""
 
 
-def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    step: Step,
-    cache: Cache | None,
-    *,
-    scale: float,
-    window: int | None = None,
-    sinks: Tensor | None = None,
-    slopes: Tensor | None = None,
-    spans: Sequence[Span] = (),
-) -> Tensor | None:
-    """None without a cache: whoever has none trains, or compares."""
+def attention(args: AttentionArgs) -> Tensor | None:
+    """None without a cache: that is training, or a reference run."""
+    q, step, cache, sinks, slopes = args.q, args.step, args.cache, args.sinks, args.slopes
     if cache is None or not is_plain(q, sinks, slopes) or not is_index(step.starts, step.lengths, step.counts):
         return None
     if not _readable(cache) or step.blocks.dtype != torch.int32 or step.blocks.stride(-1) != 1:
@@ -42,19 +30,20 @@ def attention(
     values, value_dim = (cache.keys, cache.latent_values) if cache.values is None else (cache.values, cache.values.shape[-1])
     result = program.empty((rows, heads * value_dim))
     cache_heads = cache.keys.shape[1]
-    of_heads = result.view(rows, heads, value_dim)
-    for span in spans or (Span(0, heads, 0, cache_heads),):
+    by_head = result.view(rows, heads, value_dim)
+    for span in args.spans or (Span(0, heads, 0, cache_heads),):
         some, kv = slice(*span.heads), slice(*span.kv_heads)
         biases = [None if bias is None else bias[some] for bias in (sinks, slopes)]
-        where = [step.starts, step.lengths, step.blocks, step.counts]
-        tensors = [of_heads[:, some], q[:, some], cache.keys[:, kv], values[:, kv], *where, *biases]
+        layout = [step.starts, step.lengths, step.blocks, step.counts]
+        tensors = [by_head[:, some], q[:, some], cache.keys[:, kv], values[:, kv], *layout, *biases]
         shape = [span.num_heads, span.num_kv_heads, dim, value_dim, q.stride(0), q.stride(1), step.blocks.stride(0)]
-        ints = [*shape, ALL if window is None else window, STORED[cache.keys.dtype], int(latent), heads, cache_heads]
-        program.emit("attention", tensors, ints, [scale], rows=rows)
+        window = ALL if args.window is None else args.window
+        ints = [*shape, window, STORED[cache.keys.dtype], int(latent), heads, cache_heads]
+        program.emit("attention", tensors, ints, [args.scale], rows=rows)
     return result
 
 
-def _readable(cache: Cache) -> bool:
+def _readable(cache: KvCache) -> bool:
     parts = [part for part in (cache.keys, cache.values) if part is not None]
     types = {part.dtype for part in parts}
     return len(types) == 1 and types <= {torch.float32, torch.bfloat16} and all(part.is_contiguous() for part in parts)

@@ -1,4 +1,4 @@
-"""Rows of plain tables, looked up in C++ (native/embed.cpp)."""
+"""Embedding lookups in plain tables in C++ (native/ops/embed.cpp)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows picked in C++ (native/gather.cpp)."""
+"""Row selection in C++ (native/ops/gather.cpp)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A matrix per head in C++ (native/heads.cpp)."""
+"""A matrix per head in C++ (native/attention/heads.cpp)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this machine can do, measured with the kernels' own threads (native/panel_limits.cpp)."""
+"""Hardware limits (memory bandwidth, int8 throughput), measured with the kernels' thread pool (native/panel/limits.cpp)."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ import torch
 from torch import Tensor
 
 from windlass.kernels.cpu.linear import BLOCK, TILE_BYTES_PER_BLOCK, TILE_ROWS
-from windlass.kernels.packing.panels import PANEL_ROWS, Panels
+from windlass.kernels.packing.panel_data import PANEL_ROWS
+from windlass.kernels.packing.panels import Panels
 from windlass.kernels.program import program
 
 READ_CHUNK_BYTES = 256 * 1024
 PEAK_INPUTS = 1024
-"""A panel and a tile of so many inputs, 25 KB together, stay in the nearest cache."""
+"""A panel and a tile of this many inputs, 25 KB together, stay in L1."""
 
 
 def read(memory: Tensor) -> None:
-    """Reads every byte once and does nothing with it."""
+    """Reads every byte once."""
     seen = program.empty((64,), torch.int64)
     num_bytes = memory.numel() * memory.element_size()
     program.emit("memory_read", [seen, memory], [num_bytes, READ_CHUNK_BYTES], rows=1, counted=False)
@@ -30,7 +31,7 @@ def read_bytes_per_second(memory: Tensor) -> float:
 
 
 def int8_operations_per_second(kind: str = "int4", times: int = 2000) -> float:
-    """Of all threads: multiplications and additions of packed products that never wait for memory."""
+    """Of all threads: peak rate of packed products whose operands are in cache."""
     panel = Panels.random(kind, PANEL_ROWS, PEAK_INPUTS, BLOCK)
     tile = torch.zeros(TILE_ROWS * (PEAK_INPUTS // BLOCK) * TILE_BYTES_PER_BLOCK, dtype=torch.uint8)
     ints = [*panel.native_ints, TILE_ROWS, times]
@@ -39,7 +40,7 @@ def int8_operations_per_second(kind: str = "int4", times: int = 2000) -> float:
 
 
 def _seconds(work: Callable[[], None], rounds: int = 3) -> float:
-    """The least of a few runs: what others on the machine take away is not its limit."""
+    """The minimum of a few runs, since other processes only add time."""
     least = float("inf")
     for _ in range(rounds):
         started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Products with a weight matrix in C++ (native/linear.cpp), and rows of packed tables (native/panel_put.cpp)."""
+"""Linear layers in C++ (native/ops/linear.cpp), and embedding lookups in packed tables (native/panel/put.cpp)."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import torch
 from torch import Tensor
 
 from windlass.kernels.cpu.types import is_plain
-from windlass.kernels.packing.panels import KINDS, Panels
+from windlass.kernels.packing.panel_data import BLOCK, KINDS
+from windlass.kernels.packing.panels import Panels
 from windlass.kernels.program import program
 
 FLOATS = {torch.float32: len(KINDS), torch.bfloat16: len(KINDS) + 1, torch.float16: len(KINDS) + 2}
-"""As `Kind` in native/panel.h goes on after the packed ones."""
+"""As `Kind` in native/panel/panel.h continues after the packed ones."""
 TILE_ROWS = 12
 TILE_BYTES_PER_BLOCK = 40
-BLOCK = 32
 PRIVATE_ROWS = 2
 
 
 def matrix_ints(weight: Tensor | Panels) -> list[int] | None:
-    """How an operation is told of the matrix (of each expert's, where there are several); None: it does not take this one."""
+    """The integer arguments that describe the matrix (of one expert, where there are several); None: not supported."""
     if isinstance(weight, Panels):
         return weight.native_ints
     if weight.dtype not in FLOATS or not weight.is_contiguous():
@@ -35,7 +35,7 @@ def is_packed(weight: Tensor | Panels) -> bool:
 
 
 def tiles(rows: int, num_in: int) -> Tensor:
-    """Room for rows of activations as int8, see native/panel.h."""
+    """A buffer for rows of activations quantized to int8, see native/panel/panel.h."""
     padded = -(-rows // TILE_ROWS) * TILE_ROWS
     return program.empty((padded * (num_in // BLOCK) * TILE_BYTES_PER_BLOCK,), torch.uint8)
 

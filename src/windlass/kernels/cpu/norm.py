@@ -1,4 +1,4 @@
-"""Norms and sums in C++ (native/norm.cpp)."""
+"""Norms and sums in C++ (native/ops/norm.cpp)."""
 
 from __future__ import annotations
 

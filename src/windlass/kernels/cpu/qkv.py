@@ -1,57 +1,43 @@
-"""Norms, rotation and storing of queries, keys and values in C++ (native/qkv.cpp)."""
+"""QK norms, rotary embedding and KV cache writes in C++ (native/attention/qkv.cpp)."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
+from windlass.kernels.arguments import LatentArgs, QkvArgs
 from windlass.kernels.cpu.types import STORED, is_index, is_plain
 from windlass.kernels.program import program
-from windlass.kernels.step import Cache
+from windlass.kernels.step import KvCache
 
 
-def split_qkv(
-    qkv: Tensor,
-    num_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
-    *,
-    norms: tuple[Tensor, Tensor] | None,
-    eps: float,
-    table: Tensor | None,
-    interleaved: bool,
-    positions: Tensor,
-    cache: Cache | None = None,
-    slots: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor] | None:
+def split_qkv(args: QkvArgs) -> tuple[Tensor, Tensor, Tensor] | None:
     """`qkv` is changed in place, and the results are views of it."""
-    q_norm, k_norm = norms or (None, None)
-    if not is_plain(qkv, q_norm, k_norm, table) or not is_index(positions, slots) or not _storable(cache):
+    qkv, table, cache, num_heads, num_kv_heads = args.qkv, args.table, args.cache, args.num_heads, args.num_kv_heads
+    q_norm, k_norm = args.norms or (None, None)
+    if not is_plain(qkv, q_norm, k_norm, table) or not is_index(args.positions, args.slots) or not _storable(cache):
         return None
     half = 0 if table is None else table.shape[-1]
     keys, values = (None, None) if cache is None else (cache.keys, cache.values)
-    tensors = [qkv, q_norm, k_norm, table, positions, keys, values, slots]
-    ints = [num_heads, num_kv_heads, head_dim, qkv.stride(0), half, int(interleaved), 0 if keys is None else STORED[keys.dtype]]
-    program.emit("split_qkv", tensors, ints, [eps], rows=qkv.shape[0])
-    heads = qkv.unflatten(1, (-1, head_dim))
+    tensors = [qkv, q_norm, k_norm, table, args.positions, keys, values, args.slots]
+    ints = [
+        num_heads,
+        num_kv_heads,
+        args.head_dim,
+        qkv.stride(0),
+        half,
+        int(args.interleaved),
+        0 if keys is None else STORED[keys.dtype],
+    ]
+    program.emit("split_qkv", tensors, ints, [args.eps], rows=qkv.shape[0])
+    heads = qkv.unflatten(1, (-1, args.head_dim))
     q, k, v = heads.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
     return q, k, v
 
 
-def join_latent(
-    absorbed: Tensor,
-    q: Tensor,
-    kv: Tensor,
-    *,
-    norm: Tensor,
-    eps: float,
-    table: Tensor,
-    interleaved: bool,
-    positions: Tensor,
-    cache: Cache | None = None,
-    slots: Tensor | None = None,
-) -> tuple[Tensor, Tensor] | None:
+def join_latent(args: LatentArgs) -> tuple[Tensor, Tensor] | None:
+    absorbed, q, kv, norm, table, cache = args.absorbed, args.q, args.kv, args.norm, args.table, args.cache
     rows, heads, latent = absorbed.shape
-    if not is_plain(q, kv, norm, table) or not is_index(positions, slots) or not _storable(cache):
+    if not is_plain(q, kv, norm, table) or not is_index(args.positions, args.slots) or not _storable(cache):
         return None
     if not is_plain(absorbed) or absorbed.stride(1) != latent:
         return None
@@ -59,14 +45,14 @@ def join_latent(
     width = latent + 2 * half
     queries, keys = program.empty((rows, heads, width)), program.empty((rows, 1, width))
     store = None if cache is None else cache.keys
-    tensors = [queries, keys, absorbed, q, kv, norm, table, positions, store, slots]
+    tensors = [queries, keys, absorbed, q, kv, norm, table, args.positions, store, args.slots]
     strides = [q.stride(0), q.stride(1), kv.stride(0)]
     kind = 0 if store is None else STORED[store.dtype]
-    ints = [heads, latent, half, *strides, int(interleaved), kind, absorbed.stride(0), q.shape[2] - 2 * half]
-    program.emit("join_latent", tensors, ints, [eps], rows=rows)
+    ints = [heads, latent, half, *strides, int(args.interleaved), kind, absorbed.stride(0), q.shape[2] - 2 * half]
+    program.emit("join_latent", tensors, ints, [args.eps], rows=rows)
     return queries, keys
 
 
-def _storable(cache: Cache | None) -> bool:
+def _storable(cache: KvCache | None) -> bool:
     parts = () if cache is None else (cache.keys, cache.keys if cache.values is None else cache.values)
     return all(part.dtype in (*STORED,)[:2] and part.is_contiguous() for part in parts)

@@ -1,4 +1,4 @@
-"""The choice of experts in C++ (native/route.cpp). Of equal scores the first expert wins."""
+"""Top-k routing in C++ (native/ops/route.cpp). Ties go to the first expert."""
 
 from __future__ import annotations
 

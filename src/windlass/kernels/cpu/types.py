@@ -1,4 +1,4 @@
-"""What native operations call the types of stored numbers, and what they ask of a tensor."""
+"""Dtype codes of native operations, and their requirements on tensors."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 STORED = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-"""As StoredType in native/lanes.h numbers them."""
+"""As StoredType in native/simd/lanes.h numbers them."""
 
 
 def is_plain(*tensors: Tensor | None) -> bool:
-    """Whether all are fp32 with neighbours in the last dimension side by side."""
+    """Whether all are fp32 with stride 1 in the last dimension."""
     return all(tensor is None or (tensor.dtype == torch.float32 and tensor.stride(-1) == 1) for tensor in tensors)
 
 

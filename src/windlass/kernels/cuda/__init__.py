@@ -1,1 +1,1 @@
-"""Operations on NVIDIA GPUs: 4-bit weights in a layout of their own, decode kernels in CUDA C++, prefill kernels in Triton. Knows no model."""
+"""CUDA C++ kernels for Hopper, over 4-bit weights in tiles (layout.py). Knows no model."""

@@ -1,4 +1,4 @@
-"""Attention of one new token per sequence over a paged cache: rotary, cache write and attention in one kernel, split over the sequence."""
+"""Decode attention over the paged KV cache: rotary embedding, cache write and attention in one kernel, split over the sequence."""
 
 from __future__ import annotations
 
@@ -7,24 +7,25 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from windlass.core.fused import HEAD_DIM
 from windlass.kernels.cuda import driver
 
-PAGE_TOKENS = 16
-HEAD_DIM = 128
 MAX_SPLITS = 64
 
 
 @dataclass(frozen=True)
-class Workspace:
+class AttentionWorkspace:
     """Partial results of splits. `arrived` is zero between launches."""
 
     partial: Tensor
     arrived: Tensor
 
 
-def workspace(sequences: int, num_heads: int, num_kv_heads: int, splits: int, device: torch.device | str = "cuda") -> Workspace:
+def workspace(
+    sequences: int, num_heads: int, num_kv_heads: int, splits: int, device: torch.device | str = "cuda"
+) -> AttentionWorkspace:
     size = sequences * num_heads * splits * (HEAD_DIM + 2)
-    return Workspace(
+    return AttentionWorkspace(
         partial=torch.empty(size, dtype=torch.float32, device=device),
         arrived=torch.zeros(sequences * num_kv_heads, dtype=torch.int32, device=device),
     )
@@ -36,7 +37,7 @@ def shared_bytes(warps: int, depth: int) -> int:
 
 
 def launch_shape(max_tokens: int, sequences: int, num_kv_heads: int) -> tuple[int, tuple[int, int]]:
-    """Splits of the sequence, and warps and pages in flight of each: adding up splits costs 2 us, so short sequences stay whole."""
+    """Number of splits, and warps and pages in flight of each: combining splits costs 2 us, so short sequences are not split."""
     groups = sequences * num_kv_heads
     if max_tokens <= 512 or groups >= 2 * driver.num_processors():
         return 1, (4, 2) if max_tokens <= 512 and groups > driver.num_processors() else (8, 2)
@@ -45,7 +46,7 @@ def launch_shape(max_tokens: int, sequences: int, num_kv_heads: int) -> tuple[in
 
 def decode_attention(
     qkv: Tensor, table: Tensor, positions: Tensor, slots: Tensor, lengths: Tensor, blocks: Tensor, keys: Tensor, values: Tensor, out: Tensor,
-    space: Workspace, *, scale: float, splits: int, interleaved: bool = False, shape: tuple[int, int] | None = None,
+    space: AttentionWorkspace, *, scale: float, splits: int, interleaved: bool = False, shape: tuple[int, int] | None = None,
 ) -> Tensor:  # fmt: skip
     """qkv bf16 [sequences, (heads + 2 kv heads) * 128], one new token each; out bf16 [sequences, heads * 128].
 
@@ -93,44 +94,3 @@ def head_norm(qkv: Tensor, q_norm: Tensor, k_norm: Tensor, num_kv_heads: int, ep
     )
     run((qkv.shape[0], 4 if qkv.shape[0] <= 64 else 1), 256, qkv, q_norm, k_norm, eps)
     return qkv
-
-
-def head_norm_reference(qkv: Tensor, q_norm: Tensor, k_norm: Tensor, num_kv_heads: int, eps: float) -> Tensor:
-    parts = qkv.float().view(qkv.shape[0], -1, HEAD_DIM)
-    q, k, v = parts.split((parts.shape[1] - 2 * num_kv_heads, num_kv_heads, num_kv_heads), dim=1)
-    normed = (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * w for x, w in ((q, q_norm), (k, k_norm)))
-    return torch.cat((*normed, v), dim=1).flatten(1)
-
-
-def rotate_reference(x: Tensor, table: Tensor, positions: Tensor, interleaved: bool = False) -> Tensor:
-    """x [rows, heads, dim]; the first dims rotated."""
-    cos, sin = (part[:, None] for part in table[positions.long()].unbind(1))
-    half = cos.shape[-1]
-    x = x.float()
-    turned, rest = x[..., : 2 * half], x[..., 2 * half :]
-    a, b = (turned[..., 0::2], turned[..., 1::2]) if interleaved else turned.split(half, dim=-1)
-    pair = (a * cos - b * sin, b * cos + a * sin)
-    turned = torch.stack(pair, dim=-1).flatten(-2) if interleaved else torch.cat(pair, dim=-1)
-    return torch.cat((turned, rest), dim=-1)
-
-
-def decode_attention_reference(
-    qkv: Tensor, table: Tensor, positions: Tensor, slots: Tensor, lengths: Tensor, blocks: Tensor, keys: Tensor, values: Tensor,
-    *, scale: float, interleaved: bool = False,
-) -> Tensor:  # fmt: skip
-    """Stores the new token's key and value in the cache, as the kernel does."""
-    num_kv_heads, rows = keys.shape[1], qkv.shape[0]
-    heads = qkv.shape[1] // HEAD_DIM - 2 * num_kv_heads
-    q, k, v = qkv.view(rows, -1, HEAD_DIM).split((heads, num_kv_heads, num_kv_heads), dim=1)
-    q = rotate_reference(q, table, positions, interleaved).to(qkv.dtype)
-    page, offset = slots.long() // PAGE_TOKENS, slots.long() % PAGE_TOKENS
-    keys[page, :, :, offset] = rotate_reference(k, table, positions, interleaved).to(keys.dtype)
-    values[page, :, offset] = v.to(values.dtype)
-    results = []
-    for row, length in enumerate(lengths.tolist()):
-        used = blocks[row, : -(-length // PAGE_TOKENS)].long()
-        k = keys[used].permute(1, 0, 3, 2).flatten(1, 2)[:, :length].float()
-        v = values[used].transpose(0, 1).flatten(1, 2)[:, :length].float()
-        scores = torch.einsum("khd,ktd->kht", q[row].view(num_kv_heads, -1, HEAD_DIM).float(), k) * scale
-        results.append(torch.einsum("kht,ktd->khd", scores.softmax(-1), v).flatten())
-    return torch.stack(results)

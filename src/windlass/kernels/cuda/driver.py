@@ -1,7 +1,7 @@
-"""CUDA C++ compiled at run time by NVRTC (it comes with torch) and launched through the driver, with dependent launch.
+"""CUDA C++ compiled at run time by NVRTC (which comes with torch) and launched through the driver API.
 
-Knows no operation. A kernel may start while the one before it on the stream still runs (programmatic dependent launch): each
-waits with `griddepcontrol.wait` before it reads what others wrote, so weights flow before that.
+Knows no operation. A kernel may start while the previous one on the stream still runs (programmatic dependent launch): each waits with
+`griddepcontrol.wait` before it reads earlier results, and prefetches weights before that.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor
 from windlass.errors import Error
 from windlass.kernels.build import cache_folder
 
-FOLDER = Path(__file__).parent
+SOURCES = Path(__file__).parent / "sources"
 MAX_SHARED_ATTRIBUTE = 8
 """CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
 CARVEOUT_ATTRIBUTE = 9
@@ -33,12 +33,12 @@ DEPENDENT_LAUNCH = 6
 HOPPER = 9
 """The first generation (major compute capability) that has it."""
 DEPENDENT = True
-"""Whether kernels may start before the one ahead of them is done; off, to time them one by one."""
+"""Whether to use programmatic dependent launch; off, to time kernels one by one."""
 
 
 @contextmanager
 def dependent_launches(wanted: bool) -> Iterator[None]:
-    """Only where they are allowed at all."""
+    """Within, dependent launch is used if `wanted` and DEPENDENT."""
     global DEPENDENT
     before = DEPENDENT
     DEPENDENT = before and wanted
@@ -55,7 +55,7 @@ Argument = Tensor | int | float | None
 
 
 class CudaFailed(Error):
-    """NVRTC or the driver refused."""
+    """NVRTC or the CUDA driver failed."""
 
 
 class _Config(ctypes.Structure):
@@ -80,17 +80,17 @@ def _driver() -> ctypes.CDLL:
 
 @functools.cache
 def _nvrtc() -> ctypes.CDLL:
-    """Of the version that PyTorch was built with; beside a PyTorch without CUDA any, which compiles for a GPU that is elsewhere."""
+    """Of the version that PyTorch was built with; with a CPU-only PyTorch, any version, for compiling without a GPU."""
     major = (torch.version.cuda or "*").split(".")[0]
     beside = sorted(Path(torch.__file__).parents[1].glob(f"nvidia/*/lib/libnvrtc.so.{major}"), reverse=True)
     for file in [Path(f"libnvrtc.so.{major}"), *beside]:
         with contextlib.suppress(OSError):
-            # The library asks for these by name, which nothing but its own path would find.
+            # The library loads these by name, and they are only found next to it.
             for builtins in file.parent.glob("libnvrtc-builtins.so.*") if file.is_absolute() else ():
                 ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)
             return ctypes.CDLL(str(file))
     raise CudaFailed(
-        "NVRTC was not found, so kernels cannot be compiled; install torch with CUDA, or nvidia-cuda-nvrtc beside it"
+        "NVRTC not found, so CUDA kernels cannot be compiled; install torch with CUDA, or the nvidia-cuda-nvrtc package"
     )
 
 
@@ -103,7 +103,7 @@ def _check(status: int, what: str) -> None:
 
 @functools.cache
 def source(name: str) -> str:
-    return (FOLDER / "device.cuh").read_text() + (FOLDER / name).read_text()
+    return (SOURCES / "device.cuh").read_text() + (SOURCES / name).read_text()
 
 
 def architecture(device: torch.device | int | None = None) -> str:
@@ -114,7 +114,7 @@ def architecture(device: torch.device | int | None = None) -> str:
 def compile_cubin(text: str, defines: Mapping[str, int | str], target: str) -> bytes:
     nvrtc, program = _nvrtc(), ctypes.c_void_p()
     nvrtc.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"kernel.cu", 0, None, None)
-    # Generic lambdas count as host functions otherwise.
+    # Without -default-device, generic lambdas are host functions.
     options = [
         f"--gpu-architecture={target}",
         "--std=c++17",
@@ -128,7 +128,7 @@ def compile_cubin(text: str, defines: Mapping[str, int | str], target: str) -> b
         nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
         log = ctypes.create_string_buffer(size.value)
         nvrtc.nvrtcGetProgramLog(program, log)
-        raise CudaFailed(f"a kernel did not compile for {target}: {log.value.decode()[:2000]}")
+        raise CudaFailed(f"a CUDA kernel failed to compile for {target}: {log.value.decode()[:2000]}")
     nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size))
     image = ctypes.create_string_buffer(size.value)
     nvrtc.nvrtcGetCUBIN(program, image)
@@ -137,18 +137,18 @@ def compile_cubin(text: str, defines: Mapping[str, int | str], target: str) -> b
 
 
 _EIGHT_BYTES = {"P": "Q", "Q": "Q", "I": "I4x", "f": "f4x"}
-"""Arguments that are passed one by one lie eight bytes apart."""
+"""Arguments that are passed separately are eight bytes apart."""
 
 
 class Kernel:
     """A function on the device; `signature` has a letter per argument as in `struct`: P pointer, I u32, Q u64, f float.
 
-    A launch takes a few microseconds of Python: what is handed to the driver is laid out once and refilled. The driver copies it, and the
-    call keeps the interpreter's lock, so one kernel may be launched from several threads.
+    A launch takes a few microseconds of Python: the driver's structures are allocated once and refilled. The driver copies them, and the call
+    holds the GIL, so one kernel may be launched from several threads.
     """
 
     def __init__(self, function: int, signature: str, packed: bool, can_depend: bool = True) -> None:
-        """`packed`: the arguments are the fields of one structure passed by value. `can_depend`: the device knows dependent launch."""
+        """`packed`: the arguments are the fields of one structure passed by value. `can_depend`: the device supports dependent launch."""
         self._can_depend = can_depend
         self._function, self._kinds = ctypes.c_void_p(function), signature
         self._fields = struct.Struct(
@@ -187,7 +187,7 @@ def _launch() -> Callable[..., int]:
 
 
 def _cubin(text: str, defines: Mapping[str, int | str], target: str) -> bytes:
-    """From the cache where it was compiled before, by the same compiler."""
+    """From the disk cache, if the same compiler compiled it before."""
     version = (ctypes.c_int * 2)()
     _nvrtc().nvrtcVersion(ctypes.byref(version), ctypes.byref(version, ctypes.sizeof(ctypes.c_int)))
     key = hashlib.sha256(repr((text, sorted(defines.items()), target, tuple(version))).encode()).hexdigest()
@@ -195,7 +195,7 @@ def _cubin(text: str, defines: Mapping[str, int | str], target: str) -> bytes:
     with contextlib.suppress(OSError):
         return file.read_bytes()
     image = compile_cubin(text, defines, target)
-    with contextlib.suppress(OSError):  # a disk that is full or read-only costs time, nothing else
+    with contextlib.suppress(OSError):  # a full or read-only disk only costs time
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as made:
             made.write(image)
@@ -225,14 +225,15 @@ def kernel(
     handle = ctypes.c_void_p()
     _check(
         _driver().cuModuleGetFunction(ctypes.byref(handle), ctypes.c_void_p(module), function.encode()),
-        f"finding {function} in {name}",
+        f"looking up {function} in {name}",
     )
     if shared_bytes > 48 * 1024:
         _check(
-            _driver().cuFuncSetAttribute(handle, MAX_SHARED_ATTRIBUTE, shared_bytes), f"asking for {shared_bytes} bytes in {name}"
+            _driver().cuFuncSetAttribute(handle, MAX_SHARED_ATTRIBUTE, shared_bytes),
+            f"requesting {shared_bytes} bytes of shared memory for {name}",
         )
-    # A processor that has to change the split of its memory first runs empty, and nothing overlaps: all kernels ask for the same.
-    _check(_driver().cuFuncSetAttribute(handle, CARVEOUT_ATTRIBUTE, 100), f"asking for shared memory in {name}")
+    # A multiprocessor must drain before it changes its shared memory carveout, which prevents overlap: all kernels use the same.
+    _check(_driver().cuFuncSetAttribute(handle, CARVEOUT_ATTRIBUTE, 100), f"setting the shared memory carveout of {name}")
     return Kernel(handle.value or 0, signature, packed, can_depend=torch.cuda.get_device_capability()[0] >= HOPPER)
 
 

@@ -1,16 +1,15 @@
-"""The experts of a mixture over 4-bit weights: gate and up with SiLU, down, and their weighted sum. The shared expert is the one after the routed.
+"""The routed feed-forward over 4-bit weights: gate and up with SiLU, down, and the weighted sum. The shared expert follows the routed ones.
 
-One row: choice of experts inside gate and up, weighted sum and residual inside down. 2 to 64 rows: items of 8 or 16 rows from `route_many`; each
-(row, slot) has a place of its own for its result and `norm.add_norm` adds them up in order, so nothing depends on timing.
+One row: routing is fused into gate and up, the weighted sum and residual into down. 2 to 64 rows: items of 8 or 16 rows from `route_many`; each
+(row, slot) has its own place for its result, and `norm.add_norm` sums them in order, so that results are deterministic.
 """
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from windlass.kernels.cuda import driver, linear
-from windlass.kernels.cuda.layout import Tiles, dequantize
+from windlass.kernels.cuda.layout import Tiles
 from windlass.kernels.cuda.route import Routes
 
 
@@ -106,7 +105,7 @@ def _many(
     product: int | None,
 ) -> Tensor:
     columns = rows.shape[1] // 8
-    # Sums of more tiles or columns than this leave no room for weights.
+    # Accumulators of more tiles or columns than this leave no shared memory for weights.
     unit = linear.divisor(weight.num_tiles, unit if columns == 1 else min(unit, 4))
     budget = linear.WHOLE_BUDGET if resident == 1 else linear.SHARED_BUDGET
     ring = linear.many_ring(weight, weight.tile_blocks, unit, budget, choice, columns=columns, resident=resident)
@@ -141,17 +140,3 @@ def _wide(kind: int, x: Tensor, weight: Tiles, out: Tensor, routes: Routes, rows
         shared_bytes=shared,
     )  # fmt: skip
     return out
-
-
-def experts_reference(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tiles, down: Tiles, *, num_shared: int = 0) -> Tensor:
-    """fp32 [rows, outputs]: the weighted sum over a row's experts and the shared one."""
-    first, second = dequantize(gate_up), dequantize(down)
-    result = torch.zeros(x.shape[0], down.rows, dtype=torch.float32, device=x.device)
-    for row in range(x.shape[0]):
-        chosen = [*zip(ids[row].tolist(), weights[row].tolist(), strict=True)]
-        chosen += [(first.shape[0] - 1, 1.0)] * num_shared
-        for expert, weight in chosen:
-            gate, up = (x[row].float() @ first[expert].T).chunk(2)
-            hidden = (torch.nn.functional.silu(gate) * up).to(torch.bfloat16).float()
-            result[row] += weight * (hidden @ second[expert].T)
-    return result

@@ -1,4 +1,4 @@
-"""4-bit weights as the device's kernels read them, and the way there from a checkpoint's layout.
+"""4-bit weights in the tile layout of the CUDA kernels, and repacking from a checkpoint's layout.
 
 A tile is 16 rows; along the inputs it is a run of blocks of 128 inputs: 1,024 bytes of codes, then the scales,
 bf16 [128 / group][8][2]: row g beside row g + 8.
@@ -6,7 +6,7 @@ A block's codes are two halves of 64 inputs; lane l = 4 g + t of a warp has 16 b
 what one tensor-core step takes of rows g and g + 8, inputs 2 t, 2 t + 1, 2 t + 8, 2 t + 9; nibbles 0, 4, 2, 6 are row g, 1, 5, 3, 7 row g + 8.
 So a word becomes four pairs of numbers with one mask each, a warp's load is 512 bytes in one piece, and a tile streams as one.
 Rows of `paired` matrices (gate, then up) are dealt 8 and 8, so that a tile has both halves of 8 results.
-Inputs are filled up to a multiple of 128 with zeros, and beyond where that number of blocks divides badly (`Tiles.width`).
+Inputs are zero-padded to a multiple of 128, and further where that number of blocks does not divide among warps (`Tiles.width`).
 """
 
 from __future__ import annotations
@@ -16,11 +16,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from windlass.core.fused import BLOCK_INPUTS, TILE_ROWS, num_blocks
 from windlass.errors import BadInput
 from windlass.kernels.cuda import driver
-
-ROWS = 16
-INPUTS = 128
 
 
 @dataclass(frozen=True)
@@ -57,8 +55,8 @@ class Tiles:
 
     @property
     def width(self) -> int:
-        """Inputs with what fills them up: activations must be as wide, with zeros at the end."""
-        return self.tile_blocks * INPUTS
+        """Inputs with padding: activations must be as wide, zero-padded."""
+        return self.tile_blocks * BLOCK_INPUTS
 
     @property
     def num_bytes(self) -> int:
@@ -69,25 +67,18 @@ class Tiles:
 
 
 def block_bytes(group: int) -> int:
-    return ROWS * INPUTS // 2 + INPUTS // group * ROWS * 2
-
-
-def num_blocks(inputs: int) -> int:
-    """Warps share the blocks of a tile: a number that up to 11 warps divide evenly, at least five of them."""
-    count = -(-inputs // INPUTS)
-    while count > 16 and not any(count % warps == 0 for warps in range(5, 12)):
-        count += 1
-    return count
+    return TILE_ROWS * BLOCK_INPUTS // 2 + BLOCK_INPUTS // group * TILE_ROWS * 2
 
 
 def empty(
     num_matrices: int, rows: int, inputs: int, group: int, *, paired: bool = False, device: torch.device | str = "cuda"
 ) -> Tiles:
-    if group not in (32, 64, 128) or inputs % group or rows % ROWS:
+    if group not in (32, 64, 128) or inputs % group or rows % TILE_ROWS:
         raise BadInput(
-            f"4-bit weights [{rows}, {inputs}] in groups of {group}: need groups of 32, 64 or 128 that divide the inputs, rows in sixteens"
+            f"4-bit weights [{rows}, {inputs}] in groups of {group} do not fit tiles: "
+            "groups must be 32, 64 or 128 and divide the inputs, rows a multiple of 16"
         )
-    shape = (num_matrices, rows // ROWS, num_blocks(inputs), block_bytes(group))
+    shape = (num_matrices, rows // TILE_ROWS, num_blocks(inputs), block_bytes(group))
     return Tiles(torch.empty(shape, dtype=torch.uint8, device=device), rows, inputs, group, paired)
 
 
@@ -120,35 +111,35 @@ def random(
     device: torch.device | str = "cuda",
     seed: int = 0,
 ) -> Tiles:
-    """Codes and signs of scales at random; for benchmarks.
+    """Random codes and signs of scales; for benchmarks.
 
-    Uniform codes have a mean of -0.5, and signs take it away: otherwise all rows of activations would become alike.
+    Uniform codes have a mean of -0.5, which random signs cancel: otherwise all rows of activations would become alike.
     """
     made = empty(num_matrices, rows, inputs, group, paired=paired, device=device)
     source = torch.Generator(device).manual_seed(seed)
-    codes, scales = made.data[..., : ROWS * INPUTS // 2], made.data[..., ROWS * INPUTS // 2 :]
-    for matrix in range(num_matrices):  # one at a time: what is drawn is held twice
+    codes, scales = made.data[..., : TILE_ROWS * BLOCK_INPUTS // 2], made.data[..., TILE_ROWS * BLOCK_INPUTS // 2 :]
+    for matrix in range(num_matrices):  # one at a time: random numbers take a second copy
         codes[matrix] = torch.randint(0, 256, codes[matrix].shape, dtype=torch.uint8, device=device, generator=source)
     signs = torch.randint(0, 2, (*scales.shape[:3], scales.shape[3] // 2), dtype=torch.int8, device=device, generator=source)
     drawn = signs * 2 - 1
-    # Deviation of 16 equally likely codes about their middle.
+    # Standard deviation of 16 uniform codes.
     scales.copy_((drawn.to(torch.bfloat16) * (deviation / ((16**2 - 1) / 12) ** 0.5)).view(torch.uint8))
-    _clear_filling(made)
+    _clear_padding(made)
     return made
 
 
-def _clear_filling(made: Tiles) -> None:
-    """Scales of inputs that are not there are zero."""
-    first, rest = divmod(made.inputs, INPUTS)
-    tail = made.data[..., ROWS * INPUTS // 2 :].unflatten(-1, (INPUTS // made.group, -1))
+def _clear_padding(made: Tiles) -> None:
+    """Zero scales for padding inputs."""
+    first, rest = divmod(made.inputs, BLOCK_INPUTS)
+    tail = made.data[..., TILE_ROWS * BLOCK_INPUTS // 2 :].unflatten(-1, (BLOCK_INPUTS // made.group, -1))
     if rest:
         tail[..., first, rest // made.group :, :] = 0
         first += 1
     tail[..., first:, :, :] = 0
 
 
-class Filling:
-    """Tiles that are made of a checkpoint's rows as they are read; a matrix is repacked on the device once all of its rows are there."""
+class TileLoader:
+    """Tiles filled from a checkpoint's rows as they are read; a matrix is repacked on the device once all of its rows are loaded."""
 
     def __init__(self, num_matrices: int, rows: int, inputs: int, group: int, *, paired: bool, device: torch.device) -> None:
         self.tiles = empty(num_matrices, rows, inputs, group, paired=paired, device=device)
@@ -157,7 +148,7 @@ class Filling:
         self._num_put = 0
 
     def put(self, row: int, codes: Tensor, scale: Tensor, matrix: int) -> None:
-        """Rows from `row` on, all inputs. Matrices come one after another."""
+        """Rows from `row` on, all inputs. Matrices must be loaded one after another."""
         self._codes[row : row + len(codes)].copy_(codes, non_blocking=True)
         self._scales[row : row + len(codes)].copy_(scale, non_blocking=True)
         self._num_put += len(codes)
@@ -188,21 +179,21 @@ def _dealt(x: Tensor, paired: bool) -> Tensor:
     """[m, rows, n] to [m, tiles, 16, n]."""
     m, rows, n = x.shape
     if not paired:
-        return x.reshape(m, rows // ROWS, ROWS, n)
-    return x.reshape(m, 2, rows // ROWS, ROWS // 2, n).transpose(1, 2).reshape(m, rows // ROWS, ROWS, n)
+        return x.reshape(m, rows // TILE_ROWS, TILE_ROWS, n)
+    return x.reshape(m, 2, rows // TILE_ROWS, TILE_ROWS // 2, n).transpose(1, 2).reshape(m, rows // TILE_ROWS, TILE_ROWS, n)
 
 
 def _reference(codes: Tensor, scales: Tensor, out: Tiles) -> Tensor:
     shifts = torch.arange(0, 32, 4, dtype=torch.int32, device=codes.device)
     nibbles = (codes[..., None] >> shifts & 15).flatten(-2).to(torch.uint8)
-    padding = out.tile_blocks * INPUTS - out.inputs
+    padding = out.tile_blocks * BLOCK_INPUTS - out.inputs
     nibbles = torch.nn.functional.pad(nibbles, (0, padding), value=8)
     scales = torch.nn.functional.pad(scales.to(torch.bfloat16), (0, padding // out.group))
     # [m, tile, high, g, block, half, s, pair, t, element] -> words whose nibble is 4 * element + 2 * pair + high
     n = _dealt(nibbles, out.paired).reshape(-1, out.num_tiles, 2, 8, out.tile_blocks, 2, 4, 2, 4, 2)
     n = n.permute(0, 1, 4, 5, 3, 8, 6, 9, 7, 2).reshape(-1, out.num_tiles, out.tile_blocks, 1024, 2)
     packed = n[..., 0] | n[..., 1] << 4
-    tail = _dealt(scales, out.paired).reshape(-1, out.num_tiles, ROWS, out.tile_blocks, INPUTS // out.group)
+    tail = _dealt(scales, out.paired).reshape(-1, out.num_tiles, TILE_ROWS, out.tile_blocks, BLOCK_INPUTS // out.group)
     tail = tail.unflatten(2, (2, 8)).permute(0, 1, 4, 5, 3, 2).contiguous().view(torch.uint8).flatten(3)
     return torch.cat((packed, tail), dim=-1)
 
@@ -212,7 +203,9 @@ def dequantize(tiles: Tiles, dtype: torch.dtype = torch.float32) -> Tensor:
     m, num_tiles, blocks, _ = tiles.data.shape
     codes, tail = tiles.data[..., :1024], tiles.data[..., 1024:]
     n = torch.stack((codes & 15, codes >> 4), dim=-1).reshape(m, num_tiles, blocks, 2, 8, 4, 4, 2, 2, 2)
-    n = n.permute(0, 1, 9, 4, 2, 3, 6, 8, 5, 7).reshape(m, num_tiles, ROWS, blocks * INPUTS // tiles.group, tiles.group)
+    n = n.permute(0, 1, 9, 4, 2, 3, 6, 8, 5, 7).reshape(
+        m, num_tiles, TILE_ROWS, blocks * BLOCK_INPUTS // tiles.group, tiles.group
+    )
     scales = tail.contiguous().view(torch.bfloat16).reshape(m, num_tiles, -1, 8, 2).permute(0, 1, 4, 3, 2).flatten(2, 3)
     values = ((n.to(torch.float32) - 8) * scales[..., None].to(torch.float32)).to(dtype).flatten(3)[..., : tiles.inputs]
     if tiles.paired:

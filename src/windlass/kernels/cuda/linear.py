@@ -1,7 +1,7 @@
 """x @ weight.T with 4-bit weights.
 
-`linear_one` takes the norm before and the residual after into the kernel. Up to 8 rows stream the weights past activations in registers;
-more rows go through Hopper's warpgroup products. Sums are made in a fixed order.
+`linear_one` fuses the norm before and the residual after. Up to 8 rows stream the weights past activations in registers; more rows use
+Hopper's warpgroup matrix instructions (WGMMA). Sums are made in a fixed order.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ import torch
 from torch import Tensor
 
 from windlass.kernels.cuda import driver
-from windlass.kernels.cuda.layout import Tiles, dequantize
+from windlass.kernels.cuda.layout import Tiles
 
 ONE = "PPPPPPPPPPPIIIff"
 MANY = "PPPPPPPPQQQQIIII"
 WIDE = "PPPPPPPPQQQQIIIII"
 SHARED_BUDGET = 112 * 1024
-"""Bytes of shared memory a block may take so that the next kernel's fits beside it."""
+"""Shared memory of a thread block that leaves room for the next kernel's."""
 ONE_BUDGET, FINAL_BUDGET = 136 * 1024, 200 * 1024
-"""For one.cu: kernels that begin with a norm, and those that end with the residual. Large rings were worth more than room for the next kernel's
-blocks beside them (docs/cuda-notes.md)."""
+"""For one.cu: kernels that begin with a norm, and those that end with the residual. Large rings gained more than room for the next kernel's
+blocks (docs/reference/cuda-notes.md)."""
 WHOLE_BUDGET = 220 * 1024
-"""Where nothing else need fit."""
+"""Where nothing else needs shared memory."""
 PRODUCT = 1
-"""How many.cu multiplies where nobody says: 0 in bf16, 1 with activations as 16-bit fixed-point numbers in integer products."""
+"""Default arithmetic of many.cu: 0 bf16, 1 integer products with 16-bit fixed-point activations."""
 PAIRS = True
-"""Whether up to 64 rows go, where nobody says, to pairs of blocks that share the inputs of 256 rows of weights, in units of 16, 32 or 64 rows."""
+"""Default for up to 64 rows: whether pairs of blocks share the inputs of 256 rows of weights, in units of 16, 32 or 64 rows."""
 
 
 def divisor(n: int, most: int) -> int:
@@ -37,17 +37,17 @@ def divisor(n: int, most: int) -> int:
 
 @dataclass(frozen=True)
 class Ring:
-    """How a block's warps take the weights that stream through its shared memory."""
+    """How a thread block's warps consume the weights that stream through its shared memory."""
 
     teams: int
     warps: int
     """Of a team; a stage has a block for each."""
     joint: int
-    """Stages that a warp takes at once."""
+    """Stages that a warp consumes at once."""
     stages: int
     shared_bytes: int
     producers: int = 1
-    """Warps that fill it, or give up their registers."""
+    """Producer warps, or warps that release their registers."""
 
     @property
     def threads(self) -> int:
@@ -90,12 +90,12 @@ def counter() -> Tensor:
 
 @functools.cache
 def _counter(device: int) -> Tensor:
-    """Zero between launches: what blocks of one.cu take tiles by. One is enough, since only one kernel at a time makes claims."""
+    """The tile counter of one.cu, zero between launches. One is enough, since only one kernel at a time uses it."""
     return torch.zeros(1, dtype=torch.int32, device=f"cuda:{device}")
 
 
 def fixed_tiles(ring: Ring, tile_blocks: int, tiles: int, grid: int) -> int:
-    """Tiles of each block to start with: as many as its ring holds, so that they can be under way before claims can be made."""
+    """Statically assigned tiles per block: as many as its ring holds, so that their loads start before the counter can be used."""
     return max(1, min(ring.stages * ring.warps // tile_blocks, tiles // grid)) if tiles >= grid else 1
 
 
@@ -127,7 +127,7 @@ def linear_one(
 
 
 def num_slices(weight: Tiles) -> int:
-    """Into how many slices of the inputs `linear_many` cuts: each at most 32 blocks, what a warp's registers hold."""
+    """Split-K slices of `linear_eight`: each at most 32 blocks, what a warp's registers hold."""
     return next(s for s in range(1, weight.tile_blocks + 1) if weight.tile_blocks % s == 0 and weight.tile_blocks // s <= 32)
 
 
@@ -167,7 +167,7 @@ def linear_eight(
 
 
 def wide_slices(weight: Tiles, rows: int = 64) -> int:
-    """Slices of the inputs that fill the device's processors once, with so many rows of x."""
+    """Split-K slices that fill the device once, for this many rows of x."""
     groups = -(-weight.num_tiles // 8) if rows <= 64 else -(-weight.num_tiles // 16) * -(-rows // 128)
     fitting = [
         s for s in range(1, weight.tile_blocks + 1) if weight.tile_blocks % s == 0 and groups * s <= driver.num_processors()
@@ -238,14 +238,3 @@ def linear_parts(x: Tensor, weight: Tiles) -> Tensor:
         return linear_eight(x, weight, parts)
     linear_wide(x, weight, parts[0] if whole else parts, slices=slices)
     return parts
-
-
-def linear_reference(x: Tensor, weight: Tiles, *, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
-    result = x.float() @ dequantize(weight)[0].T
-    result = result if bias is None else result + bias
-    return result if residual is None else result + residual
-
-
-def norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    x = x.float()
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight.float()

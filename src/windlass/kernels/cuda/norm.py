@@ -10,7 +10,7 @@ from windlass.kernels.cuda import driver
 FEW_ROWS = 64
 FEW = (1024, 1)
 MANY = {2048: (512, 4), 4096: (1024, 2), 6144: (512, 2), 8192: (1024, 1)}
-"""Up to which width: threads a row, and rows at once on a processor. The quickest of eight at 2,048 rows (docs/cuda-notes.md, 21)."""
+"""By maximum width: threads per row, and rows at once on a multiprocessor. The fastest of eight at 2,048 rows (docs/reference/cuda-notes.md, 21)."""
 
 
 def add_norm(
@@ -21,7 +21,7 @@ def add_norm(
     parts fp32 or bf16 [parts, rows, width] (slices of a product), or with `weights` [rows, n] fp32: [rows, parts, width], the first n weighted.
     """
     rows, width = residual.shape
-    threads, blocks = FEW if rows <= FEW_ROWS else next(how for most, how in MANY.items() if width <= most)
+    threads, blocks = FEW if rows <= FEW_ROWS else next(config for most, config in MANY.items() if width <= most)
     steps = -(-width // (4 * threads))
     run = driver.kernel(
         "small.cu", "PPIPIIQQPPIf", "add_norm", packed=False, NORM_THREADS=threads, NORM_STEPS=steps, NORM_BLOCKS=blocks

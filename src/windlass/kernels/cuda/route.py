@@ -1,4 +1,4 @@
-"""Which experts see which rows, without the host: logits, choice, and a list of items (an expert and up to 8 rows that chose it)."""
+"""Routing on the device: logits, top-k, and a list of items (an expert and up to 8 rows that chose it)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Routes:
     num_active: int
     num_shared: int
     softmax: bool = False
-    """Scores are a softmax over the chosen rather than sigmoids divided by their sum."""
+    """Weights are a softmax over the chosen experts rather than normalized sigmoids."""
 
     def first(self, rows: int) -> Routes:
         """For the first rows."""
@@ -49,7 +49,7 @@ def routes(
     softmax: bool = False,
     item_rows: int = ITEM_ROWS,
 ) -> Routes:
-    # Each expert's last item may be part empty.
+    # Each expert's last item may be partly empty.
     items = min(rows * num_active, num_experts + rows * num_active // item_rows) + num_shared * -(-rows // item_rows)
     integers = {"dtype": torch.int32, "device": device}
     return Routes(
@@ -67,7 +67,7 @@ def routes(
 
 
 def all_rows(rows: int, item_rows: int, device: torch.device | str = "cuda") -> Routes:
-    """Every row to the one matrix there is: a dense feed-forward as a mixture of nothing but a shared expert."""
+    """Routes for a dense feed-forward: every row to the single (shared) expert."""
     items = -(-rows // item_rows)
     numbers = torch.arange(items * item_rows, dtype=torch.int32, device=device)
     places = torch.where(numbers < rows, numbers, -1).view(items, item_rows)
@@ -119,7 +119,7 @@ def route_many(logits: Tensor, correction: Tensor | None, into: Routes, routed_s
 def choose_many(
     logits: Tensor, correction: Tensor | None, num_active: int, routed_scale: float = 1.0, *, softmax: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Choice and weights alone, any number of rows."""
+    """Top-k ids and weights alone, any number of rows."""
     rows, num_experts = logits.shape
     ids = torch.empty(rows, num_active, dtype=torch.int32, device=logits.device)
     weights = torch.empty(rows, num_active, dtype=torch.float32, device=logits.device)
@@ -129,7 +129,7 @@ def choose_many(
 
 
 def dispatch(ids: Tensor, weights: Tensor, num_experts: int, num_shared: int, item_rows: int = 128) -> Routes:
-    """Items of up to `item_rows` rows for any number of rows, without the host: buffers have the largest size possible."""
+    """Items of up to `item_rows` rows, for any number of rows, without synchronization: buffers have their maximum size."""
     rows, active = ids.shape
     most = num_experts + num_shared + rows * (active + num_shared) // item_rows
     integers = {"dtype": torch.int32, "device": ids.device}
@@ -161,15 +161,6 @@ def _dispatch_reference(result: Routes) -> Routes:
         result.item_rows[number, : len(rows)] = torch.tensor(rows, dtype=torch.int32)
         result.item_places[number, : len(places)] = torch.tensor(places, dtype=torch.int32)
     return result
-
-
-def route_reference(
-    logits: Tensor, correction: Tensor | None, num_active: int, routed_scale: float = 1.0, *, softmax: bool = False
-) -> tuple[Tensor, Tensor]:
-    scores = logits.float().softmax(-1) if softmax else logits.float().sigmoid()
-    ids = (scores if correction is None else scores + correction).topk(num_active, dim=-1).indices
-    weights = scores.gather(-1, ids)
-    return ids.to(torch.int32), weights / weights.sum(-1, keepdim=True) * routed_scale
 
 
 def items_reference(

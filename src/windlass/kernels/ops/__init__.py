@@ -1,1 +1,1 @@
-"""Operations, one a file: each chooses between its CPU, Triton and reference implementation."""
+"""Operations, one per file: each dispatches to its CPU, Triton or reference implementation."""

@@ -1,4 +1,4 @@
-"""What stands between the two matrices of a feed-forward."""
+"""Activation functions of a feed-forward, gated or not."""
 
 from __future__ import annotations
 
@@ -6,24 +6,22 @@ from torch import Tensor
 from torch.nn import functional
 
 from windlass.core.model import Activation
+from windlass.kernels.constants import CLAMPED_SWIGLU_SLOPE
 from windlass.kernels.cpu import activate as native_activate
 from windlass.kernels.program import program
 from windlass.kernels.torch_compile import chain
 from windlass.kernels.triton import available
 
-CLAMPED_SWIGLU_SLOPE = 1.702
-"""As in gpt-oss: sigmoid(1.702 x) x is near GELU (arXiv 1606.08415, section 2)."""
-
 
 def activate(x: Tensor, activation: Activation, gated: bool, clamp: float | None = None) -> Tensor:
-    """`gated`: the first half of x is activated and multiplies the second. `clamp` limits both halves first."""
-    made = native_activate.activate(x, activation, gated, clamp) if program.usable(x) else None
-    if made is None and (gpu := available.kernels(x)):
-        made = gpu.activate(x, activation, gated, clamp)
-    return _chained(x, activation, gated, clamp) if made is None else made
+    """`gated`: the first half of x is activated and multiplied with the second. `clamp` limits both halves first."""
+    result = native_activate.activate(x, activation, gated, clamp) if program.usable(x) else None
+    if result is None and (gpu := available.kernels(x)):
+        result = gpu.activate(x, activation, gated, clamp)
+    return _chained(x, activation, gated, clamp) if result is None else result
 
 
-def _reference(x: Tensor, activation: Activation, gated: bool, clamp: float | None = None) -> Tensor:
+def reference(x: Tensor, activation: Activation, gated: bool, clamp: float | None = None) -> Tensor:
     if not gated:
         return _activated(x, activation)
     gate, up = x.chunk(2, dim=-1)
@@ -44,4 +42,4 @@ def _activated(x: Tensor, activation: Activation) -> Tensor:
             return x * (CLAMPED_SWIGLU_SLOPE * x).sigmoid()
 
 
-_chained = chain(_reference)
+_chained = chain(reference)

@@ -1,7 +1,7 @@
-"""The routed feed-forward with gradients on a GPU: rows sorted by expert, and one product for all experts (torch._grouped_mm).
+"""The routed feed-forward with gradients on a GPU: rows sorted by expert, one grouped matmul for all experts (torch._grouped_mm).
 
-How many rows an expert has is known to the device alone and never asked for: there is room for every row and a little more. Each
-expert's rows are rounded up to eight, since the kernel wants aligned groups of at least one; what fills them counts for nothing.
+The number of rows per expert stays on the device, without synchronization: buffers have room for all rows and padding. Each expert's rows are
+padded to a multiple of eight, since the kernel needs aligned, non-empty groups.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from windlass.core.model import Activation
-from windlass.kernels.ops.activate import _reference as activate
+from windlass.kernels.arguments import ExpertsArgs
+from windlass.kernels.ops.activate import reference as activate
+from windlass.kernels.packing.matrix import weight_data
 from windlass.kernels.torch_compile import chain
 
 ALIGNED_ROWS = 8
-"""Sixteen bytes of a column of 16-bit numbers, as TMA wants them."""
+"""Sixteen bytes of a column of 16-bit elements, the alignment that TMA needs."""
 
 
 def usable(x: Tensor, *matrices: Any) -> bool:
@@ -25,46 +27,37 @@ def usable(x: Tensor, *matrices: Any) -> bool:
     return x.is_cuda and x.dtype == torch.bfloat16 and alike
 
 
-def experts(
-    x: Tensor,
-    ids: Tensor,
-    weights: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
-    activation: Activation,
-    *,
-    clamp: float | None = None,
-    add: Tensor | None = None,
-) -> Tensor:
-    """As kernels.experts, without biases."""
-    places = arranged(ids, down.shape[0])
-    shares = torch.where(places.here, weights.flatten(), 0)
-    of_slots = x.new_zeros(places.rows.shape[0], dtype=weights.dtype).scatter(0, places.slots, shares)
-    inner = torch._grouped_mm(Spread.apply(x, places), gate_up.mT, offs=places.ends)
-    weighed = _weighed(inner, of_slots, activation, clamp)
-    said = Summed.apply(torch._grouped_mm(weighed, down.mT, offs=places.ends), places)
-    return said if add is None else said + add
+def experts(args: ExpertsArgs) -> Tensor:
+    """As ops.experts, without biases."""
+    x, weights, down = args.x, args.weights, weight_data(args.down)
+    slots = arranged(args.ids, down.shape[0])
+    local_weights = torch.where(slots.is_local, weights.flatten(), 0)
+    slot_weights = x.new_zeros(slots.rows.shape[0], dtype=weights.dtype).scatter(0, slots.slots, local_weights)
+    inner = torch._grouped_mm(GatherToExperts.apply(x, slots), weight_data(args.gate_up).mT, offs=slots.ends)
+    weighted = _activate_weighted(inner, slot_weights, args.activation, args.clamp)
+    result = SumFromExperts.apply(torch._grouped_mm(weighted, down.mT, offs=slots.ends), slots)
+    return result if args.add is None else result + args.add
 
 
 @dataclass(frozen=True)
-class Places:
-    """Where each choice of a row lies among all experts' rows, and back."""
+class ExpertSlots:
+    """Maps (row, choice) pairs to slots sorted by expert, and back."""
 
     slots: Tensor
-    """[rows * active]: of each choice; of choices that no expert here has, a slot that is nobody's."""
+    """[rows * active]: the slot of each choice; choices of experts on other ranks share a padding slot."""
     rows: Tensor
-    """[slots]: which row lies there; any, where none does."""
+    """[slots]: the row in each slot; arbitrary for padding."""
     ends: Tensor
-    """int32 [experts]: behind each expert's last slot."""
-    here: Tensor
-    """[rows * active]: whether an expert here has it."""
+    """int32 [experts]: the end of each expert's slots."""
+    is_local: Tensor
+    """[rows * active]: whether the expert is on this rank."""
     num_active: int
 
 
-def arranged(ids: Tensor, num_experts: int) -> Places:
+def arranged(ids: Tensor, num_experts: int) -> ExpertSlots:
     chosen = ids.flatten().long()
-    here = (chosen >= 0) & (chosen < num_experts)
-    expert = torch.where(here, chosen, num_experts)
+    is_local = (chosen >= 0) & (chosen < num_experts)
+    expert = torch.where(is_local, chosen, num_experts)
     ones = torch.ones_like(expert)
     counts = torch.zeros(num_experts + 1, dtype=torch.int64, device=ids.device).scatter_add_(0, expert, ones)
     room = (-(-counts[:-1] // ALIGNED_ROWS) * ALIGNED_ROWS).clamp(min=ALIGNED_ROWS)
@@ -78,44 +71,44 @@ def arranged(ids: Tensor, num_experts: int) -> Places:
     slots = torch.empty_like(order).scatter_(0, order, place.clamp(max=num_slots - 1))
     choices = torch.arange(len(order), device=ids.device) // ids.shape[1]
     rows = torch.zeros(num_slots, dtype=torch.int64, device=ids.device).scatter_(0, slots, choices)
-    return Places(slots, rows, ends.to(torch.int32), here, ids.shape[1])
+    return ExpertSlots(slots, rows, ends.to(torch.int32), is_local, ids.shape[1])
 
 
 @chain
-def _weighed(inner: Tensor, shares: Tensor, activation: Activation, clamp: float | None) -> Tensor:
-    """A row's share is applied here, so that what experts say need not be kept (as Megatron-Core's weighted SwiGLU does)."""
-    return (activate(inner, activation, True, clamp) * shares[:, None]).to(inner.dtype)
+def _activate_weighted(inner: Tensor, weights: Tensor, activation: Activation, clamp: float | None) -> Tensor:
+    """Routing weights are applied here, so that the experts' outputs need not be kept for backward (as Megatron-Core's weighted SwiGLU)."""
+    return (activate(inner, activation, True, clamp) * weights[:, None]).to(inner.dtype)
 
 
 @chain
-def _sum(x: Tensor, slots: Tensor, here: Tensor, num_active: int) -> Tensor:
-    """Of each row's choices: gathered and summed, which is deterministic and eight times faster than adding to rows in any order."""
-    found = x[slots].float() if x.dtype.itemsize < 4 else x[slots]
-    return torch.where(here[:, None], found, 0).unflatten(0, (-1, num_active)).sum(1).to(x.dtype)
+def _sum(x: Tensor, slots: Tensor, is_local: Tensor, num_active: int) -> Tensor:
+    """Over each row's choices: a gather and a sum, which is deterministic and eight times faster than atomic adds."""
+    gathered = x[slots].float() if x.dtype.itemsize < 4 else x[slots]
+    return torch.where(is_local[:, None], gathered, 0).unflatten(0, (-1, num_active)).sum(1).to(x.dtype)
 
 
-class Spread(torch.autograd.Function):
-    """Rows to the slots of their choices; going back, the sum of those."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, places: Places) -> Tensor:
-        ctx.places = places
-        return x[places.rows]
+class GatherToExperts(torch.autograd.Function):
+    """Forward: rows to the slots of their choices. Backward: the sum over slots."""
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        places = ctx.places
-        return _sum(gradient, places.slots, places.here, places.num_active), None
-
-
-class Summed(torch.autograd.Function):
-    """The other way round."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, places: Places) -> Tensor:
-        ctx.places = places
-        return _sum(x, places.slots, places.here, places.num_active)
+    def forward(ctx: Any, x: Tensor, slots: ExpertSlots) -> Tensor:
+        ctx.slots = slots
+        return x[slots.rows]
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient[ctx.places.rows], None
+        slots = ctx.slots
+        return _sum(gradient, slots.slots, slots.is_local, slots.num_active), None
+
+
+class SumFromExperts(torch.autograd.Function):
+    """The transpose of GatherToExperts."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, slots: ExpertSlots) -> Tensor:
+        ctx.slots = slots
+        return _sum(x, slots.slots, slots.is_local, slots.num_active)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient[ctx.slots.rows], None

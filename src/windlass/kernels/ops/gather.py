@@ -1,4 +1,4 @@
-"""Some of the rows: those whose logits are wanted."""
+"""Row selection: the rows whose logits are needed."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from windlass.kernels.triton import available
 
 def gather(x: Tensor, rows: Tensor) -> Tensor:
     """x[rows]."""
-    made = native_gather.gather(x, rows) if program.usable(x, rows) else None
-    if made is None and (gpu := available.kernels(x, rows)):
-        made = gpu.gather(x, rows)
-    return _reference(x, rows) if made is None else made
+    result = native_gather.gather(x, rows) if program.usable(x, rows) else None
+    if result is None and (gpu := available.kernels(x, rows)):
+        result = gpu.gather(x, rows)
+    return reference(x, rows) if result is None else result
 
 
-def _reference(x: Tensor, rows: Tensor) -> Tensor:
+def reference(x: Tensor, rows: Tensor) -> Tensor:
     return x[rows.long()]

@@ -1,4 +1,4 @@
-"""A small matrix per head: how latent attention goes from heads to the latent and back."""
+"""A small matrix per head: latent attention's projections between heads and the latent."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from windlass.kernels.triton import available
 
 def heads_matmul(x: Tensor, weight: Tensor) -> Tensor:
     """x [rows, heads, a] @ weight [heads, a, b] -> [rows, heads, b]. x may be a slice of wider heads."""
-    made = native_heads.heads_matmul(x, weight) if program.usable(x, weight) else None
-    if made is None and (gpu := available.kernels(x, weight)):
-        made = gpu.heads_matmul(x, weight)
-    return _reference(x, weight) if made is None else made
+    result = native_heads.heads_matmul(x, weight) if program.usable(x, weight) else None
+    if result is None and (gpu := available.kernels(x, weight)):
+        result = gpu.heads_matmul(x, weight)
+    return reference(x, weight) if result is None else result
 
 
-def _reference(x: Tensor, weight: Tensor) -> Tensor:
+def reference(x: Tensor, weight: Tensor) -> Tensor:
     kind = torch.promote_types(x.dtype, weight.dtype)
     return torch.einsum("rha,hab->rhb", x.to(kind), weight.to(kind)).to(x.dtype).contiguous()

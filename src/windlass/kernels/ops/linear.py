@@ -1,4 +1,4 @@
-"""Products with a weight matrix, plain or packed, and rows looked up in one."""
+"""Linear layers and embedding lookups, with plain or packed weights."""
 
 from __future__ import annotations
 
@@ -10,29 +10,27 @@ from torch.nn import functional
 
 from windlass.kernels.cpu import embed as native_embed
 from windlass.kernels.cpu import linear as native_linear
+from windlass.kernels.packing.matrix import WeightMatrix, weight_data
+from windlass.kernels.packing.packed_rows import PackedRows
 from windlass.kernels.packing.panels import Panels
 from windlass.kernels.program import program
 from windlass.kernels.triton import available
-from windlass.kernels.triton.tiles.rows import Rows
-
-Matrix = Tensor | Panels | Rows
-"""[out, in]"""
 
 
-def linear(x: Tensor, weight: Matrix, bias: Tensor | None = None, add: Tensor | None = None) -> Tensor:
+def linear(x: Tensor, weight: WeightMatrix, bias: Tensor | None = None, add: Tensor | None = None) -> Tensor:
     """x [rows, in] @ weight.T + bias + add; `add` (the residual) has the shape of the result."""
-    made = native_linear.linear(x, weight, bias, add) if program.usable(x, stored(weight), bias, add) else None
-    if made is None and (gpu := available.kernels(x, stored(weight), bias, add)):
-        made = gpu.linear(x, weight, bias, add)
-    return _reference(x, weight, bias, add) if made is None else made
+    result = native_linear.linear(x, weight, bias, add) if program.usable(x, weight_data(weight), bias, add) else None
+    if result is None and (gpu := available.kernels(x, weight_data(weight), bias, add)):
+        result = gpu.linear(x, weight, bias, add)
+    return reference(x, weight, bias, add) if result is None else result
 
 
-def _reference(x: Tensor, weight: Matrix, bias: Tensor | None = None, add: Tensor | None = None) -> Tensor:
+def reference(x: Tensor, weight: WeightMatrix, bias: Tensor | None = None, add: Tensor | None = None) -> Tensor:
     product = plain_product(x, weight, bias) if isinstance(weight, Tensor) else packed_product(x, weight, None, bias)
     return product if add is None else product + add
 
 
-def packed_product(x: Tensor, weight: Panels | Rows, expert: int | None, bias: Tensor | None) -> Tensor:
+def packed_product(x: Tensor, weight: Panels | PackedRows, expert: int | None, bias: Tensor | None) -> Tensor:
     if x.requires_grad and torch.is_grad_enabled():
         product = FrozenProduct.apply(x, weight, expert)
         return product if bias is None else product + bias.to(product.dtype)
@@ -40,10 +38,10 @@ def packed_product(x: Tensor, weight: Panels | Rows, expert: int | None, bias: T
 
 
 class FrozenProduct(torch.autograd.Function):
-    """With a packed matrix that does not learn. Its numbers are made for the product and again for the gradient, and never kept."""
+    """With a frozen packed matrix, which is dequantized for the forward pass and again for the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Panels | Rows, expert: int | None) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Panels | PackedRows, expert: int | None) -> Tensor:
         ctx.weight, ctx.expert = weight, expert
         return x @ weight.dense(expert, x.dtype).t()
 
@@ -53,7 +51,7 @@ class FrozenProduct(torch.autograd.Function):
 
 
 def plain_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """In the wider of the two types: bf16 weights with fp32 activations on the CPU, an fp32 router with bf16 activations."""
+    """In the wider of the two dtypes: bf16 weights with fp32 activations on the CPU, an fp32 router with bf16 activations."""
     kind = torch.promote_types(x.dtype, weight.dtype)
     if x.dtype != kind and x.requires_grad and torch.is_grad_enabled():
         product = WiderProduct.apply(x, weight)
@@ -62,7 +60,7 @@ def plain_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 class WiderProduct(torch.autograd.Function):
-    """Of a narrow input with a wider matrix (an fp32 router). The input is kept as it is, which others keep as well, and not widened."""
+    """Of a narrow input with a wider matrix (an fp32 router). Saves the input as it is, which other layers save too, and not an upcast copy."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
@@ -72,25 +70,20 @@ class WiderProduct(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None]:
         x, weight = ctx.saved_tensors
-        of_weight = gradient.t() @ x.to(weight.dtype) if ctx.needs_input_grad[1] else None
-        return (gradient @ weight).to(x.dtype), of_weight
+        weight_gradient = gradient.t() @ x.to(weight.dtype) if ctx.needs_input_grad[1] else None
+        return (gradient @ weight).to(x.dtype), weight_gradient
 
 
-def embed(tokens: Tensor, table: Matrix, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Rows of `table` as activations: in `dtype`, or in the table's own type where that is wider."""
-    made = None
-    if dtype == torch.float32 and program.usable(tokens, stored(table)) and not isinstance(table, Rows):
-        made = native_embed.embed(tokens, table) if isinstance(table, Tensor) else native_linear.embed(tokens, table)
-    elif gpu := available.kernels(tokens, stored(table)):
-        made = gpu.embed(tokens, table, dtype)
-    return _embed_reference(tokens, table, dtype) if made is None else made
+def embed(tokens: Tensor, table: WeightMatrix, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Rows of `table` in `dtype`, or in the table's own dtype where that is wider."""
+    result = None
+    if dtype == torch.float32 and program.usable(tokens, weight_data(table)) and not isinstance(table, PackedRows):
+        result = native_embed.embed(tokens, table) if isinstance(table, Tensor) else native_linear.embed(tokens, table)
+    elif gpu := available.kernels(tokens, weight_data(table)):
+        result = gpu.embed(tokens, table, dtype)
+    return embed_reference(tokens, table, dtype) if result is None else result
 
 
-def _embed_reference(tokens: Tensor, table: Matrix, dtype: torch.dtype = torch.float32) -> Tensor:
+def embed_reference(tokens: Tensor, table: WeightMatrix, dtype: torch.dtype = torch.float32) -> Tensor:
     rows = functional.embedding(tokens.long(), table) if isinstance(table, Tensor) else table.rows(tokens.long()).to(dtype)
     return rows.to(torch.promote_types(rows.dtype, dtype))
-
-
-def stored(weight: Matrix) -> Tensor:
-    """The tensor that holds its numbers, packed or not: it says where they are and whether they learn."""
-    return weight if isinstance(weight, Tensor) else weight.data

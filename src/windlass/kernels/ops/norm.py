@@ -12,14 +12,14 @@ from windlass.kernels.triton import available
 
 
 def norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, kind: str) -> Tensor:
-    """`rms` divides each row by its root mean square (arXiv 1910.07467); `layer` takes off the mean first (arXiv 1607.06450)."""
-    made = native_norm.norm(x, weight, bias, eps, kind) if program.usable(x, weight, bias) else None
-    if made is None and (gpu := available.kernels(x, weight, bias)):
-        made = gpu.norm(x, weight, bias, eps, kind)
-    return _chained(x, weight, bias, eps, kind) if made is None else made
+    """`rms` divides each row by its root mean square (arXiv 1910.07467); `layer` subtracts the mean first (arXiv 1607.06450)."""
+    result = native_norm.norm(x, weight, bias, eps, kind) if program.usable(x, weight, bias) else None
+    if result is None and (gpu := available.kernels(x, weight, bias)):
+        result = gpu.norm(x, weight, bias, eps, kind)
+    return _chained(x, weight, bias, eps, kind) if result is None else result
 
 
-def _reference(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, kind: str) -> Tensor:
+def reference(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, kind: str) -> Tensor:
     wide = widened(x)
     if kind == "layer":
         wide = wide - wide.mean(-1, keepdim=True)
@@ -27,18 +27,18 @@ def _reference(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, kind:
     return (scaled if bias is None else scaled + bias).to(x.dtype)
 
 
-_chained = chain(_reference)
+_chained = chain(reference)
 
 
 def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Plain PyTorch, for references that norm on their way."""
-    return _reference(x, weight, None, eps, "rms")
+    """Plain PyTorch, for references of fused operations."""
+    return reference(x, weight, None, eps, "rms")
 
 
 def add(x: Tensor, y: Tensor) -> Tensor:
-    made = native_norm.add(x, y) if program.usable(x, y) else None
-    return _add_reference(x, y) if made is None else made
+    result = native_norm.add(x, y) if program.usable(x, y) else None
+    return add_reference(x, y) if result is None else result
 
 
-def _add_reference(x: Tensor, y: Tensor) -> Tensor:
+def add_reference(x: Tensor, y: Tensor) -> Tensor:
     return x + y

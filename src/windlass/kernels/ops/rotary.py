@@ -1,4 +1,4 @@
-"""Rotary positions (arXiv 2104.09864): the table of angles with every way of stretching it, and the rotation itself."""
+"""Rotary position embeddings (arXiv 2104.09864): the table of angles with every context scaling, and the rotation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from windlass.kernels.precision import widened
 def rotary_table(positions: Rope, max_positions: int) -> Tensor:
     """fp32 [max_positions, 2, rotary_dim / 2]: cosines and sines, times the attention factor where scaling has one.
 
-    Angles are fp32 products of fp32 numbers, as in the code that models were trained with; a more exact table would be another.
+    Angles are computed in fp32, as in the code that models were trained with; a more exact table would differ from it.
     """
     angles = torch.arange(max_positions, dtype=torch.float32)[:, None] * _frequencies(positions)
     return torch.stack((angles.cos(), angles.sin()), dim=1) * _attention_factor(positions)
@@ -36,7 +36,7 @@ def rotate(x: Tensor, table: Tensor, positions: Tensor, interleaved: bool) -> Te
 
 
 def attention_temperature(factor: float, mscale: float = 1.0) -> float:
-    """How much sharper attention must be over a context stretched by `factor` (arXiv 2309.00071, section 3.4)."""
+    """YaRN's attention temperature for a context scaled by `factor` (arXiv 2309.00071, section 3.4)."""
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 
@@ -56,25 +56,25 @@ def _frequencies(rope: Rope) -> Tensor:
 
 
 def _banded(plain: Tensor, scaling: BandScaling) -> Tensor:
-    """Pairs that turn often within the original context keep their pace, those that turn rarely are slowed by `factor`."""
+    """High frequencies are kept, low ones are divided by `factor` (Llama 3)."""
     turns = scaling.original_context_tokens * plain / (2 * math.pi)
     kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     return _mixed(plain, scaling.factor, kept.clamp(0, 1))
 
 
 def _yarn(plain: Tensor, rope: Rope, scaling: YarnScaling) -> Tensor:
-    """As bands, but with a ramp over the index of the pair rather than over its number of turns."""
-    low, high = (_pair_that_turns(beta, rope, scaling) for beta in (scaling.beta_fast, scaling.beta_slow))
+    """As bands, but with a ramp over the index of the pair rather than over its number of rotations."""
+    low, high = (_pair_with_rotations(beta, rope, scaling) for beta in (scaling.beta_fast, scaling.beta_slow))
     if scaling.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, rope.rotary_dim - 1)
-    width = high - low or 0.001  # the singularity is stepped over as in the original code
+    width = high - low or 0.001  # avoids a division by zero, as in the original code
     slowed = (torch.arange(rope.rotary_dim // 2, dtype=torch.float32) - low) / width
     return _mixed(plain, scaling.factor, 1 - slowed.clamp(0, 1))
 
 
-def _pair_that_turns(times: float, rope: Rope, scaling: YarnScaling) -> float:
-    """The (fractional) pair that makes so many turns within the original context."""
+def _pair_with_rotations(times: float, rope: Rope, scaling: YarnScaling) -> float:
+    """The (fractional) pair that makes this many rotations within the original context."""
     pace = math.log(scaling.original_context_tokens / (times * 2 * math.pi))
     return rope.rotary_dim * pace / (2 * math.log(rope.theta))
 
@@ -90,7 +90,7 @@ def _attention_factor(rope: Rope) -> float:
     if scaling.attention_factor is not None:
         return scaling.attention_factor
     if scaling.mscale and scaling.mscale_all_dim:
-        # The part that concerns all dimensions is in the scale of the scores, not here (see nn/mixers/latent.py).
+        # The part for all dimensions is in the softmax scale (nn/mixers/latent.py).
         shared = attention_temperature(scaling.factor, scaling.mscale_all_dim)
         return attention_temperature(scaling.factor, scaling.mscale) / shared
     return attention_temperature(scaling.factor)

@@ -1,4 +1,4 @@
-"""Which experts a token goes to, and how much each of them counts."""
+"""Top-k routing: the experts of each token, and their weights."""
 
 from __future__ import annotations
 
@@ -6,45 +6,43 @@ import torch
 from torch import Tensor
 
 from windlass.core.model import Router, Scoring
+from windlass.kernels.constants import ROUTER_EPSILON
 from windlass.kernels.cpu import route as native_route
 from windlass.kernels.precision import widened
 from windlass.kernels.program import program
 from windlass.kernels.torch_compile import chain
 from windlass.kernels.triton import available
 
-TINY = 1e-20
-"""Keeps a sum of scores that all vanish from dividing by zero (as the published code of sigmoid routers does)."""
-
 
 def route(logits: Tensor, correction: Tensor | None, router: Router, num_active: int, first: int = 0) -> tuple[Tensor, Tensor]:
     """logits [rows, experts] -> ids int32 and weights fp32, both [rows, num_active].
 
-    `first`: which expert is number 0 here. Those before it, and those behind the last, are other ranks'; their ids say so.
+    `first`: the first expert on this rank, which gets id 0. Experts of other ranks get ids outside of the local range.
     """
-    made = native_route.route(logits, correction, router, num_active, first) if program.usable(logits, correction) else None
-    if made is not None:
-        return made
+    result = native_route.route(logits, correction, router, num_active, first) if program.usable(logits, correction) else None
+    if result is not None:
+        return result
     if gpu := available.kernels(logits, correction):
-        made = gpu.route(logits, correction, router, num_active)
-    ids, weights = _chained(logits, correction, router, num_active) if made is None else made
+        result = gpu.route(logits, correction, router, num_active)
+    ids, weights = _chained(logits, correction, router, num_active) if result is None else result
     return ids - first if first else ids, weights
 
 
-def _reference(logits: Tensor, correction: Tensor | None, router: Router, num_active: int) -> tuple[Tensor, Tensor]:
+def reference(logits: Tensor, correction: Tensor | None, router: Router, num_active: int) -> tuple[Tensor, Tensor]:
     logits = widened(logits)
     scores = _scores(logits, router.scoring)
-    # The correction takes part in the choice only: it balances the experts and must not change what they say.
+    # The correction bias only affects the choice: it balances load and must not change the weights.
     preference = scores if correction is None else scores + correction
     ids = _in_best_groups(preference, router).topk(num_active, dim=-1).indices
     weights = scores.gather(1, ids)
     if router.scoring is Scoring.SOFTMAX_OF_TOP:
         weights = weights.softmax(-1)
     elif router.renormalize:
-        weights = weights / (weights.sum(-1, keepdim=True) + TINY)
+        weights = weights / (weights.sum(-1, keepdim=True) + ROUTER_EPSILON)
     return ids.int(), weights * router.scale
 
 
-_chained = chain(_reference)
+_chained = chain(reference)
 
 
 def _scores(logits: Tensor, scoring: Scoring) -> Tensor:
@@ -58,7 +56,7 @@ def _scores(logits: Tensor, scoring: Scoring) -> Tensor:
 
 
 def _in_best_groups(preference: Tensor, router: Router) -> Tensor:
-    """Only experts of the groups whose two best are best together may be chosen (arXiv 2412.19437, section 2.1.2)."""
+    """Only experts of the groups with the largest sum of their two best scores may be chosen (arXiv 2412.19437, section 2.1.2)."""
     if router.num_groups == 1:
         return preference
     grouped = preference.unflatten(1, (router.num_groups, -1))

@@ -1,1 +1,1 @@
-"""Quantized weights: packing, the CPU's panel layout, repacking of other formats."""
+"""Quantized weights: quantization, memory layouts for the CPU (panels) and GPUs (packed rows), conversion from other formats."""

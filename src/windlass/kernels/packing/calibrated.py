@@ -1,10 +1,10 @@
-"""Int4 codes that know what the matrix will be multiplied with: errors of one input are made good by the inputs after it.
+"""Calibrated int4 quantization (GPTQ, arXiv 2210.17323): the error of one input is compensated by the inputs after it.
 
-Rounding weight by weight minimises the error of the weights. What counts is the error of their products with real inputs x, whose
-second moments H = sum of x x^T are measured first. The inputs are rounded one after the other, the strongest first, and the error of
-each is spread over those not yet rounded so that the products change least (GPTQ, arXiv 2210.17323; optimal brain surgeon before it).
-With U the upper Cholesky factor of H^-1, rounding input j with error e adds -e / U_jj * U_jk to every later weight k. Scales are
-found before, by the search of plain rounding with errors weighed by what no later input can make good. Rows do not know each other.
+Rounding weight by weight minimises the error of the weights. What matters is the error of their products with real inputs x, whose
+second moments H = sum of x x^T are measured first. Inputs are rounded one after the other, the largest moment first, and the error of each
+is spread over those not yet rounded so that the products change least. With U the upper Cholesky factor of H^-1, rounding input j with
+error e adds -e / U_jj * U_jk to every later weight k. Scales are found before, by the search of plain rounding with errors weighted by
+what later inputs cannot compensate. Rows are independent.
 """
 
 from __future__ import annotations
@@ -16,48 +16,48 @@ from torch import Tensor
 
 from windlass.kernels.packing import quantize
 from windlass.kernels.packing.quantize import Quantized
-from windlass.kernels.packing.quantize_reference import weighed_grid
+from windlass.kernels.packing.quantize_reference import weighted_grid
 from windlass.kernels.packing.statistics import Statistics
 
 DAMPING = 0.01
-"""Of the mean second moment, added to all: inputs that were hardly ever seen must not take unbounded corrections (as published)."""
+"""Fraction of the mean second moment that is added to the diagonal, as published: rare inputs must not get unbounded corrections."""
 BLOCK = 64
-"""Inputs whose errors are spread within the block at once, and beyond it together."""
+"""Inputs per block: errors are spread within a block at once, and beyond it in one product."""
 
 
 @dataclass(frozen=True)
-class Inputs:
-    """What is known of a matrix's inputs."""
+class CalibrationInputs:
+    """Statistics of a matrix's inputs."""
 
     order: Tensor
-    """Strongest first."""
+    """By second moment, largest first."""
     factor: Tensor
     """Upper Cholesky factor of the inverse moments, rows and columns in that order."""
 
     @property
     def importance(self) -> Tensor:
-        """What is left of each input's second moment when those after it have made good what they can; mean 1."""
+        """Each input's second moment that later inputs cannot compensate; mean 1."""
         found = torch.empty_like(self.factor[0])
         found[self.order] = self.factor.diagonal() ** -2
         return found / found.mean()
 
 
-def inputs_from(moments: Tensor, damping: float = DAMPING) -> Inputs:
-    """From second moments [in, in]. Inputs that never came count as unrelated to all."""
+def inputs_from(moments: Tensor, damping: float = DAMPING) -> CalibrationInputs:
+    """From second moments [in, in]. Inputs that were always zero count as independent."""
     seen = moments.diagonal().double()
     order = seen.argsort(descending=True, stable=True)
     mean = seen.mean() if bool(seen.any()) else torch.ones((), dtype=torch.float64)
     damped = moments.double()[order][:, order] + torch.diag(torch.where(seen > 0, damping * mean, mean)[order])
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(damped))
-    return Inputs(order, torch.linalg.cholesky(inverse, upper=True).float())
+    return CalibrationInputs(order, torch.linalg.cholesky(inverse, upper=True).float())
 
 
-def int4(weight: Tensor, group: int, inputs: Inputs, *, zero_points: bool = False) -> Quantized:
-    """As quantize.int4, with the error of each input carried on."""
+def int4(weight: Tensor, group: int, inputs: CalibrationInputs, *, zero_points: bool = False) -> Quantized:
+    """As quantize.int4, with error compensation."""
     rows, width = weight.shape
     factors = [1 / over for over in (quantize.ASYMMETRIC if zero_points else quantize.SYMMETRIC)[quantize.DEFAULT_SEARCH]]
-    scales, lows, num_unusable = weighed_grid(weight, group, factors, zero_points, inputs.importance)
-    # Inputs are rows here: each is rounded at once for all outputs, and its numbers lie side by side.
+    scales, lows, num_unusable = weighted_grid(weight, group, factors, zero_points, inputs.importance)
+    # Transposed: an input is rounded at once for all outputs, from contiguous memory.
     groups = inputs.order // group
     scale, low = scales.T[groups], lows.T[groups]
     left = weight.float().T[inputs.order]
@@ -75,7 +75,7 @@ def int4(weight: Tensor, group: int, inputs: Inputs, *, zero_points: bool = Fals
 
 
 def _round(left: Tensor, scale: Tensor, low: Tensor, factor: Tensor, codes: Tensor) -> Tensor:
-    """Rounds inputs one after the other into `codes`; returns each error over its diagonal, for what comes after."""
+    """Rounds inputs one after the other into `codes`; returns each error over its diagonal."""
     errors = torch.empty_like(left)
     for index in range(left.shape[0]):
         code = torch.clamp_(torch.round(left[index] / scale[index]).sub_(low[index]), 0, 15)
@@ -86,7 +86,7 @@ def _round(left: Tensor, scale: Tensor, low: Tensor, factor: Tensor, codes: Tens
 
 
 def _statistics(weight: Tensor, codes: Tensor, scales: Tensor, lows: Tensor, num_unusable: int) -> Statistics:
-    """Of the weights, as for any other rounding, though it is not what was minimised."""
+    """Errors of the weights, for comparison, though they are not what was minimised."""
     shape = (*scales.shape, weight.shape[1] // scales.shape[1])
     stored = (codes.view(shape).float() + lows.unsqueeze(-1)) * scales.unsqueeze(-1)
     error = (weight.view(shape) - stored).double().square().sum(-1)

@@ -1,7 +1,7 @@
-"""Memory for weights that are read from end to end, in large pages where the system gives them.
+"""Memory for weights in huge pages, where the system provides them.
 
-A processor finds its way through large pages with fewer lookups, and reads ahead within them: 12 % more bandwidth measured on matrices of
-10 MB, more on small ones. Those lie side by side in slabs, which are gone once nothing in them is used any more. Knows no weights.
+Huge pages need fewer TLB lookups, and prefetchers do not cross page borders: 12 % more bandwidth measured on matrices of 10 MB, more on
+small ones. Small matrices share slabs, which are freed once nothing in them is used. Knows no weights.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PAGE_BYTES = 2 * 2**20
 MADV_HUGEPAGE = 14
 SLAB_BYTES = 32 * 2**20
 SMALL_BYTES = 64 * 1024
-"""Less than this lies wherever there is room."""
+"""Smaller tensors use the ordinary allocator."""
 ALIGNMENT = 64
 
 
@@ -45,11 +45,11 @@ def memory(num_bytes: int) -> Tensor:
 
 
 def _pages(num_bytes: int) -> numpy.ndarray:
-    """Room for as many bytes from the first large page on. What nobody touches takes no memory."""
+    """At least `num_bytes` from the first huge page boundary on. Untouched pages take no memory."""
     size = -(-num_bytes // PAGE_BYTES) * PAGE_BYTES
     raw = numpy.empty(size + PAGE_BYTES, dtype=numpy.uint8)
     advise = getattr(ctypes.CDLL(None), "madvise", None)
-    if advise is not None:  # advice: a system without large pages says no, and nothing is lost
+    if advise is not None:  # a hint: a system without huge pages ignores it
         advise(ctypes.c_void_p(raw.ctypes.data + _first(raw)), ctypes.c_size_t(size), MADV_HUGEPAGE)
     return raw
 

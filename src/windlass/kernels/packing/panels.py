@@ -1,56 +1,46 @@
-"""Packed weights as the CPU kernels read them: panels of 16 output rows, codes and scales in one stream. Knows no files.
+"""Packed weights for the CPU kernels: panels of 16 output rows (panel_data.py). Knows no files.
 
-native/panel.h draws the layout, which every instruction set shares; panels_reference.py has it in plain PyTorch. Rows are written
-into place slice by slice (`put`, `put_blocks`), nothing is rounded again, and results are the same with or without a compiler.
+Rows are written slice by slice as they are loaded (`put`, `put_blocks`). Repacking is lossless, and the same with or without a compiler
+(panels_reference.py).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import sqrt
 
 import torch
 from torch import Tensor
 
+from windlass.core.constants import FP8_BLOCK
 from windlass.errors import BadInput
 from windlass.kernels.packing import panels_reference
 from windlass.kernels.packing.large_pages import memory
+from windlass.kernels.packing.panel_data import (
+    BLOCK,
+    BLOCKS,
+    CODE_BYTES,
+    GGML_NUMBERS,
+    KINDS,
+    PANEL_ROWS,
+    SCALES,
+    WORDS,
+    PanelData,
+)
 from windlass.kernels.program import program
 
-PANEL_ROWS = 16
-BLOCK = 32
-KINDS = ("int4", "int4_zeros", "int4_minima", "int8", "fp8")
-"""As `Kind` in native/panel.h numbers them. (code - 8) * scale, (code - zero) * scale, code * scale + minimum, (code - 128) * scale."""
-SCALES = (torch.bfloat16, torch.float16, torch.float32)
-"""As `ScaleType` in native/panel.h numbers them."""
-CODE_BYTES = {"int4": 0.5, "int4_zeros": 0.5, "int4_minima": 0.5, "int8": 1, "fp8": 1}
-GGML_NUMBERS = {"int4": 2, "int4_minima": 4, "int8": 2}
-"""Bytes in front of a block's codes: an fp16 scale, and a minimum (Q4_0, Q4_1, Q8_0; ggml-common.h)."""
-WORDS, BLOCKS = 0, 1
 
-
-@dataclass(frozen=True)
-class Panels:
-    """A matrix [out, in], or `num_experts` of them one after another."""
-
-    kind: str
-    shape: tuple[int, int]
-    group: int
-    """Inputs that share a scale."""
-    scale_dtype: torch.dtype
-    data: Tensor
-    """uint8, one dimension"""
-    num_experts: int = 0
+class Panels(PanelData):
+    """Packed weights: a matrix [out, in], or `num_experts` of them. Rows are written in place as they are loaded."""
 
     @staticmethod
     def allocate(
         kind: str, num_out: int, num_in: int, group: int, num_experts: int = 0, scale_dtype: torch.dtype = torch.bfloat16
     ) -> Panels:
-        """Room for a matrix whose rows are still to be put."""
+        """An uninitialized matrix, to be filled by `put`."""
         _check(kind, num_out, num_in, group, scale_dtype)
         empty = Panels(kind, (num_out, num_in), group, scale_dtype, torch.empty(0, dtype=torch.uint8), num_experts)
         data = memory(empty.expert_bytes * max(num_experts, 1))
-        if empty.is_packed and num_out % PANEL_ROWS:  # rows that are not there must not be numbers at random, which may be NaN
+        if empty.is_packed and num_out % PANEL_ROWS:  # padding rows must not be random bits, which may be NaN
             data.view(max(num_experts, 1), -1)[:, -empty.panel_bytes :] = 0
         return Panels(kind, (num_out, num_in), group, scale_dtype, data, num_experts)
 
@@ -66,9 +56,9 @@ class Panels:
         deviation: float = 0.02,
         seed: int = 0,
     ) -> Panels:
-        """Codes at random and scales about such that weights deviate by `deviation`; for benchmarks."""
+        """Random weights with about the given standard deviation; for benchmarks."""
         made = Panels.allocate(kind, num_out, num_in, group, num_experts, scale_dtype)
-        # Deviation of 16 and of 256 equally likely codes; of magnitudes between 0.5 and 1; and of what scales vary by.
+        # Standard deviation of 16 and of 256 uniform codes; of magnitudes between 0.5 and 1; and of the scales.
         spread = {"int8": sqrt((256**2 - 1) / 12), "fp8": 0.75}.get(kind, sqrt((16**2 - 1) / 12)) * (1 if kind == "fp8" else 1.04)
         if not program.available():
             panels_reference.randomize(made, deviation / spread, seed)
@@ -76,76 +66,6 @@ class Panels:
         pieces = (made.num_panels if made.is_packed else num_out) * max(num_experts, 1)
         program.emit("panels_random", [made.data], [*made.native_ints, seed], [deviation / spread], rows=pieces, counted=False)
         return made
-
-    @staticmethod
-    def of_words(kind: str, codes: Tensor, scale: Tensor, offset: Tensor | None = None) -> Panels:
-        """A whole matrix, see `put`."""
-        num_in = int(codes.shape[1] * codes.element_size() / CODE_BYTES[kind])
-        made = Panels.allocate(kind, codes.shape[0], num_in, num_in // scale.shape[1], scale_dtype=scale.dtype)
-        made.put(0, codes, scale, offset)
-        return made
-
-    @staticmethod
-    def of_blocks(kind: str, blocks: Tensor, num_in: int) -> Panels:
-        """A whole matrix of GGML's blocks, see `put_blocks`."""
-        made = Panels.allocate(kind, blocks.shape[0], num_in, BLOCK, scale_dtype=torch.float16)
-        made.put_blocks(0, blocks)
-        return made
-
-    @property
-    def is_packed(self) -> bool:
-        """In panels; otherwise (fp8) in rows."""
-        return self.kind != "fp8"
-
-    @property
-    def num_groups(self) -> int:
-        return self.shape[1] // self.group
-
-    @property
-    def num_panels(self) -> int:
-        return -(-self.shape[0] // PANEL_ROWS)
-
-    @property
-    def codes_bytes(self) -> int:
-        """Of a group's codes in a panel."""
-        return int(self.group * PANEL_ROWS * CODE_BYTES[self.kind])
-
-    @property
-    def group_bytes(self) -> int:
-        scales = PANEL_ROWS * self.scale_dtype.itemsize
-        return self.codes_bytes + scales + {"int4_zeros": PANEL_ROWS, "int4_minima": scales}.get(self.kind, 0)
-
-    @property
-    def panel_bytes(self) -> int:
-        return self.num_groups * self.group_bytes
-
-    @property
-    def row_bytes(self) -> int:
-        """Of fp8: codes, then scales."""
-        return self.shape[1] + 4 * self.num_groups
-
-    @property
-    def expert_bytes(self) -> int:
-        return self.num_panels * self.panel_bytes if self.is_packed else self.shape[0] * self.row_bytes
-
-    @property
-    def num_bytes(self) -> int:
-        return self.data.numel()
-
-    @property
-    def device(self) -> torch.device:
-        return self.data.device
-
-    @property
-    def native_ints(self) -> list[int]:
-        """How native operations are told what the memory holds."""
-        return [KINDS.index(self.kind), SCALES.index(self.scale_dtype), *self.shape, self.group]
-
-    def expert_data(self, expert: int | None) -> Tensor:
-        if (expert is None) != (self.num_experts == 0) or not 0 <= (expert or 0) < max(self.num_experts, 1):
-            raise IndexError(f"expert {expert} of {self.num_experts}")
-        start = (expert or 0) * self.expert_bytes
-        return self.data[start : start + self.expert_bytes]
 
     def put(self, first_row: int, codes: Tensor, scale: Tensor, offset: Tensor | None = None, expert: int | None = None) -> None:
         """Writes rows from `first_row` on.
@@ -156,7 +76,7 @@ class Panels:
         """
         self._check_rows(first_row, codes.shape[0])
         if not self.is_packed and scale.shape[0] != codes.shape[0]:
-            scale = scale.repeat_interleave(128, dim=0)[: codes.shape[0]]
+            scale = scale.repeat_interleave(FP8_BLOCK, dim=0)[: codes.shape[0]]
         if self.kind == "int4_zeros" and offset is not None:
             offset = offset.to(torch.int8)
         self._check_tensors(codes, scale, offset)
@@ -170,7 +90,9 @@ class Panels:
         numbers = GGML_NUMBERS.get(self.kind, 0)
         row_bytes = self.shape[1] // BLOCK * (numbers + int(BLOCK * CODE_BYTES[self.kind]))
         if not numbers or self.group != BLOCK or self.scale_dtype != torch.float16:
-            raise BadInput(f"GGML's blocks do not go into {self.kind} in groups of {self.group} with {self.scale_dtype} scales")
+            raise BadInput(
+                f"GGML blocks cannot be packed as {self.kind} in groups of {self.group} with {self.scale_dtype} scales"
+            )
         if blocks.dtype != torch.uint8 or blocks.shape[1] != row_bytes:
             raise BadInput(
                 f"rows of {self.shape[1]} inputs take {row_bytes} bytes each, not {tuple(blocks.shape)} of {blocks.dtype}"
@@ -178,7 +100,7 @@ class Panels:
         self._write(first_row, BLOCKS, blocks.contiguous(), None, None, expert)
 
     def dense(self, expert: int | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
-        """As numbers [out, in]: exact products of code and scale (and one sum with a minimum) in fp32, then one rounding."""
+        """Dequantized [out, in]: exact products of code and scale (and one sum with a minimum) in fp32, then one rounding."""
         return panels_reference.dense(self, expert).to(dtype)
 
     def rows(self, index: Tensor) -> Tensor:
@@ -198,7 +120,7 @@ class Panels:
 
     def _check_rows(self, first_row: int, num_rows: int) -> None:
         if not 0 <= first_row <= first_row + num_rows <= self.shape[0]:
-            raise BadInput(f"rows {first_row}..{first_row + num_rows} do not lie in a matrix of {self.shape[0]} rows")
+            raise BadInput(f"rows {first_row}..{first_row + num_rows} are outside of a matrix of {self.shape[0]} rows")
 
     def _check_tensors(self, codes: Tensor, scale: Tensor, offset: Tensor | None) -> None:
         rows, words = codes.shape[0], int(self.shape[1] * CODE_BYTES[self.kind]) // 4
@@ -219,7 +141,7 @@ class Panels:
 
 def _check(kind: str, num_out: int, num_in: int, group: int, scale_dtype: torch.dtype) -> None:
     if kind not in KINDS or scale_dtype not in SCALES or (kind == "fp8" and scale_dtype != torch.float32):
-        raise BadInput(f"there are no panels of {kind} with {scale_dtype} scales; kinds are {', '.join(KINDS)}")
+        raise BadInput(f"panels do not support {kind} with {scale_dtype} scales; kinds are {', '.join(KINDS)}")
     if num_out < 1 or num_in < 1 or group < 1 or num_in % group or group % BLOCK:
         raise BadInput(f"{num_in} inputs in groups of {group}: panels need whole groups, and groups a multiple of {BLOCK}")
 

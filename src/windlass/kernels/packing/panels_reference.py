@@ -1,28 +1,21 @@
-"""The layout of panels in plain PyTorch: what the native operations are compared with, and what runs where there is no compiler."""
+"""Panels in plain PyTorch: the reference for the native operations, and the fallback without a compiler."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from windlass.kernels.packing.panels import Panels
-
-PANEL_ROWS = 16
-BLOCK = 32
-BLOCKS = 1
+from windlass.kernels.packing.panel_data import BLOCKS, PANEL_ROWS, PanelData
 
 
-def dense(panels: Panels, expert: int | None) -> Tensor:
+def dense(panels: PanelData, expert: int | None) -> Tensor:
     """fp32 [out, in]."""
     if panels.kind == "fp8":
         return _fp8_rows(panels.expert_data(expert).view(panels.shape[0], -1), panels)
     return _numbers(panels, panels.expert_data(expert).view(panels.num_panels, -1))[: panels.shape[0]]
 
 
-def rows(panels: Panels, index: Tensor) -> Tensor:
+def rows(panels: PanelData, index: Tensor) -> Tensor:
     """fp32 [len(index), in]."""
     index = index.long()
     if panels.kind == "fp8":
@@ -32,7 +25,7 @@ def rows(panels: Panels, index: Tensor) -> Tensor:
     return found[place * PANEL_ROWS + index % PANEL_ROWS]
 
 
-def _numbers(panels: Panels, memory: Tensor) -> Tensor:
+def _numbers(panels: PanelData, memory: Tensor) -> Tensor:
     """Whole panels (uint8 [n, panel_bytes]) as numbers, [n * 16, in]."""
     codes, scale, offset = unpack(panels, memory)
     grouped = codes.float().view(len(codes), panels.num_groups, -1)
@@ -43,13 +36,13 @@ def _numbers(panels: Panels, memory: Tensor) -> Tensor:
     return ((grouped - zero) * scale.float().unsqueeze(-1)).flatten(1)
 
 
-def _fp8_rows(memory: Tensor, panels: Panels) -> Tensor:
+def _fp8_rows(memory: Tensor, panels: PanelData) -> Tensor:
     codes = memory[:, : panels.shape[1]].contiguous().view(torch.float8_e4m3fn).float()
     scale = memory[:, panels.shape[1] :].contiguous().view(torch.float32)
     return (codes.view(len(codes), panels.num_groups, -1) * scale.unsqueeze(-1)).flatten(1)
 
 
-def unpack(panels: Panels, memory: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+def unpack(panels: PanelData, memory: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     """Whole panels to unsigned codes [n * 16, in], scales [n * 16, groups], and offsets as they are stored."""
     groups = memory.view(len(memory), panels.num_groups, panels.group_bytes)
     chunks = groups[..., : panels.codes_bytes].unflatten(-1, (-1, PANEL_ROWS, 4))
@@ -71,7 +64,7 @@ def _by_row(numbers: Tensor) -> Tensor:
     return numbers.transpose(1, 2).flatten(0, 1)
 
 
-def pack(panels: Panels, codes: Tensor, scale: Tensor, offset: Tensor | None) -> Tensor:
+def pack(panels: PanelData, codes: Tensor, scale: Tensor, offset: Tensor | None) -> Tensor:
     """The inverse of `unpack`."""
     num_panels = len(codes) // PANEL_ROWS
     chunks = codes.view(num_panels, PANEL_ROWS, panels.num_groups, -1, 4).permute(0, 2, 3, 1, 4)
@@ -90,7 +83,7 @@ def _bytes(numbers: Tensor, num_panels: int) -> Tensor:
 
 
 def put(
-    panels: Panels, to: Tensor, first_row: int, source: int, codes: Tensor, scale: Tensor | None, offset: Tensor | None
+    panels: PanelData, to: Tensor, first_row: int, source: int, codes: Tensor, scale: Tensor | None, offset: Tensor | None
 ) -> None:
     """Rows into the panels that hold them, see `Panels.put` and `Panels.put_blocks`."""
     if panels.kind == "fp8":
@@ -112,12 +105,12 @@ def put(
     memory.copy_(pack(panels, *held))
 
 
-def _words(panels: Panels, words: Tensor) -> Tensor:
+def _words(panels: PanelData, words: Tensor) -> Tensor:
     stored = words.contiguous().view(torch.uint8)
     return stored if panels.kind == "int8" else torch.stack((stored & 15, stored >> 4), dim=-1).flatten(1)
 
 
-def _blocks(panels: Panels, rows: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+def _blocks(panels: PanelData, rows: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     """GGML's: numbers, then codes; of int4, byte j holds codes j and j + 16."""
     blocks = rows.view(len(rows), panels.num_groups, -1)
     scale = blocks[..., :2].contiguous().view(torch.float16).squeeze(-1)
@@ -129,8 +122,8 @@ def _blocks(panels: Panels, rows: Tensor) -> tuple[Tensor, Tensor, Tensor | None
     return unpacked, scale, minimum
 
 
-def randomize(panels: Panels, typical_scale: float, seed: int) -> None:
-    """Codes at random, scales from half to one and a half times `typical_scale`."""
+def randomize(panels: PanelData, typical_scale: float, seed: int) -> None:
+    """Random codes, scales from 0.5 to 1.5 times `typical_scale`."""
     draw = torch.Generator().manual_seed(seed)
     panels.data.random_(0, 256, generator=draw)
     if panels.kind == "fp8":

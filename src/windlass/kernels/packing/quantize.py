@@ -1,13 +1,12 @@
-"""Weights to int4, int8 and fp8 codes, with their scales and the error made. Knows neither files nor models.
+"""Quantization of weights to int4, int8 and fp8 codes, with scales and error statistics. Knows neither files nor models.
 
-What comes out is laid out as compressed-tensors lays it out. The compiled loop and `quantize_reference` give identical bytes;
-ctypes lets go of Python's lock, so a caller that wants more than one core runs blocks of rows in threads of its own.
+The output has the layout of compressed-tensors. The compiled loop and `quantize_reference` give identical bytes; ctypes releases the GIL,
+so a caller that wants more than one core runs blocks of rows in its own threads.
 
-Scale search of int4. Rounding to the largest magnitude over 7 (or 7.5) wastes what few codes there are. Here:
-1. The end with the larger magnitude is given code -8, the one without a positive twin, so scales may be negative
+Scale search of int4. A scale of the largest magnitude over 7 (or 7.5) wastes codes. Here:
+1. The end with the larger magnitude gets code -8, which has no positive counterpart, so scales may be negative
    (as GGML's Q4_0 has it: https://github.com/ggml-org/llama.cpp, `quantize_row_q4_0_ref`).
-2. A few scales around it are tried, clipping or stretching, each as the bf16 number that will be stored, and the one with the
-   least squared error is taken.
+2. A few scales around it are tried, each as the bf16 value that will be stored, and the one with the least squared error is kept.
 3. Given those codes, the best scale follows by least squares; it replaces the other if its error is less.
 Against the largest magnitude over 7.5, groups of 128: Gaussian weights 11.1 -> 9.7 % relative RMS error, Laplace 15.2 -> 13.2,
 Student's t with 4 degrees 18.3 -> 15.8; all within 0.3 % of an exhaustive search. int8 gains nothing from it.
@@ -30,7 +29,7 @@ from windlass.kernels.packing.statistics import Statistics
 GROUPS = (32, 64, 128)
 INPUTS = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 
-# The largest magnitude (with zero points: the range) over the scale; the first stands alone where nothing is searched. Chosen
+# The largest magnitude (with zero points: the range) over the scale; the first is used where nothing is searched. Chosen
 # by descent on Gaussian, Laplace and t4 weights in groups of 128 and 32. SAFE is among them: with it nothing is clipped by more
 # than half a step, so the search is never worse than plain rounding (see quant.bounds).
 SAFE = 7.4
@@ -68,7 +67,7 @@ class _Statistics(ctypes.Structure):
     ]
 
 
-class _Search(ctypes.Structure):
+class _SearchSettings(ctypes.Structure):
     _fields_ = [("factors", ctypes.c_void_p), ("num_factors", ctypes.c_int32), ("num_fits", ctypes.c_int32)]
 
 
@@ -96,7 +95,9 @@ def int4(weight: Tensor, group: int, *, zero_points: bool = False, search: str =
     """
     _check(weight)
     if group not in GROUPS or weight.shape[1] % group:
-        raise BadInput(f"int4 needs rows in whole groups of 32, 64 or 128; {weight.shape[1]} inputs in groups of {group} are not")
+        raise BadInput(
+            f"int4 needs rows in whole groups of 32, 64 or 128; {weight.shape[1]} inputs in groups of {group} are not supported"
+        )
     factors = [1 / over for over in (ASYMMETRIC if zero_points else SYMMETRIC)[search]]
     rows, groups = weight.shape[0], weight.shape[1] // group
     native = _native(weight)
@@ -116,7 +117,7 @@ def int8(weight: Tensor, group: int | None = None) -> Quantized:
     length = group or weight.shape[1]
     if length == 0 or weight.shape[1] % length or (group and group % 4):
         raise BadInput(
-            f"int8 needs rows in whole groups of a multiple of 4; {weight.shape[1]} inputs in groups of {group} are not"
+            f"int8 needs rows in whole groups of a multiple of 4; {weight.shape[1]} inputs in groups of {group} are not supported"
         )
     native = _native(weight)
     if native is None:
@@ -153,14 +154,14 @@ def unpack_zero_points(packed: Tensor, rows: int) -> Tensor:
 
 
 def instruction_set() -> str:
-    """What the loop runs on here: `avx512`, `avx2`, `baseline` (SSE2 or NEON), or `torch`."""
+    """The instruction set in use: `avx512`, `avx2`, `baseline` (SSE2 or NEON), or `torch`."""
     native = build.library("quantize")
     return "torch" if native is None else INSTRUCTION_SETS[_best_set(native)]
 
 
 def _check(weight: Tensor) -> None:
     if weight.dim() != 2 or weight.dtype not in INPUTS:
-        raise BadInput(f"only matrices of bf16, fp16 or fp32 are quantized, not {weight.dtype} {tuple(weight.shape)}")
+        raise BadInput(f"only bf16, fp16 or fp32 matrices can be quantized, not {weight.dtype} {tuple(weight.shape)}")
 
 
 def _native(weight: Tensor) -> ctypes.CDLL | None:
@@ -184,7 +185,7 @@ def _run(
     weight = weight.contiguous()
     total = _Statistics(worst_group=-1)
     table = (ctypes.c_float * max(len(factors), 1))(*factors)
-    search = _Search(ctypes.cast(table, ctypes.c_void_p), len(factors), quantize_reference.NUM_FITS)
+    search = _SearchSettings(ctypes.cast(table, ctypes.c_void_p), len(factors), quantize_reference.NUM_FITS)
     job = _Job(
         input=weight.data_ptr(),
         element_bytes=weight.element_size(),

@@ -1,6 +1,6 @@
-"""Quantization in plain PyTorch, to the byte what quantize_lanes.h does: the definition, and the way where nothing is compiled.
+"""Quantization in plain PyTorch, byte for byte equal to native/quantize/: the reference, and the fallback without a compiler.
 
-All in fp32, in the order of a group's elements, each operation rounded by itself. Groups are columns here (lanes there), so a sum
+All in fp32, in the order of a group's elements, each operation rounded separately. Groups are columns here (SIMD lanes there), so a sum
 over a group is a loop over rows.
 """
 
@@ -80,10 +80,10 @@ def fp8(weight: Tensor) -> Result:
 # --- the search ------------------------------------------------------------------------------------------------------
 
 
-def weighed_grid(
+def weighted_grid(
     weight: Tensor, group: int, factors: Sequence[float], zero_points: bool, importance: Tensor
 ) -> tuple[Tensor, Tensor, int]:
-    """Scales and the numbers of the lowest codes, [rows, groups], by errors weighed with each input's `importance`; and bad weights."""
+    """Scales and lowest codes [rows, groups], by errors weighted with each input's `importance`; and the number of unusable weights."""
     rows, groups = weight.shape[0], weight.shape[1] // group
     x, num_unusable = _usable(weight.reshape(-1, group).float().T.contiguous())
     grid = _search(x, factors, zero_points, importance.view(groups, group).T.repeat(1, rows))
@@ -124,12 +124,12 @@ def _better(x: Tensor, best: _Grid, least: Tensor, grid: _Grid, unit: Tensor, we
     t = x * grid.inverse
     rest = t - grid.codes(t)
     ratio = grid.scale * unit
-    error = _sum(_weighed(rest * rest, weights)) * (ratio * ratio)
+    error = _sum(_weighted(rest * rest, weights)) * (ratio * ratio)
     chosen = error < least
     return grid.where(chosen, best), torch.where(chosen, error, least)
 
 
-def _weighed(values: Tensor, weights: Tensor | None) -> Tensor:
+def _weighted(values: Tensor, weights: Tensor | None) -> Tensor:
     return values if weights is None else values * weights
 
 
@@ -161,7 +161,7 @@ def _largest(x: Tensor) -> Tensor:
 
 
 def _sum(rows: Tensor) -> Tensor:
-    """One after the other: torch.sum chooses an order of its own."""
+    """In order, which torch.sum does not guarantee."""
     total = torch.zeros_like(rows[0])
     for row in rows:
         total += row
@@ -169,7 +169,7 @@ def _sum(rows: Tensor) -> Tensor:
 
 
 def _usable(x: Tensor) -> tuple[Tensor, int]:
-    """Groups with a NaN, an Inf or an absurdity are made zero; also how many such values there are."""
+    """Groups with a NaN, Inf or value beyond LARGEST_WEIGHT become zero; also the number of such values."""
     bad = ~(x.abs() <= LARGEST_WEIGHT)
     count = int(bad.sum())
     return (torch.where(bad.any(dim=0), torch.zeros_like(x), x) if count else x), count
@@ -200,6 +200,6 @@ def _statistics(error: Tensor, weight: Tensor, scale: Tensor, num_unusable: int)
     relative = torch.where(weight > 0, error / weight, torch.zeros_like(error))
     worst = relative.max()
     first = int((relative == worst).nonzero()[0]) if worst > 0 else -1
-    # A running sum goes in order, where torch.sum does not.
+    # cumsum adds in order, torch.sum does not.
     sums = [float((part * square).cumsum(0)[-1]) for part in (error, weight)]
     return Statistics(sums[0], sums[1], float(worst), first, num_unusable)

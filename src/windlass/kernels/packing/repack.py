@@ -1,9 +1,9 @@
-"""Others' blocks as int4 and int8 in groups of 32: the same numbers in another order, nothing is rounded.
+"""Lossless repacking of GGML and MXFP4 blocks to int4 and int8 in groups of 32.
 
 GGML's Q4_0 and Q8_0 are 32 weights (https://github.com/ggml-org/llama.cpp, ggml-common.h): an fp16 scale and either 16 bytes, of
 which byte j holds code j in its low nibble and code j + 16 in its high one, each plus 8; or 32 signed bytes. Scales stay fp16.
-Q5_0 has a fifth bit for each code beside them; Q4_K has 256 weights in eight groups, each with a scale and a minimum of six bits.
-MXFP4 is 32 numbers of four bits under an exponent.
+Q5_0 stores a fifth bit of each code separately; Q4_K has 256 weights in eight groups, each with a scale and a minimum of six bits.
+MXFP4 is 32 four-bit floats with a shared exponent.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def q4_0(rows: Tensor) -> tuple[Tensor, Tensor]:
 def q8_0(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Raw rows (uint8 [n, blocks * 34]) to int32 [n, blocks * 8] and fp16 scales [n, blocks]."""
     scales, pairs = _blocks(rows, Q8_0_BYTES)
-    # Two's complement with the top bit turned over is the code + 128.
+    # Two's complement with the top bit flipped is the code + 128.
     return (pairs ^ TOP_BITS).view(torch.int32).flatten(1), scales
 
 
@@ -64,7 +64,7 @@ def q4_k(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return words, scales.flatten(1), minima.flatten(1)
 
 
-# E2M1 by code, doubled: whole numbers, so that eight bits hold them and half the scale makes them right again.
+# E2M1 by code, doubled: integers that fit eight bits, with half the scale.
 _FP4_DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 
@@ -83,6 +83,6 @@ def _bytes(rows: Tensor, block_bytes: int) -> Tensor:
 
 
 def _blocks(rows: Tensor, block_bytes: int) -> tuple[Tensor, Tensor]:
-    """Scales, and what follows them two bytes at a time: a third as many operations as by nibbles."""
+    """Scales, and the rest as int16: a third as many operations as by nibbles."""
     pairs = _bytes(rows.contiguous(), block_bytes).view(torch.int16)
     return pairs[..., 0].contiguous().view(torch.float16), pairs[..., 1:]

@@ -1,4 +1,4 @@
-"""What quantization did to a block of rows, gathered in the same pass."""
+"""Error statistics of a quantized block of rows."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""A decoder's native calls recorded once and replayed."""
+"""Recording native operations once and replaying them without Python."""

@@ -1,7 +1,7 @@
-"""Memory for the intermediate results of a recorded program: as much as is alive at once, not as much as there is in all.
+"""Memory for the intermediate results of a recorded program: the peak of what is live at once, not the sum.
 
-A range is free again when the last tensor that sees it is gone, just as with PyTorch's own allocator; but it stays the arena's,
-so that a replay finds every result where the recording put it.
+A range becomes free when the last tensor that uses it is collected, as with PyTorch's allocator; but it stays in the arena, so that a
+replay finds every result where the recording put it.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Arena:
         address = tensor.data_ptr()
         return any(chunk.ctypes.data <= address < chunk.ctypes.data + chunk.nbytes for chunk in self._chunks)
 
-    def seen(self, tensor: Tensor) -> Tensor:
-        """The same memory of this arena, which may nevertheless be given to others once the tensor is gone. It is contiguous."""
+    def alias(self, tensor: Tensor) -> Tensor:
+        """A contiguous view of the tensor's memory that does not keep its range from being reused once the tensor is collected."""
         address, num_bytes = tensor.data_ptr(), tensor.numel() * tensor.element_size()
         chunk = next(chunk for chunk in self._chunks if chunk.ctypes.data <= address < chunk.ctypes.data + chunk.nbytes)
         start = address - chunk.ctypes.data
@@ -41,11 +41,11 @@ class Arena:
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         num_bytes = max(prod(shape) * dtype.itemsize, 1)
         chunk, start = self._take(-(-num_bytes // ALIGNMENT) * ALIGNMENT)
-        # The tensor's storage holds this view; when the storage goes, so does the view, and its range is free.
-        held = self._chunks[chunk][start : start + num_bytes].view(_Range)
+        # The tensor's storage owns this view; when the storage is collected, so is the view, and its range becomes free.
+        owned = self._chunks[chunk][start : start + num_bytes].view(_Range)
         stop = start + -(-num_bytes // ALIGNMENT) * ALIGNMENT
-        weakref.finalize(held, self._give_back, chunk, start, stop).atexit = False
-        return torch.from_numpy(held)[: prod(shape) * dtype.itemsize].view(dtype).view(shape)
+        weakref.finalize(owned, self._free_range, chunk, start, stop).atexit = False
+        return torch.from_numpy(owned)[: prod(shape) * dtype.itemsize].view(dtype).view(shape)
 
     def _take(self, num_bytes: int) -> tuple[int, int]:
         """The smallest free range that is large enough, or a new chunk."""
@@ -66,7 +66,7 @@ class Arena:
         self._chunks.append(raw[first : first + size])
         self._free.append((len(self._chunks) - 1, 0, size))
 
-    def _give_back(self, chunk: int, start: int, stop: int) -> None:
+    def _free_range(self, chunk: int, start: int, stop: int) -> None:
         merged: list[tuple[int, int, int]] = []
         for piece in sorted([*self._free, (chunk, start, stop)]):
             if merged and merged[-1][0] == piece[0] and merged[-1][2] == piece[1]:
@@ -77,4 +77,4 @@ class Arena:
 
 
 class _Range(numpy.ndarray):
-    """An array that weak references can watch."""
+    """An array that supports weak references."""

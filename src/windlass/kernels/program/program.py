@@ -1,8 +1,8 @@
-"""Lists of native operations: run one by one as Python reaches them, or recorded once and replayed with a single call.
+"""Native operations, run eagerly or recorded once and replayed with a single call.
 
-An operation is a C++ function (kernels/native) with pointers, integers and floats. `emit` runs it; inside `record` it is written
-down instead. A replay costs no Python: addresses are fixed, and the one thing that changes, how many rows there are, is read
-from a counter that the caller refills. Knows no model.
+An operation is a C++ function (kernels/native) with pointers, integers and floats. `emit` runs it, or, inside `record`, appends it to a
+program. A replay needs no Python: addresses are fixed, and the number of rows is read from a counter that the caller refills. Knows no
+model.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_DATA, MAX_INTS, MAX_FLOATS = 16, 16, 8
 
 
 class _Op(ctypes.Structure):
-    """Mirrors `Op` in native/program.h."""
+    """Mirrors `Op` in native/program/program.h."""
 
     _fields_ = [
         ("run", ctypes.c_void_p),
@@ -40,15 +40,15 @@ class _Op(ctypes.Structure):
 
 
 class Program:
-    """What `record` wrote down. `run` replays it on whatever its buffers hold then."""
+    """A recorded list of operations. `run` replays it on the current contents of its buffers."""
 
     def __init__(self, arena: Arena) -> None:
         self.names: list[str] = []
         self._arena = arena
         self._ops: list[_Op] = []
         self._calls: list[tuple[int, Callable[[], None]]] = []
-        """What comes between operations, and before which of them."""
-        self._afterwards: dict[Callable[[], None], None] = {}
+        """Python functions between operations: (index of the operation that follows, function)."""
+        self._at_end: dict[Callable[[], None], None] = {}
         self._kept: list[Tensor] = []
         self._list: ctypes.Array[_Op] | None = None
         self._counter: Tensor | None = None
@@ -77,7 +77,7 @@ class Program:
 
     @property
     def num_calls(self) -> int:
-        """How often a replay stops for something else (see `call`)."""
+        """How often a replay returns to Python (see `call`)."""
         return len(self._calls)
 
     def append(self, name: str, op: _Op, tensors: Sequence[Tensor | None]) -> None:
@@ -85,26 +85,26 @@ class Program:
             op.counter = self._counter.data_ptr()
         self.names.append(name)
         self._ops.append(op)
-        # Intermediate results are the arena's, to be used again once Python has dropped them; all else must outlive the program.
+        # Intermediate results belong to the arena, which reuses them once Python drops them; all other tensors must outlive the program.
         self._kept += [tensor for tensor in tensors if tensor is not None and not self._arena.owns(tensor)]
 
     def append_call(self, function: Callable[..., None], tensors: Sequence[Tensor]) -> None:
-        """Tensors of the arena are seen where they lie, without keeping their place from being used again afterwards."""
-        seen = [self._arena.seen(tensor) if self._arena.owns(tensor) else tensor for tensor in tensors]
+        """Tensors of the arena are aliased, so that their memory can be reused afterwards."""
+        views = [self._arena.alias(tensor) if self._arena.owns(tensor) else tensor for tensor in tensors]
         counter = self._counter
 
         def call() -> None:
             rows = None if counter is None else int(counter)
-            function(*(tensor[:rows] for tensor in seen))
+            function(*(tensor[:rows] for tensor in views))
 
         self._calls.append((len(self._ops), call))
 
-    def append_afterwards(self, function: Callable[[], None]) -> None:
-        self._afterwards[function] = None
+    def append_at_end(self, function: Callable[[], None]) -> None:
+        self._at_end[function] = None
 
     def end(self) -> None:
-        """Nothing more will be recorded."""
-        self._calls += [(len(self._ops), function) for function in self._afterwards]
+        """Ends the recording."""
+        self._calls += [(len(self._ops), function) for function in self._at_end]
 
     def count_rows_by(self, counter: Tensor | None) -> Tensor | None:
         if counter is not None:
@@ -122,10 +122,9 @@ def _recording() -> Program | None:
 
 @contextmanager
 def record(counter: Tensor, arena: Arena | None = None) -> Iterator[Program]:
-    """Operations emitted inside are written down, not run. `counter` (int32 [1]) holds the number of rows at every replay.
+    """Operations emitted inside are recorded, not run. `counter` (int32 [1]) holds the number of rows at every replay.
 
-    A PyTorch call that computes raises NotRecordable, since a replay would leave it out. Programs that never run at the same time
-    may share an arena.
+    A PyTorch computation raises NotRecordable, since a replay would skip it. Programs that never run concurrently may share an arena.
     """
     program = Program(arena or Arena())
     program.count_rows_by(counter)
@@ -140,7 +139,7 @@ def record(counter: Tensor, arena: Arena | None = None) -> Iterator[Program]:
 
 @contextmanager
 def rows_counted_by(counter: Tensor) -> Iterator[None]:
-    """Operations inside have another number of rows (those whose logits are wanted). Means nothing where nothing is recorded."""
+    """Operations inside have another number of rows (those whose logits are needed). No effect outside of `record`."""
     program = _recording()
     if program is None:
         yield
@@ -157,15 +156,15 @@ def is_recording() -> bool:
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
-    """Where an operation puts its result: the recorded program's arena, or ordinary memory."""
+    """An output buffer: in the arena of the program being recorded, or ordinary memory."""
     program = _recording()
     if program is None:
         return torch.empty(tuple(shape), dtype=dtype)
     return program._arena.empty(tuple(shape), dtype)
 
 
-def room(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The same on whatever device, for what comes from elsewhere (see `call`)."""
+def empty_on(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The same on any device, for results of `call`."""
     return empty(shape, dtype) if device.type == "cpu" else torch.empty(tuple(shape), dtype=dtype, device=device)
 
 
@@ -178,7 +177,7 @@ def emit(
     rows: int,
     counted: bool = True,
 ) -> None:
-    """Runs (or records) the operation NAME. `rows`: how many there are now, or at most. `counted` False: always exactly that many."""
+    """Runs or records the operation NAME. `rows`: the current number of rows, or the maximum. `counted` False: always exactly that many."""
     op = _Op(run=find(name), num_rows=rows)
     for index, tensor in enumerate(tensors):
         op.data[index] = None if tensor is None else tensor.data_ptr()
@@ -194,9 +193,9 @@ def emit(
 
 
 def call(function: Callable[..., None], *tensors: Tensor) -> None:
-    """Runs `function` (or records it) on the rows that there are of `tensors`: for what is no operation here, such as talk between ranks.
+    """Runs or records `function` on the actual rows of `tensors`, for what is not a native operation, such as torch.distributed collectives.
 
-    A replay then stops for it, and for Python. What it leaves must be in those tensors.
+    A replay returns to Python for it. Its results must be written to those tensors.
     """
     program = _recording()
     if program is None:
@@ -205,21 +204,21 @@ def call(function: Callable[..., None], *tensors: Tensor) -> None:
         program.append_call(function, tensors)
 
 
-def afterwards(function: Callable[[], None]) -> None:
-    """Runs `function` now, or whenever a run of the recorded program has ended, once: for what operations have no way to say."""
+def at_end(function: Callable[[], None]) -> None:
+    """Runs `function` now, or at the end of every replay, once: for errors that native operations cannot raise."""
     program = _recording()
     if program is None:
         function()
     else:
-        program.append_afterwards(function)
+        program.append_at_end(function)
 
 
 def usable(*tensors: Tensor | None) -> bool:
-    """Whether native operations may take these: on the CPU, and no gradient has to flow."""
-    given = [tensor for tensor in tensors if tensor is not None]
-    if any(tensor.device.type != "cpu" for tensor in given):
+    """Whether native operations support these: on the CPU, and no gradient is needed."""
+    present = [tensor for tensor in tensors if tensor is not None]
+    if any(tensor.device.type != "cpu" for tensor in present):
         return False
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given):
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in present):
         return False
     return available()
 
@@ -230,15 +229,15 @@ def available() -> bool:
 
 @cache
 def find(name: str) -> int:
-    found = _native().windlass_find(name.encode())
-    if not found:
+    address = _native().windlass_find(name.encode())
+    if not address:
         raise AssertionError(f"kernels/native has no operation {name!r}")
-    return found
+    return address
 
 
 def _native() -> ctypes.CDLL:
     library = build.library("native")
-    assert library is not None, "ask `available()` first"
+    assert library is not None, "check `available()` first"
     return _prepared(library)
 
 
@@ -253,10 +252,10 @@ def _prepared(library: ctypes.CDLL) -> ctypes.CDLL:
 
 
 def num_threads() -> int:
-    """WINDLASS_THREADS, else one per core this process may use (two threads of one core share what kernels are bound by)."""
-    asked = os.environ.get("WINDLASS_THREADS", "")
-    if asked.isdigit() and int(asked) > 0:
-        return int(asked)
+    """WINDLASS_THREADS, else one per physical core this process may use (hyperthreads share what kernels are bound by)."""
+    setting = os.environ.get("WINDLASS_THREADS", "")
+    if setting.isdigit() and int(setting) > 0:
+        return int(setting)
     usable_cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
     cores = {_core(cpu) for cpu in usable_cpus}
     return max(len(cores), 1)

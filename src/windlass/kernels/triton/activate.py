@@ -1,6 +1,6 @@
-"""What stands between the two matrices of a feed-forward: computed in fp32, rounded once."""
+"""Activation functions of a feed-forward: computed in fp32, rounded once."""
 
-# ruff: noqa: N803 (what is known when a kernel is compiled is written in capitals)
+# ruff: noqa: N803 (compile-time constants are in capitals)
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from windlass.core.model import Activation
-from windlass.kernels.ops.activate import CLAMPED_SWIGLU_SLOPE
+from windlass.kernels.constants import CLAMPED_SWIGLU_SLOPE
 from windlass.kernels.triton.tiles.types import is_float
 
 BLOCK = 1024
@@ -20,12 +20,12 @@ SLOPE = tl.constexpr(CLAMPED_SWIGLU_SLOPE)
 
 
 @triton.jit
-def activated(x, HOW: tl.constexpr):
-    if HOW == "silu":
+def activated(x, KIND: tl.constexpr):
+    if KIND == "silu":
         x = x * tl.sigmoid(x)
-    elif HOW == "gelu":
+    elif KIND == "gelu":
         x = 0.5 * x * (1 + tl.math.erf(x * 0.7071067811865476))
-    elif HOW == "gelu_tanh":  # (1 + tanh(y)) / 2 is the sigmoid of 2 y
+    elif KIND == "gelu_tanh":  # (1 + tanh(y)) / 2 is the sigmoid of 2 y
         x = x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
     else:
         x = x * tl.sigmoid(x * SLOPE)
@@ -33,25 +33,25 @@ def activated(x, HOW: tl.constexpr):
 
 
 @triton.jit
-def gated(gate, up, clamp, HOW: tl.constexpr):
-    gate = activated(tl.minimum(gate, clamp), HOW)
+def gated(gate, up, clamp, KIND: tl.constexpr):
+    gate = activated(tl.minimum(gate, clamp), KIND)
     up = tl.maximum(tl.minimum(up, clamp), -clamp)
-    if HOW == "clamped_swiglu":
+    if KIND == "clamped_swiglu":
         up += 1
     return gate * up
 
 
 @triton.jit
-def _activate(result, x, width, x_stride, clamp, HOW: tl.constexpr, GATED: tl.constexpr, BLOCK: tl.constexpr):
+def _activate(result, x, width, x_stride, clamp, KIND: tl.constexpr, GATED: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     first = tl.load(x + row * x_stride + at, mask=at < width, other=0).to(tl.float32)
     if GATED:
         second = tl.load(x + row * x_stride + width + at, mask=at < width, other=0).to(tl.float32)
-        made = gated(first, second, clamp, HOW)
+        result_row = gated(first, second, clamp, KIND)
     else:
-        made = activated(first, HOW)
-    tl.store(result + row * width + at, made.to(result.dtype.element_ty), mask=at < width)
+        result_row = activated(first, KIND)
+    tl.store(result + row * width + at, result_row.to(result.dtype.element_ty), mask=at < width)
 
 
 def activate(x: Tensor, activation: Activation, is_gated: bool, clamp: float | None = None) -> Tensor | None:
@@ -66,7 +66,7 @@ def activate(x: Tensor, activation: Activation, is_gated: bool, clamp: float | N
             width,
             x.stride(0),
             inf if clamp is None else float(clamp),
-            HOW=activation.value,
+            KIND=activation.value,
             GATED=is_gated,
             BLOCK=BLOCK,
         )

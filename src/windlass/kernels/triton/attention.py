@@ -1,12 +1,12 @@
-"""Softmax attention over the paged cache, or over the keys and values of the batch itself. Nothing is read back by the host.
+"""Softmax attention over the paged KV cache, or over the keys and values of the batch itself. The host reads nothing back.
 
-A program takes a tile of rows of one sequence with the heads that share a head of keys: queries and heads together are the rows of its
-products. Which sequence a tile belongs to it finds in `starts`. Where there are few tiles, each sequence is cut into as many splits
-as the host thinks useful for the longest it could be; where one begins and ends the device decides by the length there is, and a
-second kernel joins them in order. A split with nothing in it changes nothing.
+A program handles a tile of rows of one sequence with the query heads of one kv head: queries and heads together are the rows of its
+products. It finds its sequence in `starts`. Where there are few tiles, each sequence is split along its tokens (split-KV): the host
+chooses the number of splits by the maximum length, the device their bounds by the actual length, and a second kernel combines them in
+order. An empty split has no effect.
 """
 
-# ruff: noqa: N803, N806 (what is known when a kernel is compiled is written in capitals)
+# ruff: noqa: N803, N806 (compile-time constants are in capitals)
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from windlass.kernels.step import BLOCK_TOKENS, Cache, Step
-from windlass.kernels.triton.available import num_processors
+from windlass.core.constants import BLOCK_TOKENS
+from windlass.kernels.arguments import AttentionArgs
+from windlass.kernels.triton.device import num_processors
 from windlass.kernels.triton.tiles.types import is_float, products_in
 
 LOG2E = tl.constexpr(1.4426950408889634)
 PAGE = tl.constexpr(BLOCK_TOKENS)
 SPLIT_TOKENS = 256
-"""Splits are not made smaller than this."""
+"""Minimum tokens of a split."""
 MAX_SPLITS = 32
 
 
 @triton.jit
 def _sequence_of(tile, starts, num_sequences, ROWS: tl.constexpr):
-    """The last sequence whose tiles begin no later, if each has as many tiles as it could need, starts // ROWS + sequence."""
+    """Binary search for the last sequence whose first tile, starts // ROWS + sequence, is not after `tile`."""
     left: tl.int32 = 0
     right = num_sequences
     while left < right:
@@ -50,7 +51,7 @@ def _attend(
     SIZE_1: tl.constexpr, SIZE_2: tl.constexpr, BLOCK_1: tl.constexpr, BLOCK_2: tl.constexpr, VALUES: tl.constexpr,
     SINGLE: tl.constexpr, PAGED: tl.constexpr, LATENT: tl.constexpr, WINDOW: tl.constexpr, SPLIT: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
-    """A head's dimensions go in two parts, each padded to a power of two: SIZE_1 in BLOCK_1 and SIZE_2 (perhaps none) in BLOCK_2."""
+    """A head's dimensions are handled in two parts, each padded to a power of two: SIZE_1 in BLOCK_1 and SIZE_2 (may be 0) in BLOCK_2."""
     HEAD_BLOCKS: tl.constexpr = (GROUP + HEADS - 1) // HEADS
     if SINGLE:
         sequence = tl.program_id(0)
@@ -106,7 +107,7 @@ def _attend(
         token = start + tl.arange(0, TOKENS)
         inside = token < stop
         if PAGED:
-            # Whole pages, so that tokens that lie side by side are loaded at once; scores of those not there are dropped below.
+            # Whole pages, so that loads are contiguous; scores beyond the end are masked below.
             whole = token // PAGE * PAGE < stop
             page = tl.load(table + sequence.to(tl.int64) * table_row + token // PAGE, mask=whole, other=0).to(tl.int64)
             k_at = keys + kv_head * k_head + page * k_page + token % PAGE * k_token
@@ -116,7 +117,7 @@ def _attend(
             page = (first_row + token).to(tl.int64)
             k_at = keys + kv_head * k_head + page * k_page
             v_at = values + kv_head * v_head + page * v_page
-        if LATENT:  # which are values too: what is not there must not be multiplied, even by nothing
+        if LATENT:  # keys are values too: uninitialized memory must not be multiplied, even by zero
             whole = inside
         k_1 = tl.load(k_at[None, :] + part_1[:, None] * k_dim, mask=whole[None, :] & (part_1 < SIZE_1)[:, None], other=0).to(TYPE)
         scores = tl.dot(q_1, k_1, input_precision="ieee")
@@ -204,7 +205,7 @@ def _join(
 
 @dataclass(frozen=True)
 class _Shape:
-    """How the work is cut, from what the host knows."""
+    """Tile sizes and grid, from what the host knows."""
 
     group: int
     heads: int
@@ -222,39 +223,26 @@ class _Shape:
         return triton.cdiv(self.group, self.heads)
 
 
-def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    step: Step,
-    cache: Cache | None,
-    *,
-    scale: float,
-    window: int | None = None,
-    sinks: Tensor | None = None,
-    slopes: Tensor | None = None,
-) -> Tensor | None:
-    if not is_float(q, k, v, sinks, slopes) or q.dim() != 3 or q.stride(2) != 1 or (cache is None and v.stride(2) != 1):
+def attention(args: AttentionArgs) -> Tensor | None:
+    q, k, v, step, cache = args[:5]
+    if not is_float(q, k, v, args.sinks, args.slopes) or q.dim() != 3 or q.stride(2) != 1 or (cache is None and v.stride(2) != 1):
         return None
     keys, values = (k, v) if cache is None else (cache.keys, cache.keys if cache.values is None else cache.values)
     latent = 0 if cache is None else cache.latent_values
     if not latent and q.shape[2] != (v.shape[2] if cache is None else values.shape[3]):
         latent = v.shape[2] if cache is None else 0
-        if not latent or v.data_ptr() != k.data_ptr():  # values narrower than keys are the keys' own first part, or not for us
+        if not latent or v.data_ptr() != k.data_ptr():  # values narrower than keys must be a prefix of the keys
             return None
     width = latent or q.shape[2]
     rows, heads = int(step.counts[0]), q.shape[1]
     result = torch.empty((q.shape[0], heads * width), dtype=q.dtype, device=q.device)
     if rows:
-        shape = _shaped(q, keys, step, cache, latent, window)
-        _run(result, q, keys, values, step, cache, shape, width, scale, window, sinks, slopes)
+        _run(result, keys, values, args, _shaped(args, keys, latent), width)
     return result
 
 
-def _run(
-    result: Tensor, q: Tensor, keys: Tensor, values: Tensor, step: Step, cache: Cache | None, shape: _Shape, width: int,
-    scale: float, window: int | None, sinks: Tensor | None, slopes: Tensor | None,
-) -> None:  # fmt: skip
+def _run(result: Tensor, keys: Tensor, values: Tensor, args: AttentionArgs, shape: _Shape, width: int) -> None:
+    q, step, cache, window = args.q, args.step, args.cache, args.window
     rows, sequences, _ = step.counts.tolist()
     (num_rows, heads, _), splits = q.shape, shape.splits
     parts = result if splits == 1 else torch.empty((splits, num_rows, heads, width), dtype=torch.float32, device=q.device)
@@ -267,7 +255,7 @@ def _run(
     else:
         strides = (*keys.stride(), *values.stride()[:3])
     _attend[(shape.tiles, heads // shape.group * shape.head_blocks, splits)](
-        parts, stats, q, keys, values, step.positions, step.starts, step.lengths, step.blocks, sinks, slopes, scale, window or 0,
+        parts, stats, q, keys, values, step.positions, step.starts, step.lengths, step.blocks, args.sinks, args.slopes, args.scale, window or 0,
         sequences, num_rows, heads, q.stride(0), q.stride(1), *strides, step.blocks.stride(0), splits,
         GROUP=shape.group, HEADS=shape.heads, ROWS=shape.rows, BLOCK=shape.block, TOKENS=shape.tokens,
         SIZE_1=shape.sizes[0], SIZE_2=shape.sizes[1], BLOCK_1=shape.blocks[0], BLOCK_2=shape.blocks[1], VALUES=width,
@@ -276,19 +264,20 @@ def _run(
     )  # fmt: skip
     if stats is not None:
         _join[(rows, heads)](
-            result, parts, stats, sinks, num_rows, heads, splits,
+            result, parts, stats, args.sinks, num_rows, heads, splits,
             VALUES=width, BLOCK=triton.next_power_of_2(width), SPLITS_BLOCK=MAX_SPLITS, num_warps=8 if width > 256 else 4,
         )  # fmt: skip
 
 
-def _shaped(q: Tensor, keys: Tensor, step: Step, cache: Cache | None, latent: int, window: int | None) -> _Shape:
+def _shaped(args: AttentionArgs, keys: Tensor, latent: int) -> _Shape:
+    q, step, cache, window = args.q, args.step, args.cache, args.window
     rows, sequences, _ = step.counts.tolist()
     exact = torch.float32 in (q.dtype, keys.dtype)
     group = q.shape[1] // keys.shape[1]
     sizes = _parts(q.shape[2], latent)
     wide = max(16, triton.next_power_of_2(sizes[0]))
     single = rows == sequences
-    # Queries times heads, and tokens at a time: what registers and 99 KB of shared memory hold.
+    # Queries times heads, and tokens per iteration: what registers and 99 KB of shared memory hold.
     most = 16 if exact else 64 if wide <= 128 else 32
     block = max(16, min(most, triton.next_power_of_2(group))) if single else most
     tokens = 32 if exact or wide > 128 else 64
@@ -308,7 +297,7 @@ def _shaped(q: Tensor, keys: Tensor, step: Step, cache: Cache | None, latent: in
 
 
 def _parts(dim: int, latent: int) -> tuple[int, int]:
-    """The largest power of two and what is left of it (80 is 64 + 16); of a latent cache, what are values and what are not."""
+    """The largest power of two and the rest (80 is 64 + 16); of a latent cache, the values and the rest."""
     if latent:
         return latent, dim - latent
     first = 1 << (dim.bit_length() - 1)

@@ -1,4 +1,4 @@
-"""Whether the Triton kernels may take some tensors. Imports no triton until they may."""
+"""Whether the Triton kernels support some tensors. Imports triton only if they do."""
 
 from __future__ import annotations
 
@@ -11,41 +11,33 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from windlass.kernels.triton.device import interpreted
+
 
 def kernels(*tensors: Tensor | None) -> ModuleType | None:
-    """windlass.kernels.triton.ops, or None where the tensors are another's business."""
+    """windlass.kernels.triton.ops, or None if not `usable`."""
     return _ops() if usable(*tensors) else None
 
 
 def usable(*tensors: Tensor | None) -> bool:
-    """On one CUDA GPU (or on the CPU under Triton's interpreter, for tests), and no gradient has to flow."""
-    given = [tensor for tensor in tensors if tensor is not None]
-    kinds = {tensor.device.type for tensor in given}
+    """On one CUDA GPU (or on the CPU under Triton's interpreter, for tests), and no gradient is needed."""
+    present = [tensor for tensor in tensors if tensor is not None]
+    kinds = {tensor.device.type for tensor in present}
     if kinds != {"cuda"} and not (kinds == {"cpu"} and emulated()):
         return False
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given):
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in present):
         return False
     return _installed()
 
 
 def has_packed_kernels(device: torch.device) -> bool:
-    """Whether something multiplies with packed weights there: the CPU's own kernels, or these."""
+    """Whether there are kernels for packed weights on the device: native ones on the CPU, or these."""
     return device.type == "cpu" or (device.type == "cuda" and _installed())
 
 
 def emulated() -> bool:
-    """Asked for by both: TRITON_INTERPRET alone might be meant for somebody else's kernels."""
+    """Needs both variables: TRITON_INTERPRET alone might be meant for other kernels."""
     return os.environ.get("WINDLASS_TRITON") == "1" and interpreted()
-
-
-def interpreted() -> bool:
-    return os.environ.get("TRITON_INTERPRET") == "1"
-
-
-@cache
-def num_processors(device: torch.device) -> int:
-    """Multiprocessors of a GPU; under the interpreter as many as an H200 has, so that the same kernels are tested."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
 
 
 @cache

@@ -1,6 +1,6 @@
-"""Rows of a packed table as activations."""
+"""Embedding lookups in a packed table."""
 
-# ruff: noqa: N803 (what is known when a kernel is compiled is written in capitals)
+# ruff: noqa: N803 (compile-time constants are in capitals)
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
+from windlass.kernels.packing.packed_rows import ZERO, PackedRows
 from windlass.kernels.triton.tiles.product import eights
-from windlass.kernels.triton.tiles.rows import ZERO, Rows
 
 BLOCK = 1024
 
@@ -45,13 +45,13 @@ def _embed(
     tl.store(result + tl.program_id(0).to(tl.int64) * num_in + at, numbers.to(result.dtype.element_ty), mask=inside)
 
 
-def embed(tokens: Tensor, table: Tensor | Rows, dtype: torch.dtype = torch.float32) -> Tensor | None:
+def embed(tokens: Tensor, table: Tensor | PackedRows, dtype: torch.dtype = torch.float32) -> Tensor | None:
     if tokens.dim() != 1 or tokens.dtype not in (torch.int32, torch.int64):
         return None
     if isinstance(table, Tensor):
         rows = functional.embedding(tokens, table)
         return rows.to(torch.promote_types(rows.dtype, dtype))
-    if not isinstance(table, Rows) or table.num_experts or not tokens.is_contiguous():
+    if not isinstance(table, PackedRows) or table.num_experts or not tokens.is_contiguous():
         return None
     result = torch.empty((tokens.shape[0], table.shape[1]), dtype=dtype, device=tokens.device)
     if tokens.shape[0]:

@@ -1,9 +1,9 @@
-"""The routed feed-forward: rows sorted by expert on the device, two products by tiles of one expert's rows, one sum per row.
+"""The routed feed-forward: rows sorted by expert on the device, two grouped matmuls, one weighted sum per row.
 
-The sum over a row's experts has the order of its choices, and an expert that is not here (another rank's) adds nothing to it.
+A row's experts are summed in the order of its choices; experts on other ranks add nothing.
 """
 
-# ruff: noqa: N803 (what is known when a kernel is compiled is written in capitals)
+# ruff: noqa: N803 (compile-time constants are in capitals)
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from windlass.core.model import Activation
+from windlass.kernels.arguments import ExpertsArgs
 from windlass.kernels.triton.activate import gated
-from windlass.kernels.triton.available import num_processors
+from windlass.kernels.triton.device import num_processors
 from windlass.kernels.triton.tiles.dispatch import Dispatch, dispatch
-from windlass.kernels.triton.tiles.product import Matrix, Tiling, matrix, num_slices, product
-from windlass.kernels.triton.tiles.rows import Rows
+from windlass.kernels.triton.tiles.product import Tiling, TritonMatrix, matrix, num_slices, product
 from windlass.kernels.triton.tiles.types import is_float
 
 BLOCK = 512
@@ -68,7 +67,7 @@ def _summed(parts, bias, item, expert, out, inside, num_items, num_out, slices):
 
 
 @triton.jit(do_not_specialize=["num_items", "slices"])
-def _hidden(result, parts, bias, ids, num_items, width, num_experts, clamp, slices, HOW: tl.constexpr, BLOCK: tl.constexpr):
+def _hidden(result, parts, bias, ids, num_items, width, num_experts, clamp, slices, KIND: tl.constexpr, BLOCK: tl.constexpr):
     item = tl.program_id(0).to(tl.int64)
     expert = tl.load(ids + item).to(tl.int64)
     expert = tl.where(expert < num_experts, expert, -1)
@@ -76,7 +75,7 @@ def _hidden(result, parts, bias, ids, num_items, width, num_experts, clamp, slic
     inside = (at < width) & (expert >= 0)
     gate = _summed(parts, bias, item, expert, at, inside, num_items, 2 * width, slices)
     up = _summed(parts, bias, item, expert, width + at, inside, num_items, 2 * width, slices)
-    tl.store(result + item * width + at, gated(gate, up, clamp, HOW).to(result.dtype.element_ty), mask=at < width)
+    tl.store(result + item * width + at, gated(gate, up, clamp, KIND).to(result.dtype.element_ty), mask=at < width)
 
 
 @triton.jit(do_not_specialize=["num_items", "slices"])
@@ -91,52 +90,41 @@ def _combine(
         item = row * ACTIVE + choice
         expert = tl.load(ids + item).to(tl.int64)
         expert = tl.where(expert < num_experts, expert, -1)
-        said = _summed(parts, bias, item, expert, out, (out < num_out) & (expert >= 0), num_items, num_out, slices)
-        total += said * tl.load(weights + item).to(tl.float32)
+        output = _summed(parts, bias, item, expert, out, (out < num_out) & (expert >= 0), num_items, num_out, slices)
+        total += output * tl.load(weights + item).to(tl.float32)
     if add is not None:
         total += tl.load(add + row * add_stride + out, mask=out < num_out, other=0).to(tl.float32)
     tl.store(result + row * num_out + out, total.to(result.dtype.element_ty), mask=out < num_out)
 
 
 @dataclass(frozen=True)
-class Sums:
-    """What `_grouped` leaves behind: [slices, items, out]."""
+class PartialSums:
+    """The result of `_grouped`: [slices, items, out]."""
 
     parts: Tensor
     slices: int
 
 
-def experts(
-    x: Tensor,
-    ids: Tensor,
-    weights: Tensor,
-    gate_up: Tensor | Rows,
-    down: Tensor | Rows,
-    activation: Activation,
-    *,
-    gate_up_bias: Tensor | None = None,
-    down_bias: Tensor | None = None,
-    clamp: float | None = None,
-    add: Tensor | None = None,
-) -> Tensor | None:
-    first, second = matrix(gate_up), matrix(down)
-    if first is None or second is None or x.dim() != 2 or not is_float(x, weights, gate_up_bias, down_bias, add):
+def experts(args: ExpertsArgs) -> Tensor | None:
+    x, ids, weights, add = args.x, args.ids, args.weights, args.add
+    first, second = matrix(args.gate_up), matrix(args.down)
+    if first is None or second is None or x.dim() != 2 or not is_float(x, weights, args.gate_up_bias, args.down_bias, add):
         return None
     x, ids, weights = x.contiguous(), ids.contiguous(), weights.contiguous()
-    gate_up_bias, down_bias = (None if bias is None else bias.contiguous() for bias in (gate_up_bias, down_bias))
+    gate_up_bias, down_bias = (None if bias is None else bias.contiguous() for bias in (args.gate_up_bias, args.down_bias))
     dtype = x.dtype if add is None else torch.promote_types(x.dtype, add.dtype)
     result = torch.empty((x.shape[0], second.num_out), dtype=dtype, device=x.device)
     if not ids.numel():
         return result.zero_() if add is None else result.copy_(add)
     num_experts, items, width = first.weight.shape[0], ids.numel(), second.num_in
-    crowd = -(-items // (2 * num_experts))  # half of what an expert gets on average: few tiles are left half empty
-    tilings = first.tiling(crowd, x.dtype), second.tiling(crowd, x.dtype)
+    typical_rows = -(-items // (2 * num_experts))  # half the average rows of an expert: few tiles are partly empty
+    tilings = first.tiling(typical_rows, x.dtype), second.tiling(typical_rows, x.dtype)
     sorted_items = dispatch(ids, num_experts, tilings[0].block_rows)
     inner = _sums(x, first, tilings[0], sorted_items, ids.shape[1])
     hidden = torch.empty((items, width), dtype=x.dtype, device=x.device)
     _hidden[(items, triton.cdiv(width, BLOCK))](
-        hidden, inner.parts, gate_up_bias, ids, items, width, num_experts, inf if clamp is None else float(clamp),
-        inner.slices, HOW=activation.value, BLOCK=BLOCK,
+        hidden, inner.parts, gate_up_bias, ids, items, width, num_experts, inf if args.clamp is None else float(args.clamp),
+        inner.slices, KIND=args.activation.value, BLOCK=BLOCK,
     )  # fmt: skip
     outer = _sums(hidden, second, tilings[1], sorted_items, 1)
     _combine[(x.shape[0], triton.cdiv(second.num_out, BLOCK))](
@@ -146,7 +134,7 @@ def experts(
     return result
 
 
-def _sums(x: Tensor, given: Matrix, tiling: Tiling, items: Dispatch, items_of_row: int) -> Sums:
+def _sums(x: Tensor, given: TritonMatrix, tiling: Tiling, items: Dispatch, items_of_row: int) -> PartialSums:
     steps = triton.cdiv(given.num_in, tiling.block_in)
     outs = triton.cdiv(given.num_out, tiling.block_out)
     slices = num_slices(outs * items.num_tiles, tiling.programs * num_processors(x.device), steps)
@@ -158,4 +146,4 @@ def _sums(x: Tensor, given: Matrix, tiling: Tiling, items: Dispatch, items_of_ro
         parts, given.weight, given.scale, given.offset, x, items.order, items.tiles, items.num_items, items.num_tiles, items_of_row,
         given.num_out, given.num_in, given.row_codes, given.num_groups, x.stride(0), slice_steps, **given.constants(tiling, x.dtype),
     )  # fmt: skip
-    return Sums(parts, slices)
+    return PartialSums(parts, slices)

@@ -1,4 +1,4 @@
-"""A small matrix per head, and some of the rows: one kernel of PyTorch's each."""
+"""A small matrix per head, and row selection: one PyTorch kernel each."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def heads_matmul(x: Tensor, weight: Tensor) -> Tensor | None:
-    """Written where it belongs at once: the heads' results lie side by side."""
+    """Written to the final layout directly, without a transposing copy."""
     if x.dtype != weight.dtype:
         return None
     result = torch.empty((x.shape[0], x.shape[1], weight.shape[2]), dtype=x.dtype, device=x.device)

@@ -1,6 +1,6 @@
-"""Queries and keys of latent attention, put together from their parts and stored in one kernel, a program to a head of a row."""
+"""Builds the queries and keys of latent attention and writes the KV cache in one kernel, a program per row and head."""
 
-# ruff: noqa: N803 (what is known when a kernel is compiled is written in capitals)
+# ruff: noqa: N803 (compile-time constants are in capitals)
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from windlass.kernels.step import BLOCK_TOKENS, Cache
+from windlass.core.constants import BLOCK_TOKENS
+from windlass.kernels.arguments import LatentArgs
 from windlass.kernels.triton.tiles.rotate import partners, turned
 from windlass.kernels.triton.tiles.types import is_float
 
@@ -23,7 +24,7 @@ def _join(
     HEADS: tl.constexpr, LATENT: tl.constexpr, BEFORE: tl.constexpr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr,
     BLOCK: tl.constexpr, TURNS: tl.constexpr,
 ):  # fmt: skip
-    """The program after the last head's makes the key."""
+    """The program after the last head's computes the key."""
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     at = tl.arange(0, BLOCK)
@@ -55,19 +56,8 @@ def _join(
         tl.store(into + LATENT + turn, rotated.to(cached.dtype.element_ty), mask=turns & (slot >= 0))
 
 
-def join_latent(
-    absorbed: Tensor,
-    q: Tensor,
-    kv: Tensor,
-    *,
-    norm: Tensor,
-    eps: float,
-    table: Tensor,
-    interleaved: bool,
-    positions: Tensor,
-    cache: Cache | None = None,
-    slots: Tensor | None = None,
-) -> tuple[Tensor, Tensor] | None:
+def join_latent(args: LatentArgs) -> tuple[Tensor, Tensor] | None:
+    absorbed, q, kv, norm, table, cache = args.absorbed, args.q, args.kv, args.norm, args.table, args.cache
     if not is_float(absorbed, q, kv, norm, table) or not absorbed.dtype == q.dtype == kv.dtype:
         return None
     if absorbed.stride(2) != 1 or q.stride(2) != 1 or kv.stride(1) != 1 or (cache is not None and cache.values is not None):
@@ -80,9 +70,9 @@ def join_latent(
     strides = (0, 0) if cache is None else (cache.keys.stride(0), cache.keys.stride(2))
     if rows:
         _join[(rows, heads + 1)](
-            queries, keys, absorbed, q, kv, norm, table, positions, None if cache is None else cache.keys, slots, eps,
+            queries, keys, absorbed, q, kv, norm, table, args.positions, None if cache is None else cache.keys, args.slots, args.eps,
             absorbed.stride(0), absorbed.stride(1), q.stride(0), q.stride(1), kv.stride(0), *strides,
-            HEADS=heads, LATENT=latent, BEFORE=q.shape[2] - 2 * half, HALF=half, INTERLEAVED=interleaved,
+            HEADS=heads, LATENT=latent, BEFORE=q.shape[2] - 2 * half, HALF=half, INTERLEAVED=args.interleaved,
             BLOCK=triton.next_power_of_2(latent), TURNS=triton.next_power_of_2(2 * half), num_warps=2,
         )  # fmt: skip
     return queries, keys

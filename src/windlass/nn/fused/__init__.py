@@ -1,1 +1,1 @@
-"""The decoder's pass in a few Hopper kernels a layer (kernels/cuda)."""
+"""The decoder's forward pass in a few Hopper kernels per layer (kernels/cuda)."""

@@ -1,4 +1,4 @@
-"""Feed-forwards of nn.fused: dense, which is a mixture of nothing but a shared expert, and routed."""
+"""Feed-forwards of the fused decoder: dense (as a single shared expert) and routed."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from windlass.nn.feed_forward import FeedForward
 from windlass.nn.moe import MixtureOfExperts
 
 WIDE_ITEMS = (64, 128, 160)
-"""Rows of an expert that are multiplied at once; the more, the better weights are used, and the more are empty."""
+"""Rows of an expert per item: larger items reuse weights better, but have more padding."""
 
 FEW_ROWS = 8
 FEW_ROWS_OF_EACH = 12
-"""Up to so many rows of an expert on average, weights stream past eight rows at a time; beyond, products of 64 are faster."""
+"""Up to this many rows per expert on average, weights are streamed for eight rows at a time; beyond, items of 64 rows are faster."""
 ITEM_ROWS = 8
-"""Of more than a few rows, how many that chose an expert are an item."""
+"""Rows per item for more than a few rows."""
 
 Parts = tuple[Tensor, Tensor | None]
-"""What is to be added to the stream, and how much each part counts: see norm.add_norm."""
+"""Partial sums for the residual stream, and their weights: see norm.add_norm."""
 
 
 def _halves(*shape: int, device: torch.device) -> Tensor:
@@ -30,8 +30,8 @@ def _halves(*shape: int, device: torch.device) -> Tensor:
 
 
 def wide_product(x: Tensor, weight: Tensor) -> Tensor:
-    """fp32 [rows, outputs] of bf16 numbers; nothing in between is rounded to them."""
-    if not x.is_cuda:  # where PyTorch has no such product
+    """fp32 [rows, outputs] of bf16 inputs, accumulated and returned in fp32."""
+    if not x.is_cuda:  # PyTorch has no out_dtype there
         return x.float() @ weight.float().T
     return torch.mm(x, weight.T, out_dtype=torch.float32)
 
@@ -41,7 +41,7 @@ class DenseFeed:
         self.gate_up: Tiles = feed.up.weight
         self.down: Tiles = feed.down.weight
         device = self.down.data.device
-        # Wider than what is written where the kernels' blocks are: the rest stays zero.
+        # Padded to whole blocks; the padding stays zero.
         self._act = torch.zeros(MAX_ROWS, self.down.width, dtype=torch.bfloat16, device=device)
         self._routes = {1: route.all_rows(1, 8, device)}
 
@@ -97,7 +97,7 @@ class RoutedFeed:
         )
 
     def chosen(self, rows: int) -> Routes:
-        """Of the last step of up to 64 rows."""
+        """The routes of the last step of up to 64 rows."""
         return (self.routes if rows <= FEW_ROWS else self._more_routes).first(rows)
 
     @property
@@ -141,7 +141,7 @@ class RoutedFeed:
         return parts.view(rows, self.slots, -1), weights
 
     def _item_rows(self, rows: int) -> int:
-        """So that most experts are one item: the mean and twice its deviation. With few rows of each, reading is what takes the time."""
+        """So that most experts need one item: the mean plus two standard deviations. With few rows each, reading weights takes the time."""
         mean = rows * self.num_active / self.num_experts
         if mean <= FEW_ROWS_OF_EACH:
             return FEW_ROWS
@@ -149,7 +149,7 @@ class RoutedFeed:
 
 
 def _three_parts(router: Tensor) -> Tensor:
-    """bf16 [3 * experts, hidden]: three numbers whose sum is the fp32 weight, to about 24 bits."""
+    """bf16 [3 * experts, hidden]: three parts whose sum is the fp32 weight, to about 24 bits."""
     parts: list[Tensor] = []
     rest = router.float()
     for _ in range(3):
@@ -159,7 +159,7 @@ def _three_parts(router: Tensor) -> Tensor:
 
 
 def _with_shared(feed: MixtureOfExperts) -> tuple[Tiles, Tiles]:
-    """The shared expert after the routed ones, in one piece of memory; the module keeps views of it."""
+    """The shared expert after the routed ones, in one tensor; the modules keep views of it."""
     if feed.shared is None:
         return feed.gate_up, feed.down
     joined: list[Tiles] = []

@@ -7,16 +7,17 @@ from torch import Tensor, nn
 
 from windlass.core import model
 from windlass.core.ports import Weights
+from windlass.kernels.arguments import AttentionArgs, QkvArgs
 from windlass.kernels.head_groups import spans_of
 from windlass.kernels.ops.attention import attention
 from windlass.kernels.ops.qkv import split_qkv
-from windlass.kernels.step import Cache, Step, attention_cache
-from windlass.nn.linear import Linear, held
+from windlass.kernels.step import KvCache, Step, attention_cache
+from windlass.nn.linear import Linear, as_parameter
 from windlass.nn.mixers.positions import Rotary, alibi_slopes
-from windlass.nn.parallel.shard import WHOLE, Shard
+from windlass.nn.parallel.shard import WHOLE, ModelShard
 
 
-class Attention(nn.Module):
+class AttentionMixer(nn.Module):
     slopes: Tensor | None
 
     def __init__(
@@ -26,7 +27,7 @@ class Attention(nn.Module):
         weights: Weights,
         name: str,
         rotary: Rotary | None,
-        shard: Shard = WHOLE,
+        shard: ModelShard = WHOLE,
     ) -> None:
         super().__init__()
         (first, last), (kv_first, kv_last) = shard.heads(mixer.num_heads), shard.kv_heads(mixer.num_kv_heads)
@@ -37,31 +38,33 @@ class Attention(nn.Module):
         self.window, self.eps = mixer.window, spec.norm.eps
         self.rotary = rotary
         self.qkv = Linear(weights, f"{name}.q", f"{name}.k", f"{name}.v")
-        self.o = Linear(weights, f"{name}.o", biased=shard.adds)
-        self.q_norm = held(weights.vector(f"{name}.q_norm.weight")) if mixer.qk_norm else None
-        self.k_norm = held(weights.vector(f"{name}.k_norm.weight")) if mixer.qk_norm else None
-        self.sinks = held(weights.vector(f"{name}.sinks")) if mixer.sinks else None
+        self.o = Linear(weights, f"{name}.o", biased=shard.adds_bias)
+        self.q_norm = as_parameter(weights.vector(f"{name}.q_norm.weight")) if mixer.qk_norm else None
+        self.k_norm = as_parameter(weights.vector(f"{name}.k_norm.weight")) if mixer.qk_norm else None
+        self.sinks = as_parameter(weights.vector(f"{name}.sinks")) if mixer.sinks else None
         slopes = alibi_slopes(spec.positions, mixer.num_heads, self.scale) if isinstance(spec.positions, model.Alibi) else None
         own = None if slopes is None else slopes[first:last].to(weights.device)
         self.register_buffer("slopes", own, persistent=False)
 
-    def forward(self, x: Tensor, step: Step, cache: Cache | None, add: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, step: Step, cache: KvCache | None, add: Tensor | None = None) -> Tensor:
         q, k, v = split_qkv(
-            self.qkv(x),
-            self.num_heads,
-            self.num_kv_heads,
-            self.head_dim,
-            norms=None if self.q_norm is None else (self.q_norm, self.k_norm),
-            eps=self.eps,
-            table=None if self.rotary is None else self.rotary.table,
-            interleaved=self.rotary is not None and self.rotary.interleaved,
-            positions=step.positions,
-            cache=cache,
-            slots=step.slots,
+            QkvArgs(
+                self.qkv(x),
+                self.num_heads,
+                self.num_kv_heads,
+                self.head_dim,
+                norms=None if self.q_norm is None else (self.q_norm, self.k_norm),
+                eps=self.eps,
+                table=None if self.rotary is None else self.rotary.table,
+                interleaved=self.rotary is not None and self.rotary.interleaved,
+                positions=step.positions,
+                cache=cache,
+                slots=step.slots,
+            )
         )
-        how = {"scale": self.scale, "window": self.window, "sinks": self.sinks, "slopes": self.slopes, "spans": self.spans}
-        mixed = attention(q, k, v, step, cache, **how)
+        args = AttentionArgs(q, k, v, step, cache, self.scale, self.window, self.sinks, self.slopes, self.spans)
+        mixed = attention(args)
         return self.o(mixed, add)
 
-    def make_cache(self, num_blocks: int, dtype: torch.dtype, device: str) -> Cache:
+    def make_cache(self, num_blocks: int, dtype: torch.dtype, device: str) -> KvCache:
         return attention_cache(num_blocks, self.num_kv_heads, self.head_dim, dtype, device)

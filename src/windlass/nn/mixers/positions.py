@@ -1,4 +1,4 @@
-"""What mixers know of positions: a table of angles, shared by all layers, or a slope per head."""
+"""Position information of mixers: a rotary table, shared by all layers, or ALiBi slopes per head."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Rotary(nn.Module):
 def alibi_slopes(alibi: model.Alibi, num_heads: int, scale: float) -> Tensor:
     """2^(-8 / n), its square, its cube...; heads beyond a power of two take every other one of the next (arXiv 2108.12409).
 
-    `scale` multiplies the scores; a bias that stands before it is multiplied too.
+    `scale` multiplies the scores; a bias that is added before scaling is multiplied too.
     """
     power = 2 ** math.floor(math.log2(num_heads))
     slopes = [2 ** (-8 * head / power) for head in range(1, power + 1)]

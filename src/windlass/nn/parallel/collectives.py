@@ -1,4 +1,4 @@
-"""Groups as a decoder uses them: whatever ranks say is part of the program that is recorded, as operations or as stops for Python."""
+"""Groups as a decoder uses them: collectives are recorded with the program, as native operations or as calls to Python."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from windlass.kernels.program import program
 from windlass.parallel.group import Group
 
 
-class Stopping:
-    """Over a group whose talk is no operation: a replay stops for it."""
+class RecordedGroup:
+    """Over a group without native operations: a replay returns to Python for its collectives."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
@@ -20,16 +20,16 @@ class Stopping:
     def send_next(self, x: Tensor) -> None:
         program.call(self._group.send_next, x)
 
-    def take_previous(self, x: Tensor) -> None:
-        program.call(self._group.take_previous, x)
+    def receive_previous(self, x: Tensor) -> None:
+        program.call(self._group.receive_previous, x)
 
     def send_next_logits(self, x: Tensor, candidates: Tensor | None) -> None:
-        """All of them, however few are wanted."""
+        """All of them, however few are needed."""
         self.send_next(x)
 
-    def take_previous_logits(self, x: Tensor, candidates: Tensor | None) -> None:
-        self.take_previous(x)
+    def receive_previous_logits(self, x: Tensor, candidates: Tensor | None) -> None:
+        self.receive_previous(x)
 
 
-def recorded(group: Group) -> Group | Stopping:
-    return group if group.is_native else Stopping(group)
+def recorded(group: Group) -> Group | RecordedGroup:
+    return group if group.is_native else RecordedGroup(group)

@@ -1,6 +1,6 @@
-"""Which part of a model a decoder is, and the ranks it shares the rest with. Intervals of a pure placement; nothing is computed here.
+"""The shard of a model that a rank holds, and its groups: intervals of a placement.
 
-The weights that a sharded decoder is built from are those of the same placement and tp index.
+A sharded decoder must be built from weights of the same placement and tp index.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ONE = Layout()
 
 
 @dataclass(frozen=True)
-class Shard:
+class ModelShard:
     """`Shard()` is the whole model, on one device."""
 
     placement: Placement | None = None
@@ -28,7 +28,7 @@ class Shard:
     def __post_init__(self) -> None:
         if self.layout.ep > self.layout.tp:
             raise Impossible(
-                f"ep {self.layout.ep} over tp {self.layout.tp}: experts are spread over the ranks that share a layer; choose ep <= tp"
+                f"ep {self.layout.ep} exceeds tp {self.layout.tp}: experts are distributed over the tensor-parallel ranks; choose ep <= tp"
             )
 
     @property
@@ -40,13 +40,13 @@ class Shard:
         return self.groups.tp.rank
 
     @property
-    def adds(self) -> bool:
-        """Whether this rank adds what is to be in a sum over ranks once: the bias of a matrix that is cut along its inputs."""
+    def adds_bias(self) -> bool:
+        """Whether this rank adds the bias of row-parallel matrices (split along their inputs): only one may."""
         return self.tp_index == 0
 
     @property
-    def adds_to_experts(self) -> bool:
-        """The same for the ranks that share an expert."""
+    def adds_expert_bias(self) -> bool:
+        """The same among the ranks that share an expert."""
         return self.tp_index % self.layout.expert_tp == 0
 
     @property
@@ -67,7 +67,7 @@ class Shard:
         return self._interval(AxisName.KV_HEADS, count)
 
     def vocabulary(self, count: int) -> tuple[Interval, ...]:
-        """Of every rank that shares it."""
+        """The interval of every tp rank."""
         return tuple(self._interval(AxisName.VOCAB, count, index) for index in range(self.groups.tp.size))
 
     def experts(self, count: int) -> Interval:
@@ -81,4 +81,4 @@ class Shard:
         return self.placement.interval(Axis(name=name, count=count), self.tp_index if index is None else index)
 
 
-WHOLE = Shard()
+WHOLE = ModelShard()

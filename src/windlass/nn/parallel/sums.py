@@ -1,7 +1,7 @@
-"""How the two halves of a layer come to the stream that runs past them: whole already, or as what this rank has of a sum over all.
+"""How a half layer's output is added to the residual stream: directly, or after an all-reduce over tensor-parallel ranks.
 
-A rank's part travels without the stream it is added to: every rank has that, and it is the larger of the two by far, so that parts may be
-rounded on their way without rounding it.
+Only the partial outputs are reduced, not the residual, which every rank has: it is much larger in magnitude, and partial outputs may travel as
+int8.
 """
 
 from __future__ import annotations
@@ -10,46 +10,46 @@ from torch import Tensor
 
 from windlass.kernels.ops.norm import add
 from windlass.nn.parallel.collectives import recorded
-from windlass.nn.parallel.training import LearningSum
-from windlass.parallel.autograd import LearningGroup
+from windlass.nn.parallel.training import TrainingSum
+from windlass.parallel.autograd import AutogradGroup
 from windlass.parallel.group import Group
 
 
-class WholeSum:
-    """Nothing is missing: products add the stream themselves, which saves a pass over memory."""
+class LocalSum:
+    """One rank: products add the residual themselves, which saves a pass over memory."""
 
     def enter(self, x: Tensor) -> Tensor:
-        """What a half layer is given; where ranks learn, its gradient is a sum over them."""
+        """The input of a half layer; in training its gradient is summed over ranks."""
         return x
 
-    def within(self, stream: Tensor) -> Tensor | None:
-        """What the product itself is to add."""
-        return stream
+    def fused_residual(self, residual: Tensor) -> Tensor | None:
+        """What the last product of the half layer is to add."""
+        return residual
 
-    def total(self, part: Tensor, stream: Tensor | None = None) -> Tensor:
-        """The sum, once the product is there; `stream` is what `within` was asked about."""
+    def total(self, part: Tensor, residual: Tensor | None = None) -> Tensor:
+        """The sum over ranks plus the residual, unless `fused_residual` added it."""
         return part
 
 
-class SharedSum:
+class ReducedSum:
     def __init__(self, group: Group) -> None:
         self._group = recorded(group)
 
     def enter(self, x: Tensor) -> Tensor:
         return x
 
-    def within(self, stream: Tensor) -> Tensor | None:
+    def fused_residual(self, residual: Tensor) -> Tensor | None:
         return None
 
-    def total(self, part: Tensor, stream: Tensor | None = None) -> Tensor:
+    def total(self, part: Tensor, residual: Tensor | None = None) -> Tensor:
         self._group.all_reduce(part)
-        return part if stream is None else add(part, stream)
+        return part if residual is None else add(part, residual)
 
 
-Sum = WholeSum | SharedSum | LearningSum
+Sum = LocalSum | ReducedSum | TrainingSum
 
 
 def sum_over(group: Group) -> Sum:
     if group.size == 1:
-        return WholeSum()
-    return LearningSum(group) if isinstance(group, LearningGroup) else SharedSum(group)
+        return LocalSum()
+    return TrainingSum(group) if isinstance(group, AutogradGroup) else ReducedSum(group)

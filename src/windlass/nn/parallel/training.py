@@ -1,4 +1,4 @@
-"""Sums and vocabulary of ranks that learn together: the same as those that serve, with gradients. No caches, nothing is recorded."""
+"""Tensor-parallel sums and vocabulary for training: differentiable, never recorded."""
 
 from __future__ import annotations
 
@@ -10,47 +10,47 @@ from torch import Tensor
 from windlass.core.place import Interval
 from windlass.kernels.ops.linear import embed
 from windlass.kernels.precision import widened
-from windlass.parallel.autograd import LearningGroup
+from windlass.parallel.autograd import AutogradGroup
 
 
-class LearningSum:
-    """What enters a half layer is the same on all ranks, and its gradient comes back from all of them; what leaves is their sum."""
+class TrainingSum:
+    """A half layer's input is copied to all ranks, and its output summed over them (see parallel/autograd.py)."""
 
-    def __init__(self, group: LearningGroup) -> None:
+    def __init__(self, group: AutogradGroup) -> None:
         self._group = group
 
     def enter(self, x: Tensor) -> Tensor:
-        return self._group.entered(x)
+        return self._group.copy(x)
 
-    def within(self, stream: Tensor) -> Tensor | None:
+    def fused_residual(self, residual: Tensor) -> Tensor | None:
         return None
 
-    def total(self, part: Tensor, stream: Tensor | None = None) -> Tensor:
-        whole = self._group.summed(part)
-        return whole if stream is None else whole + stream
+    def total(self, part: Tensor, residual: Tensor | None = None) -> Tensor:
+        whole = self._group.reduce(part)
+        return whole if residual is None else whole + residual
 
 
-class LearningVocabulary:
-    def __init__(self, group: LearningGroup, own: Interval) -> None:
+class TrainingVocabulary:
+    def __init__(self, group: AutogradGroup, own: Interval) -> None:
         self._group, (self._first, self._last) = group, own
 
     def embedded(self, tokens: Tensor, table: Any, dtype: torch.dtype) -> Tensor:
         here = (tokens >= self._first) & (tokens < self._last)
         rows = embed(torch.where(here, tokens - self._first, 0), table, dtype)
-        return self._group.summed(torch.where(here[:, None], rows, 0))
+        return self._group.reduce(torch.where(here[:, None], rows, 0))
 
     def logits(self, hidden: Tensor, head: Any, candidates: Tensor | None = None) -> Tensor:
-        """This rank's own."""
-        return widened(self._group.entered(hidden) @ head.t())
+        """The logits of this rank's interval."""
+        return widened(self._group.copy(hidden) @ head.t())
 
     def loss(self, hidden: Tensor, head: Any, targets: Tensor, z: float, ignored: int) -> tuple[Tensor, Tensor]:
-        """As train.losses.head_loss: each rank has the logits of its own tokens, and the softmax's denominator is a sum over ranks."""
+        """As train.losses.head_loss: each rank has the logits of its interval, and the softmax denominator is summed over ranks."""
         logits = self.logits(hidden, head)
-        largest = self._group.largest(logits.amax(-1))
-        denominator = self._group.summed((logits - largest[:, None]).exp().sum(-1)).log() + largest
+        largest = self._group.max(logits.amax(-1))
+        denominator = self._group.reduce((logits - largest[:, None]).exp().sum(-1)).log() + largest
         here = (targets >= self._first) & (targets < self._last)
         found = logits.gather(1, torch.where(here, targets - self._first, 0)[:, None])[:, 0]
-        own = self._group.summed(torch.where(here, found, 0))
+        own = self._group.reduce(torch.where(here, found, 0))
         learned = (targets != ignored).to(logits.dtype)
         entropy = ((denominator - own) * learned).sum()
         return entropy + z * (denominator.square() * learned).sum(), entropy.detach()

@@ -1,4 +1,4 @@
-"""Tokens to rows of the table and rows to logits, by one rank or by all that share the vocabulary, each with its own tokens."""
+"""Embedding and output head, on one rank or vocabulary-parallel: each rank holds an interval of the vocabulary."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from windlass.kernels.cpu.links import starts_of
 from windlass.kernels.ops.linear import embed, linear
 from windlass.kernels.precision import widened
 from windlass.kernels.program import program
-from windlass.nn.parallel.shard import Shard
-from windlass.nn.parallel.training import LearningVocabulary
-from windlass.parallel.autograd import LearningGroup
+from windlass.nn.parallel.shard import ModelShard
+from windlass.nn.parallel.training import TrainingVocabulary
+from windlass.parallel.autograd import AutogradGroup
 
 
-class WholeVocabulary:
+class LocalVocabulary:
     def embedded(self, tokens: Tensor, table: Any, dtype: torch.dtype) -> Tensor:
         return embed(tokens, table, dtype)
 
@@ -24,22 +24,22 @@ class WholeVocabulary:
         return widened(linear(hidden, head))
 
 
-class SharedVocabulary:
-    """A token's row comes from the rank that has it, by way of a sum in which all others are zero. Logits come together on rank 0."""
+class GatheredVocabulary:
+    """Embeddings are an all-reduce of rows that are zero on all ranks but one. Logits are gathered on rank 0."""
 
-    def __init__(self, shard: Shard, count: int) -> None:
+    def __init__(self, shard: ModelShard, count: int) -> None:
         self._group, self._intervals, self._count = shard.groups.tp, shard.vocabulary(count), count
         self._first, self._last = self._intervals[self._group.rank]
 
     def embedded(self, tokens: Tensor, table: Any, dtype: torch.dtype) -> Tensor:
-        local = program.room(tokens.shape, tokens.dtype, tokens.device)
+        local = program.empty_on(tokens.shape, tokens.dtype, tokens.device)
         program.call(self._localize, tokens, local)
         rows = embed(local, table, dtype)
         program.call(self._summed, tokens, rows)
         return rows
 
     def _localize(self, tokens: Tensor, local: Tensor) -> None:
-        """Others' tokens are looked up too, as some of ours, and forgotten."""
+        """Tokens of other ranks are clamped into this interval, and masked later."""
         torch.sub(tokens, self._first, out=local).clamp_(0, self._last - self._first - 1)
 
     def _summed(self, tokens: Tensor, rows: Tensor) -> None:
@@ -47,10 +47,10 @@ class SharedVocabulary:
         self._group.all_reduce(rows)
 
     def logits(self, hidden: Tensor, head: Any, candidates: Tensor | None = None) -> Tensor:
-        """[0, vocabulary] on all ranks but the first. All of them, however few are wanted."""
+        """[0, vocabulary] on all ranks but the first. All logits, however few are needed."""
         part = widened(linear(hidden, head))
         rows = hidden.shape[0] if self._group.rank == 0 else 0
-        whole = program.room((rows, self._count), part.dtype, part.device)
+        whole = program.empty_on((rows, self._count), part.dtype, part.device)
         program.call(self._gathered, part, whole)
         return whole
 
@@ -62,9 +62,9 @@ class SharedVocabulary:
 
 
 class LinkedVocabulary:
-    """The same over native links: a row is sent by the rank that has it, and of logits only those that a step wants."""
+    """The same over native links: a row is sent by the rank that holds it, and only the logits that a step needs are sent."""
 
-    def __init__(self, shard: Shard, count: int) -> None:
+    def __init__(self, shard: ModelShard, count: int) -> None:
         group: Any = shard.groups.tp
         intervals = shard.vocabulary(count)
         self._group, self._count, self._own = group, count, intervals[group.rank]
@@ -76,21 +76,21 @@ class LinkedVocabulary:
         return rows
 
     def logits(self, hidden: Tensor, head: Any, candidates: Tensor | None = None) -> Tensor:
-        """[0, vocabulary] on all ranks but the first. What is not wanted may be minus infinity."""
+        """[0, vocabulary] on all ranks but the first. Logits that are not needed may be minus infinity."""
         part = widened(linear(hidden, head))
         rows = hidden.shape[0] if self._group.rank == 0 else 0
-        whole = program.room((rows, self._count), part.dtype, part.device)
+        whole = program.empty_on((rows, self._count), part.dtype, part.device)
         self._group.gather_logits(part, whole, self._starts, candidates)
         return whole
 
 
-Vocabulary = WholeVocabulary | SharedVocabulary | LinkedVocabulary | LearningVocabulary
+Vocabulary = LocalVocabulary | GatheredVocabulary | LinkedVocabulary | TrainingVocabulary
 
 
-def vocabulary_of(shard: Shard, count: int) -> Vocabulary:
+def vocabulary_of(shard: ModelShard, count: int) -> Vocabulary:
     group = shard.groups.tp
     if group.size == 1:
-        return WholeVocabulary()
-    if isinstance(group, LearningGroup):
-        return LearningVocabulary(group, shard.vocabulary(count)[group.rank])
-    return LinkedVocabulary(shard, count) if group.is_native else SharedVocabulary(shard, count)
+        return LocalVocabulary()
+    if isinstance(group, AutogradGroup):
+        return TrainingVocabulary(group, shard.vocabulary(count)[group.rank])
+    return LinkedVocabulary(shard, count) if group.is_native else GatheredVocabulary(shard, count)

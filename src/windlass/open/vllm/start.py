@@ -26,7 +26,7 @@ def served_model(path: Path, name: str = "") -> ServedModel:
     """What vLLM must know of the files. Only directories: vLLM reads no .m files, and .gguf only with a plug-in."""
     if not path.is_dir():
         raise Impossible(f"vLLM serves model directories, and {path} is a file; use --engine windlass")
-    from windlass.formats.checkpoint import read_config
+    from windlass.formats.config import read_config
     from windlass.open.scheme import stored_scheme
     from windlass.weights.text.files import model_text
 
@@ -44,10 +44,10 @@ def plan_vllm(path: Path, *, context: int | None, concurrency: int | None, quant
     from windlass.open.hardware import resolve_hardware
     from windlass.open.resolve import describe_path
     from windlass.plan.inference.assemble import make_plan
-    from windlass.plan.inference.search import Question
+    from windlass.plan.inference.search import PlanRequest
 
     resolved = describe_path(path)
-    question = Question(
+    question = PlanRequest(
         spec=resolved.spec,
         rules=resolved.rules,
         hardware=resolve_hardware(None),

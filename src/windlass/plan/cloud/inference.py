@@ -1,4 +1,4 @@
-"""Offers of the price book that can run a model, cheapest first, with what else it costs: storage, the wait, and against buying."""
+"""Cloud offers that can run a model, cheapest first, with storage cost, download and conversion time, and break-even against buying."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from windlass.plan.cost.running import per_million
 from windlass.plan.inference.assemble import checkpoint_bytes, native_scheme, published_bytes
 from windlass.plan.inference.candidates import Candidate
 from windlass.plan.inference.remedy import fits_devices
-from windlass.plan.inference.search import Question
+from windlass.plan.inference.search import PlanRequest
 
 BY_THE_DEVICE = ("RunPod", "Nebius", "Vast")
 """Providers whose prices are per GPU and who rent up to eight in one machine."""
 COUNTS = (1, 2, 4, 8)
 CONVERT_BYTES_PER_SECOND = 0.5e9
-"""Reading, quantizing and writing, on the cores of a rented machine (an assumption until measured there)."""
+"""Reading, quantizing and writing on a rented machine's cores (an assumption, not measured)."""
 
 
-def cloud_offers(question: Question, *, all_offers: bool = False) -> tuple[CloudOffer, ...]:
-    """`all_offers`: also stale and unverified ones. Pins and the user's own hardware do not matter here: the offer is the hardware."""
-    asked = replace(question, pins={}, engine="auto")
+def cloud_offers(request: PlanRequest, *, all_offers: bool = False) -> tuple[CloudOffer, ...]:
+    """`all_offers`: also stale and unverified ones. Pins and the request's hardware are ignored: the offer is the hardware."""
+    unpinned = replace(request, pins={}, engine="auto")
     planned: dict[tuple[str, int], Candidate | None] = {}
     found: list[CloudOffer] = []
     for offer in offers():
@@ -34,15 +34,15 @@ def cloud_offers(question: Question, *, all_offers: bool = False) -> tuple[Cloud
         for count in COUNTS if offer.provider in BY_THE_DEVICE else (1,):
             key = (offer.device, offer.num_devices * count)
             if key not in planned:
-                planned[key] = _plan_on(asked, offer, count)
+                planned[key] = _plan_on(unpinned, offer, count)
             candidate = planned[key]
             if candidate is not None:
-                found.append(_offer(question, offer, count, candidate))
-    by_token = question.goal in ("throughput", "cost")
+                found.append(_offer(request, offer, count, candidate))
+    by_token = request.goal in ("throughput", "cost")
     return tuple(sorted(found, key=lambda one: one.usd_per_million_output_tokens if by_token else one.usd_per_hour))
 
 
-def _plan_on(question: Question, offer: Offer, count: int) -> Candidate | None:
+def _plan_on(request: PlanRequest, offer: Offer, count: int) -> Candidate | None:
     try:
         one = device(offer.device)
     except UnknownName:
@@ -52,20 +52,20 @@ def _plan_on(question: Question, offer: Offer, count: int) -> Candidate | None:
         devices=devices, ram_bytes=(offer.ram_bytes or node_ram_bytes(devices)), disk_bytes=offer.disk_bytes or DISK_BYTES
     )
     hardware = Hardware(nodes=(node,), network_bandwidth=nic_bandwidth(one.name), description=f"{len(devices)}x{one.name}")
-    if sum(found.memory_bytes for found in devices) < _least_bytes(question):
+    if sum(found.memory_bytes for found in devices) < _least_bytes(request):
         return None
-    return fits_devices(replace(question, hardware=hardware))
+    return fits_devices(replace(request, hardware=hardware))
 
 
-def _least_bytes(question: Question) -> int:
-    """Half a byte a parameter: no scheme is smaller, so what has less memory need not be tried."""
-    return sum(rule.elements * rule.copies for rule in question.rules if rule.copy_of is None and rule.part.value == "main") // 2
+def _least_bytes(request: PlanRequest) -> int:
+    """Half a byte per parameter: no scheme is smaller, so devices with less memory are skipped."""
+    return sum(rule.elements * rule.copies for rule in request.rules if rule.copy_of is None and rule.part.value == "main") // 2
 
 
-def _offer(question: Question, offer: Offer, count: int, candidate: Candidate) -> CloudOffer:
-    fetched = published_bytes(question)
-    same = candidate.scheme.name == native_scheme(question.spec)
-    stored = 0 if same else checkpoint_bytes(question.rules, candidate.scheme, published=False)
+def _offer(request: PlanRequest, offer: Offer, count: int, candidate: Candidate) -> CloudOffer:
+    fetched = published_bytes(request)
+    same = candidate.scheme.name == native_scheme(request.spec)
+    stored = 0 if same else checkpoint_bytes(request.rules, candidate.scheme, published=False)
     usd_per_hour = offer.usd_per_hour * count
     num_devices = offer.num_devices * count
     card = purchase_price(offer.device)

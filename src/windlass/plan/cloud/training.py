@@ -1,4 +1,4 @@
-"""What a training run costs at each provider: the same number of devices of each kind on offer, planned anew."""
+"""Cost of a training run at each provider: planned again for the same number of each device on offer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from windlass.plan.training.search import something_fits
 COUNTS = tuple(2**power for power in range(3, 15))
 USUAL_DEVICE = "H200"
 KEPT_CHECKPOINTS = 3
-"""Full checkpoints on storage at a time."""
+"""Full checkpoints kept on storage at a time."""
 
 
 def training_offers(
@@ -47,15 +47,15 @@ def training_offers(
 
 
 def smallest_cluster(spec: ModelSpec, rules: tuple[Rule, ...], recipe: Recipe) -> tuple[Hardware, Reason]:
-    """Where no hardware was named: the smallest that fits."""
+    """The smallest cluster that fits, where no hardware was named."""
     spec = as_trained(spec, recipe)
     for count in COUNTS:
         hardware = _cluster(USUAL_DEVICE, count)
         if hardware is not None and something_fits(spec, rules, hardware, recipe):
-            why = f"the smallest of {COUNTS[0]}, {COUNTS[1]}, {COUNTS[2]}, ... {USUAL_DEVICE} that fits; name more with --on for a shorter run"
+            why = f"the smallest of {COUNTS[0]}, {COUNTS[1]}, {COUNTS[2]}, ... {USUAL_DEVICE} that fits; use --on to plan a larger cluster"
             return hardware, Reason(choice="devices", value=str(count), why=why)
     raise Impossible(
-        f"the run fits no cluster of up to {COUNTS[-1]:,} {USUAL_DEVICE}; loosen the recipe's pins, or name hardware with --on"
+        f"the run does not fit on up to {COUNTS[-1]:,} {USUAL_DEVICE}; relax the recipe's pinned values, or name hardware with --on"
     )
 
 
@@ -69,7 +69,7 @@ def _cluster(name: str, num_devices: int) -> Hardware | None:
 
 
 def _plan_on(footprints: Footprints, recipe: Recipe, name: str, num_devices: int) -> TrainingPlan | None:
-    """Searched coarsely: a price is not known to the percent either."""
+    """A coarse search: prices are not exact to the percent either."""
     hardware, spec, rules = _cluster(name, num_devices), footprints.spec, footprints.rules
     if hardware is None or not something_fits(spec, rules, hardware, recipe, footprints):
         return None

@@ -1,6 +1,6 @@
-"""The price book: dated offers with their source. Fetches nothing; a price is as old as it says.
+"""The price book: dated offers with their source. Never downloads prices.
 
-The figures are in `prices.toml`. An offer older than a year against the newest date in the book is stale: shown, but not chosen.
+The figures are in `prices.toml`. An offer older than a year against the newest date in the book is stale: it is shown but not chosen.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from windlass.units import GB, GIB
 STALE_AFTER = timedelta(days=365)
 
 DOWNLOAD_BYTES_PER_SECOND = 0.5 * GB
-"""What fetching weights from a hub is taken to reach on a cloud machine: 4 Gb/s, for several downloads at once (assumed)."""
+"""Assumed download speed of weights on a cloud machine: 4 Gb/s with parallel downloads."""
 
 
 class Offer(Frozen):
     provider: str
     instance: str
     device: str
-    """A name of the device catalog."""
+    """Name in the device catalog."""
     num_devices: int
     usd_per_hour: float
-    """Of the whole instance."""
+    """Price of the whole instance."""
     spot: bool
     verified: bool
     stale: bool
     date: str
-    """ISO, when the price was listed."""
+    """ISO date when the price was listed."""
     source: str
     note: str
     ram_bytes: int | None
@@ -54,7 +54,7 @@ class Storage(Frozen):
 
 
 class Purchase(Frozen):
-    """A rough street price of one card, without the box."""
+    """A rough street price of one card, without the server."""
 
     device: str
     usd: float
@@ -67,9 +67,9 @@ def offers() -> tuple[Offer, ...]:
 
 
 def device_price_per_hour(device_name: str) -> tuple[float, Offer] | None:
-    """Dollars per device-hour and the offer it comes from: the cheapest on demand; stale ones only where there is nothing newer.
+    """Dollars per device-hour and the offer it comes from: the cheapest on-demand offer; a stale one only if there is nothing newer.
 
-    None where the book has no such offer (an H800, a CPU).
+    None if the book has no such offer (an H800, a CPU).
     """
     name = _known_name(device_name)
     found = [offer for offer in _offers() if offer.device == name and offer.verified and not offer.spot]
@@ -87,7 +87,7 @@ def storage_prices() -> tuple[Storage, ...]:
 
 
 def _known_name(device_name: str) -> str:
-    """The catalog's spelling; a name the catalog lacks is left as it is, since it may come from a probe."""
+    """The catalog's spelling; an unknown name is kept, since it may come from a probe."""
     try:
         return canonical_name(device_name)
     except UnknownName:
@@ -97,7 +97,7 @@ def _known_name(device_name: str) -> str:
 # --- the file --------------------------------------------------------------------------------------------------------
 
 
-class _Row(Frozen):
+class _OfferRow(Frozen):
     instance: str
     device: str
     num_devices: int
@@ -112,7 +112,7 @@ class _Provider(Frozen):
     name: str
     date: date
     source: str
-    offers: tuple[_Row, ...]
+    offers: tuple[_OfferRow, ...]
     verified: bool = True
 
 
@@ -135,7 +135,7 @@ def _offers() -> tuple[Offer, ...]:
     return tuple(_offer(provider, row, newest) for provider in _book().provider for row in provider.offers)
 
 
-def _offer(provider: _Provider, row: _Row, newest: date) -> Offer:
+def _offer(provider: _Provider, row: _OfferRow, newest: date) -> Offer:
     return Offer(
         provider=provider.name,
         instance=row.instance,

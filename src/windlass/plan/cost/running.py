@@ -1,10 +1,10 @@
-"""Dollars and carbon of a running plan: device-hours at the price book's price, watts at the grid's intensity."""
+"""Running cost and carbon of a plan: device-hours at the price book's price, watts at the grid's carbon intensity."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from windlass.core.energy import DEFAULT_PUE, co2_kg, energy_kwh, grid
+from windlass.core.hardware.energy import DEFAULT_PUE, co2_kg, energy_kwh, grid
 from windlass.core.hardware.spec import Device
 from windlass.core.plan import Cost, Energy
 from windlass.plan.cost.prices import device_price_per_hour
@@ -15,7 +15,7 @@ def per_million(per_hour: float, tokens_per_second: float) -> float:
 
 
 def cost_of(devices: Sequence[Device], tokens_per_second: float) -> Cost:
-    """Renting exactly these devices on demand. Devices nobody rents out by the hour (a CPU at home) are not counted, and it says so."""
+    """Cost of renting exactly these devices on demand. Devices without an hourly price (a CPU at home) are left out, and `priced_at` says so."""
     total, dates, unpriced = 0.0, set[str](), set[str]()
     for device, count in _counted(devices):
         found = device_price_per_hour(device.name)
@@ -36,7 +36,7 @@ def cost_of(devices: Sequence[Device], tokens_per_second: float) -> Cost:
 
 
 def energy_of(devices: Sequence[Device], tokens_per_second: float, region: str) -> Energy:
-    """At the devices' rated power: decode keeps memory busy, and measured draws come close to it."""
+    """At the devices' rated power, which measured decode comes close to."""
     watts = sum(device.watts * count for device, count in _counted(devices))
     found = grid(region)
     kwh = energy_kwh(1.0, watts, DEFAULT_PUE)
@@ -48,7 +48,7 @@ def energy_of(devices: Sequence[Device], tokens_per_second: float, region: str) 
 
 
 def _counted(devices: Sequence[Device]) -> list[tuple[Device, int]]:
-    """Thousands of alike devices are a few objects repeated."""
+    """(device, count), by identity: thousands of equal devices are a few objects repeated."""
     counts: dict[int, tuple[Device, int]] = {}
     for device in devices:
         found = counts.get(id(device))

@@ -1,1 +1,1 @@
-"""The search over engines, schemes, layouts and tiers, and the Plan that comes of it."""
+"""The search over engines, schemes, layouts and memory tiers that makes an inference plan."""

@@ -1,4 +1,4 @@
-"""From a question to a Plan: the search's answer, costed, explained and made total."""
+"""From a request to a complete Plan: runs the search, then adds cost, reasons and placement."""
 
 from __future__ import annotations
 
@@ -10,54 +10,54 @@ from windlass.core.count import count_parameters
 from windlass.core.layout import Layout, coordinates
 from windlass.core.model import ModelSpec, kv_bytes_per_token
 from windlass.core.place import Placement
-from windlass.core.plan import Checkpoint, KvBlocks, Memory, ModelFacts, Plan, Rank
-from windlass.core.rule import Part, Rule
+from windlass.core.plan import Checkpoint, KvBlocks, MemoryPlan, ModelFacts, Plan, Rank
+from windlass.core.rule import ModelPart, Rule
 from windlass.core.scheme import Scheme, scheme
 from windlass.plan.cost.running import cost_of, energy_of
 from windlass.plan.inference.candidates import Candidate
 from windlass.plan.inference.reasons import alternative, reasons_for
 from windlass.plan.inference.remedy import remedies
-from windlass.plan.inference.search import Question, answer, runs_on
-from windlass.plan.inference.sites import Site, processes
-from windlass.plan.memory import padded
-from windlass.plan.shards import Sizes
+from windlass.plan.inference.search import PlanRequest, runs_on, search
+from windlass.plan.inference.sites import Site, split_cpus
+from windlass.plan.memory import round_up
+from windlass.plan.shards import shards_of
 
 
-def make_plan(question: Question, *, source: str = "", digest: str = "") -> Plan:
-    question = replace(question, hardware=processes(question.hardware, question.pins))
-    found = answer(question)
+def make_plan(request: PlanRequest, *, source: str = "", digest: str = "") -> Plan:
+    request = replace(request, hardware=split_cpus(request.hardware, request.pins))
+    found = search(request)
     best = found.best
-    sizes = Sizes(question.spec, question.rules)
+    sizes = shards_of(request.spec, request.rules)
     placement: Placement = msgspec.structs.replace(
         sizes.placement(best.layout, best.scheme, best.fit.shares), stages=best.fit.stages
     )
     used = found.site.devices[: best.layout.world]
-    runs = runs_on(best.engine, replace(question, hardware=found.site.hardware))
+    runs = runs_on(best.engine, replace(request, hardware=found.site.hardware))
     speed = best.speed if runs and best.fits else None
     rate = best.speed.sustained_tokens_per_second if speed else 0.0
-    spilled = bool(best.fit.host_bytes or best.fit.disk_bytes)
+    offloaded = bool(best.fit.host_bytes or best.fit.disk_bytes)
     return Plan(
-        model=model_facts(question.spec, question.rules),
+        model=model_facts(request.spec, request.rules),
         fits=best.fits,
         engine=best.engine.name if runs else "none",
         layout=best.layout,
         scheme=best.scheme,
-        memory=_memory(question, best),
+        memory=_memory(request, best),
         speed=speed,
         cost=cost_of(used, rate),
-        energy=energy_of(used, rate, question.region),
-        reasons=reasons_for(question, found, placement),
-        alternatives=tuple(alternative(question, best, other) for other in found.others),
+        energy=energy_of(used, rate, request.region),
+        reasons=reasons_for(request, found, placement),
+        alternatives=tuple(alternative(request, best, other) for other in found.others),
         workload=best.workload,
-        hardware=question.hardware.description,
+        hardware=request.hardware.description,
         placement=placement,
         shares=best.fit.shares,
         kv_blocks=_kv_blocks(best),
-        checkpoint=_checkpoint(question, best.scheme, source, digest),
+        checkpoint=_checkpoint(request, best.scheme, source, digest),
         ranks=_ranks(found.site, best.layout),
         short_bytes=best.fit.short_bytes,
-        would_fit=remedies(question) if spilled or not best.fits else (),
-        spec=question.spec,
+        would_fit=remedies(request) if offloaded or not best.fits else (),
+        spec=request.spec,
     )
 
 
@@ -73,10 +73,10 @@ def model_facts(spec: ModelSpec, rules: tuple[Rule, ...]) -> ModelFacts:
     )
 
 
-def _memory(question: Question, best: Candidate) -> Memory:
-    """Replicas hold the same, so the first one's devices are repeated."""
+def _memory(request: PlanRequest, best: Candidate) -> MemoryPlan:
+    """Replicas are identical, so the first one's devices are repeated."""
     replicas = best.layout.dp
-    return Memory(
+    return MemoryPlan(
         per_device=best.fit.memory * replicas,
         host_bytes=best.fit.host_bytes * replicas,
         disk_bytes=best.fit.disk_bytes * replicas,
@@ -84,7 +84,7 @@ def _memory(question: Question, best: Candidate) -> Memory:
 
 
 def _ranks(site: Site, layout: Layout) -> tuple[Rank, ...]:
-    """Which device each rank is, as the user numbered nodes and devices."""
+    """The device of each rank, in the user's numbering of nodes and devices."""
     made: list[Rank] = []
     for rank in range(layout.world):
         (node, device), at = site.places[rank], coordinates(layout, rank)
@@ -93,10 +93,10 @@ def _ranks(site: Site, layout: Layout) -> tuple[Rank, ...]:
 
 
 def _kv_blocks(best: Candidate) -> KvBlocks:
-    """Blocks the workload needs in each replica, and how many the fullest device has room for."""
+    """KV blocks that the workload needs per replica, and how many fit on the fullest device."""
     block = best.engine.block_tokens
     sequences = -(-best.workload.concurrency // best.layout.dp)
-    needed = sequences * padded(best.workload.reserve_tokens, block) // block
+    needed = sequences * round_up(best.workload.reserve_tokens, block) // block
     rooms = [
         int((held.capacity_bytes - held.total_bytes + held.kv_bytes) / held.kv_bytes * needed)
         for held in best.fit.memory
@@ -106,10 +106,10 @@ def _kv_blocks(best: Candidate) -> KvBlocks:
 
 
 def checkpoint_bytes(rules: tuple[Rule, ...], how: Scheme, *, published: bool) -> int:
-    """All tensors in a scheme. Published files also hold the MTP layer and stored copies."""
+    """Size of all tensors in a scheme. Published files also hold the MTP layer and duplicated tensors."""
     total = 0
     for rule in rules:
-        if not published and (rule.part is not Part.MAIN or rule.copy_of is not None):
+        if not published and (rule.part is not ModelPart.MAIN or rule.copy_of is not None):
             continue
         stored = how.stored(rule.keep, rule.shape[-1], is_head=rule.role.value == "head")
         one = stored.matrix_bytes(*rule.shape) if len(rule.shape) == 2 else rule.shape[0] * stored.bits // 8
@@ -118,18 +118,18 @@ def checkpoint_bytes(rules: tuple[Rule, ...], how: Scheme, *, published: bool) -
 
 
 def native_scheme(spec: ModelSpec) -> str:
-    """What the published files are in, as far as it is one of our schemes."""
+    """The scheme of the published files, if it is one of ours; else bf16."""
     return spec.native_scheme if spec.native_scheme in ("fp8", "mxfp4") else "bf16"
 
 
-def published_bytes(question: Question) -> int:
-    return checkpoint_bytes(question.rules, scheme(native_scheme(question.spec)), published=True)
+def published_bytes(request: PlanRequest) -> int:
+    return checkpoint_bytes(request.rules, scheme(native_scheme(request.spec)), published=True)
 
 
-def _checkpoint(question: Question, how: Scheme, source: str, digest: str) -> Checkpoint:
+def _checkpoint(request: PlanRequest, how: Scheme, source: str, digest: str) -> Checkpoint:
     return Checkpoint(
-        source=source or question.spec.name,
+        source=source or request.spec.name,
         digest=digest,
-        bytes_as_published=published_bytes(question),
-        bytes_converted=checkpoint_bytes(question.rules, how, published=False),
+        bytes_as_published=published_bytes(request),
+        bytes_converted=checkpoint_bytes(request.rules, how, published=False),
     )

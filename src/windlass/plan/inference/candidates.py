@@ -1,8 +1,9 @@
-"""One layout, evaluated: who sits where, what each holds, how quick it is."""
+"""One layout evaluated: device assignment, memory and speed."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import msgspec
 
@@ -14,25 +15,30 @@ from windlass.core.plan import Speed
 from windlass.core.rule import AxisName
 from windlass.core.scheme import Scheme
 from windlass.core.workload import Workload
-from windlass.plan.engines import Engine
+from windlass.plan.engines import EngineProfile
 from windlass.plan.inference.sites import Site
 from windlass.plan.inference.stages import balance
 from windlass.plan.memory import Fit, MemoryModel, Offloaded, offload
-from windlass.plan.shards import Shard, Sizes
+from windlass.plan.shards import ModelShards, TpShard
 from windlass.plan.speed.roofline import SpeedModel
 
 
 @dataclass(frozen=True)
 class Candidate:
     spec: ModelSpec
-    engine: Engine
+    engine: EngineProfile
     scheme: Scheme
     layout: Layout
     workload: Workload
     fit: Fit
-    speed: Speed
+    times: SpeedModel = field(compare=False, repr=False)
     imbalance: float = 1.0
-    """The time of the device that takes longest for its part over the mean; looked at only where every device is."""
+    """Time of the slowest device over the mean; computed only if every device is evaluated."""
+
+    @cached_property
+    def speed(self) -> Speed:
+        """Worked out when somebody asks: most candidates of a search do not fit, and nobody asks how quick those are."""
+        return self.times.speed()
 
     @property
     def fits(self) -> bool:
@@ -40,8 +46,8 @@ class Candidate:
 
 
 def tp_indices(model: MemoryModel, site: Site, layout: Layout) -> tuple[int, ...]:
-    """The ranks of a tp group that stand for all when devices are alike: the first (it has most of every axis), the last, and
-    the one whose query heads touch most KV heads."""
+    """Representative ranks of a tp group of equal devices: the first (it has the largest part of every axis), the last, and the one
+    whose query heads need the most KV heads."""
     if not site.uniform:
         return tuple(range(layout.tp))
     placement = model.sizes.placement(layout, model.scheme)
@@ -51,9 +57,9 @@ def tp_indices(model: MemoryModel, site: Site, layout: Layout) -> tuple[int, ...
 
 
 def tp_shares(model: MemoryModel, site: Site, layout: Layout, filled: float = 0.97) -> tuple[float, ...]:
-    """How much each tp index takes: by bandwidth, since decode reads what it holds, but never more than it has room for.
+    """Fraction of the model for each tp index: proportional to bandwidth, since decode is bound by it, and limited by memory.
 
-    `filled`: how far that room is used; heads and groups are coarse, so what is cut may be a little more than was asked for.
+    `filled`: fraction of the memory to use; heads and groups are coarse, so the actual split may exceed the target a little.
     """
     if site.uniform or layout.tp == 1:
         return ()
@@ -71,7 +77,7 @@ def tp_shares(model: MemoryModel, site: Site, layout: Layout, filled: float = 0.
 
 
 def water_fill(wishes: list[float], limits: list[float]) -> tuple[float, ...]:
-    """Shares of one in proportion to `wishes`, none beyond its limit while another has room; by the limits where all are full."""
+    """Fractions that sum to 1, proportional to `wishes` but capped by `limits`; proportional to the limits if all are full."""
     if sum(limits) <= 1:
         return tuple(limit / sum(limits) for limit in limits)
     shares = [0.0] * len(wishes)
@@ -92,9 +98,9 @@ def water_fill(wishes: list[float], limits: list[float]) -> tuple[float, ...]:
 
 
 def evaluate(
-    sizes: Sizes,
+    sizes: ModelShards,
     site: Site,
-    engine: Engine,
+    engine: EngineProfile,
     scheme: Scheme,
     layout: Layout,
     workload: Workload,
@@ -102,20 +108,20 @@ def evaluate(
     spill: bool = False,
     every: bool = False,
 ) -> Candidate:
-    """`spill`: what does not fit goes to host memory and disk. `every`: all devices of the replica, for the plan that is kept."""
+    """`spill`: offload what does not fit to host memory and disk. `every`: evaluate all devices of the replica, for the final plan."""
     model = MemoryModel(sizes, engine, workload, scheme)
     shares = tp_shares(model, site, layout)
     stages = choose_stages(model, site, layout, shares)
     indices = tuple(range(layout.tp)) if every or spill else tp_indices(model, site, layout)
-    fit = fitted(model, site, layout, stages, shares, indices)
+    fit = fit_layout(model, site, layout, stages, shares, indices)
     if fit.short_bytes and spill and engine.offload:
         fit = offload(fit, model, site.hardware, layout)
     times = SpeedModel(model, site.hardware, layout, fit)
-    return Candidate(sizes.spec, engine, scheme, layout, workload, fit, times.speed(), times.imbalance() if every else 1.0)
+    return Candidate(sizes.spec, engine, scheme, layout, workload, fit, times, times.imbalance() if every else 1.0)
 
 
 def choose_stages(model: MemoryModel, site: Site, layout: Layout, shares: tuple[float, ...]) -> tuple[Interval, ...]:
-    """Windlass balances bytes over unlike stages; engines that split evenly are taken at their word (vLLM: 80 in 3 is 27, 27, 26)."""
+    """Windlass balances stages by bytes and device speed; other engines split evenly (vLLM: 80 layers in 3 stages are 27, 27, 26)."""
     num_layers = model.spec.num_layers
     if layout.pp == 1 or not model.engine.uneven:
         return stages_of(num_layers, layout.pp)
@@ -128,8 +134,8 @@ def choose_stages(model: MemoryModel, site: Site, layout: Layout, shares: tuple[
     return balance(held, speeds, rooms, first=shard.embed_bytes, last=head)
 
 
-def _stage_speeds(model: MemoryModel, site: Site, layout: Layout, shard: Shard) -> tuple[list[float], list[float]]:
-    """Per stage: bandwidth of its slowest member and room for weights and cache of its fullest."""
+def _stage_speeds(model: MemoryModel, site: Site, layout: Layout, shard: TpShard) -> tuple[list[float], list[float]]:
+    """Per stage: bandwidth of its slowest device, and free memory of its fullest."""
     layers = (0, model.spec.num_layers)
 
     def room(device: Device) -> float:
@@ -140,7 +146,7 @@ def _stage_speeds(model: MemoryModel, site: Site, layout: Layout, shard: Shard) 
     return speeds, [min(map(room, group)) * 0.98 for group in groups]
 
 
-def fitted(
+def fit_layout(
     model: MemoryModel,
     site: Site,
     layout: Layout,
@@ -148,16 +154,16 @@ def fitted(
     shares: tuple[float, ...],
     indices: tuple[int, ...],
 ) -> Fit:
-    seats = site.seats(layout, indices)
+    slots = site.slots(layout, indices)
     memory = tuple(
-        model.device_memory(seat, model.sizes.shard(layout, model.scheme, seat.tp, shares), stages[seat.pp], layout)
-        for seat in seats
+        model.device_memory(slot, model.sizes.shard(layout, model.scheme, slot.tp, shares), stages[slot.pp], layout)
+        for slot in slots
     )
     worst = max(held.total_bytes - held.capacity_bytes for held in memory)
     return Fit(
-        seats=seats,
+        slots=slots,
         memory=memory,
-        offloaded=(Offloaded(),) * len(seats),
+        offloaded=(Offloaded(),) * len(slots),
         short_bytes=max(worst, 0),
         free_bytes=max(-worst, 0),
         stages=stages,
@@ -166,11 +172,11 @@ def fitted(
 
 
 def most_sequences(
-    sizes: Sizes, site: Site, engine: Engine, scheme: Scheme, layout: Layout, workload: Workload
+    sizes: ModelShards, site: Site, engine: EngineProfile, scheme: Scheme, layout: Layout, workload: Workload
 ) -> Candidate | None:
-    """With as many sequences as the memory holds; None where not even one of full length fits.
+    """With as many sequences as fit in memory; None if not even one of full length fits.
 
-    A paged cache holds what sequences have written, not what they may: on average a prompt and half an answer each.
+    A paged cache holds what sequences have written so far: on average a prompt and half an answer each.
     """
     single = msgspec.structs.replace(workload, concurrency=layout.dp)
     found = evaluate(sizes, site, engine, scheme, layout, single)
@@ -178,7 +184,7 @@ def most_sequences(
         return None
     mean = msgspec.structs.replace(workload, reserve_tokens=round(workload.mean_decode_context))
     count = _room_for(evaluate(sizes, site, engine, scheme, layout, msgspec.structs.replace(mean, concurrency=layout.dp)), engine)
-    while count > 1:  # logits and steps grow with the sequences too, so the first guess may be a few too many
+    while count > 1:  # logits and activations grow with the sequences too, so the first estimate may be slightly too high
         grown = evaluate(sizes, site, engine, scheme, layout, msgspec.structs.replace(mean, concurrency=count * layout.dp))
         if grown.fits:
             return grown
@@ -186,7 +192,7 @@ def most_sequences(
     return found
 
 
-def _room_for(found: Candidate, engine: Engine) -> int:
+def _room_for(found: Candidate, engine: EngineProfile) -> int:
     per_sequence = max(held.kv_bytes for held in found.fit.memory)
     extra = found.fit.free_bytes // per_sequence if per_sequence else engine.max_sequences
     return min(1 + extra, engine.max_sequences)

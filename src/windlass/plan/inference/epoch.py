@@ -1,7 +1,7 @@
-"""How the machines there are now share a model: the layout, shares and stages of an epoch, by the same formulas as a plan. Pure.
+"""Splits a model over the machines of a fleet epoch: layout, tp shares and pipeline stages, with the same model as a plan. Pure.
 
-Every machine that was named takes part where it can: who names a worker wants it used. Among the layouts of all ranks the one that is
-predicted to decode one sequence soonest is taken; machines that have no room for anything are left out, and said.
+Uses every machine if possible, since the user named them. Among the layouts of all ranks, the one with the fastest predicted decode of
+one sequence is chosen; machines that do not fit in any layout are left out, with a reason.
 """
 
 from __future__ import annotations
@@ -22,48 +22,48 @@ from windlass.core.scheme import Scheme
 from windlass.core.workload import workload
 from windlass.errors import DoesNotFit, Impossible
 from windlass.plan.engines import ENGINES
-from windlass.plan.inference.candidates import choose_stages, fitted, tp_shares
+from windlass.plan.inference.candidates import choose_stages, fit_layout, tp_shares
 from windlass.plan.inference.feasible import check_layout, divisors
 from windlass.plan.inference.reasons import LEAST_IMBALANCE
 from windlass.plan.inference.sites import Site, whole_site
 from windlass.plan.memory import Fit, MemoryModel
-from windlass.plan.shards import Sizes
+from windlass.plan.shards import ModelShards
 from windlass.plan.speed.roofline import SpeedModel
 from windlass.units import format_bytes, format_context
 
 ALIKE = 1.15
-"""Speeds that differ by less are the same: measuring twice gives as much, and other shares mean other weights to send."""
+"""Bandwidths within this ratio count as equal: measurements vary this much, and different shares mean sending different weights."""
 
 LEAST_DIFFERENCE = 1e-6
 FILLED = (0.97, 0.92, 0.86, 0.8, 0.7)
-"""Of a machine's room, what is tried in turn."""
+"""Fractions of a machine's memory to fill, tried in order."""
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What is to run, and what it must have room for."""
+class EpochRequest:
+    """What to run: the model as stored, the context and the concurrency."""
 
     spec: ModelSpec
     rules: tuple[Rule, ...]
     scheme: Scheme
-    """As its files store it."""
+    """As stored in the model's files."""
     context_tokens: int
     concurrency: int = 1
-    wanted: Layout | None = None
-    """That the user pinned. When there are no longer so many ranks, the best for those that are left is taken."""
+    pinned: Layout | None = None
+    """Layout set by the user. If too few ranks are left for it, the best layout of the remaining ranks is used."""
 
 
 @dataclass(frozen=True)
-class _Seated:
+class _Assignment:
     """One layout of some nodes, evaluated."""
 
     layout: Layout
     order: tuple[int, ...]
-    """Of each rank: its node."""
+    """Node of each rank."""
     fit: Fit
     tokens_per_second: float
     seconds: tuple[float, ...]
-    """Of each rank, for one token."""
+    """Predicted seconds per token of each rank."""
 
     @property
     def short_bytes(self) -> int:
@@ -74,34 +74,34 @@ class _Seated:
         return max(self.seconds) * len(self.seconds) / sum(self.seconds) if sum(self.seconds) else 1.0
 
 
-def replan(asked: Asked, nodes: Sequence[Node]) -> EpochPlan:
-    """The first node is the root's, which has the first rank. Raises DoesNotFit with the bytes that are missing."""
-    sizes = Sizes(asked.spec, asked.rules)
-    lacking: list[_Seated] = []
+def replan(request: EpochRequest, nodes: Sequence[Node]) -> EpochPlan:
+    """The first node is the root and holds rank 0. Raises DoesNotFit with the missing bytes."""
+    sizes = ModelShards(request.spec, request.rules)
+    overflowing: list[_Assignment] = []
     refused: list[str] = []
-    for left in _parties(asked, nodes):
-        tried = list(_layouts(asked, sizes, nodes, left, refused))
+    for left in _node_subsets(request, nodes):
+        tried = list(_layouts(request, sizes, nodes, left, refused))
         fitting = [one for one in tried if not one.short_bytes]
         if fitting:
             best = min(fitting, key=_preference)
-            return _plan(asked, nodes, best, [one for one in fitting if one is not best], left, refused)
-        lacking += tried
-    if not lacking:
-        raise Impossible(refused[0] if refused else f"{asked.spec.name} cannot be split over {len(nodes)} machines")
-    raise _missing(asked, nodes, min(lacking, key=lambda one: one.short_bytes))
+            return _plan(request, nodes, best, [one for one in fitting if one is not best], left, refused)
+        overflowing += tried
+    if not overflowing:
+        raise Impossible(refused[0] if refused else f"{request.spec.name} cannot be split over {len(nodes)} machines")
+    raise _does_not_fit(request, nodes, min(overflowing, key=lambda one: one.short_bytes))
 
 
-def _parties(asked: Asked, nodes: Sequence[Node]) -> list[list[int]]:
-    """All of them; then without one worker after another, the smallest first: what it could hold is missed least.
+def _node_subsets(request: EpochRequest, nodes: Sequence[Node]) -> list[list[int]]:
+    """All nodes; then drop one worker after another, the smallest first.
 
-    Where the user pinned a layout, those that make up as many ranks; where nobody does any more, as if nothing were pinned.
+    With a pinned layout, only subsets with that many ranks; all subsets if there is none.
     """
     left = list(range(len(nodes)))
     found = [left]
     for smallest in sorted(left[1:], key=lambda index: (nodes[index].memory_bytes, nodes[index].bandwidth)):
         left = [index for index in left if index != smallest]
         found.append(left)
-    pinned = [left for left in found if asked.wanted is not None and _num_ranks(nodes, left) == asked.wanted.world]
+    pinned = [left for left in found if request.pinned is not None and _num_ranks(nodes, left) == request.pinned.world]
     return pinned or found
 
 
@@ -109,46 +109,48 @@ def _num_ranks(nodes: Sequence[Node], left: Sequence[int]) -> int:
     return sum(nodes[index].num_ranks for index in left)
 
 
-def _preference(one: _Seated) -> tuple[float, ...]:
-    """Soonest first; ties go to fewer stages, then to plainer experts."""
+def _preference(one: _Assignment) -> tuple[float, ...]:
+    """Fastest first; ties go to fewer stages, then to less expert parallelism."""
     return -round(one.tokens_per_second, 2), one.layout.pp, one.layout.ep
 
 
-def _layouts(asked: Asked, sizes: Sizes, nodes: Sequence[Node], left: Sequence[int], refused: list[str]) -> Iterator[_Seated]:
-    for layout in _degrees(asked, _num_ranks(nodes, left)):
+def _layouts(
+    request: EpochRequest, sizes: ModelShards, nodes: Sequence[Node], left: Sequence[int], refused: list[str]
+) -> Iterator[_Assignment]:
+    for layout in _degrees(request, _num_ranks(nodes, left)):
         try:
-            check_layout(ENGINES["windlass"], asked.spec, asked.rules, asked.scheme, layout)
-            yield _seated(asked, sizes, nodes, left, layout)
+            check_layout(ENGINES["windlass"], request.spec, request.rules, request.scheme, layout)
+            yield _assign(request, sizes, nodes, left, layout)
         except Impossible as error:
             refused.append(str(error))
 
 
-def _degrees(asked: Asked, ranks: int) -> Iterator[Layout]:
-    if asked.wanted is not None and asked.wanted.world == ranks:
-        yield asked.wanted
+def _degrees(request: EpochRequest, ranks: int) -> Iterator[Layout]:
+    if request.pinned is not None and request.pinned.world == ranks:
+        yield request.pinned
         return
-    experts = asked.spec.experts
+    experts = request.spec.experts
     for tp in divisors(ranks):
         yield Layout(tp=tp, pp=ranks // tp)
         if experts is not None and tp > 1 and experts.num_experts >= tp:
             yield Layout(tp=tp, pp=ranks // tp, ep=tp)
 
 
-def _seated(asked: Asked, sizes: Sizes, nodes: Sequence[Node], left: Sequence[int], layout: Layout) -> _Seated:
-    """Workers follow the root from quick to slow, so that alike ones share a stage."""
+def _assign(request: EpochRequest, sizes: ModelShards, nodes: Sequence[Node], left: Sequence[int], layout: Layout) -> _Assignment:
+    """Workers follow the root from fast to slow, so that equal ones share a stage."""
     speeds = _speeds(nodes, left)
     workers = sorted(left[1:], key=lambda index: (-speeds[index], index))
-    seated = (left[0], *workers)
-    order = tuple(index for index in seated for _ in range(nodes[index].num_ranks))
-    site = whole_site(_hardware([nodes[index] for index in seated], [speeds[index] for index in seated]))
-    work = workload(min(asked.context_tokens, asked.spec.context_tokens), asked.concurrency)
-    model = MemoryModel(sizes, ENGINES["windlass"], work, asked.scheme)
+    ordered = (left[0], *workers)
+    order = tuple(index for index in ordered for _ in range(nodes[index].num_ranks))
+    site = whole_site(_hardware([nodes[index] for index in ordered], [speeds[index] for index in ordered]))
+    work = workload(min(request.context_tokens, request.spec.context_tokens), request.concurrency)
+    model = MemoryModel(sizes, ENGINES["windlass"], work, request.scheme)
     tried = [_evaluated(model, site, layout, order, shares) for shares in _shares(model, site, layout)]
     return min(tried, key=lambda one: (one.short_bytes, _preference(one)))
 
 
 def _shares(model: MemoryModel, site: Site, layout: Layout) -> list[tuple[float, ...]]:
-    """By speed as far as memory goes; and by memory alone, where heads and groups are too coarse for that."""
+    """Candidates: by bandwidth limited by memory, then by memory alone, in case heads and groups are too coarse for the former."""
     if not tp_shares(model, site, layout):
         return [()]
     rooms = [min(site.devices[pp * layout.tp + tp].memory_bytes for pp in range(layout.pp)) for tp in range(layout.tp)]
@@ -156,14 +158,14 @@ def _shares(model: MemoryModel, site: Site, layout: Layout) -> list[tuple[float,
     return list(dict.fromkeys([*by_speed, tuple(room / sum(rooms) for room in rooms)]))
 
 
-def _evaluated(model: MemoryModel, site: Site, layout: Layout, order: tuple[int, ...], shares: tuple[float, ...]) -> _Seated:
+def _evaluated(model: MemoryModel, site: Site, layout: Layout, order: tuple[int, ...], shares: tuple[float, ...]) -> _Assignment:
     shares = shares if shares and max(shares) - min(shares) > LEAST_DIFFERENCE else ()
     stages = choose_stages(model, site, layout, shares)
-    fit = fitted(model, site, layout, stages, shares, tuple(range(layout.tp)))
+    fit = fit_layout(model, site, layout, stages, shares, tuple(range(layout.tp)))
     speed = SpeedModel(model, site.hardware, layout, fit)
     context = model.workload.mean_decode_context
     rate, _, _ = speed.decode(1, context, model.engine)
-    return _Seated(layout, order, fit, rate, tuple(speed.seat_seconds(1, context)))
+    return _Assignment(layout, order, fit, rate, tuple(speed.slot_seconds(1, context)))
 
 
 # --- nodes as hardware
@@ -184,7 +186,7 @@ def _hardware(nodes: Sequence[Node], speeds: Sequence[float]) -> Hardware:
 
 
 def _devices(node: Node, speed: float) -> tuple[Device, ...]:
-    """One for each rank. Ranks of a machine share its cores, its memory and how quickly that is read."""
+    """One per rank. Ranks of a machine share its cores, memory and bandwidth."""
     count = node.num_ranks
     if node.gpus:
         return tuple(node.gpus[rank % len(node.gpus)] for rank in range(count))
@@ -198,7 +200,7 @@ def _bandwidth(node: Node) -> float:
 
 
 def _speeds(nodes: Sequence[Node], left: Sequence[int]) -> dict[int, float]:
-    """Bandwidths; those that are alike are made equal, and the others are so many times ALIKE's root quicker than the slowest."""
+    """Bandwidth per node: similar ones are made equal, others rounded to a power of sqrt(ALIKE) over the slowest."""
     found = sorted((_bandwidth(nodes[index]), index) for index in left)
     slowest = lowest = found[0][0]
     made: dict[int, float] = {}
@@ -208,11 +210,16 @@ def _speeds(nodes: Sequence[Node], left: Sequence[int]) -> dict[int, float]:
     return made
 
 
-# --- what is said of it
+# --- reasons
 
 
 def _plan(
-    asked: Asked, nodes: Sequence[Node], best: _Seated, others: list[_Seated], left: Sequence[int], refused: list[str]
+    request: EpochRequest,
+    nodes: Sequence[Node],
+    best: _Assignment,
+    others: list[_Assignment],
+    left: Sequence[int],
+    refused: list[str],
 ) -> EpochPlan:
     fit = best.fit
     return EpochPlan(
@@ -223,47 +230,52 @@ def _plan(
         tokens_per_second=round(best.tokens_per_second, 2),
         imbalance=round(best.imbalance, 3),
         rank_bytes=tuple(held.total_bytes for held in fit.memory),
-        reasons=tuple(_reasons(asked, nodes, best, others, left, refused)),
+        reasons=tuple(_reasons(request, nodes, best, others, left, refused)),
     )
 
 
 def _reasons(
-    asked: Asked, nodes: Sequence[Node], best: _Seated, others: list[_Seated], left: Sequence[int], refused: list[str]
+    request: EpochRequest,
+    nodes: Sequence[Node],
+    best: _Assignment,
+    others: list[_Assignment],
+    left: Sequence[int],
+    refused: list[str],
 ) -> Iterator[Reason]:
-    pinned = asked.wanted is not None and best.layout == asked.wanted
+    pinned = request.pinned is not None and best.layout == request.pinned
     if pinned:
-        why = "asked for"
-    elif asked.wanted is not None:
-        why = f"{asked.wanted} was asked for, which is {asked.wanted.world} ranks, and there are {best.layout.world}"
+        why = "pinned"
+    elif request.pinned is not None:
+        why = f"the pinned {request.pinned} needs {request.pinned.world} ranks, but {best.layout.world} are available"
     elif others:
         other = min(others, key=_preference)
         why = f"{best.tokens_per_second:.3g} tokens/s predicted; {other.layout} {other.tokens_per_second:.3g}"
     else:
-        why = refused[0] if refused else "no other layout has room"
+        why = refused[0] if refused else "no other layout fits"
     yield Reason(choice="layout", value=str(best.layout), why=why)
     if best.fit.shares:
         shown = " / ".join(f"{share:.0%}" for share in best.fit.shares)
-        yield Reason(choice="shares", value=shown, why="as quickly as each reads its memory, as far as it has room")
+        yield Reason(choice="shares", value=shown, why="proportional to memory bandwidth, limited by memory size")
     if best.layout.pp > 1:
         shown = " + ".join(str(stop - start) for start, stop in best.fit.stages)
-        yield Reason(choice="stages", value=f"{shown} layers", why="the slowest is as quick as can be, and none overflows")
+        yield Reason(choice="stages", value=f"{shown} layers", why="balanced by bandwidth, limited by memory size")
     if best.imbalance > LEAST_IMBALANCE:
         slowest = best.order[best.seconds.index(max(best.seconds))]
-        why = f"{nodes[slowest].name} takes {best.imbalance - 1:.0%} longer for its part than the mean"
+        why = f"{nodes[slowest].name} takes {best.imbalance - 1:.0%} longer per token than the mean"
         yield Reason(choice="imbalance", value=f"{best.imbalance:.2f}x", why=why)
     idle = [nodes[index].name for index in range(len(nodes)) if index not in left]
     if idle:
-        yield Reason(choice="left out", value=", ".join(idle), why=_why_left_out(asked, best))
+        yield Reason(choice="left out", value=", ".join(idle), why=_why_left_out(request, best))
 
 
-def _why_left_out(asked: Asked, best: _Seated) -> str:
-    if best.layout == asked.wanted:
-        return f"{best.layout} is {best.layout.world} ranks"
-    return "with them no layout fits or can be cut"
+def _why_left_out(request: EpochRequest, best: _Assignment) -> str:
+    if best.layout == request.pinned:
+        return f"the pinned {best.layout} uses {best.layout.world} ranks"
+    return "no layout that includes them fits"
 
 
-def _missing(asked: Asked, nodes: Sequence[Node], best: _Seated) -> DoesNotFit:
-    """Exactly what would have to be free, and where."""
+def _does_not_fit(request: EpochRequest, nodes: Sequence[Node], best: _Assignment) -> DoesNotFit:
+    """Missing bytes, by machine."""
     over = [
         (nodes[index].name, held.total_bytes - held.capacity_bytes, held)
         for index, held in zip(best.order, best.fit.memory, strict=True)
@@ -276,8 +288,8 @@ def _missing(asked: Asked, nodes: Sequence[Node], best: _Seated) -> DoesNotFit:
     more = f" and on {len(over) - 4} more" if len(over) > 4 else ""
     count = len(set(best.order))
     return DoesNotFit(
-        f"{asked.spec.name} in {asked.scheme.name} with a context of {format_context(asked.context_tokens)} does not fit "
-        f"{count} machine{'s' if count > 1 else ''}: at best ({best.layout}) {format_bytes(best.short_bytes)} are missing: {shown}{more}; "
-        "add a worker, free memory, ask for a shorter --context, or convert it to fewer bits",
+        f"{request.spec.name} in {request.scheme.name} with a context of {format_context(request.context_tokens)} does not fit on "
+        f"{count} machine{'s' if count > 1 else ''}: the best layout ({best.layout}) is {format_bytes(best.short_bytes)} short: {shown}{more}; "
+        "add a worker, free memory, use a shorter --context, or convert the model to fewer bits",
         best.short_bytes,
     )

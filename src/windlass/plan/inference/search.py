@@ -1,7 +1,7 @@
-"""The search: engines, schemes, layouts and tiers, from what is least lossy and fits to what fits at all. Pure.
+"""The search over engines, schemes, layouts and memory tiers. Pure.
 
-Order of preference: the least lossy scheme whose weights and cache fit the devices; within it, the layout that serves the goal.
-Only where no scheme fits are weights sent to host memory and disk, in the smallest scheme.
+Order of preference: the least lossy scheme whose weights and KV cache fit on the devices; within it, the best layout for the goal.
+Weights are offloaded to host memory and disk only if no scheme fits, and then in the smallest scheme.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from windlass.core.scheme import Scheme, scheme
 from windlass.core.workload import GOALS, Workload, workload
 from windlass.errors import BadInput, Impossible
 from windlass.plan.cost.running import cost_of
-from windlass.plan.engines import ENGINES, Engine, engine
+from windlass.plan.engines import ENGINES, EngineProfile, engine
 from windlass.plan.inference.advice import BATCH_FOR_SERVER
 from windlass.plan.inference.candidates import Candidate, evaluate, most_sequences
 from windlass.plan.inference.feasible import check_layout, check_pins, layouts, working_layouts
 from windlass.plan.inference.sites import Site, sites
-from windlass.plan.shards import Sizes
+from windlass.plan.shards import ModelShards, shards_of
 
 LARGE = 64
-"""From this many devices on, only the few shortest pipelines that fit are tried for each tp: longer ones only add latency."""
+"""Above this many devices, only the three shortest pipelines that fit are tried per (tp, ep): longer ones only add latency."""
 
 
 @dataclass(frozen=True)
-class Question:
-    """What was asked, before anything is decided."""
+class PlanRequest:
+    """What to plan: model, hardware, workload, and what the user pinned."""
 
     spec: ModelSpec
     rules: tuple[Rule, ...]
     hardware: Hardware
     context_tokens: int
     concurrency: int | None = None
-    """None: one sequence for latency; as many as fit for throughput and cost."""
+    """None: 1 for latency; as many as fit for throughput and cost."""
     goal: str = "latency"
     engine: str = "auto"
     quant: str = "auto"
@@ -52,75 +52,75 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """The chosen candidate, the runners-up, and the devices they are for."""
+class SearchResult:
+    """The chosen candidate, the runners-up, and their devices."""
 
     best: Candidate
     others: tuple[Candidate, ...]
     site: Site
 
 
-def answer(question: Question) -> Answer:
-    """The best plan that keeps everything on the devices; else the best with weights outside; else the one that lacks least."""
-    check(question)
-    sizes = Sizes(question.spec, question.rules)
+def search(request: PlanRequest) -> SearchResult:
+    """The best candidate without offloading; else the best with offloading; else the one that is least short of memory."""
+    check(request)
+    sizes = shards_of(request.spec, request.rules)
     refused: list[str] = []
-    tiers = [[_Search(question, site, sizes, refused) for site in tier] for tier in sites(question.hardware)]
+    tiers = [[_SiteSearch(request, site, sizes, refused) for site in tier] for tier in sites(request.hardware)]
     for tier in tiers:
         found = [one for search in tier if (one := search.on_devices()) is not None]
         if found:
-            return min(found, key=lambda one: _preference(question, one))
+            return min(found, key=lambda one: _preference(request, one))
     spilled = [one for tier in tiers for search in tier if (one := search.spilled()) is not None]
     if not spilled:
-        raise Impossible(_no_layout(question, refused))
-    return min(spilled, key=lambda one: (one.best.fit.short_bytes, *rank(question, one.best)))
+        raise Impossible(_no_layout(request, refused))
+    return min(spilled, key=lambda one: (one.best.fit.short_bytes, *rank(request, one.best)))
 
 
-def _preference(question: Question, found: Answer) -> tuple[float, ...]:
-    return (-found.best.scheme.bits, found.best.scheme.name != "fp8", *rank(question, found.best))
+def _preference(request: PlanRequest, found: SearchResult) -> tuple[float, ...]:
+    return (-found.best.scheme.bits, found.best.scheme.name != "fp8", *rank(request, found.best))
 
 
-class _Search:
-    """One question on one set of devices."""
+class _SiteSearch:
+    """One request on one set of devices."""
 
-    def __init__(self, question: Question, site: Site, sizes: Sizes, refused: list[str]) -> None:
-        self.question, self.site, self.sizes, self.refused = replace(question, hardware=site.hardware), site, sizes, refused
+    def __init__(self, request: PlanRequest, site: Site, sizes: ModelShards, refused: list[str]) -> None:
+        self.request, self.site, self.sizes, self.refused = replace(request, hardware=site.hardware), site, sizes, refused
 
-    def on_devices(self) -> Answer | None:
-        """The least lossy scheme that fits; other schemes are runners-up."""
-        ranked = [(how, found) for how in schemes(self.question) if (found := self._fitting(how))]
+    def on_devices(self) -> SearchResult | None:
+        """The least lossy scheme that fits; the others are runners-up."""
+        ranked = [(how, found) for how in schemes(self.request) if (found := self._fitting(how))]
         for place, (_, found) in enumerate(ranked):
             for candidate in found:
                 best = self._whole(candidate)
                 if best.fits:
                     rest = [others[0] for _, others in ranked[place + 1 :]]
-                    return Answer(best=best, others=runners_up(candidate, found, rest), site=self.site)
+                    return SearchResult(best=best, others=runners_up(candidate, found, rest), site=self.site)
         return None
 
     def _whole(self, found: Candidate) -> Candidate:
-        """Again, with every device of the replica looked at; a few sequences fewer where a rank that was passed over is fuller."""
+        """Evaluates every device of the replica; with fewer sequences if a device that was not evaluated before is fuller."""
         whole = evaluate(self.sizes, self.site, found.engine, found.scheme, found.layout, found.workload, every=True)
-        many = self.question.concurrency is None and found.workload.concurrency > found.layout.dp
+        many = self.request.concurrency is None and found.workload.concurrency > found.layout.dp
         if whole.fits or not many:
             return whole
         fewer = max(int(found.workload.concurrency * 0.9), found.layout.dp)
         return self._whole(replace(found, workload=msgspec.structs.replace(found.workload, concurrency=fewer)))
 
     def _fitting(self, how: Scheme) -> list[Candidate]:
-        """Fitting candidates of one scheme, best first. Layouts that leave devices idle, or share layers over the network, only
-        where there is nothing else."""
-        for one in preferred(self.question, engines(self.question)):
+        """Fitting candidates of one scheme, best first. Layouts that leave devices idle, or with a tp group across nodes, only if
+        there are no others."""
+        for one in preferred(self.request, engines(self.request)):
             for idle in (False, True):
                 fitting = self._candidates(one, how, idle)
                 if fitting:
                     near = [found for found in fitting if not self._far(found.layout)]
-                    return sorted(near or fitting, key=lambda found: rank(self.question, found))
+                    return sorted(near or fitting, key=lambda found: rank(self.request, found))
         return []
 
     def _far(self, layout: Layout) -> bool:
         return self.site.group_spans_nodes(layout) and self.site.devices[0].kind != "cpu"
 
-    def _candidates(self, one: Engine, how: Scheme, idle: bool) -> list[Candidate]:
+    def _candidates(self, one: EngineProfile, how: Scheme, idle: bool) -> list[Candidate]:
         found: list[Candidate] = []
         tried: dict[tuple[int, int], int] = {}
         for layout in self._layouts(one, how, idle):
@@ -133,48 +133,50 @@ class _Search:
                 found.append(candidate)
         return found
 
-    def _layouts(self, one: Engine, how: Scheme, idle: bool) -> Iterator[Layout]:
-        question, devices = self.question, len(self.site.devices)
-        if idle and (devices > LARGE or question.pins):
+    def _layouts(self, one: EngineProfile, how: Scheme, idle: bool) -> Iterator[Layout]:
+        request, devices = self.request, len(self.site.devices)
+        if idle and (devices > LARGE or request.pins):
             return
-        replicas = question.concurrency or (1 if question.goal == "latency" else None)
-        for layout in layouts(question.spec, one, devices, question.pins, replicas=replicas, idle=idle):
+        replicas = request.concurrency or (1 if request.goal == "latency" else None)
+        for layout in layouts(request.spec, one, devices, request.pins, replicas=replicas, idle=idle):
             if layout.dp > 1 and not self.site.uniform:
-                self.refused.append(f"dp {layout.dp}: replicas over unlike devices are not planned; use --dp 1")
+                self.refused.append(f"dp {layout.dp}: replicas over unequal devices are not supported; use --dp 1")
                 continue
             try:
-                check_layout(one, question.spec, question.rules, how, layout)
+                check_layout(one, request.spec, request.rules, how, layout)
             except Impossible as error:
                 self.refused.append(str(error))
                 continue
             yield layout
 
-    def _evaluate(self, one: Engine, how: Scheme, layout: Layout) -> Candidate | None:
-        work = question_workload(self.question)
-        if self.question.concurrency is None and self.question.goal != "latency":
+    def _evaluate(self, one: EngineProfile, how: Scheme, layout: Layout) -> Candidate | None:
+        work = request_workload(self.request)
+        if self.request.concurrency is None and self.request.goal != "latency":
             return most_sequences(self.sizes, self.site, one, how, layout, work)
         return evaluate(self.sizes, self.site, one, how, layout, work)
 
-    def spilled(self) -> Answer | None:
-        """Nothing fits the devices: weights go to host memory and disk, smallest scheme first; what cannot be placed is short."""
+    def spilled(self) -> SearchResult | None:
+        """Offloads weights to host memory and disk, smallest scheme first; what still does not fit is counted as short."""
         found: list[Candidate] = []
-        for how in sorted(schemes(self.question), key=lambda one: one.bits):
-            for one in sorted(engines(self.question), key=lambda one: not one.offload):
+        for how in sorted(schemes(self.request), key=lambda one: one.bits):
+            for one in sorted(engines(self.request), key=lambda one: not one.offload):
                 for layout in self._layouts(one, how, idle=False):
-                    if layout.dp == 1 or not one.offload or "dp" in self.question.pins:  # no replicas of what does not fit once
+                    if (
+                        layout.dp == 1 or not one.offload or "dp" in self.request.pins
+                    ):  # no replicas of a model that does not fit once
                         found += self._spills(one, how, layout)
             if any(candidate.fits for candidate in found):
                 break
         if not found:
             return None
-        found.sort(key=lambda one: (one.fit.short_bytes, self._far(one.layout), *rank(self.question, one)))
+        found.sort(key=lambda one: (one.fit.short_bytes, self._far(one.layout), *rank(self.request, one)))
         fitting = [candidate for candidate in found[1:] if candidate.fits and candidate.layout != found[0].layout]
-        return Answer(best=found[0], others=runners_up(found[0], fitting, []), site=self.site)
+        return SearchResult(best=found[0], others=runners_up(found[0], fitting, []), site=self.site)
 
-    def _spills(self, one: Engine, how: Scheme, layout: Layout) -> Iterator[Candidate]:
-        """With throughput as the goal, several sequences share what is streamed."""
-        work = question_workload(self.question)
-        many = self.question.concurrency is None and self.question.goal != "latency"
+    def _spills(self, one: EngineProfile, how: Scheme, layout: Layout) -> Iterator[Candidate]:
+        """For throughput, several sequences share one pass over the streamed weights."""
+        work = request_workload(self.request)
+        many = self.request.concurrency is None and self.request.goal != "latency"
         for count in SPILLED_SEQUENCES if many else (work.concurrency,):
             changed = msgspec.structs.replace(work, concurrency=count)
             yield evaluate(self.sizes, self.site, one, how, layout, changed, spill=True)
@@ -184,119 +186,121 @@ SPILLED_SEQUENCES = (1, 4, 16, 64)
 
 
 def runners_up(best: Candidate, ranked: list[Candidate], other_schemes: list[Candidate]) -> tuple[Candidate, ...]:
-    """Two that differ in kind: another layout, and another scheme; two layouts where there is one scheme."""
+    """Up to two: another layout and another scheme; or two other layouts."""
     layouts_ = [one for one in ranked if (one.layout.tp, one.layout.pp) != (best.layout.tp, best.layout.pp)]
     chosen = [*layouts_[:1], *other_schemes[-1:], *layouts_[1:]]
     return tuple(chosen[:2])
 
 
-def _no_layout(question: Question, refused: list[str]) -> str:
-    """Why the asked-for layout is impossible, and the nearest that work on the same devices."""
-    why = refused[0] if refused else f"{question.spec.name} has no layout on {question.hardware.description}"
-    asked = Layout(**{name: question.pins.get(name, 1) for name in ("tp", "pp", "ep", "dp")})
-    one, how = preferred(question, engines(question))[0], schemes(question)[0]
-    working = working_layouts(one, question.spec, question.rules, how, asked, question.hardware.num_devices)
-    return f"{why}; on {question.hardware.num_devices} devices use {working}" if working else why
+def _no_layout(request: PlanRequest, refused: list[str]) -> str:
+    """Why the requested layout is impossible, and the nearest ones that work on the same devices."""
+    why = refused[0] if refused else f"no layout of {request.spec.name} works on {request.hardware.description}"
+    requested = Layout(**{name: request.pins.get(name, 1) for name in ("tp", "pp", "ep", "dp")})
+    one, how = preferred(request, engines(request))[0], schemes(request)[0]
+    working = working_layouts(one, request.spec, request.rules, how, requested, request.hardware.num_devices)
+    return f"{why}; on {request.hardware.num_devices} devices use {working}" if working else why
 
 
-def check(question: Question) -> None:
-    spec = question.spec
-    if question.context_tokens > spec.context_tokens:
+def check(request: PlanRequest) -> None:
+    spec = request.spec
+    if request.context_tokens > spec.context_tokens:
         raise Impossible(
-            f"a context of {question.context_tokens:,} tokens is beyond {spec.name}'s {spec.context_tokens:,}; "
+            f"--context {request.context_tokens:,} exceeds the {spec.context_tokens:,} tokens of {spec.name}; "
             f"use --context {spec.context_tokens} or less"
         )
-    if question.context_tokens < 1:
-        raise BadInput("--context must be at least one token")
-    if question.concurrency is not None and not 1 <= question.concurrency <= 10**6:
+    if request.context_tokens < 1:
+        raise BadInput("--context must be at least 1")
+    if request.concurrency is not None and not 1 <= request.concurrency <= 10**6:
         raise BadInput("--concurrency must be from 1 to 1,000,000")
-    if question.goal not in GOALS:
-        raise BadInput(f"--goal is one of {', '.join(GOALS)}")
+    if request.goal not in GOALS:
+        raise BadInput(f"--goal must be one of {', '.join(GOALS)}, not {request.goal!r}")
     for name in ("prompt_tokens", "new_tokens"):
-        value = getattr(question, name)
+        value = getattr(request, name)
         if value is not None and value < 1:
             raise BadInput(f"--{name.replace('_', '-')} must be at least 1")
-    work = question_workload(question)
-    if work.prompt_tokens + work.new_tokens > max(question.context_tokens, 2):
+    work = request_workload(request)
+    if work.prompt_tokens + work.new_tokens > max(request.context_tokens, 2):
         raise BadInput(
-            f"a prompt of {work.prompt_tokens:,} and an answer of {work.new_tokens:,} tokens exceed --context {question.context_tokens:,}"
+            f"--prompt-tokens {work.prompt_tokens:,} plus --new-tokens {work.new_tokens:,} exceed --context {request.context_tokens:,}"
         )
-    scheme("int4", question.group)  # a group that no scheme takes is refused whatever the scheme
-    check_pins(spec, question.hardware.num_devices, question.pins)
+    scheme("int4", request.group)  # refuses an invalid group size whatever the scheme
+    check_pins(spec, request.hardware.num_devices, request.pins)
 
 
-def runs_on(found: Engine, question: Question) -> bool:
-    return found.name in question.spec.engines and not _foreign_kinds(found, question)
+def runs_on(found: EngineProfile, request: PlanRequest) -> bool:
+    return found.name in request.spec.engines and not _unsupported_kinds(found, request)
 
 
-def _foreign_kinds(found: Engine, question: Question) -> set[str]:
-    """Of the devices there are, those that the engine does not run on."""
-    asked = found.kinds_if_asked if question.engine == found.name else ()
-    return {device.kind for device in question.hardware.distinct_devices} - {*found.kinds, *asked}
+def _unsupported_kinds(found: EngineProfile, request: PlanRequest) -> set[str]:
+    """Device kinds that the engine does not support."""
+    extra = found.kinds_on_request if request.engine == found.name else ()
+    return {device.kind for device in request.hardware.distinct_devices} - {*found.kinds, *extra}
 
 
-def engines(question: Question) -> list[Engine]:
-    """Asked for, or all that run the model on these devices; where none does, the embedded one lends its memory model."""
-    if question.engine != "auto":
-        found = engine(question.engine)
-        foreign = _foreign_kinds(found, question)
-        if foreign:
-            raise Impossible(f"{found.name} does not run on {', '.join(sorted(foreign))} devices; use --engine windlass")
-        if question.spec.engines and found.name not in question.spec.engines:
-            others = " or ".join(question.spec.engines)
-            raise Impossible(f"{found.name} does not run {question.spec.name} ({question.spec.family}); use --engine {others}")
+def engines(request: PlanRequest) -> list[EngineProfile]:
+    """The one set with --engine, or all that support the model on these devices; if none does, the embedded one for its memory model."""
+    if request.engine != "auto":
+        found = engine(request.engine)
+        unsupported = _unsupported_kinds(found, request)
+        if unsupported:
+            raise Impossible(f"{found.name} does not support {', '.join(sorted(unsupported))} devices; use --engine windlass")
+        if request.spec.engines and found.name not in request.spec.engines:
+            others = " or ".join(request.spec.engines)
+            raise Impossible(f"{found.name} does not support {request.spec.name} ({request.spec.family}); use --engine {others}")
         return [found]
-    return [found for found in ENGINES.values() if runs_on(found, question)] or [ENGINES["windlass"]]
+    return [found for found in ENGINES.values() if runs_on(found, request)] or [ENGINES["windlass"]]
 
 
-def schemes(question: Question) -> list[Scheme]:
-    """Least lossy first. A checkpoint published in fewer bits is not widened again; fp8 needs an accelerator."""
-    only = _cpu_schemes(question)
-    if question.quant != "auto":
-        if only and question.quant not in only:
-            raise Impossible(f"{question.engine} runs {' and '.join(only)} on a CPU, not {question.quant}; use --engine windlass")
-        return [scheme(question.quant, question.group, question.kv)]
+def schemes(request: PlanRequest) -> list[Scheme]:
+    """Least lossy first. A checkpoint published in fewer bits is not converted to more; fp8 needs an accelerator."""
+    only = _cpu_schemes(request)
+    if request.quant != "auto":
+        if only and request.quant not in only:
+            raise Impossible(
+                f"{request.engine} supports {' and '.join(only)} on a CPU, not {request.quant}; use --engine windlass"
+            )
+        return [scheme(request.quant, request.group, request.kv)]
     if only:
-        return [scheme(only[0], question.group, question.kv)]
+        return [scheme(only[0], request.group, request.kv)]
     order = ["bf16", "fp8", "int8", "int4"]
-    native = question.spec.native_scheme
+    native = request.spec.native_scheme
     if native == "mxfp4":
         order = ["mxfp4", "int4"]
     elif native == "fp8":
         order = ["fp8", "int8", "int4"]
-    if any(device.kind in ("cpu", "metal") for device in question.hardware.distinct_devices):
+    if any(device.kind in ("cpu", "metal") for device in request.hardware.distinct_devices):
         order = [name for name in order if name != "fp8"] or ["int8", "int4"]
-    return [scheme(name, question.group, question.kv) for name in order]
+    return [scheme(name, request.group, request.kv) for name in order]
 
 
-def _cpu_schemes(question: Question) -> tuple[str, ...]:
-    on_cpu = any(device.kind == "cpu" for device in question.hardware.distinct_devices)
-    return engine(question.engine).cpu_schemes if on_cpu and question.engine != "auto" else ()
+def _cpu_schemes(request: PlanRequest) -> tuple[str, ...]:
+    on_cpu = any(device.kind == "cpu" for device in request.hardware.distinct_devices)
+    return engine(request.engine).cpu_schemes if on_cpu and request.engine != "auto" else ()
 
 
-def question_workload(question: Question) -> Workload:
+def request_workload(request: PlanRequest) -> Workload:
     return workload(
-        question.context_tokens,
-        question.concurrency or 1,
-        question.goal,
-        prompt_tokens=question.prompt_tokens,
-        new_tokens=question.new_tokens,
+        request.context_tokens,
+        request.concurrency or 1,
+        request.goal,
+        prompt_tokens=request.prompt_tokens,
+        new_tokens=request.new_tokens,
     )
 
 
-def rank(question: Question, candidate: Candidate) -> tuple[float, ...]:
-    """Smaller is better. Ties go to fewer stages, then to plainer experts."""
+def rank(request: PlanRequest, candidate: Candidate) -> tuple[float, ...]:
+    """Sort key, smaller is better. Ties go to fewer stages, then to less expert parallelism."""
     speed, layout = candidate.speed, candidate.layout
     plain = (float(layout.pp), float(layout.ep), float(layout.tp))
-    if question.goal == "latency":
+    if request.goal == "latency":
         return (round(speed.step_seconds, 6), round(speed.time_to_first_token_seconds, 4), *plain)
-    if question.goal == "throughput":
+    if request.goal == "throughput":
         return (-round(speed.sustained_tokens_per_second, 1), *plain)
-    priced = cost_of(question.hardware.devices[: layout.world], speed.sustained_tokens_per_second)
+    priced = cost_of(request.hardware.devices[: layout.world], speed.sustained_tokens_per_second)
     return (priced.usd_per_million_output_tokens or -speed.sustained_tokens_per_second, *plain)
 
 
-def preferred(question: Question, available: list[Engine]) -> list[Engine]:
-    """Embedded unless the load calls for a server: many sequences, or throughput as the goal, or several nodes of accelerators."""
-    crowded = question.concurrency > BATCH_FOR_SERVER if question.concurrency else question.goal != "latency"
-    return sorted(available, key=lambda found: (found.name != "vllm") if crowded else (found.name != "windlass"))
+def preferred(request: PlanRequest, available: list[EngineProfile]) -> list[EngineProfile]:
+    """The embedded engine first, unless the concurrency is high or the goal is throughput or cost."""
+    many = request.concurrency > BATCH_FOR_SERVER if request.concurrency else request.goal != "latency"
+    return sorted(available, key=lambda found: (found.name != "vllm") if many else (found.name != "windlass"))

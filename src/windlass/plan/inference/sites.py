@@ -1,6 +1,6 @@
-"""Which devices to plan for. Alike ones are taken as they are; of unlike ones, sensible parts are tried beside the whole.
+"""Which devices to plan for: all of them; and of unequal devices also subsets.
 
-Decode waits for the slowest of those that share a layer, so a quick node alone may beat all devices together.
+Decode waits for the slowest device of a tp group, so one fast node may beat all devices together.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import msgspec
 from windlass.core.hardware.cpu import cpu_device
 from windlass.core.hardware.spec import Device, Hardware, Node
 from windlass.core.layout import Layout
-from windlass.plan.memory import Seat
+from windlass.plan.memory import DeviceSlot
 
 Place = tuple[int, int]
-"""A device: its node, and its number in the node, as the user gave them."""
+"""A device: index of its node and index in the node, in the user's order."""
 
 
 @dataclass(frozen=True)
 class Site:
-    """Hardware as the search walks it: quickest nodes first, every device with its node, looked up once."""
+    """A set of devices for the search, fastest nodes first, with lookups cached."""
 
     hardware: Hardware
     places: tuple[Place, ...]
@@ -40,33 +40,33 @@ class Site:
     def uniform(self) -> bool:
         return self.hardware.uniform
 
-    def seats(self, layout: Layout, tp_indices: tuple[int, ...]) -> tuple[Seat, ...]:
-        """The first replica, or of each of its tp groups the indices that stand for all."""
+    def slots(self, layout: Layout, tp_indices: tuple[int, ...]) -> tuple[DeviceSlot, ...]:
+        """Devices of the first replica, for these tp indices."""
         return tuple(
-            Seat(device=self.devices[pp * layout.tp + tp], node=self.nodes_of[pp * layout.tp + tp], tp=tp, pp=pp)
+            DeviceSlot(device=self.devices[pp * layout.tp + tp], node=self.nodes_of[pp * layout.tp + tp], tp=tp, pp=pp)
             for pp in range(layout.pp)
             for tp in tp_indices
         )
 
     def group_spans_nodes(self, layout: Layout) -> bool:
-        """Whether ranks that share every layer would talk over the network."""
+        """Whether a tp group would communicate over the network."""
         if layout.tp == 1 or len(self.hardware.nodes) == 1:
             return False
         nodes = self.nodes_of
         return any(nodes[first] != nodes[first + layout.tp - 1] for first in range(0, layout.tp * layout.pp, layout.tp))
 
 
-def processes(hardware: Hardware, degrees: dict[str, int]) -> Hardware:
-    """CPUs shared out among processes, where the user pinned more ranks than there are machines: each has its part of the cores and the memory."""
+def split_cpus(hardware: Hardware, degrees: dict[str, int]) -> Hardware:
+    """Splits CPUs into several devices, if the user pinned more ranks than there are machines: each gets part of the cores and memory."""
     ranks = prod(degrees.get(name, 1) for name in ("tp", "pp", "dp"))
     each, left = divmod(ranks, hardware.num_devices)
     if each < 2 or left or any(device.kind != "cpu" for device in hardware.distinct_devices):
         return hardware
-    made = {id(node): _shared_out(node, each) for node in hardware.distinct_nodes}
+    made = {id(node): _split_cpu(node, each) for node in hardware.distinct_nodes}
     return msgspec.structs.replace(hardware, nodes=tuple(made[id(node)] for node in hardware.nodes))
 
 
-def _shared_out(node: Node, ranks: int) -> Node:
+def _split_cpu(node: Node, ranks: int) -> Node:
     (whole,) = node.devices
     cores = int(whole.name.rpartition(":")[2])
     part = cpu_device(max(cores // ranks, 1), whole.memory_bytes // ranks, whole.measured_bandwidth / ranks, whole.source)
@@ -78,7 +78,7 @@ def whole_site(hardware: Hardware) -> Site:
 
 
 def sites(hardware: Hardware) -> list[list[Site]]:
-    """In order of preference: accelerators, then CPUs alone, then everything together; within each the parts worth trying."""
+    """In order of preference: accelerators, CPUs, all devices; each with its subsets."""
     if hardware.uniform:
         return [[whole_site(hardware)]]
     kinds = {device.kind for device in hardware.distinct_devices}
@@ -91,7 +91,7 @@ def sites(hardware: Hardware) -> list[list[Site]]:
 
 
 def _parts(hardware: Hardware, wanted: Callable[[Device], bool]) -> list[Site]:
-    """All of them, each kind by itself, and each node by itself."""
+    """All wanted devices, each device type alone, and each node alone."""
     made = [_part(hardware, lambda _node, device: wanted(device))]
     names = {device.name: None for device in hardware.distinct_devices if wanted(device)}
     made += [_part(hardware, lambda _node, device, name=name: device.name == name) for name in names]
@@ -104,7 +104,7 @@ def _parts(hardware: Hardware, wanted: Callable[[Device], bool]) -> list[Site]:
 
 
 def _part(hardware: Hardware, wanted: Callable[[int, Device], bool]) -> Site:
-    """Nodes with only the wanted devices, quickest first; inside a node too."""
+    """The wanted devices, fastest nodes first, and fastest first within a node."""
     kept: list[tuple[Node, list[Place]]] = []
     for index, node in enumerate(hardware.nodes):
         chosen = sorted(

@@ -1,4 +1,4 @@
-"""Which layers go to which stage: consecutive layers, so that the slowest stage is as quick as can be and none overflows."""
+"""Assigns consecutive layers to pipeline stages: minimizes the time of the slowest stage within each stage's memory."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ def balance(
 ) -> tuple[Interval, ...]:
     """Stages for `len(speeds)` pipeline ranks, by bisection on the time of the slowest one.
 
-    A stage's time is its bytes over its speed (decode reads every weight it holds); `rooms` are bytes it may hold; `first` and
-    `last` are the embedding's and the head's bytes. Falls back to an even split where nothing fits: the caller sees the overflow.
+    A stage's time is its bytes over its speed (decode reads every weight it holds); `rooms` are the bytes it may hold; `first` and
+    `last` are the bytes of the embedding and the head. Falls back to a split by memory if nothing fits: the caller sees the overflow.
     """
     count = len(speeds)
     if count == 1:
@@ -37,7 +37,7 @@ def balance(
 def _fill(
     layer_bytes: Sequence[float], speeds: Sequence[float], rooms: Sequence[float], extras: Sequence[float], seconds: float
 ) -> tuple[Interval, ...] | None:
-    """Fills stage after stage up to `seconds` and its room, leaving at least one layer for each stage to come."""
+    """Fills stage after stage up to `seconds` and its memory, leaving at least one layer for each later stage."""
     bounds: list[Interval] = []
     start, total = 0, len(layer_bytes)
     for stage, (speed, room, extra) in enumerate(zip(speeds, rooms, extras, strict=True)):

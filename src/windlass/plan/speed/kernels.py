@@ -1,8 +1,8 @@
-"""Time of a pass through our own GPU kernels, kernel by kernel: what a kernel reads or multiplies, what it costs beyond that, and the gap after it.
+"""Time of a forward pass in our fused GPU kernels, kernel by kernel: memory reads or FLOPs, overhead, and the gap after each kernel.
 
-Which kernels there are depends on the rows of a step as it does in nn.fused: one row streams weights past itself; 2 to 64 rows stream
-experts, eight rows an item, and from nine on multiply the other matrices in tiles; more rows multiply everything in tiles. Tiles come in waves,
-one a processor, so a wave that is half empty takes as long as a full one. Constants and where they were measured: engines.KernelTimes.
+Kernel selection by rows per step mirrors nn.fused: one row streams all weights; 2 to 64 rows stream the experts, eight rows per work item,
+and from nine rows on use tiled matmuls for the other matrices; more rows use tiled matmuls everywhere. Tiles run in waves over the SMs,
+so a partial wave takes as long as a full one. Constants and their measurements: engines.KernelTimes.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from windlass.core.hardware.spec import Device
 from windlass.core.layout import Layout
 from windlass.core.model import Attention, Layer, ModelSpec, MoE
 from windlass.core.place import Placement, local_experts, local_shape, stored
-from windlass.core.rule import Part, Role, Rule
+from windlass.core.rule import ModelPart, Role, Rule
 from windlass.core.scheme import Scheme
 from windlass.plan.engines import KernelTimes
 
 FEW_ROWS, STREAMED_ROWS, DEPENDENT_ROWS = 8, 64, 64
-"""As in nn.fused: rows of an item; rows up to which experts are streamed; rows up to which kernels start before those ahead of them end."""
+"""As in nn.fused: rows per work item; rows up to which experts are streamed; rows up to which dependent launch is used."""
 SLICE_BLOCKS = 32
-"""Blocks of a row that a warp's registers hold: longer rows of a few-row product are cut."""
+"""Blocks of a row that fit in a warp's registers: longer rows of a few-row matmul are split."""
 WHOLE_TOKENS, SPLIT_TOKENS, MAX_SPLITS = 512, 256, 64
-"""Sequences of up to so many tokens are one piece of work to attention; longer ones are split into pieces of at least so many."""
+"""Attention handles sequences up to WHOLE_TOKENS as one work unit; longer ones are split into units of at least SPLIT_TOKENS."""
 ITEM_ROWS = (64, 128, 160)
-"""Rows of an expert that are multiplied at once beyond 64 rows, where it has more than `STREAMED_MEAN` on average."""
+"""Rows of an expert per work item above 64 rows, if it has more than `STREAMED_MEAN` rows on average."""
 STREAMED_MEAN = 12
 PROCESSORS = {"H100-PCIe": 114, "H20": 78}
 HOPPER_PROCESSORS = 132
 
 
 @dataclass(frozen=True)
-class Matrix:
-    """4-bit weights as the kernels hold them: rows in sixteens, inputs in blocks of 128 with their scales."""
+class PackedMatrix:
+    """4-bit weights in the kernels' layout: tiles of 16 rows, blocks of 128 inputs with their scales."""
 
     rows: int
     inputs: int
@@ -57,17 +57,17 @@ class Matrix:
 
 @dataclass(frozen=True)
 class LayerShape:
-    """What one device holds of a layer."""
+    """The shard of a layer on one device."""
 
-    qkv: Matrix
-    out: Matrix
-    gate_up: Matrix
-    """Of one expert, where there are any."""
-    down: Matrix
+    qkv: PackedMatrix
+    out: PackedMatrix
+    gate_up: PackedMatrix
+    """Of one expert in a MoE layer."""
+    down: PackedMatrix
     kv_heads: int
     head_norm: bool
     experts: int = 0
-    """Held here; 0: a dense feed-forward."""
+    """Experts on this device; 0: a dense feed-forward."""
     all_experts: int = 0
     active: int = 0
     shared: int = 0
@@ -78,7 +78,7 @@ class LayerShape:
 
 
 def applies(spec: ModelSpec, how: Scheme, device: Device) -> bool:
-    return fused.has_kernels(device.name) and not fused.storage_lacks(how) and not fused.lacks(spec)
+    return fused.has_kernels(device.name) and not fused.unsupported_storage(how) and not fused.unsupported(spec)
 
 
 # --- shapes ----------------------------------------------------------------------------------------------------------
@@ -87,15 +87,15 @@ def applies(spec: ModelSpec, how: Scheme, device: Device) -> bool:
 def layer_shapes(
     spec: ModelSpec, rules: tuple[Rule, ...], placement: Placement, layout: Layout, how: Scheme, tp_index: int
 ) -> tuple[LayerShape, ...]:
-    """Layers of the same rules share one object, so that a model of eighty layers is timed once."""
-    matrices: dict[int, tuple[str, Matrix]] = {}
+    """Equal layers share one object, so that each distinct layer is timed once."""
+    matrices: dict[int, tuple[str, PackedMatrix]] = {}
     of_layer: list[list[int]] = [[] for _ in spec.layers]
     for number, rule in enumerate(rules):
-        if rule.part is not Part.MAIN or rule.role is not Role.MATRIX or rule.layers is None:
+        if rule.part is not ModelPart.MAIN or rule.role is not Role.MATRIX or rule.layers is None:
             continue
         rows, inputs = local_shape(rule, placement, tp_index)
         name = rule.ours.removeprefix("layers.{layer}.")
-        matrices[number] = name, Matrix(rows, inputs, stored(rule, how).group or BLOCK_INPUTS)
+        matrices[number] = name, PackedMatrix(rows, inputs, stored(rule, how).group or BLOCK_INPUTS)
         for layer in rule.layers:
             of_layer[layer].append(number)
     held = local_experts(placement, layout, tp_index)
@@ -106,7 +106,7 @@ def layer_shapes(
     return tuple(known[tuple(numbers)] for numbers in of_layer)
 
 
-def _layer_shape(layer: Layer, matrices: dict[str, Matrix], held: int) -> LayerShape:
+def _layer_shape(layer: Layer, matrices: dict[str, PackedMatrix], held: int) -> LayerShape:
     assert isinstance(layer.mixer, Attention)
     ffn = layer.feed_forward
     prefix = "ffn.experts.{expert}." if isinstance(ffn, MoE) else "ffn."
@@ -114,9 +114,9 @@ def _layer_shape(layer: Layer, matrices: dict[str, Matrix], held: int) -> LayerS
     q, k, v = (matrices[f"mixer.{part}.weight"] for part in "qkv")
     mixture = ffn if isinstance(ffn, MoE) else None
     return LayerShape(
-        qkv=Matrix(q.rows + k.rows + v.rows, q.inputs, q.group),
+        qkv=PackedMatrix(q.rows + k.rows + v.rows, q.inputs, q.group),
         out=matrices["mixer.o.weight"],
-        gate_up=Matrix(2 * gate.rows, gate.inputs, gate.group),
+        gate_up=PackedMatrix(2 * gate.rows, gate.inputs, gate.group),
         down=down,
         kv_heads=-(-k.rows // HEAD_DIM),
         head_norm=layer.mixer.qk_norm,
@@ -132,7 +132,7 @@ def _layer_shape(layer: Layer, matrices: dict[str, Matrix], held: int) -> LayerS
 
 @lru_cache(maxsize=4096)
 def items_of(rows: int, chance: float, item_rows: int) -> float:
-    """Items an expert is expected to have when each of `rows` rows chooses it with this chance: the mean of ceil(n / item_rows)."""
+    """Expected work items of an expert if each of `rows` rows selects it with probability `chance`: the mean of ceil(n / item_rows)."""
     mean, reach = rows * chance, 12 * (rows * chance * (1 - chance)) ** 0.5 + 12
     likely = range(max(0, int(mean - reach)), min(rows, int(mean + reach)) + 1)
     return sum(ceil(n / item_rows) * _binomial(n, rows, chance) for n in likely)
@@ -148,7 +148,7 @@ def _binomial(n: int, rows: int, chance: float) -> float:
 # --- kernels ---------------------------------------------------------------------------------------------------------
 
 
-class Kernels:
+class KernelModel:
     """Seconds of each kernel on one device."""
 
     def __init__(self, times: KernelTimes, device: Device) -> None:
@@ -156,14 +156,14 @@ class Kernels:
         self.processors = PROCESSORS.get(device.name, HOPPER_PROCESSORS)
 
     def step(self, head_bytes: float, vocab: int, rows: int) -> float:
-        """What is done once a step: head, sampling, the host."""
+        """Once per step: head, sampling, host work."""
         logits = 4 * vocab * rows
         return self.times.step + self.times.small + (head_bytes + logits) / self.bandwidth
 
     def layer(self, shape: LayerShape, rows: int, sequences: int, context: int, *, crowd: float = 1.0) -> float:
-        """`rows` of `sequences` that see `context` tokens each; as many rows as sequences is a step of decoding.
+        """`rows` tokens of `sequences`, each attending to `context` tokens; rows == sequences is a decode step.
 
-        `crowd`: items of the busiest rank over the mean.
+        `crowd`: work items of the busiest rank over the mean.
         """
         mixer = self.decode_attention(shape, sequences, context)
         if rows > sequences:
@@ -198,13 +198,13 @@ class Kernels:
         norms = sum(self._add_norm(shape.hidden, rows, 4, count) for count in (self._slices(shape.out, rows), parts))
         return qkv + out + feed + norms
 
-    def short(self, matrix: Matrix, rows: int, *, cut: bool) -> float:
-        """A few rows stream weights past themselves, in slices of the inputs where these are many and parts may be added later."""
+    def short(self, matrix: PackedMatrix, rows: int, *, cut: bool) -> float:
+        """A few rows stream the weights, split along the inputs if these are long and partial sums are allowed (`cut`)."""
         if rows <= FEW_ROWS and (cut or matrix.blocks <= SLICE_BLOCKS):
             return self.streamed(matrix.num_bytes)
         return self._tiled(matrix, rows, self._slices(matrix, rows) if cut else 1)
 
-    def _slices(self, matrix: Matrix, rows: int) -> int:
+    def _slices(self, matrix: PackedMatrix, rows: int) -> int:
         if rows <= FEW_ROWS:
             return -(-matrix.blocks // SLICE_BLOCKS)
         groups = -(-matrix.rows // 128)
@@ -213,8 +213,8 @@ class Kernels:
     def streamed(self, num_bytes: float) -> float:
         return self.times.stream + num_bytes / (self.bandwidth * self.times.stream_share)
 
-    def _tiled(self, matrix: Matrix, rows: int, slices: int) -> float:
-        """128 rows of weights to a unit: codes are widened, activations come from the second-level cache, products are made."""
+    def _tiled(self, matrix: PackedMatrix, rows: int, slices: int) -> float:
+        """A work unit has 128 rows of weights: dequantize, load activations from L2, multiply."""
         times = self.times
         waves = ceil(-(-matrix.rows // 128) * slices / self.processors)
         product = 2 * 128 * BLOCK_INPUTS * 64 * self.processors / self.rate
@@ -225,7 +225,7 @@ class Kernels:
         return self.times.route + rows * self.times.route_row
 
     def _add_norm(self, hidden: int, rows: int, part_bytes: int, parts: int) -> float:
-        """The stream in fp32 read and written, its parts, the normed rows."""
+        """Reads and writes the fp32 residual, reads the partial sums, writes the normed rows."""
         share = 1.0 if rows <= STREAMED_ROWS else self.times.sum_share
         return self.times.sum + rows * hidden * (parts * part_bytes + 10) / (self.bandwidth * share)
 
@@ -239,12 +239,12 @@ class Kernels:
             feed = self.products(shape.gate_up, items, 128) + self.products(shape.down, items, 128, down)
             return mixer + norms + self._sums(shape.hidden, rows, down) + feed
         norms += self._add_norm(shape.hidden, rows, 2, shape.active + shape.shared)
-        # Weights of the router as three bf16 numbers each.
+        # The fp32 router weights are split into three bf16 numbers each.
         logits = 6 * rows * shape.hidden * shape.all_experts / (self.rate * self.times.product_share)
         return mixer + norms + logits + self.times.dispatch + self._routed(shape, rows, crowd)
 
     def _routed(self, shape: LayerShape, rows: int, crowd: float) -> float:
-        """Experts of up to 64 rows, and of more where each has few: eight rows an item; else as many as most experts have."""
+        """Up to 64 rows, or few rows per expert: eight rows per work item; else enough for most experts in one item."""
         mean = rows * shape.active / shape.all_experts
         few = rows <= STREAMED_ROWS or mean <= STREAMED_MEAN
         size = FEW_ROWS if few else next((one for one in ITEM_ROWS if one >= mean + 2 * mean**0.5), ITEM_ROWS[-1])
@@ -253,16 +253,16 @@ class Kernels:
             return sum(self.streamed(matrix.num_bytes * items) for matrix in (shape.gate_up, shape.down))
         return sum(self.products(matrix, items, size) for matrix in (shape.gate_up, shape.down))
 
-    def _wide_slices(self, matrix: Matrix, rows: int) -> int:
-        """Of the inputs, as long as rows alone do not fill the processors."""
+    def _wide_slices(self, matrix: PackedMatrix, rows: int) -> int:
+        """Split-K factor, while rows alone do not fill the SMs."""
         groups = -(-matrix.rows // 256) * -(-rows // 128)
         return max((s for s in range(1, matrix.blocks + 1) if not matrix.blocks % s and groups * s <= self.processors), default=1)
 
     def _sums(self, hidden: int, rows: int, slices: int) -> float:
         return self._add_norm(hidden, rows, 2 if slices == 1 else 4, slices)
 
-    def products(self, matrix: Matrix, items: float, item_rows: int, slices: int = 1) -> float:
-        """256 rows of weights and an item to a unit, which begins and ends as if it had a few blocks more."""
+    def products(self, matrix: PackedMatrix, items: float, item_rows: int, slices: int = 1) -> float:
+        """A work unit has 256 rows of weights and one item, plus a fixed overhead of a few blocks."""
         times = self.times
         waves = ceil(-(-matrix.rows // 256) * items * slices / self.processors)
         block = 2 * 256 * BLOCK_INPUTS * item_rows * self.processors / (self.rate * times.product_share)
@@ -271,18 +271,18 @@ class Kernels:
     # attention
 
     def decode_attention(self, shape: LayerShape, sequences: int, context: int) -> float:
-        """A unit is a key head of a sequence, or a part of one; few units leave most of the bandwidth to nobody."""
+        """A work unit is one KV head of a sequence, or a split of it; few units leave most of the bandwidth unused."""
         groups, splits = sequences * shape.kv_heads, 1
         if context > WHOLE_TOKENS and groups < 2 * self.processors:
             splits = max(1, min(self.processors // groups, -(-context // SPLIT_TOKENS), MAX_SPLITS))
-        # Long ones follow one another without a pause.
+        # Long units follow each other without a gap.
         waves = max(groups / self.processors, 1.0) if context <= WHOLE_TOKENS else 1.0
         reached = self.bandwidth * min(groups * splits / self.processors, 1.0)
         read = groups * context * HEAD_DIM * 4
         return waves * self.times.attention + (self.times.split if splits > 1 else 0.0) + read / reached
 
     def _prompt_attention(self, shape: LayerShape, rows: int, context: int) -> float:
-        """Rotation reads and writes the rows once; scores of `context` keys a row, on average."""
+        """Rotary embedding reads and writes the rows once; each row attends to `context` keys on average."""
         rotate = rows * shape.qkv.rows * 4 / (self.bandwidth * self.times.sum_share)
         scores = 4.0 * rows * context * shape.out.inputs / (self.rate * self.times.score_share)
         return 2 * self.times.small + rotate + scores

@@ -1,1 +1,1 @@
-"""The training half of the planner: states, activations, step time, checkpoints and the search over layouts."""
+"""Planning of training runs: model states, activations, step time, checkpoints and the search over layouts."""

@@ -1,15 +1,15 @@
-"""A training plan as the Plan that everything downstream reads, and the prices it is made with. Pure; prints nothing."""
+"""Converts a TrainingPlan to the common Plan, and looks up prices. Pure."""
 
 from __future__ import annotations
 
 import msgspec
 
-from windlass.core.energy import grid
+from windlass.core.hardware.energy import grid
 from windlass.core.hardware.spec import Hardware
 from windlass.core.layout import Layout
 from windlass.core.model import ModelSpec
-from windlass.core.plan import DeviceMemory, Energy, Memory, Plan
-from windlass.core.recipe.recipe import Compute
+from windlass.core.plan import DeviceMemoryPlan, Energy, MemoryPlan, Plan
+from windlass.core.recipe.sections import Compute
 from windlass.core.rule import Rule
 from windlass.core.scheme import SCHEME_NAMES, Scheme, scheme
 from windlass.core.workload import Workload
@@ -19,7 +19,7 @@ from windlass.plan.training.plan import Prices, TrainingPlan, train_section
 
 
 def prices_on(hardware: Hardware, region: str) -> Prices:
-    """Of one device-hour; no dollars where nobody rents such devices out."""
+    """Price of one device-hour; None if the device has no hourly price."""
     total = cost_of(hardware.devices, 0.0).usd_per_hour
     return Prices(
         usd_per_device_hour=total / hardware.num_devices if total else None, grams_co2_per_kwh=grid(region).grams_per_kwh
@@ -27,7 +27,7 @@ def prices_on(hardware: Hardware, region: str) -> Prices:
 
 
 def as_plan(made: TrainingPlan, spec: ModelSpec, rules: tuple[Rule, ...], hardware: Hardware, region: str) -> Plan:
-    """Alternatives stay in `train`: the Plan's own tell decoding speeds, which a training run does not have."""
+    """Alternatives stay in `train`: those of a Plan have decode speeds, which a training run does not have."""
     groups, job = made.layout, made.job
     rate = made.rates.tokens_per_second if made.rates else 0.0
     return Plan(
@@ -58,20 +58,20 @@ def as_plan(made: TrainingPlan, spec: ModelSpec, rules: tuple[Rule, ...], hardwa
 
 
 def _scheme(compute: Compute) -> Scheme:
-    """What products compute in. fp16 is no way of storing weights here, but has bf16's size."""
+    """The compute type as a scheme. fp16 is not a storage scheme here, but has the size of bf16."""
     return scheme(compute) if compute in SCHEME_NAMES else msgspec.structs.replace(scheme("bf16"), name=compute)
 
 
 def _energy(made: TrainingPlan, hardware: Hardware, region: str) -> Energy:
-    """Carbon of the whole run, failures included, by the tokens it trains on."""
+    """Carbon of the whole run, failures included, per million training tokens."""
     each = 1e6 * made.run.kg_co2 / made.run.tokens
     return msgspec.structs.replace(energy_of(hardware.devices, 0.0, region), kg_co2_per_million_output_tokens=round(each, 6))
 
 
-def _memory(made: TrainingPlan, hardware: Hardware) -> Memory:
-    """The fullest device stands for all: stages differ by an embedding at most."""
+def _memory(made: TrainingPlan, hardware: Hardware) -> MemoryPlan:
+    """The fullest device represents all: stages differ by an embedding at most."""
     held = made.memory
-    fullest = DeviceMemory(
+    fullest = DeviceMemoryPlan(
         name=hardware.devices[0].name,
         weights_bytes=held.total_bytes - held.activation_bytes - held.overhead_bytes,
         kv_bytes=0,
@@ -80,6 +80,6 @@ def _memory(made: TrainingPlan, hardware: Hardware) -> Memory:
         total_bytes=held.total_bytes,
         capacity_bytes=held.capacity_bytes,
     )
-    return Memory(
+    return MemoryPlan(
         per_device=(fullest,), host_bytes=held.host_bytes * made.num_devices, disk_bytes=held.disk_bytes * made.num_devices
     )

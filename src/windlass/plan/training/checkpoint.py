@@ -1,4 +1,4 @@
-"""How large a checkpoint is, how often to save, and how much of the time is left for training. Knows no step time."""
+"""Checkpoint size, save interval and goodput. Knows no step time."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Literal
 
 from windlass.core.hardware.spec import Hardware
 from windlass.core.model import Frozen
-from windlass.core.recipe.recipe import CheckpointSection
-from windlass.plan.training.job import Job
+from windlass.core.recipe.sections import CheckpointSection
+from windlass.plan.training.job import TrainingJob
 from windlass.plan.training.memory.states import MOMENTS
 
 OBSERVED_HOURS_BETWEEN_FAILURES = 54 * 24 / 419
@@ -20,28 +20,28 @@ STORE_BANDWIDTH = 2e12
 cluster is given the same per device, 122 MB/s; a single node writes to its own disk."""
 
 SHORTEST_INTERVAL_SECONDS = 300.0
-"""An assumption: Young and Daly count only the pause, which is milliseconds where copies are asynchronous, and would save every few
-seconds. But a store is shared, old checkpoints have to be deleted, and bursts of them saturate networks (same source)."""
+"""An assumption: Young and Daly count only the pause, which is milliseconds with asynchronous saves, and would save every few
+seconds. But the store is shared, old checkpoints have to be deleted, and bursts saturate networks (same source)."""
 
 
 class CheckpointPlan(Frozen):
     bytes: int
     pause_seconds: float
-    """How long training stands still for one."""
+    """How long training pauses for one save."""
     write_seconds: float
-    """Until it is safe in the store."""
+    """Until it is written to the store."""
     write_bandwidth: float
     """Bytes per second, all ranks together."""
     interval_seconds: float
     young_daly_seconds: float
-    """What the interval would be if only the pause counted."""
+    """The interval if only the pause counted."""
     limited_by: Literal["recipe", "young_daly", "write", "floor"]
     mean_seconds_between_failures: float
     goodput: float
-    """Share of the time that makes progress: saving, lost work and restarts taken off."""
+    """Fraction of the time spent on progress, after saving, lost work and restarts."""
 
 
-def checkpoint_bytes(num_parameters: float, job: Job) -> int:
+def checkpoint_bytes(num_parameters: float, job: TrainingJob) -> int:
     """16-bit weights, their fp32 originals and the moments: 14 bytes a parameter with AdamW, as BLOOM's were (2.3 TiB of 176 G by
     `du`, which rounds up; its 16-bit weights alone 329 GiB)."""
     weights = 4 if job.compute == "fp32" else 2
@@ -50,7 +50,7 @@ def checkpoint_bytes(num_parameters: float, job: Job) -> int:
 
 
 def mean_seconds_between_failures(num_devices: int) -> float:
-    """Failures come from parts, so their rate grows with the number of parts."""
+    """The failure rate is proportional to the number of devices."""
     return OBSERVED_HOURS_BETWEEN_FAILURES * 3600 * OBSERVED_DEVICES / num_devices
 
 
@@ -60,24 +60,24 @@ def young_daly_seconds(pause_seconds: float, between_failures_seconds: float) ->
 
 
 def store_bandwidth(hardware: Hardware) -> float:
-    """Bytes per second that all ranks together can write, where the recipe does not say."""
+    """Aggregate write bandwidth of all ranks, if the recipe does not set it."""
     if len(hardware.nodes) == 1:
         return hardware.nodes[0].disk_bandwidth
     return min(hardware.num_devices / OBSERVED_DEVICES, 1.0) * STORE_BANDWIDTH
 
 
-def plan_checkpoints(num_bytes: int, hardware: Hardware, wanted: CheckpointSection | None = None) -> CheckpointPlan:
-    """Every device copies its share to the host; from there it goes to the store beside the training, or before it goes on."""
-    wanted = wanted or CheckpointSection()
+def plan_checkpoints(num_bytes: int, hardware: Hardware, section: CheckpointSection | None = None) -> CheckpointPlan:
+    """Every device copies its shard to host memory; writing it to the store is asynchronous, or blocks training."""
+    section = section or CheckpointSection()
     devices, node = hardware.num_devices, hardware.nodes[0]
     copy = num_bytes / devices / (node.devices[0].host_bandwidth or node.ram_bandwidth)
-    bandwidth = wanted.bandwidth or store_bandwidth(hardware)
+    bandwidth = section.bandwidth or store_bandwidth(hardware)
     write = num_bytes / bandwidth
-    pause = copy if wanted.asynchronous else copy + write
+    pause = copy if section.asynchronous else copy + write
     failures = mean_seconds_between_failures(devices)
     ideal = young_daly_seconds(pause, failures)
-    every, limited_by = _interval(wanted.interval_minutes, ideal, write)
-    unsafe = write if wanted.asynchronous else 0.0  # a failure while one is being written goes back to the one before
+    every, limited_by = _interval(section.interval_minutes, ideal, write)
+    unsafe = write if section.asynchronous else 0.0  # a failure during a write falls back to the previous checkpoint
     return CheckpointPlan(
         bytes=num_bytes,
         pause_seconds=pause,
@@ -87,14 +87,14 @@ def plan_checkpoints(num_bytes: int, hardware: Hardware, wanted: CheckpointSecti
         young_daly_seconds=ideal,
         limited_by=limited_by,
         mean_seconds_between_failures=failures,
-        goodput=goodput(pause, every, failures, 60 * wanted.restart_minutes + unsafe),
+        goodput=goodput(pause, every, failures, 60 * section.restart_minutes + unsafe),
     )
 
 
 def _interval(
     minutes: float | None, ideal: float, write: float
 ) -> tuple[float, Literal["recipe", "young_daly", "write", "floor"]]:
-    """Never shorter than a write takes: the next save would wait for the last one."""
+    """Never shorter than a write: the next save would wait for it."""
     if minutes is not None:
         return (60 * minutes, "recipe") if 60 * minutes >= write else (write, "write")
     if ideal >= max(write, SHORTEST_INTERVAL_SECONDS):

@@ -1,48 +1,48 @@
-"""What cannot be arranged, said in the model's own terms: heads, experts, layers, sequences. Knows no memory and no time."""
+"""Which training layouts a model allows, with messages about heads, experts, layers and sequences. Knows no memory and no time."""
 
 from __future__ import annotations
 
 from windlass.core.hardware.spec import Hardware
 from windlass.core.model import Attention, Dense, LearnedPositions, ModelSpec
-from windlass.core.recipe.recipe import DataSection, Offload
+from windlass.core.recipe.sections import DataSection, Offload
 from windlass.errors import BadInput, Impossible
 from windlass.plan.inference.feasible import divisors
-from windlass.plan.training.job import Job
+from windlass.plan.training.job import TrainingJob
 
 
 def check_hardware(hardware: Hardware, offload: Offload = "none") -> None:
     if not hardware.devices:
-        raise BadInput("there is no device to train on")
+        raise BadInput("the hardware has no devices")
     if not hardware.uniform:
-        raise Impossible("training is planned for like devices in like nodes: every rank waits for the slowest one at every step")
+        raise Impossible("training needs equal devices in equal nodes: every rank waits for the slowest one in every step")
     if offload == "cpu" and hardware.devices[0].kind == "cpu":
-        raise Impossible("memory.offload = 'cpu' does nothing on CPUs: their memory is the host's; leave it out")
+        raise Impossible("memory.offload = 'cpu' has no effect on CPUs: their memory is host memory; remove it")
 
 
 def check_sequence(spec: ModelSpec, sequence_tokens: int, data: DataSection) -> None:
     if isinstance(spec.positions, LearnedPositions) and sequence_tokens > spec.positions.max_positions:
         raise Impossible(
-            f"sequences of {sequence_tokens} do not fit {spec.name or 'the model'}:"
-            f" it has a learned position for each of {spec.positions.max_positions} tokens"
+            f"sequences of {sequence_tokens} tokens are too long for {spec.name or 'the model'}:"
+            f" it has {spec.positions.max_positions} learned position embeddings"
         )
     if sequence_tokens > spec.context_tokens and not data.allow_longer_context:
         raise Impossible(
-            f"a sequence of {sequence_tokens:,} tokens is beyond {spec.name or 'the model'}'s {spec.context_tokens:,};"
-            f" use --sequence {spec.context_tokens} or less, or data.allow_longer_context = true in a recipe that extends its context"
+            f"sequence length {sequence_tokens:,} exceeds the {spec.context_tokens:,} tokens of {spec.name or 'the model'};"
+            f" use --sequence {spec.context_tokens} or less, or set data.allow_longer_context = true to extend the context"
         )
 
 
 def why_not_tp(spec: ModelSpec, tp: int) -> str | None:
-    """A reason in one line, or None."""
+    """The reason in one line, or None if it is valid."""
     heads = spec.attention.num_heads
     if heads % tp:
-        return f"tp {tp} cuts a head: {heads} heads are not a multiple of {tp}; tp may be {_listed(divisors(heads))}"
+        return f"tp {tp} splits a head: {heads} heads are not a multiple of {tp}; tp may be {_listed(divisors(heads))}"
     if isinstance(spec.attention, Attention) and spec.attention.num_kv_heads % tp and tp % spec.attention.num_kv_heads:
         kept = spec.attention.num_kv_heads
-        return f"tp {tp} neither divides nor is divided by {kept} KV heads; tp may be {_listed(_kv_degrees(heads, kept))}"
+        return f"tp {tp} is neither a divisor nor a multiple of {kept} KV heads; tp may be {_listed(_kv_degrees(heads, kept))}"
     for width, what in _widths(spec):
         if width % tp:
-            return f"tp {tp} does not divide {what} of {width}; tp may be {_listed(_common(heads, width))}"
+            return f"tp {tp} does not divide the {what} width of {width}; tp may be {_listed(_common(heads, width))}"
     return None
 
 
@@ -59,84 +59,77 @@ def _widths(spec: ModelSpec) -> list[tuple[int, str]]:
     for layer in spec.layers:
         ffn = layer.feed_forward
         if isinstance(ffn, Dense):
-            found[ffn.intermediate_size] = "a feed-forward"
+            found[ffn.intermediate_size] = "feed-forward"
         elif ffn.shared_intermediate_size:
-            found[ffn.shared_intermediate_size] = "a shared expert"
+            found[ffn.shared_intermediate_size] = "shared-expert"
     return list(found.items())
 
 
 def why_not_ep(spec: ModelSpec, ep: int, expert_tp: int) -> str | None:
     moe = spec.experts
     if moe is None:
-        return (
-            None
-            if ep * expert_tp == 1
-            else f"ep {ep} x expert_tp {expert_tp} has nothing to spread: the model has no routed experts"
-        )
+        return None if ep * expert_tp == 1 else f"ep {ep} x expert_tp {expert_tp}: the model has no routed experts"
     if moe.num_experts % ep:
         return f"ep {ep} does not divide {moe.num_experts} experts; ep may be {_listed(divisors(moe.num_experts))}"
     if moe.intermediate_size % expert_tp:
-        return f"expert_tp {expert_tp} does not divide an expert's width of {moe.intermediate_size}"
+        return f"expert_tp {expert_tp} does not divide the expert width of {moe.intermediate_size}"
     return None
 
 
-def why_not(spec: ModelSpec, job: Job) -> str | None:
-    """Everything that can be wrong with a job whose groups already multiply."""
+def why_not(spec: ModelSpec, job: TrainingJob) -> str | None:
+    """All checks of a job whose degrees match the devices."""
     groups = job.groups
     return why_not_tp(spec, groups.tp) or why_not_ep(spec, groups.ep, groups.expert_tp) or why_not_job(spec, job)
 
 
-def why_not_job(spec: ModelSpec, job: Job) -> str | None:
-    """The same, where tp and ep are known to cut the model."""
+def why_not_job(spec: ModelSpec, job: TrainingJob) -> str | None:
+    """The same, without the checks of tp and ep."""
     groups = job.groups
     if groups.pp > spec.num_layers:
-        return f"pp {groups.pp} has more stages than the model has layers ({spec.num_layers})"
+        return f"pp {groups.pp} is more than the model's {spec.num_layers} layers"
     if job.global_batch % (groups.dp * job.micro_batch):
         return (
-            f"a batch of {job.global_batch} sequences cannot be cut in {groups.dp} data-parallel parts of micro-batches of"
-            f" {job.micro_batch}: {job.global_batch} is not a multiple of {groups.dp * job.micro_batch}"
+            f"global batch {job.global_batch} is not divisible by dp {groups.dp} x micro-batch {job.micro_batch}:"
+            f" {job.global_batch} is not a multiple of {groups.dp * job.micro_batch}"
         )
     return _why_not_schedule(spec, job) or _why_not_sequence(job)
 
 
-def _why_not_schedule(spec: ModelSpec, job: Job) -> str | None:
+def _why_not_schedule(spec: ModelSpec, job: TrainingJob) -> str | None:
     groups = job.groups
     per_stage = -(-spec.num_layers // groups.pp)
     if job.virtual_stages > 1 and groups.pp == 1:
-        return f"virtual_stages {job.virtual_stages} needs a pipeline; pp is 1"
+        return f"virtual_stages {job.virtual_stages} needs pipeline parallelism; pp is 1"
     if job.virtual_stages > per_stage:
         return f"virtual_stages {job.virtual_stages} is more than the {per_stage} layers of a stage"
     if job.schedule == "dualpipe" and groups.pp % 2:
-        return f"dualpipe feeds the pipeline from both ends and needs an even pp; it is {groups.pp}"
+        return f"dualpipe needs an even pp; it is {groups.pp}"
     if job.zero == 3 and groups.pp > 1:
-        return "zero 3 with a pipeline gathers every stage's weights for every micro-batch; use zero 1 or 2, or pp 1"
+        return "zero 3 with pp > 1 would gather every stage's weights for every micro-batch; use zero 1 or 2, or pp 1"
     return None
 
 
-def _why_not_sequence(job: Job) -> str | None:
+def _why_not_sequence(job: TrainingJob) -> str | None:
     groups = job.groups
     shards = groups.cp * (groups.tp if job.sequence_parallel else 1)
     if job.sequence_tokens % shards:
-        return f"a sequence of {job.sequence_tokens} does not divide in {shards} (tp x cp)"
+        return f"sequence length {job.sequence_tokens} is not a multiple of {shards} (tp x cp)"
     if groups.tp > 1 and groups.ep > 1 and not job.sequence_parallel:
-        return "tp and ep together need sequence parallelism (Megatron-Core): otherwise every tp rank would send the same tokens"
+        return (
+            "tp with ep needs sequence parallelism (as in Megatron-Core): otherwise every tp rank would dispatch the same tokens"
+        )
     return _why_not_offload(job)
 
 
-def _why_not_offload(job: Job) -> str | None:
-    """DeepSpeed runs alone (tp 1, pp 1); Megatron-Core's optimizer on the host works beside any tp and pp."""
+def _why_not_offload(job: TrainingJob) -> str | None:
+    """DeepSpeed needs tp 1 and pp 1; Megatron-Core's CPU optimizer works with any tp and pp."""
     alone = job.groups.tp * job.groups.pp == 1
     if job.offload == "nvme" and not alone:
-        return "offload to nvme is DeepSpeed ZeRO's, which is planned with tp 1 and pp 1; offload to cpu works with both"
+        return "offload to nvme is DeepSpeed ZeRO, which needs tp 1 and pp 1; offload to cpu works with both"
     if job.offload == "cpu" and not alone and job.zero == 3:
-        return "offload with tp or pp is Megatron-Core's optimizer on the host, which keeps whole weights; use zero 1 or 2"
+        return "offload with tp or pp is Megatron-Core's CPU optimizer, which keeps whole weights; use zero 1 or 2"
     return None
 
 
 def _listed(degrees: list[int] | tuple[int, ...]) -> str:
     return ", ".join(map(str, degrees[:12]))
-
-
-def check_job(spec: ModelSpec, job: Job) -> None:
-    if reason := why_not(spec, job):
-        raise Impossible(reason)

@@ -1,20 +1,29 @@
-"""One training run with every degree decided. A pure value; whether it fits, works or is fast is asked elsewhere."""
+"""One training configuration with every degree set. A plain value: memory and time are computed elsewhere."""
 
 from __future__ import annotations
 
 from windlass.core.layout import TrainingGroups
 from windlass.core.model import Frozen
-from windlass.core.recipe.recipe import Compute, Dispatch, GradientType, Offload, Overlap, Recompute, Schedule
-from windlass.core.recipe.sections import Lora, OptimizerName
+from windlass.core.recipe.sections import (
+    Compute,
+    Dispatch,
+    GradientType,
+    LoraSection,
+    Offload,
+    OptimizerName,
+    OverlapSection,
+    Recompute,
+    Schedule,
+)
 
 
-class Job(Frozen):
+class TrainingJob(Frozen):
     groups: TrainingGroups
     sequence_tokens: int
     global_batch: int
-    """Sequences of one optimizer step, all ranks together."""
+    """Sequences per optimizer step, over all ranks."""
     micro_batch: int
-    """Sequences that go through the pipeline at once."""
+    """Sequences per forward pass of one rank."""
     virtual_stages: int = 1
     schedule: Schedule = "1f1b"
     zero: int = 1
@@ -25,14 +34,14 @@ class Job(Frozen):
     compute: Compute = "bf16"
     gradients: GradientType = "fp32"
     optimizer: OptimizerName = "adamw"
-    overlap: Overlap = Overlap()
+    overlap: OverlapSection = OverlapSection()
     dispatch: Dispatch = "all_to_all"
     accumulates_apart: bool = False
-    """Gradients of micro-batches are added up by passes of their own, not by the products that make them."""
+    """Gradients are accumulated by separate kernels, not fused into the weight-gradient matmul."""
     next_token: bool = False
-    """The multi-token-prediction layer is trained too."""
-    lora: Lora = Lora()
-    """With a rank, adapters learn and everything else is frozen."""
+    """Also trains the multi-token-prediction (MTP) layer."""
+    lora: LoraSection = LoraSection()
+    """With a rank set, only adapters are trained."""
 
     @property
     def num_micro_batches(self) -> int:
@@ -44,17 +53,17 @@ class Job(Frozen):
 
     @property
     def micro_tokens(self) -> float:
-        """Tokens of a micro-batch on one rank: context parallelism cuts the sequence."""
+        """Tokens of a micro-batch on one rank: context parallelism splits the sequence."""
         return self.micro_batch * self.sequence_tokens / self.groups.cp
 
     @property
     def outside_tokens(self) -> float:
-        """Tokens a rank holds between the tensor-parallel regions (norms, dropout, residual): a share with sequence
-        parallelism, all of them without (arXiv 2205.05198, 4.2.2)."""
+        """Tokens per rank between the tensor-parallel regions (norms, dropout, residual): 1/tp with sequence parallelism, all of
+        them without (arXiv 2205.05198, 4.2.2)."""
         return self.micro_tokens / self.groups.tp if self.sequence_parallel else self.micro_tokens
 
     @property
     def expert_rows(self) -> float:
-        """Tokens times choices that reach one rank's experts when routing is even, per expert a token chooses: every rank of
-        the expert grid brings its share of the tokens, and the ranks that share an expert see one another's."""
+        """Rows that reach one rank's experts with even routing, divided by top-k: ranks that share an expert (expert_tp) see
+        each other's tokens."""
         return self.micro_tokens / self.groups.tp * self.groups.expert_tp

@@ -1,4 +1,4 @@
-"""A whole training run decided: layout, memory, step time, days, energy, money, checkpoints, and why. Pure; prints nothing."""
+"""Plans a training run: layout, memory, step time, days, energy, cost, checkpoints and reasons. Pure."""
 
 from __future__ import annotations
 
@@ -7,35 +7,33 @@ from typing import Any
 import msgspec
 
 from windlass.core.count import ParameterCount, count_parameters
-from windlass.core.energy import DEFAULT_PUE, co2_kg, energy_kwh, grid
+from windlass.core.hardware.energy import DEFAULT_PUE, co2_kg, energy_kwh, grid
 from windlass.core.hardware.spec import Hardware
 from windlass.core.layout import TrainingGroups
 from windlass.core.model import Frozen, ModelSpec
 from windlass.core.plan import Reason
 from windlass.core.recipe.recipe import Recipe
 from windlass.core.rule import Rule
-from windlass.errors import DoesNotFit
 from windlass.plan.training.checkpoint import CheckpointPlan, checkpoint_bytes, plan_checkpoints
-from windlass.plan.training.job import Job
+from windlass.plan.training.job import TrainingJob
 from windlass.plan.training.memory.footprint import Footprints
 from windlass.plan.training.memory.states import adapter_elements
 from windlass.plan.training.reasons import explain
-from windlass.plan.training.remedy import Case, remedies
-from windlass.plan.training.search import Breadth, Candidate, Found, search_jobs
+from windlass.plan.training.remedy import RemedyCase, remedies
+from windlass.plan.training.search import Breadth, JobSearchResult, TrainingCandidate, search_jobs
 from windlass.plan.training.time.rates import SECONDS_PER_DAY, Rates, flops_per_token, peak_flops, rates_of
-from windlass.plan.training.time.step import StepTime
-from windlass.units import format_bytes
+from windlass.plan.training.time.step import TrainingStepTime
 
 CHINCHILLA_TOKENS_PER_PARAMETER = 20
-"""Compute-optimal tokens per parameter (arXiv 2203.15556, table 3), where a recipe names no tokens."""
+"""Compute-optimal tokens per parameter (arXiv 2203.15556, table 3), if the recipe sets no tokens."""
 
 
 class Prices(Frozen):
-    """What a device-hour costs, in dollars and in carbon."""
+    """Cost of a device-hour, in dollars and carbon."""
 
     usd_per_device_hour: float | None = None
     grams_co2_per_kwh: float | None = None
-    """None: the world's mean."""
+    """None: the world average."""
     pue: float = DEFAULT_PUE
 
 
@@ -67,12 +65,12 @@ class TrainingAlternative(Frozen):
 
 
 class RunTotals(Frozen):
-    """Of the whole run. Hours, energy and money include failures and checkpoints."""
+    """Totals of the run. Hours, energy and cost include failures and checkpoints."""
 
     tokens: int
     steps: int
     days: float
-    """Of steps alone."""
+    """Without failures and checkpoints."""
     days_with_failures: float
     device_hours: float
     kwh: float
@@ -84,27 +82,27 @@ class TrainingPlan(Frozen):
     fits: bool
     short_bytes: int
     would_fit: tuple[str, ...]
-    """Changes that would make it fit, where it does not: each alone, each tried, gentlest first."""
-    job: Job
+    """Changes that would make it fit, each by itself and verified, mildest first."""
+    job: TrainingJob
     layout: TrainingGroups
     num_devices: int
     memory: TrainingMemory
     states_bytes_per_device: int
     activation_bytes_per_device: int
     step_seconds: float
-    breakdown: StepTime | None
+    breakdown: TrainingStepTime | None
     rates: Rates | None
     model_flops_utilization: float
     days: float
-    """Of steps alone; `run` has the rest."""
+    """Without failures and checkpoints; `run` has the totals."""
     run: RunTotals
     checkpoint: CheckpointPlan
     reasons: tuple[Reason, ...]
     alternatives: tuple[TrainingAlternative, ...]
 
 
-class Asked(Frozen):
-    """What a plan is made from."""
+class TrainingInputs(Frozen):
+    """Inputs of the planner."""
 
     spec: ModelSpec
     rules: tuple[Rule, ...]
@@ -117,8 +115,8 @@ class Asked(Frozen):
         return self.hardware.num_devices
 
     @property
-    def case(self) -> Case:
-        return Case(spec=self.spec, rules=self.rules, hardware=self.hardware, recipe=self.recipe)
+    def case(self) -> RemedyCase:
+        return RemedyCase(spec=self.spec, rules=self.rules, hardware=self.hardware, recipe=self.recipe)
 
 
 def plan_training(
@@ -131,32 +129,34 @@ def plan_training(
     breadth: Breadth = "all",
     footprints: Footprints | None = None,
 ) -> TrainingPlan:
-    """The fastest job that fits; where none does, the one that needs least, with what is missing."""
+    """The fastest job that fits; if none does, the one that needs the least memory, with the missing bytes."""
     spec = as_trained(spec, recipe)
     found = search_jobs(spec, rules, hardware, recipe, breadth=breadth, footprints=footprints)
     best = found.fitting[0] if found.fitting else found.nearest
-    return _assemble(Asked(spec=spec, rules=rules, hardware=hardware, recipe=recipe, prices=prices or Prices()), found, best)
+    return _assemble(
+        TrainingInputs(spec=spec, rules=rules, hardware=hardware, recipe=recipe, prices=prices or Prices()), found, best
+    )
 
 
 def as_trained(spec: ModelSpec, recipe: Recipe) -> ModelSpec:
-    """The model with the dropout that the recipe says."""
+    """The model with the recipe's dropout."""
     return spec if recipe.model.dropout is None else msgspec.structs.replace(spec, dropout=recipe.model.dropout)
 
 
-def _assemble(asked: Asked, found: Found, best: Candidate) -> TrainingPlan:
+def _assemble(inputs: TrainingInputs, found: JobSearchResult, best: TrainingCandidate) -> TrainingPlan:
     job, step_seconds = best.job, best.step.step_seconds if best.step else 0.0
-    capacity = asked.hardware.devices[0].memory_bytes
-    counted = count_parameters(asked.spec, asked.rules)
-    rates, saved = _rates(asked, job, step_seconds), _checkpoints(asked, job, counted)
-    run = _run(asked, job, step_seconds, saved, counted)
+    capacity = inputs.hardware.devices[0].memory_bytes
+    counted = count_parameters(inputs.spec, inputs.rules)
+    rates, saved = _rates(inputs, job, step_seconds), _checkpoints(inputs, job, counted)
+    run = _run(inputs, job, step_seconds, saved, counted)
     short = round(best.short_bytes(capacity))
     return TrainingPlan(
         fits=best.step is not None,
         short_bytes=short,
-        would_fit=() if best.step else remedies(asked.case),
+        would_fit=() if best.step else remedies(inputs.case),
         job=job,
         layout=job.groups,
-        num_devices=asked.num_devices,
+        num_devices=inputs.num_devices,
         memory=_memory(best, capacity),
         states_bytes_per_device=round(best.memory.states.device),
         activation_bytes_per_device=round(best.memory.activations),
@@ -167,19 +167,21 @@ def _assemble(asked: Asked, found: Found, best: Candidate) -> TrainingPlan:
         days=run.days,
         run=run,
         checkpoint=saved,
-        reasons=explain(asked.spec, asked.hardware, asked.recipe, found, best, saved),
+        reasons=explain(inputs.spec, inputs.hardware, inputs.recipe, found, best, saved),
         alternatives=_alternatives(found, best),
     )
 
 
-def _run(asked: Asked, job: Job, step_seconds: float, saved: CheckpointPlan, counted: ParameterCount) -> RunTotals:
-    """Failures and checkpoints lengthen the run; devices draw power and cost money all the while."""
-    tokens = _tokens(asked.recipe, job, counted)
+def _run(
+    inputs: TrainingInputs, job: TrainingJob, step_seconds: float, saved: CheckpointPlan, counted: ParameterCount
+) -> RunTotals:
+    """Failures and checkpoints lengthen the run, and with it energy and cost."""
+    tokens = _tokens(inputs.recipe, job, counted)
     steps = -(-tokens // job.tokens_per_step)
     days = steps * step_seconds / SECONDS_PER_DAY
-    hours = days / saved.goodput * 24 * asked.num_devices
-    prices = asked.prices
-    kwh = energy_kwh(hours, asked.hardware.devices[0].watts, prices.pue)
+    hours = days / saved.goodput * 24 * inputs.num_devices
+    prices = inputs.prices
+    kwh = energy_kwh(hours, inputs.hardware.devices[0].watts, prices.pue)
     grams = prices.grams_co2_per_kwh if prices.grams_co2_per_kwh is not None else grid().grams_per_kwh
     return RunTotals(
         tokens=tokens,
@@ -193,34 +195,34 @@ def _run(asked: Asked, job: Job, step_seconds: float, saved: CheckpointPlan, cou
     )
 
 
-def _learning(asked: Asked, job: Job, counted: ParameterCount) -> int:
-    """Parameters that a checkpoint holds: what is frozen lies elsewhere."""
+def _trained_parameters(inputs: TrainingInputs, job: TrainingJob, counted: ParameterCount) -> int:
+    """Parameters in a checkpoint; frozen ones are not saved."""
     if job.lora.rank is not None:
-        return sum(adapter_elements(rule, job.lora) * rule.copies for rule in asked.rules)
+        return sum(adapter_elements(rule, job.lora) * rule.copies for rule in inputs.rules)
     return counted.checkpoint if job.next_token else counted.total
 
 
-def _tokens(recipe: Recipe, job: Job, counted: ParameterCount) -> int:
-    """Steps that the recipe names count before tokens, as they do when it is run."""
+def _tokens(recipe: Recipe, job: TrainingJob, counted: ParameterCount) -> int:
+    """schedule.steps takes precedence over data.tokens, as in the trainer."""
     if recipe.schedule.steps is not None:
         return recipe.schedule.steps * job.tokens_per_step
     return recipe.data.tokens or CHINCHILLA_TOKENS_PER_PARAMETER * counted.total
 
 
-def _rates(asked: Asked, job: Job, step_seconds: float) -> Rates | None:
+def _rates(inputs: TrainingInputs, job: TrainingJob, step_seconds: float) -> Rates | None:
     if not step_seconds:
         return None
-    flops = flops_per_token(asked.spec, asked.rules, job.sequence_tokens, recompute=job.recompute, next_token=job.next_token)
-    peak = peak_flops(asked.hardware.devices[0], job.compute)
+    flops = flops_per_token(inputs.spec, inputs.rules, job.sequence_tokens, recompute=job.recompute, next_token=job.next_token)
+    peak = peak_flops(inputs.hardware.devices[0], job.compute)
     return rates_of(flops, job.tokens_per_step, step_seconds, job.groups.world, peak)
 
 
-def _checkpoints(asked: Asked, job: Job, counted: ParameterCount) -> CheckpointPlan:
-    size = checkpoint_bytes(_learning(asked, job, counted), job)
-    return plan_checkpoints(size, asked.hardware, asked.recipe.checkpoint)
+def _checkpoints(inputs: TrainingInputs, job: TrainingJob, counted: ParameterCount) -> CheckpointPlan:
+    size = checkpoint_bytes(_trained_parameters(inputs, job, counted), job)
+    return plan_checkpoints(size, inputs.hardware, inputs.recipe.checkpoint)
 
 
-def _memory(best: Candidate, capacity_bytes: int) -> TrainingMemory:
+def _memory(best: TrainingCandidate, capacity_bytes: int) -> TrainingMemory:
     held, states = best.memory, best.memory.states
     return TrainingMemory(
         weights_bytes=round(states.weights),
@@ -236,8 +238,8 @@ def _memory(best: Candidate, capacity_bytes: int) -> TrainingMemory:
     )
 
 
-def _alternatives(found: Found, best: Candidate) -> tuple[TrainingAlternative, ...]:
-    """The two next fastest with another layout."""
+def _alternatives(found: JobSearchResult, best: TrainingCandidate) -> tuple[TrainingAlternative, ...]:
+    """The two next fastest with different layouts."""
     made, seen = list[TrainingAlternative](), {best.job.groups}
     for other in found.fitting:
         if other.step is None or other.job.groups in seen or best.step is None:
@@ -261,16 +263,8 @@ def _alternatives(found: Found, best: Candidate) -> tuple[TrainingAlternative, .
     return tuple(made)
 
 
-def check_fits(plan: TrainingPlan) -> None:
-    """Raises where the plan does not fit, for commands that must not go on."""
-    if not plan.fits:
-        need = f"the leanest layout needs {format_bytes(plan.memory.total_bytes)} a device, {format_bytes(plan.short_bytes)} too much"
-        help_ = f"; what would fit: {', or '.join(plan.would_fit)}" if plan.would_fit else ""
-        raise DoesNotFit(f"the training run does not fit: {need}{help_}", plan.short_bytes)
-
-
 def train_section(plan: TrainingPlan) -> dict[str, Any]:
     """The `train` object of the plan's JSON; the first five keys are stable."""
-    told: dict[str, Any] = {**msgspec.to_builtins(plan), "cp": plan.layout.cp}
+    fields: dict[str, Any] = {**msgspec.to_builtins(plan), "cp": plan.layout.cp}
     first = ("step_seconds", "model_flops_utilization", "days", "states_bytes_per_device", "activation_bytes_per_device")
-    return {**{key: told[key] for key in first}, **{key: value for key, value in told.items() if key not in first}}
+    return {**{key: fields[key] for key in first}, **{key: value for key, value in fields.items() if key not in first}}

@@ -1,4 +1,4 @@
-"""Why each value of a training plan is what it is, in words with numbers. Decides nothing."""
+"""The reasons of a training plan: why each value was chosen, with numbers."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from windlass.core.model import ModelSpec
 from windlass.core.plan import Reason
 from windlass.core.recipe.recipe import Recipe
 from windlass.plan.training.checkpoint import CheckpointPlan
-from windlass.plan.training.search import Candidate, Found
+from windlass.plan.training.search import JobSearchResult, TrainingCandidate
 from windlass.units import format_bytes, format_count, format_seconds
 
 DEGREES = ("tp", "cp", "pp", "ep")
 
 
 def explain(
-    spec: ModelSpec, hardware: Hardware, recipe: Recipe, found: Found, best: Candidate, saved: CheckpointPlan
+    spec: ModelSpec, hardware: Hardware, recipe: Recipe, found: JobSearchResult, best: TrainingCandidate, saved: CheckpointPlan
 ) -> tuple[Reason, ...]:
     return (
         *_degrees(spec, recipe, best),
@@ -27,13 +27,13 @@ def explain(
     )
 
 
-def _degrees(spec: ModelSpec, recipe: Recipe, best: Candidate) -> Iterator[Reason]:
+def _degrees(spec: ModelSpec, recipe: Recipe, best: TrainingCandidate) -> Iterator[Reason]:
     groups = best.job.groups
     why = {
-        "tp": "shares a layer's matrices and activations inside a node",
-        "cp": "cuts long sequences",
-        "pp": f"{-(-spec.num_layers // groups.pp)} of {spec.num_layers} layers a stage",
-        "ep": f"{(spec.experts.num_experts if spec.experts else 0) // groups.ep} experts a device",
+        "tp": "splits matrices and activations within a node",
+        "cp": "splits long sequences",
+        "pp": f"{-(-spec.num_layers // groups.pp)} of {spec.num_layers} layers per stage",
+        "ep": f"{(spec.experts.num_experts if spec.experts else 0) // groups.ep} experts per device",
     }
     for name in DEGREES:
         degree, pin = getattr(groups, name), getattr(recipe.parallel, name)
@@ -41,70 +41,70 @@ def _degrees(spec: ModelSpec, recipe: Recipe, best: Candidate) -> Iterator[Reaso
             yield Reason(choice=name, value=str(degree), why="pinned")
         elif degree > 1:
             yield Reason(choice=name, value=str(degree), why=why[name])
-    yield Reason(choice="dp", value=str(groups.dp), why=f"what is left: {groups.world:,} = tp x cp x pp x dp")
+    yield Reason(choice="dp", value=str(groups.dp), why=f"the remaining devices: {groups.world:,} = tp x cp x pp x dp")
     if spec.experts:
         yield Reason(
-            choice="expert_dp", value=str(groups.expert_dp), why="the expert grid is etp x ep x pp x edp over the same devices"
+            choice="expert_dp", value=str(groups.expert_dp), why="expert_tp x ep x pp x expert_dp cover the same devices"
         )
 
 
-def _lengths(spec: ModelSpec, found: Found, best: Candidate) -> Iterator[Reason]:
+def _lengths(spec: ModelSpec, found: JobSearchResult, best: TrainingCandidate) -> Iterator[Reason]:
     job = best.job
     if job.sequence_tokens > spec.context_tokens:
-        why = f"beyond the model's {spec.context_tokens:,}, as data.allow_longer_context says: its context is extended"
+        why = f"longer than the model's {spec.context_tokens:,}, as data.allow_longer_context allows: the context is extended"
         yield Reason(choice="sequence", value=f"{job.sequence_tokens:,}", why=why)
     wanted, size = format_count(found.batch.wanted_tokens), format_count(job.tokens_per_step)
     origin = {
         "pinned": "pinned",
-        "nearest": f"the nearest to {wanted} that divides",
-        "default": f"the default for this model on {_devices(job.groups.world)}; name another with --batch",
+        "nearest": f"the nearest to {wanted} that is divisible",
+        "default": f"the default for this model on {_devices(job.groups.world)}; set with --batch",
     }[found.batch.how]
     bubble = f"; {_bubble(best)}" if best.step else ""
     yield Reason(choice="batch", value=f"{job.global_batch:,}", why=f"sequences = {size} tokens, {origin}{bubble}")
 
 
-def _bubble(best: Candidate) -> str:
-    """What a larger batch would win: the pipeline fills and drains once a step."""
+def _bubble(best: TrainingCandidate) -> str:
+    """The pipeline bubble, which a larger batch would reduce: the pipeline fills and drains once per step."""
     if best.job.groups.pp == 1 or best.step is None:
-        return "no pipeline, so no bubble"
-    batches = f"{best.job.num_micro_batches:,} micro-batches a replica"
-    return f"with {batches} the pipeline's bubble costs {best.step.pp_bubble / best.step.step_seconds:.0%} of a step"
+        return "no pipeline bubble"
+    batches = f"{best.job.num_micro_batches:,} micro-batches per replica"
+    return f"with {batches} the pipeline bubble is {best.step.pp_bubble / best.step.step_seconds:.0%} of a step"
 
 
 def _devices(count: int) -> str:
     return f"{count:,} device{'s' if count > 1 else ''}"
 
 
-def _choices(recipe: Recipe, found: Found, best: Candidate) -> Iterator[Reason]:
+def _choices(recipe: Recipe, found: JobSearchResult, best: TrainingCandidate) -> Iterator[Reason]:
     job, held = best.job, best.memory
-    batches = f"{job.num_micro_batches:,} micro-batch{'es' if job.num_micro_batches > 1 else ''} a step"
+    batches = f"{job.num_micro_batches:,} micro-batch{'es' if job.num_micro_batches > 1 else ''} per step"
     yield Reason(
         choice="micro_batch", value=str(job.micro_batch), why=f"pinned; {batches}" if recipe.batch.micro_batch else batches
     )
     if job.virtual_stages > 1 or recipe.parallel.virtual_stages:
         yield Reason(choice="virtual_stages", value=str(job.virtual_stages), why=f"divides the bubble by {job.virtual_stages}")
-    states = f"states take {format_bytes(held.states.device)} a device"
+    states = f"model states take {format_bytes(held.states.device)} per device"
     yield Reason(choice="zero", value=str(job.zero), why=f"pinned; {states}" if recipe.parallel.zero is not None else states)
-    kept = f"activations take {format_bytes(held.activations)} a device"
+    kept = f"activations take {format_bytes(held.activations)} per device"
     yield Reason(choice="recompute", value=job.recompute, why=f"pinned; {kept}" if recipe.memory.recompute else kept)
     if job.offload != "none":
-        away = f"pinned; {format_bytes(held.states.host)} a device in host memory"
+        away = f"pinned; {format_bytes(held.states.host)} per device in host memory"
         yield Reason(choice="offload", value=job.offload, why=away)
     yield Reason(
         choice="search",
         value=f"{len(found.fitting)} of {found.num_tried}",
-        why="layouts that divide also fit; the fastest is taken",
+        why="valid configurations fit in memory; the fastest is chosen",
     )
 
 
-def _step(best: Candidate) -> Iterator[Reason]:
+def _step(best: TrainingCandidate) -> Iterator[Reason]:
     step = best.step
     if step is not None:
         lost = [
             (getattr(step, name), name) for name in ("memory", "tp", "cp", "ep", "pp_bubble", "pp_transfer", "dp", "optimizer")
         ]
         worst = max(lost)
-        share = f"{step.compute / step.step_seconds:.0%} computes; the largest loss is {worst[1]} with {worst[0] / step.step_seconds:.0%}"
+        share = f"{step.compute / step.step_seconds:.0%} is compute; the largest overhead is {worst[1]}, {worst[0] / step.step_seconds:.0%}"
         yield Reason(choice="step", value=format_seconds(step.step_seconds), why=share)
 
 
@@ -112,13 +112,13 @@ def _saving(hardware: Hardware, saved: CheckpointPlan) -> Reason:
     rate = (
         f"{saved.write_bandwidth / 1e12:.3g} TB/s" if saved.write_bandwidth >= 1e12 else f"{saved.write_bandwidth / 1e9:.3g} GB/s"
     )
-    write = f"{format_bytes(saved.bytes)} take {format_seconds(saved.write_seconds)} to write at {rate}"
-    ideal = f"Young and Daly's interval is {format_seconds(saved.young_daly_seconds)}"
+    write = f"writing {format_bytes(saved.bytes)} at {rate} takes {format_seconds(saved.write_seconds)}"
+    ideal = f"the Young-Daly interval is {format_seconds(saved.young_daly_seconds)}"
     rule = {
         "recipe": "pinned",
-        "young_daly": "Young and Daly's interval",
-        "write": f"no shorter than a write takes; {ideal}",
-        "floor": f"the shortest that is planned; {ideal}",
+        "young_daly": "the Young-Daly interval",
+        "write": f"no shorter than a write; {ideal}",
+        "floor": f"the minimum interval; {ideal}",
     }[saved.limited_by]
     failures = f"a failure every {format_seconds(saved.mean_seconds_between_failures)} on {_devices(hardware.num_devices)}"
     pause = f"a pause of {format_seconds(saved.pause_seconds)}"

@@ -1,4 +1,4 @@
-"""What would make a training run fit that does not: one change of each kind, gentlest first, each tried before it is offered."""
+"""What would make a training run fit: at most one change of each kind, mildest first, each tried before it is suggested."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ PINS = {
 }
 
 
-class Case(Frozen):
-    """A run that does not fit, or one that might."""
+class RemedyCase(Frozen):
+    """A run that does not fit, or a variant of it."""
 
     spec: ModelSpec
     rules: tuple[Rule, ...]
@@ -39,22 +39,22 @@ class Case(Frozen):
     def fits(self) -> bool:
         return something_fits(self.spec, self.rules, self.hardware, self.recipe)
 
-    def changed(self, section: str, **values: Any) -> Case:
+    def changed(self, section: str, **values: Any) -> RemedyCase:
         inner = msgspec.structs.replace(getattr(self.recipe, section), **values)
         return msgspec.structs.replace(self, recipe=msgspec.structs.replace(self.recipe, **{section: inner}))
 
 
-Option = tuple[str, Case]
+Option = tuple[str, RemedyCase]
 
 
-def remedies(case: Case) -> tuple[str, ...]:
-    """What is not pinned was searched already, so only pins are loosened; then states leave the devices, or devices are added."""
+def remedies(case: RemedyCase) -> tuple[str, ...]:
+    """Unpinned values were searched already, so only pins are relaxed; then states are offloaded, or devices added."""
     kinds = (_recompute, _micro_batch, _virtual_stages, _zero, _flash, _no_pins, _offload, _sequence, _devices)
     working = (next((text for text, changed in kind(case) if changed.fits), None) for kind in kinds)
     return tuple(text for text in working if text)
 
 
-def _recompute(case: Case) -> Iterator[Option]:
+def _recompute(case: RemedyCase) -> Iterator[Option]:
     memory = case.recipe.memory
     if memory.recompute == "none" and not memory.flash_attention:
         yield 'memory.recompute = "selective"', case.changed("memory", recompute="selective")
@@ -62,32 +62,32 @@ def _recompute(case: Case) -> Iterator[Option]:
         yield 'memory.recompute = "full"', case.changed("memory", recompute="full")
 
 
-def _micro_batch(case: Case) -> Iterator[Option]:
+def _micro_batch(case: RemedyCase) -> Iterator[Option]:
     if (case.recipe.batch.micro_batch or 1) > 1:
         yield "batch.micro_batch = 1", case.changed("batch", micro_batch=1)
 
 
-def _virtual_stages(case: Case) -> Iterator[Option]:
+def _virtual_stages(case: RemedyCase) -> Iterator[Option]:
     fewer = (case.recipe.parallel.virtual_stages or 1) // 2
     while fewer:
         yield f"parallel.virtual_stages = {fewer}", case.changed("parallel", virtual_stages=fewer)
         fewer //= 2
 
 
-def _zero(case: Case) -> Iterator[Option]:
+def _zero(case: RemedyCase) -> Iterator[Option]:
     pinned = case.recipe.parallel.zero
     for stage in (1, 2, 3):
         if pinned is not None and stage > pinned:
             yield f"parallel.zero = {stage}", case.changed("parallel", zero=stage)
 
 
-def _flash(case: Case) -> Iterator[Option]:
+def _flash(case: RemedyCase) -> Iterator[Option]:
     if not case.recipe.memory.flash_attention:
         yield "memory.flash_attention = true", case.changed("memory", flash_attention=True)
 
 
-def _no_pins(case: Case) -> Iterator[Option]:
-    """Where more than one pin has to go."""
+def _no_pins(case: RemedyCase) -> Iterator[Option]:
+    """Drops all pins, if more than one has to change."""
     given = [(section, name) for section, names in PINS.items() for name in names if _value(case, section, name) is not None]
     if not given:
         return
@@ -97,11 +97,11 @@ def _no_pins(case: Case) -> Iterator[Option]:
     yield f"leave {', '.join(name for _, name in given)} to the planner", free
 
 
-def _value(case: Case, section: str, name: str) -> object:
+def _value(case: RemedyCase, section: str, name: str) -> object:
     return getattr(getattr(case.recipe, section), name)
 
 
-def _offload(case: Case) -> Iterator[Option]:
+def _offload(case: RemedyCase) -> Iterator[Option]:
     if case.recipe.memory.offload == "none" and case.hardware.devices[0].kind != "cpu":
         free = case.changed("memory", offload="cpu")
         yield 'memory.offload = "cpu" (optimizer states in host memory)', free
@@ -109,16 +109,16 @@ def _offload(case: Case) -> Iterator[Option]:
             yield 'memory.offload = "cpu" with parallel.zero left to the planner', free.changed("parallel", zero=None)
 
 
-def _sequence(case: Case) -> Iterator[Option]:
+def _sequence(case: RemedyCase) -> Iterator[Option]:
     shorter = (case.recipe.data.sequence_length or min(DEFAULT_SEQUENCE_TOKENS, case.spec.context_tokens)) // 2
     while shorter >= SHORTEST_SEQUENCE:
         yield f"--sequence {format_context(shorter)}", case.changed("data", sequence_length=shorter)
         shorter //= 2
 
 
-def _devices(case: Case) -> Iterator[Option]:
-    """More of the same, doubled and doubled again: with the pins, then without them, since they counted the old devices. Counts that
-    could not even hold the states once are passed over; of the rest a few are tried."""
+def _devices(case: RemedyCase) -> Iterator[Option]:
+    """More of the same devices, in powers of two: with the pins, then without them, since they were for the old count. Counts that
+    cannot hold the model states once are skipped; of the rest the first few are tried."""
     precision = case.recipe.precision
     each = parameter_bytes(precision.compute, precision.gradients, case.recipe.optimizer.name).total
     states = each * count_parameters(case.spec, case.rules).total
@@ -143,7 +143,7 @@ def more_devices(hardware: Hardware, times: int) -> Hardware:
 
 
 def cluster(node: Node, num_nodes: int, network_bandwidth: float = 0.0) -> Hardware:
-    """So many such nodes; 0: the network the devices usually come with."""
+    """`network_bandwidth` 0: the usual network of these devices."""
     device = node.devices[0]
     usual = CPU_NIC_BYTES_PER_SECOND if device.kind == "cpu" else nic_bandwidth(device.name)
     bandwidth = (network_bandwidth or usual) if num_nodes > 1 else 0.0

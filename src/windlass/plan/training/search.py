@@ -1,6 +1,6 @@
-"""Every layout that divides, the ones that fit, the fastest first. Knows no prices.
+"""The search over training layouts: all valid ones, those that fit, fastest first. Knows no prices.
 
-A degree the recipe pins is the only one tried, and is refused if the model cannot be cut so.
+A pinned degree is the only one tried, and refused if the model cannot be split that way.
 """
 
 from __future__ import annotations
@@ -14,43 +14,44 @@ from windlass.core.count import count_parameters
 from windlass.core.hardware.spec import Hardware
 from windlass.core.layout import TrainingGroups, training_groups
 from windlass.core.model import Frozen, ModelSpec
-from windlass.core.recipe.recipe import Recipe, Recompute
+from windlass.core.recipe.recipe import Recipe
+from windlass.core.recipe.sections import Recompute
 from windlass.core.rule import Rule
 from windlass.errors import Impossible
 from windlass.plan.inference.feasible import divisors
 from windlass.plan.training.batch import BatchChoice, choose_batch, default_tokens
 from windlass.plan.training.feasible import check_hardware, check_sequence, why_not, why_not_ep, why_not_job, why_not_tp
-from windlass.plan.training.job import Job
+from windlass.plan.training.job import TrainingJob
 from windlass.plan.training.memory.footprint import DeviceBytes, Footprints
 from windlass.plan.training.time.candidates import Evaluator
-from windlass.plan.training.time.step import StepTime
+from windlass.plan.training.time.step import TrainingStepTime
 
 Choice = TypeVar("Choice")
 
 Breadth = Literal["all", "coarse", "lean"]
-"""How much is tried: everything; enough to price a machine by; what needs least memory, to learn whether anything fits."""
+"""How much is tried: everything; enough for a price; the leanest only, to learn whether anything fits."""
 MICRO_BATCHES: dict[Breadth, tuple[int, ...]] = {"all": tuple(range(1, 17)), "coarse": (1, 2, 4), "lean": (1,)}
 LONG_CONTEXT_TOKENS = 32_768
-"""From here on context parallelism is tried: below, it only makes products thinner (Megatron-Bridge performance guide)."""
+"""Context parallelism is tried from here on: for shorter sequences it only makes matmuls smaller (Megatron-Bridge performance guide)."""
 CONTEXT_DEGREES = (1, 2, 4, 8, 16)
 DEFAULT_SEQUENCE_TOKENS = 4096
 
 
-class Candidate(Frozen):
-    job: Job
+class TrainingCandidate(Frozen):
+    job: TrainingJob
     memory: DeviceBytes
-    step: StepTime | None
-    """None where it does not fit and so was not timed."""
+    step: TrainingStepTime | None
+    """None if it does not fit."""
 
     def short_bytes(self, capacity_bytes: int) -> float:
         return max(0.0, self.memory.total - capacity_bytes)
 
 
-class Found(Frozen):
-    fitting: tuple[Candidate, ...]
+class JobSearchResult(Frozen):
+    fitting: tuple[TrainingCandidate, ...]
     """Fastest first."""
-    nearest: Candidate
-    """The one that needs least memory."""
+    nearest: TrainingCandidate
+    """The one that needs the least memory."""
     num_tried: int
     batch: BatchChoice
 
@@ -63,11 +64,11 @@ def search_jobs(
     *,
     breadth: Breadth = "all",
     footprints: Footprints | None = None,
-) -> Found:
-    """`footprints`: of the same model and recipe, where they were worked out for another kind of device."""
+) -> JobSearchResult:
+    """`footprints`: reused from a search with the same model and recipe on another device."""
     space = _space(spec, rules, hardware, recipe)
     evaluator = Evaluator(footprints or Footprints(spec, rules), hardware, recipe.precision.compute)
-    fitting, nearest, tried = list[Candidate](), list[Candidate](), 0
+    fitting, nearest, tried = list[TrainingCandidate](), list[TrainingCandidate](), 0
     for ladder in _ladders(space, breadth):
         for job in ladder:
             tried += 1
@@ -77,18 +78,18 @@ def search_jobs(
                 continue
             fitting.append(candidate)
             if job.recompute == ladder[0].recompute:
-                break  # what follows spreads more or recomputes more, for nothing
+                break  # the rest shards or recomputes more, for nothing
     if not tried:
-        raise Impossible(_nothing(space))
+        raise Impossible(_why_no_candidate(space))
     fitting.sort(key=lambda made: (made.step.step_seconds if made.step else 0.0, made.job.groups.pp, made.job.groups.tp))
     nearest = [min((*nearest, *fitting), key=lambda made: made.memory.total)]
-    return Found(fitting=tuple(fitting), nearest=nearest[0], num_tried=tried, batch=space.batch)
+    return JobSearchResult(fitting=tuple(fitting), nearest=nearest[0], num_tried=tried, batch=space.batch)
 
 
 def something_fits(
     spec: ModelSpec, rules: tuple[Rule, ...], hardware: Hardware, recipe: Recipe, footprints: Footprints | None = None
 ) -> bool:
-    """Whether any layout fits, by the leanest of each kind; times nothing, and stops at the first."""
+    """Whether any layout fits: tries the leanest of each kind and stops at the first."""
     try:
         space = _space(spec, rules, hardware, recipe)
     except Impossible:
@@ -97,19 +98,19 @@ def something_fits(
     return any(evaluator.fits(job) for ladder in _ladders(space, "lean") for job in ladder)
 
 
-class Space(Frozen):
-    """What is searched."""
+class SearchSpace(Frozen):
+    """The search space."""
 
     spec: ModelSpec
     recipe: Recipe
-    basis: Job
-    """What every candidate shares; degrees of one."""
+    basis: TrainingJob
+    """Fields common to all candidates; all degrees are 1."""
     groups: tuple[TrainingGroups, ...]
     batch: BatchChoice
     num_devices: int
 
 
-def _space(spec: ModelSpec, rules: tuple[Rule, ...], hardware: Hardware, recipe: Recipe) -> Space:
+def _space(spec: ModelSpec, rules: tuple[Rule, ...], hardware: Hardware, recipe: Recipe) -> SearchSpace:
     check_hardware(hardware, recipe.memory.offload)
     sequence = recipe.data.sequence_length or min(DEFAULT_SEQUENCE_TOKENS, spec.context_tokens)
     check_sequence(spec, sequence, recipe.data)
@@ -119,11 +120,11 @@ def _space(spec: ModelSpec, rules: tuple[Rule, ...], hardware: Hardware, recipe:
     default = default_tokens(count_parameters(spec, rules).total, world, sequence)
     batch = choose_batch(recipe.batch, default, sequence, parts)
     basis = job_basis(recipe, sequence, batch.sequences)
-    return Space(spec=spec, recipe=recipe, basis=basis, groups=groups, batch=batch, num_devices=world)
+    return SearchSpace(spec=spec, recipe=recipe, basis=basis, groups=groups, batch=batch, num_devices=world)
 
 
-def job_basis(recipe: Recipe, sequence_tokens: int, global_batch: int) -> Job:
-    return Job(
+def job_basis(recipe: Recipe, sequence_tokens: int, global_batch: int) -> TrainingJob:
+    return TrainingJob(
         groups=TrainingGroups(tp=1, cp=1, pp=1, dp=1, ep=1, expert_tp=1, expert_dp=1),
         sequence_tokens=sequence_tokens,
         global_batch=global_batch,
@@ -142,12 +143,12 @@ def job_basis(recipe: Recipe, sequence_tokens: int, global_batch: int) -> Job:
     )
 
 
-def _try(evaluator: Evaluator, job: Job) -> Candidate:
-    return Candidate(job=job, memory=evaluator.memory(job), step=evaluator.step(job) if evaluator.fits(job) else None)
+def _try(evaluator: Evaluator, job: TrainingJob) -> TrainingCandidate:
+    return TrainingCandidate(job=job, memory=evaluator.memory(job), step=evaluator.step(job) if evaluator.fits(job) else None)
 
 
 def _groups(spec: ModelSpec, hardware: Hardware, recipe: Recipe, sequence_tokens: int) -> Iterator[TrainingGroups]:
-    """Both grids, dense and expert, over all devices."""
+    """Dense and expert groups over all devices."""
     parallel, world = recipe.parallel, hardware.num_devices
     inside = hardware.devices_per_node
     experts = [ep for ep in _pinned(parallel.ep, _expert_degrees(spec)) if not why_not_ep(spec, ep, parallel.expert_tp or 1)]
@@ -165,15 +166,15 @@ def _expert_degrees(spec: ModelSpec) -> tuple[int, ...]:
 
 
 def _expert_groups(experts: list[int], expert_tp: int, world: int, tp: int, cp: int, pp: int) -> Iterator[TrainingGroups]:
-    """expert_tp is 1 unless pinned: cutting an expert's small matrices costs more than it saves (Megatron-Bridge performance guide)."""
+    """expert_tp is 1 unless pinned: splitting small expert matrices costs more than it saves (Megatron-Bridge performance guide)."""
     for ep in experts:
         if (world // pp) % (ep * expert_tp) == 0:
             yield training_groups(world, tp=tp, cp=cp, pp=pp, ep=ep, expert_tp=expert_tp)
 
 
-def _ladders(space: Space, breadth: Breadth) -> Iterator[tuple[Job, ...]]:
-    """Jobs that differ in ZeRO and recomputation alone, quickest first as far as that is known beforehand: a higher stage of ZeRO
-    moves no less, and recomputing computes more."""
+def _ladders(space: SearchSpace, breadth: Breadth) -> Iterator[tuple[TrainingJob, ...]]:
+    """Jobs that differ only in ZeRO stage and recomputation, in increasing cost: a higher ZeRO stage never moves less data, and
+    recomputation adds FLOPs."""
     for groups in space.groups:
         if space.basis.global_batch % groups.dp == 0:
             for micro, virtual in _pieces(space, groups, breadth):
@@ -181,7 +182,7 @@ def _ladders(space: Space, breadth: Breadth) -> Iterator[tuple[Job, ...]]:
                     yield ladder
 
 
-def _pieces(space: Space, groups: TrainingGroups, breadth: Breadth) -> Iterator[tuple[int, int]]:
+def _pieces(space: SearchSpace, groups: TrainingGroups, breadth: Breadth) -> Iterator[tuple[int, int]]:
     """Micro-batches and virtual stages."""
     recipe, per_replica = space.recipe, space.basis.global_batch // groups.dp
     for micro in _pinned(recipe.batch.micro_batch, (size for size in MICRO_BATCHES[breadth] if per_replica % size == 0)):
@@ -190,7 +191,7 @@ def _pieces(space: Space, groups: TrainingGroups, breadth: Breadth) -> Iterator[
             yield micro, virtual
 
 
-def _ladder(space: Space, groups: TrainingGroups, micro: int, virtual: int) -> Iterator[Job]:
+def _ladder(space: SearchSpace, groups: TrainingGroups, micro: int, virtual: int) -> Iterator[TrainingJob]:
     basis, parallel = space.basis, space.recipe.parallel
     sequence_parallel = parallel.sequence_parallel if parallel.sequence_parallel is not None else groups.tp > 1
     for zero in _pinned(parallel.zero, _zero_stages(groups, basis)):
@@ -216,7 +217,7 @@ def _virtual_stages(spec: ModelSpec, pp: int, num_micro_batches: int) -> tuple[i
     return tuple(sorted({1, *chunks[1:3], chunks[-1]}))
 
 
-def _zero_stages(groups: TrainingGroups, basis: Job) -> tuple[int, ...]:
+def _zero_stages(groups: TrainingGroups, basis: TrainingJob) -> tuple[int, ...]:
     if basis.offload != "none" and groups.tp * groups.pp == 1:
         return (3,)
     if groups.dp * groups.cp == 1:
@@ -224,7 +225,7 @@ def _zero_stages(groups: TrainingGroups, basis: Job) -> tuple[int, ...]:
     return (1, 2, 3) if groups.pp == 1 and basis.offload == "none" else (1, 2)
 
 
-def _recomputes(basis: Job) -> tuple[Recompute, ...]:
+def _recomputes(basis: TrainingJob) -> tuple[Recompute, ...]:
     """Flash attention keeps no scores, so there is nothing for selective recomputation to save."""
     return ("none", "full") if basis.flash_attention else ("none", "selective", "full")
 
@@ -233,22 +234,21 @@ def _pinned(pin: Choice | None, choices: Iterable[Choice]) -> Iterable[Choice]:
     return choices if pin is None else (pin,)
 
 
-def _nothing(space: Space) -> str:
-    """Why no candidate was left: what is pinned, looked at one by one."""
+def _why_no_candidate(space: SearchSpace) -> str:
+    """Why there is no candidate: checks the pinned values one by one."""
     spec, basis, parallel, world = space.spec, space.basis, space.recipe.parallel, space.num_devices
     tp, pp, cp, ep = parallel.tp or 1, parallel.pp or 1, parallel.cp or 1, parallel.ep or 1
     expert_tp = parallel.expert_tp or 1
     reason = why_not_tp(spec, tp) or why_not_ep(spec, ep, expert_tp)
     if reason:
         return reason
-    groups = training_groups(world, tp=tp, cp=cp, pp=pp, ep=ep, expert_tp=expert_tp)  # says itself what does not divide
+    groups = training_groups(world, tp=tp, cp=cp, pp=pp, ep=ep, expert_tp=expert_tp)  # raises if the degrees do not divide
     zero = parallel.zero if parallel.zero is not None else 1
     sequence_parallel = parallel.sequence_parallel if parallel.sequence_parallel is not None else tp > 1
     job = msgspec.structs.replace(
         basis, groups=groups, zero=zero, virtual_stages=parallel.virtual_stages or 1, sequence_parallel=sequence_parallel
     )
-    told = why_not(spec, job)
     return (
-        told
-        or f"no layout of {world} devices divides a batch of {basis.global_batch} sequences; try a batch that is a multiple of {world}"
+        why_not(spec, job)
+        or f"no layout of {world} devices divides a global batch of {basis.global_batch}; use a multiple of {world}"
     )

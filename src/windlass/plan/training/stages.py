@@ -1,4 +1,4 @@
-"""Which layers a pipeline rank holds. Pure arithmetic."""
+"""Layers of each pipeline stage. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from windlass.errors import Impossible
 
 
 class Stage(Frozen):
-    """One pipeline rank: how many layers of each kind, and whether the embedding or the head stand with them."""
+    """One pipeline stage: its layers, and whether it has the embedding or the head."""
 
     first_layer: int
     num_layers: int
@@ -20,7 +20,7 @@ class Stage(Frozen):
 
 
 def split_layers(num_layers: int, pp: int) -> tuple[int, ...]:
-    """Even; what does not divide leaves the last and the first stages short, since they carry the head and the embedding
+    """Evenly; with a remainder the last and the first stages get fewer layers, since they have the head and the embedding
     (arXiv 2407.21783, 3.3.2: 126 layers on 16 stages, one fewer on the first and the last)."""
     if pp > num_layers:
         raise Impossible(f"pp {pp} has more stages than the model has layers ({num_layers})")

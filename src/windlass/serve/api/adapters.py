@@ -1,4 +1,4 @@
-"""A body -> what the engine is asked and how its deltas become an answer. Knows the API's two kinds, chats and completions."""
+"""A request body -> engine requests and the writer of their response, for chats and for completions."""
 
 from __future__ import annotations
 
@@ -11,78 +11,77 @@ import msgspec
 
 from windlass.core.client import Client
 from windlass.core.request import Delta, Request
-from windlass.serve.service import OWNER_CHARACTERS, Service
+from windlass.serve.service import MAX_OWNER_CHARACTERS, Service
 from windlass.wire.decode import decode
 from windlass.wire.schema.chat import ChatRequest
 from windlass.wire.schema.completions import CompletionRequest
 from windlass.wire.schema.errors import unsupported
 from windlass.wire.schema.sampling import CommonRequest
-from windlass.wire.server.requests import chat_to_request, completion_to_requests, copies
+from windlass.wire.server.requests import chat_to_request, completion_to_requests, expand_n
 from windlass.wire.server.responses import ChatStream, CompletionStream, Echo, chat_response, completion_response, new_envelope
 
-Whole = Callable[[Sequence[Sequence[Delta]]], bytes]
+WriteResponse = Callable[[Sequence[Sequence[Delta]]], bytes]
 
 
-class Events(Protocol):
+class EventWriter(Protocol):
     def event(self, index: int, delta: Delta) -> bytes: ...
 
     def ending(self) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
-    """Of an answer."""
-
-    events: Events | None
-    """Where it is streamed."""
-    whole: Whole
+class ResponseWriter:
+    events: EventWriter | None
+    """For a streamed response."""
+    whole: WriteResponse
+    """For a complete one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class GenerationJob:
     body: CommonRequest
     requests: list[Request]
     """One per choice."""
-    form: Callable[[], Awaitable[Form]]
-    """To be asked for once the request was let in: a prompt that is echoed may have to be cut into tokens."""
+    writer: Callable[[], Awaitable[ResponseWriter]]
+    """Called after admission, because an echoed prompt may have to be tokenized."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asker:
-    """Who asks: the number of the key and the client's address."""
+class Caller:
+    """The index of the API key and the client's address."""
 
     key: int
     address: str
 
 
-MakeJob = Callable[[Service, bytes, Asker], Job]
+MakeJob = Callable[[Service, bytes, Caller], GenerationJob]
 
 
-def chat_job(service: Service, raw: bytes, asker: Asker) -> Job:
+def chat_job(service: Service, raw: bytes, caller: Caller) -> GenerationJob:
     body = decode(raw, ChatRequest)
     service.check_model(body.model)
     n = body.n or 1
-    owner = _owner(asker, body.user or body.safety_identifier)
-    requests = [_owned(one, service, asker, owner) for one in copies(chat_to_request(body, service.limits), n)]
+    owner = _owner(caller, body.user or body.safety_identifier)
+    requests = [_with_owner(one, service, caller, owner) for one in expand_n(chat_to_request(body, service.limits), n)]
     envelope = new_envelope("chatcmpl", service.model)
     shown = {"logprobs": bool(body.logprobs), "token_ids": bool(body.return_token_ids), "has_stops": bool(body.stop)}
 
-    async def form() -> Form:
+    async def writer() -> ResponseWriter:
         events = ChatStream(envelope, n=n, include_usage=_include_usage(body), **shown) if body.stream else None
-        return Form(events, lambda choices: _encode(chat_response(envelope, choices, **shown)))
+        return ResponseWriter(events, lambda choices: _encode(chat_response(envelope, choices, **shown)))
 
-    return Job(body, requests, form)
+    return GenerationJob(body, requests, writer)
 
 
-def completion_job(service: Service, raw: bytes, asker: Asker) -> Job:
+def completion_job(service: Service, raw: bytes, caller: Caller) -> GenerationJob:
     body = decode(raw, CompletionRequest)
     service.check_model(body.model)
-    owner = _owner(asker, body.user)
-    requests = [_owned(one, service, asker, owner) for one in completion_to_requests(body, service.limits)]
-    return Job(body, requests, partial(_completion_form, service, body, requests))
+    owner = _owner(caller, body.user)
+    requests = [_with_owner(one, service, caller, owner) for one in completion_to_requests(body, service.limits)]
+    return GenerationJob(body, requests, partial(_completion_writer, service, body, requests))
 
 
-async def _completion_form(service: Service, body: CompletionRequest, requests: Sequence[Request]) -> Form:
+async def _completion_writer(service: Service, body: CompletionRequest, requests: Sequence[Request]) -> ResponseWriter:
     n = body.n or 1
     envelope = new_envelope("cmpl", service.model)
     shown: dict[str, Any] = {
@@ -94,7 +93,7 @@ async def _completion_form(service: Service, body: CompletionRequest, requests: 
     events = None
     if body.stream:
         events = CompletionStream(envelope, num_choices=len(requests), include_usage=_include_usage(body), **shown)
-    return Form(events, lambda choices: _encode(completion_response(envelope, choices, **shown)))
+    return ResponseWriter(events, lambda choices: _encode(completion_response(envelope, choices, **shown)))
 
 
 _encode = msgspec.json.Encoder().encode
@@ -104,21 +103,21 @@ def _include_usage(body: CommonRequest) -> bool:
     return bool(body.stream_options and body.stream_options.include_usage)
 
 
-def _owner(asker: Asker, user: str | None) -> str:
-    """Shares of the engine are per key, and per user where the key's holder names them; otherwise per address."""
-    return f"{asker.key}:{(user or asker.address)[:OWNER_CHARACTERS]}"
+def _owner(caller: Caller, user: str | None) -> str:
+    """The engine is shared fairly between owners: per API key, and within a key per `user` if given, else per address."""
+    return f"{caller.key}:{(user or caller.address)[:MAX_OWNER_CHARACTERS]}"
 
 
-def _owned(request: Request, service: Service, asker: Asker, owner: str) -> Request:
-    """Holders of different keys do not share cached prefixes: how quick an answer is would tell one what another asked."""
+def _with_owner(request: Request, service: Service, caller: Caller, owner: str) -> Request:
+    """Different keys do not share cached prefixes: response times would reveal what others asked."""
     salt = request.cache_salt
     if len(service.settings.api_keys) > 1:
-        salt = f"{asker.key}:{salt}"
+        salt = f"{caller.key}:{salt}"
     return msgspec.structs.replace(request, owner=owner, cache_salt=salt)
 
 
 async def _echoes(client: Client, requests: Sequence[Request], n: int) -> list[Echo]:
-    """Of every choice; `n` in a row have the same prompt."""
+    """One per choice; `n` in a row have the same prompt."""
     return [echo for request in requests[::n] for echo in [await _echo(client, request)] * n]
 
 
@@ -126,7 +125,7 @@ async def _echo(client: Client, request: Request) -> Echo:
     tokenize, detokenize = getattr(client, "tokenize", None), getattr(client, "detokenize", None)
     if tokenize is None or detokenize is None:
         if request.prompt is None:
-            raise unsupported("echo", "of token ids needs a tokenizer, which this model does not have here")
+            raise unsupported("echo", "of token ids needs a tokenizer, and this model has none here")
         return Echo(text=request.prompt)
     if request.prompt is not None:
         if request.prompt_logprobs is None:

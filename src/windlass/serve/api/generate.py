@@ -1,6 +1,6 @@
-"""A request from its first byte to its last: read, let in, asked of the engine, answered or streamed; ended when its client goes away.
+"""The two generation endpoints: read the body, admit, run on the engine, send the response or stream; cancel on disconnect.
 
-One task waits for the client's end; everything else happens in the request's own task, one write for every wake-up.
+One extra task waits for a disconnect; everything else runs in the request's own task, with one write per wake-up.
 """
 
 from __future__ import annotations
@@ -14,26 +14,25 @@ from starlette.types import Receive, Scope, Send
 
 from windlass.core.request import Delta, Request, Usage
 from windlass.errors import Error
-from windlass.serve.api.adapters import Asker, Events, Job, MakeJob, Whole
+from windlass.serve.api.adapters import Caller, EventWriter, GenerationJob, MakeJob, WriteResponse
 from windlass.serve.api.middleware import DETAILS, KEY
-from windlass.serve.backend.in_flight import Flight
-from windlass.serve.backend.merge import Batch, batches
-from windlass.serve.http import errors as failures
-from windlass.serve.http.connection import ABORT
-from windlass.serve.http.messages import EVENTS, Gone, send_bytes, start
+from windlass.serve.backend.in_flight import InFlightRequest
+from windlass.serve.backend.merge import Batch, merge_streams
+from windlass.serve.http.asgi import EVENT_STREAM, ClientDisconnected, response_start, send_response
+from windlass.serve.http.protocol import ABORT
 from windlass.serve.monitor.log import MAX_PROMPT_CHARACTERS
-from windlass.serve.monitor.metrics import Watch
-from windlass.serve.service import Service
-from windlass.wire.schema.errors import Refusal
+from windlass.serve.monitor.metrics import SequenceTimer
+from windlass.serve.service import Service, cancelled_error
+from windlass.wire.schema.errors import ApiError
 from windlass.wire.server.responses import error_event
 
-SECONDS_FOR_LAST_WORDS = 1.0
+ERROR_EVENT_SECONDS = 1.0
 LARGE_BYTES = 256 * 1024
-"""A body of a hundred thousand messages or tools takes a second to be read, during which others must be served: then in a thread."""
+"""Larger bodies are parsed in a thread: a hundred thousand messages or tools take a second, which would block the event loop."""
 
 
-class Answering:
-    """An ASGI application: one of the two routes that ask the engine."""
+class GenerateEndpoint:
+    """An ASGI application: chat completions or completions."""
 
     def __init__(self, service: Service, make_job: MakeJob) -> None:
         self._service, self._make_job = service, make_job
@@ -44,106 +43,108 @@ class Answering:
         try:
             job = await self._read(scope, receive)
             if service.settings.log_prompts:
-                service.log.line(f"prompt: {shown_prompt(job.requests[0])}")
+                service.log.line(f"prompt: {prompt_text(job.requests[0])}")
             with service.admitted(len(job.requests)) as flight:
-                await _Answer(service, job, flight, scope, send, arrived).give(receive)
-        except Refusal as refusal:
-            service.metrics.ended(outcome(refusal))
+                await _Generation(service, job, flight, scope, send, arrived).run(receive)
+        except ApiError as refusal:
+            service.metrics.count_outcome(outcome(refusal))
             raise
-        except Gone:
-            service.metrics.ended("cancelled")
+        except ClientDisconnected:
+            service.metrics.count_outcome("cancelled")
             raise
 
-    async def _read(self, scope: Scope, receive: Receive) -> Job:
-        raw = await self._service.bodies.read(scope, receive)
-        _ = self._service.info  # 503 where there is nobody to ask, whatever is asked
+    async def _read(self, scope: Scope, receive: Receive) -> GenerationJob:
+        raw = await self._service.body_reader.read(scope, receive)
+        _ = self._service.info  # raises 503 if the engine is not ready, before the body is looked at
         if len(raw) < LARGE_BYTES:
-            return self._make_job(self._service, raw, asker(scope))
-        return await asyncio.to_thread(self._make_job, self._service, raw, asker(scope))
+            return self._make_job(self._service, raw, caller_of(scope))
+        return await asyncio.to_thread(self._make_job, self._service, raw, caller_of(scope))
 
 
-def outcome(refusal: Refusal) -> str:
+def outcome(refusal: ApiError) -> str:
     known = {429: "full", 408: "late", 503: "unavailable", 500: "error"}
     return known.get(refusal.status, "refused")
 
 
-def asker(scope: Scope) -> Asker:
+def caller_of(scope: Scope) -> Caller:
     client = scope.get("client")
-    return Asker(scope.get(KEY, 0), client[0] if client else "")
+    return Caller(scope.get(KEY, 0), client[0] if client else "")
 
 
-def shown_prompt(request: Request) -> str:
+def prompt_text(request: Request) -> str:
     text = (
         request.prompt if request.prompt is not None else request.messages if request.messages is not None else request.token_ids
     )
     return str(text)[:MAX_PROMPT_CHARACTERS]
 
 
-class _Answer:
-    """To one request that was let in."""
+class _Generation:
+    """One admitted request."""
 
-    def __init__(self, service: Service, job: Job, flight: Flight, scope: Scope, send: Send, arrived: float) -> None:
+    def __init__(
+        self, service: Service, job: GenerationJob, flight: InFlightRequest, scope: Scope, send: Send, arrived: float
+    ) -> None:
         self._service, self._job, self._flight, self._scope, self._send = service, job, flight, scope, send
-        self._watches = [Watch(service.metrics, arrived) for _ in job.requests]
+        self._timers = [SequenceTimer(service.metrics, arrived) for _ in job.requests]
         self._ends: dict[int, Delta] = {}
         self._has_calls = False
-        self._begun = False
+        self._started = False
         self._is_stream = bool(job.body.stream)
 
-    async def give(self, receive: Receive) -> None:
-        self._listening = listening = asyncio.create_task(_listen(receive, self._flight))
+    async def run(self, receive: Receive) -> None:
+        self._disconnect_task = disconnect_task = asyncio.create_task(_wait_disconnect(receive, self._flight))
         deadline = self._job.requests[0].deadline_seconds or self._service.settings.deadline_seconds
-        timer = asyncio.get_running_loop().call_later(deadline, self._flight.end, "late")
+        timer = asyncio.get_running_loop().call_later(deadline, self._flight.cancel, "deadline")
         try:
-            form = await self._job.form()
-            await (self._whole(form.whole) if form.events is None else self._stream(form.events))
-            self._service.metrics.ended(self._finish())
+            writer = await self._job.writer()
+            await (self._respond(writer.whole) if writer.events is None else self._stream(writer.events))
+            self._service.metrics.count_outcome(self._finish())
         except asyncio.CancelledError:
-            if not self._flight.was_ended():
+            if not self._flight.was_cancelled():
                 raise
-            if self._flight.why == "gone":
-                raise Gone from None
-            await self._broken(failures.ended(self._flight.why))
+            if self._flight.cancel_reason == "disconnected":
+                raise ClientDisconnected from None
+            await self._fail(cancelled_error(self._flight.cancel_reason))
         except Error as error:
-            await self._broken(self._service.failed(error, self._job.body))
+            await self._fail(self._service.api_error(error, self._job.body))
         finally:
             timer.cancel()
-            listening.cancel()
+            disconnect_task.cancel()
             self._scope[DETAILS] = self._details()
 
-    async def _stream(self, events: Events) -> None:
+    async def _stream(self, events: EventWriter) -> None:
         send = self._send
         num_open = len(self._job.requests)
-        async with aclosing(batches(self._service.client, self._job.requests)) as arriving:
+        async with aclosing(merge_streams(self._service.client, self._job.requests)) as arriving:
             async for batch in arriving:
-                num_open -= self._saw(batch)
+                num_open -= self._observe(batch)
                 data = b"".join([events.event(index, delta) for index, delta in batch])
                 if not num_open:
                     data += events.ending()
-                    self._listening.cancel()  # whoever leaves now has it all
-                if not self._begun:  # only now: an error before it has a status of its own
-                    self._begun = True
-                    await send(start(200, EVENTS))
+                    self._disconnect_task.cancel()  # a client that disconnects now has received everything
+                if not self._started:  # not earlier, so that an error before the first token has its own status
+                    self._started = True
+                    await send(response_start(200, EVENT_STREAM))
                 if data:
                     await send({"type": "http.response.body", "body": data, "more_body": num_open > 0})
 
-    async def _whole(self, whole: Whole) -> None:
+    async def _respond(self, whole: WriteResponse) -> None:
         choices: list[list[Delta]] = [[] for _ in self._job.requests]
-        async with aclosing(batches(self._service.client, self._job.requests)) as arriving:
+        async with aclosing(merge_streams(self._service.client, self._job.requests)) as arriving:
             async for batch in arriving:
-                self._saw(batch)
+                self._observe(batch)
                 for index, delta in batch:
                     choices[index].append(delta)
         body = whole(choices)
-        self._listening.cancel()
-        self._begun = True
-        await send_bytes(self._send, 200, body)
+        self._disconnect_task.cancel()
+        self._started = True
+        await send_response(self._send, 200, body)
 
-    def _saw(self, batch: Batch) -> int:
-        """How many have ended with this."""
+    def _observe(self, batch: Batch) -> int:
+        """How many sequences finished in this batch."""
         ended = 0
         for index, delta in batch:
-            self._watches[index].saw(delta)
+            self._timers[index].observe(delta)
             if delta.tool_calls:
                 self._has_calls = True
             if delta.finish_reason is not None:
@@ -151,22 +152,22 @@ class _Answer:
                 ended += 1
         return ended
 
-    async def _broken(self, refusal: Refusal) -> None:
-        """Before the first byte it is an answer with a status; in the middle of a stream an event; in the middle of a whole answer the end."""
-        if not self._begun:
+    async def _fail(self, refusal: ApiError) -> None:
+        """Before the first byte: an error response. In a stream: an error event. In a complete response: the connection is closed."""
+        if not self._started:
             raise refusal
         if not self._is_stream:
-            self._service.metrics.ended(outcome(refusal))
-            self._scope.get(ABORT, _nothing)()
+            self._service.metrics.count_outcome(outcome(refusal))
+            self._scope.get(ABORT, _no_abort)()
             return
         event = error_event(str(refusal), type=refusal.type, code=refusal.code)
         try:
-            async with asyncio.timeout(SECONDS_FOR_LAST_WORDS):
+            async with asyncio.timeout(ERROR_EVENT_SECONDS):
                 await self._send({"type": "http.response.body", "body": event, "more_body": False})
-        except TimeoutError:  # a client that does not read would hold its place for ever
-            self._scope.get(ABORT, _nothing)()
-            raise Gone from None
-        self._service.metrics.ended(outcome(refusal))
+        except TimeoutError:  # a client that does not read must not stay in flight
+            self._scope.get(ABORT, _no_abort)()
+            raise ClientDisconnected from None
+        self._service.metrics.count_outcome(outcome(refusal))
 
     def _finish(self) -> str:
         reasons = {delta.finish_reason for delta in self._ends.values()}
@@ -176,11 +177,11 @@ class _Answer:
 
     def _details(self) -> str:
         usages = [delta.usage for delta in self._ends.values() if delta.usage is not None]
-        told = tokens_line(usages)
-        return f"{told}, {self._flight.why}" if self._flight.why else told
+        text = usage_text(usages)
+        return f"{text}, {self._flight.cancel_reason}" if self._flight.cancel_reason else text
 
 
-def tokens_line(usages: Sequence[Usage]) -> str:
+def usage_text(usages: Sequence[Usage]) -> str:
     if not usages:
         return "unfinished"
     prompt, new = sum(one.prompt_tokens for one in usages), sum(one.completion_tokens for one in usages)
@@ -188,11 +189,11 @@ def tokens_line(usages: Sequence[Usage]) -> str:
     return f"{prompt:,} + {new:,} tokens{f', {cached:,} cached' if cached else ''}"
 
 
-def _nothing() -> None: ...
+def _no_abort() -> None: ...
 
 
-async def _listen(receive: Receive, flight: Flight) -> None:
-    """Everything of the request has been read, so the next thing to hear is that the client has gone."""
+async def _wait_disconnect(receive: Receive, flight: InFlightRequest) -> None:
+    """The body has been read, so the next message can only be a disconnect."""
     while (await receive())["type"] != "http.disconnect":
         pass
-    flight.end("gone")
+    flight.cancel("disconnected")

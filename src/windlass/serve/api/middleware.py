@@ -1,79 +1,82 @@
-"""Stands before every route: whose page, which name, which key; and after it: the log line and the count.
+"""Middleware of every route: checks Host, Origin and API key; turns exceptions into error responses; access log and request count.
 
-Plain ASGI: a middleware that makes a task of every request, or a queue of every answer, would cost more than all the rest.
+Plain ASGI: Starlette's BaseHTTPMiddleware, with a task and a queue per request, would cost more than all the rest.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from windlass.serve.http import errors as failures
-from windlass.serve.http.keys import key_number
-from windlass.serve.http.messages import Gone, Header, header, send_refusal, start
+from windlass.serve.api.route import ApiRoute
+from windlass.serve.http import errors
+from windlass.serve.http.api_keys import key_number
+from windlass.serve.http.asgi import ClientDisconnected, Header, request_header, response_start, send_error
 from windlass.serve.http.origin import allows_host, allows_origin, cors_headers
-from windlass.serve.monitor.log import access_line, where
-from windlass.serve.page.mount import is_page_path
+from windlass.serve.monitor.log import access_line, error_location
+from windlass.serve.page.routes import is_page_path
 from windlass.serve.service import Service
-from windlass.wire.schema.errors import Refusal
+from windlass.wire.schema.errors import ApiError
 
-OPEN = frozenset({"/health"})
 KEY, DETAILS = "windlass.key", "windlass.details"
-"""What the guard and the routes leave for each other in a request's scope."""
+"""Scope keys: the index of the caller's API key, and details for the access log."""
 
 
-class Guard:
-    def __init__(self, app: ASGIApp, service: Service, routes: frozenset[str]) -> None:
-        self._app, self._service, self._routes = app, service, routes
+class AccessMiddleware:
+    def __init__(self, app: ASGIApp, service: Service, routes: Sequence[ApiRoute]) -> None:
+        self._app, self._service = app, service
+        self._paths = frozenset(route.path for route in routes)
+        self._public = frozenset(route.path for route in routes if route.is_public)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             await self._http(scope, receive, send)
         elif scope["type"] == "lifespan":
             await self._app(scope, receive, send)
-        else:  # there are no websockets here
+        else:  # no websockets
             await receive()
             await send({"type": "websocket.close", "code": 1000})
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answer = _Answer(send, self._headers(scope))
+        response = _RecordingSend(send, self._headers(scope))
         started = time.perf_counter()
         scope[DETAILS] = ""
         try:
             self._check(scope)
-            if scope["method"] == "OPTIONS" and header(scope, b"access-control-request-method") is not None:
-                await _preflight(answer)
+            if scope["method"] == "OPTIONS" and request_header(scope, b"access-control-request-method") is not None:
+                await _preflight(response)
             else:
-                await self._app(scope, receive, answer)
-        except Gone:
+                await self._app(scope, receive, response)
+        except ClientDisconnected:
             pass
-        except Refusal as refusal:
-            await answer.refuse(refusal)
-        except Exception as error:  # noqa: BLE001 - the outermost edge of a request
-            self._service.log.line(f"{type(error).__name__} in {where(error)}")
-            await answer.refuse(failures.refused(error))
+        except ApiError as refusal:
+            await response.send_error(refusal)
+        except Exception as error:  # noqa: BLE001 - the outermost handler of a request
+            self._service.log.line(f"{type(error).__name__} in {error_location(error)}")
+            await response.send_error(errors.to_api_error(error))
         finally:
-            self._record(scope, answer.status, time.perf_counter() - started)
+            self._record(scope, response.status, time.perf_counter() - started)
 
     def _check(self, scope: Scope) -> None:
         settings = self._service.settings
-        host, origin = header(scope, b"host"), header(scope, b"origin")
+        host, origin = request_header(scope, b"host"), request_header(scope, b"origin")
         if not allows_host(host, settings.host, settings.allowed_hosts):
-            raise failures.foreign("Host")
+            raise errors.forbidden("Host")
         if not allows_origin(origin, host, settings.cors_origins):
-            raise failures.foreign("Origin")
+            raise errors.forbidden("Origin")
         path = scope["path"]
         number = key_number(scope["headers"], settings.api_keys)
-        is_open = path in OPEN or is_page_path(path) or scope["method"] == "OPTIONS"
-        if number is None and not is_open:
-            raise failures.unauthorized()
+        is_public = path in self._public or is_page_path(path) or scope["method"] == "OPTIONS"
+        if number is None and not is_public:
+            raise errors.unauthorized()
         scope[KEY] = number or 0
 
     def _headers(self, scope: Scope) -> list[Header]:
         origins = self._service.settings.cors_origins
-        wished = header(scope, b"access-control-request-headers")
-        return cors_headers(header(scope, b"origin"), origins, wished) if origins else []
+        requested = request_header(scope, b"access-control-request-headers")
+        return cors_headers(request_header(scope, b"origin"), origins, requested) if origins else []
 
     def _record(self, scope: Scope, status: int, seconds: float) -> None:
         route = self._route(scope["path"])
@@ -82,14 +85,14 @@ class Guard:
             self._service.log.line(access_line(scope["method"], route, status, seconds, scope[DETAILS]))
 
     def _route(self, path: str) -> str:
-        """A path that is no route of ours may have anything in it."""
-        if path in self._routes:
+        """The metric label and log name of a path; unknown paths are not quoted, since they may contain anything."""
+        if path in self._paths:
             return path
         return "page" if is_page_path(path) else "/v1/models/" if path.startswith("/v1/models/") else "other"
 
 
-class _Answer:
-    """Remembers what was answered."""
+class _RecordingSend:
+    """Adds headers and remembers the status."""
 
     def __init__(self, send: Send, headers: list[Header]) -> None:
         self._send, self._headers = send, headers
@@ -101,12 +104,12 @@ class _Answer:
             message["headers"] = [*message.get("headers", ()), *self._headers]
         await self._send(message)
 
-    async def refuse(self, refusal: Refusal) -> None:
-        """Too late once an answer has begun; the connection is then closed, so that a part is not taken for the whole."""
+    async def send_error(self, refusal: ApiError) -> None:
+        """Not possible once the response has started: then the connection is closed, which tells the client that it is incomplete."""
         if self.status == 0:
-            await send_refusal(self, refusal)
+            await send_error(self, refusal)
 
 
 async def _preflight(send: Send) -> None:
-    await send(start(204, b"text/plain"))
+    await send(response_start(204, b"text/plain"))
     await send({"type": "http.response.body", "body": b""})

@@ -1,89 +1,81 @@
-"""`GET /openapi.json`, made of the structs that bodies are decoded into, so that it cannot say anything else."""
+"""The OpenAPI document, generated from the route table and from the structs that bodies are decoded into."""
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from starlette.types import Receive, Scope, Send
 
 from windlass import __version__
-from windlass.serve.api.route_docs import ROUTES, RouteShown
-from windlass.serve.http.messages import send_bytes
-from windlass.serve.service import Service
+from windlass.serve.api.route import ApiRoute
 from windlass.wire.schema.errors import ErrorBody
 
-MEANING = {
-    200: "As asked.",
-    400: "Refused: `param` names what is to blame.",
-    401: "No API key, or a wrong one.",
-    403: "From another site's page, or addressed by another's name.",
-    404: "No such model, route or tokenizer.",
-    405: "Another method.",
-    408: "The deadline passed, or the body did not come in time.",
-    413: "The body is too large.",
-    429: "The queue is full, or there is too much of this to do; Retry-After says when to come again.",
-    500: "The answer could not be computed, though nothing was wrong with what was asked.",
-    503: "The engine is being loaded or started anew, the server is ending, or too much is being read; Retry-After says when to come again.",
+DESCRIPTIONS = {
+    200: "Success.",
+    400: "Invalid request; `param` names the parameter at fault.",
+    401: "API key missing or wrong.",
+    403: "Host or Origin header not allowed.",
+    404: "Unknown route or model, or the model has no tokenizer here.",
+    405: "Method not allowed.",
+    408: "Deadline exceeded, or the request body arrived too slowly.",
+    413: "Request body too large.",
+    429: "Queue full or engine overloaded; retry after Retry-After seconds.",
+    500: "Generation failed although the request was valid.",
+    503: "Engine loading or restarting, server shutting down, or too many request bodies in flight; retry after Retry-After seconds.",
 }
 WITH_BODY = (400, 401, 403, 404, 405, 408, 413, 429, 500, 503)
 WITHOUT_BODY = (401, 403, 404, 405, 503)
-RETRY = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer", "minimum": 1}}}
+RETRY = {"Retry-After": {"description": "Seconds to wait before retrying.", "schema": {"type": "integer", "minimum": 1}}}
 
 
-async def document(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
-    await send_bytes(send, 200, _bytes(bool(service.settings.api_keys)))
-
-
-@cache
-def _bytes(has_keys: bool) -> bytes:
-    return msgspec.json.encode(openapi(has_keys))
-
-
-def openapi(has_keys: bool) -> dict[str, Any]:
-    kinds = [kind for route in ROUTES for kind in (route.asked, route.answered, *route.events) if kind is not None]
+def openapi(routes: Sequence[ApiRoute], has_keys: bool) -> dict[str, Any]:
+    kinds = [kind for route in routes for kind in (route.request, route.response, *route.events) if kind is not None]
     _, components = msgspec.json.schema_components([*kinds, ErrorBody], ref_template="#/components/schemas/{name}")
     found: dict[str, Any] = {
         "openapi": "3.2.0",
-        "info": {"title": "Windlass", "version": __version__, "description": "OpenAI's API over a model on your own hardware."},
+        "info": {
+            "title": "Windlass",
+            "version": __version__,
+            "description": "OpenAI-compatible API for a model on your own hardware.",
+        },
         "paths": {},
         "components": {"schemas": components},
     }
     if has_keys:
         found["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         found["security"] = [{"key": []}]
-    for route in ROUTES:
-        found["paths"].setdefault(route.path, {})[route.method] = _operation(route)
+    for route in routes:
+        found["paths"].setdefault(route.openapi_path, {})[route.method.lower()] = _operation(route)
     return found
 
 
-def _operation(route: RouteShown) -> dict[str, Any]:
-    found: dict[str, Any] = {"summary": route.summary, "operationId": route.name, "responses": _responses(route)}
+def _operation(route: ApiRoute) -> dict[str, Any]:
+    found: dict[str, Any] = {"summary": route.summary, "operationId": route.operation_id, "responses": _responses(route)}
     if route.parameters:
         found["parameters"] = list(route.parameters)
-    if route.asked is not None:
-        media: dict[str, Any] = {"schema": _reference(route.asked)}
+    if route.request is not None:
+        media: dict[str, Any] = {"schema": _reference(route.request)}
         if route.examples:
             media["examples"] = {name: {"value": value} for name, value in route.examples.items()}
         found["requestBody"] = {"required": True, "content": {"application/json": media}}
-    if route.is_open:
+    if route.is_public:
         found["security"] = []
     return found
 
 
-def _responses(route: RouteShown) -> dict[str, Any]:
-    errors = WITH_BODY if route.asked is not None else WITHOUT_BODY
-    found = {"200": {"description": MEANING[200], "content": _content(route)}}
+def _responses(route: ApiRoute) -> dict[str, Any]:
+    errors = WITH_BODY if route.request is not None else WITHOUT_BODY
+    found = {"200": {"description": DESCRIPTIONS[200], "content": _content(route)}}
     for status in errors:
         found[str(status)] = _error(status, route)
     return found
 
 
-def _content(route: RouteShown) -> dict[str, Any]:
+def _content(route: ApiRoute) -> dict[str, Any]:
     content: dict[str, Any] = {}
-    if route.answered is not None:
-        content["application/json"] = {"schema": _reference(route.answered)}
+    if route.response is not None:
+        content["application/json"] = {"schema": _reference(route.response)}
     if route.events:
         content["text/event-stream"] = {"itemSchema": _event(route)}
     if route.is_text:
@@ -93,18 +85,18 @@ def _content(route: RouteShown) -> dict[str, Any]:
     return content
 
 
-def _event(route: RouteShown) -> dict[str, Any]:
-    """An event's data is JSON in a text; a stream of answers ends with `[DONE]`, or with an error in place of it."""
+def _event(route: ApiRoute) -> dict[str, Any]:
+    """An event's data is JSON text; a completion stream ends with `[DONE]`, or with an error in its place."""
     kinds = [_reference(kind) for kind in (*route.events, ErrorBody)]
     json_text = {"type": "string", "contentMediaType": "application/json", "contentSchema": {"anyOf": kinds}}
-    done = [{"type": "string", "const": "[DONE]"}] if route.asked is not None else []
+    done = [{"type": "string", "const": "[DONE]"}] if route.request is not None else []
     return {"type": "object", "properties": {"data": {"anyOf": [json_text, *done]}}, "required": ["data"]}
 
 
-def _error(status: int, route: RouteShown) -> dict[str, Any]:
-    body = route.answered if route.is_state and status == 503 else ErrorBody
+def _error(status: int, route: ApiRoute) -> dict[str, Any]:
+    body = route.response if route.is_health and status == 503 else ErrorBody
     found: dict[str, Any] = {
-        "description": MEANING[status],
+        "description": DESCRIPTIONS[status],
         "content": {"application/json": {"schema": _reference(body)}},
     }
     if status in (429, 503):

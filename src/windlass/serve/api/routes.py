@@ -1,196 +1,165 @@
-"""The routes that answer at once: models, tokens, health, numbers, status."""
+"""All routes of the API, in one table: the router and /openapi.json are both made from it."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import msgspec
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from windlass.core.client import Tokenizes
-from windlass.errors import Error
-from windlass.serve.api.status import status
-from windlass.serve.http import errors as failures
-from windlass.serve.http.messages import EVENTS, Header, retry_after, send_bytes, start
+from windlass.serve.api import endpoints
+from windlass.serve.api.adapters import chat_job, completion_job
+from windlass.serve.api.generate import GenerateEndpoint
+from windlass.serve.api.openapi import openapi
+from windlass.serve.api.route import ApiRoute
+from windlass.serve.api.status import Status
+from windlass.serve.http.asgi import send_response
 from windlass.serve.service import Service
-from windlass.wire.decode import decode
-from windlass.wire.messages import from_messages
-from windlass.wire.schema.errors import Refusal, invalid, unsupported
-from windlass.wire.schema.models import ModelCard, ModelList, model_card
+from windlass.wire.schema.chat import ChatChunk, ChatRequest, ChatResponse
+from windlass.wire.schema.completions import CompletionRequest, CompletionResponse
+from windlass.wire.schema.models import ModelCard, ModelList
 from windlass.wire.schema.tokens import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
-from windlass.wire.server.requests import named
-from windlass.wire.sse import event
-
-LIVE_SECONDS = 1.0
-TOKENS_IN_A_ROW = 256
-METRICS_TYPE = b"text/plain; version=1.0.0; charset=utf-8"
-Answer = Callable[[Service, Scope, Receive, Send], Awaitable[None]]
 
 
-class Endpoint:
-    """An ASGI application made of a function; a class, because Starlette takes functions for something else."""
-
-    def __init__(self, service: Service, answer: Answer) -> None:
-        self._service, self._answer = service, answer
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await self._answer(self._service, scope, receive, send)
-        except Refusal:
-            raise
-        except Error as error:
-            raise self._service.failed(error) from None
+async def openapi_json(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
+    await send_response(send, 200, _openapi_bytes(bool(service.settings.api_keys)))
 
 
-async def health(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
-    """Whether the engine lives; a server that drains is still well."""
-    await _state(send, service, service.supervisor.is_ready)
+@cache
+def _openapi_bytes(has_keys: bool) -> bytes:
+    return msgspec.json.encode(openapi(ROUTES, has_keys))
 
 
-async def ready(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
-    """Whether requests would be taken."""
-    await _state(send, service, service.supervisor.is_ready and not service.ending.is_set())
+def _endpoint(handler: endpoints.Handler) -> Callable[[Service], ASGIApp]:
+    return partial(endpoints.Endpoint, handler=handler)
 
 
-class StateBody(msgspec.Struct):
-    status: str
-    """`ok` or `unavailable`."""
-    state: str
+HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 8}
+WEATHER = {
+    "type": "function",
+    "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
+}
 
-
-async def _state(send: Send, service: Service, is_well: bool) -> None:
-    body = StateBody("ok" if is_well else "unavailable", service.state)
-    after = [] if is_well else [retry_after(service.supervisor.retry_seconds)]
-    await _json(send, body, 200 if is_well else 503, after)
-
-
-async def _json(send: Send, value: Any, code: int = 200, headers: list[Header] | None = None) -> None:
-    await send_bytes(send, code, msgspec.json.encode(value), headers=headers or ())
-
-
-async def models(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
-    await _json(send, ModelList(data=[_card(service)]))
-
-
-async def model(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
-    asked = scope["path_params"]["model"]
-    card = _card(service)
-    if asked != card.id:
-        raise failures.unknown_model(card.id)
-    await _json(send, card)
-
-
-def _card(service: Service) -> ModelCard:
-    return model_card(service.info, service.created, service.model)
-
-
-async def metrics(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
-    await send_bytes(send, 200, service.metrics.text(), METRICS_TYPE)
-
-
-# --- tokens ----------------------------------------------------------------------------------------------------------
-
-
-async def tokenize(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
-    body = decode(await _body(service, scope, receive), TokenizeRequest)
-    service.check_model(body.model)
-    client, length = _tokenizer(service), service.info.context_tokens
-    with _let_in(service), named(body):
-        tokens = await client.tokenize(await asyncio.to_thread(_text_of, body))
-        strings = await _strings(client, tokens) if body.return_token_strs else msgspec.UNSET
-    await _json(send, TokenizeResponse(count=len(tokens), max_model_len=length, tokens=tokens, token_strs=strings))
-
-
-async def _strings(client: Tokenizes, tokens: Sequence[int]) -> list[str]:
-    found: list[str] = []
-    for token in tokens:
-        if len(found) % TOKENS_IN_A_ROW == 0:  # a client need not wait for anything, and then nobody else would have a turn
-            await asyncio.sleep(0)
-        found.append(await client.detokenize([token]))
-    return found
-
-
-@contextmanager
-def _let_in(service: Service) -> Generator[None]:
-    """It takes a place like any request: many large texts at a time would take the machine from those who wait for answers."""
-    with service.admitted(1, is_timed=False) as flight:
-        try:
-            yield
-        except asyncio.CancelledError:
-            if not flight.was_ended():
-                raise
-            raise failures.ended(flight.why) from None
-
-
-def _text_of(body: TokenizeRequest) -> Any:
-    if (body.prompt is None) == (body.messages is None):
-        raise invalid("prompt", "or messages should be given, one of them")
-    if body.prompt is not None:
-        if body.add_generation_prompt is not None:
-            raise invalid("add_generation_prompt", "needs messages")
-        if body.add_special_tokens is False:
-            raise unsupported("add_special_tokens", "cannot be false: a prompt is read with the tokens that begin one")
-        return body.prompt
-    if body.add_generation_prompt is False:
-        raise unsupported("add_generation_prompt", "cannot be false: messages are read as a chat to be answered")
-    if body.add_special_tokens is True:
-        raise unsupported("add_special_tokens", "cannot be true for messages: their template has what they need")
-    return from_messages(body.messages or ())
-
-
-async def detokenize(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
-    body = decode(await _body(service, scope, receive), DetokenizeRequest)
-    service.check_model(body.model)
-    client, size = _tokenizer(service), service.info.vocab_size
-    highest = max(body.tokens, default=0)
-    if size and highest >= size:
-        raise invalid(f"tokens[{body.tokens.index(highest)}]", f"is {highest}; the vocabulary has {size:,} tokens")
-    with _let_in(service), named(body):
-        text = await client.detokenize(body.tokens)
-    await _json(send, DetokenizeResponse(prompt=text))
-
-
-async def _body(service: Service, scope: Scope, receive: Receive) -> bytes:
-    found = await service.bodies.read(scope, receive)
-    _ = service.info
-    return found
-
-
-def _tokenizer(service: Service) -> Tokenizes:
-    client: Any = service.client
-    if not hasattr(client, "tokenize") or not service.info.has_text:
-        raise Refusal("this model's tokenizer is not here", code="no_tokenizer", status=404)
-    return client
-
-
-# --- for the page ----------------------------------------------------------------------------------------------------
-
-
-async def status_now(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
-    await _json(send, status(service))
-
-
-async def live(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
-    """A status every second, until the client goes away or the server ends."""
-    await send(start(200, EVENTS))
-    gone = asyncio.create_task(_gone(receive))
-    ending = asyncio.create_task(service.ending.wait())
-    try:
-        while not gone.done():
-            data = event(msgspec.json.encode(status(service)))
-            is_last = ending.done()
-            await send({"type": "http.response.body", "body": data, "more_body": not is_last})
-            if is_last:
-                break
-            await asyncio.wait({gone, ending}, timeout=LIVE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        gone.cancel()
-        ending.cancel()
-
-
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+ROUTES: tuple[ApiRoute, ...] = (
+    ApiRoute(
+        path="/v1/chat/completions",
+        method="POST",
+        operation_id="chat",
+        summary="Create a chat completion.",
+        endpoint=partial(GenerateEndpoint, make_job=chat_job),
+        request=ChatRequest,
+        response=ChatResponse,
+        events=(ChatChunk,),
+        examples={
+            "plain": HELLO,
+            "streamed": {**HELLO, "stream": True, "stream_options": {"include_usage": True}},
+            "tools": {**HELLO, "tools": [WEATHER], "tool_choice": "auto"},
+            "json": {**HELLO, "response_format": {"type": "json_object"}},
+        },
+    ),
+    ApiRoute(
+        path="/v1/completions",
+        method="POST",
+        operation_id="complete",
+        summary="Create a text completion.",
+        endpoint=partial(GenerateEndpoint, make_job=completion_job),
+        request=CompletionRequest,
+        response=CompletionResponse,
+        events=(CompletionResponse,),
+        examples={
+            "plain": {"prompt": "Once upon a time", "max_tokens": 8},
+            "scored": {"prompt": "Once upon a time", "max_tokens": 0, "echo": True, "logprobs": 1},
+            "tokens": {"prompt": [1, 2, 3], "max_tokens": 4},
+        },
+    ),
+    ApiRoute(
+        path="/v1/models",
+        method="GET",
+        operation_id="models",
+        summary="List the served models.",
+        endpoint=_endpoint(endpoints.models),
+        response=ModelList,
+    ),
+    ApiRoute(
+        path="/v1/models/{model:path}",
+        method="GET",
+        operation_id="model",
+        summary="Describe one model.",
+        endpoint=_endpoint(endpoints.model),
+        response=ModelCard,
+        parameters=({"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}},),
+    ),
+    ApiRoute(
+        path="/tokenize",
+        method="POST",
+        operation_id="tokenize",
+        summary="Tokenize a prompt or a chat.",
+        endpoint=_endpoint(endpoints.tokenize),
+        request=TokenizeRequest,
+        response=TokenizeResponse,
+        examples={"text": {"prompt": "Hello"}, "chat": {"messages": HELLO["messages"]}},
+    ),
+    ApiRoute(
+        path="/detokenize",
+        method="POST",
+        operation_id="detokenize",
+        summary="Decode token ids to text.",
+        endpoint=_endpoint(endpoints.detokenize),
+        request=DetokenizeRequest,
+        response=DetokenizeResponse,
+        examples={"plain": {"tokens": [1, 2, 3]}},
+    ),
+    ApiRoute(
+        path="/health",
+        method="GET",
+        operation_id="health",
+        summary="Liveness: whether the engine is up.",
+        endpoint=_endpoint(endpoints.health),
+        response=endpoints.HealthBody,
+        is_public=True,
+        is_health=True,
+    ),
+    ApiRoute(
+        path="/ready",
+        method="GET",
+        operation_id="ready",
+        summary="Readiness: whether requests are accepted.",
+        endpoint=_endpoint(endpoints.ready),
+        response=endpoints.HealthBody,
+        is_health=True,
+    ),
+    ApiRoute(
+        path="/metrics",
+        method="GET",
+        operation_id="metrics",
+        summary="Prometheus metrics.",
+        endpoint=_endpoint(endpoints.metrics),
+        is_text=True,
+    ),
+    ApiRoute(
+        path="/openapi.json",
+        method="GET",
+        operation_id="openapi",
+        summary="This OpenAPI document.",
+        endpoint=_endpoint(openapi_json),
+        is_any=True,
+    ),
+    ApiRoute(
+        path="/windlass/status",
+        method="GET",
+        operation_id="status",
+        summary="Server status, as shown on the web page.",
+        endpoint=_endpoint(endpoints.get_status),
+        response=Status,
+    ),
+    ApiRoute(
+        path="/windlass/live",
+        method="GET",
+        operation_id="live",
+        summary="Server status once a second, as server-sent events.",
+        endpoint=_endpoint(endpoints.live),
+        events=(Status,),
+    ),
+)

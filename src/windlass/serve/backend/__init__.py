@@ -1,1 +1,1 @@
-"""The engine behind the routes: supervisor, admission, requests in flight, merged streams."""
+"""The engine behind the API: supervisor, admission, requests in flight, merged streams."""

@@ -1,4 +1,4 @@
-"""Who is let in: a pure decision over how much is there already. Knows no HTTP and no engine."""
+"""Admission control: a pure decision from the current load. Knows no HTTP and no engine."""
 
 from __future__ import annotations
 
@@ -8,47 +8,47 @@ from windlass.core.model import Frozen
 
 MIN_RETRY_SECONDS = 1
 MAX_RETRY_SECONDS = 60
-SOME_SECONDS = 5.0
-"""A request's time while none has finished yet."""
+DEFAULT_SECONDS = 5.0
+"""Assumed duration of a sequence until one has finished."""
 
 
 class Load(Frozen):
     in_flight: int
-    """Sequences that were let in and have not ended."""
+    """Admitted sequences that have not finished."""
     max_running: int
-    """That the engine runs at once."""
+    """Sequences the engine runs at a time."""
     max_waiting: int
-    seconds_each: float = SOME_SECONDS
-    """That a sequence took lately, from being let in to its end."""
+    mean_seconds: float = DEFAULT_SECONDS
+    """Recent mean duration of a sequence, from admission to its end."""
 
     @property
     def capacity(self) -> int:
         return max(self.max_running, 1) + self.max_waiting
 
 
-class Verdict(Frozen):
-    """Let in, or `full` (try again later), or `never` (more than there is room for at all)."""
+class AdmissionResult(Frozen):
+    """Admitted, or rejected for now with a time to retry, or impossible because it exceeds the capacity."""
 
     admitted: bool
-    never: bool = False
+    is_impossible: bool = False
     retry_seconds: int = 0
 
 
-def admit(load: Load, asked: int) -> Verdict:
+def admit(load: Load, requested: int) -> AdmissionResult:
     """All of a request's sequences or none."""
-    if asked > load.capacity:
-        return Verdict(admitted=False, never=True)
-    if load.in_flight + asked > load.capacity:
-        return Verdict(admitted=False, retry_seconds=retry_seconds(load, asked))
-    return Verdict(admitted=True)
+    if requested > load.capacity:
+        return AdmissionResult(admitted=False, is_impossible=True)
+    if load.in_flight + requested > load.capacity:
+        return AdmissionResult(admitted=False, retry_seconds=retry_seconds(load, requested))
+    return AdmissionResult(admitted=True)
 
 
-def retry_seconds(load: Load, asked: int) -> int:
-    """Until so many have ended that there is room: they end `max_running` at a time, each batch after `seconds_each`."""
-    too_many = load.in_flight + asked - load.capacity
-    rounds = too_many / max(load.max_running, 1)
-    return clamped(rounds * load.seconds_each)
+def retry_seconds(load: Load, requested: int) -> int:
+    """Until enough sequences have finished, assuming that `max_running` of them finish every `mean_seconds`."""
+    excess = load.in_flight + requested - load.capacity
+    rounds = excess / max(load.max_running, 1)
+    return clamp_retry_seconds(rounds * load.mean_seconds)
 
 
-def clamped(seconds: float) -> int:
+def clamp_retry_seconds(seconds: float) -> int:
     return max(MIN_RETRY_SECONDS, min(MAX_RETRY_SECONDS, math.ceil(seconds)))

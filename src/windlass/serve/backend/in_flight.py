@@ -1,4 +1,4 @@
-"""Requests that were let in and have not ended: how many, how long they take, and how to end one from outside."""
+"""Requests in flight: their number, their mean duration, and how to cancel them."""
 
 from __future__ import annotations
 
@@ -8,42 +8,41 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Literal
 
-from windlass.serve.backend.admission import SOME_SECONDS
+from windlass.serve.backend.admission import DEFAULT_SECONDS
 
-Why = Literal["", "gone", "late", "closing"]
-"""Nothing; the client went away; its deadline passed; the server ends."""
+CancelReason = Literal["", "disconnected", "deadline", "shutdown"]
+"""Not cancelled; the client disconnected; the deadline passed; the server shuts down."""
 NEW_SHARE = 0.1
-"""Of the newest in the running mean, once there are ten."""
+"""Weight of the newest value in the running mean, once there are ten."""
 
 
-class Flight:
-    """Of the task that is current when it is made."""
+class InFlightRequest:
+    """Belongs to the task that creates it."""
 
-    __slots__ = ("_task", "num_sequences", "started", "why")
+    __slots__ = ("_task", "cancel_reason", "num_sequences", "started")
 
     def __init__(self, num_sequences: int) -> None:
         self.num_sequences = num_sequences
         self.started = time.perf_counter()
-        self.why: Why = ""
+        self.cancel_reason: CancelReason = ""
         self._task = asyncio.current_task()
 
-    def end(self, why: Why) -> None:
-        """Its task is cancelled, and finds here why. The first reason counts."""
-        if not self.why and self._task is not None:
-            self.why = why
+    def cancel(self, reason: CancelReason) -> None:
+        """Cancels the task and records why. The first reason counts."""
+        if not self.cancel_reason and self._task is not None:
+            self.cancel_reason = reason
             self._task.cancel()
 
-    def was_ended(self) -> bool:
-        """To be asked by the task on a CancelledError: ours, and so to be answered, or somebody else's?"""
-        return bool(self.why and self._task is not None and self._task.uncancel() == 0)
+    def was_cancelled(self) -> bool:
+        """For the task, on CancelledError: True if the cancellation came from `cancel`, and the client is to get an error response."""
+        return bool(self.cancel_reason and self._task is not None and self._task.uncancel() == 0)
 
 
-class Flights:
+class InFlightRequests:
     def __init__(self) -> None:
-        self._open: set[Flight] = set()
-        self.in_flight = 0
-        """Sequences."""
-        self.seconds_each = SOME_SECONDS
+        self._open: set[InFlightRequest] = set()
+        self.num_sequences = 0
+        self.mean_seconds = DEFAULT_SECONDS
         self._num_ended = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -52,29 +51,29 @@ class Flights:
         return len(self._open)
 
     @contextmanager
-    def opened(self, num_sequences: int, is_timed: bool = True) -> Generator[Flight]:
-        flight = Flight(num_sequences)
+    def track(self, num_sequences: int, is_timed: bool = True) -> Generator[InFlightRequest]:
+        flight = InFlightRequest(num_sequences)
         self._open.add(flight)
-        self.in_flight += num_sequences
+        self.num_sequences += num_sequences
         self._idle.clear()
         try:
             yield flight
         finally:
             self._open.discard(flight)
-            self.in_flight -= num_sequences
-            if is_timed and not flight.why:
+            self.num_sequences -= num_sequences
+            if is_timed and not flight.cancel_reason:
                 self._num_ended += 1
                 share = max(NEW_SHARE, 1 / self._num_ended)
-                self.seconds_each += share * (time.perf_counter() - flight.started - self.seconds_each)
+                self.mean_seconds += share * (time.perf_counter() - flight.started - self.mean_seconds)
             if not self._open:
                 self._idle.set()
 
-    def end_all(self, why: Why) -> None:
+    def cancel_all(self, reason: CancelReason) -> None:
         for flight in list(self._open):
-            flight.end(why)
+            flight.cancel(reason)
 
-    async def all_ended(self, seconds: float) -> bool:
-        """Whether they were before the time was up."""
+    async def wait_idle(self, seconds: float) -> bool:
+        """Whether all requests finished before the timeout."""
         try:
             async with asyncio.timeout(seconds):
                 await self._idle.wait()

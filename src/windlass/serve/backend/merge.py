@@ -1,4 +1,4 @@
-"""Several answers at once as one stream of batches: all that is ready makes one batch, so that it can be one write."""
+"""Merges the delta streams of several requests. All deltas that are ready form one batch, so that they can be one write."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from windlass.core.client import Client
 from windlass.core.request import Delta, Request
 
 Batch = list[tuple[int, Delta]]
-"""Which of the requests, and what came for it."""
+"""Request index and its delta."""
 
 
-async def batches(client: Client, requests: Sequence[Request]) -> AsyncGenerator[Batch, None]:
-    """Until all have ended. An error of one ends all; so does closing this."""
+async def merge_streams(client: Client, requests: Sequence[Request]) -> AsyncGenerator[Batch, None]:
+    """Until all have finished. An error in one ends all; so does closing the generator."""
     if len(requests) > 1:
         async with aclosing(_merged(client, requests)) as merged:
             async for batch in merged:
@@ -26,16 +26,16 @@ async def batches(client: Client, requests: Sequence[Request]) -> AsyncGenerator
 
 
 async def _merged(client: Client, requests: Sequence[Request]) -> AsyncGenerator[Batch, None]:
-    arrived = _Arrived()
-    turns = _turns(requests)
+    queue = _DeltaQueue()
+    turns = _prefill_turns(requests)
     tasks = [
-        asyncio.create_task(_pump(client, index, request, arrived, turn))
+        asyncio.create_task(_pump(client, index, request, queue, turn))
         for index, (request, turn) in enumerate(zip(requests, turns, strict=True))
     ]
     num_open = len(tasks)
     try:
         while num_open:
-            batch, num_ended = await arrived.take()
+            batch, num_ended = await queue.take()
             num_open -= num_ended
             if batch:
                 yield batch
@@ -45,45 +45,45 @@ async def _merged(client: Client, requests: Sequence[Request]) -> AsyncGenerator
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _pump(client: Client, index: int, request: Request, arrived: _Arrived, turn: _Turn) -> None:
+async def _pump(client: Client, index: int, request: Request, queue: _DeltaQueue, turn: _PrefillTurn) -> None:
     try:
-        await turn.comes()
+        await turn.wait()
         async with aclosing(client.generate(request)) as deltas:
             async for delta in deltas:
-                turn.begun.set()
-                arrived.put(index, delta)
-    except Exception as error:  # noqa: BLE001 - raised again by whoever waits
-        arrived.fail(error)
+                turn.started.set()
+                queue.put(index, delta)
+    except Exception as error:  # noqa: BLE001 - re-raised by `take`
+        queue.fail(error)
     else:
-        arrived.end()
+        queue.end()
     finally:
-        turn.begun.set()
+        turn.started.set()
 
 
-class _Turn:
-    """The first of several answers to one prompt reads it; the others begin when it has, and find it in the cache."""
+class _PrefillTurn:
+    """The first of several sequences with the same prompt prefills it; the others start after that and hit the prefix cache."""
 
-    def __init__(self, first: _Turn | None) -> None:
-        self.begun = asyncio.Event()
+    def __init__(self, first: _PrefillTurn | None) -> None:
+        self.started = asyncio.Event()
         self._first = first
 
-    async def comes(self) -> None:
+    async def wait(self) -> None:
         if self._first is not None:
-            await self._first.begun.wait()
+            await self._first.started.wait()
 
 
-def _turns(requests: Sequence[Request]) -> list[_Turn]:
-    """Copies of a request share its prompt, the very object."""
-    firsts: dict[int, _Turn] = {}
-    turns: list[_Turn] = []
+def _prefill_turns(requests: Sequence[Request]) -> list[_PrefillTurn]:
+    """Copies of a request share the prompt object."""
+    firsts: dict[int, _PrefillTurn] = {}
+    turns: list[_PrefillTurn] = []
     for request in requests:
         prompt = id(next(one for one in (request.messages, request.prompt, request.token_ids) if one is not None))
-        turns.append(_Turn(firsts.get(prompt)))
+        turns.append(_PrefillTurn(firsts.get(prompt)))
         firsts.setdefault(prompt, turns[-1])
     return turns
 
 
-class _Arrived:
+class _DeltaQueue:
     def __init__(self) -> None:
         self._batch: Batch = []
         self._num_ended = 0

@@ -1,1 +1,1 @@
-"""HTTP itself: connections, bodies, headers, keys, origins, error responses."""
+"""HTTP: the connection protocol, request bodies, API keys, Host and Origin checks, error responses."""

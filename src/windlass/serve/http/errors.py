@@ -1,151 +1,146 @@
-"""What went wrong -> what the client is told. Pure.
+"""The server's error responses: status, code and message. Pure.
 
-An engine's own words may have paths in them, or what its process said last; clients get ours, the operator's log gets theirs.
+An engine's own messages may contain paths or output of its process, so clients get the texts below; the originals go to the log.
 """
 
 from __future__ import annotations
 
 from windlass.core.client import Broken, Busy, Late, Unavailable
 from windlass.errors import BadCheckpoint, BadConfig, BadInput, Error
-from windlass.serve.backend.in_flight import Why
-from windlass.serve.http.messages import CROWDED
-from windlass.wire.schema.errors import Refusal
-from windlass.wire.server.requests import blamed
+from windlass.serve.http.asgi import TOO_MANY_BYTES
+from windlass.wire.schema.errors import ApiError
+from windlass.wire.server.requests import bad_input_error
 
 UNAVAILABLE = 503
-BUSY_SECONDS = 2
-LATE = 408
-"""Not 504: nothing behind the server failed, and whoever sent the request chose the time."""
+OVERLOAD_RETRY_SECONDS = 2
+REQUEST_TIMEOUT = 408
+"""Not 504: no upstream failed, and the client chose the deadline."""
 
 
-def refused(error: BaseException, body: object = None) -> Refusal:
-    """`body`: of the request that it is an answer to, whose parameters are named."""
+def to_api_error(error: BaseException, body: object = None) -> ApiError:
+    """`body`: the request body, whose parameter names the message uses."""
     match error:
-        case Refusal():
+        case ApiError():
             return error
         case BadCheckpoint() | BadConfig():
-            return engine_gone()
+            return engine_unavailable()
         case BadInput():
-            return blamed(error, body)
+            return bad_input_error(error, body)
         case Late():
-            return late()
+            return deadline_exceeded()
         case Broken():
-            return broken()
+            return generation_failed()
         case Busy():
-            return busy()
+            return engine_overloaded()
         case Unavailable() | Error():
-            return engine_gone()
+            return engine_unavailable()
         case _:
-            return Refusal(
-                "something went wrong in the server; its log says more", code="internal", status=500, type="server_error"
-            )
+            return ApiError("internal server error; see the server's log", code="internal", status=500, type="server_error")
 
 
-def ended(why: Why) -> Refusal:
-    return late() if why == "late" else closing()
-
-
-def engine_gone() -> Refusal:
-    return Refusal(
-        "the engine is not available; it is being started anew, so ask again in a moment",
+def engine_unavailable() -> ApiError:
+    return ApiError(
+        "the engine is not available and is being restarted; retry after the time in Retry-After",
         code="engine_unavailable",
         status=UNAVAILABLE,
         type="server_error",
     )
 
 
-def broken() -> Refusal:
-    return Refusal(
-        "this answer could not be computed, and the same again will hardly be; others are not concerned",
+def generation_failed() -> ApiError:
+    return ApiError(
+        "generation failed for this request, and retrying it will probably fail again; other requests are not affected",
         code="answer_failed",
         status=500,
         type="server_error",
     )
 
 
-def loading() -> Refusal:
-    return Refusal("the model is being loaded; ask again in a moment", code="loading", status=UNAVAILABLE, type="server_error")
-
-
-def closing() -> Refusal:
-    return Refusal(
-        "the server is shutting down; ask another one, or again later", code="draining", status=UNAVAILABLE, type="server_error"
+def loading() -> ApiError:
+    return ApiError(
+        "the model is still loading; retry after the time in Retry-After", code="loading", status=UNAVAILABLE, type="server_error"
     )
 
 
-def late() -> Refusal:
-    return Refusal(
-        "the deadline passed before the answer was whole; allow more with `timeout` (seconds), or ask for fewer tokens",
+def shutting_down() -> ApiError:
+    return ApiError(
+        "the server is shutting down; retry later or on another server", code="draining", status=UNAVAILABLE, type="server_error"
+    )
+
+
+def deadline_exceeded() -> ApiError:
+    return ApiError(
+        "request timed out: the deadline passed before the response was complete; raise `timeout` (seconds) or lower max_tokens",
         param="timeout",
         code="deadline_exceeded",
-        status=LATE,
+        status=REQUEST_TIMEOUT,
         type="timeout_error",
     )
 
 
-def full(waiting: int) -> Refusal:
-    return Refusal(
-        f"the queue is full: {waiting:,} sequences are running or waiting; ask again after the time in Retry-After",
+def queue_full(in_flight: int) -> ApiError:
+    return ApiError(
+        f"the queue is full: {in_flight:,} sequences are running or waiting; retry after the time in Retry-After",
         code="rate_limit_exceeded",
         status=429,
         type="rate_limit_error",
     )
 
 
-def busy() -> Refusal:
-    return Refusal(
-        "the engine has too much of this to do at the moment; ask again after the time in Retry-After",
+def engine_overloaded() -> ApiError:
+    return ApiError(
+        "the engine is overloaded; retry after the time in Retry-After",
         code="rate_limit_exceeded",
         status=429,
         type="rate_limit_error",
-    ).after(BUSY_SECONDS)
+    ).with_retry_after(OVERLOAD_RETRY_SECONDS)
 
 
-def never(asked: int, capacity: int) -> Refusal:
-    return Refusal(
-        f"the request asks for {asked:,} answers at once and there is room for {capacity:,}; ask for fewer prompts or a smaller n",
+def too_many_sequences(requested: int, capacity: int) -> ApiError:
+    return ApiError(
+        f"the request needs {requested:,} sequences and the server takes {capacity:,} at a time; send fewer prompts or a smaller n",
         param="n",
         code="invalid_value",
     )
 
 
-def unauthorized() -> Refusal:
-    return Refusal("a valid API key is needed: send it as `Authorization: Bearer KEY`", code="invalid_api_key", status=401)
+def unauthorized() -> ApiError:
+    return ApiError("missing or wrong API key; send it as `Authorization: Bearer KEY`", code="invalid_api_key", status=401)
 
 
-def foreign(what: str) -> Refusal:
-    return Refusal(
-        f"refused because of its {what} header: this server answers to its own names and pages only; see --allow-host and --cors",
+def forbidden(header: str) -> ApiError:
+    return ApiError(
+        f"the {header} header is not allowed: the server accepts only its own host names and origins; see --allow-host and --cors",
         code="forbidden",
         status=403,
         type="permission_error",
     )
 
 
-def too_large(limit: int) -> Refusal:
-    return Refusal(f"the body is larger than {limit:,} bytes", code="body_too_large", status=413)
+def too_large(limit: int) -> ApiError:
+    return ApiError(f"the request body is larger than {limit:,} bytes", code="body_too_large", status=413)
 
 
-def crowded() -> Refusal:
-    return Refusal(
-        "too many bytes of requests are being read at this moment; ask again in a moment",
-        code=CROWDED,
+def too_many_bytes() -> ApiError:
+    return ApiError(
+        "the server is reading too many request bodies at the moment; retry after the time in Retry-After",
+        code=TOO_MANY_BYTES,
         status=UNAVAILABLE,
         type="server_error",
     )
 
 
-def slow_body() -> Refusal:
-    return Refusal("the body did not come in time", code="body_timeout", status=408, type="timeout_error")
+def body_timeout() -> ApiError:
+    return ApiError("the request body did not arrive in time", code="body_timeout", status=REQUEST_TIMEOUT, type="timeout_error")
 
 
-def unknown_route() -> Refusal:
-    return Refusal("there is no such route; see /openapi.json", code="not_found", status=404)
+def not_found() -> ApiError:
+    return ApiError("unknown route; see /openapi.json", code="not_found", status=404)
 
 
-def wrong_method() -> Refusal:
-    return Refusal("this route does not take that method; see the Allow header", code="method_not_allowed", status=405)
+def method_not_allowed() -> ApiError:
+    return ApiError("method not allowed; see the Allow header", code="method_not_allowed", status=405)
 
 
-def unknown_model(served: str) -> Refusal:
-    return Refusal(f"there is no such model here; {served!r} is served", param="model", code="model_not_found", status=404)
+def unknown_model(served: str) -> ApiError:
+    return ApiError(f"model not found; this server serves {served!r}", param="model", code="model_not_found", status=404)

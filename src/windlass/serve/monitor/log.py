@@ -1,6 +1,6 @@
-"""Lines for whoever operates the server. Writing them never fails: a full disk or a closed pipe loses lines, not requests.
+"""The operator's log. Writing never fails: a full disk or a closed pipe loses lines, not requests.
 
-No prompt, no key and no path that a client made up is written; prompts only where the operator asked for them.
+Keys and paths chosen by clients are never written; prompts only with --log-prompts.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ PATH = re.compile(r"(?:~|\.{1,2})?/(?:[^\s/:'\"]+/)+([^\s/:'\"]*)")
 
 
 class Log:
-    """`stream` None: standard error as it is at the time."""
+    """`stream` None: the current standard error."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream
         self.lost = 0
         """Lines that could not be written."""
         self.status = ""
-        """A line that stays at the bottom of a terminal; set by `show_status`."""
+        """The status line at the bottom of a terminal; set by `show_status`."""
 
     def line(self, text: str) -> None:
         cleared = "\r\x1b[K" if self.status else ""
@@ -49,7 +49,7 @@ class Log:
 
 
 class LogHandler(logging.Handler):
-    """What uvicorn has to say, as one line without a traceback: those quote what clients sent."""
+    """uvicorn's messages as one line each, without tracebacks, which quote client data."""
 
     def __init__(self, log: Log) -> None:
         super().__init__()
@@ -58,23 +58,23 @@ class LogHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             kind = record.exc_info[0].__name__ if record.exc_info and record.exc_info[0] else ""
-            words = record.getMessage().splitlines()
+            lines = record.getMessage().splitlines()
         except (TypeError, ValueError):
             return
-        if words and words[0].startswith("Traceback"):  # as its message: what was raised stands in its last line
-            words = [words[-1].partition(":")[0]]
-            if words[0].endswith("CancelledError"):  # told twice to end, the server does not wait for what it cancels
+        if lines and lines[0].startswith("Traceback"):  # keep the exception type, which is in the last line
+            lines = [lines[-1].partition(":")[0]]
+            if lines[0].endswith("CancelledError"):  # a forced exit does not wait for the tasks it cancels
                 return
-        self._log.line(f"{words[0] if words else ''}{f': {kind}' if kind else ''}")
+        self._log.line(f"{lines[0] if lines else ''}{f': {kind}' if kind else ''}")
 
 
 def printable(text: str) -> str:
-    """One line that cannot steer a terminal."""
+    """Without control characters, which could manipulate a terminal."""
     return "".join(character if character.isprintable() else "\ufffd" for character in text)
 
 
-def without_paths(text: str) -> str:
-    """`/home/me/models/x.gguf` -> `x.gguf`: where files lie is not for logs that others read."""
+def strip_paths(text: str) -> str:
+    """`/home/me/models/x.gguf` -> `x.gguf`: logs that others read should not reveal paths."""
     return PATH.sub(r"\1", text)
 
 
@@ -82,8 +82,8 @@ def access_line(method: str, route: str, status: int, seconds: float, details: s
     return f"{method} {route} {status} {seconds:.3f} s{f', {details}' if details else ''}"
 
 
-def where(error: BaseException) -> str:
-    """The place in the code, and nothing of the values there."""
+def error_location(error: BaseException) -> str:
+    """File, line and function where it was raised, without any values."""
     trace, place = error.__traceback__, "?"
     while trace is not None:
         code = trace.tb_frame.f_code

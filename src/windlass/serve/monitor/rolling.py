@@ -1,4 +1,4 @@
-"""Numbers of the last minute, for people who look now: rates and percentiles. Prometheus keeps the rest."""
+"""Rates and percentiles over the last minute, for the page. Prometheus keeps the history."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from collections.abc import Callable
 
 SECONDS = 60.0
 RATE_SECONDS = 5.0
-MOST = 4096
-"""Values kept; a busier minute is a shorter window."""
+MAX_VALUES = 4096
+"""Kept at most; under high load the window is shorter than a minute."""
 
 
-class Recent:
+class RollingValues:
     """Values of the last minute."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._values: deque[tuple[float, float]] = deque(maxlen=MOST)
+        self._values: deque[tuple[float, float]] = deque(maxlen=MAX_VALUES)
 
     def add(self, value: float) -> None:
         self._values.append((self._now(), value))
 
     def percentile(self, share: float) -> float | None:
-        """The smallest value that at least `share` of them do not exceed; None without any."""
+        """Nearest-rank percentile for `share` in 0..1; None without values."""
         oldest = self._now() - SECONDS
         values = sorted(value for at, value in self._values if at >= oldest)
         if not values:
@@ -31,10 +31,10 @@ class Recent:
         return values[min(int(share * len(values)), len(values) - 1)]
 
 
-class Rate:
-    """Things per second, over the last few seconds. Counted by the half second, so that counting costs nothing."""
+class RollingRate:
+    """Events per second over the last few seconds, counted in half-second buckets."""
 
-    GRAIN = 0.5
+    BUCKET_SECONDS = 0.5
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -42,17 +42,17 @@ class Rate:
         self._buckets: deque[tuple[int, int]] = deque()
 
     def add(self, count: int) -> None:
-        grain = int(self._now() / self.GRAIN)
-        if self._buckets and self._buckets[-1][0] == grain:
-            self._buckets[-1] = (grain, self._buckets[-1][1] + count)
+        bucket = int(self._now() / self.BUCKET_SECONDS)
+        if self._buckets and self._buckets[-1][0] == bucket:
+            self._buckets[-1] = (bucket, self._buckets[-1][1] + count)
         else:
-            self._buckets.append((grain, count))
-            while self._buckets[0][0] < grain - RATE_SECONDS / self.GRAIN - 1:
+            self._buckets.append((bucket, count))
+            while self._buckets[0][0] < bucket - RATE_SECONDS / self.BUCKET_SECONDS - 1:
                 self._buckets.popleft()
 
     @property
     def per_second(self) -> float:
         now = self._now()
-        oldest = (now - RATE_SECONDS) / self.GRAIN
-        total = sum(count for grain, count in self._buckets if grain >= oldest)
-        return total / max(min(RATE_SECONDS, now - self._began), self.GRAIN)
+        oldest = (now - RATE_SECONDS) / self.BUCKET_SECONDS
+        total = sum(count for bucket, count in self._buckets if bucket >= oldest)
+        return total / max(min(RATE_SECONDS, now - self._began), self.BUCKET_SECONDS)

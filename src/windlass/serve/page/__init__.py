@@ -1,1 +1,1 @@
-"""The page at `/`: a chat and live numbers, as plain HTML, CSS and JavaScript modules that nothing has to build."""
+"""The web page at `/`: a chat and live metrics, in plain HTML, CSS and JavaScript modules without a build step."""

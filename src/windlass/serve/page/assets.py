@@ -1,7 +1,7 @@
-"""The page's files, read once into memory. Pure but for that reading: knows no HTTP server.
+"""The page's static files, read into memory at startup. Knows no HTTP server.
 
-Every file but the page itself lies under a folder named for the contents of them all. So a browser may keep them for ever,
-modules find one another by relative names, and another release is another folder.
+All files except index.html are served under a folder named by a hash of their contents, so browsers may cache them
+indefinitely, modules import one another by relative path, and a new release is a new folder.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from types import MappingProxyType
 STATIC = Path(__file__).parent / "static"
 INDEX = "index.html"
 FOLDER_MARK = b"@folder@"
-"""Where the page itself names the folder."""
+"""Placeholder in index.html for the folder name."""
 
 MEDIA_TYPES = MappingProxyType(
     {
@@ -31,7 +31,7 @@ MEDIA_TYPES = MappingProxyType(
 class Asset:
     media_type: str
     body: bytes
-    zipped: bytes
+    gzipped: bytes
     etag: str
 
 
@@ -39,14 +39,15 @@ class Asset:
 class Assets:
     index: Asset
     folder: str
-    """The last part of the folder's address, named for the contents."""
+    """A hash of the contents of all files."""
     files: MappingProxyType[str, Asset]
+    """By path relative to the static folder, such as `chat/thread.js`."""
 
 
 def _asset(name: str, body: bytes) -> Asset:
-    # mtime=0: the same bytes on every machine and every start.
-    zipped = gzip.compress(body, 9, mtime=0)
-    return Asset(MEDIA_TYPES[Path(name).suffix], body, zipped, f'"{_digest(body)}"')
+    # mtime=0 makes the bytes reproducible.
+    gzipped = gzip.compress(body, 9, mtime=0)
+    return Asset(MEDIA_TYPES[Path(name).suffix], body, gzipped, f'"{_digest(body)}"')
 
 
 def _digest(body: bytes) -> str:
@@ -54,7 +55,8 @@ def _digest(body: bytes) -> str:
 
 
 def read_assets(static: Path = STATIC) -> Assets:
-    bodies = {path.name: path.read_bytes() for path in sorted(static.iterdir()) if path.suffix in MEDIA_TYPES}
+    paths = sorted(path for path in static.rglob("*") if path.suffix in MEDIA_TYPES)
+    bodies = {path.relative_to(static).as_posix(): path.read_bytes() for path in paths}
     page = bodies.pop(INDEX)
     folder = _digest(b"".join(name.encode() + b"\0" + body + b"\0" for name, body in bodies.items()))
     index = _asset(INDEX, page.replace(FOLDER_MARK, folder.encode()))

@@ -1,1 +1,1 @@
-"""Chats to text: templates, and which spans are the assistant's."""
+"""Chat templates, and the assistant's spans in rendered text."""

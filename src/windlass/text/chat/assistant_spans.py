@@ -1,7 +1,7 @@
-"""Which words of a rendered chat are the assistant's, so that training learns those and no others.
+"""The assistant's spans in a rendered chat, so that the training loss is taken on them only.
 
-A template says so itself by `{% generation %}`. One that does not is rendered turn by turn: what an answer adds to the prompt before it
-is the answer. Templates that write a past turn otherwise than they wrote it when it was new cannot be told apart so, and are refused.
+A template may mark them by `{% generation %}`. Others are rendered turn by turn: what a message adds to the prompt before it is the
+assistant's span. Templates that render past turns differently from new ones cannot be handled that way and are rejected.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from windlass.errors import BadInput
 from windlass.text.chat.template import CLOSED, OPENED, Message, render_chat
 
 Span = tuple[int, int]
-"""Characters of the text, from and to."""
+"""Start and end, in characters."""
 
 
-def render_answers(
+def render_with_spans(
     template: str,
     messages: Sequence[Message],
     *,
     tools: Sequence[Mapping[str, Any]] | None = None,
     special_tokens: Mapping[str, str] | None = None,
 ) -> tuple[str, list[Span]]:
-    """The text of a whole chat, and the spans of it that the assistant said, its end of turn included."""
+    """The rendered chat, and the assistant's spans including their end of turn."""
     _refuse_marks(messages, tools)
     values: dict[str, Any] = {"tools": tools, "special_tokens": special_tokens}
     if "generation" in template:
@@ -39,7 +39,9 @@ def render_answers(
 def _refuse_marks(*values: object) -> None:
     written = json.dumps(values, ensure_ascii=False, default=str)
     if OPENED in written or CLOSED in written:
-        raise BadInput("a message holds U+FDD0 or U+FDD1, which Unicode keeps for programs; remove them", field="messages")
+        raise BadInput(
+            "a message contains U+FDD0 or U+FDD1, which are reserved as internal markers; remove them", field="messages"
+        )
 
 
 def _unmarked(text: str) -> tuple[str, list[Span]]:
@@ -65,8 +67,8 @@ def _turn_by_turn(template: str, messages: Sequence[Message], values: dict[str, 
         through = render_chat(template, messages[: place + 1], add_generation_prompt=False, **values)
         if not (through.startswith(before) and text.startswith(through)):
             raise BadInput(
-                "this chat template writes past answers otherwise than new ones, so that it cannot be told which words to learn; "
-                "put {% generation %} and {% endgeneration %} around the assistant's words in it",
+                "this chat template renders past answers differently from new ones, so the assistant's spans cannot be determined; "
+                "put {% generation %} and {% endgeneration %} around the assistant's content in it",
                 field="messages",
             )
         spans.append((len(before), len(through)))

@@ -1,6 +1,6 @@
-"""Chats to text: a model's Jinja template, rendered where it can do no harm.
+"""Renders a model's Jinja chat template in a sandbox.
 
-Templates come with checkpoints, so they are strangers' code: they run in Jinja's immutable sandbox and see only plain values.
+Templates come with checkpoints and are untrusted code: they run in Jinja's immutable sandbox and see only plain values.
 The environment is the one that published templates are written for (transformers, utils/chat_template_utils.py).
 """
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 Message = Mapping[str, Any]
 OPENED, CLOSED = "\ufdd0", "\ufdd1"
-"""Stand around what `{% generation %}` marks, where that is asked for. Unicode keeps these two for such uses; texts have none."""
+"""Markers around `{% generation %}` blocks, if requested. Unicode noncharacters, reserved for internal use."""
 
 
-class _Named(Frozen):
+class _NamedTemplate(Frozen):
     name: str
     template: str
 
@@ -44,13 +44,13 @@ def render_chat(
     marked: bool = False,
     **variables: object,
 ) -> str:
-    """`special_tokens` is bos_token, eos_token...; `variables` are the template's own (enable_thinking); `marked`: see text.spans."""
+    """`special_tokens` is bos_token, eos_token...; `variables` are the template's own (enable_thinking); `marked`: mark `{% generation %}` blocks."""
     values: dict[str, Any] = {**(special_tokens or {}), **variables, "messages": messages, "tools": tools or None}
     values["add_generation_prompt"] = add_generation_prompt
     try:
         return _compiled(template, marked).render(_plain(values))
     except _jinja().TemplateError as error:
-        raise BadInput(f"the chat template refused: {_first_line(error)}", field="messages") from None
+        raise BadInput(f"the chat template raised an error: {_first_line(error)}", field="messages") from None
     except (TypeError, ValueError, LookupError, AttributeError, RecursionError, ArithmeticError) as error:
         raise BadInput(
             f"the chat template failed on these messages: {type(error).__name__}: {_first_line(error)}", field="messages"
@@ -63,14 +63,14 @@ def chat_template(config: Mapping[str, Any], name: str = "default") -> str | Non
     if value is None or isinstance(value, str):
         return value
     try:
-        templates = msgspec.convert(value, list[_Named])
+        templates = msgspec.convert(value, list[_NamedTemplate])
     except msgspec.ValidationError:
-        raise BadInput("chat_template in tokenizer_config.json should be a text, or a list of names and templates") from None
+        raise BadInput("chat_template in tokenizer_config.json should be a string, or a list of names and templates") from None
     return next((entry.template for entry in templates if entry.name == name), None)
 
 
 def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """bos_token and its kind, which templates name; a token may be written as an object."""
+    """bos_token, eos_token and so on, which templates refer to; a token may be an object with `content`."""
     found: dict[str, str] = {}
     for key in ("bos_token", "eos_token", "unk_token", "pad_token"):
         value = config.get(key)
@@ -85,7 +85,7 @@ def _compiled(template: str, marked: bool) -> jinja2.Template:
     try:
         return _environment(marked).from_string(template)
     except (_jinja().TemplateError, RecursionError) as error:
-        raise BadInput(f"the chat template cannot be read: {_first_line(error)}") from None
+        raise BadInput(f"the chat template is invalid: {_first_line(error)}") from None
 
 
 def _environment(marked: bool) -> jinja2.Environment:
@@ -109,7 +109,7 @@ def _jinja() -> ModuleType:
 
 
 def _generation(marked: bool) -> type[Extension]:
-    """`{% generation %}` marks the assistant's words for training; its body is rendered as it is, between OPENED and CLOSED if asked."""
+    """`{% generation %}` marks assistant content for training; rendered as is, or between OPENED and CLOSED if `marked`."""
     from jinja2 import nodes
     from jinja2.ext import Extension
 
@@ -128,7 +128,7 @@ def _generation(marked: bool) -> type[Extension]:
 
 
 def _tojson(value: object, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
-    """Jinja's own would escape for HTML."""
+    """Without Jinja's HTML escaping."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
 
 
@@ -141,7 +141,7 @@ def _strftime_now(form: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Rebuilt of JSON's types: what a template sees has no methods that reach further."""
+    """Rebuilt from JSON types, so that a template cannot reach other objects through methods."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in cast(Mapping[Any, Any], value).items()}
     if isinstance(value, (list, tuple)):

@@ -1,1 +1,1 @@
-"""Grammars that constrain answers and tool calls, as text for llguidance."""
+"""Grammars for constrained decoding of answers and tool calls, as text for llguidance."""

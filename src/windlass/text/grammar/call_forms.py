@@ -1,7 +1,7 @@
-"""What one call must look like, in each of the ways that models write one.
+"""Grammars of a single tool call, one per format that models use.
 
-A call in JSON is held to its tool's schema. In the forms that write strings as plain text, the names of arguments and what is no
-string are held to it, and of strings only those that are chosen from a list.
+Calls in JSON must match the tool's schema. In formats with strings as plain text, argument names and non-string values must match
+it; plain strings are free unless the schema is an enum.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ Parameters = dict[str, Any]
 """A tool's JSON schema."""
 
 
-class Form(Frozen):
+class CallForm(Frozen):
     mark: str
-    """What a call begins with; a list of calls has it once."""
+    """The marker before a call; a list of calls has it once."""
     one: Callable[[Grammar, str, Parameters], str]
-    """What comes behind it."""
+    """The grammar after the marker."""
     between: str | None = None
-    """Two calls; None: there is only one."""
+    """The separator of two calls; None: only one call is possible."""
     is_list: bool = False
     """A JSON list of calls."""
 
@@ -67,8 +67,8 @@ def _named(grammar: Grammar, name: str, parameters: Parameters) -> str:
 
 
 def _bare(grammar: Grammar, name: str, parameters: Parameters) -> str:
-    """One schema for the whole, since the answer it may stand beside can be JSON too."""
-    properties = {"name": {"const": name}, "parameters": _moved(parameters, "#/properties/parameters")}
+    """One schema for the whole call, since the alternative, an answer, may be JSON too."""
+    properties = {"name": {"const": name}, "parameters": _rebased(parameters, "#/properties/parameters")}
     return grammar.schema(
         {"type": "object", "properties": properties, "required": ["name", "parameters"], "additionalProperties": False}
     )
@@ -78,19 +78,19 @@ def _to_function(grammar: Grammar, name: str, parameters: Parameters) -> str:
     return f"{grammar.literal(f'{name} <|constrain|>json<|message|>')} {grammar.schema(parameters)}"
 
 
-CALLS: dict[str, Form] = {
-    "json": Form(mark="<tool_call>", one=_tagged_json, between="\n"),
-    "arg_pairs": Form(mark="<tool_call>", one=_pairs, between="\n"),
-    "xml_function": Form(mark="<tool_call>", one=_function_tags, between="\n"),
-    "bracket_list": Form(mark="[TOOL_CALLS]", one=_listed, between=", ", is_list=True),
-    "bracket_args": Form(mark="[TOOL_CALLS]", one=_named, between=""),
-    "bare_json": Form(mark="", one=_bare),
-    "channels": Form(mark="<|channel|>commentary to=functions.", one=_to_function),
+CALLS: dict[str, CallForm] = {
+    "json": CallForm(mark="<tool_call>", one=_tagged_json, between="\n"),
+    "arg_pairs": CallForm(mark="<tool_call>", one=_pairs, between="\n"),
+    "xml_function": CallForm(mark="<tool_call>", one=_function_tags, between="\n"),
+    "bracket_list": CallForm(mark="[TOOL_CALLS]", one=_listed, between=", ", is_list=True),
+    "bracket_args": CallForm(mark="[TOOL_CALLS]", one=_named, between=""),
+    "bare_json": CallForm(mark="", one=_bare),
+    "channels": CallForm(mark="<|channel|>commentary to=functions.", one=_to_function),
 }
 
 
 def _line(grammar: Grammar) -> str:
-    """Templates of one family differ in it."""
+    """An optional newline: templates of one family differ in it."""
     return grammar.literal("\n") + "?"
 
 
@@ -98,7 +98,7 @@ def _line(grammar: Grammar) -> str:
 
 
 def _each(write: Callable[[str, Any], str], parameters: Mapping[str, Any]) -> str:
-    """Every argument in the schema's order; those that are not required may be left out."""
+    """Every argument in schema order; optional ones may be left out."""
     properties: Any = parameters.get("properties")
     required: Any = parameters.get("required")
     needed: Sequence[Any] = cast(Sequence[Any], required) if isinstance(required, (list, tuple)) else ()
@@ -107,7 +107,7 @@ def _each(write: Callable[[str, Any], str], parameters: Mapping[str, Any]) -> st
 
 
 def _value(grammar: Grammar, schema: Any, parameters: Mapping[str, Any], end: str) -> str:
-    """Strings are plain text up to the tag that ends them."""
+    """Strings are plain text up to the closing tag."""
     given = cast(Mapping[str, Any], schema) if isinstance(schema, Mapping) else dict[str, Any]()
     chosen: Any = given.get("enum", [given["const"]] if "const" in given else None)
     if isinstance(chosen, list) and all(isinstance(choice, str) for choice in cast(list[Any], chosen)):
@@ -120,12 +120,12 @@ def _value(grammar: Grammar, schema: Any, parameters: Mapping[str, Any], end: st
     return f"{grammar.schema({**kept, **given})} {grammar.literal(end)}"
 
 
-def _moved(schema: Any, to: str) -> Any:
-    """References within a schema that has become part of another."""
+def _rebased(schema: Any, to: str) -> Any:
+    """Rewrites `$ref`s of a schema that is embedded in another."""
     if isinstance(schema, Mapping):
         given = cast(Mapping[str, Any], schema)
-        return {key: _reference(value, to) if key == "$ref" else _moved(value, to) for key, value in given.items()}
-    return [_moved(item, to) for item in cast(list[Any], schema)] if isinstance(schema, list) else schema
+        return {key: _reference(value, to) if key == "$ref" else _rebased(value, to) for key, value in given.items()}
+    return [_rebased(item, to) for item in cast(list[Any], schema)] if isinstance(schema, list) else schema
 
 
 def _reference(value: Any, to: str) -> Any:

@@ -1,5 +1,5 @@
-"""Grammars of answers, in llguidance's form: what an answer must be, framed by what a model writes around it. Text only: whoever has
-the library compiles it. A piece of text that is a special token in the vocabulary is asked for as that token.
+"""Builds grammars in llguidance's syntax. Text only: the engine compiles it. Text that is a special token in the vocabulary is
+written as that token.
 
 https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md
 """
@@ -15,16 +15,16 @@ from windlass.core.request import Constraint
 from windlass.errors import BadInput
 
 _JSON_SPACE = r"\r?\n[ \t]{0,32}|[ \t]{1,4}"
-"""Between two parts of JSON: a new line and its indentation. Models that may write any amount of space sometimes write nothing else."""
+"""Whitespace allowed in JSON: a newline with indentation, or a few spaces. With unlimited whitespace some models write nothing else."""
 _SPACE = r"/[ \n\r\t]{1,8}/"
 ANYTHING = "/(?s:.*)/"
 
 
 class Grammar:
-    """Collects rules; its methods give what stands for a part in the expression of another."""
+    """Collects rules; its methods return the expression that refers to a part."""
 
     def __init__(self, special: Mapping[str, int] | None = None) -> None:
-        """`special`: texts that are tokens of their own and no text otherwise -> their ids."""
+        """`special`: special tokens -> ids."""
         self._special = dict(special or {})
         self._rules: list[str] = []
         self._parts: list[dict[str, Any]] = []
@@ -38,17 +38,17 @@ class Grammar:
         return " ".join(found) or '""'
 
     def space(self) -> str:
-        """A little of it, or none."""
+        """Optional whitespace, limited in length."""
         return self.rule(_SPACE, "space") + "?"
 
     def until(self, end: str) -> str:
-        """Any text up to and with `end`."""
+        """Any text up to and including `end`."""
         if end in self._special:
             return self.rule(f"{ANYTHING} {self._piece(end)}")
         return self.rule(ANYTHING, options=f"[suffix={_quoted(end)}]")
 
     def without(self, mark: str) -> str:
-        """Text, some of it, in which `mark` does not stand."""
+        """Non-empty text that does not contain `mark`."""
         if mark in self._special:
             return self.rule("/(?s:.+)/", "words")
         self.rule(f"/(?s:.+)/ & ~/(?s:.*){re.escape(mark)}(?s:.*)/", "WORDS")
@@ -56,7 +56,7 @@ class Grammar:
 
     def schema(self, schema: Any) -> str:
         if schema is False:
-            raise BadInput("the JSON schema is false, which no answer can be", field="constraint")
+            raise BadInput("the JSON schema is false, which no output can match", field="constraint")
         given = dict(cast(Mapping[str, Any], schema)) if isinstance(schema, Mapping) else dict[str, Any]()
         return self._part({"json_schema": {"x-guidance": {"whitespace_pattern": _JSON_SPACE}} | given})
 
@@ -74,7 +74,7 @@ class Grammar:
                 return self._part({"lark_grammar": constraint.value})
 
     def rule(self, expression: str, name: str = "", options: str = "") -> str:
-        """A rule's name; the same one again where it has been given."""
+        """Adds a rule and returns its name; an identical rule is reused."""
         chosen = name or f"rule_{len(self._rules)}"
         line = f"{chosen}{options}: {expression}"
         if line not in self._rules:
@@ -97,11 +97,11 @@ class Grammar:
 
 
 def _one_of(texts: tuple[str, ...]) -> str:
-    """One terminal, which may have thousands of ways; a terminal cannot be empty."""
-    said = list(dict.fromkeys(text for text in texts if text))
-    if not said:
+    """One terminal with all alternatives; a terminal cannot be empty."""
+    nonempty = list(dict.fromkeys(text for text in texts if text))
+    if not nonempty:
         return 'start: ""\n'
-    return f"start: CHOICE{'?' if '' in texts else ''}\nCHOICE: {' | '.join(map(_quoted, said))}\n"
+    return f"start: CHOICE{'?' if '' in texts else ''}\nCHOICE: {' | '.join(map(_quoted, nonempty))}\n"
 
 
 def _quoted(text: str) -> str:
@@ -109,6 +109,6 @@ def _quoted(text: str) -> str:
 
 
 def _in_slashes(regex: str) -> str:
-    """A regular expression as it is written between slashes on one line."""
+    """Escapes a regular expression for use between slashes on one line."""
     escaped = re.sub(r"\\.|/", lambda found: r"\/" if found[0] == "/" else found[0], regex, flags=re.DOTALL)
     return escaped.replace("\\\n", "\n").replace("\n", r"\n").replace("\r", r"\r")

@@ -1,4 +1,4 @@
-"""Where answers and calls stand in a model's text, as a grammar of the whole of it. What one call looks like: call_forms.py."""
+"""The grammar of a model's whole output: reasoning, answer, tool calls. A single call: call_forms.py."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any, Literal, cast
 from windlass.core.model import Frozen
 from windlass.core.request import Constraint, tool_name
 from windlass.errors import BadInput
-from windlass.text.grammar.call_forms import CALLS, Form
+from windlass.text.grammar.call_forms import CALLS, CallForm
 from windlass.text.grammar.grammar import ANYTHING, Grammar
 from windlass.text.parse.styles import BARE_JSON, CHANNELS, PLAIN, style_tags
 
 Reasons = Literal["never", "first", "already"]
-"""Whether a model may reason before it answers, or is in the middle of it where its answer begins."""
+"""Whether the model may reason before its answer, or is already reasoning where the output begins."""
 Tool = Mapping[str, Any]
 FINAL, ANALYSIS = "<|channel|>final<|message|>", "<|channel|>analysis<|message|>"
 PREAMBLE, NEXT = "<|channel|>commentary<|message|>", "<|start|>assistant"
 
 
-class Asked(Frozen):
-    """What is asked of an answer."""
+class OutputSpec(Frozen):
+    """Requirements on a model's output."""
 
     style: str
     constraint: Constraint | None = None
@@ -29,43 +29,43 @@ class Asked(Frozen):
     reasons: Reasons = "never"
 
 
-def answer_grammar(asked: Asked, special: Mapping[str, int]) -> str:
-    """Empty: whatever the model writes will do."""
-    must_call = asked.tool_choice not in ("auto", "none")
-    may_call = asked.style in CALLS and bool(asked.tools) and asked.tool_choice != "none"
+def answer_grammar(spec: OutputSpec, special: Mapping[str, int]) -> str:
+    """Empty: the output is unconstrained."""
+    must_call = spec.tool_choice not in ("auto", "none")
+    may_call = spec.style in CALLS and bool(spec.tools) and spec.tool_choice != "none"
     if must_call and not may_call:
         raise BadInput(
-            f"tool_choice is {asked.tool_choice!r}, and this model's chat template shows no way of writing calls that is known here; "
+            f"tool_choice is {spec.tool_choice!r}, but the tool call format of this model's chat template is not known; "
             "leave tool_choice out, or constrain the answer with a JSON schema",
             field="tool_choice",
         )
     grammar = Grammar(special)
-    if asked.constraint is not None:
-        ways = [_answer(asked, asked.constraint, grammar), *([_calls(asked, grammar)] if may_call else [])]
+    if spec.constraint is not None:
+        ways = [_answer(spec, spec.constraint, grammar), *([_calls(spec, grammar)] if may_call else [])]
     elif must_call:
-        ways = [_calls(asked, grammar)]
-    elif may_call and any(_is_strict(tool) for tool in asked.tools):
-        ways = [_free(asked, grammar)]
+        ways = [_calls(spec, grammar)]
+    elif may_call and any(_is_strict(tool) for tool in spec.tools):
+        ways = [_free(spec, grammar)]
     else:
         return ""
-    return grammar.built(f"{_lead(asked, grammar)} ({' | '.join(ways)})")
+    return grammar.built(f"{_lead(spec, grammar)} ({' | '.join(ways)})")
 
 
-def _answer(asked: Asked, constraint: Constraint, grammar: Grammar) -> str:
+def _answer(spec: OutputSpec, constraint: Constraint, grammar: Grammar) -> str:
     answer = grammar.constraint(constraint)
-    return f"{grammar.literal(FINAL)} {answer}" if asked.style == CHANNELS else answer
+    return f"{grammar.literal(FINAL)} {answer}" if spec.style == CHANNELS else answer
 
 
-def _lead(asked: Asked, grammar: Grammar) -> str:
-    """The reasoning before."""
-    if asked.style == PLAIN:
+def _lead(spec: OutputSpec, grammar: Grammar) -> str:
+    """The reasoning before the answer."""
+    if spec.style == PLAIN:
         return ""
-    if asked.style == CHANNELS:
+    if spec.style == CHANNELS:
         return _messages(ANALYSIS, grammar)
-    opening, closing = style_tags(asked.style)
-    if asked.reasons == "already":
+    opening, closing = style_tags(spec.style)
+    if spec.reasons == "already":
         return f"{grammar.until(closing)} {grammar.space()}"
-    if asked.reasons == "first":
+    if spec.reasons == "first":
         return f"({grammar.space()} {grammar.literal(opening)} {grammar.until(closing)} {grammar.space()})?"
     return ""
 
@@ -74,48 +74,48 @@ def _messages(header: str, grammar: Grammar) -> str:
     return f"({grammar.literal(header)} {grammar.until('<|end|>')} {grammar.literal(NEXT)})*"
 
 
-def _calls(asked: Asked, grammar: Grammar) -> str:
-    """One call where it is named, otherwise one or several of any tool."""
-    form, one = CALLS[asked.style], _one(asked, grammar)
+def _calls(spec: OutputSpec, grammar: Grammar) -> str:
+    """One call if the tool is named, otherwise one or more calls of any tool."""
+    form, one = CALLS[spec.style], _one(spec, grammar)
     mark = grammar.literal(form.mark) if form.mark else ""
     if form.is_list:
-        return f"{mark} {_list(form, one, asked, grammar)}"
-    if _is_named(asked) or form.between is None:
+        return f"{mark} {_list(form, one, spec, grammar)}"
+    if _is_named(spec) or form.between is None:
         return f"{mark} {one}".strip()
     between = grammar.literal(form.between) if form.between else ""
     return f"{mark} {one} ({between} {mark} {one})*"
 
 
-def _free(asked: Asked, grammar: Grammar) -> str:
-    """Any text; what begins as a call must be one."""
-    form, one = CALLS[asked.style], _one(asked, grammar)
-    if asked.style == BARE_JSON:
+def _free(spec: OutputSpec, grammar: Grammar) -> str:
+    """Free text, but whatever starts as a call must be a valid one."""
+    form, one = CALLS[spec.style], _one(spec, grammar)
+    if spec.style == BARE_JSON:
         return f"{one} | {grammar.space()} /[^{{\\s](?s:.*)/ | {grammar.space()}"
-    if asked.style == CHANNELS:
+    if spec.style == CHANNELS:
         call, final = f"{grammar.literal(form.mark)} {one}", f"{grammar.literal(FINAL)} {ANYTHING}"
         return f"{_messages(PREAMBLE, grammar)} ({call} | {final})"
-    rest = _list(form, one, asked, grammar) if form.is_list else one
+    rest = _list(form, one, spec, grammar) if form.is_list else one
     return f"({grammar.until(form.mark)} {rest})* {grammar.without(form.mark)}?"
 
 
-def _one(asked: Asked, grammar: Grammar) -> str:
-    """A call of any tool that may be called, behind its mark."""
-    tools = [tool for tool in asked.tools if not _is_named(asked) or tool_name(tool) == asked.tool_choice]
-    form = CALLS[asked.style]
+def _one(spec: OutputSpec, grammar: Grammar) -> str:
+    """A call of any allowed tool, after its marker."""
+    tools = [tool for tool in spec.tools if not _is_named(spec) or tool_name(tool) == spec.tool_choice]
+    form = CALLS[spec.style]
     return grammar.rule(" | ".join(form.one(grammar, tool_name(tool), _parameters(tool)) for tool in tools), "call")
 
 
-def _list(form: Form, one: str, asked: Asked, grammar: Grammar) -> str:
-    more = "" if _is_named(asked) else f"({grammar.literal(form.between or '')} {one})*"
+def _list(form: CallForm, one: str, spec: OutputSpec, grammar: Grammar) -> str:
+    more = "" if _is_named(spec) else f"({grammar.literal(form.between or '')} {one})*"
     return f"{grammar.space()} {grammar.literal('[')} {one} {more} {grammar.literal(']')}"
 
 
-def _is_named(asked: Asked) -> bool:
-    return asked.tool_choice not in ("auto", "none", "required")
+def _is_named(spec: OutputSpec) -> bool:
+    return spec.tool_choice not in ("auto", "none", "required")
 
 
 def _is_strict(tool: Tool) -> bool:
-    """Whoever says so wants arguments that keep to the schema, whether the model has to call it or not."""
+    """OpenAI's `strict`: arguments must match the schema even if the call is optional."""
     return cast(Tool, tool.get("function", tool)).get("strict") is True
 
 
@@ -123,5 +123,5 @@ def _parameters(tool: Tool) -> dict[str, Any]:
     function = cast(Tool, tool.get("function", tool))
     given = function.get("parameters")
     if given is not None and not isinstance(given, Mapping):
-        raise BadInput(f"the parameters of tool {tool_name(tool)!r} are no JSON schema", field="tools")
+        raise BadInput(f"the parameters of tool {tool_name(tool)!r} are not a JSON schema", field="tools")
     return {"type": "object", **cast(dict[str, Any], given or {"properties": {}, "additionalProperties": False})}

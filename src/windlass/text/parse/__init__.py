@@ -1,1 +1,1 @@
-"""A model's text as it arrives: reasoning, tool calls, stop strings."""
+"""Streaming parsers of model output: reasoning, tool calls, stop strings."""

@@ -1,74 +1,74 @@
-"""Tool calls as Llama 3 writes them: the answer itself is {"name": "f", "parameters": {"k": 1}}, with or without a mark before it;
-several are set apart by semicolons. An answer that begins with anything else has calls only behind the mark.
+"""Tool calls in Llama 3's format: the output is {"name": "f", "parameters": {"k": 1}}, optionally after <|python_tag|>; several calls
+are separated by semicolons. Output that starts with anything else can have calls only after the tag.
 
-What is no call comes out as the text it is.
+Invalid calls are returned as text.
 """
 
 from __future__ import annotations
 
 from windlass.core.request import ToolCall
-from windlass.text.parse.held_back import SPACE, unfinished
 from windlass.text.parse.json_end import JsonEnd
-from windlass.text.parse.splitter import Split, Splitting
+from windlass.text.parse.splitter import Split, ToolCallSplitter
+from windlass.text.parse.stop_filter import SPACE, partial_match_length
 from windlass.text.parse.styles import PYTHON_TAG
-from windlass.text.parse.tool_calls import call_from, decoded
+from windlass.text.parse.tool_calls import parse_json, tool_call_from_json
 
 
-class BareJsonSplitter(Splitting):
+class BareJsonSplitter(ToolCallSplitter):
     def __init__(self) -> None:
         super().__init__(PYTHON_TAG)
-        self._inside = True  # a call may stand where the text begins
+        self._inside = True  # the output may start with a call
         self._end = JsonEnd()
 
     def finish(self) -> Split:
         content, calls = self._split(final=True)
-        rest = self._waiting.strip(SPACE + ";") and self._waiting if self._after_call else self._waiting
-        self._waiting = ""
+        rest = self._buffer.strip(SPACE + ";") and self._buffer if self._after_call else self._buffer
+        self._buffer = ""
         return content + rest, calls
 
     def _begin(self) -> None:
         self._end = JsonEnd()
 
     def _content(self) -> str:
-        """Up to the next mark."""
-        begin = self._waiting.find(PYTHON_TAG)
+        """Up to the next tag."""
+        begin = self._buffer.find(PYTHON_TAG)
         self._inside = begin >= 0
         self._begin()
-        end = begin if begin >= 0 else len(self._waiting) - unfinished(self._waiting, (PYTHON_TAG,))
-        certain, self._waiting = self._waiting[:end], self._waiting[end:]
+        end = begin if begin >= 0 else len(self._buffer) - partial_match_length(self._buffer, (PYTHON_TAG,))
+        certain, self._buffer = self._buffer[:end], self._buffer[end:]
         return certain
 
-    def _found(self, final: bool) -> list[ToolCall] | str | None:
+    def _next_calls(self, final: bool) -> list[ToolCall] | str | None:
         start = self._start()
         if start is None:
             return None
         if start < 0:
             return self._as_text(self._tag_end())
-        end = self._end.find(self._waiting[start:])
+        end = self._end.find(self._buffer[start:])
         if end is None:
             return None
-        call = call_from(decoded(self._waiting[start : start + end]))
+        call = tool_call_from_json(parse_json(self._buffer[start : start + end]))
         if call is None:
             return self._as_text(start + end)
-        self._called([call], start + end)
+        self._take_calls([call], start + end)
         self._inside = True  # another may follow
         self._begin()
         return [call]
 
     def _start(self) -> int | None:
-        """Of the object; -1: there is none; None: it is not known yet."""
+        """Position of the JSON object; -1: there is none; None: not known yet."""
         skipped = SPACE + (";" if self._after_call else "")
-        text = self._waiting.lstrip(skipped)
+        text = self._buffer.lstrip(skipped)
         if text.startswith(PYTHON_TAG):
             text = text[len(PYTHON_TAG) :].lstrip(SPACE)
         elif PYTHON_TAG.startswith(text):
             return None
         if not text:
             return None
-        return len(self._waiting) - len(text) if text[0] == "{" else -1
+        return len(self._buffer) - len(text) if text[0] == "{" else -1
 
     def _tag_end(self) -> int:
-        """Behind the mark, which was none of ours; without one nothing is given out yet."""
-        begin = self._waiting.find(PYTHON_TAG)
-        skipped = len(self._waiting) - len(self._waiting.lstrip(SPACE + ";"))
+        """The end of a tag that no call follows; 0 without a tag."""
+        begin = self._buffer.find(PYTHON_TAG)
+        skipped = len(self._buffer) - len(self._buffer.lstrip(SPACE + ";"))
         return begin + len(PYTHON_TAG) if 0 <= begin <= skipped else 0

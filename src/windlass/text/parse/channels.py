@@ -1,11 +1,11 @@
-"""Messages with headers, as gpt-oss writes them (https://github.com/openai/harmony): an answer is one or several of
+"""The channel format of gpt-oss (https://github.com/openai/harmony): the output is one or more of
 
 <|channel|>analysis<|message|>reasoning<|end|>
 <|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"k": 1}<|call|>
 <|start|>assistant<|channel|>final<|message|>content<|return|>
 
-The prompt ends with <|start|>assistant, so the first header has none; a recipient may also stand before the channel. The mark that
-ends an answer is a stop token and is mostly not seen here. A call comes out whole; what is no call comes out as the text it is.
+The prompt ends with <|start|>assistant, so the first header lacks it; a recipient may also precede the channel. The final marker is
+a stop token and usually not seen here. Calls are returned complete; invalid calls as text.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from windlass.core.request import ToolCall
-from windlass.text.parse.held_back import SPACE, unfinished
+from windlass.text.parse.stop_filter import SPACE, partial_match_length
 from windlass.text.parse.styles import CHANNEL_MARKS
-from windlass.text.parse.tool_calls import decoded, made_call
+from windlass.text.parse.tool_calls import new_tool_call, parse_json
 
 MESSAGE, START = "<|message|>", "<|start|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>", START)
@@ -33,101 +33,105 @@ Parts = tuple[str, str, tuple[ToolCall, ...]]
 class ChannelSplitter:
     def __init__(self, has_tools: bool = True) -> None:
         self._has_tools = has_tools
-        self._waiting = ""
+        self._buffer = ""
         self._header: str | None = None
-        """Of the message whose body is being read; None: a header comes."""
+        """Header of the current message; None while a header is being read."""
         self._last: dict[str, bool] = {}
-        """What has been said already, so that two messages of a kind stay apart."""
-        self._spoken = False
+        """Channels that already have text, so that a second message of a kind is separated by a blank line."""
+        self._has_text = False
 
     def push(self, text: str) -> Parts:
-        self._waiting += text
+        self._buffer += text
         return self._split(final=False)
 
     def finish(self) -> Parts:
         return self._split(final=True)
 
     def _split(self, final: bool) -> Parts:
-        parts = _Parts()
+        parts = _ChannelParts()
         while self._step(parts, final):
             pass
         return parts.reasoning, parts.content, tuple(parts.calls)
 
-    def _step(self, parts: _Parts, final: bool) -> bool:
-        if not self._waiting:
+    def _step(self, parts: _ChannelParts, final: bool) -> bool:
+        if not self._buffer:
             return False
         if self._header is None:
             return self._head(parts, final)
         return self._call(parts, final) if self._is_call else self._body(parts, final)
 
-    def _head(self, parts: _Parts, final: bool) -> bool:
-        text = self._waiting.lstrip(SPACE)
-        end = self._waiting.find(MESSAGE)
+    def _head(self, parts: _ChannelParts, final: bool) -> bool:
+        text = self._buffer.lstrip(SPACE)
+        end = self._buffer.find(MESSAGE)
         is_head = any(text.startswith(head) or head.startswith(text) for head in _HEADS)
         if is_head and end >= 0:
-            self._header, self._waiting = self._waiting[:end], self._waiting[end + len(MESSAGE) :]
-            self._spoken = False
+            self._header, self._buffer = self._buffer[:end], self._buffer[end + len(MESSAGE) :]
+            self._has_text = False
             return True
         if is_head and not final:
             return False
-        self._header, self._spoken = "", False  # a body without a header
+        self._header, self._has_text = "", False  # a body without a header
         if text.startswith(
             START
-        ):  # nothing more comes, and it is none; as the end of a body it would be looked at again for ever
-            end = self._waiting.index(START) + len(START)
-            self._say(parts.say, "final", self._waiting[:end])
-            self._waiting = self._waiting[end:]
+        ):  # an incomplete header at the end; kept as a body it would match as an end marker again for ever
+            end = self._buffer.index(START) + len(START)
+            self._emit(parts.add_content, "final", self._buffer[:end])
+            self._buffer = self._buffer[end:]
         return True
 
     @property
     def _is_call(self) -> bool:
         return self._has_tools and _RECIPIENT.search(self._header or "") is not None
 
-    def _body(self, parts: _Parts, final: bool) -> bool:
-        begin, mark = _first(self._waiting, ENDS)
-        end = begin if mark else len(self._waiting) - (0 if final else unfinished(self._waiting, ENDS))
+    def _body(self, parts: _ChannelParts, final: bool) -> bool:
+        begin, mark = _first(self._buffer, ENDS)
+        end = begin if mark else len(self._buffer) - (0 if final else partial_match_length(self._buffer, ENDS))
         is_reasoning = _channel(self._header or "") == "analysis"
-        self._say(parts.think if is_reasoning else parts.say, "analysis" if is_reasoning else "final", self._waiting[:end])
-        self._waiting = self._waiting[end:]
+        self._emit(
+            parts.add_reasoning if is_reasoning else parts.add_content,
+            "analysis" if is_reasoning else "final",
+            self._buffer[:end],
+        )
+        self._buffer = self._buffer[end:]
         return self._ended(mark)
 
-    def _call(self, parts: _Parts, final: bool) -> bool:
-        begin, mark = _first(self._waiting, ENDS)
+    def _call(self, parts: _ChannelParts, final: bool) -> bool:
+        begin, mark = _first(self._buffer, ENDS)
         if not mark and not final:
             return False
-        body, self._waiting = (self._waiting[:begin], self._waiting[begin:]) if mark else (self._waiting, "")
+        body, self._buffer = (self._buffer[:begin], self._buffer[begin:]) if mark else (self._buffer, "")
         recipient = _RECIPIENT.search(self._header or "")
-        arguments = decoded(body) if recipient else None
+        arguments = parse_json(body) if recipient else None
         if recipient and isinstance(arguments, dict):
-            parts.calls.append(made_call(recipient[1].removeprefix(_OWN), cast(dict[str, Any], arguments)))
+            parts.calls.append(new_tool_call(recipient[1].removeprefix(_OWN), cast(dict[str, Any], arguments)))
         else:
-            self._say(parts.say, "final", f"{self._header}{MESSAGE}{body}")
+            self._emit(parts.add_content, "final", f"{self._header}{MESSAGE}{body}")
         self._ended(mark)
         return bool(mark)
 
     def _ended(self, mark: str) -> bool:
         if mark:
-            self._header, self._waiting = None, self._waiting if mark == START else self._waiting[len(mark) :]
+            self._header, self._buffer = None, self._buffer if mark == START else self._buffer[len(mark) :]
         return bool(mark)
 
-    def _say(self, say: Callable[[str], None], kind: str, text: str) -> None:
+    def _emit(self, add: Callable[[str], None], kind: str, text: str) -> None:
         if not text:
             return
-        if not self._spoken and self._last.get(kind):
-            say("\n\n")
-        self._spoken = self._last[kind] = True
-        say(text)
+        if not self._has_text and self._last.get(kind):
+            add("\n\n")
+        self._has_text = self._last[kind] = True
+        add(text)
 
 
-class _Parts:
+class _ChannelParts:
     def __init__(self) -> None:
         self.reasoning = self.content = ""
         self.calls: list[ToolCall] = []
 
-    def think(self, text: str) -> None:
+    def add_reasoning(self, text: str) -> None:
         self.reasoning += text
 
-    def say(self, text: str) -> None:
+    def add_content(self, text: str) -> None:
         self.content += text
 
 

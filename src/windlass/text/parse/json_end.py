@@ -1,4 +1,4 @@
-"""Where a JSON object or list ends, as its text arrives. What is between its brackets is not judged here."""
+"""Finds the end of a JSON object or list in streamed text. Does not validate it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _IN_STRING = re.compile(r'["\\]')
 
 
 class JsonEnd:
-    """Looks at every character once."""
+    """Scans every character once."""
 
     def __init__(self) -> None:
         self._position = 0
@@ -17,11 +17,11 @@ class JsonEnd:
         self._in_string = False
 
     def find(self, text: str) -> int | None:
-        """Behind the last bracket of the value that `text` begins with; `text` only ever grows. None: it is not there yet."""
+        """The position after the value that `text` starts with, or None if incomplete. `text` must only grow between calls."""
         while found := (_IN_STRING if self._in_string else _TURN).search(text, self._position):
             mark = found[0]
             if mark == "\\":
-                if found.end() == len(text):  # what it escapes is still to come
+                if found.end() == len(text):  # the escaped character has not arrived
                     self._position = found.start()
                     return None
                 self._position = found.end() + 1

@@ -1,18 +1,18 @@
-"""A model's reasoning apart from its answer, as text arrives.
+"""Separates reasoning from the answer in streamed text.
 
-`<think>` counts at the beginning only: later it is a word like any other. Where the prompt already opened it (GLM-4.7, INTELLECT-3),
-the output has only the closing tag. Space around the tags belongs to neither part.
+`<think>` counts only at the beginning; later it is plain text. If the prompt already ends with it (GLM-4.7, INTELLECT-3), the output
+has only the closing tag. Whitespace around the tags is dropped.
 """
 
 from __future__ import annotations
 
-from windlass.text.parse.held_back import SPACE, unfinished
+from windlass.text.parse.stop_filter import SPACE, partial_match_length
 
 OPEN, CLOSE = TAGS = "<think>", "</think>"
 
 
 def opens_reasoning(prompt: str, tags: tuple[str, str] = TAGS) -> bool:
-    """Whether a rendered prompt leaves the model in the middle of its reasoning."""
+    """Whether a rendered prompt ends with an open reasoning tag."""
     return prompt.rstrip(SPACE).endswith(tags[0])
 
 
@@ -21,14 +21,14 @@ class ReasoningSplitter:
         self._open, self._close = tags
         self._inside = starts_in_reasoning
         self._begun = False
-        """Whether it is known how the text begins."""
+        """Whether the opening tag has been found or ruled out."""
         self._at_edge = starts_in_reasoning
-        """Right behind a tag: space is dropped."""
-        self._waiting = ""
+        """Directly after a tag: whitespace is dropped."""
+        self._buffer = ""
 
     def push(self, text: str) -> tuple[str, str]:
-        """(reasoning, the rest) as far as it is certain."""
-        text, self._waiting = self._waiting + text, ""
+        """(reasoning, content) as far as certain."""
+        text, self._buffer = self._buffer + text, ""
         if not self._begun:
             text = self._begin(text)
         reasoning = ""
@@ -37,7 +37,7 @@ class ReasoningSplitter:
         return reasoning, self._after_tag(text)
 
     def finish(self) -> tuple[str, str]:
-        text, self._waiting, self._begun = self._after_tag(self._waiting), "", True
+        text, self._buffer, self._begun = self._after_tag(self._buffer), "", True
         return (text, "") if self._inside else ("", text)
 
     def _begin(self, text: str) -> str:
@@ -46,7 +46,7 @@ class ReasoningSplitter:
             self._begun = self._inside = self._at_edge = True
             return stripped[len(self._open) :]
         if self._open.startswith(stripped):  # it may still become the tag
-            self._waiting = text
+            self._buffer = text
             return ""
         self._begun = True
         return text
@@ -57,8 +57,8 @@ class ReasoningSplitter:
         if end >= 0:
             self._inside, self._at_edge = False, True
             return text[:end].rstrip(SPACE), text[end + len(self._close) :]
-        certain = text[: len(text) - unfinished(text, (self._close,))].rstrip(SPACE)
-        self._waiting = text[len(certain) :]
+        certain = text[: len(text) - partial_match_length(text, (self._close,))].rstrip(SPACE)
+        self._buffer = text[len(certain) :]
         return certain, ""
 
     def _after_tag(self, text: str) -> str:

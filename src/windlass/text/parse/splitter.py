@@ -1,30 +1,30 @@
-"""A text in which calls stand, as it arrives: what is certain comes out, as content or as calls; what may still become either waits."""
+"""Base of the tool call parsers: splits streamed text into content and calls, holding back what may still become either."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
 from windlass.core.request import ToolCall
-from windlass.text.parse.held_back import SPACE, unfinished
+from windlass.text.parse.stop_filter import SPACE, partial_match_length
 
 Split = tuple[str, tuple[ToolCall, ...]]
 
 
-class Splitting(ABC):
+class ToolCallSplitter(ABC):
     def __init__(self, mark: str) -> None:
-        """`mark`: what calls begin with."""
+        """`mark`: the marker before calls."""
         self._mark = mark
-        self._waiting = ""
+        self._buffer = ""
         self._inside = self._after_call = False
 
     def push(self, text: str) -> Split:
-        """(content, calls) as far as it is certain."""
-        self._waiting += text
+        """(content, calls) as far as certain."""
+        self._buffer += text
         return self._split(final=False)
 
     def finish(self) -> Split:
         content, calls = self._split(final=True)
-        rest, self._waiting = self._waiting, ""
+        rest, self._buffer = self._buffer, ""
         return content + rest, calls
 
     def _split(self, final: bool) -> Split:
@@ -35,7 +35,7 @@ class Splitting(ABC):
                 content.append(self._content())
             if not self._inside:
                 return "".join(content), tuple(calls)
-            found = self._found(final)
+            found = self._next_calls(final)
             if found is None:
                 return "".join(content), tuple(calls)
             if isinstance(found, str):
@@ -44,32 +44,32 @@ class Splitting(ABC):
                 calls += found
 
     def _content(self) -> str:
-        """What stands before a call. Waits: the space there may be before one, and what may become a mark."""
-        text = self._waiting.lstrip(SPACE) if self._after_call else self._waiting
+        """Text before a call. Held back: trailing whitespace, and a possible beginning of the marker."""
+        text = self._buffer.lstrip(SPACE) if self._after_call else self._buffer
         begin = text.find(self._mark)
         self._inside = begin >= 0
         self._begin()
-        end = begin if self._inside else len(text) - unfinished(text, (self._mark,))
+        end = begin if self._inside else len(text) - partial_match_length(text, (self._mark,))
         certain = text[:end].rstrip(SPACE)
-        self._waiting = text[len(certain) :]
+        self._buffer = text[len(certain) :]
         self._after_call = self._after_call and not text
         return certain
 
     @abstractmethod
     def _begin(self) -> None:
-        """Nothing of the next call has been looked at."""
+        """Resets the state of the call parser."""
 
     @abstractmethod
-    def _found(self, final: bool) -> list[ToolCall] | str | None:
-        """Calls, or text that is none, or None: it is not known yet."""
+    def _next_calls(self, final: bool) -> list[ToolCall] | str | None:
+        """Calls, or text that turned out not to be one, or None: incomplete."""
 
-    def _called(self, calls: list[ToolCall], end: int) -> list[ToolCall]:
-        """They end there."""
-        self._inside, self._after_call, self._waiting = False, True, self._waiting[end:]
+    def _take_calls(self, calls: list[ToolCall], end: int) -> list[ToolCall]:
+        """Consumes the buffer up to `end`, after calls."""
+        self._inside, self._after_call, self._buffer = False, True, self._buffer[end:]
         return calls
 
     def _as_text(self, end: int) -> str:
-        """Up to there it was no call."""
-        text, self._waiting = self._waiting[:end], self._waiting[end:]
+        """Consumes the buffer up to `end` as text."""
+        text, self._buffer = self._buffer[:end], self._buffer[end:]
         self._inside = self._after_call = False
         return text

@@ -1,7 +1,7 @@
-"""Tokens as they arrive -> text as it may be shown: whole characters, no stop strings, reasoning and tool calls apart.
+"""Streamed tokens -> text, reasoning and tool calls: complete characters only, without stop strings.
 
-Whatever the pieces in which tokens come, the parts add up to the same. Knows no model: `style` names how its text is written, and
-who knows the model chooses it (families/chat/dialects.toml).
+The result does not depend on how the tokens are split. Knows no model: `style` names the output format, chosen per family
+(families/chat/dialects.toml).
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from windlass.errors import UnknownName
 from windlass.text.parse.bare_json import BareJsonSplitter
 from windlass.text.parse.brackets import BracketSplitter
 from windlass.text.parse.channels import ChannelSplitter
-from windlass.text.parse.held_back import StopFilter
 from windlass.text.parse.reasoning import ReasoningSplitter
+from windlass.text.parse.stop_filter import StopFilter
 from windlass.text.parse.styles import BARE_JSON, BRACKETS, CHANNELS, PLAIN, STYLES, TAGS, style_marks, style_tags
-from windlass.text.parse.tool_calls import CallSplitter
+from windlass.text.parse.tool_calls import TaggedCallSplitter
 from windlass.text.tokenize.tokenizer import Tokenizer
 
 
-class Piece(Frozen):
+class TextPiece(Frozen):
     content: str = ""
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     stopped: bool = False
-    """A stop string was met; nothing comes after it."""
+    """A stop string was found; nothing follows."""
 
 
 class TextStream:
@@ -41,29 +41,29 @@ class TextStream:
         tools: Sequence[Mapping[str, Any]] | None = None,
         prompt: Iterable[int] = (),
     ) -> None:
-        """`tools` type the arguments of calls; an empty sequence: none were offered, so what looks like a call is content.
+        """`tools`: their schemas determine argument types; an empty sequence: no tools, so calls are plain content.
 
-        `prompt`: the tokens before, on which the first one's space depends.
+        `prompt`: the preceding tokens, which determine the first token's leading space.
         """
         if style not in STYLES:
-            raise UnknownName("style of text", style, STYLES)
+            raise UnknownName("output style", style, STYLES)
         self._decoder = tokenizer.incremental(prompt)
         self._markers = {number: mark for mark, number in special_marks(tokenizer, style).items()}
         self._stops = StopFilter(stop)
         self._parts = _splitter(style, starts_in_reasoning, tools)
         self._finished = False
 
-    def push(self, token_ids: Iterable[int]) -> Piece:
+    def push(self, token_ids: Iterable[int]) -> TextPiece:
         if self._finished:
-            return Piece(stopped=self._stops.stopped)
+            return TextPiece(stopped=self._stops.stopped)
         text = self._stops.push("".join(map(self._text, token_ids)))
         piece = self._split(text)
         return _joined(piece, self._close()) if self._stops.stopped else piece
 
-    def finish(self) -> Piece:
-        """What was held back, when no more tokens come."""
+    def finish(self) -> TextPiece:
+        """The text held back, after the last token."""
         if self._finished:
-            return Piece(stopped=self._stops.stopped)
+            return TextPiece(stopped=self._stops.stopped)
         text = self._stops.push(self._decoder.finish()) + self._stops.finish()
         return _joined(self._split(text), self._close())
 
@@ -71,14 +71,14 @@ class TextStream:
         marker = self._markers.get(token)
         return self._decoder.push(token) if marker is None else self._decoder.finish() + marker
 
-    def _split(self, text: str) -> Piece:
-        thought, content, calls = self._parts.push(text) if self._parts else ("", text, ())
-        return Piece(content=content, reasoning=thought, tool_calls=calls, stopped=self._stops.stopped)
+    def _split(self, text: str) -> TextPiece:
+        reasoning, content, calls = self._parts.push(text) if self._parts else ("", text, ())
+        return TextPiece(content=content, reasoning=reasoning, tool_calls=calls, stopped=self._stops.stopped)
 
-    def _close(self) -> Piece:
+    def _close(self) -> TextPiece:
         self._finished = True
-        thought, content, calls = self._parts.finish() if self._parts else ("", "", ())
-        return Piece(content=content, reasoning=thought, tool_calls=calls, stopped=self._stops.stopped)
+        reasoning, content, calls = self._parts.finish() if self._parts else ("", "", ())
+        return TextPiece(content=content, reasoning=reasoning, tool_calls=calls, stopped=self._stops.stopped)
 
 
 Parts = tuple[str, str, tuple[ToolCall, ...]]
@@ -97,22 +97,22 @@ class _SplitsCalls(Protocol):
     def finish(self) -> tuple[str, tuple[ToolCall, ...]]: ...
 
 
-class _ThoughtsThenCalls:
-    """Reasoning first, between tags; calls in what comes after it."""
+class _ReasoningThenCalls:
+    """Reasoning between tags, then content with calls."""
 
-    def __init__(self, thoughts: ReasoningSplitter, calls: _SplitsCalls | None) -> None:
-        self._thoughts, self._calls = thoughts, calls
+    def __init__(self, reasoning_splitter: ReasoningSplitter, calls: _SplitsCalls | None) -> None:
+        self._reasoning_splitter, self._calls = reasoning_splitter, calls
 
     def push(self, text: str) -> Parts:
-        thought, content = self._thoughts.push(text)
+        reasoning, content = self._reasoning_splitter.push(text)
         content, calls = self._calls.push(content) if self._calls else (content, ())
-        return thought, content, calls
+        return reasoning, content, calls
 
     def finish(self) -> Parts:
-        thought, content = self._thoughts.finish()
+        reasoning, content = self._reasoning_splitter.finish()
         before, calls = self._calls.push(content) if self._calls else (content, ())
         after, more = self._calls.finish() if self._calls else ("", ())
-        return thought, before + after, calls + more
+        return reasoning, before + after, calls + more
 
 
 def _splitter(style: str, starts_in_reasoning: bool, tools: Sequence[Mapping[str, Any]] | None) -> _Splits | None:
@@ -122,7 +122,7 @@ def _splitter(style: str, starts_in_reasoning: bool, tools: Sequence[Mapping[str
     if style == CHANNELS:
         return ChannelSplitter(has_tools)
     calls = _call_splitter(style, tools or ()) if has_tools else None
-    return _ThoughtsThenCalls(ReasoningSplitter(starts_in_reasoning, style_tags(style)), calls)
+    return _ReasoningThenCalls(ReasoningSplitter(starts_in_reasoning, style_tags(style)), calls)
 
 
 def _call_splitter(style: str, tools: Sequence[Mapping[str, Any]]) -> _SplitsCalls | None:
@@ -130,17 +130,17 @@ def _call_splitter(style: str, tools: Sequence[Mapping[str, Any]]) -> _SplitsCal
         return None
     if style in BRACKETS:
         return BracketSplitter()
-    return BareJsonSplitter() if style == BARE_JSON else CallSplitter(style, tools)
+    return BareJsonSplitter() if style == BARE_JSON else TaggedCallSplitter(style, tools)
 
 
 def special_marks(tokenizer: Tokenizer, style: str) -> dict[str, int]:
-    """Marks of a style that this vocabulary counts among the special tokens, which are no text otherwise."""
+    """The markers of a style that are special tokens in this vocabulary, and so are not decoded as text."""
     found = {mark: tokenizer.token_id(mark) for mark in style_marks(style)}
     return {mark: number for mark, number in found.items() if number is not None and number in tokenizer.special_ids}
 
 
-def _joined(first: Piece, second: Piece) -> Piece:
-    return Piece(
+def _joined(first: TextPiece, second: TextPiece) -> TextPiece:
+    return TextPiece(
         content=first.content + second.content,
         reasoning=first.reasoning + second.reasoning,
         tool_calls=first.tool_calls + second.tool_calls,

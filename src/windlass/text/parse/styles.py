@@ -1,19 +1,19 @@
-"""The ways in which models set reasoning and calls apart, by name, and the marks that they use. Knows no model."""
+"""Output styles: how models mark reasoning and tool calls. Knows no model."""
 
 from __future__ import annotations
 
 from windlass.text.parse import tool_calls as tools
 
 PLAIN = "plain"
-"""All is content."""
+"""Content only."""
 TAGS = "tags"
-"""Reasoning between tags. The styles named after a form of tool call have it too."""
+"""Reasoning between tags, as in all styles with tool calls below."""
 CHANNELS = "channels"
-"""Messages with headers that say whom they are for: <|channel|>analysis<|message|>...<|end|>."""
+"""Messages with channel headers: <|channel|>analysis<|message|>...<|end|>."""
 BARE_JSON = "bare_json"
-"""An answer that is a JSON object with a name and parameters is a call."""
+"""Output that is a JSON object with name and parameters is a call."""
 BRACKETS = ("bracket_list", "bracket_args")
-"""[TOOL_CALLS] and then a JSON list, or a name, [ARGS] and a JSON object."""
+"""[TOOL_CALLS], then a JSON list, or a name, [ARGS] and a JSON object."""
 STYLES = (PLAIN, TAGS, *tools.FORMS, *BRACKETS, BARE_JSON, CHANNELS)
 
 THINK = ("<think>", "</think>")
@@ -24,12 +24,12 @@ PYTHON_TAG = "<|python_tag|>"
 
 
 def style_tags(style: str) -> tuple[str, str]:
-    """Around reasoning."""
+    """The tags around reasoning."""
     return _BRACKET_THINK if style in BRACKETS else THINK
 
 
 def style_marks(style: str) -> tuple[str, ...]:
-    """What is looked for in the text, though it may be a special token, which is no text otherwise."""
+    """Markers that are parsed from the text even if they are special tokens."""
     if style == PLAIN:
         return ()
     if style == CHANNELS:

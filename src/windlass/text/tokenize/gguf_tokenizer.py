@@ -1,7 +1,7 @@
-"""The vocabulary of a GGUF file -> tokenizer.json and its companions, as the `tokenizers` library reads them.
+"""A GGUF vocabulary -> tokenizer.json and its companions, for the `tokenizers` library.
 
-Works on the file's metadata and makes plain JSON values; needs no library. A `sentencepiece` vocabulary is taken to be BPE,
-as llama.cpp takes it: a GGUF file does not say that one was trained as unigram.
+Turns metadata into plain JSON values without any library. A `sentencepiece` vocabulary is treated as BPE, as in llama.cpp:
+a GGUF file does not record that it was trained as unigram.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 import msgspec
 
 from windlass.errors import BadInput
-from windlass.text.tokenize.gguf_vocabulary import ADDED, CONTROL, Vocabulary, read_vocabulary
+from windlass.text.tokenize.gguf_vocabulary import ADDED, CONTROL, GgufVocabulary, read_vocabulary
 from windlass.text.tokenize.pretokenizers import PreTokenizer
 
 Json = dict[str, Any]
 
 SPACE = "▁"
-"""SentencePiece's space."""
+"""SentencePiece's space symbol."""
 _SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 
 
@@ -39,7 +39,7 @@ def write_tokenizer(metadata: Mapping[str, Any], directory: Path, where: str = "
         (directory / name).write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=2))
 
 
-def _special_tokens(metadata: Mapping[str, Any], vocabulary: Vocabulary, where: str) -> dict[str, str]:
+def _special_tokens(metadata: Mapping[str, Any], vocabulary: GgufVocabulary, where: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, key in _SPECIAL.items():
         number = metadata.get(f"tokenizer.ggml.{key}_token_id")
@@ -53,7 +53,7 @@ def _special_tokens(metadata: Mapping[str, Any], vocabulary: Vocabulary, where: 
     return found
 
 
-def _tokenizer(vocabulary: Vocabulary, special: Mapping[str, str]) -> Json:
+def _tokenizer(vocabulary: GgufVocabulary, special: Mapping[str, str]) -> Json:
     by_bytes = vocabulary.pre is not None
     return {
         "version": "1.0",
@@ -68,8 +68,8 @@ def _tokenizer(vocabulary: Vocabulary, special: Mapping[str, str]) -> Json:
     }
 
 
-def _added(vocabulary: Vocabulary, number: int) -> Json:
-    """Matched whole in text before anything else; control tokens are left out of decoded text as well."""
+def _added(vocabulary: GgufVocabulary, number: int) -> Json:
+    """Matched as a whole before anything else; control tokens are also left out of decoded text."""
     return {
         "id": number,
         "content": vocabulary.tokens[number],
@@ -81,7 +81,7 @@ def _added(vocabulary: Vocabulary, number: int) -> Json:
     }
 
 
-def _model(vocabulary: Vocabulary, unknown: str | None) -> Json:
+def _model(vocabulary: GgufVocabulary, unknown: str | None) -> Json:
     return {
         "type": "BPE",
         "dropout": None,
@@ -113,14 +113,14 @@ def _pre_tokenizer(pre: PreTokenizer) -> Json:
 # --- SentencePiece
 
 
-def _space_normalizer(vocabulary: Vocabulary) -> Json:
-    """A space before the text, and before what follows a special token; then every space by its sign."""
+def _space_normalizer(vocabulary: GgufVocabulary) -> Json:
+    """Prepends a space to the text and after special tokens, then replaces spaces by the symbol."""
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
     prepend = [{"type": "Prepend", "prepend": SPACE}] if vocabulary.add_space else []
     return {"type": "Sequence", "normalizers": [*prepend, replace]}
 
 
-def _space_decoder(vocabulary: Vocabulary) -> Json:
+def _space_decoder(vocabulary: GgufVocabulary) -> Json:
     parts: list[Json] = [
         {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
         {"type": "ByteFallback"},
@@ -131,11 +131,11 @@ def _space_decoder(vocabulary: Vocabulary) -> Json:
     return {"type": "Sequence", "decoders": parts}
 
 
-# --- around it
+# --- special tokens and config
 
 
-def _frame(vocabulary: Vocabulary, special: Mapping[str, str]) -> Json:
-    """The tokens set before and after a text when special tokens are asked for."""
+def _frame(vocabulary: GgufVocabulary, special: Mapping[str, str]) -> Json:
+    """Adds BOS and EOS when special tokens are requested."""
     before = [special["bos_token"]] if vocabulary.add_bos and "bos_token" in special else []
     after = [special["eos_token"]] if vocabulary.add_eos and "eos_token" in special else []
     numbers = vocabulary.numbers()
@@ -152,7 +152,7 @@ def _frame(vocabulary: Vocabulary, special: Mapping[str, str]) -> Json:
     }
 
 
-def _tokenizer_config(metadata: Mapping[str, Any], vocabulary: Vocabulary, special: Mapping[str, str]) -> Json:
+def _tokenizer_config(metadata: Mapping[str, Any], vocabulary: GgufVocabulary, special: Mapping[str, str]) -> Json:
     config: Json = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "add_bos_token": vocabulary.add_bos,

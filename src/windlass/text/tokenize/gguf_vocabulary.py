@@ -1,4 +1,4 @@
-"""The vocabulary as a GGUF file stores it: tokens, their types, merges or the scores that stand for them."""
+"""The vocabulary in a GGUF file: tokens, types, and merges or scores."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ ADDED = CONTROL | {USER_DEFINED}
 Number = TypeVar("Number", int, float)
 
 
-class Vocabulary(Frozen):
+class GgufVocabulary(Frozen):
     tokens: list[str]
     types: list[int]
     merges: list[tuple[str, str]]
     """Best first."""
     pre: PreTokenizer | None
-    """How text is cut; None: SentencePiece, which does not cut."""
+    """None: SentencePiece, which has no pre-tokenizer."""
     add_bos: bool
     add_eos: bool
     add_space: bool
-    """SentencePiece puts a space before the text."""
+    """SentencePiece prepends a space to the text."""
 
     def of_types(self, types: frozenset[int]) -> Iterator[int]:
         return (number for number, kind in enumerate(self.types) if kind in types)
 
     def numbers(self) -> dict[str, int]:
-        """Token -> number. Unused ones only pad the table to a round size; the published tokenizers do not have them."""
+        """Token -> id, without unused ones, which only pad the table and are not in published tokenizers."""
         return {token: number for number, token in enumerate(self.tokens) if self.types[number] != UNUSED}
 
 
-def read_vocabulary(metadata: Mapping[str, Any], where: str = "GGUF") -> Vocabulary:
-    reader = _Reader(metadata, where)
+def read_vocabulary(metadata: Mapping[str, Any], where: str = "GGUF") -> GgufVocabulary:
+    reader = _MetadataReader(metadata, where)
     tokens = reader.strings("tokens")
     if not tokens:
         raise BadInput(f"{where}: the file has no vocabulary (tokenizer.ggml.tokens)")
@@ -49,7 +49,7 @@ def read_vocabulary(metadata: Mapping[str, Any], where: str = "GGUF") -> Vocabul
     by_bytes = vocabulary_kind(reader.string("model")) == "bytes"
     pre = pre_tokenizer(reader.string("pre")) if by_bytes else None
     merges = reader.merges() if by_bytes else _merges_from_scores(reader, tokens, types)
-    return Vocabulary(
+    return GgufVocabulary(
         tokens=tokens,
         types=types,
         merges=merges,
@@ -60,7 +60,7 @@ def read_vocabulary(metadata: Mapping[str, Any], where: str = "GGUF") -> Vocabul
     )
 
 
-class _Reader:
+class _MetadataReader:
     def __init__(self, metadata: Mapping[str, Any], where: str) -> None:
         self.metadata, self.where = metadata, where
 
@@ -83,7 +83,7 @@ class _Reader:
         try:
             return msgspec.convert(self.metadata.get(f"tokenizer.ggml.{key}", []), list[str])
         except msgspec.ValidationError:
-            raise self.refuse(key, "a list of texts") from None
+            raise self.refuse(key, "a list of strings") from None
 
     def numbers(self, key: str, kind: type[Number], count: int) -> list[Number]:
         try:
@@ -95,22 +95,22 @@ class _Reader:
         return values
 
     def merges(self) -> list[tuple[str, str]]:
-        """`left right`: the space that divides is never the first character (a token may begin with one)."""
+        """`left right`: the separating space is never the first character, since a token may start with a space."""
         found: list[tuple[str, str]] = []
         for merge in self.strings("merges"):
             cut = merge.find(" ", 1)
             if cut < 0:
-                raise self.refuse("merges", f"pairs divided by a space; {merge!r:.40} is not")
+                raise self.refuse("merges", f"pairs separated by a space; {merge!r:.40} is not")
             found.append((merge[:cut], merge[cut + 1 :]))
         return found
 
 
-def _merges_from_scores(reader: _Reader, tokens: list[str], types: Sequence[int]) -> list[tuple[str, str]]:
-    """SentencePiece joins the two neighbours whose union has the best score; so every cut of a token in two tokens is a merge,
-    ranked by the token's score (as transformers derives them, convert_slow_tokenizer.py)."""
+def _merges_from_scores(reader: _MetadataReader, tokens: list[str], types: Sequence[int]) -> list[tuple[str, str]]:
+    """SentencePiece merges the neighbours whose union has the best score, so every split of a token into two tokens is a merge,
+    ranked by the token's score (as in transformers, convert_slow_tokenizer.py)."""
     scores = reader.numbers("scores", float, len(tokens))
     if not scores:
-        raise reader.refuse("scores", "there: this vocabulary has no merges")
+        raise reader.refuse("scores", "present: this vocabulary has no merges")
     number = {token: index for index, token in enumerate(tokens) if types[index] == NORMAL}
     ranked: list[tuple[float, int, int, str, str]] = []
     for token, index in number.items():

@@ -16,7 +16,7 @@ from windlass.errors import UnknownName
 class PreTokenizer(Frozen):
     names: tuple[str, ...]
     patterns: tuple[str, ...]
-    """Regular expressions, in order; each cuts what the ones before it left."""
+    """Regular expressions, applied in order to the pieces of the previous one."""
     ignore_merges: bool = False
     add_bos: bool = False
     normalizer: str = ""

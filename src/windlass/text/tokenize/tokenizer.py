@@ -1,4 +1,4 @@
-"""A model directory's tokenizer: text to tokens and back, whole or as tokens arrive."""
+"""The tokenizer of a model directory: encoding, decoding, and incremental decoding."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     import tokenizers
 
 UNFINISHED = "�"
-"""What a decoder puts where bytes are not, or not yet, a character."""
+"""The replacement character, for bytes that are not (yet) a complete character."""
 LONG_CHARACTERS = 50_000
-"""About 20 ms of work."""
+"""Texts longer than this, about 20 ms of work, are encoded without the GIL."""
 
 
 _BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")
@@ -26,7 +26,7 @@ _BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")
 
 @cache
 def _byte_letters() -> dict[str, int]:
-    """GPT-2's: bytes that are printable stand for themselves, the others for letters from 256 on, in order."""
+    """GPT-2's byte alphabet: printable bytes map to themselves, the others to code points from 256 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
@@ -40,7 +40,7 @@ class Tokenizer:
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
-        """Control tokens: no part of the text they stand in."""
+        """Control tokens, which are not part of the text."""
         return frozenset(number for number, token in self.backend.get_added_tokens_decoder().items() if token.special)
 
     @property
@@ -49,19 +49,19 @@ class Tokenizer:
 
     @cached_property
     def known_ids(self) -> frozenset[int]:
-        """They may have gaps."""
+        """Token ids, which may have gaps."""
         return frozenset(self.backend.get_vocab(with_added_tokens=True).values())
 
     @cached_property
     def longest_token(self) -> int:
-        """In characters of the vocabulary's own writing, which has at least as many as the text."""
+        """In characters of the vocabulary's encoding, which has at least as many as the text."""
         return max(map(len, self.backend.get_vocab(with_added_tokens=True)), default=1)
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """`special`: with what the tokenizer sets around a text (BOS). A rendered chat has its own: say False."""
+        """`special`: add special tokens (BOS). False for a rendered chat, which has its own."""
         if len(text) < LONG_CHARACTERS:
             return self.backend.encode(text, add_special_tokens=special).ids
-        # The same without holding the interpreter's lock, so that in a thread it holds up nobody.
+        # Releases the GIL, so that other threads can run.
         return self.backend.encode_batch_fast([text], add_special_tokens=special)[0].ids
 
     def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:
@@ -70,7 +70,7 @@ class Tokenizer:
         return self.backend.decode_batch([list(tokens)], skip_special_tokens=skip_special)[0]  # as above
 
     def raw(self, token: int) -> bytes:
-        """The bytes of a token that is a piece of a character: vocabularies write bytes as letters of their own, or as <0xE2>."""
+        """The bytes of a token that is part of a character, from the byte alphabet or the form <0xE2>."""
         written = self.backend.id_to_token(token) or ""
         if _BYTE.fullmatch(written):
             return bytes([int(written[3:5], 16)])
@@ -87,49 +87,49 @@ class Tokenizer:
 
 
 class IncrementalDecoder:
-    """Text as tokens arrive; a character is given out when all its bytes are there, never in part.
+    """Decodes tokens as they arrive; a character is returned when all its bytes are there.
 
-    What a token says depends on those before it (a first space is dropped, bytes join to characters). So the new text is the
-    difference between two decodings of a short window: the tokens last given out, with and without the pending ones.
+    A token's text depends on the tokens before it (a leading space is dropped, bytes join to characters). So the new text is the
+    difference between two decodings of a short window: the last returned tokens, with and without the pending ones.
     """
 
     _LONGEST = 4
-    """Tokens that one character can be spread over: UTF-8 has at most four bytes."""
+    """Maximum tokens per character: UTF-8 has at most four bytes."""
     _PATIENCE = 8
-    """Pending tokens after which they are taken to be damage and given out as they are."""
+    """Pending tokens after which they are considered invalid UTF-8 and returned as they are."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: Iterable[int] = (), skip_special: bool = True) -> None:
         self._tokenizer, self._skip_special = tokenizer, skip_special
-        self._given: list[int] = list(prompt)[-self._PATIENCE :]
+        self._window: list[int] = list(prompt)[-self._PATIENCE :]
         self._pending: list[int] = []
 
     def push(self, token: int) -> str:
-        """The text that this token completes; empty while a character is unfinished."""
+        """The text that this token completes; empty while a character is incomplete."""
         if self._skip_special and token in self._tokenizer.special_ids:
             return ""
         self._pending.append(token)
         text = self._new_text(self._pending)
         if not text.endswith(UNFINISHED):
-            return self._give_out(len(self._pending), text)
+            return self._return(len(self._pending), text)
         if len(self._pending) < self._PATIENCE:
             return ""
-        count = len(self._pending) - self._LONGEST + 1  # a character still to be finished can only be in the last three
-        return self._give_out(count, self._new_text(self._pending[:count]))
+        count = len(self._pending) - self._LONGEST + 1  # an incomplete character can only be in the last three
+        return self._return(count, self._new_text(self._pending[:count]))
 
     def finish(self) -> str:
-        """What is left when no more tokens come."""
-        return self._give_out(len(self._pending), self._new_text(self._pending))
+        """The remaining text after the last token."""
+        return self._return(len(self._pending), self._new_text(self._pending))
 
     def _new_text(self, tokens: list[int]) -> str:
-        before = self._decode(self._given)
-        return self._decode(self._given + tokens)[len(before) :]
+        before = self._decode(self._window)
+        return self._decode(self._window + tokens)[len(before) :]
 
     def _decode(self, tokens: list[int]) -> str:
         return self._tokenizer.decode(tokens, skip_special=self._skip_special) if tokens else ""
 
-    def _give_out(self, count: int, text: str) -> str:
-        # A token that says nothing (a first space) still counts for the next: the window grows until something is said.
-        self._given = self._pending[:count] if text else self._given + self._pending[:count]
+    def _return(self, count: int, text: str) -> str:
+        # A token without text (a leading space) still affects the next one: the window grows until there is text.
+        self._window = self._pending[:count] if text else self._window + self._pending[:count]
         self._pending = self._pending[count:]
         return text
 
@@ -138,10 +138,10 @@ def load_tokenizer(directory: Path) -> Tokenizer:
     try:
         import tokenizers
     except ImportError:
-        raise MissingExtra("tokenizers", "run", "turning text into tokens") from None
+        raise MissingExtra("tokenizers", "run", "tokenizing text") from None
     file = directory / "tokenizer.json"
     if not file.is_file():
-        raise BadInput(f"{directory} has no tokenizer.json; copy it from where the model came from")
+        raise BadInput(f"{directory} has no tokenizer.json; copy it from the original model")
     try:
         backend = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # noqa: BLE001 - the library raises Exception itself for a damaged file

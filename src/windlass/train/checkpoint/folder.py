@@ -1,6 +1,6 @@
-"""The folder of a run's checkpoints: `step-00000100`, whole because it has that name; `.tmp` while it is written. No torch.
+"""The directory of a run's checkpoints: `step-00000100` is complete; `.tmp` while it is written. No torch.
 
-Nothing is ever changed under its final name: what is new gets its name last, what is old loses its name first.
+Nothing is changed under its final name: a new checkpoint is renamed last, an old one is renamed before it is removed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from windlass.errors import BadInput
-from windlass.formats.disk.atomic import explained, sync_directory
+from windlass.formats.disk.atomic import sync_directory, write_errors
 
 _STEP = re.compile(r"step-(\d{8,})")
 _LEFT_OVER = re.compile(r"step-\d{8,}\.(tmp|old|gone)")
@@ -30,32 +30,32 @@ def step_of(name: str) -> int | None:
 
 
 def named_steps(folder: Path) -> list[int]:
-    """Every step with a folder, in order."""
+    """Steps with a directory, in order."""
     if not folder.is_dir():
         return []
     steps = (step_of(path.name) for path in folder.iterdir() if path.is_dir())
     return sorted(step for step in steps if step is not None)
 
 
-def in_writing(folder: Path, step: int) -> Path:
+def temporary_path(folder: Path, step: int) -> Path:
     return folder / f"{step_name(step)}.tmp"
 
 
-def begin(folder: Path, step: int) -> Path:
-    """An empty folder to write to."""
-    path = in_writing(folder, step)
-    with explained(path, 0):
+def create_temporary(folder: Path, step: int) -> Path:
+    """An empty temporary directory."""
+    path = temporary_path(folder, step)
+    with write_errors(path, 0):
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir(parents=True)
     return path
 
 
-def give_name(folder: Path, step: int) -> Path:
-    """From here on the checkpoint counts."""
-    path, written = folder / step_name(step), in_writing(folder, step)
-    with explained(path, 0):
+def commit(folder: Path, step: int) -> Path:
+    """Renames the temporary directory to its final name."""
+    path, written = folder / step_name(step), temporary_path(folder, step)
+    with write_errors(path, 0):
         sync_directory(written)
-        if path.exists():  # saved before, and rolled back since; it counts again should the next line not be reached
+        if path.exists():  # saved before a rollback; restored if we are killed before the rename
             old = _renamed(path, "old")
         else:
             old = None
@@ -67,7 +67,7 @@ def give_name(folder: Path, step: int) -> Path:
 
 
 def remove(path: Path) -> None:
-    """A folder loses its name first, so that half of one is never taken for whole."""
+    """Renames first, so that a partly removed checkpoint is never taken for complete."""
     shutil.rmtree(_renamed(path, "gone"), ignore_errors=True)
 
 
@@ -79,8 +79,8 @@ def _renamed(path: Path, ending: str) -> Path:
     return other
 
 
-def clear_left_overs(folder: Path) -> list[str]:
-    """What a killed run was writing or removing; returns the names."""
+def remove_leftovers(folder: Path) -> list[str]:
+    """Removes what a killed run was writing or removing; returns the names."""
     if not folder.is_dir():
         return []
     found = sorted(path for path in folder.iterdir() if _LEFT_OVER.fullmatch(path.name))
@@ -94,18 +94,18 @@ def clear_left_overs(folder: Path) -> list[str]:
 
 
 def to_remove(steps: Iterable[int], keep_last: int, milestone_every: int) -> list[int]:
-    """All but the last `keep_last` and those at multiples of `milestone_every` (0: no milestones)."""
+    """All but the last `keep_last` and multiples of `milestone_every` (0: no milestones)."""
     ordered = sorted(steps)
     old = ordered[: max(len(ordered) - max(keep_last, 1), 0)]
     return [step for step in old if not milestone_every or step % milestone_every]
 
 
 class FolderLock:
-    """One run at a time writes to a folder. A killed process gives it up by itself; a file system without locks is taken as it is."""
+    """Only one run at a time writes to a folder. Released when the process dies; ignored on file systems without locks."""
 
     def __init__(self, folder: Path) -> None:
         path = folder / LOCK
-        with explained(path, 0):
+        with write_errors(path, 0):
             folder.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:

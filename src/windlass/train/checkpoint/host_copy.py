@@ -1,6 +1,6 @@
-"""A run's state copied to host memory: all that training waits for when it saves.
+"""Copies a run's state to host memory: the only part of a save that training waits for.
 
-Buffers of a GPU's tensors are pinned and kept for the next time. Knows nothing of files.
+Pinned buffers for GPU tensors are reused. Knows nothing of files.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from windlass.train.params.shards import Piece
+from windlass.train.params.shards import TensorShard
 
 
 class HostCopy:
@@ -20,7 +20,7 @@ class HostCopy:
         self._pinned: dict[tuple[Any, ...], Tensor] = {}
 
     def take(self, state: dict[str, Any]) -> dict[str, Any]:
-        """The same nesting of dictionaries and lists, nothing of which training will change. It is good until the next `take`."""
+        """A copy that training does not change. Valid until the next `take`."""
         with torch.no_grad():
             copied = self._copied(state, ())
         if torch.cuda.is_available():
@@ -29,11 +29,11 @@ class HostCopy:
 
     def _copied(self, value: Any, path: tuple[Any, ...]) -> Any:
         if isinstance(value, DTensor):
-            if value.ndim == 0:  # every rank has it, and DCP cannot cut it
+            if value.ndim == 0:  # replicated, and DCP cannot shard it
                 return self._tensor(value.to_local(), path)
             return DTensor(self._tensor(value.to_local(), path), value._spec, requires_grad=False)  # pyright: ignore
-        if isinstance(value, Piece):  # a tensor too, which says where it belongs
-            return Piece(value.part, self._tensor(value.tensor, path), value.owned)
+        if isinstance(value, TensorShard):  # before Tensor: it is a subclass
+            return TensorShard(value.part, self._tensor(value.tensor, path), value.owned)
         if isinstance(value, Tensor):
             return self._tensor(value, path)
         if isinstance(value, dict):

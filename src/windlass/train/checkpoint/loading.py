@@ -1,6 +1,6 @@
-"""A checkpoint's tensors into a run's state, whatever world size or layout either has (DCP cuts and joins).
+"""Loads a checkpoint into a run's state, whatever the world size and layout of either (DCP reshards).
 
-What belongs to a rank that the saving run did not have (its random numbers) is left as it is; anything else missing is refused.
+The random state of a rank that the saving run did not have is kept; anything else missing is refused.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.api import CheckpointException
 
 from windlass.errors import BadCheckpoint, Error
-from windlass.train.checkpoint.ranks import Ranks
+from windlass.train.checkpoint.ranks import CheckpointGroup
 from windlass.train.checkpoint.storage import SafePlanner, SafeReader, missing
 
 OF_A_RANK = "rng"
-"""The part of the state that each rank has for itself, under its number."""
+"""The part of the state that is per rank."""
 
 
-def load_into(state: dict[str, Any], folder: Path, ranks: Ranks) -> None:
+def load_into(state: dict[str, Any], folder: Path, ranks: CheckpointGroup) -> None:
     names = set(flatten_state_dict(state)[0])
     ranks.agree(lambda: _refuse_missing(names, folder))
     try:
-        with warnings.catch_warnings():  # of one process without a group, which DCP means well about
+        with warnings.catch_warnings():  # DCP warns about a single process without a group
             warnings.simplefilter("ignore")
             dcp.load(
                 state,
@@ -39,14 +39,14 @@ def load_into(state: dict[str, Any], folder: Path, ranks: Ranks) -> None:
 
 
 def _refuse_missing(names: set[str], folder: Path) -> None:
-    lacking = sorted(name for name in missing(names, folder) if name.split(".")[0] != OF_A_RANK)
-    if lacking:
-        more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
-        raise BadCheckpoint(f"the checkpoint has no {lacking[0]}{more}; it was made by another recipe", folder)
+    absent = sorted(name for name in missing(names, folder) if name.split(".")[0] != OF_A_RANK)
+    if absent:
+        more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
+        raise BadCheckpoint(f"the checkpoint has no {absent[0]}{more}; it was made with another recipe", folder)
 
 
 def _plain(error: CheckpointException, folder: Path) -> Error:
-    """DCP collects what went wrong on each rank; the first of them in one line."""
+    """The first of the errors that DCP collects from ranks, in one line."""
     first = next(iter(error.failures.values()))[0]
     if isinstance(first, Error):
         return first

@@ -1,7 +1,6 @@
-"""What a checkpoint says of itself: which model and recipe it belongs to, how far the run was, and what each of its files must be.
+"""The manifest of a checkpoint: its model, recipe and step, and the size and checksum of every file.
 
-The manifest is the last file written before a checkpoint gets its name, so a folder without one is not whole. Knows nothing of
-what the tensors are, nor of how they are cut over files.
+Written last, before a checkpoint is renamed: a directory without a manifest is incomplete.
 """
 
 from __future__ import annotations
@@ -21,47 +20,47 @@ VERSION = 1
 _CHUNK_BYTES = 2**22
 
 
-class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """What a checkpoint belongs to."""
+class CheckpointIdentity(msgspec.Struct, frozen=True, kw_only=True):
+    """The model, data and recipe of a checkpoint."""
 
     model: str
-    """As people call it."""
+    """Name of the model."""
     spec: str
-    """A digest of what the model is; another one cannot take this checkpoint's tensors."""
+    """Digest of the ModelSpec; a checkpoint loads only into the same one."""
     data: str = ""
-    """A digest of what it is trained on: sample numbers mean something only there."""
+    """Digest of the training data, which sample numbers refer to."""
     config: dict[str, Any] = {}
     """config.json, as it will be exported."""
     recipe: dict[str, Any] = {}
-    """All of it, so that a checkpoint can be read without the file it was started from."""
+    """The whole recipe, so that a checkpoint is self-contained."""
 
 
-class StoredFile(msgspec.Struct, frozen=True):
+class CheckpointFile(msgspec.Struct, frozen=True):
     num_bytes: int
     sha256: str
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    identity: Identity
+class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True):
+    identity: CheckpointIdentity
     step: int
     world_size: int
-    files: dict[str, StoredFile]
+    files: dict[str, CheckpointFile]
     version: int = VERSION
 
 
 def spec_digest(spec: msgspec.Struct) -> str:
-    """Of a ModelSpec without its name: the same numbers under another name are the same model."""
+    """Of a ModelSpec without its name."""
     unnamed = msgspec.structs.replace(spec, name="")
     return hashlib.sha256(msgspec.json.encode(unnamed, order="sorted")).hexdigest()
 
 
-def write_manifest(folder: Path, manifest: Manifest) -> None:
+def write_manifest(folder: Path, manifest: CheckpointManifest) -> None:
     write_atomically(folder / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Path) -> CheckpointManifest:
     try:
-        manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
+        manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=CheckpointManifest)
     except OSError as error:
         raise BadCheckpoint(f"cannot be read: {error.strerror}", folder / MANIFEST) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -70,21 +69,21 @@ def read_manifest(folder: Path) -> Manifest:
         raise BadCheckpoint(f"has version {manifest.version}; this Windlass reads version {VERSION}", folder / MANIFEST)
     for name in manifest.files:
         if "/" in name or "\0" in name or name in ("", ".", ".."):
-            raise BadCheckpoint(f"names {name!r}, which is no file of the folder", folder / MANIFEST)
+            raise BadCheckpoint(f"lists {name!r}, which is not a plain file name", folder / MANIFEST)
     return manifest
 
 
-def file_digest(path: Path) -> StoredFile:
+def file_digest(path: Path) -> CheckpointFile:
     found, num_bytes = hashlib.sha256(), 0
     with path.open("rb") as stream:
         while chunk := stream.read(_CHUNK_BYTES):
             found.update(chunk)
             num_bytes += len(chunk)
-    return StoredFile(num_bytes, found.hexdigest())
+    return CheckpointFile(num_bytes, found.hexdigest())
 
 
-def check_sizes(folder: Path, manifest: Manifest) -> None:
-    """What can be known without reading: every file is there and as long as it was."""
+def check_sizes(folder: Path, manifest: CheckpointManifest) -> None:
+    """Checks that every file exists with its size, without reading it."""
     for name, expected in manifest.files.items():
         try:
             found = (folder / name).stat().st_size
@@ -94,21 +93,21 @@ def check_sizes(folder: Path, manifest: Manifest) -> None:
             raise BadCheckpoint(f"has {found:,} bytes instead of {expected.num_bytes:,}", folder / name)
 
 
-def check_files(folder: Path, manifest: Manifest, names: Iterable[str]) -> None:
-    """Reads the files named and compares what they hold."""
+def check_files(folder: Path, manifest: CheckpointManifest, names: Iterable[str]) -> None:
+    """Verifies the checksums of these files."""
     for name in names:
         try:
             found = file_digest(folder / name)
         except OSError as error:
             raise BadCheckpoint(f"cannot be read: {error.strerror}", folder / name) from None
         if found != manifest.files[name]:
-            raise BadCheckpoint("is damaged: its checksum is not the manifest's", folder / name)
+            raise BadCheckpoint("is damaged: its checksum differs from the manifest", folder / name)
 
 
-def refuse_other_model(folder: Path, found: Identity, wanted: Identity) -> None:
+def check_model(folder: Path, found: CheckpointIdentity, wanted: CheckpointIdentity) -> None:
     if found.spec != wanted.spec:
-        other = f"{found.model}" if found.model != wanted.model else f"a {found.model} of other numbers"
+        other = found.model if found.model != wanted.model else f"a different {found.model}"
         raise BadInput(
             f"{folder} is a checkpoint of {other}, not of the recipe's {wanted.model}; "
-            "choose another folder with --out, or the recipe it was made with"
+            "choose another folder with --out, or use the recipe it was made with"
         )

@@ -1,4 +1,4 @@
-"""The ranks of a run as checkpoints see them: a group of their own on the CPU, so that saving never waits for training's messages."""
+"""A separate gloo process group for checkpoints, so that saving does not interfere with training's collectives."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from windlass.errors import Error
 Result = TypeVar("Result")
 
 
-class Ranks:
-    """Made by all ranks at the same time. One process without torch.distributed is a group of one."""
+class CheckpointGroup:
+    """Created by all ranks together. A process without torch.distributed is a group of one."""
 
     def __init__(self) -> None:
         together = dist.is_available() and dist.is_initialized()
         self.rank = dist.get_rank() if together else 0
         self.size = dist.get_world_size() if together else 1
-        self.group = dist.new_group(backend="gloo") if together else None
+        self.group: Any = dist.new_group(backend="gloo") if together else None
 
     @property
     def first(self) -> bool:
         return self.rank == 0
 
     def gather(self, value: Any) -> list[Any]:
-        """Everyone's value, on everyone."""
+        """The values of all ranks, on every rank."""
         if self.group is None:
             return [value]
         found: list[Any] = [None] * self.size
@@ -34,7 +34,7 @@ class Ranks:
         return found
 
     def agree(self, work: Callable[[], Result]) -> Result:
-        """Does `work`; where it failed on any rank, all raise, so that none waits for one that gave up."""
+        """Runs `work`; if it fails on any rank, all raise, so that none waits for a rank that gave up."""
         try:
             result, failure = work(), None
         except (Error, OSError) as error:

@@ -1,7 +1,7 @@
-"""DCP's files, with a checksum of each and without code in them.
+"""DCP storage with checksums, and without arbitrary pickles.
 
-DCP pickles its table of contents and everything that is not a tensor. A checkpoint may come from elsewhere, so here the table is
-read by an unpickler that knows only DCP's own records, and the rest by torch's own reader of plain values (`weights_only`).
+DCP pickles its metadata and everything that is not a tensor. A checkpoint may be untrusted, so the metadata is read by an unpickler that
+allows only DCP's classes, and the rest with `weights_only`.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from torch.futures import Future
 
 from windlass.errors import BadCheckpoint
 from windlass.formats.disk.atomic import sync_directory
-from windlass.train.checkpoint.manifest import StoredFile, file_digest
+from windlass.train.checkpoint.manifest import CheckpointFile, file_digest
 
 CONTENTS = ".metadata"
 
 
 class CheckedWriter(FileSystemWriter):
-    """Writes one file a rank, and remembers what it wrote."""
+    """Writes one file per rank, and records its checksum."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, sync_files=True, overwrite=True)
         self.folder = folder
-        self.written: dict[str, StoredFile] = {}
+        self.written: dict[str, CheckpointFile] = {}
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         try:
@@ -46,18 +46,18 @@ class CheckedWriter(FileSystemWriter):
         return future
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """On the coordinator only, when all ranks have written."""
+        """On the coordinator only, after all ranks have written."""
         super().finish(metadata, results)
         self.written[CONTENTS] = file_digest(self.folder / CONTENTS)
         sync_directory(self.folder)
 
     def storage_meta(self) -> StorageMeta:
-        """Without the path, which names the machine and will be another when the folder is renamed."""
+        """Without the path, which changes when the directory is renamed."""
         return StorageMeta(save_id=self.save_id)
 
 
 def _first_cause(error: BaseException) -> BaseException:
-    """torch.save, when a write fails, goes on to close its archive and fails at that; what the disk said is further back."""
+    """If a write fails, torch.save fails again on closing; the disk error is further down the chain."""
     found: BaseException | None = error
     while found is not None and not isinstance(found, OSError):
         found = found.__cause__ or found.__context__
@@ -74,7 +74,7 @@ class SafeReader(FileSystemReader):
         except (pickle.UnpicklingError, AttributeError, EOFError, TypeError, ValueError, IndexError, KeyError) as error:
             raise BadCheckpoint(f"is damaged: {error}", path) from None
         if not isinstance(found, Metadata):
-            raise BadCheckpoint("is no table of contents", path)
+            raise BadCheckpoint("is not DCP metadata", path)
         _refuse_paths(path, found)
         found.storage_meta = StorageMeta(load_id=self.load_id)
         return found
@@ -83,7 +83,7 @@ class SafeReader(FileSystemReader):
 def _refuse_paths(path: Path, found: Metadata) -> None:
     for stored in found.storage_data.values():
         if "/" in stored.relative_path or stored.relative_path in ("", ".", ".."):
-            raise BadCheckpoint(f"names {stored.relative_path!r}, which is no file of the folder", path)
+            raise BadCheckpoint(f"lists {stored.relative_path!r}, which is not a plain file name", path)
 
 
 _ALLOWED = frozenset(
@@ -106,11 +106,11 @@ class _Contents(pickle.Unpickler):
             return super().find_class(module, name)
         if module == "torch" and isinstance(found := getattr(torch, name, None), torch.dtype):
             return found
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no table of contents needs")
+        raise pickle.UnpicklingError(f"it contains {module}.{name}, which is not allowed in DCP metadata")
 
 
 class SafePlanner(DefaultLoadPlanner):
-    """Values that are no tensors come back as plain numbers, text, lists and dictionaries, or not at all."""
+    """Loads non-tensor values only if they are plain: numbers, text, lists and dictionaries."""
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         name = read_item.dest_index.fqn
@@ -122,5 +122,5 @@ class SafePlanner(DefaultLoadPlanner):
 
 
 def missing(state_names: set[str], folder: Path) -> set[str]:
-    """Names of the run's state that the checkpoint does not have."""
+    """State names that the checkpoint does not have."""
     return state_names - SafeReader(folder).read_metadata().state_dict_metadata.keys()

@@ -1,4 +1,4 @@
-"""A checkpoint's model, tensor by tensor and whole, in one process: for export. Random numbers and optimizer are left where they are.
+"""Reads the model tensors of a checkpoint in one process, for export; not the optimizer.
 
 Checkpoints hold our tensors under our names; a layer's experts are one tensor, `layers.3.ffn.experts.gate.weight` [experts, out, in].
 """
@@ -47,17 +47,17 @@ class CheckpointTensors:
         if expert is None:
             return whole
         if expert >= whole.shape[0]:
-            raise BadCheckpoint(f"has {whole.shape[0]} experts, and not number {expert}", self._folder, stack)
+            raise BadCheckpoint(f"has {whole.shape[0]} experts, no expert {expert}", self._folder, stack)
         return whole[expert]
 
     def _read(self, name: str) -> Tensor:
-        """The last is kept: a layer's experts are asked for one by one."""
+        """Caches the last one: a layer's experts are read one by one."""
         if self._last[0] != name:
             if name not in self._stored:
                 raise BadCheckpoint("the checkpoint has no such tensor", self._folder, name)
             stored = self._stored[name]
             into = torch.empty(stored.size, dtype=stored.properties.dtype)
-            with warnings.catch_warnings():  # of one process without a group, which DCP means well about
+            with warnings.catch_warnings():  # DCP warns about a single process without a group
                 warnings.simplefilter("ignore")
                 dcp.load({MODEL + name: into}, storage_reader=SafeReader(self._folder), planner=SafePlanner(), no_dist=True)
             self._last = (name, into)

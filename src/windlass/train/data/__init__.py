@@ -1,1 +1,1 @@
-"""Text to token shards (`prepare`), and token shards to batches (`batches`). Preparing imports no torch; nothing here knows a model."""
+"""Text to token shards (`prepare`, no torch), and token shards to batches (`batches`). Knows no model."""

@@ -1,7 +1,7 @@
-"""Which sample comes when, as arithmetic: no list is stored, so sample n is found alone, and every process finds the same.
+"""The order of samples, computed and not stored: sample n is found directly, and every process finds the same.
 
-Samples of a source are shuffled by a keyed permutation (a Feistel network walked until it falls inside; Black and Rogaway 2002).
-Sources are interleaved by a Weyl sequence: its steps of the golden ratio keep every stretch close to the shares that were asked for.
+Samples of a source are shuffled by a keyed permutation (a Feistel network with cycle walking; Black and Rogaway 2002).
+Sources are interleaved by a Weyl sequence: golden-ratio steps keep every stretch close to the requested proportions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Indices = NDArray[np.uint64]
 
 
 def key(*parts: int | str) -> int:
-    """64 bits that follow from all the parts."""
+    """A 64-bit hash of the parts."""
     return int.from_bytes(blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest(), "little")
 
 
@@ -32,7 +32,7 @@ def _mix(values: Indices) -> Indices:
 
 
 def permute(places: Indices, size: int, secret: int) -> Indices:
-    """Where the permutation `secret` of range(size) takes each place."""
+    """Applies the permutation `secret` of range(size)."""
     if size == 1:
         return np.zeros_like(places)
     half = max((size - 1).bit_length() + 1, 2) // 2
@@ -52,7 +52,7 @@ def _feistel(values: Indices, half: int, keys: Indices) -> Indices:
 
 
 class Interleaving:
-    """Sources by turns: of every period, each is drawn exactly as often as its quota says."""
+    """Interleaves sources: in every period, each is drawn exactly `quota` times."""
 
     def __init__(self, quotas: list[int]) -> None:
         self.quotas = quotas
@@ -61,7 +61,7 @@ class Interleaving:
         self._stride = _even_stride(self.period)
 
     def draws(self, first: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Of samples first, first + 1, ...: from which source, and the how manieth draw from it."""
+        """For samples first, first + 1, ...: the source, and the index of the draw from it."""
         sources, numbers = np.empty(count, np.int64), np.empty(count, np.int64)
         done = 0
         while done < count:
@@ -91,9 +91,9 @@ class Interleaving:
 
 
 def _even_stride(period: int) -> int:
-    """Of the strides around the golden ratio that have no factor in common with the period, the one that spreads most evenly.
+    """Of the strides near the golden ratio that are coprime to the period, the most even one.
 
-    How far a stretch can be from its share is bounded by the sum of the partial quotients of stride / period (Niederreiter 1992, 3.2).
+    The deviation of a stretch from its quota is bounded by the sum of the partial quotients of stride / period (Niederreiter 1992, 3.2).
     """
     middle = max(round(period * GOLDEN), 1)
     around = range(max(middle - STRIDES_TRIED, 1), middle + STRIDES_TRIED)
@@ -109,7 +109,7 @@ def _sum_of_quotients(stride: int, period: int) -> int:
 
 
 def _floor_sum(count: int, divisor: int, slope: int, offset: int) -> int:
-    """The sum of (slope * i + offset) // divisor for i below count, by Euclid's way (Graham, Knuth, Patashnik, 3.5)."""
+    """The sum of (slope * i + offset) // divisor for i below count, by a Euclid-like algorithm (Graham, Knuth, Patashnik, 3.5)."""
     total = 0
     while True:
         total += count * (count - 1) // 2 * (slope // divisor) + count * (offset // divisor)
@@ -122,12 +122,12 @@ def _floor_sum(count: int, divisor: int, slope: int, offset: int) -> int:
 
 
 def quotas_of(sizes: list[int], weights: list[float] | None) -> list[int]:
-    """Of as many samples as there are, how many come from each source: the largest remainders get what rounding leaves."""
+    """Samples per epoch of each source, by the largest-remainder method."""
     if weights is None:
         return sizes
     total = sum(sizes)
     exact = [total * weight / sum(weights) for weight in weights]
-    quotas = [max(int(share), 1) for share in exact]  # a source that was asked for is never left out
+    quotas = [max(int(share), 1) for share in exact]  # every source is drawn at least once
     by_remainder = sorted(range(len(sizes)), key=lambda source: quotas[source] - exact[source])
     for step in range(max(total - sum(quotas), 0)):
         quotas[by_remainder[step % len(sizes)]] += 1

@@ -1,8 +1,8 @@
-"""Rows of equal length cut from the documents of a source: which tokens each row has. Every token is in one row, once.
+"""Packs the documents of a source into rows of equal length. Every token is in exactly one row.
 
-`cut`: the tokens of a shard are cut every `length` tokens, whatever document they are of; what is left at the end of a shard is dropped.
-`whole`: a document that does not fit into what is left of a row begins the next one, and the rest of the row is filled;
-only documents longer than a row are cut, and nothing is dropped.
+`cut`: the tokens of a shard are split every `length` tokens, across documents; the remainder at the end of a shard is dropped.
+`whole`: a document that does not fit in the rest of a row starts the next one, and the rest is padded; only documents longer than a row
+are split, and nothing is dropped.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from windlass.core.recipe.recipe import Packing
+from windlass.core.recipe.sections import Packing
 from windlass.train.data.shards import OpenShard
 
 Places = NDArray[np.int64]
 
 
-class Rows:
+class PackedRows:
     """All rows of a source's shards, by number."""
 
     def __init__(self, shards: list[OpenShard], length: int, packing: Packing) -> None:
@@ -31,7 +31,7 @@ class Rows:
         return int(self._firsts[-1])
 
     def locate(self, numbers: Places) -> tuple[Places, Places, Places]:
-        """Of each row: its shard, and the tokens from and to."""
+        """For each row: its shard, and its token range."""
         shards = np.searchsorted(self._firsts, numbers, side="right") - 1
         starts, stops = np.empty_like(numbers), np.empty_like(numbers)
         for shard in np.unique(shards):
@@ -54,7 +54,7 @@ def _cut(shard: OpenShard, length: int) -> int:
 
 
 def _whole(shard: OpenShard, length: int) -> Places:
-    """Where rows begin, and the end of the last."""
+    """Start offsets of rows, and the end of the last."""
     begins = np.asarray(shard.documents, np.int64)
     if len(begins) < 2:
         return np.zeros(1, np.int64)
@@ -72,7 +72,7 @@ def _whole(shard: OpenShard, length: int) -> Places:
 
 
 def _through(starts: list[int], document: int, length: int, edges: list[int]) -> int:
-    """Cuts a document that is longer than a row; its last piece shares a row with those that follow and fit."""
+    """Splits a document that is longer than a row; its last part shares a row with the following documents that fit."""
     place, stop = starts[document], starts[document + 1]
     while stop - place > length:
         place += length
@@ -84,7 +84,7 @@ def _through(starts: list[int], document: int, length: int, edges: list[int]) ->
     return document
 
 
-class Gathered(NamedTuple):
+class RowArrays(NamedTuple):
     """Arrays [rows, length]."""
 
     tokens: NDArray[np.int64]
@@ -94,31 +94,29 @@ class Gathered(NamedTuple):
 
 
 IGNORED = -100
-"""A target that no loss is taken of: PyTorch's cross entropy leaves it out."""
+"""A target without loss, as in PyTorch's cross-entropy."""
 
 
-def gather(shard: OpenShard, starts: Places, stops: Places, length: int, filler: int) -> Gathered:
-    """The rows, each token with the one after it in its document as target, its place in the document and the document's number."""
+def gather(shard: OpenShard, starts: Places, stops: Places, length: int, filler: int) -> RowArrays:
+    """The rows: tokens, next-token targets within a document, positions, and document indices."""
     window, inside = _windows(shard, starts, stops, length, filler)
     targets = np.where(inside, window[:, 1:], IGNORED)
     begins = np.zeros((len(starts), length), bool)
-    rows, edges = _between(
-        np.asarray(shard.documents), starts + 1, stops + 1
-    )  # documents that begin in a row, or right behind it
+    rows, edges = _between(np.asarray(shard.documents), starts + 1, stops + 1)  # documents that begin in a row, or right after it
     targets[rows, edges - 1] = IGNORED
     begins[rows[edges < length], edges[edges < length]] = True
     short = np.nonzero(stops - starts < length)[0]
-    begins[short, (stops - starts)[short]] = True  # what fills a row is a document of its own
+    begins[short, (stops - starts)[short]] = True  # padding is a separate document
     targets[~_learned(shard, starts, stops, length)] = IGNORED
     places = np.arange(length)
     since = np.maximum.accumulate(np.where(begins, places, 0), axis=1)
-    return Gathered(window[:, :-1], targets, places - since, begins.cumsum(axis=1, dtype=np.int32))
+    return RowArrays(window[:, :-1], targets, places - since, begins.cumsum(axis=1, dtype=np.int32))
 
 
 def _windows(
     shard: OpenShard, starts: Places, stops: Places, length: int, filler: int
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """[rows, length + 1]: one token more than a row, for the last target; and which places of a row are its own."""
+    """[rows, length + 1]: one more token than a row, for the last target; and a mask of non-padding positions."""
     window = np.full((len(starts), length + 1), filler, np.int64)
     tokens: NDArray[Any] = shard.tokens
     for row, (start, stop) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):
@@ -146,7 +144,7 @@ def _spread(first: Places, last: Places) -> tuple[Places, Places]:
 
 
 def _learned(shard: OpenShard, starts: Places, stops: Places, length: int) -> NDArray[np.bool_]:
-    """Whether the target of each place is learned: it is the token behind the place that counts."""
+    """Whether the target of each position is trained on: the mask of the next token."""
     runs = shard.learned
     if runs is None:
         return np.ones((len(starts), length), bool)
@@ -157,6 +155,6 @@ def _learned(shard: OpenShard, starts: Places, stops: Places, length: int) -> ND
     steps = np.zeros((len(starts), length + 1), np.int8)
     begin = froms[indices].astype(np.int64) - starts[rows] - 1
     end = tos[indices].astype(np.int64) - starts[rows] - 1
-    steps[rows, np.maximum(begin, 0)] += 1  # runs do not touch, so that no place is met twice
+    steps[rows, np.maximum(begin, 0)] += 1  # runs do not touch, so no position occurs twice
     steps[rows, np.minimum(end, length)] -= 1
     return steps[:, :-1].cumsum(axis=1) > 0

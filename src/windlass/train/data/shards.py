@@ -1,10 +1,10 @@
-"""Token shards on disk and how they are opened: a manifest, and per shard the tokens, where documents begin, and what of them is learned.
+"""Token shards on disk: a manifest, and per shard the tokens, document offsets and the loss mask.
 
-NAME.tokens.bin     the tokens of all documents one after another, uint16 or uint32
-NAME.documents.bin  uint64: where each document begins, and the end of the last
-NAME.learned.bin    uint64 pairs: tokens that are learned, from and to; without this file all are
+NAME.tokens.bin     the tokens of all documents, concatenated, uint16 or uint32
+NAME.documents.bin  uint64: start offset of each document, and the end of the last
+NAME.learned.bin    uint64 pairs: ranges of tokens to train on; without this file all tokens
 
-Numbers are little-endian. Sizes are checked when a shard is opened, contents when asked (`verify`). Knows no text.
+Little-endian. Sizes are checked when a shard is opened, checksums by `find_damage`. Knows no text.
 """
 
 from __future__ import annotations
@@ -29,66 +29,66 @@ TokenType = Literal["uint16", "uint32"]
 _CHUNK_BYTES = 1 << 22
 
 
-class StoredFile(Frozen):
+class ShardFile(Frozen):
     num_bytes: int
     sha256: str
 
 
-class Shard(Frozen):
+class TokenShard(Frozen):
     name: str
     split: Split
     num_tokens: int
     num_documents: int
     num_learned: int
-    """Tokens that are learned."""
-    files: dict[str, StoredFile]
-    """By their ending."""
+    """Tokens with a loss."""
+    files: dict[str, ShardFile]
+    """By suffix."""
 
 
-class Manifest(Frozen):
+class ShardManifest(Frozen):
     tokenizer: str
-    """SHA-256 of the tokenizer's file."""
+    """SHA-256 of tokenizer.json."""
     vocab_size: int
     end_token: int
-    """Stands after every text, and fills rows."""
+    """EOS: ends every text, and pads rows."""
     token_type: TokenType
-    shards: tuple[Shard, ...]
+    shards: tuple[TokenShard, ...]
     sources: tuple[str, ...] = ()
     version: int = 1
 
-    def of_split(self, split: Split) -> tuple[Shard, ...]:
+    def of_split(self, split: Split) -> tuple[TokenShard, ...]:
         return tuple(shard for shard in self.shards if shard.split == split)
 
     @property
     def fingerprint(self) -> str:
-        """Of all the tokens, in their order."""
+        """Digest of all tokens in order."""
         parts = [self.tokenizer, *(stored.sha256 for shard in self.shards for _, stored in sorted(shard.files.items()))]
         return sha256("/".join(parts).encode()).hexdigest()
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Path) -> ShardManifest:
     file = folder / MANIFEST
     if not file.is_file():
         unfinished = any(folder.glob(".*journal*")) if folder.is_dir() else False
         why = (
-            "its preparation was not finished; give the same `windlass train data` again"
+            "its preparation was not finished; run the same `windlass train data` command again"
             if unfinished
             else "there is no manifest.json"
         )
-        raise BadInput(f"{folder} holds no token shards: {why if folder.is_dir() else 'there is no such folder'}")
+        raise BadInput(f"{folder} has no token shards: {why if folder.is_dir() else 'the directory does not exist'}")
     try:
-        manifest = msgspec.json.decode(file.read_bytes(), type=Manifest)
+        manifest = msgspec.json.decode(file.read_bytes(), type=ShardManifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadInput(f"{file} is damaged: {error}; make the shards again with `windlass train data`") from None
+        raise BadInput(f"{file} is damaged: {error}; prepare the shards again with `windlass train data`") from None
     if manifest.version != 1:
-        raise BadInput(f"{file} is of version {manifest.version}; this Windlass reads version 1")
+        raise BadInput(f"{file} has version {manifest.version}; this Windlass reads version 1")
     return manifest
 
 
 class OpenShard:
-    """One shard, mapped and not read."""
+    """One shard, memory-mapped."""
 
-    def __init__(self, folder: Path, shard: Shard, token_type: TokenType) -> None:
+    def __init__(self, folder: Path, shard: TokenShard, token_type: TokenType) -> None:
         self.shard = shard
         self._folder = folder
         self._token_type = token_type
@@ -105,34 +105,34 @@ class OpenShard:
 
     @cached_property
     def learned(self) -> NDArray[np.uint64] | None:
-        """[runs, 2]; None: all."""
+        """[runs, 2]; None: all tokens."""
         return self._mapped(LEARNED, np.dtype("<u8")).reshape(-1, 2) if LEARNED in self.shard.files else None
 
     def _mapped(self, ending: str, dtype: np.dtype[Any]) -> NDArray[Any]:
-        if self.shard.files[ending].num_bytes == 0:  # nothing can be mapped
+        if self.shard.files[ending].num_bytes == 0:  # an empty file cannot be mapped
             return np.empty(0, dtype)
         return np.memmap(self._folder / f"{self.shard.name}.{ending}", dtype, mode="r").view(
             np.ndarray
         )  # memmap's own slices are slow
 
 
-def open_shards(folder: Path, manifest: Manifest, split: Split) -> list[OpenShard]:
+def open_shards(folder: Path, manifest: ShardManifest, split: Split) -> list[OpenShard]:
     return [OpenShard(folder, shard, manifest.token_type) for shard in manifest.of_split(split)]
 
 
-def _check_size(file: Path, stored: StoredFile) -> None:
+def _check_size(file: Path, stored: ShardFile) -> None:
     try:
         num_bytes = file.stat().st_size
     except OSError as error:
-        raise BadInput(f"the shard {file} cannot be opened: {error.strerror}; make it again with `windlass train data`") from None
+        raise BadInput(f"cannot open the shard {file}: {error.strerror}; prepare it again with `windlass train data`") from None
     if num_bytes != stored.num_bytes:
         raise BadInput(
-            f"the shard {file} is damaged: {num_bytes} bytes instead of {stored.num_bytes}; make it again with `windlass train data`"
+            f"the shard {file} is damaged: {num_bytes} bytes instead of {stored.num_bytes}; prepare it again with `windlass train data`"
         )
 
 
-def digest_of(file: Path, seen: Callable[[int], None] = lambda _: None) -> str:
-    """SHA-256; `seen` is told of bytes as they are read."""
+def file_sha256(file: Path, seen: Callable[[int], None] = lambda _: None) -> str:
+    """`seen` is called with the number of bytes read."""
     digest = sha256()
     with file.open("rb") as stream:
         while chunk := stream.read(_CHUNK_BYTES):
@@ -141,8 +141,8 @@ def digest_of(file: Path, seen: Callable[[int], None] = lambda _: None) -> str:
     return digest.hexdigest()
 
 
-def damages(folder: Path, manifest: Manifest, seen: Callable[[int], None] = lambda _: None) -> Iterator[str]:
-    """One line for every file that is missing, too short or too long, or not what was written."""
+def find_damage(folder: Path, manifest: ShardManifest, seen: Callable[[int], None] = lambda _: None) -> Iterator[str]:
+    """One line for every file that is missing, has the wrong size or the wrong checksum."""
     for shard in manifest.shards:
         for ending, stored in shard.files.items():
             file = folder / f"{shard.name}.{ending}"
@@ -151,5 +151,5 @@ def damages(folder: Path, manifest: Manifest, seen: Callable[[int], None] = lamb
             except BadInput as error:
                 yield str(error)
                 continue
-            if digest_of(file, seen) != stored.sha256:
-                yield f"the shard {file} is damaged: its checksum is not the manifest's; make it again with `windlass train data`"
+            if file_sha256(file, seen) != stored.sha256:
+                yield f"the shard {file} is damaged: its checksum differs from the manifest; prepare it again with `windlass train data`"

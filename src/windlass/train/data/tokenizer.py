@@ -1,4 +1,4 @@
-"""The tokenizer goes with its tokens: shards say which one made them, and carry it, so that what learns from them can be given out whole."""
+"""Token shards carry their tokenizer and its fingerprint, so that a model trained on them can be exported with it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from windlass.formats.disk.atomic import explained, write_atomically
+from windlass.formats.disk.atomic import write_atomically, write_errors
 from windlass.text.tokenize.tokenizer import Tokenizer
 
 FOLDER = "tokenizer"
@@ -25,14 +25,14 @@ FILES = (
 
 
 def tokenizer_fingerprint(path: Path, found: Tokenizer) -> str:
-    """SHA-256 of a folder's tokenizer.json, or of the one that a model's file makes. `found`: what was loaded from there."""
+    """SHA-256 of a folder's tokenizer.json, or of the tokenizer inside a model file. `found`: the loaded tokenizer."""
     return sha256((path / FILES[0]).read_bytes() if path.is_dir() else found.backend.to_str().encode()).hexdigest()
 
 
 def copy_tokenizer(path: Path, found: Tokenizer, shards: Path, template: str | None = None) -> None:
-    """To the folder of the shards; `template` was used instead of its own."""
+    """Copies the tokenizer to the shards' folder; `template` replaces its chat template."""
     into = shards / FOLDER
-    with explained(into, 0):
+    with write_errors(into, 0):
         into.mkdir(exist_ok=True)
         for name in FILES if path.is_dir() else ():
             if (path / name).is_file():

@@ -1,1 +1,1 @@
-"""Training on DeepSpeed's ZeRO."""
+"""Training with DeepSpeed ZeRO."""

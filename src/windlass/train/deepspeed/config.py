@@ -1,7 +1,7 @@
-"""DeepSpeed's own configuration out of a recipe, with a user's JSON on top; what it cannot do here is refused, not ignored. No torch.
+"""The DeepSpeed config of a recipe, merged with the user's JSON; unsupported settings are refused. No torch.
 
-Only data parallelism is DeepSpeed's here (ZeRO 1 to 3). A layer's experts are one tensor, which ZeRO cuts flat over the ranks: it has
-no notion of experts, so expert, tensor and pipeline parallelism stay with `run.engine = "torch"`.
+DeepSpeed is used for data parallelism only (ZeRO 1 to 3). A layer's experts are one tensor that ZeRO shards flat, so expert, tensor and
+pipeline parallelism need `run.engine = "torch"`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 from windlass.core.recipe.recipe import Recipe
 from windlass.errors import BadInput, Impossible
 
-RECIPE_SAYS = {
+SET_BY_RECIPE = {
     "train_batch_size": "batch.global_batch",
     "train_micro_batch_size_per_gpu": "batch.micro_batch",
     "gradient_accumulation_steps": "batch.global_batch and batch.micro_batch",
@@ -24,34 +24,31 @@ RECIPE_SAYS = {
     "bf16": "precision.compute",
     "fp16": "precision.compute",
     "activation_checkpointing": "memory.recompute",
-    "steps_per_print": "the live line",
+    "steps_per_print": "the progress line",
 }
-"""Keys of DeepSpeed's JSON that would contradict a recipe, and where it has them."""
+"""Keys of DeepSpeed's JSON that the recipe sets, and where."""
 
 NOT_WITH_EXPERTS = ("moe", "expert_parallel", "autoep", "tensor_parallel", "pipeline", "sequence_parallel_size", "autotp_size")
 
 
-def check_recipe(recipe: Recipe) -> None:
+def check_deepspeed_recipe(recipe: Recipe) -> None:
     parallel = recipe.parallel
     for name in ("tp", "pp", "cp", "ep", "expert_tp"):
         degree = getattr(parallel, name)
         if degree is not None and degree > 1:
             raise Impossible(
-                f'parallel.{name} = {degree} needs run.engine = "torch": DeepSpeed here spreads states over data-parallel ranks only, '
-                "and cuts experts without knowing them"
+                f'parallel.{name} = {degree} needs run.engine = "torch": with DeepSpeed only data parallelism is supported'
             )
     if recipe.optimizer.name != "adamw":
-        raise Impossible(f'optimizer.name = "{recipe.optimizer.name}" needs run.engine = "torch"; DeepSpeed here moves by adamw')
+        raise Impossible(f'optimizer.name = "{recipe.optimizer.name}" needs run.engine = "torch"; with DeepSpeed use adamw')
     if recipe.precision.compute not in ("bf16", "fp32"):
-        raise Impossible(
-            f'precision.compute = "{recipe.precision.compute}" is not trained by DeepSpeed here; choose bf16 or fp32'
-        )
+        raise Impossible(f'precision.compute = "{recipe.precision.compute}" is not supported with DeepSpeed; use bf16 or fp32')
     if parallel.zero == 0:
-        raise Impossible('parallel.zero = 0 spreads nothing, which needs no DeepSpeed: choose 1, 2 or 3, or run.engine = "torch"')
+        raise Impossible('parallel.zero = 0 does not need DeepSpeed: use 1, 2 or 3, or run.engine = "torch"')
     if recipe.memory.offload == "nvme":
         raise Impossible(
-            'memory.offload = "nvme" is planned and not trained: with DeepSpeed 0.19.8 its losses were not those of "cpu" from the second '
-            "step on, and nobody knows why; choose cpu"
+            'memory.offload = "nvme" can be planned but not trained: with DeepSpeed 0.19.8 its losses differ from "cpu" after the first '
+            "step, for an unknown reason; use cpu"
         )
     if recipe.lora.rank is not None:
         raise Impossible('lora needs run.engine = "torch"')
@@ -60,7 +57,7 @@ def check_recipe(recipe: Recipe) -> None:
 
 
 def deepspeed_config(recipe: Recipe, base: Path, *, global_batch: int, micro_batch: int, dp_size: int) -> dict[str, Any]:
-    """`base`: the recipe's folder, from which its JSON is seen."""
+    """`base`: the recipe's folder, which run.deepspeed is relative to."""
     stage = 3 if recipe.parallel.zero is None else recipe.parallel.zero
     zero: dict[str, Any] = {"stage": stage}
     device = recipe.memory.offload
@@ -88,20 +85,20 @@ def _read(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise BadInput(f"run.deepspeed: cannot read {path}: {error.strerror}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadInput(f"run.deepspeed: {path} is not JSON with keys: {error}") from None
-    for key, place in RECIPE_SAYS.items():
+        raise BadInput(f"run.deepspeed: {path} is not a JSON object: {error}") from None
+    for key, place in SET_BY_RECIPE.items():
         if key in found and found[key] != "auto":
-            raise BadInput(f'{path}: "{key}" is said by the recipe, in {place}; leave it out here')
+            raise BadInput(f'{path}: "{key}" is set by the recipe, in {place}; remove it here')
     if b'"nvme"' in path.read_bytes():
-        raise Impossible(f'{path}: offload to "nvme" is not trained here; choose cpu')
+        raise Impossible(f'{path}: offload to "nvme" is not supported; use cpu')
     for key in NOT_WITH_EXPERTS:
         if key in found:
-            raise Impossible(f'{path}: "{key}" is not done here: DeepSpeed gets the experts of a layer as one tensor')
+            raise Impossible(f'{path}: "{key}" is not supported: the experts of a layer are one tensor')
     return {key: value for key, value in found.items() if value != "auto"}
 
 
 def _merged(made: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """The user's word counts, section by section."""
+    """The user's values override ours, section by section."""
     both = dict(made)
     for key, value in given.items():
         held = both.get(key)

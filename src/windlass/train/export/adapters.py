@@ -1,4 +1,4 @@
-"""Adapters as PEFT saves and reads them: adapter_model.safetensors and adapter_config.json, under the published names of matrices."""
+"""Saves adapters in PEFT format: adapter_model.safetensors and adapter_config.json, under published names."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import msgspec
 import torch
 from torch import Tensor
 
-from windlass.core.recipe.sections import Lora
+from windlass.core.recipe.sections import LoraSection
 from windlass.core.rule import Rule
 from windlass.errors import Impossible
 from windlass.formats.disk.atomic import write_atomically
-from windlass.weights.tensors.names import Named
+from windlass.weights.tensors.tensor_index import TensorIndex
 
 PREFIX = "base_model.model."
 LETTERS = {"lora_a": "lora_A", "lora_b": "lora_B"}
 
 
-def save_adapter(tensors: Mapping[str, Tensor], rules: tuple[Rule, ...], section: Lora, base: str, out: Path) -> list[str]:
-    """`tensors`: the `model` part of a trainer's state, by our names (`layers.0.mixer.q.lora_a.weight`). The names that were written."""
+def save_adapter(tensors: Mapping[str, Tensor], rules: tuple[Rule, ...], section: LoraSection, base: str, out: Path) -> list[str]:
+    """`tensors`: the `model` part of a trainer's state, by our names (`layers.0.mixer.q.lora_a.weight`). Returns the names written."""
     from safetensors.torch import save
 
-    named = Named(rules)
+    named = TensorIndex(rules)
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         for published, values in _published(named, name, tensor):
@@ -37,8 +37,8 @@ def save_adapter(tensors: Mapping[str, Tensor], rules: tuple[Rule, ...], section
     return sorted(found)
 
 
-def _published(named: Named, name: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
-    """The same under published names; of experts, one by one."""
+def _published(named: TensorIndex, name: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
+    """The tensor under its published name; experts one by one."""
     matrix, letter, _ = name.rsplit(".", 2)
     if ".experts." not in matrix:
         return [(f"{_module(named, matrix)}.{LETTERS[letter]}.weight", tensor)]
@@ -48,17 +48,17 @@ def _published(named: Named, name: str, tensor: Tensor) -> list[tuple[str, Tenso
     ]
 
 
-def _module(named: Named, matrix: str) -> str:
+def _module(named: TensorIndex, matrix: str) -> str:
     ours = named.get(f"{matrix}.weight")
     plain = [source for source in ours.rule.sources if source.fused_rows is None and not source.transposed and not source.stacked]
     if not plain:
         raise Impossible(
-            f"{matrix} is published only as part of a larger tensor, which PEFT's adapters cannot name; merge it and export instead"
+            f"{matrix} is published only as part of a fused tensor, which PEFT adapters cannot address; choose other lora.targets"
         )
     return plain[0].name.format(layer=ours.layer, expert=ours.expert).removesuffix(".weight")
 
 
-def _config(section: Lora, base: str, found: Mapping[str, Tensor]) -> dict[str, Any]:
+def _config(section: LoraSection, base: str, found: Mapping[str, Tensor]) -> dict[str, Any]:
     modules = sorted({name.split(".lora_")[0].rpartition(".")[2] for name in found})
     return {
         "peft_type": "LORA",

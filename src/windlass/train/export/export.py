@@ -1,7 +1,7 @@
-"""A trained model as Hugging Face safetensors: its published names, sharded files, config and tokenizer.
+"""Exports a trained model as Hugging Face safetensors: published names, sharded files, config and tokenizer.
 
-Tensors come one by one under our names, so memory stays at one stored tensor and what its parts need. config.json is written last:
-a folder that has one is whole. Knows nothing of where the tensors come from (a checkpoint, a model in memory) or of parallelism.
+Tensors are read one by one, so memory holds one stored tensor and its parts. config.json is written last: a directory that has one is
+complete. Knows nothing of where the tensors come from (a checkpoint, a model in memory).
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ import torch
 from torch import Tensor
 
 from windlass.core.model import Frozen
-from windlass.core.rule import Part, Rule, Source, stored_shape
+from windlass.core.rule import ModelPart, Rule, Source, stored_shape
 from windlass.core.scheme import Keep
 from windlass.errors import BadCheckpoint, BadInput
 from windlass.families.registry import known_models, published_config
-from windlass.formats.disk.atomic import explained, require_free, write_atomically
+from windlass.formats.disk.atomic import require_free, write_atomically, write_errors
 from windlass.formats.dtypes import torch_dtype
 from windlass.formats.safetensors.files import file_within
-from windlass.formats.safetensors.shards import MAX_SHARD_BYTES, OutTensor, Shard, plan_shards, write_index
-from windlass.formats.safetensors.writer import ShardWriter
+from windlass.formats.safetensors.shards import MAX_SHARD_BYTES, OutTensor, SafetensorsShard, plan_shards, write_index
+from windlass.formats.safetensors.writer import SafetensorsWriter
 from windlass.weights.source import COMPANIONS
 
 DTYPES = {"bf16": ("BF16", "bfloat16"), "fp16": ("F16", "float16"), "fp32": ("F32", "float32")}
-"""As safetensors and as config.json spell them."""
+"""Names in safetensors and in config.json."""
 
 
 class TrainedTensors(Protocol):
@@ -50,7 +50,7 @@ class Exported(Frozen):
 
 
 class _Ours(Frozen):
-    """Which rows of a stored tensor are one of ours."""
+    """One of our tensors, as a part of a stored one."""
 
     name: str
     rule: Rule
@@ -69,9 +69,9 @@ def export_model(
     max_shard_bytes: int = MAX_SHARD_BYTES,
     progress: Callable[[int], None] = lambda _: None,
 ) -> Exported:
-    """`progress` is called with the bytes of every tensor written."""
+    """`progress` is called with the bytes of each tensor written."""
     if dtype not in DTYPES:
-        raise BadInput(f"--dtype is {', '.join(DTYPES)}, not {dtype!r}")
+        raise BadInput(f"--dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
     stored = _stored(_with_next_token(rules, tensors))
     outputs = [_output(name, parts, dtype) for name, parts in stored.items()]
     shards = plan_shards(outputs, max_shard_bytes)
@@ -79,25 +79,25 @@ def export_model(
     files = {shard.file: _write_shard(shard, stored, tensors, out, progress) for shard in shards}
     write_index(out, shards)
     _copy_companions(tokenizer, out)
-    has_next = any(rule.part is Part.NEXT_TOKEN for parts in stored.values() for rule in (parts[0].rule,))
+    has_next = any(rule.part is ModelPart.NEXT_TOKEN for parts in stored.values() for rule in (parts[0].rule,))
     _write_config(config, out, dtype, has_next)
     num_bytes = sum(shard.num_bytes for shard in shards)
     return Exported(files=files, num_tensors=len(outputs), num_bytes=num_bytes, dtype=dtype)
 
 
-# --- what is written
+# --- output tensors
 
 
 def _with_next_token(rules: tuple[Rule, ...], tensors: TrainedTensors) -> tuple[Rule, ...]:
     """A model trained without its MTP layer is exported without it."""
-    following = [rule for rule in rules if rule.part is Part.NEXT_TOKEN and rule.copy_of is None]
+    following = [rule for rule in rules if rule.part is ModelPart.NEXT_TOKEN and rule.copy_of is None]
     if all(tensors.has(name) for rule in following for name, _ in _names(rule)):
         return rules
-    return tuple(rule for rule in rules if rule.part is Part.MAIN)
+    return tuple(rule for rule in rules if rule.part is ModelPart.MAIN)
 
 
 def _stored(rules: tuple[Rule, ...]) -> dict[str, list[_Ours]]:
-    """Published name -> ours in it, in the order of layers."""
+    """Published name -> our tensors in it, in layer order."""
     found: list[tuple[int, str, _Ours]] = []
     for rule in rules:
         source = _published(rule)
@@ -111,7 +111,7 @@ def _stored(rules: tuple[Rule, ...]) -> dict[str, list[_Ours]]:
 
 
 def _published(rule: Rule) -> Source:
-    """Plain, and experts one by one, wherever such names exist."""
+    """Unquantized, and with separate experts, if such names exist."""
     plain = [source for source in rule.sources if not source.encoding]
     return next((source for source in plain if not source.stacked), plain[0])
 
@@ -133,20 +133,25 @@ def _output(name: str, parts: list[_Ours], dtype: str) -> OutTensor:
 
 def _prepare(out: Path, num_bytes: int) -> None:
     if (out / "config.json").exists() or out.is_file():
-        raise BadInput(f"{out} is there already; name a new folder")
-    with explained(out, 0):
+        raise BadInput(f"{out} already exists; choose a new directory")
+    with write_errors(out, 0):
         out.mkdir(parents=True, exist_ok=True)
     require_free(out, num_bytes)
 
 
 def _write_shard(
-    shard: Shard, stored: Mapping[str, list[_Ours]], tensors: TrainedTensors, out: Path, progress: Callable[[int], None]
+    shard: SafetensorsShard,
+    stored: Mapping[str, list[_Ours]],
+    tensors: TrainedTensors,
+    out: Path,
+    progress: Callable[[int], None],
 ) -> str:
-    writer = ShardWriter(out / shard.file, shard.tensors)
+    writer = SafetensorsWriter(out / shard.file, shard.tensors)
     try:
         for output in shard.tensors:
             assembled = _assembled(output, stored[output.name], tensors)
-            writer.write(output.name, 0, assembled.contiguous().view(torch.uint8).numpy())
+            content: Any = assembled.contiguous().view(torch.uint8).numpy()
+            writer.write(output.name, 0, content)
             progress(output.num_bytes)
         return writer.finish()
     except BaseException:
@@ -170,25 +175,25 @@ def _assembled(output: OutTensor, parts: list[_Ours], tensors: TrainedTensors) -
 def _value(ours: _Ours, tensors: TrainedTensors) -> Tensor:
     name = ours.name if tensors.has(ours.name) else ours.rule.copy_of or ours.name
     if not tensors.has(name):
-        raise BadCheckpoint("the checkpoint has no such tensor, which the model needs", tensor=ours.name)
+        raise BadCheckpoint("the checkpoint does not have this tensor of the model", tensor=ours.name)
     value = tensors.tensor(name)
     if tuple(value.shape) != ours.rule.shape:
-        raise BadCheckpoint(f"has shape {list(value.shape)}, where the model has {list(ours.rule.shape)}", tensor=ours.name)
+        raise BadCheckpoint(f"has shape {list(value.shape)}, but the model has {list(ours.rule.shape)}", tensor=ours.name)
     return value
 
 
-# --- what comes along
+# --- config and tokenizer
 
 
 def _copy_companions(folder: Path | None, out: Path) -> None:
-    """Tokenizer and chat template; no code, no link to elsewhere, nobody else's config."""
+    """Tokenizer and chat template; no code, no links, no other config."""
     if folder is None:
         return
     found = [name for name in COMPANIONS if (folder / name).is_file()]
     if "tokenizer.json" not in found:
-        raise BadInput(f"{folder} has no tokenizer.json; name the folder of the tokenizer with --tokenizer")
+        raise BadInput(f"{folder} has no tokenizer.json; set --tokenizer")
     for name in found:
-        with explained(out / name, 0):
+        with write_errors(out / name, 0):
             shutil.copyfile(file_within(folder, name), out / name)
 
 
@@ -204,7 +209,7 @@ def _write_config(config: Mapping[str, Any], out: Path, dtype: str, has_next: bo
 
 
 def _architectures(model_type: str) -> list[str]:
-    """The class that other programs look for, as the family's published models name it."""
+    """The `architectures` of the family's published models."""
     configs = (published_config(known) for known in known_models())
     return next(
         (list(found["architectures"]) for found in configs if found.get("model_type") == model_type and "architectures" in found),
@@ -213,7 +218,7 @@ def _architectures(model_type: str) -> list[str]:
 
 
 def _stop_token(out: Path) -> int | None:
-    """What the tokenizer calls the end of a text."""
+    """The tokenizer's EOS token."""
     file, config = out / "tokenizer.json", out / "tokenizer_config.json"
     if not (file.is_file() and config.is_file()):
         return None

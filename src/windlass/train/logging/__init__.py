@@ -1,5 +1,5 @@
-"""What a run shows of itself: a live line, JSONL, TensorBoard, Prometheus, a plot, a profile."""
+"""Metrics of a run: live line, JSONL, TensorBoard, Prometheus, plot, profile."""
 
-from windlass.train.logging.fan_out import Sample, Sink, Watch
+from windlass.train.logging.fan_out import MetricsLogger, Sink, StepMetrics
 
-__all__ = ["Sample", "Sink", "Watch"]
+__all__ = ["MetricsLogger", "Sink", "StepMetrics"]

@@ -1,4 +1,4 @@
-"""One row of numbers a step, handed to everything that shows them. Imports no torch; what a step is, is the trainer's to know."""
+"""Sends the metrics of every step to all sinks. No torch."""
 
 from __future__ import annotations
 
@@ -9,68 +9,60 @@ from typing import Any, Protocol
 
 import msgspec
 
+from windlass.train.progress import StepReport
 
-class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known after a step. None: this run has none of it, or not now."""
+
+class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
+    """Metrics after a step. None: not available."""
 
     step: int
     steps: int
-    """That the run is to have."""
+    """Total steps of the run."""
     loss: float
     learning_rate: float
     grad_norm: float
     tokens: int
-    """Since the run began, over all ranks and restarts."""
+    """Since the start of the run, over all ranks and restarts."""
     tokens_per_second: float
     mfu: float | None = None
     validation_loss: float | None = None
-    """The last that was measured."""
+    """The last measured."""
     expert_balance_cv: float | None = None
-    """Standard deviation over mean of the tokens an expert got, averaged over layers: 0 is even."""
+    """Coefficient of variation of the tokens per expert, averaged over layers: 0 is even."""
     seconds: float = 0.0
-    """Of the step."""
+    """Duration of the step."""
     seconds_left: float | None = None
     parts: dict[str, float] = {}
-    """Of the loss: mtp, balance, z..."""
+    """Auxiliary losses: mtp, balance, router_z."""
     time: float = 0.0
 
 
 class Sink(Protocol):
-    def sample(self, sample: Sample) -> None: ...
+    def sample(self, sample: StepMetrics) -> None: ...
     def event(self, kind: str, values: Mapping[str, Any]) -> None:
-        """Beside steps: validation, checkpoint, rollback, note, stop."""
+        """Other events: validation, checkpoint, rollback, note, stop."""
         ...
 
     def close(self) -> None: ...
 
 
-class Report(Protocol):
-    """What `Trainer.step` returns, as far as it is shown."""
-
-    loss: float
-    grad_norm: float
-    lr: float
-    tokens: int
-    seconds: float
-
-
-class Watch:
-    """On the first rank; other ranks have one without sinks."""
+class MetricsLogger:
+    """Has sinks on rank 0 only."""
 
     def __init__(
         self, sinks: Sequence[Sink] = (), *, steps: int = 0, flops_per_token: float = 0.0, peak_flops: float = 0.0
     ) -> None:
-        """`peak_flops`: of all devices together, per second; 0: unknown, and no MFU is shown."""
+        """`peak_flops`: of all devices, per second; 0: unknown, no MFU."""
         self._sinks, self._steps = list(sinks), steps
         self._flops_per_token, self._peak_flops = flops_per_token, peak_flops
         self._validation: float | None = None
         self._smoothed_seconds = 0.0
 
-    def step(self, step: int, report: Report, tokens: int) -> Sample:
-        """`tokens`: since the run began; the report's are of this step, over all ranks."""
+    def step(self, step: int, report: StepReport, tokens: int) -> StepMetrics:
+        """`tokens`: since the start of the run."""
         rate = report.tokens / report.seconds if report.seconds > 0 else 0.0
         self._smoothed_seconds += (report.seconds - self._smoothed_seconds) * (0.1 if self._smoothed_seconds else 1.0)
-        sample = Sample(
+        sample = StepMetrics(
             step=step,
             steps=self._steps,
             loss=report.loss,
@@ -95,7 +87,7 @@ class Watch:
         self.event("validation", step=step, loss=loss)
 
     def note(self, text: str) -> None:
-        """For people: something happened."""
+        """A message for people."""
         self.event("note", text=text)
 
     def event(self, kind: str, **values: Any) -> None:
@@ -108,7 +100,7 @@ class Watch:
 
 
 def balance_cv(load: Any) -> float | None:
-    """Of the tokens each expert got, [layers][experts] as a tensor or lists; mean over layers."""
+    """Coefficient of variation of tokens per expert, [layers][experts] as a tensor or lists; mean over layers."""
     if load is None:
         return None
     rows: list[list[float]] = load.tolist() if hasattr(load, "tolist") else [list(row) for row in load]

@@ -1,4 +1,4 @@
-"""A run's numbers as one JSON object a line: samples have a `step` and a `loss`, everything else an `event`."""
+"""Metrics as JSON lines: steps have a `step` and a `loss`, everything else an `event`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import IO, Any
 
 import msgspec
 
-from windlass.train.logging.fan_out import Sample
+from windlass.train.logging.fan_out import StepMetrics
 
 
 class JsonLines:
-    """Appends, so that a resumed run goes on in the same file. A full disk costs lines, not the run."""
+    """Appends, so that a resumed run continues the file. A full disk loses lines, but does not stop the run."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -22,7 +22,7 @@ class JsonLines:
         if _is_torn(path):
             self._write(b"")
 
-    def sample(self, sample: Sample) -> None:
+    def sample(self, sample: StepMetrics) -> None:
         self._write(msgspec.json.encode(sample))
 
     def event(self, kind: str, values: Mapping[str, Any]) -> None:
@@ -32,7 +32,7 @@ class JsonLines:
         self._stream.close()
 
     def _write(self, line: bytes) -> None:
-        """One write a line, so that a killed run leaves whole lines; a torn one ends when the next run begins."""
+        """One write per line, so that a killed run leaves whole lines; a partial one is ended by the next run."""
         try:
             self._stream.write(line + b"\n")
         except OSError:
@@ -48,7 +48,7 @@ def _is_torn(path: Path) -> bool:
 
 
 class PrintedLines(JsonLines):
-    """On standard output, for whoever reads this process."""
+    """To standard output."""
 
     def __init__(self) -> None:
         self._stream = sys.stdout.buffer
@@ -59,7 +59,7 @@ class PrintedLines(JsonLines):
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """What a run wrote, damaged lines left out."""
+    """The lines of a log; damaged ones are skipped."""
     if not path.is_file():
         return
     with path.open("rb") as stream:
@@ -71,7 +71,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_samples(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Samples and events; of a step that was done again after a resume or a rollback, the last counts."""
+    """Steps and events; of a step that was repeated after a resume or rollback, the last counts."""
     samples: dict[int, dict[str, Any]] = {}
     events: list[dict[str, Any]] = []
     for line in read_lines(path):

@@ -1,4 +1,4 @@
-"""One line of a run for people: live where somebody is looking, else a line every few seconds. Always on standard error."""
+"""Progress on standard error: a live line in a terminal, else a line every few seconds."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from windlass.train.logging.fan_out import Sample
+from windlass.train.logging.fan_out import StepMetrics
 from windlass.units import format_count, format_rate, format_seconds
 
 EVERY_SECONDS = 10.0
-"""Between lines where nobody is looking: a log file."""
+"""Between lines without a terminal."""
 
 
-class Line:
+class LiveLine:
     def __init__(self, every_seconds: float = EVERY_SECONDS) -> None:
         self._console = Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
         self._live = Live(console=self._console, refresh_per_second=4, transient=False) if sys.stderr.isatty() else None
@@ -26,15 +26,15 @@ class Line:
             self._live.start()
         self._every, self._printed, self._last = every_seconds, 0.0, ""
 
-    def sample(self, sample: Sample) -> None:
-        self._last = shown(sample)
+    def sample(self, sample: StepMetrics) -> None:
+        self._last = metrics_text(sample)
         if self._live is not None:
             self._live.update(Text(self._last, no_wrap=True, overflow="ellipsis"))
         elif time.monotonic() - self._printed >= self._every:
             self._print()
 
     def event(self, kind: str, values: Mapping[str, Any]) -> None:
-        text = told(kind, values)
+        text = event_text(kind, values)
         if text:
             self._console.print(Text(text))
 
@@ -49,14 +49,14 @@ class Line:
         self._printed, self._last = time.monotonic(), ""
 
 
-def shown(sample: Sample) -> str:
+def metrics_text(sample: StepMetrics) -> str:
     parts = [f"step {sample.step:,}" + (f"/{sample.steps:,}" if sample.steps else ""), f"loss {sample.loss:.4f}"]
     if sample.validation_loss is not None:
         parts.append(f"validation {sample.validation_loss:.4f}")
     parts.append(f"{format_rate(sample.tokens_per_second)} tokens/s")
     if sample.mfu is not None:
         parts.append(f"MFU {sample.mfu:.1%}")
-    parts += [f"gradient {sample.grad_norm:.3g}", f"lr {sample.learning_rate:.2e}"]
+    parts += [f"grad norm {sample.grad_norm:.3g}", f"lr {sample.learning_rate:.2e}"]
     if sample.expert_balance_cv is not None:
         parts.append(f"balance CV {sample.expert_balance_cv:.2f}")
     parts.append(f"{format_count(sample.tokens)} tokens")
@@ -65,11 +65,11 @@ def shown(sample: Sample) -> str:
     return " · ".join(parts)
 
 
-def told(kind: str, values: Mapping[str, Any]) -> str:
+def event_text(kind: str, values: Mapping[str, Any]) -> str:
     if kind == "validation":
         return f"step {values['step']:,}: validation loss {values['loss']:.4f}"
     if kind == "rollback":
-        return f"rolled back to step {values['to_step']:,} and skips the samples of step {values['step']:,}: {values['why']}"
+        return f"rolled back to step {values['to_step']:,}, skipping the samples of step {values['step']:,}: {values['why']}"
     if kind == "stop":
-        return f"stopped after step {values['step']:,} ({values['why']}); go on with --resume"
+        return f"stopped after step {values['step']:,} ({values['why']}); continue with --resume"
     return str(values.get("text", ""))

@@ -1,4 +1,4 @@
-"""A picture of a run, out of its JSONL: loss and validation loss over tokens, learning rate, gradient norm, speed, expert balance."""
+"""Plots a run from its JSONL log: loss, validation loss, learning rate, gradient norm, speed, expert balance."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ SMOOTHING = 0.05
 
 def plot_run(lines: Path, picture: Path, title: str = "") -> Path:
     if find_spec("matplotlib") is None:
-        raise MissingExtra("matplotlib", "plot", "drawing a run")
+        raise MissingExtra("matplotlib", "plot", "plotting a run")
     samples, events = read_samples(lines)
     if not samples:
-        raise BadInput(f"{lines} has no steps to draw")
+        raise BadInput(f"{lines} has no steps to plot")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

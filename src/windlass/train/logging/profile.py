@@ -1,7 +1,4 @@
-"""`--profile`: a trace of a few steps for chrome://tracing or Perfetto, time by operation, and the FLOPs of every module.
-
-Knows nothing of the trainer; a step is a function that is called.
-"""
+"""`--profile`: a trace of a few steps for chrome://tracing or Perfetto, time by operation, and FLOPs by module."""
 
 from __future__ import annotations
 
@@ -17,11 +14,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from windlass.formats.disk.atomic import write_atomically
 
 WAIT, WARM_UP, ACTIVE = 2, 1, 3
-"""Steps that are left alone, that are thrown away and that are written down."""
+"""Steps before profiling, steps discarded, steps recorded."""
 
 
 class Profile:
-    """`step()` after every step; when the steps are over, `trace.json`, `operations.txt` and `flops.json` are in the folder."""
+    """Call `step()` after every step; after the last it writes `trace.json` and `operations.txt` to the folder."""
 
     def __init__(self, folder: Path, *, wait: int = WAIT, active: int = ACTIVE) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -50,7 +47,7 @@ class Profile:
             self._profile.stop()
 
     def close(self) -> None:
-        """A run that was shorter than the profile writes what there is."""
+        """A run shorter than the profile writes what there is."""
         if self.running:
             self._left = 0
             self._profile.stop()
@@ -63,11 +60,11 @@ class Profile:
 
 
 class FlopCount:
-    """What is computed from now on until `close`, forward and backward, by module and operation."""
+    """Counts FLOPs until `close`, forward and backward, by module and operation."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._counter: FlopCounterMode | None = FlopCounterMode(display=False, depth=None)
+        self._counter: FlopCounterMode | None = FlopCounterMode(display=False, depth=None)  # pyright: ignore[reportArgumentType] - None is all levels
         self._counter.__enter__()
 
     def close(self) -> None:
@@ -87,7 +84,7 @@ def _flops(counts: Mapping[str, Mapping[Any, int]]) -> dict[str, dict[str, int]]
 
 
 class RunProfile:
-    """Both: the first step's FLOPs, and then a trace."""
+    """FLOPs of the first step, then a trace."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""A run's numbers for Prometheus, on a port of its own. Steps are a counter; what may fall is a gauge."""
+"""Serves metrics to Prometheus on its own port."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from windlass.errors import BadInput, MissingExtra
-from windlass.train.logging.fan_out import Sample
+from windlass.train.logging.fan_out import StepMetrics
 
 GAUGES = (
     ("training_loss", "Loss of the last step.", "loss"),
@@ -22,7 +22,7 @@ COUNTED = ("rollback", "checkpoint", "checkpoint_failed")
 
 class Prometheus:
     def __init__(self, port: int, host: str = "127.0.0.1") -> None:
-        """`port` 0 takes any that is free; `self.port` says which."""
+        """`port` 0: any free port; `self.port` is the actual one."""
         try:
             import prometheus_client as client
         except ImportError:
@@ -35,10 +35,10 @@ class Prometheus:
         try:
             self._server, self._thread = client.start_http_server(port, addr=host, registry=registry)
         except (OSError, OverflowError) as error:
-            raise BadInput(f"--prometheus {port}: the port cannot be opened: {error}") from None
+            raise BadInput(f"--prometheus {port}: cannot open the port: {error}") from None
         self.port: int = self._server.server_port
 
-    def sample(self, sample: Sample) -> None:
+    def sample(self, sample: StepMetrics) -> None:
         for field, gauge in self._gauges.items():
             value = getattr(sample, field)
             if value is not None:

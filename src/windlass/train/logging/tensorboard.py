@@ -1,4 +1,4 @@
-"""A run's numbers for TensorBoard. The package is optional and imported when it is asked for."""
+"""Writes metrics for TensorBoard, an optional package."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from windlass.errors import MissingExtra
-from windlass.train.logging.fan_out import Sample
+from windlass.train.logging.fan_out import StepMetrics
 
 NAMES = ("loss", "learning_rate", "grad_norm", "tokens_per_second", "mfu", "expert_balance_cv")
 
@@ -20,7 +20,7 @@ class TensorBoard:
             raise MissingExtra("tensorboard", "tensorboard", "writing for TensorBoard") from None
         self._writer = SummaryWriter(str(folder))
 
-    def sample(self, sample: Sample) -> None:
+    def sample(self, sample: StepMetrics) -> None:
         for name in NAMES:
             value = getattr(sample, name)
             if value is not None:

@@ -1,1 +1,1 @@
-"""The training loop: trainer state, guard, restarts."""
+"""The training loop: trainers, loss guard, restarts."""

@@ -1,7 +1,7 @@
-"""Several processes of one run on this machine, kept alive by torchrun's own agent: a killed one restarts all from the last checkpoint.
+"""Runs several worker processes on this machine under torchrun's elastic agent: if one is killed, all restart from the last checkpoint.
 
-Who runs here is for the caller to say (a command line). A request to stop goes to the workers, which save and end well, so the
-agent sees success; what the run came to is told by a file that the first rank leaves (`Outcome`).
+Stop signals are forwarded to the workers, which save and exit with success, so that the agent does not restart them; the result of the run
+is in a file written by rank 0 (`RunOutcome`).
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from windlass.formats.disk.atomic import write_atomically
 
 OUTCOME = "outcome.json"
 STOP = "stop"
-"""A file that says the same as the signal, for workers that were not listening yet."""
-ASKED_TO_STOP = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+"""A file with the meaning of the signal, for workers that had no handler yet."""
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 PR_SET_PDEATHSIG = 1
 """linux/prctl.h"""
 
 
-class Outcome(msgspec.Struct, frozen=True):
-    """How a run ended, as the first rank tells it."""
+class RunOutcome(msgspec.Struct, frozen=True):
+    """How a run ended, written by rank 0."""
 
     kind: Literal["done", "stopped", "failed"]
     step: int = 0
@@ -36,35 +36,35 @@ class Outcome(msgspec.Struct, frozen=True):
     exit_code: int = 0
 
 
-def write_outcome(folder: Path, outcome: Outcome) -> None:
+def write_outcome(folder: Path, outcome: RunOutcome) -> None:
     write_atomically(folder / OUTCOME, msgspec.json.encode(outcome) + b"\n")
 
 
-def read_outcome(folder: Path) -> Outcome | None:
+def read_outcome(folder: Path) -> RunOutcome | None:
     try:
-        return msgspec.json.decode((folder / OUTCOME).read_bytes(), type=Outcome)
+        return msgspec.json.decode((folder / OUTCOME).read_bytes(), type=RunOutcome)
     except (OSError, msgspec.DecodeError):
         return None
 
 
 def under_agent() -> bool:
-    """Whether this process is one of a run that torchrun (ours or somebody's) started."""
+    """Whether torchrun (ours or the user's) started this process."""
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
-def restarted() -> bool:
+def was_restarted() -> bool:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
-def end_with_agent() -> None:
-    """A worker whose agent was killed is asked to stop, so that it saves and does not go on unseen."""
+def stop_when_agent_dies() -> None:
+    """If the agent is killed, the worker receives SIGTERM, so that it saves and stops."""
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:
         prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def run_workers(arguments: list[str], num_workers: int, max_restarts: int, folder: Path) -> Outcome:
-    """Runs `python ARGUMENTS` that many times together, and again from the last checkpoint when one of them dies."""
+def run_workers(arguments: list[str], num_workers: int, max_restarts: int, folder: Path) -> RunOutcome:
+    """Runs `python ARGUMENTS` in `num_workers` processes, and restarts all of them when one dies."""
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -80,13 +80,13 @@ def run_workers(arguments: list[str], num_workers: int, max_restarts: int, folde
         rdzv_endpoint="localhost:0",
         local_addr="localhost",
         max_restarts=max_restarts,
-        signals_to_handle="SIGHUP,SIGQUIT",  # the others are passed on to workers
+        signals_to_handle="SIGHUP,SIGQUIT",  # the others are forwarded to the workers
     )
-    # One store for all attempts keeps the addresses of ranks that are gone, and those started again wait for them (torch 2.13,
-    # rendezvous.py `_create_c10d_store`); without sharing every attempt gets a store of its own.
+    # A store shared by all attempts keeps the addresses of dead ranks, and restarted ranks wait for them (torch 2.13,
+    # rendezvous.py `_create_c10d_store`); without sharing, every attempt gets its own store.
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-    passer = _Passer(folder)
-    before = {number: signal.signal(number, passer.pass_on) for number in ASKED_TO_STOP}
+    forwarder = _SignalForwarder(folder)
+    before = {number: signal.signal(number, forwarder.forward) for number in STOP_SIGNALS}
     try:
         elastic_launch(config, sys.executable)(*arguments)
     except ChildFailedError as error:
@@ -95,24 +95,26 @@ def run_workers(arguments: list[str], num_workers: int, max_restarts: int, folde
         for number, handler in before.items():
             signal.signal(number, handler)
         (folder / STOP).unlink(missing_ok=True)
-    return read_outcome(folder) or Outcome("failed", message="the run's processes ended without a word", exit_code=4)
+    return read_outcome(folder) or RunOutcome(
+        "failed", message="the worker processes ended without a result; see their output above", exit_code=4
+    )
 
 
-def _worst(error: object, max_restarts: int) -> Outcome:
+def _worst(error: object, max_restarts: int) -> RunOutcome:
     failures = getattr(error, "failures", {})
     rank, failure = next(iter(failures.items()), (0, None))
     code = getattr(failure, "exitcode", 1)
-    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    return Outcome("failed", message=f"rank {rank} {how} once more after {max_restarts} restarts", exit_code=4)
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+    return RunOutcome("failed", message=f"rank {rank} {how} after {max_restarts} restarts", exit_code=4)
 
 
-class _Passer:
+class _SignalForwarder:
     def __init__(self, folder: Path) -> None:
         self._stop = folder / STOP
         self._interrupts = 0
 
-    def pass_on(self, number: int, frame: FrameType | None) -> None:
-        """One signal for all reasons: SIGUSR1, which workers take as `save and stop`. The second Ctrl-C ends them without."""
+    def forward(self, number: int, frame: FrameType | None) -> None:
+        """Sends SIGUSR1, which workers handle as `save and stop`. The second Ctrl-C stops without saving."""
         self._interrupts += number == signal.SIGINT
         if self._interrupts > 1:
             raise KeyboardInterrupt
@@ -125,12 +127,12 @@ class _Passer:
 
 
 def _children() -> list[int]:
-    """One that is not listening yet is ended by the signal, started again by the agent, and finds the file."""
+    """Child processes. One without a handler yet dies from the signal, is restarted by the agent, and finds the stop file."""
     found = (task / "children" for task in Path(f"/proc/{os.getpid()}/task").iterdir())
-    return [int(word) for path in found for word in _words(path)]
+    return [int(pid) for path in found for pid in _read_pids(path)]
 
 
-def _words(path: Path) -> list[str]:
+def _read_pids(path: Path) -> list[str]:
     try:
         return path.read_text().split()
     except OSError:  # a thread that has just ended

@@ -1,7 +1,7 @@
-"""A run from where it stands to its end: steps, and between them what keeps it safe and shows it.
+"""The training loop: steps, and between them the loss guard, logging, validation and checkpoints.
 
-After every step it is judged (`guard`), shown (`watch`), and maybe saved (`checkpoint`). A step that must not stand is undone: back to
-the last checkpoint, on as before, and that step's samples left out. Knows nothing of models, processes or files.
+A step with a bad loss is undone: the run rolls back to the last checkpoint, trains again, and skips that step's samples. Knows nothing
+of models, processes or files.
 """
 
 from __future__ import annotations
@@ -12,17 +12,19 @@ from typing import Any, Literal, Protocol
 
 from windlass.core.model import Frozen
 from windlass.train.checkpoint import Checkpoints
-from windlass.train.logging import Watch
-from windlass.train.loop.guard import Guard, StopRequest, agreed
+from windlass.train.logging import MetricsLogger
+from windlass.train.loop.guard import LossGuard, StopRequest, any_rank
+from windlass.train.progress import StepReport, TrainingProgress
 
 
-class Learner(Protocol):
-    """What the loop asks of a trainer (`train.state.Trainer`)."""
+class LoopTrainer(Protocol):
+    """What the loop needs of a trainer (`loop.trainer.Trainer`)."""
 
-    progress: Any
-    done: bool
+    progress: TrainingProgress
 
-    def step(self) -> Any: ...
+    @property
+    def done(self) -> bool: ...
+    def step(self) -> StepReport: ...
     def skip(self) -> None: ...
     def validate(self) -> float: ...
     def state(self) -> dict[str, Any]: ...
@@ -35,50 +37,50 @@ class Intervals(Frozen):
     checkpoint_steps: int | None = None
     checkpoint_seconds: float | None = None
     milestone_steps: int | None = None
-    """Saved whatever the others say: those that stay for ever must be there."""
+    """Checkpoints that are kept forever, saved in addition to the others."""
     validation_steps: int | None = None
     asynchronous: bool = True
     """Training waits only for the copy to host memory."""
 
 
-class Ended(Frozen):
+class RunResult(Frozen):
     kind: Literal["done", "stopped"]
     step: int
     why: str = ""
 
 
-class Loop:
+class TrainingLoop:
     def __init__(
         self,
-        trainer: Learner,
+        trainer: LoopTrainer,
         checkpoints: Checkpoints,
         *,
-        guard: Guard,
-        watch: Watch,
+        guard: LossGuard,
+        logger: MetricsLogger,
         stop: StopRequest,
         intervals: Intervals,
         after_step: Callable[[], None] = lambda: None,
     ) -> None:
-        """`after_step`: for whoever else counts steps (a profiler)."""
-        self.trainer, self.checkpoints, self.guard, self.watch, self.stop = trainer, checkpoints, guard, watch, stop
+        """`after_step`: called after every good step (a profiler)."""
+        self.trainer, self.checkpoints, self.guard, self.logger, self.stop = trainer, checkpoints, guard, logger, stop
         self.intervals, self._after_step = intervals, after_step
-        self._broken: set[int] = set()
-        """First samples of steps that did not stand."""
+        self._skipped_steps: set[int] = set()
+        """First samples of steps that were rolled back."""
         self._saved_step: int | None = None
         self._saved_at = time.monotonic()
         self._failed_before = 0
 
     def resume(self, step: int | None = None) -> int:
-        """Goes on from the last checkpoint, or from that of a step; returns it."""
+        """Loads the last checkpoint, or that of a step; returns its step."""
         self._saved_step = self._load(step)
         return self._saved_step
 
-    def run(self) -> Ended:
-        if self._saved_step is None:  # something to roll back to; and whoever cannot save hears of it now
+    def run(self) -> RunResult:
+        if self._saved_step is None:  # something to roll back to; and a disk that cannot be written fails now
             self._save(wait=True)
         trainer = self.trainer
         while not trainer.done:
-            if trainer.progress.samples in self._broken:
+            if trainer.progress.samples in self._skipped_steps:
                 trainer.skip()
                 continue
             report = trainer.step()
@@ -86,22 +88,22 @@ class Loop:
             if why is not None:
                 self._roll_back(report, why)
                 continue
-            self.watch.step(trainer.progress.step, report, trainer.progress.tokens)
+            self.logger.step(trainer.progress.step, report, trainer.progress.tokens)
             self._after_step()
-            if self._between():
+            if self._after_good_step():
                 return self._end("stopped")
         return self._end("done")
 
-    def _between(self) -> bool:
-        """After a good step; whether to stop here."""
+    def _after_good_step(self) -> bool:
+        """Validation and checkpoints after a good step. Returns whether to stop."""
         step = self.trainer.progress.step
         if _due(step, self.intervals.validation_steps):
             self._validate()
         seconds = self.intervals.checkpoint_seconds
         waited = seconds is not None and time.monotonic() - self._saved_at >= seconds
-        stop, save = agreed(self.stop.reason is not None, waited)
+        stop, save = any_rank(self.stop.reason is not None, waited)
         if stop:
-            self.stop.ask("another rank was asked to stop")
+            self.stop.ask("another rank received a stop request")
         elif save or _due(step, self.intervals.checkpoint_steps) or _due(step, self.intervals.milestone_steps):
             self._save(wait=not self.intervals.asynchronous)
         return stop
@@ -109,7 +111,7 @@ class Loop:
     def _validate(self) -> None:
         progress, loss = self.trainer.progress, self.trainer.validate()
         progress.best_validation = loss if progress.best_validation is None else min(loss, progress.best_validation)
-        self.watch.validation(progress.step, loss)
+        self.logger.validation(progress.step, loss)
 
     def _save(self, wait: bool) -> None:
         step = self.trainer.progress.step
@@ -118,11 +120,11 @@ class Loop:
         self.trainer.progress.recent = self.guard.losses
         self.checkpoints.save(step, self.trainer.state(), wait=wait)
         self._saved_step, self._saved_at = step, time.monotonic()
-        self.watch.event("checkpoint_failed" if self._failed else "checkpoint", step=step)
+        self.logger.event("checkpoint_failed" if self._failed else "checkpoint", step=step)
 
     @property
     def _failed(self) -> bool:
-        """Of the last save, as far as it has come."""
+        """Whether the last save has failed so far."""
         return self.checkpoints.num_failed > self._failed_before
 
     def _load(self, step: int | None = None) -> int:
@@ -132,24 +134,24 @@ class Loop:
         self.guard.losses = self.trainer.progress.recent
         return found
 
-    def _roll_back(self, report: Any, why: str) -> None:
-        """All ranks judged alike, so all come here."""
-        self._broken.add(report.first_sample)
-        self.guard.rolled_back(why)
+    def _roll_back(self, report: StepReport, why: str) -> None:
+        """All ranks see the same loss, so all roll back together."""
+        self._skipped_steps.add(report.first_sample)
+        self.guard.record_rollback(why)
         step = self._load()
-        self.guard.repeats(report.step - 1 - step)
+        self.guard.expect_replay(report.step - 1 - step)
         self._saved_step = step
-        self.watch.event("rollback", step=report.step, to_step=step, why=why, first_sample=report.first_sample)
+        self.logger.event("rollback", step=report.step, to_step=step, why=why, first_sample=report.first_sample)
 
-    def _end(self, kind: Literal["done", "stopped"]) -> Ended:
+    def _end(self, kind: Literal["done", "stopped"]) -> RunResult:
         step = self.trainer.progress.step
         self.checkpoints.wait()
         if self._saved_step != step or self._failed:
             self._save(wait=True)
         why = self.stop.reason or ""
         if kind == "stopped":
-            self.watch.event("stop", step=step, why=why)
-        return Ended(kind=kind, step=step, why=why)
+            self.logger.event("stop", step=step, why=why)
+        return RunResult(kind=kind, step=step, why=why)
 
 
 def _due(step: int, interval: int | None) -> bool:

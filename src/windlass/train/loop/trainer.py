@@ -1,12 +1,14 @@
-"""A training run: where it is, one step of it, and all of it as a dictionary that a checkpoint holds.
+"""What trainers have in common: progress, one optimizer step, validation, and the state that a checkpoint holds.
 
-The dictionary has whole tensors under our names wherever one rank has them, and pieces that say where they belong elsewhere; so it does
-not tell how the run was split. Knows no files, no terminal and no clock but that of a step.
+The state has tensors under our names: whole ones where one rank has all of them, else shards with their offsets. So it does not depend
+on how the run was split, nor on the engine. Knows no files and no terminal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from math import isfinite
 from time import perf_counter
 from typing import Any
 
@@ -14,59 +16,25 @@ import msgspec
 import torch
 from torch import Tensor
 
-from windlass.core.recipe.sections import Loss, Optimizer, ScheduleSection
+from windlass.core.recipe.sections import LossSection, OptimizerSection, ScheduleSection
 from windlass.errors import BadCheckpoint, BadInput
-from windlass.train.model.balance import correct, watch_all
-from windlass.train.model.model import Trained
-from windlass.train.optim.master_weights import Masters
-from windlass.train.optim.optimizer import Optimizers, scale_gradients, squared_norm
-from windlass.train.optim.schedule import rate
-from windlass.train.params.layout import Slab
-from windlass.train.params.shards import whole_or_piece
-from windlass.train.step import Ahead, Alone, Prepared, on_device, own_samples, prepare
+from windlass.train.data.batches import Batches
+from windlass.train.model.balance import attach_balancers, update_biases
+from windlass.train.model.model import MicroBatch, TrainingModel
+from windlass.train.optim.schedule import lr_factor
+from windlass.train.params.layout import ParameterLayout
+from windlass.train.progress import StepReport, TrainingProgress
+from windlass.train.step import PreparedStep, SingleRank, StepLosses, prepare, rank_samples, to_device
+
+TensorsByName = dict[str, Any]
 
 
-class Progress(msgspec.Struct):
-    step: int = 0
-    """Optimizer steps that are done."""
-    samples: int = 0
-    """Number of the next sample."""
-    tokens: int = 0
-    """That were learned from."""
-    seed: int = 0
-    skipped: list[tuple[int, int]] = []
-    """Samples (first, behind the last) that were left out: they broke the run once."""
-    best_validation: float | None = None
-    recent: list[float] = []
-    """Losses that the next are judged by (`guard`), so that a run that goes on judges alike."""
+class TrainerSettings(msgspec.Struct, frozen=True):
+    """What a trainer needs of a recipe, with all defaults resolved."""
 
-
-class StepReport(msgspec.Struct, frozen=True):
-    step: int
-    """Steps that are done, this one included."""
-    loss: float
-    """Mean cross-entropy of the step's targets."""
-    grad_norm: float
-    """Before clipping."""
-    lr: float
-    tokens: int
-    """Of this step, on all ranks."""
-    seconds: float
-    expert_load: list[list[int]]
-    """[routed layers, experts]: how often each was chosen, on all ranks."""
-    parts: dict[str, float]
-    """What else was learned: `mtp`, `balance`, `router_z`, each as it is before its weight."""
-    first_sample: int
-    applied: bool
-    """False: the gradient was no number, and the weights were left alone."""
-
-
-class Settings(msgspec.Struct, frozen=True):
-    """What a trainer needs of a recipe, with nothing left to choose."""
-
-    optimizer: Optimizer
+    optimizer: OptimizerSection
     schedule: ScheduleSection
-    loss: Loss
+    loss: LossSection
     global_batch: int
     micro_batch: int
     num_steps: int
@@ -74,72 +42,81 @@ class Settings(msgspec.Struct, frozen=True):
     seed: int = 0
 
 
-class Trainer:
-    def __init__(
-        self,
-        model: Trained,
-        slabs: Mapping[str, Slab],
-        masters: Masters,
-        batches: Any,
-        settings: Settings,
-        *,
-        ranks: Any = None,
-        held_out: Any = None,
-        flops_per_token: float = 0.0,
-    ) -> None:
-        """`slabs`: of every parameter and correction, by its name in the model. `batches` and `held_out`: train.data.Batches."""
-        self.model, self.slabs, self.masters, self.settings = model, slabs, masters, settings
-        self.batches, self.held_out, self.ranks = batches, held_out, ranks or Alone()
-        self.optimizer = Optimizers(settings.optimizer, masters.of, slabs)
-        self.frame, self.watches = watch_all(model, settings.loss)
-        self.progress = Progress(seed=settings.seed)
-        self.flops_per_token = flops_per_token
-        """Counted as plans count them."""
-        self.device = next(iter(masters.of.values())).device
-        self._share = own_samples(0, settings.global_batch, self.ranks.dp_rank, self.ranks.dp_size)
-        _check_batch(settings, self.ranks.dp_size)
-        self._ahead = Ahead(self._prepare)
+class TrainerParts(msgspec.Struct, frozen=True):
+    """What every trainer is built from."""
 
-    # --- learning
+    model: TrainingModel
+    layouts: Mapping[str, ParameterLayout]
+    """Of every trained parameter and router bias, by its name in the model."""
+    batches: Batches
+    settings: TrainerSettings
+    ranks: SingleRank
+    held_out: Batches | None = None
+    flops_per_token: float = 0.0
+    """As the planner counts them."""
+
+
+class Trainer(ABC):
+    """The engine-independent half of a trainer. `TorchTrainer` and `DeepspeedTrainer` update the weights."""
+
+    def __init__(self, parts: TrainerParts, device: torch.device) -> None:
+        self.model, self.layouts, self.settings, self.ranks = parts.model, parts.layouts, parts.settings, parts.ranks
+        self.batches, self.held_out, self.flops_per_token = parts.batches, parts.held_out, parts.flops_per_token
+        self.device = device
+        self.balance, self.balancers = attach_balancers(self.model, self.settings.loss)
+        self.progress = TrainingProgress(seed=self.settings.seed)
+        _check_batch(self.settings, self.ranks.dp_size)
+
+    # --- of an engine
+
+    @abstractmethod
+    def _update(self, first: int, lr: float) -> tuple[StepLosses, float]:
+        """Trains on the step whose first sample is `first`. Returns the losses and the gradient norm; not finite: not applied."""
+
+    @abstractmethod
+    def _evaluate(self, micros: Sequence[MicroBatch]) -> Tensor:
+        """Sum of this rank's cross-entropy, without training."""
+
+    @abstractmethod
+    def _tensors(self) -> tuple[TensorsByName, dict[str, TensorsByName]]:
+        """Model tensors and optimizer states by kind, under our names."""
+
+    @abstractmethod
+    def _load_tensors(self, state: dict[str, Any]) -> None: ...
+
+    @property
+    @abstractmethod
+    def _optimizer_steps(self) -> int: ...
+
+    # --- training
 
     @property
     def lr(self) -> float:
-        """Of the next step."""
-        return self.settings.optimizer.lr * rate(self.settings.schedule, self.progress.step, self.settings.num_steps)
+        """Learning rate of the next step."""
+        return self.settings.optimizer.lr * lr_factor(self.settings.schedule, self.progress.step, self.settings.num_steps)
 
     @property
     def done(self) -> bool:
         return self.progress.step >= self.settings.num_steps
 
     def step(self) -> StepReport:
-        began, settings, first = perf_counter(), self.settings, self.progress.samples
-        lr = self.lr
-        self._start()
-        prepared = self._ahead.take(first, first + settings.global_batch)
-        sums = self.ranks.run(self.model, on_device(prepared, self.ranks, self.device))
-        self.ranks.finish(self.masters.of)
-        norm = self._clip()
-        applied = bool(torch.isfinite(norm))
+        began, first, lr = perf_counter(), self.progress.samples, self.lr
+        self._start_step()
+        losses, norm = self._update(first, lr)
+        applied = isfinite(norm)
+        loads = self._expert_loads()
         if applied:
-            self.optimizer.step(lr)
-            self.masters.refresh()
-        self.optimizer.zero_grad()
-        loads = self._loads()
-        if applied:
-            correct(self.watches, loads, settings.loss.bias_rate)
-        tokens = settings.global_batch * self.batches.sequence_length
-        entropy, parts = self._told(sums)
-        self.progress.step += 1
-        self.progress.samples = first + settings.global_batch
-        self.progress.tokens += tokens
+            update_biases(self.balancers, loads, self.settings.loss.bias_rate)
+        entropy, parts = self._reduced_losses(losses)
+        tokens = self._advance()
         return StepReport(
             step=self.progress.step,
             loss=entropy,
-            grad_norm=float(norm),
+            grad_norm=norm,
             lr=lr,
             tokens=tokens,
             seconds=perf_counter() - began,
-            expert_load=[load.tolist() for load in self.ranks.routed(loads)],
+            expert_load=[load.tolist() for load in self.ranks.gather_loads(loads)],
             parts=parts,
             first_sample=first,
             applied=applied,
@@ -148,106 +125,93 @@ class Trainer:
     def validate(self) -> float:
         """Mean cross-entropy of held-out samples, always the same ones."""
         if self.held_out is None:
-            raise BadInput("there is no held-out data to look at: prepare it with `windlass train data --validation`")
-        size = self.ranks.dp_size
-        count = -(-self.settings.validation_samples // (size * self.settings.micro_batch)) * self.settings.micro_batch
-        self._start()
-        prepared = prepare(self.held_out, self.ranks.dp_rank * count, count, self.settings.micro_batch, self._guesses)
-        said = self.ranks.look(self.model, on_device(prepared, self.ranks, self.device))
-        return float(self.ranks.told(said))
+            raise BadInput("there is no held-out data: prepare the data with `windlass train data --validation 0.01`")
+        micro_batch, ranks = self.settings.micro_batch, self.ranks
+        count = -(-self.settings.validation_samples // (ranks.dp_size * micro_batch)) * micro_batch
+        self._start_step()
+        prepared = prepare(self.held_out, ranks.dp_rank * count, count, micro_batch, self._has_mtp)
+        entropy = self._evaluate(to_device(prepared, ranks, self.device))
+        return float(ranks.sum_over_data_and_stages(entropy))
 
     def skip(self) -> None:
-        """The next step's samples are left out: they broke it."""
+        """Skips the next step's samples."""
         first = self.progress.samples
         self.progress.samples = first + self.settings.global_batch
         self.progress.skipped.append((first, self.progress.samples))
 
-    def _start(self) -> None:
-        self.frame.length, self.frame.num_samples = self.batches.sequence_length, self.settings.global_batch
-        self.frame.owns_losses = self.ranks.owns_losses
-        for watch in self.watches:
-            watch.start_step()
+    def _start_step(self) -> None:
+        self.balance.length, self.balance.num_samples = self.batches.sequence_length, self.settings.global_batch
+        self.balance.owns_losses = self.ranks.owns_losses
+        for balancer in self.balancers:
+            balancer.start_step()
+
+    def _prepare(self, first: int) -> PreparedStep:
+        """This rank's samples of the step that begins at `first`."""
+        start, count = rank_samples(first, self.settings.global_batch, self.ranks.dp_rank, self.ranks.dp_size)
+        return prepare(self.batches, start, count, self.settings.micro_batch, self._has_mtp)
 
     @property
-    def _guesses(self) -> bool:
-        return self.model.next_token is not None
+    def _has_mtp(self) -> bool:
+        return self.model.mtp is not None
 
-    def _prepare(self, first: int) -> Prepared:
-        """This rank's samples of the step that begins at `first`."""
-        offset, count = self._share
-        return prepare(self.batches, first + offset, count, self.settings.micro_batch, self._guesses)
+    def _advance(self) -> int:
+        tokens = self.settings.global_batch * self.batches.sequence_length
+        self.progress.step += 1
+        self.progress.samples += self.settings.global_batch
+        self.progress.tokens += tokens
+        return tokens
 
-    def _clip(self) -> Tensor:
-        """The norm over all weights of all ranks; where it is too long, gradients are made shorter, alike everywhere."""
-        held = self.masters.of.items()
-        shares = ((parameter.grad, self.ranks.share(name)) for name, parameter in held if parameter.grad is not None)
-        norm = self.ranks.summed_over_all(squared_norm(shares)).sqrt()
-        limit = self.settings.optimizer.clip
-        if limit is not None:
-            scale_gradients(self.masters.of.values(), (limit / (norm + 1e-6)).clamp(max=1.0))
-        return norm
-
-    def _loads(self) -> list[Tensor]:
-        if not self.watches:
+    def _expert_loads(self) -> list[Tensor]:
+        if not self.balancers:
             return []
-        return list(self.ranks.summed(torch.stack([watch.load for watch in self.watches])))
+        return list(self.ranks.sum_over_data(torch.stack([balancer.load for balancer in self.balancers])))
 
-    def _told(self, sums: Any) -> tuple[float, dict[str, float]]:
-        """Numbers of all ranks, asked of the device once."""
-        wide, none = sums.entropy.dtype, torch.zeros_like(sums.entropy)
-        balance, z = (sum((getattr(watch, name).to(wide) for watch in self.watches), none) for name in ("balance", "z"))
-        counted = none + len(self.watches) / self.ranks.dp_size
-        ahead = none if sums.ahead is None else sums.ahead
-        entropy, *rest, layers = self.ranks.told(torch.stack([sums.entropy, ahead, balance, z, counted])).tolist()
-        parts = {"mtp": rest[0]} if self.model.next_token is not None else {}
+    def _reduced_losses(self, losses: StepLosses) -> tuple[float, dict[str, float]]:
+        """Cross-entropy and auxiliary losses over all ranks, in one reduction and one device synchronization."""
+        zero = torch.zeros_like(losses.entropy)
+        balance, z = (sum((getattr(one, name).to(zero.dtype) for one in self.balancers), zero) for name in ("balance", "z"))
+        counted = zero + len(self.balancers) / self.ranks.dp_size
+        mtp = zero if losses.mtp is None else losses.mtp
+        summed = self.ranks.sum_over_data_and_stages(torch.stack([losses.entropy, mtp, balance, z, counted]))
+        entropy, mtp_loss, balance_loss, z_loss, layers = summed.tolist()
+        parts = {"mtp": mtp_loss} if self._has_mtp else {}
         if layers and (self.settings.loss.balance or self.settings.loss.router_z):
-            parts |= {"balance": rest[1] / layers, "router_z": rest[2] / layers}
+            parts |= {"balance": balance_loss / layers, "router_z": z_loss / layers}
         return entropy, parts
 
-    # --- as a dictionary
+    # --- checkpoint state
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint to hold, or to be filled from one in place; then `load` takes what is not a tensor."""
-        model: dict[str, Any] = {}
-        for name, parameter in self.masters.of.items():
-            self._put(model, name, parameter)
-        for name, buffer in self.model.named_buffers():
-            if name in self.slabs:
-                self._put(model, name, buffer)
-        optimizer: dict[str, dict[str, Any]] = {}
-        for kind, tensors in self.optimizer.states().items():
-            held: dict[str, Any] = optimizer.setdefault(kind, {})
-            for name, tensor in tensors.items():
-                self._put(held, name, tensor)
+        """For a checkpoint to save, or to load into in place; `load` then takes what is not a tensor. All ranks call it together."""
+        model, optimizer = self._tensors()
         return {
             "model": model,
             "optimizer": optimizer,
-            "optimizer_steps": self.optimizer.num_steps(),
+            "optimizer_steps": self._optimizer_steps,
             "progress": msgspec.json.encode(self.progress).decode(),
             "rng": {str(self.ranks.rank): random_state(self.device)},
         }
 
+    def _saved_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """Router biases."""
+        return ((name, buffer) for name, buffer in self.model.named_buffers() if name in self.layouts)
+
     def load(self, state: dict[str, Any]) -> None:
-        """After a checkpoint has filled what `state` gave: tensors are in place, the rest is taken from here."""
+        """After a checkpoint was loaded into `state()`."""
         try:
-            self.progress = msgspec.json.decode(state["progress"], type=Progress)
+            self.progress = msgspec.json.decode(state["progress"], type=TrainingProgress)
         except (KeyError, TypeError, msgspec.DecodeError) as error:
             raise BadCheckpoint(f"its progress cannot be read: {error}") from None
-        self.optimizer.set_steps(int(state["optimizer_steps"]))
-        self.masters.refresh()
+        self._load_tensors(state)
         restore_random_state(state["rng"].get(str(self.ranks.rank)), self.device)
 
-    def _put(self, into: dict[str, Any], name: str, tensor: Tensor) -> None:
-        for part, view in self.ranks.places(self.slabs[name], tensor.detach()):
-            into[part.name] = whole_or_piece(part, view, self.ranks.owned(part))
 
-
-def _check_batch(settings: Settings, dp_size: int) -> None:
-    whole = dp_size * settings.micro_batch
-    if settings.global_batch % whole:
+def _check_batch(settings: TrainerSettings, dp_size: int) -> None:
+    unit = dp_size * settings.micro_batch
+    if settings.global_batch % unit:
         raise BadInput(
-            f"batch.global_batch {settings.global_batch} cannot be shared out: {dp_size} data-parallel ranks take micro-batches of"
-            f" {settings.micro_batch}, so it must be a multiple of {whole}"
+            f"batch.global_batch {settings.global_batch} is not a multiple of {unit}:"
+            f" {dp_size} data-parallel ranks x micro-batch {settings.micro_batch}"
         )
 
 
@@ -257,7 +221,7 @@ def random_state(device: torch.device) -> dict[str, Tensor]:
 
 
 def restore_random_state(state: Mapping[str, Tensor] | None, device: torch.device) -> None:
-    """A rank that the saving run did not have begins its own."""
+    """A rank that the saving run did not have keeps its own state."""
     if not state:
         return
     torch.set_rng_state(state["cpu"].cpu())

@@ -1,1 +1,1 @@
-"""The decoder with gradients: losses, packed rows, initial weights, LoRA, expert load balancing."""
+"""The decoder for training: losses, packed rows, initial weights, LoRA, expert load balancing."""

@@ -1,6 +1,6 @@
-"""FLOPs of a token of training, and what part of a device's peak a rate of tokens is. Counted as plans count them. Pure.
+"""Training FLOPs per token and model FLOPs utilization, counted as in plans. Pure.
 
-6 (active parameters - input table) + 6 layers heads head_dim s, causal attention counted once; nothing that is computed again.
+6 (active parameters - embeddings) + 6 layers heads head_dim s: causal attention counted once, recomputation not counted.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""First weights of a model that will learn (core.ports.Weights): drawn at random, or read from a checkpoint. This rank's slices of them.
+"""Initial weights of a model to train (core.ports.Weights): random, or from a checkpoint. Only this rank's slices.
 
-A number depends on the seed and on its tensor's name alone, so however a model is split it begins as the same one. What is given out
-is remembered as slabs, by which checkpoints and gradients find our tensors in parameters again.
+Random values depend only on the seed and the tensor's name, so a model starts the same however it is split. The layout of every tensor
+handed out is kept, so that checkpoints and gradients find our tensors in the parameters.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from torch import Tensor
 from windlass.core.model import ModelSpec
 from windlass.core.rule import Role, Rule
 from windlass.errors import UnknownName
-from windlass.train.params.layout import Part, Slab
+from windlass.train.params.layout import ParameterLayout, TensorSlice
 from windlass.weights.load.dense import load_dense, load_vector
-from windlass.weights.source import Opened, check_runnable
-from windlass.weights.tensors.names import Named
-from windlass.weights.tensors.parts import Share, part_at
-from windlass.weights.tensors.readers import Ours
+from windlass.weights.source import OpenedModel, check_runnable
+from windlass.weights.tensors.readers import ModelTensor
+from windlass.weights.tensors.shards import RankShare, shard_of
+from windlass.weights.tensors.tensor_index import TensorIndex
 
 DEVIATION = 0.02
-"""Of all matrices; those that end a half layer are divided by the root of twice the layers (GPT-2, section 2.3)."""
+"""Standard deviation of matrices; output projections are divided by sqrt(2 * layers) (GPT-2, section 2.3)."""
 
 
-class FirstWeights:
-    """At random: matrices normal, norms one, everything else nought."""
+class InitialWeights:
+    """Random: matrices normal, norms one, everything else zero."""
 
     tiled = False
 
@@ -39,18 +39,18 @@ class FirstWeights:
         rules: tuple[Rule, ...],
         *,
         seed: int = 0,
-        share: Share | None = None,
+        share: RankShare | None = None,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         held_dtype: torch.dtype = torch.float32,
     ) -> None:
-        """`dtype` is of activations, `held_dtype` of what learns."""
+        """`dtype`: of activations; `held_dtype`: of the trained weights."""
         check_runnable(spec)
         self.spec, self.device, self.dtype, self.held_dtype = spec, torch.device(device), dtype, held_dtype
-        self._named, self._seed, self._share = Named(rules), seed, share or Share()
+        self._named, self._seed, self._share = TensorIndex(rules), seed, share or RankShare()
         self._embedding: Tensor | None = None
-        self.slabs: dict[int, Slab] = {}
-        """By the address of what was given out."""
+        self.layouts: dict[int, ParameterLayout] = {}
+        """By the address of the tensor handed out."""
 
     # --- core.ports.Weights
 
@@ -80,13 +80,13 @@ class FirstWeights:
             return None
         return self._expert_stack(layer, parts, "bias")
 
-    # --- how
+    # --- making tensors
 
-    def _stacked(self, wanted: Sequence[Ours]) -> Tensor:
+    def _stacked(self, wanted: Sequence[ModelTensor]) -> Tensor:
         made = torch.cat([self._values(ours) for ours in wanted])
-        parts = tuple(Part(ours.name, ours.shape, self._share.slices(ours.rule)) for ours in wanted)
+        parts = tuple(TensorSlice(ours.name, ours.shape, self._share.slices(ours.rule)) for ours in wanted)
         learns = not wanted[0].name.endswith(".router.correction")
-        return self._given(made, Slab(parts, 0), learns)
+        return self._given(made, ParameterLayout(parts, 0), learns)
 
     def _expert_stack(self, layer: int, parts: Sequence[str], kind: str) -> Tensor:
         found = [self._named.expert_rule(layer, part, kind) for part in parts]
@@ -95,29 +95,30 @@ class FirstWeights:
             raise UnknownName("expert tensor", f"layers.{layer} {' '.join(parts)} {kind}", ["gate", "up", "down"])
         experts = self._share.experts(rules[0].num_experts)
         made = [
-            torch.cat([self._values(Ours(rule=rule, layer=layer, expert=expert)) for rule in rules]) for expert in range(*experts)
+            torch.cat([self._values(ModelTensor(rule=rule, layer=layer, expert=expert)) for rule in rules])
+            for expert in range(*experts)
         ]
         held = tuple(
-            Part(
+            TensorSlice(
                 rule.ours.format(layer=layer, expert="*").replace(".*.", "."),
                 (rule.num_experts, *rule.shape),
                 (experts, *self._share.slices(rule)),
             )
             for rule in rules
         )
-        return self._given(torch.stack(made), Slab(held, 1), True)
+        return self._given(torch.stack(made), ParameterLayout(held, 1), True)
 
-    def _given(self, made: Tensor, slab: Slab, learns: bool) -> Tensor:
+    def _given(self, made: Tensor, layout: ParameterLayout, learns: bool) -> Tensor:
         made = made.contiguous().requires_grad_(learns)
-        self.slabs[made.data_ptr()] = slab
+        self.layouts[made.data_ptr()] = layout
         return made
 
-    def _values(self, ours: Ours) -> Tensor:
+    def _values(self, ours: ModelTensor) -> Tensor:
         """This rank's slice of one of our tensors."""
         held = tuple(slice(*interval) for interval in self._share.slices(ours.rule))
         return self._drawn(ours)[held].to(self.held_dtype)
 
-    def _drawn(self, ours: Ours) -> Tensor:
+    def _drawn(self, ours: ModelTensor) -> Tensor:
         if ours.rule.role is Role.VECTOR:
             is_norm = ours.rule.ours.endswith("norm.weight")
             return torch.full(ours.shape, 1.0 if is_norm else 0.0, device=self.device)
@@ -127,18 +128,18 @@ class FirstWeights:
         return torch.randn(ours.shape, device=self.device, generator=source).mul_(deviation)
 
 
-class LoadedWeights(FirstWeights):
-    """From a checkpoint of whatever format. What it may lack (the layer that guesses ahead) is drawn."""
+class LoadedWeights(InitialWeights):
+    """From a checkpoint of any supported format. What it lacks (an MTP layer) is random."""
 
-    def __init__(self, opened: Opened, **how: Any) -> None:
-        super().__init__(opened.spec, opened.rules, **how)
+    def __init__(self, opened: OpenedModel, **options: Any) -> None:
+        super().__init__(opened.spec, opened.rules, **options)
         self._opened = opened
 
-    def _values(self, ours: Ours) -> Tensor:
-        place = self._opened.places.get(ours.name)
+    def _values(self, ours: ModelTensor) -> Tensor:
+        place = self._opened.locations.get(ours.name)
         if place is None:
             return super()._values(ours)
-        part = part_at(ours, place, self._share)
+        part = shard_of(ours, place, self._share)
         if len(ours.shape) == 1:
             return load_vector(self._opened.store, [part], self.held_dtype, self.device)
         return load_dense(self._opened.store, [[part]], self.held_dtype, self.device)[0]

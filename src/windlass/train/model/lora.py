@@ -1,7 +1,7 @@
-"""Adapters beside frozen weights, packed or plain (LoRA, arXiv 2106.09685; on packed ones QLoRA, arXiv 2305.14314).
+"""LoRA adapters on frozen weights (arXiv 2106.09685); on quantized ones QLoRA (arXiv 2305.14314).
 
-Each of our matrices W that is a target becomes W + (alpha / rank) B A, where only A [rank, in] and B [out, rank] learn; B begins at
-nought, so the model begins as it was. Packed numbers are unpacked where they are needed and never kept. Knows no files.
+Each target matrix W becomes W + (alpha / rank) B A, where only A [rank, in] and B [out, rank] are trained; B starts at zero, so the
+model starts unchanged. Quantized weights are dequantized on use and never kept. Knows no files.
 """
 
 from __future__ import annotations
@@ -9,26 +9,26 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator
 from math import sqrt
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from windlass.core.recipe.sections import Lora
+from windlass.core.recipe.sections import LoraSection
 from windlass.errors import BadInput
 from windlass.kernels.ops.activate import activate
-from windlass.kernels.ops.experts import _product as frozen_product
+from windlass.kernels.ops.experts import expert_product as frozen_product
 from windlass.nn.feed_forward import FeedForward
 from windlass.nn.linear import Linear
-from windlass.nn.mixers.attention import Attention
-from windlass.nn.mixers.latent import LatentAttention
+from windlass.nn.mixers.attention import AttentionMixer
+from windlass.nn.mixers.latent import LatentAttentionMixer
 from windlass.nn.moe import Experts, MixtureOfExperts
-from windlass.train.model.model import Trained
-from windlass.train.params.layout import Part, Slab
+from windlass.train.model.model import TrainingModel
+from windlass.train.params.layout import ParameterLayout, TensorSlice
 
 
 class Adapter(nn.Module):
-    """B A, of one matrix or of every expert's."""
+    """B A for one matrix, or for all experts."""
 
     def __init__(self, name: str, shape: tuple[int, ...], rank: int, like: Tensor, seed: int) -> None:
         """`shape`: [.., out, in]"""
@@ -36,7 +36,7 @@ class Adapter(nn.Module):
         self.name = name
         *many, out, into = shape
         source = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
-        first = (torch.rand(*many, rank, into, generator=source) * 2 - 1) / sqrt(into)  # as PEFT draws it
+        first = (torch.rand(*many, rank, into, generator=source) * 2 - 1) / sqrt(into)  # as in PEFT
         self.a = nn.Parameter(first.to(like))
         self.b = nn.Parameter(torch.zeros(*many, out, rank).to(like))
 
@@ -46,7 +46,7 @@ class Adapter(nn.Module):
 
 
 class AdaptedLinear(nn.Module):
-    """In the place of nn.linear.Linear, which may be several of our matrices below each other."""
+    """Replaces nn.linear.Linear, which may be several fused matrices."""
 
     def __init__(self, base: Linear, adapters: list[Adapter], scale: float) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class AdaptedLinear(nn.Module):
 
 
 class AdaptedExperts(nn.Module):
-    """In the place of nn.moe.Experts. Adapters act before the activation too, so experts are gone through one by one."""
+    """Replaces nn.moe.Experts. Adapters act before the activation too, so experts run one by one."""
 
     def __init__(self, base: Experts, adapters: dict[str, Adapter], scale: float) -> None:
         super().__init__()
@@ -67,16 +67,16 @@ class AdaptedExperts(nn.Module):
     def forward(self, x: Tensor, ids: Tensor, shares: Tensor, add: Tensor | None = None) -> Tensor:
         chosen = ids.flatten().long()
         order = chosen.argsort(stable=True)
-        rows, first, said = order // ids.shape[1], 0, [x[:0]]
+        rows, first, outputs = order // ids.shape[1], 0, [x[:0]]
         for expert, count in enumerate(chosen.bincount().tolist()):
             if count:
-                said.append(self._said(x[rows[first : first + count]], expert))
+                outputs.append(self._expert(x[rows[first : first + count]], expert))
                 first += count
-        weighed = torch.cat(said) * shares.flatten()[order, None].to(x.dtype)
-        total = torch.zeros_like(x).index_add(0, rows, weighed)
+        weighted = torch.cat(outputs) * shares.flatten()[order, None].to(x.dtype)
+        total = torch.zeros_like(x).index_add(0, rows, weighted)
         return total if add is None else total + add
 
-    def _said(self, x: Tensor, expert: int) -> Tensor:
+    def _expert(self, x: Tensor, expert: int) -> Tensor:
         base, adapters = self.base, self.adapters
         inner = frozen_product(x, base.gate_up, base.gate_up_bias, expert)
         more = torch.cat((adapters["gate"](x, expert), adapters["up"](x, expert)), dim=-1)
@@ -84,45 +84,45 @@ class AdaptedExperts(nn.Module):
         return frozen_product(hidden, base.down, base.down_bias, expert) + self.scale * adapters["down"](hidden, expert)
 
 
-def adapt(model: Trained, section: Lora, seed: int, dtype: torch.dtype) -> dict[str, Slab]:
-    """Freezes the model and puts adapters beside its targets. The slabs of what learns, by parameter."""
+def add_adapters(model: TrainingModel, section: LoraSection, seed: int, dtype: torch.dtype) -> dict[str, ParameterLayout]:
+    """Freezes the model and adds adapters to its targets. Returns the layouts of the trained parameters."""
     assert section.rank is not None
     model.requires_grad_(False)
     device = next(model.buffers(), torch.zeros(0)).device
-    make = _Maker(section, seed, torch.empty(0, dtype=dtype, device=device))
+    builder = _AdapterBuilder(section, seed, torch.empty(0, dtype=dtype, device=device))
     first = model.decoder.shard.layers(model.decoder.spec)[0]
     for number, layer in enumerate(model.decoder.layers):
         name = f"layers.{first + number}"
         if "attention" in section.targets:
-            make.attention(layer.mixer, f"{name}.mixer")
-        make.feed_forward(layer, f"{name}.ffn")
-    slabs = {
-        name: Slab((Part(f"{_owner(model, name)}.lora_{name[-1]}.weight", tuple(parameter.shape), _all(parameter)),), 0)
+            builder.attention(layer.mixer, f"{name}.mixer")
+        builder.feed_forward(layer, f"{name}.ffn")
+    layouts = {
+        name: ParameterLayout(
+            (TensorSlice(f"{_owner(model, name)}.lora_{name[-1]}.weight", tuple(parameter.shape), _all(parameter)),), 0
+        )
         for name, parameter in model.named_parameters()
         if parameter.requires_grad
     }
-    if not slabs:
+    if not layouts:
         raise BadInput(
-            f"lora.targets ({', '.join(section.targets) or 'none'}) names nothing that this model has: nothing would learn"
+            f"lora.targets ({', '.join(section.targets) or 'none'}) match nothing in this model: nothing would be trained"
         )
-    return slabs
+    return layouts
 
 
-class _Maker:
-    def __init__(self, section: Lora, seed: int, like: Tensor) -> None:
+class _AdapterBuilder:
+    def __init__(self, section: LoraSection, seed: int, like: Tensor) -> None:
         assert section.rank is not None
         self.section, self.seed, self.like, self.scale = section, seed, like, section.alpha / section.rank
 
     def attention(self, mixer: Any, name: str) -> None:
-        if isinstance(mixer, Attention):
+        if isinstance(mixer, AttentionMixer):
             heads, kv = mixer.num_heads * mixer.head_dim, mixer.num_kv_heads * mixer.head_dim
             mixer.qkv = self.linear(mixer.qkv, (f"{name}.q", heads), (f"{name}.k", kv), (f"{name}.v", kv))
-        elif isinstance(mixer, LatentAttention):
+        elif isinstance(mixer, LatentAttentionMixer):
             if isinstance(mixer.q, nn.Sequential):
-                mixer.q[0], mixer.q[2] = (
-                    self.linear(mixer.q[0], (f"{name}.q_a", None)),
-                    self.linear(mixer.q[2], (f"{name}.q_b", None)),
-                )
+                down, _, up = cast("tuple[Linear, nn.Module, Linear]", tuple(mixer.q))
+                mixer.q[0], mixer.q[2] = self.linear(down, (f"{name}.q_a", None)), self.linear(up, (f"{name}.q_b", None))
             else:
                 mixer.q = self.linear(mixer.q, (f"{name}.q", None))
             mixer.kv = self.linear(mixer.kv, (f"{name}.kv_a", None))
@@ -163,7 +163,7 @@ def adapters(model: nn.Module) -> Iterator[Adapter]:
 
 
 def _owner(model: nn.Module, parameter: str) -> str:
-    """Our name of the matrix that a parameter of an adapter belongs to."""
+    """Our name of the matrix that an adapter parameter belongs to."""
     owner = model.get_submodule(parameter.rpartition(".")[0])
     assert isinstance(owner, Adapter)
     return owner.name
@@ -174,5 +174,5 @@ def _all(parameter: Tensor) -> tuple[tuple[int, int], ...]:
 
 
 def _shape(matrix: Any) -> tuple[int, int]:
-    """[out, in], of each where there are several."""
+    """[out, in] of each matrix."""
     return (matrix.shape[-2], matrix.shape[-1])

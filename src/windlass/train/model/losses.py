@@ -1,7 +1,7 @@
-"""Cross-entropy of the next token, straight from the hidden rows: logits of a slice at a time, never all of them.
+"""Fused head and cross-entropy, computed in chunks of rows, so that the full logits are never materialized.
 
-Each slice's logits are turned into their own gradient while they are there (the loss is linear in the end), so neither logits nor
-probabilities are kept, and nothing is computed twice. Knows no layers.
+The gradient of a chunk is computed with its logits in the forward pass, so neither logits nor probabilities are kept and nothing is
+recomputed.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from windlass.kernels.ops.linear import Matrix
+from windlass.kernels.packing.matrix import WeightMatrix
 from windlass.kernels.precision import widened
 from windlass.kernels.torch_compile import chain
 from windlass.train.model.packing import IGNORED
 
 SLICE_LOGITS = 2**28
-"""Elements of a slice: half a gigabyte in 16 bits, with rows enough for a product at full speed."""
+"""Logits per chunk: half a gigabyte in 16 bits, with enough rows for an efficient matmul."""
 
 
-def head_loss(hidden: Tensor, head: Matrix, targets: Tensor, z: float = 0.0) -> tuple[Tensor, Tensor]:
-    """(sum over rows of cross-entropy + z * log(denominator)^2, the cross-entropy alone without gradient).
+def head_loss(hidden: Tensor, head: WeightMatrix, targets: Tensor, z: float = 0.0) -> tuple[Tensor, Tensor]:
+    """(sum over rows of cross-entropy + z * log(denominator)^2, cross-entropy only, without gradient).
 
-    hidden [rows, width], head [vocabulary, width], targets [rows]; rows whose target is IGNORED count for nothing.
+    hidden [rows, width], head [vocabulary, width], targets [rows]; rows whose target is IGNORED are left out.
     """
     matrix = head.to(hidden.dtype) if isinstance(head, Tensor) else head.dense(dtype=hidden.dtype)
     total, entropy = HeadLoss.apply(hidden, matrix, targets, z)
@@ -41,8 +41,8 @@ class HeadLoss(torch.autograd.Function):
         rows = max(1, SLICE_LOGITS // head.shape[0])
         for first in range(0, hidden.shape[0], rows):
             some = slice(first, first + rows)
-            objective, said, gradient = _slice(hidden[some] @ head.t(), targets[some], z)
-            total, entropy = total + objective, entropy + said
+            objective, chunk_entropy, gradient = _slice(hidden[some] @ head.t(), targets[some], z)
+            total, entropy = total + objective, entropy + chunk_entropy
             if of_hidden is not None:
                 torch.mm(gradient, head, out=of_hidden[some])
             if of_head is not None:
@@ -59,7 +59,7 @@ class HeadLoss(torch.autograd.Function):
 
 @chain
 def _slice(logits: Tensor, targets: Tensor, z: float) -> tuple[Tensor, Tensor, Tensor]:
-    """The objective, the cross-entropy, and the objective's gradient by the logits."""
+    """The objective, the cross-entropy, and the objective's gradient with respect to the logits."""
     wide = widened(logits)
     learned = (targets != IGNORED)[:, None].to(wide.dtype)
     chosen = targets.clamp(min=0)[:, None]

@@ -1,6 +1,6 @@
-"""The decoder as it learns: packed rows in, losses out. Any part of it: the whole, a rank's slices, a stage of layers.
+"""The decoder for training: packed rows in, losses out; whole, tensor-parallel or a pipeline stage.
 
-Layers are run one by one, so that what is between them can be kept, or computed again. Knows no optimizer and no ranks.
+Runs layer by layer, with optional activation checkpointing. Knows no optimizer and no ranks.
 """
 
 from __future__ import annotations
@@ -16,103 +16,105 @@ from torch.utils import checkpoint
 
 from windlass.core.model import ModelSpec
 from windlass.core.ports import Weights
-from windlass.core.recipe.recipe import Recompute
-from windlass.core.recipe.sections import Loss
+from windlass.core.recipe.sections import LossSection, Recompute
 from windlass.kernels.step import Step
 from windlass.nn import Decoder
-from windlass.nn.layer import Layer
+from windlass.nn.layer import DecoderLayer
 from windlass.nn.linear import Linear
 from windlass.nn.mixers.positions import Rotary
-from windlass.nn.norm import Norm
-from windlass.nn.parallel.shard import WHOLE, Shard
+from windlass.nn.norm import NormLayer
+from windlass.nn.parallel.shard import WHOLE, ModelShard
 from windlass.train.model.losses import head_loss
 
-HeadLoss = Callable[[Tensor, Any, Tensor, float], tuple[Tensor, Tensor]]
+HeadLossFunction = Callable[[Tensor, Any, Tensor, float], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
-class Micro:
+class MicroBatch:
     """One micro-batch, on the device."""
 
     step: Step
     targets: Tensor
     """[rows]"""
     num_targets: int
-    """Of the whole step, on all ranks."""
-    following: Tensor | None = None
-    """Next tokens [rows], and what comes after those: where a layer guesses ahead."""
-    after: Tensor | None = None
-    num_after: int = 1
+    """Of the whole step, over all ranks."""
+    mtp_inputs: Tensor | None = None
+    """Next tokens [rows] and their targets, for the MTP layer."""
+    mtp_targets: Tensor | None = None
+    num_mtp_targets: int = 1
 
 
 @dataclass(frozen=True)
 class Losses:
     objective: Tensor
-    """To be differentiated; means over the whole step, so that those of all micro-batches and ranks add up."""
+    """For backward; a mean over the whole step, so that those of all micro-batches and ranks add up."""
     entropy: Tensor
-    """Cross-entropy alone, without gradient, in the same mean."""
-    ahead: Tensor | None = None
+    """Cross-entropy only, without gradient, in the same mean."""
+    mtp: Tensor | None = None
 
 
-class NextToken(nn.Module):
-    """One more layer that guesses the token after next, from the model's last rows and the next token (arXiv 2412.19437, 2.2)."""
+class MtpLayer(nn.Module):
+    """Multi-token prediction: predicts the token after next from the last hidden states and the next token (arXiv 2412.19437, 2.2)."""
 
-    def __init__(self, spec: ModelSpec, weights: Weights, rotary: Rotary | None, shard: Shard = WHOLE) -> None:
+    def __init__(self, spec: ModelSpec, weights: Weights, rotary: Rotary | None, shard: ModelShard = WHOLE) -> None:
         super().__init__()
         assert spec.next_token is not None
         name = f"layers.{spec.num_layers}"
         longer = msgspec.structs.replace(spec, layers=(*spec.layers, spec.next_token.layer))
         self.embed_norm, self.hidden_norm, self.norm = (
-            Norm(spec.norm, weights, f"{name}.next.{part}") for part in ("embed_norm", "hidden_norm", "norm")
+            NormLayer(spec.norm, weights, f"{name}.next.{part}") for part in ("embed_norm", "hidden_norm", "norm")
         )
         self.project = Linear(weights, f"{name}.next.project")
-        self.layer = Layer(longer, spec.num_layers, weights, rotary, shard)
+        self.layer = DecoderLayer(longer, spec.num_layers, weights, rotary, shard)
 
     def forward(self, hidden: Tensor, embedded: Tensor, step: Step, run: Callable[[nn.Module, Tensor, Step], Tensor]) -> Tensor:
         joined = torch.cat((self.embed_norm(embedded), self.hidden_norm(hidden)), dim=-1)
         return self.norm(run(self.layer, self.project(joined), step))
 
 
-class Trained(nn.Module):
+class TrainingModel(nn.Module):
     def __init__(
-        self, decoder: Decoder, next_token: NextToken | None = None, *, loss: Loss | None = None, recompute: Recompute = "none"
+        self,
+        decoder: Decoder,
+        mtp: MtpLayer | None = None,
+        *,
+        loss: LossSection | None = None,
+        recompute: Recompute = "none",
     ) -> None:
         super().__init__()
-        self.decoder, self.next_token = decoder, next_token
-        self.loss, self.recompute = loss or Loss(), recompute
-        self.head_loss: HeadLoss = head_loss
+        self.decoder, self.mtp = decoder, mtp
+        self.loss, self.recompute = loss or LossSection(), recompute
+        self.head_loss: HeadLossFunction = head_loss
 
-    def forward(self, micro: Micro) -> Losses:
+    def forward(self, micro: MicroBatch) -> Losses:
         return self.losses(self.hidden(self.decoder.embedded(micro.step), micro.step), micro)
 
     def hidden(self, x: Tensor, step: Step) -> Tensor:
         if torch.is_grad_enabled() and not x.requires_grad:
-            x = (
-                x.detach().requires_grad_()
-            )  # behind a frozen table: every layer takes the kernels that learn, which round nothing off
+            x = x.detach().requires_grad_()  # with frozen embeddings: all layers use the training kernels
         for layer in self.decoder.layers:
             x = self.run(layer, x, step)
         return x
 
-    def losses(self, hidden: Tensor, micro: Micro) -> Losses:
+    def losses(self, hidden: Tensor, micro: MicroBatch) -> Losses:
         normed = hidden if self.decoder.norm is None else self.decoder.norm(hidden)
         total, entropy = self.head_loss(normed, self.decoder.head, micro.targets, self.loss.z)
         objective = total / micro.num_targets
-        ahead = None
-        if self.next_token is not None:
-            assert micro.following is not None
-            embedded = self.decoder.embedded(replace(micro.step, tokens=micro.following))
-            guessed = self.next_token(normed, embedded, micro.step, self.run)
-            more, said = self.head_loss(guessed, self.decoder.head, micro.after, self.loss.z)
-            objective = objective + self.loss.mtp * more / micro.num_after
-            ahead = said / micro.num_after
-        return Losses(objective, entropy / micro.num_targets, ahead)
+        mtp = None
+        if self.mtp is not None:
+            assert micro.mtp_inputs is not None and micro.mtp_targets is not None
+            embedded = self.decoder.embedded(replace(micro.step, tokens=micro.mtp_inputs))
+            predicted = self.mtp(normed, embedded, micro.step, self.run)
+            mtp_total, mtp_entropy = self.head_loss(predicted, self.decoder.head, micro.mtp_targets, self.loss.z)
+            objective = objective + self.loss.mtp * mtp_total / micro.num_mtp_targets
+            mtp = mtp_entropy / micro.num_mtp_targets
+        return Losses(objective, entropy / micro.num_targets, mtp)
 
     def run(self, layer: nn.Module, x: Tensor, step: Step) -> Tensor:
         if self.recompute == "none" or not torch.is_grad_enabled():
             return layer(x, step, None)
-        how = {"context_fn": _keep_products} if self.recompute == "selective" else {}
-        return checkpoint.checkpoint(layer, x, step, None, use_reentrant=False, preserve_rng_state=False, **how)
+        options: dict[str, Any] = {"context_fn": _keep_matmuls} if self.recompute == "selective" else {}
+        return checkpoint.checkpoint(layer, x, step, None, use_reentrant=False, preserve_rng_state=False, **options)
 
 
 def build_model(
@@ -121,20 +123,20 @@ def build_model(
     context_tokens: int,
     *,
     mtp: bool = False,
-    loss: Loss | None = None,
+    loss: LossSection | None = None,
     recompute: Recompute = "none",
-    shard: Shard = WHOLE,
-) -> Trained:
+    shard: ModelShard = WHOLE,
+) -> TrainingModel:
     decoder = Decoder(spec, weights, context_tokens, shard=shard)
-    next_token = None
+    layer = None
     if mtp and spec.next_token is not None and shard.is_last:
         rotary = getattr(decoder.layers[0].mixer, "rotary", None)
-        next_token = NextToken(spec, weights, rotary, shard)
-    return Trained(decoder, next_token, loss=loss, recompute=recompute)
+        layer = MtpLayer(spec, weights, rotary, shard)
+    return TrainingModel(decoder, layer, loss=loss, recompute=recompute)
 
 
-def _keep_products() -> Any:
-    """What costs arithmetic is kept (products, attention); what costs only a pass over memory is made again."""
+def _keep_matmuls() -> Any:
+    """Selective checkpointing: keeps matmul and attention outputs, recomputes memory-bound operations."""
     return checkpoint.create_selective_checkpoint_contexts(_policy)
 
 

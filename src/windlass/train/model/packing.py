@@ -1,4 +1,4 @@
-"""Packed rows as one step of the decoder: every document a sequence of its own, which sees nothing of the others."""
+"""Packed rows as one step of the decoder: every document is a separate sequence for attention."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor
 from windlass.kernels.step import Step
 
 IGNORED = -100
-"""A target that is not to be learned, as PyTorch's cross-entropy has it."""
+"""A target without loss, as in PyTorch's cross-entropy."""
 
 
-def step_of(batch: Any, device: torch.device | str = "cpu") -> Step:
-    """`batch`: train.data.Batch, [rows, length] each, in host memory. The device is never asked anything."""
+def packed_step(batch: Any, device: torch.device | str = "cpu") -> Step:
+    """`batch`: [rows, length] each, in host memory. Does not synchronize with the device."""
     starts = _bounds(batch.documents)
     lengths = starts.diff()
     none = torch.zeros(0, dtype=torch.int32)
@@ -39,24 +39,24 @@ def _flat(numbers: Tensor, device: torch.device | str) -> Tensor:
 
 
 def _bounds(documents: Tensor) -> Tensor:
-    """int32: where documents begin among all rows, and the end."""
+    """int32: start offsets of documents over all rows, and the end."""
     changes = torch.ones_like(documents, dtype=torch.bool)
     changes[:, 1:] = documents[:, 1:] != documents[:, :-1]
     return torch.cat((changes.flatten().nonzero().flatten(), torch.tensor([documents.numel()]))).to(torch.int32)
 
 
-def moved(step: Step, device: torch.device | str) -> Step:
-    """The same on a device; what the host asks stays with it."""
+def step_to(step: Step, device: torch.device | str) -> Step:
+    """Copies to a device; the host copies stay."""
     to = {name: getattr(step, name).to(device, non_blocking=True) for name in ("tokens", "positions", "starts", "lengths")}
     return replace(step, **to)
 
 
-def after_next(batch: Any) -> tuple[Tensor, Tensor]:
-    """What the layer that guesses ahead is given, and asked: each row's next token, and the target of that. [rows, length] each."""
+def mtp_targets(batch: Any) -> tuple[Tensor, Tensor]:
+    """Inputs and targets of the MTP layer: the next token of each position, and its target. [rows, length] each."""
     tokens, targets, documents = batch.tokens, batch.targets, batch.documents
-    following = torch.zeros_like(tokens)
-    following[:, :-1] = tokens[:, 1:]
-    asked = torch.full_like(targets, IGNORED)
+    inputs = torch.zeros_like(tokens)
+    inputs[:, :-1] = tokens[:, 1:]
+    shifted = torch.full_like(targets, IGNORED)
     same = documents[:, 1:] == documents[:, :-1]
-    asked[:, :-1] = torch.where(same, targets[:, 1:], IGNORED)
-    return following, asked
+    shifted[:, :-1] = torch.where(same, targets[:, 1:], IGNORED)
+    return inputs, shifted

@@ -1,7 +1,7 @@
-"""Weights in two types: 16 bits to compute with, fp32 to learn in. For ranks whose parameters are plain tensors; FSDP casts by itself.
+"""Mixed precision with fp32 master weights, for plain-tensor parameters; FSDP casts by itself.
 
-Matrices of the model become 16-bit; each has a master in fp32, which alone the optimizer sees. What a micro-batch leaves as a 16-bit
-gradient is added to the master's at once and dropped, so gradients too are summed in fp32. 2 + 4 + 4 bytes a number.
+The model's matrices become 16-bit; each has an fp32 master, which the optimizer updates. The 16-bit gradient of a micro-batch is added to
+the master's fp32 gradient at once and freed, so gradients are accumulated in fp32. 2 + 4 + 4 bytes per parameter.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from windlass.kernels.torch_compile import chain
 
-TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+COMPUTE_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 def _add_to(total: Tensor, part: Tensor) -> None:
@@ -19,19 +19,19 @@ def _add_to(total: Tensor, part: Tensor) -> None:
 
 
 add_to = chain(_add_to, dynamic=True)
-"""PyTorch's own kernel for a sum of unlike types reaches 2.4 of an H200's 4.4 TB/s, and every micro-batch passes all gradients through it."""
+"""Compiled: PyTorch's kernel for adding mixed types reaches 2.4 of an H200's 4.4 TB/s, and every micro-batch adds all gradients."""
 
 
-class Masters:
+class MasterWeights:
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
-        """Where `dtype` is what the model has already, every parameter is its own master."""
+        """If the model already has this `dtype`, every parameter is its own master."""
         self.of: dict[str, Tensor] = {}
-        """By the parameter's name in the model, what the optimizer moves."""
+        """The optimizer's parameters, by their name in the model."""
         self._pairs: list[tuple[nn.Parameter, nn.Parameter]] = []
         for name, parameter in model.named_parameters():
             if not parameter.requires_grad:
                 continue
-            self.of[name] = self._master(parameter, dtype) if is_computed_in(name, parameter, dtype) else parameter
+            self.of[name] = self._master(parameter, dtype) if needs_master(name, parameter, dtype) else parameter
 
     def _master(self, parameter: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
         master = nn.Parameter(parameter.data)
@@ -39,6 +39,7 @@ class Masters:
         self._pairs.append((parameter, master))
 
         def take(moved: Tensor) -> None:
+            assert moved.grad is not None
             if master.grad is None:
                 master.grad = moved.grad.to(master.dtype)
             else:
@@ -50,11 +51,11 @@ class Masters:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """The model's own weights, once the masters have moved."""
+        """Copies the updated masters to the model."""
         if self._pairs:
             torch._foreach_copy_([parameter for parameter, _ in self._pairs], [master for _, master in self._pairs])
 
 
-def is_computed_in(name: str, parameter: Tensor, dtype: torch.dtype) -> bool:
-    """Vectors are small, and routers decide between scores that are close: both stay as they are."""
+def needs_master(name: str, parameter: Tensor, dtype: torch.dtype) -> bool:
+    """Matrices except routers: vectors are small, and routing decides between close scores."""
     return parameter.dtype != dtype and parameter.dim() > 1 and not name.endswith("router.weight")

@@ -1,4 +1,4 @@
-"""The optimizers of a recipe over the parameters of a model: who decays, who is moved by what, and the norm of all gradients."""
+"""The optimizers of a recipe: parameter groups, weight decay, optimizer states and the gradient norm."""
 
 from __future__ import annotations
 
@@ -13,25 +13,27 @@ from torch.optim import SGD, AdamW, Optimizer
 from windlass.core.recipe import sections as sections
 from windlass.errors import Impossible
 from windlass.train.optim.muon import Muon
-from windlass.train.params.layout import Slab
+from windlass.train.params.layout import ParameterLayout
 
 STATES = ("exp_avg", "exp_avg_sq", "momentum_buffer")
-"""What optimizers keep that has the parameter's shape."""
+"""Optimizer states with the parameter's shape."""
 
 
 class Optimizers:
-    """One or two of PyTorch's, as one."""
+    """One or two PyTorch optimizers as one (Muon plus AdamW)."""
 
-    def __init__(self, section: sections.Optimizer, parameters: Mapping[str, Tensor], slabs: Mapping[str, Slab]) -> None:
-        """Both by the parameter's name in the model."""
+    def __init__(
+        self, section: sections.OptimizerSection, parameters: Mapping[str, Tensor], layouts: Mapping[str, ParameterLayout]
+    ) -> None:
+        """`parameters` and `layouts`: by the parameter's name in the model."""
         self.section, self.parameters = section, parameters
         self.parts: list[Optimizer] = []
-        by_muon = {name for name in parameters if section.name == "muon" and _is_hidden_matrix(slabs[name])}
+        by_muon = {name for name in parameters if section.name == "muon" and _is_hidden_matrix(layouts[name])}
         if by_muon:
-            self.parts.append(_muon(section, {name: parameters[name] for name in sorted(by_muon)}, slabs))
+            self.parts.append(_muon(section, {name: parameters[name] for name in sorted(by_muon)}, layouts))
         rest = {name: parameter for name, parameter in parameters.items() if name not in by_muon}
         if rest:
-            self.parts.append(_plain(section, rest, slabs))
+            self.parts.append(_plain(section, rest, layouts))
 
     def step(self, lr: float) -> None:
         for part in self.parts:
@@ -44,11 +46,11 @@ class Optimizers:
             part.zero_grad(set_to_none=True)
 
     def states(self) -> dict[str, dict[str, Tensor]]:
-        """{kind: {parameter: tensor}}; made where no step has been taken yet, so that a checkpoint has somewhere to go."""
+        """{kind: {parameter: tensor}}; created if there was no step yet, so that a checkpoint can be loaded into them."""
         found: dict[str, dict[str, Tensor]] = {}
         names = {id(parameter): name for name, parameter in self.parameters.items()}
         for part in self.parts:
-            _make_states(part)
+            _create_states(part)
             for parameter, state in part.state.items():
                 for kind in STATES:
                     if isinstance(state.get(kind), Tensor):
@@ -56,14 +58,14 @@ class Optimizers:
         return found
 
     def set_steps(self, count: int) -> None:
-        """AdamW's own count of steps, which corrects the bias of its moments."""
+        """AdamW's step count, for its bias correction."""
         for part in self.parts:
             for state in part.state.values():
                 if "step" in state:
                     state["step"].fill_(count)
 
     def num_steps(self) -> int:
-        """How often AdamW has moved; all its parameters move together."""
+        """AdamW's step count; the same for all parameters."""
         for part in self.parts:
             for state in part.state.values():
                 if "step" in state:
@@ -71,32 +73,34 @@ class Optimizers:
         return 0
 
 
-def _is_hidden_matrix(slab: Slab) -> bool:
-    """Matrices between hidden rows. Tables, heads and routers are not: one side of theirs is a choice among things."""
-    name = slab.parts[0].name
-    return _is_matrix(slab) and name.startswith("layers.") and not name.endswith("router.weight")
+def _is_hidden_matrix(layout: ParameterLayout) -> bool:
+    """Matrices of layers; not embeddings, heads and routers."""
+    name = layout.parts[0].name
+    return _is_matrix(layout) and name.startswith("layers.") and not name.endswith("router.weight")
 
 
-def _is_matrix(slab: Slab) -> bool:
-    """Or a stack of them; a stack of experts' biases is none."""
-    return len(slab.parts[0].shape) - (".experts." in slab.parts[0].name) > 1
+def _is_matrix(layout: ParameterLayout) -> bool:
+    """A matrix, or stacked expert matrices; not stacked expert biases."""
+    return len(layout.parts[0].shape) - (".experts." in layout.parts[0].name) > 1
 
 
-def _decays(slab: Slab) -> bool:
-    return _is_matrix(slab) and slab.parts[0].name not in ("embed.weight", "positions.weight")
+def _decays(layout: ParameterLayout) -> bool:
+    return _is_matrix(layout) and layout.parts[0].name not in ("embed.weight", "positions.weight")
 
 
-def decay_groups(parameters: Mapping[str, Tensor], slabs: Mapping[str, Slab], decay: float) -> list[dict[str, Any]]:
-    """Decaying ones and others; and apart, because one kernel may not mix them, those of unlike meshes."""
+def decay_groups(parameters: Mapping[str, Tensor], layouts: Mapping[str, ParameterLayout], decay: float) -> list[dict[str, Any]]:
+    """With and without decay; and separate groups per device mesh, because fused kernels cannot mix meshes."""
     groups: dict[tuple[Any, ...], list[Tensor]] = {}
     for name, parameter in parameters.items():
         mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
-        groups.setdefault((_decays(slabs[name]), mesh), []).append(parameter)
+        groups.setdefault((_decays(layouts[name]), mesh), []).append(parameter)
     return [{"params": held, "weight_decay": decay if decays else 0.0} for (decays, _), held in groups.items()]
 
 
-def _plain(section: sections.Optimizer, parameters: Mapping[str, Tensor], slabs: Mapping[str, Slab]) -> Optimizer:
-    groups = decay_groups(parameters, slabs, section.weight_decay)
+def _plain(
+    section: sections.OptimizerSection, parameters: Mapping[str, Tensor], layouts: Mapping[str, ParameterLayout]
+) -> Optimizer:
+    groups = decay_groups(parameters, layouts, section.weight_decay)
     if section.name == "sgd":
         return SGD(groups, lr=section.lr, momentum=section.momentum, foreach=False)
     on_gpu = all(parameter.is_cuda for parameter in parameters.values())
@@ -104,12 +108,12 @@ def _plain(section: sections.Optimizer, parameters: Mapping[str, Tensor], slabs:
     return AdamW(groups, lr=section.lr, betas=section.betas, eps=section.eps, **how)
 
 
-def _muon(section: sections.Optimizer, parameters: Mapping[str, Tensor], slabs: Mapping[str, Slab]) -> Muon:
+def _muon(section: sections.OptimizerSection, parameters: Mapping[str, Tensor], layouts: Mapping[str, ParameterLayout]) -> Muon:
     if any(isinstance(parameter, DTensor) for parameter in parameters.values()):
-        raise Impossible("Muon makes whole matrices orthogonal, and FSDP has cut them: train on one process, or with adamw")
-    if any(part.sizes[-2:] != part.shape[-2:] for name in parameters for part in slabs[name].parts):
-        raise Impossible("Muon makes whole matrices orthogonal, and tp has cut them: train on one process, or with adamw")
-    splits: list[Callable[[Tensor], list[Tensor]]] = [_splitter(slabs[name]) for name in parameters]
+        raise Impossible("Muon needs whole matrices, but FSDP shards them: train with one process, or use adamw")
+    if any(part.sizes[-2:] != part.shape[-2:] for name in parameters for part in layouts[name].parts):
+        raise Impossible("Muon needs whole matrices, but tp splits them: train with one process, or use adamw")
+    splits: list[Callable[[Tensor], list[Tensor]]] = [_splitter(layouts[name]) for name in parameters]
     group = {"params": list(parameters.values()), "splits": splits}
     return Muon(
         [group],
@@ -120,12 +124,12 @@ def _muon(section: sections.Optimizer, parameters: Mapping[str, Tensor], slabs: 
     )
 
 
-def _splitter(slab: Slab) -> Callable[[Tensor], list[Tensor]]:
-    return lambda tensor: [part for _, part in slab.split(tensor)]
+def _splitter(layout: ParameterLayout) -> Callable[[Tensor], list[Tensor]]:
+    return lambda tensor: [part for _, part in layout.split(tensor)]
 
 
-def _make_states(part: Optimizer) -> None:
-    """As the first step would: a step of length nought on gradients of nought, which moves and counts nothing."""
+def _create_states(part: Optimizer) -> None:
+    """A step with zero gradients and zero learning rate, which creates the states and changes nothing."""
     missing = [parameter for group in part.param_groups for parameter in group["params"] if not part.state.get(parameter)]
     if not missing or (isinstance(part, SGD) and not part.defaults["momentum"]):
         return
@@ -146,7 +150,7 @@ def _make_states(part: Optimizer) -> None:
 
 
 def squared_norm(gradients: Iterable[tuple[Tensor, float | Tensor]]) -> Tensor:
-    """Sum of squares of this rank's gradients, each counted by its weight: of what several ranks hold, each counts a share."""
+    """Weighted sum of squares of this rank's gradients; the weights account for values that several ranks hold."""
     shares: dict[tuple[torch.device, float], list[Tensor]] = {}
     total: Tensor | None = None
     for gradient, weight in gradients:

@@ -1,7 +1,8 @@
-"""One training run over many processes: who has which layers, slices, experts and samples, and what they sum.
+"""Training over many processes: data, tensor, pipeline and expert parallelism.
 
-meshes.py    the grid of ranks, and every group in it
-ranks.py     a rank of the grid, as the trainer sees it (train.step.Alone is the rank that is alone)
-dispatch.py  tokens to the ranks that have their experts, and back
-stages.py    layers in stages, micro-batches through them (torch.distributed.pipelining)
+meshes.py    the device mesh and its groups
+ranks.py     one rank of the mesh, as the trainer sees it
+reduce.py    bucketed all-reduce of gradients
+dispatch.py  all-to-all dispatch of tokens to expert-parallel ranks
+stages.py    pipeline stages and their schedule (torch.distributed.pipelining)
 """

@@ -1,6 +1,6 @@
-"""Experts on other ranks: each token's row goes to whoever has the expert it chose, and what is said comes back (all_to_all).
+"""Expert parallelism: all-to-all dispatch of rows to the ranks of their experts, and combine.
 
-Ranks that spread experts have tokens of their own, so rows travel, not gradients of experts. Shares are applied at home.
+ep ranks have different tokens, so activations are exchanged, not expert gradients. Routing weights are applied by the sender.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from windlass.core.place import Interval
 from windlass.nn.moe import Experts
 
 
-class Dispatched(nn.Module):
-    """In the place of nn.moe.Experts; `inner` has this rank's alone."""
+class DispatchedExperts(nn.Module):
+    """Replaces nn.moe.Experts; `inner` has this rank's experts."""
 
     def __init__(self, inner: Experts, experts: tuple[Interval, ...], group: Any) -> None:
-        """`experts`: of each rank of the group."""
+        """`experts`: the interval of each rank of the group."""
         super().__init__()
         self.inner, self.group = inner, group
         self.first = experts[dist.get_rank(group)][0]
@@ -35,14 +35,14 @@ class Dispatched(nn.Module):
         dist.all_to_all_single(received, sent, group=self.group)
         out, back = received.tolist(), sent.tolist()
         rows = _exchange(x[order // ids.shape[1]], out, back, self.group)
-        said = self._said(rows, _exchange(chosen[order], out, back, self.group))
-        home = _exchange(said, back, out, self.group)
-        found = torch.empty_like(home).index_copy(0, order, home).unflatten(0, ids.shape)
+        outputs = self._local_experts(rows, _exchange(chosen[order], out, back, self.group))
+        returned = _exchange(outputs, back, out, self.group)
+        found = torch.empty_like(returned).index_copy(0, order, returned).unflatten(0, ids.shape)
         total = (found * shares[..., None].to(found.dtype)).sum(1)
         return total if add is None else total + add
 
-    def _said(self, rows: Tensor, chosen: Tensor) -> Tensor:
-        """Where no row came, one of nought goes through and is dropped: every rank has a gradient for its experts, and all do the same."""
+    def _local_experts(self, rows: Tensor, chosen: Tensor) -> Tensor:
+        """Without any row, a zero row is computed and dropped, so that every rank has gradients for its experts."""
         count = len(rows)
         if not count:
             rows, chosen = torch.cat((rows, rows.new_zeros(1, rows.shape[1]))), chosen.new_full((1,), self.first)
@@ -51,9 +51,9 @@ class Dispatched(nn.Module):
 
 
 def _exchange(rows: Tensor, out: list[int], back: list[int], group: Any) -> Tensor:
-    """`out` rows come from each rank, `back` go to each."""
+    """`out` rows are received from each rank, `back` are sent to each."""
     if rows.requires_grad:
-        found = all_to_all_single_autograd(rows.contiguous(), out, back, group)
+        found: Any = all_to_all_single_autograd(rows.contiguous(), out, back, group)
         return found.wait() if hasattr(found, "wait") else found
     found = rows.new_empty(sum(out), *rows.shape[1:])
     dist.all_to_all_single(found, rows.contiguous(), out, back, group=group)

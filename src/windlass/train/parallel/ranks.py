@@ -1,6 +1,6 @@
-"""A rank of a training run's grid, as the trainer sees it: its share of the model and of the samples, and every sum over ranks.
+"""One rank of a training mesh: its shard of the model, its samples, and all communication of a step.
 
-Losses are means over the whole step, so gradients of ranks with other samples add up: nothing is ever divided by a number of ranks.
+Losses are means over the whole step, so gradients are summed over data-parallel ranks and never divided by their number.
 """
 
 from __future__ import annotations
@@ -20,39 +20,38 @@ from torch.distributed.tensor import DTensor
 from windlass.core.layout import Layout
 from windlass.core.model import ModelSpec
 from windlass.core.place import Placement, cut, place
-from windlass.core.recipe.recipe import Parallel
+from windlass.core.recipe.sections import ParallelSection
 from windlass.core.rule import AxisName, Rule
 from windlass.core.scheme import scheme
 from windlass.errors import Impossible
 from windlass.nn.moe import MixtureOfExperts
-from windlass.nn.parallel.shard import Shard
-from windlass.parallel.autograd import LearningGroup
+from windlass.nn.parallel.shard import ModelShard
+from windlass.parallel.autograd import AutogradGroup
 from windlass.parallel.groups import Groups
-from windlass.train.model.model import Micro, Trained
+from windlass.train.model.model import MicroBatch, TrainingModel
 from windlass.train.model.packing import IGNORED
-from windlass.train.parallel.dispatch import Dispatched
+from windlass.train.parallel.dispatch import DispatchedExperts
 from windlass.train.parallel.meshes import Meshes, degrees
-from windlass.train.parallel.stages import Pipeline, Staged
-from windlass.train.params.layout import Part, Slab
-from windlass.train.step import Sums, run_in_turn
-from windlass.weights.tensors.parts import Share
-
-BUCKET_ELEMENTS = 2**26
+from windlass.train.parallel.reduce import all_reduce_gradients, gradient_of
+from windlass.train.parallel.stages import Pipeline, StageModule
+from windlass.train.params.layout import ParameterLayout, TensorSlice
+from windlass.train.step import SingleRank, StepLosses, accumulate_gradients
+from windlass.weights.tensors.shards import RankShare
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a rank stands among others, for a Shard that only asks."""
+class RankPosition:
+    """Rank and size of a group, for a ModelShard that does not communicate over it."""
 
     rank: int
     size: int
     is_native: bool = False
 
 
-class Ranks:
-    """`windlass.train.step.Alone`, over many."""
+class MeshRank(SingleRank):
+    """One rank of a mesh of processes."""
 
-    def __init__(self, parallel: Parallel, spec: ModelSpec, rules: tuple[Rule, ...], device: torch.device) -> None:
+    def __init__(self, parallel: ParallelSection, spec: ModelSpec, rules: tuple[Rule, ...], device: torch.device) -> None:
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.of = degrees(parallel, self.world)
         self.spec, self.device = spec, device
@@ -61,65 +60,65 @@ class Ranks:
         self.dp_rank, self.dp_size = self.meshes.dp_rank, self.of.dp
         self.owns_losses = self.meshes.tp_rank == 0
         self.placement = place(rules, spec.num_layers, Layout(tp=self.of.tp, pp=self.of.pp), scheme("bf16"))
-        self.shard, self.share_of_weights = self._shard(), self._share_of_weights()
-        self._slabs: Mapping[str, Slab] = {}
-        self._alike: set[str] = set()
-        """Our tensors of which every slice has all."""
+        self.shard, self.weight_share = self._shard(), self._weight_share()
+        self._layouts: Mapping[str, ParameterLayout] = {}
+        self._replicated: set[str] = set()
+        """Tensors that every tp rank holds whole."""
         self._pipeline: Pipeline | None = None
 
-    # --- what is here
+    # --- the shard of this rank
 
-    def _shard(self) -> Shard:
-        tp: Any = LearningGroup(self.meshes.group("tp"))
-        groups = Groups(tp, Place(self.meshes.pp_rank, self.of.pp))  # type: ignore[arg-type]
-        return Shard(self.placement, Layout(tp=self.of.tp, pp=self.of.pp), groups)
+    def _shard(self) -> ModelShard:
+        tp: Any = AutogradGroup(self.meshes.group("tp"))
+        groups = Groups(tp, RankPosition(self.meshes.pp_rank, self.of.pp))  # type: ignore[arg-type]
+        return ModelShard(self.placement, Layout(tp=self.of.tp, pp=self.of.pp), groups)
 
-    def _share_of_weights(self) -> Share:
+    def _weight_share(self) -> RankShare:
         placement = self.placement
         if placement.experts and self.of.ep > 1:
             (whole,) = placement.experts
             placement = msgspec.structs.replace(placement, experts=cut(whole[1], 1, [1.0] * self.of.ep))
-            return Share(placement=placement, tp_index=self.meshes.tp_rank, ep_index=self.meshes.ep_rank)
-        return Share(placement=placement, tp_index=self.meshes.tp_rank)
+            return RankShare(placement=placement, tp_index=self.meshes.tp_rank, ep_index=self.meshes.ep_rank)
+        return RankShare(placement=placement, tp_index=self.meshes.tp_rank)
 
     def expert_intervals(self) -> Placement:
-        placement = self.share_of_weights.placement
+        placement = self.weight_share.placement
         assert placement is not None
         return placement
 
-    def dispatch_experts(self, model: Trained) -> None:
-        """Before slabs are named: experts get a module of their own around them."""
+    def dispatch_experts(self, model: TrainingModel) -> None:
+        """Wraps experts for all-to-all dispatch. Call before parameter layouts are taken."""
         if self.of.ep == 1:
             return
         for module in model.modules():
             if isinstance(module, MixtureOfExperts):
-                module.experts = Dispatched(module.experts, self.expert_intervals().experts, self.meshes.group("ep"))  # type: ignore[arg-type]
+                module.experts = DispatchedExperts(module.experts, self.expert_intervals().experts, self.meshes.group("ep"))  # type: ignore[arg-type]
 
-    def arrange(self, model: Trained, slabs: Mapping[str, Slab], compute: torch.dtype) -> bool:
-        """FSDP over the model, stages around it. Whether FSDP computes in `compute` by itself, so that no masters are needed."""
-        self._slabs = slabs
-        self._alike = {part.name for slab in slabs.values() for part in slab.parts if _is_whole(part)}
+    def shard_model(self, model: TrainingModel, layouts: Mapping[str, ParameterLayout], compute: torch.dtype) -> bool:
+        """Applies FSDP and pipeline stages. Returns whether FSDP casts to `compute`, so that no master weights are needed."""
+        self._layouts = layouts
+        self._replicated = {part.name for layout in layouts.values() for part in layout.parts if _is_whole(part)}
         if self.of.tp > 1:
             model.head_loss = self._head_loss(model)
         root: nn.Module = model
         if self.of.pp > 1:
-            root = Staged(model)
+            root = StageModule(model)
             self._pipeline = Pipeline(root, self.meshes.group("pp"), self.device)
         if self.meshes.dense_mesh is None:
             return False
         self._shard_all(model, root, compute)
         return True
 
-    def _head_loss(self, model: Trained) -> Any:
+    def _head_loss(self, model: TrainingModel) -> Any:
         vocabulary: Any = model.decoder.vocabulary
         return lambda hidden, head, targets, z: vocabulary.loss(hidden, head, targets, z, IGNORED)
 
-    def _shard_all(self, model: Trained, root: nn.Module, compute: torch.dtype) -> None:
-        """From within outwards: experts over the ranks that have the same ones, routers in full precision, layers, and what is left."""
-        policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=_reduced(compute), cast_forward_inputs=False)
-        exact = MixedPrecisionPolicy(reduce_dtype=_reduced(compute), cast_forward_inputs=False)
+    def _shard_all(self, model: TrainingModel, root: nn.Module, compute: torch.dtype) -> None:
+        """Innermost first: experts over ranks with the same ones, routers in full precision, layers, the rest."""
+        policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=_reduce_type(compute), cast_forward_inputs=False)
+        exact = MixedPrecisionPolicy(reduce_dtype=_reduce_type(compute), cast_forward_inputs=False)
         dense, experts = self.meshes.dense_mesh, self.meshes.expert_mesh
-        layers = [*model.decoder.layers, *([model.next_token.layer] if model.next_token is not None else [])]
+        layers = [*model.decoder.layers, *([model.mtp.layer] if model.mtp is not None else [])]
         for layer in layers:
             feed = layer.feed_forward
             if isinstance(feed, MixtureOfExperts):
@@ -132,58 +131,58 @@ class Ranks:
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
 
-    # --- train.step.Alone
+    # --- communication of a step
 
-    def summed(self, numbers: Tensor) -> Tensor:
+    def sum_over_data(self, numbers: Tensor) -> Tensor:
         dist.all_reduce(numbers, group=self.meshes.group("data"))
         return numbers
 
-    def told(self, numbers: Tensor) -> Tensor:
-        """Over ranks with other samples and other stages."""
+    def sum_over_data_and_stages(self, numbers: Tensor) -> Tensor:
+        """Over ranks with different samples and stages."""
         if self.of.pp > 1:
             dist.all_reduce(numbers, group=self.meshes.group("pp"))
-        return self.summed(numbers)
+        return self.sum_over_data(numbers)
 
-    def summed_over_all(self, number: Tensor) -> Tensor:
+    def sum_over_all(self, number: Tensor) -> Tensor:
         dist.all_reduce(number)
         return number
 
-    def run(self, model: Trained, micros: Sequence[Micro]) -> Sums:
+    def run(self, model: TrainingModel, micros: Sequence[MicroBatch]) -> StepLosses:
         if self._pipeline is not None:
             return self._pipeline.run(micros)
-        return run_in_turn(model, micros, before=self._before if isinstance(model, FSDPModule) else None)
+        return accumulate_gradients(model, micros, before=self._before if isinstance(model, FSDPModule) else None)
 
     def _before(self, model: Any, is_last: bool) -> None:
-        """Gradients are summed over ranks once a step, not once a micro-batch."""
+        """Gradients are reduced once per step, not per micro-batch."""
         model.set_requires_gradient_sync(is_last)
 
-    def look(self, model: Trained, micros: Sequence[Micro]) -> Tensor:
+    def evaluate(self, model: TrainingModel, micros: Sequence[MicroBatch]) -> Tensor:
         if self._pipeline is not None:
-            return self._pipeline.look(micros)
+            return self._pipeline.evaluate(micros)
         return torch.stack([model(micro).entropy for micro in micros]).sum()
 
-    def finish(self, parameters: Mapping[str, Tensor]) -> None:
+    def reduce_gradients(self, parameters: Mapping[str, Tensor]) -> None:
         if self.of.tp > 1:
-            self._sum_over_slices(parameters)
+            self._reduce_over_tp(parameters)
         if self.meshes.dense_mesh is None and self.dp_size > 1:
-            self._sum_over_samples(parameters)
+            self._reduce_over_data(parameters)
 
-    def _sum_over_samples(self, parameters: Mapping[str, Tensor]) -> None:
-        """Without FSDP: whoever has the same weights."""
+    def _reduce_over_data(self, parameters: Mapping[str, Tensor]) -> None:
+        """Without FSDP: over ranks with the same weights."""
         dense, experts = list[Tensor](), list[Tensor]()
         for name, parameter in parameters.items():
-            (experts if self._is_spread(name) else dense).append(_gradient(parameter))
-        _sum_together(dense, self.meshes.group("data"))
+            (experts if self._is_expert_parallel(name) else dense).append(gradient_of(parameter))
+        all_reduce_gradients(dense, self.meshes.group("data"))
         if experts:
-            _sum_together(experts, self.meshes.group("copies"))
+            all_reduce_gradients(experts, self.meshes.group("copies"))
 
-    def _sum_over_slices(self, parameters: Mapping[str, Tensor]) -> None:
-        """Within a half layer, what every slice has whole has a gradient of its own heads, channels or experts only."""
+    def _reduce_over_tp(self, parameters: Mapping[str, Tensor]) -> None:
+        """Replicated tensors inside a tensor-parallel region have a partial gradient on each rank: of its heads, channels or experts."""
         found: list[Tensor] = []
         whole: list[tuple[Tensor, Tensor]] = []
         for name, parameter in parameters.items():
-            for part, gradient in self.places(self._slabs[name], _gradient(parameter)):
-                if part.name in self._alike and _is_within(part):
+            for part, gradient in self.local_slices(self._layouts[name], gradient_of(parameter)):
+                if part.name in self._replicated and _is_in_tp_region(part):
                     found.append(gradient)
                 elif self._is_shared(part):
                     room = gradient.new_zeros(part.shape)
@@ -191,38 +190,38 @@ class Ranks:
                     held.copy_(gradient)
                     whole.append((gradient, held))
                     found.append(room)
-        _sum_together(found, self.meshes.group("tp"))
+        all_reduce_gradients(found, self.meshes.group("tp"))
         for gradient, held in whole:
             gradient.copy_(held)
 
-    def share(self, name: str) -> float | Tensor:
-        slab, parameter_dp = self._slabs[name], self.of.copies if self._is_spread(name) else self.of.dp
+    def norm_weight(self, name: str) -> float | Tensor:
+        layout, parameter_dp = self._layouts[name], self.of.copies if self._is_expert_parallel(name) else self.of.dp
         spread = 1 if self.meshes.dense_mesh is None else self.meshes.of.fsdp
-        if self._is_spread(name) and self.meshes.dense_mesh is not None:
+        if self._is_expert_parallel(name) and self.meshes.dense_mesh is not None:
             spread = self.of.copies
         samples = parameter_dp / max(spread, 1)
         if self.of.tp == 1:
             return 1 / samples
-        if not any(self._is_shared(part) for part in slab.parts):
-            return 1 / (samples * (self.of.tp if slab.parts[0].name in self._alike else 1))
-        return self._shares_of_rows(name) / samples
+        if not any(self._is_shared(part) for part in layout.parts):
+            return 1 / (samples * (self.of.tp if layout.parts[0].name in self._replicated else 1))
+        return self._row_weights(name) / samples
 
-    def _shares_of_rows(self, name: str) -> Tensor:
-        """Per row of this rank's part of a parameter: one over the slices that hold it."""
-        slab = self._slabs[name]
-        rows = torch.ones(slab.shape, dtype=torch.float64, device=self.device)
-        for part, view in slab.split(rows):
+    def _row_weights(self, name: str) -> Tensor:
+        """Per local row of a parameter: one over the number of tp ranks that hold it."""
+        layout = self._layouts[name]
+        rows = torch.ones(layout.shape, dtype=torch.float64, device=self.device)
+        for part, view in layout.split(rows):
             if self._is_shared(part):
                 view.copy_(view / self._holders(part).view(-1, *[1] * (view.dim() - 1)))
-        return self._own_rows(name, rows)
+        return self._local_rows(rows)
 
-    def _own_rows(self, name: str, rows: Tensor) -> Tensor:
+    def _local_rows(self, rows: Tensor) -> Tensor:
         if self.meshes.dense_mesh is None:
             return rows
-        first, last = self._rows_here(rows.shape[0], self.meshes.dense_mesh)
+        first, last = self._fsdp_rows(rows.shape[0], self.meshes.dense_mesh)
         return rows[first:last]
 
-    def _holders(self, part: Part) -> Tensor:
+    def _holders(self, part: TensorSlice) -> Tensor:
         intervals = _kv_cut(self.placement, part)
         unit = part.shape[0] // max(last for _, last in intervals)
         counts = torch.zeros(part.shape[0], dtype=torch.float64, device=self.device)
@@ -230,98 +229,71 @@ class Ranks:
             counts[first * unit : last * unit] += 1
         return counts[slice(*part.held[0])]
 
-    def _is_shared(self, part: Part) -> bool:
-        """Heads of keys and values that two slices both ask."""
+    def _is_shared(self, part: TensorSlice) -> bool:
+        """KV heads that several tp ranks hold, because there are fewer KV heads than ranks or they do not divide."""
         if not part.name.endswith((".mixer.k.weight", ".mixer.v.weight", ".mixer.k.bias", ".mixer.v.bias")):
             return False
         intervals = _kv_cut(self.placement, part)
         return sum(last - first for first, last in intervals) > max((last for _, last in intervals), default=0)
 
-    def _is_spread(self, name: str) -> bool:
-        return self.of.ep > 1 and ".experts." in self._slabs[name].parts[0].name
+    def _is_expert_parallel(self, name: str) -> bool:
+        return self.of.ep > 1 and ".experts." in self._layouts[name].parts[0].name
 
-    def routed(self, loads: list[Tensor]) -> list[Tensor]:
-        """Of all stages, in order."""
+    def gather_loads(self, loads: list[Tensor]) -> list[Tensor]:
+        """Of all stages, in layer order."""
         if self.of.pp == 1:
             return loads
         found: list[list[list[int]] | None] = [None] * self.of.pp
         dist.all_gather_object(found, [load.tolist() for load in loads], group=self.meshes.group("pp"))
         return [torch.tensor(load) for stage in found for load in stage or ()]
 
-    def owned(self, part: Part) -> Part:
-        """Heads of keys and values that several slices hold are the first one's to save."""
+    def saved_slice(self, part: TensorSlice) -> TensorSlice:
+        """KV heads held by several tp ranks are saved by the first of them."""
         if self.of.tp == 1 or not self._is_shared(part):
             return part
         intervals = _kv_cut(self.placement, part)
         unit = part.shape[0] // max(last for _, last in intervals)
         before = max((last for _, last in intervals[: self.meshes.tp_rank]), default=0) * unit
         (first, last), rest = part.held[0], part.held[1:]
-        return Part(part.name, part.shape, ((min(max(first, before), last), last), *rest))
+        return TensorSlice(part.name, part.shape, ((min(max(first, before), last), last), *rest))
 
-    def places(self, slab: Slab, tensor: Tensor) -> Iterable[tuple[Part, Tensor]]:
+    def local_slices(self, layout: ParameterLayout, tensor: Tensor) -> Iterable[tuple[TensorSlice, Tensor]]:
         if not isinstance(tensor, DTensor):
-            return slab.split(tensor)
+            return layout.split(tensor)
         local = tensor.to_local()
-        first, _ = self._rows_here(tensor.shape[0], tensor.device_mesh)
-        return slab.split_rows(local, first)
+        first, _ = self._fsdp_rows(tensor.shape[0], tensor.device_mesh)
+        return layout.split_rows(local, first)
 
-    def _rows_here(self, count: int, mesh: Any) -> tuple[int, int]:
-        """Of a parameter that FSDP has cut: as torch.chunk does, over the last axis of its mesh."""
+    def _fsdp_rows(self, count: int, mesh: Any) -> tuple[int, int]:
+        """Local rows of a parameter sharded by FSDP: as torch.chunk, over the last axis of its mesh."""
         size, rank = mesh.size(mesh.ndim - 1), mesh.get_local_rank(mesh.ndim - 1)
         chunk = ceil(count / size)
         return min(rank * chunk, count), min((rank + 1) * chunk, count)
 
 
-def _reduced(compute: torch.dtype) -> torch.dtype:
-    """Gradients are summed over ranks in fp32 at least."""
+def _reduce_type(compute: torch.dtype) -> torch.dtype:
+    """Gradients are reduced in at least fp32."""
     return torch.promote_types(compute, torch.float32)
 
 
 def _check(spec: ModelSpec, pp: int) -> None:
     if pp > 1 and spec.tied_head:
         raise Impossible(
-            "this model's head is its table of tokens, which the first and the last stage would both have: train it without pp"
+            "pp is not supported with tied embeddings: the first and the last stage would both hold them; train without pp"
         )
 
 
-def _kv_cut(placement: Placement, part: Part) -> tuple[tuple[int, int], ...]:
+def _kv_cut(placement: Placement, part: TensorSlice) -> tuple[tuple[int, int], ...]:
     found = [made.intervals for made in placement.cuts if made.name is AxisName.KV_HEADS and part.shape[0] % made.count == 0]
     return found[0] if found else ()
 
 
-def _is_whole(part: Part) -> bool:
-    """As far as slices go (ep spreads experts too); but for biases that one of them adds for all."""
+def _is_whole(part: TensorSlice) -> bool:
+    """Replicated over tp (experts may still be sharded by ep); except biases, which one rank adds for all."""
     skipped = 1 if ".experts." in part.name else 0
     return part.sizes[skipped:] == part.shape[skipped:] and not part.name.endswith((".o.bias", ".down.bias"))
 
 
-def _is_within(part: Part) -> bool:
-    """Of a half layer, where each slice sees its own heads or channels alone, so that its gradient is a part."""
+def _is_in_tp_region(part: TensorSlice) -> bool:
+    """In attention or a feed-forward, where each tp rank computes only its heads or channels, so gradients are partial sums."""
     return part.name.startswith("layers.") and part.name.split(".")[2] in ("mixer", "ffn")
-
-
-def _gradient(parameter: Tensor) -> Tensor:
-    """Nought where nothing reached it: ranks sum the same things."""
-    if parameter.grad is None:
-        parameter.grad = torch.zeros_like(parameter)
-    return parameter.grad
-
-
-def _sum_together(gradients: list[Tensor], group: Any) -> None:
-    """In a few large sums, whatever their shapes."""
-    bucket: list[Tensor] = []
-    for gradient in gradients:
-        bucket.append(gradient.to_local() if isinstance(gradient, DTensor) else gradient)
-        if sum(one.numel() for one in bucket) >= BUCKET_ELEMENTS:
-            _sum_bucket(bucket, group)
-            bucket = []
-    _sum_bucket(bucket, group)
-
-
-def _sum_bucket(bucket: list[Tensor], group: Any) -> None:
-    for dtype in dict.fromkeys(one.dtype for one in bucket):
-        some = [one for one in bucket if one.dtype == dtype]
-        flat = torch.cat([one.flatten() for one in some])
-        dist.all_reduce(flat, group=group)
-        for one, summed in zip(some, flat.split([one.numel() for one in some]), strict=True):
-            one.copy_(summed.view(one.shape))

@@ -1,6 +1,6 @@
-"""Layers in stages, one after another on ranks of a pipeline; micro-batches through them by PyTorch's own 1F1B schedule.
+"""Pipeline parallelism with PyTorch's 1F1B schedule.
 
-Every rank has the whole micro-batch (documents, positions, targets), because samples are found by their number; only rows travel.
+Every rank prepares the whole micro-batch (documents, positions, targets) itself; only hidden states are sent between stages.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-from windlass.train.model.model import Micro, Trained
-from windlass.train.step import Sums
+from windlass.train.model.model import MicroBatch, TrainingModel
+from windlass.train.step import StepLosses
 
 
-class Staged(nn.Module):
-    """A stage as the schedule calls it: rows in, rows out; the first takes tokens, the last gives what is to be differentiated."""
+class StageModule(nn.Module):
+    """A stage as the schedule calls it: hidden states in and out; the first embeds tokens, the last returns the loss."""
 
-    def __init__(self, model: Trained) -> None:
+    def __init__(self, model: TrainingModel) -> None:
         super().__init__()
         self.model = model
-        self.coming: deque[Micro] = deque()
-        """Micro-batches in the order in which the schedule brings their rows."""
+        self.coming: deque[MicroBatch] = deque()
+        """Micro-batches in schedule order."""
         self.entropies: list[Tensor] = []
 
     def forward(self, x: Tensor) -> Tensor:
@@ -40,35 +40,37 @@ class Staged(nn.Module):
 
 
 class Pipeline:
-    def __init__(self, staged: Staged, group: Any, device: torch.device) -> None:
+    def __init__(self, staged: StageModule, group: Any, device: torch.device) -> None:
         self.staged, self._group, self._device = staged, group, device
         self._schedules: dict[tuple[int, int], Any] = {}
 
-    def run(self, micros: Sequence[Micro]) -> Sums:
+    def run(self, micros: Sequence[MicroBatch]) -> StepLosses:
         self.staged.coming.extend(micros)
         self.staged.entropies.clear()
         shard = self.staged.model.decoder.shard
         schedule = self._schedule(len(micros), micros[0].targets.shape[0])
-        counted = torch.zeros(len(micros), 1, device=self._device)
+        placeholder = torch.zeros(len(micros), 1, device=self._device)
         if shard.is_last:
-            schedule.step(*(() if not shard.is_first else (counted,)), target=counted, losses=[])
+            schedule.step(*(() if not shard.is_first else (placeholder,)), target=placeholder, losses=[])
         else:
-            schedule.step(*((counted,) if shard.is_first else ()))
+            schedule.step(*((placeholder,) if shard.is_first else ()))
         return self._sums()
 
-    def look(self, micros: Sequence[Micro]) -> Tensor:
-        """Forward alone."""
+    def evaluate(self, micros: Sequence[MicroBatch]) -> Tensor:
+        """Forward only."""
         self.staged.coming.extend(micros)
         self.staged.entropies.clear()
         shard = self.staged.model.decoder.shard
-        counted = torch.zeros(len(micros), 1, device=self._device)
+        placeholder = torch.zeros(len(micros), 1, device=self._device)
         schedule = self._schedule(len(micros), micros[0].targets.shape[0])
-        schedule.eval(*((counted,) if shard.is_first else ()), **({"target": counted, "losses": []} if shard.is_last else {}))
+        schedule.eval(
+            *((placeholder,) if shard.is_first else ()), **({"target": placeholder, "losses": []} if shard.is_last else {})
+        )
         return self._sums().entropy
 
-    def _sums(self) -> Sums:
+    def _sums(self) -> StepLosses:
         found = self.staged.entropies
-        return Sums(torch.stack(found).sum() if found else torch.zeros((), dtype=self._wide, device=self._device))
+        return StepLosses(torch.stack(found).sum() if found else torch.zeros((), dtype=self._wide, device=self._device))
 
     @property
     def _wide(self) -> torch.dtype:
@@ -84,7 +86,7 @@ class Pipeline:
         return self._schedules[key]
 
     def _stage(self, rows: int) -> PipelineStage:
-        """Shapes are told, so that nothing need be run to find them."""
+        """Shapes are given, so that no trial run is needed to infer them."""
         decoder = self.staged.model.decoder
         shard, place = decoder.shard, decoder.shard.groups.pp
         hidden = torch.empty(rows, decoder.spec.hidden_size, dtype=decoder.dtype, device="meta")

@@ -1,1 +1,1 @@
-"""Which tensors lie where in a rank's parameters, and their shards in a checkpoint."""
+"""How a rank's parameters map to our tensors, and their shards in a checkpoint."""

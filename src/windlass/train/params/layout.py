@@ -1,7 +1,7 @@
-"""What a parameter is made of: parts of our tensors, by our names, and where they lie in the whole. Pure.
+"""How a parameter maps to slices of our tensors. Pure.
 
-A decoder stacks tensors (Q, K and V are one parameter) and a rank holds slices of them. Checkpoints know neither: they hold whole
-tensors under our names (`layers.3.mixer.q.weight`; a layer's experts stacked as `layers.3.ffn.experts.gate.weight`).
+The decoder fuses tensors (Q, K and V are one parameter) and a rank holds slices of them. Checkpoints hold the whole, unfused tensors
+under our names (`layers.3.mixer.q.weight`; a layer's experts stacked as `layers.3.ffn.experts.gate.weight`).
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from windlass.core.place import Interval
 
 
 @dataclass(frozen=True)
-class Part:
+class TensorSlice:
     """This rank's slice of one of our tensors."""
 
     name: str
     shape: tuple[int, ...]
     """Of the whole tensor."""
     held: tuple[Interval, ...]
-    """Per dimension."""
+    """Interval per dimension."""
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -34,10 +34,10 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Slab:
-    """A parameter: parts one after another along `dim`."""
+class ParameterLayout:
+    """A parameter: slices concatenated along `dim`."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[TensorSlice, ...]
     dim: int
 
     @property
@@ -46,18 +46,18 @@ class Slab:
         total = sum(part.sizes[self.dim] for part in self.parts)
         return (*first[: self.dim], total, *first[self.dim + 1 :])
 
-    def split(self, parameter: Tensor) -> list[tuple[Part, Tensor]]:
-        """Views of the parameter (or of anything of its shape), one per part."""
+    def split(self, parameter: Tensor) -> list[tuple[TensorSlice, Tensor]]:
+        """Views of the parameter (or of any tensor of its shape), one per slice."""
         return list(zip(self.parts, parameter.split([part.sizes[self.dim] for part in self.parts], self.dim), strict=True))
 
-    def split_rows(self, local: Tensor, first: int) -> list[tuple[Part, Tensor]]:
-        """The same of rows first, first + 1... of the parameter alone: what FSDP leaves here. Parts without a row are left out."""
+    def split_rows(self, local: Tensor, first: int) -> list[tuple[TensorSlice, Tensor]]:
+        """The same for rows first, first + 1... only, as FSDP shards a parameter. Slices without a row are left out."""
         last = first + local.shape[0]
         if self.dim != 0:
-            cut = Slab(tuple(_of_rows(part, first, last) for part in self.parts), self.dim)
+            cut = ParameterLayout(tuple(_of_rows(part, first, last) for part in self.parts), self.dim)
             return [(part, tensor) for part, tensor in cut.split(local) if tensor.numel()]
         ends = list(accumulate(part.sizes[0] for part in self.parts))
-        found: list[tuple[Part, Tensor]] = []
+        found: list[tuple[TensorSlice, Tensor]] = []
         for part, stop in zip(self.parts, ends, strict=True):
             start = stop - part.sizes[0]
             low, high = max(first, start), min(last, stop)
@@ -66,6 +66,6 @@ class Slab:
         return found
 
 
-def _of_rows(part: Part, first: int, last: int) -> Part:
+def _of_rows(part: TensorSlice, first: int, last: int) -> TensorSlice:
     start = part.held[0][0]
-    return Part(part.name, part.shape, ((start + first, start + last), *part.held[1:]))
+    return TensorSlice(part.name, part.shape, ((start + first, start + last), *part.held[1:]))

@@ -1,7 +1,7 @@
-"""A rank's piece of one of our tensors, as DCP saves and fills it: where it lies in the whole, whatever the layout that made it so.
+"""A rank's shard of one of our tensors for torch.distributed.checkpoint (DCP), with its offsets in the whole tensor.
 
-DTensor knows even cuts over a mesh. Ours follow heads, and several of ours lie in one parameter, so a piece says its own place; DCP
-takes anything that does (torch.distributed._checkpointable).
+DTensor supports even splits over a mesh. Ours follow heads, and one parameter holds several tensors, so a shard carries its own
+offsets (torch.distributed._checkpointable).
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
-from windlass.train.params.layout import Part
+from windlass.train.params.layout import TensorSlice
 
 
-class Piece(Tensor):
-    """A tensor, because DCP drops whatever is none; its numbers are `tensor`'s own, wherever that lies."""
+class TensorShard(Tensor):
+    """A Tensor subclass, because DCP accepts only tensors. Shares its storage with `tensor`."""
 
-    part: Part
-    owned: Part
-    """What of it this rank saves: rows that several hold are one's to save. The end of what is held, or all of it."""
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    part: TensorSlice
+    owned: TensorSlice
+    """The part that this rank saves, if several ranks hold the same rows: the end of `part`, or all of it."""
+    __torch_function__: Any = torch._C._disabled_torch_function_impl
 
     @staticmethod
-    def __new__(cls, part: Part, tensor: Tensor, owned: Part | None = None) -> Piece:
+    def __new__(cls: type[TensorShard], part: TensorSlice, tensor: Tensor, owned: TensorSlice | None = None) -> TensorShard:
         made = Tensor._make_subclass(cls, tensor.detach())
         made.part, made.owned = part, owned or part
         return made
@@ -36,13 +36,13 @@ class Piece(Tensor):
         return self.as_subclass(Tensor)
 
     def size(self, dim: int | None = None) -> Any:
-        """Of the whole, by which DCP tells another model's. `shape` is the piece's own."""
+        """Size of the whole tensor, which DCP compares. `shape` is that of the shard."""
         whole = torch.Size(self.part.shape)
         return whole if dim is None else whole[dim]
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Piece:
-        """In host memory, where it stays as it is while training goes on."""
-        return Piece(self.part, self.tensor.to("cpu", copy=True).contiguous(), self.owned)
+    def __deepcopy__(self, memo: dict[int, Any]) -> TensorShard:
+        """A copy in host memory, unaffected by further training."""
+        return TensorShard(self.part, self.tensor.to("cpu", copy=True).contiguous(), self.owned)
 
     # --- torch.distributed._checkpointable
 
@@ -64,15 +64,15 @@ class Piece(Tensor):
         return [_chunk(self.part)]
 
     def __get_tensor_shard__(self, index: MetadataIndex) -> Tensor:
-        """All of it to be filled, or what is saved: the two begin elsewhere, or are the same."""
+        """The whole shard for loading, or the saved part of it."""
         first, start = self.part.held[0][0], (index.offset or [self.part.held[0][0]])[0]
         return self.tensor[start - first :]
 
 
-def _chunk(part: Part) -> ChunkStorageMetadata:
+def _chunk(part: TensorSlice) -> ChunkStorageMetadata:
     return ChunkStorageMetadata(offsets=torch.Size(start for start, _ in part.held), sizes=torch.Size(part.sizes))
 
 
-def whole_or_piece(part: Part, tensor: Tensor, owned: Part) -> Tensor | Piece:
-    """A plain tensor where all of it is here, and saved here. Both are saved alike, and fill each other."""
-    return tensor if part.is_whole and owned == part else Piece(part, tensor, owned)
+def tensor_or_shard(part: TensorSlice, tensor: Tensor, owned: TensorSlice) -> Tensor | TensorShard:
+    """A plain tensor if this rank holds and saves all of it. DCP loads either kind into the other."""
+    return tensor if part.is_whole and owned == part else TensorShard(part, tensor, owned)

@@ -1,1 +1,1 @@
-"""A decoder's tensors from a checkpoint, a dictionary or random numbers."""
+"""Implementations of core.ports.Weights: a checkpoint, a state_dict, random weights."""

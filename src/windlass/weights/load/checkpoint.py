@@ -1,8 +1,8 @@
-"""A decoder's tensors out of a checkpoint of whatever format (core.ports.Weights): this rank's slices, straight into place.
+"""Weights from a checkpoint of any format (core.ports.Weights): this rank's shards, loaded in place.
 
-Memory: the tensors that are given out, and one slice of what is being read (stream.SLICE_BYTES, with its decoding at most 32 MiB).
-Files are read with plain reads, so nothing stays mapped. Of a matrix that is cut along its inputs whole rows are read and this
-rank's part is kept; everything else is read by the slices that are held.
+Memory: the tensors returned, plus a slice in flight (prefetch.SLICE_BYTES; at most 32 MiB with decoding). Files are read with
+pread, never mapped. Of a matrix split along its inputs whole rows are read and this rank's columns kept; otherwise only this
+rank's rows are read.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ from torch import Tensor
 from windlass.core.place import Interval, Placement
 from windlass.errors import UnknownName
 from windlass.kernels.cuda.layout import Tiles
+from windlass.kernels.packing.packed_rows import PackedRows
 from windlass.kernels.packing.panels import Panels
 from windlass.kernels.triton.available import has_packed_kernels
-from windlass.kernels.triton.tiles.rows import Rows
 from windlass.weights.load.dense import load_dense, load_vector
+from windlass.weights.load.prefetch import trim_heap
 from windlass.weights.load.quantized import load_packed, panels_bytes
-from windlass.weights.load.stream import give_back_memory
-from windlass.weights.load.tiled import are_paired, can_tile, load_tiles
-from windlass.weights.source import Opened
-from windlass.weights.tensors.forms import Codes, common_codes, common_dense, form_of
-from windlass.weights.tensors.names import Named
-from windlass.weights.tensors.parts import Part, Share, part_at
-from windlass.weights.tensors.readers import Ours
-from windlass.weights.tensors.validate import missing, placed
+from windlass.weights.load.tiled import can_tile, is_gate_up, load_tiles
+from windlass.weights.source import OpenedModel
+from windlass.weights.tensors.readers import ModelTensor
+from windlass.weights.tensors.shards import RankShare, TensorShard, shard_of
+from windlass.weights.tensors.storage_format import CodeFormat, common_code_format, common_dtype, storage_format
+from windlass.weights.tensors.tensor_index import TensorIndex
+from windlass.weights.tensors.validate import locate_tensors, missing_tensor
 
 Progress = Callable[[int, int], None]
-"""Called with the bytes of the checkpoint that are done, and with all of them."""
+"""Called with (bytes loaded, total bytes)."""
 
-Matrix = Tensor | Panels | Rows | Tiles
+Matrix = Tensor | Panels | PackedRows | Tiles
 Loaded = TypeVar("Loaded", bound=Matrix)
 
 EMBED, HEAD = "embed.weight", "head.weight"
 
 
 class CheckpointWeights:
-    """`layers` (a stage) only bounds what `progress` counts; a decoder asks for the tensors of its own layers."""
+    """`layers`: this pipeline stage; only used for the total of `progress`."""
 
     def __init__(
         self,
-        opened: Opened,
+        opened: OpenedModel,
         *,
         placement: Placement | None = None,
         tp_index: int = 0,
@@ -56,19 +56,19 @@ class CheckpointWeights:
         tiled: bool = False,
         progress: Progress | None = None,
     ) -> None:
-        """`tiled`: for the kernels of kernels/cuda, where all of the layers' matrices are stored such that they take them."""
+        """`tiled`: use the layout of kernels/cuda, if every matrix of the layers is stored in a form it supports."""
         self.spec, self.device = opened.spec, torch.device(device)
         self.dtype = dtype or (torch.float32 if self.device.type == "cpu" else torch.bfloat16)
-        self._store, self._places = opened.store, opened.places or placed(opened.rules, opened.store)
-        self._named = Named(opened.rules)
-        self._share = Share(placement=placement, tp_index=tp_index, ep_index=ep_index)
+        self._store, self._locations = opened.store, opened.locations or locate_tensors(opened.rules, opened.store)
+        self._index = TensorIndex(opened.rules)
+        self._share = RankShare(placement=placement, tp_index=tp_index, ep_index=ep_index)
         self._keep_quantized = keep_quantized
         self._layers = layers or (0, opened.spec.num_layers)
         self.tiled = tiled and keep_quantized and self._can_be_tiled()
         self._progress, self._done, self._total = progress, 0, 0
         self._counted: set[str] = set()
         self._embedding: Matrix | None = None
-        give_back_memory()  # of a model that was here before
+        trim_heap()  # return the memory of a previous model
         if progress is not None:
             self._total = self.total_bytes()
             progress(0, self._total)
@@ -83,136 +83,140 @@ class CheckpointWeights:
         return self._matrix(names)
 
     def dense_matrix(self, *names: str) -> Tensor:
-        parts = [self._part(name) for name in names]
-        return self._given(parts, self._dense([parts])[0])
+        shards = [self._shard(name) for name in names]
+        return self._report(shards, self._dense([shards])[0])
 
     def vector(self, *names: str) -> Tensor | None:
-        found = [self._named.find(name) for name in names]
+        found = [self._index.find(name) for name in names]
         if not any(found):
             return None
-        parts = [self._find(ours) for ours in found if ours is not None]
-        if len(parts) < len(names):
-            missing = next(name for name, ours in zip(names, found, strict=True) if ours is None)
-            raise UnknownName("tensor", missing, [ours.name for ours in found if ours is not None])
-        return self._given(parts, load_vector(self._store, parts, self._vector_dtype(), self.device))
+        shards = [self._find(tensor) for tensor in found if tensor is not None]
+        if len(shards) < len(names):
+            absent = next(name for name, tensor in zip(names, found, strict=True) if tensor is None)
+            raise UnknownName("tensor", absent, [tensor.name for tensor in found if tensor is not None])
+        return self._report(shards, load_vector(self._store, shards, self._vector_dtype(), self.device))
 
     def experts(self, layer: int, *parts: str) -> Matrix:
-        found = self._expert_parts(layer, parts, "weight")
-        every = [part for one in found for part in one]
+        found = self._expert_shards(layer, parts, "weight")
+        every = [shard for one in found for shard in one]
         codes = self._codes(every)
         if codes is None:
-            return self._given(every, self._dense(found))
-        return self._given(every, self._packed(found, codes, parts, len(found)))
+            return self._report(every, self._dense(found))
+        return self._report(every, self._packed(found, codes, parts, len(found)))
 
     def expert_vectors(self, layer: int, *parts: str) -> Tensor | None:
-        if self._named.expert_rule(layer, parts[0], "bias") is None:
+        if self._index.expert_rule(layer, parts[0], "bias") is None:
             return None
-        found = self._expert_parts(layer, parts, "bias")
+        found = self._expert_shards(layer, parts, "bias")
         rows = [load_vector(self._store, one, self._vector_dtype(), self.device) for one in found]
-        return self._given([part for one in found for part in one], torch.stack(rows))
+        return self._report([shard for one in found for shard in one], torch.stack(rows))
 
-    # --- what is there, before anything is read
+    # --- sizes, before anything is read
 
     def total_bytes(self) -> int:
-        """Of the checkpoint, as far as this rank takes it."""
-        return sum(self._bytes(part) for part in self._held())
+        """Checkpoint bytes that this rank reads."""
+        return sum(self._bytes(shard) for shard in self._held())
 
     def memory_bytes(self) -> int:
-        """What the tensors will take: exact but for matrices of unlike forms that are stacked, and so become plain."""
-        return sum(self._memory_bytes(part) for part in self._held())
+        """Memory of the loaded tensors. Exact, except for stacked matrices of different formats, which are loaded dense."""
+        return sum(self._memory_bytes(shard) for shard in self._held())
 
     def storage(self) -> dict[str, int]:
-        """Bytes of the checkpoint by how they are stored: `{"Q4_K": ..., "Q6_K": ..., "F32": ...}`."""
+        """Checkpoint bytes by storage format: `{"Q4_K": ..., "Q6_K": ..., "F32": ...}`."""
         found: dict[str, int] = {}
-        for part in self._held():
-            name = form_of(self._store, part).name
-            found[name] = found.get(name, 0) + self._bytes(part)
+        for shard in self._held():
+            name = storage_format(self._store, shard).name
+            found[name] = found.get(name, 0) + self._bytes(shard)
         return found
 
-    def _held(self) -> Iterator[Part]:
+    def _held(self) -> Iterator[TensorShard]:
         experts = self._share.experts(self.spec.experts.num_experts) if self.spec.experts else None
-        return (self._find(ours) for ours in self._named.held(self.spec, self._layers, experts))
+        return (self._find(tensor) for tensor in self._index.held(self.spec, self._layers, experts))
 
-    def _bytes(self, part: Part) -> int:
-        return int(part.num_rows * part.num_in * form_of(self._store, part).bits / 8)
+    def _bytes(self, shard: TensorShard) -> int:
+        return int(shard.num_rows * shard.num_in * storage_format(self._store, shard).bits / 8)
 
-    def _memory_bytes(self, part: Part) -> int:
-        if len(part.ours.shape) == 1:
-            return part.num_rows * self._vector_dtype().itemsize
-        codes = self._codes([part])
+    def _memory_bytes(self, shard: TensorShard) -> int:
+        if len(shard.tensor.shape) == 1:
+            return shard.num_rows * self._vector_dtype().itemsize
+        codes = self._codes([shard])
         if codes is None:
-            return part.num_rows * part.num_in * self._dense_dtype([part]).itemsize
-        return panels_bytes(codes, part.num_rows, part.num_in)
+            return shard.num_rows * shard.num_in * self._dense_dtype([shard]).itemsize
+        return panels_bytes(codes, shard.num_rows, shard.num_in)
 
-    # --- how
+    # --- loading
 
     def _matrix(self, names: Sequence[str]) -> Matrix:
-        parts = [self._part(name) for name in names]
-        codes = self._codes(parts)
+        shards = [self._shard(name) for name in names]
+        codes = self._codes(shards)
         if codes is None:
-            return self._given(parts, self._dense([parts])[0])
-        return self._given(parts, self._packed([parts], codes, names, 0))
+            return self._report(shards, self._dense([shards])[0])
+        return self._report(shards, self._packed([shards], codes, names, 0))
 
-    def _packed(self, rows_of: list[list[Part]], codes: Codes, names: Sequence[str], num_experts: int) -> Panels | Rows | Tiles:
+    def _packed(
+        self, rows_of: list[list[TensorShard]], codes: CodeFormat, names: Sequence[str], num_experts: int
+    ) -> Panels | PackedRows | Tiles:
         if self.tiled:
-            return load_tiles(self._store, rows_of, codes, paired=are_paired(names), device=self.device)
+            return load_tiles(self._store, rows_of, codes, paired=is_gate_up(names), device=self.device)
         return load_packed(self._store, rows_of, codes, num_experts, self.device)
 
-    def _codes(self, parts: list[Part]) -> Codes | None:
-        """None: everything is plain, because it is stored so, or asked for, or the device has no kernels for anything else."""
+    def _codes(self, shards: list[TensorShard]) -> CodeFormat | None:
+        """None: load as plain numbers, because stored so, requested, or the device has no kernels for quantized weights."""
         if not self._keep_quantized or not (self.tiled or has_packed_kernels(self.device)):
             return None
-        if self.tiled and not all(_is_tiled(part) for part in parts):
+        if self.tiled and not all(_is_tiled(shard) for shard in shards):
             return None
-        return common_codes(parts, {form_of(self._store, part) for part in parts})
+        return common_code_format(shards, {storage_format(self._store, shard) for shard in shards})
 
     def _can_be_tiled(self) -> bool:
         return all(
-            can_tile(form_of(self._store, part).codes, part.num_rows, part.num_in) for part in self._held() if _is_tiled(part)
+            can_tile(storage_format(self._store, shard).codes, shard.num_rows, shard.num_in)
+            for shard in self._held()
+            if _is_tiled(shard)
         )
 
-    def _dense(self, rows_of: list[list[Part]]) -> Tensor:
-        dtype = self._dense_dtype([part for one in rows_of for part in one])
+    def _dense(self, rows_of: list[list[TensorShard]]) -> Tensor:
+        dtype = self._dense_dtype([shard for one in rows_of for shard in one])
         return load_dense(self._store, rows_of, dtype, self.device)
 
-    def _dense_dtype(self, parts: list[Part]) -> torch.dtype:
+    def _dense_dtype(self, shards: list[TensorShard]) -> torch.dtype:
         if not self._keep_quantized:
             return torch.float32
         if self.device.type != "cpu":
             return self.dtype
-        return common_dense({form_of(self._store, part) for part in parts})
+        return common_dtype({storage_format(self._store, shard) for shard in shards})
 
     def _vector_dtype(self) -> torch.dtype:
         return torch.float32
 
-    def _part(self, name: str) -> Part:
-        return self._find(self._named.get(name))
+    def _shard(self, name: str) -> TensorShard:
+        return self._find(self._index.get(name))
 
-    def _find(self, ours: Ours) -> Part:
-        place = self._places.get(ours.name)
-        if place is None:
-            raise missing(ours)
-        return part_at(ours, place, self._share)
+    def _find(self, tensor: ModelTensor) -> TensorShard:
+        location = self._locations.get(tensor.name)
+        if location is None:
+            raise missing_tensor(tensor)
+        return shard_of(tensor, location, self._share)
 
-    def _expert_parts(self, layer: int, parts: Sequence[str], kind: str) -> list[list[Part]]:
-        rules = [self._named.expert_rule(layer, part, kind) for part in parts]
+    def _expert_shards(self, layer: int, parts: Sequence[str], kind: str) -> list[list[TensorShard]]:
+        rules = [self._index.expert_rule(layer, part, kind) for part in parts]
         if any(rule is None for rule in rules):
             raise UnknownName("expert tensor", f"layers.{layer} {' '.join(parts)} {kind}", ["gate", "up", "down"])
         held = [rule for rule in rules if rule is not None]
         numbers = range(*self._share.experts(held[0].num_experts))
-        return [[self._find(Ours(rule=rule, layer=layer, expert=number)) for rule in held] for number in numbers]
+        return [[self._find(ModelTensor(rule=rule, layer=layer, expert=number)) for rule in held] for number in numbers]
 
-    def _given(self, parts: list[Part], loaded: Loaded) -> Loaded:
-        """Counted, the first time."""
+    def _report(self, shards: list[TensorShard], loaded: Loaded) -> Loaded:
+        """Reports progress; each tensor counts once."""
         if self._progress is not None:
-            for part in parts:
-                if part.ours.name not in self._counted:
-                    self._counted.add(part.ours.name)
-                    self._done += self._bytes(part)
+            for shard in shards:
+                if shard.tensor.name not in self._counted:
+                    self._counted.add(shard.tensor.name)
+                    self._done += self._bytes(shard)
             self._progress(self._done, self._total)
         return loaded
 
 
-def _is_tiled(part: Part) -> bool:
-    """Where anything is: every matrix of the layers but the routers. For the head, too, those kernels have plain numbers."""
-    return part.ours.layer is not None and len(part.ours.shape) == 2 and not part.ours.name.endswith(".router.weight")
+def _is_tiled(shard: TensorShard) -> bool:
+    """Every matrix of a layer except the router; the head stays dense."""
+    return shard.tensor.layer is not None and len(shard.tensor.shape) == 2 and not shard.tensor.name.endswith(".router.weight")

@@ -1,43 +1,44 @@
-"""Parts of matrices to one plain tensor, a bounded slice at a time, each straight to its place."""
+"""Loads shards of matrices into one dense tensor, a bounded slice at a time."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from windlass.core.ports import TensorStore
+from windlass.core.ports import ByteStore, TensorStore
 from windlass.formats.dtypes import torch_dtype
-from windlass.weights.load.stream import DEVICE_SLICE_BYTES, DEVICE_WORKERS, SLICE_BYTES, ahead
-from windlass.weights.tensors.parts import Part
-from windlass.weights.tensors.readers import first_row, kept_columns, picked, reader, runs
+from windlass.weights.load.prefetch import DEVICE_SLICE_BYTES, DEVICE_WORKERS, SLICE_BYTES, prefetch
+from windlass.weights.tensors.readers import first_row, reader, row_selection, runs, select_columns
+from windlass.weights.tensors.shards import TensorShard
 
 Job = Callable[[], None]
 Block = tuple[Tensor, Tensor]
-"""Where it goes, and what goes there."""
+"""(target, values)."""
 
 
-def load_dense(store: TensorStore, rows_of: Sequence[Sequence[Part]], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """[len(rows_of), out, in]: for each expert (or for the one matrix there is) its parts below each other."""
+def load_dense(store: TensorStore, rows_of: Sequence[Sequence[TensorShard]], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """[len(rows_of), out, in]: for each expert (or for a single matrix) its shards, concatenated along the output."""
     first = rows_of[0]
-    out = torch.empty(len(rows_of), sum(part.num_rows for part in first), first[0].num_in, dtype=dtype, device=device)
+    out = torch.empty(len(rows_of), sum(shard.num_rows for shard in first), first[0].num_in, dtype=dtype, device=device)
     jobs: list[Callable[[], Block | None]] = []
-    for expert, parts in enumerate(rows_of):
+    for expert, shards in enumerate(rows_of):
         row = 0
-        for part in parts:
-            jobs += _jobs(store, part, out[expert, row : row + part.num_rows])
-            row += part.num_rows
+        for shard in shards:
+            jobs += _jobs(store, shard, out[expert, row : row + shard.num_rows])
+            row += shard.num_rows
     if device.type == "cuda":
         jobs = [_pinned(job) for job in jobs]
-    for block in ahead(jobs, 1 if device.type == "cpu" else DEVICE_WORKERS):
+    for block in prefetch(jobs, 1 if device.type == "cpu" else DEVICE_WORKERS):
         if block is not None:
             block[0].copy_(block[1], non_blocking=True)
     return out
 
 
 def _pinned(job: Callable[[], Block | None]) -> Callable[[], Block | None]:
-    """Where a GPU copies from without the processor's help."""
+    """In pinned memory, from which a GPU copies asynchronously."""
 
     def pinned() -> Block | None:
         block = job()
@@ -46,28 +47,28 @@ def _pinned(job: Callable[[], Block | None]) -> Callable[[], Block | None]:
     return pinned
 
 
-def load_vector(store: TensorStore, parts: Sequence[Part], dtype: torch.dtype, device: torch.device) -> Tensor:
-    read = [reader(store, part.ours, part.place)(*part.rows).reshape(-1).to(dtype) for part in parts]
+def load_vector(store: TensorStore, shards: Sequence[TensorShard], dtype: torch.dtype, device: torch.device) -> Tensor:
+    read = [reader(store, shard.tensor, shard.location)(*shard.rows).reshape(-1).to(dtype) for shard in shards]
     found = torch.cat(read) if len(read) > 1 else read[0].clone()
     return found.to(device)
 
 
-def _jobs(store: TensorStore, part: Part, target: Tensor) -> Iterator[Callable[[], Block | None]]:
-    if part.place.transposed:
-        return _transposed(store, part, target)
-    if _is_plain(store, part, target):
-        return _in_place(store, part, target)
-    return _by_rows(store, part, target)
+def _jobs(store: TensorStore, shard: TensorShard, target: Tensor) -> Iterator[Callable[[], Block | None]]:
+    if shard.location.transposed:
+        return _transposed(store, shard, target)
+    if _is_plain(store, shard, target):
+        return _in_place(store, shard, target)
+    return _by_rows(store, shard, target)
 
 
-def slice_rows(part: Part, target: Tensor) -> int:
+def slice_rows(shard: TensorShard, target: Tensor) -> int:
     size = SLICE_BYTES if target.device.type == "cpu" else DEVICE_SLICE_BYTES
-    return max(1, size // (part.ours.shape[-1] * 4))
+    return max(1, size // (shard.tensor.shape[-1] * 4))
 
 
-def _by_rows(store: TensorStore, part: Part, target: Tensor) -> Iterator[Callable[[], Block]]:
-    read, (first, last), (left, right) = reader(store, part.ours, part.place), part.rows, part.columns
-    step = slice_rows(part, target)
+def _by_rows(store: TensorStore, shard: TensorShard, target: Tensor) -> Iterator[Callable[[], Block]]:
+    read, (first, last), (left, right) = reader(store, shard.tensor, shard.location), shard.rows, shard.columns
+    step = slice_rows(shard, target)
     for start in range(first, last, step):
         stop = min(start + step, last)
 
@@ -77,41 +78,46 @@ def _by_rows(store: TensorStore, part: Part, target: Tensor) -> Iterator[Callabl
         yield job
 
 
-def _transposed(store: TensorStore, part: Part, target: Tensor) -> Iterator[Callable[[], Block]]:
-    """Stored rows are our inputs: a slab of them is a few columns of the target."""
-    name, rows, (left, right) = part.place.name, picked(part.ours, part.place), part.columns
-    begin = first_row(part.ours, part.place)
+def _transposed(store: TensorStore, shard: TensorShard, target: Tensor) -> Iterator[Callable[[], Block]]:
+    """Stored rows are our inputs: a slab of them fills some columns of the target."""
+    name, rows, (left, right) = shard.location.name, row_selection(shard.tensor, shard.location), shard.columns
+    begin = first_row(shard.tensor, shard.location)
     slab = max(1, SLICE_BYTES // (store.shape(name)[-1] * 4))
     for start in range(left, right, slab):
         stop = min(start + slab, right)
 
         def job(start: int = start, stop: int = stop) -> Block:
-            values = kept_columns(store.read(name, begin + start, begin + stop), rows, *part.rows)
+            values = select_columns(store.read(name, begin + start, begin + stop), rows, *shard.rows)
             return target[:, start - left : stop - left], values.t()
 
         yield job
 
 
-def _is_plain(store: TensorStore, part: Part, target: Tensor) -> bool:
-    """Whole rows, in memory as in the file: they are read to where they stay."""
+def _is_plain(store: TensorStore, shard: TensorShard, target: Tensor) -> bool:
+    """Whole rows stored in the target's dtype: they can be read straight into it."""
     return (
         hasattr(store, "read_into")
         and target.device.type == "cpu"
-        and part.whole_rows
-        and not part.place.packed
-        and not part.place.source.encoding
-        and store.dtype(part.place.name) not in ("F8_E4M3", "I8")
-        and torch_dtype(store.dtype(part.place.name)) is target.dtype
+        and shard.whole_rows
+        and not shard.location.packed
+        and not shard.location.source.encoding
+        and store.dtype(shard.location.name) not in ("F8_E4M3", "I8")
+        and torch_dtype(store.dtype(shard.location.name)) is target.dtype
     )
 
 
-def _in_place(store: TensorStore, part: Part, target: Tensor) -> Iterator[Callable[[], None]]:
-    rows, begin, row_bytes = picked(part.ours, part.place), first_row(part.ours, part.place), target.shape[-1] * target.itemsize
+def _in_place(store: TensorStore, shard: TensorShard, target: Tensor) -> Iterator[Callable[[], None]]:
+    rows, begin, row_bytes = (
+        row_selection(shard.tensor, shard.location),
+        first_row(shard.tensor, shard.location),
+        target.shape[-1] * target.itemsize,
+    )
+    bytes_of = cast(ByteStore, store)
 
     def job() -> None:
-        whole = memoryview(target.view(torch.uint8).numpy().reshape(-1))
-        for ours, stored, count in runs(rows, *part.rows):
-            offset = (ours - part.rows[0]) * row_bytes
-            store.read_into(part.place.name, (begin + stored) * row_bytes, whole[offset : offset + count * row_bytes])  # type: ignore[attr-defined]
+        whole = target.view(torch.uint8).numpy().reshape(-1).data
+        for ours, stored, count in runs(rows, *shard.rows):
+            offset = (ours - shard.rows[0]) * row_bytes
+            bytes_of.read_into(shard.location.name, (begin + stored) * row_bytes, whole[offset : offset + count * row_bytes])
 
     yield job

@@ -1,4 +1,4 @@
-"""A decoder's tensors out of a dictionary under Hugging Face names: another library's state_dict(), a trainer's own."""
+"""Weights from a state_dict under Hugging Face names (core.ports.Weights)."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from windlass.core.model import ModelSpec
 from windlass.core.place import Placement
 from windlass.core.rule import Rule
 from windlass.weights.load.checkpoint import CheckpointWeights, Loaded
-from windlass.weights.source import Opened
+from windlass.weights.source import OpenedModel
 from windlass.weights.stores.memory import MemoryStore
-from windlass.weights.tensors.parts import Part
-from windlass.weights.tensors.validate import placed
+from windlass.weights.tensors.shards import TensorShard
+from windlass.weights.tensors.validate import locate_tensors
 
 
 class DictWeights(CheckpointWeights):
-    """Everything plain and in `dtype`, vectors too; every name that the rules know is found, published or as transformers stacks it.
+    """Everything dense and in `dtype`, vectors too. Any layout the rules know is read: as published, or as transformers stacks it.
 
-    `requires_grad`: what is given out are leaves to be differentiated.
+    `requires_grad`: tensors are returned as leaves that require gradients.
     """
 
     def __init__(
@@ -36,17 +36,19 @@ class DictWeights(CheckpointWeights):
         tp_index: int = 0,
     ) -> None:
         store = MemoryStore(state_dict)
-        opened = Opened(
-            store=store, spec=spec, rules=rules, config={}, digest="", places=placed(rules, store, others_allowed=True)
+        opened = OpenedModel(
+            store=store, spec=spec, rules=rules, config={}, digest="", locations=locate_tensors(rules, store, others_allowed=True)
         )
         super().__init__(opened, placement=placement, tp_index=tp_index, device=device, dtype=dtype, keep_quantized=False)
         self._requires_grad = requires_grad
 
-    def _dense_dtype(self, parts: list[Part]) -> torch.dtype:
+    def _dense_dtype(self, shards: list[TensorShard]) -> torch.dtype:
         return self.dtype
 
     def _vector_dtype(self) -> torch.dtype:
         return self.dtype
 
-    def _given(self, parts: list[Part], loaded: Loaded) -> Loaded:
-        return loaded.requires_grad_(self._requires_grad) if isinstance(loaded, Tensor) else loaded
+    def _report(self, shards: list[TensorShard], loaded: Loaded) -> Loaded:
+        if isinstance(loaded, Tensor):
+            loaded.requires_grad_(self._requires_grad)
+        return loaded

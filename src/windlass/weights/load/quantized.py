@@ -1,46 +1,47 @@
-"""Parts of packed matrices to panels: codes and scales as they are stored, a bounded slice at a time. Nothing is rounded."""
+"""Loads shards of quantized matrices: codes and scales as they are stored, a bounded slice at a time. Nothing is requantized."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from windlass.core.ports import TensorStore
+from windlass.core.constants import FP8_BLOCK
+from windlass.core.ports import BlockStore, TensorStore
 from windlass.formats.dtypes import torch_dtype
 from windlass.kernels.packing import repack
+from windlass.kernels.packing.packed_rows import PackedRows
 from windlass.kernels.packing.panels import PANEL_ROWS, Panels
-from windlass.kernels.triton.tiles.rows import Rows
-from windlass.weights.load.stream import DEVICE_SLICE_BYTES, DEVICE_WORKERS, SLICE_BYTES, ahead
-from windlass.weights.tensors.forms import FP8_BLOCK, Codes, Form, form_of
-from windlass.weights.tensors.packed import packed_form, packed_rows
-from windlass.weights.tensors.parts import Part
-from windlass.weights.tensors.readers import SHORT_RUN_ROWS, first_row, picked, runs
+from windlass.weights.load.prefetch import DEVICE_SLICE_BYTES, DEVICE_WORKERS, SLICE_BYTES, prefetch
+from windlass.weights.tensors.packed import packed_layout, packed_rows
+from windlass.weights.tensors.readers import SHORT_RUN_ROWS, first_row, row_selection, runs
+from windlass.weights.tensors.shards import TensorShard
+from windlass.weights.tensors.storage_format import CodeFormat, StorageFormat, storage_format
 
 BLOCKS_TAKEN = ("Q4_0", "Q4_1", "Q8_0")
-"""ggml's blocks that panels take as they are."""
+"""ggml block types that panels accept unchanged."""
 
 
 @dataclass(frozen=True)
-class Coded:
-    """Rows for `Panels.put`, or (without scales) for `Panels.put_blocks`."""
+class CodedRows:
+    """PackedRows for `Panels.put`, or (without scales) for `Panels.put_blocks`."""
 
     codes: Tensor
     scale: Tensor | None = None
     offset: Tensor | None = None
 
-    def pinned(self) -> Coded:
-        """Where a GPU copies from without the processor's help."""
-        return Coded(*(None if tensor is None else tensor.pin_memory() for tensor in (self.codes, self.scale, self.offset)))  # type: ignore[arg-type]
+    def pinned(self) -> CodedRows:
+        """In pinned memory, from which a GPU copies asynchronously."""
+        return self._map(Tensor.pin_memory)
 
-    def picked(self, index: Tensor) -> Coded:
-        return Coded(*(None if tensor is None else tensor[index] for tensor in (self.codes, self.scale, self.offset)))  # type: ignore[arg-type]
+    def select(self, index: Tensor) -> CodedRows:
+        return self._map(lambda tensor: tensor[index])
 
-    def columns(self, left: int, right: int, num_in: int) -> Coded:
-        """Inputs left..right of `num_in`. They begin and end with a group, so every tensor is cut in proportion."""
+    def columns(self, left: int, right: int, num_in: int) -> CodedRows:
+        """Inputs left..right of `num_in`. Both are group boundaries, so every tensor is sliced in proportion."""
         if right - left == num_in:
             return self
 
@@ -48,33 +49,37 @@ class Coded:
             width = tensor.shape[1]
             return tensor if width == 1 else tensor[:, width * left // num_in : width * right // num_in]
 
-        return Coded(*(None if tensor is None else cut(tensor) for tensor in (self.codes, self.scale, self.offset)))  # type: ignore[arg-type]
+        return self._map(cut)
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> CodedRows:
+        scale, offset = (None if tensor is None else change(tensor) for tensor in (self.scale, self.offset))
+        return CodedRows(change(self.codes), scale, offset)
 
 
-ReadCodes = Callable[[int, int], Coded]
-Job = Callable[[], tuple[int | None, int, Coded]]
+ReadCodes = Callable[[int, int], CodedRows]
+Job = Callable[[], tuple[int | None, int, CodedRows]]
 """-> expert, first row, rows."""
 
 
-def panels_bytes(codes: Codes, num_out: int, num_in: int) -> int:
-    """Of a matrix in memory."""
+def panels_bytes(codes: CodeFormat, num_out: int, num_in: int) -> int:
+    """Memory of a matrix in panels."""
     nothing = torch.empty(0, dtype=torch.uint8)
     return Panels(codes.kind, (num_out, num_in), codes.local_group(num_in), torch_dtype(codes.scale), nothing).expert_bytes
 
 
 def load_packed(
-    store: TensorStore, rows_of: Sequence[Sequence[Part]], codes: Codes, num_experts: int, device: torch.device
-) -> Panels | Rows:
-    """For each expert (or for the one matrix there is, `num_experts` 0) its parts below each other: panels on a CPU, rows on a GPU."""
+    store: TensorStore, rows_of: Sequence[Sequence[TensorShard]], codes: CodeFormat, num_experts: int, device: torch.device
+) -> Panels | PackedRows:
+    """For each expert (or for a single matrix, `num_experts` 0) its shards, concatenated along the output: panels on a CPU, rows on a GPU."""
     first = rows_of[0]
-    num_out, num_in = sum(part.num_rows for part in first), first[0].num_in
+    num_out, num_in = sum(shard.num_rows for shard in first), first[0].num_in
     shape = (codes.kind, num_out, num_in, codes.local_group(num_in), num_experts, torch_dtype(codes.scale))
-    made = Panels.allocate(*shape) if device.type == "cpu" else Rows.allocate(*shape, device=device)
+    made = Panels.allocate(*shape) if device.type == "cpu" else PackedRows.allocate(*shape, device=device)
     size, workers = (SLICE_BYTES, 1) if device.type == "cpu" else (DEVICE_SLICE_BYTES, DEVICE_WORKERS)
     jobs = [
-        job for expert, parts in enumerate(rows_of) for job in coded_jobs(store, parts, expert if num_experts else None, size)
+        job for expert, shards in enumerate(rows_of) for job in coded_jobs(store, shards, expert if num_experts else None, size)
     ]
-    for expert, row, rows in ahead(jobs, workers):
+    for expert, row, rows in prefetch(jobs, workers):
         if rows.scale is None:
             made.put_blocks(row, rows.codes, expert)
         else:
@@ -82,89 +87,93 @@ def load_packed(
     return made
 
 
-def coded_jobs(store: TensorStore, parts: Sequence[Part], expert: int | None, slice_bytes: int = SLICE_BYTES) -> Iterator[Job]:
-    """Slices of a matrix of these parts, each with the row it begins with."""
+def coded_jobs(
+    store: TensorStore, shards: Sequence[TensorShard], expert: int | None, slice_bytes: int = SLICE_BYTES
+) -> Iterator[Job]:
+    """Jobs that read slices of the concatenated shards, each with its first row."""
     row = 0
-    for part in parts:
-        yield from _jobs(store, part, row, expert, slice_bytes)
-        row += part.num_rows
+    for shard in shards:
+        yield from _jobs(store, shard, row, expert, slice_bytes)
+        row += shard.num_rows
 
 
-def _jobs(store: TensorStore, part: Part, row: int, expert: int | None, slice_bytes: int) -> Iterator[Job]:
-    read, (first, last) = coded_reader(store, part), part.rows
-    num_in = part.ours.shape[1]
+def _jobs(store: TensorStore, shard: TensorShard, row: int, expert: int | None, slice_bytes: int) -> Iterator[Job]:
+    read, (first, last) = coded_reader(store, shard), shard.rows
+    num_in = shard.tensor.shape[1]
     step = max(1, slice_bytes // num_in // PANEL_ROWS) * PANEL_ROWS
     for start in range(first, last, step):
         stop = min(start + step, last)
 
-        def job(start: int = start, stop: int = stop) -> tuple[int | None, int, Coded]:
-            return expert, row + start - first, read(start, stop).columns(*part.columns, num_in)
+        def job(start: int = start, stop: int = stop) -> tuple[int | None, int, CodedRows]:
+            return expert, row + start - first, read(start, stop).columns(*shard.columns, num_in)
 
         yield job
 
 
-def coded_reader(store: TensorStore, part: Part) -> ReadCodes:
-    """Rows of ours start..stop, all inputs."""
-    base = _stored_rows(store, part, form_of(store, part))
-    first, rows = first_row(part.ours, part.place), picked(part.ours, part.place)
+def coded_reader(store: TensorStore, shard: TensorShard) -> ReadCodes:
+    """PackedRows of ours start..stop, all inputs."""
+    base = _stored_rows(store, shard, storage_format(store, shard))
+    first, rows = first_row(shard.tensor, shard.location), row_selection(shard.tensor, shard.location)
 
-    def read(start: int, stop: int) -> Coded:
+    def read(start: int, stop: int) -> CodedRows:
         stretches = list(runs(rows, start, stop))
         if rows is None or len(stretches) == 1 or rows.block >= SHORT_RUN_ROWS:
             return _joined([base(first + stored, first + stored + count) for _, stored, count in stretches])
         lowest, highest = rows.stored(start), rows.stored(stop - 1) + 1
         index = torch.tensor([rows.stored(row) - lowest for row in range(start, stop)])
-        return base(first + lowest, first + highest).picked(index)
+        return base(first + lowest, first + highest).select(index)
 
     return read
 
 
-def _joined(parts: list[Coded]) -> Coded:
+def _joined(parts: list[CodedRows]) -> CodedRows:
     if len(parts) == 1:
         return parts[0]
-    columns = zip(*((part.codes, part.scale, part.offset) for part in parts), strict=True)
-    return Coded(*(None if tensors[0] is None else torch.cat(tensors) for tensors in columns))  # type: ignore[arg-type]
+    scales = [rows.scale for rows in parts if rows.scale is not None]
+    offsets = [rows.offset for rows in parts if rows.offset is not None]
+    codes = torch.cat([rows.codes for rows in parts])
+    return CodedRows(codes, torch.cat(scales) if scales else None, torch.cat(offsets) if offsets else None)
 
 
-# --- how each form is read
+# --- one reader per storage format
 
 
-def _stored_rows(store: TensorStore, part: Part, form: Form) -> ReadCodes:
-    name = part.place.name
-    if part.place.packed:
-        read = packed_rows(store, name, packed_form(store, name, part.ours.shape))
-        return lambda start, stop: Coded(*read(start, stop))
+def _stored_rows(store: TensorStore, shard: TensorShard, form: StorageFormat) -> ReadCodes:
+    name = shard.location.name
+    if shard.location.packed:
+        read = packed_rows(store, name, packed_layout(store, name, shard.tensor.shape))
+        return lambda start, stop: CodedRows(*read(start, stop))
     if form.name == "mxfp4":
         return lambda start, stop: _mxfp4(store, name, start, stop)
     if form.name in ("F8_E4M3", "I8"):
         return lambda start, stop: _eight_bits(store, name, start, stop)
-    return lambda start, stop: _ggml(store, name, start, stop)
+    return lambda start, stop: _ggml(cast(BlockStore, store), name, start, stop)
 
 
-def _ggml(store: Any, name: str, start: int, stop: int) -> Coded:
-    kind, data = cast(tuple[str, bytearray], store.raw_blocks(name, start, stop))
+def _ggml(store: BlockStore, name: str, start: int, stop: int) -> CodedRows:
+    kind, data = store.raw_blocks(name, start, stop)
     rows = torch.frombuffer(data, dtype=torch.uint8).view(stop - start, -1)
     if kind in BLOCKS_TAKEN:
-        return Coded(rows)
-    return Coded(*{"Q5_0": repack.q5_0, "Q4_K": repack.q4_k}[kind](rows))
+        return CodedRows(rows)
+    return CodedRows(*{"Q5_0": repack.q5_0, "Q4_K": repack.q4_k}[kind](rows))
 
 
-def _mxfp4(store: TensorStore, name: str, start: int, stop: int) -> Coded:
+def _mxfp4(store: TensorStore, name: str, start: int, stop: int) -> CodedRows:
     scales = store.read(f"{name}_scales", start, stop)
     per_row = scales.shape[1]
     blocks = store.read(f"{name}_blocks", start * per_row, stop * per_row)
-    return Coded(*repack.mxfp4(blocks.view(stop - start, per_row, -1), scales))
+    return CodedRows(*repack.mxfp4(blocks.view(stop - start, per_row, -1), scales))
 
 
-def _eight_bits(store: TensorStore, name: str, start: int, stop: int) -> Coded:
+def _eight_bits(store: TensorStore, name: str, start: int, stop: int) -> CodedRows:
     codes = store.read(name, start, stop)
-    if codes.dtype is torch.int8:  # with the top bit turned over two's complement is the code + 128
+    if codes.dtype is torch.int8:  # flipping the sign bit of two's complement adds 128
         codes = (codes.view(torch.uint8) ^ 128).view(torch.int32)
-    return Coded(codes, _row_scales(store, name, start, stop))
+    return CodedRows(codes, _row_scales(store, name, start, stop))
 
 
 def _row_scales(store: TensorStore, name: str, start: int, stop: int) -> Tensor:
-    """fp32 [rows, groups], from one per row, one for all, or one for 128 x 128."""
+    """fp32 [rows, groups], from scales per row, per tensor or per 128 x 128 block."""
     if f"{name}_scale_inv" in store.names():
         first, last = start // FP8_BLOCK, -(-stop // FP8_BLOCK)
         every = store.read(f"{name}_scale_inv", first, last).float().repeat_interleave(FP8_BLOCK, dim=0)

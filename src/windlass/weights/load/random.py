@@ -1,8 +1,8 @@
-"""A decoder's tensors at random (core.ports.Weights): any shape, true to its bytes and types, with no checkpoint. For benchmarks.
+"""Random weights (core.ports.Weights): any shape without a checkpoint, with true sizes and dtypes. For benchmarks.
 
-Every matrix keeps the spread of its inputs, and those that end a half layer are divided by the root of twice the layers (GPT-2,
-section 2.3), so that activations stay finite however deep the model is. Norms are near one. A router's rows are of one length,
-so that every token has favourites of its own and experts are taken about alike.
+Matrices preserve the variance of their inputs, and those that write to the residual stream are divided by sqrt(2 * layers) (GPT-2,
+section 2.3), so that activations stay finite at any depth. Norm weights are near one. Router rows are normalized, so that expert
+load is about even.
 """
 
 from __future__ import annotations
@@ -14,30 +14,31 @@ from math import prod, sqrt
 import torch
 from torch import Tensor
 
+from windlass.core.fused import TILE_ROWS
 from windlass.core.model import ModelSpec
 from windlass.core.place import Placement, stored
-from windlass.core.rule import Part, Role, Rule
+from windlass.core.rule import ModelPart, Role, Rule
 from windlass.core.scheme import Scheme, Stored, scheme
 from windlass.errors import BadInput, UnknownName
-from windlass.kernels.cuda.layout import ROWS, Tiles
+from windlass.kernels.cuda.layout import Tiles
 from windlass.kernels.cuda.layout import random as random_tiles
+from windlass.kernels.packing.packed_rows import PackedRows
 from windlass.kernels.packing.panels import BLOCK, Panels
 from windlass.kernels.triton.available import has_packed_kernels
-from windlass.kernels.triton.tiles.rows import Rows
-from windlass.weights.load.stream import give_back_memory
-from windlass.weights.load.tiled import are_paired
+from windlass.weights.load.prefetch import trim_heap
+from windlass.weights.load.tiled import is_gate_up
 from windlass.weights.source import check_runnable
-from windlass.weights.tensors.names import Named
-from windlass.weights.tensors.parts import Share
+from windlass.weights.tensors.shards import RankShare
+from windlass.weights.tensors.tensor_index import TensorIndex
 
 POOL = 4_194_301
-"""Random numbers that are made; a prime, so that rows that repeat them begin elsewhere. Drawing them all would take minutes."""
+"""Size of the pool of random numbers that is repeated (drawing all would take minutes); a prime, so that rows start at different offsets."""
 
-Matrix = Tensor | Panels | Rows | Tiles
+Matrix = Tensor | Panels | PackedRows | Tiles
 
 
 class RandomWeights:
-    """`quant` is the scheme's name, or a scheme: what it packs, and in which groups, is what conversion would do."""
+    """`quant` is a scheme or its name; what is quantized, and in which groups, is what conversion would do."""
 
     def __init__(
         self,
@@ -53,33 +54,33 @@ class RandomWeights:
         dtype: torch.dtype | None = None,
         tiled: bool = False,
     ) -> None:
-        """`tiled`: for the kernels of kernels/cuda, where all of the layers' matrices are such that they take them."""
+        """`tiled`: use the layout of kernels/cuda, if it supports every matrix of the layers."""
         check_runnable(spec)
         self.spec, self.device = spec, torch.device(device)
         self.dtype = dtype or (torch.float32 if self.device.type == "cpu" else torch.bfloat16)
         self.scheme = scheme(quant, group) if isinstance(quant, str) else quant
-        self._named, self._seed = Named(rules), seed
-        self._share = Share(placement=placement, tp_index=tp_index)
+        self._index, self._seed = TensorIndex(rules), seed
+        self._share = RankShare(placement=placement, tp_index=tp_index)
         self._embedding: Matrix | None = None
         self._pools: dict[torch.dtype, Tensor] = {}
         self.tiled = tiled and self._can_be_tiled()
-        give_back_memory()  # of a model that was here before
+        trim_heap()  # return the memory of a previous model
 
     # --- core.ports.Weights
 
     def matrix(self, *names: str) -> Matrix:
         if self.spec.tied_head and names in (("embed.weight",), ("head.weight",)):
             if self._embedding is None:
-                self._embedding = self._made([self._named.get("embed.weight").rule], "embed.weight")
+                self._embedding = self._made([self._index.get("embed.weight").rule], "embed.weight")
             return self._embedding
-        return self._made([self._named.get(name).rule for name in names], " ".join(names))
+        return self._made([self._index.get(name).rule for name in names], " ".join(names))
 
     def dense_matrix(self, *names: str) -> Tensor:
-        rules = [self._named.get(name).rule for name in names]
+        rules = [self._index.get(name).rule for name in names]
         return self._dense(self._shape(rules), self._spread(rules[0]), " ".join(names))
 
     def vector(self, *names: str) -> Tensor | None:
-        found = [self._named.find(name) for name in names]
+        found = [self._index.find(name) for name in names]
         rules = [ours.rule for ours in found if ours is not None]
         if not rules:
             return None
@@ -93,17 +94,17 @@ class RandomWeights:
         return self._made(rules, f"layers.{layer}.experts {' '.join(parts)}", stop - start)
 
     def expert_vectors(self, layer: int, *parts: str) -> Tensor | None:
-        if self._named.expert_rule(layer, parts[0], "bias") is None:
+        if self._index.expert_rule(layer, parts[0], "bias") is None:
             return None
         rules = self._expert_rules(layer, parts, "bias")
         start, stop = self._share.experts(rules[0].num_experts)
         made = [self._numbers(rule, f"layers.{layer}.experts.{rule.ours}", (stop - start,)) for rule in rules]
         return torch.cat(made, dim=-1)
 
-    # --- how
+    # --- drawing
 
     def _expert_rules(self, layer: int, parts: Sequence[str], kind: str) -> list[Rule]:
-        rules = [self._named.expert_rule(layer, part, kind) for part in parts]
+        rules = [self._index.expert_rule(layer, part, kind) for part in parts]
         found = [rule for rule in rules if rule is not None]
         if len(found) < len(parts):
             raise UnknownName("expert tensor", f"layers.{layer} {' '.join(parts)} {kind}", ["gate", "up", "down"])
@@ -113,7 +114,7 @@ class RandomWeights:
         how, shape, spread = stored(rules[0], self.scheme), self._shape(rules), self._spread(rules[0])
         if self.tiled and how.bits == 4 and rules[0].layers is not None:
             assert how.group is not None
-            paired = are_paired([rule.ours for rule in rules])
+            paired = is_gate_up([rule.ours for rule in rules])
             return random_tiles(
                 max(num_experts, 1), *shape, how.group, spread, paired=paired, device=self.device, seed=self._seed_of(name)
             )
@@ -124,28 +125,28 @@ class RandomWeights:
         form = (kind, *shape, how.group or shape[1], num_experts, scale_dtype)
         if self.device.type == "cpu":
             return Panels.random(*form, deviation=spread, seed=self._seed_of(name))
-        return Rows.random(*form, self.device, deviation=spread, seed=self._seed_of(name))
+        return PackedRows.random(*form, self.device, deviation=spread, seed=self._seed_of(name))
 
     def _can_be_tiled(self) -> bool:
         """Every matrix of the layers but the routers."""
         if self.scheme.name != "int4" or self.scheme.zero_points:
             return False
         layers = [
-            rule for rule in self._named.rules if rule.layers is not None and len(rule.shape) == 2 and rule.part is Part.MAIN
+            rule for rule in self._index.rules if rule.layers is not None and len(rule.shape) == 2 and rule.part is ModelPart.MAIN
         ]
         return all(
-            stored(rule, self.scheme).bits == 4 and rule.shape[0] % ROWS == 0
+            stored(rule, self.scheme).bits == 4 and rule.shape[0] % TILE_ROWS == 0
             for rule in layers
             if not rule.ours.endswith(".router.weight")
         )
 
     def _shape(self, rules: list[Rule]) -> tuple[int, int]:
-        """This rank's rows of all, one below the other."""
+        """This rank's shape of the concatenated matrices."""
         held = [self._share.slices(rule) for rule in rules]
         return sum(stop - start for (start, stop), _ in held), held[0][1][1] - held[0][1][0]
 
     def _spread(self, rule: Rule) -> float:
-        """Of a sum over all inputs, those of other ranks too."""
+        """Standard deviation, from all inputs including those of other ranks."""
         if rule.role is Role.LOOKUP and not self.spec.tied_head:
             return 1.0
         last = rule.ours.endswith((".o.weight", ".down.weight"))
@@ -174,7 +175,7 @@ class RandomWeights:
         ((start, stop),) = self._share.slices(rule)
         drawn = torch.randn(*before, rule.shape[0], generator=torch.Generator().manual_seed(self._seed_of(name)))[..., start:stop]
         if rule.ours.endswith(".router.correction"):
-            return torch.zeros_like(drawn).to(self.device)  # or some experts would be everybody's favourites
+            return torch.zeros_like(drawn).to(self.device)  # otherwise some experts would be chosen by every token
         is_norm = rule.ours.endswith("norm.weight")
         return (1 + 0.05 * drawn if is_norm else 0.02 * drawn).to(self.device)
 
@@ -188,11 +189,11 @@ def _has_panels(how: Stored, num_in: int) -> bool:
 
 
 def _panels(how: Stored, chosen: Scheme) -> tuple[str, torch.dtype]:
-    """MXFP4 is held in eight bits each, as a checkpoint's is (weights.forms)."""
+    """Kind and scale dtype. MXFP4 is held as int8, as when loaded from a checkpoint (tensors.storage_format)."""
     if chosen.name == "mxfp4":
         return "int8", torch.bfloat16
     if chosen.name == "fp8":
         return "fp8", torch.float32
     if chosen.name not in ("int4", "int8"):
-        raise BadInput(f"there are no random weights in {chosen.name}; choose int4, int8, fp8, mxfp4, bf16 or fp32")
+        raise BadInput(f"random weights are not available in {chosen.name}; choose int4, int8, fp8, mxfp4, bf16 or fp32")
     return ("int4_zeros" if how.zero_points else f"int{how.bits}"), torch.bfloat16

@@ -1,4 +1,4 @@
-"""Parts of 4-bit matrices to tiles on a GPU (kernels.cuda.layout): codes and scales go over as they are stored and are laid out there."""
+"""Loads shards of 4-bit matrices into tiles on a GPU (kernels.cuda.layout); the GPU rearranges stored codes and scales."""
 
 from __future__ import annotations
 
@@ -6,47 +6,48 @@ from collections.abc import Sequence
 
 import torch
 
+from windlass.core.fused import TILE_ROWS
 from windlass.core.ports import TensorStore
-from windlass.kernels.cuda.layout import ROWS, Filling, Tiles
-from windlass.weights.load.quantized import Coded, Job, coded_jobs
-from windlass.weights.load.stream import DEVICE_SLICE_BYTES, DEVICE_WORKERS, ahead
-from windlass.weights.tensors.forms import Codes
-from windlass.weights.tensors.parts import Part
+from windlass.kernels.cuda.layout import TileLoader, Tiles
+from windlass.weights.load.prefetch import DEVICE_SLICE_BYTES, DEVICE_WORKERS, prefetch
+from windlass.weights.load.quantized import CodedRows, Job, coded_jobs
+from windlass.weights.tensors.shards import TensorShard
+from windlass.weights.tensors.storage_format import CodeFormat
 
 GROUPS = (32, 64, 128)
 
 
-def can_tile(codes: Codes | None, num_out: int, num_in: int) -> bool:
-    """Symmetric, in groups that the kernels know, scales as they use them."""
+def can_tile(codes: CodeFormat | None, num_out: int, num_in: int) -> bool:
+    """Symmetric int4 with a supported group size and bf16 scales."""
     if codes is None or codes.kind != "int4" or codes.scale != "BF16":
         return False
     group = codes.local_group(num_in)
-    return group in GROUPS and num_in % group == 0 and num_out % ROWS == 0
+    return group in GROUPS and num_in % group == 0 and num_out % TILE_ROWS == 0
 
 
-def are_paired(names: Sequence[str]) -> bool:
-    """Gate above up: their rows are dealt in turn, so that a tile has both halves of its results."""
+def is_gate_up(names: Sequence[str]) -> bool:
+    """Gate stacked on up: their rows are interleaved, so that a tile has both values of each SwiGLU output."""
     return len(names) == 2 and "gate" in names[0] and "up" in names[1]
 
 
 def load_tiles(
-    store: TensorStore, rows_of: Sequence[Sequence[Part]], codes: Codes, *, paired: bool, device: torch.device
+    store: TensorStore, rows_of: Sequence[Sequence[TensorShard]], codes: CodeFormat, *, paired: bool, device: torch.device
 ) -> Tiles:
-    """For each expert (or for the one matrix there is) its parts below each other."""
+    """For each expert (or for a single matrix) its shards, concatenated along the output."""
     first = rows_of[0]
-    num_out, num_in = sum(part.num_rows for part in first), first[0].num_in
-    filling = Filling(len(rows_of), num_out, num_in, codes.local_group(num_in), paired=paired, device=device)
-    jobs = [job for number, parts in enumerate(rows_of) for job in coded_jobs(store, parts, number, DEVICE_SLICE_BYTES)]
+    num_out, num_in = sum(shard.num_rows for shard in first), first[0].num_in
+    filling = TileLoader(len(rows_of), num_out, num_in, codes.local_group(num_in), paired=paired, device=device)
+    jobs = [job for number, shards in enumerate(rows_of) for job in coded_jobs(store, shards, number, DEVICE_SLICE_BYTES)]
     if device.type == "cuda":
         jobs = [_pinned(job) for job in jobs]
-    for number, row, rows in ahead(jobs, DEVICE_WORKERS):
+    for number, row, rows in prefetch(jobs, DEVICE_WORKERS):
         assert number is not None and rows.scale is not None
         filling.put(row, rows.codes, rows.scale, number)
     return filling.tiles
 
 
 def _pinned(job: Job) -> Job:
-    def pinned() -> tuple[int | None, int, Coded]:
+    def pinned() -> tuple[int | None, int, CodedRows]:
         number, row, rows = job()
         return number, row, rows.pinned()
 

@@ -1,7 +1,6 @@
-"""A Distributed Llama `.m` file as a TensorStore: Hugging Face names, rows of Q and K back in halves, blocks as float32.
+"""A Distributed Llama `.m` file as a TensorStore: Hugging Face names, Q and K rows permuted back, blocks dequantized to float32.
 
-Joins the bytes (`formats.dllama`) with what is in which place (`families.dllama_names`). Reads with plain reads, only what is
-asked for, and from any thread.
+Combines the container (`formats.dllama`) with the tensor order (`families.dllama.names`). Reads with pread, thread-safe.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from windlass.families import describe
 from windlass.families.dllama.header import config_from
 from windlass.families.dllama.names import FileTensor, tensor_order
 from windlass.formats.dllama.blocks import decode
-from windlass.formats.dllama.file import Header, WeightType, read_header, read_weight_type, to_halves
+from windlass.formats.dllama.file import DllamaHeader, WeightType, read_header, read_weight_type, to_halves
 
 _BLOCK_NAMES = {WeightType.Q40: "Q4_0", WeightType.Q80: "Q8_0"}
-"""As ggml names the same blocks."""
+"""ggml's names of the same blocks."""
 
 
-class Placed(Frozen):
-    """A tensor and where it lies."""
+class PlacedTensor(Frozen):
+    """A tensor and its position in the file."""
 
     tensor: FileTensor
     kind: WeightType
@@ -35,7 +34,7 @@ class Placed(Frozen):
 
     @property
     def num_rows(self) -> int:
-        """A vector is one row, read by elements."""
+        """A vector counts as one row."""
         return self.tensor.shape[0] if len(self.tensor.shape) > 1 else 1
 
     @property
@@ -51,13 +50,13 @@ class Placed(Frozen):
         return self.num_rows * self.row_bytes
 
 
-def place(spec: ModelSpec, kind: WeightType, offset: int) -> Iterator[Placed]:
-    """Every tensor of the file at its byte, the first at `offset`."""
+def place_tensors(spec: ModelSpec, kind: WeightType, offset: int) -> Iterator[PlacedTensor]:
+    """Every tensor of the file with its byte offset, the first at `offset`."""
     for tensor in tensor_order(spec):
-        found = Placed(tensor=tensor, kind=kind if tensor.packed else WeightType.F32, offset=offset)
+        found = PlacedTensor(tensor=tensor, kind=kind if tensor.packed else WeightType.F32, offset=offset)
         if found.width % found.kind.block:
             raise Impossible(
-                f"{tensor.name} has rows of {found.width}, which blocks of {found.kind.block} do not divide; choose f32 or f16"
+                f"{tensor.name} has rows of {found.width}, not a multiple of the block size {found.kind.block}; choose f32 or f16"
             )
         yield found
         offset += found.num_bytes
@@ -70,14 +69,14 @@ class DllamaStore:
         self.path = path
         header = read_header(path)
         self.kind = read_weight_type(path, header)
-        """Of the matrices; embeddings, routers, norms and biases are F32."""
+        """Of the matrices; embeddings, routers, norms and biases are always F32."""
         where = f"{path} header"
         self.config: dict[str, Any] = config_from(header.values, where)
         self.spec = describe(self.config, where=where)
         try:
             self._placed = _placed_within(path, header, self.spec, self.kind)
         except Impossible as error:
-            raise BadCheckpoint(f"the header is wrong: {error}", path) from None
+            raise BadCheckpoint(f"invalid header: {error}", path) from None
         self._file = os.open(path, os.O_RDONLY)
 
     def names(self) -> Collection[str]:
@@ -87,7 +86,7 @@ class DllamaStore:
         return self._find(name).tensor.shape
 
     def dtype(self, name: str) -> str:
-        """Of what `read` gives: blocks come as float32. `block_type` says how it is stored."""
+        """Of what `read` returns: blocks are dequantized to float32. `block_type` says how they are stored."""
         return "F16" if self._find(name).kind is WeightType.F16 else "F32"
 
     def block_type(self, name: str) -> str:
@@ -102,7 +101,7 @@ class DllamaStore:
         return decode(self._bytes(found, start, stop), found.kind, found.width)
 
     def raw_blocks(self, name: str, start: int, stop: int) -> tuple[str, bytearray]:
-        """Rows start..stop in Hugging Face order, as the file has them: nothing is rounded again."""
+        """Rows start..stop in Hugging Face order, still quantized."""
         found = self._find(name)
         if len(found.tensor.shape) == 1:
             raise IndexError(f"{name} has one dimension; its blocks are not rows")
@@ -119,13 +118,13 @@ class DllamaStore:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _find(self, name: str) -> Placed:
+    def _find(self, name: str) -> PlacedTensor:
         if name not in self._placed:
             raise BadInput(f"{self.path} has no tensor {name}")
         return self._placed[name]
 
-    def _bytes(self, found: Placed, start: int, stop: int) -> np.ndarray:
-        """Rows in Hugging Face order [stop - start, row_bytes]; of tensors stored in pairs, whole heads are read and cut."""
+    def _bytes(self, found: PlacedTensor, start: int, stop: int) -> np.ndarray:
+        """Rows in Hugging Face order [stop - start, row_bytes]; of permuted tensors whole heads are read, then sliced."""
         assert 0 <= start <= stop <= found.num_rows, f"rows {start}..{stop} of {found.num_rows}"
         head = found.tensor.head_dim
         if not head:
@@ -134,33 +133,33 @@ class DllamaStore:
         whole = to_halves(self._pread(found, first, -(-stop // head) * head), head)
         return np.ascontiguousarray(whole[start - first : stop - first])
 
-    def _pread(self, found: Placed, start: int, stop: int) -> np.ndarray:
+    def _pread(self, found: PlacedTensor, start: int, stop: int) -> np.ndarray:
         rows = np.empty((stop - start, found.row_bytes), dtype=np.uint8)
-        view, offset = memoryview(rows).cast("B") if rows.size else memoryview(b""), found.offset + start * found.row_bytes
+        view, offset = rows.data.cast("B") if rows.size else memoryview(b""), found.offset + start * found.row_bytes
         while view:
             count = os.preadv(self._file, [view], offset)
             if not count:
                 raise BadCheckpoint(
-                    "the file ends within the tensor; it has shrunk since it was opened", self.path, found.tensor.name, offset
+                    "the file ends within the tensor; it was truncated after it was opened", self.path, found.tensor.name, offset
                 )
             view, offset = view[count:], offset + count
         return rows
 
 
-def _placed_within(path: Path, header: Header, spec: ModelSpec, kind: WeightType) -> dict[str, Placed]:
-    """Stops at the file's end, so that a header that claims a million experts costs nothing; the last byte must be used too."""
-    placed: dict[str, Placed] = {}
+def _placed_within(path: Path, header: DllamaHeader, spec: ModelSpec, kind: WeightType) -> dict[str, PlacedTensor]:
+    """Stops at the end of the file, so that a damaged header costs nothing. Tensors must fill the file exactly."""
+    placed: dict[str, PlacedTensor] = {}
     end = header.num_bytes
-    for found in place(spec, kind, header.num_bytes):
+    for found in place_tensors(spec, kind, header.num_bytes):
         end = found.offset + found.num_bytes
         if end > header.file_bytes:
             raise BadCheckpoint(
-                f"needs {found.num_bytes} bytes and the file ends at byte {header.file_bytes}; it is truncated, or its header is wrong",
+                f"needs {found.num_bytes} bytes but the file ends at byte {header.file_bytes}; it is truncated, or its header is invalid",
                 path,
                 found.tensor.name,
                 found.offset,
             )
         placed[found.tensor.name] = found
     if end != header.file_bytes:
-        raise BadCheckpoint(f"{header.file_bytes - end} bytes follow the last tensor; the header is wrong", path, offset=end)
+        raise BadCheckpoint(f"{header.file_bytes - end} bytes follow the last tensor; the header is invalid", path, offset=end)
     return placed

@@ -1,4 +1,4 @@
-"""A GGUF file, or the files of a split one, as a checkpoint under Hugging Face names (core.ports.TensorStore)."""
+"""A GGUF file (or a split one) as a TensorStore under Hugging Face names."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ ROPE_FACTORS = "rope_freqs.weight"
 
 
 class GgufStore:
-    """Tensors read as float32; `raw_blocks` gives the same rows as the file stores them.
+    """Tensors are read as float32; `raw_blocks` returns the same rows still quantized.
 
-    `metadata` has the vocabulary and the chat template, for text.gguf_tokenizer.
+    `metadata` has the vocabulary and the chat template, for text.tokenize.gguf_tokenizer.
     """
 
     def __init__(self, path: Path) -> None:
@@ -43,7 +43,10 @@ class GgufStore:
 
     def _rope_factors(self) -> list[float]:
         file = self._file_of.get(ROPE_FACTORS)
-        return [] if file is None else file.read(ROPE_FACTORS, 0, file.tensors[ROPE_FACTORS].shape[-1]).tolist()
+        if file is None:
+            return []
+        values = file.read(ROPE_FACTORS, 0, file.tensors[ROPE_FACTORS].shape[-1])
+        return [float(value) for value in values]
 
     def names(self) -> Collection[str]:
         return self._sources.keys()
@@ -69,7 +72,7 @@ class GgufStore:
         return file.decode(source.stored, self._rows(source, start, stop))
 
     def raw_blocks(self, name: str, start: int, stop: int) -> tuple[str, bytearray]:
-        """Rows start..stop in Hugging Face order, as stored: nothing is rounded again. The order changes whole rows only."""
+        """Rows start..stop in Hugging Face order, still quantized (only whole rows are permuted)."""
         source = self._sources[name]
         if len(source.shape) == 1:
             raise IndexError(f"{name} has one dimension; its blocks are not rows")
@@ -82,7 +85,7 @@ class GgufStore:
         file = self._file_of[source.stored]
         if source.order is None or start == stop:
             return file.read_blocks(source.stored, source.first_row + start, source.first_row + stop)
-        # Rows move within a head only: the heads that hold ours are read whole, at most two more than asked for.
+        # Rows are permuted within a head only, so whole heads are read.
         dim = source.order.head_dim
         first, last = start // dim * dim, -(-stop // dim) * dim
         blocks = file.read_blocks(source.stored, first, last)
@@ -104,7 +107,7 @@ def _opened(path: Path) -> list[GgufFile]:
     files: list[GgufFile] = []
     try:
         for shard in shard_paths(path):
-            files.append(GgufFile(shard))  # noqa: PERF401 - those that opened are closed when one does not
+            files.append(GgufFile(shard))  # noqa: PERF401 - the files opened so far are closed when one fails
     except BaseException:
         for file in files:
             file.close()
@@ -121,7 +124,9 @@ def _merged(files: list[GgufFile]) -> dict[str, GgufFile]:
             found[name] = file
     claimed = files[0].metadata.get("split.tensors.count")
     if claimed is not None and claimed != len(found):
-        raise BadCheckpoint(f"{files[0].path} and its parts hold {len(found)} tensors and claim {claimed!r:.20}")
+        raise BadCheckpoint(
+            f"{files[0].path} and its other shards hold {len(found)} tensors but claim {claimed!r:.20}; one is damaged"
+        )
     return found
 
 

@@ -1,4 +1,4 @@
-"""Tensors in memory as a checkpoint (core.ports.TensorStore): what a trainer, a test or another library already holds."""
+"""A state_dict in memory as a TensorStore."""
 
 from __future__ import annotations
 
@@ -37,5 +37,5 @@ class MemoryStore:
 
     def _tensor(self, name: str) -> Tensor:
         if name not in self._tensors:
-            raise BadCheckpoint("there is no such tensor", tensor=name)
+            raise BadCheckpoint("not in the state_dict", tensor=name)
         return self._tensors[name]

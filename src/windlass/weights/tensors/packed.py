@@ -1,7 +1,7 @@
-"""Matrices in compressed-tensors' packed layout: which tensors make one up, how it is coded, and its rows as codes or numbers.
+"""Matrices in the packed layout of compressed-tensors: which tensors they consist of, and their rows as codes or numbers.
 
-`NAME_packed` holds the codes, `NAME_scale` a scale per group (or per row), `NAME_zero_point` perhaps, `NAME_shape` its size.
-Everything but the size is told from the tensors themselves, so that any group is read, whoever wrote the file.
+`NAME_packed` holds the codes, `NAME_scale` a scale per group (or row), `NAME_zero_point` (optional) zero points, `NAME_shape` the
+shape. Bits and group size are derived from the tensors' shapes, so any group size is read.
 """
 
 from __future__ import annotations
@@ -18,48 +18,48 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ROWS_PER_WORD = 8
-"""Zero points lie eight rows to a word."""
+"""Zero points are packed eight rows to an int32."""
 SCALE_TYPES = ("BF16", "F16", "F32")
 
 
-class PackedForm(Frozen):
+class PackedLayout(Frozen):
     bits: int
     group: int
-    """Inputs that share a scale; all of a row where there is one for it."""
+    """Inputs that share a scale; the row length for one scale per row."""
     zero_points: bool
 
 
-def packed_form(store: TensorStore, name: str, shape: tuple[int, ...]) -> PackedForm:
+def packed_layout(store: TensorStore, name: str, shape: tuple[int, ...]) -> PackedLayout:
     words, groups = store.shape(f"{name}_packed")[-1], store.shape(f"{name}_scale")[-1]
     bits = next((bits for bits in (4, 8) if -(-shape[-1] * bits // 32) == words), 0)
     if not bits or not groups or shape[-1] % groups:
-        what = f"rows of {shape[-1]} in {words} words and {groups} groups are neither 4 nor 8 bits to a weight"
+        what = f"rows of {shape[-1]} in {words} words and {groups} groups are neither 4 nor 8 bits per weight"
         raise BadCheckpoint(what, tensor=name)
-    return PackedForm(bits=bits, group=shape[-1] // groups, zero_points=f"{name}_zero_point" in store.names())
+    return PackedLayout(bits=bits, group=shape[-1] // groups, zero_points=f"{name}_zero_point" in store.names())
 
 
 def check_packed(store: TensorStore, name: str, shape: tuple[int, ...]) -> None:
     names = store.names()
     if f"{name}_scale" not in names:
-        raise BadCheckpoint("packed without scales beside it (weight_scale)", tensor=name)
+        raise BadCheckpoint("quantized, but weight_scale is missing", tensor=name)
     if f"{name}_g_idx" in names:
-        raise BadCheckpoint("its groups are in an order of their own (weight_g_idx), which is not read here", tensor=name)
-    form = packed_form(store, name, shape)
+        raise BadCheckpoint("activation ordering (weight_g_idx) is not supported", tensor=name)
+    form = packed_layout(store, name, shape)
     rows, groups = shape[0], shape[1] // form.group
     expected = {"packed": ((rows, -(-shape[1] * form.bits // 32)), ("I32",)), "scale": ((rows, groups), SCALE_TYPES)}
     if form.zero_points:
         expected["zero_point"] = ((-(-rows * form.bits // 32), groups), ("I32",))
         if form.bits != 4:
-            raise BadCheckpoint("8 bits with zero points are not read here", tensor=name)
+            raise BadCheckpoint("8-bit weights with zero points are not supported", tensor=name)
     for part, (wanted, dtypes) in expected.items():
         found, dtype = store.shape(f"{name}_{part}"), store.dtype(f"{name}_{part}")
         if found != wanted or dtype not in dtypes:
-            what = f"is {dtype} {list(found)}, where {' or '.join(dtypes)} {list(wanted)} is called for"
+            what = f"is {dtype} {list(found)}; expected {' or '.join(dtypes)} {list(wanted)}"
             raise BadCheckpoint(what, tensor=f"{name}_{part}")
 
 
-def packed_rows(store: TensorStore, name: str, form: PackedForm) -> Callable[[int, int], tuple[Tensor, Tensor, Tensor | None]]:
-    """Rows start..stop: words (int32), scales [rows, groups], and zero points [rows, groups] of -8 .. 7, if there are any."""
+def packed_rows(store: TensorStore, name: str, form: PackedLayout) -> Callable[[int, int], tuple[Tensor, Tensor, Tensor | None]]:
+    """Reads rows start..stop: int32 words, scales [rows, groups], and zero points [rows, groups] in -8..7 or None."""
     from windlass.quant.packed import unpack_zero_points
 
     def read(start: int, stop: int) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -74,18 +74,18 @@ def packed_rows(store: TensorStore, name: str, form: PackedForm) -> Callable[[in
 
 
 def unpacked_rows(store: TensorStore, name: str, num_in: int) -> Callable[[int, int], Tensor]:
-    """Rows as numbers: exact products of code and scale in fp32."""
-    from windlass.quant.packed import Packed
+    """Reads rows dequantized to fp32."""
+    from windlass.quant.packed import PackedMatrix
 
-    form = packed_form(store, name, (0, num_in))
+    form = packed_layout(store, name, (0, num_in))
     read = packed_rows(store, name, form)
     how = Stored(bits=form.bits, group=form.group, scale_bytes=2)
 
     def rows(start: int, stop: int) -> Tensor:
         words, scale, zeros = read(start, stop)
         if zeros is None:
-            return Packed(how, words, scale, None, (stop - start, num_in)).dequantize()
-        codes = Packed(how, words, scale.new_ones(scale.shape), None, (stop - start, num_in)).dequantize()
+            return PackedMatrix(how, words, scale, None, (stop - start, num_in)).dequantize()
+        codes = PackedMatrix(how, words, scale.new_ones(scale.shape), None, (stop - start, num_in)).dequantize()
         grouped = codes.view(stop - start, scale.shape[1], -1).sub_(zeros.unsqueeze(-1))
         return grouped.mul_(scale.float().unsqueeze(-1)).view(stop - start, num_in)
 

@@ -1,6 +1,6 @@
-"""Rows of a tensor, wherever and however a checkpoint stores them: plain, fused, transposed, stacked, fp8 or fp4 in blocks, packed.
+"""Finds a tensor in a checkpoint and reads its rows, however stored: plain, fused, transposed, stacked, fp8, MXFP4, packed int.
 
-Rows come back as numbers. What wants codes as they are stored goes through `coded`. Knows neither ranks nor what rows become.
+Rows are returned as numbers; `load.quantized` reads codes. Knows no ranks.
 """
 
 from __future__ import annotations
@@ -12,31 +12,32 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from windlass.core.constants import FP8_BLOCK
 from windlass.core.model import Frozen
 from windlass.core.ports import TensorStore
-from windlass.core.rule import Rows, Rule, Source
+from windlass.core.rule import Rule, Source, StridedRows
 
 if TYPE_CHECKING:
     import torch
 
 ReadRows = Callable[[int, int], "torch.Tensor"]
-"""Rows start..stop of a tensor, [rows, in] (or elements of a vector), in the source's own type or float32."""
+"""Rows start..stop of a tensor, [rows, in] (or elements of a vector), in the stored dtype or float32."""
 
 PREFIXES = ("transformer.", "model.")
-"""Some files carry one of these before every name, some do not."""
+"""Some checkpoints prefix every name with one of these."""
 
-# Buffers that older code saved with the weights; they hold nothing that was learnt.
+# Buffers that older code saved with the weights; not parameters.
 BUFFERS = re.compile(
     r".*(rotary_emb\.inv_freq|\.attn\.(masked_)?bias|attention\.(masked_)?bias|\.attn\.masked_bias|position_ids)"
 )
 SCALES = ("_scale", "_scale_inv", "_blocks", "_scales")
 PACKED_PARTS = ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape")
 SHORT_RUN_ROWS = 8
-"""Interleaved rows in shorter runs than this are read with what lies between them; longer runs one by one."""
+"""Interleaved rows in shorter runs than this are read together with the rows between them; longer runs are read separately."""
 
 
-class Wanted(Protocol):
-    """A tensor to be read: one of ours, or a whole published one that several of ours lie in."""
+class TensorToRead(Protocol):
+    """What a reader needs to know of a tensor: one of ours, or a published one in which several of ours are fused."""
 
     @property
     def rule(self) -> Rule: ...
@@ -46,15 +47,15 @@ class Wanted(Protocol):
     def expert(self) -> int | None: ...
     @property
     def shape(self) -> tuple[int, ...]:
-        """[out, in], or [n]; of a published tensor kept `as_stored`, as the file has it."""
+        """[out, in] or [n]; as in the file where `as_stored`."""
         ...
 
     @property
     def as_stored(self) -> bool: ...
 
 
-class Ours(Frozen):
-    """One of our tensors: of one layer, of one expert."""
+class ModelTensor(Frozen):
+    """One tensor of the model: a rule, with its layer and expert."""
 
     rule: Rule
     layer: int | None = None
@@ -70,27 +71,27 @@ class Ours(Frozen):
         return self.rule.ours.format(layer=self.layer, expert=self.expert)
 
 
-class Place(Frozen):
-    """Where a tensor lies: the stored name, and which of the rule's layouts it is in."""
+class TensorLocation(Frozen):
+    """Where a tensor is stored: its name in the checkpoint, and which of the rule's layouts it has."""
 
     name: str
     source: Source
     stacked: bool
     packed: bool = False
-    """In the tensors of compressed-tensors' packed layout, always [out, in]: NAME_packed, NAME_scale, NAME_shape."""
+    """In the packed layout of compressed-tensors, always [out, in]: NAME_packed, NAME_scale, NAME_shape."""
 
     @property
     def transposed(self) -> bool:
         return self.source.transposed and not self.packed
 
 
-def published(rule: Rule) -> Source:
-    """The layout conversion writes: the published one, but experts one by one wherever such names exist."""
+def published_source(rule: Rule) -> Source:
+    """The layout that conversion writes: the published one, with experts unstacked where such names exist."""
     return next((source for source in rule.sources if not source.stacked), rule.sources[0])
 
 
 def unstacked_name(source: Source, layer: int | None, expert: int) -> str:
-    """What conversion calls an expert of those that are only ever published stacked: `experts.E.gate_up_proj.weight`."""
+    """Name that conversion gives an expert that is only published stacked: `experts.E.gate_up_proj.weight`."""
     stem, _, leaf = source.name.format(layer=layer).rpartition(".")
     leaf, kind = (leaf.removesuffix("_bias"), "bias") if leaf.endswith("_bias") else (leaf, "weight")
     return f"{stem}.{expert}.{leaf}.{kind}"
@@ -104,85 +105,85 @@ def spellings(name: str) -> list[str]:
     ]
 
 
-def find_place(wanted: Wanted, names: Collection[str]) -> Place | None:
-    """The published layout first, then the others the rule knows."""
-    usual = published(wanted.rule)
-    sources = (usual, *(other for other in wanted.rule.sources if other != usual))
+def locate_tensor(tensor: TensorToRead, names: Collection[str]) -> TensorLocation | None:
+    """Tries the published layout first, then the rule's others; None where the checkpoint has none of them."""
+    usual = published_source(tensor.rule)
+    sources = (usual, *(other for other in tensor.rule.sources if other != usual))
     for source in sources:
-        for name in spellings(source.name.format(layer=wanted.layer, expert=wanted.expert)):
+        for name in spellings(source.name.format(layer=tensor.layer, expert=tensor.expert)):
             if found := _place_named(name, source, names):
                 return found
     for source in sources:
-        if source.stacked and wanted.expert is not None:
+        if source.stacked and tensor.expert is not None:
             alone = Source(name=source.name, fused_rows=source.fused_rows, rows=source.rows)
-            for name in spellings(unstacked_name(source, wanted.layer, wanted.expert)):
+            for name in spellings(unstacked_name(source, tensor.layer, tensor.expert)):
                 if found := _place_named(name, alone, names):
                     return found
     return None
 
 
-def _place_named(name: str, source: Source, names: Collection[str]) -> Place | None:
+def _place_named(name: str, source: Source, names: Collection[str]) -> TensorLocation | None:
     if (f"{name}_blocks" if source.encoding else name) in names:
-        if source.transposed and f"{name}_scale" in names:  # conversion to fp8 turns it, as all that it packs
+        if source.transposed and f"{name}_scale" in names:  # conversion to fp8 writes [out, in]
             source = msgspec.structs.replace(source, transposed=False)
-        return Place(name=name, source=source, stacked=source.stacked)
+        return TensorLocation(name=name, source=source, stacked=source.stacked)
     if not source.stacked and f"{name}_packed" in names:
-        return Place(name=name, source=source, stacked=False, packed=True)
+        return TensorLocation(name=name, source=source, stacked=False, packed=True)
     return None
 
 
-def claimed(place: Place) -> set[str]:
-    """Every stored tensor that belongs to a place: itself and its scales."""
-    stem = place.name.removesuffix(".weight")
-    if place.packed:
+def stored_names(location: TensorLocation) -> set[str]:
+    """Every stored tensor of a location: weight, scales, zero points."""
+    stem = location.name.removesuffix(".weight")
+    if location.packed:
         return {f"{stem}.{part}" for part in PACKED_PARTS}
-    return {place.name, *(f"{place.name}{suffix}" for suffix in SCALES), *(f"{stem}.weight{suffix}" for suffix in SCALES)}
+    return {location.name, *(f"{location.name}{suffix}" for suffix in SCALES), *(f"{stem}.weight{suffix}" for suffix in SCALES)}
 
 
-def reader(store: TensorStore, wanted: Wanted, place: Place) -> ReadRows:
-    if place.stacked and len(wanted.shape) == 1:
-        return lambda start, stop: _vector(store, wanted, place, start, stop)
-    base = _decoded(store, wanted, place)
-    first, rows = first_row(wanted, place), picked(wanted, place)
-    if place.transposed and not wanted.as_stored and len(wanted.shape) == 2:
-        return lambda start, stop: _columns(store, place.name, first, wanted, rows, start, stop)
+def reader(store: TensorStore, tensor: TensorToRead, location: TensorLocation) -> ReadRows:
+    if location.stacked and len(tensor.shape) == 1:
+        return lambda start, stop: _vector(store, tensor, location, start, stop)
+    base = _decoded(store, tensor, location)
+    first, rows = first_row(tensor, location), row_selection(tensor, location)
+    if location.transposed and not tensor.as_stored and len(tensor.shape) == 2:
+        return lambda start, stop: _columns(store, location.name, first, tensor, rows, start, stop)
     if rows is None:
         return lambda start, stop: base(first + start, first + stop)
     return lambda start, stop: _interleaved(base, first, rows, start, stop)
 
 
-def _vector(store: TensorStore, wanted: Wanted, place: Place, start: int, stop: int) -> torch.Tensor:
-    """Vectors of all experts are stored as rows, and a store reads whole rows."""
-    expert, rows = wanted.expert or 0, picked(wanted, place)
-    whole = store.read(place.name, expert, expert + 1)[0]
+def _vector(store: TensorStore, tensor: TensorToRead, location: TensorLocation, start: int, stop: int) -> torch.Tensor:
+    """Stacked vectors: one row per expert; a store reads whole rows."""
+    expert, rows = tensor.expert or 0, row_selection(tensor, location)
+    whole = store.read(location.name, expert, expert + 1)[0]
     return whole[start:stop] if rows is None else whole[[rows.stored(row) for row in range(start, stop)]]
 
 
-def first_row(wanted: Wanted, place: Place) -> int:
-    """Row of the flattened stored tensor where this expert begins."""
-    if not place.stacked or wanted.expert is None:
+def first_row(tensor: TensorToRead, location: TensorLocation) -> int:
+    """First row of this expert in the flattened stored tensor."""
+    if not location.stacked or tensor.expert is None:
         return 0
-    per_expert = place.source.fused_rows or wanted.rule.shape[0]
-    return wanted.expert * (wanted.rule.shape[-1] if place.transposed else per_expert)
+    per_expert = location.source.fused_rows or tensor.rule.shape[0]
+    return tensor.expert * (tensor.rule.shape[-1] if location.transposed else per_expert)
 
 
-def picked(wanted: Wanted, place: Place) -> Rows | None:
-    """Which rows of a fused tensor are wanted; None where they are all, in order."""
-    fused = place.source.fused_rows
-    if place.source.rows is None or fused is None or wanted.as_stored or wanted.shape[0] == fused:
+def row_selection(tensor: TensorToRead, location: TensorLocation) -> StridedRows | None:
+    """Which rows of a fused tensor are ours; None: all of them, in order."""
+    fused = location.source.fused_rows
+    if location.source.rows is None or fused is None or tensor.as_stored or tensor.shape[0] == fused:
         return None
-    return place.source.rows
+    return location.source.rows
 
 
-def runs(rows: Rows | None, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-    """Rows start..stop of ours as unbroken stretches: (our first row, the stored one, how many)."""
+def runs(rows: StridedRows | None, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+    """Rows start..stop of ours as contiguous runs: (our first row, its stored row, count)."""
     while start < stop:
         count = stop - start if rows is None else min(stop - start, rows.block - start % rows.block)
         yield start, start if rows is None else rows.stored(start), count
         start += count
 
 
-def _interleaved(base: ReadRows, first: int, rows: Rows, start: int, stop: int) -> torch.Tensor:
+def _interleaved(base: ReadRows, first: int, rows: StridedRows, start: int, stop: int) -> torch.Tensor:
     import torch
 
     stretches = list(runs(rows, start, stop))
@@ -194,39 +195,41 @@ def _interleaved(base: ReadRows, first: int, rows: Rows, start: int, stop: int) 
     return base(first + lowest, first + highest)[index]
 
 
-def _columns(store: TensorStore, name: str, first: int, wanted: Wanted, rows: Rows | None, start: int, stop: int) -> torch.Tensor:
-    """Rows of ours are columns of theirs: every stored row is read and the wanted part of it kept, a slab at a time."""
+def _columns(
+    store: TensorStore, name: str, first: int, tensor: TensorToRead, rows: StridedRows | None, start: int, stop: int
+) -> torch.Tensor:
+    """Transposed storage: our rows are stored columns, so all rows are read, a slab at a time, and our columns kept."""
     import torch
 
-    num_in = wanted.shape[1]
+    num_in = tensor.shape[1]
     slab = max(1, (8 << 20) // (store.shape(name)[-1] * 4))
     parts = [
-        kept_columns(store.read(name, first + low, first + min(low + slab, num_in)), rows, start, stop)
+        select_columns(store.read(name, first + low, first + min(low + slab, num_in)), rows, start, stop)
         for low in range(0, num_in, slab)
     ]
     return torch.cat(parts).t().contiguous()
 
 
-def kept_columns(slab: torch.Tensor, rows: Rows | None, start: int, stop: int) -> torch.Tensor:
-    """Of stored rows [n, stored columns], the columns that are our rows start..stop, in memory of their own."""
+def select_columns(slab: torch.Tensor, rows: StridedRows | None, start: int, stop: int) -> torch.Tensor:
+    """Copies, of stored rows [n, stored columns], the columns that are our rows start..stop."""
     if rows is None:
         return slab[:, start:stop].clone()
     return slab[:, [rows.stored(row) for row in range(start, stop)]]
 
 
-def _decoded(store: TensorStore, wanted: Wanted, place: Place) -> ReadRows:
-    """Reads rows of the stored tensor and widens published 8- and 4-bit weights."""
-    if place.packed:
+def _decoded(store: TensorStore, tensor: TensorToRead, location: TensorLocation) -> ReadRows:
+    """Reader of stored rows that dequantizes published 8- and 4-bit weights."""
+    if location.packed:
         from windlass.weights.tensors.packed import unpacked_rows
 
-        return unpacked_rows(store, place.name, wanted.rule.shape[-1])
-    if place.source.encoding:
-        return lambda start, stop: _mxfp4(store, place.name, start, stop)
-    if store.dtype(place.name) not in ("F8_E4M3", "I8"):
-        return lambda start, stop: store.read(place.name, start, stop)
-    if f"{place.name}_scale_inv" in store.names():
-        return lambda start, stop: _fp8_blocks(store, place.name, start, stop)
-    return lambda start, stop: _scaled_rows(store, place.name, start, stop)
+        return unpacked_rows(store, location.name, tensor.rule.shape[-1])
+    if location.source.encoding:
+        return lambda start, stop: _mxfp4(store, location.name, start, stop)
+    if store.dtype(location.name) not in ("F8_E4M3", "I8"):
+        return lambda start, stop: store.read(location.name, start, stop)
+    if f"{location.name}_scale_inv" in store.names():
+        return lambda start, stop: _fp8_blocks(store, location.name, start, stop)
+    return lambda start, stop: _scaled_rows(store, location.name, start, stop)
 
 
 def _mxfp4(store: TensorStore, name: str, start: int, stop: int) -> torch.Tensor:
@@ -239,7 +242,7 @@ def _mxfp4(store: TensorStore, name: str, start: int, stop: int) -> torch.Tensor
 
 
 def _scaled_rows(store: TensorStore, name: str, start: int, stop: int) -> torch.Tensor:
-    """Eight bits to a weight, fp8 or signed, and a scale per row or one for all."""
+    """fp8 or int8 with a scale per row or per tensor."""
     from windlass.quant.published import fp8_rows
 
     scale, whole = f"{name}_scale", store.shape(f"{name}_scale")
@@ -248,7 +251,7 @@ def _scaled_rows(store: TensorStore, name: str, start: int, stop: int) -> torch.
 
 
 def _fp8_blocks(store: TensorStore, name: str, start: int, stop: int) -> torch.Tensor:
-    from windlass.quant.published import FP8_BLOCK, fp8_blocks
+    from windlass.quant.published import fp8_blocks
 
     first, last = start // FP8_BLOCK, -(-stop // FP8_BLOCK)
     return fp8_blocks(store.read(name, start, stop), store.read(f"{name}_scale_inv", first, last), start - first * FP8_BLOCK)

@@ -1,6 +1,6 @@
-"""Rectangles of stored tensors, and their algebra: what of a checkpoint a rank reads, what is there already, what is left. Pure.
+"""Rectangular slices of stored tensors: intersection, difference, union. Used to work out what a rank still needs. Pure.
 
-A tensor is seen as rows of equal width (core.ports.TensorStore), a vector as rows of one element. Knows neither ranks nor files.
+A tensor is treated as rows of equal width (core.ports.TensorStore), a vector as rows of one element. Knows neither ranks nor files.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from windlass.core.place import Interval
 
 class Slice(Frozen, array_like=True):
     name: str
-    """Of the stored tensor."""
+    """Name of the stored tensor."""
     rows: Interval
     columns: Interval = (0, 1)
     """Elements of each row."""
@@ -32,7 +32,7 @@ class Slice(Frozen, array_like=True):
 
 
 def overlap(one: Slice, other: Slice) -> Slice | None:
-    """What both have; of the same tensor."""
+    """Intersection of two slices of the same tensor."""
     rows = max(one.rows[0], other.rows[0]), min(one.rows[1], other.rows[1])
     columns = max(one.columns[0], other.columns[0]), min(one.columns[1], other.columns[1])
     found = Slice(name=one.name, rows=rows, columns=columns)
@@ -40,7 +40,7 @@ def overlap(one: Slice, other: Slice) -> Slice | None:
 
 
 def without(wanted: Slice, held: Slice) -> list[Slice]:
-    """What is left of one rectangle when another is cut out of it: at most four."""
+    """Difference of two rectangles: at most four rectangles."""
     common = overlap(wanted, held)
     if common is None:
         return [wanted]
@@ -63,7 +63,7 @@ def by_name(slices: Iterable[Slice]) -> dict[str, list[Slice]]:
 
 
 def subtract(wanted: Iterable[Slice], held: Iterable[Slice]) -> list[Slice]:
-    """What is wanted and not held, in the order of `wanted`; nothing in it overlaps what was held."""
+    """`wanted` minus `held`, in the order of `wanted`."""
     had = by_name(held)
     return [left for one in wanted for left in _left_of(one, had.get(one.name, ()))]
 
@@ -78,13 +78,13 @@ def _left_of(wanted: Slice, held: Iterable[Slice]) -> list[Slice]:
 
 
 def disjoint(slices: Iterable[Slice]) -> list[Slice]:
-    """The same elements, each once; neighbours that make up a rectangle become one."""
+    """The same elements without overlaps; adjacent slices are merged."""
     found: dict[str, list[Slice]] = {}
     for one in slices:
         if not one.is_empty:
             so_far = found.setdefault(one.name, [])
             if so_far and _follows(so_far[-1], one) and len(so_far) == 1:
-                so_far[-1] = _joined(so_far[-1], one)  # as stacked experts do, of which there may be hundreds
+                so_far[-1] = _joined(so_far[-1], one)  # fast path for stacked experts, of which there may be hundreds
             else:
                 so_far += _left_of(one, so_far)
     return [one for parts in found.values() for one in _merged(parts)]
@@ -99,7 +99,7 @@ def _joined(one: Slice, other: Slice) -> Slice:
 
 
 def _merged(parts: list[Slice]) -> Iterator[Slice]:
-    """Those with the same columns that follow one another."""
+    """Merges slices with the same columns and consecutive rows."""
     last: Slice | None = None
     for one in sorted(parts, key=lambda part: (part.columns, part.rows)):
         if last is not None and _follows(last, one):

@@ -1,7 +1,7 @@
-"""A `.t` file's vocabulary -> tokenizer.json, as the `tokenizers` library reads it. Plain values; needs neither library nor torch.
+"""A `.t` file's vocabulary -> tokenizer.json for the `tokenizers` library. Plain values; needs neither that library nor torch.
 
-The file has bytes and scores, no merges and no rule how text is cut, so text is split as Distributed Llama splits it: special
-tokens first, then the two neighbours whose union scores best are joined, over and over.
+The file has bytes and scores but no merges and no pre-tokenizer, so text is tokenized as Distributed Llama does it: special tokens
+first, then repeatedly the adjacent pair whose merge has the highest score.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from windlass.formats.dllama.tokenizer import DllamaTokenizer
 _MARKED = re.compile(rb"<\|.+\|>|</?s>|<(unk|pad|bos|eos)>|\[/?INST\]", re.DOTALL)
 _BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
 MOST_SPECIAL = 4
-"""Every id from bos on is special, says the format; not where that would be more than one in so many, since then bos comes first."""
+"""The format treats every id from BOS on as special. Ignored where that is more than a quarter of the vocabulary: BOS then comes first."""
 
 
 def tokenizer_json(stored: DllamaTokenizer) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def tokenizer_json(stored: DllamaTokenizer) -> dict[str, Any]:
 
 
 def tokenizer_config(stored: DllamaTokenizer) -> dict[str, Any]:
-    """What templates ask for."""
+    """Special tokens and chat template."""
     config: dict[str, Any] = {"chat_template": stored.chat_template} if stored.chat_template else {}
     for name, number in (("bos_token", stored.bos_id), ("eos_token", stored.eos_ids[0] if stored.eos_ids else None)):
         if number is not None:
@@ -63,7 +63,7 @@ def special_ids(stored: DllamaTokenizer) -> list[int]:
 
 
 def _texts(stored: DllamaTokenizer) -> list[str]:
-    """Each token under a name of its own. Of two that say the same (a byte, and the letter it is) the later is the one text becomes."""
+    """Unique text for each token. Of duplicates (a byte token and the same character) the later one is used for encoding."""
     special = set(special_ids(stored))
     texts: list[str] = []
     for number, token in enumerate(stored.vocabulary):
@@ -71,11 +71,11 @@ def _texts(stored: DllamaTokenizer) -> list[str]:
         texts.append(plain)
     last = {text: number for number, text in enumerate(texts)}
     return [
-        text if last[text] == number else _another_name(number, stored.vocabulary[number]) for number, text in enumerate(texts)
+        text if last[text] == number else _duplicate_name(number, stored.vocabulary[number]) for number, text in enumerate(texts)
     ]
 
 
-def _another_name(number: int, token: bytes) -> str:
+def _duplicate_name(number: int, token: bytes) -> str:
     return f"<0x{token[0]:02X}>" if len(token) == 1 else f"<|same_{number}|>"
 
 
@@ -104,7 +104,7 @@ def _added(number: int, text: str) -> dict[str, Any]:
 
 
 def _frame(stored: DllamaTokenizer, texts: list[str]) -> dict[str, Any]:
-    """bos before a text, where the file asks for it."""
+    """Post-processor that adds BOS, where the file says so."""
     bos = [texts[stored.bos_id]] if stored.add_bos and stored.bos_id is not None else []
 
     def around(letter: str, type_id: int) -> list[dict[str, Any]]:
@@ -123,7 +123,7 @@ def _frame(stored: DllamaTokenizer, texts: list[str]) -> dict[str, Any]:
 
 @cache
 def byte_characters() -> tuple[str, ...]:
-    """The character that stands for each byte (github.com/openai/gpt-2, src/encoder.py): itself if printable, others from 256 on."""
+    """GPT-2's byte-to-character table (github.com/openai/gpt-2, src/encoder.py): printable bytes as they are, others from U+0100 on."""
     shown = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     hidden = [byte for byte in range(256) if byte not in shown]
     return tuple(chr(byte) if byte in shown else chr(256 + hidden.index(byte)) for byte in range(256))

@@ -1,6 +1,6 @@
-"""What turns a model's text to tokens and back, wherever its format keeps it: tokenizer, chat template, stops, sampling defaults.
+"""Tokenizer, chat template, stop tokens and sampling defaults of a model of any format.
 
-Imports no torch: whoever talks to an engine in another process needs only this.
+Imports no torch: a client of an engine in another process needs only this.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class SamplingDefaults(Frozen):
-    """What the model's makers suggest; None: they say nothing."""
+    """From generation_config.json; None: not given."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -36,16 +36,12 @@ class SamplingDefaults(Frozen):
 class ModelText:
     tokenizer: Tokenizer
     chat_template: str | None
-    """None: the model was not made for chats."""
+    """None: not a chat model."""
     special_tokens: dict[str, str]
-    """bos_token, eos_token...: what templates name."""
+    """bos_token, eos_token...: variables of the chat template."""
     stop_ids: tuple[int, ...]
-    """Any of them ends an answer."""
+    """Any of them ends generation."""
     defaults: SamplingDefaults
-
-
-def tokenizer_for(path: Path) -> Tokenizer:
-    return model_text(path).tokenizer
 
 
 def model_text(path: Path) -> ModelText:
@@ -62,8 +58,8 @@ def model_text(path: Path) -> ModelText:
 def _of_directory(path: Path) -> ModelText:
     if not (path / "tokenizer.json").is_file():
         others = [name for name in ("tokenizer.model", "spiece.model", "vocab.json") if (path / name).is_file()]
-        there = f"; {others[0]} alone is not read" if others else ""
-        raise BadInput(f"{path} has no tokenizer.json{there}. Copy it from where the model came from")
+        there = f"; {others[0]} alone is not supported" if others else ""
+        raise BadInput(f"{path} has no tokenizer.json{there}. Copy it from the original model")
     tokenizer = load_tokenizer(path)
     generation, config = _json(path / "generation_config.json"), _json(path / "config.json")
     stops = _ids(generation.get("eos_token_id")) or _ids(config.get("eos_token_id"))
@@ -77,7 +73,7 @@ def _of_directory(path: Path) -> ModelText:
 
 
 def _template(path: Path, config: Mapping[str, Any]) -> str | None:
-    """In tokenizer_config.json, or in a file of its own, which newer releases write."""
+    """From chat_template.jinja (newer releases), tokenizer_config.json or chat_template.json."""
     beside = path / "chat_template.jinja"
     if beside.is_file():
         return beside.read_text(encoding="utf-8")
@@ -87,7 +83,7 @@ def _template(path: Path, config: Mapping[str, Any]) -> str | None:
 
 
 def _stops(tokenizer: Tokenizer, stops: tuple[int, ...]) -> tuple[int, ...]:
-    """Those that the files list, and the tokenizer's own end of a text."""
+    """Stop tokens of the config files, and the tokenizer's EOS."""
     end = special_tokens(tokenizer.config).get("eos_token")
     number = tokenizer.token_id(end) if end is not None else None
     return tuple(dict.fromkeys((*stops, *(() if number is None else (number,)))))
@@ -143,7 +139,7 @@ def _of_gguf(path: Path) -> ModelText:
 
 
 def _first_shard(path: Path) -> Path:
-    """Of a model split in files, the first has the vocabulary."""
+    """Of a split model, the first shard has the vocabulary."""
     import re
 
     first = path.with_name(re.sub(r"-\d{5}-of-(\d{5})\.gguf$", r"-00001-of-\1.gguf", path.name))
@@ -158,7 +154,9 @@ def _backend(values: Mapping[str, Any], path: Path) -> tokenizers.Tokenizer:
     try:
         return tokenizers.Tokenizer.from_str(msgspec.json.encode(values).decode())
     except Exception as error:  # noqa: BLE001 - the library raises Exception itself for what it cannot read
-        raise BadInput(f"{path}: its vocabulary makes no tokenizer: {(str(error).splitlines() or ['unreadable'])[0]}") from None
+        raise BadInput(
+            f"{path}: the tokenizer cannot be built from its vocabulary: {(str(error).splitlines() or ['unreadable'])[0]}"
+        ) from None
 
 
 # --- Distributed Llama
@@ -183,7 +181,7 @@ def _of_dllama(path: Path) -> ModelText:
 
 
 def find_dllama_tokenizer(path: Path) -> Path:
-    """The .t file that was made with a .m file; or the only one beside it; or the directory itself, if it has a tokenizer.json."""
+    """The .t file named like the .m file; or the only one in its directory; or the directory, if it has a tokenizer.json."""
     named = [path.with_name(path.name.replace("dllama_model_", "dllama_tokenizer_")).with_suffix(".t"), path.with_suffix(".t")]
     for file in named:
         if file.is_file():
@@ -193,5 +191,5 @@ def find_dllama_tokenizer(path: Path) -> Path:
         return beside[0]
     if (path.parent / "tokenizer.json").is_file():
         return path.parent
-    found = f"{len(beside)} .t files, of which none is named for it" if beside else "no .t file"
-    raise BadInput(f"{path} has its tokenizer in a file of its own, and beside it is {found}; put it there as {named[0].name}")
+    found = f"none of the {len(beside)} .t files next to it has its name" if beside else "there is no .t file next to it"
+    raise BadInput(f"{path} needs its tokenizer (.t) file, but {found}; save it as {named[0].name}")

@@ -1,1 +1,1 @@
-"""Parts of a checkpoint on their way to another machine. No torch."""
+"""Sending parts of a checkpoint to other machines. No torch until weights are read."""

@@ -1,7 +1,7 @@
-"""Is it the same checkpoint? Told from its files without reading all of them. No torch.
+"""Fingerprint of a checkpoint from a sample of its bytes. No torch.
 
-Contents are sampled: config, sizes, and thousands of places spread over the files. Any training, conversion or download gives other bytes
-almost everywhere; what is not told apart is a copy in which single rows were edited, and so a worker's cache goes by the times of the files too.
+Hashes the config, file sizes and thousands of samples spread over the files. Training, conversion or another download change bytes
+almost everywhere; a copy with single rows edited may not be detected, so a worker's cache key includes modification times too.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from windlass.core.model import Frozen
 from windlass.weights.files import model_file, weight_files
 
 SAMPLES = 4096
-"""Over all files: 16 MiB at most, in under a second from a solid-state disk."""
+"""Over all files: at most 16 MiB, under a second from an SSD."""
 SAMPLE_BYTES = 4096
 
 
-class Identity(Frozen):
+class CheckpointIdentity(Frozen):
     fingerprint: str
-    """Of the contents: equal on every machine that has the same files, whenever they were written there."""
+    """Of the contents: equal on every machine with the same files."""
     key: str
-    """Of these files as they are now."""
+    """Cache key: contents and modification times on this machine."""
 
 
-def identity(path: Path) -> Identity:
+def identity(path: Path) -> CheckpointIdentity:
     """Of a model directory, a .gguf or a .m file."""
     found = model_file(path)
     files = weight_files(found)
@@ -41,7 +41,7 @@ def identity(path: Path) -> Identity:
         _sample(contents.update, file, state.st_size, max(SAMPLES * state.st_size // max(total, 1), 2))
     fingerprint = contents.hexdigest()
     edition.update(fingerprint.encode())
-    return Identity(fingerprint=fingerprint, key=edition.hexdigest()[:40])
+    return CheckpointIdentity(fingerprint=fingerprint, key=edition.hexdigest()[:40])
 
 
 def _config(found: Path) -> bytes:
@@ -50,7 +50,7 @@ def _config(found: Path) -> bytes:
 
 
 def _sample(take: Callable[[bytes], None], file: Path, size: int, places: int) -> None:
-    """The beginning, where headers are, the end, and evenly between; all of a small file."""
+    """Evenly spaced samples from the header to the end; all of a small file."""
     with file.open("rb") as stream:
         if size <= places * SAMPLE_BYTES:
             take(stream.read())

@@ -1,6 +1,6 @@
-"""What travels of a checkpoint and lies in a worker's cache: its headers (a catalogue), and pieces, each a few slices with a checksum. No torch.
+"""The unit of transfer between machines: a catalogue of tensor headers, and pieces (a few slices with a checksum). No torch.
 
-A cache has a folder for each checkpoint: `catalogue`, and files of pieces. Who writes there is fleet/transfer/cache.py; part_store.py reads.
+A worker's cache has a folder per checkpoint: `catalogue`, and one file per piece. fleet/transfer/cache.py writes it, transfer/store.py reads it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from windlass.core.ports import TensorStore
 from windlass.errors import BadCheckpoint
 from windlass.formats.safetensors.header import DTYPE_BITS
 from windlass.weights.tensors.slices import Slice
-from windlass.weights.tensors.stored import BLOCKS
+from windlass.weights.tensors.stored_slices import BLOCKS
 
 PIECE_BYTES = 2**21
-"""Of a piece, at most, but for a single row that is longer. Beats of the heart wait behind one: two seconds at 10 Mbit/s."""
+"""Maximum size of a piece, except for a single longer row. Heartbeats queue behind a piece: two seconds at 10 Mbit/s."""
 PIECES_VERSION = 1
-"""Of what slices mean and how pieces are written: part of a checkpoint's key, so that a cache of another version is not misread."""
+"""Version of the piece format; part of the cache key, so that older caches are not misread."""
 CHECKSUM_BYTES = 32
 CATALOGUE = "catalogue"
 SUFFIX = ".piece"
@@ -33,18 +33,18 @@ MAX_HEAD_BYTES = 2**26
 
 
 class TensorHeader(Frozen, array_like=True):
-    """A stored tensor, seen as rows of equal width; a vector as rows of one element."""
+    """A stored tensor as rows of equal width; a vector as rows of one element."""
 
     name: str
     dtype: str
-    """Of what its store reads."""
+    """Dtype that the store's `read` returns."""
     shape: tuple[int, ...]
     block_type: str = ""
-    """As the file stores it, in formats that have blocks."""
+    """ggml block type; empty for formats without blocks."""
 
     @property
     def fold(self) -> int:
-        """Rows of its store that are one here: blocks of four bits lie side by side in a row of their matrix."""
+        """Store rows per row here: MXFP4 blocks [.., n, 16] are joined to one row of their matrix."""
         return self.shape[-2] if self.name.endswith("_blocks") and len(self.shape) > 2 else 1
 
     @property
@@ -60,7 +60,7 @@ class TensorHeader(Frozen, array_like=True):
         return self.column_bytes((0, self.width))[1]
 
     def column_bytes(self, columns: Interval) -> Interval:
-        """Where they lie in a row."""
+        """Byte interval of these columns within a row."""
         if self.block_type and len(self.shape) > 1:
             block = BLOCKS[self.block_type]
             return columns[0] // block.elements * block.num_bytes, columns[1] // block.elements * block.num_bytes
@@ -78,10 +78,10 @@ class TensorHeader(Frozen, array_like=True):
 
 
 class Catalogue(Frozen):
-    """A checkpoint without its numbers: enough to know what is read of it, and to open a folder of pieces as if it were the whole."""
+    """Headers of a checkpoint: enough to compute which slices a rank reads, and to open a folder of pieces as a store."""
 
     key: str
-    """Of the checkpoint: other contents, another key."""
+    """Cache key of the checkpoint."""
     name: str
     config: dict[str, Any]
     kind: str
@@ -100,10 +100,10 @@ def catalogue_of(store: TensorStore, key: str, name: str, kind: str) -> Catalogu
     return Catalogue(key=key, name=name, config=dict(store.config), kind=kind, tensors=tensors)
 
 
-class Piece(Frozen, array_like=True):
+class CheckpointPiece(Frozen, array_like=True):
     slices: tuple[Slice, ...]
     data: bytes
-    """Of one slice after another, row after row, as the checkpoint stores them."""
+    """The slices one after another, row by row, as stored."""
     checksum: bytes
 
     @property
@@ -112,7 +112,7 @@ class Piece(Frozen, array_like=True):
 
 
 def checksum(slices: tuple[Slice, ...], data: bytes | memoryview) -> bytes:
-    """Of what they are, too: bytes that are put in another place are as wrong as others."""
+    """Covers the slices' positions as well as the data."""
     found = hashlib.blake2b(msgspec.msgpack.encode(slices), digest_size=CHECKSUM_BYTES)
     found.update(data)
     return found.digest()
@@ -121,16 +121,16 @@ def checksum(slices: tuple[Slice, ...], data: bytes | memoryview) -> bytes:
 # --- files
 
 
-class Held(Frozen):
-    """A slice, and where in which file it lies."""
+class LocatedSlice(Frozen):
+    """A slice and its position in a piece file."""
 
     part: Slice
     file: Path
     offset: int
 
 
-def piece_file(piece: Piece) -> tuple[bytes, bytes]:
-    """What a file of a piece is made of: its head, and its data. The name is the checksum."""
+def piece_file(piece: CheckpointPiece) -> tuple[bytes, bytes]:
+    """Header and data of the piece's file; its name is the checksum."""
     head = msgspec.msgpack.encode(piece.slices)
     return len(head).to_bytes(LENGTH_BYTES, "big") + head, piece.data
 
@@ -138,20 +138,22 @@ def piece_file(piece: Piece) -> tuple[bytes, bytes]:
 _decode_slices = msgspec.msgpack.Decoder(tuple[Slice, ...]).decode
 
 
-def read_piece(file: Path) -> Piece:
-    """All of it; is it what it was? `intact` says."""
+def read_piece(file: Path) -> CheckpointPiece:
+    """Reads a piece without checking it; see `is_intact`."""
     data = file.read_bytes()
     count = int.from_bytes(data[:LENGTH_BYTES], "big")
     slices = _decode_slices(data[LENGTH_BYTES : LENGTH_BYTES + count])
-    return Piece(slices=slices, data=data[LENGTH_BYTES + count :], checksum=bytes.fromhex(file.name.removesuffix(SUFFIX)))
+    return CheckpointPiece(
+        slices=slices, data=data[LENGTH_BYTES + count :], checksum=bytes.fromhex(file.name.removesuffix(SUFFIX))
+    )
 
 
-def intact(piece: Piece) -> bool:
+def is_intact(piece: CheckpointPiece) -> bool:
     return checksum(piece.slices, piece.data) == piece.checksum
 
 
-def held_in(file: Path, tensors: dict[str, TensorHeader]) -> list[Held] | None:
-    """None where it is no whole file of a piece."""
+def slices_in_file(file: Path, tensors: dict[str, TensorHeader]) -> list[LocatedSlice] | None:
+    """None where the file is not a complete piece."""
     with file.open("rb") as stream:
         count = int.from_bytes(stream.read(LENGTH_BYTES), "big")
         if count > MAX_HEAD_BYTES:
@@ -164,13 +166,15 @@ def held_in(file: Path, tensors: dict[str, TensorHeader]) -> list[Held] | None:
     return _located(file, slices, LENGTH_BYTES + count, size, tensors)
 
 
-def _located(file: Path, slices: Iterable[Slice], offset: int, size: int, tensors: dict[str, TensorHeader]) -> list[Held] | None:
-    found: list[Held] = []
+def _located(
+    file: Path, slices: Iterable[Slice], offset: int, size: int, tensors: dict[str, TensorHeader]
+) -> list[LocatedSlice] | None:
+    found: list[LocatedSlice] = []
     for one in slices:
         header = tensors.get(one.name)
         if header is None or not header.holds(one):
             return None
-        found.append(Held(part=one, file=file, offset=offset))
+        found.append(LocatedSlice(part=one, file=file, offset=offset))
         offset += header.num_bytes(one)
     return found if offset == size else None
 
@@ -184,4 +188,4 @@ def read_catalogue(folder: Path) -> Catalogue:
     try:
         return msgspec.msgpack.decode(file.read_bytes(), type=Catalogue)
     except (OSError, msgspec.DecodeError) as error:
-        raise BadCheckpoint(f"no folder of pieces of a checkpoint: {error}", folder) from None
+        raise BadCheckpoint(f"not a cache folder of checkpoint pieces: {error}", folder) from None

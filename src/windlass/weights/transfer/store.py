@@ -1,7 +1,7 @@
-"""Pieces of a checkpoint in a folder, read as if they were the whole (core.ports.TensorStore): what a rank of a split model opens.
+"""A folder of received pieces as a TensorStore: what a rank of a split model opens.
 
-Rows come back at their full width. Columns that are not here are filled with what no weight is (NaN where the type has one), since a rank
-that has only some of the columns uses no others; rows of which nothing is here are an error that names the tensor.
+Rows are returned at full width. Columns that were not received are filled with NaN (0xFF bytes), since the rank uses none of them;
+rows that were not received are an error that names the tensor.
 """
 
 from __future__ import annotations
@@ -16,46 +16,46 @@ import msgspec
 from windlass.errors import BadCheckpoint
 from windlass.formats.disk.open_files import OpenFiles
 from windlass.formats.dtypes import torch_dtype
-from windlass.weights.source import Opened, spec_of
+from windlass.weights.source import OpenedModel, spec_of
 from windlass.weights.tensors.slices import Slice, overlap, subtract
-from windlass.weights.tensors.validate import placed
-from windlass.weights.transfer.pieces import Held, TensorHeader, held_in, piece_files, read_catalogue
+from windlass.weights.tensors.validate import locate_tensors
+from windlass.weights.transfer.pieces import LocatedSlice, TensorHeader, piece_files, read_catalogue, slices_in_file
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
 
 FILLER = 0xFF
-"""A byte that is NaN in every float of 8 to 64 bits, whatever stands beside it."""
+"""Repeated, it is NaN in every float format of 8 to 64 bits."""
 
 
-def open_parts(folder: Path) -> Opened:
-    """A model to be run, as `weights.source.open_model` opens the whole of it."""
+def open_partial(folder: Path) -> OpenedModel:
+    """The counterpart of `weights.source.open_model` for a folder of pieces."""
     catalogue = read_catalogue(folder)
-    store = PartStore(folder) if catalogue.kind == "hf" else BlockPartStore(folder)
+    store = PartialStore(folder) if catalogue.kind == "hf" else PartialBlockStore(folder)
     spec, rules = spec_of(store, catalogue.name, str(folder))
-    return Opened(
+    return OpenedModel(
         store=store,
         spec=spec,
         rules=rules,
         config=store.config,
         digest=catalogue.key,
         kind=catalogue.kind,
-        places=placed(rules, store),
+        locations=locate_tensors(rules, store),
         name=catalogue.name,
     )
 
 
-class _Parts:
-    """What of which tensor is here, and its bytes."""
+class _PartialStore:
+    """The slices of each tensor that are present, and their bytes."""
 
     def __init__(self, folder: Path) -> None:
         catalogue = read_catalogue(folder)
         self.folder, self.config = folder, catalogue.config
         self._tensors = catalogue.by_name()
-        self._held: dict[str, list[Held]] = {}
+        self._held: dict[str, list[LocatedSlice]] = {}
         for file in piece_files(folder):
-            for held in held_in(file, self._tensors) or ():
+            for held in slices_in_file(file, self._tensors) or ():
                 self._held.setdefault(held.part.name, []).append(held)
         self._files = OpenFiles()
 
@@ -73,11 +73,11 @@ class _Parts:
 
     def _header(self, name: str) -> TensorHeader:
         if name not in self._tensors:
-            raise BadCheckpoint("the checkpoint has no such tensor", self.folder, name)
+            raise BadCheckpoint("no such tensor in the checkpoint", self.folder, name)
         return self._tensors[name]
 
     def _rows(self, header: TensorHeader, start: int, stop: int) -> np.ndarray:
-        """Rows of the store, as bytes [rows, bytes of one]."""
+        """Rows as flat bytes."""
         import numpy as np
 
         rows = np.empty((stop - start) * (header.row_bytes // header.fold), dtype=np.uint8)
@@ -99,46 +99,48 @@ class _Parts:
             self._put(header, held, part, target[part.rows[0] - wanted.rows[0] : part.rows[1] - wanted.rows[0]])
 
     def _check(self, wanted: Slice, found: list[Slice], target: np.ndarray) -> None:
-        """Of every row there must be something; what is not there is filled, so that whoever uses it by mistake notices."""
+        """Every row must be present in part; missing columns are filled with NaN, so that using them shows."""
         if not subtract([wanted], found):
             return
         rows_only = [msgspec.structs.replace(part, columns=wanted.columns) for part in found]
         missing = subtract([wanted], rows_only)
         if missing:
             first, last = missing[0].rows
-            raise BadCheckpoint(f"rows {first} to {last} are not among the parts that were received", self.folder, wanted.name)
+            raise BadCheckpoint(
+                f"rows {first} to {last} were not received; delete the folder to fetch them again", self.folder, wanted.name
+            )
         target.fill(FILLER)
 
-    def _put(self, header: TensorHeader, held: Held, part: Slice, target: np.ndarray) -> None:
-        """Rows of a piece are read whole, and those of its columns that are wanted kept: all of them, as rows are wanted whole."""
+    def _put(self, header: TensorHeader, held: LocatedSlice, part: Slice, target: np.ndarray) -> None:
+        """Copies whole rows of a piece to their columns."""
         import numpy as np
 
         left, right = header.column_bytes(held.part.columns)
         position = held.offset + (part.rows[0] - held.part.rows[0]) * (right - left)
         if right - left == header.row_bytes:
-            self._read(held, position, memoryview(target).cast("B"))
+            self._read(held, position, target.data.cast("B"))
             return
         rows = np.empty((part.num_rows, right - left), dtype=np.uint8)
-        self._read(held, position, memoryview(rows).cast("B"))
+        self._read(held, position, rows.data.cast("B"))
         target[:, left:right] = rows
 
-    def _read(self, held: Held, position: int, buffer: memoryview) -> None:
+    def _read(self, held: LocatedSlice, position: int, buffer: memoryview) -> None:
         with self._files.reading(held.file) as descriptor:
             while len(buffer):
                 count = os.preadv(descriptor, [buffer], position)
                 if not count:
-                    raise BadCheckpoint("the file ends within the tensor: it was cut short", held.file, held.part.name, position)
+                    raise BadCheckpoint("the file ends within the tensor: it is truncated", held.file, held.part.name, position)
                 position, buffer = position + count, buffer[count:]
 
 
-class PartStore(_Parts):
-    """Of safetensors and PyTorch files: rows are what is stored."""
+class PartialStore(_PartialStore):
+    """For safetensors and PyTorch checkpoints, which store plain rows."""
 
     def read(self, name: str, start: int, stop: int) -> torch.Tensor:
         import torch
 
         header = self._header(name)
-        raw = torch.from_numpy(self._rows(header, start, stop)).view(torch_dtype(header.dtype))
+        raw = torch.as_tensor(self._rows(header, start, stop)).view(torch_dtype(header.dtype))
         return raw.view(stop - start) if len(header.shape) < 2 else raw.view(stop - start, header.shape[-1])
 
     def read_into(self, name: str, byte_offset: int, buffer: memoryview) -> None:
@@ -149,12 +151,12 @@ class PartStore(_Parts):
         row_bytes = header.row_bytes // header.fold
         start, stop = byte_offset // row_bytes, (byte_offset + buffer.nbytes) // row_bytes
         if byte_offset % row_bytes or buffer.nbytes % row_bytes:
-            raise IndexError(f"bytes {byte_offset}..{byte_offset + buffer.nbytes} of {name} are no whole rows")
+            raise IndexError(f"bytes {byte_offset}..{byte_offset + buffer.nbytes} of {name} are not whole rows")
         self._fill(header, start, stop, np.frombuffer(buffer, dtype=np.uint8))
 
 
-class BlockPartStore(_Parts):
-    """Of formats that have blocks: rows are read as numbers, and given as they are stored too."""
+class PartialBlockStore(_PartialStore):
+    """For formats with blocks (GGUF, Distributed Llama): rows dequantized, or still quantized."""
 
     def block_type(self, name: str) -> str:
         return self._header(name).block_type
@@ -163,12 +165,12 @@ class BlockPartStore(_Parts):
         import torch
 
         from windlass.formats.gguf.blocks import dequantize
-        from windlass.weights.tensors.stored import BLOCKS
+        from windlass.weights.tensors.stored_slices import BLOCKS
 
         header = self._header(name)
-        if len(header.shape) < 2:  # they travel as numbers
-            return torch.from_numpy(self._rows(header, start, stop)).view(torch_dtype(header.dtype))
-        stored = torch.from_numpy(self._rows(header, start, stop)).view(-1, BLOCKS[header.block_type].num_bytes)
+        if len(header.shape) < 2:  # vectors are sent dequantized
+            return torch.as_tensor(self._rows(header, start, stop)).view(torch_dtype(header.dtype))
+        stored = torch.as_tensor(self._rows(header, start, stop)).view(-1, BLOCKS[header.block_type].num_bytes)
         return dequantize(header.block_type, stored).view(stop - start, -1).to(torch_dtype(header.dtype))
 
     def raw_blocks(self, name: str, start: int, stop: int) -> tuple[str, bytearray]:

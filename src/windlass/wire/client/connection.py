@@ -1,4 +1,4 @@
-"""httpx as we use it: one pool of connections, its errors as ours. httpx is imported with the first connection."""
+"""A connection pool over httpx that raises our errors. httpx is imported on first use."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from urllib.parse import urlsplit
 
 from windlass.core.client import Unavailable
 from windlass.errors import BadInput, MissingExtra
-from windlass.wire.client.failures import failure, read_error, read_retry_after
-from windlass.wire.sse import DONE, BrokenStream, Parser
+from windlass.wire.client.errors import error_from_response, read_error, read_retry_after
+from windlass.wire.sse import DONE, BrokenEventStream, EventParser
 
 if TYPE_CHECKING:
     import httpx
 
 CONNECT_SECONDS = 10.0
 DRAIN_SECONDS = 1.0
-"""For a server to close a stream that it has said is done."""
+"""For a server to close its stream after `[DONE]`."""
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 MAX_ERROR_BYTES = 65_536
 
 
-class Address:
-    """`http://host:8000`, `http://host:8000/v1` and addresses with a path of their own are all taken."""
+class ServerAddress:
+    """Accepts `http://host:8000`, `http://host:8000/v1` and URLs with other paths."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-            raise BadInput(f"{url[:200]!r} is no address of a server; it looks like http://localhost:8000/v1")
+            raise BadInput(f"{url[:200]!r} is not a server URL; use for example http://localhost:8000/v1")
         if parts.username or parts.password:
-            raise BadInput("an address with a name and password in it is not taken; give the key as api_key")
+            raise BadInput("URLs with a user name or password are not supported; pass the key as api_key")
         self.root = url.rstrip("/").removesuffix("/v1")
         self.api = url.rstrip("/") if parts.path.strip("/") else f"{self.root}/v1"
         self.shown = f"{parts.hostname}:{parts.port}" if parts.port else parts.hostname
         self.is_loopback = parts.hostname in LOOPBACK
 
 
-class Connection:
-    def __init__(self, address: Address, api_key: str | None, read_seconds: float, transport: Any = None) -> None:
+class HttpConnection:
+    def __init__(self, address: ServerAddress, api_key: str | None, read_seconds: float, transport: Any = None) -> None:
         httpx = _httpx()
         self._address, self._read_seconds = address, read_seconds
         self._http: httpx.AsyncClient = httpx.AsyncClient(
@@ -48,7 +48,7 @@ class Connection:
             timeout=httpx.Timeout(read_seconds, connect=CONNECT_SECONDS, pool=None),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
             transport=transport,
-            trust_env=not address.is_loopback,  # a proxy for the world outside is none for this machine
+            trust_env=not address.is_loopback,  # no proxy for loopback
         )
 
     async def get(self, url: str) -> bytes:
@@ -62,14 +62,14 @@ class Connection:
             return self._checked(response, response.content)
 
     async def events(self, url: str, body: bytes) -> AsyncGenerator[bytes, None]:
-        """The data of events until `[DONE]`. Closing the generator closes the connection, so that the server stops."""
+        """The data of events until `[DONE]`. Closing the generator closes the connection, which cancels the request."""
         with self._errors():
             async with self._http.stream("POST", url, content=body, headers=_JSON) as response:
                 if response.status_code != 200:
                     self._checked(response, await _start_of(response))
                 if "event-stream" not in response.headers.get("content-type", ""):
-                    raise Unavailable(f"{self._address.shown} was asked to stream and did not")
-                parser = Parser()
+                    raise Unavailable(f"{self._address.shown} did not return an event stream")
+                parser = EventParser()
                 async with aclosing(cast(AsyncGenerator[bytes, None], response.aiter_bytes())) as pieces:
                     async for piece in pieces:
                         for data in parser.feed(piece):
@@ -84,7 +84,7 @@ class Connection:
     def _checked(self, response: httpx.Response, body: bytes) -> bytes:
         if response.status_code == 200:
             return body
-        raise failure(response.status_code, read_error(body), read_retry_after(response.headers.get("retry-after")))
+        raise error_from_response(response.status_code, read_error(body), read_retry_after(response.headers.get("retry-after")))
 
     @contextmanager
     def _errors(self) -> Generator[None]:
@@ -92,20 +92,22 @@ class Connection:
         try:
             yield
         except (httpx.ConnectError, httpx.ConnectTimeout):
-            raise Unavailable(f"{shown} cannot be reached; is a server running there?") from None
+            raise Unavailable(f"{shown} is unreachable; is a server running there?") from None
         except httpx.TimeoutException:
-            raise Unavailable(f"{shown} gave no sign of life for {self._read_seconds:g} seconds") from None
+            raise Unavailable(
+                f"{shown} sent no data for {self._read_seconds:g} seconds; raise the timeout if it is only slow"
+            ) from None
         except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
-            raise BadInput(f"{shown} is no address of a server: {error}") from None
-        except (httpx.TransportError, httpx.StreamError, httpx.DecodingError, BrokenStream) as error:
-            raise Unavailable(f"the connection to {shown} broke off ({type(error).__name__})") from None
+            raise BadInput(f"{shown} is not a server URL: {error}") from None
+        except (httpx.TransportError, httpx.StreamError, httpx.DecodingError, BrokenEventStream) as error:
+            raise Unavailable(f"the connection to {shown} was lost ({type(error).__name__})") from None
 
 
 _JSON = {"content-type": "application/json"}
 
 
 async def _drain(pieces: AsyncGenerator[bytes, None]) -> None:
-    """To the end of an answer that is whole, so that its connection can be used again."""
+    """Reads a finished response to its end, so that the connection can be reused."""
     with suppress(TimeoutError):
         async with asyncio.timeout(DRAIN_SECONDS):
             async for _ in pieces:

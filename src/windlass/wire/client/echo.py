@@ -1,4 +1,4 @@
-"""Completions that begin with their prompt -> the prompt's log-probabilities apart from the answer's."""
+"""Echoed completions -> the prompt's log-probabilities, separated from the output's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from msgspec import UnsetType
 from windlass.core.client import Unavailable
 from windlass.core.request import Delta, Request, ScoreRequest, Scores, TokenLogprob
 from windlass.errors import BadInput
-from windlass.wire.client.reading import finish_of
+from windlass.wire.client.stream_reader import read_finish_reason
 from windlass.wire.schema.completions import CompletionChoice
 from windlass.wire.schema.logprobs import NO_ID, read_completion_logprobs
 from windlass.wire.schema.usage import UsageBody, read_usage
@@ -21,7 +21,7 @@ Entries = tuple[TokenLogprob | None, ...]
 def scores_of(
     choice: CompletionChoice, request: ScoreRequest, token_ids: Sequence[int], usage: UsageBody | UnsetType | None
 ) -> Scores:
-    """`token_ids` may be empty: then they are not known. Servers that write a token all the same are forgiven."""
+    """`token_ids` may be empty (unknown). Tokens that a server generated despite max_tokens=0 are dropped."""
     entries = _entries(choice)
     count = _num_prompt(entries, request, usage)
     ids = tuple(token_ids) if len(token_ids) == count else (NO_ID,) * count
@@ -43,14 +43,14 @@ def echoed_delta(choice: CompletionChoice, request: Request, usage: UsageBody | 
         token_ids=tuple(choice.token_ids or ()),
         logprobs=answer,
         prompt_logprobs=tuple(prompt),
-        finish_reason=finish_of(choice.finish_reason),
+        finish_reason=read_finish_reason(choice.finish_reason),
         usage=read_usage(usage) if isinstance(usage, UsageBody) else None,
     )
 
 
 def _entries(choice: CompletionChoice) -> Entries:
     if choice.logprobs is None:
-        raise BadInput("the server gives no log-probabilities of prompts (echo with logprobs), so it cannot score")
+        raise BadInput("the server returns no log-probabilities of prompts (echo with logprobs), so it cannot score")
     return read_completion_logprobs(choice.logprobs)
 
 
@@ -58,7 +58,7 @@ def _num_prompt(entries: Entries, request: Request | ScoreRequest, usage: UsageB
     if request.token_ids is None:
         return min(usage.prompt_tokens, len(entries)) if isinstance(usage, UsageBody) else len(entries)
     if len(request.token_ids) > len(entries):
-        raise Unavailable(f"{len(request.token_ids)} tokens were to be scored and the server scored {len(entries)}")
+        raise Unavailable(f"the server scored {len(entries)} of {len(request.token_ids)} tokens")
     return len(request.token_ids)
 
 
@@ -71,7 +71,7 @@ def _answer(entries: Entries, token_ids: tuple[int, ...], top: int | None) -> tu
 
 
 def _named(entry: TokenLogprob | None, token_id: int | None, top: int) -> TokenLogprob | None:
-    """With its id, and no more of the likeliest than were asked for: the API adds the token itself to them."""
+    """With its id, and at most `top` alternatives: the API adds the token itself to them."""
     if entry is None:
         return None
     number = entry.token_id if token_id is None else token_id

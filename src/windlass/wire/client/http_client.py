@@ -1,6 +1,6 @@
-"""A server that speaks OpenAI's API as a core Client: ours, vLLM's, anyone's.
+"""A core Client for any OpenAI-compatible server: ours, vLLM's, anyone's.
 
-It does not retry: who has many servers to choose from decides better, and a caller knows whether its request may be made twice.
+It does not retry: the caller knows whether a request may be repeated and which other servers there are.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from windlass.core.client import Late, Unavailable
 from windlass.core.model import Frozen
 from windlass.core.request import Delta, Info, Request, ScoreRequest, Scores
 from windlass.errors import BadInput
-from windlass.wire.client.connection import Address, Connection
+from windlass.wire.client.connection import HttpConnection, ServerAddress
 from windlass.wire.client.echo import echoed_delta, scores_of
-from windlass.wire.client.outgoing import request_to_chat, request_to_completion, request_to_echo, score_to_completion
-from windlass.wire.client.reading import ChatReader, CompletionReader, check_error, parse
+from windlass.wire.client.request_bodies import request_to_chat, request_to_completion, request_to_echo, score_to_completion
+from windlass.wire.client.stream_reader import ChatReader, CompletionReader, check_error, parse
 from windlass.wire.messages import to_messages
 from windlass.wire.schema.completions import CompletionChoice, CompletionResponse
-from windlass.wire.schema.errors import Refusal
+from windlass.wire.schema.errors import ApiError
 from windlass.wire.schema.models import OWNER, ModelCard, ModelList
 from windlass.wire.schema.tokens import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 
 Result = TypeVar("Result")
 
 WITH_EXTENSIONS = (OWNER, "vllm")
-"""Owners of models whose servers take more than OpenAI's."""
+"""`owned_by` of servers that accept extensions of OpenAI's API."""
 NOT_THERE = (404, 405, 501)
 READ_SECONDS = 600.0
 
 
-class Server(Frozen):
-    """What is known of it after the first look."""
+class ServerInfo(Frozen):
+    """From its /v1/models."""
 
     model: str
     context_tokens: int = 0
-    """0: it does not say."""
+    """0: unknown."""
     owner: str = ""
 
     @property
@@ -58,34 +58,34 @@ class HttpClient:
         *,
         transport: Any = None,
     ) -> None:
-        """`model` None: the first that the server lists. `timeout`: seconds without a sign of life. `transport`: httpx's, for tests."""
-        self._address = Address(base_url)
-        self._wanted, self._timeout, self._transport = model, timeout, transport
+        """`model` None: the first one listed. `timeout`: seconds without data. `transport`: httpx's, for tests."""
+        self._address = ServerAddress(base_url)
+        self._model, self._timeout, self._transport = model, timeout, transport
         self._api_key = api_key
-        self._made: Connection | None = None
-        self._server: Server | None = None
+        self._open_connection: HttpConnection | None = None
+        self._server: ServerInfo | None = None
         self._is_closed = False
 
     async def generate(self, request: Request) -> AsyncGenerator[Delta, None]:
-        """Without `timings`, and with token ids only where the server gives them."""
+        """Deltas have no `timings`, and token ids only if the server returns them."""
         until = None if request.deadline_seconds is None else time.monotonic() + request.deadline_seconds
-        server = await within(self._look(), until)
-        request = _sent(request, server)
+        server = await with_deadline(self._server_info(), until)
+        request = _without_unknown_deadline(request, server)
         if request.prompt_logprobs is not None:
-            yield await within(self._echoed(request, server), until)
+            yield await with_deadline(self._echoed(request, server), until)
             return
         is_chat = request.messages is not None
         reader = ChatReader() if is_chat else CompletionReader()
         path, body = await self._body(request, server)
         async with aclosing(self._connection.events(f"{self._address.api}{path}", body)) as events:
-            while (data := await within(anext(events, None), until)) is not None:
+            while (data := await with_deadline(anext(events, None), until)) is not None:
                 delta = reader.add(data)
                 if delta is not None:
                     yield delta
         yield reader.end()
 
     async def score(self, request: ScoreRequest) -> Scores:
-        server = await self._look()
+        server = await self._server_info()
         choice, prompt_tokens = await self._completion(msgspec.json.encode(score_to_completion(request, server.model)))
         ids = request.token_ids or tuple(choice.prompt_token_ids or ())
         if not ids and request.prompt is not None:
@@ -93,14 +93,14 @@ class HttpClient:
         return scores_of(choice, request, ids, prompt_tokens)
 
     async def info(self) -> Info:
-        self._server = None  # it may have been started anew with another model
-        server = await self._look()
+        self._server = None  # the server may have restarted with another model
+        server = await self._server_info()
         details = {"server": self._address.shown, "owner": server.owner}
         return Info(model=server.model, context_tokens=server.context_tokens, details=details)
 
     async def tokenize(self, text: str | Sequence[Mapping[str, Any]]) -> list[int]:
-        """Where the server has /tokenize, which ours and vLLM's do."""
-        model = (await self._look()).model
+        """Needs /tokenize on the server, which ours and vLLM's have."""
+        model = (await self._server_info()).model
         asked = (
             TokenizeRequest(model=model, prompt=text)
             if isinstance(text, str)
@@ -109,58 +109,58 @@ class HttpClient:
         return parse(await self._post_root("/tokenize", asked), TokenizeResponse).tokens
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
-        asked = DetokenizeRequest(model=(await self._look()).model, tokens=list(token_ids))
+        asked = DetokenizeRequest(model=(await self._server_info()).model, tokens=list(token_ids))
         return parse(await self._post_root("/detokenize", asked), DetokenizeResponse).prompt
 
     async def close(self) -> None:
         self._is_closed = True
-        if self._made is not None:
-            await self._made.close()
+        if self._open_connection is not None:
+            await self._open_connection.close()
 
     @property
-    def _connection(self) -> Connection:
+    def _connection(self) -> HttpConnection:
         if self._is_closed:
-            raise Unavailable("the client was closed")
-        if self._made is None:
-            self._made = Connection(self._address, self._api_key, self._timeout, self._transport)
-        return self._made
+            raise Unavailable("the client is closed")
+        if self._open_connection is None:
+            self._open_connection = HttpConnection(self._address, self._api_key, self._timeout, self._transport)
+        return self._open_connection
 
-    async def _look(self) -> Server:
+    async def _server_info(self) -> ServerInfo:
         if self._server is None:
-            self._server = await self._find()
+            self._server = await self._fetch_server_info()
         return self._server
 
-    async def _find(self) -> Server:
+    async def _fetch_server_info(self) -> ServerInfo:
         try:
             cards = parse(await self._connection.get(f"{self._address.api}/models"), ModelList).data
-        except Refusal as refusal:
-            if refusal.status not in NOT_THERE or self._wanted is None:
+        except ApiError as refusal:
+            if refusal.status not in NOT_THERE or self._model is None:
                 raise
-            return Server(model=self._wanted)  # a server that lists nothing can be asked all the same
-        found = next((card for card in cards if self._wanted in (None, card.id)), None)
-        if found is None and self._wanted is None:
-            raise Unavailable(f"{self._address.shown} serves no model yet")
-        found = found or ModelCard(id=self._wanted or "", owned_by="")
-        return Server(model=found.id, context_tokens=found.max_model_len or 0, owner=found.owned_by)
+            return ServerInfo(model=self._model)  # servers without /v1/models work too
+        found = next((card for card in cards if self._model in (None, card.id)), None)
+        if found is None and self._model is None:
+            raise Unavailable(f"{self._address.shown} serves no model")
+        found = found or ModelCard(id=self._model or "", owned_by="")
+        return ServerInfo(model=found.id, context_tokens=found.max_model_len or 0, owner=found.owned_by)
 
-    async def _body(self, request: Request, server: Server) -> tuple[str, bytes]:
+    async def _body(self, request: Request, server: ServerInfo) -> tuple[str, bytes]:
         if request.messages is not None:
             return "/chat/completions", msgspec.json.encode(request_to_chat(request, server.model, extensions=server.extensions))
         request = await self._limited(request, server)
         return "/completions", msgspec.json.encode(request_to_completion(request, server.model, extensions=server.extensions))
 
-    async def _limited(self, request: Request, server: Server) -> Request:
-        """A completion that does not say how long gets 16 tokens from the API; a Request means: as long as it takes."""
+    async def _limited(self, request: Request, server: ServerInfo) -> Request:
+        """Without max_tokens the API generates 16 tokens; a Request without it means no limit."""
         if request.max_tokens is not None:
             return request
         prompt = request.token_ids if request.token_ids is not None else await self._ids_of(request.prompt or "")
         if not server.context_tokens or not prompt:
-            raise BadInput(f"{self._address.shown} does not say how much room there is behind a prompt; give max_tokens")
+            raise BadInput(f"{self._address.shown} does not report its context length; set max_tokens")
         return msgspec.structs.replace(request, max_tokens=max(server.context_tokens - len(prompt), 0))
 
-    async def _echoed(self, request: Request, server: Server) -> Delta:
+    async def _echoed(self, request: Request, server: ServerInfo) -> Delta:
         if request.messages is not None:
-            raise BadInput("a server gives log-probabilities of prompts, not of chats; ask with a prompt or token_ids")
+            raise BadInput("prompt log-probabilities are not available for chats; use a prompt or token_ids")
         asked = request_to_echo(await self._limited(request, server), server.model, extensions=server.extensions)
         choice, prompt_tokens = await self._completion(msgspec.json.encode(asked))
         return echoed_delta(choice, request, prompt_tokens)
@@ -169,28 +169,28 @@ class HttpClient:
         response = parse(await self._connection.post(f"{self._address.api}/completions", body), CompletionResponse)
         check_error(response.error)
         if not response.choices:
-            raise Unavailable(f"{self._address.shown} answered with no choice")
+            raise Unavailable(f"{self._address.shown} returned no choices")
         return response.choices[0], response.usage
 
     async def _ids_of(self, prompt: str) -> tuple[int, ...]:
-        """Empty where the server does not tell."""
+        """Empty if the server has no /tokenize."""
         try:
             return tuple(await self.tokenize(prompt))
-        except Refusal:
+        except ApiError:
             return ()
 
     async def _post_root(self, path: str, body: Any) -> bytes:
         return await self._connection.post(f"{self._address.root}{path}", msgspec.json.encode(body))
 
 
-def _sent(request: Request, server: Server) -> Request:
-    """Only our servers know deadlines; with others they are kept here alone."""
+def _without_unknown_deadline(request: Request, server: ServerInfo) -> Request:
+    """Only our servers take deadlines; for others they are enforced here alone."""
     return request if server.owner == OWNER else msgspec.structs.replace(request, deadline_seconds=None)
 
 
-async def within(awaitable: Awaitable[Result], until: float | None) -> Result:
+async def with_deadline(awaitable: Awaitable[Result], until: float | None) -> Result:
     try:
         async with asyncio.timeout(None if until is None else max(until - time.monotonic(), 0.0)):
             return await awaitable
     except TimeoutError:
-        raise Late("the deadline passed before the server's answer was whole") from None
+        raise Late("request timed out: the deadline passed before the response was complete") from None

@@ -1,1 +1,1 @@
-"""The structs of OpenAI's API."""
+"""The structs of OpenAI's API: requests, responses, chunks, errors."""

@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions`: what is asked, what is answered, what is streamed."""
+"""`POST /v1/chat/completions`: requests, responses and stream chunks."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from msgspec import UNSET, Meta, UnsetType
 
 from windlass.wire.schema.errors import ErrorDetail
 from windlass.wire.schema.sampling import CommonRequest
-from windlass.wire.schema.shape import Answered, Asked, Count, Natural
+from windlass.wire.schema.structs import Count, Natural, RequestStruct, ResponseStruct
 from windlass.wire.schema.usage import UsageBody
 
-# --- asked -----------------------------------------------------------------------------------------------------------
+# --- requests --------------------------------------------------------------------------------------------------------
 
 
-class Part(Asked):
-    """Of a message's content. Only text is taken; the others are declared so that they are refused by name."""
+class ContentPart(RequestStruct):
+    """A part of a message's content. Only text is supported; the others are declared so that they are rejected by name."""
 
     type: str
     text: str | None = None
@@ -26,41 +26,41 @@ class Part(Asked):
     video_url: Any = None
 
 
-class CalledFunction(Asked):
+class MessageFunction(RequestStruct):
     name: str
     arguments: str
     """JSON."""
 
 
-class Called(Asked, kw_only=True):
-    """A call that the model made earlier."""
+class MessageToolCall(RequestStruct, kw_only=True):
+    """A tool call of an earlier assistant message."""
 
     id: str | None = None
     type: Literal["function"] | None = None
-    function: CalledFunction
+    function: MessageFunction
     index: int | None = None
-    """Of streamed calls, which some programs send back as they came."""
+    """Present in streamed calls, which some clients send back unchanged."""
 
 
-class Message(Asked):
+class ChatMessage(RequestStruct):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[Part] | None = None
+    content: str | list[ContentPart] | None = None
     name: str | None = None
-    tool_calls: list[Called] | None = None
+    tool_calls: list[MessageToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    """The same by its other name."""
+    """Alias of the field above."""
     type: Literal["text", "message"] | None = None
-    """Says nothing; lm-evaluation-harness sends it."""
-    # What answers have, and so what programs send back.
+    """Ignored; lm-evaluation-harness sends it."""
+    # Fields of responses, which clients send back.
     refusal: str | None = None
     annotations: list[Any] | None = None
     audio: Any = None
     function_call: Any = None
 
 
-class Function(Asked):
+class FunctionDefinition(RequestStruct):
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -68,63 +68,63 @@ class Function(Asked):
     strict: bool | None = None
 
 
-class Tool(Asked):
+class Tool(RequestStruct):
     type: str
-    function: Function | None = None
+    function: FunctionDefinition | None = None
     custom: Any = None
 
 
-class NamedFunction(Asked):
+class ToolChoiceFunction(RequestStruct):
     name: str
 
 
-class NamedTool(Asked):
+class ToolChoice(RequestStruct):
     type: str
-    function: NamedFunction | None = None
+    function: ToolChoiceFunction | None = None
     custom: Any = None
     allowed_tools: Any = None
 
 
-class JsonSchema(Asked):
+class JsonSchema(RequestStruct):
     schema: dict[str, Any] | bool | None = None
     name: str | None = None
     description: str | None = None
     strict: bool | None = None
-    """Answers always follow the schema."""
+    """Ignored: responses always follow the schema."""
 
 
-class ResponseFormat(Asked):
+class ResponseFormat(RequestStruct):
     type: Literal["text", "json_object", "json_schema", "regex", "grammar"]
     json_schema: JsonSchema | None = None
     regex: str | None = None
     grammar: str | None = None
 
 
-class TemplateVariables(Asked):
+class TemplateVariables(RequestStruct):
     enable_thinking: bool | None = None
     thinking: bool | None = None
-    """The same by its other name."""
+    """Alias of the field above."""
 
 
 class ChatRequest(CommonRequest, kw_only=True):
-    messages: Annotated[list[Message], Meta(min_length=1)]
+    messages: Annotated[list[ChatMessage], Meta(min_length=1)]
     max_completion_tokens: Natural | None = None
-    """The newer name of max_tokens."""
+    """The current name of max_tokens."""
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=128)] | None = None
     tools: list[Tool] | None = None
-    tool_choice: str | NamedTool | None = None
+    tool_choice: str | ToolChoice | None = None
     response_format: ResponseFormat | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
-    """`none` and `minimal` switch reasoning off, the others on: templates have a switch and no degrees."""
+    """For templates that can only switch reasoning on or off, `none` and `minimal` mean off."""
     chat_template_kwargs: TemplateVariables | None = None
 
-    # Taken, because they ask for nothing: who is asking, and hints for a cache.
+    # Accepted without effect, except that safety_identifier stands in for a missing user.
     metadata: dict[str, str] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
 
-    # Refused where they ask for what is not done here (wire/server/unsupported.py).
+    # Values that would have an effect are rejected (wire/server/unsupported.py).
     audio: Any = None
     modalities: list[str] | None = None
     store: bool | None = None
@@ -147,62 +147,62 @@ class ChatRequest(CommonRequest, kw_only=True):
     suffix: str | None = None
 
 
-# --- answered --------------------------------------------------------------------------------------------------------
+# --- responses -------------------------------------------------------------------------------------------------------
 
 
-class TopLogprob(Answered):
+class TopLogprob(ResponseStruct):
     token: str
     logprob: float
     bytes: list[int] | None = None
     token_id: int | UnsetType = UNSET
 
 
-class ChatLogprob(Answered):
+class ChatLogprob(ResponseStruct):
     token: str
     logprob: float
     bytes: list[int] | None = None
-    """Of UTF-8; null where the token is a part of a character and its bytes are not known."""
+    """UTF-8 bytes; null if the token is part of a character and its bytes are unknown."""
     top_logprobs: list[TopLogprob] = []
     token_id: int | UnsetType = UNSET
 
 
-class ChatLogprobs(Answered):
+class ChatLogprobs(ResponseStruct):
     content: list[ChatLogprob] | None = None
     refusal: list[ChatLogprob] | None = None
 
 
-class AnsweredFunction(Answered):
+class ResponseFunction(ResponseStruct):
     name: str | None = None
     arguments: str | None = None
 
 
-class AnsweredCall(Answered):
+class ResponseToolCall(ResponseStruct):
     id: str | None = None
     type: str | None = "function"
-    function: AnsweredFunction = AnsweredFunction()
+    function: ResponseFunction = ResponseFunction()
     index: int | UnsetType = UNSET
-    """In chunks: which call this is a piece of."""
+    """In chunks: the index of the call this belongs to."""
 
 
-class AnsweredMessage(Answered):
+class ResponseMessage(ResponseStruct):
     role: str | None = "assistant"
     content: str | None = None
     refusal: str | None = None
     reasoning_content: str | UnsetType | None = UNSET
     reasoning: str | UnsetType | None = UNSET
-    """Other servers' name for it; ours do not write it."""
-    tool_calls: list[AnsweredCall] | UnsetType | None = UNSET
+    """Other servers' name for it; not written by Windlass."""
+    tool_calls: list[ResponseToolCall] | UnsetType | None = UNSET
 
 
-class ChatChoice(Answered, kw_only=True):
+class ChatChoice(ResponseStruct, kw_only=True):
     index: int = 0
-    message: AnsweredMessage
+    message: ResponseMessage
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
     token_ids: list[int] | UnsetType | None = UNSET
 
 
-class ChatResponse(Answered, kw_only=True):
+class ChatResponse(ResponseStruct, kw_only=True):
     id: str = ""
     object: str = "chat.completion"
     created: int | float = 0
@@ -212,15 +212,15 @@ class ChatResponse(Answered, kw_only=True):
     prompt_token_ids: list[int] | UnsetType | None = UNSET
 
 
-class ChunkDelta(Answered):
+class ChunkDelta(ResponseStruct):
     role: str | UnsetType | None = UNSET
     content: str | UnsetType | None = UNSET
     reasoning_content: str | UnsetType | None = UNSET
     reasoning: str | UnsetType | None = UNSET
-    tool_calls: list[AnsweredCall] | UnsetType | None = UNSET
+    tool_calls: list[ResponseToolCall] | UnsetType | None = UNSET
 
 
-class ChunkChoice(Answered):
+class ChunkChoice(ResponseStruct):
     index: int = 0
     delta: ChunkDelta = ChunkDelta()
     logprobs: ChatLogprobs | None = None
@@ -228,7 +228,7 @@ class ChunkChoice(Answered):
     token_ids: list[int] | UnsetType | None = UNSET
 
 
-class ChatChunk(Answered):
+class ChatChunk(ResponseStruct):
     id: str = ""
     object: str = "chat.completion.chunk"
     created: int | float = 0
@@ -237,4 +237,4 @@ class ChatChunk(Answered):
     usage: UsageBody | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType | None = UNSET
     error: ErrorDetail | str | UnsetType | None = UNSET
-    """A stream that broke ends with one of these."""
+    """Set in the last chunk of a failed stream."""

@@ -1,4 +1,4 @@
-"""`POST /v1/completions`: a text is continued. Chunks have the shape of whole answers."""
+"""`POST /v1/completions`. Chunks have the same struct as complete responses."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from msgspec import UNSET, Meta, UnsetType
 from windlass.wire.schema.chat import ResponseFormat
 from windlass.wire.schema.errors import ErrorDetail
 from windlass.wire.schema.sampling import CommonRequest
-from windlass.wire.schema.shape import Answered, Count, Natural
+from windlass.wire.schema.structs import Count, Natural, ResponseStruct
 from windlass.wire.schema.usage import UsageBody
 
 
 class CompletionRequest(CommonRequest, kw_only=True):
     prompt: str | list[str | Natural | list[Natural]]
-    """A text, texts, token ids, or lists of token ids; no mixture."""
+    """A string, strings, token ids, or lists of token ids; not mixed."""
     echo: bool | None = None
-    """The answer begins with the prompt; with logprobs, its tokens have theirs too."""
+    """The response starts with the prompt; with logprobs, includes those of the prompt."""
     logprobs: Annotated[int, Meta(ge=0, le=128)] | None = None
     response_format: ResponseFormat | None = None
     best_of: Count | None = None
-    """Refused unless it is n: nothing is drawn that is not given out."""
+    """Rejected unless equal to n."""
     suffix: str | None = None
-    """Refused unless empty."""
+    """Rejected unless empty."""
     metadata: dict[str, str] | None = None
     store: bool | None = None
     max_completion_tokens: Any = None
     messages: Any = None
 
 
-class CompletionLogprobs(Answered):
+class CompletionLogprobs(ResponseStruct):
     text_offset: list[int] = []
     token_logprobs: list[float | None] = []
     tokens: list[str] = []
     top_logprobs: list[dict[str, float] | None] | None = None
 
 
-class CompletionChoice(Answered):
+class CompletionChoice(ResponseStruct):
     index: int = 0
     text: str = ""
     logprobs: CompletionLogprobs | None = None
@@ -46,7 +46,7 @@ class CompletionChoice(Answered):
     prompt_token_ids: list[int] | UnsetType | None = UNSET
 
 
-class CompletionResponse(Answered):
+class CompletionResponse(ResponseStruct):
     id: str = ""
     object: str = "text_completion"
     created: int | float = 0

@@ -1,4 +1,4 @@
-"""Errors as OpenAI's API writes them: `{"error": {"message", "type", "param", "code"}}`."""
+"""Errors in OpenAI's format: `{"error": {"message", "type", "param", "code"}}`."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from typing import Self
 import msgspec
 
 from windlass.errors import BadInput
-from windlass.wire.schema.shape import Answered
+from windlass.wire.schema.structs import ResponseStruct
 
 INVALID = "invalid_request_error"
 
 
-class ErrorDetail(Answered):
+class ErrorDetail(ResponseStruct):
     message: str = ""
     type: str | None = None
     param: str | None = None
     code: str | int | None = None
 
 
-class ErrorBody(Answered):
+class ErrorBody(ResponseStruct):
     error: ErrorDetail
 
 
-class Refusal(BadInput):
-    """A request that is not carried out, with the name of the parameter that is to blame and the HTTP status it is answered with."""
+class ApiError(BadInput):
+    """A rejected or failed request: the parameter at fault, and the HTTP status of the response."""
 
     def __init__(
         self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400, type: str = INVALID
@@ -33,8 +33,8 @@ class Refusal(BadInput):
         self.param, self.code, self.status, self.type = param, code, status, type
         self.retry_seconds: int | None = None
 
-    def after(self, seconds: int) -> Self:
-        """It says when to ask again."""
+    def with_retry_after(self, seconds: int) -> Self:
+        """Sets the Retry-After header."""
         self.retry_seconds = seconds
         return self
 
@@ -47,10 +47,10 @@ def error_body(message: str, *, type: str = INVALID, param: str | None = None, c
     return msgspec.json.encode(ErrorBody(error=ErrorDetail(message=message, type=type, param=param, code=code)))
 
 
-def unsupported(param: str, why: str) -> Refusal:
-    """Understood, and not offered here."""
-    return Refusal(f"{param} {why}", param=param, code="unsupported_parameter")
+def unsupported(param: str, why: str) -> ApiError:
+    """A known parameter or value that is not supported."""
+    return ApiError(f"{param} {why}", param=param, code="unsupported_parameter")
 
 
-def invalid(param: str, why: str) -> Refusal:
-    return Refusal(f"{param} {why}", param=param, code="invalid_value")
+def invalid(param: str, why: str) -> ApiError:
+    return ApiError(f"{param} {why}", param=param, code="invalid_value")

@@ -1,6 +1,6 @@
-"""Log-probabilities in the two forms of the API, both ways.
+"""Log-probabilities in the API's two formats, written and read.
 
-Chats have an object per token. Completions have four lists, and an offset into the text for every token: `Offsets`.
+Chats have an object per token. Completions have four parallel lists, including each token's offset in the text (`Offsets`).
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from windlass.wire.schema.chat import ChatLogprob, ChatLogprobs, TopLogprob
 from windlass.wire.schema.completions import CompletionLogprobs
 
 LOWEST = -9999.0
-"""Written for what is less likely than that: JSON has no infinity. OpenAI's API does the same."""
+"""The lower bound that is written: JSON has no infinity. OpenAI's API does the same."""
 PIECE = "\N{REPLACEMENT CHARACTER}"
-"""In the text of tokens that are parts of a character."""
+"""Appears in the text of tokens that are part of a character."""
 NO_ID = -1
-"""The id of a token that a server gave as text only."""
+"""The id of a token whose server returned only its text."""
 
 
 # --- chats -----------------------------------------------------------------------------------------------------------
@@ -53,7 +53,7 @@ def _bytes(entry: TokenLogprob) -> list[int] | None:
 
 
 def read_chat_logprobs(found: ChatLogprobs | None, token_ids: Sequence[int] = ()) -> tuple[TokenLogprob, ...]:
-    """`token_ids`: of these tokens, where the server gave them."""
+    """`token_ids`: of these tokens, if the server returned them."""
     entries = (found.content or []) if found is not None else []
     ids = token_ids if len(token_ids) == len(entries) else [NO_ID] * len(entries)
     return tuple(
@@ -74,7 +74,7 @@ def _read_top(entry: TopLogprob) -> TokenLogprob:
 
 
 def _raw(entry: ChatLogprob | TopLogprob) -> bytes:
-    """Only what the text does not say."""
+    """Empty if the text already determines them."""
     try:
         raw = bytes(entry.bytes or ())
     except ValueError:
@@ -86,33 +86,33 @@ def _raw(entry: ChatLogprob | TopLogprob) -> bytes:
 
 
 class Offsets:
-    """Where in the text each token begins.
+    """The offset of each token in the text.
 
-    A character may be cut into several tokens, whose own texts are of no use; they all begin where it does. So do tokens that are not
-    in the text at all, such as the one that ends an answer.
+    The tokens of a character that is split over several have unusable texts; they all get the character's offset. Tokens that are
+    not in the text, such as the stop token, get the current offset.
     """
 
     def __init__(self, start: int = 0) -> None:
         self.at = start
-        """Where the next one begins, as far as it is known."""
+        """The next token's offset, as far as it is known."""
         self._pieces = 0
-        """Characters that came in pieces since the place was last certain, at most."""
+        """Upper bound on the characters of partial tokens since the offset was last certain."""
 
     def next(self, token: str, text: str) -> int:
-        """`text`: all of it, as far as it is known; tokens may run ahead of it."""
+        """`text`: the whole text so far; tokens may run ahead of it."""
         if PIECE in token:
             return self._piece(token)
         if self._pieces:
-            return self._behind_pieces(token, text)
+            return self._after_pieces(token, text)
         begin = self.at
-        # Some tokenizers leave the space out of a token that stands alone.
+        # Some tokenizers drop the leading space of a token decoded alone.
         space = 1 if token and text.startswith(" ", begin) and not token.startswith(" ") else 0
         known = text[begin + space : begin + space + len(token)]
-        if token.startswith(known):  # what is not known yet is believed
+        if token.startswith(known):  # what is beyond the known text is assumed to match
             self.at = begin + space + len(token)
         return begin
 
-    def _behind_pieces(self, token: str, text: str) -> int:
+    def _after_pieces(self, token: str, text: str) -> int:
         begin = text.find(token, self.at, self.at + self._pieces + len(token)) if token else -1
         if begin < 0:
             return self.at
@@ -127,7 +127,7 @@ class Offsets:
 def completion_logprobs(
     entries: Sequence[TokenLogprob | None], offsets: Offsets, text: str, first: str = ""
 ) -> CompletionLogprobs:
-    """`first`: the text of a token that has no log-probability, because nothing precedes it."""
+    """`first`: the text of the first prompt token, which has no log-probability."""
     tokens = [first if entry is None else entry.token for entry in entries]
     return CompletionLogprobs(
         tokens=tokens,
@@ -138,7 +138,7 @@ def completion_logprobs(
 
 
 def _top(entry: TokenLogprob) -> dict[str, float]:
-    """The most likely ones and the token itself. Of tokens with the same text the likeliest counts."""
+    """The top tokens and the token itself; of tokens with the same text the most likely one."""
     found: dict[str, float] = {}
     for other in (*entry.top, entry):
         found[other.token] = max(other.logprob, found.get(other.token, LOWEST))
@@ -157,7 +157,7 @@ def joined(first: CompletionLogprobs, second: CompletionLogprobs) -> CompletionL
 
 
 def read_completion_logprobs(found: CompletionLogprobs | None, token_ids: Sequence[int] = ()) -> tuple[TokenLogprob | None, ...]:
-    """The likeliest ones best first; texts only, but for the token itself where the server gave its id."""
+    """Top tokens are sorted best first; their ids are unknown, except the token's own if the server returned it."""
     if found is None:
         return ()
     count = len(found.tokens)

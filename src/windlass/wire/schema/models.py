@@ -5,21 +5,21 @@ from __future__ import annotations
 from msgspec import UNSET, UnsetType
 
 from windlass.core.request import Info
-from windlass.wire.schema.shape import Answered
+from windlass.wire.schema.structs import ResponseStruct
 
 OWNER = "windlass"
 
 
-class ModelCard(Answered):
+class ModelCard(ResponseStruct):
     id: str
     object: str = "model"
     created: int | float = 0
     owned_by: str = OWNER
     max_model_len: int | UnsetType | None = UNSET
-    """Prompt and answer together; vLLM's name for it."""
+    """Context length; vLLM's name for it."""
 
 
-class ModelList(Answered):
+class ModelList(ResponseStruct):
     object: str = "list"
     data: list[ModelCard] = []
 

@@ -1,4 +1,4 @@
-"""What requests of both kinds, chats and completions, have in common."""
+"""Parameters that chat and text completion requests share."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from windlass.wire.schema.shape import (
-    Asked,
+from windlass.wire.schema.structs import (
     Bias,
     Count,
     Fraction,
@@ -15,35 +14,36 @@ from windlass.wire.schema.shape import (
     Penalty,
     Positive,
     Repetition,
+    RequestStruct,
     Share,
     Temperature,
     TopK,
 )
 
 
-class StreamOptions(Asked):
+class StreamOptions(RequestStruct):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
-    """Refused when true: chunks are not padded."""
+    """Rejected if true: chunks are not padded."""
     continuous_usage_stats: bool | None = None
-    """Refused when true."""
+    """Rejected if true."""
 
 
-class StructuredOutputs(Asked):
-    """An extension that vLLM's server has too. Exactly one of them."""
+class StructuredOutputs(RequestStruct):
+    """An extension, as in vLLM. Exactly one field."""
 
     json: dict[str, Any] | str | bool | None = None
-    """A schema, or a text that is one."""
+    """A JSON schema, as an object or as a string."""
     regex: str | None = None
     choice: Annotated[list[str], Meta(min_length=1)] | None = None
     grammar: str | None = None
-    """In Lark's form."""
+    """Lark syntax."""
     json_object: bool | None = None
 
 
-class CommonRequest(Asked):
+class CommonRequest(RequestStruct):
     model: str = ""
-    """Empty: the one that is served."""
+    """Empty: the served model."""
     temperature: Temperature | None = None
     top_p: Share | None = None
     presence_penalty: Penalty | None = None
@@ -56,11 +56,11 @@ class CommonRequest(Asked):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
-    """Taken and kept nowhere."""
+    """Identifies the end user for fair sharing: the engine's tokens are shared equally between users. Not stored."""
 
-    # Extensions that other servers of open weights have too.
+    # Extensions that vLLM and similar servers have too.
     top_k: TopK | None = None
-    """-1 and 0: all."""
+    """-1 or 0: no limit."""
     min_p: Fraction | None = None
     repetition_penalty: Repetition | None = None
     stop_token_ids: list[Natural] | None = None
@@ -68,11 +68,11 @@ class CommonRequest(Asked):
     structured_outputs: StructuredOutputs | None = None
     cache_salt: str | None = None
     return_token_ids: bool | None = None
-    """Choices then have `token_ids`, answers `prompt_token_ids` where they are known, logprobs `token_id`."""
+    """Adds `token_ids` to choices, `prompt_token_ids` to responses where known, and `token_id` to logprobs."""
     timeout: Positive | None = None
-    """Ours: seconds until an answer that is not whole ends with an error."""
+    """Windlass only: the request's deadline in seconds."""
 
-    # Known elsewhere; refused where they ask for what is not done here (wire/server/unsupported.py).
+    # Parameters of other servers; values that would have an effect are rejected (wire/server/unsupported.py).
     min_tokens: int | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None

@@ -1,4 +1,4 @@
-"""`POST /tokenize` and `/detokenize`, shaped as vLLM's server has them."""
+"""`POST /tokenize` and `/detokenize`, as in vLLM."""
 
 from __future__ import annotations
 
@@ -6,33 +6,33 @@ from typing import Annotated
 
 from msgspec import UNSET, Meta, UnsetType
 
-from windlass.wire.schema.chat import Message
-from windlass.wire.schema.shape import Answered, Asked, Natural
+from windlass.wire.schema.chat import ChatMessage
+from windlass.wire.schema.structs import Natural, RequestStruct, ResponseStruct
 
 
-class TokenizeRequest(Asked):
+class TokenizeRequest(RequestStruct):
     """Exactly one of prompt and messages."""
 
     model: str = ""
     prompt: str | None = None
-    messages: Annotated[list[Message], Meta(min_length=1)] | None = None
+    messages: Annotated[list[ChatMessage], Meta(min_length=1)] | None = None
     return_token_strs: bool | None = None
-    # Refused unless they say what is done anyway.
+    # Rejected unless they match the behaviour.
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
 
 
-class TokenizeResponse(Answered, kw_only=True):
+class TokenizeResponse(ResponseStruct, kw_only=True):
     count: int
     max_model_len: int = 0
     tokens: list[int]
     token_strs: list[str] | UnsetType | None = UNSET
 
 
-class DetokenizeRequest(Asked, kw_only=True):
+class DetokenizeRequest(RequestStruct, kw_only=True):
     model: str = ""
     tokens: list[Natural]
 
 
-class DetokenizeResponse(Answered):
+class DetokenizeResponse(ResponseStruct):
     prompt: str

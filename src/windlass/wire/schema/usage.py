@@ -1,4 +1,4 @@
-"""Tokens that were read and written, as the API counts them."""
+"""Token usage, as the API counts it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from msgspec import UNSET, UnsetType
 
 from windlass.core.request import Usage
-from windlass.wire.schema.shape import Answered
+from windlass.wire.schema.structs import ResponseStruct
 
 
-class PromptDetails(Answered):
+class PromptDetails(ResponseStruct):
     cached_tokens: int | None = 0
 
 
-class UsageBody(Answered):
+class UsageBody(ResponseStruct):
     prompt_tokens: int = 0
     completion_tokens: int | None = 0
     total_tokens: int = 0
@@ -22,7 +22,7 @@ class UsageBody(Answered):
 
 
 def usage_body(usages: Sequence[Usage], n: int = 1) -> UsageBody:
-    """Of all choices; `n` of them in a row share a prompt, which is counted once."""
+    """Summed over choices; each prompt, shared by `n` choices in a row, is counted once."""
     prompt = sum(usage.prompt_tokens for usage in usages[::n])
     completion = sum(usage.completion_tokens for usage in usages)
     cached = sum(usage.cached_tokens for usage in usages[::n])

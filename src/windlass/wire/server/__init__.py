@@ -1,1 +1,1 @@
-"""Request bodies to core Requests, Deltas to response bodies."""
+"""The server side: request bodies to core Requests, Deltas to response bodies."""

@@ -1,4 +1,4 @@
-"""Deltas of a chat -> chunks and whole responses. The chunk of a plain piece of text is put together from bytes made before."""
+"""Deltas of a chat -> chunks and complete responses. Plain text chunks are assembled from precomputed bytes."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from msgspec import UNSET
 
 from windlass.core.request import Delta, ToolCall, Usage
 from windlass.wire.schema.chat import (
-    AnsweredCall,
-    AnsweredFunction,
-    AnsweredMessage,
     ChatChoice,
     ChatLogprobs,
     ChatResponse,
     ChunkChoice,
     ChunkDelta,
+    ResponseFunction,
+    ResponseMessage,
+    ResponseToolCall,
 )
 from windlass.wire.schema.logprobs import chat_logprobs
 from windlass.wire.schema.usage import usage_body
-from windlass.wire.server.envelope import Envelope, finish_word
-from windlass.wire.server.shown_logprobs import Shown
+from windlass.wire.server.envelope import Envelope, api_finish_reason
+from windlass.wire.server.visible_logprobs import VisibleLogprobs
 from windlass.wire.sse import DONE_EVENT
 
 _encode = msgspec.json.Encoder().encode
 
 
 class ChatStream:
-    """The events of one response with `n` choices. Give every choice's deltas to `event`, then `ending`."""
+    """The events of one response with `n` choices: pass every choice's deltas to `event`, then call `ending`."""
 
     def __init__(
         self,
@@ -40,20 +40,20 @@ class ChatStream:
         token_ids: bool = False,
         has_stops: bool = False,
     ) -> None:
-        """`has_stops`: strings may end the answer."""
+        """`has_stops`: the request has stop strings."""
         self._head, self._tail = stream_frame("chat.completion.chunk", envelope, include_usage)
-        self._choices = [_Choice(number, self._head, self._tail, Shown(has_stops)) for number in range(n)]
+        self._choices = [_ChatChoiceWriter(number, self._head, self._tail, VisibleLogprobs(has_stops)) for number in range(n)]
         self._include_usage, self._logprobs, self._token_ids = include_usage, logprobs, token_ids
 
     def event(self, index: int, delta: Delta) -> bytes:
-        """Events, one after another; none where there is nothing to tell yet."""
+        """Concatenated events; empty if there is nothing to send yet."""
         choice = self._choices[index]
         if delta.finish_reason is None and not (delta.tool_calls or delta.reasoning or self._logprobs or self._token_ids):
             return choice.text(delta.content) if delta.content else b""
         events = choice.opened() + self._pieces(choice, delta)
         if delta.finish_reason is not None:
             choice.usage = delta.usage
-            word = finish_word(delta.finish_reason, choice.num_calls > 0)
+            word = api_finish_reason(delta.finish_reason, choice.num_calls > 0)
             events += choice.wrapped(ChunkChoice(index=index, finish_reason=word))
         return events
 
@@ -61,7 +61,7 @@ class ChatStream:
         usages = [choice.usage for choice in self._choices if choice.usage is not None]
         return usage_event(self._head, usages, len(self._choices)) + DONE_EVENT if self._include_usage else DONE_EVENT
 
-    def _pieces(self, choice: _Choice, delta: Delta) -> bytes:
+    def _pieces(self, choice: _ChatChoiceWriter, delta: Delta) -> bytes:
         shows_ids = self._token_ids and bool(delta.token_ids)
         shown = choice.shown.add(delta) if self._logprobs else []
         if not (delta.content or delta.reasoning or delta.tool_calls or shows_ids or shown):
@@ -71,8 +71,8 @@ class ChatStream:
         return choice.wrapped(ChunkChoice(index=choice.index, delta=choice.piece(delta), logprobs=entries, token_ids=ids))
 
 
-class _Choice:
-    def __init__(self, index: int, head: bytes, tail: bytes, shown: Shown) -> None:
+class _ChatChoiceWriter:
+    def __init__(self, index: int, head: bytes, tail: bytes, shown: VisibleLogprobs) -> None:
         self.index, self.num_calls, self.shown = index, 0, shown
         self.usage: Usage | None = None
         self._head, self._tail = head, tail
@@ -81,7 +81,7 @@ class _Choice:
         self._opening = self.wrapped(ChunkChoice(index=index, delta=ChunkDelta(role="assistant", content="")))
 
     def opened(self) -> bytes:
-        """The first event says who speaks."""
+        """The first event carries the role."""
         opening, self._opening = self._opening, b""
         return opening
 
@@ -93,13 +93,13 @@ class _Choice:
         return self._head + _encode(choice) + self._tail
 
     def piece(self, delta: Delta) -> ChunkDelta:
-        calls = [answered_call(call, index) for index, call in enumerate(delta.tool_calls, start=self.num_calls)]
+        calls = [response_tool_call(call, index) for index, call in enumerate(delta.tool_calls, start=self.num_calls)]
         self.num_calls += len(calls)
         return ChunkDelta(content=delta.content or UNSET, reasoning_content=delta.reasoning or UNSET, tool_calls=calls or UNSET)
 
 
 def stream_frame(object: str, envelope: Envelope, include_usage: bool) -> tuple[bytes, bytes]:
-    """What stands before and behind a choice."""
+    """The bytes before and after a choice."""
     values = {"id": envelope.id, "object": object, "created": envelope.created, "model": envelope.model}
     head = b"data: " + _encode(values)[:-1] + b',"choices":['
     return head, b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
@@ -109,9 +109,9 @@ def usage_event(head: bytes, usages: Sequence[Usage], n: int) -> bytes:
     return head + b'],"usage":' + _encode(usage_body(usages, n)) + b"}\n\n"
 
 
-def answered_call(call: ToolCall, index: int | None = None) -> AnsweredCall:
-    function = AnsweredFunction(name=call.name, arguments=call.arguments)
-    return AnsweredCall(id=call.id, function=function, index=UNSET if index is None else index)
+def response_tool_call(call: ToolCall, index: int | None = None) -> ResponseToolCall:
+    function = ResponseFunction(name=call.name, arguments=call.arguments)
+    return ResponseToolCall(id=call.id, function=function, index=UNSET if index is None else index)
 
 
 def chat_response(
@@ -122,37 +122,38 @@ def chat_response(
     token_ids: bool = False,
     has_stops: bool = False,
 ) -> ChatResponse:
-    """Of all deltas of every choice."""
+    """From all deltas of every choice."""
     usages = [deltas[-1].usage for deltas in choices if deltas[-1].usage is not None]
     return ChatResponse(
         id=envelope.id,
         created=envelope.created,
         model=envelope.model,
         choices=[
-            _whole(index, deltas, token_ids, Shown(has_stops) if logprobs else None) for index, deltas in enumerate(choices)
+            _whole(index, deltas, token_ids, VisibleLogprobs(has_stops) if logprobs else None)
+            for index, deltas in enumerate(choices)
         ],
         usage=usage_body(usages, len(choices)),
     )
 
 
-def _whole(index: int, deltas: Sequence[Delta], token_ids: bool, shown: Shown | None) -> ChatChoice:
-    calls = [answered_call(call) for delta in deltas for call in delta.tool_calls]
+def _whole(index: int, deltas: Sequence[Delta], token_ids: bool, shown: VisibleLogprobs | None) -> ChatChoice:
+    calls = [response_tool_call(call) for delta in deltas for call in delta.tool_calls]
     content = "".join(delta.content for delta in deltas)
     reasoning = "".join(delta.reasoning for delta in deltas)
     finish = deltas[-1].finish_reason
-    assert finish is not None, "an answer without its end"
+    assert finish is not None, "no delta with a finish reason"
     return ChatChoice(
         index=index,
-        message=AnsweredMessage(
+        message=ResponseMessage(
             content=content if content or not calls else None,
             reasoning_content=reasoning or UNSET,
             tool_calls=calls or UNSET,
         ),
         logprobs=None if shown is None else _all_logprobs(deltas, token_ids, shown),
-        finish_reason=finish_word(finish, bool(calls)),
+        finish_reason=api_finish_reason(finish, bool(calls)),
         token_ids=[token for delta in deltas for token in delta.token_ids] if token_ids else UNSET,
     )
 
 
-def _all_logprobs(deltas: Sequence[Delta], with_ids: bool, shown: Shown) -> ChatLogprobs:
+def _all_logprobs(deltas: Sequence[Delta], with_ids: bool, shown: VisibleLogprobs) -> ChatLogprobs:
     return chat_logprobs([entry for delta in deltas for entry in shown.add(delta)], with_ids)

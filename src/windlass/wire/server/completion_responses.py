@@ -1,4 +1,4 @@
-"""Deltas of completions -> chunks and whole responses, with the prompt in front where it was asked to be echoed."""
+"""Deltas of completions -> chunks and complete responses, preceded by the prompt if `echo` is set."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from windlass.wire.schema.completions import CompletionChoice, CompletionLogprob
 from windlass.wire.schema.logprobs import Offsets, completion_logprobs, joined
 from windlass.wire.schema.usage import usage_body
 from windlass.wire.server.chat_responses import stream_frame, usage_event
-from windlass.wire.server.envelope import Envelope, finish_word
+from windlass.wire.server.envelope import Envelope, api_finish_reason
 from windlass.wire.sse import DONE_EVENT
 
 _encode = msgspec.json.Encoder().encode
 
 
 class Echo(Frozen):
-    """A prompt that is given back."""
+    """The prompt of an echoed completion."""
 
     text: str
     first_token: str = ""
-    """Its text: the prompt's log-probabilities begin with the second."""
+    """Its text: prompt log-probabilities start at the second token."""
 
 
 class CompletionStream:
-    """The events of one response: `n` choices for each prompt. `echoes` has one for every choice, or is empty."""
+    """The events of one response with `n` choices per prompt. `echoes` has one entry per choice, or is empty."""
 
     def __init__(
         self,
@@ -44,12 +44,14 @@ class CompletionStream:
         self._head, self._tail = stream_frame("text_completion", envelope, include_usage)
         self._n, self._include_usage = n, include_usage
         self._is_plain = not (logprobs or token_ids)
-        self._choices = [_Choice(index, logprobs, token_ids, echoes[index] if echoes else None) for index in range(num_choices)]
+        self._choices = [
+            _CompletionChoiceWriter(index, logprobs, token_ids, echoes[index] if echoes else None) for index in range(num_choices)
+        ]
         self._text_heads = [self._head + b'{"index":%d,"text":' % index for index in range(num_choices)]
         self._text_tail = b',"logprobs":null,"finish_reason":null}' + self._tail
 
     def event(self, index: int, delta: Delta) -> bytes:
-        """Events, one after another; none where there is nothing to tell yet."""
+        """One event; empty if there is nothing to send yet."""
         choice = self._choices[index]
         if self._is_plain and delta.finish_reason is None and choice.is_echoed:
             return self._text_heads[index] + _encode(delta.content) + self._text_tail if delta.content else b""
@@ -61,14 +63,14 @@ class CompletionStream:
         return usage_event(self._head, usages, self._n) + DONE_EVENT if self._include_usage else DONE_EVENT
 
 
-class _Choice:
-    """What has been told of one choice."""
+class _CompletionChoiceWriter:
+    """The state of one choice."""
 
     def __init__(self, index: int, logprobs: bool, token_ids: bool, echo: Echo | None) -> None:
         self._index, self._logprobs, self._token_ids = index, logprobs, token_ids
         self._echo = echo
         self._text = ""
-        """All of it, which offsets point into."""
+        """The text so far, which offsets point into."""
         self._offsets = Offsets()
         self.usage: Usage | None = None
         self.is_echoed = echo is None
@@ -87,12 +89,12 @@ class _Choice:
             index=self._index,
             text=text,
             logprobs=logprobs if self._logprobs else None,
-            finish_reason=None if delta.finish_reason is None else finish_word(delta.finish_reason),
+            finish_reason=None if delta.finish_reason is None else api_finish_reason(delta.finish_reason),
             token_ids=list(delta.token_ids) if shows_ids else UNSET,
         )
 
     def _echoed(self, delta: Delta) -> tuple[str, CompletionLogprobs]:
-        """Once. With log-probabilities it waits for the prompt's, which come with or before the first token."""
+        """The echo, once. With logprobs it waits for the prompt's, which arrive with or before the first token."""
         echo, nothing = self._echo, CompletionLogprobs(top_logprobs=[])
         is_early = self._logprobs and delta.prompt_logprobs is None and not delta.token_ids and delta.finish_reason is None
         if echo is None or self.is_echoed or is_early:
@@ -115,23 +117,23 @@ def completion_response(
     token_ids: bool = False,
     echoes: Sequence[Echo] = (),
 ) -> CompletionResponse:
-    """Of all deltas of every choice, `n` for each prompt."""
+    """From all deltas of every choice, `n` choices per prompt."""
     return CompletionResponse(
         id=envelope.id,
         created=envelope.created,
         model=envelope.model,
         choices=[
-            _whole(_Choice(index, logprobs, token_ids, echoes[index] if echoes else None), deltas)
+            _whole(_CompletionChoiceWriter(index, logprobs, token_ids, echoes[index] if echoes else None), deltas)
             for index, deltas in enumerate(choices)
         ],
         usage=usage_body([deltas[-1].usage for deltas in choices if deltas[-1].usage is not None], n),
     )
 
 
-def _whole(choice: _Choice, deltas: Sequence[Delta]) -> CompletionChoice:
-    """As if all had come at once."""
+def _whole(choice: _CompletionChoiceWriter, deltas: Sequence[Delta]) -> CompletionChoice:
+    """All deltas joined into one."""
     last = deltas[-1]
-    assert last.finish_reason is not None, "an answer without its end"
+    assert last.finish_reason is not None, "no delta with a finish reason"
     found = choice.add(
         Delta(
             content="".join(delta.content for delta in deltas),

@@ -1,4 +1,4 @@
-"""What every answer begins with, and how answers end."""
+"""Fields shared by all responses: id, model, created, and the finish reason."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def new_envelope(kind: str, model: str) -> Envelope:
     return Envelope(id=f"{kind}-{uuid4().hex}", model=model, created=int(time.time()))
 
 
-def finish_word(reason: FinishReason, has_calls: bool = False) -> str:
-    """The API's word. It has none for answers that did not come to their end, which are errors."""
+def api_finish_reason(reason: FinishReason, has_calls: bool = False) -> str:
+    """As the API names it. Incomplete sequences have no name there and are errors."""
     if reason in ("cancelled", "error"):
-        raise Unavailable("the answer was cut short because its engine was closed; ask again")
+        raise Unavailable("the response was interrupted because the engine was closed; retry")
     return "tool_calls" if has_calls and reason == "stop" else reason

@@ -1,4 +1,4 @@
-"""Bodies <-> core Requests. Whatever a body asks for is in the Request or is refused by its name."""
+"""Request bodies -> core Requests. Every parameter is either carried into the Request or rejected by name."""
 
 from __future__ import annotations
 
@@ -12,42 +12,42 @@ from windlass.core.model import Frozen
 from windlass.core.request import NO_EFFORT, Constraint, ConstraintKind, Request, Sampling
 from windlass.errors import BadInput, TooLong
 from windlass.wire.messages import CHOICES, from_messages, from_tools
-from windlass.wire.schema.chat import ChatRequest, NamedTool, ResponseFormat
+from windlass.wire.schema.chat import ChatRequest, ResponseFormat, ToolChoice
 from windlass.wire.schema.completions import CompletionRequest
-from windlass.wire.schema.errors import Refusal, invalid, unsupported
+from windlass.wire.schema.errors import ApiError, invalid, unsupported
 from windlass.wire.schema.sampling import CommonRequest, StructuredOutputs
-from windlass.wire.server.unsupported import check_refused
+from windlass.wire.server.unsupported import check_unsupported
 
 TOO_LONG = "context_length_exceeded"
 COMPLETION_TOKENS = 16
-"""What OpenAI's API gives to a completion that does not say max_tokens. A chat goes on until its end."""
+"""OpenAI's default max_tokens of a text completion. Chats have none."""
 
 
-class Limits(Frozen):
-    """What a server allows, and what it takes where a request says nothing."""
+class RequestLimits(Frozen):
+    """A server's limits and defaults."""
 
     max_n: int = 16
     max_choices: int = 256
-    """Of one completion request: prompts times answers."""
+    """Sequences of one request: prompts times n."""
     context_tokens: int | None = None
-    """What cannot fit in it, however short its messages are, is refused before it is looked at."""
+    """Bodies with more entries than this are rejected before any further processing."""
     max_top_logprobs: int = 20
     deadline_seconds: float | None = None
-    """Of requests that do not say `timeout`, and the most they may say."""
+    """Default and maximum of `timeout`."""
     sampling: Sampling = Sampling()
-    """Of requests that leave things out: the API's defaults, or the model's own."""
+    """Defaults: the API's or the model's."""
 
 
-ANY = Limits()
+ANY = RequestLimits()
 
 
-def chat_to_request(body: ChatRequest, limits: Limits = ANY) -> Request:
-    """One of its `n` answers; see `copies`."""
-    check_refused(body)
+def chat_to_request(body: ChatRequest, limits: RequestLimits = ANY) -> Request:
+    """The request of one choice; see `expand_n`."""
+    check_unsupported(body)
     _check_fits("messages", len(body.messages), limits)
     _check_fits("tools", len(body.tools or ()), limits)
     tools = from_tools(body.tools or ())
-    with named(body):
+    with naming_params(body):
         return Request(
             messages=from_messages(body.messages),
             tools=tools,
@@ -60,12 +60,12 @@ def chat_to_request(body: ChatRequest, limits: Limits = ANY) -> Request:
         )
 
 
-def completion_to_requests(body: CompletionRequest, limits: Limits = ANY) -> list[Request]:
-    """One per choice, in the order of their index: `n` of the first prompt, `n` of the second."""
-    check_refused(body)
+def completion_to_requests(body: CompletionRequest, limits: RequestLimits = ANY) -> list[Request]:
+    """One per choice, ordered by index: `n` of the first prompt, then `n` of the second."""
+    check_unsupported(body)
     prompts = prompts_of(body, limits)
     _check_top("logprobs", body.logprobs, limits)
-    with named(body):
+    with naming_params(body):
         requests = [
             Request(
                 **prompt,
@@ -76,11 +76,11 @@ def completion_to_requests(body: CompletionRequest, limits: Limits = ANY) -> lis
             )
             for prompt in prompts
         ]
-    return [copy for request in requests for copy in copies(request, body.n or 1)]
+    return [copy for request in requests for copy in expand_n(request, body.n or 1)]
 
 
-def copies(request: Request, n: int) -> list[Request]:
-    """A seed is the first one's; the others count on from it, for the same answer n times would be no choice."""
+def expand_n(request: Request, n: int) -> list[Request]:
+    """With a seed, the copies use consecutive seeds: the same one would give n equal choices."""
     seed = request.sampling.seed
     if seed is None:
         return [request] * n
@@ -88,14 +88,14 @@ def copies(request: Request, n: int) -> list[Request]:
     return [msgspec.structs.replace(request, sampling=msgspec.structs.replace(request.sampling, seed=one)) for one in seeds]
 
 
-def prompts_of(body: CompletionRequest, limits: Limits) -> list[dict[str, Any]]:
+def prompts_of(body: CompletionRequest, limits: RequestLimits) -> list[dict[str, Any]]:
     """As a Request's `prompt` or `token_ids`."""
     prompt = body.prompt
     if isinstance(prompt, str):
         return [{"prompt": prompt}]
     kinds = {type(entry) for entry in prompt}
     if len(kinds) != 1:
-        raise invalid("prompt", "is empty" if not kinds else "mixes texts and tokens; give one kind")
+        raise invalid("prompt", "is empty" if not kinds else "mixes strings and token ids; use one kind")
     if kinds == {int}:
         _check_fits("prompt", len(prompt), limits)
         return [{"token_ids": tuple(prompt)}]
@@ -109,24 +109,24 @@ def prompts_of(body: CompletionRequest, limits: Limits) -> list[dict[str, Any]]:
 
 def _check_choices(num_prompts: int, n: int, most: int) -> None:
     if num_prompts > most:
-        raise invalid("prompt", f"has {num_prompts} entries; at most {most} are taken at once")
+        raise invalid("prompt", f"has {num_prompts} entries; at most {most} are allowed per request")
     if num_prompts * n > most:
-        raise invalid("n", f"is {n} for each of {num_prompts} prompts; at most {most} answers are given at once")
+        raise invalid("n", f"is {n} for each of {num_prompts} prompts; at most {most} choices are allowed per request")
 
 
-def _check_fits(param: str, count: int, limits: Limits) -> None:
-    """Every entry takes a token at least."""
+def _check_fits(param: str, count: int, limits: RequestLimits) -> None:
+    """Every entry takes at least one token."""
     if limits.context_tokens is not None and count > limits.context_tokens:
         message = f"{param} has {count:,} entries, which do not fit in {limits.context_tokens:,} tokens (the context)"
-        raise Refusal(message, param=param, code=TOO_LONG)
+        raise ApiError(message, param=param, code=TOO_LONG)
 
 
 # --- parts -----------------------------------------------------------------------------------------------------------
 
 
-def _common(body: CommonRequest, response_format: ResponseFormat | None, limits: Limits) -> dict[str, Any]:
+def _common(body: CommonRequest, response_format: ResponseFormat | None, limits: RequestLimits) -> dict[str, Any]:
     if (body.n or 1) > limits.max_n:
-        raise invalid("n", f"is {body.n}; at most {limits.max_n} answers are given at once")
+        raise invalid("n", f"is {body.n}; at most {limits.max_n} is allowed")
     return {
         "sampling": sampling_of(body, limits.sampling),
         "stop": (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
@@ -150,18 +150,18 @@ def sampling_of(body: CommonRequest, default: Sampling) -> Sampling:
 
 def _deadline(asked: float | None, longest: float | None) -> float | None:
     if asked is not None and longest is not None and asked > longest:
-        raise invalid("timeout", f"is {asked:g} seconds; at most {longest:g} are given to a request")
+        raise invalid("timeout", f"is {asked:g} seconds; at most {longest:g} are allowed")
     return longest if asked is None else asked
 
 
 def _max_tokens(body: ChatRequest) -> int | None:
     older, newer = body.max_tokens, body.max_completion_tokens
     if older is not None and newer is not None and older != newer:
-        raise invalid("max_tokens", f"is {older} and max_completion_tokens {newer}; they mean the same, so give one")
+        raise invalid("max_tokens", f"is {older} and max_completion_tokens {newer}; they are aliases; give one")
     return older if newer is None else newer
 
 
-def _chat_logprobs(body: ChatRequest, limits: Limits) -> int | None:
+def _chat_logprobs(body: ChatRequest, limits: RequestLimits) -> int | None:
     if not body.logprobs:
         if body.top_logprobs is not None:
             raise invalid("top_logprobs", "needs logprobs: true")
@@ -170,12 +170,12 @@ def _chat_logprobs(body: ChatRequest, limits: Limits) -> int | None:
     return body.top_logprobs or 0
 
 
-def _check_top(name: str, value: int | None, limits: Limits) -> None:
+def _check_top(name: str, value: int | None, limits: RequestLimits) -> None:
     if value is not None and value > limits.max_top_logprobs:
-        raise invalid(name, f"is {value}; at most {limits.max_top_logprobs} are given")
+        raise invalid(name, f"is {value}; at most {limits.max_top_logprobs} are returned")
 
 
-def _tool_choice(choice: str | NamedTool | None) -> str:
+def _tool_choice(choice: str | ToolChoice | None) -> str:
     if choice is None:
         return "auto"
     if isinstance(choice, str):
@@ -185,23 +185,23 @@ def _tool_choice(choice: str | NamedTool | None) -> str:
             )
         return choice
     if choice.type != "function" or choice.function is None:
-        raise unsupported("tool_choice.type", f"{choice.type[:40]!r} is not offered; name a function")
+        raise unsupported("tool_choice.type", f"{choice.type[:40]!r} is not supported; name a function")
     return choice.function.name
 
 
 def _thinking(body: ChatRequest) -> bool | None:
     variables = body.chat_template_kwargs
-    wishes = {
+    switches = {
         "chat_template_kwargs.enable_thinking": variables.enable_thinking if variables else None,
         "chat_template_kwargs.thinking": variables.thinking if variables else None,
     }
-    said = {name: wish for name, wish in wishes.items() if wish is not None}
+    given = {name: value for name, value in switches.items() if value is not None}
     effort = None if body.reasoning_effort is None else body.reasoning_effort not in NO_EFFORT
-    if said and effort is not None and effort not in said.values():
-        raise invalid("reasoning_effort", f"says otherwise than {next(iter(said))}; give one of them")
-    if len(set(said.values())) > 1:
-        raise invalid(list(said)[-1], f"says otherwise than {next(iter(said))}; give one of them")
-    return next(iter(said.values()), None)
+    if given and effort is not None and effort not in given.values():
+        raise invalid("reasoning_effort", f"contradicts {next(iter(given))}; give one of them")
+    if len(set(given.values())) > 1:
+        raise invalid(list(given)[-1], f"contradicts {next(iter(given))}; give one of them")
+    return next(iter(given.values()), None)
 
 
 def _constraint(format: ResponseFormat | None, outputs: StructuredOutputs | None) -> Constraint | None:
@@ -209,16 +209,16 @@ def _constraint(format: ResponseFormat | None, outputs: StructuredOutputs | None
     if outputs is None:
         return of_format
     if of_format is not None:
-        raise invalid("structured_outputs", "and response_format both say what the answer must be; give one of them")
+        raise invalid("structured_outputs", "and response_format both constrain the output; give one of them")
     return _of_outputs(outputs)
 
 
 def _of_format(format: ResponseFormat) -> Constraint | None:
     given = {name for name in ("json_schema", "regex", "grammar") if getattr(format, name) is not None}
-    wanted = {format.type} - {"text", "json_object"}
-    if given != wanted:
-        name = f"response_format.{next(iter(given ^ wanted))}"
-        raise invalid(name, "is missing" if wanted - given else f"does not go with the type {format.type}")
+    expected = {format.type} - {"text", "json_object"}
+    if given != expected:
+        name = f"response_format.{next(iter(given ^ expected))}"
+        raise invalid(name, "is missing" if expected - given else f"is not valid with the type {format.type}")
     if format.type == "text":
         return None
     if format.json_schema is not None:
@@ -255,27 +255,27 @@ PARAMS: dict[str, tuple[str, ...]] = {
     "prompt_logprobs": ("logprobs",),
     "deadline_seconds": ("timeout",),
 }
-"""Core's fields whose names are others in the API: the first that the body has is meant. All others have the same name."""
+"""Core fields with different names in the API: the first one that the body sets is meant. All others have the same name."""
 
 
 def param_of(field: str, body: object) -> str | None:
-    """What the API calls a field of core's, in this body; None where it has none."""
+    """The API's name of a core field in this body; None if there is none."""
     names = PARAMS.get(field, (field,))
     there = [name for name in names if hasattr(body, name)]
     return next((name for name in there if getattr(body, name) is not None), there[-1] if there else None)
 
 
-def blamed(error: BadInput, body: object) -> Refusal:
+def bad_input_error(error: BadInput, body: object) -> ApiError:
     code = TOO_LONG if isinstance(error, TooLong) else "invalid_value"
-    return Refusal(str(error), param=param_of(error.field, body), code=code)
+    return ApiError(str(error), param=param_of(error.field, body), code=code)
 
 
 @contextmanager
-def named(body: object) -> Generator[None]:
-    """Errors of core say which field is to blame; the Refusal says it in the API's words."""
+def naming_params(body: object) -> Generator[None]:
+    """Turns core's BadInput, which names a core field, into an ApiError that names the API parameter."""
     try:
         yield
-    except Refusal:
+    except ApiError:
         raise
     except BadInput as error:
-        raise blamed(error, body) from None
+        raise bad_input_error(error, body) from None

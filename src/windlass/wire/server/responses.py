@@ -1,4 +1,4 @@
-"""Core Deltas -> what is answered over HTTP: streams of events, whole responses, errors in the middle of a stream."""
+"""Core Deltas -> responses: event streams, complete bodies, and error events."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from windlass.wire.schema.errors import error_body
 from windlass.wire.schema.usage import usage_body
 from windlass.wire.server.chat_responses import ChatStream, chat_response
 from windlass.wire.server.completion_responses import CompletionStream, Echo, completion_response
-from windlass.wire.server.envelope import Envelope, finish_word, new_envelope
+from windlass.wire.server.envelope import Envelope, api_finish_reason, new_envelope
 from windlass.wire.sse import event
 
 __all__ = [
@@ -14,15 +14,15 @@ __all__ = [
     "CompletionStream",
     "Echo",
     "Envelope",
+    "api_finish_reason",
     "chat_response",
     "completion_response",
     "error_event",
-    "finish_word",
     "new_envelope",
     "usage_body",
 ]
 
 
 def error_event(message: str, *, type: str = "server_error", code: str | None = None) -> bytes:
-    """What a stream that cannot go on ends with, in place of `[DONE]`: its status was sent long ago."""
+    """Ends a failed stream in place of `[DONE]`, since the status has already been sent."""
     return event(error_body(message, type=type, code=code))

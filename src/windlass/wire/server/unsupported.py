@@ -1,4 +1,4 @@
-"""Parameters that are known and not done here: taken where they ask for nothing, refused by name where they ask for something."""
+"""Known parameters that are not supported: accepted with values that have no effect, otherwise rejected by name."""
 
 from __future__ import annotations
 
@@ -9,65 +9,65 @@ from windlass.wire.schema.errors import invalid, unsupported
 from windlass.wire.schema.sampling import CommonRequest
 
 
-class Rule(NamedTuple):
+class UnsupportedRule(NamedTuple):
     harmless: tuple[Any, ...]
-    """Values that change nothing. Null always is one."""
+    """Values without effect; null always is one."""
     why: str
 
 
-_GUIDED = Rule((), "is an old name; use structured_outputs or response_format")
-_TEXT_ONLY = "is not offered: answers are text"
+_GUIDED = UnsupportedRule((), "is deprecated; use structured_outputs or response_format")
+_TEXT_ONLY = "is not supported: responses are text only"
 
-REFUSED: dict[str, Rule] = {
+UNSUPPORTED: dict[str, UnsupportedRule] = {
     # OpenAI's
-    "audio": Rule((), _TEXT_ONLY),
-    "modalities": Rule((["text"],), _TEXT_ONLY),
-    "store": Rule((False,), "is not offered: nothing is kept"),
-    "prediction": Rule((), "is not offered"),
-    "web_search_options": Rule((), "is not offered: nothing is looked up"),
-    "moderation": Rule((), "is not offered"),
-    "functions": Rule((), "is an old name; use tools"),
-    "function_call": Rule((), "is an old name; use tool_choice"),
-    "parallel_tool_calls": Rule((True,), "cannot be false: the model decides how many calls it makes"),
-    "prompt_cache_options": Rule(
-        (), "is not offered: prompts that begin alike share their cache; use cache_salt to keep them apart"
+    "audio": UnsupportedRule((), _TEXT_ONLY),
+    "modalities": UnsupportedRule((["text"],), _TEXT_ONLY),
+    "store": UnsupportedRule((False,), "is not supported: nothing is stored"),
+    "prediction": UnsupportedRule((), "is not supported"),
+    "web_search_options": UnsupportedRule((), "is not supported: there is no web search"),
+    "moderation": UnsupportedRule((), "is not supported"),
+    "functions": UnsupportedRule((), "is deprecated; use tools"),
+    "function_call": UnsupportedRule((), "is deprecated; use tool_choice"),
+    "parallel_tool_calls": UnsupportedRule((True,), "cannot be false: the model decides how many calls it makes"),
+    "prompt_cache_options": UnsupportedRule(
+        (), "is not supported: common prefixes are cached automatically; use cache_salt to isolate them"
     ),
-    "prompt_cache_retention": Rule(("in_memory", "in-memory"), "is in_memory here"),
-    "service_tier": Rule(("auto", "default"), "is not offered: there is one tier"),
-    "verbosity": Rule(("medium",), "is not offered; say it in a message"),
-    "suffix": Rule(("",), "is not offered: text is continued, not filled in"),
-    # other servers'
-    "min_tokens": Rule((0,), "is not offered"),
-    "skip_special_tokens": Rule((True,), "cannot be false: answers have no special tokens"),
-    "spaces_between_special_tokens": Rule((True,), "cannot be false: answers have no special tokens"),
-    "include_stop_str_in_output": Rule((False,), "is not offered: an answer ends before its stop string"),
-    "use_beam_search": Rule((False,), "is not offered"),
-    "length_penalty": Rule((1.0,), "is not offered: it belongs to beam search"),
-    "priority": Rule((0,), "is not offered: requests get equal shares"),
-    "truncate_prompt_tokens": Rule((), "is not offered: nothing is truncated"),
-    "allowed_token_ids": Rule((), "is not offered; use logit_bias or structured_outputs"),
-    "bad_words": Rule(([],), "is not offered; use logit_bias"),
-    "prompt_logprobs": Rule((), "is not offered; use echo with logprobs in /v1/completions"),
-    "return_tokens_as_token_ids": Rule((False,), "is not offered; use return_token_ids"),
+    "prompt_cache_retention": UnsupportedRule(("in_memory", "in-memory"), "is always in_memory"),
+    "service_tier": UnsupportedRule(("auto", "default"), "is not supported: there is one tier"),
+    "verbosity": UnsupportedRule(("medium",), "is not supported; put it into a message"),
+    "suffix": UnsupportedRule(("",), "is not supported: no fill-in-the-middle"),
+    # vLLM's and other servers'
+    "min_tokens": UnsupportedRule((0,), "is not supported"),
+    "skip_special_tokens": UnsupportedRule((True,), "cannot be false: special tokens are never returned"),
+    "spaces_between_special_tokens": UnsupportedRule((True,), "cannot be false: special tokens are never returned"),
+    "include_stop_str_in_output": UnsupportedRule((False,), "is not supported: stop strings are never returned"),
+    "use_beam_search": UnsupportedRule((False,), "is not supported"),
+    "length_penalty": UnsupportedRule((1.0,), "is not supported: it applies to beam search only"),
+    "priority": UnsupportedRule((0,), "is not supported: users get equal shares of the engine"),
+    "truncate_prompt_tokens": UnsupportedRule((), "is not supported: prompts are never truncated"),
+    "allowed_token_ids": UnsupportedRule((), "is not supported; use logit_bias or structured_outputs"),
+    "bad_words": UnsupportedRule(([],), "is not supported; use logit_bias"),
+    "prompt_logprobs": UnsupportedRule((), "is not supported; use echo with logprobs in /v1/completions"),
+    "return_tokens_as_token_ids": UnsupportedRule((False,), "is not supported; use return_token_ids"),
     "guided_json": _GUIDED,
     "guided_regex": _GUIDED,
     "guided_choice": _GUIDED,
     "guided_grammar": _GUIDED,
-    "add_generation_prompt": Rule((True,), "cannot be false: the model answers"),
-    "continue_final_message": Rule((False,), "is not offered; use /v1/completions"),
-    "chat_template": Rule((), "is not taken from requests: the model's own is used"),
-    "documents": Rule(([],), "is not offered; put them into a message"),
+    "add_generation_prompt": UnsupportedRule((True,), "cannot be false: the generation prompt is always added"),
+    "continue_final_message": UnsupportedRule((False,), "is not supported; use /v1/completions"),
+    "chat_template": UnsupportedRule((), "is not supported: the model's own template is used"),
+    "documents": UnsupportedRule(([],), "is not supported; put them into a message"),
 }
-COMPLETIONS_ONLY = {"echo": Rule((False,), "is for /v1/completions")}
+COMPLETIONS_ONLY = {"echo": UnsupportedRule((False,), "is only valid in /v1/completions")}
 CHAT_ONLY = {
-    "max_completion_tokens": Rule((), "is for chats; use max_tokens"),
-    "messages": Rule((), "is for /v1/chat/completions"),
+    "max_completion_tokens": UnsupportedRule((), "is for chat completions; use max_tokens"),
+    "messages": UnsupportedRule((), "is only valid in /v1/chat/completions"),
 }
 
 
-def check_refused(body: CommonRequest) -> None:
+def check_unsupported(body: CommonRequest) -> None:
     is_completion = isinstance(body, CompletionRequest)
-    for name, rule in (REFUSED | (CHAT_ONLY if is_completion else COMPLETIONS_ONLY)).items():
+    for name, rule in (UNSUPPORTED | (CHAT_ONLY if is_completion else COMPLETIONS_ONLY)).items():
         value = getattr(body, name, None)
         if value is not None and value not in rule.harmless:
             raise unsupported(name, rule.why)
@@ -77,7 +77,7 @@ def check_refused(body: CommonRequest) -> None:
 
 
 def _check_special(body: CommonRequest, is_completion: bool) -> None:
-    """A prompt gets the tokenizer's special tokens, a chat those of its template."""
+    """Prompts get the tokenizer's special tokens; chats those of their template."""
     if body.add_special_tokens is not None and body.add_special_tokens != is_completion:
         raise unsupported("add_special_tokens", f"is always {str(is_completion).lower()} here")
 
@@ -85,7 +85,7 @@ def _check_special(body: CommonRequest, is_completion: bool) -> None:
 def _check_best_of(body: CommonRequest) -> None:
     best_of: int | None = getattr(body, "best_of", None)
     if best_of is not None and best_of != (body.n or 1):
-        raise unsupported("best_of", "is not offered: as many answers are drawn as are given out, so it can only equal n")
+        raise unsupported("best_of", "is not supported beyond n: every generated choice is returned")
 
 
 def _check_stream(body: CommonRequest) -> None:
@@ -96,4 +96,4 @@ def _check_stream(body: CommonRequest) -> None:
         raise invalid("stream_options", "needs stream: true")
     for name in ("include_obfuscation", "continuous_usage_stats"):
         if getattr(options, name):
-            raise unsupported(f"stream_options.{name}", "is not offered")
+            raise unsupported(f"stream_options.{name}", "is not supported")

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from triton_cases.compare import CASES, LARGE, TYPES, close, numbers, repeats
+from windlass.kernels.arguments import AttentionArgs
 from windlass.kernels.ops import attention
-from windlass.kernels.step import BLOCK_TOKENS, Cache, Step, attention_cache, latent_cache
+from windlass.kernels.step import BLOCK_TOKENS, KvCache, Step, attention_cache, latent_cache
 from windlass.kernels.triton import ops
 
 
@@ -37,7 +38,7 @@ def make_step(sequences: Sequence[tuple[int, int]], device: str, seed: int = 0, 
     )  # fmt: skip
 
 
-def fill(cache: Cache, step: Step, kv_heads: int, dim: int, seed: int) -> None:
+def fill(cache: KvCache, step: Step, kv_heads: int, dim: int, seed: int) -> None:
     """What no sequence owns is not a number: whoever reads it is found out."""
     draw = numbers(seed, cache.keys.device.type)
     for part in (cache.keys, cache.values):
@@ -65,9 +66,9 @@ def check_attention(
     q = draw(len(step.positions), num_heads, dim).to(dtype)
     how = {"scale": dim**-0.5, "window": window, "sinks": draw(num_heads) * 3 if sinks else None}
     how["slopes"] = draw(num_heads).abs() * 0.1 if slopes else None
-    mine = ops.attention(q, q, q, step, cache, **how)
-    close(mine, attention._reference(q.float(), q, q, step, cache, **how), dtype)
-    repeats(lambda: ops.attention(q, q, q, step, cache, **how), mine)
+    mine = ops.attention(AttentionArgs(q, q, q, step, cache, **how))
+    close(mine, attention.reference(AttentionArgs(q.float(), q, q, step, cache, **how)), dtype)
+    repeats(lambda: ops.attention(AttentionArgs(q, q, q, step, cache, **how)), mine)
 
 
 SEQUENCES = {
@@ -132,7 +133,9 @@ def check_uncached(device: str, *, latent_dim: int, dtype: torch.dtype, window: 
     v = k[..., :latent_dim] if latent_dim else draw(rows, 2, 40)
     how = {"scale": 0.2, "window": window}
     close(
-        ops.attention(q, k, v, step, None, **how), attention._reference(q.float(), k.float(), v.float(), step, None, **how), dtype
+        ops.attention(AttentionArgs(q, k, v, step, None, **how)),
+        attention.reference(AttentionArgs(q.float(), k.float(), v.float(), step, None, **how)),
+        dtype,
     )
 
 

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from triton_cases.compare import CASES, LARGE, TYPES, close, numbers
 from windlass.core.model import Activation, Router, Scoring
+from windlass.kernels.arguments import LatentArgs, QkvArgs
 from windlass.kernels.ops import activate, heads, latent, norm, qkv, route
-from windlass.kernels.step import BLOCK_TOKENS, Cache, attention_cache, latent_cache
+from windlass.kernels.step import BLOCK_TOKENS, KvCache, attention_cache, latent_cache
 from windlass.kernels.triton import ops
 
 
@@ -20,7 +21,7 @@ def places(rows: int, device: str) -> dict[str, Tensor]:
     return {"positions": torch.randint(0, 50, (rows,), generator=draw).int().to(device), "slots": slots}
 
 
-def same_cache(mine: Cache | None, wanted: Cache | None, dtype: torch.dtype) -> None:
+def same_cache(mine: KvCache | None, wanted: KvCache | None, dtype: torch.dtype) -> None:
     if mine is not None and wanted is not None:
         close(mine.keys, wanted.keys, dtype)
         if wanted.values is not None:
@@ -44,8 +45,8 @@ def check_qkv(
     how = {"norms": (draw(dim), draw(dim)) if normed else None, "eps": 1e-5, "table": draw(50, 2, half) if half else None}
     how |= {"interleaved": interleaved, **places(rows, device)}
     mine_cache, wanted_cache = (attention_cache(5, kv_heads, dim, dtype, device) if cached else None for _ in range(2))
-    wanted = qkv._reference(x.clone(), num_heads, kv_heads, dim, cache=wanted_cache, **how)
-    mine = ops.split_qkv(x, num_heads, kv_heads, dim, cache=mine_cache, **how)
+    wanted = qkv.reference(QkvArgs(x.clone(), num_heads, kv_heads, dim, cache=wanted_cache, **how))
+    mine = ops.split_qkv(QkvArgs(x, num_heads, kv_heads, dim, cache=mine_cache, **how))
     assert mine is not None
     for one, other in zip(mine, wanted, strict=True):
         close(one, other, dtype)
@@ -60,8 +61,8 @@ def check_latent(
     kv = draw(rows, latent_dim + 2 * half).to(dtype)
     how = {"norm": draw(latent_dim), "eps": 1e-6, "table": draw(50, 2, half), "interleaved": interleaved, **places(rows, device)}
     mine_cache, wanted_cache = (latent_cache(5, latent_dim, 2 * half, dtype, device) if cached else None for _ in range(2))
-    wanted = latent._reference(absorbed, q, kv, cache=wanted_cache, **how)
-    mine = ops.join_latent(absorbed, q, kv, cache=mine_cache, **how)
+    wanted = latent.reference(LatentArgs(absorbed, q, kv, cache=wanted_cache, **how))
+    mine = ops.join_latent(LatentArgs(absorbed, q, kv, cache=mine_cache, **how))
     assert mine is not None
     for one, other in zip(mine, wanted, strict=True):
         close(one, other, dtype)
@@ -85,14 +86,14 @@ for _latent, _half, _nope, _inter in ((16, 4, 8, True), (24, 8, 0, False), (512,
 def check_norm(device: str, *, kind: str, width: int, dtype: torch.dtype) -> None:
     draw = numbers(width, device)
     x, weight, bias = (draw(5, width) + 1).to(dtype), draw(width), draw(width) if kind == "layer" else None
-    close(ops.norm(x, weight, bias, 1e-5, kind), norm._reference(x.float(), weight, bias, 1e-5, kind), dtype)
+    close(ops.norm(x, weight, bias, 1e-5, kind), norm.reference(x.float(), weight, bias, 1e-5, kind), dtype)
     part = torch.cat((x, x), dim=1)[:, width:]
-    close(ops.norm(part, weight, bias, 1e-5, kind), norm._reference(x.float(), weight, bias, 1e-5, kind), dtype)
+    close(ops.norm(part, weight, bias, 1e-5, kind), norm.reference(x.float(), weight, bias, 1e-5, kind), dtype)
 
 
 def check_activate(device: str, *, activation: Activation, gated: bool, clamp: float | None, dtype: torch.dtype) -> None:
     x = (numbers(3, device)(4, 2 * 50) * 3).to(dtype)
-    close(ops.activate(x, activation, gated, clamp), activate._reference(x.float(), activation, gated, clamp), dtype)
+    close(ops.activate(x, activation, gated, clamp), activate.reference(x.float(), activation, gated, clamp), dtype)
 
 
 for _number, (_kind, _width) in enumerate((("rms", 64), ("layer", 64), ("rms", 1000), ("layer", 7), ("rms", 5120))):
@@ -109,7 +110,7 @@ def check_route(device: str, *, num_experts: int, active: int, router: Router, d
     draw = numbers(num_experts, device)
     logits, correction = draw(9, num_experts).to(dtype), draw(num_experts) if router.correction_bias else None
     ids, weights = ops.route(logits, correction, router, active) or (None, None)
-    wanted_ids, wanted = route._reference(logits, correction, router, active)
+    wanted_ids, wanted = route.reference(logits, correction, router, active)
     assert ids is not None and torch.equal(ids, wanted_ids), "other experts were chosen"
     close(weights, wanted, torch.float32)
 
@@ -132,7 +133,7 @@ for _number, (_experts, _active, _router) in enumerate(_ROUTERS):
 def check_heads(device: str) -> None:
     draw = numbers(0, device)
     x, weight = draw(3, 4, 20)[..., :12], draw(4, 12, 7)
-    close(ops.heads_matmul(x, weight), heads._reference(x, weight), torch.float32)
+    close(ops.heads_matmul(x, weight), heads.reference(x, weight), torch.float32)
     rows = torch.tensor([2, 0, 2], dtype=torch.int32, device=device)
     assert torch.equal(ops.gather(x, rows), x[rows.long()])
 

@@ -8,13 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
 from windlass.core.model import ModelSpec
 from windlass.families import describe, rules
-from windlass.kernels.step import BLOCK_TOKENS, Cache, Step
-from windlass.kernels.triton.tiles.rows import Rows
+from windlass.kernels.packing.packed_rows import PackedRows
+from windlass.kernels.step import BLOCK_TOKENS, KvCache, Step
 from windlass.nn import Decoder
 from windlass.weights.load.random import RandomWeights
 
@@ -28,8 +29,11 @@ LENGTHS = (18, 2)
 
 
 def spec_of(family: str) -> ModelSpec:
+    """One layer of each kind that the family has."""
     config = json.loads((FOLDER / f"{family}.json").read_text())
-    return describe(config | {key: value for key, value in WIDER.items() if key in config})
+    spec = describe(config | {key: value for key, value in WIDER.items() if key in config})
+    layers = [layer for number, layer in enumerate(spec.layers) if layer not in spec.layers[:number]]
+    return msgspec.structs.replace(spec, layers=tuple(layers))
 
 
 class TinyWeights:
@@ -63,7 +67,9 @@ class TinyWeights:
         if self.kind is None or not may_pack or num_in % 32:
             return found.bfloat16().to(self.device, self.dtype)
         scale = torch.float32 if self.kind == "fp8" else torch.bfloat16
-        made = Rows.random(self.kind, num_out, num_in, 32, num_experts, scale, "cpu", deviation=float(found.std()), seed=num_out)
+        made = PackedRows.random(
+            self.kind, num_out, num_in, 32, num_experts, scale, "cpu", deviation=float(found.std()), seed=num_out
+        )
         offset = None if made.offset is None else made.offset.to(self.device)
         return replace(made, data=made.data.to(self.device), scale=made.scale.to(self.device), offset=offset)
 
@@ -91,13 +97,13 @@ def step_of(spec: ModelSpec, first: Sequence[int], last: Sequence[int], device: 
     )
 
 
-def decoder(family: str, device: str, dtype: torch.dtype, kind: str | None = None) -> tuple[Decoder, list[Cache]]:
+def decoder(family: str, device: str, dtype: torch.dtype, kind: str | None = None) -> tuple[Decoder, list[KvCache]]:
     spec = spec_of(family)
     made = Decoder(spec, TinyWeights(spec, device, dtype, kind), context_tokens=64)
     return made, made.make_caches(8, dtype, device)
 
 
-def logits(made: Decoder, caches: list[Cache], device: str) -> Tensor:
+def logits(made: Decoder, caches: list[KvCache], device: str) -> Tensor:
     """Of a prompt of each sequence, then of one token more each."""
     with torch.no_grad():
         prompts = made(step_of(made.spec, (0, 0), LENGTHS, device), caches)

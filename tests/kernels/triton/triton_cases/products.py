@@ -9,16 +9,17 @@ from torch import Tensor
 
 from triton_cases.compare import CASES, LARGE, TYPES, close, numbers, repeats
 from windlass.core.model import Activation
+from windlass.kernels.arguments import ExpertsArgs
 from windlass.kernels.ops import experts, linear
+from windlass.kernels.packing.packed_rows import PackedRows
 from windlass.kernels.packing.panels import KINDS
 from windlass.kernels.triton import ops
 from windlass.kernels.triton.tiles import dispatch
-from windlass.kernels.triton.tiles.rows import Rows
 
 
-def packed(kind: str, num_out: int, num_in: int, group: int, device: str, num_experts: int = 0, seed: int = 0) -> Rows:
+def packed(kind: str, num_out: int, num_in: int, group: int, device: str, num_experts: int = 0, seed: int = 0) -> PackedRows:
     scale = torch.float32 if kind == "fp8" else (torch.bfloat16, torch.float16, torch.float32)[seed % 3]
-    return Rows.random(kind, num_out, num_in, group, num_experts, scale, device, deviation=num_in**-0.5, seed=seed)
+    return PackedRows.random(kind, num_out, num_in, group, num_experts, scale, device, deviation=num_in**-0.5, seed=seed)
 
 
 def check_linear(
@@ -36,7 +37,7 @@ def check_linear(
     draw = numbers(seed, device, dtype)
     weight, x = packed(kind, num_out, num_in, group, device, seed=seed), draw(rows, num_in)
     bias, add = (draw(num_out).float(), draw(rows, num_out)) if more else (None, None)
-    wanted = linear._reference(x.double(), weight.dense().double(), bias, add)
+    wanted = linear.reference(x.double(), weight.dense().double(), bias, add)
     mine = ops.linear(x, weight, bias, add)
     close(mine, wanted, dtype)
     assert mine.dtype == dtype
@@ -90,10 +91,10 @@ def check_experts(
     if more:
         how = {"gate_up_bias": draw(num_experts, 2 * width), "down_bias": draw(num_experts, hidden), "clamp": 1.25}
         how["add"] = draw(rows, hidden).to(dtype)
-    mine = ops.experts(x, ids, shares, gate_up, down, activation, **how)
+    mine = ops.experts(ExpertsArgs(x, ids, shares, gate_up, down, activation, **how))
     wide = [matrix.float() if isinstance(matrix, Tensor) else matrix for matrix in (gate_up, down)]
-    close(mine, experts._reference(x.float(), ids, shares, *wide, activation, **how), dtype)
-    repeats(lambda: ops.experts(x, ids, shares, gate_up, down, activation, **how), mine)
+    close(mine, experts.reference(ExpertsArgs(x.float(), ids, shares, *wide, activation, **how)), dtype)
+    repeats(lambda: ops.experts(ExpertsArgs(x, ids, shares, gate_up, down, activation, **how)), mine)
 
 
 for _number, _kind in enumerate((*KINDS, "plain")):
@@ -132,11 +133,13 @@ def check_absent(device: str) -> None:
     gate_up, down = packed("int4", 64, 64, 32, device, 4), packed("int4", 64, 32, 32, device, 4)
     x, shares, add = draw(6, 64), draw(6, 2).abs(), draw(6, 64)
     ids = torch.full((6, 2), 3, dtype=torch.int32, device=device)
-    lone = ops.experts(x, ids[:, :1], shares[:, :1], gate_up, down, Activation.GELU, down_bias=draw(4, 64) * 0 + 1)
+    lone = ops.experts(ExpertsArgs(x, ids[:, :1], shares[:, :1], gate_up, down, Activation.GELU, down_bias=draw(4, 64) * 0 + 1))
     for absent in (-1, 4, 99):
         ids[:, 1] = absent
-        assert torch.equal(ops.experts(x, ids, shares, gate_up, down, Activation.GELU, down_bias=draw(4, 64) * 0 + 1), lone)
-    nobody = ops.experts(x, torch.full_like(ids, -1), shares, gate_up, down, Activation.GELU, add=add)
+        assert torch.equal(
+            ops.experts(ExpertsArgs(x, ids, shares, gate_up, down, Activation.GELU, down_bias=draw(4, 64) * 0 + 1)), lone
+        )
+    nobody = ops.experts(ExpertsArgs(x, torch.full_like(ids, -1), shares, gate_up, down, Activation.GELU, add=add))
     assert torch.equal(nobody, add)
 
 

@@ -1,4 +1,4 @@
-"""The cost model against layers timed on an H200 (bench/training_kernels.py, torch 2.11, CUDA 13, 2026-11)."""
+"""The cost model against layers timed on an H200 (bench/kernels/training_kernels.py, torch 2.11, CUDA 13, 2026-11)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import pytest
 from windlass.core.hardware.parse import parse_hardware
 from windlass.core.layout import training_groups
 from windlass.core.model import Activation, Alibi, Attention, Dense, Layer, ModelSpec, MoE, Norm, Router, Scoring
-from windlass.plan.training.job import Job
-from windlass.plan.training.time.layer import Kernels, kernels, machine_of
+from windlass.plan.training.job import TrainingJob
+from windlass.plan.training.time.layer import KernelSeconds, device_rates, kernels
 from windlass.plan.training.work.feed_forward import feed_forward_operations
 from windlass.plan.training.work.layers import layer_operations
 
@@ -27,14 +27,14 @@ ROUTED = {
     "64 top 8": ((2048, 1024, 64, 8, 8192), (2.20, 6.69)),
     "128 top 8": ((4096, 1408, 128, 8, 8192), (5.55, 18.94)),
 }
-H200 = machine_of(parse_hardware("1xH200"), "bf16")
+H200 = device_rates(parse_hardware("1xH200"), "bf16")
 
 
-def job(batch: int, length: int) -> Job:
-    return Job(groups=training_groups(1), sequence_tokens=length, global_batch=batch, micro_batch=batch)
+def job(batch: int, length: int) -> TrainingJob:
+    return TrainingJob(groups=training_groups(1), sequence_tokens=length, global_batch=batch, micro_batch=batch)
 
 
-def milliseconds(made: Kernels) -> tuple[float, float]:
+def milliseconds(made: KernelSeconds) -> tuple[float, float]:
     forward = made.forward_compute + made.forward_memory
     return 1e3 * forward, 1e3 * (forward + made.backward_compute + made.backward_memory)
 

@@ -13,13 +13,13 @@ import pytest
 from windlass.errors import BadInput
 from windlass.text.tokenize.tokenizer import load_tokenizer
 from windlass.train.data.prepare import generated
-from windlass.train.data.prepare.generated import Style, generate_tasks
+from windlass.train.data.prepare.generated import ChatStyle, generate_tasks
 from windlass.train.data.prepare.train_tokenizer import train_vocabulary
-from windlass.train.data.shards import MANIFEST, damages, open_shards, read_manifest
+from windlass.train.data.shards import MANIFEST, find_damage, open_shards, read_manifest
 
 pytestmark = pytest.mark.cpu
 
-STYLE = Style(start="<s>", system="<u>", user="<u>", assistant="<a>", end="<e>", systems=("be brief",))
+STYLE = ChatStyle(start="<s>", system="<u>", user="<u>", assistant="<a>", end="<e>", systems=("be brief",))
 
 
 def texts(folder: Path, tokenizer: Path, split: Any) -> list[str]:
@@ -75,11 +75,11 @@ def test_held_out_problems_are_in_the_validation_shard_alone(tasks: Path, tokeni
 def test_the_seed_decides(tasks: Path, tokenizer: Path, tmp_path: Path) -> None:
     manifests = [generate_tasks(tokenizer, tmp_path, STYLE, num_tokens=60_000, seed=seed, jobs=1) for seed in (4, 5)]
     assert manifests[0].fingerprint == read_manifest(tasks).fingerprint != manifests[1].fingerprint
-    assert list(damages(tmp_path, read_manifest(tmp_path))) == []
+    assert list(find_damage(tmp_path, read_manifest(tmp_path))) == []
 
 
 def test_a_template_that_writes_otherwise_is_refused(tokenizer: Path, tmp_path: Path) -> None:
-    other = Style(start="<s>", system="<u>", user="<u> ", assistant="<a>", end="<e>")
+    other = ChatStyle(start="<s>", system="<u>", user="<u> ", assistant="<a>", end="<e>")
     with pytest.raises(BadInput, match="the chat template writes"):
         generate_tasks(tokenizer, tmp_path, other, num_tokens=1000, jobs=1)
     assert not (tmp_path / MANIFEST).exists()

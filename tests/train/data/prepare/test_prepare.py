@@ -14,8 +14,8 @@ from windlass.errors import BadInput
 from windlass.text.tokenize.tokenizer import Tokenizer, load_tokenizer
 from windlass.train.data.prepare import inputs
 from windlass.train.data.prepare.prepare import check, prepare
-from windlass.train.data.prepare.unit import Settings, UnitWork
-from windlass.train.data.shards import MANIFEST, damages, open_shards, read_manifest
+from windlass.train.data.prepare.unit import PrepareSettings, UnitWork
+from windlass.train.data.shards import MANIFEST, find_damage, open_shards, read_manifest
 
 pytestmark = pytest.mark.cpu
 
@@ -35,7 +35,7 @@ def write_jsonl(path: Path, records: list[Any]) -> Path:
 
 
 def prepared(sources: list[Path], out: Path, tokenizer: Path, *, jobs: int = 1, **values: Any) -> Any:
-    return prepare([str(source) for source in sources], out, Settings(tokenizer=str(tokenizer), **values), jobs=jobs)
+    return prepare([str(source) for source in sources], out, PrepareSettings(tokenizer=str(tokenizer), **values), jobs=jobs)
 
 
 def stored(out: Path, tokenizer: Path, split: Any = "train") -> list[tuple[str, list[str] | None]]:
@@ -181,7 +181,7 @@ def test_interrupted_work_goes_on_and_gives_the_same(tmp_path: Path, tokenizer: 
     assert read_manifest(tmp_path / "out").fingerprint == read_manifest(tmp_path / "whole").fingerprint
     assert (report.counts, report.repeats) == (whole.counts, whole.repeats)
     assert not list((tmp_path / "out").glob(".*"))
-    with pytest.raises(BadInput, match="tokens already"):
+    with pytest.raises(BadInput, match="already has"):
         prepared([source], tmp_path / "out", tokenizer, validation=0.2)
 
 
@@ -191,7 +191,7 @@ def test_several_processes_give_the_same(tmp_path: Path, tokenizer: Path) -> Non
     source = many(tmp_path)
     one = prepared([source], tmp_path / "one", tokenizer, validation=0.1)
     told: list[int] = []
-    settings = Settings(tokenizer=str(tokenizer), validation=0.1)
+    settings = PrepareSettings(tokenizer=str(tokenizer), validation=0.1)
     two = prepare([str(source)], tmp_path / "two", settings, jobs=2, started=lambda total: lambda done: told.append(done))
     assert read_manifest(tmp_path / "one").fingerprint == read_manifest(tmp_path / "two").fingerprint
     assert (one.counts, one.repeats) == (two.counts, two.repeats)
@@ -212,7 +212,7 @@ def test_what_is_held_out_depends_on_the_document_alone(tmp_path: Path, tokenize
 def test_checking_writes_nothing(tmp_path: Path, tokenizer: Path) -> None:
     source = many(tmp_path)
     before = sorted(tmp_path.rglob("*"))
-    report = check([str(source)], Settings(tokenizer=str(tokenizer)), jobs=1)
+    report = check([str(source)], PrepareSettings(tokenizer=str(tokenizer)), jobs=1)
     assert report.counts.documents == 60 and report.num_shards == 0
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -221,14 +221,14 @@ def test_every_changed_byte_is_found(tmp_path: Path, tokenizer: Path) -> None:
     source = write_jsonl(tmp_path / "in.jsonl", [{"text": "one"}, {"messages": CHATS[0]}])
     prepared([source], tmp_path / "out", tokenizer)
     manifest = read_manifest(tmp_path / "out")
-    assert list(damages(tmp_path / "out", manifest)) == []
+    assert list(find_damage(tmp_path / "out", manifest)) == []
     for file in (tmp_path / "out").glob("*.bin"):
         content = file.read_bytes()
         file.write_bytes(bytes([content[0] ^ 1]) + content[1:])
-        (line,) = damages(tmp_path / "out", manifest)
+        (line,) = find_damage(tmp_path / "out", manifest)
         assert file.name in line and "checksum" in line and "\n" not in line
         file.write_bytes(content[:-1])
-        (line,) = damages(tmp_path / "out", manifest)
+        (line,) = find_damage(tmp_path / "out", manifest)
         assert "bytes instead of" in line
         file.write_bytes(content)
     np.testing.assert_array_equal(open_shards(tmp_path / "out", manifest, "train")[0].documents[0], 0)
@@ -236,6 +236,6 @@ def test_every_changed_byte_is_found(tmp_path: Path, tokenizer: Path) -> None:
 
 def test_the_output_stays_out_of_the_sources(tmp_path: Path, tokenizer: Path) -> None:
     (tmp_path / "a.txt").write_text("x")
-    with pytest.raises(BadInput, match="lies within the source"):
+    with pytest.raises(BadInput, match="is inside the source"):
         prepared([tmp_path], tmp_path / "deep" / "out", tokenizer)
     assert not (tmp_path / "deep").exists()

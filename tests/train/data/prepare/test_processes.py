@@ -8,7 +8,7 @@ import pytest
 from made_shards import double, fill_the_disk, refuse, vanish
 
 from windlass.errors import BadInput, DoesNotFit
-from windlass.train.data.prepare.processes import spread
+from windlass.train.data.prepare.processes import run_parallel
 
 pytestmark = [pytest.mark.cpu, pytest.mark.multi]
 
@@ -20,7 +20,7 @@ def nothing(_: int) -> None:
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_every_item_is_done_and_told_of(jobs: int) -> None:
     told: list[int] = []
-    found = dict(spread(double, range(20), jobs=jobs, advance=told.append))
+    found = dict(run_parallel(double, range(20), jobs=jobs, advance=told.append))
     assert found == {number: 2 * number for number in range(20)}
     assert 0 < sum(told) <= 20  # the last may not have been looked at any more
 
@@ -35,5 +35,5 @@ def test_every_item_is_done_and_told_of(jobs: int) -> None:
 )
 def test_errors_arrive_as_they_were(work: Callable[[int], int], kind: type[Exception], why: str) -> None:
     with pytest.raises(kind, match=why) as raised:
-        list(spread(work, [1, 1], jobs=2, advance=nothing))
+        list(run_parallel(work, [1, 1], jobs=2, advance=nothing))
     assert not isinstance(raised.value, DoesNotFit) or raised.value.short_bytes == 123

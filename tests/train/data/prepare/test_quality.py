@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from windlass.errors import BadInput
-from windlass.train.data.prepare.near_duplicates import count_repeats, signatures, text_hash
-from windlass.train.data.prepare.prepare import Report, check
-from windlass.train.data.prepare.quality import Counts, added, percentiles
-from windlass.train.data.prepare.unit import Settings
+from windlass.train.data.prepare.near_duplicates import count_duplicates, signatures, text_hash
+from windlass.train.data.prepare.prepare import QualityReport, check
+from windlass.train.data.prepare.quality import QualityCounts, merge_counts, percentiles
+from windlass.train.data.prepare.unit import PrepareSettings
 
 pytestmark = pytest.mark.cpu
 
@@ -22,10 +22,10 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 WORDS = ["".join(Random(number).choices(LETTERS, k=6)) for number in range(500)]
 
 
-def report_on(tmp_path: Path, tokenizer: Path, lines: list[Any], **values: Any) -> Report:
+def report_on(tmp_path: Path, tokenizer: Path, lines: list[Any], **values: Any) -> QualityReport:
     source = tmp_path / "in.jsonl"
     source.write_bytes(b"".join(line if isinstance(line, bytes) else json.dumps(line).encode() + b"\n" for line in lines))
-    return check([str(source)], Settings(tokenizer=str(tokenizer), **values), jobs=1)
+    return check([str(source)], PrepareSettings(tokenizer=str(tokenizer), **values), jobs=1)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_good_text_is_not_called_damaged(tmp_path: Path, tokenizer: Path, text: 
 
 def test_bytes_that_are_no_utf8_count_as_damage(tmp_path: Path, tokenizer: Path) -> None:
     (tmp_path / "latin.txt").write_bytes("café".encode("latin-1"))
-    report = check([str(tmp_path / "latin.txt")], Settings(tokenizer=str(tokenizer)), jobs=1)
+    report = check([str(tmp_path / "latin.txt")], PrepareSettings(tokenizer=str(tokenizer)), jobs=1)
     assert report.counts.replacement == 1 and report.counts.documents == 1
 
 
@@ -72,7 +72,7 @@ def test_empty_and_long_and_dumb_documents_are_counted(tmp_path: Path, tokenizer
 BAD = [
     (b"{not json\n", "not JSON"),
     (b"[1, 2]\n", "not an object"),
-    (b'{"body": "x"}\n', "no text and no messages in it; it has body"),
+    (b'{"body": "x"}\n', "has no text or messages; its fields are body"),
     (b'{"text": 5}\n', "neither a text nor"),
     (b'{"messages": [{"content": "no role"}]}\n', "objects with a role"),
     (b'{"messages": [{"role": "user", "content": "\\ufdd0"}]}\n', "U+FDD0"),
@@ -103,7 +103,7 @@ def test_bad_records_are_counted_where_asked(tmp_path: Path, tokenizer: Path) ->
 def test_damaged_files_are_one_line(tmp_path: Path, tokenizer: Path, name: str, content: bytes, why: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(BadInput, match=why) as raised:
-        check([str(tmp_path / name)], Settings(tokenizer=str(tokenizer)), jobs=1)
+        check([str(tmp_path / name)], PrepareSettings(tokenizer=str(tokenizer)), jobs=1)
     assert "\n" not in str(raised.value)
 
 
@@ -111,19 +111,19 @@ def test_columns_that_are_not_there_are_named(tmp_path: Path, tokenizer: Path) -
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     parquet.write_table(arrow.table({"body": ["x"]}), tmp_path / "in.parquet")
     with pytest.raises(BadInput, match="no column messages or text or tools; it has body"):
-        check([str(tmp_path / "in.parquet")], Settings(tokenizer=str(tokenizer)), jobs=1)
+        check([str(tmp_path / "in.parquet")], PrepareSettings(tokenizer=str(tokenizer)), jobs=1)
 
 
 def test_sources_that_are_nothing_are_one_line(tmp_path: Path, tokenizer: Path) -> None:
     (tmp_path / "empty").mkdir()
     for source, why in ((tmp_path / "nowhere", "is no file and no folder"), (tmp_path / "empty", "has no files to read")):
         with pytest.raises(BadInput, match=why):
-            check([str(source)], Settings(tokenizer=str(tokenizer)), jobs=1)
+            check([str(source)], PrepareSettings(tokenizer=str(tokenizer)), jobs=1)
     (tmp_path / "a.txt").write_text("x")
-    with pytest.raises(BadInput, match="named twice"):
-        check([str(tmp_path / "a.txt"), str(tmp_path / "a.txt")], Settings(tokenizer=str(tokenizer)), jobs=1)
+    with pytest.raises(BadInput, match="occurs twice"):
+        check([str(tmp_path / "a.txt"), str(tmp_path / "a.txt")], PrepareSettings(tokenizer=str(tokenizer)), jobs=1)
     with pytest.raises(BadInput, match=r"tokenizer\.json"):
-        check([str(tmp_path / "a.txt")], Settings(tokenizer=str(tmp_path)), jobs=1)
+        check([str(tmp_path / "a.txt")], PrepareSettings(tokenizer=str(tmp_path)), jobs=1)
 
 
 def test_equal_and_nearly_equal_documents_are_found(tmp_path: Path, tokenizer: Path) -> None:
@@ -147,7 +147,7 @@ def test_near_duplicates_depend_on_what_is_common() -> None:
             other = tokens.copy()
             other[int(400 * common) :] = random.integers(0, 5000, 400 - int(400 * common))
             pairs += [tokens, other]
-        shares[common] = count_repeats(signatures(list(range(len(pairs))), pairs)).near / 60
+        shares[common] = count_duplicates(signatures(list(range(len(pairs))), pairs)).near / 60
     assert shares[0.98] > 0.9 and shares[0.5] < 0.3 and shares[0.0] == 0
 
 
@@ -170,11 +170,11 @@ def test_counts_add_up() -> None:
     lengths = [random.randrange(1, 5000) for _ in range(2000)]
     parts = []
     for begin in range(0, 2000, 500):
-        part = Counts(lengths={}, examples={})
+        part = QualityCounts(lengths={}, examples={})
         for length in lengths[begin : begin + 500]:
             part.count(length, length, False, 4000, "somewhere")
         parts.append(part)
-    total = added(parts)
+    total = merge_counts(parts)
     assert (total.documents, total.tokens, total.shortest, total.longest) == (2000, sum(lengths), min(lengths), max(lengths))
     assert total.too_long == sum(length > 4000 for length in lengths) and len(total.examples["too_long"]) == 5
     for percent, tokens in percentiles(total).items():

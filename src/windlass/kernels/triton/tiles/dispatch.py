@@ -1,10 +1,10 @@
-"""Which rows go to which expert, found on the device: items (a row's choice of an expert) in the order of experts, cut into tiles.
+"""Sorts items (a row's choice of an expert) by expert on the device, and cuts them into tiles.
 
-Tables are as large as they could ever have to be, so that the host need not know what was chosen; tiles that are not needed name no
-expert. Every expert's program counts for itself, so that the order is always the same.
+Tables have their maximum size, so that the host need not know the choices; unused tiles have expert -1. Every expert's program counts for
+itself, so that the order is deterministic.
 """
 
-# ruff: noqa: N803 (what is known when a kernel is compiled is written in capitals)
+# ruff: noqa: N803 (compile-time constants are in capitals)
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from torch import Tensor
 
 BLOCK = 1024
 FEW_ITEMS = 512
-"""Up to so many, each expert's program counts all experts' items rather than wait for a kernel that has counted them."""
+"""Up to this many, each expert's program counts all experts' items itself, which saves a kernel launch."""
 
 
 @dataclass(frozen=True)
 class Dispatch:
     order: Tensor
-    """int32 [items]: items sorted by expert; within an expert, as they came. Those of no expert here are not in it."""
+    """int32 [items]: items sorted by expert (stable). Items of experts on other ranks are not in it."""
     tiles: Tensor
     """int32 [3, tiles]: the expert (-1: none), the first of its items in `order`, how many"""
     num_items: int
@@ -44,7 +44,7 @@ def _sort(
     order, tiles, counts, ids, num_items, num_tiles, num_experts,
     TILE: tl.constexpr, COUNTED: tl.constexpr, EXPERTS: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """A program for each expert, and one more for the tiles that are left over."""
+    """A program per expert, and one more for the unused tiles."""
     expert = tl.program_id(0)
     experts = tl.arange(0, EXPERTS)
     if COUNTED:

@@ -1,11 +1,11 @@
-"""The inner loop of all products with weights: a tile of them is dequantized in registers and multiplied with a tile of activations.
+"""The inner loop of all matmuls with weights: a tile of weights is dequantized in registers and multiplied with a tile of activations.
 
-Weights stand on the left, so that a few rows of activations cost the matrix units little, and so that dequantized weights go from
-registers into the product. Codes are multiplied as small whole numbers, which half precision holds exactly; the scale of their group
-multiplies the sum. What a code stands for: kernels/triton/tiles/rows.py.
+Weights are the left operand, so that few rows of activations waste little of the tensor cores, and so that dequantized weights go from
+registers into the product. Codes are multiplied as small integers, which half precision represents exactly; the scale of their group
+multiplies the sum. What a code stands for: kernels/packing/packed_rows.py.
 """
 
-# ruff: noqa: N803, N806 (what is known when a kernel is compiled is written in capitals)
+# ruff: noqa: N803, N806 (compile-time constants are in capitals)
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from windlass.kernels.triton.available import interpreted
-from windlass.kernels.triton.tiles.rows import Rows
+from windlass.kernels.packing.packed_rows import PackedRows
+from windlass.kernels.triton.device import interpreted
 from windlass.kernels.triton.tiles.types import is_float, products_in
 
 # Four bytes to eight numbers: each code becomes the low byte of 128 + code in bf16 (0x43..) or of 1024 + code in fp16 (0x64..), from
@@ -67,7 +67,7 @@ EIGHTS_FP16 = tl.constexpr(_EIGHTS.format(kind="f16x2", up="0x5C005C00", shift=1
 
 @triton.jit
 def nibbles(codes, TYPE: tl.constexpr, ASM: tl.constexpr):
-    """Low and high halves of bytes, each less 8."""
+    """Low and high nibbles of bytes, minus 8."""
     if ASM and tl.bfloat16 == TYPE:
         low, high = tl.inline_asm_elementwise(NIBBLES_BF16, "=r,=r,=r,=r,r", [codes], (tl.bfloat16, tl.bfloat16), True, 4)
     elif ASM and tl.float16 == TYPE:
@@ -80,7 +80,7 @@ def nibbles(codes, TYPE: tl.constexpr, ASM: tl.constexpr):
 
 @triton.jit
 def eights(codes, TYPE: tl.constexpr, ASM: tl.constexpr):
-    """e4m3 as numbers."""
+    """e4m3 to TYPE."""
     if ASM and tl.bfloat16 == TYPE:
         numbers = tl.inline_asm_elementwise(EIGHTS_BF16, "=r,=r,r", [codes], tl.bfloat16, True, 4)
     elif ASM and tl.float16 == TYPE:
@@ -99,7 +99,7 @@ def product(
 ):  # fmt: skip
     """fp32 [BLOCK_OUT, BLOCK_ROWS]: weight[outs] times rows of x, over the inputs first * BLOCK_IN .. last * BLOCK_IN.
 
-    `outs` are rows of the matrix and `rows` offsets of rows of x, all of them valid: what is beyond the end repeats the last one.
+    `outs` are rows of the matrix and `rows` offsets of rows of x, all of them valid: callers clamp beyond the end.
     """
     HALF: tl.constexpr = BLOCK_IN // 2
     inputs = tl.arange(0, BLOCK_IN)
@@ -167,7 +167,7 @@ class Tiling:
     num_warps: int
     num_stages: int
     programs: int
-    """So many on each processor keep it busy."""
+    """Programs per multiprocessor that keep it busy."""
 
 
 WIDE_IN = 128
@@ -177,13 +177,13 @@ TILINGS = (
     Tiling(block_out=64, block_rows=64, block_in=WIDE_IN, num_warps=4, num_stages=3, programs=2),
     Tiling(block_out=128, block_rows=128, block_in=64, num_warps=8, num_stages=3, programs=1),
 )
-"""By how many rows share a tile of weights; the smallest that holds them, or the last. All fit the 99 KB of shared memory of the
-smaller Ampere and Ada chips."""
+"""By the number of rows that share a tile of weights: the smallest that holds them, or the last. All fit the 99 KB of shared memory of
+smaller Ampere and Ada GPUs."""
 
 
 @dataclass(frozen=True)
-class Matrix:
-    """A plain or packed weight, as `product` is told of it."""
+class TritonMatrix:
+    """A plain or packed weight, as arguments of `product`."""
 
     kind: str
     weight: Tensor
@@ -199,18 +199,18 @@ class Matrix:
         return self.num_in // self.group
 
     def tiling(self, rows: int, dtype: torch.dtype) -> Tiling:
-        """fp32 is multiplied without matrix units, from registers: small tiles."""
+        """fp32 does not use tensor cores: small tiles."""
         fitting = TILINGS[:2] if self.product_type(dtype) == torch.float32 else TILINGS
         chosen = next((tiling for tiling in fitting if tiling.block_rows >= rows), fitting[-1])
         if self.kind == "plain":
             return replace(chosen, block_in=64)
         shared = self.group & -self.group  # the largest power of two in it
         block_in = min(chosen.block_in, shared)
-        # Small steps have less under way: more of them at once.
+        # Small steps have fewer bytes in flight: more pipeline stages.
         return replace(chosen, block_in=block_in, num_stages=chosen.num_stages * (2 if block_in < 64 else 1))
 
     def product_type(self, dtype: torch.dtype) -> torch.dtype:
-        """Of the factors, where activations are of `dtype`."""
+        """The dtype of the factors, for activations of `dtype`."""
         return torch.promote_types(dtype, self.weight.dtype) if self.kind == "plain" else dtype
 
     def constants(self, tiling: Tiling, dtype: torch.dtype) -> dict[str, object]:
@@ -228,15 +228,17 @@ class Matrix:
         }
 
 
-def matrix(weight: Tensor | Rows) -> Matrix | None:
-    """None: not for these kernels."""
-    if isinstance(weight, Rows):
-        return Matrix(weight.kind, weight.data, weight.scale, weight.offset, *weight.shape, weight.data.shape[2], weight.group)
+def matrix(weight: Tensor | PackedRows) -> TritonMatrix | None:
+    """None: not supported."""
+    if isinstance(weight, PackedRows):
+        return TritonMatrix(
+            weight.kind, weight.data, weight.scale, weight.offset, *weight.shape, weight.data.shape[2], weight.group
+        )
     if not isinstance(weight, Tensor) or not is_float(weight) or not weight.is_contiguous():
         return None
-    return Matrix("plain", weight, None, None, *weight.shape[-2:], weight.shape[-1], weight.shape[-1])
+    return TritonMatrix("plain", weight, None, None, *weight.shape[-2:], weight.shape[-1], weight.shape[-1])
 
 
 def num_slices(programs: int, wanted: int, steps: int) -> int:
-    """Into how many slices of the inputs a product is cut so that the device is busy: at most 16, of at least four steps each."""
+    """Split-K: slices of the inputs that fill the device; at most 16, of at least four steps each."""
     return max(1, min(wanted // programs, steps // 4, 16))

@@ -1,6 +1,6 @@
-"""The rotation of a head's first dimensions, as a part of other kernels."""
+"""Rotary embedding of a head's first dimensions, inlined in other kernels."""
 
-# ruff: noqa: N803 (what is known when a kernel is compiled is written in capitals)
+# ruff: noqa: N803 (compile-time constants are in capitals)
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import triton.language as tl
 
 @triton.jit
 def partners(at, HALF: tl.constexpr, INTERLEAVED: tl.constexpr):
-    """For each of 2 * HALF dimensions: the one it turns with, which angle, and whether it is the first of the two."""
+    """For each of 2 * HALF dimensions: its partner, its angle, and whether it is the first of the pair."""
     if INTERLEAVED:
         other = at ^ 1
         angle = at // 2

@@ -1,4 +1,4 @@
-"""Which types the kernels compute in."""
+"""Dtypes of the kernels."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from windlass.kernels.triton.available import interpreted
+from windlass.kernels.triton.device import interpreted
 
 NAMES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 
@@ -16,5 +16,5 @@ def is_float(*tensors: Tensor | None) -> bool:
 
 
 def products_in(dtype: torch.dtype) -> tl.dtype:
-    """The type of a product's factors. Triton's interpreter multiplies bf16 as if they were integers."""
+    """The dtype of a product's factors. Triton's interpreter multiplies bf16 as integers."""
     return tl.float32 if interpreted() and dtype == torch.bfloat16 else NAMES[dtype]

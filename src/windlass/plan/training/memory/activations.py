@@ -1,6 +1,6 @@
-"""Bytes that the forward keeps for the backward, on the most loaded device. Knows no states and no time.
+"""Activation memory: bytes kept from forward to backward on the fullest device. Knows no model states and no time.
 
-Sums of what each operation keeps (`layers`), times the micro-batches in flight. For a GPT layer the sums are exactly those of
+Sums over operations (`work.layers`), times the micro-batches in flight. For a GPT layer the sums are exactly those of
 arXiv 2205.05198, table 2: sbh (10 + 24/t + 5as/ht); sbh/t (34 + 5as/h) with sequence parallelism; 34 sbh/t with selective
 recomputation; 2 sbh with full recomputation.
 """
@@ -9,37 +9,36 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from windlass.core.model import Frozen, Layer, ModelSpec
-from windlass.plan.training.job import Job
-from windlass.plan.training.stages import Stage, layer_kinds
+from windlass.core.model import Layer, ModelSpec
+from windlass.plan.training.job import TrainingJob
 from windlass.plan.training.work.attention import BF16
-from windlass.plan.training.work.layers import embedding_operations, head_operations, layer_operations, next_token_operations
+from windlass.plan.training.work.layers import layer_operations
 from windlass.plan.training.work.operation import Operation
 
 
-def saved_bytes(operations: Iterable[Operation], job: Job) -> float:
-    """Of one layer and one micro-batch."""
+def saved_bytes(operations: Iterable[Operation], job: TrainingJob) -> float:
+    """For one layer and one micro-batch."""
     if job.recompute == "none":
         return sum(operation.saved_bytes for operation in operations)
     return sum(operation.saved_bytes for operation in operations if not operation.core)
 
 
-def layer_bytes(spec: ModelSpec, layer: Layer, job: Job) -> float:
+def layer_bytes(spec: ModelSpec, layer: Layer, job: TrainingJob) -> float:
     if job.recompute == "full":
         return BF16 * job.outside_tokens * spec.hidden_size  # the layer's input
     return saved_bytes(layer_operations(spec, layer, job), job)
 
 
-def recomputed_bytes(spec: ModelSpec, layer: Layer, job: Job) -> float:
-    """What one layer holds while its backward runs, beyond what it kept: it is computed anew and then dropped."""
+def recomputed_bytes(spec: ModelSpec, layer: Layer, job: TrainingJob) -> float:
+    """Recomputed activations of one layer during its backward, beyond those it kept."""
     if job.recompute == "none":
         return 0.0
     operations = layer_operations(spec, layer, job)
     return sum(operation.saved_bytes for operation in operations if job.recompute == "full" or operation.core)
 
 
-def in_flight(job: Job, stage_index: int) -> float:
-    """Micro-batches, in units of a whole stage, whose activations a stage holds at its worst moment.
+def in_flight(job: TrainingJob, stage_index: int) -> float:
+    """Peak number of micro-batches in flight on a stage.
 
     1F1B: pp on the first stage and one fewer on each later one. Interleaving adds (p - 1) / (p v) of that on the first
     (arXiv 2205.05198, 4.2.3: L (1 + (p-1)/pv)). DualPipe: pp + 1 on every rank (arXiv 2412.19437, table 2).
@@ -49,39 +48,5 @@ def in_flight(job: Job, stage_index: int) -> float:
         return min(pp + 1.0, available)
     if virtual == 1:
         return min(float(pp - stage_index), available)
-    chunks = pp * virtual + pp - 1 - 2 * stage_index  # warm-up of the interleaved schedule plus the one in work
+    chunks = pp * virtual + pp - 1 - 2 * stage_index  # warmup of the interleaved schedule plus the current one
     return min(chunks / virtual, available)
-
-
-class ActivationBytes(Frozen):
-    layers: float
-    """Kept by all layers of the stage for the micro-batches in flight."""
-    ends: float
-    """Kept by the embedding, the head and its loss."""
-    working: float
-    """What recomputation brings back for one layer."""
-
-    @property
-    def total(self) -> float:
-        return self.layers + self.ends + self.working
-
-
-def stage_activations(spec: ModelSpec, job: Job, stage: Stage, stage_index: int) -> ActivationBytes:
-    kinds, numbers = layer_kinds(spec)
-    each = [layer_bytes(spec, layer, job) for layer in kinds]
-    flying = in_flight(job, stage_index)
-    working = max(recomputed_bytes(spec, layer, job) for layer in kinds)
-    return ActivationBytes(
-        layers=flying * sum(each[numbers[layer]] for layer in stage.layers),
-        ends=_ends_bytes(spec, job, stage, flying),
-        working=working,
-    )
-
-
-def _ends_bytes(spec: ModelSpec, job: Job, stage: Stage, flying: float) -> float:
-    kept = 0.0
-    if stage.has_embedding:
-        kept += flying * sum(operation.saved_bytes for operation in embedding_operations(spec, job))
-    if stage.has_head:  # its backward follows at once, so one micro-batch is all that is ever kept
-        kept += sum(operation.saved_bytes for operation in (*head_operations(spec, job), *next_token_operations(spec, job)))
-    return kept

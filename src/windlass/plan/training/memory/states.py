@@ -1,6 +1,6 @@
-"""Bytes of weights, gradients and optimizer states on one device, from the tensor rules. Knows no activations and no time.
+"""Model states (weights, gradients, optimizer) of one device, from the tensor rules. Knows no activations and no time.
 
-Dense tensors are spread over tp and, by ZeRO, over dp * cp; routed experts over ep * expert_tp and their own expert-dp
+Dense tensors are sharded over tp and, by ZeRO, over dp * cp; routed experts over ep * expert_tp and expert-dp
 (Megatron-Core theoretical_memory_usage.py: `num_bytes_per_parameter(expert_data_parallel_size)`).
 """
 
@@ -12,24 +12,23 @@ import msgspec
 
 from windlass.core.model import Frozen, ModelSpec
 from windlass.core.place import WHOLE
-from windlass.core.recipe.recipe import Compute, GradientType
-from windlass.core.recipe.sections import Lora, OptimizerName
-from windlass.core.rule import AxisName, Part, Role, Rule
+from windlass.core.recipe.sections import Compute, GradientType, LoraSection, OptimizerName
+from windlass.core.rule import AxisName, ModelPart, Role, Rule
 from windlass.core.scheme import scheme
-from windlass.plan.training.job import Job
+from windlass.plan.training.job import TrainingJob
 from windlass.plan.training.stages import Stage
 
 MOMENTS = {"adamw": 2, "muon": 1, "sgd": 1}
-"""fp32 tensors the optimizer keeps beside the weights: two moments, or one momentum (Muon: github.com/KellerJordan/Muon)."""
+"""fp32 optimizer tensors per weight: two moments, or one momentum (Muon: github.com/KellerJordan/Muon)."""
 
 
 class ParameterBytes(Frozen):
-    """Of one parameter before anything is spread."""
+    """Bytes per parameter before sharding."""
 
     weights: float
     gradients: float
     optimizer: float
-    """fp32 weights (where the working ones are shorter), moments, and an fp32 copy of gradients that are shorter."""
+    """fp32 master weights (if compute is 16-bit), moments, and an fp32 copy of 16-bit gradients."""
 
     @property
     def total(self) -> float:
@@ -57,21 +56,21 @@ def spread_bytes(each: ParameterBytes, zero: int, ranks: int) -> ParameterBytes:
 
 
 class Elements(Frozen):
-    """Parameters that learn on one rank of a stage, before ZeRO."""
+    """Trainable parameters of one rank of a stage, before ZeRO."""
 
     dense: float
     experts: float
     matrices: float
-    """The part of `dense` and `experts` that is layers' matrices: what the formulas of papers count (12 h^2 L)."""
+    """The part of `dense` and `experts` that is layer matrices: what papers' formulas count (12 h^2 L)."""
     frozen_bytes: float = 0.0
-    """Of weights that do not learn, beside adapters that do. Every rank holds all of its stage's."""
+    """Of frozen weights with LoRA. Every rank holds all of its stage's."""
 
     @property
     def total(self) -> float:
         return self.dense + self.experts
 
 
-def stage_elements(spec: ModelSpec, rules: tuple[Rule, ...], job: Job, stage: Stage) -> Elements:
+def stage_elements(spec: ModelSpec, rules: tuple[Rule, ...], job: TrainingJob, stage: Stage) -> Elements:
     dense = experts = matrices = frozen_bytes = 0.0
     for rule in rules:
         held = _held(spec, rule, stage, job)
@@ -90,37 +89,37 @@ def stage_elements(spec: ModelSpec, rules: tuple[Rule, ...], job: Job, stage: St
     return Elements(dense=dense, experts=experts, matrices=matrices, frozen_bytes=frozen_bytes)
 
 
-def adapter_elements(rule: Rule, lora: Lora) -> int:
-    """Of the two thin matrices beside one of ours (arXiv 2106.09685, 4.1); 0 where none is asked for."""
-    if rule.role is not Role.MATRIX or rule.part is Part.NEXT_TOKEN or rule.ours.endswith("router.weight"):
+def adapter_elements(rule: Rule, lora: LoraSection) -> int:
+    """Elements of the LoRA matrices A and B for one matrix (arXiv 2106.09685, 4.1); 0 if it is not a target."""
+    if rule.role is not Role.MATRIX or rule.part is ModelPart.NEXT_TOKEN or rule.ours.endswith("router.weight"):
         return 0
     target = "experts" if rule.num_experts else "attention" if ".mixer." in rule.ours else "feed_forward"
     return (lora.rank or 0) * sum(rule.shape) if target in lora.targets else 0
 
 
-def _frozen_bytes(rule: Rule, lora: Lora) -> float:
-    """A number of a matrix as conversion stores it, groups of 128 and their scale; everything else in 16 bits."""
+def _frozen_bytes(rule: Rule, lora: LoraSection) -> float:
+    """Bytes per element: matrices as conversion stores them (groups of 128 with a scale), the rest in 16 bits."""
     how = scheme(lora.base)
     stored = how.stored(rule.keep, rule.shape[-1], is_head=rule.role is Role.HEAD) if len(rule.shape) == 2 else None
     return 2.0 if stored is None or stored.bits >= 16 else stored.matrix_bytes(*rule.shape) / rule.elements
 
 
-def _held(spec: ModelSpec, rule: Rule, stage: Stage, job: Job) -> int:
-    """How many layers' worth of the tensor the stage holds. A head that the checkpoint stores twice is trained once."""
+def _held(spec: ModelSpec, rule: Rule, stage: Stage, job: TrainingJob) -> int:
+    """How many copies of the tensor (one per layer) the stage holds. A head that the checkpoint stores twice counts once."""
     if rule.copy_of is not None:
         return 0
-    if rule.part is Part.NEXT_TOKEN:
+    if rule.part is ModelPart.NEXT_TOKEN:
         return int(job.next_token and stage.has_head) * len(rule.layers or (0,))
     if rule.layers is not None:
         return bisect_left(rule.layers, stage.layers.stop) - bisect_left(rule.layers, stage.layers.start)
     if rule.role is Role.LOOKUP:
         both_ends = spec.tied_head and stage.has_head and rule.axes[0].name is AxisName.VOCAB
-        return int(stage.has_embedding or both_ends)  # a tied table is needed at both ends of a pipeline
+        return int(stage.has_embedding or both_ends)  # tied embeddings are needed at both ends of a pipeline
     return int(stage.has_head)
 
 
-def _local_elements(rule: Rule, job: Job) -> float:
-    """Of one layer on one rank: experts over ep and expert_tp, everything else over tp; KV heads are copied when there are fewer than tp."""
+def _local_elements(rule: Rule, job: TrainingJob) -> float:
+    """Per layer and rank: experts over ep and expert_tp, the rest over tp; KV heads are replicated if there are fewer than tp."""
     groups = job.groups
     elements = float(rule.elements)
     if rule.num_experts:
@@ -138,15 +137,15 @@ def _is_cut(rule: Rule) -> bool:
 
 
 class StateBytes(Frozen):
-    """Of the states of one rank."""
+    """Model states of one rank."""
 
     weights: float
     gradients: float
     optimizer: float
     working: float = 0.0
-    """The layer that is whole while it is used, under ZeRO-2 and ZeRO-3."""
+    """The gathered layer, under ZeRO-2 and ZeRO-3."""
     host: float = 0.0
-    """In the memory of the host instead (DeepSpeed offload), per device."""
+    """Offloaded to host memory, per device."""
     disk: float = 0.0
 
     @property
@@ -154,17 +153,13 @@ class StateBytes(Frozen):
         return self.weights + self.gradients + self.optimizer + self.working
 
 
-def stage_states(spec: ModelSpec, rules: tuple[Rule, ...], job: Job, stage: Stage) -> StateBytes:
-    return stage_states_of(stage_elements(spec, rules, job, stage), job, stage)
-
-
-def stage_states_of(elements: Elements, job: Job, stage: Stage) -> StateBytes:
+def stage_states_of(elements: Elements, job: TrainingJob, stage: Stage) -> StateBytes:
     copies = 2 if job.schedule == "dualpipe" else 1  # every rank holds two stages (arXiv 2412.19437, table 2: parameters 2x)
     states = states_of(elements, job, copies)
     return states if job.zero < 2 else _gathered(states, elements, job, stage)
 
 
-def states_of(elements: Elements, job: Job, copies: int = 1) -> StateBytes:
+def states_of(elements: Elements, job: TrainingJob, copies: int = 1) -> StateBytes:
     groups = job.groups
     each = parameter_bytes(job.compute, job.gradients, job.optimizer)
     dense = spread_bytes(each, job.zero, groups.dp * groups.cp)
@@ -176,9 +171,9 @@ def states_of(elements: Elements, job: Job, copies: int = 1) -> StateBytes:
     return msgspec.structs.replace(learning, weights=learning.weights + elements.frozen_bytes)
 
 
-def _gathered(states: StateBytes, elements: Elements, job: Job, stage: Stage) -> StateBytes:
-    """One layer is whole while it is used: under ZeRO-3 its weights and their gradient in 16 bits, 4 bytes per parameter
-    (DeepSpeed stage3.py `estimate_zero3_model_states_mem_needs`), under ZeRO-2 its gradient. A layer here is the stage's mean one."""
+def _gathered(states: StateBytes, elements: Elements, job: TrainingJob, stage: Stage) -> StateBytes:
+    """One layer is gathered while it is used: under ZeRO-3 its weights and their gradient in 16 bits, 4 bytes per parameter
+    (DeepSpeed stage3.py `estimate_zero3_model_states_mem_needs`), under ZeRO-2 its gradient. Uses the mean layer of the stage."""
     each = 4.0 if job.zero == 3 else parameter_bytes(job.compute, job.gradients, job.optimizer).gradients
     return msgspec.structs.replace(states, working=each * elements.total / max(stage.num_layers, 1))
 
@@ -187,7 +182,7 @@ HOST_BUFFER = 1.5
 """DeepSpeed's own factor on offloaded bytes, for buffers (stage3.py, `additional_buffer_factor`)."""
 
 
-def _offloaded(states: StateBytes, job: Job) -> StateBytes:
+def _offloaded(states: StateBytes, job: TrainingJob) -> StateBytes:
     """DeepSpeed: gradients and optimizer states leave the device; under ZeRO-3 the weights too. The optimizer runs on the host.
     NVMe takes the optimizer states and, under ZeRO-3, the weights; gradients pass through host buffers."""
     if job.offload == "none":
@@ -206,7 +201,7 @@ def _offloaded(states: StateBytes, job: Job) -> StateBytes:
     )
 
 
-def _optimizer_on_host(states: StateBytes, job: Job) -> StateBytes:
+def _optimizer_on_host(states: StateBytes, job: TrainingJob) -> StateBytes:
     """Megatron-Core (optimizer/cpu_offloading/hybrid_optimizer.py, everything offloaded): fp32 weights, moments and a pinned fp32
     copy of the gradients a rank owns are on the host; weights and the gradient buffer stay."""
     each = parameter_bytes(job.compute, job.gradients, job.optimizer).optimizer

@@ -1,76 +1,76 @@
-"""Step time of many candidate jobs on the same model and hardware, each part worked out once. Knows no preferences."""
+"""Step time of many candidate jobs of one model on the same hardware, with cached parts."""
 
 from __future__ import annotations
 
 from windlass.core.hardware.spec import Hardware
 from windlass.core.model import Frozen, ModelSpec
 from windlass.core.rule import Rule
-from windlass.plan.training.job import Job
+from windlass.plan.training.job import TrainingJob
 from windlass.plan.training.memory.footprint import Contents, DeviceBytes, Footprints, LayerKey, layer_key
-from windlass.plan.training.time.layer import Cost, Machine, ends_cost, layer_cost, machine_of
-from windlass.plan.training.time.step import StageCosts, StepTime, assemble_step
+from windlass.plan.training.time.layer import DeviceRates, LayerCost, device_rates, ends_cost, layer_cost
+from windlass.plan.training.time.step import StageCosts, TrainingStepTime, assemble_step
 
 
 class LayerCosts(Frozen):
-    """What depends on the degrees inside a stage only."""
+    """Costs that depend only on the degrees within a stage."""
 
-    layers: tuple[Cost, ...]
+    layers: tuple[LayerCost, ...]
     """Of each kind of layer."""
-    first: Cost
-    last: Cost
+    first: LayerCost
+    last: LayerCost
 
 
 class Evaluator:
-    """Holds the caches; one per search. Footprints know no device, so searches on several kinds of device may share them."""
+    """Caches of one search. Footprints are device-independent, so that searches on several devices can share them."""
 
     def __init__(self, footprints: Footprints, hardware: Hardware, compute: str) -> None:
         self.footprints, self.hardware = footprints, hardware
-        self.machine: Machine = machine_of(hardware, compute)
+        self.rates: DeviceRates = device_rates(hardware, compute)
         self.capacity_bytes = hardware.nodes[0].devices[0].memory_bytes
         self._costs: dict[LayerKey, LayerCosts] = {}
         self._stage_costs: dict[tuple[LayerKey, int], StageCosts] = {}
 
-    def memory(self, job: Job) -> DeviceBytes:
+    def memory(self, job: TrainingJob) -> DeviceBytes:
         return self.footprints.memory(job)
 
-    def fits(self, job: Job) -> bool:
+    def fits(self, job: TrainingJob) -> bool:
         """On the device, in its host's memory and on its disk."""
         node, held = self.hardware.nodes[0], self.memory(job)
         share = len(node.devices)
         outside = held.states.host * share <= node.ram_bytes and held.states.disk * share <= node.disk_bytes
         return outside and held.total <= self.capacity_bytes
 
-    def step(self, job: Job) -> StepTime:
+    def step(self, job: TrainingJob) -> TrainingStepTime:
         elements = max(self.footprints.elements(job), key=lambda held: held.total)
-        return assemble_step(self.footprints.spec, self.hardware, job, self.machine, self.stage_costs(job), elements)
+        return assemble_step(self.footprints.spec, self.hardware, job, self.rates, self.stage_costs(job), elements)
 
-    def stage_costs(self, job: Job) -> StageCosts:
+    def stage_costs(self, job: TrainingJob) -> StageCosts:
         key = (layer_key(job), job.groups.pp)
         if key not in self._stage_costs:
             self._stage_costs[key] = self._add_stages(job)
         return self._stage_costs[key]
 
-    def _add_stages(self, job: Job) -> StageCosts:
+    def _add_stages(self, job: TrainingJob) -> StageCosts:
         each = self._layer_costs(job)
         contents = self.footprints.contents(job.groups.pp)
-        alike = {held: _sum_stage(each, held) for held in set(contents)}
-        return StageCosts(costs=tuple(alike[held] for held in contents))
+        distinct = {held: _sum_stage(each, held) for held in set(contents)}
+        return StageCosts(costs=tuple(distinct[held] for held in contents))
 
-    def _layer_costs(self, job: Job) -> LayerCosts:
+    def _layer_costs(self, job: TrainingJob) -> LayerCosts:
         key = layer_key(job)
         if key not in self._costs:
-            spec, machine = self.footprints.spec, self.machine
+            spec, rates = self.footprints.spec, self.rates
             self._costs[key] = LayerCosts(
-                layers=tuple(layer_cost(spec, layer, job, machine) for layer in self.footprints.kinds),
-                first=ends_cost(spec, job, machine, first=True, last=False),
-                last=ends_cost(spec, job, machine, first=False, last=True),
+                layers=tuple(layer_cost(spec, layer, job, rates) for layer in self.footprints.kinds),
+                first=ends_cost(spec, job, rates, first=True, last=False),
+                last=ends_cost(spec, job, rates, first=False, last=True),
             )
         return self._costs[key]
 
 
-def _sum_stage(each: LayerCosts, contents: Contents) -> Cost:
+def _sum_stage(each: LayerCosts, contents: Contents) -> LayerCost:
     counts, has_embedding, has_head = contents
-    cost = Cost()
+    cost = LayerCost()
     for layer, count in zip(each.layers, counts, strict=True):
         cost = cost.plus(layer, count)
     if has_embedding:
@@ -78,6 +78,6 @@ def _sum_stage(each: LayerCosts, contents: Contents) -> Cost:
     return cost.plus(each.last) if has_head else cost
 
 
-def predict_step(spec: ModelSpec, rules: tuple[Rule, ...], hardware: Hardware, job: Job) -> StepTime:
+def predict_step(spec: ModelSpec, rules: tuple[Rule, ...], hardware: Hardware, job: TrainingJob) -> TrainingStepTime:
     """Of one job."""
     return Evaluator(Footprints(spec, rules), hardware, job.compute).step(job)

@@ -1,4 +1,4 @@
-"""How long collectives take on a link. Ring algorithms, as NCCL counts them; knows no model.
+"""Time of collectives on a link, with ring algorithms as in NCCL. Knows no model.
 
 Bus-bandwidth factors: all-reduce 2 (n-1)/n, all-gather, reduce-scatter and all-to-all (n-1)/n of the bytes
 (nccl-tests doc/PERFORMANCE.md).
@@ -22,16 +22,16 @@ RING_STEP_SECONDS = 4.5e-6
 bandwidth with 16 MiB and at 480 with gigabytes, so 16 MiB * 1.75 * (1/237e9 - 1/480e9) = 63 us for 14 steps."""
 
 
-class Group(Frozen):
-    """Ranks that communicate: how many, and how many of them sit in one node."""
+class RankGroup(Frozen):
+    """A communication group: its size, and how many of its ranks are in one node."""
 
     size: int
     local: int
 
 
-def group_of(size: int, stride: int, devices_per_node: int) -> Group:
+def group_of(size: int, stride: int, devices_per_node: int) -> RankGroup:
     """`stride`: ranks between neighbours of the group. Order tp-cp-ep-dp-pp, tp fastest (Megatron-Core parallel_state)."""
-    return Group(size=size, local=max(1, min(size, devices_per_node // stride)))
+    return RankGroup(size=size, local=max(1, min(size, devices_per_node // stride)))
 
 
 class Links(Frozen):
@@ -41,30 +41,30 @@ class Links(Frozen):
     """The same, per device, between nodes."""
     network_latency_seconds: float
 
-    def ring_bandwidth(self, group: Group) -> float:
-        """A ring crosses every node once; the group's cards in a node carry it together."""
+    def ring_bandwidth(self, group: RankGroup) -> float:
+        """A ring crosses every node once; the group's NICs of a node share the traffic."""
         if group.local >= group.size:
             return self.link_bandwidth
         return min(self.link_bandwidth, group.local * self.network_bandwidth) if group.local > 1 else self.network_bandwidth
 
-    def ring_latency(self, group: Group) -> float:
-        """Of the n - 1 steps of one trip round."""
+    def ring_latency(self, group: RankGroup) -> float:
+        """Of the n - 1 steps of one round."""
         nodes = -(-group.size // group.local)
         return (group.size - nodes) * RING_STEP_SECONDS + (nodes - 1) * self.network_latency_seconds
 
-    def gather(self, full_bytes: float, group: Group, pieces: int = 1) -> float:
-        """All-gather to, or reduce-scatter from, `full_bytes` on every rank, in so many collectives."""
+    def gather(self, full_bytes: float, group: RankGroup, pieces: int = 1) -> float:
+        """All-gather to, or reduce-scatter from, `full_bytes` per rank, in `pieces` collectives."""
         if group.size == 1 or not full_bytes:
             return 0.0
         return (group.size - 1) / group.size * full_bytes / self.ring_bandwidth(group) + pieces * self.ring_latency(group)
 
-    def all_reduce(self, full_bytes: float, group: Group) -> float:
+    def all_reduce(self, full_bytes: float, group: RankGroup) -> float:
         return 2 * self.gather(full_bytes, group)
 
-    def exchange(self, sent_bytes: float, group: Group, remote_share: float | None = None) -> float:
-        """All-to-all: each rank sends `sent_bytes` evenly. What stays in the node and what leaves it move at the same time.
+    def exchange(self, sent_bytes: float, group: RankGroup, remote_share: float | None = None) -> float:
+        """All-to-all: each rank sends `sent_bytes` evenly. Traffic within the node and between nodes overlaps.
 
-        `remote_share`: bytes that cross the network over `sent_bytes`, where something cleverer than one copy per destination is done.
+        `remote_share`: fraction of `sent_bytes` that crosses the network, if duplicates for one node are sent once.
         """
         if group.size == 1:
             return 0.0
@@ -91,7 +91,7 @@ def links_of(hardware: Hardware) -> Links:
 
 
 def remote_copies(num_nodes: int, num_active: int, node_limit: int | None) -> float:
-    """Other nodes a token is sent to when it goes to each node once: evenly routed, (M-1) (1 - (1 - 1/M)^k), and at most the
-    limit that group-limited routing sets (arXiv 2412.19437, 2.1.2)."""
+    """Expected number of other nodes a token is sent to, once each, with even routing: (M-1) (1 - (1 - 1/M)^k), at most the
+    limit of group-limited routing (arXiv 2412.19437, 2.1.2)."""
     expected = (num_nodes - 1) * (1 - (1 - 1 / num_nodes) ** num_active)
     return min(expected, node_limit * (num_nodes - 1) / num_nodes) if node_limit else expected

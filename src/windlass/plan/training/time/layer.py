@@ -1,7 +1,7 @@
-"""Seconds of one layer, the embedding and the head on one device for one micro-batch: a roofline per kernel plus collectives.
+"""Time of one layer, the embedding and the head on one device for one micro-batch: a roofline per kernel plus collectives.
 
-Every kernel takes the longer of its operations at the rate large products are measured at and its traffic at the measured
-bandwidth. Nothing here is fitted to a training run.
+Every kernel takes the longer of its FLOPs at the measured rate of large matmuls and its traffic at the measured bandwidth.
+Nothing here is fitted to a training run.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from windlass.core.hardware.spec import Hardware
 from windlass.core.model import Attention, Frozen, LatentAttention, Layer, ModelSpec, MoE
-from windlass.plan.training.job import Job
+from windlass.plan.training.job import TrainingJob
 from windlass.plan.training.time.collectives import Links, group_of, links_of, remote_copies
 from windlass.plan.training.work.attention import BF16
 from windlass.plan.training.work.layers import (
@@ -20,13 +20,13 @@ from windlass.plan.training.work.layers import (
     layer_operations,
     next_token_operations,
 )
-from windlass.plan.training.work.operation import Kind, Operation, Work
+from windlass.plan.training.work.operation import KernelWork, Operation, OperationKind
 
 TRAINING_FRACTION = {"bf16": 0.84, "fp8": 0.87}
 """Products at training shapes, run for long, over the best a search over shapes finds (the catalog's measured rate). On an H200, 18
 shapes of four models: bf16 630 to 713, mean 673 TFLOP/s for forward and both gradients, where the best is 804; fp8 1106 to 1357,
 mean 1266, where the best is 1453. The rest is clocks that power lowers and shapes that do not fill the chip
-(bench/training_kernels.py, torch 2.11, CUDA 13, 2026-11). Other devices are taken to lose the same share."""
+(bench/kernels/training_kernels.py, torch 2.11, CUDA 13, 2026-11). Other devices are taken to lose the same share."""
 
 FLASH_FORWARD_FRACTION, FLASH_BACKWARD_FRACTION = 0.55, 0.48
 """Causal flash attention over the 16-bit peak, head size 128, 2k to 32k tokens: cuDNN's kernels on an H200 reach 497 to 596 TFLOP/s
@@ -37,8 +37,8 @@ KERNEL_SECONDS = 3e-6
 """Added to every kernel (ai-dynamo/aiconfigurator systems/*.yaml)."""
 
 
-class Machine(Frozen):
-    """Rates of one device and its links, for one compute type."""
+class DeviceRates(Frozen):
+    """Compute and bandwidth rates of one device and its links, for one compute type."""
 
     matmul_rate: float
     product_rate: float
@@ -48,16 +48,16 @@ class Machine(Frozen):
     links: Links
     devices_per_node: int
 
-    def seconds(self, work: Work, rate: float) -> float:
+    def seconds(self, work: KernelWork, rate: float) -> float:
         return max(work.flops / rate, work.moved_bytes / self.bandwidth) + KERNEL_SECONDS
 
 
-def machine_of(hardware: Hardware, compute: str) -> Machine:
+def device_rates(hardware: Hardware, compute: str) -> DeviceRates:
     device = hardware.devices[0]
     kind = "fp8" if compute == "fp8" else "bf16"
     slower = 2 if compute == "fp32" else 1  # TF32 tensor cores run at half the 16-bit rate (A100 and H100 data sheets)
     peak = device.flops["bf16"] / slower
-    return Machine(
+    return DeviceRates(
         matmul_rate=device.matmul_flops(kind) * TRAINING_FRACTION[kind] / slower,
         product_rate=device.matmul_flops("bf16") * TRAINING_FRACTION["bf16"] / slower,
         flash_forward_rate=peak * FLASH_FORWARD_FRACTION,
@@ -68,8 +68,8 @@ def machine_of(hardware: Hardware, compute: str) -> Machine:
     )
 
 
-class Cost(Frozen):
-    """Seconds, forward and backward and what is computed again; `forward`, `backward` and `weight` say how they are spread."""
+class LayerCost(Frozen):
+    """Seconds, recomputation included, by cause; `forward`, `backward` and `weight` are the same time by phase."""
 
     compute: float = 0.0
     memory: float = 0.0
@@ -79,17 +79,17 @@ class Cost(Frozen):
     forward: float = 0.0
     backward: float = 0.0
     weight: float = 0.0
-    """The part of `backward` that only makes weight gradients, which some schedules put off."""
+    """The part of `backward` that computes weight gradients, which some schedules defer."""
 
-    def plus(self, other: Cost, times: float = 1.0) -> Cost:
-        return Cost(**{name: getattr(self, name) + times * getattr(other, name) for name in Cost.__struct_fields__})
+    def plus(self, other: LayerCost, times: float = 1.0) -> LayerCost:
+        return LayerCost(**{name: getattr(self, name) + times * getattr(other, name) for name in LayerCost.__struct_fields__})
 
     @property
     def total(self) -> float:
         return self.forward + self.backward
 
 
-class Kernels(Frozen):
+class KernelSeconds(Frozen):
     """Seconds of a list of operations without any communication."""
 
     forward_compute: float
@@ -100,81 +100,87 @@ class Kernels(Frozen):
     again_memory: float
     weight: float
     core: float
-    """Of the attention core going forward, which context-parallel transfers hide behind."""
+    """Attention core in the forward pass, which context-parallel transfers overlap with."""
 
 
-def kernels(operations: Iterable[Operation], job: Job, machine: Machine, *, repeats: bool = True) -> Kernels:
+def kernels(operations: Iterable[Operation], job: TrainingJob, rates: DeviceRates, *, repeats: bool = True) -> KernelSeconds:
     """`repeats`: recomputation applies to these (it never does to the head)."""
-    sums = dict.fromkeys(Kernels.__struct_fields__, 0.0)
+    sums = dict.fromkeys(KernelSeconds.__struct_fields__, 0.0)
     for operation in operations:
-        where = "memory" if operation.kind is Kind.MEMORY else "compute"
-        ahead = sum(machine.seconds(work, _rate(operation, machine, True)) for work in operation.forward)
+        where = "memory" if operation.kind is OperationKind.MEMORY else "compute"
+        ahead = sum(rates.seconds(work, _rate(operation, rates, True)) for work in operation.forward)
         going_back = operation.backward[:1] if _is_frozen(operation, job) else operation.backward
-        back = [machine.seconds(work, _rate(operation, machine, False)) for work in going_back]
+        back = [rates.seconds(work, _rate(operation, rates, False)) for work in going_back]
         sums[f"forward_{where}"] += ahead
         sums[f"backward_{where}"] += sum(back)
         if repeats and _again(operation, job):
             sums[f"again_{where}"] += ahead
-        if operation.kind is Kind.MATMUL:
+        if operation.kind is OperationKind.MATMUL:
             sums["weight"] += back[-1]
-        if operation.core or operation.kind in (Kind.FLASH, Kind.PRODUCT):
+        if operation.core or operation.kind in (OperationKind.FLASH, OperationKind.PRODUCT):
             sums["core"] += ahead
-    return Kernels(**sums)
+    return KernelSeconds(**sums)
 
 
-def _is_frozen(operation: Operation, job: Job) -> bool:
-    """Of weights that do not learn only the input's gradient is computed; what adapters compute is too little to count."""
-    return job.lora.rank is not None and operation.kind is Kind.MATMUL
+def _is_frozen(operation: Operation, job: TrainingJob) -> bool:
+    """Frozen weights need only the input gradient; the FLOPs of adapters are negligible."""
+    return job.lora.rank is not None and operation.kind is OperationKind.MATMUL
 
 
-def _rate(operation: Operation, machine: Machine, forward: bool) -> float:
-    if operation.kind is Kind.FLASH:
-        return machine.flash_forward_rate if forward else machine.flash_backward_rate
-    return machine.product_rate if operation.kind is Kind.PRODUCT else machine.matmul_rate
+def _rate(operation: Operation, rates: DeviceRates, forward: bool) -> float:
+    if operation.kind is OperationKind.FLASH:
+        return rates.flash_forward_rate if forward else rates.flash_backward_rate
+    return rates.product_rate if operation.kind is OperationKind.PRODUCT else rates.matmul_rate
 
 
-def _again(operation: Operation, job: Job) -> bool:
+def _again(operation: Operation, job: TrainingJob) -> bool:
     if job.recompute == "selective":
-        return operation.core or operation.kind is Kind.PRODUCT
+        return operation.core or operation.kind is OperationKind.PRODUCT
     return job.recompute == "full"
 
 
-class Exposed(Frozen):
-    """Seconds of communication that nothing hides."""
+class ExposedTime(Frozen):
+    """Seconds of communication that is not overlapped."""
 
     forward: float = 0.0
     backward: float = 0.0
 
 
-def layer_cost(spec: ModelSpec, layer: Layer, job: Job, machine: Machine) -> Cost:
-    times = kernels(layer_operations(spec, layer, job), job, machine)
-    tensor = _tensor_exposed(_regions(spec, layer), spec.hidden_size, times, job, machine)
-    context = _context_exposed(layer, times, job, machine)
-    experts = _expert_exposed(spec, layer, times, job, machine)
+def layer_cost(spec: ModelSpec, layer: Layer, job: TrainingJob, rates: DeviceRates) -> LayerCost:
+    times = kernels(layer_operations(spec, layer, job), job, rates)
+    tensor = _tensor_exposed(_regions(spec, layer), spec.hidden_size, times, job, rates)
+    context = _context_exposed(layer, times, job, rates)
+    experts = _expert_exposed(spec, layer, times, job, rates)
     return _assemble(times, tensor, context, experts, repeats=job.recompute == "full")
 
 
-def ends_cost(spec: ModelSpec, job: Job, machine: Machine, *, first: bool, last: bool) -> Cost:
+def ends_cost(spec: ModelSpec, job: TrainingJob, rates: DeviceRates, *, first: bool, last: bool) -> LayerCost:
     """The embedding on the first stage; the head, its loss and the multi-token-prediction layer on the last."""
-    cost = Cost()
+    cost = LayerCost()
     if first:
-        times = kernels(embedding_operations(spec, job), job, machine, repeats=False)
+        times = kernels(embedding_operations(spec, job), job, rates, repeats=False)
         cost = cost.plus(
-            _assemble(times, _tensor_exposed((spec.hidden_size,), spec.hidden_size, times, job, machine), Exposed(), Exposed())
+            _assemble(
+                times, _tensor_exposed((spec.hidden_size,), spec.hidden_size, times, job, rates), ExposedTime(), ExposedTime()
+            )
         )
     if last:
         operations = (*head_operations(spec, job), *next_token_operations(spec, job))
-        times = kernels(operations, job, machine, repeats=False)
+        times = kernels(operations, job, rates, repeats=False)
         regions = (spec.hidden_size,) * (4 if job.next_token and spec.next_token else 1)
-        cost = cost.plus(_assemble(times, _tensor_exposed(regions, spec.hidden_size, times, job, machine), Exposed(), Exposed()))
+        cost = cost.plus(
+            _assemble(times, _tensor_exposed(regions, spec.hidden_size, times, job, rates), ExposedTime(), ExposedTime())
+        )
     return cost
 
 
-def _assemble(times: Kernels, tensor: Exposed, context: Exposed, experts: Exposed, repeats: bool = False) -> Cost:
+def _assemble(
+    times: KernelSeconds, tensor: ExposedTime, context: ExposedTime, experts: ExposedTime, repeats: bool = False
+) -> LayerCost:
     """Full recomputation runs the forward's collectives once more."""
     once_more = 2 if repeats else 1
     ahead = tensor.forward + context.forward + experts.forward
-    return Cost(
+    return LayerCost(
         compute=times.forward_compute + times.backward_compute + times.again_compute,
         memory=times.forward_memory + times.backward_memory + times.again_memory,
         tp=once_more * tensor.forward + tensor.backward,
@@ -194,7 +200,7 @@ def _assemble(times: Kernels, tensor: Exposed, context: Exposed, experts: Expose
 
 
 def _regions(spec: ModelSpec, layer: Layer) -> tuple[int, ...]:
-    """Width that is gathered on the way into each tensor-parallel region of the layer; routed experts alone have none."""
+    """Width gathered on entry to each tensor-parallel region of the layer; routed experts alone have none."""
     mixer = layer.mixer
     width = spec.hidden_size
     if isinstance(mixer, LatentAttention) and mixer.q_lora_rank:
@@ -203,13 +209,15 @@ def _regions(spec: ModelSpec, layer: Layer) -> tuple[int, ...]:
     return (width,) if alone or TENSOR_REGIONS[layer.wiring] == 1 else (width, spec.hidden_size)
 
 
-def _tensor_exposed(regions: tuple[int, ...], hidden: int, times: Kernels, job: Job, machine: Machine) -> Exposed:
-    """Without sequence parallelism an all-reduce on the way out, and one of the gradient on the way in. With it, a gather in and a
-    scatter out, both mirrored backward, and a second gather of the input that was kept in shares (arXiv 2205.05198, 4.2.2)."""
+def _tensor_exposed(
+    regions: tuple[int, ...], hidden: int, times: KernelSeconds, job: TrainingJob, rates: DeviceRates
+) -> ExposedTime:
+    """Without sequence parallelism: an all-reduce after the region, and one of the gradient before it. With it: an all-gather before
+    and a reduce-scatter after, both mirrored in the backward, and a second all-gather of the sharded input (arXiv 2205.05198, 4.2.2)."""
     tp, tokens = job.groups.tp, job.micro_tokens
     if tp == 1:
-        return Exposed()
-    group, links = group_of(tp, 1, machine.devices_per_node), machine.links
+        return ExposedTime()
+    group, links = group_of(tp, 1, rates.devices_per_node), rates.links
     wide = len(regions) * links.gather(BF16 * tokens * hidden, group)
     into = sum(links.gather(BF16 * tokens * width, group) for width in regions)
     if job.sequence_parallel:
@@ -217,52 +225,52 @@ def _tensor_exposed(regions: tuple[int, ...], hidden: int, times: Kernels, job: 
     else:
         forward, open_backward, beside = 2 * wide, 0.0, 2 * into
     if job.overlap.tp == "none":
-        return Exposed(forward=forward, backward=open_backward + beside)
+        return ExposedTime(forward=forward, backward=open_backward + beside)
     hidden_backward = max(0.0, beside - times.backward_compute)
     if job.overlap.tp == "backward":
-        return Exposed(forward=forward, backward=open_backward + hidden_backward)
-    return Exposed(
+        return ExposedTime(forward=forward, backward=open_backward + hidden_backward)
+    return ExposedTime(
         forward=_pipelined(forward, times.forward_compute, tp),
         backward=_pipelined(open_backward + beside, times.backward_compute, tp),
     )
 
 
 def _pipelined(communication: float, computation: float, pieces: int) -> float:
-    """Cut in `pieces` and run beside the products: one piece has nothing to hide behind."""
+    """Split in `pieces` and overlapped with the matmuls: one piece is exposed."""
     return max(communication / pieces, communication - computation)
 
 
-def _context_exposed(layer: Layer, times: Kernels, job: Job, machine: Machine) -> Exposed:
-    """Keys and values go round the ring beside the attention core, and come back with their gradients (arXiv 2310.01889)."""
+def _context_exposed(layer: Layer, times: KernelSeconds, job: TrainingJob, rates: DeviceRates) -> ExposedTime:
+    """Ring attention: keys and values are passed around overlapped with the attention core, and back with their gradients (arXiv 2310.01889)."""
     groups, mixer = job.groups, layer.mixer
     if groups.cp == 1:
-        return Exposed()
+        return ExposedTime()
     heads = max(mixer.num_kv_heads / groups.tp, 1) * 2 * mixer.head_dim if isinstance(mixer, Attention) else mixer.kv_elements
-    group = group_of(groups.cp, groups.tp, machine.devices_per_node)
-    moved = machine.links.gather(BF16 * job.micro_tokens * groups.cp * heads, group)
-    return Exposed(forward=max(0.0, moved - times.core), backward=max(0.0, 2 * moved - 2 * times.core))
+    group = group_of(groups.cp, groups.tp, rates.devices_per_node)
+    moved = rates.links.gather(BF16 * job.micro_tokens * groups.cp * heads, group)
+    return ExposedTime(forward=max(0.0, moved - times.core), backward=max(0.0, 2 * moved - 2 * times.core))
 
 
-def _expert_exposed(spec: ModelSpec, layer: Layer, times: Kernels, job: Job, machine: Machine) -> Exposed:
-    """Tokens out to their experts and back, each way; and among the ranks that share an expert."""
+def _expert_exposed(spec: ModelSpec, layer: Layer, times: KernelSeconds, job: TrainingJob, rates: DeviceRates) -> ExposedTime:
+    """Dispatch and combine, forward and backward; and the gather among ranks that share an expert."""
     groups, moe = job.groups, layer.feed_forward
     if not isinstance(moe, MoE) or groups.ep * groups.expert_tp == 1:
-        return Exposed()
+        return ExposedTime()
     width = BF16 * spec.hidden_size
     own = job.micro_tokens / groups.tp * moe.num_active * width
-    group = group_of(groups.ep, groups.expert_tp, machine.devices_per_node)
-    once = machine.links.exchange(own, group, _remote_share(moe, job, group.size // group.local))
-    sharers = group_of(groups.expert_tp, 1, machine.devices_per_node)
-    once += machine.links.gather(own * groups.expert_tp, sharers)
+    group = group_of(groups.ep, groups.expert_tp, rates.devices_per_node)
+    once = rates.links.exchange(own, group, _remote_share(moe, job, group.size // group.local))
+    sharers = group_of(groups.expert_tp, 1, rates.devices_per_node)
+    once += rates.links.gather(own * groups.expert_tp, sharers)
     forward = 2 * once
     if not job.overlap.ep:
-        return Exposed(forward=forward, backward=forward)
+        return ExposedTime(forward=forward, backward=forward)
     beside = times.forward_compute + times.backward_compute + times.forward_memory + times.backward_memory
     left = max(0.0, 2 * forward - beside) / 2
-    return Exposed(forward=left, backward=left)
+    return ExposedTime(forward=left, backward=left)
 
 
-def _remote_share(moe: MoE, job: Job, num_nodes: int) -> float | None:
+def _remote_share(moe: MoE, job: TrainingJob, num_nodes: int) -> float | None:
     if job.dispatch != "per_node" or num_nodes <= 1:
         return None
     limit = moe.router.num_chosen_groups if moe.router.num_groups > 1 else None

@@ -1,11 +1,11 @@
-"""FLOPs of a run and what follows from a step's time: utilisation, tokens per second, days. Pure arithmetic."""
+"""FLOPs per token, MFU, HFU and tokens per second from the step time. Pure."""
 
 from __future__ import annotations
 
 from windlass.core.count import ForwardFlops, TrainingFlops, forward_flops, next_token_flops, training_flops
 from windlass.core.hardware.spec import Device
 from windlass.core.model import Frozen, ModelSpec
-from windlass.core.recipe.recipe import Compute, Recompute
+from windlass.core.recipe.sections import Compute, Recompute
 from windlass.core.rule import Rule
 
 SECONDS_PER_DAY = 86_400
@@ -39,7 +39,7 @@ class Rates(Frozen):
     model_flops_per_device: float
     """Per second: what MFU counts."""
     hardware_flops_per_device: float
-    """Per second, with what is computed again."""
+    """Per second, recomputation included."""
     model_flops_utilization: float
     hardware_flops_utilization: float
 
@@ -64,5 +64,5 @@ def rates_of(flops: TrainingFlops, tokens_per_step: int, step_seconds: float, nu
 
 
 def device_hours(total_flops: float, flops_per_device: float) -> float:
-    """Hours of one device times devices that `total_flops` take at a sustained rate."""
+    """Device-hours for `total_flops` at a sustained rate."""
     return total_flops / flops_per_device / 3600

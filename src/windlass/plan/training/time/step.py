@@ -1,27 +1,26 @@
-"""Seconds of one optimizer step, item by item: pipeline, data-parallel traffic and the optimizer around the cost of the layers.
+"""Time of one optimizer step by cause: layers, pipeline, data-parallel communication, optimizer.
 
-Predicted from the model's shapes and the device's measured ceilings alone; docs/plan.md has the table of how far that is from
-what was published.
+Predicted from the model's shapes and the device's measured rates; docs/reference/plan.md compares it with published runs.
 """
 
 from __future__ import annotations
 
 from windlass.core.hardware.spec import Hardware
 from windlass.core.model import Frozen, ModelSpec
-from windlass.plan.training.job import Job
+from windlass.plan.training.job import TrainingJob
 from windlass.plan.training.memory.states import MOMENTS, Elements, parameter_bytes
 from windlass.plan.training.time.collectives import group_of
-from windlass.plan.training.time.layer import Cost, Machine
+from windlass.plan.training.time.layer import DeviceRates, LayerCost
 from windlass.plan.training.work.attention import BF16
 
 
-class StepTime(Frozen):
+class TrainingStepTime(Frozen):
     """Seconds; the parts add up to `step_seconds`."""
 
     compute: float
     """Matrix products and attention, recomputation included."""
     memory: float
-    """Kernels bound by memory traffic: norms, activations, residuals, the loss, permutations, casts."""
+    """Memory-bound kernels: norms, activations, residuals, the loss, permutations, casts."""
     tp: float
     cp: float
     ep: float
@@ -38,10 +37,10 @@ class StepTime(Frozen):
 class StageCosts(Frozen):
     """Of every pipeline rank, one micro-batch."""
 
-    costs: tuple[Cost, ...]
+    costs: tuple[LayerCost, ...]
 
     @property
-    def slowest(self) -> Cost:
+    def slowest(self) -> LayerCost:
         return max(self.costs, key=lambda cost: cost.total)
 
     @property
@@ -50,24 +49,24 @@ class StageCosts(Frozen):
 
 
 def assemble_step(
-    spec: ModelSpec, hardware: Hardware, job: Job, machine: Machine, costs: StageCosts, elements: Elements
-) -> StepTime:
+    spec: ModelSpec, hardware: Hardware, job: TrainingJob, rates: DeviceRates, costs: StageCosts, elements: Elements
+) -> TrainingStepTime:
     slowest, batches = costs.slowest, job.num_micro_batches
-    return StepTime(
+    return TrainingStepTime(
         compute=batches * slowest.compute,
-        memory=batches * slowest.memory + accumulation_seconds(job, machine, elements),
+        memory=batches * slowest.memory + accumulation_seconds(job, rates, elements),
         tp=batches * slowest.tp,
         cp=batches * slowest.cp,
         ep=batches * slowest.ep,
         pp_bubble=bubble_seconds(job, costs),
-        pp_transfer=transfer_seconds(spec, job, machine, slowest),
-        dp=data_parallel_seconds(spec, job, machine, slowest, elements),
-        optimizer=optimizer_seconds(spec, hardware, job, machine, elements),
+        pp_transfer=transfer_seconds(spec, job, rates, slowest),
+        dp=data_parallel_seconds(spec, job, rates, slowest, elements),
+        optimizer=optimizer_seconds(spec, hardware, job, rates, elements),
     )
 
 
-def bubble_seconds(job: Job, costs: StageCosts) -> float:
-    """1F1B: the other stages' one micro-batch, over v with interleaving: (p-1)/v of a stage (arXiv 2104.04473, 2.2).
+def bubble_seconds(job: TrainingJob, costs: StageCosts) -> float:
+    """1F1B: one micro-batch of the other stages, divided by v with interleaving: (p-1)/v of a stage (arXiv 2104.04473, 2.2).
     Zero-bubble ZB-H1 (p-1)(F + B - 2W); DualPipe (p/2 - 1)(F&B + B - 3W) (arXiv 2401.10241; arXiv 2412.19437, table 2;
     B there is the whole backward, F&B a forward and a backward run together)."""
     slowest, pp = costs.slowest, job.groups.pp
@@ -80,24 +79,24 @@ def bubble_seconds(job: Job, costs: StageCosts) -> float:
     return (costs.total - slowest.total) / job.virtual_stages
 
 
-def transfer_seconds(spec: ModelSpec, job: Job, machine: Machine, slowest: Cost) -> float:
+def transfer_seconds(spec: ModelSpec, job: TrainingJob, rates: DeviceRates, slowest: LayerCost) -> float:
     """Activations and their gradients between stages, once per virtual stage; each tensor-parallel rank sends its share
-    (arXiv 2104.04473, 4.1). Hidden ones still delay the filling and the draining of the pipeline, and show where the link cannot keep up."""
+    (arXiv 2104.04473, 4.1). Overlapped ones still delay the filling and draining of the pipeline, and show if the link is too slow."""
     groups = job.groups
     if groups.pp == 1:
         return 0.0
-    inside = groups.world <= machine.devices_per_node
-    once = machine.links.send(BF16 * job.micro_tokens / groups.tp * spec.hidden_size, inside)
+    inside = groups.world <= rates.devices_per_node
+    once = rates.links.send(BF16 * job.micro_tokens / groups.tp * spec.hidden_size, inside)
     filling = 2 * (groups.pp - 1) * once
     each = 2 * job.virtual_stages * once
     return filling + job.num_micro_batches * (max(0.0, each - slowest.total) if job.overlap.pp else each)
 
 
-def data_parallel_seconds(spec: ModelSpec, job: Job, machine: Machine, slowest: Cost, elements: Elements) -> float:
-    """Gradients summed (ZeRO-0), or scattered and the new weights gathered (ZeRO-1); ZeRO-2 scatters every micro-batch, ZeRO-3 also
-    gathers the weights for each forward and each backward (arXiv 1910.02054, 7). Overlap hides the scatter behind a backward and the
+def data_parallel_seconds(spec: ModelSpec, job: TrainingJob, rates: DeviceRates, slowest: LayerCost, elements: Elements) -> float:
+    """All-reduce of gradients (ZeRO-0), or reduce-scatter and all-gather of new weights (ZeRO-1); ZeRO-2 reduce-scatters every micro-batch,
+    ZeRO-3 also gathers the weights for each forward and backward (arXiv 1910.02054, 7). Overlap hides the scatter behind a backward and the
     gather behind a forward, but for one layer's share (Megatron-Bridge performance guide: first and last micro-batch)."""
-    gathered, scattered = _exchanges(spec, job, machine, elements)
+    gathered, scattered = _exchanges(spec, job, rates, elements)
     if job.zero == 0:
         return _hidden(2 * scattered, slowest.backward, spec, job)
     if job.zero == 3:
@@ -107,14 +106,14 @@ def data_parallel_seconds(spec: ModelSpec, job: Job, machine: Machine, slowest: 
     return _hidden(gathered, slowest.forward, spec, job) + times * _hidden(scattered, slowest.backward, spec, job)
 
 
-def _exchanges(spec: ModelSpec, job: Job, machine: Machine, elements: Elements) -> tuple[float, float]:
-    """Seconds to gather all weights of a rank, and to scatter all its gradients: dense ones and experts in their own groups, a
-    collective per layer, so that each can start when its layer is done. A long ring pays its latency every time."""
+def _exchanges(spec: ModelSpec, job: TrainingJob, rates: DeviceRates, elements: Elements) -> tuple[float, float]:
+    """Seconds to all-gather all weights of a rank, and to reduce-scatter its gradients: dense ones and experts in their own groups,
+    one collective per layer, so that each can start when its layer is done."""
     groups = job.groups
-    dense = group_of(groups.dp * groups.cp, groups.tp, machine.devices_per_node)
-    expert = group_of(groups.expert_dp, groups.expert_tp * groups.ep, machine.devices_per_node)
+    dense = group_of(groups.dp * groups.cp, groups.tp, rates.devices_per_node)
+    expert = group_of(groups.expert_dp, groups.expert_tp * groups.ep, rates.devices_per_node)
     each = parameter_bytes(job.compute, job.gradients, job.optimizer)
-    links, layers = machine.links, layers_per_stage(spec, job)
+    links, layers = rates.links, layers_per_stage(spec, job)
     gathered = links.gather(elements.dense * each.weights, dense, layers) + links.gather(
         elements.experts * each.weights, expert, layers
     )
@@ -123,48 +122,48 @@ def _exchanges(spec: ModelSpec, job: Job, machine: Machine, elements: Elements) 
     return gathered, scattered
 
 
-def _hidden(communication: float, computation: float, spec: ModelSpec, job: Job) -> float:
+def _hidden(communication: float, computation: float, spec: ModelSpec, job: TrainingJob) -> float:
     if not job.overlap.dp:
         return communication
     return max(communication / layers_per_stage(spec, job), communication - computation)
 
 
-def layers_per_stage(spec: ModelSpec, job: Job) -> int:
+def layers_per_stage(spec: ModelSpec, job: TrainingJob) -> int:
     return max(spec.num_layers // job.groups.pp, 1)
 
 
-def accumulation_seconds(job: Job, machine: Machine, elements: Elements) -> float:
+def accumulation_seconds(job: TrainingJob, rates: DeviceRates, elements: Elements) -> float:
     """A 16-bit gradient read and the fp32 sum read and written, every micro-batch; the first only writes. The product that made the
     gradient is counted as if it had written fp32 already."""
     if not job.accumulates_apart:
         return 0.0
     held = elements.total if job.zero < 2 else owned_elements(job, elements)
-    return (10.0 * job.num_micro_batches - 4.0) * held / machine.bandwidth
+    return (10.0 * job.num_micro_batches - 4.0) * held / rates.bandwidth
 
 
-def optimizer_seconds(spec: ModelSpec, hardware: Hardware, job: Job, machine: Machine, elements: Elements) -> float:
+def optimizer_seconds(spec: ModelSpec, hardware: Hardware, job: TrainingJob, rates: DeviceRates, elements: Elements) -> float:
     """Traffic of the update over the parameters a rank owns: gradient read twice (norm, update) 8, fp32 weight read and written 8,
     each moment 8, new 16-bit weight written 2; and 4 to clear every gradient it holds."""
     owned = owned_elements(job, elements)
     if job.offload != "none":
         return _host_update_seconds(hardware, job, owned)
     update = owned * (18.0 + 8.0 * MOMENTS[job.optimizer])
-    return (update + 4.0 * elements.total) / machine.bandwidth + _orthogonalize_seconds(spec, job, machine, owned)
+    return (update + 4.0 * elements.total) / rates.bandwidth + _orthogonalize_seconds(spec, job, rates, owned)
 
 
-def owned_elements(job: Job, elements: Elements) -> float:
+def owned_elements(job: TrainingJob, elements: Elements) -> float:
     if job.zero == 0:
         return elements.total
     return elements.dense / (job.groups.dp * job.groups.cp) + elements.experts / job.groups.expert_dp
 
 
-def _orthogonalize_seconds(spec: ModelSpec, job: Job, machine: Machine, owned: float) -> float:
+def _orthogonalize_seconds(spec: ModelSpec, job: TrainingJob, rates: DeviceRates, owned: float) -> float:
     """Muon's five Newton-Schulz iterations: per matrix [a, b], a <= b, 5 (4 a^2 b + 2 a^3) operations, so at most 30 a per parameter
     with a = hidden (github.com/KellerJordan/Muon)."""
-    return 30.0 * spec.hidden_size * owned / machine.product_rate if job.optimizer == "muon" else 0.0
+    return 30.0 * spec.hidden_size * owned / rates.product_rate if job.optimizer == "muon" else 0.0
 
 
-def _host_update_seconds(hardware: Hardware, job: Job, owned: float) -> float:
+def _host_update_seconds(hardware: Hardware, job: TrainingJob, owned: float) -> float:
     """The optimizer on the host: gradients down and weights up the host link, states through host memory, which the node's
     devices share; with NVMe every state is read and written once more on disk. DeepSpeed moves 2 bytes each way, Megatron-Core
     fp32 gradients down and weights, cast on the host, up."""

@@ -1,1 +1,1 @@
-"""What the layers compute and keep, as operations."""
+"""Layers as lists of operations: FLOPs, traffic and kept activations."""

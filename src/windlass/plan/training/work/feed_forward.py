@@ -1,17 +1,17 @@
-"""What feed-forwards do and keep, per rank and micro-batch: dense, gated, and routed experts with even routing. Knows no device."""
+"""Operations of feed-forwards per rank and micro-batch: dense, gated, and MoE with even routing."""
 
 from __future__ import annotations
 
 from windlass.core.model import Dense, FeedForward, MoE
-from windlass.plan.training.job import Job
+from windlass.plan.training.job import TrainingJob
 from windlass.plan.training.work.attention import BF16, input_bytes
-from windlass.plan.training.work.operation import Kind, Operation, Work, casts, matmul, memory
+from windlass.plan.training.work.operation import KernelWork, Operation, OperationKind, casts, matmul, memory
 
 ROUTING_KERNELS = 30
 """An estimate, not a count: sigmoid, top-k, normalise, the passes of a radix sort, histogram, scan, scatter, gathers."""
 
 
-def feed_forward_operations(ffn: FeedForward, hidden: int, job: Job, *, own_input: bool = True) -> tuple[Operation, ...]:
+def feed_forward_operations(ffn: FeedForward, hidden: int, job: TrainingJob, *, own_input: bool = True) -> tuple[Operation, ...]:
     """`own_input`: the normed input is not the mixer's as well, so it is kept here."""
     shared_input = input_bytes(job) * job.outside_tokens * hidden if own_input else 0.0
     if isinstance(ffn, Dense):
@@ -21,7 +21,7 @@ def feed_forward_operations(ffn: FeedForward, hidden: int, job: Job, *, own_inpu
 
 
 def _two_layers(
-    name: str, rows: float, hidden: int, width: float, gated: bool, job: Job, input_saved: float, experts: float = 0
+    name: str, rows: float, hidden: int, width: float, gated: bool, job: TrainingJob, input_saved: float, experts: float = 0
 ) -> tuple[Operation, ...]:
     """Up (and gate), activation, down. GELU keeps its input; a gate keeps both halves (arXiv 2205.05198, 4.1: 8 + 8 sbh)."""
     first = (2 if gated else 1) * width
@@ -39,9 +39,9 @@ def _two_layers(
     )
 
 
-def _experts(moe: MoE, hidden: int, job: Job, shared_input: float) -> tuple[Operation, ...]:
+def _experts(moe: MoE, hidden: int, job: TrainingJob, shared_input: float) -> tuple[Operation, ...]:
     """Router in fp32, tokens sorted by expert (read and written once), a grouped product per matrix, and back (gathered, then summed:
-    twice; index_add is eight times slower, bench/training_kernels.py).
+    twice; index_add is eight times slower, bench/kernels/training_kernels.py).
 
     The router's weight is applied inside the activation, so the experts' outputs are not kept (Megatron-Core's weighted SwiGLU).
     """
@@ -63,7 +63,7 @@ def _experts(moe: MoE, hidden: int, job: Job, shared_input: float) -> tuple[Oper
 
 def _bookkeeping() -> Operation:
     """Top-k, sort, counts, offsets and their inverse: small kernels, each no longer than its launch."""
-    small = Work(flops=0.0, moved_bytes=0.0)
+    small = KernelWork(flops=0.0, moved_bytes=0.0)
     return Operation(
-        name="routing", kind=Kind.MEMORY, forward=(small,) * ROUTING_KERNELS, backward=(small,) * (ROUTING_KERNELS // 3)
+        name="routing", kind=OperationKind.MEMORY, forward=(small,) * ROUTING_KERNELS, backward=(small,) * (ROUTING_KERNELS // 3)
     )

@@ -1,9 +1,9 @@
-"""A whole layer, the embedding and the head as lists of operations on one rank for one micro-batch. Knows no device."""
+"""A layer, the embedding and the head as lists of operations on one rank for one micro-batch."""
 
 from __future__ import annotations
 
 from windlass.core.model import Layer, ModelSpec, Rope, Wiring
-from windlass.plan.training.job import Job
+from windlass.plan.training.job import TrainingJob
 from windlass.plan.training.work.attention import BF16, input_bytes, mixer_operations
 from windlass.plan.training.work.feed_forward import feed_forward_operations
 from windlass.plan.training.work.operation import Operation, matmul, memory
@@ -13,7 +13,7 @@ TENSOR_REGIONS = {Wiring.PRE: 2, Wiring.SANDWICH: 2, Wiring.PARALLEL: 1, Wiring.
 """How often a layer enters and leaves the tensor-parallel region."""
 
 
-def layer_operations(spec: ModelSpec, layer: Layer, job: Job) -> tuple[Operation, ...]:
+def layer_operations(spec: ModelSpec, layer: Layer, job: TrainingJob) -> tuple[Operation, ...]:
     """Sums to arXiv 2205.05198's 34 sbh + 5 a s^2 b for a GPT layer with dropout."""
     hidden = spec.hidden_size
     rotary = isinstance(spec.positions, Rope)
@@ -22,14 +22,14 @@ def layer_operations(spec: ModelSpec, layer: Layer, job: Job) -> tuple[Operation
     return (*_norms(layer.wiring, hidden, job), *mixing, *forwarding, *_residuals(spec, layer, job))
 
 
-def _norms(wiring: Wiring, hidden: int, job: Job) -> tuple[Operation, ...]:
+def _norms(wiring: Wiring, hidden: int, job: TrainingJob) -> tuple[Operation, ...]:
     """Each keeps its input; the backward reads it and the gradient and writes one."""
     elements = job.outside_tokens * hidden
     norm = memory("norm", elements, 4, 6, saved_bytes=BF16 * elements)
     return (norm,) * NORMS[wiring]
 
 
-def _residuals(spec: ModelSpec, layer: Layer, job: Job) -> tuple[Operation, ...]:
+def _residuals(spec: ModelSpec, layer: Layer, job: TrainingJob) -> tuple[Operation, ...]:
     """Two reads and a write each way (going backward, the branch's gradient joins); dropout adds a byte of mask, fused."""
     elements = job.outside_tokens * spec.hidden_size
     mask = 1 if spec.dropout else 0
@@ -39,14 +39,14 @@ def _residuals(spec: ModelSpec, layer: Layer, job: Job) -> tuple[Operation, ...]
     return (add,) * min(parts, TENSOR_REGIONS[layer.wiring]) + ((dropout,) * parts if mask else ())
 
 
-def embedding_operations(spec: ModelSpec, job: Job) -> tuple[Operation, ...]:
+def embedding_operations(spec: ModelSpec, job: TrainingJob) -> tuple[Operation, ...]:
     """A row read and written; the gradient is added to an fp32 table."""
     elements = job.outside_tokens * spec.hidden_size
     mask = 1 if spec.dropout else 0
     return (memory("embedding", elements, 4 + mask, 10, saved_bytes=mask * elements),)
 
 
-def head_operations(spec: ModelSpec, job: Job) -> tuple[Operation, ...]:
+def head_operations(spec: ModelSpec, job: TrainingJob) -> tuple[Operation, ...]:
     """Final norm, logits, and a loss over them in fp32: kept once (4 sbv / t, arXiv 2205.05198, 4.3).
 
     Logits are cast (2 read, 4 written), read for the maximum, exponentiated in place; the backward writes them back in 16 bits.
@@ -62,7 +62,7 @@ def head_operations(spec: ModelSpec, job: Job) -> tuple[Operation, ...]:
     )
 
 
-def next_token_operations(spec: ModelSpec, job: Job) -> tuple[Operation, ...]:
+def next_token_operations(spec: ModelSpec, job: TrainingJob) -> tuple[Operation, ...]:
     """The multi-token-prediction layer: two norms, a product from both halves, a layer and the head again (arXiv 2412.19437, 2.2)."""
     if spec.next_token is None or not job.next_token:
         return ()

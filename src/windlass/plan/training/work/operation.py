@@ -1,6 +1,6 @@
-"""One kernel's worth of work on one rank for one micro-batch: operations, memory traffic, and what it keeps for the backward.
+"""An operation on one rank for one micro-batch: FLOPs, memory traffic, and bytes kept for the backward.
 
-Activation memory and step time are both sums over the same list of these, so the two cannot drift apart. Knows no device.
+Activation memory and step time are sums over the same list of operations. Knows no device.
 """
 
 from __future__ import annotations
@@ -8,20 +8,20 @@ from __future__ import annotations
 from enum import Enum
 
 from windlass.core.model import Frozen
-from windlass.core.recipe.recipe import Compute
+from windlass.core.recipe.sections import Compute
 
 
-class Kind(Enum):
+class OperationKind(Enum):
     MATMUL = "matmul"
     """Weights times activations: runs at the rate of the compute type."""
     PRODUCT = "product"
     """Activations times activations, unfused attention: 16 bits whatever the compute type."""
     FLASH = "flash"
     MEMORY = "memory"
-    """Bound by traffic alone: norms, activations, residuals, permutations."""
+    """Memory-bound: norms, activations, residuals, permutations."""
 
 
-class Work(Frozen):
+class KernelWork(Frozen):
     """One kernel. Operations include those spent on padding."""
 
     flops: float
@@ -30,9 +30,9 @@ class Work(Frozen):
 
 class Operation(Frozen):
     name: str
-    kind: Kind
-    forward: tuple[Work, ...]
-    backward: tuple[Work, ...]
+    kind: OperationKind
+    forward: tuple[KernelWork, ...]
+    backward: tuple[KernelWork, ...]
     saved_bytes: float = 0.0
     """Kept from forward to backward."""
     core: bool = False
@@ -42,7 +42,7 @@ class Operation(Frozen):
 EXPERT_TILE_ROWS = 128
 """Rows lost per expert of a grouped product: its last tile is partly empty, its first one waits for data. Measured on an H200 with
 torch._grouped_mm: 4096 rows an expert reach 632 TFLOP/s, 2048 620, 512 509 (means); 673 * rows / (rows + 128) is 2 to 6 % above
-that (bench/training_kernels.py, 2026-11)."""
+that (bench/kernels/training_kernels.py, 2026-11)."""
 
 
 def matmul(
@@ -57,9 +57,11 @@ def matmul(
     flops = 2.0 * (rows + EXPERT_TILE_ROWS * experts) * inputs * outputs
     activations = size * rows * inputs + 2.0 * rows * outputs
     parameters = inputs * outputs * max(experts, 1)
-    product = Work(flops=flops, moved_bytes=activations + size * parameters)
-    accumulate = Work(flops=flops, moved_bytes=activations + 8.0 * parameters)
-    return Operation(name=name, kind=Kind.MATMUL, forward=(product,), backward=(product, accumulate), saved_bytes=saved_bytes)
+    product = KernelWork(flops=flops, moved_bytes=activations + size * parameters)
+    accumulate = KernelWork(flops=flops, moved_bytes=activations + 8.0 * parameters)
+    return Operation(
+        name=name, kind=OperationKind.MATMUL, forward=(product,), backward=(product, accumulate), saved_bytes=saved_bytes
+    )
 
 
 def memory(
@@ -68,9 +70,9 @@ def memory(
     """A pass over `elements`; bytes are per element, each way."""
     return Operation(
         name=name,
-        kind=Kind.MEMORY,
-        forward=(Work(flops=0.0, moved_bytes=elements * forward_bytes),),
-        backward=(Work(flops=0.0, moved_bytes=elements * backward_bytes),),
+        kind=OperationKind.MEMORY,
+        forward=(KernelWork(flops=0.0, moved_bytes=elements * forward_bytes),),
+        backward=(KernelWork(flops=0.0, moved_bytes=elements * backward_bytes),),
         saved_bytes=saved_bytes,
         core=core,
     )
@@ -81,6 +83,6 @@ def casts(name: str, compute: Compute, rows: float, inputs: float, outputs: floa
     the input going forward and of the output's gradient going backward (Transformer Engine, current scaling)."""
     if compute != "fp8":
         return ()
-    cast = Work(flops=0.0, moved_bytes=6.0 * rows * inputs)
-    gradient = Work(flops=0.0, moved_bytes=6.0 * rows * outputs)
-    return (Operation(name=f"{name} cast", kind=Kind.MEMORY, forward=(cast,), backward=(gradient,)),)
+    cast = KernelWork(flops=0.0, moved_bytes=6.0 * rows * inputs)
+    gradient = KernelWork(flops=0.0, moved_bytes=6.0 * rows * outputs)
+    return (Operation(name=f"{name} cast", kind=OperationKind.MEMORY, forward=(cast,), backward=(gradient,)),)

@@ -1,20 +1,20 @@
-// The page: its two views, the theme, the server's state in the corner.
+// The page: two views, the theme, and the server state in the corner.
 
-import { Chat } from "./chat.js";
-import { find, h, icon, say } from "./dom.js";
-import { LiveView } from "./live.js";
-import { askKey } from "./settings.js";
-import { stateOf } from "./state.js";
-import { StatusFeed } from "./status.js";
+import { Chat } from "./chat/chat.js";
+import { find, h, icon, setText } from "./lib/dom.js";
+import { LiveView } from "./live/live.js";
+import { askKey } from "./chat/settings.js";
+import { stateOf } from "./live/engine_state.js";
+import { StatusFeed } from "./live/status_feed.js";
 
 const TOAST_MS = 7000;
 const feed = new StatusFeed();
 let toastTimer = 0;
 
 const page = {
-  announce: (text) => say(find("#announcer"), text),
+  announce: (text) => setText(find("#announcer"), text),
 
-  /** `quietly` only names where one already is. */
+  /** `quietly`: only updates the address. */
   go(route, quietly = false) {
     if (quietly) history.replaceState(null, "", route);
     else if (location.hash === route) show();
@@ -55,12 +55,12 @@ function show() {
   else chat.route(id ?? "");
 }
 
-function corner({ link, status }) {
+function showState({ link, status }) {
   const { tone, short } = stateOf(link, status);
   const chip = find("#chip");
   chip.dataset.tone = tone;
-  say(find(".chip-model", chip), status?.model ?? "");
-  say(find(".chip-state", chip), short);
+  setText(find(".chip-model", chip), status?.model ?? "");
+  setText(find(".chip-state", chip), short);
 }
 
 // --- theme -----------------------------------------------------------------------------------------------------------
@@ -74,7 +74,7 @@ function labelTheme() {
   find("#theme").title = label;
 }
 
-/** Choosing what the system has anyway means following it again. */
+/** Choosing the system's theme means following the system again. */
 function switchTheme() {
   const wanted = isDark() ? "light" : "dark";
   const follows = (wanted === "dark") === systemDark.matches;
@@ -84,7 +84,7 @@ function switchTheme() {
     if (follows) localStorage.removeItem("windlass.theme");
     else localStorage.setItem("windlass.theme", wanted);
   } catch {
-    // Without storage it holds until the page is closed.
+    // No storage: the choice lasts until the page is closed.
   }
   labelTheme();
 }
@@ -100,7 +100,7 @@ find(".skip").addEventListener("click", (event) => {
 });
 window.addEventListener("hashchange", show);
 show();
-feed.listen(corner);
+feed.listen(showState);
 feed.listen((now) => chat.status(now));
 feed.listen((now) => live.update(now));
 feed.listen(({ link }) => link === "key" && page.askKey());

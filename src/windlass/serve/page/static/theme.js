@@ -1,9 +1,9 @@
-// Runs before the first paint (so it is no module): a chosen theme never flashes in as the other one.
+// Not a module, so that it runs before the first paint and the wrong theme never flashes.
 (() => {
   try {
     const chosen = localStorage.getItem("windlass.theme");
     if (chosen === "light" || chosen === "dark") document.documentElement.dataset.theme = chosen;
   } catch {
-    // No storage: the system's theme it is.
+    // No storage: use the system's theme.
   }
 })();

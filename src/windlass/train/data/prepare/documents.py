@@ -1,4 +1,4 @@
-"""Documents as they stand in files: texts and chats, each with its place. Knows formats of files, no tokens."""
+"""Reads documents from files: texts and chats, with their location. Knows file formats, no tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 import msgspec
 
 from windlass.errors import BadInput
-from windlass.train.data.prepare.inputs import Piece
+from windlass.train.data.prepare.inputs import FileSpan
 from windlass.train.data.prepare.parquet import read_rows
 
 TEXT, MESSAGES, TOOLS = "text", "messages", "tools"
@@ -23,19 +23,19 @@ class Document(NamedTuple):
     place: str
     text: str = ""
     messages: list[dict[str, Any]] | None = None
-    """A chat; its text is made by a template."""
+    """A chat, rendered by the chat template."""
     tools: list[dict[str, Any]] | None = None
 
 
 class BadRecord(NamedTuple):
-    """What could not be read."""
+    """A record that could not be read."""
 
     place: str
     why: str
 
 
-def read_documents(piece: Piece, field: str | None) -> Iterator[Document | BadRecord]:
-    """`field`: where records have their text; None: `messages` of those that have it, else `text`."""
+def read_documents(piece: FileSpan, field: str | None) -> Iterator[Document | BadRecord]:
+    """`field`: the field with the text; None: `messages` if present, else `text`."""
     path = Path(piece.path)
     try:
         if piece.kind == "text":
@@ -46,16 +46,16 @@ def read_documents(piece: Piece, field: str | None) -> Iterator[Document | BadRe
             for row, values in read_rows(path, piece.start, piece.stop, [field] if field else [MESSAGES, TEXT, TOOLS]):
                 yield _document(values, f"{path}, row {row + 1}", field)
     except (OSError, EOFError, zlib.error) as error:
-        raise BadInput(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        raise BadInput(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _decoded(content: bytes) -> str:
-    """UTF-8, or what the mark at its beginning says; what is neither shows as replacement characters, which the report counts."""
+    """UTF-8, or as the byte order mark says; invalid bytes become replacement characters, which the report counts."""
     encoding = next((name for mark, name in _ENCODINGS if content.startswith(mark)), "utf-8")
     return content.decode(encoding, errors="replace")
 
 
-def _json_lines(piece: Piece, path: Path, field: str | None) -> Iterator[Document | BadRecord]:
+def _json_lines(piece: FileSpan, path: Path, field: str | None) -> Iterator[Document | BadRecord]:
     for offset, line in _lines(piece, path):
         if not line.strip():
             continue
@@ -68,8 +68,8 @@ def _json_lines(piece: Piece, path: Path, field: str | None) -> Iterator[Documen
         yield _document(values, place, field)
 
 
-def _lines(piece: Piece, path: Path) -> Iterator[tuple[int, bytes]]:
-    """(offset, line) of lines that begin in the piece."""
+def _lines(piece: FileSpan, path: Path) -> Iterator[tuple[int, bytes]]:
+    """(offset, line) of lines that begin in the span."""
     if path.suffix == ".gz":
         with gzip.open(path, "rb") as stream:
             offset = 0
@@ -79,7 +79,7 @@ def _lines(piece: Piece, path: Path) -> Iterator[tuple[int, bytes]]:
         return
     with path.open("rb", buffering=_BLOCK_BYTES) as stream:
         offset = piece.start
-        if offset:  # the line that the piece begins in is the one before's, unless it begins right here
+        if offset:  # a line that begins before the span belongs to the previous span
             stream.seek(offset - 1)
             offset += len(stream.readline()) - 1
         while offset < piece.stop and (line := stream.readline()):
@@ -99,20 +99,20 @@ def _document(values: Any, place: str, field: str | None) -> Document | BadRecor
         return _chat(cast(list[Any], value), record.get(TOOLS), place)
     if value is None:
         had = ", ".join(list(record)[:8]) or "nothing"
-        return BadRecord(place, f"no {field or 'text and no messages'} in it; it has {had}")
-    return BadRecord(place, f"{name} is neither a text nor a list of messages")
+        return BadRecord(place, f"has no {field or 'text or messages'}; its fields are {had}")
+    return BadRecord(place, f"{name} is neither a string nor a list of messages")
 
 
 def _chat(messages: list[Any], tools: Any, place: str) -> Document | BadRecord:
     if not all(isinstance(message, dict) and isinstance(message.get("role"), str) for message in messages):
-        return BadRecord(place, "messages should be objects with a role")
-    # Parquet gives every message all fields that any has; those that are empty were not there.
+        return BadRecord(place, "messages must be objects with a role")
+    # Parquet gives every message the fields of all messages; empty ones were absent.
     chat = [{key: value for key, value in message.items() if value is not None} for message in messages]
     return Document(place, messages=chat, tools=tools if isinstance(tools, list) else None)
 
 
 def line_number(path: Path, offset: int) -> int:
-    """Of the line that begins there: counted only when something is wrong with it."""
+    """Of the line at this offset; computed only for errors."""
     opener: Any = gzip.open if path.suffix == ".gz" else open
     with opener(path, "rb") as stream:
         lines, left = 1, offset

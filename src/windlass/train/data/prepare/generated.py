@@ -1,7 +1,7 @@
-"""Generated tasks straight to token shards: chats of a few problems each, of which the answers are learned.
+"""Generated tasks to token shards: chats of a few problems each, trained on the answers.
 
-Shards are made apart from one another by several processes, and each follows from the seed and its number alone. The chats are written
-by a format string instead of the template, which would take longer than all the rest; that both give the same text is checked first.
+Shards are generated in parallel, and each depends only on the seed and its number. Chats are written by a format string instead of the
+chat template, which would dominate the time; both are first checked to give the same text.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from windlass.errors import BadInput
 from windlass.text.chat.template import chat_template, render_chat
 from windlass.text.tokenize.tokenizer import Tokenizer, load_tokenizer
 from windlass.train.data.order import key
-from windlass.train.data.prepare.processes import spread, tell
-from windlass.train.data.prepare.write_shards import ShardWriter, token_type_for, write_manifest
-from windlass.train.data.shards import MANIFEST, Manifest, Shard, Split
+from windlass.train.data.prepare.processes import report_progress, run_parallel
+from windlass.train.data.prepare.write_shards import TokenShardWriter, token_type_for, write_manifest
+from windlass.train.data.shards import MANIFEST, ShardManifest, Split, TokenShard
 from windlass.train.data.tokenizer import copy_tokenizer, tokenizer_fingerprint
 
 SHARD_TOKENS = 1 << 22
@@ -32,34 +32,34 @@ CHATS_AT_ONCE = 2048
 CHATS_CHECKED = 500
 ASCII_PATTERN = r"'(?i:s|t|re|ve|m|ll|d)|(?:(?![\r\n])[\W_])?[^\W\d_]+|\d| ?(?:(?!\s)[\W_])+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 LONGEST_CHAT = 4
-"""Problems, one after another."""
+"""Maximum problems per chat."""
 
 
-class Style(Frozen):
-    """How the template writes a chat."""
+class ChatStyle(Frozen):
+    """The chat template's format."""
 
     start: str
     system: str
     user: str
     assistant: str
     end: str
-    """Of an answer."""
+    """Ends an answer."""
     systems: tuple[str, ...] = ()
-    """System messages; every tenth chat begins with one, so that they do not disturb."""
+    """System messages; every tenth chat begins with one."""
 
 
-class Work(Frozen):
+class GenerationSettings(Frozen):
     tokenizer: str
     """The folder."""
     folder: str
-    style: Style
+    style: ChatStyle
     seed: int
 
 
-class Call(Frozen):
-    """One shard to make."""
+class ShardTask(Frozen):
+    """One shard to generate."""
 
-    work: Work
+    work: GenerationSettings
     split: Split
     place: int
     num_tokens: int
@@ -68,28 +68,28 @@ class Call(Frozen):
 def generate_tasks(
     tokenizer: Path,
     folder: Path,
-    style: Style,
+    style: ChatStyle,
     *,
     num_tokens: int,
     seed: int = 0,
     jobs: int = 0,
     advance: Callable[[int], None] = lambda _: None,
-) -> Manifest:
-    """About `num_tokens` for training and one shard of held-out problems. Shards that are there already are made again."""
+) -> ShardManifest:
+    """About `num_tokens` for training, and one shard of held-out problems. Existing shards are overwritten."""
     text = load_tokenizer(tokenizer)
     _check_style(text, style)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / MANIFEST).unlink(missing_ok=True)
-    work = Work(tokenizer=str(tokenizer), folder=str(folder), style=style, seed=seed)
+    work = GenerationSettings(tokenizer=str(tokenizer), folder=str(folder), style=style, seed=seed)
     sizes = [min(SHARD_TOKENS, num_tokens - first) for first in range(0, num_tokens, SHARD_TOKENS)]
     held = min(VALIDATION_TOKENS, num_tokens // 20)
-    calls = [Call(work=work, split="validation", place=0, num_tokens=held)]
-    calls += [Call(work=work, split="train", place=place, num_tokens=size) for place, size in enumerate(sizes)]
-    with closing(spread(make_shard, calls, jobs=jobs, advance=advance)) as made:
+    calls = [ShardTask(work=work, split="validation", place=0, num_tokens=held)]
+    calls += [ShardTask(work=work, split="train", place=place, num_tokens=size) for place, size in enumerate(sizes)]
+    with closing(run_parallel(make_shard, calls, jobs=jobs, advance=advance)) as made:
         shards = [shard for _, shard in made]
     end = text.token_id(style.end)
     assert end is not None  # _check_style
-    manifest = Manifest(
+    manifest = ShardManifest(
         tokenizer=tokenizer_fingerprint(tokenizer, text),
         vocab_size=text.vocab_size,
         end_token=end,
@@ -102,25 +102,25 @@ def generate_tasks(
     return manifest
 
 
-def _check_style(text: Tokenizer, style: Style) -> None:
+def _check_style(text: Tokenizer, style: ChatStyle) -> None:
     template = chat_template(text.config)
     if template is None:
-        raise BadInput("this tokenizer has no chat template, which says how problems are to be asked")
+        raise BadInput("this tokenizer has no chat template, which is needed to write chats")
     messages = [{"role": role, "content": role.upper()} for role in ("system", "user", "assistant", "user", "assistant")]
     written = _written(style, "SYSTEM", [("USER", "ASSISTANT")] * 2)
     if (rendered := render_chat(template, messages, add_generation_prompt=False)) != written:
-        raise BadInput(f"the chat template writes {rendered!r}, and tasks would be written {written!r}")
+        raise BadInput(f"the chat template writes {rendered!r}, but the chat style writes {written!r}")
     for mark in (style.assistant, style.end):
         if text.token_id(mark) is None:
-            raise BadInput(f"{mark!r} is no token of this tokenizer, so that answers cannot be found again")
+            raise BadInput(f"{mark!r} is not a token of this tokenizer, so answers cannot be located")
 
 
-def _written(style: Style, system: str, turns: list[tuple[str, str]]) -> str:
+def _written(style: ChatStyle, system: str, turns: list[tuple[str, str]]) -> str:
     head = f"{style.start}{style.system}{system}" if system else style.start
     return head + "".join(f"{style.user}{prompt}{style.assistant}{answer}{style.end}" for prompt, answer in turns)
 
 
-def _chats(style: Style, random: Random, held_out: bool) -> Iterator[str]:
+def _chats(style: ChatStyle, random: Random, held_out: bool) -> Iterator[str]:
     while True:
         turns: list[tuple[str, str]] = []
         for _ in range(random.choice((1, 1, 2, LONGEST_CHAT))):
@@ -130,19 +130,19 @@ def _chats(style: Style, random: Random, held_out: bool) -> Iterator[str]:
         yield _written(style, system, turns)
 
 
-def make_shard(call: Call) -> Shard:
+def make_shard(call: ShardTask) -> TokenShard:
     work, split, place = call.work, call.split, call.place
     text = load_tokenizer(Path(work.tokenizer))
-    encode = WordByWord(text)
+    encode = WordCacheEncoder(text)
     opened, closed = text.token_id(work.style.assistant), text.token_id(work.style.end)
-    writer = ShardWriter(Path(work.folder), f"{split}-{place:05}", split, token_type_for(text.vocab_size))
+    writer = TokenShardWriter(Path(work.folder), f"{split}-{place:05}", split, token_type_for(text.vocab_size))
     chats = _chats(work.style, Random(key(work.seed, split, place)), held_out=split == "validation")
     try:
         while writer.num_tokens < call.num_tokens:
             encoded = [encode(chat) for chat in islice(chats, CHATS_AT_ONCE)]
             tokens = np.array([token for each in encoded for token in each])
             runs = np.stack([np.nonzero(tokens == opened)[0] + 1, np.nonzero(tokens == closed)[0] + 1], axis=1)
-            tell(len(tokens))
+            report_progress(len(tokens))
             writer.add_many(tokens, np.array([len(each) for each in encoded]), runs)
         return writer.finish()
     except BaseException:
@@ -150,11 +150,11 @@ def make_shard(call: Call) -> Shard:
         raise
 
 
-class WordByWord:
-    """The tokens of a chat, six times as quickly as the tokenizer finds them: tasks are made of few different words.
+class WordCacheEncoder:
+    """Tokenizes word by word with a cache, six times as fast as the tokenizer: tasks have few different words.
 
-    A word's tokens do not depend on its neighbours, and the words are those of `vocabulary.PATTERN`, here for ASCII. The first chats are
-    encoded both ways and compared.
+    A word's tokens do not depend on its neighbours; words are those of `train_tokenizer.PATTERN`, for ASCII. The first chats are encoded
+    both ways and compared.
     """
 
     def __init__(self, text: Tokenizer) -> None:
@@ -177,6 +177,6 @@ class WordByWord:
             self._to_check -= 1
             if tokens != self._text.encode(chat, special=False):
                 raise BadInput(
-                    "tasks are encoded word by word, and this tokenizer cuts words otherwise; use one that `vocabulary` trained"
+                    "this tokenizer splits words differently from `train_tokenizer.PATTERN`; use one made by `train_vocabulary`"
                 )
         return tokens

@@ -1,6 +1,6 @@
-"""Which files there are to prepare, and how they are parted into units of work. Knows names and sizes; reads no document.
+"""Finds the source files and splits them into work units. Knows names and sizes; reads no document.
 
-Units follow from the files alone, never from the number of processes, so that the same sources always give the same shards.
+Units depend only on the files, not on the number of processes, so that the same sources always give the same shards.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ TEXT = tuple(
     ".txt .md .rst .tex .py .pyi .c .h .cc .cpp .hpp .cu .java .js .ts .tsx .jsx .go .rs .rb .php .cs .kt .swift .scala .sh .sql .html "
     ".css .xml .json .yaml .yml .toml .ini .cfg .csv .tsv .lua .pl .r .jl .hs .ml .ex .erl .clj .vim .el .lisp .f90 .m".split()
 )
-"""Of files in folders; a file that is named itself is read as text whatever its ending."""
+"""For files in directories; a file named explicitly is read as text whatever its suffix."""
 SMALLEST_UNIT, LARGEST_UNIT, UNITS = 4 * MIB, 256 * MIB, 512
 SKIPPED_FOLDERS = ("__pycache__", "node_modules")
 
 
-class Piece(Frozen):
-    """A file or a part of one: bytes of JSONL, row groups of Parquet."""
+class FileSpan(Frozen):
+    """A file or a part of it: bytes of JSONL, row groups of Parquet."""
 
     path: str
     kind: Kind
@@ -36,36 +36,36 @@ class Piece(Frozen):
     num_bytes: int
 
 
-class Unit(Frozen):
+class WorkUnit(Frozen):
     number: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[FileSpan, ...]
 
 
-class Inputs(Frozen):
-    units: tuple[Unit, ...]
+class SourceFiles(Frozen):
+    units: tuple[WorkUnit, ...]
     num_files: int
     num_bytes: int
     skipped: tuple[tuple[str, int], ...]
-    """Endings of files in folders that were left out, and how many."""
+    """Suffixes of skipped files, with counts."""
     digest: str
-    """Of names, sizes and times, by which a change is noticed."""
+    """Digest of names, sizes and times, to detect changes."""
 
 
-def find_inputs(sources: Sequence[str]) -> Inputs:
+def find_inputs(sources: Sequence[str]) -> SourceFiles:
     files: list[tuple[Path, Kind]] = []
     skipped: dict[str, int] = {}
     for source in sources:
         found = list(_files_of(Path(source).expanduser(), skipped))
         if not found:
-            raise BadInput(f"{source} has no files to read: text, .jsonl or .parquet")
+            raise BadInput(f"{source} has no text, .jsonl or .parquet files")
         files += found
     _refuse_repeated([path for path, _ in files])
     sizes = [path.stat().st_size for path, _ in files]
     total = sum(sizes)
     most = min(max(total // UNITS, SMALLEST_UNIT), LARGEST_UNIT)
     pieces = (piece for (path, kind), size in zip(files, sizes, strict=True) for piece in _pieces(path, kind, size, most))
-    return Inputs(
-        units=tuple(Unit(number=number, pieces=tuple(group)) for number, group in enumerate(_grouped(pieces, most))),
+    return SourceFiles(
+        units=tuple(WorkUnit(number=number, pieces=tuple(group)) for number, group in enumerate(_grouped(pieces, most))),
         num_files=len(files),
         num_bytes=total,
         skipped=tuple(sorted(skipped.items(), key=lambda pair: -pair[1])),
@@ -74,18 +74,18 @@ def find_inputs(sources: Sequence[str]) -> Inputs:
 
 
 def refuse_inside(sources: Sequence[str], out: Path) -> None:
-    """What is written must not be read the next time."""
+    """The output must not be read as a source in the next run."""
     for source in sources:
         folder = Path(source).expanduser().resolve()
         if out.expanduser().resolve().is_relative_to(folder):
-            raise BadInput(f"{out} lies within the source {source}; use an output directory outside it")
+            raise BadInput(f"{out} is inside the source {source}; use an output directory outside it")
 
 
 def _refuse_repeated(files: Sequence[Path]) -> None:
     seen: set[Path] = set()
     for path in files:
         if path in seen:
-            raise BadInput(f"{path} is named twice among the sources")
+            raise BadInput(f"{path} occurs twice in the sources")
         seen.add(path)
 
 
@@ -103,7 +103,7 @@ def _files_of(source: Path, skipped: dict[str, int]) -> Iterator[tuple[Path, Kin
         yield source, kind_of(source) or "text"
         return
     if not source.is_dir():
-        raise BadInput(f"{source} is no file and no folder")
+        raise BadInput(f"{source} does not exist")
     for path in sorted(source.rglob("*")):
         hidden = any(part.startswith(".") or part in SKIPPED_FOLDERS for part in path.relative_to(source).parts)
         if hidden or not path.is_file():
@@ -115,18 +115,18 @@ def _files_of(source: Path, skipped: dict[str, int]) -> Iterator[tuple[Path, Kin
             yield path, kind
 
 
-def _pieces(path: Path, kind: Kind, size: int, most: int) -> Iterator[Piece]:
+def _pieces(path: Path, kind: Kind, size: int, most: int) -> Iterator[FileSpan]:
     if kind == "parquet":
         yield from _row_groups(path, most)
     elif kind == "jsonl" and path.suffix != ".gz":
         for start in range(0, size, most):
             stop = min(start + most, size)
-            yield Piece(path=str(path), kind=kind, start=start, stop=stop, num_bytes=stop - start)
+            yield FileSpan(path=str(path), kind=kind, start=start, stop=stop, num_bytes=stop - start)
     else:
-        yield Piece(path=str(path), kind=kind, start=0, stop=size, num_bytes=size)
+        yield FileSpan(path=str(path), kind=kind, start=0, stop=size, num_bytes=size)
 
 
-def _row_groups(path: Path, most: int) -> Iterator[Piece]:
+def _row_groups(path: Path, most: int) -> Iterator[FileSpan]:
     from windlass.train.data.prepare.parquet import group_bytes
 
     start, held = 0, 0
@@ -134,13 +134,13 @@ def _row_groups(path: Path, most: int) -> Iterator[Piece]:
     for number, size in enumerate(sizes):
         held += size
         if held >= most or number == len(sizes) - 1:
-            yield Piece(path=str(path), kind="parquet", start=start, stop=number + 1, num_bytes=held)
+            yield FileSpan(path=str(path), kind="parquet", start=start, stop=number + 1, num_bytes=held)
             start, held = number + 1, 0
 
 
-def _grouped(pieces: Iterator[Piece], most: int) -> Iterator[list[Piece]]:
-    """Small files share a unit."""
-    group: list[Piece] = []
+def _grouped(pieces: Iterator[FileSpan], most: int) -> Iterator[list[FileSpan]]:
+    """Small files share a work unit."""
+    group: list[FileSpan] = []
     for piece in pieces:
         if group and sum(held.num_bytes for held in group) + piece.num_bytes > most:
             yield group

@@ -1,7 +1,7 @@
-"""Signs by which equal and nearly equal documents are found: a hash of each, and a few bands of a MinHash (Broder 1997; Leskovec 3.4).
+"""Finds exact and near duplicates: a hash of each document, and MinHash LSH (Broder 1997; Leskovec 3.4).
 
-Shingles are five tokens, of chats five words. Eight bands of five: documents with 80 % of their shingles in common share a band
-with probability 0.96, with 50 % 0.22, with 20 % 0.003. Memory is bounded: beyond MOST documents the rest are not compared, and the report says so.
+Shingles are five tokens, for chats five words. Eight bands of five rows: documents with 80 % of their shingles in common share a band
+with probability 0.96, with 50 % 0.22, with 20 % 0.003. Only the first MOST documents are compared, and the report says so.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from windlass.train.data.order import Indices
 
 SHINGLE, BANDS, ROWS_PER_BAND = 5, 8, 5
 SHORTEST = 25
-"""Tokens below which documents are alike too easily to be called near duplicates."""
+"""Shorter documents, in tokens, are not compared for near duplicates."""
 MOST = 4_000_000
-"""Documents that are compared: 288 MB."""
+"""Documents to compare: 288 MB of signatures."""
 _FACTORS = np.random.default_rng(20261115).integers(0, 1 << 63, BANDS * ROWS_PER_BAND, dtype=np.uint64) * np.uint64(
     2
 ) + np.uint64(1)
@@ -32,12 +32,12 @@ def text_hash(text: str) -> int:
 
 
 def hashed_words(text: str) -> NDArray[np.uint32]:
-    """Words instead of tokens, for texts that stand among others that do not count."""
+    """Words instead of tokens, for chats without their template text."""
     return np.array([crc32(word.encode("utf-8", "surrogatepass")) for word in text.split()], np.uint32)
 
 
 def signatures(hashes: Sequence[int], tokens: Sequence[NDArray[np.uint32]]) -> Indices:
-    """[documents, 1 + BANDS]: the hash of each, and its bands; bands of short ones are 0, which matches nothing."""
+    """[documents, 1 + BANDS]: hash and bands of each; bands of short documents are 0, which matches nothing."""
     made = np.zeros((len(hashes), 1 + BANDS), np.uint64)
     made[:, 0] = hashes
     long = [place for place, each in enumerate(tokens) if len(each) >= SHORTEST]
@@ -50,7 +50,7 @@ def _bands(tokens: list[NDArray[np.uint32]]) -> Indices:
     lengths = np.array([len(each) for each in tokens])
     shingles = _shingles(np.concatenate(tokens).astype(np.uint64))
     begins = np.cumsum(lengths) - lengths
-    # Shingles that reach into the next document count for none.
+    # Shingles that cross into the next document are ignored.
     within = np.arange(len(shingles)) - np.repeat(begins, lengths) <= np.repeat(lengths, lengths) - SHINGLE
     least = np.empty((len(tokens), BANDS * ROWS_PER_BAND), np.uint64)
     for number, factor in enumerate(_FACTORS):
@@ -62,12 +62,12 @@ def _bands(tokens: list[NDArray[np.uint32]]) -> Indices:
 
 
 def _scrambled(values: Indices) -> Indices:
-    """Multiplying leaves low bits weak; the high ones come down."""
+    """Multiplication leaves low bits weak: mix in the high ones."""
     return values ^ (values >> np.uint64(32))
 
 
 def _shingles(tokens: Indices) -> Indices:
-    """Of SHINGLE tokens from each place on; the last few are of fewer."""
+    """Hashes of SHINGLE tokens from each position; the last few have fewer."""
     hashed = np.zeros_like(tokens)
     for step in range(SHINGLE):
         shifted = np.concatenate([tokens[step:], np.zeros(step, np.uint64)])
@@ -76,7 +76,7 @@ def _shingles(tokens: Indices) -> Indices:
     return hashed
 
 
-class Repeats(NamedTuple):
+class DuplicateCounts(NamedTuple):
     exact: int
     """Documents that are equal to an earlier one."""
     near: int
@@ -84,15 +84,15 @@ class Repeats(NamedTuple):
     compared: int
 
 
-def count_repeats(signed: Indices) -> Repeats:
-    """Of all documents' signatures, in their order."""
+def count_duplicates(signed: Indices) -> DuplicateCounts:
+    """From the signatures of all documents, in order."""
     compared = min(len(signed), MOST)
     signed = signed[:compared]
     exact = _seen_before(signed[:, 0])
     near = np.zeros(compared, bool)
     for band in range(1, 1 + BANDS):
         near |= _seen_before(signed[:, band]) & (signed[:, band] != 0)
-    return Repeats(int(exact.sum()), int((near & ~exact).sum()), compared)
+    return DuplicateCounts(int(exact.sum()), int((near & ~exact).sum()), compared)
 
 
 def _seen_before(values: Indices) -> NDArray[np.bool_]:

@@ -1,8 +1,8 @@
-"""Parquet, by pyarrow, which is imported only here and only when such a file is met."""
+"""Reads Parquet with pyarrow, an optional package imported only here."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,13 @@ ROWS_AT_ONCE = 1024
 
 
 def group_bytes(path: Path) -> list[int]:
-    """Of every row group, as stored."""
+    """Stored size of every row group."""
     with _opened(path) as file:
         return [file.metadata.row_group(number).total_byte_size for number in range(file.metadata.num_row_groups)]
 
 
 def read_rows(path: Path, start: int, stop: int, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(row number in the file, values) of these row groups: those of the columns that the file has."""
+    """(row number, values) of these row groups, for the columns that the file has."""
     with _opened(path) as file:
         present = [name for name in columns if name in file.schema_arrow.names]
         if not present:
@@ -32,7 +32,7 @@ def read_rows(path: Path, start: int, stop: int, columns: Sequence[str]) -> Iter
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def _opened(path: Path) -> Generator[Any]:
     try:
         import pyarrow
         import pyarrow.parquet
@@ -42,4 +42,4 @@ def _opened(path: Path) -> Iterator[Any]:
         with pyarrow.parquet.ParquetFile(path) as file:
             yield file
     except (pyarrow.ArrowException, OSError) as error:
-        raise BadInput(f"{path} is not a Parquet file, or damaged: {(str(error).splitlines() or ['unreadable'])[0]}") from None
+        raise BadInput(f"{path} is not a valid Parquet file: {(str(error).splitlines() or ['unreadable'])[0]}") from None

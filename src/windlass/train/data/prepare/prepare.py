@@ -1,7 +1,7 @@
-"""Text, JSONL and Parquet to token shards, and a report on their quality.
+"""Prepares text, JSONL and Parquet as token shards, with a quality report.
 
-Units are done in any order by several processes and journalled as they are done, so that interrupted work goes on where it was.
-Nothing looks finished until all of it is: files have hidden names until they are whole, and the manifest comes last.
+Work units run in parallel and are journalled when done, so that interrupted work can be resumed. Output is atomic: files have hidden
+names until they are complete, and the manifest is written last.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ import numpy as np
 
 from windlass.core.model import Frozen
 from windlass.errors import BadInput
-from windlass.formats.disk.atomic import explained, require_free, write_atomically
+from windlass.formats.disk.atomic import require_free, write_atomically, write_errors
 from windlass.formats.disk.journal import Journal
 from windlass.train.data.prepare.encoding import Encoder
-from windlass.train.data.prepare.inputs import Inputs, Unit, find_inputs, refuse_inside
-from windlass.train.data.prepare.near_duplicates import BANDS, MOST, Repeats, count_repeats
-from windlass.train.data.prepare.processes import Advance, spread
-from windlass.train.data.prepare.quality import Counts, added, percentiles
-from windlass.train.data.prepare.unit import Done, Settings, open_encoder, open_work, run_unit, signature_file
+from windlass.train.data.prepare.inputs import SourceFiles, WorkUnit, find_inputs, refuse_inside
+from windlass.train.data.prepare.near_duplicates import BANDS, MOST, DuplicateCounts, count_duplicates
+from windlass.train.data.prepare.processes import Advance, run_parallel
+from windlass.train.data.prepare.quality import QualityCounts, merge_counts, percentiles
+from windlass.train.data.prepare.unit import PrepareSettings, UnitResult, open_encoder, open_work, run_unit, signature_file
 from windlass.train.data.prepare.write_shards import token_type_for, write_manifest
-from windlass.train.data.shards import MANIFEST, Manifest, read_manifest
+from windlass.train.data.shards import MANIFEST, ShardManifest, read_manifest
 from windlass.train.data.tokenizer import copy_tokenizer
 
 JOURNAL = ".journal"
 REPORT = "quality.json"
 Started = Callable[[int], Advance]
-"""Given all bytes, gives what is told of bytes that are done."""
+"""Called with the total bytes; returns the progress callback."""
 
 
-class Report(Frozen):
+class QualityReport(Frozen):
     files: int
     bytes: int
-    counts: Counts
+    counts: QualityCounts
     percentiles: dict[int, int]
-    """Per cent of documents -> tokens that they have at most, about."""
-    repeats: Repeats
+    """Percentile of documents -> length in tokens, approximately."""
+    repeats: DuplicateCounts
     skipped: tuple[tuple[str, int], ...]
-    """Endings of files that were left out, and how many."""
+    """Suffixes of skipped files, with counts."""
     seconds: float
     num_shards: int = 0
     validation_documents: int = 0
@@ -52,17 +52,17 @@ class Report(Frozen):
 
 
 def prepare(
-    sources: Sequence[str], out: Path, settings: Settings, *, jobs: int = 0, started: Started = lambda _: lambda _: None
-) -> Report:
+    sources: Sequence[str], out: Path, settings: PrepareSettings, *, jobs: int = 0, started: Started = lambda _: lambda _: None
+) -> QualityReport:
     begun = perf_counter()
     refuse_inside(sources, out)
     inputs = find_inputs(sources)
     encoder = open_encoder(settings)
     fingerprint = _fingerprint(inputs, encoder, settings)
     _refuse_finished(out)
-    with explained(out, 0):
+    with write_errors(out, 0):
         out.mkdir(parents=True, exist_ok=True)
-    require_free(out, inputs.num_bytes)  # tokens take about half of it, rarely all
+    require_free(out, inputs.num_bytes)  # tokens usually take about half of it
     journal = Journal(out / JOURNAL, fingerprint)
     try:
         done = _resumed(journal, inputs, out)
@@ -83,11 +83,13 @@ def prepare(
     return report
 
 
-def check(sources: Sequence[str], settings: Settings, *, jobs: int = 0, started: Started = lambda _: lambda _: None) -> Report:
-    """Only the report; nothing is written."""
+def check(
+    sources: Sequence[str], settings: PrepareSettings, *, jobs: int = 0, started: Started = lambda _: lambda _: None
+) -> QualityReport:
+    """Only reports; writes nothing."""
     begun = perf_counter()
     inputs = find_inputs(sources)
-    open_encoder(settings)  # what is wrong with it shows before anything is begun
+    open_encoder(settings)  # fails before any work is started
     with TemporaryDirectory(prefix="windlass-") as folder:
         signed = Path(folder)
         advance = started(inputs.num_bytes)
@@ -98,17 +100,22 @@ def check(sources: Sequence[str], settings: Settings, *, jobs: int = 0, started:
 
 
 def _run(
-    settings: Settings, out: Path | None, signed: Path, jobs: int, units: Sequence[Unit], advance: Callable[[int], None]
-) -> Generator[tuple[Unit, Done]]:
-    return spread(run_unit, units, jobs=jobs, advance=advance, begin=open_work, arguments=(settings, out, signed))
+    settings: PrepareSettings,
+    out: Path | None,
+    signed: Path,
+    jobs: int,
+    units: Sequence[WorkUnit],
+    advance: Callable[[int], None],
+) -> Generator[tuple[WorkUnit, UnitResult]]:
+    return run_parallel(run_unit, units, jobs=jobs, advance=advance, begin=open_work, arguments=(settings, out, signed))
 
 
-def _num_bytes(unit: Unit) -> int:
+def _num_bytes(unit: WorkUnit) -> int:
     return sum(piece.num_bytes for piece in unit.pieces)
 
 
-def _fingerprint(inputs: Inputs, encoder: Encoder, settings: Settings) -> dict[str, object]:
-    """All that the shards depend on."""
+def _fingerprint(inputs: SourceFiles, encoder: Encoder, settings: PrepareSettings) -> dict[str, object]:
+    """Everything that the shards depend on."""
     return {
         "sources": inputs.digest,
         "tokenizer": encoder.fingerprint,
@@ -119,24 +126,24 @@ def _fingerprint(inputs: Inputs, encoder: Encoder, settings: Settings) -> dict[s
 def _refuse_finished(out: Path) -> None:
     if (out / MANIFEST).exists():
         tokens = sum(shard.num_tokens for shard in read_manifest(out).shards)
-        raise BadInput(f"{out} holds {tokens:,} tokens already; delete it to make it anew, or use another output directory")
+        raise BadInput(f"{out} already has {tokens:,} tokens; delete it, or use another output directory")
 
 
-def _resumed(journal: Journal, inputs: Inputs, out: Path) -> dict[int, Done]:
-    """Units that were done, as far as their files are still there."""
-    done: dict[int, Done] = {}
+def _resumed(journal: Journal, inputs: SourceFiles, out: Path) -> dict[int, UnitResult]:
+    """Finished units whose files still exist."""
+    done: dict[int, UnitResult] = {}
     for unit in inputs.units:
         if not journal.done(str(unit.number)):
             continue
-        found = msgspec.convert(journal.payload(str(unit.number)), Done, str_keys=True)
+        found = msgspec.convert(journal.payload(str(unit.number)), UnitResult, str_keys=True)
         files = [out / f"{shard.name}.{ending}" for shard in found.shards for ending in shard.files]
         if all(file.exists() for file in (*files, signature_file(out, unit))):
             done[unit.number] = found
     return done
 
 
-def _manifest(sources: Sequence[str], encoder: Encoder, results: list[Done]) -> Manifest:
-    return Manifest(
+def _manifest(sources: Sequence[str], encoder: Encoder, results: list[UnitResult]) -> ShardManifest:
+    return ShardManifest(
         tokenizer=encoder.fingerprint,
         vocab_size=encoder.vocab_size,
         end_token=encoder.end,
@@ -146,18 +153,20 @@ def _manifest(sources: Sequence[str], encoder: Encoder, results: list[Done]) -> 
     )
 
 
-def _signed(folder: Path, inputs: Inputs) -> Repeats:
+def _signed(folder: Path, inputs: SourceFiles) -> DuplicateCounts:
     parts = [np.empty((0, 1 + BANDS), np.uint64)]
     for unit in inputs.units:
         if sum(map(len, parts)) < MOST:
             parts.append(np.fromfile(signature_file(folder, unit), np.uint64).reshape(-1, 1 + BANDS))
-    return count_repeats(np.concatenate(parts))
+    return count_duplicates(np.concatenate(parts))
 
 
-def _report(inputs: Inputs, results: list[Done], repeats: Repeats, manifest: Manifest | None, seconds: float) -> Report:
-    counts = added([done.counts for done in results])
+def _report(
+    inputs: SourceFiles, results: list[UnitResult], repeats: DuplicateCounts, manifest: ShardManifest | None, seconds: float
+) -> QualityReport:
+    counts = merge_counts([done.counts for done in results])
     held = manifest.of_split("validation") if manifest else ()
-    return Report(
+    return QualityReport(
         files=inputs.num_files,
         bytes=inputs.num_bytes,
         counts=counts,
@@ -171,11 +180,11 @@ def _report(inputs: Inputs, results: list[Done], repeats: Repeats, manifest: Man
     )
 
 
-def _finish(out: Path, inputs: Inputs, manifest: Manifest, report: Report, encoder: Encoder, template: str | None) -> None:
+def _finish(
+    out: Path, inputs: SourceFiles, manifest: ShardManifest, report: QualityReport, encoder: Encoder, template: str | None
+) -> None:
     if not manifest.shards:
-        raise BadInput(
-            f"nothing was found to learn: {report.counts.empty} documents are empty and {report.counts.bad} cannot be read"
-        )
+        raise BadInput(f"no usable documents: {report.counts.empty} are empty and {report.counts.bad} unreadable")
     copy_tokenizer(encoder.path, encoder.tokenizer, out, template)
     write_atomically(out / REPORT, msgspec.json.format(msgspec.json.encode(report), indent=1))
     write_manifest(out, manifest)

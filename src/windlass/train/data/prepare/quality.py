@@ -1,4 +1,4 @@
-"""What is in the documents and what is wrong with them: counts that units make apart and that add up. Knows texts and lengths."""
+"""Statistics and problems of documents, counted per work unit and merged."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ import msgspec
 MOJIBAKE = re.compile("Ã[\u0080-\u00bf]|Â[\u0080-\u00bf]|â€[\u0080-\u00bf™œ\u009d“”˜¢¦]|ï»¿|ï¿½")
 """UTF-8 that was read as Latin-1 or Windows-1252 and written again: é becomes Ã©, ’ becomes â€™."""
 CONTROL = re.compile("[\u0000-\u0008\u000b\u000e-\u001a\u001c-\u001f\u007f-\u009f]")
-"""Control characters that texts have no use for; tab, line ends, form feed and escape (terminal colours) are left out."""
+"""Control characters, except tab, line ends, form feed and escape (terminal colours)."""
 REPLACEMENT = "\ufffd"
 EXAMPLES = 5
 PERCENTILES = (1, 10, 50, 90, 99)
 _STEPS = 8
-"""Of the histogram of lengths, to every doubling: percentiles are right within nine per cent."""
+"""Histogram bins per doubling of the length: percentiles are accurate within nine per cent."""
 
 
-class Counts(msgspec.Struct):
-    """Of a unit, or of all."""
+class QualityCounts(msgspec.Struct):
+    """Of one work unit, or of all."""
 
     documents: int = 0
-    """Kept; those that are empty or bad are not."""
+    """Kept documents, without empty and unreadable ones."""
     chats: int = 0
     characters: int = 0
     tokens: int = 0
     learned_tokens: int = 0
     empty: int = 0
     bad: int = 0
-    """Records that could not be read."""
+    """Unreadable records."""
     too_long: int = 0
     unlearnable: int = 0
-    """Chats in which nothing is learned: the assistant says nothing."""
+    """Chats without assistant text."""
     replacement: int = 0
-    """Documents that have such characters; so of the next two."""
+    """Documents with replacement characters; the next two likewise."""
     mojibake: int = 0
     control: int = 0
     shortest: int = 0
     longest: int = 0
     lengths: dict[int, int] = {}
-    """Step of the histogram -> documents."""
+    """Histogram bin -> documents."""
     examples: dict[str, list[str]] = {}
-    """What is wrong -> where, a few of each."""
+    """Problem -> a few locations."""
 
     def note(self, what: str, place: str) -> None:
         found = self.examples.setdefault(what, [])
@@ -50,7 +50,7 @@ class Counts(msgspec.Struct):
             found.append(place)
 
     def look_at(self, text: str, place: str) -> None:
-        """Damage to a text's encoding."""
+        """Checks for encoding problems."""
         self.characters += len(text)
         if text.isascii() and text.isprintable():
             return
@@ -86,8 +86,8 @@ def _step(length: int) -> int:
     return int(log2(max(length, 1)) * _STEPS)
 
 
-def added(counts: Sequence[Counts]) -> Counts:
-    total = Counts(lengths={}, examples={})
+def merge_counts(counts: Sequence[QualityCounts]) -> QualityCounts:
+    total = QualityCounts(lengths={}, examples={})
     for each in counts:
         for name in ("documents", "chats", "characters", "tokens", "learned_tokens", "empty", "bad", "too_long", "unlearnable"):
             setattr(total, name, getattr(total, name) + getattr(each, name))
@@ -103,8 +103,8 @@ def added(counts: Sequence[Counts]) -> Counts:
     return total
 
 
-def percentiles(counts: Counts) -> dict[int, int]:
-    """Per cent of documents -> tokens that they have at most, about."""
+def percentiles(counts: QualityCounts) -> dict[int, int]:
+    """Percentile of documents -> length in tokens, approximately."""
     found: dict[int, int] = {}
     for percent in PERCENTILES:
         wanted, seen = counts.documents * percent / 100, 0

@@ -1,7 +1,6 @@
-"""Trains a small tokenizer: byte-level BPE in which every digit is a token of its own, with the special tokens a chat needs.
+"""Trains a small byte-level BPE tokenizer with single digits and the special tokens of a chat template.
 
-Digits apart is what lets small models learn arithmetic: 347 is always three tokens and never one or two (arXiv 2305.14201, 3.2).
-Bytes stand below everything, so that any text can be written.
+Single digits help small models learn arithmetic: 347 is always three tokens (arXiv 2305.14201, 3.2). The byte fallback covers any text.
 """
 
 from __future__ import annotations
@@ -16,22 +15,24 @@ from windlass.errors import BadInput, MissingExtra
 from windlass.formats.disk.atomic import write_atomically
 
 PATTERN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-"""Words with the space before them, single digits, marks, line ends, spaces: as most tokenizers of 2023 and later cut text."""
+"""Words with a leading space, single digits, punctuation, line ends, spaces: the usual split of tokenizers since 2023."""
 LARGEST = 1 << 20
 NUM_BYTES = 256
 
 
 def train_vocabulary(texts: Iterable[str], size: int, special: Sequence[str], end: str) -> str:
-    """tokenizer.json. `special` tokens get the first numbers; `end` is one of them."""
+    """Returns tokenizer.json. `special` tokens get the first ids; `end` is one of them."""
     try:
         import tokenizers
         from tokenizers import decoders, models, pre_tokenizers, trainers
     except ImportError:
         raise MissingExtra("tokenizers", "train", "training a tokenizer") from None
     if not NUM_BYTES + len(special) <= size <= LARGEST:
-        raise BadInput(f"a vocabulary of {size} cannot be: {NUM_BYTES} bytes and {len(special)} special tokens are the least")
+        raise BadInput(
+            f"a vocabulary of {size} is not possible: it needs at least {NUM_BYTES} bytes plus {len(special)} special tokens"
+        )
     if end not in special:
-        raise BadInput(f"{end!r} is to end texts and is not among the special tokens")
+        raise BadInput(f"the end token {end!r} is not among the special tokens")
     backend = tokenizers.Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -52,7 +53,7 @@ def train_vocabulary(texts: Iterable[str], size: int, special: Sequence[str], en
 
 
 def write_tokenizer(folder: Path, tokenizer: str, template: str, end: str, stops: Sequence[str], context: int) -> None:
-    """The files that a model directory has: tokenizer, chat template, and what ends an answer."""
+    """Writes the tokenizer files of a model directory: tokenizer, chat template, generation config."""
     folder.mkdir(parents=True, exist_ok=True)
     ids = _ids(tokenizer)
     config: dict[str, Any] = {

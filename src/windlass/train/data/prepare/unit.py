@@ -1,4 +1,4 @@
-"""One unit of work: its documents read, looked at, turned to tokens and written as shards. Runs in a process of its own."""
+"""Processes one work unit: reads its documents, checks them, tokenizes them and writes shards. Runs in a worker process."""
 
 from __future__ import annotations
 
@@ -16,75 +16,75 @@ from windlass.formats.disk.atomic import write_atomically
 from windlass.text.chat.assistant_spans import Span
 from windlass.train.data.prepare.documents import BadRecord, Document, line_number, read_documents
 from windlass.train.data.prepare.encoding import Encoded, Encoder
-from windlass.train.data.prepare.inputs import Unit
+from windlass.train.data.prepare.inputs import WorkUnit
 from windlass.train.data.prepare.near_duplicates import hashed_words, signatures, text_hash
-from windlass.train.data.prepare.processes import tell
-from windlass.train.data.prepare.quality import Counts
-from windlass.train.data.prepare.write_shards import ShardWriter, token_type_for
-from windlass.train.data.shards import Shard, Split
+from windlass.train.data.prepare.processes import report_progress
+from windlass.train.data.prepare.quality import QualityCounts
+from windlass.train.data.prepare.write_shards import TokenShardWriter, token_type_for
+from windlass.train.data.shards import Split, TokenShard, TokenType
 
 DOCUMENTS_AT_ONCE, CHARACTERS_AT_ONCE = 512, 1 << 20
 
 
-class Settings(Frozen):
+class PrepareSettings(Frozen):
     tokenizer: str
     """A model's folder or file."""
     template: str | None = None
     """A chat template, instead of the tokenizer's."""
     field: str | None = None
     validation: float = 0.0
-    """Of the documents, chosen by what is in them, so that equal ones fall on the same side."""
+    """Fraction of documents held out, chosen by a hash of the text, so that duplicates are in the same split."""
     longest: int = 1 << 17
-    """Tokens; longer documents are reported, and kept."""
+    """In tokens; longer documents are reported, but kept."""
     skip_bad: bool = False
-    """Records that cannot be read are counted instead of stopping everything."""
+    """Count unreadable records instead of stopping."""
 
 
-class Done(msgspec.Struct):
-    """What is known of a unit when it is done."""
+class UnitResult(msgspec.Struct):
+    """The result of a work unit."""
 
-    shards: list[Shard]
-    counts: Counts
+    shards: list[TokenShard]
+    counts: QualityCounts
 
 
 class _Rendered(NamedTuple):
-    """A document that is ready to become tokens."""
+    """A document ready for tokenization."""
 
     place: str
     text: str
     spans: list[Span] | None
-    """None: no chat."""
-    said: str = ""
-    """What was said in a chat, without what the template adds to every one."""
+    """None: not a chat."""
+    contents: str = ""
+    """The messages of a chat, without the template's text."""
 
 
 _open: dict[str, UnitWork] = {}
 _loaded: list[Encoder] = []
-"""What this process has loaded already: some tokenizers take seconds."""
+"""Already loaded in this process: some tokenizers take seconds."""
 
 
-def open_encoder(settings: Settings) -> Encoder:
+def open_encoder(settings: PrepareSettings) -> Encoder:
     _loaded[:] = [Encoder(Path(settings.tokenizer), settings.template)]
     return _loaded[0]
 
 
-def open_work(settings: Settings, out: Path | None, signed: Path) -> None:
+def open_work(settings: PrepareSettings, out: Path | None, signed: Path) -> None:
     """In every process, before its first unit."""
     _open["work"] = UnitWork(settings, _loaded.pop() if _loaded else open_encoder(settings), out, signed)
 
 
-def run_unit(unit: Unit) -> Done:
+def run_unit(unit: WorkUnit) -> UnitResult:
     return _open["work"].run(unit)
 
 
 class UnitWork:
-    def __init__(self, settings: Settings, encoder: Encoder, out: Path | None, signed: Path) -> None:
-        """Without `out` only the report is made. `signed`: where signatures go."""
+    def __init__(self, settings: PrepareSettings, encoder: Encoder, out: Path | None, signed: Path) -> None:
+        """Without `out` only the report is made. `signed`: directory for signatures."""
         self._settings, self._encoder, self._out, self._signed = settings, encoder, out, signed
 
-    def run(self, unit: Unit) -> Done:
-        writers = _Writers(self._out, unit.number, self._encoder.vocab_size)
-        counts = Counts(lengths={}, examples={})
+    def run(self, unit: WorkUnit) -> UnitResult:
+        writers = _SplitWriters(self._out, unit.number, self._encoder.vocab_size)
+        counts = QualityCounts(lengths={}, examples={})
         signed: list[NDArray[np.uint64]] = []
         try:
             for batch in self._batches(unit, counts):
@@ -96,16 +96,16 @@ class UnitWork:
                     writers.add("validation" if held_out else "train", tokens)
                 signed.append(signatures(hashes, [_compared(*pair) for pair in zip(batch, encoded, strict=True)]))
             write_atomically(signature_file(self._signed, unit), np.concatenate(signed).tobytes() if signed else b"")
-            return Done(shards=writers.finish(), counts=counts)
+            return UnitResult(shards=writers.finish(), counts=counts)
         except BaseException:
             writers.abandon()
             raise
 
-    def _batches(self, unit: Unit, counts: Counts) -> Iterator[list[_Rendered]]:
+    def _batches(self, unit: WorkUnit, counts: QualityCounts) -> Iterator[list[_Rendered]]:
         batch: list[_Rendered] = []
         characters = 0
         for piece in unit.pieces:
-            told, share = 0, 0
+            reported, share = 0, 0
             for found in read_documents(piece, self._settings.field):
                 document = self._readable(found, counts)
                 if document is None:
@@ -116,12 +116,12 @@ class UnitWork:
                 if len(batch) >= DOCUMENTS_AT_ONCE or characters >= CHARACTERS_AT_ONCE:
                     yield batch
                     batch, characters = [], 0
-                    told += _told(min(share, piece.num_bytes) - told)
-            _told(piece.num_bytes - told)
+                    reported += _report(min(share, piece.num_bytes) - reported)
+            _report(piece.num_bytes - reported)
         if batch:
             yield batch
 
-    def _readable(self, found: Document | BadRecord, counts: Counts) -> _Rendered | None:
+    def _readable(self, found: Document | BadRecord, counts: QualityCounts) -> _Rendered | None:
         rendered = self._rendered(found) if isinstance(found, Document) else found
         if isinstance(rendered, BadRecord):
             if not self._settings.skip_bad:
@@ -142,9 +142,9 @@ class UnitWork:
         if not document.messages:
             return _Rendered(document.place, "", None)
         try:
-            return _Rendered(document.place, *self._encoder.chat_text(document), said=_said(document.messages))
+            return _Rendered(document.place, *self._encoder.chat_text(document), contents=_contents(document.messages))
         except BadInput as error:
-            if error.field != "messages":  # not this chat's fault
+            if error.field != "messages":  # not caused by this chat
                 raise
             return BadRecord(document.place, str(error))
 
@@ -154,51 +154,52 @@ class UnitWork:
         from_texts, from_chats = iter(self._encoder.texts(texts)), iter(self._encoder.chats(chats))
         return [next(from_texts if document.spans is None else from_chats) for document in batch]
 
-    def _count(self, counts: Counts, document: _Rendered, encoded: Encoded) -> None:
+    def _count(self, counts: QualityCounts, document: _Rendered, encoded: Encoded) -> None:
         num_tokens = len(encoded.tokens)
         num_learned = num_tokens if encoded.learned is None else sum(end - begin for begin, end in encoded.learned)
         counts.count(num_tokens, num_learned, document.spans is not None, self._settings.longest, document.place)
 
 
-def signature_file(folder: Path, unit: Unit) -> Path:
+def signature_file(folder: Path, unit: WorkUnit) -> Path:
     return folder / f".signatures-{unit.number:05}"
 
 
-def _said(messages: list[dict[str, Any]]) -> str:
+def _contents(messages: list[dict[str, Any]]) -> str:
     return " ".join(content for message in messages if isinstance(content := message.get("content"), str))
 
 
 def _compared(document: _Rendered, encoded: Encoded) -> NDArray[np.uint32]:
-    """What near duplicates are found by."""
-    return encoded.tokens if document.spans is None else hashed_words(document.said)
+    """The tokens to compare for near duplicates."""
+    return encoded.tokens if document.spans is None else hashed_words(document.contents)
 
 
-def _told(num_bytes: int) -> int:
-    tell(num_bytes)
+def _report(num_bytes: int) -> int:
+    report_progress(num_bytes)
     return num_bytes
 
 
 def _with_line(place: str) -> str:
-    """`file, byte 120` as `file, line 3`, which people find more easily."""
+    """`file, byte 120` as `file, line 3`."""
     path, found, offset = place.rpartition(", byte ")
     return f"{path}, line {line_number(Path(path), int(offset))}" if found else place
 
 
-class _Writers:
-    """A shard for each split, begun when it gets its first document."""
+class _SplitWriters:
+    """One shard per split, created with its first document."""
 
     def __init__(self, folder: Path | None, number: int, vocab_size: int) -> None:
-        self._folder, self._number, self._type = folder, number, token_type_for(vocab_size)
-        self._writers: dict[Split, ShardWriter] = {}
+        self._folder, self._number = folder, number
+        self._type: TokenType = token_type_for(vocab_size)
+        self._writers: dict[Split, TokenShardWriter] = {}
 
     def add(self, split: Split, encoded: Encoded) -> None:
         if self._folder is None:
             return
         if split not in self._writers:
-            self._writers[split] = ShardWriter(self._folder, f"{split}-{self._number:05}", split, self._type)
+            self._writers[split] = TokenShardWriter(self._folder, f"{split}-{self._number:05}", split, self._type)
         self._writers[split].add(encoded.tokens, encoded.learned)
 
-    def finish(self) -> list[Shard]:
+    def finish(self) -> list[TokenShard]:
         return [writer.finish() for writer in self._writers.values()]
 
     def abandon(self) -> None:

@@ -1,0 +1,43 @@
+"""One route of the API: what the router and /openapi.json need to know about it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from starlette.types import ASGIApp
+
+from windlass.core.model import Frozen
+from windlass.serve.service import Service
+
+_CONVERTOR = re.compile(r":\w+}")
+
+
+class ApiRoute(Frozen):
+    path: str
+    """As Starlette writes it: `/v1/models/{model:path}`."""
+    method: str
+    operation_id: str
+    summary: str
+    endpoint: Callable[[Service], ASGIApp]
+    """Makes the ASGI application that answers it."""
+    request: type | None = None
+    response: type | None = None
+    events: tuple[type, ...] = ()
+    """The JSON in its server-sent events."""
+    examples: dict[str, dict[str, Any]] = {}
+    parameters: tuple[dict[str, Any], ...] = ()
+    is_public: bool = False
+    """Needs no API key."""
+    is_text: bool = False
+    """The response is plain text."""
+    is_any: bool = False
+    """The response is a JSON object of no fixed schema."""
+    is_health: bool = False
+    """503 has the same body as 200."""
+
+    @property
+    def openapi_path(self) -> str:
+        """OpenAPI has no convertors: `/v1/models/{model}`."""
+        return _CONVERTOR.sub("}", self.path)

@@ -1,0 +1,66 @@
+"""The schemes of an opened checkpoint: one for where its matrices may be split, one for how much memory they take."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from math import prod
+
+import msgspec
+import torch
+
+from windlass.core.scheme import GROUPS, Scheme, scheme
+from windlass.kernels.packing.panels import BLOCK
+from windlass.weights.source import OpenedModel
+from windlass.weights.tensors.readers import ModelTensor
+from windlass.weights.tensors.shards import RankShare, shard_of
+from windlass.weights.tensors.storage_format import CodeFormat, StorageFormat, storage_format
+from windlass.weights.tensors.tensor_index import TensorIndex
+from windlass.weights.tensors.validate import locate_tensors, missing_tensor
+
+
+def cutting_scheme(opened: OpenedModel) -> Scheme:
+    """For placement: cuts on whole groups of every quantized matrix, so that all stay quantized on every rank."""
+    codes = _codes(opened)
+    if not codes:
+        return scheme("bf16")
+    group = max(found.group or BLOCK for found in codes)
+    return scheme(
+        "int4", group if group in GROUPS else max(GROUPS), zero_points=any(found.kind == "int4_zeros" for found in codes)
+    )
+
+
+def sizing_scheme(opened: OpenedModel) -> Scheme:
+    """For memory predictions: the scheme closest to how most of its weights are held in memory."""
+    experts: Counter[StorageFormat] = Counter()
+    others: Counter[StorageFormat] = Counter()
+    for ours, form in _forms(opened):
+        (experts if ours.expert is not None else others)[form] += prod(ours.shape)
+    found = _scheme_like(max(experts + others, key=(experts + others).__getitem__))
+    plain = bool(experts) and max(others, key=others.__getitem__).codes is None
+    return msgspec.structs.replace(found, only_experts=plain and found.bits < 16)  # e.g. MXFP4 checkpoints with bf16 attention
+
+
+def _scheme_like(form: StorageFormat) -> Scheme:
+    if form.codes is None:
+        return scheme("fp32" if form.dense is torch.float32 else "bf16")
+    if form.codes.kind == "fp8":
+        return scheme("fp8")
+    group = form.codes.group if form.codes.group in GROUPS else max(GROUPS)
+    return scheme("int8" if form.codes.kind == "int8" else "int4", group, zero_points=form.codes.kind == "int4_zeros")
+
+
+def _codes(opened: OpenedModel) -> set[CodeFormat]:
+    return {form.codes for _, form in _forms(opened) if form.codes is not None}
+
+
+def _forms(opened: OpenedModel) -> Iterator[tuple[ModelTensor, StorageFormat]]:
+    """Of the layers' matrices; embedding and head are split by rows, so groups do not matter."""
+    locations, spec = opened.locations or locate_tensors(opened.rules, opened.store), opened.spec
+    experts = (0, spec.experts.num_experts) if spec.experts else None
+    for ours in TensorIndex(opened.rules).held(spec, (0, spec.num_layers), experts):
+        if ours.layer is None or len(ours.shape) < 2:
+            continue
+        if ours.name not in locations:
+            raise missing_tensor(ours)
+        yield ours, storage_format(opened.store, shard_of(ours, locations[ours.name], RankShare()))

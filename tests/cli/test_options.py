@@ -1,0 +1,60 @@
+"""Options of how a model is opened: the same for every command, and one Launch for what comes after."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+import typer
+import typer.main
+
+from windlass.cli.options import ROWS, opens_model
+from windlass.core.launch import Launch
+from windlass.core.layout import Layout
+from windlass.errors import BadInput
+
+pytestmark = pytest.mark.pure
+
+SEEN: list[tuple[str, Launch]] = []
+
+
+@opens_model
+def command(name: str = typer.Argument(...), launch: Launch = typer.Option(), loud: bool = typer.Option(False, "--loud")) -> int:
+    SEEN.append((name, launch))
+    return 7 if loud else 0
+
+
+def invoke(*words: str) -> tuple[int, Launch]:
+    app = typer.Typer()
+    app.command()(command)
+    result = typer.main.get_command(app).main(args=list(words), standalone_mode=False)
+    return result, SEEN[-1][1]
+
+
+def test_nothing_said_is_a_launch_of_defaults() -> None:
+    assert invoke("m") == (0, Launch())
+
+
+def test_every_option_arrives() -> None:
+    words = (
+        "m --device cpu --kv fp32 --context 8k --exact --workers a:1,b --secret-file s --sync int8 --tp 6 --pp 1 --ep 3 --loud"
+    )
+    assert invoke(*words.split()) == (
+        7,
+        Launch(
+            device="cpu", kv="fp32", context_tokens=8192, exact=True, workers=("a:1", "b"), secret_file="s", sync="int8",
+            layout=Layout(tp=6, pp=1, ep=3),
+        ),
+    )  # fmt: skip
+
+
+def test_a_contradiction_is_refused_before_the_command_runs() -> None:
+    before = len(SEEN)
+    with pytest.raises(BadInput, match="--workers needs --secret-file"):
+        invoke("m", "--workers", "a")
+    assert len(SEEN) == before
+
+
+def test_every_row_is_a_field_of_launch_or_makes_one() -> None:
+    fields = {field.name for field in msgspec.structs.fields(Launch)}
+    made = {"context": "context_tokens", "tp": "layout", "pp": "layout", "ep": "layout"}
+    assert {made.get(name, name) for name in ROWS} <= fields

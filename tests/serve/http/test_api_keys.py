@@ -1,0 +1,93 @@
+"""Keys: where they come from, and which one was sent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from windlass.errors import BadInput
+from windlass.serve.http.api_keys import key_number, read_keys
+from windlass.serve.settings import ServerSettings
+
+pytestmark = pytest.mark.pure
+KEYS = ("alpha", "beta")
+
+
+@pytest.mark.parametrize(
+    ("header", "number"),
+    [
+        (b"Bearer alpha", 1),
+        (b"bearer beta", 2),
+        (b"Bearer  beta ", 2),
+        (b"Bearer gamma", None),
+        (b"Bearer alph", None),
+        (b"Bearer alphaa", None),
+        (b"Basic alpha", None),
+        (b"alpha", None),
+        (b"Bearer ", None),
+        (b"Bearer \xff\xfe", None),
+        (b"", None),
+    ],
+)
+def test_which_key_was_sent(header: bytes, number: int | None) -> None:
+    assert key_number([(b"host", b"x"), (b"authorization", header)], KEYS) == number
+
+
+def test_without_keys_nothing_is_asked_for() -> None:
+    assert key_number([], ()) == 0
+    assert key_number([], KEYS) is None
+
+
+@given(st.binary(max_size=20))
+def test_nothing_but_a_key_opens(sent: bytes) -> None:
+    expected = {b"alpha": 1, b"beta": 2}.get(sent.strip())
+    assert key_number([(b"authorization", b"Bearer " + sent)], KEYS) == expected
+
+
+def test_a_word_is_a_key_and_a_file_is_many(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# ours\nalpha\n\n  beta  \nalpha\n")
+    assert read_keys("secret", {}) == ("secret",)
+    assert read_keys(str(file), {}) == KEYS
+    assert read_keys(None, {"WINDLASS_API_KEY": str(file)}) == KEYS
+    assert read_keys(None, {"WINDLASS_API_KEY": "one"}) == ("one",)
+    assert read_keys("given", {"WINDLASS_API_KEY": "one"}) == ("given",)
+    assert read_keys(None, {}) == ()
+
+
+@pytest.mark.parametrize("content", ["", "# nothing\n", "schl\u00fcssel\n", "two words\n"])
+def test_a_file_that_has_no_usable_key_is_refused(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "keys"
+    file.write_text(content)
+    with pytest.raises(BadInput) as raised:
+        read_keys(str(file), {})
+    assert "two words" not in str(raised.value) and "schl" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "word", ["keys.txt", "Keys.KEY", "./keys", "~/keys", "etc/keys", "/etc/windlass/keys", "api.json", ".keys"]
+)
+def test_a_files_name_that_is_mistyped_does_not_become_the_key(word: str) -> None:
+    for told, environment in ((word, {}), (None, {"WINDLASS_API_KEY": word})):
+        with pytest.raises(BadInput, match="looks like a file"):
+            read_keys(told, environment)
+
+
+@pytest.mark.parametrize("key", ["sk-abc.def", "YWJj+ZGVm==", "a.b.c", "v1.local"])
+def test_a_key_may_have_dots_in_it(key: str) -> None:
+    assert read_keys(key, {}) == (key,)
+
+
+def test_an_empty_key_is_refused_rather_than_taken_for_none() -> None:
+    with pytest.raises(BadInput):
+        read_keys("", {})
+
+
+@pytest.mark.parametrize("key", ["", "a b", "schl\u00fcssel", "x" * 5000, "tab\t"])
+def test_settings_refuse_what_cannot_go_through_a_header_and_do_not_repeat_it(key: str) -> None:
+    with pytest.raises(BadInput) as raised:
+        ServerSettings(api_keys=(key,))
+    assert not key or key not in str(raised.value)
