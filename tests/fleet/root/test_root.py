@@ -222,7 +222,7 @@ def test_requests_go_on_through_whatever_happens(
                 await found.until(lambda: found.count > again_from + 30)
                 (rank,) = back.ranks()
                 os.kill(rank, signal.SIGSTOP)
-                await found.until_line("gave no sign of life", len(found.lines) - 1)
+                await found.until_line("sent no heartbeat", len(found.lines) - 1)
                 found.is_enough = True
                 assert min(await asyncio.gather(*tasks)) > 0
                 await found.until(

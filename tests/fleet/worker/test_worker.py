@@ -260,7 +260,7 @@ def test_a_rank_that_dies_is_told_of_at_once_and_a_silent_root_loses_its_ranks(w
     (pid,) = root.wait(RanksStarted, since=since).pids
     root.fall_silent()
     wait_until_gone([pid])
-    wait_for(lambda: any("nothing was heard" in line for line in worker.lines()))
+    wait_for(lambda: any("no heartbeat" in line for line in worker.lines()))
 
 
 def test_a_root_that_is_killed_leaves_nothing_and_the_next_is_welcome(worker: WorkerProcess, roots: Any) -> None:
@@ -273,7 +273,7 @@ def test_a_root_that_is_killed_leaves_nothing_and_the_next_is_welcome(worker: Wo
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
     }
-    silences = sum("nothing was heard" in line for line in worker.lines())
+    silences = sum("no heartbeat" in line for line in worker.lines())
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=environment) as killed:
         assert killed.stdout is not None
         try:
@@ -283,7 +283,7 @@ def test_a_root_that_is_killed_leaves_nothing_and_the_next_is_welcome(worker: Wo
             killed.kill()
     wait_until_gone([pid])
     wait_for(lambda: worker.is_free, "the end of the root")
-    assert sum("nothing was heard" in line for line in worker.lines()) == silences, "its end was seen, not missed after a while"
+    assert sum("no heartbeat" in line for line in worker.lines()) == silences, "its end was seen, not missed after a while"
     roots().wait(Joined)
 
 
@@ -293,7 +293,7 @@ def test_a_worker_that_stood_still_is_missed_and_comes_back(worker: WorkerProces
     (pid,) = root.wait(RanksStarted).pids
     os.kill(worker.pid, signal.SIGSTOP)
     try:
-        wait_for(lambda: "nothing was heard" in root.lost)
+        wait_for(lambda: "no heartbeat" in root.lost)
         root.close()
     finally:
         os.kill(worker.pid, signal.SIGCONT)
