@@ -149,16 +149,16 @@ def test_a_closed_pipe_is_quiet() -> None:
 
 
 HEAVY = frozenset(
-    "torch numpy transformers tokenizers safetensors matplotlib triton huggingface_hub jinja2 fastapi uvicorn httpx pynvml llguidance".split()
+    "torch numpy transformers tokenizers safetensors matplotlib triton huggingface_hub jinja2 starlette uvicorn httpx pynvml llguidance".split()
 )
-PLANNING = frozenset("cli core errors families formats plan units".split())
+PLANNING = frozenset("bundled cli core errors families formats open plan units".split())
 
 
 @pytest.mark.parametrize(
     ("arguments", "packages", "most"),
     [
-        (["--help"], {"cli", "core", "errors"}, 40),
-        (["plan", "--help"], {"cli", "core", "errors"}, 40),
+        (["--help"], {"cli", "core", "errors", "units"}, 60),
+        (["plan", "--help"], {"cli", "core", "errors", "units"}, 60),
         (["plan", "GLM-4.5-Air", "--on", "1xH200", "--quant", "int4", "--json"], PLANNING, 150),
     ],
     ids=["help", "plan-help", "plan"],
