@@ -43,7 +43,7 @@ class Watched(LocalClient):
         self.model = model or self.model
         super().__init__(launch(self.model), model_text(), progress)
         self.ports: list[ProcessTransport] = []
-        self._requests._make_port = self._port
+        self._requests._make_transport = self._port
 
     def _port(self) -> ProcessTransport:
         self.ports.append(ProcessTransport(RankJob(launch=launch(self.model))))

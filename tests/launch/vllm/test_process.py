@@ -123,7 +123,7 @@ def test_a_killed_program_is_named(tmp_path: Path) -> None:
     asyncio.run(server.wait_healthy())
     os.kill(pids_of(tmp_path)[0], signal.SIGKILL)
     server.process.wait(HUNG_SECONDS)
-    assert "ended by SIGKILL" in str(server.why_ended())
+    assert "killed by SIGKILL" in str(server.why_ended())
     server.close()
 
 

@@ -76,14 +76,14 @@ import os, sys, time
 from pathlib import Path
 from windlass.cli import execute as run
 from windlass.train.data.prepare import inputs
-from windlass.train.data.prepare.processes import tell
+from windlass.train.data.prepare.processes import report_progress
 from windlass.train.data.prepare.unit import UnitWork
 inputs.SMALLEST_UNIT, inputs.UNITS = 20_000, 10**9
 whole = UnitWork.run
 def held(self, unit):
     while unit.number >= 5 and Path(os.environ["HOLD"]).exists():
         time.sleep(0.01)
-        tell(0)
+        report_progress(0)
     return whole(self, unit)
 UnitWork.run = held
 if __name__ == "__main__":

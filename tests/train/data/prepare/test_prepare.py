@@ -171,7 +171,7 @@ def test_interrupted_work_goes_on_and_gives_the_same(tmp_path: Path, tokenizer: 
     with pytest.raises(BadInput, match="was not finished"):
         read_manifest(tmp_path / "out")
     assert not list((tmp_path / "out").glob("*.part"))
-    with pytest.raises(BadInput, match="unfinished work with another settings"):
+    with pytest.raises(BadInput, match="unfinished work with a different settings"):
         prepared([source], tmp_path / "out", tokenizer)
     (tmp_path / "out" / "train-00001.tokens.bin").unlink()  # what has gone is made again
     again: list[int] = []
