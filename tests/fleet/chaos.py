@@ -23,7 +23,7 @@ from followed import HUNG_SECONDS, Line
 
 OVER, READY = r"epoch \d+ is over", r"epoch \d+ is ready"
 """The root's words."""
-SILENT = r"is gone \(nothing was heard for"
+SILENT = r"is lost \(no heartbeat for"
 PIECES = 16
 """Of answers that go on."""
 

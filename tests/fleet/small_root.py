@@ -41,7 +41,8 @@ CONFIG = json.loads((Path(__file__).parents[1] / "families" / "tiny" / "llama.js
 SECRET = b"sixteen bytes are enough"
 
 PATIENT = """
-import windlass.cli, windlass.fleet.ranks as ranks, windlass.fleet.worker as worker
+import windlass.cli
+from windlass.fleet.worker import rank_processes as ranks, worker
 worker.HANDSHAKE_SECONDS, ranks.HEARTBEAT_TIMEOUT_SECONDS = {}, {}
 windlass.cli.main()
 """

@@ -114,7 +114,7 @@ def test_experts_whose_ranks_die_or_stand_still(experts: Path, hosts: Hosts, tmp
     print(cluster.said)
     assert check(answers, undisturbed, chaos.changes) >= 2
     assert "SIGKILL" in chaos.noticed["rank killed"], chaos.noticed
-    assert "no sign of life" in chaos.noticed["rank stood still"], chaos.noticed
+    assert "no heartbeat" in chaos.noticed["rank stood still"], chaos.noticed
     check_end(cluster, signal.SIGINT)
     for number in (2, 3):
         assert cluster.end_worker(number) == 0

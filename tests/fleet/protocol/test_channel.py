@@ -368,7 +368,7 @@ def test_silence_ends_a_channel_and_life_does_not(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(channel_module, "time", owned_time.clock())
     silent, heard_of = Heard(1e9), Heard(3.9)
     assert kept_alive(silent, 3600.0) == 4.25
-    assert isinstance(silent.end, ChannelLost) and "nothing was heard for 4.2 s" in str(silent.end)
+    assert isinstance(silent.end, ChannelLost) and "no heartbeat for 4.2 s" in str(silent.end)
     assert kept_alive(heard_of, 3600.0) == 3600.0 and isinstance(heard_of.end, TimeoutError)
     assert len(silent.posted) == 5 and heard_of.posted == [Heartbeat()] * 3600
 

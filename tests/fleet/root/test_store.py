@@ -52,7 +52,7 @@ def test_in_the_words_of_workers_and_of_ranks() -> None:
         await asyncio.sleep(1.0)
         return answers
 
-    words = "no note 'never' after 2 s"
+    words = "no rank put 'never' within 2 s"
     assert owned_time.run(run()) == [
         EpochKeyFound(7, b"value"),
         KeyFound(8, b"value"),

@@ -171,7 +171,7 @@ def test_a_rank_that_stands_still_is_missed_within_five_seconds(monkeypatch: pyt
         root.wire.post(start())
         while not isinstance(ended := await root.wire.receive(), RankEnded):
             pass
-        assert ended.kind == "Stuck" and "no sign of life for 4." in ended.reason
+        assert ended.kind == "Stuck" and "no heartbeat for 4." in ended.reason
         assert 600.0 < asyncio.get_running_loop().time() < 605.0 and rank.returncode
         await root.close()
 

@@ -239,7 +239,7 @@ def test_a_rank_that_stands_still_is_found_and_ended(tmp_path: Path) -> None:
         os.kill(pid, signal.SIGSTOP)
         ended = root.wait(RankEnded)
         assert (ended.kind, ended.rank, ended.epoch) == ("Stuck", 1, 1)
-        assert "no sign of life" in ended.reason and not is_there(pid)
+        assert "no heartbeat" in ended.reason and not is_there(pid)
         with pytest.raises(GroupLost):
             generated(engine, [1, 2, 3], 30)
         engine.close()
