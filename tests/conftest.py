@@ -65,22 +65,22 @@ def smollm2() -> Path:
 # --- make quick --------------------------------------------------------------------------------------------------------
 
 SLOW_FILES = frozenset(
-    "convert/test_layout formats/test_download formats/test_hub launch/test_vllm_process serve/test_node_client serve/test_page "
-    "serve/test_page_markdown serve/test_schema serve/test_window text/test_gguf_tokenizer".split()
+    "convert/test_layout formats/hub/test_download formats/hub/test_hub launch/vllm/test_process serve/clients/test_node serve/page/test_page "
+    "serve/page/test_page_markdown serve/api/test_schema serve/monitor/test_rolling text/tokenize/test_gguf_tokenizer".split()
 )
 """Of pure tests, those that take seconds: browsers, servers, thousands of requests, whole vocabularies."""
 CHEAP_FILES = frozenset(
-    "engine/test_masks engine/test_runner formats/test_dllama_tokenizer formats/test_store kernels/test_arena "
-    "kernels/test_attention_reference kernels/test_experts_reference kernels/test_linear_reference kernels/test_route kernels/test_spans "
-    "measure/test_held quant/test_bounds quant/test_packed weights/test_dictionary weights/test_slices weights/test_source".split()
+    "engine/sample/test_masks engine/execute/test_runner formats/dllama/test_tokenizer formats/safetensors/test_store "
+    "kernels/program/test_arena kernels/ops/test_attention kernels/ops/test_experts kernels/ops/test_linear kernels/ops/test_route "
+    "kernels/test_head_groups measure/test_weight_bytes quant/test_bounds quant/test_packed weights/load/test_dictionary "
+    "weights/tensors/test_slices weights/test_source".split()
 )
 """Of tests that need torch, those that take milliseconds."""
 
 
 def _named(path: Path) -> str:
-    """The folder under tests, and the file: where in the folder does not matter."""
-    inside = path.parts[len(Path(__file__).parts) - 1 :]
-    return f"{inside[0]}/{path.stem}" if len(inside) > 1 else path.stem
+    """As in the lists above: from tests/, without its suffix."""
+    return str(path.relative_to(Path(__file__).parent).with_suffix(""))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -102,8 +102,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 # --- what is missing is said once -------------------------------------------------------------------------------------
 
 OPTIONAL = frozenset(
-    "accelerate compressed_tensors deepspeed fastapi gguf httptools httpx huggingface_hub jinja2 jsonschema llguidance matplotlib numpy "
-    "openai playwright prometheus_client pyarrow pynvml safetensors schemathesis tensorboard tokenizers torch transformers triton "
+    "accelerate compressed_tensors deepspeed gguf httptools httpx huggingface_hub jinja2 jsonschema llguidance matplotlib numpy "
+    "openai playwright prometheus_client pyarrow pynvml safetensors schemathesis starlette tensorboard tokenizers torch transformers triton "
     "uvicorn uvloop".split()
 )
 MISSING = re.compile(r"(?:No module named '|import of )(\w+)")

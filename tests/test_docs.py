@@ -38,9 +38,13 @@ def missing_paths(text: str, page: Path) -> Iterator[str]:
 
 
 def _is_ours(path: str) -> bool:
-    """Other projects have folders `src` and `docs` too; ours are src/windlass and pages right under docs."""
+    """Other projects have folders `src` and `docs` too; ours are src/windlass, and docs with its guides and reference."""
     first, *rest = path.split("/")
-    return first in OURS and (first != "src" or rest[0] == "windlass") and (first != "docs" or len(rest) == 1)
+    return (
+        first in OURS
+        and (first != "src" or rest[0] == "windlass")
+        and (first != "docs" or len(rest) == 1 or rest[0] in ("guides", "reference"))
+    )
 
 
 def missing_modules(text: str) -> Iterator[str]:

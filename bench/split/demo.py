@@ -2,7 +2,7 @@
 
 Run: python bench/split/demo.py MODEL [--prompt TEXT] [--workers 2]
 
-What a user would type is printed and done; the two texts must be the same. Computed in fp32 (--exact): see docs/guides/split.md, "The same text?".
+What a user would type is printed and done; the two texts must be the same. Computed in fp32 (--exact): see docs/guides/split.md, "Reproducibility".
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def test_save_and_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert json.loads(saved.read_text())["fits"] is True
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["plan.json", "plan.png"]
-    assert "written" in capsys.readouterr().out
+    assert "saved" in capsys.readouterr().out
 
 
 def test_unwritable_save_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -149,16 +149,16 @@ def test_a_closed_pipe_is_quiet() -> None:
 
 
 HEAVY = frozenset(
-    "torch numpy transformers tokenizers safetensors matplotlib triton huggingface_hub jinja2 fastapi uvicorn httpx pynvml llguidance".split()
+    "torch numpy transformers tokenizers safetensors matplotlib triton huggingface_hub jinja2 starlette uvicorn httpx pynvml llguidance".split()
 )
-PLANNING = frozenset("cli core errors families formats plan units".split())
+PLANNING = frozenset("bundled cli core errors families formats open plan units".split())
 
 
 @pytest.mark.parametrize(
     ("arguments", "packages", "most"),
     [
-        (["--help"], {"cli", "core", "errors"}, 40),
-        (["plan", "--help"], {"cli", "core", "errors"}, 40),
+        (["--help"], {"cli", "core", "errors", "units"}, 60),
+        (["plan", "--help"], {"cli", "core", "errors", "units"}, 60),
         (["plan", "GLM-4.5-Air", "--on", "1xH200", "--quant", "int4", "--json"], PLANNING, 150),
     ],
     ids=["help", "plan-help", "plan"],

@@ -140,9 +140,9 @@ def save_out_of_reach(rank: int, count: int, folder: str, local: str) -> None:
     def gone(*given: Any) -> None:
         raise OSError(5, "Input/output error")
 
-    checkpoints_module = __import__("windlass.train.checkpoint.checkpoints", fromlist=["bring_together"])
-    assert checkpoints_module.bring_together is gathering.copy_to_shared
-    checkpoints_module.bring_together = gone
+    checkpoints_module = __import__("windlass.train.checkpoint.checkpoints", fromlist=["copy_to_shared"])
+    assert checkpoints_module.copy_to_shared is gathering.copy_to_shared
+    checkpoints_module.copy_to_shared = gone
     for step in (2, 3):
         checkpoints.save(step, state(mesh, rank, float(step)), wait=True)
     assert checkpoints.num_failed == 2 and checkpoints.steps() == []

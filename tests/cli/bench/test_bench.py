@@ -68,7 +68,7 @@ def test_batches() -> None:
         (["GLM-4.5-Air", "--random-weights", "--tp", "3", "--ep", "2"], "--ep 2 must divide --tp 3"),
         (["GLM-4.5-Air", "--random-weights", "--tp", "2", "--sync", "int3"], "--sync is exact or int8"),
         (["GLM-4.5-Air", "--random-weights", "--sync", "int8"], "--sync int8 is for several ranks"),
-        (["GLM-4.5-Air", "--random-weights", "--tp", "2", "--profile", "x.json"], "look into one process"),
+        (["GLM-4.5-Air", "--random-weights", "--tp", "2", "--profile", "x.json"], "measure one process"),
     ],
 )
 def test_mistakes_are_one_line(words: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:

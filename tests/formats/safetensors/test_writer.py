@@ -206,7 +206,7 @@ import os, random, signal, sys
 from pathlib import Path
 from windlass.formats.disk.journal import Journal
 from windlass.formats.safetensors.shards import OutTensor, plan_shards
-from windlass.formats.safetensors.writer import ShardWriter, file_digest
+from windlass.formats.safetensors.writer import SafetensorsWriter, file_digest
 
 tensors = [OutTensor(name=f"t{i}", dtype="U8", shape=(5000,)) for i in range(20)]
 
@@ -218,7 +218,7 @@ def work(folder):
         if (folder / shard.file).exists():  # complete, but killed before that was recorded
             journal.record(shard.file, file_digest(folder / shard.file))
             continue
-        writer = ShardWriter(folder / shard.file, shard.tensors)
+        writer = SafetensorsWriter(folder / shard.file, shard.tensors)
         for tensor in shard.tensors:
             if writer.resumed and journal.done(tensor.name):
                 continue

@@ -30,7 +30,7 @@ def test_an_answer_with_small_sums(smollm2: Path, tmp_path: Path) -> None:
     """62 sums a token, each rounded twice: logits are some 6 % off (root mean square, of their spread)."""
     tokenizer = model_text(smollm2).tokenizer
     given = (str(tmp_path), str(smollm2), tokenizer.encode(PROMPT), {"exact": EXACT, "int8": EXACT._replace(sync="int8")}, 8)
-    assert exit_codes(3, write_answers, *given, seconds=300) == [0, 0, 0]
+    assert exit_codes(3, write_answers, *given) == [0, 0, 0]
     found = load_file(tmp_path / "answers.safetensors")
     for name in ("exact", "int8"):
         assert "Paris" in tokenizer.decode(found[f"{name} tokens"].tolist()), name

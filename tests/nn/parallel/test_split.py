@@ -143,7 +143,7 @@ def test_alone_nothing_is_said(tiny: Any) -> None:
 def test_the_comparison_would_notice(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A bias that every rank adds, heads that ask the wrong keys, experts under others' numbers."""
     for chosen, mistake in (
-        ("gpt2", lambda: monkeypatch.setattr(ModelShard, "adds", property(lambda shard: True))),
+        ("gpt2", lambda: monkeypatch.setattr(ModelShard, "adds_bias", property(lambda shard: True))),
         ("llama", lambda: monkeypatch.setattr("windlass.nn.mixers.attention.spans_of", lambda *_: ())),
         ("glm4_moe", lambda: monkeypatch.setattr(ModelShard, "experts", lambda *_: (0, 5))),
     ):

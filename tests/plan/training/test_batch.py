@@ -71,8 +71,8 @@ def test_the_run_of_llama_3(model: Model) -> None:
     plan = plan_training(spec, rules, parse_hardware("2048x(8xH100-80GB)@400Gb"), recipe_from(asked))
     assert plan.fits
     assert (plan.job.global_batch, plan.layout.dp) == (2048, 128)
-    assert "2,048 sequences = 16.78M tokens, the nearest to 16.00M that divides" in reason(plan, "batch")
-    assert "bubble costs" in reason(plan, "batch")
+    assert "2,048 sequences = 16.78M tokens, the nearest to 16.00M that is divisible" in reason(plan, "batch")
+    assert "pipeline bubble is" in reason(plan, "batch")
     assert 0.3 < plan.model_flops_utilization < 0.45
 
 

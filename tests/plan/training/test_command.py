@@ -27,8 +27,8 @@ def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, An
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--train", "--quant", "int4"], "--quant is about running"),
-        (["--train", "--quant", "auto"], "--quant is about running"),
+        (["--train", "--quant", "int4"], "--quant is for inference plans"),
+        (["--train", "--quant", "auto"], "--quant is for inference plans"),
         (["--train", "--engine", "vllm"], "--engine"),
         (["--train", "--context", "8k"], "--context"),
         (["--train", "--concurrency", "2"], "--concurrency"),
@@ -37,11 +37,11 @@ def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, An
         (["--train", "--group", "64"], "--group"),
         (["--train", "--prompt-tokens", "1k"], "--prompt-tokens"),
         (["--train", "--new-tokens", "1k"], "--new-tokens"),
-        (["--train", "--dp", "2"], "--dp follows"),
-        (["--tokens", "1T"], "--tokens is about training"),
-        (["--sequence", "4k"], "--sequence is about training"),
-        (["--batch", "4M"], "--batch is about training"),
-        (["--train", "--sequence", "256k"], "a sequence of 262,144 tokens is beyond Llama-3.1-8B's 131,072"),
+        (["--train", "--dp", "2"], "--dp cannot be set"),
+        (["--tokens", "1T"], "--tokens is for training plans"),
+        (["--sequence", "4k"], "--sequence is for training plans"),
+        (["--batch", "4M"], "--batch is for training plans"),
+        (["--train", "--sequence", "256k"], "sequence length 262,144 exceeds the 131,072 tokens of Llama-3.1-8B"),
     ],
 )
 def test_flags_of_the_other_half_are_refused(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -78,7 +78,7 @@ def test_the_optimizer_leaves_beside_tp(model: Model) -> None:
 def test_offload_has_its_limits(model: Model) -> None:
     with pytest.raises(Impossible, match="nvme is DeepSpeed"):
         plan(model, LLAMA_70B, "8xH100-80GB", parallel={"tp": 8}, memory={"offload": "nvme"})
-    with pytest.raises(Impossible, match="does nothing on CPUs"):
+    with pytest.raises(Impossible, match="has no effect on CPUs"):
         plan(model, LLAMA_8B, "cpu:16,ram=64GB", memory={"offload": "cpu"})
 
 

@@ -14,7 +14,7 @@ from serving import running
 from waiting import HUNG_SECONDS
 
 pytestmark = [pytest.mark.pure, pytest.mark.multi]
-SCRIPT = Path(__file__).with_name("stream.mjs")
+SCRIPT = Path(__file__).parents[1] / "stream.mjs"
 
 
 @pytest.fixture(scope="module")

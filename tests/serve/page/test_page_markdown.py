@@ -243,7 +243,7 @@ for (const name of ["indexOf", "includes"]) {
     return found;
   };
 }
-const { parse } = await load("markdown.js");
+const { parse } = await load("markdown/parse.js");
 const steps = (text) => {
   post("Profiler.takePreciseCoverage");
   scanned = 0;

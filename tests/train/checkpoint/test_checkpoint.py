@@ -149,7 +149,7 @@ def test_other_data_is_told_of(run: Checkpoints, said: list[str]) -> None:
     assert said == []
     run.identity = CheckpointIdentity(model="made up", spec="1", data="second")
     run.load(state(0.0))
-    assert said == ["the data is not what the checkpoint was trained on: its sample numbers mean other samples now"]
+    assert said == ["the data differs from that of the checkpoint: sample numbers now refer to other samples"]
 
 
 def test_nothing_to_go_on_from(run: Checkpoints) -> None:
@@ -184,7 +184,7 @@ def test_a_damaged_one_is_left_out_with_a_word(run: Checkpoints, said: list[str]
         file.unlink()
     into = state(0.0)
     assert run.load(into) == 1 and into["progress"]["step"] == 1
-    assert len(said) == 1 and said[0].startswith("the checkpoint of step 2 is left out: ") and "\n" not in said[0]
+    assert len(said) == 1 and said[0].startswith("skipping the checkpoint of step 2: ") and "\n" not in said[0]
     with pytest.raises(BadCheckpoint):
         run.load(into, step=2)
 
@@ -228,9 +228,9 @@ def _sign(folder: Path, name: str) -> None:
 FULL = """
 import sys, torch
 from pathlib import Path
-from windlass.train.checkpoint import Checkpoints, Identity
+from windlass.train.checkpoint import CheckpointIdentity, Checkpoints
 
-run = Checkpoints(Path(sys.argv[1]) / "run", Identity(model="m", spec="1"), notify=lambda text: print("said", text))
+run = Checkpoints(Path(sys.argv[1]) / "run", CheckpointIdentity(model="m", spec="1"), notify=lambda text: print("said", text))
 for step, size in ((1, 100), (2, 2_000_000), (3, 100)):
     run.save(step, {"model": {"weight": torch.zeros(size)}}, wait=True)
     print(step, run.steps(), run.num_failed, sorted(path.name for path in run.folder.iterdir()))
@@ -254,7 +254,7 @@ def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "1 [1] 0 ['.lock', 'step-00000001']",
-        "said the checkpoint of step 2 could not be saved, training goes on: No space left on device",
+        "said the checkpoint of step 2 could not be saved, training continues: No space left on device",
         "2 [1] 1 ['.lock', 'step-00000001']",
         "3 [1, 3] 1 ['.lock', 'step-00000001', 'step-00000003']",
     ]

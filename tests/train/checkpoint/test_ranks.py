@@ -91,7 +91,7 @@ def test_a_host_that_is_missing(nodes: Path) -> None:
     said: list[str] = []
     (nodes / "hostfile").write_text("node0\n")
     assert consolidate(Path("/disk"), nodes / "run", read_hostfile(nodes / "hostfile"), said.append) == []
-    assert said == ["step 3 is left as it is: the parts of ranks 1 are on no host"]
+    assert said == ["skipping step 3: no host has the parts of ranks 1"]
     (nodes / "hostfile").write_text("node7\n")
     with pytest.raises(BadInput, match="ssh to node7 failed: ssh: Could not resolve hostname node7"):
         consolidate(Path("/disk"), nodes / "run", read_hostfile(nodes / "hostfile"), print)

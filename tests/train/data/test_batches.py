@@ -231,7 +231,7 @@ def fails(folder: Path, word: str, *paths: str, **values: Any) -> None:
 
 def test_a_missing_shard_is_one_line(two: Path) -> None:
     (two / "a" / "train-00001.tokens.bin").unlink()
-    fails(two, r"train-00001\.tokens\.bin cannot be opened: No such file")
+    fails(two, r"cannot open the shard .*train-00001\.tokens\.bin: No such file")
 
 
 def test_a_short_shard_is_one_line(two: Path) -> None:
@@ -247,13 +247,13 @@ def test_a_damaged_manifest_is_one_line(two: Path, content: bytes) -> None:
 
 
 def test_other_folders_are_one_line(two: Path) -> None:
-    fails(two, "there is no such folder", "nowhere")
+    fails(two, "the directory does not exist", "nowhere")
     (two / "empty").mkdir()
     fails(two, r"there is no manifest\.json", "empty")
     make_shards(two / "c", [numbered([30])], tokenizer="another")
     fails(two, "different tokenizers", "a", "c")
     fails(two, "has no weight", "a", "b", weights=[1.0, None])
-    fails(two, "above 0", "a", "b", weights=[1.0, -1.0])
+    fails(two, "positive finite number", "a", "b", weights=[1.0, -1.0])
     with pytest.raises(BadInput, match="has no data"):
         open_batches(DataSection(sequence_length=8), two)
     with pytest.raises(BadInput, match="sequence_length is missing"):

@@ -49,16 +49,16 @@ def test_check_as_json(source: Path, tokenizer: Path, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["SOURCE", "OUT"], "--tokenizer is missing"),
-        (["SOURCE", "--tokenizer", "T"], "give SOURCES and then OUT"),
+        (["SOURCE", "OUT"], "--tokenizer is required"),
+        (["SOURCE", "--tokenizer", "T"], "give at least one source"),
         (["SOURCE", "OUT", "--tokenizer", "T", "--validation", "1.5"], "--validation is 1.5"),
-        (["SOURCE", "OUT", "--tokenizer", "T", "--jobs", "-1"], "--jobs is 0"),
+        (["SOURCE", "OUT", "--tokenizer", "T", "--jobs", "-1"], "--jobs must be at least 0"),
         (["SOURCE", "OUT", "--tokenizer", "nowhere"], "nowhere"),
-        (["gone.txt", "OUT", "--tokenizer", "T"], "gone.txt is no file and no folder"),
-        (["SOURCE", "OUT", "--tokenizer", "T", "--template", "gone"], "the template gone cannot be read"),
+        (["gone.txt", "OUT", "--tokenizer", "T"], "gone.txt does not exist"),
+        (["SOURCE", "OUT", "--tokenizer", "T", "--template", "gone"], "cannot read the chat template gone"),
         (["SOURCE", "OUT", "--tokenizer", "T", "--longest", "many"], "'many' is not a context length"),
-        (["SOURCE", "--verify"], "holds no token shards"),
-        (["SOURCE", "--verify", "--check"], "choose one"),
+        (["SOURCE", "--verify"], "has no token shards"),
+        (["SOURCE", "--verify", "--check"], "cannot be combined"),
     ],
 )
 def test_bad_words_are_one_line(

@@ -235,5 +235,5 @@ def test_a_save_that_fails_is_done_again_at_the_end(rig: Rig, monkeypatch: pytes
 
 
 def test_nothing_to_resume(rig: Rig) -> None:
-    with pytest.raises(BadInput, match="has no checkpoint to go on from"):
+    with pytest.raises(BadInput, match="has no checkpoint to resume from"):
         rig.loop(Learner(5)).resume()

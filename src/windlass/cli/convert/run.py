@@ -119,7 +119,7 @@ def _hub_name(source: str) -> str:
 
     found = find_model(source)
     if found.path is not None:
-        raise BadInput(f"--stream is for models on the hub; {source} is already here")
+        raise BadInput(f"--stream is for models on the hub, but {source} is local; leave it out")
     return found.hub
 
 

@@ -70,7 +70,7 @@ def plan(
     output = PlanOutput(as_json=as_json, save=save, plot=plot)
     pins = {name: value for name, value in (("tp", tp), ("pp", pp), ("ep", ep), ("dp", dp)) if value is not None}
     if train or target.endswith(".toml"):
-        _refuse(ctx, SERVING, "for inference plans; set it in the recipe instead")
+        _refuse(ctx, SERVING, "for inference plans; remove it")
         training = plan_training.TrainingArguments(
             on=on,
             pins=pins,

@@ -1,6 +1,6 @@
 """Advice on the engine: which one suits the plan better, and why. Pure; the search does the choosing.
 
-Based on measurements and implemented features only (docs/guides/vllm.md, "When").
+Based on measurements and implemented features only (docs/guides/vllm.md, "When to use it").
 """
 
 from __future__ import annotations

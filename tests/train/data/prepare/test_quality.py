@@ -73,7 +73,7 @@ BAD = [
     (b"{not json\n", "not JSON"),
     (b"[1, 2]\n", "not an object"),
     (b'{"body": "x"}\n', "has no text or messages; its fields are body"),
-    (b'{"text": 5}\n', "neither a text nor"),
+    (b'{"text": 5}\n', "neither a string nor"),
     (b'{"messages": [{"content": "no role"}]}\n', "objects with a role"),
     (b'{"messages": [{"role": "user", "content": "\\ufdd0"}]}\n', "U+FDD0"),
     (b"\xff\xfe{}\n", "not JSON"),
@@ -96,8 +96,8 @@ def test_bad_records_are_counted_where_asked(tmp_path: Path, tokenizer: Path) ->
 @pytest.mark.parametrize(
     ("name", "content", "why"),
     [
-        ("in.parquet", b"PAR1 not really", "is not a Parquet file"),
-        ("in.jsonl.gz", b"\x1f\x8bbroken", "cannot be read"),
+        ("in.parquet", b"PAR1 not really", "is not a valid Parquet file"),
+        ("in.jsonl.gz", b"\x1f\x8bbroken", "cannot read"),
     ],
 )
 def test_damaged_files_are_one_line(tmp_path: Path, tokenizer: Path, name: str, content: bytes, why: str) -> None:
@@ -116,7 +116,7 @@ def test_columns_that_are_not_there_are_named(tmp_path: Path, tokenizer: Path) -
 
 def test_sources_that_are_nothing_are_one_line(tmp_path: Path, tokenizer: Path) -> None:
     (tmp_path / "empty").mkdir()
-    for source, why in ((tmp_path / "nowhere", "is no file and no folder"), (tmp_path / "empty", "has no files to read")):
+    for source, why in ((tmp_path / "nowhere", "does not exist"), (tmp_path / "empty", "has no text")):
         with pytest.raises(BadInput, match=why):
             check([str(source)], PrepareSettings(tokenizer=str(tokenizer)), jobs=1)
     (tmp_path / "a.txt").write_text("x")
