@@ -199,7 +199,7 @@ def test_a_stuck_engine_is_told_from_a_busy_one_and_can_be_replaced() -> None:
         await inner.info()
         os.kill(stuck, signal.SIGSTOP)
         late = Request(prompt="hello", deadline_seconds=0.2)
-        with pytest.raises(Late, match=r"not whole after 0\.2 s"):  # by who waits: who is stuck says nothing
+        with pytest.raises(Late, match=r"timed out after 0\.2 s"):  # by who waits: who is stuck says nothing
             await anext(inner.generate(late))
         await inner.restart()
         assert not is_running(stuck)

@@ -187,7 +187,7 @@ def test_an_answer_that_is_cut_off_says_so(running: Running) -> None:
         ("grammar", "begin: /a/", "the constraint cannot be compiled: .*no start rule"),
         ("json_schema", '{"type": "strin"}', "the constraint cannot be compiled: .*strin"),
         ("json_schema", '{"not": {"type": "string"}}', "the constraint cannot be compiled: .*not"),
-        ("json_schema", "false", "no answer can be"),
+        ("json_schema", "false", "no output can match"),
     ],
 )
 def test_what_does_not_compile_is_refused_and_the_engine_goes_on(running: Running, kind: Any, value: str, words: str) -> None:

@@ -230,10 +230,12 @@ class Session:
             self._channel.post(messages.EpochEnded(number))
 
     async def _end_ranks(self) -> None:
-        epoch, self._epoch = self._epoch, None
+        epoch = self._epoch
         if epoch is None:
             return
+        # Forgotten only when all are gone: whoever is cancelled here leaves the rest to the next call.
         await asyncio.gather(*(process.close() for process in epoch.processes.values()))
+        self._epoch = None
         self._takes.clear()
         seconds = time.monotonic() - epoch.began
         self._log.line(f"{epoch.name}: ended after {seconds:.0f} s, {epoch.rows:,} tokens")
