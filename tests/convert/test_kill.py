@@ -221,7 +221,7 @@ import sys, time
 from pathlib import Path
 from windlass.convert import run
 from windlass.cli import main
-land, landed = run._Loop._land, 0
+land, landed = run._Loop._collect_next, 0
 def landing(loop):
     global landed
     land(loop)
@@ -229,7 +229,7 @@ def landing(loop):
     if landed == 10:
         Path(sys.argv[1]).touch()
         time.sleep(3600)
-run._Loop._land = landing
+run._Loop._collect_next = landing
 main(sys.argv[2:])
 """
 

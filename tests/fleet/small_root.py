@@ -95,7 +95,9 @@ class WorkerProcess:
     def is_free(self) -> bool:
         """Every root that has joined is gone, by its own words: the next is not told that it is busy."""
         lines = self.lines()
-        return sum(line.endswith(" joined") for line in lines) == sum(line.endswith("; waiting") for line in lines)
+        return sum(line.endswith(" joined") for line in lines) == sum(
+            line.endswith("; waiting for a root") and " listens at " not in line for line in lines
+        )
 
     def ranks(self) -> list[int]:
         """Processes it has started."""

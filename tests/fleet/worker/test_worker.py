@@ -23,6 +23,7 @@ pytest.importorskip("torch")
 from followed import HUNG_SECONDS  # noqa: E402
 from small_root import CONFIG, SmallRoot, WorkerProcess, generated, is_there, tiny, wait_for, wait_until_gone  # noqa: E402
 
+from windlass.cli.bench.ranks import InlineRanks  # noqa: E402
 from windlass.core.launch import Launch, RankJob  # noqa: E402
 from windlass.core.layout import Layout  # noqa: E402
 from windlass.core.ranks.epoch import EpochPlan  # noqa: E402
@@ -97,11 +98,12 @@ def roots(worker: WorkerProcess) -> Iterator[Any]:
 
 def on_one_machine(layout: Layout, prompt: list[int], count: int) -> list[int]:
     """Weights at random are each rank's own, so the same layout is compared with."""
-    engine, _ = load_model(tiny(layout))
-    try:
-        return generated(engine, prompt, count)
-    finally:
-        engine.close()
+    with InlineRanks(lambda _: None, lambda _: None) as ranks:
+        engine, _ = ranks.load(tiny(layout), lambda _done, _total: None)
+        try:
+            return generated(engine, prompt, count)
+        finally:
+            engine.close()
 
 
 def _with_steps(root: Any, epoch: int, count: int) -> Any:
