@@ -268,7 +268,7 @@ def test_a_rank_that_dies_is_told_of_at_once_and_a_silent_root_loses_its_ranks(w
 def test_a_root_that_is_killed_leaves_nothing_and_the_next_is_welcome(worker: WorkerProcess, roots: Any) -> None:
     script = (
         "import time; from small_root import SmallRoot; from windlass.core.layout import Layout\n"
-        "from windlass.fleet.protocol.messages import Started\n"
+        "from windlass.fleet.protocol.messages import RanksStarted\n"
         f"root = SmallRoot({worker.port}); root.start(1, Layout(tp=2)); print(root.wait(RanksStarted).pids[0], flush=True); time.sleep(3600)"
     )
     environment = {
