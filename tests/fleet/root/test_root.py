@@ -205,7 +205,7 @@ def test_requests_go_on_through_whatever_happens(
 
             await found.until(lambda: found.count > 30)
             worker.close()
-            told = await found.until_line(f"{name} is gone")
+            told = await found.until_line(f"{name} is lost")
             assert "no heartbeat" not in told, "its end was seen, not missed after a while"
             assert found.client.is_alive and found.client.is_moving
             await found.until_line("epoch 2 is ready: one device over root")
