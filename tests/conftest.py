@@ -65,7 +65,7 @@ def smollm2() -> Path:
 # --- make quick --------------------------------------------------------------------------------------------------------
 
 SLOW_FILES = frozenset(
-    "convert/test_layout formats/hub/test_download formats/hub/test_hub launch/vllm/test_process serve/clients/test_node serve/page/test_page "
+    "convert/test_layout formats/hub/test_download formats/hub/test_hub launch/vllm_engine/test_process serve/clients/test_node serve/page/test_page "
     "serve/page/test_page_markdown serve/api/test_schema serve/monitor/test_rolling text/tokenize/test_gguf_tokenizer".split()
 )
 """Of pure tests, those that take seconds: browsers, servers, thousands of requests, whole vocabularies."""
