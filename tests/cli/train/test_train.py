@@ -186,9 +186,9 @@ import os, signal, sys, time
 from pathlib import Path
 
 if os.environ.get("RANK") == "1" and os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0":
-    from windlass.train.loop.guard import Guard
+    from windlass.train.loop.guard import LossGuard
 
-    plain, calls = Guard.judge, []
+    plain, calls = LossGuard.judge, []
 
     def judge(*words):
         calls.append(words)
@@ -199,7 +199,7 @@ if os.environ.get("RANK") == "1" and os.environ.get("TORCHELASTIC_RESTART_COUNT"
             os.kill(os.getpid(), signal.SIGKILL)
         return plain(*words)
 
-    Guard.judge = judge
+    LossGuard.judge = judge
 """
 """Read by every Python that is started: the second rank's first life ends in its eighth step, once the fifth is on the disk."""
 
