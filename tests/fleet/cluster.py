@@ -17,7 +17,7 @@ from hosts import Hosts
 
 ROOT = 1
 WORKER_PORT, HTTP_PORT = 9998, 8000
-RANK = re.compile(r"windlass\.engine\.(rank|worker) ")
+RANK = re.compile(r"windlass\.engine\.(ranks\.follower|process) ")
 """In the command line of a process that computes."""
 
 

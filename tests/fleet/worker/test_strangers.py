@@ -142,7 +142,7 @@ def test_a_root_gets_in_while_strangers_hold_the_door(tmp_path: Path) -> None:
     )
     strangers.start()
     try:
-        wait_for(lambda: any("too many that had proved nothing" in line for line in worker.lines()))
+        wait_for(lambda: any("too many unauthenticated connections" in line for line in worker.lines()))
         assert num_descriptors(worker.pid) >= calm + MAX_HALF_OPEN, "there is no room left"
         SmallRoot(worker.port).close()
     finally:

@@ -108,7 +108,8 @@ def _info(path: Path, name: str, raw: msgspec.Raw, header: bytes) -> TensorInfo:
         if stop - start != num_bytes:
             raise ValueError(f"{_shown(entry)} needs {num_bytes} bytes, its offsets give it {stop - start}")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise BadCheckpoint(f"damaged header: {error}", path, name, _place_of(name, header)) from None
+        reason = " ".join(str(error).split())  # names in the file may hold line breaks
+        raise BadCheckpoint(f"damaged header: {reason}", path, name, _place_of(name, header)) from None
     first = LENGTH_BYTES + len(header) + start
     return TensorInfo(name=name, dtype=entry.dtype, shape=entry.shape, file=path, start=first, num_bytes=num_bytes)
 
