@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from windlass.engine.memory import FREE_SHARE, MAX_SEQUENCES, USUAL_TOKENS, block_bytes, cache_bytes, check_weights, limits_for
+from windlass.engine.memory import CPU, GPU, block_bytes, cache_bytes, check_weights, limits_for, max_sequences, spare_bytes
 from windlass.errors import BadInput, DoesNotFit
 from windlass.families import describe, rules
 from windlass.nn.decoder import Decoder
@@ -32,14 +32,27 @@ def test_a_block_takes_what_the_decoder_makes(family: str, kv: str, dtype: torch
     assert made == 7 * block_bytes(spec, kv)
 
 
-def test_the_cache_takes_what_was_given_or_what_is_usual_or_what_there_is() -> None:
+def test_the_cache_takes_what_is_usual_or_what_there_is() -> None:
     spec = spec_of("llama")  # a context of 128
     per_block = block_bytes(spec, "bf16")
-    assert cache_bytes(spec, "bf16", None, 4, 12345, 10) == 12345
-    assert cache_bytes(spec, "bf16", None, 4, None, 10**12) == 4 * 8 * per_block
-    assert cache_bytes(spec, "bf16", 64, 4, None, 10**12) == 4 * 4 * per_block
-    assert cache_bytes(spec, "bf16", None, 4, None, 1000) == 1000 * FREE_SHARE
-    assert MAX_SEQUENCES * USUAL_TOKENS > 0
+    assert cache_bytes(spec, "bf16", None, 4, 10**12, CPU) == 4 * 8 * per_block
+    assert cache_bytes(spec, "bf16", 64, 4, 10**12, CPU) == 4 * 4 * per_block
+    assert cache_bytes(spec, "bf16", None, 4, 1000, CPU) == 1000
+
+
+def test_a_cpu_shares_its_memory_and_a_gpu_keeps_some_for_activations() -> None:
+    assert spare_bytes(1000, CPU) == 500
+    assert spare_bytes(80 * 2**30, GPU) == 72 * 2**30
+    assert spare_bytes(4 * 2**30, GPU) == 4 * 2**30 - GPU.spared_bytes
+    assert spare_bytes(2**30, GPU) == spare_bytes(-5, CPU) == 0
+
+
+def test_as_many_run_at_once_as_have_room() -> None:
+    spec = spec_of("llama")
+    room = 8 * block_bytes(spec, "bf16")  # for a context of 128
+    assert [max_sequences(spec, "bf16", None, room * n, GPU) for n in (0, 1, 200, 10**6)] == [1, 1, 200, 256]
+    assert max_sequences(spec, "bf16", 64, room * 3, GPU) == 6
+    assert max_sequences(spec, "bf16", None, room * 10**6, CPU) == 16
 
 
 def limits(num_blocks: int, context: int | None = None, num_sequences: int = 4) -> Any:

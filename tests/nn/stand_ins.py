@@ -24,7 +24,8 @@ if CUDA_TESTS not in sys.path:
 
 from cuda_references import norm_reference, route_reference
 
-from windlass.kernels.cuda import attention, driver, experts, layout, linear, norm, route
+from windlass.kernels.cuda import attention, driver, experts, int8, layout, linear, norm, route
+from windlass.kernels.cuda.int8 import RoundedRows
 from windlass.kernels.cuda.layout import Tiles
 from windlass.kernels.cuda.route import Routes
 from windlass.nn.fused import decoder as fused
@@ -60,7 +61,7 @@ class StandIns(Small):
                 patch.setattr(module, name, self._counted(name))
         patch.setattr(driver, "num_processors", lambda: PROCESSORS)
         patch.setattr(driver, "kernel", _no_kernel)
-        for module in (fused, fused_ffn, route):
+        for module in (fused, fused_ffn, int8, route):
             patch.setattr(module, "torch", Torch(self.half))
 
     def _counted(self, name: str) -> Any:
@@ -119,6 +120,29 @@ class StandIns(Small):
             part.float() @ rows.T for part, rows in zip(x.split(width, 1), self._dense(weight)[0].split(width, 1), strict=True)
         ]
         return put(out, torch.stack(parts))
+
+    # --- int8: rows are rounded by nothing here, so that all else can be compared exactly
+
+    def empty_rows(self, rows: int, inputs: int, device: torch.device) -> RoundedRows:
+        return RoundedRows(torch.full((rows, inputs), NAN, dtype=self.half, device=device), torch.empty(0))
+
+    def quantize_rows(self, x: Tensor) -> RoundedRows:
+        assert x.dtype == self.half and x.dim() == 2 and x.stride(1) == 1 and x.shape[1] % 128 == 0 and x.stride(0) % 2 == 0
+        return RoundedRows(x, torch.empty(0))
+
+    def linear(
+        self, x: RoundedRows, weight: Tiles, out: Tensor, *, bias: Tensor | None = None, slices: int = 1, rows: int = 128
+    ) -> Tensor:
+        assert weight.group == int8.GROUP and rows in int8.SHAPES
+        return self._sliced(x.codes, weight, out, bias, slices)
+
+    def gate_up(self, x: RoundedRows, weight: Tiles, out: Tensor, routes: Routes) -> Tensor:
+        assert weight.group == int8.GROUP and routes.item_rows.shape[1] in int8.SHAPES
+        return self._gate_up(x.codes, weight, out, routes)
+
+    def down(self, x: RoundedRows, weight: Tiles, out: Tensor, routes: Routes) -> Tensor:
+        assert weight.group == int8.GROUP and routes.item_rows.shape[1] in int8.SHAPES and out.dtype == self.half
+        return self._down(x.codes, weight, out, routes)
 
     # --- experts
 
@@ -202,6 +226,7 @@ class StandIns(Small):
 LAUNCHES: dict[ModuleType, tuple[str, ...]] = {
     linear: ("linear_one", "linear_eight", "linear_wide"),
     experts: ("gate_up_one", "down_one", "gate_up_many", "down_many", "gate_up_wide", "down_wide"),
+    int8: ("empty_rows", "quantize_rows", "linear", "gate_up", "down"),
     route: ("router_one", "router_many", "route_many", "choose_many"),
     attention: ("decode_attention", "rotate_store", "head_norm"),
     norm: ("add_norm", "head_one"),

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -116,10 +117,12 @@ class Small:
     # --- norms
 
     def add_norm(
-        self, residual: Tensor, norm: Tensor, out: Tensor, eps: float, *, parts: Tensor | None = None, weights: Tensor | None = None
-    ) -> Tensor:  # fmt: skip
+        self, residual: Tensor, norm: Tensor, out: Tensor | None, eps: float, *, parts: Tensor | None = None, weights: Tensor | None = None,
+        rounded: Any = None,
+    ) -> None:  # fmt: skip
         plain(torch.float32, residual, norm)
-        plain(self.half, out)
+        results = [*([] if out is None else [out]), *([] if rounded is None else [rounded.codes])]
+        plain(self.half, *results)
         if parts is not None:
             assert parts.dtype in (torch.float32, self.half) and parts.stride(-1) == 1
             by_row = parts.float() if weights is not None else parts.float().transpose(0, 1)
@@ -128,7 +131,8 @@ class Small:
                 plain(torch.float32, weights)
                 factors[:, : weights.shape[1]] = weights
             residual += (by_row * factors[..., None]).sum(1)
-        return put(out, norm_reference(residual, norm, eps))
+        for result in results:
+            put(result, norm_reference(residual, norm, eps))
 
     def head_one(self, x: Tensor, norm: Tensor, weight: Tensor, out: Tensor, eps: float) -> Tensor:
         plain(torch.float32, x, norm, out)

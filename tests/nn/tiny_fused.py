@@ -37,8 +37,10 @@ LLAMA = COMMON | {
 MODELS: dict[str, tuple[dict[str, Any], int]] = {
     "glm": (GLM, 64),
     "glm+qk_norm": (GLM | {"use_qk_norm": True, "attention_bias": False, "num_hidden_layers": 3}, 64),
+    "glm+128": (GLM | {"intermediate_size": 384}, 128),
     "qwen": (QWEN, 128),
     "llama": (LLAMA, 64),
+    "llama+128": (LLAMA | {"intermediate_size": 384}, 128),
     "llama+32": (LLAMA | {"hidden_size": 512, "intermediate_size": 96}, 32),
     "llama+wide": (LLAMA | {"hidden_size": 4608, "intermediate_size": 96, "num_attention_heads": 1, "num_hidden_layers": 1}, 32),
     "llama+deep": (LLAMA | {"intermediate_size": 4416}, 64),

@@ -22,6 +22,7 @@ from windlass.engine.sample.grammar import GrammarCompiler, GrammarMatcher
 from windlass.engine.sample.sampler import Sampler, SamplingState
 from windlass.engine.schedule.scheduler import Chunk, ScheduledBatch, Scheduler, SchedulerLimits
 from windlass.engine.schedule.sequence import Sequence as EngineSequence
+from windlass.engine.warm_up import warm_up_requests
 from windlass.errors import BadInput, Error
 from windlass.kernels.step import KvCache
 from windlass.weights.load.prefetch import trim_heap
@@ -79,6 +80,17 @@ class Engine:
     @property
     def has_work(self) -> bool:
         return self.scheduler.has_work or bool(self._compiling)
+
+    def warm_up(self) -> None:
+        """Before the first request: runs every kind of step once. Nothing of it is seen afterwards."""
+        self.runner.warm_up()
+        for group in warm_up_requests(self.limits, self.num_tokens):
+            for request in group:
+                self.submit(request)
+            self.step()
+        while self.has_work:
+            self.step()
+        self.scheduler, self._totals = Scheduler(self.limits), EngineTotals()
 
     def submit(self, submit: Submit) -> None:
         """Raises BadInput for a request that could never finish."""

@@ -20,13 +20,15 @@ from windlass.core.scheme import Scheme, scheme
 from windlass.engine.engine import Engine
 from windlass.engine.execute.runner import Runner
 from windlass.engine.memory import (
-    MAX_SEQUENCES,
     OTHER_STEP_TOKENS,
     STEP_TOKENS,
     block_bytes,
     cache_bytes,
     check_weights,
+    defaults_of,
     limits_for,
+    max_sequences,
+    spare_bytes,
 )
 from windlass.errors import BadInput, Impossible, UnknownName
 from windlass.families import describe, rules
@@ -66,6 +68,8 @@ def load_model(launch: Launch, progress: Progress | None = None) -> tuple[Engine
     device = chosen_device(launch.device)
     built = build(launch, device, progress)
     engine = make_engine(launch, built.decoder, device)
+    if _kind(device) == "cuda":
+        engine.warm_up()
     return engine, make_info(launch, engine, built, device, time.perf_counter() - began)
 
 
@@ -155,9 +159,11 @@ def make_engine(
     runner: type[Runner] = Runner,
 ) -> Engine:
     """`cache_share`: the fraction of a token's KV bytes that this rank holds."""
-    spec, num_sequences = decoder.spec, launch.max_sequences or MAX_SEQUENCES
-    free = int(free_bytes(device) / cache_share)
-    kv_bytes = cache_bytes(spec, launch.kv_type, launch.context_tokens, num_sequences, launch.kv_bytes, free)
+    spec, defaults = decoder.spec, defaults_of(_kind(device))
+    available = launch.kv_bytes or spare_bytes(int(free_bytes(device) / cache_share), defaults)
+    sizes = spec, launch.kv_type, launch.context_tokens
+    num_sequences = launch.max_sequences or max_sequences(*sizes, available, defaults)
+    kv_bytes = launch.kv_bytes or cache_bytes(*sizes, num_sequences, available, defaults)
     limits = limits_for(
         spec,
         launch.kv_type,

@@ -5,6 +5,8 @@ The system allocates pages of the cache when they are first written, so unused b
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from windlass.core.constants import BLOCK_TOKENS
 from windlass.core.model import ModelSpec, kv_bytes_per_token
 from windlass.core.scheme import KV_BYTES
@@ -12,13 +14,32 @@ from windlass.engine.schedule.scheduler import SchedulerLimits
 from windlass.errors import BadInput, DoesNotFit
 from windlass.units import format_bytes
 
-MAX_SEQUENCES = 16
-USUAL_TOKENS = 2048
-"""KV cache per sequence by default; a single sequence can still be as long as the context."""
 LEAST_TOKENS = 1024
-"""Minimum size of the KV cache, unless --context is smaller."""
-FREE_SHARE = 0.5
-"""Share of the memory left after the weights that the KV cache takes by default."""
+"""Minimum size of the KV cache, unless --context is smaller; and room for each sequence that may run at once."""
+
+
+class CacheDefaults(NamedTuple):
+    """What is taken of a device where nothing was asked for."""
+
+    max_sequences: int
+    """More would make a step slower in proportion."""
+    sequence_tokens: int
+    """KV cache per sequence. What running sequences leave is the prefix cache; a single sequence can still be as long as the context."""
+    free_share: float
+    """Of the memory left after the weights."""
+    spared_bytes: int = 0
+    """At least so much is left for activations."""
+
+
+CPU = CacheDefaults(max_sequences=16, sequence_tokens=2048, free_share=0.5)
+GPU = CacheDefaults(max_sequences=256, sequence_tokens=8192, free_share=0.9, spared_bytes=3 * 2**29)
+"""A GPU is there for the model alone."""
+
+
+def defaults_of(kind: str) -> CacheDefaults:
+    return GPU if kind == "cuda" else CPU
+
+
 STEP_TOKENS = {"cpu": 512}
 """Prefill chunk: enough to use all cores, short enough not to stall decoding sequences."""
 OTHER_STEP_TOKENS = 2048
@@ -39,13 +60,24 @@ def check_weights(name: str, weights_bytes: int, free_bytes: int) -> None:
         )
 
 
-def cache_bytes(spec: ModelSpec, kv: str, context: int | None, num_sequences: int, given: int | None, free_bytes: int) -> int:
-    """The given size, or what the sequences usually fill, limited by free memory."""
-    if given is not None:
-        return given
+def spare_bytes(free_bytes: int, defaults: CacheDefaults) -> int:
+    """What a KV cache may take of the memory left after the weights."""
+    return max(0, min(int(free_bytes * defaults.free_share), free_bytes - defaults.spared_bytes))
+
+
+def max_sequences(spec: ModelSpec, kv: str, context: int | None, available: int, defaults: CacheDefaults) -> int:
+    """How many run at once: as many as have room for a short conversation each in `available` bytes."""
+    tokens = min(context or spec.context_tokens, LEAST_TOKENS)
+    return max(1, min(defaults.max_sequences, available // (_blocks(tokens) * block_bytes(spec, kv))))
+
+
+def cache_bytes(
+    spec: ModelSpec, kv: str, context: int | None, num_sequences: int, available: int, defaults: CacheDefaults
+) -> int:
+    """What the sequences usually fill, limited by what is available."""
     longest = context or spec.context_tokens
-    tokens = max(longest, num_sequences * min(longest, USUAL_TOKENS))
-    return min(_blocks(tokens) * block_bytes(spec, kv), int(max(free_bytes, 0) * FREE_SHARE))
+    tokens = max(longest, num_sequences * min(longest, defaults.sequence_tokens))
+    return min(_blocks(tokens) * block_bytes(spec, kv), available)
 
 
 def limits_for(

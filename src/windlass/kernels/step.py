@@ -7,7 +7,6 @@ serves every batch. Knows no model and no requests.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 from math import prod
 
 import numpy
@@ -44,16 +43,32 @@ class Step:
     """int32 [2] on the host: how many of the largest logits per row are needed (0: all), and the number of real tokens (0: the whole
     vocabulary). Vocabulary-parallel ranks then exchange only those."""
 
+    def sizes(self) -> tuple[list[int], list[int]]:
+        """`starts` and `lengths` as numbers."""
+        starts = self.starts if self.host_starts is None else self.host_starts
+        lengths = self.lengths if self.host_lengths is None else self.host_lengths
+        return starts.tolist(), lengths.tolist()
+
     def longest(self) -> int:
         """Tokens of the longest sequence."""
         return int((self.lengths if self.host_lengths is None else self.host_lengths).max())
 
-    def fresh_bounds(self) -> list[tuple[int, int]] | None:
-        """First and last row of each sequence, if all of them start in this step; None if some have tokens in the cache."""
-        starts = (self.starts if self.host_starts is None else self.host_starts).tolist()
-        lengths = (self.lengths if self.host_lengths is None else self.host_lengths).tolist()
-        bounds = list(pairwise(starts))
-        return bounds if all(last - first == length for (first, last), length in zip(bounds, lengths, strict=True)) else None
+    def part(self, first: int, last: int) -> Step:
+        """Sequences first..last alone, without logits. For steps without padding."""
+        starts, _ = self.sizes()
+        rows = slice(starts[first], starts[last])
+        return Step(
+            tokens=self.tokens[rows],
+            positions=self.positions[rows],
+            slots=self.slots[rows],
+            starts=self.starts[first : last + 1] - starts[first],
+            lengths=self.lengths[first:last],
+            blocks=self.blocks[first:last],
+            logit_rows=self.logit_rows[:0],
+            counts=torch.tensor([rows.stop - rows.start, last - first, 0], dtype=torch.int32),
+            host_starts=None if self.host_starts is None else self.host_starts[first : last + 1] - starts[first],
+            host_lengths=None if self.host_lengths is None else self.host_lengths[first:last],
+        )
 
     def trimmed(self) -> Step:
         """Without padding, for plain PyTorch."""

@@ -298,3 +298,17 @@ def test_on_a_gpu() -> None:
         return answers
 
     assert answered(ahead=True) == answered(ahead=False)
+
+
+def test_nothing_of_the_warm_up_is_seen() -> None:
+    """And the usual graphs are captured before the first request."""
+    with pytest.MonkeyPatch.context() as patch:
+        engine = make_late_engine(FakeDecoder(), patch, late=False, sizes=(1, 2), num_blocks=40, max_sequences=3)
+        untouched = engine.stats()
+        engine.warm_up()
+        assert engine.stats() == untouched and not engine.has_work
+        engine.submit(Submit(1, prompt(1, 9), GREEDY, max_tokens=5))
+        found = [token for _ in range(6) for output in engine.step() for token in output.token_ids]
+        fresh = make_late_engine(FakeDecoder(), patch, late=False, sizes=(1, 2), num_blocks=40, max_sequences=3)
+        fresh.submit(Submit(1, prompt(1, 9), GREEDY, max_tokens=5))
+        assert found == [token for _ in range(6) for output in fresh.step() for token in output.token_ids] != []

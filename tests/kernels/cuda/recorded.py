@@ -51,6 +51,7 @@ class Recorder:
         self.num_launches = 0
         patch.setattr(driver, "kernel", self._kernel)
         patch.setattr(driver, "num_processors", lambda: PROCESSORS)
+        patch.setattr(driver, "rows_map", lambda data, _rows: data)
         patch.setattr(linear, "counter", lambda: torch.empty(1, dtype=torch.int32, device=META))
         patch.setattr(route, "_dispatch_reference", self._dispatched)
 
@@ -122,7 +123,9 @@ STEPS = [
     (128, 1, 100),
     (1, 2, 0),
     (1, 40, 0),
+    (1, 200, 0),
     (1, 500, 0),
+    (1, 700, 300),
     (1, 3000, 0),
 ]
 """Sequences, new tokens, and those before them: every way that a step can take."""

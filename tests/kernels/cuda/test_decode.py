@@ -25,7 +25,7 @@ from cuda_references import (
     route_reference,
 )
 
-from windlass.kernels.cuda import attention, experts, layout, linear, norm, route
+from windlass.kernels.cuda import attention, experts, int8, layout, linear, norm, route
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
@@ -220,6 +220,58 @@ def test_experts_of_many_rows() -> None:
         close(residual, expected_sum, 6e-3)
 
 
+def rounded_reference(x: Tensor) -> Tensor:
+    """Rows after rounding to 8 bits, a step for each 128 inputs."""
+    blocks = x.float().unflatten(-1, (-1, 128))
+    step = (blocks.abs().amax(-1, keepdim=True) / 127).clamp(min=1e-30)
+    return ((blocks / step).round() * step).flatten(-2)
+
+
+def test_integer_products_are_those_of_the_rounded_rows() -> None:
+    for rows, inputs in ((2 * 1408, 1024), (1024, 1408), (272, 128 * 23)):
+        weight, bias = random_tiles(1, rows, inputs), torch.randn(rows, device="cuda")
+        for count in (5, 70, 300):
+            x = torch.randn(count, inputs, device="cuda").to(torch.bfloat16)
+            x[0] = 0
+            plain = rounded_reference(x) @ layout.dequantize(weight)[0].T
+            rounded = int8.quantize_rows(x)
+            for size in int8.SHAPES:
+                out = poisoned(count, rows, dtype=torch.bfloat16)
+                close(int8.linear(rounded, weight, out, bias=bias, rows=size), plain + bias, 4e-3)
+            if weight.tile_blocks % 4 == 0:
+                close(
+                    int8.linear(rounded, weight, poisoned(4, count, rows), slices=4, rows=64).sum(0), plain, 2e-3
+                )  # ties round either way
+            close(int8.linear_whole(rounded, weight, poisoned(count, rows, dtype=torch.bfloat16), bias), plain + bias, 4e-3)
+            close(int8.linear_parts(rounded, weight).float().sum(0), plain, 4e-3)
+
+
+def test_experts_in_integers() -> None:
+    gate_up, down = mixture()
+    rows = 300
+    logits = torch.randn(rows, 32, device="cuda") + torch.linspace(-1.5, 1.5, 32, device="cuda")
+    x = torch.randn(rows, 1024, device="cuda").to(torch.bfloat16)
+    ids, weights = route.choose_many(logits, None, 8)
+    plain = experts_reference(x, ids, weights, gate_up, down, num_shared=1)
+    for size in int8.ITEM_ROWS:
+        chosen = route.dispatch(ids, weights, 32, 1, size)
+        hidden = int8.gate_up(int8.quantize_rows(x), gate_up, poisoned(rows * 9, 1408, dtype=torch.bfloat16), chosen)
+        parts = int8.down(int8.quantize_rows(hidden), down, poisoned(rows * 9, 1024, dtype=torch.bfloat16), chosen)
+        residual = torch.zeros(rows, 1024, device="cuda")
+        out = poisoned(rows, 1024, dtype=torch.bfloat16)
+        norm.add_norm(residual, torch.ones(1024, device="cuda"), out, EPS, parts=parts.view(rows, 9, 1024), weights=weights)
+        close(residual, plain, 3e-2)
+
+
+def test_a_norm_in_eight_bits_is_its_rows_rounded() -> None:
+    for rows, width in ((3, 1024), (70, 4096), (70, 5120), (300, 8192)):
+        residual, gain = torch.randn(rows, width, device="cuda"), torch.rand(width, device="cuda")
+        out, rounded = poisoned(rows, width, dtype=torch.bfloat16), int8.empty_rows(rows, width, torch.device("cuda"))
+        norm.add_norm(residual, gain, out, EPS, rounded=rounded)
+        expected = int8.quantize_rows(out)
+        assert torch.equal(rounded.codes, expected.codes) and torch.equal(rounded.scales, expected.scales)
+
+
 def test_rotate_store() -> None:
     case = attention_case([40], 96, 8, 64)
     rows = 40
@@ -247,7 +299,8 @@ def test_add_norm_of_slices() -> None:
         torch.rand(4096, device="cuda"),
     )
     expected = residual + parts.sum(0)
-    out = norm.add_norm(residual, gain, poisoned(5, 4096, dtype=torch.bfloat16), EPS, parts=parts)
+    out = poisoned(5, 4096, dtype=torch.bfloat16)
+    norm.add_norm(residual, gain, out, EPS, parts=parts)
     close(residual, expected, 1e-6)
     close(out, norm_reference(expected, gain, EPS), 4e-3)
 

@@ -1,4 +1,4 @@
-"""Decode steps as CUDA graphs: one per batch size and sequence-length class, captured when first needed, then replayed.
+"""Decode steps as CUDA graphs: one per batch size and sequence-length class, captured at the start or when first needed, then replayed.
 
 A step with fewer rows than its graph is padded with rows that write to a spare block. A graph ends with the argmax of each row and
 advances the buffers to the next step, so that the next one can be launched without the host. Knows no model and no requests.
@@ -20,6 +20,8 @@ from windlass.kernels.step import KvCache, Step
 SIZES = (*range(1, 9), *range(10, 17, 2), *range(20, 33, 4), *range(40, 65, 8), *range(80, 129, 16), *range(160, 257, 32))
 LENGTHS = (512, 2048, 8192, 32768, 131072, 2**20)
 """Classes of the longest sequence: attention is split over the device accordingly."""
+USUAL_LENGTHS = 2
+"""So many of these are captured before the first request."""
 
 
 @dataclass
@@ -67,6 +69,8 @@ class DecodeGraphs:
         self._pool = torch.cuda.graph_pool_handle()
         # Two: for a step and the next one.
         self._host_tokens = [torch.empty(most, dtype=torch.int32, pin_memory=True) for _ in range(2)]
+        self._logits: Tensor | None = None
+        """Of all graphs: valid until the next replay."""
         self.why_not = ""
         """Why graphs are not used (any more)."""
 
@@ -89,6 +93,13 @@ class DecodeGraphs:
         """Whether sequences of that length are in its class."""
         return captured.longest == _length_class(longest)
 
+    def capture_usual(self) -> None:
+        """Largest first: smaller ones then find room in the memory of these."""
+        for size in reversed(self._sizes):
+            for longest in LENGTHS[:USUAL_LENGTHS]:
+                if not self.why_not:
+                    self.get(size, longest)
+
     def get(self, size: int, longest: int) -> CapturedGraph | None:
         """Captures it if need be. Its results include padding rows, and are valid until the next replay.
 
@@ -108,17 +119,24 @@ class DecodeGraphs:
             # Warmup: kernels cannot be compiled during capture.
             logits = self._decoder(step, self._caches)
             num_tokens = self._num_tokens or logits.shape[1]
+            if self._logits is None:
+                self._logits = torch.empty(self._sizes[-1], logits.shape[1], dtype=logits.dtype, device=logits.device)
             greedy(logits, num_tokens, _copy(step), self._counts, self._space)
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
             try:
                 with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
-                    logits = self._decoder(step, self._caches)
+                    # Copied, so that graphs share the memory that they compute in.
+                    logits = self._kept(self._decoder(step, self._caches))
                     chosen = greedy(logits, num_tokens, step, self._counts, self._space)
             except RuntimeError as error:
                 self.why_not = str(error).splitlines()[0]
                 return None
         return CapturedGraph(graph, logits, chosen, longest)
+
+    def _kept(self, logits: Tensor) -> Tensor:
+        assert self._logits is not None
+        return self._logits[: logits.shape[0]].copy_(logits)
 
     def _view(self, size: int, longest: int) -> Step:
         counts = torch.full((3,), size, dtype=torch.int32)

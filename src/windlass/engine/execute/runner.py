@@ -165,6 +165,18 @@ class Runner:
 
     # --- graphs
 
+    def warm_up(self) -> None:
+        """Captures the graphs that most steps need, before the first request."""
+        if self._graphs is None:
+            return
+        prepare = getattr(getattr(self._decoder, "fused", None), "prepare", None)
+        if prepare is not None:
+            prepare(len(self._buffers.tokens))
+        most = len(self._buffers.lengths)
+        self._pad(0, most)
+        self._buffers.upload(most, blocks_changed=True)
+        self._graphs.capture_usual()
+
     def next_tokens(self, chunks: Sequence[Chunk], ahead: bool) -> list[int | None] | None:
         """The argmax of each chunk, or None where its logits are NaN or infinite. None instead of the list: call `run`.
 

@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import functools
 import hashlib
+import re
 import struct
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -103,7 +104,9 @@ def _check(status: int, what: str) -> None:
 
 @functools.cache
 def source(name: str) -> str:
-    return (SOURCES / "device.cuh").read_text() + (SOURCES / name).read_text()
+    """Of a file, after device.cuh, with what it includes from the same folder."""
+    text = (SOURCES / "device.cuh").read_text() + (SOURCES / name).read_text()
+    return re.sub(r'^#include "(\w+\.cuh)"$', lambda found: (SOURCES / found[1]).read_text(), text, flags=re.MULTILINE)
 
 
 def architecture(device: torch.device | int | None = None) -> str:
@@ -235,6 +238,33 @@ def kernel(
     # A multiprocessor must drain before it changes its shared memory carveout, which prevents overlap: all kernels use the same.
     _check(_driver().cuFuncSetAttribute(handle, CARVEOUT_ATTRIBUTE, 100), f"setting the shared memory carveout of {name}")
     return Kernel(handle.value or 0, signature, packed, can_depend=torch.cuda.get_device_capability()[0] >= HOPPER)
+
+
+UINT64, NO_INTERLEAVE, NO_SWIZZLE, PROMOTE_256, NO_FILL = 4, 0, 0, 3, 0
+"""CU_TENSOR_MAP_*."""
+MAP_BYTES, MAP_ALIGNMENT = 128, 64
+_maps: dict[tuple[int, int, int, int, int], Tensor] = {}
+
+
+def rows_map(data: Tensor, rows: int) -> Tensor:
+    """A tensor map of `data` [matrices, tiles, blocks, block bytes], for copies of one block of `rows` tiles. On the device."""
+    matrices, tiles, blocks, block_bytes = data.shape
+    key = (data.data_ptr(), matrices * tiles, blocks, block_bytes, rows)
+    if key not in _maps:
+        _maps[key] = _make_rows_map(*key).to(data.device)
+    return _maps[key]
+
+
+def _make_rows_map(address: int, tiles: int, blocks: int, block_bytes: int, rows: int) -> Tensor:
+    memory = ctypes.create_string_buffer(MAP_BYTES + MAP_ALIGNMENT)
+    at = -(-ctypes.addressof(memory) // MAP_ALIGNMENT) * MAP_ALIGNMENT
+    size, stride = (ctypes.c_uint64 * 2)(blocks * block_bytes // 8, tiles), (ctypes.c_uint64 * 1)(blocks * block_bytes)
+    box, steps = (ctypes.c_uint32 * 2)(block_bytes // 8, rows), (ctypes.c_uint32 * 2)(1, 1)
+    status = _driver().cuTensorMapEncodeTiled(
+        ctypes.c_void_p(at), UINT64, 2, ctypes.c_void_p(address), size, stride, box, steps, NO_INTERLEAVE, NO_SWIZZLE, PROMOTE_256, NO_FILL
+    )  # fmt: skip
+    _check(status, "describing a tensor to the copy engine")
+    return torch.frombuffer(bytearray(ctypes.string_at(at, MAP_BYTES)), dtype=torch.uint8)
 
 
 @functools.cache

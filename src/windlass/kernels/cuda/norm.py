@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from windlass.kernels.cuda import driver
+from windlass.kernels.cuda.int8 import RoundedRows
 
 FEW_ROWS = 64
 FEW = (1024, 1)
@@ -14,9 +15,16 @@ MANY = {2048: (512, 4), 4096: (1024, 2), 6144: (512, 2), 8192: (1024, 1)}
 
 
 def add_norm(
-    residual: Tensor, norm: Tensor, out: Tensor, eps: float, *, parts: Tensor | None = None, weights: Tensor | None = None
-) -> Tensor:
-    """residual fp32 [rows, width] += the parts, in order; out bf16 [rows, width] = rms norm of it.
+    residual: Tensor,
+    norm: Tensor,
+    out: Tensor | None,
+    eps: float,
+    *,
+    parts: Tensor | None = None,
+    weights: Tensor | None = None,
+    rounded: RoundedRows | None = None,
+) -> None:
+    """residual fp32 [rows, width] += the parts, in order; out bf16 [rows, width] = rms norm of it, and `rounded` the same in 8 bits.
 
     parts fp32 or bf16 [parts, rows, width] (slices of a product), or with `weights` [rows, n] fp32: [rows, parts, width], the first n weighted.
     """
@@ -24,15 +32,17 @@ def add_norm(
     threads, blocks = FEW if rows <= FEW_ROWS else next(config for most, config in MANY.items() if width <= most)
     steps = -(-width // (4 * threads))
     run = driver.kernel(
-        "small.cu", "PPIPIIQQPPIf", "add_norm", packed=False, NORM_THREADS=threads, NORM_STEPS=steps, NORM_BLOCKS=blocks
+        "small.cu", "PPIPIIQQPPPPIf", "add_norm", packed=False, NORM_THREADS=threads, NORM_STEPS=steps, NORM_BLOCKS=blocks
     )
     num_parts = 0 if parts is None else parts.shape[0] if weights is None else parts.shape[1]
     by_part = 0 if parts is None else parts.stride(0) if weights is None else parts.stride(1)
     by_row = 0 if parts is None else parts.stride(1) if weights is None else parts.stride(0)
     num_weights = 0 if weights is None else weights.shape[1]
     bf16 = int(parts is not None and parts.dtype == torch.bfloat16)
-    run((rows,), threads, residual, parts, bf16, weights, num_parts, num_weights, by_part, by_row, norm, out, width, eps)
-    return out
+    codes, scales = rounded or (None, None)
+    run(
+        (rows,), threads, residual, parts, bf16, weights, num_parts, num_weights, by_part, by_row, norm, out, codes, scales, width, eps
+    )  # fmt: skip
 
 
 def head_one(x: Tensor, norm: Tensor, weight: Tensor, out: Tensor, eps: float) -> Tensor:

@@ -8,7 +8,9 @@ models are supported.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Protocol
 
 import torch
@@ -19,7 +21,7 @@ from windlass.core.fused import HEAD_DIM
 from windlass.core.model import ModelSpec
 from windlass.kernels.arguments import AttentionArgs
 from windlass.kernels.cuda import attention as heads
-from windlass.kernels.cuda import driver, linear, norm
+from windlass.kernels.cuda import driver, int8, linear, norm
 from windlass.kernels.cuda.layout import Tiles
 from windlass.kernels.ops.attention import attention
 from windlass.kernels.step import KvCache, Step
@@ -30,8 +32,11 @@ from windlass.nn.moe import MixtureOfExperts
 
 MAX_ROWS = 64
 """Beyond, products are compute-bound."""
-DEPENDENT_ROWS = 64
+DEPENDENT_ROWS = 1024
 """Up to this many rows, programmatic dependent launch: 2 % faster at 64 rows, 10 % at one."""
+BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
+PROMPT_ROWS = 256
+"""New prompts are padded to a multiple of so many rows for attention."""
 FRESH_SEQUENCES = 16
 """Up to this many new prompts in a step use PyTorch's attention, one call each."""
 
@@ -49,9 +54,24 @@ class ResidualStream:
     def normed(self, weight: Tensor) -> Tensor:
         """bf16 [rows, hidden]: adds all parts, then the norm."""
         x = torch.empty(self.h.shape, dtype=torch.bfloat16, device=self.h.device)
-        norm.add_norm(self.h, weight, x, self.eps, parts=self.parts, weights=self.weights)
-        self.parts = self.weights = None
+        self._norm(weight, x, None)
         return x
+
+    def rounded(self, weight: Tensor) -> int8.RoundedRows:
+        """The same in 8 bits."""
+        rows = int8.empty_rows(*self.h.shape, self.h.device)
+        self._norm(weight, None, rows)
+        return rows
+
+    def normed_and_rounded(self, weight: Tensor) -> tuple[Tensor, int8.RoundedRows]:
+        x = torch.empty(self.h.shape, dtype=torch.bfloat16, device=self.h.device)
+        rows = int8.empty_rows(*self.h.shape, self.h.device)
+        self._norm(weight, x, rows)
+        return x, rows
+
+    def _norm(self, weight: Tensor, out: Tensor | None, rounded: int8.RoundedRows | None) -> None:
+        norm.add_norm(self.h, weight, out, self.eps, parts=self.parts, weights=self.weights, rounded=rounded)
+        self.parts = self.weights = None
 
 
 class FusedLayer:
@@ -63,79 +83,133 @@ class FusedLayer:
         self.out: Tiles = layer.mixer.o.weight
         feed = layer.feed_forward
         self.feed = RoutedFeed(feed) if isinstance(feed, MixtureOfExperts) else DenseFeed(feed)
+        self.in_int8 = all(map(int8.supports, (self.qkv, self.out, self.feed.gate_up, self.feed.down)))
 
-    def one(self, h: Tensor, step: Step, cache: KvCache, space: AttentionLaunch) -> None:
+    def one(self, h: Tensor, cache: KvCache, space: AttentionLaunch) -> None:
         """h fp32 [hidden], in place."""
-        qkv = torch.empty(1, self.qkv.rows, dtype=torch.bfloat16, device=h.device)
+        qkv = self._empty_qkv(1, space)
         linear.linear_one(h, self.qkv, qkv[0], bias=self.mixer.qkv.bias, norm=self.norm, eps=self.eps)
-        linear.linear_one(self._decoded(qkv, step, cache, space)[0], self.out, h, residual=h)
+        linear.linear_one(self._attended(qkv, cache, space)[0], self.out, h, residual=h)
         self.feed.one(h, self.ffn_norm, self.eps)
 
-    def several(self, stream: ResidualStream, step: Step, cache: KvCache, space: AttentionLaunch) -> None:
+    def several(self, stream: ResidualStream, cache: KvCache, space: AttentionLaunch) -> None:
         """2 to 64 rows."""
         x = stream.normed(self.norm)
         rows, few = x.shape[0], x.shape[0] <= 8
-        qkv = torch.empty(rows, self.qkv.rows, dtype=torch.bfloat16, device=x.device)
+        qkv = self._empty_qkv(rows, space)
         product = linear.linear_eight if few and linear.num_slices(self.qkv) == 1 else linear.linear_wide
-        product(x, self.qkv, qkv, bias=self.mixer.qkv.bias)
-        stream.parts = linear.linear_parts(self._attended(qkv, step, cache, space), self.out)
+        product(x, self.qkv, qkv[:rows], bias=self.mixer.qkv.bias)
+        stream.parts = linear.linear_parts(self._attended(qkv, cache, space), self.out)
         x = stream.normed(self.ffn_norm)
         stream.parts, stream.weights = self.feed.several(x)
 
-    def wide(self, stream: ResidualStream, step: Step, cache: KvCache, space: AttentionLaunch) -> None:
+    def wide(self, stream: ResidualStream, cache: KvCache, space: AttentionLaunch) -> None:
         """Any number of rows."""
-        x = stream.normed(self.norm)
-        qkv = torch.empty(x.shape[0], self.qkv.rows, dtype=torch.bfloat16, device=x.device)
-        linear.linear_wide(x, self.qkv, qkv, bias=self.mixer.qkv.bias)
-        stream.parts = linear.linear_parts(self._attended(qkv, step, cache, space), self.out)
-        stream.parts, stream.weights = self.feed.wide(stream.normed(self.ffn_norm))
+        rows = stream.h.shape[0]
+        qkv = self._empty_qkv(rows, space)
+        if self.in_int8:
+            int8.linear_whole(stream.rounded(self.norm), self.qkv, qkv[:rows], self.mixer.qkv.bias)
+            stream.parts = int8.linear_parts(int8.quantize_rows(self._attended(qkv, cache, space)), self.out)
+            stream.parts, stream.weights = self.feed.wide_int8(*stream.normed_and_rounded(self.ffn_norm))
+        else:
+            linear.linear_wide(stream.normed(self.norm), self.qkv, qkv[:rows], bias=self.mixer.qkv.bias)
+            stream.parts = linear.linear_parts(self._attended(qkv, cache, space), self.out)
+            stream.parts, stream.weights = self.feed.wide(stream.normed(self.ffn_norm))
 
     # --- attention
 
-    def _attended(self, qkv: Tensor, step: Step, cache: KvCache, space: AttentionLaunch) -> Tensor:
-        if step.tokens.shape[0] == step.lengths.shape[0]:
-            return self._decoded(qkv, step, cache, space)
-        return self._prefilled(qkv, step, cache)
+    def _empty_qkv(self, rows: int, space: AttentionLaunch) -> Tensor:
+        """The padding of the last prompt is zero."""
+        qkv = torch.empty(rows + space.padding, self.qkv.rows, dtype=torch.bfloat16, device=self.qkv.data.device)
+        if space.padding:
+            qkv[rows:] = 0
+        return qkv
+
+    def _attended(self, qkv: Tensor, cache: KvCache, space: AttentionLaunch) -> Tensor:
+        """Decoding sequences come first, then begun prompts, then new ones."""
+        rows = qkv.shape[0] - space.padding
+        self._normed_heads(qkv[:rows])
+        out = torch.empty(rows, self.mixer.num_heads * self.mixer.head_dim, dtype=qkv.dtype, device=qkv.device)
+        decoding = space.decoding.tokens.shape[0]
+        if decoding:
+            self._decoded(qkv[:decoding], cache, space, out[:decoding])
+        if space.prompts is not None:
+            self._prefilled(qkv[decoding:], space.prompts, cache, out[decoding:])
+        return out
 
     def _normed_heads(self, qkv: Tensor) -> None:
         if self.mixer.q_norm is not None:
             heads.head_norm(qkv, self.mixer.q_norm, self.mixer.k_norm, self.mixer.num_kv_heads, self.eps)
 
-    def _decoded(self, qkv: Tensor, step: Step, cache: KvCache, space: AttentionLaunch) -> Tensor:
-        """Decode: one new token per sequence."""
-        self._normed_heads(qkv)
-        mixer, rotary = self.mixer, self.mixer.rotary
+    def _decoded(self, qkv: Tensor, cache: KvCache, space: AttentionLaunch, out: Tensor) -> None:
+        """One new token per sequence."""
+        mixer, rotary, step = self.mixer, self.mixer.rotary, space.decoding
         assert rotary is not None and cache.values is not None
-        out = torch.empty(qkv.shape[0], mixer.num_heads * mixer.head_dim, dtype=qkv.dtype, device=qkv.device)
-        return heads.decode_attention(
+        heads.decode_attention(
             qkv, rotary.table, step.positions, step.slots, step.lengths, step.blocks, cache.keys, cache.values, out, space.attention,
             scale=mixer.scale, splits=space.splits, shape=space.shape, interleaved=rotary.interleaved,
         )  # fmt: skip
 
-    def _prefilled(self, qkv: Tensor, step: Step, cache: KvCache) -> Tensor:
-        """Prefill: several tokens per sequence."""
-        self._normed_heads(qkv)
+    def _prefilled(self, qkv: Tensor, prompts: Prompts, cache: KvCache, out: Tensor) -> None:
+        """Several tokens per sequence."""
         mixer, rotary, dim = self.mixer, self.mixer.rotary, self.mixer.head_dim
         assert rotary is not None
         heads.rotate_store(
-            qkv, rotary.table, step.positions, step.slots, cache.keys, cache.values, mixer.num_kv_heads,
+            qkv[: out.shape[0]], rotary.table, prompts.positions, prompts.slots, cache.keys, cache.values, mixer.num_kv_heads,
             interleaved=rotary.interleaved,
         )  # fmt: skip
         q, k, v = qkv.view(qkv.shape[0], -1, dim).split((mixer.num_heads, mixer.num_kv_heads, mixer.num_kv_heads), dim=1)
-        bounds = step.fresh_bounds()
-        if bounds is None or len(bounds) > FRESH_SEQUENCES:
-            return attention(AttentionArgs(q, k, v, step, cache, scale=mixer.scale))
-        mixed = [_whole(q[a:b], k[a:b], v[a:b], mixer.scale) for a, b in bounds]
-        return torch.cat(mixed) if len(mixed) > 1 else mixed[0]
+        if prompts.begun is not None:
+            rows = prompts.begun.tokens.shape[0]
+            out[:rows] = attention(AttentionArgs(q[:rows], k[:rows], v[:rows], prompts.begun, cache, scale=mixer.scale))
+        for first, last in prompts.new:
+            padded = slice(first, first + padded_rows(last - first))
+            out[first:last] = _whole(q[padded], k[padded], v[padded], mixer.scale)[: last - first]
+
+
+def padded_rows(rows: int) -> int:
+    """cuDNN plans each length anew, which takes longer than the attention itself: few lengths are used. Rows behind the last one of a prompt
+    change nothing, as attention is causal; they are those of the next prompt, or zeros."""
+    return -(-rows // PROMPT_ROWS) * PROMPT_ROWS
 
 
 def _whole(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     """A new sequence: [tokens, heads, dim] -> [tokens, heads * dim]."""
-    with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH], set_priority=True):
-        out = torch.nn.functional.scaled_dot_product_attention(
-            *(x.transpose(0, 1)[None] for x in (q, k, v)), is_causal=True, scale=scale, enable_gqa=True
-        )
+    out = torch.nn.functional.scaled_dot_product_attention(
+        *(x.transpose(0, 1)[None] for x in (q, k, v)), is_causal=True, scale=scale, enable_gqa=True
+    )
     return out[0].transpose(0, 1).reshape(q.shape[0], -1)
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """The rows of a step that are prompts, which follow those of decoding sequences."""
+
+    positions: Tensor
+    slots: Tensor
+    begun: Step | None
+    """Of prompts that have tokens in the cache, and of any beyond FRESH_SEQUENCES; they come first."""
+    new: list[tuple[int, int]]
+    """First and last row of the others."""
+    padding: int
+    """Rows that attention of these reads behind the last one."""
+
+
+def prompts_of(step: Step, first: int) -> Prompts:
+    """Of the sequences from `first` on, which is also the number of rows before them."""
+    starts, lengths = step.sizes()
+    bounds = [(a - first, b - first) for a, b in pairwise(starts[first:])]
+    num_begun = next((i for i, (a, b) in enumerate(bounds) if b - a == lengths[first + i]), len(bounds))
+    if any(b - a != length for (a, b), length in zip(bounds[num_begun:], lengths[first + num_begun :], strict=True)):
+        num_begun = len(bounds)
+    num_begun = max(num_begun, len(bounds) - FRESH_SEQUENCES)
+    return Prompts(
+        positions=step.positions[first:],
+        slots=step.slots[first:],
+        begun=step.part(first, first + num_begun) if num_begun else None,
+        new=bounds[num_begun:],
+        padding=max((a + padded_rows(b - a) - bounds[-1][1] for a, b in bounds[num_begun:]), default=0),
+    )
 
 
 @dataclass(frozen=True)
@@ -145,6 +219,13 @@ class AttentionLaunch:
     attention: heads.AttentionWorkspace
     splits: int
     shape: tuple[int, int]
+    decoding: Step
+    """Sequences with one row each: they come first."""
+    prompts: Prompts | None
+
+    @property
+    def padding(self) -> int:
+        return 0 if self.prompts is None else self.prompts.padding
 
 
 class FusableDecoder(Protocol):
@@ -170,8 +251,20 @@ class FusedDecoder:
         """fp32 [logit rows, vocabulary] of a step without padding."""
         rows = step.tokens.shape[0]
         h = torch.nn.functional.embedding(step.tokens, self.decoder.table).float()
-        with driver.dependent_launches(rows <= DEPENDENT_ROWS):
+        with driver.dependent_launches(rows <= DEPENDENT_ROWS), sdpa_kernel(BACKENDS, set_priority=True):
             return self._one(h[0], step, caches) if rows == 1 else self._more(ResidualStream(h, self.eps), step, caches)
+
+    def prepare(self, max_rows: int) -> None:
+        """Compiles what steps of up to so many rows need, several kernels at a time."""
+        needed: set[int8.Variant] = set()
+        counts = range(MAX_ROWS + 1, max_rows + 1)
+        for layer in {type(layer.feed): layer for layer in self.layers if layer.in_int8}.values():
+            needed |= {int8.whole_variant(rows, layer.qkv) for rows in counts}
+            needed |= {int8.parts_variant(rows, layer.out) for rows in counts}
+            needed |= layer.feed.int8_kernels(max_rows)
+        with ThreadPoolExecutor() as pool:
+            for _ in pool.map(int8.Variant.compile, needed):
+                pass
 
     def experts_touched(self, rows: int) -> float | None:
         """Average number of experts used per routed layer by the last step of up to 64 rows. Synchronizes."""
@@ -181,7 +274,7 @@ class FusedDecoder:
     def _one(self, h: Tensor, step: Step, caches: Sequence[KvCache]) -> Tensor:
         space = self._space(step)
         for layer, cache in zip(self.layers, caches, strict=True):
-            layer.one(h, step, cache, space)
+            layer.one(h, cache, space)
         head = self.decoder.head
         logits = torch.empty(1, head.shape[0], dtype=torch.float32, device=h.device)
         if step.logit_rows.shape[0] == 0:
@@ -192,15 +285,19 @@ class FusedDecoder:
     def _more(self, stream: ResidualStream, step: Step, caches: Sequence[KvCache]) -> Tensor:
         rows, space = stream.h.shape[0], self._space(step)
         for layer, cache in zip(self.layers, caches, strict=True):
-            (layer.several if rows <= MAX_ROWS else layer.wide)(stream, step, cache, space)
+            (layer.several if rows <= MAX_ROWS else layer.wide)(stream, cache, space)
         x = stream.normed(self.decoder.norm.weight)
         if step.logit_rows.shape[0] != rows:
             x = x[step.logit_rows]
         return wide_product(x, self.decoder.head)
 
     def _space(self, step: Step) -> AttentionLaunch:
-        num_sequences = step.lengths.shape[0]
-        splits, shape = heads.launch_shape(step.longest(), num_sequences, self.num_kv_heads)
-        size = num_sequences * self.num_heads * splits * (HEAD_DIM + 2)
+        starts, lengths = step.sizes()
+        decoding = next((i for i, (a, b) in enumerate(pairwise(starts)) if b - a > 1), len(lengths))
+        longest = max(lengths[:decoding], default=1)
+        splits, shape = heads.launch_shape(longest, max(decoding, 1), self.num_kv_heads)
+        size = decoding * self.num_heads * splits * (HEAD_DIM + 2)
         partial = torch.empty(size, dtype=torch.float32, device=step.lengths.device)
-        return AttentionLaunch(heads.AttentionWorkspace(partial, self._arrived), splits, shape)
+        whole = decoding == len(lengths)
+        first, prompts = (step, None) if whole else (step.part(0, decoding), prompts_of(step, decoding))
+        return AttentionLaunch(heads.AttentionWorkspace(partial, self._arrived), splits, shape, first, prompts)

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from windlass.core.model import Scoring
-from windlass.kernels.cuda import experts, linear, route
+from windlass.kernels.cuda import experts, int8, linear, route
+from windlass.kernels.cuda.int8 import RoundedRows
 from windlass.kernels.cuda.layout import Tiles
 from windlass.kernels.cuda.route import MAX_ROWS, Routes
 from windlass.nn.feed_forward import FeedForward
@@ -18,6 +19,8 @@ WIDE_ITEMS = (64, 128, 160)
 FEW_ROWS = 8
 FEW_ROWS_OF_EACH = 12
 """Up to this many rows per expert on average, weights are streamed for eight rows at a time; beyond, items of 64 rows are faster."""
+FEW_ROWS_BEFORE_INT8 = 6
+"""The same where integer products of more rows follow."""
 ITEM_ROWS = 8
 """Rows per item for more than a few rows."""
 
@@ -43,10 +46,10 @@ class DenseFeed:
         device = self.down.data.device
         # Padded to whole blocks; the padding stays zero.
         self._act = torch.zeros(MAX_ROWS, self.down.width, dtype=torch.bfloat16, device=device)
-        self._routes = {1: route.all_rows(1, 8, device)}
+        self._routes = {(1, 8): route.all_rows(1, 8, device)}
 
     def one(self, h: Tensor, norm: Tensor, eps: float) -> None:
-        routes = self._routes[1]
+        routes = self._routes[1, 8]
         experts.gate_up_one(h, norm, self.gate_up, self._act[:1], h, None, routes, eps=eps)
         experts.down_one(self._act[:1], self.down, h, routes, residual=h)
 
@@ -62,13 +65,29 @@ class DenseFeed:
     def wide(self, x: Tensor) -> Parts:
         rows = x.shape[0]
         act = torch.zeros(rows, self.down.width, dtype=torch.bfloat16, device=x.device)
-        experts.gate_up_wide(x, self.gate_up, act, route.all_rows(rows, 128, x.device))
+        experts.gate_up_wide(x, self.gate_up, act, self._all_rows(rows, 128))
         return linear.linear_parts(act, self.down), None
 
+    def wide_int8(self, x: Tensor, rounded: RoundedRows) -> Parts:
+        rows = x.shape[0]
+        act = torch.zeros(rows, self.down.width, dtype=torch.bfloat16, device=x.device)
+        int8.gate_up(rounded, self.gate_up, act, self._all_rows(rows, int8.whole_rows(rows, self.gate_up)))
+        return int8.linear_parts(int8.quantize_rows(act), self.down), None
+
     def _all_rows(self, rows: int, item_rows: int) -> Routes:
-        if rows not in self._routes:
-            self._routes[rows] = route.all_rows(rows, item_rows, self.down.data.device)
-        return self._routes[rows]
+        """Kept: making them copies numbers to the device, which a graph cannot."""
+        key = rows, item_rows
+        if key not in self._routes:
+            self._routes[key] = route.all_rows(rows, item_rows, self.down.data.device)
+        return self._routes[key]
+
+    def int8_kernels(self, max_rows: int) -> set[int8.Variant]:
+        """That steps of 65 to `max_rows` rows need."""
+        counts = range(MAX_ROWS + 1, max_rows + 1)
+        items = {
+            int8.Variant(1, self.gate_up, int8.whole_rows(rows, self.gate_up), self.gate_up.tile_blocks, 1) for rows in counts
+        }
+        return items | {int8.parts_variant(rows, self.down) for rows in counts}
 
 
 class RoutedFeed:
@@ -125,27 +144,53 @@ class RoutedFeed:
 
     def wide(self, x: Tensor) -> Parts:
         rows, device = x.shape[0], x.device
-        logits = wide_product(x, self._router_parts).view(rows, 3, -1).sum(1)
-        ids, weights = route.choose_many(logits, self.correction, self.num_active, self.scale, softmax=self.softmax)
-        size = self._item_rows(rows)
-        routes = route.dispatch(ids, weights, self.num_experts, self.num_shared, size)
-        act = _halves(rows * self.slots, self.width, device=device)
-        if size == FEW_ROWS:
-            parts = torch.empty(rows * self.slots, x.shape[1], dtype=torch.float32, device=device)
-            experts.gate_up_many(x, self.gate_up, act, routes)
-            experts.down_many(act, self.down, parts, routes)
-        else:
-            parts = _halves(rows * self.slots, x.shape[1], device=device)
-            experts.gate_up_wide(x, self.gate_up, act, routes)
-            experts.down_wide(act, self.down, parts, routes)
-        return parts.view(rows, self.slots, -1), weights
-
-    def _item_rows(self, rows: int) -> int:
-        """So that most experts need one item: the mean plus two standard deviations. With few rows each, reading weights takes the time."""
-        mean = rows * self.num_active / self.num_experts
+        mean = self._mean_rows(rows)
         if mean <= FEW_ROWS_OF_EACH:
-            return FEW_ROWS
-        return next((size for size in WIDE_ITEMS if size >= mean + 2 * mean**0.5), WIDE_ITEMS[-1])
+            return self._streamed(x)
+        # So that most experts need one item: the mean plus two standard deviations.
+        size = next((size for size in WIDE_ITEMS if size >= mean + 2 * mean**0.5), WIDE_ITEMS[-1])
+        routes = self._dispatched(x, size)
+        act = _halves(rows * self.slots, self.width, device=device)
+        parts = _halves(rows * self.slots, x.shape[1], device=device)
+        experts.gate_up_wide(x, self.gate_up, act, routes)
+        experts.down_wide(act, self.down, parts, routes)
+        return parts.view(rows, self.slots, -1), routes.weights
+
+    def wide_int8(self, x: Tensor, rounded: RoundedRows) -> Parts:
+        rows, device = x.shape[0], x.device
+        mean = self._mean_rows(rows)
+        if mean <= FEW_ROWS_BEFORE_INT8:
+            return self._streamed(x)
+        routes = self._dispatched(x, int8.item_rows(mean))
+        act = _halves(rows * self.slots, self.width, device=device)
+        parts = _halves(rows * self.slots, x.shape[1], device=device)
+        int8.gate_up(rounded, self.gate_up, act, routes)
+        int8.down(int8.quantize_rows(act), self.down, parts, routes)
+        return parts.view(rows, self.slots, -1), routes.weights
+
+    def int8_kernels(self, max_rows: int) -> set[int8.Variant]:
+        """That steps of up to `max_rows` rows need."""
+        sizes = {int8.item_rows(self._mean_rows(rows)) for rows in range(MAX_ROWS + 1, max_rows + 1)}
+        return {int8.Variant(k, w, n, w.tile_blocks, 1) for n in sizes for k, w in ((1, self.gate_up), (3, self.down))}
+
+    def _streamed(self, x: Tensor) -> Parts:
+        """Where experts have few rows each, reading weights takes the time."""
+        rows, device = x.shape[0], x.device
+        routes = self._dispatched(x, FEW_ROWS)
+        act = _halves(rows * self.slots, self.width, device=device)
+        parts = torch.empty(rows * self.slots, x.shape[1], dtype=torch.float32, device=device)
+        experts.gate_up_many(x, self.gate_up, act, routes)
+        experts.down_many(act, self.down, parts, routes)
+        return parts.view(rows, self.slots, -1), routes.weights
+
+    def _dispatched(self, x: Tensor, item_rows: int) -> Routes:
+        logits = wide_product(x, self._router_parts).view(x.shape[0], 3, -1).sum(1)
+        ids, weights = route.choose_many(logits, self.correction, self.num_active, self.scale, softmax=self.softmax)
+        return route.dispatch(ids, weights, self.num_experts, self.num_shared, item_rows)
+
+    def _mean_rows(self, rows: int) -> float:
+        """Of an expert."""
+        return rows * self.num_active / self.num_experts
 
 
 def _three_parts(router: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from windlass.core.rule import ModelPart, Role, Rule
 from windlass.core.scheme import Scheme
 from windlass.plan.engines import KernelTimes
 
-FEW_ROWS, STREAMED_ROWS, DEPENDENT_ROWS = 8, 64, 64
+FEW_ROWS, STREAMED_ROWS, DEPENDENT_ROWS = 8, 64, 1024
 """As in nn.fused: rows per work item; rows up to which experts are streamed; rows up to which dependent launch is used."""
 SLICE_BLOCKS = 32
 """Blocks of a row that fit in a warp's registers: longer rows of a few-row matmul are split."""

@@ -218,6 +218,35 @@ extern "C" __global__ void __launch_bounds__(128)
     }
 }
 
+// ---- rounding to 8 bits, for int8.cu: a step for each row and 128 inputs, which a warp holds, two pairs of bf16 in each lane.
+// A scale has 22 bits, so that 1.5 * 2^23 times it is exact; it stands for a sixteenth of a step, as weights are 16 times too high.
+struct Rounded {
+    u32 bytes;  // in the order of the numbers
+    float scale;
+};
+DEVICE Rounded round_four(u32 a, u32 b) {
+    // Bits of bf16 without sign are in the order of the numbers.
+    const u32 low = max(a & 0x7fffu, b & 0x7fffu), high = max(a >> 16 & 0x7fffu, b >> 16 & 0x7fffu);
+    const float largest = bf16_float(__reduce_max_sync(~0u, max(low, high)));
+    const float step = __uint_as_float(__float_as_uint(largest * (1.f / 127.f)) & ~3u), inverse = largest > 1e-30f ? 127.f / largest : 0.f;
+    constexpr float MAGIC = 12582912.f;  // added to this, a number's integer part lies in the low bits
+    const u32 n0 = __float_as_uint(fmaf(bf16_float(a), inverse, MAGIC)), n1 = __float_as_uint(fmaf(__uint_as_float(a & 0xffff0000u), inverse, MAGIC));
+    const u32 n2 = __float_as_uint(fmaf(bf16_float(b), inverse, MAGIC)), n3 = __float_as_uint(fmaf(__uint_as_float(b & 0xffff0000u), inverse, MAGIC));
+    return {__byte_perm(__byte_perm(n0, n1, 0x0040), __byte_perm(n2, n3, 0x0040), 0x5410), step * (1.f / 16.f)};
+}
+// Rows of bf16, one warp each 128 inputs. Within 16 inputs they lie as the codes of weights do (layout.py): 2t, 2t + 8, 2t + 1, 2t + 9 side by side.
+extern "C" __global__ void __launch_bounds__(256) quantize_rows(const u16* x, u32* out, float* scales, u32 x_stride, u32 blocks, u64 total) {
+    const u64 number = (u64)blockIdx.x * 8 + threadIdx.x / 32;
+    launch_next();
+    wait_previous();
+    if (number >= total) return;
+    const u32 lane = threadIdx.x & 31, s = lane / 4, t = lane & 3, block = (u32)(number % blocks);
+    const u16* from = x + number / blocks * x_stride + block * 128 + s * 16 + t * 2;
+    const Rounded q = round_four(*(const u32*)from, *(const u32*)(from + 8));
+    out[number * 32 + lane] = __byte_perm(q.bytes, 0, 0x3120);
+    if (lane == 0) scales[number] = q.scale;
+}
+
 // ---- h += sum over parts of weight * part; x = norm(h). One block a row; width a multiple of 4, at most NORM_STEPS * NORM_THREADS * 4.
 // Few rows are over soonest with many threads each; of many rows several blocks should be on a processor, so that one loads while another sums.
 #ifndef NORM_THREADS
@@ -227,7 +256,7 @@ extern "C" __global__ void __launch_bounds__(128)
 #endif
 extern "C" __global__ void __launch_bounds__(NORM_THREADS, NORM_BLOCKS)
     add_norm(float* h, const void* parts, u32 parts_bf16, const float* part_weights, u32 num_parts, u32 num_weights, u64 part_stride, u64 row_stride,
-             const float* norm, u16* x, u32 width, float eps) {
+             const float* norm, u16* x, u32* codes, float* scales, u32 width, float eps) {
     __shared__ float sums[NORM_THREADS / 32];
     launch_next();
     const u32 row = blockIdx.x;
@@ -268,9 +297,18 @@ extern "C" __global__ void __launch_bounds__(NORM_THREADS, NORM_BLOCKS)
 #pragma unroll
     for (u32 i = 0; i < NORM_STEPS; i++) {
         const u32 k = (i * NORM_THREADS + threadIdx.x) * 4;
-        if (k < width)
-            *(uint2*)(x + (u64)row * width + k) =
-                uint2{pack_bf16(v[i].x * r * n[i].x, v[i].y * r * n[i].y), pack_bf16(v[i].z * r * n[i].z, v[i].w * r * n[i].w)};
+        if (k >= width) continue;
+        const u32 a = pack_bf16(v[i].x * r * n[i].x, v[i].y * r * n[i].y), b = pack_bf16(v[i].z * r * n[i].z, v[i].w * r * n[i].w);
+        if (x) *(uint2*)(x + (u64)row * width + k) = uint2{a, b};
+        if (!codes) continue;
+        // A warp has 128 inputs, four lanes have 16: 4p .. 4p + 3 of them each. Two of these are exchanged with the lane that has those eight away.
+        const Rounded q = round_four(a, b);
+        const u32 first = __byte_perm(q.bytes, 0, 0x4410), second = __byte_perm(q.bytes, 0, 0x4432);
+        const bool upper = threadIdx.x & 2;
+        const u32 other = __shfl_xor_sync(~0u, upper ? first : second, 2);
+        const u32 word = (threadIdx.x & 1) * 2 + upper;
+        codes[((u64)row * width + (k & ~15u)) / 4 + word] = __byte_perm(upper ? other : first, upper ? second : other, 0x5140);
+        if ((threadIdx.x & 31) == 0) scales[((u64)row * width + k) / 128] = q.scale;
     }
 }
 

@@ -2,7 +2,7 @@
 // Weights become bf16 in registers (the left operand): codes as they are with EXACT, which is for few rows, else times their scale and rounded;
 // x comes from shared memory (the right one). Two warpgroups of 64 or 128 rows each
 // (what is read of x per product is what limits large units: the more rows of weights see it the better); a third one
-// streams weights by bulk copies and gathers rows of x, and runs ahead into the next unit while the others write results.
+// streams weights by tensor copies and gathers rows of x, and runs ahead into the next unit while the others write results.
 //
 // Compiled with: EXACT, KIND (0 bf16 with bias, 1 gate and up, 2 fp32 partial results of slices, 3 bf16), N (16, 32, 64, 128, 144, 160 or 256), DEEP (1
 // or 2: 64 rows of weights of a warpgroup), STAGES, STAGE_BLOCKS (along the inputs), ITEMS (1: items of up to N rows that share an expert, from a list; 0:
@@ -12,48 +12,13 @@
 #ifndef CLUSTER
 #define CLUSTER 1
 #endif
-constexpr u32 CONSUMERS = 256, LOADERS = 128, TILES = 8 * DEEP, LAG = STAGES > 3 ? 2 : 1;
-constexpr u32 TILE_BYTES = STAGE_BLOCKS * BLOCK_BYTES, HALF_BYTES = N * 128, X_BYTES = STAGE_BLOCKS * 2 * HALF_BYTES;
-constexpr u32 STAGE_BYTES = X_BYTES + (TILES * TILE_BYTES + 1023) / 1024 * 1024;
+constexpr u32 CONSUMERS = 256, LOADERS = 128, TILES = 8 * DEEP, LAG = STAGES / 2;  // stages of x under way
+constexpr u32 WEIGHTS_BYTES = TILES * BLOCK_BYTES, HALF_BYTES = N * 128, X_BYTES = STAGE_BLOCKS * 2 * HALF_BYTES;
+constexpr u32 STAGE_BYTES = X_BYTES + (STAGE_BLOCKS * WEIGHTS_BYTES + 1023) / 1024 * 1024;  // weights: [STAGE_BLOCKS][TILES] blocks
 static_assert(CLUSTER == 1 || (CLUSTER == DEEP && EXACT && !ITEMS && (CLUSTER - 1) * N * 512 <= STAGES * STAGE_BYTES));
 
-struct Arguments {
-    const u8* weights;
-    const u16* x;
-    const float* bias;
-    void* out;
-    const int* num_items;
-    const int* item_expert;
-    const int* item_rows;    // [items, N], -1 for none
-    const int* item_places;  // [items, N]
-    u64 expert_stride;       // bytes
-    u64 tile_stride;         // bytes
-    u64 out_stride;          // elements between rows of out
-    u64 slice_stride;        // elements between slices' results
-    u32 x_stride;            // elements
-    u32 tiles;               // of one matrix
-    u32 slices;
-    u32 slice_blocks;
-    u32 rows;                // of x, where there is no list
-};
+#include "units.cuh"
 
-// Names of eight sums each, and the sums.
-#define L0 "%0,%1,%2,%3,%4,%5,%6,%7"
-#define L1 "%8,%9,%10,%11,%12,%13,%14,%15"
-#define L2 "%16,%17,%18,%19,%20,%21,%22,%23"
-#define L3 "%24,%25,%26,%27,%28,%29,%30,%31"
-#define L4 "%32,%33,%34,%35,%36,%37,%38,%39"
-#define L5 "%40,%41,%42,%43,%44,%45,%46,%47"
-#define L6 "%48,%49,%50,%51,%52,%53,%54,%55"
-#define L7 "%56,%57,%58,%59,%60,%61,%62,%63"
-#define L8 "%64,%65,%66,%67,%68,%69,%70,%71"
-#define L9 "%72,%73,%74,%75,%76,%77,%78,%79"
-#define L10 "%80,%81,%82,%83,%84,%85,%86,%87"
-#define L11 "%88,%89,%90,%91,%92,%93,%94,%95"
-#define L12 "%96,%97,%98,%99,%100,%101,%102,%103"
-#define L13 "%104,%105,%106,%107,%108,%109,%110,%111"
-#define L14 "%112,%113,%114,%115,%116,%117,%118,%119"
-#define L15 "%120,%121,%122,%123,%124,%125,%126,%127"
 #define O(i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), "+f"(c[i + 6]), "+f"(c[i + 7])
 // The first WIDTH columns.
 template <u32 WIDTH>
@@ -74,94 +39,6 @@ PRODUCT(128, L0 "," L1 "," L2 "," L3 "," L4 "," L5 "," L6 "," L7, "{%64,%65,%66,
 PRODUCT(144, L0 "," L1 "," L2 "," L3 "," L4 "," L5 "," L6 "," L7 "," L8, "{%72,%73,%74,%75}, %76, p", "%77", O(0), O(8), O(16), O(24), O(32), O(40), O(48), O(56), O(64))
 PRODUCT(160, L0 "," L1 "," L2 "," L3 "," L4 "," L5 "," L6 "," L7 "," L8 "," L9, "{%80,%81,%82,%83}, %84, p", "%85", O(0), O(8), O(16), O(24), O(32), O(40), O(48), O(56), O(64), O(72))
 PRODUCT(256, L0 "," L1 "," L2 "," L3 "," L4 "," L5 "," L6 "," L7 "," L8 "," L9 "," L10 "," L11 "," L12 "," L13 "," L14 "," L15, "{%128,%129,%130,%131}, %132, p", "%133", O(0), O(8), O(16), O(24), O(32), O(40), O(48), O(56), O(64), O(72), O(80), O(88), O(96), O(104), O(112), O(120))
-template <u32 VALUE>
-struct Number {
-    static constexpr u32 value = VALUE;
-};
-// All products but the last `ALLOWED` groups are done.
-template <u32 ALLOWED>
-DEVICE void products_done() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(ALLOWED) : "memory"); }
-// Rows of 128 bytes, eight to a swizzled kilobyte.
-DEVICE u64 descriptor(u32 address) { return (u64)((address & 0x3ffff) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62; }
-DEVICE u32 transposed(u32 v) {
-    u32 r;
-    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(v));
-    return r;
-}
-
-struct Unit {
-    u32 item, first, slice, out_slice;  // item or block of rows, first tile, slices of inputs and of results
-    const u8* weights;
-};
-DEVICE Unit unit_of(const Arguments& a, u32 unit, u32 groups) {
-    Unit r;
-#if ITEMS
-    r.item = unit / groups, r.first = unit % groups * TILES, r.slice = r.out_slice = 0;
-    r.weights = a.weights + (u64)__ldcg(a.item_expert + r.item) * a.expert_stride + r.first * a.tile_stride;
-#else
-    // Units side by side take all of the weights against few rows: x, which may be larger than the cache, is read once.
-    const u32 place = unit / CLUSTER, outs = a.slices / CLUSTER;
-    r.first = place % groups * TILES, r.out_slice = place / groups % outs, r.item = place / groups / outs;
-    r.slice = r.out_slice * CLUSTER + unit % CLUSTER;
-    r.weights = a.weights + r.first * a.tile_stride + (u64)r.slice * a.slice_blocks * BLOCK_BYTES;
-#endif
-    return r;
-}
-// Row of x (or place of the result) of column n of a unit, -1 for none.
-DEVICE int column(const Arguments& a, const int* list, u32 item, u32 n) {
-#if ITEMS
-    return __ldcg(list + item * N + n);
-#else
-    return item * N + n < a.rows ? (int)(item * N + n) : -1;
-#endif
-}
-
-// How many columns there are, at least: they come one after another.
-DEVICE u32 width_of(const int* rows) {
-    u32 width = 16;
-#pragma unroll
-    for (u32 n = 16; n < N; n += 16)
-        if (rows[n] >= 0) width = n + 16;
-    return width;
-}
-
-// A warp's sums of one tile: lane (g, t) has rows g and g + 8, columns 2t and 2t + 1 of every eight.
-DEVICE void write(const Arguments& a, const float (&acc)[N / 2], const Unit& unit, u32 tile, u32 width, u32 g, u32 t) {
-    if (tile >= a.tiles) return;
-#if KIND == 2
-#pragma unroll
-    for (u32 i = 0; i < N / 8; i++)
-#pragma unroll
-        for (u32 j = 0; j < 2; j++) {
-            const int place = column(a, a.item_places, unit.item, i * 8 + t * 2 + j);
-            if (place < 0) continue;
-            float* to = (float*)a.out + unit.out_slice * a.slice_stride + place * a.out_stride + tile * 16 + g;
-            to[0] = acc[i * 4 + j], to[8] = acc[i * 4 + 2 + j];
-        }
-#else
-    // Transposed in registers: lane (g, t) then has rows 2t and 2t + 1 of column g.
-#if KIND != 1
-    float low = 0.f, high = 0.f;
-    if (KIND == 0 && a.bias) low = a.bias[tile * 16 + g], high = a.bias[tile * 16 + 8 + g];
-#endif
-#pragma unroll
-    for (u32 i = 0; i < N / 8; i++) {
-        if (i * 8 >= width) break;
-        const float* v = acc + i * 4;
-        const int place = column(a, a.item_places, unit.item, i * 8 + g);
-#if KIND == 1
-        const u32 r = transposed(pack_bf16(silu(v[0]) * v[2], silu(v[1]) * v[3]));
-        if (place >= 0) *(u32*)((u16*)a.out + place * a.out_stride + tile * 8 + t * 2) = r;
-#else
-        const u32 r = transposed(pack_bf16(v[0] + low, v[1] + low)), q = transposed(pack_bf16(v[2] + high, v[3] + high));
-        if (place >= 0) {
-            u16* to = (u16*)a.out + place * a.out_stride + tile * 16 + t * 2;
-            *(u32*)to = r, *(u32*)(to + 8) = q;
-        }
-#endif
-    }
-#endif
-}
 
 #if CLUSTER > 1
 // A thread's sums, N / 2 of them, in the memory of block `rank` of the cluster: there they are the ones of block `from`.
@@ -190,7 +67,7 @@ extern "C" __global__ void IN_CLUSTER __launch_bounds__(CONSUMERS + LOADERS, 1) 
     const u32 full = shared_address(barriers), empty = full + STAGES * 8, ring_at = shared_address(memory);
     const u32 thread = thread_number(), warp = thread / 32, lane = thread & 31;
     if (thread == 0) {
-        for (u32 i = 0; i < STAGES; i++) barrier_init(full + i * 8, 1 + LOADERS), barrier_init(empty + i * 8, 8);
+        for (u32 i = 0; i < STAGES; i++) barrier_init(full + i * 8, 1 + LOADERS / 32), barrier_init(empty + i * 8, 8);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
@@ -211,17 +88,17 @@ extern "C" __global__ void IN_CLUSTER __launch_bounds__(CONSUMERS + LOADERS, 1) 
         bool waited = ITEMS;
         auto announce = [&]() {
             asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-            barrier_arrive(full + sent * 8);
+            __syncwarp();
+            if (lane == 0) barrier_arrive(full + sent * 8);  // one for each warp: arrivals of single threads queue
             if (++sent == STAGES) sent = 0;
         };
         auto fetch = [&](const Unit& unit, u32 s, u32 stage) {
-            if (warp > 8) return;
-            const u32 present = min(TILES, a.tiles - unit.first);
-            if (lane == 0) barrier_expect(full + stage * 8, present * TILE_BYTES);
-            __syncwarp();
-            if (lane < present)
-                bulk_copy(ring_at + stage * STAGE_BYTES + X_BYTES + lane * TILE_BYTES, unit.weights + lane * a.tile_stride + (u64)s * TILE_BYTES, TILE_BYTES,
-                          full + stage * 8, policy);
+            if (number != 0) return;
+            barrier_expect(full + stage * 8, STAGE_BLOCKS * WEIGHTS_BYTES);
+#pragma unroll
+            for (u32 b = 0; b < STAGE_BLOCKS; b++)
+                copy_tiles(ring_at + stage * STAGE_BYTES + X_BYTES + b * WEIGHTS_BYTES, a.weights,
+                           (unit.slice * a.slice_blocks + s * STAGE_BLOCKS + b) * (BLOCK_BYTES / 8), unit.first_row, full + stage * 8, policy);
         };
         // As many weights as the ring holds are under way before x may be read.
         const u32 early = blockIdx.x < units ? min(stages, STAGES) : 0;
@@ -241,7 +118,7 @@ extern "C" __global__ void IN_CLUSTER __launch_bounds__(CONSUMERS + LOADERS, 1) 
                 if (u != blockIdx.x || s >= early) fetch(unit, s, stage);
                 if (!waited) wait_previous(), waited = true;
                 if (number == 0) widths[stage] = width;
-                const u16* source = a.x + (unit.slice * a.slice_blocks + s * STAGE_BLOCKS) * BLOCK_K + chunk * 8;
+                const u16* source = (const u16*)a.x + (unit.slice * a.slice_blocks + s * STAGE_BLOCKS) * BLOCK_K + chunk * 8;
 #pragma unroll
                 for (u32 i = 0; i < N / 16; i++) {
                     if (i * 16 >= width) break;
@@ -288,7 +165,7 @@ extern "C" __global__ void IN_CLUSTER __launch_bounds__(CONSUMERS + LOADERS, 1) 
 #pragma unroll
             for (u32 turn = 0; turn < TURNS; turn++) {
                 const u32 m = turn % DEEP, b = turn / DEEP, set = turn % 2;
-                const u8* weights = memory + stage * STAGE_BYTES + X_BYTES + (warp / 4 * DEEP * 4 + m * 4 + warp % 4) * TILE_BYTES + b * BLOCK_BYTES;
+                const u8* weights = memory + stage * STAGE_BYTES + X_BYTES + b * WEIGHTS_BYTES + (warp / 4 * DEEP * 4 + m * 4 + warp % 4) * BLOCK_BYTES;
                 const u64 x = descriptor(ring_at + stage * STAGE_BYTES + b * 2 * HALF_BYTES);
                 const uint4 q0 = *(const uint4*)(weights + lane * 16), q1 = *(const uint4*)(weights + 512 + lane * 16);
                 const u32 words[8] = {q0.x, q0.y, q0.z, q0.w, q1.x, q1.y, q1.z, q1.w};
@@ -353,12 +230,12 @@ extern "C" __global__ void IN_CLUSTER __launch_bounds__(CONSUMERS + LOADERS, 1) 
             barrier_wait(full + stage * 8, phase);
 #pragma unroll
             for (u32 b = 0; b < STAGE_BLOCKS; b++) {
-                const u8* first = memory + stage * STAGE_BYTES + X_BYTES + (warp / 4 * DEEP * 4 + warp % 4) * TILE_BYTES + b * BLOCK_BYTES;
+                const u8* first = memory + stage * STAGE_BYTES + X_BYTES + b * WEIGHTS_BYTES + (warp / 4 * DEEP * 4 + warp % 4) * BLOCK_BYTES;
                 const u64 x = descriptor(ring_at + stage * STAGE_BYTES + b * 2 * HALF_BYTES);
 #pragma unroll
                 for (u32 turn = 0; turn < 2 * DEEP; turn++) {
                     const u32 half = turn / DEEP, m = turn % DEEP;
-                    const u8* weights = first + m * 4 * TILE_BYTES;
+                    const u8* weights = first + m * 4 * BLOCK_BYTES;
                     const uint4 q = *(const uint4*)(weights + half * 512 + lane * 16);
                     const u32 words[4] = {q.x, q.y, q.z, q.w};
                     // All products but the last four are done: these registers are free, and so is the stage before this one.

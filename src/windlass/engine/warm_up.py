@@ -1,0 +1,28 @@
+"""Requests that an engine answers before it is ready: every kind of step runs once, so that no user waits for kernels to be compiled,
+libraries to be loaded and graphs to be captured."""
+
+from __future__ import annotations
+
+from windlass.core.request import GREEDY, Sampling
+from windlass.engine.protocol import Submit
+from windlass.engine.schedule.scheduler import SchedulerLimits
+
+PROMPTS = (2, 40, 80, 128, 200, 320, 500, 700, 1000, 1200, 1500, 1700, 2048, 4096, 8192)
+"""Tokens: the kernels and the shape of their work differ between these."""
+SAMPLED = Sampling(temperature=1.0, top_k=50, top_p=0.9, min_p=0.01, presence_penalty=0.1, seed=1)
+NUM_TOKENS = 3
+
+
+def warm_up_requests(limits: SchedulerLimits, num_tokens: int) -> list[list[Submit]]:
+    """In groups: a group is submitted when the one before it has a token, so that prompts are read beside decoding sequences."""
+    most = min(limits.max_step_tokens, limits.longest_sequence - NUM_TOKENS)
+    lengths = sorted({min(length, most) for length in PROMPTS if length <= limits.max_step_tokens})
+    greedy = [_request(number, length, GREEDY, num_tokens) for number, length in enumerate(lengths) if length > 0]
+    plain, sampled = (_request(len(lengths) + i, min(64, most), how, num_tokens) for i, how in enumerate((Sampling(), SAMPLED)))
+    return [*([request] for request in greedy), [plain], [sampled]] if most > 0 else []
+
+
+def _request(number: int, length: int, sampling: Sampling, num_tokens: int) -> Submit:
+    """No two begin alike: nothing is found in the prefix cache."""
+    tokens = [(number + 7 * place) % num_tokens for place in range(length)]
+    return Submit(id=-1 - number, token_ids=tokens, sampling=sampling, max_tokens=NUM_TOKENS, logprobs=None if number % 4 else 2)

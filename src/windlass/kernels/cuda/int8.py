@@ -1,0 +1,236 @@
+"""Products of many rows with 4-bit weights in integer arithmetic: activations are rounded to 8 bits, with a step for each row and 128 inputs.
+
+Codes of 4 bits are exact in 8, sums of 128 inputs are exact in 32, and Hopper multiplies bytes twice as fast as bf16. What is lost is the
+rounding of the activations: about 0.6 % of a result's size, several times less than what weights of 4 bits lose.
+Weights in groups of 128 only.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from windlass.core.fused import BLOCK_INPUTS, TILE_ROWS
+from windlass.kernels.cuda import driver
+from windlass.kernels.cuda.layout import Tiles
+from windlass.kernels.cuda.linear import WHOLE_BUDGET, WIDE
+from windlass.kernels.cuda.route import Routes
+
+GROUP = 128
+
+
+class Shape(NamedTuple):
+    """Of a thread block's work, see int8.cu."""
+
+    warpgroups: int
+    deep: int
+    sets: int
+    fragments: int
+    stage_blocks: int
+
+    @property
+    def tiles(self) -> int:
+        return self.warpgroups * 4 * self.deep
+
+    @property
+    def threads(self) -> int:
+        return self.warpgroups * 128 + 128
+
+
+SHAPES = {
+    32: Shape(3, 2, 2, 2, 2),
+    48: Shape(3, 1, 1, 2, 2),
+    64: Shape(2, 2, 2, 2, 2),
+    80: Shape(2, 2, 1, 2, 2),
+    96: Shape(3, 1, 1, 2, 2),
+    128: Shape(2, 2, 1, 2, 1),
+}
+"""By the rows of x of a unit; the fastest of those tried (docs/reference/cuda-notes.md)."""
+ITEM_ROWS = (32, 48, 64, 80, 96)
+LINEAR_ROWS = (32, 64, 80, 128)
+BLOCK_SECONDS, BLOCK_ROW_SECONDS = 0.14e-6, 0.0111e-6
+"""Of a unit of 256 rows of weights: for each block of inputs, and for each block and row of x. Fitted to 28 products of 128 to 2,048 rows."""
+PARTS_BYTES_PER_SECOND = 3.5e12
+MOST_SLICES = 8
+
+
+class Cut(NamedTuple):
+    """How a product is cut into units: rows of x in each, and slices of the inputs."""
+
+    rows: int
+    slices: int
+
+
+def unit_seconds(rows: int) -> float:
+    """Of a block of inputs."""
+    return BLOCK_SECONDS + BLOCK_ROW_SECONDS * rows
+
+
+def item_rows(mean: float) -> int:
+    """Rows of an item, for experts with so many rows on average: the fastest if all have two standard deviations more."""
+    most = mean + 2 * mean**0.5
+    return min(ITEM_ROWS, key=lambda size: -(-most // size) * unit_seconds(size))
+
+
+@functools.cache
+def cut(rows: int, tiles: int, blocks: int, processors: int, most_slices: int = MOST_SLICES) -> Cut:
+    """The fastest way to cut a product of so many rows of x."""
+
+    def seconds(way: Cut) -> float:
+        units = -(-tiles // SHAPES[way.rows].tiles) * way.slices * -(-rows // way.rows)
+        waves = -(-units // processors)
+        parts = 2 * 4 * way.slices * rows * tiles * TILE_ROWS if way.slices > 1 else 0
+        each = unit_seconds(way.rows) * SHAPES[way.rows].tiles / 16
+        return waves * blocks // way.slices * each + parts / PARTS_BYTES_PER_SECOND
+
+    slices = [n for n in range(1, most_slices + 1) if blocks % n == 0]
+    return min((Cut(size, n) for size in LINEAR_ROWS for n in slices), key=seconds)
+
+
+class RoundedRows(NamedTuple):
+    codes: Tensor
+    """int8 [rows, inputs], in the order of the weights' codes"""
+    scales: Tensor
+    """fp32 [rows, inputs / 128]: a sixteenth of a step, as the kernel's weights are 16 times too high"""
+
+
+def empty_rows(rows: int, inputs: int, device: torch.device) -> RoundedRows:
+    return RoundedRows(
+        torch.empty(rows, inputs, dtype=torch.int8, device=device),
+        torch.empty(rows, inputs // BLOCK_INPUTS, dtype=torch.float32, device=device),
+    )
+
+
+def quantize_rows(x: Tensor) -> RoundedRows:
+    """x bf16 [rows, inputs], inputs a multiple of 128."""
+    rows, inputs = x.shape
+    blocks = inputs // BLOCK_INPUTS
+    result = empty_rows(rows, inputs, x.device)
+    run = driver.kernel("small.cu", "PPPIIQ", "quantize_rows", packed=False)
+    total = rows * blocks
+    run((-(-total // 8),), 256, x, result.codes, result.scales, x.stride(0), blocks, total)
+    return result
+
+
+def supports(weight: Tiles) -> bool:
+    return weight.group == GROUP
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A kernel: what it does, with which matrix, for units of how many rows, over slices of how many blocks, and whether of a list."""
+
+    kind: int
+    weight: Tiles
+    rows: int
+    blocks: int
+    items: int
+
+    def compile(self) -> None:
+        torch.cuda.set_device(self.weight.data.device)  # threads have no device of their own
+        kernel(self.kind, self.weight, self.rows, self.blocks, items=self.items)
+
+    def __hash__(self) -> int:
+        return hash((self.kind, self.rows, self.blocks, self.items))
+
+    def __eq__(self, other: object) -> bool:
+        """Matrices of the same shape have the same kernel."""
+        return isinstance(other, Variant) and self._key() == other._key()
+
+    def _key(self) -> tuple[int, ...]:
+        return self.kind, self.rows, self.blocks, self.items, self.weight.group
+
+
+def whole_rows(rows: int, weight: Tiles) -> int:
+    """Rows of a unit, of a product without slices."""
+    return cut(rows, weight.num_tiles, weight.tile_blocks, driver.num_processors(), most_slices=1).rows
+
+
+def whole_variant(rows: int, weight: Tiles) -> Variant:
+    return Variant(0, weight, whole_rows(rows, weight), weight.tile_blocks, 0)
+
+
+def parts_variant(rows: int, weight: Tiles) -> Variant:
+    way = cut(rows, weight.num_tiles, weight.tile_blocks, driver.num_processors())
+    return Variant(0 if way.slices == 1 else 2, weight, way.rows, weight.tile_blocks // way.slices, 0)
+
+
+def kernel(
+    kind: int, weight: Tiles, rows: int, blocks: int, *, items: int, shape: Shape | None = None
+) -> tuple[driver.Kernel, int, Shape]:
+    """int8.cu for units of `rows` rows of x and slices of `blocks` blocks of inputs, and its bytes of shared memory."""
+    shape = shape or SHAPES[rows]
+    stage_blocks = min(shape.stage_blocks, blocks)
+    stage_bytes = (
+        -(-(-(-stage_blocks * rows * 132 // 128) * 128 + shape.tiles * stage_blocks * weight.block_bytes) // 1024) * 1024
+    )
+    stages = min(8, (WHOLE_BUDGET - rows * 4) // (stage_bytes + 20))
+    shared = stages * (stage_bytes + 20) + rows * 4
+    run = driver.kernel(
+        "int8.cu", WIDE, shared_bytes=shared, KIND=kind, N=rows, ITEMS=items, WGS=shape.warpgroups, DEEP=shape.deep, SETS=shape.sets,
+        FRAGMENTS=shape.fragments, STAGES=stages, STAGE_BLOCKS=stage_blocks, TAIL=blocks % stage_blocks, GROUP=weight.group,
+    )  # fmt: skip
+    return run, shared, shape
+
+
+def linear(
+    x: RoundedRows,
+    weight: Tiles,
+    out: Tensor,
+    *,
+    bias: Tensor | None = None,
+    slices: int = 1,
+    rows: int = 128,
+    shape: Shape | None = None,
+) -> Tensor:
+    """out bf16 [rows, outputs], or fp32 [slices, rows, outputs]: sums of slices of the inputs. `rows`: of x in a unit."""
+    partial, blocks = out.dtype == torch.float32, weight.tile_blocks // slices
+    assert (partial or slices == 1) and blocks * slices == weight.tile_blocks
+    run, shared, shape = kernel(2 if partial else 0, weight, rows, blocks, items=0, shape=shape)
+    count = x.codes.shape[0]
+    units = -(-weight.num_tiles // shape.tiles) * slices * -(-count // rows)
+    run(
+        (min(units, driver.num_processors()),), shape.threads, driver.rows_map(weight.data, shape.tiles), x.codes, x.scales, bias, out,
+        None, None, None, None, out.stride(-2), out.stride(0), x.codes.stride(0), weight.num_tiles, slices, blocks, count, shared_bytes=shared,
+    )  # fmt: skip
+    return out
+
+
+def linear_whole(x: RoundedRows, weight: Tiles, out: Tensor, bias: Tensor | None = None) -> Tensor:
+    """out bf16 [rows, outputs]."""
+    count = x.codes.shape[0]
+    return linear(x, weight, out, bias=bias, rows=whole_rows(count, weight))
+
+
+def linear_parts(x: RoundedRows, weight: Tiles) -> Tensor:
+    """Parts that `norm.add_norm` adds up: fp32 [slices, rows, outputs], or bf16 [1, rows, outputs]."""
+    count = x.codes.shape[0]
+    way = cut(count, weight.num_tiles, weight.tile_blocks, driver.num_processors())
+    dtype = torch.bfloat16 if way.slices == 1 else torch.float32
+    parts = torch.empty(way.slices, count, weight.rows, dtype=dtype, device=x.codes.device)
+    linear(x, weight, parts[0] if way.slices == 1 else parts, rows=way.rows, slices=way.slices)
+    return parts
+
+
+def gate_up(x: RoundedRows, weight: Tiles, out: Tensor, routes: Routes, *, shape: Shape | None = None) -> Tensor:
+    """out bf16 [rows * (active + shared), width], for items of `route.dispatch`."""
+    return _experts(1, x, weight, out, routes, routes.item_rows, shape)
+
+
+def down(x: RoundedRows, weight: Tiles, out: Tensor, routes: Routes, *, shape: Shape | None = None) -> Tensor:
+    """x of [rows * (active + shared), width]; out bf16 [rows * (active + shared), outputs], not yet weighted."""
+    return _experts(3, x, weight, out, routes, routes.item_places, shape)
+
+
+def _experts(kind: int, x: RoundedRows, weight: Tiles, out: Tensor, routes: Routes, rows: Tensor, shape: Shape | None) -> Tensor:
+    run, shared, shape = kernel(kind, weight, rows.shape[1], weight.tile_blocks, items=1, shape=shape)
+    run(
+        (driver.num_processors(),), shape.threads, driver.rows_map(weight.data, shape.tiles), x.codes, x.scales, None, out,
+        routes.num_items, routes.item_expert, rows, routes.item_places, out.stride(0), 0, x.codes.stride(0), weight.num_tiles,
+        1, weight.tile_blocks, 0, shared_bytes=shared,
+    )  # fmt: skip
+    return out
