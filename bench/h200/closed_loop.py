@@ -12,6 +12,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 
+import msgspec
 import torch
 from engine_speed import shape_of
 
@@ -63,7 +64,8 @@ def run(engine: Engine, load: Load) -> str:
                     ask(engine, load, source)
     speed = tokens / (time.perf_counter() - begun)
     return (
-        f"{load.users:4d} at once ({load.prompt} + {load.answer}): {speed:7.1f} tokens/s; first token {at(load.first, 50):.0f} / {at(load.first, 99):.0f} ms, "
+        f"{load.users:4d} at once ({load.prompt} + {load.answer}): {speed:7.1f} tokens/s; "
+        f"first token {at(load.first, 50):.0f} / {at(load.first, 99):.0f} ms, "
         f"between tokens {at(load.between, 50):.1f} / {at(load.between, 99):.1f} ms (median, 99th); {engine.stats().preemptions} preempted"
     )
 
@@ -91,12 +93,13 @@ def main() -> int:
         for dependent in map(int, options.dependent.split(",")):
             fused.DEPENDENT_ROWS = dependent or usual
             begun = time.perf_counter()
-            engine = make_engine(Launch(**{**_fields(launch), "max_step_tokens": step_tokens or None}), built.decoder, "cuda")
+            engine = make_engine(msgspec.structs.replace(launch, max_step_tokens=step_tokens or None), built.decoder, "cuda")
             engine.warm_up()
             limits = engine.limits
             print(
-                f"up to {limits.max_sequences} sequences, {limits.num_blocks * 16:,} tokens of cache, steps of {limits.max_step_tokens}, dependent launch to "
-                f"{fused.DEPENDENT_ROWS} rows, {engine.runner.mode}; warm after {time.perf_counter() - begun:.1f} s, "
+                f"up to {limits.max_sequences} sequences, {limits.num_blocks * 16:,} tokens of cache, "
+                f"steps of {limits.max_step_tokens}, dependent launch to {fused.DEPENDENT_ROWS} rows, {engine.runner.mode}; "
+                f"warm after {time.perf_counter() - begun:.1f} s, "
                 f"{torch.cuda.memory_allocated() / 2**30:.1f} GiB allocated, {torch.cuda.mem_get_info()[0] / 2**30:.1f} free",
                 flush=True,
             )
@@ -106,10 +109,6 @@ def main() -> int:
             del engine
             torch.cuda.empty_cache()
     return 0
-
-
-def _fields(launch: Launch) -> dict[str, object]:
-    return {name: getattr(launch, name) for name in launch.__struct_fields__}
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ What depends on the model alone is computed at construction.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +33,14 @@ from windlass.nn.norm import NormLayer
 from windlass.nn.parallel.shard import WHOLE, ModelShard
 from windlass.nn.parallel.stage import stage_of
 from windlass.nn.parallel.vocabulary import vocabulary_of
+
+
+class FusedPass(Protocol):
+    """nn.fused.FusedDecoder, which is imported only where it is used."""
+
+    def __call__(self, step: Step, caches: Sequence[KvCache]) -> Tensor: ...
+
+    def prepare(self, max_rows: int) -> None: ...
 
 
 class Decoder(nn.Module):
@@ -64,6 +73,11 @@ class Decoder(nn.Module):
         if self.fused is not None and caches is not None:
             return self.fused(step, caches)
         return self.stage.leave(self, self.forward_hidden(step, caches), step)
+
+    def prepare(self, max_rows: int) -> None:
+        """Compiles the kernels of steps of up to so many rows, where that takes time."""
+        if self.fused is not None:
+            self.fused.prepare(max_rows)
 
     def forward_hidden(self, step: Step, caches: Sequence[KvCache] | None = None) -> Tensor:
         """[rows, hidden]: the output of the last layer (of this stage), before the final norm, for a step without padding."""
@@ -101,7 +115,7 @@ class Decoder(nn.Module):
                 )
 
 
-def _fused(decoder: Decoder, weights: Weights) -> Callable[[Step, Sequence[KvCache]], Tensor] | None:
+def _fused(decoder: Decoder, weights: Weights) -> FusedPass | None:
     """The fused forward pass, if weights are in the tile layout of kernels/cuda."""
     if not getattr(weights, "tiled", False):
         return None

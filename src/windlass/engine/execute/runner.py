@@ -169,7 +169,7 @@ class Runner:
         """Captures the graphs that most steps need, before the first request."""
         if self._graphs is None:
             return
-        prepare = getattr(getattr(self._decoder, "fused", None), "prepare", None)
+        prepare = getattr(self._decoder, "prepare", None)
         if prepare is not None:
             prepare(len(self._buffers.tokens))
         most = len(self._buffers.lengths)
