@@ -1,0 +1,47 @@
+"""Imports without garbage collections."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.pure
+
+COUNTED = """
+import gc
+from windlass.machine.garbage import importing
+
+collections = []
+gc.callbacks.append(lambda phase, about: collections.append(about["generation"]))
+with importing():
+    made = [[] for _ in range(100_000)]
+    assert not collections and not gc.isenabled()
+assert gc.isenabled() and gc.get_freeze_count() > 100_000
+gc.collect()
+assert collections and not any(one is made for one in gc.get_objects())
+gc.disable()
+with importing():
+    pass
+assert not gc.isenabled()
+"""
+
+
+def test_nothing_is_collected_and_what_was_made_is_not_looked_at_again() -> None:
+    """In a process of its own: what is frozen stays so."""
+    subprocess.run([sys.executable, "-c", COUNTED], check=True)
+
+
+def test_it_is_on_again_after_an_import_that_failed() -> None:
+    from windlass.machine.garbage import importing
+
+    before = gc.get_freeze_count()
+    try:
+        with pytest.raises(ModuleNotFoundError), importing():
+            raise ModuleNotFoundError("no such module")
+        assert gc.isenabled()
+    finally:
+        if not before:
+            gc.unfreeze()
