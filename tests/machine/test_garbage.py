@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import subprocess
 import sys
 
@@ -34,14 +33,28 @@ def test_nothing_is_collected_and_what_was_made_is_not_looked_at_again() -> None
     subprocess.run([sys.executable, "-c", COUNTED], check=True)
 
 
-def test_it_is_on_again_after_an_import_that_failed() -> None:
-    from windlass.machine.garbage import importing
+FAILED = """
+import gc
+from windlass.machine.garbage import importing
 
-    before = gc.get_freeze_count()
-    try:
-        with pytest.raises(ModuleNotFoundError), importing():
-            raise ModuleNotFoundError("no such module")
-        assert gc.isenabled()
-    finally:
-        if not before:
-            gc.unfreeze()
+try:
+    with importing():
+        import no_such_module
+except ModuleNotFoundError:
+    assert gc.isenabled() and gc.get_freeze_count()
+"""
+
+THERE = """
+import gc, sys
+from windlass.machine.garbage import importing
+
+sys.modules["torch"] = gc
+with importing():
+    assert gc.isenabled()
+assert not gc.get_freeze_count()
+"""
+
+
+@pytest.mark.parametrize("script", [FAILED, THERE], ids=["an import that fails", "torch is there already"])
+def test_collections_go_on(script: str) -> None:
+    subprocess.run([sys.executable, "-c", script], check=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from windlass.cli.train.options import LOG, PLOT, PROFILE, TrainingRun
 from windlass.errors import BadInput, Error
+from windlass.machine.garbage import importing
 
 if TYPE_CHECKING:
     from windlass.train.checkpoint import Checkpoints
@@ -57,8 +58,9 @@ def _process_group() -> Generator[int]:
     import os
     from datetime import timedelta
 
-    import torch
-    import torch.distributed as dist
+    with importing():
+        import torch
+        import torch.distributed as dist
 
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield 0
