@@ -44,8 +44,8 @@ quick: $(DEV)  ## the inner loop, about a minute: tests marked pure (no torch) t
 test: lint types  ## install everything; lint, types, and all tests that need no GPU
 	$(BIN)/python -m pytest -n $(JOBS) -m "not gpu and not long"
 
-long: $(DEV)  ## tests that take minutes: more hosts disturbed, longer soaks
-	WINDLASS_SOAK_MINUTES=5 $(BIN)/python -m pytest -m "long and not gpu"
+long: $(DEV)  ## tests that take minutes: more hosts disturbed, longer soaks; and many more examples of every property
+	WINDLASS_SOAK_MINUTES=5 WINDLASS_EXAMPLES=long $(BIN)/python -m pytest -m "(long or hypothesis) and not gpu"
 
 speed: $(DEV)  ## the speeds that are promised, measured and compared with the last time on this machine
 	$(BIN)/python bench/speed.py --compare

@@ -35,10 +35,12 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# No deadline: a first call that imports something is slow, not wrong. In CI the same examples every time.
-settings.register_profile("local", deadline=None)
-settings.register_profile("ci", deadline=None, derandomize=True)
-settings.load_profile("ci" if os.environ.get("CI") else "local")
+# No deadline: a first call that imports something is slow, not wrong. Few examples: each run draws others. In CI they are the same every time.
+# `make long` draws many. A test with a number of its own has it because its examples are dear, or because few would not meet what is rare.
+settings.register_profile("local", deadline=None, max_examples=25)
+settings.register_profile("ci", deadline=None, max_examples=25, derandomize=True)
+settings.register_profile("long", deadline=None, max_examples=400)
+settings.load_profile(os.environ.get("WINDLASS_EXAMPLES") or ("ci" if os.environ.get("CI") else "local"))
 
 
 @pytest.fixture(scope="session")

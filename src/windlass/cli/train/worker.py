@@ -62,6 +62,8 @@ def _process_group() -> Generator[int]:
         import torch
         import torch.distributed as dist
 
+        import windlass.train.build  # noqa: F401 - most of what is imported later: DTensor, pipelining, dynamo
+
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield 0
         return

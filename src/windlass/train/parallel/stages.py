@@ -7,16 +7,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from windlass.train.model.model import MicroBatch, TrainingModel
 from windlass.train.step import StepLosses
-
-if TYPE_CHECKING:
-    from torch.distributed.pipelining import PipelineStage
 
 
 class StageModule(nn.Module):
@@ -81,9 +79,6 @@ class Pipeline:
     def _schedule(self, num_micros: int, rows: int) -> Any:
         key = (num_micros, rows)
         if key not in self._schedules:
-            # Here: it imports torch._dynamo, half a second that runs without stages need not wait for.
-            from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
-
             shard = self.staged.model.decoder.shard
             size = shard.groups.pp.size
             kind = Schedule1F1B if num_micros >= size else ScheduleGPipe
@@ -92,8 +87,6 @@ class Pipeline:
 
     def _stage(self, rows: int) -> PipelineStage:
         """Shapes are given, so that no trial run is needed to infer them."""
-        from torch.distributed.pipelining import PipelineStage
-
         decoder = self.staged.model.decoder
         shard, place = decoder.shard, decoder.shard.groups.pp
         hidden = torch.empty(rows, decoder.spec.hidden_size, dtype=decoder.dtype, device="meta")
