@@ -79,8 +79,9 @@ def pytest_collection() -> Generator[None, object, object]:
 # --- make quick --------------------------------------------------------------------------------------------------------
 
 SLOW_FILES = frozenset(
-    "convert/test_layout formats/hub/test_download formats/hub/test_hub launch/vllm_engine/test_process serve/clients/test_node serve/page/test_page "
-    "serve/page/test_page_markdown serve/api/test_schema serve/monitor/test_rolling text/tokenize/test_gguf_tokenizer".split()
+    "convert/test_layout formats/hub/test_download formats/hub/test_hub formats/hub/test_local launch/vllm_engine/test_process "
+    "serve/clients/test_node serve/load/test_pressure serve/page/test_page serve/page/test_page_markdown serve/api/test_schema "
+    "serve/monitor/test_rolling text/tokenize/test_gguf_tokenizer weights/text/test_files".split()
 )
 """Of pure tests, those that take seconds: browsers, servers, thousands of requests, whole vocabularies."""
 CHEAP_FILES = frozenset(

@@ -57,12 +57,13 @@ def _process_group() -> Generator[int]:
     """Joins the group of all ranks, if torchrun started several. Yields the rank."""
     import os
     from datetime import timedelta
+    from importlib import import_module
 
     with importing():
         import torch
         import torch.distributed as dist
 
-        import windlass.train.build  # noqa: F401 - most of what is imported later: DTensor, pipelining, dynamo
+        import_module("windlass.train.build")  # most of what is imported later: DTensor, pipelining, dynamo
 
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield 0
