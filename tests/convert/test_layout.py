@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from windlass.convert.outputs import ConvertedTensor, PackingChoices, converted_tensors, total_bytes
@@ -230,7 +230,6 @@ WORDS = st.sampled_from(
 )
 
 
-@settings(max_examples=30)
 @given(st.lists(WORDS, max_size=3), st.sampled_from(GROUPS), st.booleans())
 def test_config_with_anything_kept(keep: list[str], group: int, head: bool) -> None:
     how = msgspec.structs.replace(scheme("int4", group), quantize_head=head)

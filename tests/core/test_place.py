@@ -7,7 +7,7 @@ from math import prod
 from typing import NamedTuple
 
 import pytest
-from hypothesis import assume, example, given, settings
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from windlass.core.layout import Layout
@@ -133,7 +133,6 @@ def tiles(parts: list[tuple[int, int]], count: int) -> bool:
     return [start for start, _ in parts] == edges[:-1] and edges[-1] == count and all(start < stop for start, stop in parts)
 
 
-@settings(max_examples=400)
 @given(cases())
 def test_every_axis_is_covered(case: Case) -> None:
     placement = placed(case)
@@ -154,7 +153,6 @@ def test_every_axis_is_covered(case: Case) -> None:
     assert len(placement.stages) == case.layout.pp
 
 
-@settings(max_examples=400)
 @given(cases())
 def test_cuts_fall_on_the_quantum_in_elements(case: Case) -> None:
     placement = placed(case)
@@ -168,7 +166,6 @@ def test_cuts_fall_on_the_quantum_in_elements(case: Case) -> None:
                 assert stop % quantum == 0 or stop == rule.shape[dim]
 
 
-@settings(max_examples=400)
 @given(cases())
 @example(Case("Llama-2-70B", Layout(tp=6), scheme("bf16"), None))
 @example(Case("Llama-2-70B", Layout(tp=16), scheme("bf16"), None))
@@ -186,7 +183,6 @@ def test_kv_heads_are_those_that_the_query_heads_need(case: Case) -> None:
         assert set(range(start, stop)) == {head // group for head in range(first, last)}
 
 
-@settings(max_examples=400)
 @given(cases())
 def test_experts_are_partitioned(case: Case) -> None:
     placement = placed(case)
@@ -213,7 +209,6 @@ def cut_dims(rule: Rule) -> list[int]:
     return [dim for dim, axis in enumerate(rule.axes) if axis.name not in WHOLE]
 
 
-@settings(max_examples=400)
 @given(cases())
 def test_elements_and_bytes_add_up(case: Case) -> None:
     """Split axes: the ranks' parts are the tensor. Whole ones: a copy each. KV heads: at least the tensor."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from fake_decoder import FakeDecoder, make_engine
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from simulated_cache import check_accounts
 
@@ -63,7 +63,6 @@ def test_tokens_are_what_the_history_says() -> None:
     assert engine.scheduler.pool.num_free == engine.limits.num_blocks
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     requests=st.lists(
         st.tuples(st.integers(0, 2), st.integers(1, 70), st.integers(0, 40), st.integers(0, 5)), min_size=1, max_size=10

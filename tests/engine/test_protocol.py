@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from windlass import errors
@@ -51,7 +51,6 @@ REPORTS = [
 ]
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(1, 40), max_size=200))
 def test_messages_arrive_whole_however_they_are_cut(cuts: list[int]) -> None:
     for messages, read in ((COMMANDS, MessageReader().commands), (REPORTS, MessageReader().reports)):

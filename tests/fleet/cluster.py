@@ -26,7 +26,7 @@ class Cluster:
 
     def __init__(self, hosts: Hosts, folder: Path, model: Path) -> None:
         """`model`: a folder that only the root's host has."""
-        self.hosts, self._folder, self._model = hosts, folder, model
+        self.hosts, self.folder, self._model = hosts, folder, model
         self._secret = folder / "secret"
         self._secret.touch(0o600)
         self._secret.write_text("nobody knows what this is\n")
@@ -44,7 +44,7 @@ class Cluster:
             "--secret-file",
             self._secret,
             "--cache",
-            self._folder / f"cache{number}",
+            self.folder / f"cache{number}",
         ]
         found = self.workers[number] = self._start(number, words, f"worker {number}")
         if wait:

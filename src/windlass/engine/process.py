@@ -28,6 +28,7 @@ from windlass.engine.protocol import (
     encode_frame,
 )
 from windlass.errors import Error
+from windlass.machine.garbage import importing
 from windlass.machine.parent_death import exit_on_close, kill_with_parent
 
 SECONDS_BETWEEN_PROGRESS = 0.05
@@ -57,15 +58,16 @@ def main() -> int:
 
 
 def _serve(job: RankJob, connection: socket.socket) -> None:
-    from windlass.engine.loop import EngineLoop
+    module, _, function = job.launch.loader.partition(":")
+    with importing():
+        from windlass.engine.loop import EngineLoop
+
+        load = getattr(import_module(module), function)
 
     def send(report: Report) -> None:
         connection.sendall(encode_frame(report))
 
-    module, _, function = job.launch.loader.partition(":")
-    engine, info = getattr(import_module(module), function)(
-        job, ThrottledProgress(lambda done, total: send(LoadProgress(done, total)), SECONDS_BETWEEN_PROGRESS)
-    )
+    engine, info = load(job, ThrottledProgress(lambda done, total: send(LoadProgress(done, total)), SECONDS_BETWEEN_PROGRESS))
     gc.collect()
     gc.freeze()  # what is loaded stays: collections need not scan it again
     send(EngineReady(info))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,12 @@ def test_mistakes_are_one_line(words: list[str], expected: str, capsys: pytest.C
     assert printed.out == "" and expected in printed.err and printed.err.count("\n") == 1
 
 
-def test_a_tiny_model_is_measured(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_tiny_model_is_measured(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from windlass.measure.limits import measure_limits
+
+    monkeypatch.setattr("windlass.measure.bench.measure_limits", cache(measure_limits))  # a second of this machine each time
     saved, trace, picture = tmp_path / "one.json", tmp_path / "trace.json", tmp_path / "memory.png"
     words = ["bench", str(config), "--random-weights", "--quant", "int4", "--group", "32", "--batch", "1,2"]
     words += ["--prompt-tokens", "20", "--new-tokens", "12", "--device", "cpu"]

@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 
 from fake_decoder import FakeDecoder, make_engine  # noqa: E402
 from hanging import OwnClock, finished  # noqa: E402
-from hypothesis import given, settings  # noqa: E402
+from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from windlass.core.client import Late, Unavailable  # noqa: E402
@@ -149,7 +149,6 @@ def submits(draw: st.DrawFn) -> Submit:
     )
 
 
-@settings(max_examples=60)
 @given(requests=st.lists(submits(), min_size=1, max_size=6), cuts=st.lists(st.integers(0, 25), min_size=1, max_size=4))
 def test_answers_are_those_of_one_engine(requests: list[Submit], cuts: list[int]) -> None:
     with pytest.MonkeyPatch.context() as patch:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from fake_decoder import FakeDecoder
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from late_device import Answers, make_late_engine, prompt
 
@@ -57,7 +57,6 @@ ACTIONS = st.one_of(
 )
 
 
-@settings(max_examples=80, deadline=None)
 @given(
     st.lists(ACTIONS, min_size=2, max_size=16), st.sampled_from([8, 9, 14, 40]), st.integers(1, 5), st.booleans(),
     st.sampled_from([(1, 4), (1, 2, 3, 4), ()]),

@@ -172,7 +172,7 @@ def test_a_rank_that_dies_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_root_that_is_killed_leaves_no_orphan() -> None:
     script = (
         "import sys, time; from windlass.cli.bench.ranks import InlineRanks; from windlass.core.launch import Launch; import msgspec\n"
-        "launch = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Launch); ranks = InlineRanks(print, print)\n"
+        "launch = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Launch); quiet = lambda _: None; ranks = InlineRanks(quiet, quiet)\n"
         "kept = ranks.load(launch, lambda *_: None); print('ready', flush=True); time.sleep(3600)"
     )
     import msgspec

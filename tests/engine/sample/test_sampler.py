@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from windlass.core.request import GREEDY, Sampling
@@ -75,7 +75,6 @@ LOGITS = st.lists(st.integers(-12, 12).map(lambda value: value / 2), min_size=1,
 CHANCES = [index / 17 for index in range(17)] + [1 - 2**-50]
 
 
-@settings(max_examples=150, deadline=None)
 @given(LOGITS, st.none() | st.integers(1, 45), st.just(1.0) | st.floats(0.05, 0.99), st.just(0.0) | st.floats(0.001, 0.9))
 def test_filters_leave_what_the_plain_ones_leave(logits: list[float], top_k: int | None, top_p: float, min_p: float) -> None:
     check_draws(logits, top_k, top_p, min_p, CHANCES)
@@ -250,7 +249,6 @@ def penalized(logits: list[float], sampling: Sampling, prompt: list[int], output
 TOKENS = st.lists(st.integers(0, 19), max_size=30)
 
 
-@settings(max_examples=80, deadline=None)
 @given(
     st.lists(st.floats(-5, 5), min_size=20, max_size=20), TOKENS, TOKENS,
     st.sampled_from([0.5, 1.0, 1.3]), st.sampled_from([-1.0, 0.0, 2.0]), st.sampled_from([-0.5, 0.0, 0.7]),

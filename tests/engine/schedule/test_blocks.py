@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from windlass.engine.schedule.blocks import BlockPool
@@ -106,7 +106,6 @@ def test_releasing_too_often_is_noticed() -> None:
         pool.release([block])
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=12), min_size=1, max_size=12), st.integers(1, 3))
 def test_what_is_found_is_what_was_kept(prompts: list[list[int]], block_tokens: int) -> None:
     """With two token values collisions of content are everywhere; a match must still be a true prefix of what the block holds."""

@@ -262,7 +262,7 @@ class AnyOrder(RuleBasedStateMachine):
         assert self.scheduler.pool.num_free == self.scheduler.limits.num_blocks
 
 
-AnyOrder.TestCase.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+AnyOrder.TestCase.settings = settings(stateful_step_count=50, deadline=None)
 TestAnyOrder = AnyOrder.TestCase
 TestAnyOrder.pytestmark = [pytest.mark.pure]
 

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from asking import Answer, Clients, Question, ask_all
 from chaos import SILENT, Chaos, check, check_end, questions
-from cluster import ROOT, Cluster
+from cluster import Cluster
 from hosts import Hosts, lacking
 
 pytestmark = [pytest.mark.multi, pytest.mark.skipif(bool(why := lacking()), reason=why)]
@@ -64,14 +64,45 @@ def alone(hosts: Hosts, folder: Path, model: Path, asked: Sequence[Question]) ->
     return answers
 
 
-def test_clients_see_a_pause_and_nothing_else(int4: Path, hosts: Hosts, tmp_path: Path) -> None:
-    asked = questions(NEW_TOKENS)
-    undisturbed = alone(hosts, tmp_path, int4, asked)
-    cluster = Cluster(hosts, tmp_path, int4)
+@pytest.fixture(scope="module")
+def undisturbed(int4: Path, hosts: Hosts, tmp_path_factory: pytest.TempPathFactory) -> list[Answer]:
+    """Before there is a cluster: it has the port that the cluster's root will have."""
+    return alone(hosts, tmp_path_factory.mktemp("alone"), int4, questions(NEW_TOKENS))
+
+
+@pytest.fixture(scope="module")
+def cluster(int4: Path, hosts: Hosts, undisturbed: list[Answer], tmp_path_factory: pytest.TempPathFactory) -> Generator[Cluster]:
+    """A root and two workers, in their first epoch. The last test ends them."""
+    made = Cluster(hosts, tmp_path_factory.mktemp("cluster"), int4)
     for number in (2, 3):
-        cluster.start_worker(number)
-    cluster.start_root((*WORDS, "--tp", "3"))
-    clients = Clients(cluster.connect, asked)
+        made.start_worker(number)
+    made.start_root(WORDS)
+    yield made
+    for number in hosts.numbers:
+        hosts.kill(number)
+        hosts.revive(number)
+
+
+def test_what_every_host_holds(int4: Path, cluster: Cluster) -> None:
+    """A split that silently did nothing would give the same text: each host has a rank, and its cache has its part of the weights only."""
+    hosts = cluster.hosts
+    assert cluster.root is not None
+    ready = cluster.root.until("epoch 1 is ready").text
+    assert all(cluster.address(number) in ready for number in (2, 3))
+    assert [len(cluster.computing(number)) for number in hosts.numbers] == [1, 1, 1]
+    whole = sum(file.stat().st_size for file in int4.glob("*.safetensors"))
+    for number in (2, 3):
+        held = sum(file.stat().st_size for file in (cluster.folder / f"cache{number}").rglob("*") if file.is_file())
+        assert 0.1 * whole < held < 0.75 * whole, f"{held:,} of {whole:,}"
+    before = [hosts.counted(number) for number in hosts.numbers]
+    ask_all(cluster.connect, questions(16, 1))
+    for number, earlier in zip(hosts.numbers, before, strict=True):
+        assert sum(hosts.counted(number).since(earlier)) > 16 * 288 * 4, f"host {number} was not needed"
+
+
+def test_clients_see_a_pause_and_nothing_else(cluster: Cluster, undisturbed: list[Answer]) -> None:
+    """At its end the root is killed, which leaves nothing on any host but its worker."""
+    clients = Clients(cluster.connect, questions(NEW_TOKENS))
     chaos = Chaos(cluster, clients)
     chaos.answers_flow()
     chaos.kill(3)
@@ -82,10 +113,10 @@ def test_clients_see_a_pause_and_nothing_else(int4: Path, hosts: Hosts, tmp_path
     print(cluster.root.said if cluster.root else "", chaos.noticed, sep="\n")  # seen where it fails
     assert check(answers, undisturbed, chaos.changes) >= 8  # of the three times
     assert re.search(SILENT, chaos.noticed["killed"]) and re.search(SILENT, chaos.noticed["cut"]), chaos.noticed
-    check_end(cluster, signal.SIGINT)
+    check_end(cluster, signal.SIGKILL)
     for number in (2, 3):
         assert cluster.end_worker(number) == 0
-    assert [hosts.pids(number) for number in hosts.numbers] == [[], [], []]
+    assert [cluster.hosts.pids(number) for number in cluster.hosts.numbers] == [[], [], []]
 
 
 @pytest.fixture(scope="module")
@@ -118,26 +149,3 @@ def test_experts_whose_ranks_die_or_stand_still(experts: Path, hosts: Hosts, tmp
     check_end(cluster, signal.SIGINT)
     for number in (2, 3):
         assert cluster.end_worker(number) == 0
-
-
-def test_what_every_host_holds(int4: Path, hosts: Hosts, tmp_path: Path) -> None:
-    """A split that silently did nothing would give the same text: each host has a rank, and its cache has its part of the weights only."""
-    cluster = Cluster(hosts, tmp_path, int4)
-    for number in (2, 3):
-        cluster.start_worker(number)
-    root = cluster.start_root(WORDS)
-    ready = root.until("epoch 1 is ready").text
-    assert all(cluster.address(number) in ready for number in (2, 3))
-    assert [len(cluster.computing(number)) for number in hosts.numbers] == [1, 1, 1]
-    whole = sum(file.stat().st_size for file in int4.glob("*.safetensors"))
-    for number in (2, 3):
-        held = sum(file.stat().st_size for file in (tmp_path / f"cache{number}").rglob("*") if file.is_file())
-        assert 0.1 * whole < held < 0.75 * whole, f"{held:,} of {whole:,}"
-    before = [hosts.counted(number) for number in hosts.numbers]
-    ask_all(cluster.connect, questions(16, 1))
-    for number, earlier in zip(hosts.numbers, before, strict=True):
-        assert sum(hosts.counted(number).since(earlier)) > 16 * 288 * 4, f"host {number} was not needed"
-    check_end(cluster, signal.SIGKILL)
-    for number in (2, 3):
-        assert cluster.end_worker(number) == 0
-    assert hosts.pids(ROOT) == []

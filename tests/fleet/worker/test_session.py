@@ -6,6 +6,7 @@ import asyncio
 import errno
 import socket
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,41 @@ def test_a_rank_that_stands_still_is_missed_within_five_seconds(monkeypatch: pyt
     for module in (ranks, session_module):
         monkeypatch.setattr(module, "time", owned_time.clock())
     owned_time.run(happen())
+
+
+def test_a_rank_that_ended_by_itself_leaves_no_open_file_and_closing_it_can_be_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session that ends cancels whoever is ending its ranks, and then ends them itself."""
+
+    async def happen() -> None:
+        waited = threading.Event()
+        rank, ends = Beating(stops=0.0), list[Any]()
+        monkeypatch.setattr(rank, "wait", lambda *_: waited.wait(HUNG_SECONDS))
+        monkeypatch.setattr(ranks, "start_rank", lambda *_: (rank, rank.theirs))
+        process = ranks.RankProcess(RankJob(launch=Launch(model="none")), 1, lambda _: None, ends.append)
+        await process.start()
+        rank.kill()
+        while process._reaping is None:
+            await asyncio.sleep(0)
+        for _ in range(2):
+            closing = asyncio.create_task(process.close())
+            await asyncio.sleep(0)
+            closing.cancel()
+            await asyncio.wait([closing])
+            assert closing.cancelled() and not process._reaping.done()
+        waited.set()
+        await process.close()
+        assert process._output.closed and not ends
+
+        rank = Beating(stops=0.0)
+        alone = ranks.RankProcess(RankJob(launch=Launch(model="none")), 1, lambda _: None, ends.append)
+        await alone.start()
+        rank.kill()
+        while not ends:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert alone._output.closed and "SIGKILL" in ends[0].message
+
+    asyncio.run(happen())
 
 
 def test_a_worker_that_goes_while_it_is_asked_what_it_has_is_called_again() -> None:

@@ -89,7 +89,7 @@ def test_a_damaged_line_ends_what_is_relied_on(tmp_path: Path) -> None:
     assert path.read_bytes() == b"\n".join([lines[0], lines[1], b""])
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=60), st.booleans())
 def test_any_bytes(tmp_path: Path, content: bytes, after_a_header: bool) -> None:
     path = tmp_path / "journal"

@@ -244,7 +244,7 @@ def consistent_or_refused(file: Path) -> None:
     assert len({info.name for info in infos}) == len(infos)
 
 
-fuzz = settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+fuzz = settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 spots = st.integers(0, len(VALID) - 1)
 
 

@@ -221,7 +221,7 @@ def test_a_damaged_index(make_file: Make, tmp_path: Path, content: bytes) -> Non
         open_store(tmp_path)
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(names=st.dictionaries(st.sampled_from("abcd"), st.text(max_size=6) | st.sampled_from(["m.safetensors", "config.json"])))
 def test_any_index(make_file: Make, make_index: Make, tmp_path: Path, names: dict[str, str]) -> None:
     make_file("m.safetensors", a=U8, b=U8)

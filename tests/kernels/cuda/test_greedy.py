@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -76,7 +76,6 @@ def after(step: Step) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.cpu
-@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_as_a_plain_loop_says(data: st.DataObject) -> None:
     """Ties, numbers that are none, rows that only fill up, columns that are no tokens, and steps over the end of a block."""

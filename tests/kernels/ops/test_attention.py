@@ -8,7 +8,7 @@ from itertools import accumulate
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
@@ -74,7 +74,6 @@ def defined(q: Tensor, keys: Tensor, values: Tensor, position: int, case: Case, 
     return result
 
 
-@settings(max_examples=30)
 @given(case=cases)
 def test_definition(case: Case) -> None:
     draw = torch.Generator().manual_seed(case.seed)

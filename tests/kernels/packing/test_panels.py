@@ -35,7 +35,7 @@ from windlass.quant.packed import PackedMatrix, unpack_zero_points
 
 pytestmark = [pytest.mark.cpu, pytest.mark.skipif(build.library("native") is None, reason="no C++ compiler")]
 
-SETTINGS = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SETTINGS = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 GGML = {
     "int4": gguf.GGMLQuantizationType.Q4_0,
     "int4_minima": gguf.GGMLQuantizationType.Q4_1,

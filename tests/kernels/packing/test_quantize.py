@@ -18,7 +18,7 @@ from windlass.kernels.packing.statistics import Statistics, total
 pytestmark = pytest.mark.cpu
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-SETTINGS = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SETTINGS = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def sets_here() -> list[int]:

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -75,7 +75,6 @@ def test_it_goes_when_all_is_gone() -> None:
     assert made.sum() == 10
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 6)), max_size=60))
 def test_no_two_living_tensors_overlap(wishes: list[tuple[int, int]]) -> None:
     """Whatever lives, dies and is asked for: what one writes, another never sees."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from made_shards import Document, make_shards, numbered
 
@@ -62,7 +62,6 @@ def real_tokens(batch: PackedBatch) -> list[int]:
 lengths = st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=12), min_size=1, max_size=3)
 
 
-@settings(max_examples=60, deadline=None)
 @given(lengths=lengths, length=st.integers(2, 12), seed=st.integers(0, 9))
 def test_whole_documents_every_token_once_an_epoch(lengths: list[list[int]], length: int, seed: int) -> None:
     shards, first = [], 1
@@ -83,7 +82,6 @@ def test_whole_documents_every_token_once_an_epoch(lengths: list[list[int]], len
                             assert set(tokens) <= set(row)
 
 
-@settings(max_examples=60, deadline=None)
 @given(lengths=lengths, length=st.integers(2, 12), seed=st.integers(0, 9))
 def test_cut_documents_every_token_once_but_the_dropped_tail(lengths: list[list[int]], length: int, seed: int) -> None:
     shards, first, expected = [], 1, []
@@ -115,7 +113,6 @@ def masked_documents(draw: st.DrawFn) -> list[Document]:
     return documents
 
 
-@settings(max_examples=80, deadline=None)
 @given(documents=masked_documents(), length=st.integers(2, 12), packing=st.sampled_from(["cut", "whole"]))
 def test_only_learned_tokens_are_targets(documents: list[Document], length: int, packing: Any) -> None:
     with TemporaryDirectory() as folder:

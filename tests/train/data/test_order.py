@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from windlass.train.data.order import Interleaving, permute, quotas_of
@@ -12,7 +12,6 @@ from windlass.train.data.order import Interleaving, permute, quotas_of
 pytestmark = pytest.mark.cpu
 
 
-@settings(max_examples=80, deadline=None)
 @given(size=st.integers(1, 3000), secret=st.integers(0, 2**64 - 1))
 def test_every_place_is_taken_once(size: int, secret: int) -> None:
     assert sorted(permute(np.arange(size, dtype=np.uint64), size, secret).tolist()) == list(range(size))
@@ -35,7 +34,6 @@ def test_huge_sets_are_permuted_one_by_one() -> None:
     assert permute(places[2:3], size, 7)[0] == found[2]
 
 
-@settings(max_examples=80, deadline=None)
 @given(quotas=st.lists(st.integers(1, 60), min_size=1, max_size=5), first=st.integers(0, 500), count=st.integers(1, 300))
 def test_draws_from_anywhere_are_those_in_order(quotas: list[int], first: int, count: int) -> None:
     interleaving = Interleaving(quotas)
@@ -50,7 +48,6 @@ def test_draws_from_anywhere_are_those_in_order(quotas: list[int], first: int, c
     assert list(zip(*found, strict=True)) == expected[first:]
 
 
-@settings(max_examples=60, deadline=None)
 @given(quotas=st.lists(st.integers(1, 200), min_size=2, max_size=4), period=st.integers(0, 3))
 def test_a_period_has_every_quota_and_so_nearly_has_every_stretch(quotas: list[int], period: int) -> None:
     interleaving = Interleaving(quotas)

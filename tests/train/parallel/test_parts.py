@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
@@ -182,7 +182,6 @@ def test_what_muon_moves() -> None:
 # --- layouts
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     sizes=st.lists(st.integers(1, 7), min_size=1, max_size=4),
     starts=st.lists(st.integers(0, 5), min_size=4, max_size=4),

@@ -11,6 +11,7 @@ import msgspec
 
 from windlass.core.scheme import scheme
 from windlass.errors import BadInput, MissingExtra
+from windlass.machine.garbage import importing
 from windlass.open.progress import byte_progress
 from windlass.units import parse_bytes
 
@@ -124,7 +125,8 @@ def _hub_name(source: str) -> str:
 
 
 def _to_hf(opened: Any, out: Path, options: ConvertOptions) -> Any:
-    from windlass.convert.convert import ConvertSettings, convert_opened
+    with importing():
+        from windlass.convert.convert import ConvertSettings, convert_opened
 
     how = scheme(options.quant, options.group, zero_points=options.asymmetric)
     settings = ConvertSettings(
@@ -157,7 +159,8 @@ def _samples(opened: Any, options: ConvertOptions) -> tuple[tuple[int, ...], ...
 
 
 def _to_dllama(opened: Any, out: Path, options: ConvertOptions) -> Any:
-    from windlass.convert.dllama.convert import to_dllama
+    with importing():
+        from windlass.convert.dllama.convert import to_dllama
 
     jobs = options.jobs or len(os.sched_getaffinity(0))
     try:

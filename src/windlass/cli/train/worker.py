@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from windlass.cli.train.options import LOG, PLOT, PROFILE, TrainingRun
 from windlass.errors import BadInput, Error
+from windlass.machine.garbage import importing
 
 if TYPE_CHECKING:
     from windlass.train.checkpoint import Checkpoints
@@ -56,9 +57,13 @@ def _process_group() -> Generator[int]:
     """Joins the group of all ranks, if torchrun started several. Yields the rank."""
     import os
     from datetime import timedelta
+    from importlib import import_module
 
-    import torch
-    import torch.distributed as dist
+    with importing():
+        import torch
+        import torch.distributed as dist
+
+        import_module("windlass.train.build")  # most of what is imported later: DTensor, pipelining, dynamo
 
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield 0

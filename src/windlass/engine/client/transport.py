@@ -106,6 +106,12 @@ class ProcessTransport:
         self._is_closed = True
         if self._supervised is not None:
             self._supervised.close()
+        try:
+            await self._end()
+        finally:  # also where it is cancelled
+            self._output.close()
+
+    async def _end(self) -> None:
         if self._connecting is not None:
             await self._connecting
         if self._stream is not None:
@@ -116,7 +122,6 @@ class ProcessTransport:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 await asyncio.to_thread(self._process.wait)
-        self._output.close()
 
     def _on_close(self, lost: Lost) -> None:
         """The socket was closed: the process has exited or is about to."""

@@ -18,6 +18,7 @@ from windlass.core.ranks.frames import read_frame
 from windlass.core.ranks.rendezvous import Meeting
 from windlass.engine.progress import ThrottledProgress
 from windlass.engine.ranks.messages import RankHeartbeat
+from windlass.machine.garbage import importing
 from windlass.machine.parent_death import kill_with_parent
 
 if TYPE_CHECKING:
@@ -58,9 +59,10 @@ def _report(error: Exception, supervisor: SupervisorConnection) -> None:
 
 
 def _follow(job: RankJob, supervisor: SupervisorConnection) -> None:
-    from windlass.engine.ranks.broadcast import SECONDS_TO_LOAD
-    from windlass.engine.ranks.first import LIMITS_KEY, build_rank
-    from windlass.engine.schedule.scheduler import SchedulerLimits
+    with importing():
+        from windlass.engine.ranks.broadcast import SECONDS_TO_LOAD
+        from windlass.engine.ranks.first import LIMITS_KEY, build_rank
+        from windlass.engine.schedule.scheduler import SchedulerLimits
 
     supervisor.watch()  # only now: importing torch would block its threads
     assert job.meeting is not None

@@ -129,10 +129,13 @@ class RankProcess:
         self._is_closed = True
         if self._connection is not None:
             self._connection.close()
-        if self._process is not None:
-            self._process.kill()
-            await (self._reaping or asyncio.to_thread(self._process.wait))
-        self._output.close()
+        try:
+            if self._process is not None:
+                self._process.kill()
+                # Shielded: whoever is cancelled here may call `close` again.
+                await (asyncio.shield(self._reaping) if self._reaping else asyncio.to_thread(self._process.wait))
+        finally:
+            self._output.close()
 
     def _handle(self, message: FromRank) -> None:
         match message:
@@ -152,9 +155,12 @@ class RankProcess:
 
     async def _reap(self) -> None:
         assert self._process is not None
-        await asyncio.to_thread(_end, self._process)
-        if not self._is_closed:
-            self._ended(self._failure or EngineFailed("", self._why()))
+        try:
+            await asyncio.to_thread(_end, self._process)
+            if not self._is_closed:
+                self._ended(self._failure or EngineFailed("", self._why()))
+        finally:
+            self._output.close()  # `close` need not follow
 
     def _why(self) -> str:
         last = last_line(self._output.fileno())

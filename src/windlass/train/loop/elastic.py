@@ -18,6 +18,7 @@ from typing import Literal
 import msgspec
 
 from windlass.formats.disk.atomic import write_atomically
+from windlass.machine.garbage import importing
 
 OUTCOME = "outcome.json"
 STOP = "stop"
@@ -65,8 +66,9 @@ def stop_when_agent_dies() -> None:
 
 def run_workers(arguments: list[str], num_workers: int, max_restarts: int, folder: Path) -> RunOutcome:
     """Runs `python ARGUMENTS` in `num_workers` processes, and restarts all of them when one dies."""
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+    with importing():
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+        from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     folder.mkdir(parents=True, exist_ok=True)
     for name in (OUTCOME, STOP):

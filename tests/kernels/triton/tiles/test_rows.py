@@ -12,7 +12,7 @@ import gguf
 import numpy
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -51,7 +51,6 @@ def words(kind: str, rows: int, num_in: int, group: int, seed: int = 0) -> tuple
     return codes, scale, torch.randn(scale.shape, generator=draw).to(dtype) if kind == "int4_minima" else None
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     kind=st.sampled_from(KINDS),
     rows=st.integers(1, 50),
