@@ -14,13 +14,15 @@ EVENT_STREAM = "text/event-stream"
 class FakeServer:
     def __init__(self, **behaviour: Any) -> None:
         """`unknown`: parameters that are refused. `missing`: paths that are not there. `takes_ids`: prompts of token ids.
-        `template`: tokens that a chat adds. `slots`: more than so many at once get 429. `break_at`: numbers of requests that lose their
-        connection in the middle. `drops_kept`: closes every connection after its first answer, without having said so."""
+        `template`: tokens that a chat adds. `break_at`: numbers of requests that lose their connection in the middle.
+        `slots`: more than so many at once get 429; none but the first request is answered before one was refused.
+        `drops_kept`: closes every connection after its first answer, without having said so."""
         self.unknown: set[str] = set(behaviour.get("unknown", ()))
         self.missing: set[str] = set(behaviour.get("missing", ()))
         self.takes_ids: bool = behaviour.get("takes_ids", True)
         self.template: int = behaviour.get("template", 0)
-        self.slots: int = behaviour.get("slots", 1000)
+        self.slots: int | None = behaviour.get("slots")
+        self._refused = asyncio.Event()
         self.break_at: set[int] = set(behaviour.get("break_at", ()))
         self.drops_kept: bool = behaviour.get("drops_kept", False)
         self.key: str | None = behaviour.get("key")
@@ -83,7 +85,8 @@ class FakeServer:
         refused = self.unknown & set(body)
         if refused or (isinstance(prompt, list) and not self.takes_ids):
             return await self._send(writer, 400, {"error": {"message": f"unknown {refused or 'prompt'}", "code": "bad"}})
-        if self.running >= self.slots:
+        if self.slots is not None and self.running >= self.slots:
+            self._refused.set()
             return await self._send(writer, 429, {"error": {"message": "full", "code": "full"}})
         self.bodies.append(body)
         self.running += 1
@@ -94,6 +97,8 @@ class FakeServer:
             self.running -= 1
 
     async def _stream(self, writer: asyncio.StreamWriter, body: dict[str, Any], number: int) -> bool:
+        if self.slots is not None and number:
+            await self._refused.wait()
         is_chat = "messages" in body
         prompt = body["messages"][0]["content"] if is_chat else body["prompt"]
         count = body.get("max_tokens") or body.get("max_completion_tokens")

@@ -19,7 +19,8 @@ from windlass.measure.served.record import RequestRecord
 
 COMPLETIONS, CHAT = "/completions", "/chat/completions"
 NOT_THERE = (404, 405, 501)
-REFUSED = (400, 404, 405, 415, 422, 501)
+REFUSED = (400, 404, 405, 415, 422, 500, 501)
+"""Some fail, 500, where others refuse."""
 PROBE_TOKENS, PROBE_NEW_TOKENS = 8, 4
 _encode = msgspec.json.Encoder().encode
 
@@ -79,9 +80,9 @@ async def find_dialect(post: Post, model: str, vocabulary: tuple[int, ...], salt
         )
         asked = body(dialect, model, prompts.prompt(number, PROBE_TOKENS), PROBE_NEW_TOKENS)
         record = await post(dialect.path, asked)
-        if record.is_answered:
+        if record.status == 200 and not record.error:  # without a token too: the model may have nothing to say to this
             return dialect
-        last = record.error or "an answer without a token"
+        last = record.error
         if record.status not in REFUSED:
             raise Unavailable(f"{where} did not answer a short request: {last}")
         if record.status in NOT_THERE:
