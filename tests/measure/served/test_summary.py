@@ -86,6 +86,20 @@ def test_users_in_step_are_counted_in_whole_turns() -> None:
     assert found.output_tokens_per_second == pytest.approx(64 * 0.4) and found.requests_per_second == pytest.approx(6.4)
 
 
+def test_users_nearly_in_step_are_counted_right() -> None:
+    """A millisecond apart, all of the first turn's answers but one end just within the window: counted whole, they would make 9.5 a
+    second of 6.4."""
+    records = [answered(10 * turn + user / 1000, 5.05, 0.05, tokens=100) for turn in range(4) for user in range(64)]
+    window = steady_window(records)
+    assert window is not None
+    begin, end = window
+    assert sum(begin < record.ended <= end for record in records) / (end - begin) == pytest.approx(9.5, rel=0.01)
+    found = summarize([run(records)], NONE)
+    assert found.requests_per_second == pytest.approx(6.4, rel=0.01) and found.output_tokens_per_second == pytest.approx(
+        640, rel=0.01
+    )
+
+
 def test_a_slow_end_does_not_count() -> None:
     """The last request is alone for a hundred seconds."""
     records = [*loop(users=2, turns=4, first=1, gap=1), answered(16, 101, 1)]
