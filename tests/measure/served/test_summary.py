@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from windlass.measure.served.load import Load
@@ -187,6 +187,7 @@ def test_goodput() -> None:
 # --- rounds, and what does not matter
 
 
+@settings(max_examples=40)
 @given(
     st.lists(st.tuples(st.floats(0, 100), st.floats(0.01, 5), st.floats(0.01, 2), st.integers(2, 9)), min_size=1, max_size=20),
     st.floats(-1000, 1000),

@@ -161,6 +161,7 @@ def test_a_load_without_an_answer_is_shown_and_fails(capsys: pytest.CaptureFixtu
 
 @pytest.mark.pure
 @pytest.mark.multi
+@pytest.mark.long
 def test_a_server_that_cannot_start_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("starlette")
     broken = tmp_path / "broken.gguf"
