@@ -173,6 +173,7 @@ def test_a_server_that_cannot_start_is_one_line(tmp_path: Path, capsys: pytest.C
 
 @pytest.mark.cpu
 @pytest.mark.multi
+@pytest.mark.long
 def test_a_model_is_served_and_measured() -> None:
     """The bundled model, as it comes, in processes of its own; none is left."""
     pytest.importorskip("torch")
