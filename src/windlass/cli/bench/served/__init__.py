@@ -1,0 +1,1 @@
+"""`windlass bench --served`."""

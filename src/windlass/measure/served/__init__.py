@@ -1,0 +1,1 @@
+"""`windlass bench --served`: speed of a server as its clients see it, over HTTP."""

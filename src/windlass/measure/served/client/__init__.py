@@ -1,0 +1,1 @@
+"""One server: how it is asked, and what it answers."""
