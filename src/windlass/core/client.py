@@ -58,8 +58,8 @@ class Client(Protocol):
 class Tokenizes(Protocol):
     """Additional methods of a Client with a tokenizer."""
 
-    async def tokenize(self, text: str | Sequence[Mapping[str, Any]]) -> list[int]:
-        """A prompt, with its special tokens; or a chat's messages, rendered by the template."""
+    async def tokenize(self, text: str | Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
+        """A prompt, with its special tokens; or a chat's messages with its tools, rendered by the template."""
         ...
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:

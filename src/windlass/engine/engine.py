@@ -18,7 +18,7 @@ from windlass.core.request import FinishReason, Stats, Timings, TokenLogprob, Us
 from windlass.engine.admission import Deadlines, PendingGrammars, compiled_of
 from windlass.engine.execute.runner import Decoder, Runner
 from windlass.engine.protocol import Finish, PrefillStats, SequenceOutput, Submit, TokenizerData, timeout_message
-from windlass.engine.sample.grammar import GrammarCompiler, GrammarMatcher
+from windlass.engine.sample.grammar import GrammarCompiler, GrammarMatcher, WithoutStops
 from windlass.engine.sample.sampler import Sampler, SamplingState
 from windlass.engine.schedule.scheduler import Chunk, ScheduledBatch, Scheduler, SchedulerLimits
 from windlass.engine.schedule.sequence import Sequence as EngineSequence
@@ -179,6 +179,7 @@ class Engine:
         for submit, submitted, future in self._compiling.ready(may_wait=not self.scheduler.has_work):
             try:
                 self._enter(submit, submitted, compiled_of(future).matcher(submit.stop_token_ids))
+                ended.append(SequenceOutput(submit.id, []))
             except Error as error:
                 ended.append(SequenceOutput(submit.id, [], finish=self._reject(submit, "error", error)))
         return ended
@@ -197,6 +198,8 @@ class Engine:
         room = max(self.limits.longest_sequence - num_prompt, 1)  # the scheduler rejects a prompt that leaves no room
         unscored: list[TokenLogprob | None] = [None] * num_prompt
         prompt_logprobs = None if submit.prompt_logprobs is None else unscored
+        if submit.min_tokens:
+            matcher = WithoutStops(matcher, submit.min_tokens, self.num_tokens, submit.stop_token_ids)
         state = self.sampler.new_state(submit.sampling, submit.token_ids, matcher)
         for token in submit.generated:
             state.record(token)

@@ -16,6 +16,7 @@ from windlass.engine.protocol import (
     InfoRequest,
     Report,
     RequestRejected,
+    SequenceOutput,
     StepOutputs,
     Submit,
     TokenizerData,
@@ -51,6 +52,9 @@ class EngineLoop:
                     self._engine.submit(command)
                 except Error as error:
                     self._send(RequestRejected(command.id, **describe_error(error)))
+                else:
+                    if not command.grammar:  # which may still turn out to be invalid
+                        self._send(StepOutputs([SequenceOutput(command.id, [])]))
             case TokenizerData():
                 self._engine.set_tokenizer(command)
             case Cancel():

@@ -44,6 +44,8 @@ class Submit(EngineMessage, frozen=True):
     owner: str = ""
     generated: list[int] = []
     """Output tokens that an engine which was lost had already returned; this one continues after them."""
+    min_tokens: int = 0
+    """Stop tokens are not sampled before so many."""
 
 
 class TokenizerData(EngineMessage, frozen=True):
@@ -89,7 +91,7 @@ class PrefillStats(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SequenceOutput(msgspec.Struct, frozen=True, array_like=True):
-    """Output of one step for one sequence."""
+    """Output of one step for one sequence. The first one, without tokens, says that the request was accepted."""
 
     id: int
     token_ids: list[int]

@@ -53,6 +53,8 @@ class ServeOptions(Frozen):
     log_prompts: bool = False
     quiet: bool = False
     page: bool = True
+    tls_cert: str = ""
+    tls_key: str = ""
 
 
 def start(options: ServeOptions) -> int:
@@ -60,9 +62,10 @@ def start(options: ServeOptions) -> int:
     # Prompts arrive one by one, so its threads are of no use; and with them it warns whenever an engine process is started.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from windlass.open.resolve import model_files
-    from windlass.serve.server import bind
+    from windlass.serve.server import bind, check_tls
 
     settings = settings_of(options)
+    check_tls(settings)
     listening = bind(settings)
     with listening:
         path = model_files(options.model, shown=True)
@@ -101,6 +104,8 @@ def settings_of(options: ServeOptions) -> ServerSettings:
         cors_origins=options.cors,
         log_requests=not options.quiet,
         log_prompts=options.log_prompts,
+        tls_cert=options.tls_cert,
+        tls_key=options.tls_key,
     )
 
 
@@ -188,5 +193,5 @@ class _Run:
             self._failed = error
             server.stop()
             return
-        show_panel(self._service, address(self._listening))
+        show_panel(self._service, address(self._listening, self._settings))
         await showing

@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from windlass.core.client import Tokenizes
 from windlass.errors import Error
+from windlass.serve.api.caller import caller_of
 from windlass.serve.api.status import status
 from windlass.serve.http import errors
 from windlass.serve.http.asgi import EVENT_STREAM, Header, response_start, retry_after, send_response
@@ -98,7 +99,7 @@ async def tokenize(service: Service, scope: Scope, receive: Receive, send: Send)
     body = decode(await _body(service, scope, receive), TokenizeRequest)
     service.check_model(body.model)
     client, length = _tokenizer(service), service.info.context_tokens
-    with _admitted(service), naming_params(body):
+    with _admitted(service, caller_of(scope).share), naming_params(body):
         tokens = await client.tokenize(await asyncio.to_thread(_text_of, body))
         strings = await _strings(client, tokens) if body.return_token_strs else msgspec.UNSET
     await _json(send, TokenizeResponse(count=len(tokens), max_model_len=length, tokens=tokens, token_strs=strings))
@@ -114,9 +115,9 @@ async def _strings(client: Tokenizes, tokens: Sequence[int]) -> list[str]:
 
 
 @contextmanager
-def _admitted(service: Service) -> Generator[None]:
+def _admitted(service: Service, share: str) -> Generator[None]:
     """Tokenizing counts as a request in flight: many large texts at once would starve generation."""
-    with service.admitted(1, is_timed=False) as flight:
+    with service.admitted(1, share, is_timed=False) as flight:
         try:
             yield
         except asyncio.CancelledError:
@@ -150,7 +151,7 @@ async def detokenize(service: Service, scope: Scope, receive: Receive, send: Sen
         raise invalid(
             f"tokens[{body.tokens.index(highest)}]", f"is {highest}, which is outside the vocabulary of {size:,} tokens"
         )
-    with _admitted(service), naming_params(body):
+    with _admitted(service, caller_of(scope).share), naming_params(body):
         text = await client.detokenize(body.tokens)
     await _json(send, DetokenizeResponse(prompt=text))
 

@@ -5,11 +5,15 @@ Plain ASGI: Starlette's BaseHTTPMiddleware, with a task and a queue per request,
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
+from uuid import uuid4
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from windlass.serve.api.caller import KEY
 from windlass.serve.api.route import ApiRoute
 from windlass.serve.http import errors
 from windlass.serve.http.api_keys import key_number
@@ -20,8 +24,10 @@ from windlass.serve.page.routes import is_page_path
 from windlass.serve.service import Service
 from windlass.wire.schema.errors import ApiError
 
-KEY, DETAILS = "windlass.key", "windlass.details"
-"""Scope keys: the index of the caller's API key, and details for the access log."""
+DETAILS = "windlass.details"
+"""Scope key: details for the access log."""
+REQUEST_ID = re.compile(rb"[!-~]{1,128}")
+"""Ids of requests that clients choose."""
 
 
 class AccessMiddleware:
@@ -29,6 +35,7 @@ class AccessMiddleware:
         self._app, self._service = app, service
         self._paths = frozenset(route.path for route in routes)
         self._public = frozenset(route.path for route in routes if route.is_public)
+        self._admin = frozenset(route.path for route in routes if route.is_admin)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -67,16 +74,26 @@ class AccessMiddleware:
         if not allows_origin(origin, host, settings.cors_origins):
             raise errors.forbidden("Origin")
         path = scope["path"]
-        number = key_number(scope["headers"], settings.api_keys)
+        number = key_number(scope["headers"], self._service.keys)
         is_public = path in self._public or is_page_path(path) or scope["method"] == "OPTIONS"
-        if number is None and not is_public:
-            raise errors.unauthorized()
+        if not is_public:
+            self._check_key(number, path)
         scope[KEY] = number or 0
 
+    def _check_key(self, number: int | None, path: str) -> None:
+        if number is None:
+            raise errors.unauthorized()
+        key = self._service.keys[number - 1] if number else None
+        if key is not None and key.is_expired(datetime.now(UTC)):
+            raise errors.key_expired()
+        if key is not None and key.role != "admin" and path in self._admin:
+            raise errors.needs_admin()
+
     def _headers(self, scope: Scope) -> list[Header]:
+        named = [(b"x-request-id", _request_id(scope))]
         origins = self._service.settings.cors_origins
         requested = request_header(scope, b"access-control-request-headers")
-        return cors_headers(request_header(scope, b"origin"), origins, requested) if origins else []
+        return [*named, *cors_headers(request_header(scope, b"origin"), origins, requested)] if origins else named
 
     def _record(self, scope: Scope, status: int, seconds: float) -> None:
         route = self._route(scope["path"])
@@ -89,6 +106,14 @@ class AccessMiddleware:
         if path in self._paths:
             return path
         return "page" if is_page_path(path) else "/v1/models/" if path.startswith("/v1/models/") else "other"
+
+
+def _request_id(scope: Scope) -> bytes:
+    """The client's, or a new one."""
+    for name, value in scope["headers"]:
+        if name in (b"x-request-id", b"x-client-request-id") and REQUEST_ID.fullmatch(value):
+            return value
+    return b"req_" + uuid4().hex.encode()
 
 
 class _RecordingSend:

@@ -30,6 +30,8 @@ class ApiRoute(Frozen):
     parameters: tuple[dict[str, Any], ...] = ()
     is_public: bool = False
     """Needs no API key."""
+    is_admin: bool = False
+    """Needs an API key with the role admin, if there are keys."""
     is_text: bool = False
     """The response is plain text."""
     is_any: bool = False

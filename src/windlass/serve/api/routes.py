@@ -24,7 +24,7 @@ from windlass.wire.schema.tokens import DetokenizeRequest, DetokenizeResponse, T
 
 
 async def openapi_json(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
-    await send_response(send, 200, _openapi_bytes(bool(service.settings.api_keys)))
+    await send_response(send, 200, _openapi_bytes(bool(service.keys)))
 
 
 @cache
@@ -134,6 +134,7 @@ ROUTES: tuple[ApiRoute, ...] = (
         path="/metrics",
         method="GET",
         operation_id="metrics",
+        is_admin=True,
         summary="Prometheus metrics.",
         endpoint=_endpoint(endpoints.metrics),
         is_text=True,
@@ -150,6 +151,7 @@ ROUTES: tuple[ApiRoute, ...] = (
         path="/windlass/status",
         method="GET",
         operation_id="status",
+        is_admin=True,
         summary="Server status, as shown on the web page.",
         endpoint=_endpoint(endpoints.get_status),
         response=Status,
@@ -158,6 +160,7 @@ ROUTES: tuple[ApiRoute, ...] = (
         path="/windlass/live",
         method="GET",
         operation_id="live",
+        is_admin=True,
         summary="Server status once a second, as server-sent events.",
         endpoint=_endpoint(endpoints.live),
         events=(Status,),
