@@ -15,7 +15,7 @@ from starlette.routing import BaseRoute, Route
 
 from windlass.core.client import Client
 from windlass.core.plan import Plan
-from windlass.serve.api.middleware import AccessMiddleware
+from windlass.serve.api.middleware import AccessMiddleware, error_writer
 from windlass.serve.api.routes import ROUTES
 from windlass.serve.http import errors
 from windlass.serve.monitor.log import Log
@@ -71,4 +71,4 @@ async def _http_error_response(request: Request, error: Exception) -> Response:
     """The router's 404 and 405 in the API's error format."""
     assert isinstance(error, HTTPException)
     refusal = errors.method_not_allowed() if error.status_code == 405 else errors.not_found()
-    return Response(refusal.body, refusal.status, error.headers, "application/json")
+    return Response(error_writer(request.url.path)(refusal), refusal.status, error.headers, "application/json")

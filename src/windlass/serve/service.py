@@ -16,6 +16,7 @@ from windlass.errors import Error, TooLong
 from windlass.serve.backend.admission import Load, admit
 from windlass.serve.backend.in_flight import CancelReason, InFlightRequest, InFlightRequests
 from windlass.serve.backend.quotas import Quotas
+from windlass.serve.backend.stored_responses import StoredResponses
 from windlass.serve.backend.supervisor import Supervisor
 from windlass.serve.http import errors
 from windlass.serve.http.body_reader import BodyReader
@@ -46,6 +47,7 @@ class Service:
         self.settings, self.plan = settings, plan
         self.keys = settings.keys
         self.quotas = Quotas(self.keys)
+        self.responses = StoredResponses()
         self.log = log or Log()
         self.supervisor = Supervisor(client, settings.stuck_seconds, self._log_without_paths)
         self.in_flight, self.metrics = InFlightRequests(), Metrics()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -59,6 +59,8 @@ class GenerationJob:
     """Of a streamed response."""
     finished: Callable[[Sequence[Sequence[Delta]]], None] | None = None
     """Called with the complete answer, streamed or not."""
+    params: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Names of a chat's parameters in the API of this job."""
 
 
 MakeJob = Callable[[Service, bytes, Caller], GenerationJob]
@@ -102,11 +104,16 @@ async def _no_writer() -> ResponseWriter:
 def completion_job(service: Service, raw: bytes, caller: Caller) -> GenerationJob:
     body = decode(raw, CompletionRequest)
     service.check_model(body.model)
+    job = completion_requests(service, body, caller)
+    return replace(job, writer=partial(_completion_writer, service, body, job.requests))
+
+
+def completion_requests(service: Service, body: CompletionRequest, caller: Caller) -> GenerationJob:
+    """Without the writer of its response."""
     owner = _owner(caller, body.user)
     requests = [_with_owner(one, service, caller, owner) for one in completion_to_requests(body, service.limits)]
     notes = SchemaNotes(requests[0])
-    writer = partial(_completion_writer, service, body, requests)
-    return GenerationJob(body, requests, writer, tuple(notes.headers), notes.verdict)
+    return GenerationJob(body, requests, _no_writer, tuple(notes.headers), notes.verdict)
 
 
 async def _completion_writer(service: Service, body: CompletionRequest, requests: Sequence[Request]) -> ResponseWriter:

@@ -24,7 +24,7 @@ from windlass.serve.http.protocol import ABORT
 from windlass.serve.monitor.log import MAX_PROMPT_CHARACTERS
 from windlass.serve.monitor.metrics import SequenceTimer
 from windlass.serve.service import Service, cancelled_error
-from windlass.wire.schema.errors import ApiError
+from windlass.wire.schema.errors import ApiError, renamed
 
 ERROR_EVENT_SECONDS = 1.0
 MAX_HEADER_SECONDS = 1.0
@@ -88,7 +88,7 @@ class _Generation:
         self._so_far: dict[int, Usage] = {}
         self._has_calls = False
         self._started = False
-        self._starting: asyncio.Task[None] | None = None
+        self._starting: asyncio.Future[None] | None = None
         self._events: EventWriter | None = None
 
     async def run(self, receive: Receive) -> None:
@@ -107,7 +107,7 @@ class _Generation:
                 raise ClientDisconnected from None
             await self._fail(cancelled_error(self._flight.cancel_reason))
         except Error as error:
-            await self._fail(self._service.api_error(error, self._job.body))
+            await self._fail(renamed(self._service.api_error(error, self._job.body), self._job.params))
         finally:
             timer.cancel()
             disconnect_task.cancel()
@@ -141,7 +141,7 @@ class _Generation:
         """The engine has not accepted the request yet; it waits for a grammar, or for hosts."""
         if not self._started:
             self._started = True
-            self._starting = asyncio.create_task(self._send(self._headers()))
+            self._starting = asyncio.ensure_future(self._send(self._headers()))
 
     async def _start(self) -> None:
         if not self._started:

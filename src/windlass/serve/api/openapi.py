@@ -31,6 +31,7 @@ RETRY = {"Retry-After": {"description": "Seconds to wait before retrying.", "sch
 
 def openapi(routes: Sequence[ApiRoute], has_keys: bool) -> dict[str, Any]:
     kinds = [kind for route in routes for kind in (route.request, route.response, *route.events) if kind is not None]
+    kinds += [route.error for route in routes]
     _, components = msgspec.json.schema_components([*kinds, ErrorBody], ref_template="#/components/schemas/{name}")
     found: dict[str, Any] = {
         "openapi": "3.2.0",
@@ -78,6 +79,8 @@ def _content(route: ApiRoute) -> dict[str, Any]:
         content["application/json"] = {"schema": _reference(route.response)}
     if route.events:
         content["text/event-stream"] = {"itemSchema": _event(route)}
+    for media_type in route.streams:
+        content[media_type] = {"schema": {"type": "string"}}
     if route.is_text:
         content["text/plain"] = {"schema": {"type": "string"}}
     if route.is_any:
@@ -94,7 +97,7 @@ def _event(route: ApiRoute) -> dict[str, Any]:
 
 
 def _error(status: int, route: ApiRoute) -> dict[str, Any]:
-    body = route.response if route.is_health and status == 503 else ErrorBody
+    body = route.response if route.is_health and status == 503 else route.error
     found: dict[str, Any] = {
         "description": DESCRIPTIONS[status],
         "content": {"application/json": {"schema": _reference(body)}},

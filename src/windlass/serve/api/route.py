@@ -10,6 +10,12 @@ from starlette.types import ASGIApp
 
 from windlass.core.model import Frozen
 from windlass.serve.service import Service
+from windlass.wire.schema.errors import ApiError, ErrorBody
+
+
+def openai_error(refusal: ApiError) -> bytes:
+    return refusal.body
+
 
 _CONVERTOR = re.compile(r":\w+}")
 
@@ -26,6 +32,11 @@ class ApiRoute(Frozen):
     response: type | None = None
     events: tuple[type, ...] = ()
     """The JSON in its server-sent events."""
+    streams: tuple[str, ...] = ()
+    """Media types of streams without a fixed schema."""
+    error: type = ErrorBody
+    """The format of its errors."""
+    error_body: Callable[[ApiError], bytes] = openai_error
     examples: dict[str, dict[str, Any]] = {}
     parameters: tuple[dict[str, Any], ...] = ()
     is_public: bool = False

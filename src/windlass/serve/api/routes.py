@@ -13,6 +13,7 @@ from windlass.serve.api import endpoints
 from windlass.serve.api.adapters import chat_job, completion_job
 from windlass.serve.api.generate import GenerateEndpoint
 from windlass.serve.api.openapi import openapi
+from windlass.serve.api.other_routes import OTHER_ROUTES
 from windlass.serve.api.route import ApiRoute
 from windlass.serve.api.status import Status
 from windlass.serve.http.asgi import send_response
@@ -42,7 +43,7 @@ WEATHER = {
     "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
 }
 
-ROUTES: tuple[ApiRoute, ...] = (
+OPENAI_ROUTES: tuple[ApiRoute, ...] = (
     ApiRoute(
         path="/v1/chat/completions",
         method="POST",
@@ -166,3 +167,5 @@ ROUTES: tuple[ApiRoute, ...] = (
         events=(Status,),
     ),
 )
+
+ROUTES: tuple[ApiRoute, ...] = (*OPENAI_ROUTES, *OTHER_ROUTES)

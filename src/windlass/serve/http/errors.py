@@ -161,5 +161,14 @@ def method_not_allowed() -> ApiError:
     return ApiError("method not allowed; see the Allow header", code="method_not_allowed", status=405)
 
 
+def unknown_response(param: str | None = None) -> ApiError:
+    return ApiError(
+        "response not found: it was not stored, has expired, was deleted, or is another key's",
+        param=param,
+        code="not_found",
+        status=404,
+    )
+
+
 def unknown_model(served: str) -> ApiError:
     return ApiError(f"model not found; this server serves {served!r}", param="model", code="model_not_found", status=404)

@@ -66,7 +66,7 @@ class _Checker:
         found: Any = self._root
         for part in reference[1:].split("/")[1:]:
             name = part.replace("~1", "/").replace("~0", "~")
-            found = cast(Any, found)[int(name) if isinstance(found, list) else name]
+            found = found[int(name) if isinstance(found, list) else name]
         return found
 
 

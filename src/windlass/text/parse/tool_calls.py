@@ -174,6 +174,10 @@ def _pairs(body: str, schemas: Schemas) -> tuple[str, list[str], str]:
     return name, pairs, body[position:]
 
 
+def _has_pair(body: str) -> bool:
+    return "<arg_key>" in body
+
+
 def _in_pair(body: str) -> bool:
     return body.rfind("<arg_value>") > body.rfind("</arg_value>")
 
@@ -234,7 +238,7 @@ class CallFormat(NamedTuple):
 
 FORMS: dict[str, CallFormat] = {
     "json": CallFormat(_from_json, _in_string, _partial_json, "", bool),
-    "arg_pairs": CallFormat(_from_pairs, _in_pair, _partial_pairs, "}", lambda body: "<arg_key>" in body),
+    "arg_pairs": CallFormat(_from_pairs, _in_pair, _partial_pairs, "}", _has_pair),
     "xml_function": CallFormat(_from_function, _in_parameter, _partial_function, "}", bool),
 }
 
