@@ -80,7 +80,8 @@ def _content(route: ApiRoute) -> dict[str, Any]:
     if route.events:
         content["text/event-stream"] = {"itemSchema": _event(route)}
     for media_type in route.streams:
-        content[media_type] = {"schema": {"type": "string"}}
+        is_events = media_type == "text/event-stream"
+        content[media_type] = {"itemSchema": {"type": "object"}} if is_events else {"schema": {"type": "string"}}
     if route.is_text:
         content["text/plain"] = {"schema": {"type": "string"}}
     if route.is_any:

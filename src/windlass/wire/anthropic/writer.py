@@ -74,7 +74,7 @@ class MessageBuilder:
 
     def _begin(self) -> bytes:
         self._begun = True
-        message = {**self._head(), "content": [], **self._end, "usage": self._counted()}
+        message: dict[str, Any] = {**self._head(), "content": [], **self._end, "usage": self._counted()}
         return self._event("message_start", message=message)
 
     def _counted(self) -> dict[str, Any]:

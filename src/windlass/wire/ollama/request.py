@@ -55,6 +55,8 @@ TEXT_ONLY = "is not supported: messages are text only"
 
 def ollama_to_chat(body: OllamaChatRequest, context_tokens: int) -> ChatRequest:
     _check(body, context_tokens)
+    if not body.messages:
+        raise invalid("messages", "is missing; the model is loaded already")
     messages = [_message(message, f"messages[{number}]") for number, message in enumerate(body.messages)]
     tools = [_tool(tool, f"tools[{number}]") for number, tool in enumerate(body.tools or ())]
     return ChatRequest(messages=messages, tools=tools or None, **_thinking(body), **_common(body))
