@@ -280,6 +280,29 @@ class ScoreRequest(Frozen):
         _check_integer("top", self.top, 0, MAX_TOP_LOGPROBS)
 
 
+Pooling = Literal["last", "mean"]
+
+
+class EmbedRequest(Frozen):
+    """The embedding of a text: exactly one of `prompt` and `token_ids`."""
+
+    prompt: str | None = None
+    token_ids: tuple[int, ...] | None = None
+    pooling: Pooling = "last"
+    """The hidden state of the last token, or the mean over all."""
+
+    def __post_init__(self) -> None:
+        if (self.prompt is None) == (self.token_ids is None):
+            raise BadInput("an embedding request has exactly one of prompt and token_ids", field="input")
+        _check_tokens("token_ids", self.token_ids)
+
+
+class Embedding(Frozen):
+    vector: tuple[float, ...]
+    """Not normalized."""
+    num_tokens: int
+
+
 class TokenLogprob(Frozen):
     token_id: int
     logprob: float

@@ -16,6 +16,7 @@ from torch import Tensor
 from windlass.core.client import Late
 from windlass.core.request import FinishReason, Stats, Timings, TokenLogprob, Usage
 from windlass.engine.admission import Deadlines, PendingGrammars, compiled_of
+from windlass.engine.execute.embed import embed
 from windlass.engine.execute.runner import Decoder, Runner
 from windlass.engine.protocol import Finish, PrefillStats, SequenceOutput, Submit, TokenizerData, timeout_message
 from windlass.engine.sample.grammar import GrammarCompiler, GrammarMatcher, WithoutStops
@@ -93,6 +94,13 @@ class Engine:
             self._compiling.add(submit, self._clock(), self._grammars.compile(submit.grammar))
         else:
             self._enter(submit, self._clock())
+
+    def embed(self, submit: Submit) -> SequenceOutput:
+        """At once, outside the schedule."""
+        self._check_tokens(submit.token_ids, "the input", "input")
+        vector = embed(self.runner.decoder, submit.token_ids, submit.pooling, self.runner.device)
+        usage = Usage(prompt_tokens=len(submit.token_ids), completion_tokens=0)
+        return SequenceOutput(submit.id, [], finish=Finish("stop", usage, Timings()), embedding=vector)
 
     def set_tokenizer(self, vocabulary: TokenizerData) -> None:
         """Needed before the first request with a grammar."""

@@ -49,6 +49,9 @@ class EngineLoop:
         match command:
             case Submit():
                 try:
+                    if command.pooling:
+                        self._send(StepOutputs([self._engine.embed(command)]))
+                        return
                     self._engine.submit(command)
                 except Error as error:
                     self._send(RequestRejected(command.id, **describe_error(error)))

@@ -46,6 +46,8 @@ class Submit(EngineMessage, frozen=True):
     """Output tokens that an engine which was lost had already returned; this one continues after them."""
     min_tokens: int = 0
     """Stop tokens are not sampled before so many."""
+    pooling: str = ""
+    """`last` or `mean`: an embedding is wanted, and no output."""
 
 
 class TokenizerData(EngineMessage, frozen=True):
@@ -99,6 +101,7 @@ class SequenceOutput(msgspec.Struct, frozen=True, array_like=True):
     prompt_logprobs: list[TokenLogprob | None] | None = None
     prefill: PrefillStats | None = None
     finish: Finish | None = None
+    embedding: list[float] | None = None
 
 
 class StepOutputs(EngineMessage, frozen=True):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
+import math
+import struct
 from typing import Any
 
 import httpx
@@ -12,6 +15,7 @@ from fake import FakeClient
 from serving import HELLO, in_process, posted
 
 from windlass.core.client import Unavailable
+from windlass.core.request import Scores, TokenLogprob
 from windlass.serve.backend.stored_responses import StoredResponses
 
 pytestmark = pytest.mark.pure
@@ -352,6 +356,55 @@ def test_models_of_ollama() -> None:
 def test_what_ollama_can_and_we_cannot_is_refused_by_name(path: str, body: dict[str, Any], word: str) -> None:
     answer = posted(path, {"model": "fake", **body})
     assert answer.status_code == 400 and word in answer.json()["error"], answer.text
+
+
+# --- numbers ---------------------------------------------------------------------------------------------------------
+
+
+def test_embeddings_have_length_one() -> None:
+    answer = posted("/v1/embeddings", {"input": ["ab", "c"], "model": "fake"}).json()
+    assert [entry["embedding"] for entry in answer["data"]] == [[0.6, 0.8, 0.0]] * 2 and answer["usage"]["prompt_tokens"] == 3
+    cut = posted("/v1/embeddings", {"input": [1, 2], "dimensions": 1, "pooling": "mean"}).json()
+    assert cut["data"][0]["embedding"] == [1.0]
+    packed = posted("/v1/embeddings", {"input": "a", "encoding_format": "base64"}).json()["data"][0]["embedding"]
+    assert struct.unpack("<3f", base64.b64decode(packed)) == pytest.approx((0.6, 0.8, 0.0))
+    assert posted("/api/embed", {"model": "fake", "input": ["a"]}).json()["embeddings"] == [[0.6, 0.8, 0.0]]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"input": "a", "dimensions": 4}, "dimensions"),
+        ({"input": []}, "input"),
+        ({"input": ""}, "input"),
+        ({"input": ["a", 1]}, "input"),
+    ],
+)
+def test_what_cannot_be_embedded_is_refused_by_name(body: dict[str, Any], param: str) -> None:
+    refused = posted("/v1/embeddings", body)
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == param
+
+
+def test_documents_are_ranked() -> None:
+    class Scoring(FakeClient):
+        async def score(self, request: Any) -> Any:
+            found = await super().score(request)
+            text = bytes(request.token_ids or ()).decode()
+            assert text[request.start :] == " sky?"
+            like = -0.1 if "blue" in text else -2.0
+            return Scores(
+                token_ids=found.token_ids, logprobs=tuple(TokenLogprob(token_id=0, logprob=like) for _ in found.logprobs)
+            )
+
+    body = {"query": "sky?", "documents": ["grass", {"text": "blue"}, "rock"], "top_n": 2, "return_documents": True}
+    results = posted("/v1/rerank", body, Scoring()).json()["results"]
+    assert [result["index"] for result in results] == [1, 0] and results[0]["document"] == {"text": "blue"}
+    assert results[0]["relevance_score"] == pytest.approx(math.exp(-0.1))
+
+
+def test_what_lm_eval_asks_before_it_begins() -> None:
+    info, tokens = asked(("GET", "/tokenizer_info", None), ("POST", "/tokenize", {"prompt": "test", "add_special_tokens": False}))
+    assert info.json() == {"eos_token": "</s>", "model_max_length": 4096} and tokens.json()["count"] == 4
 
 
 # --- all of them -----------------------------------------------------------------------------------------------------

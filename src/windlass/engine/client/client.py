@@ -13,7 +13,18 @@ import msgspec
 
 from windlass.core.client import Late
 from windlass.core.launch import Launch, RankJob
-from windlass.core.request import Delta, Info, Request, ScoreRequest, Scores, Timings, TokenLogprob, Usage
+from windlass.core.request import (
+    Delta,
+    Embedding,
+    EmbedRequest,
+    Info,
+    Request,
+    ScoreRequest,
+    Scores,
+    Timings,
+    TokenLogprob,
+    Usage,
+)
 from windlass.engine.client.background import CHARACTERS_PER_VALUE, BackgroundPool, size_of
 from windlass.engine.client.replay import MAX_CRASHES
 from windlass.engine.client.requests import EngineRequests, Progress
@@ -99,6 +110,22 @@ class EngineClient:
                     found = output.prompt_logprobs if output.prompt_logprobs is not None else found
         return Scores(token_ids=tuple(tokens), logprobs=await self._prompt_with_text(found))
 
+    async def embed(self, request: EmbedRequest) -> Embedding:
+        size = len(request.prompt or request.token_ids or ())
+        context = await self._context(request, size)
+        given = ScoreRequest(prompt=request.prompt, token_ids=request.token_ids)
+        tokens = await self._background.run(lambda: self._text_processor.prompt_tokens(given, context), size)
+        vector: list[float] = []
+        async with aclosing(self._requests.outputs(Submit(id=0, token_ids=tokens, pooling=request.pooling))) as batches:
+            async for outputs in batches:
+                _check(outputs[-1].finish)
+                vector = next((output.embedding for output in outputs if output.embedding is not None), vector)
+        return Embedding(vector=tuple(vector), num_tokens=len(tokens))
+
+    def tokenizer_info(self) -> dict[str, Any]:
+        """Special tokens and the chat template, for clients that render chats themselves."""
+        return self._text_processor.describe()
+
     async def info(self) -> Info:
         found = await self._requests.info()
         has_text = isinstance(self._text_processor, TextProcessor)
@@ -110,8 +137,12 @@ class EngineClient:
             stop_token_ids=self._stops(found.stop_token_ids),
         )
 
-    async def tokenize(self, text: str | Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
-        """A text as a prompt, or messages through the chat template. Needs no engine."""
+    async def tokenize(
+        self, text: str | Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = (), special: bool = True
+    ) -> list[int]:
+        """A text as a prompt, or messages through the chat template. Needs no engine. `special`: with a prompt's special tokens."""
+        if isinstance(text, str) and not special:
+            return await self._background.run(lambda: self._text_processor.plain_tokens(text), len(text))
         if isinstance(text, str):
             return await self._background.run(lambda: self._text_processor.prompt_tokens(Request(prompt=text)), len(text))
         size = size_of(*text[:LONG_CHARACTERS], *tools)
@@ -124,7 +155,7 @@ class EngineClient:
         self._background.close()
         await self._requests.close()
 
-    async def _context(self, request: Request | ScoreRequest, size: int) -> int | None:
+    async def _context(self, request: Request | ScoreRequest | EmbedRequest, size: int) -> int | None:
         """Long input is checked against the context before it is tokenized; short input need not wait for an engine."""
         if size < LONG_CHARACTERS:
             return None

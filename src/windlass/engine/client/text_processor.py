@@ -85,6 +85,14 @@ class TextProcessor:
     def chat_tokens(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         return self._encode(self._render(Request(messages=tuple(map(dict, messages)), tools=tuple(map(dict, tools)))))
 
+    def plain_tokens(self, text: str) -> list[int]:
+        """Without special tokens."""
+        return self._text.tokenizer.encode(text, special=False)
+
+    def describe(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **self._text.special_tokens}
+        return found | ({"chat_template": self._text.chat_template} if self._text.chat_template is not None else {})
+
     def decode(self, token_ids: Sequence[int]) -> str:
         unknown = set(token_ids) - self._text.tokenizer.known_ids
         for token in map(shown_integer, unknown):
@@ -253,6 +261,12 @@ class TokenOnlyProcessor:
 
     def chat_tokens(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         raise BadInput(NO_TEXT, field="messages")
+
+    def plain_tokens(self, text: str) -> list[int]:
+        raise BadInput(NO_TEXT)
+
+    def describe(self) -> dict[str, Any]:
+        raise BadInput(NO_TEXT)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         raise BadInput("this model has no tokenizer, so its tokens cannot be decoded", field="token_ids")

@@ -100,7 +100,9 @@ async def tokenize(service: Service, scope: Scope, receive: Receive, send: Send)
     service.check_model(body.model)
     client, length = tokenizer_of(service), service.info.context_tokens
     with admitted_tokens(service, caller_of(scope).share), naming_params(body):
-        tokens = await client.tokenize(await asyncio.to_thread(_text_of, body))
+        text = await asyncio.to_thread(_text_of, body)
+        is_plain = body.prompt is not None and body.add_special_tokens is False
+        tokens = await (client.tokenize(text, special=False) if is_plain else client.tokenize(text))
         strings = await _strings(client, tokens) if body.return_token_strs else msgspec.UNSET
     await send_json(send, TokenizeResponse(count=len(tokens), max_model_len=length, tokens=tokens, token_strs=strings))
 
@@ -132,8 +134,6 @@ def _text_of(body: TokenizeRequest) -> Any:
     if body.prompt is not None:
         if body.add_generation_prompt is not None:
             raise invalid("add_generation_prompt", "is only valid with messages")
-        if body.add_special_tokens is False:
-            raise unsupported("add_special_tokens", "cannot be false: prompts are tokenized with their special tokens")
         return body.prompt
     if body.add_generation_prompt is False:
         raise unsupported("add_generation_prompt", "cannot be false: messages are rendered with the generation prompt")

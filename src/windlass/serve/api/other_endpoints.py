@@ -9,6 +9,7 @@ from starlette.types import Receive, Scope, Send
 
 from windlass import __version__
 from windlass.serve.api.caller import caller_of
+from windlass.serve.api.embeddings import embed_all, inputs_of, unit_vector
 from windlass.serve.api.endpoints import admitted_tokens, ready_body, send_json, tokenizer_of
 from windlass.serve.api.translations import chat_of_count, check_ollama_model
 from windlass.serve.backend.stored_responses import StoredResponse
@@ -18,9 +19,9 @@ from windlass.serve.service import Service
 from windlass.wire.anthropic.schema import CountTokensRequest, CountTokensResponse
 from windlass.wire.decode import decode
 from windlass.wire.messages import from_messages, from_tools
-from windlass.wire.ollama.schema import OllamaModelRequest
+from windlass.wire.ollama.schema import OllamaEmbedRequest, OllamaModelRequest
 from windlass.wire.ollama.writer import NDJSON, now
-from windlass.wire.schema.errors import invalid
+from windlass.wire.schema.errors import ApiError, invalid, unsupported
 
 NEVER = "9999-12-31T23:59:59Z"
 
@@ -143,3 +144,26 @@ def _details(service: Service) -> dict[str, Any]:
         "parameter_size": "",
         "quantization_level": scheme,
     }
+
+
+async def ollama_embed(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
+    body = decode(await ready_body(service, scope, receive), OllamaEmbedRequest)
+    check_ollama_model(service, body.model)
+    if body.truncate:
+        raise unsupported("truncate", "is not supported: inputs are never truncated")
+    given = [body.input] if isinstance(body.input, str) else body.input
+    found = await embed_all(service, inputs_of(given), "last", caller_of(scope), body)
+    vectors = [unit_vector(one.vector, body.dimensions) for one in found]
+    count = sum(one.num_tokens for one in found)
+    await send_json(send, {"model": body.model, "embeddings": vectors, "prompt_eval_count": count})
+
+
+# --- lm-evaluation-harness -------------------------------------------------------------------------------------------
+
+
+async def tokenizer_info(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
+    client: Any = tokenizer_of(service)
+    describe = getattr(client, "tokenizer_info", None)
+    if describe is None:
+        raise ApiError("the tokenizer of this model is not available", code="no_tokenizer", status=404)
+    await send_json(send, {**describe(), "model_max_length": service.info.context_tokens})

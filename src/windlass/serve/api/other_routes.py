@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from windlass.serve.api import embeddings as numbers
 from windlass.serve.api import other_endpoints as other
 from windlass.serve.api.endpoints import Endpoint, Handler
 from windlass.serve.api.generate import GenerateEndpoint
@@ -12,9 +13,16 @@ from windlass.serve.api.route import ApiRoute
 from windlass.serve.api.translations import messages_job, ollama_chat_job, ollama_generate_job, responses_job
 from windlass.wire.anthropic.schema import AnthropicErrorBody, CountTokensRequest, CountTokensResponse, MessagesRequest
 from windlass.wire.anthropic.writer import anthropic_error
-from windlass.wire.ollama.schema import OllamaChatRequest, OllamaErrorBody, OllamaGenerateRequest, OllamaModelRequest
+from windlass.wire.ollama.schema import (
+    OllamaChatRequest,
+    OllamaEmbedRequest,
+    OllamaErrorBody,
+    OllamaGenerateRequest,
+    OllamaModelRequest,
+)
 from windlass.wire.ollama.writer import NDJSON, ollama_error
 from windlass.wire.responses.schema import ResponsesRequest
+from windlass.wire.schema.embeddings import EmbeddingRequest, EmbeddingResponse, RerankRequest, RerankResponse
 
 EVENTS = ("text/event-stream",)
 LINES = (NDJSON.decode(),)
@@ -118,4 +126,19 @@ OLLAMA = (
         request=OllamaModelRequest, streams=LINES, **ERRORS,
     ),
 )  # fmt: skip
-OTHER_ROUTES: tuple[ApiRoute, ...] = (*RESPONSES, *MESSAGES, *OLLAMA)
+NUMBERS = (
+    _ask(
+        "/v1/embeddings", "embeddings", "Embed texts.", numbers.embeddings, method="POST", request=EmbeddingRequest,
+        response=EmbeddingResponse, examples={"plain": {"input": "Hello"}, "several": {"input": ["a", "b"], "encoding_format": "base64"}},
+    ),
+    _ask(
+        "/v1/rerank", "rerank", "Rank documents by how well they explain a query.", numbers.rerank, method="POST",
+        request=RerankRequest, response=RerankResponse, examples={"plain": {"query": "a", "documents": ["b", {"text": "c"}]}},
+    ),
+    _ask("/tokenizer_info", "tokenizer_info", "Special tokens and the chat template.", other.tokenizer_info),
+    _ask(
+        "/api/embed", "ollama_embed", "Embed texts (Ollama's API).", other.ollama_embed, method="POST", request=OllamaEmbedRequest,
+        **ERRORS,
+    ),
+)  # fmt: skip
+OTHER_ROUTES: tuple[ApiRoute, ...] = (*RESPONSES, *MESSAGES, *OLLAMA, *NUMBERS)

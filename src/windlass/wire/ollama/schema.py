@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from windlass.wire.schema.structs import RequestStruct, ResponseStruct
+from windlass.wire.schema.structs import Count, RequestStruct, ResponseStruct
 
 
 class OllamaFunction(RequestStruct):
@@ -108,6 +108,16 @@ class OllamaModelRequest(RequestStruct):
     verbose: bool | None = None
     stream: bool | None = None
     insecure: bool | None = None
+
+
+class OllamaEmbedRequest(RequestStruct, kw_only=True):
+    model: str
+    input: str | list[str]
+    dimensions: Count | None = None
+    truncate: bool | None = None
+    """Rejected if true: inputs are never truncated."""
+    options: OllamaOptions | None = None
+    keep_alive: Any = None
 
 
 class OllamaErrorBody(ResponseStruct):
