@@ -212,12 +212,12 @@ def langchain(url: str, model: str) -> str:
     from langchain_openai import ChatOpenAI
     from pydantic import BaseModel, Field
 
-    class City(BaseModel):
+    class City(BaseModel, extra="forbid"):
         """A city."""
 
         name: str = Field(max_length=20)
 
-    chat = ChatOpenAI(base_url=f"{url}/v1", api_key=KEY, model=model, max_tokens=60, max_retries=0)
+    chat = ChatOpenAI(base_url=f"{url}/v1", api_key=KEY, model=model, max_tokens=100, temperature=0, max_retries=0)
     assert chat.invoke(QUESTION).content
     assert list(chat.stream(QUESTION))
     for method in ("function_calling", "json_schema"):
@@ -257,12 +257,14 @@ def instructor_model(url: str, model: str) -> str:
     import openai
     from pydantic import BaseModel, Field
 
-    class City(BaseModel):
+    class City(BaseModel, extra="forbid"):
         name: str = Field(max_length=20)
 
     for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA):
         api = instructor.from_openai(openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0), mode=mode)
-        found = api.chat.completions.create(model=model, messages=MESSAGES, response_model=City, max_tokens=60, max_retries=2)
+        found = api.chat.completions.create(
+            model=model, messages=MESSAGES, response_model=City, max_tokens=100, temperature=0, max_retries=2
+        )
         assert isinstance(found, City)
     return "create with a response_model, by tools and by JSON schema"
 
@@ -292,7 +294,7 @@ def agents(url: str, model: str) -> str:
         for kind in (OpenAIChatCompletionsModel, OpenAIResponsesModel):
             agent = Agent(
                 name="a", instructions="Be brief.", model=kind(model=model, openai_client=api), tools=[weather],
-                model_settings=ModelSettings(max_tokens=40, tool_choice="required", parallel_tool_calls=False),
+                model_settings=ModelSettings(max_tokens=60, temperature=0, tool_choice="required", parallel_tool_calls=False),
             )  # fmt: skip
             assert (await Runner.run(agent, QUESTION, max_turns=4)).final_output is not None
 
@@ -307,10 +309,10 @@ def pydantic_ai(url: str, model: str) -> str:
     from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
     from pydantic_ai.providers.openai import OpenAIProvider
 
-    class City(BaseModel):
+    class City(BaseModel, extra="forbid"):
         name: str = Field(max_length=20)
 
-    settings: Any = {"max_tokens": 60}
+    settings: Any = {"max_tokens": 100, "temperature": 0}
     provider = OpenAIProvider(base_url=f"{url}/v1", api_key=KEY)
     for kind in (OpenAIChatModel, OpenAIResponsesModel):
         assert isinstance(
