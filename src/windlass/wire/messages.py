@@ -14,7 +14,6 @@ from windlass.wire.decode import convert
 from windlass.wire.schema.chat import ChatMessage, ContentPart, MessageToolCall, Tool
 from windlass.wire.schema.errors import invalid, unsupported
 
-
 MALFORMED = "malformed_arguments"
 
 
