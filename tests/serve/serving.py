@@ -14,6 +14,7 @@ from starlette.applications import Starlette
 
 from waiting import HUNG_SECONDS, until
 from windlass.core.client import Client
+from windlass.formats.disk.atomic import write_atomically
 from windlass.serve.app import make_app, service_of
 from windlass.serve.monitor.log import Log
 from windlass.serve.server import Server, address, bind
@@ -37,7 +38,7 @@ class Lines(Log):
 @asynccontextmanager
 async def in_process(client: Client, **settings: Any) -> AsyncGenerator[tuple[httpx.AsyncClient, Service], None]:
     """The application without a socket."""
-    app = make_app(client, ServerSettings(**settings), log=Lines())
+    app = make_app(client, ServerSettings(**settings), log=Lines(), write_file=write_atomically)
     service = service_of(app)
     async with app.router.lifespan_context(app):
         await service.supervisor.wait_ready()

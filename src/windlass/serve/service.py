@@ -48,6 +48,8 @@ class Service:
         self.keys = settings.keys
         self.quotas = Quotas(self.keys)
         self.responses = StoredResponses()
+        self.batching: object = None
+        """Files and batches (serve/batch), if the server has a folder for them."""
         self.log = log or Log()
         self.supervisor = Supervisor(client, settings.stuck_seconds, self._log_without_paths)
         self.in_flight, self.metrics = InFlightRequests(), Metrics()

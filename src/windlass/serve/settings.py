@@ -44,6 +44,8 @@ class ServerSettings(Frozen):
     """Origins of other sites whose pages may call the API; none by default."""
     sampling: Sampling = Sampling()
     """Defaults for requests that leave sampling parameters out."""
+    files_folder: str = ""
+    """Where files and batches are kept; empty: there are none."""
     log_requests: bool = True
     log_prompts: bool = False
 

@@ -411,7 +411,7 @@ def test_what_lm_eval_asks_before_it_begins() -> None:
 
 
 def test_every_new_route_needs_a_key() -> None:
-    from windlass.serve.api.other_routes import OTHER_ROUTES
+    from windlass.serve.routing.other_routes import OTHER_ROUTES
 
     requests = [(route.method, route.path.replace("{id}", "x"), HELLO) for route in OTHER_ROUTES]
     assert {answer.status_code for answer in asked(*requests, api_keys=("alpha",))} == {401}

@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from serving import Running, running
 
 from waiting import HUNG_SECONDS
-from windlass.serve.api.openapi import openapi
-from windlass.serve.api.routes import ROUTES
 from windlass.serve.app import make_app
+from windlass.serve.routing.openapi import openapi
+from windlass.serve.routing.routes import ROUTES
 from windlass.serve.settings import ServerSettings
 from windlass.wire.schema.chat import ChatChunk
 from windlass.wire.schema.completions import CompletionResponse

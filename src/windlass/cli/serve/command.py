@@ -46,6 +46,7 @@ def serve(
     log_prompts: bool = typer.Option(False, "--log-prompts", help="Log prompts."),
     quiet: bool = typer.Option(False, "--quiet", "-q", help="No access log."),
     page: bool = typer.Option(True, "--page/--no-page", help="The web page at /."),
+    files: Path | None = typer.Option(None, metavar="DIR", help="Folder for files and batches (/v1/files, /v1/batches)."),
     tls_cert: str = typer.Option("", metavar="FILE", help="A certificate (PEM): serve over HTTPS."),
     tls_key: str = typer.Option("", metavar="FILE", help="The certificate's private key (PEM)."),
 ) -> int:
@@ -74,6 +75,7 @@ def serve(
         log_prompts=log_prompts,
         quiet=quiet,
         page=page,
+        files=files,
         tls_cert=tls_cert,
         tls_key=tls_key,
     )

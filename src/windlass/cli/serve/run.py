@@ -55,6 +55,7 @@ class ServeOptions(Frozen):
     page: bool = True
     tls_cert: str = ""
     tls_key: str = ""
+    files: Path | None = None
 
 
 def start(options: ServeOptions) -> int:
@@ -106,7 +107,16 @@ def settings_of(options: ServeOptions) -> ServerSettings:
         log_prompts=options.log_prompts,
         tls_cert=options.tls_cert,
         tls_key=options.tls_key,
+        files_folder="" if options.files is None else str(_folder(options.files)),
     )
+
+
+def _folder(path: Path) -> Path:
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise BadInput(f"cannot use --files {path}: {error.strerror}") from None
+    return path
 
 
 def _sampling(path: Path) -> Sampling:
@@ -154,9 +164,11 @@ class _Run:
     """The running server."""
 
     def __init__(self, settings: ServerSettings, opener: Opener, plan: Plan | None, page: bool) -> None:
+        from windlass.formats.disk.atomic import write_atomically
         from windlass.serve.app import make_app, service_of
 
-        self._app: Starlette = make_app(opener(self._progress, self._log_line), settings, plan=plan, page=page)
+        client = opener(self._progress, self._log_line)
+        self._app: Starlette = make_app(client, settings, plan=plan, page=page, write_file=write_atomically)
         self._service: Service = service_of(self._app)
         self._settings = settings
         self._failed: Error | None = None

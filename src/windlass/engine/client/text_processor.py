@@ -121,6 +121,7 @@ class TextProcessor:
             starts_in_reasoning=starts_in_reasoning,
             tools=tools,
             one_call=request.parallel_tool_calls is False,
+            must_call=request.tool_choice not in ("auto", "none"),
             begun=request.continues_answer,
         )
         if request.continues_answer:

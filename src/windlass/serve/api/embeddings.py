@@ -51,7 +51,7 @@ def inputs_of(given: str | list[Any]) -> list[dict[str, Any]]:
     """As an EmbedRequest's `prompt` or `token_ids`."""
     if isinstance(given, str):
         return [{"prompt": given}]
-    kinds = {type(entry) for entry in given}
+    kinds: set[Any] = {type(entry) for entry in given}
     if len(kinds) != 1:
         raise invalid("input", "is empty" if not kinds else "mixes strings and token ids; use one kind")
     if kinds == {int}:

@@ -47,6 +47,10 @@ class ApiRoute(Frozen):
     """The response is plain text."""
     is_any: bool = False
     """The response is a JSON object of no fixed schema."""
+    is_form: bool = False
+    """The request is multipart/form-data with a file and its purpose."""
+    is_bytes: bool = False
+    """The response is the content of a file."""
     is_health: bool = False
     """503 has the same body as 200."""
 

@@ -25,7 +25,8 @@ class BareJsonSplitter(ToolCallSplitter):
         content, calls = self._split(final=True)
         rest = self._buffer.strip(SPACE + ";") and self._buffer if self._after_call else self._buffer
         self._buffer = ""
-        return content + without_partial_mark(rest.replace(PYTHON_TAG, ""), PYTHON_TAG), calls
+        text = without_partial_mark(rest.replace(PYTHON_TAG, ""), PYTHON_TAG)
+        return content + ("" if self.is_required else text), calls
 
     def _begin(self) -> None:
         self._end = JsonEnd()

@@ -24,6 +24,8 @@ class ToolCallSplitter(ABC):
         self._buffer = ""
         self._inside = self._after_call = False
         self._progress = CallProgress(id_characters)
+        self.is_required = False
+        """The output is nothing but calls, so the beginning of a mark is never text."""
 
     def push(self, text: str) -> Split:
         """(content, calls) as far as certain."""
@@ -33,7 +35,7 @@ class ToolCallSplitter(ABC):
     def finish(self) -> Split:
         content, calls = self._split(final=True)
         rest, self._buffer = self._buffer, ""
-        return content + without_partial_mark(rest, self._mark), calls
+        return content + without_partial_mark(rest, self._mark, self.is_required), calls
 
     def take_pieces(self) -> tuple[CallPiece, ...]:
         """The pieces of calls since the last time."""
@@ -87,7 +89,7 @@ class ToolCallSplitter(ABC):
         return text
 
 
-def without_partial_mark(text: str, mark: str) -> str:
+def without_partial_mark(text: str, mark: str, is_required: bool = False) -> str:
     """Of output that ended, without the beginning of a mark; one or two characters may be text."""
     held = partial_match_length(text, (mark,)) if mark else 0
-    return text[:-held] if held > MAX_TEXT_CHARACTERS else text
+    return text[:-held] if held > (0 if is_required else MAX_TEXT_CHARACTERS) else text

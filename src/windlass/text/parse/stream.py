@@ -53,10 +53,11 @@ class TextStream:
         starts_in_reasoning: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         one_call: bool = False,
+        must_call: bool = False,
         begun: bool = False,
         prompt: Iterable[int] = (),
     ) -> None:
-        """`one_call`: the output ends after a call. `begun`: the answer has begun in the prompt, so no reasoning comes first.
+        """`one_call`: the output ends after a call. `must_call`: a grammar holds it to calls. `begun`: the answer has begun in the prompt, so no reasoning comes first.
 
         `tools`: their schemas determine argument types; an empty sequence: no tools, so calls are plain content.
 
@@ -67,7 +68,7 @@ class TextStream:
         self._decoder = tokenizer.incremental(prompt)
         self._markers = {number: mark for mark, number in special_marks(tokenizer, style).items()}
         self._stops = StopFilter(stop)
-        self._parts = _splitter(style, starts_in_reasoning, tools, begun)
+        self._parts = _splitter(style, starts_in_reasoning, tools, begun, must_call)
         self._one_call = one_call
         self._finished = self._stopped = False
         self.num_reasoning_tokens = 0
@@ -162,13 +163,17 @@ class _ReasoningThenCalls:
         return reasoning, before + after, calls + more
 
 
-def _splitter(style: str, starts_in_reasoning: bool, tools: Sequence[Mapping[str, Any]] | None, begun: bool) -> _Splits | None:
+def _splitter(
+    style: str, starts_in_reasoning: bool, tools: Sequence[Mapping[str, Any]] | None, begun: bool, must_call: bool
+) -> _Splits | None:
     has_tools = tools is None or bool(tools)
     if style == PLAIN:
         return None
     if style == CHANNELS:
         return ChannelSplitter(has_tools, FINAL_CHANNEL if begun else None)
     calls = _call_splitter(style, tools or ()) if has_tools else None
+    if calls is not None:
+        calls.is_required = must_call
     return _ReasoningThenCalls(ReasoningSplitter(starts_in_reasoning, style_tags(style), begun), calls)
 
 

@@ -12,11 +12,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from windlass.serve.api import endpoints
 from windlass.serve.api.adapters import chat_job, completion_job
 from windlass.serve.api.generate import GenerateEndpoint
-from windlass.serve.api.openapi import openapi
-from windlass.serve.api.other_routes import OTHER_ROUTES
 from windlass.serve.api.route import ApiRoute
 from windlass.serve.api.status import Status
 from windlass.serve.http.asgi import send_response
+from windlass.serve.routing.batch_routes import BATCH_ROUTES
+from windlass.serve.routing.openapi import openapi
+from windlass.serve.routing.other_routes import OTHER_ROUTES
 from windlass.serve.service import Service
 from windlass.wire.schema.chat import ChatChunk, ChatRequest, ChatResponse
 from windlass.wire.schema.completions import CompletionRequest, CompletionResponse
@@ -168,4 +169,4 @@ OPENAI_ROUTES: tuple[ApiRoute, ...] = (
     ),
 )
 
-ROUTES: tuple[ApiRoute, ...] = (*OPENAI_ROUTES, *OTHER_ROUTES)
+ROUTES: tuple[ApiRoute, ...] = (*OPENAI_ROUTES, *OTHER_ROUTES, *BATCH_ROUTES)

@@ -31,7 +31,7 @@ SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 ID = ({"name": "id", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}},)
 
 
-def _ask(path: str, name: str, summary: str, handler: Handler, **rest: Any) -> ApiRoute:
+def ask(path: str, name: str, summary: str, handler: Handler, **rest: Any) -> ApiRoute:
     rest = {"method": "GET", "is_any": "response" not in rest, **rest}
     return ApiRoute(path=path, operation_id=name, summary=summary, endpoint=partial(Endpoint, handler=handler), **rest)
 
@@ -52,8 +52,8 @@ RESPONSES = (
             "tools": {"input": HELLO, "tools": [{"type": "function", "name": "weather", "parameters": SCHEMA}]},
         },
     ),
-    _ask("/v1/responses/{id}", "get_response", "A stored response.", other.get_response, parameters=ID),
-    _ask(
+    ask("/v1/responses/{id}", "get_response", "A stored response.", other.get_response, parameters=ID),
+    ask(
         "/v1/responses/{id}",
         "delete_response",
         "Delete a stored response.",
@@ -61,7 +61,7 @@ RESPONSES = (
         parameters=ID,
         method="DELETE",
     ),
-    _ask("/v1/responses/{id}/input_items", "input_items", "The input of a stored response.", other.input_items, parameters=ID),
+    ask("/v1/responses/{id}/input_items", "input_items", "The input of a stored response.", other.input_items, parameters=ID),
 )
 ANTHROPIC: dict[str, Any] = {"error": AnthropicErrorBody, "error_body": anthropic_error}
 MESSAGES = (
@@ -80,7 +80,7 @@ MESSAGES = (
         },
         **ANTHROPIC,
     ),
-    _ask(
+    ask(
         "/v1/messages/count_tokens", "count_tokens", "Count the tokens of a message's prompt.", other.count_tokens, method="POST",
         request=CountTokensRequest, response=CountTokensResponse, examples={"plain": {"messages": HELLO}}, **ANTHROPIC,
     ),
@@ -114,29 +114,29 @@ OLLAMA = (
         },
         **ERRORS,
     ),
-    _ask("/api/tags", "ollama_tags", "The served models (Ollama's API).", other.ollama_tags, **ERRORS),
-    _ask("/api/ps", "ollama_ps", "The loaded models (Ollama's API).", other.ollama_ps, **ERRORS),
-    _ask("/api/version", "ollama_version", "The server's version (Ollama's API).", other.ollama_version, **ERRORS),
-    _ask(
+    ask("/api/tags", "ollama_tags", "The served models (Ollama's API).", other.ollama_tags, **ERRORS),
+    ask("/api/ps", "ollama_ps", "The loaded models (Ollama's API).", other.ollama_ps, **ERRORS),
+    ask("/api/version", "ollama_version", "The server's version (Ollama's API).", other.ollama_version, **ERRORS),
+    ask(
         "/api/show", "ollama_show", "Describe a model (Ollama's API).", other.ollama_show, method="POST", request=OllamaModelRequest,
         **ERRORS,
     ),
-    _ask(
+    ask(
         "/api/pull", "ollama_pull", "Does nothing for the served model (Ollama's API).", other.ollama_pull, method="POST",
         request=OllamaModelRequest, streams=LINES, **ERRORS,
     ),
 )  # fmt: skip
 NUMBERS = (
-    _ask(
+    ask(
         "/v1/embeddings", "embeddings", "Embed texts.", numbers.embeddings, method="POST", request=EmbeddingRequest,
         response=EmbeddingResponse, examples={"plain": {"input": "Hello"}, "several": {"input": ["a", "b"], "encoding_format": "base64"}},
     ),
-    _ask(
+    ask(
         "/v1/rerank", "rerank", "Rank documents by how well they explain a query.", numbers.rerank, method="POST",
         request=RerankRequest, response=RerankResponse, examples={"plain": {"query": "a", "documents": ["b", {"text": "c"}]}},
     ),
-    _ask("/tokenizer_info", "tokenizer_info", "Special tokens and the chat template.", other.tokenizer_info),
-    _ask(
+    ask("/tokenizer_info", "tokenizer_info", "Special tokens and the chat template.", other.tokenizer_info),
+    ask(
         "/api/embed", "ollama_embed", "Embed texts (Ollama's API).", other.ollama_embed, method="POST", request=OllamaEmbedRequest,
         **ERRORS,
     ),

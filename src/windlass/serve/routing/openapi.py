@@ -26,6 +26,11 @@ DESCRIPTIONS = {
 }
 WITH_BODY = (400, 401, 403, 404, 405, 408, 413, 429, 500, 503)
 WITHOUT_BODY = (401, 403, 404, 405, 503)
+FORM = {
+    "type": "object",
+    "properties": {"file": {"type": "string", "format": "binary"}, "purpose": {"type": "string", "const": "batch"}},
+    "required": ["file", "purpose"],
+}
 RETRY = {"Retry-After": {"description": "Seconds to wait before retrying.", "schema": {"type": "integer", "minimum": 1}}}
 
 
@@ -60,13 +65,15 @@ def _operation(route: ApiRoute) -> dict[str, Any]:
         if route.examples:
             media["examples"] = {name: {"value": value} for name, value in route.examples.items()}
         found["requestBody"] = {"required": True, "content": {"application/json": media}}
+    if route.is_form:
+        found["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": FORM}}}
     if route.is_public:
         found["security"] = []
     return found
 
 
 def _responses(route: ApiRoute) -> dict[str, Any]:
-    errors = WITH_BODY if route.request is not None else WITHOUT_BODY
+    errors = WITH_BODY if route.request is not None or route.is_form else WITHOUT_BODY
     found = {"200": {"description": DESCRIPTIONS[200], "content": _content(route)}}
     for status in errors:
         found[str(status)] = _error(status, route)
@@ -84,6 +91,8 @@ def _content(route: ApiRoute) -> dict[str, Any]:
         content[media_type] = {"itemSchema": {"type": "object"}} if is_events else {"schema": {"type": "string"}}
     if route.is_text:
         content["text/plain"] = {"schema": {"type": "string"}}
+    if route.is_bytes:
+        content["application/octet-stream"] = {"schema": {"type": "string", "format": "binary"}}
     if route.is_any:
         content["application/json"] = {"schema": {"type": "object"}}
     return content
