@@ -91,7 +91,7 @@ class Running:
     def _run(self) -> None:
         try:
             self.client = self._make_client()
-            self.app: Starlette = make_app(self.client, self._settings, log=self.log)
+            self.app: Starlette = make_app(self.client, self._settings, log=self.log, write_file=write_atomically)
             self.service = service_of(self.app)
             self.server = Server(self.app, self._settings)
             with asyncio.Runner(loop_factory=self.server.config.get_loop_factory()) as runner:

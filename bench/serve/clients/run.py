@@ -11,6 +11,7 @@ import contextlib
 import importlib.metadata
 import json
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -141,6 +142,29 @@ def openai_embeddings(url: str, model: str) -> str:
     assert len(found.data) == 2 and abs(sum(value * value for value in found.data[0].embedding) - 1) < 1e-3
     assert len(short.data[0].embedding) == 16
     return "embeddings: several inputs, base64 and float, dimensions"
+
+
+@client("openai")
+def openai_batches(url: str, model: str) -> str:
+    import openai
+
+    api = openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0)
+    body = {"model": model, "messages": MESSAGES, "max_tokens": 4}
+    line = {"custom_id": "one", "method": "POST", "url": "/v1/chat/completions", "body": body}
+    try:
+        file = api.files.create(file=("in.jsonl", json.dumps(line).encode()), purpose="batch")
+    except openai.NotFoundError:
+        return "batches: not run, the server has no --files"
+    batch = api.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
+    until = time.monotonic() + 120
+    while batch.status not in ("completed", "failed", "cancelled") and time.monotonic() < until:
+        time.sleep(0.2)
+        batch = api.batches.retrieve(batch.id)
+    assert batch.status == "completed" and batch.request_counts.completed == 1
+    [answer] = api.files.content(batch.output_file_id).text.splitlines()
+    assert json.loads(answer)["response"]["body"]["choices"][0]["message"]["content"]
+    assert api.batches.list().data and api.files.list().data and api.files.delete(file.id).deleted
+    return "files and batches: upload, create, retrieve, content, list, delete"
 
 
 @client("anthropic")

@@ -42,8 +42,9 @@ KEY = "alpha"
 
 
 @pytest.fixture(scope="module")
-def server() -> Generator[Running]:
-    with running(lambda: FakeClient(tokens=3), api_keys=(KEY,), head_seconds=60.0) as found:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[Running]:
+    folder = str(tmp_path_factory.mktemp("files"))
+    with running(lambda: FakeClient(tokens=3), api_keys=(KEY,), head_seconds=60.0, files_folder=folder) as found:
         yield found
 
 

@@ -57,7 +57,9 @@ class TextStream:
         begun: bool = False,
         prompt: Iterable[int] = (),
     ) -> None:
-        """`one_call`: the output ends after a call. `must_call`: a grammar holds it to calls. `begun`: the answer has begun in the prompt, so no reasoning comes first.
+        """`one_call`: the output ends after a call. `must_call`: a grammar holds it to calls.
+
+        `begun`: the answer has begun in the prompt, so no reasoning comes first.
 
         `tools`: their schemas determine argument types; an empty sequence: no tools, so calls are plain content.
 
