@@ -333,3 +333,18 @@ def test_the_template_tells_whether_and_how_much_the_model_reasons() -> None:
 def test_a_text_keeps_its_own_space(form: str) -> None:
     arguments = {"text": "  indented\n    code  "}
     assert split(form, [written(form, "look", arguments)])[1] == (Call(name="look", arguments=arguments),)
+
+
+def test_a_long_call_is_not_read_again_for_every_token() -> None:
+    splitter = TaggedCallSplitter("arg_pairs", TOOLS)
+    reads = []
+    splitter._form = splitter._form._replace(
+        partial=lambda body, schemas: reads.append(1) or FORMS["arg_pairs"].partial(body, schemas)
+    )
+    code = "some lines of code\n" * 2000
+    text = f"<tool_call>look\n<arg_key>text</arg_key>\n<arg_value>{code}"
+    for start in range(0, len(text), 4):
+        splitter.push(text[start : start + 4])
+    sent = "".join(piece.arguments for piece in splitter.take_pieces())
+    assert len(reads) < 1000 < len(text) // 4 // 9
+    assert len(sent) > 0.97 * len(code), "but what is there is sent"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from windlass.core.request import ToolCall
 from windlass.text.parse.json_end import JsonEnd
-from windlass.text.parse.partial_calls import PartialCall, partial_json_call
+from windlass.text.parse.partial_calls import partial_json_call
 from windlass.text.parse.splitter import Split, ToolCallSplitter, without_partial_mark
 from windlass.text.parse.stop_filter import SPACE, partial_match_length
 from windlass.text.parse.styles import PYTHON_TAG
@@ -47,10 +47,11 @@ class BareJsonSplitter(ToolCallSplitter):
         if start < 0:
             return self._as_text(self._tag_end(), PYTHON_TAG)
         end = self._end.find(self._buffer[start:])
-        partial = partial_json_call(self._buffer[start:] if end is None else self._buffer[start : start + end])
         if end is None:
-            return self._incomplete(final, partial)
-        found = partial or call_from_json(parse_json(self._buffer[start : start + end]))
+            return self._incomplete(final, start)
+        found = partial_json_call(self._buffer[start : start + end]) or call_from_json(
+            parse_json(self._buffer[start : start + end])
+        )
         if found is None:
             tag = self._buffer[:start].find(PYTHON_TAG)
             return self._as_text(start + end) if tag < 0 else self._as_text(start + end)[tag + len(PYTHON_TAG) :]
@@ -60,7 +61,10 @@ class BareJsonSplitter(ToolCallSplitter):
         self._begin()
         return [call]
 
-    def _incomplete(self, final: bool, partial: PartialCall | None) -> list[ToolCall] | None:
+    def _incomplete(self, final: bool, start: int) -> list[ToolCall] | None:
+        if not final and not self._progress.is_due(len(self._buffer)):
+            return None
+        partial = partial_json_call(self._buffer[start:])
         if final and partial is not None:
             return self._take_calls([self._progress.finished(*partial)], len(self._buffer))
         self._progress.update(partial)

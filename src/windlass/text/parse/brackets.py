@@ -48,7 +48,7 @@ class BracketSplitter(ToolCallSplitter):
         end = self._end.find(body[start:])
         text = body[start:] if end is None else body[start : start + end]
         if end is None and not final:
-            if head is not None:
+            if head is not None and self._progress.is_due(len(text)):
                 self._progress.update(PartialCall(head[1], partial_json(text)))
             return None
         found = _listed(text) if head is None else [PartialCall(head[1], partial_json(text))]

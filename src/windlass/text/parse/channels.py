@@ -109,7 +109,7 @@ class ChannelSplitter:
         begin, mark = _first(self._buffer, ENDS)
         body = (self._buffer[:begin] if mark else self._buffer).lstrip(SPACE)
         if not mark and not final:
-            if body.startswith("{"):
+            if body.startswith("{") and self._progress.is_due(len(body)):
                 self._progress.update(PartialCall(name, partial_json(body[: len(body) - partial_match_length(body, ENDS)])))
             return False
         self._buffer = self._buffer[begin:] if mark else ""

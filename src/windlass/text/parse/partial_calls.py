@@ -19,6 +19,11 @@ _STRING = re.compile(r'"(?:[^"\\]|\\.)*(?:"|\\?\Z)', re.DOTALL)
 _CONTROL = re.compile(r"[\x00-\x1f]")
 
 
+GROWTH = 64
+SHORT = 1024
+"""Characters of a call that is looked at with every token."""
+
+
 class PartialCall(NamedTuple):
     name: str
     arguments: str
@@ -66,8 +71,16 @@ class CallProgress:
     def __init__(self, id_characters: int | None = None) -> None:
         self._id_characters = id_characters
         self._id = ""
-        self._sent = 0
+        self._sent = self._seen = 0
         self._pieces: list[CallPiece] = []
+
+    def is_due(self, length: int) -> bool:
+        """Whether a call of so many characters is looked at again. The whole of it is read each time, so a long one is read when it has
+        grown by a part, not for every token: thousands of tokens of code would otherwise take seconds."""
+        if length - self._seen < self._seen // GROWTH - SHORT // GROWTH:
+            return False
+        self._seen = length
+        return True
 
     def update(self, partial: PartialCall | None) -> None:
         if partial is None:
@@ -84,7 +97,7 @@ class CallProgress:
         """The current call is complete, or was cut off; the next one may begin."""
         self.update(PartialCall(name, arguments))
         call = ToolCall(id=self._id, name=name, arguments=arguments)
-        self._id, self._sent = "", 0
+        self._id, self._sent, self._seen = "", 0, 0
         return call
 
     def take(self) -> tuple[CallPiece, ...]:

@@ -74,11 +74,11 @@ class TaggedCallSplitter(ToolCallSplitter):
                 return self._as_text(opened, OPEN)
             return self._take_calls([self._finished(call, partial)], end + len(CLOSE))
         self._searched = max(self._searched, len(self._buffer) - len(CLOSE) + 1)
-        partial = self._form.partial(self._buffer[opened:], self._schemas)
         if not final:
-            self._progress.update(partial)
+            if self._progress.is_due(len(self._buffer)):
+                self._progress.update(self._form.partial(self._buffer[opened:], self._schemas))
             return None
-        return self._unclosed(opened, partial)
+        return self._unclosed(opened, self._form.partial(self._buffer[opened:], self._schemas))
 
     def _unclosed(self, opened: int, partial: PartialCall | None) -> list[ToolCall] | str:
         """The output ended within a call: complete but for its tag, or cut off; what has no name yet is dropped with its tag."""
