@@ -62,12 +62,15 @@ format: $(DEV)  ## rewrite the code as ruff likes it
 	$(BIN)/ruff format .
 
 # In an environment of its own: it is heavy (datasets, pandas, scipy), and its pins are not ours.
-harness:  ## lm-evaluation-harness, so that its tests against our server run
+harness: $(DEV)  ## lm-evaluation-harness and other people's clients, in environments of their own, and their tests against our server
 	$(PYTHON) -m venv .venv-harness
 	.venv-harness/bin/python -m pip install --quiet --disable-pip-version-check 'lm-eval[api]>=0.4.9' transformers
+	$(PYTHON) -m venv .venv-clients
+	.venv-clients/bin/python -m pip install --quiet --disable-pip-version-check -r bench/serve/clients/requirements.txt
+	$(BIN)/python -m pytest -q tests/serve/clients
 
 clean:  ## remove .venv and what tools leave behind
-	rm -rf .venv .venv-harness .demo .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv .venv-harness .venv-clients .demo .pytest_cache .ruff_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The last thing that making a virtual environment writes, so that half of one is made again.

@@ -30,6 +30,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "serve"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "run"))
 

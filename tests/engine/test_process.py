@@ -101,7 +101,8 @@ class Asking:
         try:
             async for delta in client.generate(request):
                 self.tokens += delta.token_ids
-                self._begun.set()
+                if delta.token_ids:
+                    self._begun.set()
         finally:
             self._begun.set()
         return self.tokens
@@ -200,7 +201,7 @@ def test_a_stuck_engine_is_told_from_a_busy_one_and_can_be_replaced() -> None:
         os.kill(stuck, signal.SIGSTOP)
         late = Request(prompt="hello", deadline_seconds=0.2)
         with pytest.raises(Late, match=r"timed out after 0\.2 s"):  # by who waits: who is stuck says nothing
-            await anext(inner.generate(late))
+            [delta async for delta in inner.generate(late)]
         await inner.restart()
         assert not is_running(stuck)
         assert not inner.is_alive
@@ -222,7 +223,7 @@ def test_loading_makes_requests_late_too(tmp_path: Path) -> None:
     async def run() -> None:
         inner = Watched(model=f"loaded behind {gate}")
         with pytest.raises(Late):
-            await anext(inner.generate(Request(prompt="hello", deadline_seconds=0.01)))
+            [delta async for delta in inner.generate(Request(prompt="hello", deadline_seconds=0.01))]
         gate.touch()
         assert (await inner.ready()).model == inner.model
         assert len(inner.ports) == 1

@@ -14,6 +14,8 @@ from typing import Any
 from windlass.core.client import Late, Unavailable
 from windlass.core.request import (
     Delta,
+    Embedding,
+    EmbedRequest,
     Info,
     Request,
     ScoreRequest,
@@ -174,7 +176,18 @@ class FakeClient:
             stats=stats,
         )
 
-    async def tokenize(self, text: str | Sequence[Mapping[str, Any]]) -> list[int]:
+    async def embed(self, request: EmbedRequest) -> Embedding:
+        tokens = list(request.token_ids) if request.token_ids is not None else list((request.prompt or "").encode())
+        if not tokens:
+            raise BadInput("the input is empty; it needs at least one token", field="input")
+        return Embedding(vector=(3.0, 4.0, 12.0 if request.pooling == "mean" else 0.0), num_tokens=len(tokens))
+
+    def tokenizer_info(self) -> dict[str, Any]:
+        return {"eos_token": "</s>"}
+
+    async def tokenize(
+        self, text: str | Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = (), special: bool = True
+    ) -> list[int]:
         return list((text if isinstance(text, str) else rendered(text)).encode())
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:

@@ -14,6 +14,7 @@ from starlette.applications import Starlette
 
 from waiting import HUNG_SECONDS, until
 from windlass.core.client import Client
+from windlass.formats.disk.atomic import write_atomically
 from windlass.serve.app import make_app, service_of
 from windlass.serve.monitor.log import Log
 from windlass.serve.server import Server, address, bind
@@ -37,7 +38,7 @@ class Lines(Log):
 @asynccontextmanager
 async def in_process(client: Client, **settings: Any) -> AsyncGenerator[tuple[httpx.AsyncClient, Service], None]:
     """The application without a socket."""
-    app = make_app(client, ServerSettings(**settings), log=Lines())
+    app = make_app(client, ServerSettings(**settings), log=Lines(), write_file=write_atomically)
     service = service_of(app)
     async with app.router.lifespan_context(app):
         await service.supervisor.wait_ready()
@@ -90,7 +91,7 @@ class Running:
     def _run(self) -> None:
         try:
             self.client = self._make_client()
-            self.app: Starlette = make_app(self.client, self._settings, log=self.log)
+            self.app: Starlette = make_app(self.client, self._settings, log=self.log, write_file=write_atomically)
             self.service = service_of(self.app)
             self.server = Server(self.app, self._settings)
             with asyncio.Runner(loop_factory=self.server.config.get_loop_factory()) as runner:

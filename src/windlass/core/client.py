@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Generator, Mapping, Seque
 from concurrent.futures import CancelledError
 from typing import Any, Protocol, Self, TypeVar
 
-from windlass.core.request import Delta, Info, Request, ScoreRequest, Scores
+from windlass.core.request import Delta, Embedding, EmbedRequest, Info, Request, ScoreRequest, Scores
 from windlass.errors import Error
 
 Result = TypeVar("Result")
@@ -58,13 +58,21 @@ class Client(Protocol):
 class Tokenizes(Protocol):
     """Additional methods of a Client with a tokenizer."""
 
-    async def tokenize(self, text: str | Sequence[Mapping[str, Any]]) -> list[int]:
-        """A prompt, with its special tokens; or a chat's messages, rendered by the template."""
+    async def tokenize(
+        self, text: str | Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = (), special: bool = True
+    ) -> list[int]:
+        """A prompt, with its special tokens unless `special` is false; or a chat's messages with its tools, rendered by the template."""
         ...
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
         """Includes special tokens."""
         ...
+
+
+class Embeds(Protocol):
+    """An additional method of a Client whose engine gives access to hidden states."""
+
+    async def embed(self, request: EmbedRequest) -> Embedding: ...
 
 
 class SyncClient:

@@ -107,7 +107,9 @@ class Constraint(Frozen):
 
     kind: ConstraintKind
     value: str = ""
-    """A JSON schema, a regular expression, a grammar in Lark syntax, or a JSON list of strings; empty for `json_object`."""
+    """A JSON schema, a regular expression, a grammar in Lark or GBNF syntax, or a JSON list of strings; empty for `json_object`."""
+    is_strict: bool = True
+    """Rejects a JSON schema with keywords that cannot be enforced token by token; otherwise the rest of it is enforced."""
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(ConstraintKind):
@@ -153,6 +155,10 @@ class Request(Frozen):
     """Functions the model may call, in OpenAI's format; chats only."""
     tool_choice: str = "auto"
     """`none`: no calls; `auto`: the model chooses; `required`: at least one call; otherwise the name of the function to call."""
+    parallel_tool_calls: bool | None = None
+    """False: at most one call. None: one call if it is required, otherwise as many as the model writes."""
+    continues_answer: bool = False
+    """The last message is the beginning of the answer: the output continues it. Chats only."""
     thinking: bool | None = None
     """Switches reasoning on or off; None: the template's default. Chats only."""
     reasoning_effort: str | None = None
@@ -161,6 +167,8 @@ class Request(Frozen):
     constraint: Constraint | None = None
     max_tokens: int | None = None
     """None: until the model stops or the context is full."""
+    min_tokens: int = 0
+    """Stop tokens are not sampled before so many tokens."""
     stop: tuple[str, ...] = ()
     """Stop strings: the answer ends before the first one; they may span tokens and are not returned."""
     stop_token_ids: tuple[int, ...] = ()
@@ -191,6 +199,9 @@ class Request(Frozen):
         _check_tokens("token_ids", self.token_ids)
         _check_tokens("stop_token_ids", self.stop_token_ids)
         _check_integer("max_tokens", self.max_tokens, 0)
+        _check_integer("min_tokens", self.min_tokens, 0)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise BadInput(f"min_tokens is {self.min_tokens}, more than max_tokens {self.max_tokens}", field="min_tokens")
         if len(self.stop) > MAX_STOP_STRINGS or not all(self.stop):
             raise BadInput(
                 f"stop has {len(self.stop)} strings; at most {MAX_STOP_STRINGS} are allowed, none of them empty", field="stop"
@@ -201,12 +212,29 @@ class Request(Frozen):
         if self.deadline_seconds is not None and not (math.isfinite(self.deadline_seconds) and self.deadline_seconds > 0):
             raise BadInput(f"deadline_seconds is {self.deadline_seconds:g}; it should be more than 0", field="deadline_seconds")
         self._check_tool_choice()
+        self._check_continued()
+
+    def _check_continued(self) -> None:
+        if not self.continues_answer:
+            return
+        last = self.messages[-1] if self.messages else {}
+        if last.get("role") != "assistant" or last.get("tool_calls") or not last.get("content"):
+            raise BadInput(
+                "only a last message with the role assistant, with text and without tool calls, can be continued",
+                field="continues_answer",
+            )
+        if self.constraint is not None or self.tool_choice not in ("none", "auto"):
+            raise BadInput(
+                "an answer that is continued cannot also be constrained, since its beginning is not checked; remove one of them",
+                field="continues_answer",
+            )
 
     def _check_is_chat(self) -> None:
         given = {
             "tools": bool(self.tools),
             "thinking": self.thinking is not None,
             "reasoning_effort": bool(self.reasoning_effort),
+            "continues_answer": self.continues_answer,
         }
         for field in (name for name, is_given in given.items() if is_given and self.messages is None):
             raise BadInput(f"{field} is only valid with messages; a plain prompt has no chat template", field=field)
@@ -252,6 +280,29 @@ class ScoreRequest(Frozen):
         _check_integer("top", self.top, 0, MAX_TOP_LOGPROBS)
 
 
+Pooling = Literal["last", "mean"]
+
+
+class EmbedRequest(Frozen):
+    """The embedding of a text: exactly one of `prompt` and `token_ids`."""
+
+    prompt: str | None = None
+    token_ids: tuple[int, ...] | None = None
+    pooling: Pooling = "last"
+    """The hidden state of the last token, or the mean over all."""
+
+    def __post_init__(self) -> None:
+        if (self.prompt is None) == (self.token_ids is None):
+            raise BadInput("an embedding request has exactly one of prompt and token_ids", field="input")
+        _check_tokens("token_ids", self.token_ids)
+
+
+class Embedding(Frozen):
+    vector: tuple[float, ...]
+    """Not normalized."""
+    num_tokens: int
+
+
 class TokenLogprob(Frozen):
     token_id: int
     logprob: float
@@ -283,11 +334,21 @@ class ToolCall(Frozen):
     """JSON, as the model wrote it."""
 
 
+class CallPiece(Frozen):
+    """The next part of a tool call that is being written. The first one of a call has its name."""
+
+    id: str
+    name: str = ""
+    arguments: str = ""
+
+
 class Usage(Frozen):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
     """Prompt tokens found in the prefix cache."""
+    reasoning_tokens: int = 0
+    """Of the completion."""
 
 
 class Timings(Frozen):
@@ -300,11 +361,17 @@ class Timings(Frozen):
 
 
 class Delta(Frozen):
-    """An increment of the output. Only the last one has a finish reason, usage and timings."""
+    """An increment of the output. Only the last one has a finish reason and timings.
+
+    Usage comes with the last one; a first one without tokens may have it too, which says that the request was accepted.
+    """
 
     content: str = ""
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
+    """Complete, except for one that the length cut off."""
+    call_pieces: tuple[CallPiece, ...] = ()
+    """The same calls as they are written. A client may leave them out; the pieces of a call add up to it."""
     token_ids: tuple[int, ...] = ()
     """May run ahead of the text, which is held back until a character, a tag or a stop string is complete."""
     logprobs: tuple[TokenLogprob, ...] = ()
@@ -363,6 +430,8 @@ class Info(Frozen):
     has_text: bool = True
     """Has a tokenizer; otherwise token ids only."""
     has_chat: bool = True
+    tools: str = "template"
+    """How the model is shown tools: by its chat `template`, by our plain `convention`, or empty: not at all."""
     device: str = ""
     scheme: str = ""
     kv: str = ""

@@ -16,9 +16,10 @@ from torch import Tensor
 from windlass.core.client import Late
 from windlass.core.request import FinishReason, Stats, Timings, TokenLogprob, Usage
 from windlass.engine.admission import Deadlines, PendingGrammars, compiled_of
+from windlass.engine.execute.embed import embed
 from windlass.engine.execute.runner import Decoder, Runner
 from windlass.engine.protocol import Finish, PrefillStats, SequenceOutput, Submit, TokenizerData, timeout_message
-from windlass.engine.sample.grammar import GrammarCompiler, GrammarMatcher
+from windlass.engine.sample.grammar import GrammarCompiler, GrammarMatcher, WithoutStops
 from windlass.engine.sample.sampler import Sampler, SamplingState
 from windlass.engine.schedule.scheduler import Chunk, ScheduledBatch, Scheduler, SchedulerLimits
 from windlass.engine.schedule.sequence import Sequence as EngineSequence
@@ -106,6 +107,13 @@ class Engine:
         else:
             self._enter(submit, self._clock())
 
+    def embed(self, submit: Submit) -> SequenceOutput:
+        """At once, outside the schedule."""
+        self._check_tokens(submit.token_ids, "the input", "input")
+        vector = embed(self.runner.decoder, submit.token_ids, submit.pooling, self.runner.device)
+        usage = Usage(prompt_tokens=len(submit.token_ids), completion_tokens=0)
+        return SequenceOutput(submit.id, [], finish=Finish("stop", usage, Timings()), embedding=vector)
+
     def set_tokenizer(self, vocabulary: TokenizerData) -> None:
         """Needed before the first request with a grammar."""
         self._grammars.set_tokenizer(vocabulary)
@@ -191,6 +199,7 @@ class Engine:
         for submit, submitted, future in self._compiling.ready(may_wait=not self.scheduler.has_work):
             try:
                 self._enter(submit, submitted, compiled_of(future).matcher(submit.stop_token_ids))
+                ended.append(SequenceOutput(submit.id, []))
             except Error as error:
                 ended.append(SequenceOutput(submit.id, [], finish=self._reject(submit, "error", error)))
         return ended
@@ -209,6 +218,8 @@ class Engine:
         room = max(self.limits.longest_sequence - num_prompt, 1)  # the scheduler rejects a prompt that leaves no room
         unscored: list[TokenLogprob | None] = [None] * num_prompt
         prompt_logprobs = None if submit.prompt_logprobs is None else unscored
+        if submit.min_tokens:
+            matcher = WithoutStops(matcher, submit.min_tokens, self.num_tokens, submit.stop_token_ids)
         state = self.sampler.new_state(submit.sampling, submit.token_ids, matcher)
         for token in submit.generated:
             state.record(token)

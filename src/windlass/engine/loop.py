@@ -16,6 +16,7 @@ from windlass.engine.protocol import (
     InfoRequest,
     Report,
     RequestRejected,
+    SequenceOutput,
     StepOutputs,
     Submit,
     TokenizerData,
@@ -48,9 +49,15 @@ class EngineLoop:
         match command:
             case Submit():
                 try:
+                    if command.pooling:
+                        self._send(StepOutputs([self._engine.embed(command)]))
+                        return
                     self._engine.submit(command)
                 except Error as error:
                     self._send(RequestRejected(command.id, **describe_error(error)))
+                else:
+                    if not command.grammar:  # which may still turn out to be invalid
+                        self._send(StepOutputs([SequenceOutput(command.id, [])]))
             case TokenizerData():
                 self._engine.set_tokenizer(command)
             case Cancel():

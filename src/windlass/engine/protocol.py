@@ -44,6 +44,10 @@ class Submit(EngineMessage, frozen=True):
     owner: str = ""
     generated: list[int] = []
     """Output tokens that an engine which was lost had already returned; this one continues after them."""
+    min_tokens: int = 0
+    """Stop tokens are not sampled before so many."""
+    pooling: str = ""
+    """`last` or `mean`: an embedding is wanted, and no output."""
 
 
 class TokenizerData(EngineMessage, frozen=True):
@@ -89,7 +93,7 @@ class PrefillStats(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SequenceOutput(msgspec.Struct, frozen=True, array_like=True):
-    """Output of one step for one sequence."""
+    """Output of one step for one sequence. The first one, without tokens, says that the request was accepted."""
 
     id: int
     token_ids: list[int]
@@ -97,6 +101,7 @@ class SequenceOutput(msgspec.Struct, frozen=True, array_like=True):
     prompt_logprobs: list[TokenLogprob | None] | None = None
     prefill: PrefillStats | None = None
     finish: Finish | None = None
+    embedding: list[float] | None = None
 
 
 class StepOutputs(EngineMessage, frozen=True):

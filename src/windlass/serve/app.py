@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -15,10 +16,12 @@ from starlette.routing import BaseRoute, Route
 
 from windlass.core.client import Client
 from windlass.core.plan import Plan
-from windlass.serve.api.middleware import AccessMiddleware
-from windlass.serve.api.routes import ROUTES
+from windlass.serve.api.middleware import AccessMiddleware, error_writer
+from windlass.serve.batch.endpoints import Batching
+from windlass.serve.batch.files import FileStore, WriteFile
 from windlass.serve.http import errors
 from windlass.serve.monitor.log import Log
+from windlass.serve.routing.routes import ROUTES
 from windlass.serve.service import Service
 from windlass.serve.settings import ServerSettings
 
@@ -30,9 +33,12 @@ def make_app(
     plan: Plan | None = None,
     page: bool = True,
     log: Log | None = None,
+    write_file: WriteFile | None = None,
 ) -> Starlette:
-    """Takes ownership of the client and closes it on shutdown."""
+    """Takes ownership of the client and closes it on shutdown. `write_file`: needed for files and batches."""
     service = Service(client, settings, plan=plan, log=log)
+    if settings.files_folder and write_file is not None:
+        service.batching = Batching(service, FileStore(Path(settings.files_folder), write_file))
     routes: list[BaseRoute] = [Route(route.path, route.endpoint(service), methods=[route.method]) for route in ROUTES]
     if page:
         from windlass.serve.page.routes import page_routes
@@ -56,14 +62,18 @@ def service_of(app: Starlette) -> Service:
 @asynccontextmanager
 async def _lifespan(app: Starlette) -> AsyncGenerator[None]:
     service = service_of(app)
-    supervising = asyncio.create_task(service.supervisor.run())
+    tasks = [asyncio.create_task(service.supervisor.run())]
+    if isinstance(service.batching, Batching):
+        tasks.append(asyncio.create_task(service.batching.runner.run()))
     try:
         yield
     finally:
         service.draining.set()
-        supervising.cancel()
-        with suppress(asyncio.CancelledError):
-            await supervising
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            with suppress(asyncio.CancelledError):
+                await task
         await service.client.close()
 
 
@@ -71,4 +81,4 @@ async def _http_error_response(request: Request, error: Exception) -> Response:
     """The router's 404 and 405 in the API's error format."""
     assert isinstance(error, HTTPException)
     refusal = errors.method_not_allowed() if error.status_code == 405 else errors.not_found()
-    return Response(refusal.body, refusal.status, error.headers, "application/json")
+    return Response(error_writer(request.url.path)(refusal), refusal.status, error.headers, "application/json")

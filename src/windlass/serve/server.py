@@ -12,6 +12,7 @@ import logging
 import resource
 import signal
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Generator
 from types import FrameType
@@ -91,7 +92,22 @@ def _config(app: Starlette, settings: ServerSettings, log: Log) -> uvicorn.Confi
         backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=SECONDS_TO_CLOSE,
+        ssl_certfile=settings.tls_cert or None,
+        ssl_keyfile=settings.tls_key or None,
     )
+
+
+def check_tls(settings: ServerSettings) -> None:
+    """Before anything is loaded."""
+    if bool(settings.tls_cert) != bool(settings.tls_key):
+        raise BadInput("TLS needs both --tls-cert and --tls-key")
+    if not settings.tls_cert:
+        return
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(settings.tls_cert, settings.tls_key, password="")
+    except (OSError, ssl.SSLError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise BadInput(f"cannot use --tls-cert and --tls-key: {reason}; they should be PEM files that belong together") from None
 
 
 def bind(settings: ServerSettings) -> socket.socket:
@@ -109,9 +125,10 @@ def bind(settings: ServerSettings) -> socket.socket:
     return listener
 
 
-def address(bound: socket.socket) -> str:
+def address(bound: socket.socket, settings: ServerSettings | None = None) -> str:
     host, port = bound.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if settings is not None and settings.tls_cert else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def raise_file_limit() -> None:

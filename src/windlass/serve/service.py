@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
+from windlass import __version__
 from windlass.core.client import Client, Unavailable
 from windlass.core.plan import Plan
-from windlass.core.request import Info, Stats
-from windlass.errors import Error
+from windlass.core.request import Info, Stats, Usage
+from windlass.errors import Error, TooLong
 from windlass.serve.backend.admission import Load, admit
 from windlass.serve.backend.in_flight import CancelReason, InFlightRequest, InFlightRequests
+from windlass.serve.backend.quotas import Quotas
+from windlass.serve.backend.stored_responses import StoredResponses
 from windlass.serve.backend.supervisor import Supervisor
 from windlass.serve.http import errors
 from windlass.serve.http.body_reader import BodyReader
@@ -21,8 +25,7 @@ from windlass.serve.monitor.metrics import Metrics, add_engine_metrics
 from windlass.serve.monitor.resources import ResourceMonitor
 from windlass.serve.settings import ServerSettings
 from windlass.wire.schema.errors import ApiError
-from windlass.wire.schema.sampling import CommonRequest
-from windlass.wire.server.requests import RequestLimits
+from windlass.wire.server.requests import TOO_LONG, RequestLimits, too_long_message
 
 NO_STATS = Stats()
 MAX_OWNER_CHARACTERS = 64
@@ -42,6 +45,11 @@ class Service:
         log: Log | None = None,
     ) -> None:
         self.settings, self.plan = settings, plan
+        self.keys = settings.keys
+        self.quotas = Quotas(self.keys)
+        self.responses = StoredResponses()
+        self.batching: object = None
+        """Files and batches (serve/batch), if the server has a folder for them."""
         self.log = log or Log()
         self.supervisor = Supervisor(client, settings.stuck_seconds, self._log_without_paths)
         self.in_flight, self.metrics = InFlightRequests(), Metrics()
@@ -80,6 +88,13 @@ class Service:
         return self.settings.model or (self.supervisor.info.model if self.supervisor.info is not None else "")
 
     @property
+    def fingerprint(self) -> str:
+        """Changes with the software and with how the model is run."""
+        info = self.info
+        text = "|".join((__version__, self.model, info.scheme, info.kv, info.device, str(info.context_tokens)))
+        return f"fp_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+    @property
     def info(self) -> Info:
         """Of a ready engine; otherwise raises the 503 error."""
         supervisor = self.supervisor
@@ -109,9 +124,12 @@ class Service:
     def progress(self, done_bytes: int, total_bytes: int) -> None:
         self.loading = (done_bytes, total_bytes)
 
-    def api_error(self, error: Error, body: CommonRequest | None = None) -> ApiError:
+    def api_error(self, error: Error, body: object = None) -> ApiError:
         """The response to a failed request. Server errors are logged; an unavailable engine is probed at once."""
         refusal = errors.to_api_error(error, body)
+        if refusal.code == TOO_LONG and isinstance(error, TooLong) and self.supervisor.info is not None:
+            message = too_long_message(str(refusal), self.supervisor.info.context_tokens)
+            return ApiError(message, param=refusal.param, code=refusal.code)
         if refusal.status < 500:
             return refusal
         self._log_without_paths(f"{type(error).__name__}: {error}")
@@ -124,22 +142,40 @@ class Service:
 
     # --- admission
 
+    def check_quota(self, key: int) -> None:
+        """One more request of a key."""
+        exceeded = self.quotas.take(key)
+        if exceeded is not None:
+            raise errors.quota_exceeded(exceeded.limit).with_retry_after(exceeded.retry_seconds)
+
+    def charge(self, key: int, usages: Sequence[Usage]) -> None:
+        """What a request of a key has used."""
+        prompt, new = sum(one.prompt_tokens for one in usages), sum(one.completion_tokens for one in usages)
+        self.quotas.charge(key, prompt + new)
+        if key:
+            name = self.keys[key - 1].name
+            self.metrics.key_tokens.labels(name, "prompt").inc(prompt)
+            self.metrics.key_tokens.labels(name, "completion").inc(new)
+            self.metrics.key_requests.labels(name).inc()
+
     @contextmanager
-    def admitted(self, num_sequences: int, *, is_timed: bool = True) -> Generator[InFlightRequest]:
-        """A context in which the request is in flight. `is_timed`: whether its duration counts for Retry-After estimates."""
-        load = self.load
+    def admitted(self, num_sequences: int, share: str = "", *, is_timed: bool = True) -> Generator[InFlightRequest]:
+        """A context in which the request is in flight. `share`: whose part of the queue it takes (a key, an address). `is_timed`:
+        whether its duration counts for Retry-After estimates."""
+        load = self.load(share)
         result = admit(load, num_sequences)
         if result.is_impossible:
             raise errors.too_many_sequences(num_sequences, load.capacity)
         if not result.admitted:
             raise errors.queue_full(load.in_flight).with_retry_after(result.retry_seconds)
-        with self.in_flight.track(num_sequences, is_timed) as flight:
+        with self.in_flight.track(num_sequences, share, is_timed) as flight:
             yield flight
 
-    @property
-    def load(self) -> Load:
+    def load(self, share: str = "") -> Load:
         return Load(
             in_flight=self.in_flight.num_sequences,
+            own=self.in_flight.by_share[share],
+            num_shares=len(self.in_flight.by_share | {share: 1}),
             max_running=self.info.max_sequences,
             max_waiting=self.settings.max_waiting,
             mean_seconds=self.in_flight.mean_seconds,

@@ -7,16 +7,18 @@ import math
 from windlass.core.model import Frozen
 from windlass.core.request import Sampling
 from windlass.errors import BadInput
+from windlass.serve.api_key import ApiKey, check_secret, named_keys
 from windlass.units import MIB
-
-MAX_KEY_CHARACTERS = 4096
 
 
 class ServerSettings(Frozen):
     host: str = "127.0.0.1"
     port: int = 8000
-    api_keys: tuple[str, ...] = ()
-    """Each grants access to every route; empty: no key is needed."""
+    api_keys: tuple[ApiKey | str, ...] = ()
+    """A plain key grants access to every route; empty: no key is needed."""
+    tls_cert: str = ""
+    tls_key: str = ""
+    """PEM files; empty: no TLS."""
     model: str = ""
     """The model name clients use; empty: the engine's name for it."""
     max_waiting: int = 64
@@ -42,6 +44,8 @@ class ServerSettings(Frozen):
     """Origins of other sites whose pages may call the API; none by default."""
     sampling: Sampling = Sampling()
     """Defaults for requests that leave sampling parameters out."""
+    files_folder: str = ""
+    """Where files and batches are kept; empty: there are none."""
     log_requests: bool = True
     log_prompts: bool = False
 
@@ -59,10 +63,12 @@ class ServerSettings(Frozen):
         if not (math.isfinite(self.drain_seconds) and self.drain_seconds >= 0):
             raise BadInput(f"drain_seconds is {self.drain_seconds:g}; it should be at least 0 and finite")
         for key in self.api_keys:
-            check_key(key)
+            if isinstance(key, str):
+                check_secret(key)
+        names = [key.name for key in self.keys]
+        for name in (name for name in names if names.count(name) > 1):
+            raise BadInput(f"two API keys are named {name}; give each its own name")
 
-
-def check_key(key: str) -> None:
-    """Keys travel in a header: visible ASCII only. The message must not reveal the key."""
-    if not key or len(key) > MAX_KEY_CHARACTERS or not all("!" <= character <= "~" for character in key):
-        raise BadInput(f"invalid API key: a key has 1 to {MAX_KEY_CHARACTERS} visible ASCII characters and no spaces")
+    @property
+    def keys(self) -> tuple[ApiKey, ...]:
+        return named_keys(self.api_keys)

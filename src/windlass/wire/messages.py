@@ -14,6 +14,8 @@ from windlass.wire.decode import convert
 from windlass.wire.schema.chat import ChatMessage, ContentPart, MessageToolCall, Tool
 from windlass.wire.schema.errors import invalid, unsupported
 
+MALFORMED = "malformed_arguments"
+
 
 def from_messages(messages: Sequence[ChatMessage]) -> tuple[dict[str, Any], ...]:
     return tuple(_from_message(message, f"messages[{number}]") for number, message in enumerate(messages))
@@ -82,10 +84,13 @@ def _call(call: MessageToolCall, where: str) -> dict[str, Any]:
 
 
 def _arguments(text: str, where: str) -> dict[str, Any]:
+    """A call that the length cut off comes back as it was: templates need an object, so its text becomes a value of one."""
     try:
         return msgspec.json.decode(text or "{}", type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
-        raise invalid(where, "should be a string containing a JSON object") from None
+    except RecursionError:
+        raise invalid(where, "is nested too deeply") from None
+    except (msgspec.DecodeError, UnicodeEncodeError):
+        return {MALFORMED: text}
 
 
 def _with_text_arguments(message: Mapping[str, Any]) -> dict[str, Any]:

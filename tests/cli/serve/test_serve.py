@@ -37,6 +37,8 @@ def told(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
         (["x", "--engine", "other"], "--engine is windlass or vllm"),
         (["x", "--workers", "a,b"], "--workers needs --secret-file"),
         (["x", "--port", "70000"], "port is 70000"),
+        (["x", "--tls-cert", "a.pem"], "needs both --tls-cert and --tls-key"),
+        (["x", "--tls-cert", "a.pem", "--tls-key", "b.pem"], "should be PEM files that belong together"),
         (["x", "--max-waiting", "-1"], "max_waiting is -1"),
         (["x", "--max-running", "0"], "--max-running is 0"),
         (["x", "--max-body", "big"], "is not a size"),

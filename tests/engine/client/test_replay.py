@@ -83,7 +83,8 @@ def calls_for(cuts: Sequence[int], error: Error, **changes: Any) -> tuple[Engine
 
 
 async def answer(calls: EngineRequests, submit: Submit) -> list[SequenceOutput]:
-    return [output async for outputs in calls.outputs(submit) for output in outputs]
+    """Without what only says that an engine accepted it."""
+    return [output async for outputs in calls.outputs(submit) for output in outputs if output != SequenceOutput(output.id, [])]
 
 
 def answers(submits: Sequence[Submit], cuts: Sequence[int], **changes: Any) -> list[list[SequenceOutput]]:

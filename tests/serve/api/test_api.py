@@ -534,3 +534,84 @@ def test_every_number_is_documented_and_every_documented_number_is_there() -> No
     assert {name for name in there if not name.endswith("_created")} == set(
         re.findall(r"`(windlass_\w+?)(?:\{|`)", table.split("\n\n")[0])
     )
+
+
+# --- keys with names -------------------------------------------------------------------------------------------------
+
+
+def test_a_user_may_not_do_what_an_admin_may() -> None:
+    from datetime import UTC, datetime
+
+    from windlass.serve.api_key import ApiKey
+
+    keys = (
+        ApiKey(name="user", key="u", requests_per_minute=2),
+        ApiKey(name="ops", key="o", role="admin"),
+        ApiKey(name="old", key="x", expires=datetime(2020, 1, 1, tzinfo=UTC)),
+    )
+
+    async def ask() -> None:
+        async with in_process(FakeClient(), api_keys=keys) as (http, _):
+
+            async def status(path: str, key: str) -> int:
+                return (await http.get(path, headers={"x-api-key": key})).status_code
+
+            assert [await status("/metrics", key) for key in "uox"] == [403, 200, 401]
+            assert [await status("/windlass/status", key) for key in "uo"] == [403, 200]
+            assert [await status("/v1/models", key) for key in "uox"] == [200, 200, 401]
+            answers = [await http.post(CHAT, json=HELLO, headers={"x-api-key": "u"}) for _ in range(3)]
+            assert [answer.status_code for answer in answers] == [200, 200, 429]
+            assert "requests_per_minute" in answers[-1].json()["error"]["message"] and answers[-1].headers["retry-after"]
+            assert (await http.post(CHAT, json=HELLO, headers={"x-api-key": "o"})).status_code == 200
+            text = (await http.get("/metrics", headers={"x-api-key": "o"})).text
+            assert 'windlass_key_requests_total{key="user"} 2.0' in text
+            assert f'windlass_key_tokens_total{{key="user",kind="prompt"}} {2 * len("<user>Hello")}.0' in text
+
+    asyncio.run(ask())
+
+
+def test_one_key_cannot_shut_out_another() -> None:
+    async def ask() -> None:
+        client = FakeClient(slots=1, hold_after=1)
+        async with in_process(client, api_keys=("alpha", "beta"), max_waiting=3) as (http, service):
+
+            def post(key: str) -> asyncio.Task[Any]:
+                return asyncio.create_task(http.post(CHAT, json=HELLO, headers={"Authorization": f"Bearer {key}"}))
+
+            greedy = [post("alpha") for _ in range(8)]
+            while service.in_flight.num_sequences < 4 or sum(task.done() for task in greedy) < 4:
+                await asyncio.sleep(0.001)
+            other = post("beta")
+            while service.in_flight.by_share["2"] < 1:
+                await asyncio.sleep(0.001)
+                assert not other.done(), "refused although it had nothing in the queue"
+            client.release()
+            assert (await other).status_code == 200
+            assert sorted([(await task).status_code for task in greedy]) == [200] * 4 + [429] * 4
+
+    asyncio.run(ask())
+
+
+def test_requests_are_named() -> None:
+    async def ask() -> None:
+        async with in_process(FakeClient()) as (http, _):
+            given = await http.post(CHAT, json=HELLO, headers={"x-request-id": "mine"})
+            assert given.headers["x-request-id"] == "mine" and given.json()["system_fingerprint"].startswith("fp_")
+            made = await http.get("/nothing", headers={"x-request-id": "a b"})
+            assert made.headers["x-request-id"].startswith("req_")
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_schema_that_cannot_be_enforced_is_named_or_refused(strict: bool) -> None:
+    schema = {"type": "object", "properties": {"tags\r\nx-evil: 1": {"type": "array", "uniqueItems": True}}}
+    format = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": strict}}
+    answer = posted(CHAT, {**HELLO, "response_format": format})
+    if strict:
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == "response_format"
+    else:
+        assert (
+            answer.headers["windlass-unenforced"] == "properties.tags??x-evil:?1.uniqueItems" and "x-evil" not in answer.headers
+        )
+        assert answer.headers["windlass-schema"] == "valid"

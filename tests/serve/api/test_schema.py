@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from serving import Running, running
 
 from waiting import HUNG_SECONDS
-from windlass.serve.api.openapi import openapi
-from windlass.serve.api.routes import ROUTES
 from windlass.serve.app import make_app
+from windlass.serve.routing.openapi import openapi
+from windlass.serve.routing.routes import ROUTES
 from windlass.serve.settings import ServerSettings
 from windlass.wire.schema.chat import ChatChunk
 from windlass.wire.schema.completions import CompletionResponse
@@ -42,8 +42,9 @@ KEY = "alpha"
 
 
 @pytest.fixture(scope="module")
-def server() -> Generator[Running]:
-    with running(lambda: FakeClient(tokens=3), api_keys=(KEY,), head_seconds=60.0) as found:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[Running]:
+    folder = str(tmp_path_factory.mktemp("files"))
+    with running(lambda: FakeClient(tokens=3), api_keys=(KEY,), head_seconds=60.0, files_folder=folder) as found:
         yield found
 
 
@@ -57,6 +58,8 @@ OPERATIONS = [
 def check_events(answer: Any) -> None:
     """schemathesis does not look into the data of events."""
     if "text/event-stream" not in answer.headers["content-type"][0] or not answer.content:
+        return
+    if b"event: " in answer.content:  # of APIs whose events have names (test_other_apis.py)
         return
     events = [line.removeprefix(b"data: ") for line in answer.content.split(b"\n\n") if line]
     kind = ChatChunk if b"chat.completion.chunk" in answer.content else CompletionResponse

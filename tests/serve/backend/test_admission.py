@@ -48,3 +48,26 @@ def test_never_more_than_there_is_room_for(in_flight: int, running: int, waiting
     assert verdict.is_impossible == (asked > running + waiting)
     if not verdict.admitted and not verdict.is_impossible:
         assert MIN_RETRY_SECONDS <= verdict.retry_seconds <= MAX_RETRY_SECONDS
+
+
+def test_one_share_cannot_take_the_whole_queue() -> None:
+    """Ten places, filled by one key: another gets its half, a third a third; the first gets nothing more."""
+    full = {"in_flight": 10, "max_running": 2, "max_waiting": 8}
+    assert not admit(Load(**full, own=10, num_shares=1), 1).admitted
+    assert not admit(Load(**full, own=10, num_shares=2), 1).admitted
+    assert admit(Load(**full, own=0, num_shares=2), 5).admitted
+    assert not admit(Load(**full, own=0, num_shares=2), 6).admitted
+    assert not admit(Load(**full, own=0, num_shares=2), 6).is_impossible
+
+
+@given(places=st.integers(1, 30), keys=st.integers(1, 6), arrivals=st.lists(st.integers(0, 5), max_size=120))
+def test_there_are_never_more_than_twice_as_many(places: int, keys: int, arrivals: list[int]) -> None:
+    own = [0] * keys
+    for key in (arrival % keys for arrival in arrivals):
+        shares = sum(count > 0 for place, count in enumerate(own) if place != key) + 1
+        load = Load(in_flight=sum(own), max_running=1, max_waiting=places - 1, own=own[key], num_shares=shares)
+        result = admit(load, 1)
+        if own[key] + 1 <= load.fair_share and shares > 1 and sum(own) < 2 * places:
+            assert result.admitted, "within its share"
+        own[key] += result.admitted
+    assert sum(own) <= 2 * places

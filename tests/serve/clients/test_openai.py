@@ -187,10 +187,42 @@ class TestSmolLM2:
             found = json.loads(answer.choices[0].message.content)
             assert set(found) == {"city", "large"} and isinstance(found["large"], bool)
 
-    def test_a_model_that_cannot_call_says_so(self, smollm2_server: Running) -> None:
-        with client_of(smollm2_server) as client, pytest.raises(openai.BadRequestError) as refused:
-            client.chat.completions.create(model="smollm2", messages=MESSAGES, tools=[WEATHER], tool_choice="required")
-        assert refused.value.param in ("tools", "tool_choice")
+    def test_a_model_whose_template_has_no_tools_calls_by_convention(self, smollm2_server: Running) -> None:
+        """Required, it calls once; cut off, nothing of the call is content."""
+        with client_of(smollm2_server) as client:
+            asked: Any = {
+                "model": "smollm2",
+                "messages": MESSAGES,
+                "tools": [WEATHER],
+                "tool_choice": "required",
+                "temperature": 0,
+            }
+            raw = client.chat.completions.with_raw_response.create(max_tokens=80, **asked)
+            assert raw.headers["windlass-tools"] == "convention"
+            choice = raw.parse().choices[0]
+            [call] = choice.message.tool_calls
+            assert call.function.name == "weather"
+            if choice.finish_reason == "tool_calls":
+                assert "city" in json.loads(call.function.arguments)
+            for limit in (1, 3, 8, 14):
+                message = client.chat.completions.create(max_tokens=limit, **asked).choices[0].message
+                assert not message.content
+
+    def test_no_token_stops_before_the_least(self, smollm2_server: Running) -> None:
+        with client_of(smollm2_server) as client:
+            asked: Any = {"model": "smollm2", "messages": MESSAGES, "temperature": 0, "max_tokens": 12}
+            tokens = client.chat.completions.create(**asked, extra_body={"return_token_ids": True}).choices[0].token_ids
+            stops = {"stop_token_ids": tokens[3:4]}
+            assert client.chat.completions.create(**asked, extra_body=stops).usage.completion_tokens <= 4
+            assert client.chat.completions.create(**asked, extra_body=stops | {"min_tokens": 9}).usage.completion_tokens >= 9
+
+    def test_headers_come_before_the_first_token_and_errors_before_headers(self, smollm2_server: Running) -> None:
+        with client_of(smollm2_server) as client:
+            with pytest.raises(openai.BadRequestError, match="maximum context length is 1024 tokens"):
+                client.chat.completions.create(model="smollm2", messages=[{"role": "user", "content": "x " * 3000}], stream=True)
+            bad: Any = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": {"not": {}}}}
+            with pytest.raises(openai.BadRequestError, match="strict"):
+                client.chat.completions.create(model="smollm2", messages=MESSAGES, stream=True, response_format=bad)
 
     def test_a_texts_logprobs_are_those_of_its_parts(self, smollm2_server: Running) -> None:
         with client_of(smollm2_server) as client:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windlass.errors import BadInput
+from windlass.serve.api_key import ApiKey
 from windlass.serve.http.api_keys import key_number, read_keys
 from windlass.serve.settings import ServerSettings
 
@@ -91,3 +93,57 @@ def test_settings_refuse_what_cannot_go_through_a_header_and_do_not_repeat_it(ke
     with pytest.raises(BadInput) as raised:
         ServerSettings(api_keys=(key,))
     assert not key or key not in str(raised.value)
+
+
+# --- keys with names -------------------------------------------------------------------------------------------------
+
+NAMED = """
+[[key]]
+name = "alice"
+key = "alpha"
+requests_per_minute = 60
+expires = 2027-01-31
+
+[[key]]
+name = "ops"
+sha256 = "f44e64e75f3948e9f73f8dfa94721c4ce8cbb4f265c4790c702b2d41cfbf2753"
+role = "admin"
+"""
+
+
+def test_a_file_names_keys_and_their_limits(tmp_path: Path) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_text(NAMED)
+    alice, ops = read_keys(str(file))
+    assert isinstance(alice, ApiKey) and isinstance(ops, ApiKey)
+    assert (alice.name, alice.role, alice.requests_per_minute, ops.role) == ("alice", "user", 60, "admin")
+    assert key_number([(b"x-api-key", b"alpha")], (alice, ops)) == 1
+    assert key_number([(b"authorization", b"Bearer beta")], (alice, ops)) == 2
+    assert not alice.is_expired(datetime(2027, 1, 30, 23, 59, tzinfo=UTC))
+    assert alice.is_expired(datetime(2027, 1, 31, tzinfo=UTC))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[[key]]\nname = 'a'", "either key or sha256"),
+        ("[[key]]\nname = 'a'\nkey = 'secret'\nsha256 = '00'", "either key or sha256"),
+        ("[[key]]\nname = 'a b'\nkey = 'secret'", "letters, digits"),
+        ("[[key]]\nname = 'a'\nkey = 'secret'\nrole = 'root'", "is invalid"),
+        ("[[key]]\nname = 'a'\nkey = 'secret'\nlimit = 3", "is invalid"),
+        ("[[key]]\nname = 'a'\nkey = 'secret'\ntokens_per_day = 0", "at least 1"),
+        ("key = []", "contains no key"),
+        ("key = [", "not valid TOML"),
+    ],
+)
+def test_a_wrong_file_is_one_line_without_the_key(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_text(text)
+    with pytest.raises(BadInput, match=message) as refused:
+        read_keys(str(file))
+    assert "secret" not in str(refused.value)
+
+
+def test_two_keys_of_one_name_are_refused() -> None:
+    with pytest.raises(BadInput, match="two API keys are named a"):
+        ServerSettings(api_keys=(ApiKey(name="a", key="x"), ApiKey(name="a", key="y")))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -20,12 +21,30 @@ pytestmark = pytest.mark.pure
 Called = list[tuple[str, Any]]
 
 
-def told(calls: tuple[ToolCall, ...]) -> Called:
-    return [(call.name, json.loads(call.arguments)) for call in calls]
+def told(calls: Sequence[ToolCall]) -> Called:
+    return [(call.name, parsed(call.arguments)) for call in calls]
+
+
+def parsed(arguments: str) -> Any:
+    """Arguments that are no JSON, because they were cut off or are malformed, as they are."""
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        return arguments
+
+
+def check_pieces(splitter: Any, calls: list[ToolCall]) -> None:
+    """They add up to the calls."""
+    found: dict[str, list[str]] = {}
+    for piece in splitter.take_pieces():
+        name, arguments = found.get(piece.id, ["", ""])
+        found[piece.id] = [name + piece.name, arguments + piece.arguments]
+    assert found == {call.id: [call.name, call.arguments] for call in calls}
 
 
 def split(splitter: Any, text: str, pieces: int = 1) -> tuple[str, Called]:
     found = [splitter.push(text[start : start + pieces]) for start in range(0, len(text), pieces)] + [splitter.finish()]
+    check_pieces(splitter, [call for _, calls in found for call in calls])
     return "".join(content for content, _ in found), [call for _, calls in found for call in told(calls)]
 
 
@@ -35,13 +54,16 @@ BRACKETS = {
     '[TOOL_CALLS]f[ARGS]{"k": {"l": "\\\\"}}[TOOL_CALLS]g-2[ARGS]{}': ("", [("f", {"k": {"l": "\\"}}), ("g-2", {})]),
     'Well.\n[TOOL_CALLS]f{"k": 1}': ("Well.", [("f", {"k": 1})]),
     '[TOOL_CALLS]f[CALL_ID]123456789[ARGS]{"k": 1}\nDone': ("Done", [("f", {"k": 1})]),
-    '[TOOL_CALLS]f[ARGS]{"k": 1': ('[TOOL_CALLS]f[ARGS]{"k": 1', []),
-    "[TOOL_CALLS]f[ARGS]{k}": ("[TOOL_CALLS]f[ARGS]{k}", []),
-    '[TOOL_CALLS][{"name": 3}] then [TOOL_CALLS][{"name": "f"}]': ('[TOOL_CALLS][{"name": 3}] then', [("f", {})]),
-    "[TOOL_CALLS]": ("[TOOL_CALLS]", []),
-    "[TOOL_CALLS] two words {}": ("[TOOL_CALLS] two words {}", []),
-    "[TOOL_CALLS][]": ("[TOOL_CALLS][]", []),
-    "[TOOL_": ("[TOOL_", []),
+    '[TOOL_CALLS]f[ARGS]{"k": 1': ("", [("f", '{"k": 1')]),
+    '[TOOL_CALLS][{"name": "f", "arguments": {}}, {"name": "g", "arguments": {"k': ("", [("f", {}), ("g", '{"k')]),
+    '[TOOL_CALLS][{"name": "f", "arguments": {}}, {"na': ("", [("f", {})]),
+    "[TOOL_CALLS]f[ARGS]{k}": ("", [("f", "{k}")]),
+    "[TOOL_CALLS]f[AR": ("", []),
+    '[TOOL_CALLS][{"name": 3}] then [TOOL_CALLS][{"name": "f"}]': ('[{"name": 3}] then', [("f", {})]),
+    "[TOOL_CALLS]": ("", []),
+    "[TOOL_CALLS] two words {}": (" two words {}", []),
+    "[TOOL_CALLS][]": ("[]", []),
+    "[TOOL_": ("", []),
     " plain [text] {}\n": (" plain [text] {}\n", []),
 }
 BARE = {
@@ -50,11 +72,11 @@ BARE = {
     '{"name": "f", "arguments": {}}; {"name": "g", "parameters": {"a": [1]}}': ("", [("f", {}), ("g", {"a": [1]})]),
     '{"name": "f"}\n': ("", [("f", {})]),
     '{"title": "f"}': ('{"title": "f"}', []),
-    '{"name": "f", "parameters": {"k": 1}': ('{"name": "f", "parameters": {"k": 1}', []),
+    '{"name": "f", "parameters": {"k": 1}': ("", [("f", {"k": 1})]),
     "{not json} at all": ("{not json} at all", []),
     'Look: {"name": "f", "parameters": {}}': ('Look: {"name": "f", "parameters": {}}', []),
     'Look: <|python_tag|>{"name": "f", "parameters": {}}': ("Look: ", [("f", {})]),
-    "<|python_tag|>print(1)": ("<|python_tag|>print(1)", []),
+    "<|python_tag|>print(1)": ("print(1)", []),
     '{"name": "f"} and more': (" and more", [("f", {})]),
     "  two words ": ("  two words ", []),
     "": ("", []),
@@ -83,6 +105,8 @@ def test_ids_are_such_as_the_template_takes() -> None:
 def test_a_call_comes_out_when_it_is_whole() -> None:
     splitter = BracketSplitter()
     assert splitter.push('[TOOL_CALLS]f[ARGS]{"k": 1') == ("", ())
+    [piece] = splitter.take_pieces()
+    assert (piece.name, piece.arguments) == ("f", '{"k": 1')
     assert told(splitter.push("}[TOOL_CALLS]g[AR")[1]) == [("f", {"k": 1})]
     assert told(splitter.push("GS]{}")[1]) == [("g", {})]
 
@@ -99,14 +123,16 @@ CHANNELS = {
     f'{C}commentary{M}I will look.{E}{S}{C}commentary to=functions.a{M}{{}}<|call|>{S}{C}commentary to=functions.b{M}{{"x": 2}}': (
         "", "I will look.", [("a", {}), ("b", {"x": 2})],
     ),
-    f"{C}commentary to=functions.f{M}{{broken<|call|>": ("", f"{C}commentary to=functions.f{M}{{broken", []),
-    f"{C}commentary to=functions.f{M}[1]": ("", f"{C}commentary to=functions.f{M}[1]", []),
+    f"{C}commentary to=functions.f{M}{{broken<|call|>": ("", "", [("f", "{broken")]),
+    f"{C}commentary to=functions.f{M}[1]": ("", "[1]", []),
     f"{C}analysis{M}one{E}{S}{C}analysis{M}two": ("one\n\ntwo", "", []),
     "No channel at all": ("", "No channel at all", []),
-    S: ("", S, []),  # cut off within a header
-    f" {S} more{S}": ("", f" {S} more\n\n{S}", []),
-    f"{C}final{M}Done.{E}{S}": ("", f"Done.\n\n{S}", []),
-    f"{C}final": ("", f"{C}final", []),
+    S: ("", "", []),  # cut off within a header
+    f" {S} more{S}": ("", "more", []),
+    f"{C}final{M}Done.{E}{S}": ("", "Done.", []),
+    f"{C}final": ("", "", []),
+    f'{C}commentary to=functions.f{M}{{"k": "a': ("", "", [("f", '{"k": "a')]),
+    f"{C}commentary to=functions.f{M}": ("", "", [("f", {})]),
     f"{C}final{M}a < b <|en": ("", "a < b <|en", []),
     "": ("", "", []),
 }  # fmt: skip
@@ -115,6 +141,7 @@ CHANNELS = {
 def channelled(text: str, pieces: int, has_tools: bool = True) -> tuple[str, str, Called]:
     splitter = ChannelSplitter(has_tools)
     found = [splitter.push(text[start : start + pieces]) for start in range(0, len(text), pieces)] + [splitter.finish()]
+    check_pieces(splitter, [call for part in found for call in part[2]])
     thought, content = ("".join(part[place] for part in found) for place in (0, 1))  # type: ignore[misc]
     return thought, content, [call for part in found for call in told(part[2])]
 
@@ -174,9 +201,10 @@ def assume_text(body: str) -> None:
         st.sampled_from(["[TOOL_CALLS]", "{", "}", '"', "f", "[", "]", ";", "<|python_tag|>", "[ARGS]", " ", "x"]), max_size=9
     ).map("".join)
 )
-def test_nothing_is_lost(text: str) -> None:
-    """These texts hold no call, so all of it is content."""
-    for splitter in (BracketSplitter(), BareJsonSplitter()):
-        content, calls = split(splitter, text)
-        if not calls:
+def test_marks_are_never_content(text: str) -> None:
+    for make, mark in ((BracketSplitter, "[TOOL_CALLS]"), (BareJsonSplitter, "<|python_tag|>")):
+        content, calls = split(make(), text)
+        assert mark not in content
+        assert split(make(), text, len(text) or 1) == (content, calls)
+        if not calls and mark not in text:
             assert content == text

@@ -195,6 +195,43 @@ def test_a_chat_with_reasoning_and_a_call() -> None:
         assert found == TextPiece(content="Adding:", reasoning="Let me add.", tool_calls=(call,))
 
 
+def test_the_output_ends_after_the_one_call_allowed() -> None:
+    call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    tokens = PLAIN_BYTES.encode(f"So: {call}{call} and more", special=False)
+    for groups in ([tokens], [[token] for token in tokens]):
+        found = streamed(PLAIN_BYTES, groups, style="json", one_call=True)
+        assert found.content == "So:" and len(found.tool_calls) == 1 and found.stopped
+
+
+@pytest.mark.parametrize(
+    ("style", "inside", "text", "expected"),
+    [
+        ("tags", False, "<think>ab</think>c", len(">ab</think>")),
+        ("tags", True, "ab</think>c", len("ab</think>")),
+        ("tags", False, "no", 0),
+        (
+            "channels",
+            False,
+            "<|channel|>analysis<|message|>ab<|end|><|start|>assistant<|channel|>final<|message|>c",
+            len(">ab") + 1,
+        ),
+        ("plain", False, "<think>ab</think>", 0),
+    ],
+)
+def test_tokens_of_reasoning_are_counted(style: str, inside: bool, text: str, expected: int) -> None:
+    stream = TextStream(PLAIN_BYTES, style=style, starts_in_reasoning=inside)
+    stream.push(PLAIN_BYTES.encode(text, special=False))
+    assert stream.num_reasoning_tokens == expected
+
+
+def test_an_answer_that_has_begun_is_continued() -> None:
+    """A tag is text there, and a channel's message needs no header."""
+    for style in ("tags", "channels"):
+        stream = TextStream(PLAIN_BYTES, style=style, begun=True)
+        piece = stream.push(PLAIN_BYTES.encode("rest", special=False))
+        assert (piece.content + stream.finish().content, piece.reasoning) == ("rest", "")
+
+
 def test_calls_that_were_not_offered_are_content() -> None:
     text = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
     tokens = PLAIN_BYTES.encode(text, special=False)
@@ -238,7 +275,7 @@ def test_how_much_must_wait(text: str, words: list[str], expected: int) -> None:
 def test_a_stop_lets_go_of_what_was_held() -> None:
     """A caller need not ask again: what waited for a tag comes with the stop."""
     stream = TextStream(PLAIN_BYTES, stop=["STOP"], style="json")
-    assert stream.push(PLAIN_BYTES.encode("so: <tool_STOP", special=False)) == TextPiece(content="so: <tool_", stopped=True)
+    assert stream.push(PLAIN_BYTES.encode("so: <tool_STOP", special=False)) == TextPiece(content="so: ", stopped=True)
     assert stream.finish() == TextPiece(stopped=True)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windlass.core.model import Frozen
+from windlass.core.request import CallPiece
 from windlass.families.chat.dialect import dialect
 from windlass.text.parse.tool_calls import FORMS, TaggedCallSplitter, coerce
 
@@ -42,7 +44,7 @@ Arguments = dict[str, Any]
 
 class Call(Frozen):
     name: str
-    arguments: Arguments
+    arguments: Arguments | str
 
 
 def written(form: str, name: str, arguments: Arguments) -> str:
@@ -65,8 +67,26 @@ def split(form: str, pieces: list[str], tools: list[dict[str, Any]] | None = Non
     parts = [*(splitter.push(piece) for piece in pieces), splitter.finish()]
     calls = [call for part in parts for call in part[1]]
     assert len({call.id for call in calls}) == len(calls)
-    found = tuple(Call(name=call.name, arguments=json.loads(call.arguments)) for call in calls)
+    assert collected(splitter.take_pieces()) == [(call.id, call.name, call.arguments) for call in calls]
+    found = tuple(Call(name=call.name, arguments=parsed(call.arguments)) for call in calls)
     return "".join(part[0] for part in parts), found
+
+
+def collected(pieces: Sequence[CallPiece]) -> list[tuple[str, str, str]]:
+    """The calls that the pieces add up to."""
+    found: dict[str, tuple[str, str, str]] = {}
+    for piece in pieces:
+        id, name, arguments = found.get(piece.id, (piece.id, "", ""))
+        found[piece.id] = id, name + piece.name, arguments + piece.arguments
+    return list(found.values())
+
+
+def parsed(arguments: str) -> Any:
+    """Arguments that are no JSON, because they were cut off or are malformed, as they are."""
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        return arguments
 
 
 def without_space(text: str) -> str:
@@ -102,48 +122,81 @@ def test_a_closing_tag_within_a_value(form: str) -> None:
     assert split(form, list(text)) == ("", (Call(name="look", arguments=arguments),))
 
 
-MALFORMED = {
-    "json": [
-        "<tool_call></tool_call>",
-        "<tool_call>look</tool_call>",
-        '<tool_call>{"name": 3, "arguments": {}}</tool_call>',
-        '<tool_call>{"name": "look", "arguments": [1]}</tool_call>',
-        '<tool_call>{"name": "look", "arguments": NaN}</tool_call>',
-        '<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>',
-        '<tool_call>{"name": "look", "arguments": {"a": 1e999}}</tool_call>',
-    ],
-    "arg_pairs": [
-        "<tool_call></tool_call>",
-        "<tool_call>two words</tool_call>",
-        "<tool_call>look<arg_key>a</arg_key></tool_call>",
-        "<tool_call>look<arg_key>a</arg_key><arg_value>b</arg_value>c</tool_call>",
-        '<tool_call>{"name": "look"}</arg_value></tool_call>',
-    ],
-    "xml_function": [
-        "<tool_call></tool_call>",
-        "<tool_call>look</tool_call>",
-        "<tool_call><function=look></tool_call>",
-        "<tool_call><function=></function></tool_call>",
-        "<tool_call><function=look>a</function></tool_call>",
-    ],
+MALFORMED: dict[str, dict[str, Call | str]] = {
+    "json": {
+        "<tool_call></tool_call>": "",
+        "<tool_call>look</tool_call>": "look",
+        '<tool_call>{"name": 3, "arguments": {}}</tool_call>': '{"name": 3, "arguments": {}}',
+        '<tool_call>{"name": "look", "arguments": [1]}</tool_call>': '{"name": "look", "arguments": [1]}',
+        '<tool_call>{"name": "look", "arguments": NaN}</tool_call>': '{"name": "look", "arguments": NaN}',
+        '<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>': '{"name": "\\ud800", "arguments": {}}',
+        '<tool_call>{"name": "look", "arguments": {"a": b}}</tool_call>': Call(name="look", arguments='{"a": b}'),
+    },
+    "arg_pairs": {
+        "<tool_call></tool_call>": "",
+        "<tool_call>two words</tool_call>": "two words",
+        "<tool_call>look<arg_key>a</arg_key></tool_call>": Call(name="look", arguments={}),
+        "<tool_call>look<arg_key>a</arg_key><arg_value>b</arg_value>c</tool_call>": Call(name="look", arguments={"a": "b"}),
+        '<tool_call>{"name": "look"}</arg_value></tool_call>': '{"name": "look"}</arg_value>',
+    },
+    "xml_function": {
+        "<tool_call></tool_call>": "",
+        "<tool_call>look</tool_call>": "look",
+        "<tool_call><function=look></tool_call>": Call(name="look", arguments={}),
+        "<tool_call><function=></function></tool_call>": "<function=></function>",
+        "<tool_call><function=look>a</function></tool_call>": Call(name="look", arguments={}),
+    },
 }
-UNFINISHED = {
-    "json": '<tool_call>{"name": "look", "arguments": {"text": "a',
-    "arg_pairs": "<tool_call>look\n<arg_key>a</arg_key>\n<arg_value>",
-    "xml_function": "<tool_call><function=look><parameter=text>a</tool_call",
+"""What is no call, or hardly one, and what it becomes: text without the tags, or the call that had been announced."""
+UNFINISHED: dict[str, dict[str, Call | str]] = {
+    "json": {
+        '<tool_call>{"name": "look", "arguments": {"text": "a': Call(name="look", arguments='{"text": "a'),
+        '<tool_call>{"name": "look", "arguments": {"text": "a"}}\n</tool': Call(name="look", arguments={"text": "a"}),
+        '<tool_call>{"name": "lo': "",
+        "<tool_call>": "",
+    },
+    "arg_pairs": {
+        "<tool_call>look\n<arg_key>a</arg_key>\n<arg_value>": Call(name="look", arguments="{"),
+        "<tool_call>look\n<arg_key>text</arg_key>\n<arg_value>so f": Call(name="look", arguments='{"text": "so f'),
+        "<tool_call>look\n<arg_key>text</arg_key>\n<arg_value>so</arg_value>\n": Call(name="look", arguments={"text": "so"}),
+        "<tool_call>lo": "",
+    },
+    "xml_function": {
+        "<tool_call><function=look><parameter=text>a</tool_call": Call(name="look", arguments='{"text": "a</tool_call'),
+        "<tool_call><function=look><parameter=count>\n1": Call(name="look", arguments="{"),
+        "<tool_call><function=lo": "",
+    },
 }
+"""Calls that the length cut off."""
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_what_is_no_call_is_content(form: str) -> None:
+def test_what_is_no_call_is_content_without_tags(form: str) -> None:
     good = written(form, "look", {"text": "x"})
     call = Call(name="look", arguments={"text": "x"})
-    for bad in [*MALFORMED[form], UNFINISHED[form]]:
-        assert split(form, [bad]) == split(form, list(bad)) == (bad, ())
-    for bad in MALFORMED[form]:
-        assert split(form, list(f" {bad} {good}")) == (f" {bad}", (call,))
+    for bad, expected in {**MALFORMED[form], **UNFINISHED[form]}.items():
+        wanted = (expected, ()) if isinstance(expected, str) else ("", (expected,))
+        assert split(form, [bad]) == split(form, list(bad)) == wanted
+    for bad, expected in MALFORMED[form].items():
+        wanted = (f" {expected}".rstrip(), (call,)) if isinstance(expected, str) else ("", (expected, call))
+        found = split(form, list(f" {bad} {good}"))
+        assert (found[0].rstrip(), found[1]) == wanted
     # One that was never closed takes nothing with it.
-    assert split(form, list(f"<tool_call>{good} on")) == ("<tool_call>on", (call,))
+    assert split(form, list(f"<tool_call>{good} on")) == ("on", (call,))
+
+
+def test_a_call_is_streamed_as_it_is_written() -> None:
+    """Name first, then the arguments: strings letter by letter, other values when they are complete."""
+    splitter = TaggedCallSplitter("arg_pairs", TOOLS)
+    text = "<tool_call>look\n<arg_key>text</arg_key>\n<arg_value>so far</arg_value>\n<arg_key>count</arg_key>\n<arg_value>12</arg_value>"
+    seen: list[str] = []
+    for letter in text:
+        splitter.push(letter)
+        seen += [piece.name or piece.arguments for piece in splitter.take_pieces()]
+    assert seen == ["look", '"text": "', *"so far", '"', ', "count": 12']
+    [call] = splitter.push("</tool_call>")[1]
+    assert call.arguments == '{"text": "so far", "count": 12}'
+    assert [piece.arguments for piece in splitter.take_pieces()] == ["}"]
 
 
 @st.composite
@@ -161,11 +214,11 @@ def conversations(draw: st.DrawFn) -> tuple[str, list[str], list[Call | str]]:
             parts.append(written(form, "look", arguments))
             expected.append(Call(name="look", arguments=arguments))
         else:
-            parts.append(draw(words) if kind == "text" else draw(st.sampled_from(MALFORMED[form])))
-            expected.append(parts[-1])
+            parts.append(draw(words) if kind == "text" else draw(st.sampled_from(sorted(MALFORMED[form]))))
+            expected.append(parts[-1] if kind == "text" else MALFORMED[form][parts[-1]])
     if draw(st.booleans()):
-        parts.append(UNFINISHED[form])
-        expected.append(parts[-1])
+        parts.append(draw(st.sampled_from(sorted(UNFINISHED[form]))))
+        expected.append(UNFINISHED[form][parts[-1]])
     return form, parts, expected
 
 
@@ -204,8 +257,7 @@ def test_any_text_in_any_pieces(form: str, text: str, step: int) -> None:
     pieces = [text[start : start + step] for start in range(0, len(text), step)]
     content, calls = split(form, pieces, [])
     assert (content, calls) == split(form, [text], [])
-    if not calls:
-        assert content == text
+    assert "<tool_call>" not in content
 
 
 @pytest.mark.parametrize(
@@ -281,3 +333,18 @@ def test_the_template_tells_whether_and_how_much_the_model_reasons() -> None:
 def test_a_text_keeps_its_own_space(form: str) -> None:
     arguments = {"text": "  indented\n    code  "}
     assert split(form, [written(form, "look", arguments)])[1] == (Call(name="look", arguments=arguments),)
+
+
+def test_a_long_call_is_not_read_again_for_every_token() -> None:
+    splitter = TaggedCallSplitter("arg_pairs", TOOLS)
+    reads = []
+    splitter._form = splitter._form._replace(
+        partial=lambda body, schemas: reads.append(1) or FORMS["arg_pairs"].partial(body, schemas)
+    )
+    code = "some lines of code\n" * 2000
+    text = f"<tool_call>look\n<arg_key>text</arg_key>\n<arg_value>{code}"
+    for start in range(0, len(text), 4):
+        splitter.push(text[start : start + 4])
+    sent = "".join(piece.arguments for piece in splitter.take_pieces())
+    assert len(reads) < 1000 < len(text) // 4 // 9
+    assert len(sent) > 0.97 * len(code), "but what is there is sent"

@@ -20,7 +20,7 @@ HONOURED_IN_CHATS = frozenset(
     "model messages temperature top_p top_k min_p repetition_penalty presence_penalty frequency_penalty logit_bias seed stop "
     "stop_token_ids ignore_eos max_tokens max_completion_tokens n stream stream_options structured_outputs cache_salt timeout "
     "return_token_ids logprobs top_logprobs tools tool_choice response_format reasoning_effort chat_template_kwargs "
-    "add_special_tokens best_of".split()
+    "add_special_tokens best_of parallel_tool_calls continue_final_message add_generation_prompt min_tokens".split()
 )
 TAKEN = frozenset("user metadata safety_identifier prompt_cache_key".split())
 """They ask for nothing."""
@@ -48,12 +48,12 @@ def test_nothing_of_the_api_is_unknown() -> None:
 
 ASKING: dict[str, Any] = {
     "audio": {"voice": "x"}, "modalities": ["text", "audio"], "store": True, "prediction": {}, "web_search_options": {},
-    "moderation": {}, "functions": [], "function_call": "auto", "parallel_tool_calls": False, "prompt_cache_options": {},
-    "prompt_cache_retention": "24h", "service_tier": "priority", "verbosity": "low", "suffix": "x", "min_tokens": 1,
+    "moderation": {}, "functions": [], "function_call": "auto", "prompt_cache_options": {},
+    "prompt_cache_retention": "24h", "service_tier": "priority", "verbosity": "low", "suffix": "x",
     "skip_special_tokens": False, "spaces_between_special_tokens": False, "include_stop_str_in_output": True,
     "use_beam_search": True, "length_penalty": 0.5, "priority": 1, "truncate_prompt_tokens": 1, "allowed_token_ids": [1],
     "bad_words": ["x"], "prompt_logprobs": 0, "return_tokens_as_token_ids": True, "guided_json": {}, "guided_regex": "x",
-    "guided_choice": ["x"], "guided_grammar": "x", "add_generation_prompt": False, "continue_final_message": True,
+    "guided_choice": ["x"], "guided_grammar": "x", "add_generation_prompt": False,
     "chat_template": "x", "documents": [{}], "echo": True, "best_of": 2, "add_special_tokens": True,
 }  # fmt: skip
 """Of every parameter that is refused, a value that asks for something."""
@@ -93,7 +93,6 @@ def test_completions_refuse_what_is_of_chats(body: dict[str, Any]) -> None:
     [
         (None, {"include_usage": True}, "stream_options"),
         (True, {"include_obfuscation": True}, "stream_options.include_obfuscation"),
-        (True, {"continuous_usage_stats": True}, "stream_options.continuous_usage_stats"),
     ],
 )
 def test_options_of_streams(stream: bool | None, options: dict[str, bool], param: str) -> None:

@@ -140,7 +140,11 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
         ),
         ({"structured_outputs": {"regex": "a+"}}, "constraint", Constraint(kind="regex", value="a+")),
         ({"structured_outputs": {"choice": ["a", "b"]}}, "constraint", Constraint(kind="choice", value='["a","b"]')),
-        ({"structured_outputs": {"json": '{"a":1}'}}, "constraint", Constraint(kind="json_schema", value='{"a":1}')),
+        (
+            {"structured_outputs": {"json": '{"a":1}'}},
+            "constraint",
+            Constraint(kind="json_schema", value='{"a":1}', is_strict=False),
+        ),
         ({"structured_outputs": {"json_object": True}}, "constraint", Constraint(kind="json_object")),
         ({"timeout": 2.5}, "deadline_seconds", 2.5),
     ],
@@ -240,10 +244,6 @@ def test_a_template_sees(message: dict[str, Any], seen: dict[str, Any]) -> None:
         (
             {"role": "user", "content": "x", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]},
             "messages[0].tool_calls",
-        ),
-        (
-            {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[1]"}}]},
-            "messages[0].tool_calls[0].function.arguments",
         ),
     ],
 )
@@ -373,3 +373,70 @@ def test_a_servers_defaults_hold_where_nothing_is_said() -> None:
     with pytest.raises(ApiError) as refused:
         completions(limits, prompt="a", timeout=61)
     assert refused.value.param == "timeout"
+
+
+# --- tools, and answers that have begun ------------------------------------------------------------------------------
+
+F, G = ({"type": "function", "function": {"name": name}} for name in "fg")
+ASSISTANT = {"role": "assistant", "content": "The sky"}
+USER = {"role": "user", "content": "hi"}
+
+
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+def test_allowed_tools_are_the_ones_shown() -> None:
+    found = chat(tools=[F, G], tool_choice=allowed("required", "g"))
+    assert [tool["function"]["name"] for tool in found.tools] == ["g"] and found.tool_choice == "required"
+    with pytest.raises(ApiError) as refused:
+        chat(tools=[F], tool_choice=allowed("auto", "g"))
+    assert refused.value.param == "tool_choice.allowed_tools.tools"
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ({"messages": [USER]}, False),
+        ({"messages": [USER, ASSISTANT]}, True),
+        ({"messages": [USER, ASSISTANT], "continue_final_message": False}, False),
+        ({"messages": [USER, ASSISTANT], "continue_final_message": True, "add_generation_prompt": False}, True),
+        ({"messages": [USER, ASSISTANT], "response_format": {"type": "json_object"}}, False),
+        ({"messages": [USER, {**ASSISTANT, "content": None}]}, False),
+    ],
+)
+def test_a_last_message_of_the_assistant_is_continued(body: dict[str, Any], expected: bool) -> None:
+    assert chat(**body).continues_answer is expected
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"messages": [USER], "continue_final_message": True}, "continue_final_message"),
+        ({"messages": [USER, ASSISTANT], "add_generation_prompt": False}, None),
+        ({"messages": [USER], "add_generation_prompt": False}, "add_generation_prompt"),
+        ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
+    ],
+)
+def test_what_cannot_be_continued_is_refused_by_name(body: dict[str, Any], param: str | None) -> None:
+    with pytest.raises(ApiError) as refused:
+        chat(**body)
+    assert refused.value.param == (param or "add_generation_prompt")
+
+
+def test_cache_control_is_ignored() -> None:
+    marked = {"role": "user", "content": [{"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}]}
+    assert chat(messages=[marked]).messages == ({"role": "user", "content": "hi"},)
+
+
+def test_a_schema_of_a_tool_is_at_fault_where_only_tools_have_one() -> None:
+    body = _decoded({"messages": [USER], "tools": [F]}, ChatRequest)
+    assert param_of("constraint", body) == "tools"
+
+
+def test_a_call_that_was_cut_off_comes_back() -> None:
+    """As OpenAI takes it: any text is an argument."""
+    called = {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": '{"a": "b'}}]}
+    [_, message] = chat(messages=[USER, called]).messages or ()
+    assert message["tool_calls"][0]["function"]["arguments"] == {"malformed_arguments": '{"a": "b'}

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windlass.core.client import Unavailable
-from windlass.core.request import Delta, TokenLogprob, ToolCall, Usage
+from windlass.core.request import CallPiece, Delta, TokenLogprob, ToolCall, Usage
 from windlass.wire.client.stream_reader import ChatReader, CompletionReader, Reader
 from windlass.wire.schema.chat import ChatChunk, ChatResponse
 from windlass.wire.schema.completions import CompletionResponse
@@ -118,6 +118,7 @@ def test_usage_comes_last_and_is_null_before() -> None:
         "completion_tokens": 4,
         "total_tokens": 7,
         "prompt_tokens_details": {"cached_tokens": 1},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
     assert [chunk["choices"][0]["index"] for chunk in before] == [1, 1, 1, 0, 0, 0]
 
@@ -250,6 +251,7 @@ def test_usage_of_several_prompts() -> None:
         "completion_tokens": 8,
         "total_tokens": 14,
         "prompt_tokens_details": {"cached_tokens": 2},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
 
 
@@ -350,3 +352,47 @@ def test_a_token_costs_little(kind: Any, logprobs: bool) -> None:
     assert msgspec.json.decode(
         EventParser().feed(stream.event(0, delta))[0], type=ChatChunk if kind is ChatStream else CompletionResponse
     )
+
+
+def test_calls_are_streamed_in_pieces() -> None:
+    """The first piece of a call has id and name; the whole call at the end adds nothing."""
+    stream = ChatStream(new_envelope("chatcmpl", "m"))
+    call = ToolCall(id="a", name="f", arguments='{"k": 1}')
+    whole = ToolCall(id="b", name="g", arguments="{}")
+    deltas = [
+        Delta(call_pieces=(CallPiece(id="a", name="f", arguments='{"k"'),), token_ids=(1,)),
+        Delta(call_pieces=(CallPiece(id="a", arguments=": 1}"),), tool_calls=(call,), token_ids=(2,)),
+        Delta(tool_calls=(whole,), token_ids=(3,), finish_reason="stop", usage=USAGE),
+    ]
+    data = b"".join(stream.event(0, delta) for delta in deltas)
+    chunks = [msgspec.json.decode(one) for one in EventParser().feed(data)]
+    pieces = [piece for chunk in chunks for piece in chunk["choices"][0]["delta"].get("tool_calls", ())]
+    assert pieces == [
+        {"index": 0, "id": "a", "type": "function", "function": {"name": "f", "arguments": '{"k"'}},
+        {"index": 0, "function": {"arguments": ": 1}"}},
+        {"index": 1, "id": "b", "type": "function", "function": {"name": "g", "arguments": "{}"}},
+    ]
+    assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize("make", [ChatStream, CompletionStream])
+def test_usage_in_every_chunk_grows_to_the_last(make: Any) -> None:
+    stream = make(new_envelope("x", "m"), include_usage=True, continuous_usage=True)
+    accepted = Usage(prompt_tokens=3, completion_tokens=0)
+    deltas = [
+        Delta(usage=accepted),
+        Delta(content="a", token_ids=(1,)),
+        Delta(content="b", token_ids=(2,), finish_reason="stop", usage=USAGE),
+    ]
+    data = b"".join(stream.event(0, delta) for delta in deltas) + stream.ending()
+    chunks = [msgspec.json.decode(one) for one in EventParser().feed(data)[:-1]]
+    counts = [(chunk["usage"]["prompt_tokens"], chunk["usage"]["completion_tokens"]) for chunk in chunks]
+    assert counts == sorted(counts) and counts[0] == (3, 1) and counts[-1] == (3, 2)
+
+
+def test_the_fingerprint_is_in_every_response() -> None:
+    envelope = new_envelope("chatcmpl", "m", "fp_1")
+    deltas = [Delta(content="a", token_ids=(1,), finish_reason="stop", usage=USAGE)]
+    assert chat_response(envelope, [deltas]).system_fingerprint == "fp_1"
+    [first, *_] = EventParser().feed(ChatStream(envelope).event(0, deltas[0]))
+    assert msgspec.json.decode(first)["system_fingerprint"] == "fp_1"

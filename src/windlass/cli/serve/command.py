@@ -28,7 +28,9 @@ def serve(
     host: str = typer.Option("127.0.0.1", metavar="ADDRESS", help="Address to listen on; 0.0.0.0 is every interface."),
     port: int = typer.Option(8000, metavar="PORT", help="Port; 0 picks a free one."),
     api_key: str | None = typer.Option(
-        None, metavar="KEY|FILE", help="Require this API key, or one of the keys in a file (one per line); also WINDLASS_API_KEY."
+        None,
+        metavar="KEY|FILE",
+        help="Require this API key, or one of a file: one per line, or .toml with names and limits; also WINDLASS_API_KEY.",
     ),
     max_waiting: int = typer.Option(64, metavar="N", help="Maximum queued requests; beyond that, 429."),
     max_running: int | None = typer.Option(None, metavar="N", help="Maximum sequences in a batch; 16 by default."),
@@ -44,6 +46,9 @@ def serve(
     log_prompts: bool = typer.Option(False, "--log-prompts", help="Log prompts."),
     quiet: bool = typer.Option(False, "--quiet", "-q", help="No access log."),
     page: bool = typer.Option(True, "--page/--no-page", help="The web page at /."),
+    files: Path | None = typer.Option(None, metavar="DIR", help="Folder for files and batches (/v1/files, /v1/batches)."),
+    tls_cert: str = typer.Option("", metavar="FILE", help="A certificate (PEM): serve over HTTPS."),
+    tls_key: str = typer.Option("", metavar="FILE", help="The certificate's private key (PEM)."),
 ) -> int:
     """Serve a model over HTTP: an OpenAI-compatible API and a web page.
 
@@ -70,6 +75,9 @@ def serve(
         log_prompts=log_prompts,
         quiet=quiet,
         page=page,
+        files=files,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
     )
     return start(options)
 

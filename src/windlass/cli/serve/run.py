@@ -53,6 +53,9 @@ class ServeOptions(Frozen):
     log_prompts: bool = False
     quiet: bool = False
     page: bool = True
+    tls_cert: str = ""
+    tls_key: str = ""
+    files: Path | None = None
 
 
 def start(options: ServeOptions) -> int:
@@ -60,9 +63,10 @@ def start(options: ServeOptions) -> int:
     # Prompts arrive one by one, so its threads are of no use; and with them it warns whenever an engine process is started.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from windlass.open.resolve import model_files
-    from windlass.serve.server import bind
+    from windlass.serve.server import bind, check_tls
 
     settings = settings_of(options)
+    check_tls(settings)
     listening = bind(settings)
     with listening:
         path = model_files(options.model, shown=True)
@@ -101,7 +105,18 @@ def settings_of(options: ServeOptions) -> ServerSettings:
         cors_origins=options.cors,
         log_requests=not options.quiet,
         log_prompts=options.log_prompts,
+        tls_cert=options.tls_cert,
+        tls_key=options.tls_key,
+        files_folder="" if options.files is None else str(_folder(options.files)),
     )
+
+
+def _folder(path: Path) -> Path:
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise BadInput(f"cannot use --files {path}: {error.strerror}") from None
+    return path
 
 
 def _sampling(path: Path) -> Sampling:
@@ -149,9 +164,11 @@ class _Run:
     """The running server."""
 
     def __init__(self, settings: ServerSettings, opener: Opener, plan: Plan | None, page: bool) -> None:
+        from windlass.formats.disk.atomic import write_atomically
         from windlass.serve.app import make_app, service_of
 
-        self._app: Starlette = make_app(opener(self._progress, self._log_line), settings, plan=plan, page=page)
+        client = opener(self._progress, self._log_line)
+        self._app: Starlette = make_app(client, settings, plan=plan, page=page, write_file=write_atomically)
         self._service: Service = service_of(self._app)
         self._settings = settings
         self._failed: Error | None = None
@@ -188,5 +205,5 @@ class _Run:
             self._failed = error
             server.stop()
             return
-        show_panel(self._service, address(self._listening))
+        show_panel(self._service, address(self._listening, self._settings))
         await showing

@@ -13,7 +13,18 @@ import msgspec
 
 from windlass.core.client import Late
 from windlass.core.launch import Launch, RankJob
-from windlass.core.request import Delta, Info, Request, ScoreRequest, Scores, Timings, TokenLogprob, Usage
+from windlass.core.request import (
+    Delta,
+    Embedding,
+    EmbedRequest,
+    Info,
+    Request,
+    ScoreRequest,
+    Scores,
+    Timings,
+    TokenLogprob,
+    Usage,
+)
 from windlass.engine.client.background import CHARACTERS_PER_VALUE, BackgroundPool, size_of
 from windlass.engine.client.replay import MAX_CRASHES
 from windlass.engine.client.requests import EngineRequests, Progress
@@ -21,7 +32,7 @@ from windlass.engine.client.text_processor import EncodedRequest, NoText, TextPr
 from windlass.engine.client.transport import EngineTransport, ProcessTransport
 from windlass.engine.protocol import Finish, PrefillStats, SequenceOutput, Submit, finish_error, timeout_message
 from windlass.errors import BadInput
-from windlass.text.parse.stream import TextPiece, TextStream
+from windlass.text.parse.stream import TextStream, joined_pieces
 from windlass.text.tokenize.tokenizer import LONG_CHARACTERS
 
 if TYPE_CHECKING:
@@ -68,7 +79,7 @@ class EngineClient:
         context = await self._context(request, size)
         encoded = await self._background.run(lambda: self._text_processor.encode_request(request, context), size)
         submit = await self._submit(request, encoded, began)
-        builder = _DeltaBuilder(encoded.stream)
+        builder = _DeltaBuilder(encoded.stream, len(encoded.tokens))
         async with aclosing(self._requests.outputs(submit)) as batches:
             async for outputs in batches:
                 delta, finish = builder.add(outputs)
@@ -77,7 +88,7 @@ class EngineClient:
                     return
                 if builder.is_stopped:
                     break
-        yield builder.stopped(len(encoded.tokens))  # by a stop string, which the engine does not know
+        yield builder.stopped()  # by a stop string, which the engine does not know
 
     async def score(self, request: ScoreRequest) -> Scores:
         size = len(request.prompt or request.token_ids or ())
@@ -99,18 +110,43 @@ class EngineClient:
                     found = output.prompt_logprobs if output.prompt_logprobs is not None else found
         return Scores(token_ids=tuple(tokens), logprobs=await self._prompt_with_text(found))
 
+    async def embed(self, request: EmbedRequest) -> Embedding:
+        size = len(request.prompt or request.token_ids or ())
+        context = await self._context(request, size)
+        given = ScoreRequest(prompt=request.prompt, token_ids=request.token_ids)
+        tokens = await self._background.run(lambda: self._text_processor.prompt_tokens(given, context), size)
+        vector: list[float] = []
+        async with aclosing(self._requests.outputs(Submit(id=0, token_ids=tokens, pooling=request.pooling))) as batches:
+            async for outputs in batches:
+                _check(outputs[-1].finish)
+                vector = next((output.embedding for output in outputs if output.embedding is not None), vector)
+        return Embedding(vector=tuple(vector), num_tokens=len(tokens))
+
+    def tokenizer_info(self) -> dict[str, Any]:
+        """Special tokens and the chat template, for clients that render chats themselves."""
+        return self._text_processor.describe()
+
     async def info(self) -> Info:
         found = await self._requests.info()
         has_text = isinstance(self._text_processor, TextProcessor)
         return msgspec.structs.replace(
-            found, has_text=has_text, has_chat=self._text_processor.has_chat, stop_token_ids=self._stops(found.stop_token_ids)
+            found,
+            has_text=has_text,
+            has_chat=self._text_processor.has_chat,
+            tools=self._text_processor.tools,
+            stop_token_ids=self._stops(found.stop_token_ids),
         )
 
-    async def tokenize(self, text: str | Sequence[Mapping[str, Any]]) -> list[int]:
-        """A text as a prompt, or messages through the chat template. Needs no engine."""
+    async def tokenize(
+        self, text: str | Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = (), special: bool = True
+    ) -> list[int]:
+        """A text as a prompt, or messages through the chat template. Needs no engine. `special`: with a prompt's special tokens."""
+        if isinstance(text, str) and not special:
+            return await self._background.run(lambda: self._text_processor.plain_tokens(text), len(text))
         if isinstance(text, str):
             return await self._background.run(lambda: self._text_processor.prompt_tokens(Request(prompt=text)), len(text))
-        return await self._background.run(lambda: self._text_processor.chat_tokens(text), size_of(*text[:LONG_CHARACTERS]))
+        size = size_of(*text[:LONG_CHARACTERS], *tools)
+        return await self._background.run(lambda: self._text_processor.chat_tokens(text, tools), size)
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
         return await self._background.run(lambda: self._text_processor.decode(token_ids), len(token_ids))
@@ -119,7 +155,7 @@ class EngineClient:
         self._background.close()
         await self._requests.close()
 
-    async def _context(self, request: Request | ScoreRequest, size: int) -> int | None:
+    async def _context(self, request: Request | ScoreRequest | EmbedRequest, size: int) -> int | None:
         """Long input is checked against the context before it is tokenized; short input need not wait for an engine."""
         if size < LONG_CHARACTERS:
             return None
@@ -135,6 +171,7 @@ class EngineClient:
             token_ids=encoded.tokens,
             sampling=request.sampling,
             max_tokens=request.max_tokens,
+            min_tokens=request.min_tokens,
             stop_token_ids=list(dict.fromkeys((*request.stop_token_ids, *(() if request.ignore_eos else eos)))),
             logprobs=request.logprobs,
             prompt_logprobs=request.prompt_logprobs,
@@ -182,9 +219,10 @@ class EngineClient:
 class _DeltaBuilder:
     """Turns the outputs of one request into deltas."""
 
-    def __init__(self, stream: TextStream | NoText) -> None:
-        self._stream = stream
+    def __init__(self, stream: TextStream | NoText, num_prompt: int) -> None:
+        self._stream, self._num_prompt = stream, num_prompt
         self._num_tokens = 0
+        self._is_accepted = False
         self._prefill = PrefillStats(0, 0.0, 0.0)
         self._first = 0.0
         self.is_stopped = False
@@ -195,26 +233,41 @@ class _DeltaBuilder:
         _check(finish)
         tokens = [token for output in outputs for token in output.token_ids]
         self._num_tokens += len(tokens)
-        self._note_prefill(outputs[0].prefill)
+        self._note_prefill(next((output.prefill for output in outputs if output.prefill is not None), None))
         stop_token = None if finish is None else finish.stop_token_id
         piece = self._stream.push(tokens if stop_token is None else tokens[:-1])
         self.is_stopped = piece.stopped
         if finish is not None and not piece.stopped:
-            piece = _join(piece, self._stream.finish())
+            piece = joined_pieces(piece, self._stream.finish())
         prompt = next((output.prompt_logprobs for output in outputs if output.prompt_logprobs is not None), None)
         delta = Delta(
             content=piece.content,
             reasoning=piece.reasoning,
             tool_calls=piece.tool_calls,
+            call_pieces=piece.call_pieces,
             token_ids=tuple(tokens),
             logprobs=tuple(entry for output in outputs for entry in output.logprobs),
             prompt_logprobs=None if prompt is None else tuple(prompt),
         )
-        return (delta, None) if finish is None else (_with_finish(delta, finish, piece.stopped), finish)
+        if finish is None:
+            return self._with_acceptance(delta), None
+        return _with_finish(delta, finish, piece.stopped, self._stream.num_reasoning_tokens), finish
 
-    def stopped(self, num_prompt: int) -> Delta:
+    def _with_acceptance(self, delta: Delta) -> Delta:
+        """The engine's first output of a request says that it was accepted, before it has any tokens."""
+        if self._is_accepted or delta.token_ids:
+            return delta
+        self._is_accepted = True
+        return msgspec.structs.replace(delta, usage=Usage(prompt_tokens=self._num_prompt, completion_tokens=0))
+
+    def stopped(self) -> Delta:
         """The last delta. What the engine still computes before it is cancelled is not counted."""
-        usage = Usage(prompt_tokens=num_prompt, completion_tokens=self._num_tokens, cached_tokens=self._prefill.cached_tokens)
+        usage = Usage(
+            prompt_tokens=self._num_prompt,
+            completion_tokens=self._num_tokens,
+            cached_tokens=self._prefill.cached_tokens,
+            reasoning_tokens=self._stream.num_reasoning_tokens,
+        )
         timings = Timings(
             queue_seconds=self._prefill.queue_seconds,
             prefill_seconds=self._prefill.prefill_seconds,
@@ -227,22 +280,13 @@ class _DeltaBuilder:
             self._prefill, self._first = prefill, time.perf_counter()
 
 
-def _with_finish(delta: Delta, finish: Finish, by_string: bool) -> Delta:
+def _with_finish(delta: Delta, finish: Finish, by_string: bool, num_reasoning: int) -> Delta:
     return msgspec.structs.replace(
         delta,
         finish_reason="stop" if by_string else finish.reason,
         stop_token_id=None if by_string else finish.stop_token_id,
-        usage=finish.usage,
+        usage=msgspec.structs.replace(finish.usage, reasoning_tokens=num_reasoning),
         timings=finish.timings,
-    )
-
-
-def _join(first: TextPiece, second: TextPiece) -> TextPiece:
-    return TextPiece(
-        content=first.content + second.content,
-        reasoning=first.reasoning + second.reasoning,
-        tool_calls=first.tool_calls + second.tool_calls,
-        stopped=second.stopped,
     )
 
 

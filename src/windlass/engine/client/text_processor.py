@@ -15,10 +15,11 @@ from windlass.engine.protocol import TokenizerData
 from windlass.errors import BadInput, TooLong
 from windlass.families.chat.dialect import dialect
 from windlass.text.chat.template import render_chat
+from windlass.text.chat.tool_convention import STYLE, has_tool_messages, system_into_user, with_tools_as_text
 from windlass.text.grammar.tool_grammar import OutputSpec, answer_grammar
 from windlass.text.parse.reasoning import opens_reasoning
 from windlass.text.parse.stream import TextPiece, TextStream, special_marks
-from windlass.text.parse.styles import PLAIN, style_tags
+from windlass.text.parse.styles import CHANNELS, FINAL_CHANNEL, PLAIN, TAGS, style_tags
 from windlass.text.tokenize.tokenizer import LONG_CHARACTERS, UNFINISHED
 
 if TYPE_CHECKING:
@@ -52,6 +53,12 @@ class TextProcessor:
         return self._text.chat_template is not None
 
     @property
+    def tools(self) -> str:
+        """How the model is shown tools: by its `template`, by our `convention`, or empty: not at all."""
+        template = self._text.chat_template
+        return "" if template is None else "template" if _TOOLS.search(template) else "convention"
+
+    @property
     def stop_ids(self) -> tuple[int, ...]:
         return self._text.stop_ids
 
@@ -75,8 +82,16 @@ class TextProcessor:
         self._check_fits(request.prompt, context_tokens, "prompt")
         return self._text.tokenizer.encode(request.prompt)
 
-    def chat_tokens(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        return self._encode(self._render(Request(messages=tuple(map(dict, messages)))))
+    def chat_tokens(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
+        return self._encode(self._render(Request(messages=tuple(map(dict, messages)), tools=tuple(map(dict, tools)))))
+
+    def plain_tokens(self, text: str) -> list[int]:
+        """Without special tokens."""
+        return self._text.tokenizer.encode(text, special=False)
+
+    def describe(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **self._text.special_tokens}
+        return found | ({"chat_template": self._text.chat_template} if self._text.chat_template is not None else {})
 
     def decode(self, token_ids: Sequence[int]) -> str:
         unknown = set(token_ids) - self._text.tokenizer.known_ids
@@ -96,20 +111,27 @@ class TextProcessor:
             )
         prompt = self._render(request)
         self._check_fits(prompt, context_tokens, "messages")
-        style, tools = self._dialect.style, _usable_tools(request)
-        starts_in_reasoning = opens_reasoning(prompt, style_tags(style))
+        tools = _usable_tools(request)
+        style = STYLE if tools and self.tools == "convention" else self._dialect.style
+        starts_in_reasoning = opens_reasoning(prompt, style_tags(style)) and not request.continues_answer
         stream = TextStream(
             self._text.tokenizer,
             stop=request.stop,
             style=style,
             starts_in_reasoning=starts_in_reasoning,
             tools=tools,
+            one_call=request.parallel_tool_calls is False,
+            must_call=request.tool_choice not in ("auto", "none"),
+            begun=request.continues_answer,
         )
+        if request.continues_answer:
+            return EncodedRequest(self._encode(prompt), stream)
         asked = OutputSpec(
             style=style,
             constraint=request.constraint,
             tools=tools,
             tool_choice=request.tool_choice,
+            parallel=request.parallel_tool_calls is True,
             reasons="already" if starts_in_reasoning else "first" if self._may_reason(request) else "never",
         )
         return EncodedRequest(self._encode(prompt), stream, answer_grammar(asked, special_marks(self._text.tokenizer, style)))
@@ -135,20 +157,45 @@ class TextProcessor:
         template = self._text.chat_template
         if template is None:
             raise BadInput("this model has no chat template; send a prompt instead of messages", field="messages")
+        messages = list(request.messages or ())
+        begun = messages.pop() if request.continues_answer else None
         tools = _usable_tools(request)
-        if tools and not _TOOLS.search(template):
-            field = "tools" if request.tool_choice == "auto" else "tool_choice"
-            raise BadInput(
-                f"{field}: this model's chat template does not support tools; leave them out",
-                field=field,
-            )
+        has_past_calls = self._dialect.style in (PLAIN, TAGS) and has_tool_messages(messages)
+        if self.tools == "convention" and (tools or has_past_calls):
+            prompt = self._rendered_by_convention(template, messages, tools, request)
+        else:
+            prompt = self._rendered(template, messages, tools, request)
+        return prompt if begun is None else prompt + self._beginning(begun, prompt)
+
+    def _rendered(
+        self, template: str, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], request: Request
+    ) -> str:
         return render_chat(
             template,
-            [self._with_past_reasoning(message) for message in request.messages or ()],
+            [self._with_past_reasoning(message) for message in messages],
             tools=tools or None,
             special_tokens=self._text.special_tokens,
             **self._variables(request),
         )
+
+    def _rendered_by_convention(
+        self, template: str, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], request: Request
+    ) -> str:
+        chat = with_tools_as_text(messages, tools)
+        try:
+            return self._rendered(template, chat, (), request)
+        except BadInput:  # some templates refuse a system message
+            return self._rendered(template, system_into_user(chat), (), request)
+
+    def _beginning(self, message: dict[str, Any], prompt: str) -> str:
+        """The answer so far, after what the template puts before an answer; reasoning that the prompt opens is closed."""
+        opening, closing = style_tags(self._dialect.style)
+        if self._dialect.style == CHANNELS:
+            return f"{FINAL_CHANNEL}<|message|>{message['content']}"
+        reasoning = message.get("reasoning_content") or ""
+        if opens_reasoning(prompt, (opening, closing)):
+            return f"{reasoning}{closing}\n{message['content']}"
+        return f"{opening}{reasoning}{closing}\n{message['content']}" if reasoning else message["content"]
 
     def _with_past_reasoning(self, message: dict[str, Any]) -> dict[str, Any]:
         """Puts the reasoning before a tool call where the template expects it; next to content the template rejects it."""
@@ -165,7 +212,9 @@ class TextProcessor:
             variables[self._dialect.effort] = effort
         elif effort is not None and self._dialect.thinking:
             thinking = effort not in NO_EFFORT if thinking is None else thinking
-        elif effort is not None:
+        elif effort is not None and (
+            self._dialect.reasons or effort != "none"
+        ):  # a model that does not reason need not be told so
             raise BadInput("this model's chat template does not support reasoning_effort; leave it out", field="reasoning_effort")
         if thinking is not None:
             if not self._dialect.thinking:
@@ -194,6 +243,7 @@ class TokenOnlyProcessor:
     """For a model without a tokenizer: tokens in, tokens out."""
 
     has_chat = False
+    tools = ""
     stop_ids: tuple[int, ...] = ()
     num_tokens = sys.maxsize
     """Not known here."""
@@ -210,8 +260,14 @@ class TokenOnlyProcessor:
             raise BadInput(NO_TEXT, field="prompt" if request.prompt is not None else "messages")
         return _check_tokens(request.token_ids, context_tokens)
 
-    def chat_tokens(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    def chat_tokens(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         raise BadInput(NO_TEXT, field="messages")
+
+    def plain_tokens(self, text: str) -> list[int]:
+        raise BadInput(NO_TEXT)
+
+    def describe(self) -> dict[str, Any]:
+        raise BadInput(NO_TEXT)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         raise BadInput("this model has no tokenizer, so its tokens cannot be decoded", field="token_ids")
@@ -239,6 +295,8 @@ def _usable_tools(request: Request) -> tuple[dict[str, Any], ...]:
 
 class NoText:
     """A TextStream without a tokenizer."""
+
+    num_reasoning_tokens = 0
 
     def push(self, token_ids: Sequence[int]) -> TextPiece:
         return TextPiece()

@@ -115,6 +115,10 @@ class Runner:
         self.why_not_recorded = self._prepare(torch.device(device).type, limits) if record else "not requested"
 
     @property
+    def device(self) -> str:
+        return str(self._buffers.step.tokens.device)
+
+    @property
     def decoder(self) -> Decoder:
         return self._decoder
 

@@ -68,6 +68,39 @@ class GrammarMatcher:
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
 
+class WithoutStops(GrammarMatcher):
+    """Masks the stop tokens until there are `min_tokens` of output, with or without a grammar besides."""
+
+    def __init__(self, grammar: GrammarMatcher | None, min_tokens: int, vocab_size: int, stops: Iterable[int]) -> None:
+        self._grammar, self._left = grammar, min_tokens
+        self.num_words = num_words(vocab_size) if grammar is None else max(grammar.num_words, num_words(vocab_size))
+        self._stops = np.array(sorted(set(stops)), np.int64)
+
+    @property
+    def error(self) -> str:  # type: ignore[override]
+        return "" if self._grammar is None else self._grammar.error
+
+    def fill(self, row: TokenBitmask) -> None:
+        if self._grammar is None:
+            row[:] = np.uint32(0xFFFFFFFF)
+        else:
+            self._grammar.fill(row)
+        if self._left > 0:
+            before = row.copy()
+            _set(row, self._stops, False)
+            if not row.any():  # a complete grammar allows nothing else
+                row[:] = before
+
+    def advance(self, token: int) -> None:
+        self._left -= 1
+        if self._grammar is not None:
+            self._grammar.advance(token)
+
+    @property
+    def is_complete(self) -> bool:
+        return self._grammar is not None and self._grammar.is_complete
+
+
 @dataclass(frozen=True)
 class CompiledGrammar:
     """A matcher in its initial state, copied for every request."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -11,11 +11,14 @@ import msgspec
 
 from windlass.core.client import Client
 from windlass.core.request import Delta, Request
+from windlass.serve.api.caller import Caller
+from windlass.serve.api.schema_notes import SchemaNotes
+from windlass.serve.http.asgi import EVENT_STREAM, Header
 from windlass.serve.service import MAX_OWNER_CHARACTERS, Service
 from windlass.wire.decode import decode
 from windlass.wire.schema.chat import ChatRequest
 from windlass.wire.schema.completions import CompletionRequest
-from windlass.wire.schema.errors import unsupported
+from windlass.wire.schema.errors import ApiError, unsupported
 from windlass.wire.schema.sampling import CommonRequest
 from windlass.wire.server.requests import chat_to_request, completion_to_requests, expand_n
 from windlass.wire.server.responses import ChatStream, CompletionStream, Echo, chat_response, completion_response, new_envelope
@@ -28,6 +31,10 @@ class EventWriter(Protocol):
 
     def ending(self) -> bytes: ...
 
+    def failed(self, refusal: ApiError) -> bytes:
+        """Ends a failed stream."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class ResponseWriter:
@@ -39,19 +46,21 @@ class ResponseWriter:
 
 @dataclass(frozen=True, slots=True)
 class GenerationJob:
-    body: CommonRequest
+    body: object
+    """In which errors name parameters."""
     requests: list[Request]
     """One per choice."""
     writer: Callable[[], Awaitable[ResponseWriter]]
     """Called after admission, because an echoed prompt may have to be tokenized."""
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """The index of the API key and the client's address."""
-
-    key: int
-    address: str
+    headers: tuple[Header, ...] = ()
+    verdict: Callable[[Sequence[Sequence[Delta]]], list[Header]] = lambda choices: []
+    """Headers that depend on the complete answer."""
+    media_type: bytes = EVENT_STREAM
+    """Of a streamed response."""
+    finished: Callable[[Sequence[Sequence[Delta]]], None] | None = None
+    """Called with the complete answer, streamed or not."""
+    params: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Names of a chat's parameters in the API of this job."""
 
 
 MakeJob = Callable[[Service, bytes, Caller], GenerationJob]
@@ -61,29 +70,55 @@ def chat_job(service: Service, raw: bytes, caller: Caller) -> GenerationJob:
     body = decode(raw, ChatRequest)
     service.check_model(body.model)
     n = body.n or 1
-    owner = _owner(caller, body.user or body.safety_identifier)
-    requests = [_with_owner(one, service, caller, owner) for one in expand_n(chat_to_request(body, service.limits), n)]
-    envelope = new_envelope("chatcmpl", service.model)
+    job = chat_requests(service, body, caller)
+    envelope = new_envelope("chatcmpl", service.model, service.fingerprint)
     shown = {"logprobs": bool(body.logprobs), "token_ids": bool(body.return_token_ids), "has_stops": bool(body.stop)}
 
     async def writer() -> ResponseWriter:
-        events = ChatStream(envelope, n=n, include_usage=_include_usage(body), **shown) if body.stream else None
+        events = ChatStream(envelope, n=n, **_usage_options(body), **shown) if body.stream else None
         return ResponseWriter(events, lambda choices: _encode(chat_response(envelope, choices, **shown)))
 
-    return GenerationJob(body, requests, writer)
+    return replace(job, writer=writer)
+
+
+def chat_requests(service: Service, body: ChatRequest, caller: Caller) -> GenerationJob:
+    """A chat of any API, without the writer of its response."""
+    request = chat_to_request(body, service.limits)
+    owner = _owner(caller, body.user or body.safety_identifier)
+    notes = SchemaNotes(request)
+    requests = [_with_owner(one, service, caller, owner) for one in expand_n(request, body.n or 1)]
+    headers = [*notes.headers, *_tool_header(service, request)]
+    return GenerationJob(body, requests, _no_writer, tuple(headers), notes.verdict)
+
+
+def _tool_header(service: Service, request: Request) -> list[Header]:
+    """Says that the model's template has no tools, so that they follow our own convention."""
+    is_own = bool(request.tools) and request.tool_choice != "none" and service.info.tools == "convention"
+    return [(b"windlass-tools", b"convention")] if is_own else []
+
+
+async def _no_writer() -> ResponseWriter:
+    raise AssertionError("a job needs the writer of its response")
 
 
 def completion_job(service: Service, raw: bytes, caller: Caller) -> GenerationJob:
     body = decode(raw, CompletionRequest)
     service.check_model(body.model)
+    job = completion_requests(service, body, caller)
+    return replace(job, writer=partial(_completion_writer, service, body, job.requests))
+
+
+def completion_requests(service: Service, body: CompletionRequest, caller: Caller) -> GenerationJob:
+    """Without the writer of its response."""
     owner = _owner(caller, body.user)
     requests = [_with_owner(one, service, caller, owner) for one in completion_to_requests(body, service.limits)]
-    return GenerationJob(body, requests, partial(_completion_writer, service, body, requests))
+    notes = SchemaNotes(requests[0])
+    return GenerationJob(body, requests, _no_writer, tuple(notes.headers), notes.verdict)
 
 
 async def _completion_writer(service: Service, body: CompletionRequest, requests: Sequence[Request]) -> ResponseWriter:
     n = body.n or 1
-    envelope = new_envelope("cmpl", service.model)
+    envelope = new_envelope("cmpl", service.model, service.fingerprint)
     shown: dict[str, Any] = {
         "n": n,
         "logprobs": body.logprobs is not None,
@@ -92,15 +127,19 @@ async def _completion_writer(service: Service, body: CompletionRequest, requests
     }
     events = None
     if body.stream:
-        events = CompletionStream(envelope, num_choices=len(requests), include_usage=_include_usage(body), **shown)
+        events = CompletionStream(envelope, num_choices=len(requests), **_usage_options(body), **shown)
     return ResponseWriter(events, lambda choices: _encode(completion_response(envelope, choices, **shown)))
 
 
 _encode = msgspec.json.Encoder().encode
 
 
-def _include_usage(body: CommonRequest) -> bool:
-    return bool(body.stream_options and body.stream_options.include_usage)
+def _usage_options(body: CommonRequest) -> dict[str, bool]:
+    options = body.stream_options
+    return {
+        "include_usage": bool(options and options.include_usage),
+        "continuous_usage": bool(options and options.continuous_usage_stats),
+    }
 
 
 def _owner(caller: Caller, user: str | None) -> str:
@@ -111,7 +150,7 @@ def _owner(caller: Caller, user: str | None) -> str:
 def _with_owner(request: Request, service: Service, caller: Caller, owner: str) -> Request:
     """Different keys do not share cached prefixes: response times would reveal what others asked."""
     salt = request.cache_salt
-    if len(service.settings.api_keys) > 1:
+    if len(service.keys) > 1:
         salt = f"{caller.key}:{salt}"
     return msgspec.structs.replace(request, owner=owner, cache_salt=salt)
 

@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from windlass.core.client import Tokenizes
 from windlass.errors import Error
+from windlass.serve.api.caller import caller_of
 from windlass.serve.api.status import status
 from windlass.serve.http import errors
 from windlass.serve.http.asgi import EVENT_STREAM, Header, response_start, retry_after, send_response
@@ -64,15 +65,15 @@ class HealthBody(msgspec.Struct):
 async def _health(send: Send, service: Service, is_ok: bool) -> None:
     body = HealthBody("ok" if is_ok else "unavailable", service.state)
     after = [] if is_ok else [retry_after(service.supervisor.retry_seconds)]
-    await _json(send, body, 200 if is_ok else 503, after)
+    await send_json(send, body, 200 if is_ok else 503, after)
 
 
-async def _json(send: Send, value: Any, code: int = 200, headers: list[Header] | None = None) -> None:
+async def send_json(send: Send, value: Any, code: int = 200, headers: list[Header] | None = None) -> None:
     await send_response(send, code, msgspec.json.encode(value), headers=headers or ())
 
 
 async def models(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
-    await _json(send, ModelList(data=[_card(service)]))
+    await send_json(send, ModelList(data=[_card(service)]))
 
 
 async def model(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
@@ -80,7 +81,7 @@ async def model(service: Service, scope: Scope, receive: Receive, send: Send) ->
     card = _card(service)
     if name != card.id:
         raise errors.unknown_model(card.id)
-    await _json(send, card)
+    await send_json(send, card)
 
 
 def _card(service: Service) -> ModelCard:
@@ -95,13 +96,15 @@ async def metrics(service: Service, scope: Scope, receive: Receive, send: Send) 
 
 
 async def tokenize(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
-    body = decode(await _body(service, scope, receive), TokenizeRequest)
+    body = decode(await ready_body(service, scope, receive), TokenizeRequest)
     service.check_model(body.model)
-    client, length = _tokenizer(service), service.info.context_tokens
-    with _admitted(service), naming_params(body):
-        tokens = await client.tokenize(await asyncio.to_thread(_text_of, body))
+    client, length = tokenizer_of(service), service.info.context_tokens
+    with admitted_tokens(service, caller_of(scope).share), naming_params(body):
+        text = await asyncio.to_thread(_text_of, body)
+        is_plain = body.prompt is not None and body.add_special_tokens is False
+        tokens = await (client.tokenize(text, special=False) if is_plain else client.tokenize(text))
         strings = await _strings(client, tokens) if body.return_token_strs else msgspec.UNSET
-    await _json(send, TokenizeResponse(count=len(tokens), max_model_len=length, tokens=tokens, token_strs=strings))
+    await send_json(send, TokenizeResponse(count=len(tokens), max_model_len=length, tokens=tokens, token_strs=strings))
 
 
 async def _strings(client: Tokenizes, tokens: Sequence[int]) -> list[str]:
@@ -114,9 +117,9 @@ async def _strings(client: Tokenizes, tokens: Sequence[int]) -> list[str]:
 
 
 @contextmanager
-def _admitted(service: Service) -> Generator[None]:
+def admitted_tokens(service: Service, share: str) -> Generator[None]:
     """Tokenizing counts as a request in flight: many large texts at once would starve generation."""
-    with service.admitted(1, is_timed=False) as flight:
+    with service.admitted(1, share, is_timed=False) as flight:
         try:
             yield
         except asyncio.CancelledError:
@@ -131,8 +134,6 @@ def _text_of(body: TokenizeRequest) -> Any:
     if body.prompt is not None:
         if body.add_generation_prompt is not None:
             raise invalid("add_generation_prompt", "is only valid with messages")
-        if body.add_special_tokens is False:
-            raise unsupported("add_special_tokens", "cannot be false: prompts are tokenized with their special tokens")
         return body.prompt
     if body.add_generation_prompt is False:
         raise unsupported("add_generation_prompt", "cannot be false: messages are rendered with the generation prompt")
@@ -142,26 +143,26 @@ def _text_of(body: TokenizeRequest) -> Any:
 
 
 async def detokenize(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
-    body = decode(await _body(service, scope, receive), DetokenizeRequest)
+    body = decode(await ready_body(service, scope, receive), DetokenizeRequest)
     service.check_model(body.model)
-    client, size = _tokenizer(service), service.info.vocab_size
+    client, size = tokenizer_of(service), service.info.vocab_size
     highest = max(body.tokens, default=0)
     if size and highest >= size:
         raise invalid(
             f"tokens[{body.tokens.index(highest)}]", f"is {highest}, which is outside the vocabulary of {size:,} tokens"
         )
-    with _admitted(service), naming_params(body):
+    with admitted_tokens(service, caller_of(scope).share), naming_params(body):
         text = await client.detokenize(body.tokens)
-    await _json(send, DetokenizeResponse(prompt=text))
+    await send_json(send, DetokenizeResponse(prompt=text))
 
 
-async def _body(service: Service, scope: Scope, receive: Receive) -> bytes:
+async def ready_body(service: Service, scope: Scope, receive: Receive) -> bytes:
     body = await service.body_reader.read(scope, receive)
     _ = service.info  # raises 503 if the engine is not ready
     return body
 
 
-def _tokenizer(service: Service) -> Tokenizes:
+def tokenizer_of(service: Service) -> Tokenizes:
     client: Any = service.client
     if not hasattr(client, "tokenize") or not service.info.has_text:
         raise ApiError("the tokenizer of this model is not available", code="no_tokenizer", status=404)
@@ -172,7 +173,7 @@ def _tokenizer(service: Service) -> Tokenizes:
 
 
 async def get_status(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
-    await _json(send, status(service))
+    await send_json(send, status(service))
 
 
 async def live(service: Service, scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,4 +1,4 @@
-"""The two generation endpoints: read the body, admit, run on the engine, send the response or stream; cancel on disconnect.
+"""The generation endpoints: read the body, admit, run on the engine, send the response or stream; cancel on disconnect.
 
 One extra task waits for a disconnect; everything else runs in the request's own task, with one write per wake-up.
 """
@@ -10,29 +10,31 @@ import time
 from collections.abc import Sequence
 from contextlib import aclosing
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from windlass.core.request import Delta, Request, Usage
 from windlass.errors import Error
-from windlass.serve.api.adapters import Caller, EventWriter, GenerationJob, MakeJob, WriteResponse
-from windlass.serve.api.middleware import DETAILS, KEY
+from windlass.serve.api.adapters import EventWriter, GenerationJob, MakeJob, WriteResponse
+from windlass.serve.api.caller import caller_of
+from windlass.serve.api.middleware import DETAILS
 from windlass.serve.backend.in_flight import InFlightRequest
 from windlass.serve.backend.merge import Batch, merge_streams
-from windlass.serve.http.asgi import EVENT_STREAM, ClientDisconnected, response_start, send_response
+from windlass.serve.http.asgi import ClientDisconnected, response_start, send_response
 from windlass.serve.http.protocol import ABORT
 from windlass.serve.monitor.log import MAX_PROMPT_CHARACTERS
 from windlass.serve.monitor.metrics import SequenceTimer
 from windlass.serve.service import Service, cancelled_error
-from windlass.wire.schema.errors import ApiError
-from windlass.wire.server.responses import error_event
+from windlass.wire.schema.errors import ApiError, renamed
 
 ERROR_EVENT_SECONDS = 1.0
+MAX_HEADER_SECONDS = 1.0
+"""After which the headers of a stream are sent even if the engine has not accepted the request yet."""
 LARGE_BYTES = 256 * 1024
 """Larger bodies are parsed in a thread: a hundred thousand messages or tools take a second, which would block the event loop."""
 
 
 class GenerateEndpoint:
-    """An ASGI application: chat completions or completions."""
+    """An ASGI application: chats or completions in any of the APIs."""
 
     def __init__(self, service: Service, make_job: MakeJob) -> None:
         self._service, self._make_job = service, make_job
@@ -42,9 +44,10 @@ class GenerateEndpoint:
         arrived = time.perf_counter()
         try:
             job = await self._read(scope, receive)
+            service.check_quota(caller_of(scope).key)
             if service.settings.log_prompts:
                 service.log.line(f"prompt: {prompt_text(job.requests[0])}")
-            with service.admitted(len(job.requests)) as flight:
+            with service.admitted(len(job.requests), caller_of(scope).share) as flight:
                 await _Generation(service, job, flight, scope, send, arrived).run(receive)
         except ApiError as refusal:
             service.metrics.count_outcome(outcome(refusal))
@@ -66,11 +69,6 @@ def outcome(refusal: ApiError) -> str:
     return known.get(refusal.status, "refused")
 
 
-def caller_of(scope: Scope) -> Caller:
-    client = scope.get("client")
-    return Caller(scope.get(KEY, 0), client[0] if client else "")
-
-
 def prompt_text(request: Request) -> str:
     text = (
         request.prompt if request.prompt is not None else request.messages if request.messages is not None else request.token_ids
@@ -87,9 +85,11 @@ class _Generation:
         self._service, self._job, self._flight, self._scope, self._send = service, job, flight, scope, send
         self._timers = [SequenceTimer(service.metrics, arrived) for _ in job.requests]
         self._ends: dict[int, Delta] = {}
+        self._so_far: dict[int, Usage] = {}
         self._has_calls = False
         self._started = False
-        self._is_stream = bool(job.body.stream)
+        self._starting: asyncio.Future[None] | None = None
+        self._events: EventWriter | None = None
 
     async def run(self, receive: Receive) -> None:
         self._disconnect_task = disconnect_task = asyncio.create_task(_wait_disconnect(receive, self._flight))
@@ -97,6 +97,7 @@ class _Generation:
         timer = asyncio.get_running_loop().call_later(deadline, self._flight.cancel, "deadline")
         try:
             writer = await self._job.writer()
+            self._events = writer.events
             await (self._respond(writer.whole) if writer.events is None else self._stream(writer.events))
             self._service.metrics.count_outcome(self._finish())
         except asyncio.CancelledError:
@@ -106,45 +107,76 @@ class _Generation:
                 raise ClientDisconnected from None
             await self._fail(cancelled_error(self._flight.cancel_reason))
         except Error as error:
-            await self._fail(self._service.api_error(error, self._job.body))
+            await self._fail(renamed(self._service.api_error(error, self._job.body), self._job.params))
         finally:
             timer.cancel()
             disconnect_task.cancel()
+            self._service.charge(caller_of(self._scope).key, self._usages())
             self._scope[DETAILS] = self._details()
 
     async def _stream(self, events: EventWriter) -> None:
+        """Headers are sent when the engine accepts the request, so that an error before that has its own status."""
         send = self._send
         num_open = len(self._job.requests)
-        async with aclosing(merge_streams(self._service.client, self._job.requests)) as arriving:
-            async for batch in arriving:
-                num_open -= self._observe(batch)
-                data = b"".join([events.event(index, delta) for index, delta in batch])
-                if not num_open:
-                    data += events.ending()
-                    self._disconnect_task.cancel()  # a client that disconnects now has received everything
-                if not self._started:  # not earlier, so that an error before the first token has its own status
-                    self._started = True
-                    await send(response_start(200, EVENT_STREAM))
-                if data:
-                    await send({"type": "http.response.body", "body": data, "more_body": num_open > 0})
+        kept: list[list[Delta]] | None = None if self._job.finished is None else [[] for _ in self._job.requests]
+        late = asyncio.get_running_loop().call_later(MAX_HEADER_SECONDS, self._start_now)
+        try:
+            async with aclosing(merge_streams(self._service.client, self._job.requests)) as arriving:
+                async for batch in arriving:
+                    num_open -= self._observe(batch)
+                    data = b"".join([events.event(index, delta) for index, delta in batch])
+                    if kept is not None:
+                        _keep(kept, batch)
+                    if not num_open:
+                        self._finished(kept)
+                        data += events.ending()
+                        self._disconnect_task.cancel()  # a client that disconnects now has received everything
+                    await self._start()
+                    if data:
+                        await send({"type": "http.response.body", "body": data, "more_body": num_open > 0})
+        finally:
+            late.cancel()
+
+    def _start_now(self) -> None:
+        """The engine has not accepted the request yet; it waits for a grammar, or for hosts."""
+        if not self._started:
+            self._started = True
+            self._starting = asyncio.ensure_future(self._send(self._headers()))
+
+    async def _start(self) -> None:
+        if not self._started:
+            self._started = True
+            await self._send(self._headers())
+        elif self._starting is not None:
+            starting, self._starting = self._starting, None
+            await starting
+
+    def _headers(self) -> Message:
+        return response_start(200, self._job.media_type, headers=self._job.headers)
+
+    def _finished(self, choices: list[list[Delta]] | None) -> None:
+        if choices is not None and self._job.finished is not None:
+            self._job.finished(choices)
 
     async def _respond(self, whole: WriteResponse) -> None:
         choices: list[list[Delta]] = [[] for _ in self._job.requests]
         async with aclosing(merge_streams(self._service.client, self._job.requests)) as arriving:
             async for batch in arriving:
                 self._observe(batch)
-                for index, delta in batch:
-                    choices[index].append(delta)
+                _keep(choices, batch)
         body = whole(choices)
+        self._finished(choices)
         self._disconnect_task.cancel()
         self._started = True
-        await send_response(self._send, 200, body)
+        await send_response(self._send, 200, body, headers=[*self._job.headers, *self._job.verdict(choices)])
 
     def _observe(self, batch: Batch) -> int:
         """How many sequences finished in this batch."""
         ended = 0
         for index, delta in batch:
             self._timers[index].observe(delta)
+            if delta.usage is not None:
+                self._so_far[index] = delta.usage
             if delta.tool_calls:
                 self._has_calls = True
             if delta.finish_reason is not None:
@@ -156,13 +188,14 @@ class _Generation:
         """Before the first byte: an error response. In a stream: an error event. In a complete response: the connection is closed."""
         if not self._started:
             raise refusal
-        if not self._is_stream:
+        if self._events is None:
             self._service.metrics.count_outcome(outcome(refusal))
             self._scope.get(ABORT, _no_abort)()
             return
-        event = error_event(str(refusal), type=refusal.type, code=refusal.code)
+        event = self._events.failed(refusal)
         try:
             async with asyncio.timeout(ERROR_EVENT_SECONDS):
+                await self._start()
                 await self._send({"type": "http.response.body", "body": event, "more_body": False})
         except TimeoutError:  # a client that does not read must not stay in flight
             self._scope.get(ABORT, _no_abort)()
@@ -175,10 +208,20 @@ class _Generation:
             return "tool_calls"
         return "length" if "length" in reasons else "stop"
 
+    def _usages(self) -> list[Usage]:
+        """What was used: of answers that ended, as the engine counted; of others, what arrived."""
+        ended = {index: delta.usage for index, delta in self._ends.items() if delta.usage is not None}
+        return list((self._so_far | ended).values())
+
     def _details(self) -> str:
         usages = [delta.usage for delta in self._ends.values() if delta.usage is not None]
         text = usage_text(usages)
         return f"{text}, {self._flight.cancel_reason}" if self._flight.cancel_reason else text
+
+
+def _keep(choices: list[list[Delta]], batch: Batch) -> None:
+    for index, delta in batch:
+        choices[index].append(delta)
 
 
 def usage_text(usages: Sequence[Usage]) -> str:

@@ -5,12 +5,16 @@ Plain ASGI: Starlette's BaseHTTPMiddleware, with a task and a queue per request,
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from uuid import uuid4
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from windlass.serve.api.route import ApiRoute
+from windlass.serve.api.caller import KEY
+from windlass.serve.api.route import ApiRoute, openai_error
 from windlass.serve.http import errors
 from windlass.serve.http.api_keys import key_number
 from windlass.serve.http.asgi import ClientDisconnected, Header, request_header, response_start, send_error
@@ -18,17 +22,31 @@ from windlass.serve.http.origin import allows_host, allows_origin, cors_headers
 from windlass.serve.monitor.log import access_line, error_location
 from windlass.serve.page.routes import is_page_path
 from windlass.serve.service import Service
+from windlass.wire.anthropic.writer import anthropic_error
+from windlass.wire.ollama.writer import ollama_error
 from windlass.wire.schema.errors import ApiError
 
-KEY, DETAILS = "windlass.key", "windlass.details"
-"""Scope keys: the index of the caller's API key, and details for the access log."""
+ErrorWriter = Callable[[ApiError], bytes]
+ERROR_STYLES: dict[str, ErrorWriter] = {"/v1/messages": anthropic_error, "/api/": ollama_error}
+"""Formats of errors below other prefixes, of unknown routes too."""
+DETAILS = "windlass.details"
+"""Scope key: details for the access log."""
+REQUEST_ID = re.compile(rb"[!-~]{1,128}")
+"""Ids of requests that clients choose."""
+
+
+def error_writer(path: str) -> ErrorWriter:
+    return next((writer for prefix, writer in ERROR_STYLES.items() if path.startswith(prefix)), openai_error)
 
 
 class AccessMiddleware:
     def __init__(self, app: ASGIApp, service: Service, routes: Sequence[ApiRoute]) -> None:
         self._app, self._service = app, service
         self._paths = frozenset(route.path for route in routes)
+        self._errors = {route.path: route.error_body for route in routes}
+        self._prefixes = tuple(route.path.partition("{")[0] for route in routes if "{" in route.path)
         self._public = frozenset(route.path for route in routes if route.is_public)
+        self._admin = frozenset(route.path for route in routes if route.is_admin)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -52,10 +70,10 @@ class AccessMiddleware:
         except ClientDisconnected:
             pass
         except ApiError as refusal:
-            await response.send_error(refusal)
+            await response.send_error(refusal, self._error_body(scope["path"]))
         except Exception as error:  # noqa: BLE001 - the outermost handler of a request
             self._service.log.line(f"{type(error).__name__} in {error_location(error)}")
-            await response.send_error(errors.to_api_error(error))
+            await response.send_error(errors.to_api_error(error), self._error_body(scope["path"]))
         finally:
             self._record(scope, response.status, time.perf_counter() - started)
 
@@ -67,16 +85,26 @@ class AccessMiddleware:
         if not allows_origin(origin, host, settings.cors_origins):
             raise errors.forbidden("Origin")
         path = scope["path"]
-        number = key_number(scope["headers"], settings.api_keys)
+        number = key_number(scope["headers"], self._service.keys)
         is_public = path in self._public or is_page_path(path) or scope["method"] == "OPTIONS"
-        if number is None and not is_public:
-            raise errors.unauthorized()
+        if not is_public:
+            self._check_key(number, path)
         scope[KEY] = number or 0
 
+    def _check_key(self, number: int | None, path: str) -> None:
+        if number is None:
+            raise errors.unauthorized()
+        key = self._service.keys[number - 1] if number else None
+        if key is not None and key.is_expired(datetime.now(UTC)):
+            raise errors.key_expired()
+        if key is not None and key.role != "admin" and path in self._admin:
+            raise errors.needs_admin()
+
     def _headers(self, scope: Scope) -> list[Header]:
+        named = [(b"x-request-id", _request_id(scope))]
         origins = self._service.settings.cors_origins
         requested = request_header(scope, b"access-control-request-headers")
-        return cors_headers(request_header(scope, b"origin"), origins, requested) if origins else []
+        return [*named, *cors_headers(request_header(scope, b"origin"), origins, requested)] if origins else named
 
     def _record(self, scope: Scope, status: int, seconds: float) -> None:
         route = self._route(scope["path"])
@@ -84,11 +112,25 @@ class AccessMiddleware:
         if self._service.settings.log_requests and route not in ("/health", "/metrics", "page"):
             self._service.log.line(access_line(scope["method"], route, status, seconds, scope[DETAILS]))
 
+    def _error_body(self, path: str) -> ErrorWriter:
+        """In the format of the API that the path belongs to."""
+        return self._errors.get(path) or error_writer(path)
+
     def _route(self, path: str) -> str:
         """The metric label and log name of a path; unknown paths are not quoted, since they may contain anything."""
         if path in self._paths:
             return path
-        return "page" if is_page_path(path) else "/v1/models/" if path.startswith("/v1/models/") else "other"
+        if is_page_path(path):
+            return "page"
+        return next((prefix for prefix in self._prefixes if path.startswith(prefix)), "other")
+
+
+def _request_id(scope: Scope) -> bytes:
+    """The client's, or a new one."""
+    for name, value in scope["headers"]:
+        if name in (b"x-request-id", b"x-client-request-id") and REQUEST_ID.fullmatch(value):
+            return value
+    return b"req_" + uuid4().hex.encode()
 
 
 class _RecordingSend:
@@ -104,10 +146,10 @@ class _RecordingSend:
             message["headers"] = [*message.get("headers", ()), *self._headers]
         await self._send(message)
 
-    async def send_error(self, refusal: ApiError) -> None:
+    async def send_error(self, refusal: ApiError, error_body: ErrorWriter) -> None:
         """Not possible once the response has started: then the connection is closed, which tells the client that it is incomplete."""
         if self.status == 0:
-            await send_error(self, refusal)
+            await send_error(self, refusal, error_body(refusal))
 
 
 async def _preflight(send: Send) -> None:

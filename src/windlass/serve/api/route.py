@@ -10,6 +10,12 @@ from starlette.types import ASGIApp
 
 from windlass.core.model import Frozen
 from windlass.serve.service import Service
+from windlass.wire.schema.errors import ApiError, ErrorBody
+
+
+def openai_error(refusal: ApiError) -> bytes:
+    return refusal.body
+
 
 _CONVERTOR = re.compile(r":\w+}")
 
@@ -26,14 +32,25 @@ class ApiRoute(Frozen):
     response: type | None = None
     events: tuple[type, ...] = ()
     """The JSON in its server-sent events."""
+    streams: tuple[str, ...] = ()
+    """Media types of streams without a fixed schema."""
+    error: type = ErrorBody
+    """The format of its errors."""
+    error_body: Callable[[ApiError], bytes] = openai_error
     examples: dict[str, dict[str, Any]] = {}
     parameters: tuple[dict[str, Any], ...] = ()
     is_public: bool = False
     """Needs no API key."""
+    is_admin: bool = False
+    """Needs an API key with the role admin, if there are keys."""
     is_text: bool = False
     """The response is plain text."""
     is_any: bool = False
     """The response is a JSON object of no fixed schema."""
+    is_form: bool = False
+    """The request is multipart/form-data with a file and its purpose."""
+    is_bytes: bool = False
+    """The response is the content of a file."""
     is_health: bool = False
     """503 has the same body as 200."""
 

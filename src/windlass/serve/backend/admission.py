@@ -20,10 +20,18 @@ class Load(Frozen):
     max_waiting: int
     mean_seconds: float = DEFAULT_SECONDS
     """Recent mean duration of a sequence, from admission to its end."""
+    own: int = 0
+    """Of `in_flight`, those of the same key or address."""
+    num_shares: int = 1
+    """Keys or addresses that have sequences in flight, this one included."""
 
     @property
     def capacity(self) -> int:
         return max(self.max_running, 1) + self.max_waiting
+
+    @property
+    def fair_share(self) -> int:
+        return self.capacity // max(self.num_shares, 1)
 
 
 class AdmissionResult(Frozen):
@@ -35,10 +43,15 @@ class AdmissionResult(Frozen):
 
 
 def admit(load: Load, requested: int) -> AdmissionResult:
-    """All of a request's sequences or none."""
+    """All of a request's sequences or none.
+
+    Whoever holds less than a fair share gets it even if others have filled the queue, so that one key cannot shut out another. Shares
+    add up to the capacity, so there are never more than twice as many sequences in flight.
+    """
     if requested > load.capacity:
         return AdmissionResult(admitted=False, is_impossible=True)
-    if load.in_flight + requested > load.capacity:
+    is_within_share = load.num_shares > 1 and load.own + requested <= load.fair_share
+    if load.in_flight + requested > load.capacity and not (is_within_share and load.in_flight + requested <= 2 * load.capacity):
         return AdmissionResult(admitted=False, retry_seconds=retry_seconds(load, requested))
     return AdmissionResult(admitted=True)
 

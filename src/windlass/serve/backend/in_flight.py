@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Literal
@@ -42,6 +43,8 @@ class InFlightRequests:
     def __init__(self) -> None:
         self._open: set[InFlightRequest] = set()
         self.num_sequences = 0
+        self.by_share: Counter[str] = Counter()
+        """Sequences in flight of each key or address; only of those that have any."""
         self.mean_seconds = DEFAULT_SECONDS
         self._num_ended = 0
         self._idle = asyncio.Event()
@@ -51,20 +54,24 @@ class InFlightRequests:
         return len(self._open)
 
     @contextmanager
-    def track(self, num_sequences: int, is_timed: bool = True) -> Generator[InFlightRequest]:
+    def track(self, num_sequences: int, share: str = "", is_timed: bool = True) -> Generator[InFlightRequest]:
         flight = InFlightRequest(num_sequences)
         self._open.add(flight)
         self.num_sequences += num_sequences
+        self.by_share[share] += num_sequences
         self._idle.clear()
         try:
             yield flight
         finally:
             self._open.discard(flight)
             self.num_sequences -= num_sequences
+            self.by_share[share] -= num_sequences
+            if not self.by_share[share]:
+                del self.by_share[share]
             if is_timed and not flight.cancel_reason:
                 self._num_ended += 1
-                share = max(NEW_SHARE, 1 / self._num_ended)
-                self.mean_seconds += share * (time.perf_counter() - flight.started - self.mean_seconds)
+                weight = max(NEW_SHARE, 1 / self._num_ended)
+                self.mean_seconds += weight * (time.perf_counter() - flight.started - self.mean_seconds)
             if not self._open:
                 self._idle.set()
 

@@ -50,7 +50,8 @@ async def _pump(client: Client, index: int, request: Request, queue: _DeltaQueue
         await turn.wait()
         async with aclosing(client.generate(request)) as deltas:
             async for delta in deltas:
-                turn.started.set()
+                if delta.token_ids:
+                    turn.started.set()
                 queue.put(index, delta)
     except Exception as error:  # noqa: BLE001 - re-raised by `take`
         queue.fail(error)

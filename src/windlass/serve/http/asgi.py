@@ -39,8 +39,8 @@ async def send_response(send: Send, status: int, body: bytes, media_type: bytes 
     await send({"type": "http.response.body", "body": body})
 
 
-async def send_error(send: Send, error: ApiError) -> None:
-    await send_response(send, error.status, error.body, headers=_error_headers(error))
+async def send_error(send: Send, error: ApiError, body: bytes) -> None:
+    await send_response(send, error.status, body, headers=_error_headers(error))
 
 
 def _error_headers(error: ApiError) -> list[Header]:

@@ -87,6 +87,15 @@ def queue_full(in_flight: int) -> ApiError:
     )
 
 
+def quota_exceeded(limit: str) -> ApiError:
+    return ApiError(
+        f"the limit of this API key is exceeded: {limit}; retry after the time in Retry-After",
+        code="rate_limit_exceeded",
+        status=429,
+        type="rate_limit_error",
+    )
+
+
 def engine_overloaded() -> ApiError:
     return ApiError(
         "the engine is overloaded; retry after the time in Retry-After",
@@ -105,7 +114,17 @@ def too_many_sequences(requested: int, capacity: int) -> ApiError:
 
 
 def unauthorized() -> ApiError:
-    return ApiError("missing or wrong API key; send it as `Authorization: Bearer KEY`", code="invalid_api_key", status=401)
+    return ApiError(
+        "missing or wrong API key; send it as `Authorization: Bearer KEY` or `x-api-key: KEY`", code="invalid_api_key", status=401
+    )
+
+
+def key_expired() -> ApiError:
+    return ApiError("the API key has expired; ask the operator of this server for another", code="invalid_api_key", status=401)
+
+
+def needs_admin() -> ApiError:
+    return ApiError("this route needs an API key with the role admin", code="forbidden", status=403, type="permission_error")
 
 
 def forbidden(header: str) -> ApiError:
@@ -140,6 +159,15 @@ def not_found() -> ApiError:
 
 def method_not_allowed() -> ApiError:
     return ApiError("method not allowed; see the Allow header", code="method_not_allowed", status=405)
+
+
+def unknown_response(param: str | None = None) -> ApiError:
+    return ApiError(
+        "response not found: it was not stored, has expired, was deleted, or is another key's",
+        param=param,
+        code="not_found",
+        status=404,
+    )
 
 
 def unknown_model(served: str) -> ApiError:

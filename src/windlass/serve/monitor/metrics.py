@@ -47,6 +47,10 @@ class Metrics:
         self.http = Counter(
             "http_requests", "HTTP requests by route and status.", ["route", "status"], namespace=NAME, registry=registry
         )
+        self.key_tokens = Counter(
+            "key_tokens", "Tokens by API key and kind (prompt, completion).", ["key", "kind"], namespace=NAME, registry=registry
+        )
+        self.key_requests = Counter("key_requests", "Requests by API key.", ["key"], namespace=NAME, registry=registry)
         self.recent_first_token, self.recent_inter_token = RollingValues(), RollingValues()
         self.token_rate, self.prompt_rate = RollingRate(), RollingRate()
         self.outcomes: Count[str] = Count()

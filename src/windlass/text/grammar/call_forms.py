@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from windlass.core.model import Frozen
 from windlass.text.grammar.grammar import Grammar
@@ -18,10 +18,17 @@ Parameters = dict[str, Any]
 """A tool's JSON schema."""
 
 
+class ToolSchema(NamedTuple):
+    name: str
+    parameters: Parameters
+    is_strict: bool
+    """Rejects keywords that cannot be enforced."""
+
+
 class CallForm(Frozen):
     mark: str
     """The marker before a call; a list of calls has it once."""
-    one: Callable[[Grammar, str, Parameters], str]
+    one: Callable[[Grammar, ToolSchema], str]
     """The grammar after the marker."""
     between: str | None = None
     """The separator of two calls; None: only one call is possible."""
@@ -29,53 +36,54 @@ class CallForm(Frozen):
     """A JSON list of calls."""
 
 
-def _tagged_json(grammar: Grammar, name: str, parameters: Parameters) -> str:
-    opened = grammar.literal(f'{{"name": {json.dumps(name)}, "arguments": ')
+def _tagged_json(grammar: Grammar, tool: ToolSchema) -> str:
+    opened = grammar.literal(f'{{"name": {json.dumps(tool.name)}, "arguments": ')
     closed = f"{grammar.literal('}')} {_line(grammar)} {grammar.literal('</tool_call>')}"
-    return f"{_line(grammar)} {opened} {grammar.schema(parameters)} {closed}"
+    return f"{_line(grammar)} {opened} {grammar.schema(tool.parameters, tool.is_strict)} {closed}"
 
 
-def _pairs(grammar: Grammar, name: str, parameters: Parameters) -> str:
+def _pairs(grammar: Grammar, tool: ToolSchema) -> str:
     line = _line(grammar)
 
     def pair(key: str, schema: Any) -> str:
         opened = f"{line} {grammar.literal(f'<arg_key>{key}</arg_key>')} {line} {grammar.literal('<arg_value>')}"
-        return f"{opened} {_value(grammar, schema, parameters, '</arg_value>')}"
+        return f"{opened} {_value(grammar, schema, tool, '</arg_value>')}"
 
-    return f"{grammar.literal(name)} {_each(pair, parameters)} {line} {grammar.literal('</tool_call>')}"
+    return f"{grammar.literal(tool.name)} {_each(pair, tool.parameters)} {line} {grammar.literal('</tool_call>')}"
 
 
-def _function_tags(grammar: Grammar, name: str, parameters: Parameters) -> str:
+def _function_tags(grammar: Grammar, tool: ToolSchema) -> str:
     newline = grammar.literal("\n")
 
     def parameter(key: str, schema: Any) -> str:
-        value = _value(grammar, schema, parameters, "\n</parameter>\n")
+        value = _value(grammar, schema, tool, "\n</parameter>\n")
         return f"{grammar.literal(f'<parameter={key}>')} {newline} {value}"
 
-    opened = f"{newline} {grammar.literal(f'<function={name}>')} {newline}"
+    opened = f"{newline} {grammar.literal(f'<function={tool.name}>')} {newline}"
     closed = f"{grammar.literal('</function>')} {newline} {grammar.literal('</tool_call>')}"
-    return f"{opened} {_each(parameter, parameters)} {closed}"
+    return f"{opened} {_each(parameter, tool.parameters)} {closed}"
 
 
-def _listed(grammar: Grammar, name: str, parameters: Parameters) -> str:
-    opened = grammar.literal(f'{{"name": {json.dumps(name)}, "arguments": ')
-    return f"{opened} {grammar.schema(parameters)} {grammar.literal('}')}"
+def _listed(grammar: Grammar, tool: ToolSchema) -> str:
+    opened = grammar.literal(f'{{"name": {json.dumps(tool.name)}, "arguments": ')
+    return f"{opened} {grammar.schema(tool.parameters, tool.is_strict)} {grammar.literal('}')}"
 
 
-def _named(grammar: Grammar, name: str, parameters: Parameters) -> str:
-    return f"{grammar.literal(f'{name}[ARGS]')} {grammar.schema(parameters)}"
+def _named(grammar: Grammar, tool: ToolSchema) -> str:
+    return f"{grammar.literal(f'{tool.name}[ARGS]')} {grammar.schema(tool.parameters, tool.is_strict)}"
 
 
-def _bare(grammar: Grammar, name: str, parameters: Parameters) -> str:
+def _bare(grammar: Grammar, tool: ToolSchema) -> str:
     """One schema for the whole call, since the alternative, an answer, may be JSON too."""
-    properties = {"name": {"const": name}, "parameters": _rebased(parameters, "#/properties/parameters")}
+    properties = {"name": {"const": tool.name}, "parameters": _rebased(tool.parameters, "#/properties/parameters")}
     return grammar.schema(
-        {"type": "object", "properties": properties, "required": ["name", "parameters"], "additionalProperties": False}
+        {"type": "object", "properties": properties, "required": ["name", "parameters"], "additionalProperties": False},
+        tool.is_strict,
     )
 
 
-def _to_function(grammar: Grammar, name: str, parameters: Parameters) -> str:
-    return f"{grammar.literal(f'{name} <|constrain|>json<|message|>')} {grammar.schema(parameters)}"
+def _to_function(grammar: Grammar, tool: ToolSchema) -> str:
+    return f"{grammar.literal(f'{tool.name} <|constrain|>json<|message|>')} {grammar.schema(tool.parameters, tool.is_strict)}"
 
 
 CALLS: dict[str, CallForm] = {
@@ -106,7 +114,7 @@ def _each(write: Callable[[str, Any], str], parameters: Mapping[str, Any]) -> st
     return " ".join(write(key, schema) if key in needed else f"({write(key, schema)})?" for key, schema in given.items())
 
 
-def _value(grammar: Grammar, schema: Any, parameters: Mapping[str, Any], end: str) -> str:
+def _value(grammar: Grammar, schema: Any, tool: ToolSchema, end: str) -> str:
     """Strings are plain text up to the closing tag."""
     given = cast(Mapping[str, Any], schema) if isinstance(schema, Mapping) else dict[str, Any]()
     chosen: Any = given.get("enum", [given["const"]] if "const" in given else None)
@@ -116,8 +124,8 @@ def _value(grammar: Grammar, schema: Any, parameters: Mapping[str, Any], end: st
     types = schema_types(given)
     if "string" in types or (not types and "$ref" not in given):
         return grammar.until(end)
-    kept = {key: parameters[key] for key in ("$defs", "definitions") if key in parameters}
-    return f"{grammar.schema({**kept, **given})} {grammar.literal(end)}"
+    kept = {key: tool.parameters[key] for key in ("$defs", "definitions") if key in tool.parameters}
+    return f"{grammar.schema({**kept, **given}, tool.is_strict)} {grammar.literal(end)}"
 
 
 def _rebased(schema: Any, to: str) -> Any:

@@ -12,11 +12,15 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from windlass.core.request import Constraint
-from windlass.errors import BadInput
+from windlass.errors import BadInput, MissingExtra
+from windlass.text.grammar.schema import enforceable
 
 _JSON_SPACE = r"\r?\n[ \t]{0,32}|[ \t]{1,4}"
 """Whitespace allowed in JSON: a newline with indentation, or a few spaces. With unlimited whitespace some models write nothing else."""
 _SPACE = r"/[ \n\r\t]{1,8}/"
+_GBNF = re.compile(r"^\s*[A-Za-z][\w-]*\s*::=", re.MULTILINE)
+MAX_GBNF = 32_768
+"""Characters: conversion is slow."""
 ANYTHING = "/(?s:.*)/"
 
 
@@ -54,24 +58,28 @@ class Grammar:
         self.rule(f"/(?s:.+)/ & ~/(?s:.*){re.escape(mark)}(?s:.*)/", "WORDS")
         return "WORDS"
 
-    def schema(self, schema: Any) -> str:
+    def schema(self, schema: Any, is_strict: bool = True) -> str:
+        """`is_strict`: keywords that cannot be enforced are left for llguidance to reject."""
         if schema is False:
             raise BadInput("the JSON schema is false, which no output can match", field="constraint")
         given = dict(cast(Mapping[str, Any], schema)) if isinstance(schema, Mapping) else dict[str, Any]()
-        return self._part({"json_schema": {"x-guidance": {"whitespace_pattern": _JSON_SPACE}} | given})
+        if is_strict:
+            return self._part({"json_schema": {"x-guidance": {"whitespace_pattern": _JSON_SPACE}} | given})
+        options = {"whitespace_pattern": _JSON_SPACE, "coerce_one_of": True}
+        return self._part({"json_schema": {"x-guidance": options} | enforceable(given).schema})
 
     def constraint(self, constraint: Constraint) -> str:
         match constraint.kind:
             case "json_object":
                 return self.schema({"type": "object"})
             case "json_schema":
-                return self.schema(json.loads(constraint.value))
+                return self.schema(json.loads(constraint.value), constraint.is_strict)
             case "regex":
                 return self._part({"lark_grammar": f"start: /{_in_slashes(constraint.value)}/\n"})
             case "choice":
                 return self._part({"lark_grammar": _one_of(constraint.choices)})
             case "grammar":
-                return self._part({"lark_grammar": constraint.value})
+                return self._part({"lark_grammar": _lark(constraint.value)})
 
     def rule(self, expression: str, name: str = "", options: str = "") -> str:
         """Adds a rule and returns its name; an identical rule is reused."""
@@ -102,6 +110,23 @@ def _one_of(texts: tuple[str, ...]) -> str:
     if not nonempty:
         return 'start: ""\n'
     return f"start: CHOICE{'?' if '' in texts else ''}\nCHOICE: {' | '.join(map(_quoted, nonempty))}\n"
+
+
+def _lark(grammar: str) -> str:
+    """Lark as it is; GBNF, the syntax of llama.cpp, is converted."""
+    if _GBNF.search(grammar) is None:
+        return grammar
+    if len(grammar) > MAX_GBNF:
+        raise BadInput(f"the GBNF grammar is longer than {MAX_GBNF:,} characters; write it in Lark syntax", field="constraint")
+    try:
+        from llguidance.gbnf_to_lark import gbnf_to_lark
+    except ImportError:
+        raise MissingExtra("llguidance", "serve", "a grammar in GBNF") from None
+    try:
+        return gbnf_to_lark(grammar)
+    except Exception as error:  # noqa: BLE001 - of any kind, for text that is no grammar
+        why = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        raise BadInput(f"the GBNF grammar is invalid: {why}", field="constraint") from None
 
 
 def _quoted(text: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Literal, cast
 from windlass.core.model import Frozen
 from windlass.core.request import Constraint, tool_name
 from windlass.errors import BadInput
-from windlass.text.grammar.call_forms import CALLS, CallForm
+from windlass.text.grammar.call_forms import CALLS, CallForm, ToolSchema
 from windlass.text.grammar.grammar import ANYTHING, Grammar
 from windlass.text.parse.styles import BARE_JSON, CHANNELS, PLAIN, style_tags
 
@@ -26,6 +26,8 @@ class OutputSpec(Frozen):
     constraint: Constraint | None = None
     tools: tuple[dict[str, Any], ...] = ()
     tool_choice: str = "auto"
+    parallel: bool = False
+    """Several calls where one is required."""
     reasons: Reasons = "never"
 
 
@@ -75,12 +77,12 @@ def _messages(header: str, grammar: Grammar) -> str:
 
 
 def _calls(spec: OutputSpec, grammar: Grammar) -> str:
-    """One call if the tool is named, otherwise one or more calls of any tool."""
+    """One call of any tool; with `parallel` and no named tool, one or more: weak models repeat calls until the length ends them."""
     form, one = CALLS[spec.style], _one(spec, grammar)
     mark = grammar.literal(form.mark) if form.mark else ""
     if form.is_list:
         return f"{mark} {_list(form, one, spec, grammar)}"
-    if _is_named(spec) or form.between is None:
+    if _is_one(spec) or form.between is None:
         return f"{mark} {one}".strip()
     between = grammar.literal(form.between) if form.between else ""
     return f"{mark} {one} ({between} {mark} {one})*"
@@ -102,12 +104,18 @@ def _one(spec: OutputSpec, grammar: Grammar) -> str:
     """A call of any allowed tool, after its marker."""
     tools = [tool for tool in spec.tools if not _is_named(spec) or tool_name(tool) == spec.tool_choice]
     form = CALLS[spec.style]
-    return grammar.rule(" | ".join(form.one(grammar, tool_name(tool), _parameters(tool)) for tool in tools), "call")
+    return grammar.rule(
+        " | ".join(form.one(grammar, ToolSchema(tool_name(tool), _parameters(tool), _is_strict(tool))) for tool in tools), "call"
+    )
 
 
 def _list(form: CallForm, one: str, spec: OutputSpec, grammar: Grammar) -> str:
-    more = "" if _is_named(spec) else f"({grammar.literal(form.between or '')} {one})*"
+    more = "" if spec.tool_choice != "auto" and _is_one(spec) else f"({grammar.literal(form.between or '')} {one})*"
     return f"{grammar.space()} {grammar.literal('[')} {one} {more} {grammar.literal(']')}"
+
+
+def _is_one(spec: OutputSpec) -> bool:
+    return _is_named(spec) or not spec.parallel
 
 
 def _is_named(spec: OutputSpec) -> bool:

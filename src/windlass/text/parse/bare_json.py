@@ -1,17 +1,18 @@
 """Tool calls in Llama 3's format: the output is {"name": "f", "parameters": {"k": 1}}, optionally after <|python_tag|>; several calls
 are separated by semicolons. Output that starts with anything else can have calls only after the tag.
 
-Invalid calls are returned as text.
+Other JSON is returned as text.
 """
 
 from __future__ import annotations
 
 from windlass.core.request import ToolCall
 from windlass.text.parse.json_end import JsonEnd
-from windlass.text.parse.splitter import Split, ToolCallSplitter
+from windlass.text.parse.partial_calls import partial_json_call
+from windlass.text.parse.splitter import Split, ToolCallSplitter, without_partial_mark
 from windlass.text.parse.stop_filter import SPACE, partial_match_length
 from windlass.text.parse.styles import PYTHON_TAG
-from windlass.text.parse.tool_calls import parse_json, tool_call_from_json
+from windlass.text.parse.tool_calls import call_from_json, parse_json
 
 
 class BareJsonSplitter(ToolCallSplitter):
@@ -24,7 +25,8 @@ class BareJsonSplitter(ToolCallSplitter):
         content, calls = self._split(final=True)
         rest = self._buffer.strip(SPACE + ";") and self._buffer if self._after_call else self._buffer
         self._buffer = ""
-        return content + rest, calls
+        text = without_partial_mark(rest.replace(PYTHON_TAG, ""), PYTHON_TAG)
+        return content + ("" if self.is_required else text), calls
 
     def _begin(self) -> None:
         self._end = JsonEnd()
@@ -43,17 +45,30 @@ class BareJsonSplitter(ToolCallSplitter):
         if start is None:
             return None
         if start < 0:
-            return self._as_text(self._tag_end())
+            return self._as_text(self._tag_end(), PYTHON_TAG)
         end = self._end.find(self._buffer[start:])
         if end is None:
-            return None
-        call = tool_call_from_json(parse_json(self._buffer[start : start + end]))
-        if call is None:
-            return self._as_text(start + end)
+            return self._incomplete(final, start)
+        found = partial_json_call(self._buffer[start : start + end]) or call_from_json(
+            parse_json(self._buffer[start : start + end])
+        )
+        if found is None:
+            tag = self._buffer[:start].find(PYTHON_TAG)
+            return self._as_text(start + end) if tag < 0 else self._as_text(start + end)[tag + len(PYTHON_TAG) :]
+        call = self._progress.finished(*found)
         self._take_calls([call], start + end)
         self._inside = True  # another may follow
         self._begin()
         return [call]
+
+    def _incomplete(self, final: bool, start: int) -> list[ToolCall] | None:
+        if not final and not self._progress.is_due(len(self._buffer)):
+            return None
+        partial = partial_json_call(self._buffer[start:])
+        if final and partial is not None:
+            return self._take_calls([self._progress.finished(*partial)], len(self._buffer))
+        self._progress.update(partial)
+        return None
 
     def _start(self) -> int | None:
         """Position of the JSON object; -1: there is none; None: not known yet."""

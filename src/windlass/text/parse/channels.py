@@ -5,24 +5,24 @@
 <|start|>assistant<|channel|>final<|message|>content<|return|>
 
 The prompt ends with <|start|>assistant, so the first header lacks it; a recipient may also precede the channel. The final marker is
-a stop token and usually not seen here. Calls are returned complete; invalid calls as text.
+a stop token and usually not seen here. What is no call is returned as text, without its header.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any, cast
 
-from windlass.core.request import ToolCall
+from windlass.core.request import CallPiece, ToolCall
+from windlass.text.parse.partial_calls import CallProgress, PartialCall, partial_json
 from windlass.text.parse.stop_filter import SPACE, partial_match_length
 from windlass.text.parse.styles import CHANNEL_MARKS
-from windlass.text.parse.tool_calls import new_tool_call, parse_json
 
 MESSAGE, START = "<|message|>", "<|start|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>", START)
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w*)")
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
+_HEADER = re.compile(r"\s*(?:<\|start\|>\w*\s*)?(?:<\|channel\|>\w*\s*)?")
 _HEADS = ("<|start|>", "<|channel|>", "assistant", "to=")
 _OWN = "functions."
 
@@ -31,10 +31,12 @@ Parts = tuple[str, str, tuple[ToolCall, ...]]
 
 
 class ChannelSplitter:
-    def __init__(self, has_tools: bool = True) -> None:
+    def __init__(self, has_tools: bool = True, header: str | None = None) -> None:
+        """`header`: of the message in which the output begins."""
         self._has_tools = has_tools
         self._buffer = ""
-        self._header: str | None = None
+        self._progress = CallProgress()
+        self._header: str | None = header
         """Header of the current message; None while a header is being read."""
         self._last: dict[str, bool] = {}
         """Channels that already have text, so that a second message of a kind is separated by a blank line."""
@@ -47,6 +49,13 @@ class ChannelSplitter:
     def finish(self) -> Parts:
         return self._split(final=True)
 
+    def take_pieces(self) -> tuple[CallPiece, ...]:
+        return self._progress.take()
+
+    @property
+    def is_reasoning(self) -> bool:
+        return self._header is not None and _channel(self._header) == "analysis"
+
     def _split(self, final: bool) -> Parts:
         parts = _ChannelParts()
         while self._step(parts, final):
@@ -54,7 +63,7 @@ class ChannelSplitter:
         return parts.reasoning, parts.content, tuple(parts.calls)
 
     def _step(self, parts: _ChannelParts, final: bool) -> bool:
-        if not self._buffer:
+        if not self._buffer and not (final and self._is_call):
             return False
         if self._header is None:
             return self._head(parts, final)
@@ -70,13 +79,11 @@ class ChannelSplitter:
             return True
         if is_head and not final:
             return False
+        header = _HEADER.match(self._buffer)
+        assert header is not None
+        if header[0].strip(SPACE):  # cut off within a header
+            self._buffer = self._buffer[header.end() :]
         self._header, self._has_text = "", False  # a body without a header
-        if text.startswith(
-            START
-        ):  # an incomplete header at the end; kept as a body it would match as an end marker again for ever
-            end = self._buffer.index(START) + len(START)
-            self._emit(parts.add_content, "final", self._buffer[:end])
-            self._buffer = self._buffer[end:]
         return True
 
     @property
@@ -96,16 +103,20 @@ class ChannelSplitter:
         return self._ended(mark)
 
     def _call(self, parts: _ChannelParts, final: bool) -> bool:
-        begin, mark = _first(self._buffer, ENDS)
-        if not mark and not final:
-            return False
-        body, self._buffer = (self._buffer[:begin], self._buffer[begin:]) if mark else (self._buffer, "")
         recipient = _RECIPIENT.search(self._header or "")
-        arguments = parse_json(body) if recipient else None
-        if recipient and isinstance(arguments, dict):
-            parts.calls.append(new_tool_call(recipient[1].removeprefix(_OWN), cast(dict[str, Any], arguments)))
+        assert recipient is not None
+        name = recipient[1].removeprefix(_OWN)
+        begin, mark = _first(self._buffer, ENDS)
+        body = (self._buffer[:begin] if mark else self._buffer).lstrip(SPACE)
+        if not mark and not final:
+            if body.startswith("{") and self._progress.is_due(len(body)):
+                self._progress.update(PartialCall(name, partial_json(body[: len(body) - partial_match_length(body, ENDS)])))
+            return False
+        self._buffer = self._buffer[begin:] if mark else ""
+        if body.startswith("{") or not body:
+            parts.calls.append(self._progress.finished(name, partial_json(body) or "{}"))
         else:
-            self._emit(parts.add_content, "final", f"{self._header}{MESSAGE}{body}")
+            self._emit(parts.add_content, "final", body)
         self._ended(mark)
         return bool(mark)
 

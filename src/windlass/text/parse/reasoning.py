@@ -17,14 +17,19 @@ def opens_reasoning(prompt: str, tags: tuple[str, str] = TAGS) -> bool:
 
 
 class ReasoningSplitter:
-    def __init__(self, starts_in_reasoning: bool = False, tags: tuple[str, str] = TAGS) -> None:
+    def __init__(self, starts_in_reasoning: bool = False, tags: tuple[str, str] = TAGS, begun: bool = False) -> None:
+        """`begun`: the answer has begun already, so an opening tag is text."""
         self._open, self._close = tags
         self._inside = starts_in_reasoning
-        self._begun = False
+        self._begun = begun
         """Whether the opening tag has been found or ruled out."""
         self._at_edge = starts_in_reasoning
         """Directly after a tag: whitespace is dropped."""
         self._buffer = ""
+
+    @property
+    def is_inside(self) -> bool:
+        return self._inside
 
     def push(self, text: str) -> tuple[str, str]:
         """(reasoning, content) as far as certain."""

@@ -1,21 +1,31 @@
-"""Base of the tool call parsers: splits streamed text into content and calls, holding back what may still become either."""
+"""Base of the tool call parsers: splits streamed text into content and calls, holding back what may still become either.
+
+A call is announced as soon as its name and the beginning of its arguments are there, and returned in pieces from then on. What is
+announced stays a call, even if its arguments turn out to be malformed or are cut off. The marks of what is no call are dropped:
+markup is never content.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from windlass.core.request import ToolCall
+from windlass.core.request import CallPiece, ToolCall
+from windlass.text.parse.partial_calls import CallProgress
 from windlass.text.parse.stop_filter import SPACE, partial_match_length
 
 Split = tuple[str, tuple[ToolCall, ...]]
+MAX_TEXT_CHARACTERS = 2
 
 
 class ToolCallSplitter(ABC):
-    def __init__(self, mark: str) -> None:
+    def __init__(self, mark: str, id_characters: int | None = None) -> None:
         """`mark`: the marker before calls."""
         self._mark = mark
         self._buffer = ""
         self._inside = self._after_call = False
+        self._progress = CallProgress(id_characters)
+        self.is_required = False
+        """The output is nothing but calls, so the beginning of a mark is never text."""
 
     def push(self, text: str) -> Split:
         """(content, calls) as far as certain."""
@@ -25,7 +35,11 @@ class ToolCallSplitter(ABC):
     def finish(self) -> Split:
         content, calls = self._split(final=True)
         rest, self._buffer = self._buffer, ""
-        return content + rest, calls
+        return content + without_partial_mark(rest, self._mark, self.is_required), calls
+
+    def take_pieces(self) -> tuple[CallPiece, ...]:
+        """The pieces of calls since the last time."""
+        return self._progress.take()
 
     def _split(self, final: bool) -> Split:
         content: list[str] = []
@@ -68,8 +82,14 @@ class ToolCallSplitter(ABC):
         self._inside, self._after_call, self._buffer = False, True, self._buffer[end:]
         return calls
 
-    def _as_text(self, end: int) -> str:
-        """Consumes the buffer up to `end` as text."""
-        text, self._buffer = self._buffer[:end], self._buffer[end:]
+    def _as_text(self, end: int, mark: str = "") -> str:
+        """Consumes the buffer up to `end` as text, without `mark` at its end."""
+        text, self._buffer = self._buffer[:end].removesuffix(mark), self._buffer[end:]
         self._inside = self._after_call = False
         return text
+
+
+def without_partial_mark(text: str, mark: str, is_required: bool = False) -> str:
+    """Of output that ended, without the beginning of a mark; one or two characters may be text."""
+    held = partial_match_length(text, (mark,)) if mark else 0
+    return text[:-held] if held > (0 if is_required else MAX_TEXT_CHARACTERS) else text

@@ -19,6 +19,8 @@ STYLES = (PLAIN, TAGS, *tools.FORMS, *BRACKETS, BARE_JSON, CHANNELS)
 THINK = ("<think>", "</think>")
 _BRACKET_THINK = ("[THINK]", "[/THINK]")
 CHANNEL_MARKS = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>")
+FINAL_CHANNEL = "<|channel|>final"
+"""The header of the message that is the answer."""
 BRACKET_MARKS = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
 PYTHON_TAG = "<|python_tag|>"
 

@@ -28,6 +28,9 @@ def request_to_chat(request: Request, model: str, *, stream: bool = True, extens
         top_logprobs=request.logprobs,
         chat_template_kwargs=None if request.thinking is None else TemplateVariables(enable_thinking=request.thinking),
         reasoning_effort=request.reasoning_effort,  # type: ignore[arg-type]
+        parallel_tool_calls=request.parallel_tool_calls,
+        continue_final_message=_continues(request),
+        add_generation_prompt=False if request.continues_answer else None,
         **_common(request, model, stream, extensions),
     )
 
@@ -61,6 +64,12 @@ def _choice(choice: str) -> str | ToolChoice:
     return choice if choice in CHOICES else ToolChoice(function=ToolChoiceFunction(name=choice), type="function")
 
 
+def _continues(request: Request) -> bool | None:
+    """Said only where it could be taken otherwise."""
+    is_answer = bool(request.messages) and (request.messages or ({},))[-1].get("role") == "assistant"
+    return request.continues_answer if is_answer else None
+
+
 def _common(request: Request, model: str, stream: bool, extensions: bool) -> dict[str, Any]:
     return {
         "model": model,
@@ -69,6 +78,7 @@ def _common(request: Request, model: str, stream: bool, extensions: bool) -> dic
         "stream": stream or None,
         "stream_options": StreamOptions(include_usage=True) if stream else None,
         "stop_token_ids": list(request.stop_token_ids) or None,
+        "min_tokens": request.min_tokens or None,
         "ignore_eos": request.ignore_eos or None,
         "cache_salt": request.cache_salt or None,
         "timeout": request.deadline_seconds if extensions else None,
@@ -95,7 +105,7 @@ def _constraint(constraint: Constraint | None) -> dict[str, Any]:
         case Constraint(kind="json_object"):
             return {"response_format": ResponseFormat(type="json_object")}
         case Constraint(kind="json_schema", value=value):
-            schema = JsonSchema(name="answer", schema=msgspec.json.decode(value), strict=True)
+            schema = JsonSchema(name="answer", schema=msgspec.json.decode(value), strict=constraint.is_strict)
             return {"response_format": ResponseFormat(type="json_schema", json_schema=schema)}
         case Constraint(kind="choice"):
             return {"structured_outputs": StructuredOutputs(choice=list(constraint.choices))}

@@ -24,6 +24,8 @@ class ContentPart(RequestStruct):
     input_audio: Any = None
     file: Any = None
     video_url: Any = None
+    cache_control: Any = None
+    """Ignored here and below: common prefixes are cached automatically. Anthropic's name, which proxies pass on."""
 
 
 class MessageFunction(RequestStruct):
@@ -53,6 +55,7 @@ class ChatMessage(RequestStruct):
     """Alias of the field above."""
     type: Literal["text", "message"] | None = None
     """Ignored; lm-evaluation-harness sends it."""
+    cache_control: Any = None
     # Fields of responses, which clients send back.
     refusal: str | None = None
     annotations: list[Any] | None = None
@@ -72,17 +75,30 @@ class Tool(RequestStruct):
     type: str
     function: FunctionDefinition | None = None
     custom: Any = None
+    cache_control: Any = None
 
 
 class ToolChoiceFunction(RequestStruct):
     name: str
 
 
+class AllowedTool(RequestStruct):
+    type: str = "function"
+    function: ToolChoiceFunction | None = None
+    name: str | None = None
+
+
+class AllowedTools(RequestStruct):
+    mode: Literal["auto", "required"]
+    tools: list[AllowedTool]
+
+
 class ToolChoice(RequestStruct):
     type: str
     function: ToolChoiceFunction | None = None
     custom: Any = None
-    allowed_tools: Any = None
+    allowed_tools: AllowedTools | None = None
+    """The model is shown only these."""
 
 
 class JsonSchema(RequestStruct):
@@ -90,7 +106,7 @@ class JsonSchema(RequestStruct):
     name: str | None = None
     description: str | None = None
     strict: bool | None = None
-    """Ignored: responses always follow the schema."""
+    """True: a schema that cannot be enforced completely is rejected. Otherwise the rest of it is enforced, and a header says so."""
 
 
 class ResponseFormat(RequestStruct):
@@ -118,6 +134,13 @@ class ChatRequest(CommonRequest, kw_only=True):
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     """For templates that can only switch reasoning on or off, `none` and `minimal` mean off."""
     chat_template_kwargs: TemplateVariables | None = None
+    parallel_tool_calls: bool | None = None
+    """False: at most one call. Absent: one call if a call is required."""
+    continue_final_message: bool | None = None
+    """The answer continues the last message, which is the assistant's; without it, one with text is continued unless the output is
+    constrained."""
+    add_generation_prompt: bool | None = None
+    """False only with continue_final_message."""
 
     # Accepted without effect, except that safety_identifier stands in for a missing user.
     metadata: dict[str, str] | None = None
@@ -133,14 +156,11 @@ class ChatRequest(CommonRequest, kw_only=True):
     functions: Any = None
     function_call: Any = None
     moderation: Any = None
-    parallel_tool_calls: bool | None = None
     prompt_cache_options: Any = None
     prompt_cache_retention: str | None = None
     service_tier: str | None = None
     verbosity: str | None = None
     echo: bool | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
     chat_template: str | None = None
     documents: Any = None
     best_of: Count | None = None
@@ -172,13 +192,13 @@ class ChatLogprobs(ResponseStruct):
 
 
 class ResponseFunction(ResponseStruct):
-    name: str | None = None
+    name: str | UnsetType | None = None
     arguments: str | None = None
 
 
 class ResponseToolCall(ResponseStruct):
-    id: str | None = None
-    type: str | None = "function"
+    id: str | UnsetType | None = None
+    type: str | UnsetType | None = "function"
     function: ResponseFunction = ResponseFunction()
     index: int | UnsetType = UNSET
     """In chunks: the index of the call this belongs to."""
@@ -209,6 +229,7 @@ class ChatResponse(ResponseStruct, kw_only=True):
     model: str = ""
     choices: list[ChatChoice]
     usage: UsageBody | None = None
+    system_fingerprint: str | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType | None = UNSET
 
 
@@ -235,6 +256,7 @@ class ChatChunk(ResponseStruct):
     model: str = ""
     choices: list[ChunkChoice] = []
     usage: UsageBody | UnsetType | None = UNSET
+    system_fingerprint: str | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType | None = UNSET
     error: ErrorDetail | str | UnsetType | None = UNSET
     """Set in the last chunk of a failed stream."""

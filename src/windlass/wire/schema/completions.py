@@ -53,4 +53,5 @@ class CompletionResponse(ResponseStruct):
     model: str = ""
     choices: list[CompletionChoice] = []
     usage: UsageBody | UnsetType | None = UNSET
+    system_fingerprint: str | UnsetType | None = UNSET
     error: ErrorDetail | str | UnsetType | None = UNSET

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Self
 
 import msgspec
@@ -54,3 +55,15 @@ def unsupported(param: str, why: str) -> ApiError:
 
 def invalid(param: str, why: str) -> ApiError:
     return ApiError(f"{param} {why}", param=param, code="invalid_value")
+
+
+def renamed(refusal: ApiError, params: Mapping[str, str]) -> ApiError:
+    """With the parameter as another API names it: `messages[0]` -> `input[0]`."""
+    for old, new in params.items():
+        if refusal.param is not None and (refusal.param == old or refusal.param.startswith((f"{old}.", f"{old}["))):
+            param = new + refusal.param[len(old) :]
+            message = str(refusal).replace(refusal.param, param, 1)
+            found = ApiError(message, param=param, code=refusal.code, status=refusal.status, type=refusal.type)
+            found.retry_seconds = refusal.retry_seconds
+            return found
+    return refusal

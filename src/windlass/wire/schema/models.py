@@ -17,6 +17,8 @@ class ModelCard(ResponseStruct):
     owned_by: str = OWNER
     max_model_len: int | UnsetType | None = UNSET
     """Context length; vLLM's name for it."""
+    embedding_pooling: str | UnsetType | None = UNSET
+    """How /v1/embeddings pools hidden states unless a request says otherwise."""
 
 
 class ModelList(ResponseStruct):
@@ -25,4 +27,4 @@ class ModelList(ResponseStruct):
 
 
 def model_card(info: Info, created: int, name: str = "") -> ModelCard:
-    return ModelCard(id=name or info.model, created=created, max_model_len=info.context_tokens)
+    return ModelCard(id=name or info.model, created=created, max_model_len=info.context_tokens, embedding_pooling="last")

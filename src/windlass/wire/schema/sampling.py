@@ -26,7 +26,7 @@ class StreamOptions(RequestStruct):
     include_obfuscation: bool | None = None
     """Rejected if true: chunks are not padded."""
     continuous_usage_stats: bool | None = None
-    """Rejected if true."""
+    """vLLM's: every chunk has the usage so far."""
 
 
 class StructuredOutputs(RequestStruct):
@@ -37,7 +37,7 @@ class StructuredOutputs(RequestStruct):
     regex: str | None = None
     choice: Annotated[list[str], Meta(min_length=1)] | None = None
     grammar: str | None = None
-    """Lark syntax."""
+    """Lark or GBNF syntax."""
     json_object: bool | None = None
 
 
@@ -64,6 +64,8 @@ class CommonRequest(RequestStruct):
     min_p: Fraction | None = None
     repetition_penalty: Repetition | None = None
     stop_token_ids: list[Natural] | None = None
+    min_tokens: Natural | None = None
+    """The model's own and the request's stop tokens are not sampled before."""
     ignore_eos: bool | None = None
     structured_outputs: StructuredOutputs | None = None
     cache_salt: str | None = None
@@ -73,7 +75,6 @@ class CommonRequest(RequestStruct):
     """Windlass only: the request's deadline in seconds."""
 
     # Parameters of other servers; values that would have an effect are rejected (wire/server/unsupported.py).
-    min_tokens: int | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None

@@ -14,11 +14,16 @@ class PromptDetails(ResponseStruct):
     cached_tokens: int | None = 0
 
 
+class CompletionDetails(ResponseStruct):
+    reasoning_tokens: int | None = 0
+
+
 class UsageBody(ResponseStruct):
     prompt_tokens: int = 0
     completion_tokens: int | None = 0
     total_tokens: int = 0
     prompt_tokens_details: PromptDetails | UnsetType | None = UNSET
+    completion_tokens_details: CompletionDetails | UnsetType | None = UNSET
 
 
 def usage_body(usages: Sequence[Usage], n: int = 1) -> UsageBody:
@@ -31,10 +36,18 @@ def usage_body(usages: Sequence[Usage], n: int = 1) -> UsageBody:
         completion_tokens=completion,
         total_tokens=prompt + completion,
         prompt_tokens_details=PromptDetails(cached_tokens=cached),
+        completion_tokens_details=CompletionDetails(reasoning_tokens=sum(usage.reasoning_tokens for usage in usages)),
     )
 
 
 def read_usage(body: UsageBody) -> Usage:
     details = body.prompt_tokens_details
     cached = details.cached_tokens if isinstance(details, PromptDetails) else 0
-    return Usage(prompt_tokens=body.prompt_tokens, completion_tokens=body.completion_tokens or 0, cached_tokens=cached or 0)
+    written = body.completion_tokens_details
+    reasoning = written.reasoning_tokens if isinstance(written, CompletionDetails) else 0
+    return Usage(
+        prompt_tokens=body.prompt_tokens,
+        completion_tokens=body.completion_tokens or 0,
+        cached_tokens=cached or 0,
+        reasoning_tokens=reasoning or 0,
+    )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import UNSET
 
-from windlass.core.request import Delta, ToolCall, Usage
+from windlass.core.request import CallPiece, Delta, ToolCall, Usage
 from windlass.wire.schema.chat import (
     ChatChoice,
     ChatLogprobs,
@@ -18,11 +18,12 @@ from windlass.wire.schema.chat import (
     ResponseMessage,
     ResponseToolCall,
 )
+from windlass.wire.schema.errors import ApiError
 from windlass.wire.schema.logprobs import chat_logprobs
 from windlass.wire.schema.usage import usage_body
 from windlass.wire.server.envelope import Envelope, api_finish_reason
 from windlass.wire.server.visible_logprobs import VisibleLogprobs
-from windlass.wire.sse import DONE_EVENT
+from windlass.wire.sse import DONE_EVENT, event
 
 _encode = msgspec.json.Encoder().encode
 
@@ -36,26 +37,38 @@ class ChatStream:
         *,
         n: int = 1,
         include_usage: bool = False,
+        continuous_usage: bool = False,
         logprobs: bool = False,
         token_ids: bool = False,
         has_stops: bool = False,
     ) -> None:
-        """`has_stops`: the request has stop strings."""
+        """`continuous_usage`: every chunk has the usage so far. `has_stops`: the request has stop strings."""
         self._head, self._tail = stream_frame("chat.completion.chunk", envelope, include_usage)
         self._choices = [_ChatChoiceWriter(number, self._head, self._tail, VisibleLogprobs(has_stops)) for number in range(n)]
         self._include_usage, self._logprobs, self._token_ids = include_usage, logprobs, token_ids
+        self._running = RunningUsage(n, n) if continuous_usage else None
 
     def event(self, index: int, delta: Delta) -> bytes:
         """Concatenated events; empty if there is nothing to send yet."""
         choice = self._choices[index]
-        if delta.finish_reason is None and not (delta.tool_calls or delta.reasoning or self._logprobs or self._token_ids):
+        if self._running is not None:
+            choice.tail = self._running.tail(index, delta)
+        elif delta.finish_reason is None and not (
+            delta.tool_calls or delta.call_pieces or delta.reasoning or self._logprobs or self._token_ids
+        ):
             return choice.text(delta.content) if delta.content else b""
+        if delta.finish_reason is None and not (delta.token_ids or _has_text(delta)):
+            return b""  # accepted
         events = choice.opened() + self._pieces(choice, delta)
         if delta.finish_reason is not None:
             choice.usage = delta.usage
             word = api_finish_reason(delta.finish_reason, choice.num_calls > 0)
             events += choice.wrapped(ChunkChoice(index=index, finish_reason=word))
         return events
+
+    def failed(self, refusal: ApiError) -> bytes:
+        """Ends a failed stream in place of `[DONE]`."""
+        return event(refusal.body)
 
     def ending(self) -> bytes:
         usages = [choice.usage for choice in self._choices if choice.usage is not None]
@@ -64,43 +77,86 @@ class ChatStream:
     def _pieces(self, choice: _ChatChoiceWriter, delta: Delta) -> bytes:
         shows_ids = self._token_ids and bool(delta.token_ids)
         shown = choice.shown.add(delta) if self._logprobs else []
-        if not (delta.content or delta.reasoning or delta.tool_calls or shows_ids or shown):
+        if not (_has_text(delta) or shows_ids or shown):
             return b""
         entries = chat_logprobs(shown, self._token_ids) if shown else None
         ids = list(delta.token_ids) if shows_ids else UNSET
         return choice.wrapped(ChunkChoice(index=choice.index, delta=choice.piece(delta), logprobs=entries, token_ids=ids))
 
 
+def _has_text(delta: Delta) -> bool:
+    return bool(delta.content or delta.reasoning or delta.tool_calls or delta.call_pieces)
+
+
 class _ChatChoiceWriter:
     def __init__(self, index: int, head: bytes, tail: bytes, shown: VisibleLogprobs) -> None:
-        self.index, self.num_calls, self.shown = index, 0, shown
+        self.index, self.shown, self.tail = index, shown, tail
         self.usage: Usage | None = None
-        self._head, self._tail = head, tail
+        self._head = head
+        self.num_calls = 0
+        self._begun: dict[str, int] = {}
+        """Id of a call that comes in pieces -> its index."""
         self._text_head = head + b'{"index":%d,"delta":{"content":' % index
         self._text_tail = b'},"logprobs":null,"finish_reason":null}' + tail
-        self._opening = self.wrapped(ChunkChoice(index=index, delta=ChunkDelta(role="assistant", content="")))
+        self._is_open = False
 
     def opened(self) -> bytes:
         """The first event carries the role."""
-        opening, self._opening = self._opening, b""
-        return opening
+        if self._is_open:
+            return b""
+        self._is_open = True
+        return self.wrapped(ChunkChoice(index=self.index, delta=ChunkDelta(role="assistant", content="")))
 
     def text(self, content: str) -> bytes:
         event = self._text_head + _encode(content) + self._text_tail
-        return self.opened() + event if self._opening else event
+        return event if self._is_open else self.opened() + event
+
+    def _next_call(self) -> int:
+        self.num_calls += 1
+        return self.num_calls - 1
+
+    def _call_piece(self, piece: CallPiece) -> ResponseToolCall:
+        """The first one of a call has id, type and name."""
+        is_first = piece.id not in self._begun
+        index = self._begun[piece.id] = self._next_call() if is_first else self._begun[piece.id]
+        function = ResponseFunction(name=piece.name or UNSET, arguments=piece.arguments)
+        return ResponseToolCall(
+            index=index, id=piece.id if is_first else UNSET, type="function" if is_first else UNSET, function=function
+        )
 
     def wrapped(self, choice: ChunkChoice) -> bytes:
-        return self._head + _encode(choice) + self._tail
+        return self._head + _encode(choice) + self.tail
 
     def piece(self, delta: Delta) -> ChunkDelta:
-        calls = [response_tool_call(call, index) for index, call in enumerate(delta.tool_calls, start=self.num_calls)]
-        self.num_calls += len(calls)
+        calls = [self._call_piece(piece) for piece in delta.call_pieces]
+        whole = [call for call in delta.tool_calls if self._begun.pop(call.id, None) is None]  # those that did not come in pieces
+        calls += [response_tool_call(call, self._next_call()) for call in whole]
         return ChunkDelta(content=delta.content or UNSET, reasoning_content=delta.reasoning or UNSET, tool_calls=calls or UNSET)
+
+
+class RunningUsage:
+    """The usage so far, for chunks that carry it. `n`: choices in a row that share a prompt."""
+
+    def __init__(self, num_choices: int, n: int) -> None:
+        self._usages = [Usage(prompt_tokens=0, completion_tokens=0)] * num_choices
+        self._n = n
+
+    def tail(self, index: int, delta: Delta) -> bytes:
+        """The bytes after a choice."""
+        before = self._usages[index]
+        if delta.usage is not None and (delta.finish_reason is not None or not before.completion_tokens):
+            self._usages[index] = delta.usage
+        if delta.finish_reason is None and delta.token_ids:
+            count = self._usages[index].completion_tokens + len(delta.token_ids)
+            self._usages[index] = msgspec.structs.replace(self._usages[index], completion_tokens=count)
+        return b'],"usage":' + _encode(usage_body(self._usages, self._n)) + b"}\n\n"
 
 
 def stream_frame(object: str, envelope: Envelope, include_usage: bool) -> tuple[bytes, bytes]:
     """The bytes before and after a choice."""
     values = {"id": envelope.id, "object": object, "created": envelope.created, "model": envelope.model}
+    if envelope.fingerprint:
+        values["system_fingerprint"] = envelope.fingerprint
     head = b"data: " + _encode(values)[:-1] + b',"choices":['
     return head, b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
 
@@ -133,6 +189,7 @@ def chat_response(
             for index, deltas in enumerate(choices)
         ],
         usage=usage_body(usages, len(choices)),
+        system_fingerprint=envelope.fingerprint or UNSET,
     )
 
 

@@ -10,11 +10,12 @@ from msgspec import UNSET
 from windlass.core.model import Frozen
 from windlass.core.request import Delta, Usage
 from windlass.wire.schema.completions import CompletionChoice, CompletionLogprobs, CompletionResponse
+from windlass.wire.schema.errors import ApiError
 from windlass.wire.schema.logprobs import Offsets, completion_logprobs, joined
 from windlass.wire.schema.usage import usage_body
-from windlass.wire.server.chat_responses import stream_frame, usage_event
+from windlass.wire.server.chat_responses import RunningUsage, stream_frame, usage_event
 from windlass.wire.server.envelope import Envelope, api_finish_reason
-from windlass.wire.sse import DONE_EVENT
+from windlass.wire.sse import DONE_EVENT, event
 
 _encode = msgspec.json.Encoder().encode
 
@@ -37,13 +38,15 @@ class CompletionStream:
         num_choices: int = 1,
         n: int = 1,
         include_usage: bool = False,
+        continuous_usage: bool = False,
         logprobs: bool = False,
         token_ids: bool = False,
         echoes: Sequence[Echo] = (),
     ) -> None:
         self._head, self._tail = stream_frame("text_completion", envelope, include_usage)
         self._n, self._include_usage = n, include_usage
-        self._is_plain = not (logprobs or token_ids)
+        self._is_plain = not (logprobs or token_ids or continuous_usage)
+        self._running = RunningUsage(num_choices, n) if continuous_usage else None
         self._choices = [
             _CompletionChoiceWriter(index, logprobs, token_ids, echoes[index] if echoes else None) for index in range(num_choices)
         ]
@@ -55,8 +58,13 @@ class CompletionStream:
         choice = self._choices[index]
         if self._is_plain and delta.finish_reason is None and choice.is_echoed:
             return self._text_heads[index] + _encode(delta.content) + self._text_tail if delta.content else b""
+        tail = self._tail if self._running is None else self._running.tail(index, delta)
         found = choice.add(delta)
-        return b"" if found is None else self._head + _encode(found) + self._tail
+        return b"" if found is None else self._head + _encode(found) + tail
+
+    def failed(self, refusal: ApiError) -> bytes:
+        """Ends a failed stream in place of `[DONE]`."""
+        return event(refusal.body)
 
     def ending(self) -> bytes:
         usages = [choice.usage for choice in self._choices if choice.usage is not None]
@@ -127,6 +135,7 @@ def completion_response(
             for index, deltas in enumerate(choices)
         ],
         usage=usage_body([deltas[-1].usage for deltas in choices if deltas[-1].usage is not None], n),
+        system_fingerprint=envelope.fingerprint or UNSET,
     )
 
 

@@ -14,11 +14,13 @@ class Envelope(Frozen):
     id: str
     model: str
     created: int
+    fingerprint: str = ""
+    """Of the server's software and model; empty: not told."""
 
 
-def new_envelope(kind: str, model: str) -> Envelope:
+def new_envelope(kind: str, model: str, fingerprint: str = "") -> Envelope:
     """`kind` is chatcmpl or cmpl."""
-    return Envelope(id=f"{kind}-{uuid4().hex}", model=model, created=int(time.time()))
+    return Envelope(id=f"{kind}-{uuid4().hex}", model=model, created=int(time.time()), fingerprint=fingerprint)
 
 
 def api_finish_reason(reason: FinishReason, has_calls: bool = False) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from windlass.core.model import Frozen
-from windlass.core.request import NO_EFFORT, Constraint, ConstraintKind, Request, Sampling
+from windlass.core.request import NO_EFFORT, Constraint, ConstraintKind, Request, Sampling, tool_name
 from windlass.errors import BadInput, TooLong
 from windlass.wire.messages import CHOICES, from_messages, from_tools
 from windlass.wire.schema.chat import ChatRequest, ResponseFormat, ToolChoice
@@ -41,17 +41,24 @@ class RequestLimits(Frozen):
 ANY = RequestLimits()
 
 
+def too_long_message(why: str, context_tokens: int) -> str:
+    """Clients recognise the error by the words of its beginning."""
+    return f"This model's maximum context length is {context_tokens} tokens. However, {why}"
+
+
 def chat_to_request(body: ChatRequest, limits: RequestLimits = ANY) -> Request:
     """The request of one choice; see `expand_n`."""
     check_unsupported(body)
     _check_fits("messages", len(body.messages), limits)
     _check_fits("tools", len(body.tools or ()), limits)
-    tools = from_tools(body.tools or ())
+    tools, choice = chosen_tools(body)
     with naming_params(body):
         return Request(
             messages=from_messages(body.messages),
             tools=tools,
-            tool_choice=_tool_choice(body.tool_choice),
+            tool_choice=choice,
+            parallel_tool_calls=body.parallel_tool_calls,
+            continues_answer=_continues(body, choice),
             thinking=_thinking(body),
             reasoning_effort=body.reasoning_effort,
             max_tokens=_max_tokens(body),
@@ -117,7 +124,7 @@ def _check_choices(num_prompts: int, n: int, most: int) -> None:
 def _check_fits(param: str, count: int, limits: RequestLimits) -> None:
     """Every entry takes at least one token."""
     if limits.context_tokens is not None and count > limits.context_tokens:
-        message = f"{param} has {count:,} entries, which do not fit in {limits.context_tokens:,} tokens (the context)"
+        message = too_long_message(f"{param} has {count:,} entries, which do not fit", limits.context_tokens)
         raise ApiError(message, param=param, code=TOO_LONG)
 
 
@@ -133,6 +140,7 @@ def _common(body: CommonRequest, response_format: ResponseFormat | None, limits:
         "stop_token_ids": tuple(body.stop_token_ids or ()),
         "ignore_eos": bool(body.ignore_eos),
         "cache_salt": body.cache_salt or "",
+        "min_tokens": body.min_tokens or 0,
         "constraint": _constraint(response_format, body.structured_outputs),
         "deadline_seconds": _deadline(body.timeout, limits.deadline_seconds),
     }
@@ -175,6 +183,24 @@ def _check_top(name: str, value: int | None, limits: RequestLimits) -> None:
         raise invalid(name, f"is {value}; at most {limits.max_top_logprobs} are returned")
 
 
+def chosen_tools(body: ChatRequest) -> tuple[tuple[dict[str, Any], ...], str]:
+    """The tools that the model is shown, and the core's `tool_choice`."""
+    tools, choice = from_tools(body.tools or ()), body.tool_choice
+    if isinstance(choice, ToolChoice) and choice.type == "allowed_tools":
+        return _allowed(tools, choice)
+    return tools, _tool_choice(choice)
+
+
+def _allowed(tools: tuple[dict[str, Any], ...], choice: ToolChoice) -> tuple[tuple[dict[str, Any], ...], str]:
+    if choice.allowed_tools is None:
+        raise invalid("tool_choice.allowed_tools", "is missing")
+    names = {tool.function.name if tool.function is not None else tool.name for tool in choice.allowed_tools.tools}
+    known = {tool_name(tool) for tool in tools}
+    for name in names - known:
+        raise invalid("tool_choice.allowed_tools.tools", f"names {str(name)[:64]!r}, which is not among the tools")
+    return tuple(tool for tool in tools if tool_name(tool) in names), choice.allowed_tools.mode
+
+
 def _tool_choice(choice: str | ToolChoice | None) -> str:
     if choice is None:
         return "auto"
@@ -187,6 +213,18 @@ def _tool_choice(choice: str | ToolChoice | None) -> str:
     if choice.type != "function" or choice.function is None:
         raise unsupported("tool_choice.type", f"{choice.type[:40]!r} is not supported; name a function")
     return choice.function.name
+
+
+def _continues(body: ChatRequest, tool_choice: str) -> bool:
+    """Whether the answer continues the last message. Without a word about it, one that can be continued is."""
+    if body.add_generation_prompt is False and not body.continue_final_message:
+        raise unsupported("add_generation_prompt", "cannot be false without continue_final_message: there is always an answer")
+    if body.continue_final_message is not None:
+        return body.continue_final_message
+    last = body.messages[-1]
+    is_free = tool_choice in ("auto", "none") and body.structured_outputs is None
+    is_text = body.response_format is None or body.response_format.type == "text"
+    return last.role == "assistant" and bool(last.content) and not last.tool_calls and is_free and is_text
 
 
 def _thinking(body: ChatRequest) -> bool | None:
@@ -224,7 +262,7 @@ def _of_format(format: ResponseFormat) -> Constraint | None:
     if format.json_schema is not None:
         if format.json_schema.schema is None:
             raise invalid("response_format.json_schema.schema", "is missing")
-        return Constraint(kind="json_schema", value=_text(format.json_schema.schema))
+        return Constraint(kind="json_schema", value=_text(format.json_schema.schema), is_strict=bool(format.json_schema.strict))
     return Constraint(kind=format.type, value=format.regex or format.grammar or "")
 
 
@@ -238,7 +276,7 @@ def _of_outputs(outputs: StructuredOutputs) -> Constraint:
     kinds: dict[str, ConstraintKind] = {"json": "json_schema", "regex": "regex", "choice": "choice", "grammar": "grammar"}
     if name == "json_object":
         return Constraint(kind="json_object")
-    return Constraint(kind=kinds[name], value=value if isinstance(value, str) else _text(value))
+    return Constraint(kind=kinds[name], value=value if isinstance(value, str) else _text(value), is_strict=name != "json")
 
 
 def _text(value: Any) -> str:
@@ -248,7 +286,8 @@ def _text(value: Any) -> str:
 PARAMS: dict[str, tuple[str, ...]] = {
     "prompt": ("messages", "prompt"),
     "token_ids": ("prompt", "tokens"),
-    "constraint": ("structured_outputs", "response_format"),
+    "constraint": ("structured_outputs", "response_format", "tools"),
+    "continues_answer": ("continue_final_message", "messages"),
     "thinking": ("chat_template_kwargs", "reasoning_effort"),
     "max_tokens": ("max_completion_tokens", "max_tokens"),
     "logprobs": ("top_logprobs", "logprobs"),

@@ -28,7 +28,6 @@ UNSUPPORTED: dict[str, UnsupportedRule] = {
     "moderation": UnsupportedRule((), "is not supported"),
     "functions": UnsupportedRule((), "is deprecated; use tools"),
     "function_call": UnsupportedRule((), "is deprecated; use tool_choice"),
-    "parallel_tool_calls": UnsupportedRule((True,), "cannot be false: the model decides how many calls it makes"),
     "prompt_cache_options": UnsupportedRule(
         (), "is not supported: common prefixes are cached automatically; use cache_salt to isolate them"
     ),
@@ -37,7 +36,6 @@ UNSUPPORTED: dict[str, UnsupportedRule] = {
     "verbosity": UnsupportedRule(("medium",), "is not supported; put it into a message"),
     "suffix": UnsupportedRule(("",), "is not supported: no fill-in-the-middle"),
     # vLLM's and other servers'
-    "min_tokens": UnsupportedRule((0,), "is not supported"),
     "skip_special_tokens": UnsupportedRule((True,), "cannot be false: special tokens are never returned"),
     "spaces_between_special_tokens": UnsupportedRule((True,), "cannot be false: special tokens are never returned"),
     "include_stop_str_in_output": UnsupportedRule((False,), "is not supported: stop strings are never returned"),
@@ -53,8 +51,6 @@ UNSUPPORTED: dict[str, UnsupportedRule] = {
     "guided_regex": _GUIDED,
     "guided_choice": _GUIDED,
     "guided_grammar": _GUIDED,
-    "add_generation_prompt": UnsupportedRule((True,), "cannot be false: the generation prompt is always added"),
-    "continue_final_message": UnsupportedRule((False,), "is not supported; use /v1/completions"),
     "chat_template": UnsupportedRule((), "is not supported: the model's own template is used"),
     "documents": UnsupportedRule(([],), "is not supported; put them into a message"),
 }
@@ -94,6 +90,5 @@ def _check_stream(body: CommonRequest) -> None:
         return
     if not body.stream:
         raise invalid("stream_options", "needs stream: true")
-    for name in ("include_obfuscation", "continuous_usage_stats"):
-        if getattr(options, name):
-            raise unsupported(f"stream_options.{name}", "is not supported")
+    if options.include_obfuscation:
+        raise unsupported("stream_options.include_obfuscation", "is not supported")

@@ -12,10 +12,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from windlass.serve.api import endpoints
 from windlass.serve.api.adapters import chat_job, completion_job
 from windlass.serve.api.generate import GenerateEndpoint
-from windlass.serve.api.openapi import openapi
 from windlass.serve.api.route import ApiRoute
 from windlass.serve.api.status import Status
 from windlass.serve.http.asgi import send_response
+from windlass.serve.routing.batch_routes import BATCH_ROUTES
+from windlass.serve.routing.openapi import openapi
+from windlass.serve.routing.other_routes import OTHER_ROUTES
 from windlass.serve.service import Service
 from windlass.wire.schema.chat import ChatChunk, ChatRequest, ChatResponse
 from windlass.wire.schema.completions import CompletionRequest, CompletionResponse
@@ -24,7 +26,7 @@ from windlass.wire.schema.tokens import DetokenizeRequest, DetokenizeResponse, T
 
 
 async def openapi_json(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
-    await send_response(send, 200, _openapi_bytes(bool(service.settings.api_keys)))
+    await send_response(send, 200, _openapi_bytes(bool(service.keys)))
 
 
 @cache
@@ -42,7 +44,7 @@ WEATHER = {
     "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
 }
 
-ROUTES: tuple[ApiRoute, ...] = (
+OPENAI_ROUTES: tuple[ApiRoute, ...] = (
     ApiRoute(
         path="/v1/chat/completions",
         method="POST",
@@ -134,6 +136,7 @@ ROUTES: tuple[ApiRoute, ...] = (
         path="/metrics",
         method="GET",
         operation_id="metrics",
+        is_admin=True,
         summary="Prometheus metrics.",
         endpoint=_endpoint(endpoints.metrics),
         is_text=True,
@@ -150,6 +153,7 @@ ROUTES: tuple[ApiRoute, ...] = (
         path="/windlass/status",
         method="GET",
         operation_id="status",
+        is_admin=True,
         summary="Server status, as shown on the web page.",
         endpoint=_endpoint(endpoints.get_status),
         response=Status,
@@ -158,8 +162,11 @@ ROUTES: tuple[ApiRoute, ...] = (
         path="/windlass/live",
         method="GET",
         operation_id="live",
+        is_admin=True,
         summary="Server status once a second, as server-sent events.",
         endpoint=_endpoint(endpoints.live),
         events=(Status,),
     ),
 )
+
+ROUTES: tuple[ApiRoute, ...] = (*OPENAI_ROUTES, *OTHER_ROUTES, *BATCH_ROUTES)

@@ -26,11 +26,17 @@ DESCRIPTIONS = {
 }
 WITH_BODY = (400, 401, 403, 404, 405, 408, 413, 429, 500, 503)
 WITHOUT_BODY = (401, 403, 404, 405, 503)
+FORM = {
+    "type": "object",
+    "properties": {"file": {"type": "string", "format": "binary"}, "purpose": {"type": "string", "const": "batch"}},
+    "required": ["file", "purpose"],
+}
 RETRY = {"Retry-After": {"description": "Seconds to wait before retrying.", "schema": {"type": "integer", "minimum": 1}}}
 
 
 def openapi(routes: Sequence[ApiRoute], has_keys: bool) -> dict[str, Any]:
     kinds = [kind for route in routes for kind in (route.request, route.response, *route.events) if kind is not None]
+    kinds += [route.error for route in routes]
     _, components = msgspec.json.schema_components([*kinds, ErrorBody], ref_template="#/components/schemas/{name}")
     found: dict[str, Any] = {
         "openapi": "3.2.0",
@@ -59,13 +65,15 @@ def _operation(route: ApiRoute) -> dict[str, Any]:
         if route.examples:
             media["examples"] = {name: {"value": value} for name, value in route.examples.items()}
         found["requestBody"] = {"required": True, "content": {"application/json": media}}
+    if route.is_form:
+        found["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": FORM}}}
     if route.is_public:
         found["security"] = []
     return found
 
 
 def _responses(route: ApiRoute) -> dict[str, Any]:
-    errors = WITH_BODY if route.request is not None else WITHOUT_BODY
+    errors = WITH_BODY if route.request is not None or route.is_form else WITHOUT_BODY
     found = {"200": {"description": DESCRIPTIONS[200], "content": _content(route)}}
     for status in errors:
         found[str(status)] = _error(status, route)
@@ -78,8 +86,13 @@ def _content(route: ApiRoute) -> dict[str, Any]:
         content["application/json"] = {"schema": _reference(route.response)}
     if route.events:
         content["text/event-stream"] = {"itemSchema": _event(route)}
+    for media_type in route.streams:
+        is_events = media_type == "text/event-stream"
+        content[media_type] = {"itemSchema": {"type": "object"}} if is_events else {"schema": {"type": "string"}}
     if route.is_text:
         content["text/plain"] = {"schema": {"type": "string"}}
+    if route.is_bytes:
+        content["application/octet-stream"] = {"schema": {"type": "string", "format": "binary"}}
     if route.is_any:
         content["application/json"] = {"schema": {"type": "object"}}
     return content
@@ -94,7 +107,7 @@ def _event(route: ApiRoute) -> dict[str, Any]:
 
 
 def _error(status: int, route: ApiRoute) -> dict[str, Any]:
-    body = route.response if route.is_health and status == 503 else ErrorBody
+    body = route.response if route.is_health and status == 503 else route.error
     found: dict[str, Any] = {
         "description": DESCRIPTIONS[status],
         "content": {"application/json": {"schema": _reference(body)}},

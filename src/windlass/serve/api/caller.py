@@ -1,0 +1,28 @@
+"""Who sends a request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from starlette.types import Scope
+
+KEY = "windlass.key"
+"""Scope key: the number of the caller's API key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The number of the API key, 0 without keys, and the client's address."""
+
+    key: int
+    address: str
+
+    @property
+    def share(self) -> str:
+        """Who shares a part of the queue: the holders of a key, else an address."""
+        return str(self.key) if self.key else self.address
+
+
+def caller_of(scope: Scope) -> Caller:
+    client = scope.get("client")
+    return Caller(scope.get(KEY, 0), client[0] if client else "")

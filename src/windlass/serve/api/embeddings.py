@@ -1,0 +1,140 @@
+"""Endpoints that answer with numbers: embeddings, and documents ranked by how well they explain a query."""
+
+from __future__ import annotations
+
+import base64
+import math
+import struct
+from collections.abc import Sequence
+from typing import Any
+from uuid import uuid4
+
+from msgspec import UNSET
+from starlette.types import Receive, Scope, Send
+
+from windlass.core.client import Embeds, Tokenizes
+from windlass.core.request import Embedding, EmbedRequest, ScoreRequest, Usage
+from windlass.serve.api.caller import Caller, caller_of
+from windlass.serve.api.endpoints import admitted_tokens, ready_body, send_json, tokenizer_of
+from windlass.serve.service import Service
+from windlass.wire.decode import decode
+from windlass.wire.schema.embeddings import (
+    EmbeddingEntry,
+    EmbeddingRequest,
+    EmbeddingResponse,
+    EmbeddingUsage,
+    RerankRequest,
+    RerankResponse,
+    RerankResult,
+)
+from windlass.wire.schema.errors import ApiError, invalid, unsupported
+from windlass.wire.server.requests import naming_params
+
+MAX_INPUTS = 256
+
+
+async def embeddings(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
+    body = decode(await ready_body(service, scope, receive), EmbeddingRequest)
+    service.check_model(body.model)
+    if body.truncate_prompt_tokens is not None:
+        raise unsupported("truncate_prompt_tokens", "is not supported: inputs are never truncated")
+    found = await embed_all(service, inputs_of(body.input), body.pooling or "last", caller_of(scope), body)
+    vectors = [unit_vector(one.vector, body.dimensions) for one in found]
+    is_packed = body.encoding_format == "base64"
+    data = [EmbeddingEntry(index=index, embedding=_base64(one) if is_packed else one) for index, one in enumerate(vectors)]
+    count = sum(one.num_tokens for one in found)
+    usage = EmbeddingUsage(prompt_tokens=count, total_tokens=count)
+    await send_json(send, EmbeddingResponse(data=data, model=service.model, usage=usage))
+
+
+def inputs_of(given: str | list[Any]) -> list[dict[str, Any]]:
+    """As an EmbedRequest's `prompt` or `token_ids`."""
+    if isinstance(given, str):
+        return [{"prompt": given}]
+    kinds: set[Any] = {type(entry) for entry in given}
+    if len(kinds) != 1:
+        raise invalid("input", "is empty" if not kinds else "mixes strings and token ids; use one kind")
+    if kinds == {int}:
+        return [{"token_ids": tuple(given)}]
+    if len(given) > MAX_INPUTS:
+        raise invalid("input", f"has {len(given)} entries; at most {MAX_INPUTS} are allowed per request")
+    return [{"prompt": entry} if isinstance(entry, str) else {"token_ids": tuple(entry)} for entry in given]
+
+
+async def embed_all(
+    service: Service, inputs: Sequence[dict[str, Any]], pooling: Any, caller: Caller, body: object
+) -> list[Embedding]:
+    """One after another, in one place of the queue: other requests go on between them."""
+    client = _embeds(service)
+    service.check_quota(caller.key)
+    with admitted_tokens(service, caller.share), naming_params(body):
+        found = [await client.embed(EmbedRequest(**given, pooling=pooling)) for given in inputs]
+    service.charge(caller.key, [Usage(prompt_tokens=one.num_tokens, completion_tokens=0) for one in found])
+    return found
+
+
+def _embeds(service: Service) -> Embeds:
+    client: Any = service.client
+    if not hasattr(client, "embed"):
+        raise ApiError("this engine gives no embeddings", code="no_embeddings", status=404)
+    return client
+
+
+def unit_vector(vector: Sequence[float], dimensions: int | None = None) -> list[float]:
+    """Of length 1, after cutting."""
+    if dimensions is not None and dimensions > len(vector):
+        raise invalid("dimensions", f"is {dimensions}; this model's embeddings have {len(vector)}")
+    kept = vector[:dimensions] if dimensions is not None else vector
+    length = math.sqrt(sum(value * value for value in kept)) or 1.0
+    return [value / length for value in kept]
+
+
+def _base64(vector: Sequence[float]) -> str:
+    """Little-endian fp32, as OpenAI's clients read it."""
+    return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
+
+
+# --- reranking -------------------------------------------------------------------------------------------------------
+
+
+async def rerank(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
+    """By query likelihood: exp of the mean log-probability of the query's tokens after the document (arXiv 2204.07496)."""
+    body = decode(await ready_body(service, scope, receive), RerankRequest)
+    service.check_model(body.model)
+    if body.max_tokens_per_doc is not None:
+        raise unsupported("max_tokens_per_doc", "is not supported: documents are never truncated")
+    texts = [_text(document, f"documents[{number}]") for number, document in enumerate(body.documents)]
+    if len(texts) > MAX_INPUTS:
+        raise invalid("documents", f"has {len(texts)} entries; at most {MAX_INPUTS} are allowed per request")
+    caller, client = caller_of(scope), tokenizer_of(service)
+    service.check_quota(caller.key)
+    with admitted_tokens(service, caller.share), naming_params(body):
+        scores = [await _relevance(service, client, text, body.query) for text in texts]
+    total = sum(count for _, count in scores)
+    service.charge(caller.key, [Usage(prompt_tokens=total, completion_tokens=0)])
+    order = sorted(range(len(texts)), key=lambda index: -scores[index][0])[: body.top_n]
+    results = [
+        RerankResult(
+            index=index, relevance_score=scores[index][0], document={"text": texts[index]} if body.return_documents else UNSET
+        )
+        for index in order
+    ]
+    usage = EmbeddingUsage(prompt_tokens=total, total_tokens=total)
+    await send_json(send, RerankResponse(id=f"rerank-{uuid4().hex}", model=service.model, results=results, usage=usage))
+
+
+def _text(document: str | dict[str, Any], where: str) -> str:
+    text: Any = document if isinstance(document, str) else document.get("text")
+    if not isinstance(text, str):
+        raise invalid(f"{where}.text", "is missing")
+    return text
+
+
+async def _relevance(service: Service, client: Tokenizes, text: str, query: str) -> tuple[float, int]:
+    """And the number of tokens."""
+    before = await client.tokenize(f"Passage: {text}\nA question about this passage:")
+    whole = await client.tokenize(f"Passage: {text}\nA question about this passage: {query}")
+    start = next((place for place, pair in enumerate(zip(before, whole, strict=False)) if pair[0] != pair[1]), len(before))
+    found = await service.client.score(ScoreRequest(token_ids=tuple(whole), start=start))
+    scored = [entry.logprob for entry in found.logprobs[start:] if entry is not None]
+    return (math.exp(sum(scored) / len(scored)) if scored else 0.0), len(whole)

@@ -1,0 +1,169 @@
+"""Endpoints of the other APIs that generate nothing: stored responses, counting tokens, Ollama's lists of models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from windlass import __version__
+from windlass.serve.api.caller import caller_of
+from windlass.serve.api.embeddings import embed_all, inputs_of, unit_vector
+from windlass.serve.api.endpoints import admitted_tokens, ready_body, send_json, tokenizer_of
+from windlass.serve.api.translations import chat_of_count, check_ollama_model
+from windlass.serve.backend.stored_responses import StoredResponse
+from windlass.serve.http import errors
+from windlass.serve.http.asgi import send_response
+from windlass.serve.service import Service
+from windlass.wire.anthropic.schema import CountTokensRequest, CountTokensResponse
+from windlass.wire.decode import decode
+from windlass.wire.messages import from_messages, from_tools
+from windlass.wire.ollama.schema import OllamaEmbedRequest, OllamaModelRequest
+from windlass.wire.ollama.writer import NDJSON, now
+from windlass.wire.schema.errors import ApiError, invalid, unsupported
+
+NEVER = "9999-12-31T23:59:59Z"
+
+# --- stored responses ------------------------------------------------------------------------------------------------
+
+
+async def get_response(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
+    await send_response(send, 200, _stored(service, scope).response)
+
+
+async def delete_response(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
+    id = scope["path_params"]["id"]
+    if not service.responses.delete(caller_of(scope).share, id):
+        raise errors.unknown_response()
+    await send_json(send, {"id": id, "object": "response", "deleted": True})
+
+
+async def input_items(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
+    items = [_with_id(item, place) for place, item in enumerate(msgspec.json.decode(_stored(service, scope).items))]
+    items.reverse()  # newest first, as OpenAI's default
+    ids = [item["id"] for item in items] or [None]
+    await send_json(send, {"object": "list", "data": items, "first_id": ids[0], "last_id": ids[-1], "has_more": False})
+
+
+def _stored(service: Service, scope: Scope) -> StoredResponse:
+    found = service.responses.get(caller_of(scope).share, scope["path_params"]["id"])
+    if found is None:
+        raise errors.unknown_response()
+    return found
+
+
+def _with_id(item: dict[str, Any], place: int) -> dict[str, Any]:
+    content = item.get("content")
+    parts = [{"type": "input_text", "text": content}] if isinstance(content, str) else content
+    shown = {"content": parts} if content is not None else {}
+    return {"id": f"item_{place}", "type": "message", "status": "completed", **item, **shown}
+
+
+# --- Anthropic's -----------------------------------------------------------------------------------------------------
+
+
+async def count_tokens(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
+    body = decode(await ready_body(service, scope, receive), CountTokensRequest)
+    service.check_model(body.model)
+    client, chat = tokenizer_of(service), chat_of_count(body)
+    with admitted_tokens(service, caller_of(scope).share):
+        messages, tools = from_messages(chat.messages), from_tools(chat.tools or ())
+        tokens = await (client.tokenize(messages, tools) if tools else client.tokenize(messages))
+    await send_json(send, CountTokensResponse(input_tokens=len(tokens)))
+
+
+# --- Ollama's --------------------------------------------------------------------------------------------------------
+
+
+async def ollama_version(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
+    await send_json(send, {"version": __version__})
+
+
+async def ollama_tags(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
+    await send_json(send, {"models": [_model(service)]})
+
+
+async def ollama_ps(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
+    info = service.info
+    memory = {"size_vram": 0 if info.device in ("", "cpu") else info.weights_bytes, "context_length": info.context_tokens}
+    await send_json(send, {"models": [{**_model(service), "expires_at": NEVER, **memory}]})
+
+
+async def ollama_show(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
+    _named(service, decode(await ready_body(service, scope, receive), OllamaModelRequest))
+    info = service.info
+    capabilities = ["completion", *(["tools"] if info.tools else [])]
+    shown = {
+        "details": _details(service),
+        "model_info": {"general.architecture": "windlass", "windlass.context_length": info.context_tokens},
+        "capabilities": capabilities,
+        "modified_at": now(),
+        "license": "",
+        "modelfile": "",
+        "parameters": "",
+        "template": "",
+    }
+    await send_json(send, shown)
+
+
+async def ollama_pull(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
+    """The served model is there already; others cannot be pulled."""
+    body = decode(await ready_body(service, scope, receive), OllamaModelRequest)
+    _named(service, body)
+    data = msgspec.json.encode({"status": "success"})
+    await (send_response(send, 200, data + b"\n", NDJSON) if body.stream is not False else send_response(send, 200, data))
+
+
+def _named(service: Service, body: OllamaModelRequest) -> None:
+    name = body.model or body.name
+    if not name:
+        raise invalid("model", "is missing")
+    check_ollama_model(service, name)
+
+
+def _model(service: Service) -> dict[str, Any]:
+    name = service.model
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": now(),
+        "size": service.info.weights_bytes,
+        "digest": service.fingerprint.removeprefix("fp_"),
+        "details": _details(service),
+    }
+
+
+def _details(service: Service) -> dict[str, Any]:
+    scheme = service.info.scheme
+    return {
+        "parent_model": "",
+        "format": "windlass",
+        "family": "",
+        "families": None,
+        "parameter_size": "",
+        "quantization_level": scheme,
+    }
+
+
+async def ollama_embed(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
+    body = decode(await ready_body(service, scope, receive), OllamaEmbedRequest)
+    check_ollama_model(service, body.model)
+    if body.truncate:
+        raise unsupported("truncate", "is not supported: inputs are never truncated")
+    given = [body.input] if isinstance(body.input, str) else body.input
+    found = await embed_all(service, inputs_of(given), "last", caller_of(scope), body)
+    vectors = [unit_vector(one.vector, body.dimensions) for one in found]
+    count = sum(one.num_tokens for one in found)
+    await send_json(send, {"model": body.model, "embeddings": vectors, "prompt_eval_count": count})
+
+
+# --- lm-evaluation-harness -------------------------------------------------------------------------------------------
+
+
+async def tokenizer_info(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
+    client: Any = tokenizer_of(service)
+    describe = getattr(client, "tokenizer_info", None)
+    if describe is None:
+        raise ApiError("the tokenizer of this model is not available", code="no_tokenizer", status=404)
+    await send_json(send, {**describe(), "model_max_length": service.info.context_tokens})

@@ -1,0 +1,158 @@
+"""Jobs of the other APIs: OpenAI's Responses, Anthropic's Messages, Ollama's. Each is a translation to a chat and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from windlass.core.request import Delta
+from windlass.serve.api.adapters import GenerationJob, ResponseWriter, chat_requests, completion_requests
+from windlass.serve.api.caller import Caller
+from windlass.serve.api.schema_notes import unenforced_header
+from windlass.serve.http import errors
+from windlass.serve.http.asgi import Header
+from windlass.serve.service import Service
+from windlass.wire.anthropic import request as anthropic
+from windlass.wire.anthropic.schema import MessagesRequest
+from windlass.wire.anthropic.writer import MessageBuilder
+from windlass.wire.decode import decode
+from windlass.wire.ollama import request as ollama
+from windlass.wire.ollama.schema import OllamaChatRequest, OllamaGenerateRequest, OllamaRequest
+from windlass.wire.ollama.writer import NDJSON, LineWriter
+from windlass.wire.responses import request as responses
+from windlass.wire.responses.schema import InputItem, ResponsesRequest
+from windlass.wire.responses.writer import ResponseBuilder
+from windlass.wire.schema.chat import ChatRequest
+from windlass.wire.schema.errors import ApiError, renamed
+
+_encode = msgspec.json.Encoder().encode
+
+
+def responses_job(service: Service, raw: bytes, caller: Caller) -> GenerationJob:
+    body = decode(raw, ResponsesRequest)
+    service.check_model(body.model)
+    earlier = _earlier(service, body, caller)
+    with renaming(responses.PARAMS):
+        chat = responses.responses_to_chat(body, msgspec.convert(earlier, list[InputItem]))
+        job = chat_requests(service, chat, caller)
+    builder = ResponseBuilder(body, service.model)
+
+    def whole(choices: Sequence[Sequence[Delta]]) -> bytes:
+        _add_all(builder.event, choices)
+        return _encode(builder.response)
+
+    def finished(choices: Sequence[Sequence[Delta]]) -> None:
+        if body.store is not False:
+            items = [*earlier, *map(msgspec.to_builtins, responses.input_items(body))]
+            service.responses.put(caller.share, builder.response, items)
+
+    return replace(job, writer=_writer(body.stream, builder, whole), finished=finished, params=responses.PARAMS)
+
+
+def _earlier(service: Service, body: ResponsesRequest, caller: Caller) -> list[dict[str, Any]]:
+    """The items of the response that is continued, its output included."""
+    if body.previous_response_id is None:
+        return []
+    stored = service.responses.get(caller.share, body.previous_response_id)
+    if stored is None:
+        raise errors.unknown_response("previous_response_id")
+    items: list[dict[str, Any]] = msgspec.json.decode(stored.items)
+    return [*items, *msgspec.json.decode(stored.response)["output"]]
+
+
+def messages_job(service: Service, raw: bytes, caller: Caller) -> GenerationJob:
+    body = decode(raw, MessagesRequest)
+    service.check_model(body.model)
+    with renaming(anthropic.PARAMS):
+        job = chat_requests(service, anthropic.messages_to_chat(body), caller)
+    builder = MessageBuilder(service.model, body.stop_sequences or ())
+
+    def whole(choices: Sequence[Sequence[Delta]]) -> bytes:
+        _add_all(builder.event, choices)
+        return _encode(builder.message())
+
+    job = _with_unenforced(job, anthropic.unenforced(body))
+    return replace(job, writer=_writer(body.stream, builder, whole), params=anthropic.PARAMS)
+
+
+def ollama_chat_job(service: Service, raw: bytes, caller: Caller) -> GenerationJob:
+    body = decode(raw, OllamaChatRequest)
+    check_ollama_model(service, body.model)
+    with renaming(ollama.PARAMS):
+        job = chat_requests(service, ollama.ollama_to_chat(body, service.info.context_tokens), caller)
+    return _ollama_job(service, body, job, is_chat=True)
+
+
+def ollama_generate_job(service: Service, raw: bytes, caller: Caller) -> GenerationJob:
+    body = decode(raw, OllamaGenerateRequest)
+    check_ollama_model(service, body.model)
+    context = service.info.context_tokens
+    with renaming(ollama.PARAMS):
+        if body.raw:
+            job = _raw_job(service, body, caller)
+        else:
+            job = chat_requests(service, ollama.generate_to_chat(body, context), caller)
+    return _ollama_job(service, body, job, is_chat=False)
+
+
+def _raw_job(service: Service, body: OllamaGenerateRequest, caller: Caller) -> GenerationJob:
+    """Without a limit unless one is given; OpenAI's completions have one."""
+    completion = ollama.generate_to_completion(body, service.info.context_tokens)
+    job = completion_requests(service, completion, caller)
+    requests = [msgspec.structs.replace(request, max_tokens=completion.max_tokens) for request in job.requests]
+    return replace(job, requests=requests)
+
+
+def _ollama_job(service: Service, body: OllamaRequest, job: GenerationJob, is_chat: bool) -> GenerationJob:
+    lines = LineWriter(body.model or service.model, is_chat)
+    job = _with_unenforced(job, ollama.unenforced(body))
+
+    async def writer() -> ResponseWriter:
+        return ResponseWriter(lines if body.stream is not False else None, lambda choices: lines.whole(list(choices[0])))
+
+    return replace(job, writer=writer, media_type=NDJSON, params=ollama.PARAMS)
+
+
+def check_ollama_model(service: Service, name: str) -> None:
+    """Names may have a tag."""
+    service.check_model(name.removesuffix(":latest"))
+
+
+def _writer(stream: bool | None, events: Any, whole: Callable[[Sequence[Sequence[Delta]]], bytes]) -> Any:
+    async def writer() -> ResponseWriter:
+        return ResponseWriter(events if stream else None, whole)
+
+    return writer
+
+
+def _add_all(event: Callable[[int, Delta], bytes], choices: Sequence[Sequence[Delta]]) -> None:
+    for delta in choices[0]:
+        event(0, delta)
+
+
+def _with_unenforced(job: GenerationJob, names: Sequence[str]) -> GenerationJob:
+    """Adds parameters that have no effect to the header that names them."""
+    if not names:
+        return job
+    own: list[Header] = [header for header in job.headers if header[0] == unenforced_header(())[0]]
+    there = [name for header in own for name in header[1].decode().split(",")]
+    rest = tuple(header for header in job.headers if header not in own)
+    return replace(job, headers=(*rest, unenforced_header([*there, *names])))
+
+
+@contextmanager
+def renaming(params: Mapping[str, str]) -> Generator[None]:
+    """Errors name the parameters of this API instead of a chat's."""
+    try:
+        yield
+    except ApiError as refusal:
+        raise renamed(refusal, params) from None
+
+
+def chat_of_count(body: Any) -> ChatRequest:
+    """For counting: the messages and tools of a chat."""
+    return ChatRequest(messages=anthropic.chat_messages(body), tools=anthropic.chat_tools(body))

@@ -1,0 +1,158 @@
+"""Batches: their state on disk, and the pure steps between states. A line of results is written as soon as it is there, so that a
+server that is started again goes on where it was."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from windlass.core.model import Frozen
+from windlass.serve.batch.files import ID, FileStore, new_id
+
+Status = Literal["in_progress", "completed", "cancelled", "failed"]
+MAX_LINES = 50_000
+MAX_OPEN = 16
+"""Unfinished batches of each owner."""
+
+
+class BatchLine(Frozen):
+    """One request of an input file."""
+
+    custom_id: str
+    method: Literal["POST"]
+    url: str
+    body: msgspec.Raw
+
+
+class Batch(Frozen):
+    id: str
+    owner: str
+    key: int
+    endpoint: str
+    input_file_id: str
+    output_file_id: str
+    error_file_id: str
+    created_at: int
+    total: int
+    status: Status = "in_progress"
+    completed: int = 0
+    failed: int = 0
+    ended_at: int | None = None
+    metadata: dict[str, str] | None = None
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """As the API shows it."""
+        is_done = self.status in ("completed", "cancelled")
+        return {
+            "id": self.id,
+            "object": "batch",
+            "endpoint": self.endpoint,
+            "errors": None,
+            "input_file_id": self.input_file_id,
+            "completion_window": "24h",
+            "status": self.status,
+            "output_file_id": self.output_file_id if is_done and self.completed else None,
+            "error_file_id": self.error_file_id if is_done and self.failed else None,
+            "created_at": self.created_at,
+            "in_progress_at": self.created_at,
+            "completed_at": self.ended_at if self.status == "completed" else None,
+            "cancelled_at": self.ended_at if self.status == "cancelled" else None,
+            "request_counts": {"total": self.total, "completed": self.completed, "failed": self.failed},
+            "metadata": self.metadata,
+        }
+
+
+def new_batch(owner: str, key: int, endpoint: str, file_id: str, total: int, metadata: dict[str, str] | None) -> Batch:
+    return Batch(
+        id=new_id("batch"),
+        owner=owner,
+        key=key,
+        endpoint=endpoint,
+        input_file_id=file_id,
+        output_file_id=new_id("file"),
+        error_file_id=new_id("file"),
+        created_at=int(time.time()),
+        total=total,
+        metadata=metadata,
+    )
+
+
+def read_lines(path: Path) -> list[BatchLine]:
+    """Raises ValueError with the number of a line that is no request."""
+    found: list[BatchLine] = []
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            found.append(msgspec.json.decode(line, type=BatchLine))
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            raise ValueError(f"line {number} is not a request with custom_id, method POST, url and body") from None
+    return found
+
+
+class BatchStore:
+    def __init__(self, files: FileStore) -> None:
+        self._files = files
+
+    def save(self, batch: Batch) -> None:
+        self._files.write(self._path(batch.id), msgspec.json.encode(batch))
+
+    def get(self, owner: str, id: str) -> Batch | None:
+        found = self._read(id) if ID.fullmatch(id) else None
+        return found if found is not None and found.owner == owner else None
+
+    def all(self) -> list[Batch]:
+        found = (self._read(path.stem) for path in self._files.folder.glob("batch-*.json"))
+        return sorted((batch for batch in found if batch is not None), key=lambda batch: (batch.created_at, batch.id))
+
+    def partial(self, batch: Batch) -> Path:
+        """Results so far, successes and failures."""
+        return self._files.folder / f"{batch.id}.partial"
+
+    def drop_half_line(self, batch: Batch) -> None:
+        """Of results, which a crash may have cut off: the next line must not follow it."""
+        path = self.partial(batch)
+        data = path.read_bytes() if path.is_file() else b""
+        if data and not data.endswith(b"\n"):
+            self._files.write(path, data[: data.rfind(b"\n") + 1])
+
+    def results(self, batch: Batch) -> list[dict[str, Any]]:
+        """The complete lines: one that a crash cut off is made again."""
+        try:
+            data = self.partial(batch).read_bytes()
+        except OSError:
+            return []
+        found: list[dict[str, Any]] = []
+        for line in data.split(b"\n")[:-1]:
+            try:
+                found.append(msgspec.json.decode(line))
+            except msgspec.DecodeError:
+                continue
+        return found
+
+    def finish(self, batch: Batch, status: Status) -> Batch:
+        """Writes the output files, and then that it has ended."""
+        results = self.results(batch)
+        good = [line for line in results if line["error"] is None]
+        bad = [line for line in results if line["error"] is not None]
+        for id, lines, name in ((batch.output_file_id, good, "output"), (batch.error_file_id, bad, "errors")):
+            if lines:
+                data = b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
+                self._files.put(batch.owner, f"{batch.id}_{name}.jsonl", "batch_output", data, id)
+        ended = msgspec.structs.replace(batch, status=status, completed=len(good), failed=len(bad), ended_at=int(time.time()))
+        self.save(ended)
+        self.partial(batch).unlink(missing_ok=True)
+        return ended
+
+    def _read(self, id: str) -> Batch | None:
+        try:
+            return msgspec.json.decode(self._path(id).read_bytes(), type=Batch)
+        except (OSError, msgspec.DecodeError):
+            return None
+
+    def _path(self, id: str) -> Path:
+        return self._files.folder / f"{id}.json"

@@ -1,0 +1,183 @@
+"""`/v1/files` and `/v1/batches`. Each key sees its own."""
+
+from __future__ import annotations
+
+from email.parser import BytesParser
+from email.policy import HTTP
+from typing import Any, Literal
+
+from starlette.types import Receive, Scope, Send
+
+from windlass.serve.api.adapters import MakeJob, chat_job, completion_job
+from windlass.serve.api.caller import caller_of
+from windlass.serve.api.endpoints import ready_body, send_json
+from windlass.serve.api.translations import responses_job
+from windlass.serve.batch.batches import MAX_LINES, MAX_OPEN, Batch, BatchStore, new_batch, read_lines
+from windlass.serve.batch.files import FileStore, StoredFile
+from windlass.serve.batch.runner import BatchRunner
+from windlass.serve.http.asgi import request_header, send_response
+from windlass.serve.service import Service
+from windlass.wire.decode import decode
+from windlass.wire.schema.errors import ApiError, invalid
+from windlass.wire.schema.structs import RequestStruct
+
+ENDPOINTS: dict[str, MakeJob] = {
+    "/v1/chat/completions": chat_job,
+    "/v1/completions": completion_job,
+    "/v1/responses": responses_job,
+}
+
+
+class BatchRequest(RequestStruct, kw_only=True):
+    input_file_id: str
+    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/responses"]
+    completion_window: Literal["24h"]
+    metadata: dict[str, str] | None = None
+
+
+class Batching:
+    """What the endpoints share, if the server has a folder for files."""
+
+    def __init__(self, service: Service, files: FileStore) -> None:
+        self.files, self.batches = files, BatchStore(files)
+        self.runner = BatchRunner(service, files, self.batches, ENDPOINTS)
+
+
+def _batching(service: Service) -> Batching:
+    found: Any = service.batching
+    if found is None:
+        raise ApiError("this server has no folder for files; start it with --files DIR", code="not_found", status=404)
+    return found
+
+
+def _owner(service: Service, scope: Scope) -> str:
+    number = caller_of(scope).key
+    return service.keys[number - 1].name if number else ""
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+async def upload(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
+    batching, owner = _batching(service), _owner(service, scope)
+    body = await ready_body(service, scope, receive)
+    fields = form_fields(request_header(scope, b"content-type") or "", body)
+    name, data = fields.get("file", ("", b""))
+    if "file" not in fields:
+        raise invalid("file", "is missing; send multipart/form-data")
+    if fields.get("purpose", ("", b""))[1] != b"batch":
+        raise invalid("purpose", "should be batch")
+    if not batching.files.has_room(owner, len(data)):
+        raise ApiError("too many files are stored; delete some", code="too_many_files", status=413)
+    await send_json(send, batching.files.put(owner, name or "file", "batch", data).body)
+
+
+def form_fields(content_type: str, body: bytes) -> dict[str, tuple[str, bytes]]:
+    """Name -> file name and content."""
+    if not content_type.lower().startswith("multipart/form-data"):
+        return {}
+    head = b"Content-Type: " + content_type.encode("latin-1", "replace").replace(b"\r", b"").replace(b"\n", b"") + b"\r\n\r\n"
+    message = BytesParser(policy=HTTP).parsebytes(head + body)
+    found: dict[str, tuple[str, bytes]] = {}
+    for part in message.iter_parts() if message.is_multipart() else ():
+        name: Any = part.get_param("name", header="content-disposition")
+        content: Any = part.get_payload(decode=True)
+        if isinstance(name, str) and isinstance(content, bytes):
+            found[name] = (part.get_filename() or "", content)
+    return found
+
+
+async def list_files(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
+    files = _batching(service).files.of(_owner(service, scope))
+    await send_json(send, {"object": "list", "data": [file.body for file in reversed(files)], "has_more": False})
+
+
+async def get_file(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
+    await send_json(send, _file(service, scope).body)
+
+
+async def file_content(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
+    data = _batching(service).files.data(_file(service, scope).id).read_bytes()
+    await send_response(send, 200, data, b"application/octet-stream")
+
+
+async def delete_file(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
+    file = _file(service, scope)
+    _batching(service).files.delete(file.owner, file.id)
+    await send_json(send, {"id": file.id, "object": "file", "deleted": True})
+
+
+def _file(service: Service, scope: Scope) -> StoredFile:
+    found = _batching(service).files.get(_owner(service, scope), scope["path_params"]["id"])
+    if found is None:
+        raise _unknown("file")
+    return found
+
+
+def _unknown(what: str, param: str | None = None) -> ApiError:
+    return ApiError(
+        f"{what} not found: it does not exist, was deleted, or is another key's", param=param, code="not_found", status=404
+    )
+
+
+# --- batches ---------------------------------------------------------------------------------------------------------
+
+
+async def create(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
+    batching, owner = _batching(service), _owner(service, scope)
+    body = decode(await ready_body(service, scope, receive), BatchRequest)
+    file = batching.files.get(owner, body.input_file_id)
+    if file is None:
+        raise _unknown("file", "input_file_id")
+    try:
+        lines = read_lines(batching.files.data(file.id))
+    except ValueError as error:
+        raise invalid("input_file_id", f"names a file of which {error}") from None
+    ids = {line.custom_id for line in lines}
+    if not lines or len(lines) > MAX_LINES or len(ids) != len(lines):
+        raise invalid(
+            "input_file_id", f"names a file that should have 1 to {MAX_LINES:,} lines, each with a custom_id of its own"
+        )
+    if sum(batch.owner == owner and batch.status == "in_progress" for batch in batching.batches.all()) >= MAX_OPEN:
+        raise ApiError(
+            f"{MAX_OPEN} batches are unfinished; wait for one", code="rate_limit_exceeded", status=429
+        ).with_retry_after(60)
+    batch = new_batch(owner, caller_of(scope).key, body.endpoint, file.id, len(lines), body.metadata)
+    batching.batches.save(batch)
+    batching.runner.wake()
+    await send_json(send, batch.body)
+
+
+async def get(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
+    await send_json(send, _current(service, _batch(service, scope)))
+
+
+async def list_batches(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
+    owner = _owner(service, scope)
+    own = [_current(service, batch) for batch in _batching(service).batches.all() if batch.owner == owner]
+    ids = [batch["id"] for batch in own] or [None]
+    await send_json(send, {"object": "list", "data": own[::-1], "first_id": ids[-1], "last_id": ids[0], "has_more": False})
+
+
+async def cancel(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
+    batch = _batch(service, scope)
+    if batch.status == "in_progress":
+        _batching(service).runner.cancel(batch.id)
+    shown = _current(service, batch)
+    await send_json(send, {**shown, "status": "cancelling"} if batch.status == "in_progress" else shown)
+
+
+def _batch(service: Service, scope: Scope) -> Batch:
+    found = _batching(service).batches.get(_owner(service, scope), scope["path_params"]["id"])
+    if found is None:
+        raise _unknown("batch")
+    return found
+
+
+def _current(service: Service, batch: Batch) -> dict[str, Any]:
+    """With the counts so far."""
+    if batch.status != "in_progress":
+        return batch.body
+    results = _batching(service).batches.results(batch)
+    failed = sum(line["error"] is not None for line in results)
+    return {**batch.body, "request_counts": {"total": batch.total, "completed": len(results) - failed, "failed": failed}}

@@ -1,0 +1,136 @@
+"""Works off batches, one after another, a few requests at a time, and only while the engine has room: batches are cheap because others
+come first. They have a share of the engine of their own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import aclosing
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+
+from windlass.core.client import Unavailable
+from windlass.core.request import Delta, Usage
+from windlass.errors import Error
+from windlass.serve.api.adapters import GenerationJob, MakeJob
+from windlass.serve.api.caller import Caller
+from windlass.serve.backend.merge import merge_streams
+from windlass.serve.batch.batches import Batch, BatchLine, BatchStore, read_lines
+from windlass.serve.batch.files import FileStore
+from windlass.serve.service import Service
+from windlass.wire.schema.errors import ApiError, renamed
+
+AT_ONCE = 4
+WAIT_SECONDS = 0.25
+SHARE = "batches"
+
+
+class BatchRunner:
+    def __init__(self, service: Service, files: FileStore, store: BatchStore, endpoints: dict[str, MakeJob]) -> None:
+        self._service, self._files, self._store, self._endpoints = service, files, store, endpoints
+        self._new = asyncio.Event()
+        self._cancelled: set[str] = set()
+
+    def wake(self) -> None:
+        self._new.set()
+
+    def cancel(self, id: str) -> None:
+        self._cancelled.add(id)
+        self._new.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            waiting = [batch for batch in self._store.all() if batch.status == "in_progress"]
+            for batch in waiting:
+                try:
+                    await self._work(batch)
+                except (OSError, ValueError) as error:  # a full disk, a file that is gone
+                    self._service.log.line(f"batch failed: {type(error).__name__}")
+                    self._store.save(msgspec.structs.replace(batch, status="failed"))
+            self._new.clear()
+            if not waiting:
+                await self._new.wait()
+
+    async def _work(self, batch: Batch) -> None:
+        done = {line["custom_id"] for line in self._store.results(batch)}
+        todo = [line for line in read_lines(self._files.data(batch.input_file_id)) if line.custom_id not in done]
+        self._store.drop_half_line(batch)
+        slots = asyncio.Semaphore(AT_ONCE)
+
+        with self._store.partial(batch).open("ab") as out:
+
+            def write(result: dict[str, Any]) -> None:
+                out.write(msgspec.json.encode(result) + b"\n")
+                out.flush()
+
+            async with asyncio.TaskGroup() as tasks:
+                for line in todo:
+                    await slots.acquire()
+                    if batch.id in self._cancelled:
+                        break
+                    tasks.create_task(self._one(batch, line, write)).add_done_callback(lambda _: slots.release())
+        status = "cancelled" if batch.id in self._cancelled else "completed"
+        self._cancelled.discard(batch.id)
+        self._store.finish(batch, status)
+
+    async def _one(self, batch: Batch, line: BatchLine, write: Callable[[dict[str, Any]], None]) -> None:
+        while batch.id not in self._cancelled:
+            await self._room()
+            try:
+                body = await self._answer(batch, line)
+            except ApiError as refusal:
+                if refusal.status in (429, 503):  # not this request's fault
+                    await asyncio.sleep(WAIT_SECONDS)
+                    continue
+                write(_result(line, refusal.status, msgspec.json.decode(refusal.body), str(refusal)))
+            else:
+                write(_result(line, 200, body, None))
+            return
+
+    async def _answer(self, batch: Batch, line: BatchLine) -> Any:
+        if line.url != batch.endpoint:
+            raise ApiError(f"url is not the batch's endpoint {batch.endpoint}", param="url")
+        service, job = self._service, None
+        try:
+            job = self._endpoints[line.url](service, bytes(line.body), Caller(batch.key, SHARE))
+            with service.admitted(len(job.requests), SHARE, is_timed=False):
+                return await self._generate(job, batch)
+        except ApiError:
+            raise
+        except Unavailable:
+            raise ApiError("unavailable", status=503) from None
+        except Error as error:
+            raise renamed(service.api_error(error, job.body if job else None), job.params if job else {}) from None
+
+    async def _generate(self, job: GenerationJob, batch: Batch) -> Any:
+        choices: list[list[Delta]] = [[] for _ in job.requests]
+        async with aclosing(merge_streams(self._service.client, job.requests)) as arriving:
+            async for arrived in arriving:
+                for index, delta in arrived:
+                    choices[index].append(delta)
+        usages: list[Usage] = [deltas[-1].usage for deltas in choices if deltas[-1].usage is not None]
+        self._service.charge(batch.key, usages)
+        return msgspec.json.decode((await job.writer()).whole(choices))
+
+    async def _room(self) -> None:
+        """Until at most half of the engine is busy with other requests."""
+        while True:
+            info = self._service.supervisor.info
+            others = self._service.in_flight.num_sequences - self._service.in_flight.by_share[SHARE]
+            is_ready = self._service.supervisor.is_ready and not self._service.draining.is_set()
+            if info is not None and is_ready and others <= info.max_sequences // 2:
+                return
+            await asyncio.sleep(WAIT_SECONDS)
+
+
+def _result(line: BatchLine, status: int, body: Any, error: str | None) -> dict[str, Any]:
+    response = {"status_code": status, "request_id": f"req_{uuid4().hex}", "body": body}
+    return {
+        "id": f"batch_req_{uuid4().hex}",
+        "custom_id": line.custom_id,
+        "response": response,
+        "error": None if error is None else {"code": str(status), "message": error},
+    }

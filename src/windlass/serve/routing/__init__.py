@@ -1,0 +1,1 @@
+"""All routes in one table, and the OpenAPI document that is made of it."""

@@ -1,0 +1,1 @@
+"""Ollama's API: bodies to chats, Deltas to lines of JSON."""

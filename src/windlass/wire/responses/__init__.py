@@ -1,0 +1,1 @@
+"""OpenAI's Responses API: bodies to chats, Deltas to items and events."""

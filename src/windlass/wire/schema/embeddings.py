@@ -1,0 +1,66 @@
+"""`POST /v1/embeddings` and `/v1/rerank`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import UNSET, Meta, UnsetType
+
+from windlass.wire.schema.structs import Count, Natural, RequestStruct, ResponseStruct
+
+
+class EmbeddingRequest(RequestStruct, kw_only=True):
+    model: str = ""
+    input: str | list[str | Natural | list[Natural]]
+    """A string, strings, token ids, or lists of token ids; not mixed."""
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Count | None = None
+    """The first so many, normalized again."""
+    pooling: Literal["last", "mean"] | None = None
+    """Windlass only: the last token's hidden state (the default), or the mean."""
+    user: str | None = None
+    truncate_prompt_tokens: int | None = None
+    """Rejected: inputs are never truncated."""
+
+
+class EmbeddingEntry(ResponseStruct, kw_only=True):
+    object: str = "embedding"
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(ResponseStruct):
+    prompt_tokens: int = 0
+    total_tokens: int = 0
+
+
+class EmbeddingResponse(ResponseStruct, kw_only=True):
+    object: str = "list"
+    data: list[EmbeddingEntry]
+    model: str
+    usage: EmbeddingUsage
+
+
+class RerankRequest(RequestStruct, kw_only=True):
+    model: str = ""
+    query: Annotated[str, Meta(min_length=1)]
+    documents: Annotated[list[str | dict[str, Any]], Meta(min_length=1)]
+    """Strings, or objects with `text`."""
+    top_n: Count | None = None
+    return_documents: bool | None = None
+    user: str | None = None
+    max_tokens_per_doc: int | None = None
+    """Rejected: documents are never truncated."""
+
+
+class RerankResult(ResponseStruct, kw_only=True):
+    index: int
+    relevance_score: float
+    document: dict[str, str] | UnsetType = UNSET
+
+
+class RerankResponse(ResponseStruct, kw_only=True):
+    id: str
+    model: str
+    results: list[RerankResult]
+    usage: EmbeddingUsage

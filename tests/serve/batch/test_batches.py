@@ -1,0 +1,180 @@
+"""Files and batches: whose they are, what is written, and that a server which is started again goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fake import FakeClient
+from serving import in_process
+
+from waiting import HUNG_SECONDS
+from windlass.formats.disk.atomic import write_atomically
+from windlass.serve.batch.batches import BatchStore, new_batch
+from windlass.serve.batch.endpoints import form_fields
+from windlass.serve.batch.files import FileStore
+
+pytestmark = pytest.mark.pure
+
+CHAT = "/v1/chat/completions"
+
+
+def line(number: int, **body: Any) -> dict[str, Any]:
+    asked = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": number + 1, **body}
+    return {"custom_id": f"c{number}", "method": "POST", "url": CHAT, "body": asked}
+
+
+def lines(*entries: dict[str, Any]) -> bytes:
+    return b"".join(json.dumps(entry).encode() + b"\n" for entry in entries)
+
+
+async def uploaded(http: httpx.AsyncClient, data: bytes, **options: Any) -> str:
+    answer = await http.post("/v1/files", files={"file": ("in.jsonl", data)}, data={"purpose": "batch"}, **options)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["id"]
+
+
+async def ended(http: httpx.AsyncClient, id: str, **options: Any) -> dict[str, Any]:
+    async with asyncio.timeout(HUNG_SECONDS):
+        while True:
+            batch = (await http.get(f"/v1/batches/{id}", **options)).json()
+            if batch["status"] not in ("in_progress", "cancelling"):
+                return batch
+            await asyncio.sleep(0.01)
+
+
+def served(
+    folder: Path, test: Callable[[httpx.AsyncClient], Awaitable[None]], client: FakeClient | None = None, **settings: Any
+) -> None:
+    async def run() -> None:
+        async with in_process(client or FakeClient(), files_folder=str(folder), **settings) as (http, _):
+            await test(http)
+
+    asyncio.run(run())
+
+
+def test_a_batch_is_worked_off(tmp_path: Path) -> None:
+    async def test(http: httpx.AsyncClient) -> None:
+        file = await uploaded(http, lines(line(0), line(1), line(2, temperature=-1)))
+        body = {"input_file_id": file, "endpoint": CHAT, "completion_window": "24h"}
+        created = (await http.post("/v1/batches", json=body)).json()
+        batch = await ended(http, created["id"])
+        assert batch["status"] == "completed" and batch["request_counts"] == {"total": 3, "completed": 2, "failed": 1}
+        output = (await http.get(f"/v1/files/{batch['output_file_id']}/content")).text
+        found = {entry["custom_id"]: entry["response"]["body"] for entry in map(json.loads, output.splitlines())}
+        assert {id: answer["choices"][0]["message"]["content"] for id, answer in found.items()} == {"c0": "w0 ", "c1": "w0 w1 "}
+        [failed] = map(json.loads, (await http.get(f"/v1/files/{batch['error_file_id']}/content")).text.splitlines())
+        assert failed["custom_id"] == "c2" and failed["response"]["status_code"] == 400
+        assert len((await http.get("/v1/batches")).json()["data"]) == 1 and len((await http.get("/v1/files")).json()["data"]) == 3
+        assert (await http.delete(f"/v1/files/{file}")).json()["deleted"]
+
+    served(tmp_path, test)
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_a_server_started_again_goes_on(tmp_path: Path) -> None:
+    """One of two lines was answered before; half of another line had been written."""
+    files = FileStore(tmp_path, write_atomically)
+    store = BatchStore(files)
+    file = files.put("", "in.jsonl", "batch", lines(line(0), line(1)))
+    batch = new_batch("", 0, CHAT, file.id, 2, None)
+    store.save(batch)
+    before = {"id": "x", "custom_id": "c0", "response": {"status_code": 200, "body": {"earlier": True}}, "error": None}
+    store.partial(batch).write_bytes(json.dumps(before).encode() + b'\n{"custom_id": "c1", "resp')
+    client = FakeClient()
+
+    async def test(http: httpx.AsyncClient) -> None:
+        done = await ended(http, batch.id)
+        text = (await http.get(f"/v1/files/{done['output_file_id']}/content")).text
+        assert sorted(json.loads(entry)["custom_id"] for entry in text.splitlines()) == ["c0", "c1"]
+        assert '"earlier":true' in text
+
+    served(tmp_path, test, client)
+    assert len(client.requests) == 1
+
+
+def test_a_batch_is_cancelled(tmp_path: Path) -> None:
+    client = FakeClient(hold_after=0)
+
+    async def test(http: httpx.AsyncClient) -> None:
+        file = await uploaded(http, lines(*(line(number) for number in range(20))))
+        body = {"input_file_id": file, "endpoint": CHAT, "completion_window": "24h"}
+        id = (await http.post("/v1/batches", json=body)).json()["id"]
+        assert (await http.post(f"/v1/batches/{id}/cancel")).json()["status"] == "cancelling"
+        client.release()
+        batch = await ended(http, id)
+        assert batch["status"] == "cancelled" and batch["request_counts"]["completed"] < 20
+
+    served(tmp_path, test, client)
+
+
+def test_files_and_batches_of_another_key_are_not_there(tmp_path: Path) -> None:
+    async def test(http: httpx.AsyncClient) -> None:
+        mine, other = ({"headers": {"Authorization": f"Bearer {key}"}} for key in ("alpha", "beta"))
+        file = await uploaded(http, lines(line(0)), **mine)
+        body = {"input_file_id": file, "endpoint": CHAT, "completion_window": "24h"}
+        assert (await http.post("/v1/batches", json=body, **other)).status_code == 404
+        batch = await ended(http, (await http.post("/v1/batches", json=body, **mine)).json()["id"], **mine)
+        paths = [
+            f"/v1/files/{file}",
+            f"/v1/files/{file}/content",
+            f"/v1/files/{batch['output_file_id']}",
+            f"/v1/batches/{batch['id']}",
+        ]
+        assert [(await http.get(path, **other)).status_code for path in paths] == [404] * 4
+        assert (await http.delete(paths[0], **other)).status_code == 404
+        assert (
+            (await http.get("/v1/files", **other)).json()["data"] == [] == (await http.get("/v1/batches", **other)).json()["data"]
+        )
+
+    served(tmp_path, test, api_keys=("alpha", "beta"))
+
+
+def test_ids_are_no_paths(tmp_path: Path) -> None:
+    (tmp_path / "secret.json").write_text("{}")
+    (tmp_path / "secret.data").write_text("secret")
+
+    async def test(http: httpx.AsyncClient) -> None:
+        for id in ("secret", "..%2Fsecret", "file-%2e%2e", "file-" + "0" * 32):
+            for path in (f"/v1/files/{id}", f"/v1/files/{id}/content", f"/v1/batches/{id}"):
+                assert (await http.get(path)).status_code == 404
+
+    served(tmp_path / "files", test)
+
+
+@pytest.mark.parametrize(
+    ("data", "word"),
+    [
+        (b"", "1 to"),
+        (b"{}\n", "line 1"),
+        (lines(line(0), line(0)), "custom_id of its own"),
+    ],
+)
+def test_a_file_that_is_no_batch_is_refused(tmp_path: Path, data: bytes, word: str) -> None:
+    async def test(http: httpx.AsyncClient) -> None:
+        file = await uploaded(http, data)
+        answer = await http.post("/v1/batches", json={"input_file_id": file, "endpoint": CHAT, "completion_window": "24h"})
+        assert answer.status_code == 400 and word in answer.json()["error"]["message"]
+
+    served(tmp_path, test)
+
+
+def test_without_a_folder_there_are_none() -> None:
+    async def run() -> None:
+        async with in_process(FakeClient()) as (http, _):
+            answer = await http.get("/v1/batches")
+            assert answer.status_code == 404 and "--files" in answer.json()["error"]["message"]
+
+    asyncio.run(run())
+
+
+def test_forms_are_read() -> None:
+    body = b'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\n1\r\n--x--\r\n'
+    assert form_fields("multipart/form-data; boundary=x", body) == {"a": ("", b"1")}
+    assert form_fields("multipart/form-data; boundary=y", body) == {}
+    assert form_fields("multipart/form-data", body) == {} == form_fields("application/json", b"{}")
