@@ -150,6 +150,8 @@ class Values:
             return {"b": bytes(value).hex()}
         if isinstance(value, range):
             return {"r": [value.start, value.stop, value.step]}
+        if isinstance(value, type) and getattr(builtins, value.__name__, None) is value:
+            return {"y": value.__name__}
         return {"o": self._number(value)}
 
     def _number(self, value):
@@ -172,6 +174,9 @@ class Values:
             return bytes.fromhex(content)
         if tag == "r":
             return range(*content)
+        if tag == "y":
+            kind = getattr(builtins, content)
+            return kind if isinstance(kind, type) else None
         return self.objects[content[0]] if isinstance(content, list) else self._wrap(content)
 
 

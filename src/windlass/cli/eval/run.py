@@ -1,0 +1,226 @@
+"""`windlass eval run`: one model after another, each with a journal of its own, and one report over all."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from hashlib import blake2b
+from pathlib import Path
+
+import msgspec
+
+from windlass.cli.eval.models import MemoryCheck, OpenModel, check_names, opened, unique_label
+from windlass.cli.eval.options import EvalOptions, check_options
+from windlass.cli.eval.progress import showing
+from windlass.core.client import Client
+from windlass.core.request import GREEDY, Request
+from windlass.errors import BadInput
+from windlass.evaluate.report.files import write_files
+from windlass.evaluate.report.report import ModelRun, as_json, build, measure
+from windlass.evaluate.run.budget import Budget, Price, parse_budget, parse_price
+from windlass.evaluate.run.estimate import estimate
+from windlass.evaluate.run.items import Prepared, items, missing, prepare
+from windlass.evaluate.run.records import decode
+from windlass.evaluate.run.runner import How, Runner
+from windlass.evaluate.run.settings import SAMPLED_TEMPERATURE, Settings, Wanted, folder_name, resumed, save_wanted
+from windlass.evaluate.sandbox.sandbox import Sandbox
+from windlass.evaluate.tasks.catalog import choose_tasks
+from windlass.evaluate.tasks.sources import is_here
+from windlass.evaluate.tasks.task import Task
+from windlass.formats.disk.atomic import require_free, write_errors
+from windlass.formats.disk.journal import Journal
+
+JOURNAL = "journal.jsonl"
+
+
+def evaluate(wanted: Wanted, options: EvalOptions) -> int:
+    check_options(options)
+    folder = options.results_dir or default_folder(wanted)
+    if options.resume:
+        wanted = resumed(folder, wanted)
+    check_names(wanted.models)
+    tasks = _tasks(wanted)
+    with write_errors(folder, 0):
+        folder.mkdir(parents=True, exist_ok=True)
+    _refuse_overwriting(folder, options.resume)
+    save_wanted(folder, wanted)
+    try:
+        return asyncio.run(_evaluate(wanted, tasks, folder, options))
+    except KeyboardInterrupt:
+        sys.stderr.write(f"what came is in {folder}; --resume goes on\n")
+        raise
+
+
+def default_folder(wanted: Wanted) -> Path:
+    """The same words, the same folder: an evaluation that was started before is found again."""
+    if not wanted.models:
+        raise BadInput("name at least one model, or with --resume a --results-dir (see `windlass eval --help`)")
+    digest = blake2b(msgspec.json.encode(wanted), digest_size=3).hexdigest()
+    names = "-".join(folder_name(Path(name).name or name) for name in wanted.models)
+    return Path("eval-results") / f"{names[:60]}-{digest}"
+
+
+def _refuse_overwriting(folder: Path, resume: bool) -> None:
+    found = sorted(folder.glob(f"*/{JOURNAL}"))
+    if found and not resume:
+        raise BadInput(f"{folder} holds an evaluation; add --resume to go on with it, or choose another --results-dir")
+
+
+def _tasks(wanted: Wanted) -> list[Task]:
+    """Without --tasks, those whose data is here."""
+    found = choose_tasks(wanted.tasks, wanted.category)
+    if wanted.tasks is not None:
+        return found
+    here = [task for task in found if is_here(task)]
+    if not here:
+        raise BadInput("no task of this category has its data on this machine; `windlass eval tasks` says where it is looked for")
+    return here
+
+
+async def _evaluate(wanted: Wanted, tasks: Sequence[Task], folder: Path, options: EvalOptions) -> int:
+    runs: list[ModelRun] = []
+    urls: list[str] = []
+    sandbox = await _sandbox(tasks, options)
+    try:
+        for name in wanted.models:
+            memory = MemoryCheck()
+            async with opened(name, options) as model:
+                label = unique_label(model.label, name, {run.model for run in runs})
+                runs.append(await _one(label, model, wanted, tasks, folder, options, sandbox))
+                urls.append(model.url)
+            _remark(memory.check(label), options)
+            _report(folder, runs, options)  # after every model: the next may take hours
+    finally:
+        if sandbox is not None:
+            sandbox.close()
+    return _finish(folder, runs, urls, options)
+
+
+async def _sandbox(tasks: Sequence[Task], options: EvalOptions) -> Sandbox | None:
+    if options.skip_execution or all(task.grader != "python" for task in tasks):
+        return None
+    sandbox = Sandbox(anyway=options.execute_anyway)
+    try:
+        await sandbox.check()
+    except BaseException:
+        sandbox.close()
+        raise
+    if sandbox.missing:
+        _remark(f"programs run in a weak sandbox, without {'; '.join(sandbox.missing)}", options)
+    return sandbox
+
+
+async def _one(
+    label: str, model: OpenModel, wanted: Wanted, tasks: Sequence[Task], folder: Path, options: EvalOptions, sandbox: Sandbox | None
+) -> ModelRun:
+    prepared = tuple(prepare(task, wanted, model.info.has_chat) for task in tasks)
+    settings = settings_of(label, model, wanted, prepared)
+    await _check_logprobs(model.client, prepared, model.top)
+    place = folder / label
+    with write_errors(place, 0):
+        place.mkdir(exist_ok=True)
+    journal = Journal(place / JOURNAL, settings.fingerprint())
+    try:
+        how = how_of(model, options)
+        _announce(label, prepared, settings, journal, model, how, options)
+        with showing(label, not options.as_json) as bar:
+            runner = Runner(model.client, prepared, settings, journal, how, sandbox, bar)
+            records = await runner.run()
+        if runner.is_stopped_by_budget:
+            _remark(f"{label}: the budget is spent; --resume with another --budget goes on", options)
+        return ModelRun(settings=settings, prepared=prepared, records=dict(records), sandbox=sandbox.layers if sandbox else "")
+    finally:
+        journal.close()
+
+
+def settings_of(label: str, model: OpenModel, wanted: Wanted, prepared: Sequence[Prepared]) -> Settings:
+    samples = wanted.samples or 1
+    default = SAMPLED_TEMPERATURE if samples > 1 else 0.0
+    return Settings(
+        model=label,
+        weights=model.weights,
+        tasks=tuple(one.settings for one in prepared),
+        num_examples=wanted.num_examples,
+        samples=samples,
+        temperature=default if wanted.temperature is None else wanted.temperature,
+        seed=wanted.seed or 0,
+        thinking=wanted.thinking,
+    )
+
+
+def how_of(model: OpenModel, options: EvalOptions) -> How:
+    return How(
+        concurrency=model.concurrency,
+        deadline_seconds=options.deadline_seconds,
+        patience_seconds=options.wait_seconds,
+        budget=parse_budget(options.budget) if options.budget else Budget(),
+        price=parse_price(options.price) if options.price else Price(),
+        watts=model.speed.watts,
+        top=model.top,
+    )
+
+
+async def _check_logprobs(client: Client, prepared: Sequence[Prepared], top: int) -> None:
+    """Before anything is asked: a server without log-probabilities cannot answer some tasks at all."""
+    needing = next((one.task.name for one in prepared if one.task.grader == "choice"), None)
+    if needing is None:
+        return
+    request = Request(prompt="Answer:", sampling=GREEDY, max_tokens=1, logprobs=top)
+    deltas = [delta async for delta in client.generate(request)]
+    if not any(delta.logprobs for delta in deltas):
+        raise BadInput(f"the server returns no log-probabilities, which task {needing} needs; leave the task out")
+
+
+def _announce(
+    label: str,
+    prepared: Sequence[Prepared],
+    settings: Settings,
+    journal: Journal,
+    model: OpenModel,
+    how: How,
+    options: EvalOptions,
+) -> None:
+    have = {key: decode(payload) for key, payload in journal.records().items()}
+    wanted = items(prepared, settings.samples, False)
+    left = missing(wanted, have)
+    found = estimate(left, {one.task.name: one.task for one in prepared}, model.speed, how.price, options.region)
+    require_free(journal.path, found.disk_bytes)
+    for one in prepared:
+        if not one.is_pinned:
+            _remark(f"{one.task.name}: {one.data} is another revision than the pinned one; results say so", options)
+    if not options.as_json:
+        from windlass.cli.eval.tables import estimate_line
+
+        resumes = f"{len(wanted) - len(left):,} of {len(wanted):,} answers are there; " if have else ""
+        sys.stderr.write(f"{label}: {resumes}{estimate_line(found)}; {how.concurrency} requests at once\n")
+
+
+def _report(folder: Path, runs: Sequence[ModelRun], options: EvalOptions) -> list[Path]:
+    report = build(runs)
+    return write_files(folder, report, measure(runs, _price(options), options.region), runs)
+
+
+def _price(options: EvalOptions) -> Price:
+    return parse_price(options.price) if options.price else Price()
+
+
+def _finish(folder: Path, runs: Sequence[ModelRun], urls: Sequence[str], options: EvalOptions) -> int:
+    report, clock = build(runs), measure(runs, _price(options), options.region)
+    written = [folder / name for name in ("report.html", "report.md", "report.png") if (folder / name).exists()]
+    if options.as_json:
+        journals = {run.model: folder / run.model / JOURNAL for run in runs}
+        text = msgspec.json.format(msgspec.json.encode(as_json(report, clock, journals)), indent=2).decode()
+        sys.stdout.write(text + "\n")
+        return 0
+    from windlass.cli.eval.tables import show_report
+
+    show_report(report, clock, written)
+    return 0
+
+
+def _remark(line: str, options: EvalOptions) -> None:
+    if line and not options.as_json:
+        sys.stderr.write(f"{line}\n")
+
+
