@@ -28,7 +28,8 @@ def wilson(num_correct: int, num_total: int) -> Interval:
     share, spread = num_correct / num_total, Z * Z / num_total
     middle = share + spread / 2
     half = Z * math.sqrt(share * (1 - share) / num_total + spread / (4 * num_total))
-    return max((middle - half) / (1 + spread), 0.0), min((middle + half) / (1 + spread), 1.0)
+    low, high = (middle - half) / (1 + spread), (middle + half) / (1 + spread)
+    return max(min(low, share), 0.0), min(max(high, share), 1.0)  # rounding must not push the share out
 
 
 def t_quantile(freedom: int) -> float:

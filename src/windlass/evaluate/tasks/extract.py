@@ -28,7 +28,10 @@ _DEFAULTS: dict[str, tuple[Finder, Finder]] = {
         Finder(pattern=rf"(?:####|[Aa]nswer is:?|[Aa]nswer:)\s*\**\s*({NUMBER})"),
         Finder(pattern=f"({NUMBER})"),
     ),
-    "letter": (Finder(pattern=r"(?:\A\s*|[Aa]nswer(?: is)?:?\s*)[*(]*([A-Z])(?![A-Za-z'])"), Finder(find="letter")),
+    "letter": (
+        Finder(pattern=r"\A\s*[*(]*([A-Z])[*)]*[.:]?\s*(?:\Z|\n)|[Aa]nswer(?: is)?:?\s*[*(]*([A-Z])(?![A-Za-z'])"),
+        Finder(find="letter"),
+    ),
     "choice": (Finder(find="whole"), Finder(find="whole")),
     "python": (Finder(find="code_block"), Finder(find="code")),
 }

@@ -1,0 +1,144 @@
+"""The pure parts of a run: budgets, prices, delays, settings, choices by log-probability, energy, estimates."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from scripted import ScriptedClient, sums
+
+from windlass.core.client import Broken, Busy, Late, Unavailable
+from windlass.core.request import Info, TokenLogprob
+from windlass.errors import BadInput, Error
+from windlass.evaluate.run.ask import among, score_choice
+from windlass.evaluate.run.budget import Budget, Price, Spent, may_ask, parse_budget, parse_price
+from windlass.evaluate.run.capacity import top_logprobs
+from windlass.evaluate.run.energy import EnergyMeter
+from windlass.evaluate.run.estimate import Speed, estimate
+from windlass.evaluate.run.items import items
+from windlass.evaluate.run.retry import MAX_DELAY_SECONDS, delay_seconds, kind_of
+from windlass.evaluate.run.settings import Wanted, check, folder_name, resumed, save_wanted
+
+pytestmark = pytest.mark.pure
+
+
+@pytest.mark.parametrize(
+    ("text", "budget"),
+    [("5usd", Budget(usd=5)), ("$2.50", Budget(usd=2.5)), ("2h", Budget(seconds=7200)), ("30min", Budget(seconds=1800)), ("1.5", Budget(seconds=5400))],
+)
+def test_budgets(text: str, budget: Budget) -> None:
+    assert parse_budget(text) == budget
+
+
+@pytest.mark.parametrize("text", ["", "0h", "-1h", "5 euros", "two hours", "nan"])
+def test_a_budget_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(BadInput, match="5usd, 2h or 30min"):
+        parse_budget(text)
+
+
+def test_prices() -> None:
+    assert parse_price("0.5,1.5").usd(2e6, 1e6, 99) == 2.5 and parse_price("$3/h").usd(1, 1, 1800) == 1.5
+    with pytest.raises(BadInput, match="0.5,1.5"):
+        parse_price("cheap")
+
+
+@pytest.mark.parametrize(
+    ("budget", "spent", "in_flight", "may"),
+    [
+        (Budget(), Spent(seconds=1e9, usd=1e9), 99, True),
+        (Budget(usd=1.0), Spent(usd=0.5, num_answers=10), 5, True),
+        (Budget(usd=1.0), Spent(usd=0.5, num_answers=10), 10, False),
+        (Budget(seconds=100), Spent(seconds=90, longest_seconds=5), 0, True),
+        (Budget(seconds=100), Spent(seconds=90, longest_seconds=20), 0, False),
+    ],
+)
+def test_what_a_budget_allows(budget: Budget, spent: Spent, in_flight: int, may: bool) -> None:
+    assert may_ask(budget, spent, in_flight) is may
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [(Busy("x"), "again"), (Late("x"), "again"), (Broken("x"), "again"), (Unavailable("x"), "wait"), (BadInput("x"), "refused")],
+)
+def test_what_becomes_of_a_failure(error: Error, kind: str) -> None:
+    assert kind_of(error) == kind
+
+
+def test_delays_grow_and_keep_to_what_a_server_says() -> None:
+    assert [delay_seconds(attempt, None, lambda: 0.5) for attempt in (1, 2, 3, 12)] == [0.5, 1.0, 2.0, MAX_DELAY_SECONDS]
+    assert delay_seconds(1, 7.0, lambda: 0.5) == 7.0
+
+
+def test_a_resumed_run_keeps_its_settings(tmp_path: Path) -> None:
+    first = Wanted(models=("m",), tasks="gsm8k", num_examples=50)
+    save_wanted(tmp_path, first)
+    assert resumed(tmp_path, Wanted()) == first == resumed(tmp_path, Wanted(tasks="gsm8k"))
+    for other, words in ((Wanted(num_examples=60), "--num-examples 50, not 60"), (Wanted(samples=4), "--samples left to its default, not 4")):
+        with pytest.raises(BadInput, match=words):
+            resumed(tmp_path, other)
+
+
+@pytest.mark.parametrize("bad", [{"num_examples": 0}, {"shots": -1}, {"samples": 0}, {"samples": 3, "temperature": 0.0}])
+def test_settings_that_mean_nothing_are_refused(bad: dict[str, float]) -> None:
+    with pytest.raises(BadInput):
+        check(Wanted(**bad))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("label", "name"), [("a/b c", "a-b-c"), ("../x", "x"), ("", "model"), ("GLM-4.5", "GLM-4.5")])
+def test_labels_are_folders(label: str, name: str) -> None:
+    assert folder_name(label) == name
+
+
+def test_choices_among_the_most_likely_tokens() -> None:
+    top = tuple(TokenLogprob(token_id=n, logprob=-n / 10, token=token) for n, token in enumerate((" A", " B", "C")))
+    entry = TokenLogprob(token_id=9, logprob=-0.01, token=" D", top=top)
+    assert among(entry, (" A", " B", " C", " D")) == {" A": 0.0, " B": -0.1, " D": -0.01}  # `C` is not ` C`
+
+
+def test_a_choice_is_scored_behind_its_context() -> None:
+    found = asyncio.run(score_choice(ScriptedClient(lambda text, times: ""), "Answer:", " B"))
+    assert found == pytest.approx(-(ord(" ") + ord("B")) / 100)
+
+
+class Tokenizing(ScriptedClient):
+    async def tokenize(self, text: str) -> list[int]:
+        return [ord(char) for char in text]
+
+
+def test_a_client_that_tokenizes_says_where_the_choice_begins() -> None:
+    found = asyncio.run(score_choice(Tokenizing(lambda text, times: ""), "Answer:", " B"))
+    assert found == pytest.approx(-(ord(" ") + ord("B")) / 100)
+
+
+@pytest.mark.parametrize(("owner", "top"), [("windlass", 100), ("vllm", 20), ("openai", 5)])
+def test_servers_return_so_many_alternatives(owner: str, top: int) -> None:
+    assert top_logprobs(Info(model="m", context_tokens=1, details={"owner": owner})) == top
+
+
+def test_energy_by_counters_and_by_rated_power(tmp_path: Path) -> None:
+    package = tmp_path / "intel-rapl:0"
+    package.mkdir()
+    (package / "energy_uj").write_text("1000000")
+    counted, rated = EnergyMeter(None, folder=tmp_path), EnergyMeter(50.0, iter([0.0, 2.0]).__next__, tmp_path / "none")
+    (package / "energy_uj").write_text("3500000")
+    assert counted.lap() == 2.5 and counted.lap() == 0.0 and "RAPL" in counted.how
+    assert rated.lap() == 100.0 and rated.how == "estimated at 50 W"
+    assert EnergyMeter(None, folder=tmp_path / "none").lap() is None
+
+
+def test_an_estimate_before_the_first_answer(tmp_path: Path) -> None:
+    prepared = sums(tmp_path, 40)
+    asked = items([prepared], 2, False)
+    speed = Speed(prompt_tokens_per_second=100.0, answer_tokens_per_second=10.0, watts=20.0, source="the plan")
+    found = estimate(asked, {"sums": prepared.task}, speed, Price(usd_per_million_answer=1.0))
+    assert found.num_requests == 80 and found.answer_tokens == 8000
+    assert found.seconds == pytest.approx(found.prompt_tokens / 100 + 800) and found.joules == pytest.approx(20 * (found.seconds or 0))
+    assert found.usd == pytest.approx(0.008) and found.disk_bytes > 80 * 1000
+    assert estimate(asked, {"sums": prepared.task}, Speed(), Price()).seconds is None
+
+
+def test_with_a_budget_tasks_take_turns(tmp_path: Path) -> None:
+    one, other = sums(tmp_path, 3), sums(tmp_path, 2, name="others")
+    assert [item.question.task for item in items([one, other], 1, True)] == ["sums", "others", "sums", "others", "sums"]
+    assert [item.question.task for item in items([one, other], 1, False)] == ["sums"] * 3 + ["others"] * 2
