@@ -98,7 +98,9 @@ def sums(folder: Path, count: int = 12, **changes: Any) -> Prepared:
 
 def prepared_of(task: Task, **changes: Any) -> Prepared:
     wanted = Wanted(**{name: value for name, value in changes.items() if name in Wanted.__struct_fields__})
-    fields = {name: value for name, value in changes.items() if name in Task.__struct_fields__ and name not in Wanted.__struct_fields__}
+    fields = {
+        name: value for name, value in changes.items() if name in Task.__struct_fields__ and name not in Wanted.__struct_fields__
+    }
     return prepare(msgspec.structs.replace(task, **fields), wanted, has_chat=True)
 
 

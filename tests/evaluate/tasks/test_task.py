@@ -56,7 +56,9 @@ def test_the_digest_is_of_the_text() -> None:
 
 
 def test_built_in_tasks_have_a_category_a_licence_and_a_digest() -> None:
-    assert {"humaneval", "mbpp", "mbpp_full", "gsm8k", "mmlu", "mmlu_logprob", "arithmetic", "lists", "functions"} <= set(builtin())
+    assert {"humaneval", "mbpp", "mbpp_full", "gsm8k", "mmlu", "mmlu_logprob", "arithmetic", "lists", "functions"} <= set(
+        builtin()
+    )
     for task in builtin().values():
         assert task.category in CATEGORIES and task.source.licence and task.title
         assert task.source.generated or (len(task.source.sha256) == 64 and task.source.url)

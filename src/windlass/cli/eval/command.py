@@ -48,12 +48,16 @@ def eval_() -> None:
 @opens_model
 def run(
     models: list[str] = typer.Argument(
-        None, metavar="MODEL|URL...", help="Models as for `run`, or servers: http://host:8000, or http://host:8000#NAME of several."
+        None,
+        metavar="MODEL|URL...",
+        help="Models as for `run`, or servers: http://host:8000, or http://host:8000#NAME of several.",
     ),
     tasks: str | None = typer.Option(
         None, metavar="NAME,FILE.toml,...", help="Tasks; `windlass eval tasks` lists them. By default all whose data is here."
     ),
-    category: str | None = typer.Option(None, metavar="coding,math,...", help="Only tasks of coding, math, reasoning or knowledge."),
+    category: str | None = typer.Option(
+        None, metavar="coding,math,...", help="Only tasks of coding, math, reasoning or knowledge."
+    ),
     num_examples: int | None = typer.Option(None, metavar="N", help="Questions of each task; a seeded choice. Default: all."),
     shots: int | None = typer.Option(None, metavar="K", help="Worked examples before each question. Default: the task's."),
     samples: int | None = typer.Option(None, metavar="N", help="Answers to each question, for pass@k. Default: 1, greedy."),
@@ -66,7 +70,9 @@ def run(
     thinking: bool | None = typer.Option(None, "--thinking/--no-thinking", help="Switch reasoning on or off."),
     concurrency: int | None = typer.Option(None, metavar="N", help="Requests at once. Default: what the server runs at once."),
     results_dir: Path | None = typer.Option(
-        None, metavar="DIR", help="Where journals and reports go. Default: a folder under eval-results/ named by models and settings."
+        None,
+        metavar="DIR",
+        help="Where journals and reports go. Default: a folder under eval-results/ named by models and settings.",
     ),
     resume: bool = typer.Option(False, "--resume", help="Go on with what the folder has: ask only what is missing."),
     budget: str | None = typer.Option(None, metavar="5usd|2h", help="Stop in time, with what there is."),

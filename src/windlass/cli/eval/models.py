@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from windlass.cli.eval.options import EvalOptions
 from windlass.core.client import Client
 from windlass.core.model import Frozen
 from windlass.core.request import Info
@@ -16,7 +17,6 @@ from windlass.errors import BadInput, Error
 from windlass.evaluate.run.capacity import server_concurrency, top_logprobs
 from windlass.evaluate.run.estimate import Speed
 from windlass.evaluate.run.settings import folder_name
-from windlass.cli.eval.options import EvalOptions
 
 LOCAL_CONCURRENCY = 16
 GIVEN_BACK_BYTES = 64 * 2**20

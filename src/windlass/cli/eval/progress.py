@@ -37,9 +37,7 @@ class Bar:
         self._bars, self._task = bars, bars.add_task("", total=None)
 
     def update(self, standing: Standing) -> None:
-        self._bars.update(
-            self._task, completed=standing.num_done, total=standing.num_total, description=describe(standing)
-        )
+        self._bars.update(self._task, completed=standing.num_done, total=standing.num_total, description=describe(standing))
 
     def note(self, line: str) -> None:
         self._bars.console.print(line, highlight=False)

@@ -16,20 +16,18 @@ from windlass.cli.eval.progress import showing
 from windlass.core.client import Client
 from windlass.core.request import GREEDY, Request
 from windlass.errors import BadInput
-from windlass.evaluate.report.files import write_files
+from windlass.evaluate.report.files import files
 from windlass.evaluate.report.report import ModelRun, as_json, build, measure
 from windlass.evaluate.run.budget import Budget, Price, parse_budget, parse_price
 from windlass.evaluate.run.estimate import estimate
 from windlass.evaluate.run.items import Prepared, items, missing, prepare
-from windlass.evaluate.run.records import decode
+from windlass.evaluate.run.records import Journal, decode
 from windlass.evaluate.run.runner import How, Runner
-from windlass.evaluate.run.settings import SAMPLED_TEMPERATURE, Settings, Wanted, folder_name, resumed, save_wanted
+from windlass.evaluate.run.settings import SAMPLED_TEMPERATURE, SAVED, Settings, Wanted, encode_wanted, folder_name, resumed
 from windlass.evaluate.sandbox.sandbox import Sandbox
 from windlass.evaluate.tasks.catalog import choose_tasks
 from windlass.evaluate.tasks.sources import is_here
 from windlass.evaluate.tasks.task import Task
-from windlass.formats.disk.atomic import require_free, write_errors
-from windlass.formats.disk.journal import Journal
 
 JOURNAL = "journal.jsonl"
 
@@ -41,10 +39,12 @@ def evaluate(wanted: Wanted, options: EvalOptions) -> int:
         wanted = resumed(folder, wanted)
     check_names(wanted.models)
     tasks = _tasks(wanted)
+    from windlass.formats.disk.atomic import write_atomically, write_errors
+
     with write_errors(folder, 0):
         folder.mkdir(parents=True, exist_ok=True)
     _refuse_overwriting(folder, options.resume)
-    save_wanted(folder, wanted)
+    write_atomically(folder / SAVED, encode_wanted(wanted))
     try:
         return asyncio.run(_evaluate(wanted, tasks, folder, options))
     except KeyboardInterrupt:
@@ -112,18 +112,27 @@ async def _sandbox(tasks: Sequence[Task], options: EvalOptions) -> Sandbox | Non
 
 
 async def _one(
-    label: str, model: OpenModel, wanted: Wanted, tasks: Sequence[Task], folder: Path, options: EvalOptions, sandbox: Sandbox | None
+    label: str,
+    model: OpenModel,
+    wanted: Wanted,
+    tasks: Sequence[Task],
+    folder: Path,
+    options: EvalOptions,
+    sandbox: Sandbox | None,
 ) -> ModelRun:
     prepared = tuple(prepare(task, wanted, model.info.has_chat) for task in tasks)
     settings = settings_of(label, model, wanted, prepared)
     await _check_logprobs(model.client, prepared, model.top)
+    from windlass.formats.disk.atomic import write_errors
+    from windlass.formats.disk.journal import Journal as DiskJournal
+
     place = folder / label
     with write_errors(place, 0):
         place.mkdir(exist_ok=True)
-    journal = Journal(place / JOURNAL, settings.fingerprint())
+    journal = DiskJournal(place / JOURNAL, settings.fingerprint())
     try:
         how = how_of(model, options)
-        _announce(label, prepared, settings, journal, model, how, options)
+        _announce(label, prepared, settings, journal, place, model, how, options)
         with showing(label, not options.as_json) as bar:
             runner = Runner(model.client, prepared, settings, journal, how, sandbox, bar)
             records = await runner.run()
@@ -177,15 +186,18 @@ def _announce(
     prepared: Sequence[Prepared],
     settings: Settings,
     journal: Journal,
+    path: Path,
     model: OpenModel,
     how: How,
     options: EvalOptions,
 ) -> None:
+    from windlass.formats.disk.atomic import require_free
+
     have = {key: decode(payload) for key, payload in journal.records().items()}
     wanted = items(prepared, settings.samples, False)
     left = missing(wanted, have)
     found = estimate(left, {one.task.name: one.task for one in prepared}, model.speed, how.price, options.region)
-    require_free(journal.path, found.disk_bytes)
+    require_free(path, found.disk_bytes)
     for one in prepared:
         if not one.is_pinned:
             _remark(f"{one.task.name}: {one.data} is another revision than the pinned one; results say so", options)
@@ -196,9 +208,12 @@ def _announce(
         sys.stderr.write(f"{label}: {resumes}{estimate_line(found)}; {how.concurrency} requests at once\n")
 
 
-def _report(folder: Path, runs: Sequence[ModelRun], options: EvalOptions) -> list[Path]:
-    report = build(runs)
-    return write_files(folder, report, measure(runs, _price(options), options.region), runs)
+def _report(folder: Path, runs: Sequence[ModelRun], options: EvalOptions) -> None:
+    from windlass.formats.disk.atomic import write_atomically
+
+    made = files(build(runs), measure(runs, _price(options), options.region), runs)
+    for name, content in made.items():
+        write_atomically(folder / name, content)
 
 
 def _price(options: EvalOptions) -> Price:
@@ -222,5 +237,3 @@ def _finish(folder: Path, runs: Sequence[ModelRun], urls: Sequence[str], options
 def _remark(line: str, options: EvalOptions) -> None:
     if line and not options.as_json:
         sys.stderr.write(f"{line}\n")
-
-

@@ -34,7 +34,20 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> 
 
 def show_report(report: Report, clock: Sequence[Measured], written: Sequence[Path]) -> None:
     out = console()
-    columns = ("model", "task", "category", "#questions", "#accuracy", "#95 %", "#strict", "#flexible", "#truncated", "#failed", "#time", "#energy")
+    columns = (
+        "model",
+        "task",
+        "category",
+        "#questions",
+        "#accuracy",
+        "#95 %",
+        "#strict",
+        "#flexible",
+        "#truncated",
+        "#failed",
+        "#time",
+        "#energy",
+    )
     rows = [_row(one, times) for one, times in zip(report.results, clock, strict=True)]
     out.print(table("", columns, rows))
     for one in report.results:
@@ -80,7 +93,9 @@ def _verdict(one: Comparison) -> str:
 
 
 def estimate_line(found: Estimate) -> str:
-    parts = [f"{found.num_requests:,} questions, about {format_count(found.prompt_tokens)} + {format_count(found.answer_tokens)} tokens"]
+    parts = [
+        f"{found.num_requests:,} questions, about {format_count(found.prompt_tokens)} + {format_count(found.answer_tokens)} tokens"
+    ]
     if found.seconds is not None:
         parts.append(f"{format_seconds(found.seconds)} by {found.source}")
     if found.joules is not None:

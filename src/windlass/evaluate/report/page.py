@@ -56,7 +56,12 @@ def _cut(text: str) -> str:
 
 def _embedded(value: Any) -> bytes:
     """JSON that cannot end the script element it stands in."""
-    return msgspec.json.encode(value).replace(b"<", b"\\u003c").replace(b"\xe2\x80\xa8", b"\\u2028").replace(b"\xe2\x80\xa9", b"\\u2029")
+    return (
+        msgspec.json.encode(value)
+        .replace(b"<", b"\\u003c")
+        .replace(b"\xe2\x80\xa8", b"\\u2028")
+        .replace(b"\xe2\x80\xa9", b"\\u2029")
+    )
 
 
 @cache

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from contextlib import aclosing
 from hashlib import blake2b
-from typing import Any
+
+import msgspec
 
 from windlass.core.client import Client
 from windlass.core.model import Frozen
@@ -43,11 +44,7 @@ class Asking(Frozen):
 async def ask(client: Client, question: Question, sample: int, how: Asking) -> Reply:
     begin = time.monotonic()
     reply = await (_choose(client, question, how) if how.task.grader == "choice" else _generate(client, question, sample, how))
-    return Reply(**{**_fields(reply), "seconds": round(time.monotonic() - begin, 4)})
-
-
-def _fields(reply: Reply) -> dict[str, Any]:
-    return {name: getattr(reply, name) for name in Reply.__struct_fields__}
+    return msgspec.structs.replace(reply, seconds=round(time.monotonic() - begin, 4))
 
 
 def sampling_for(settings: Settings, question: Question, sample: int) -> Sampling:

@@ -54,7 +54,9 @@ def estimate(items: Sequence[Item], tasks: dict[str, Task], speed: Speed, price:
         seconds=seconds,
         joules=joules,
         kg_co2=None if kwh is None else co2_kg(kwh, grid(region).grams_per_kwh),
-        usd=price.usd(prompt, answer, seconds or 0.0) if price.is_known and (seconds is not None or not price.usd_per_hour) else None,
+        usd=price.usd(prompt, answer, seconds or 0.0)
+        if price.is_known and (seconds is not None or not price.usd_per_hour)
+        else None,
         memory_bytes=speed.memory_bytes,
         source=speed.source,
     )

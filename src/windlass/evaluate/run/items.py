@@ -77,7 +77,9 @@ def _examples(task: Task, data: Data, shots: int) -> Sequence[dict[str, object]]
 
 def items(prepared: Sequence[Prepared], samples: int, is_interleaved: bool) -> list[Item]:
     """Task after task, so that shared prefixes stay cached; interleaved if a budget may end the run, so that all tasks have some."""
-    each = [[Item(question=question, sample=sample) for question in one.questions for sample in range(samples)] for one in prepared]
+    each = [
+        [Item(question=question, sample=sample) for question in one.questions for sample in range(samples)] for one in prepared
+    ]
     if not is_interleaved:
         return [item for some in each for item in some]
     return [item for row in zip_longest(*each) for item in row if item is not None]

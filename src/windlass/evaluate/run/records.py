@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -60,3 +60,12 @@ def key_of(task: str, id: str, sample: int) -> str:
 def decode(payload: object) -> Record:
     return msgspec.convert(payload, Record)
 
+
+class Journal(Protocol):
+    """Where records are kept, as windlass.formats.disk.journal does; `cli` wires it in."""
+
+    def records(self) -> dict[str, Any]: ...
+
+    def record(self, key: str, payload: Any = None, sync: bool = True) -> None: ...
+
+    def sync(self) -> None: ...

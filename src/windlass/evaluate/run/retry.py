@@ -57,7 +57,9 @@ class Attendance:
                     await self._client.info()
                 except Unavailable as error:
                     if time.monotonic() > until:
-                        raise Unavailable(f"{error} (waited {self._patience:g} s); what came is saved: --resume goes on") from None
+                        raise Unavailable(
+                            f"{error} (waited {self._patience:g} s); what came is saved: --resume goes on"
+                        ) from None
                     await asyncio.sleep(POLL_SECONDS)
                 else:
                     self._back_at = time.monotonic()

@@ -17,12 +17,11 @@ from windlass.evaluate.run.budget import Budget, Price, Spent, may_ask
 from windlass.evaluate.run.energy import EnergyMeter
 from windlass.evaluate.run.items import Item, Prepared, items, missing, ungraded
 from windlass.evaluate.run.progress import Silent, Tally, Watcher
-from windlass.evaluate.run.records import Record, decode
+from windlass.evaluate.run.records import Journal, Record, decode
 from windlass.evaluate.run.retry import MAX_ATTEMPTS, Attendance, delay_seconds, kind_of
 from windlass.evaluate.run.settings import Settings
 from windlass.evaluate.run.verdicts import answered, executed, failed
 from windlass.evaluate.sandbox.sandbox import Sandbox
-from windlass.formats.disk.journal import Journal
 
 SYNC_EVERY = 10
 """Answers; a power failure loses no more. A killed process loses none."""
@@ -40,6 +39,9 @@ class How(Frozen):
     top: int = OTHER_TOP
 
 
+DEFAULT = How()
+
+
 class Runner:
     def __init__(
         self,
@@ -47,7 +49,7 @@ class Runner:
         prepared: Sequence[Prepared],
         settings: Settings,
         journal: Journal,
-        how: How = How(),
+        how: How = DEFAULT,
         sandbox: Sandbox | None = None,
         watcher: Watcher | None = None,
     ) -> None:

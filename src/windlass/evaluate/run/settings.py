@@ -76,10 +76,9 @@ def check(wanted: Wanted) -> None:
 SAVED = "settings.json"
 
 
-def save_wanted(folder: Path, wanted: Wanted) -> None:
-    from windlass.formats.disk.atomic import write_atomically
-
-    write_atomically(folder / SAVED, msgspec.json.format(msgspec.json.encode(wanted), indent=1))
+def encode_wanted(wanted: Wanted) -> bytes:
+    """Of the file SAVED in a results folder."""
+    return msgspec.json.format(msgspec.json.encode(wanted), indent=1)
 
 
 def resumed(folder: Path, wanted: Wanted) -> Wanted:

@@ -41,9 +41,7 @@ def answered(task: Task, item: Item, reply: Reply, attempts: int) -> Record:
     record = msgspec.structs.replace(record, strict=found.strict, flexible=found.flexible)
     if task.grader == "python":
         return record
-    return decided(
-        task, record, grade(task, question, found.strict, True), grade(task, question, found.flexible, False)
-    )
+    return decided(task, record, grade(task, question, found.strict, True), grade(task, question, found.flexible, False))
 
 
 def _with_choice(record: Record, question: Question) -> Record:

@@ -1,9 +1,11 @@
+# ruff: noqa: PTH103, PTH112, PTH123, BLE001
+# pyright: basic
 """Runs inside the sandbox, as a script of its own: `python -I -S inside.py`. Imports nothing of Windlass, and little of the standard library.
 
 Two processes. The *program* is the model's code: in namespaces of its own, behind a filter, with nothing but a socket. The *judge* holds the
 tests and the secret; it starts the program first, and reads the tests only then, so the program's memory never held them. The judge asks
 the program's functions over the socket and compares plain values: what comes back is decoded from JSON, so no object of the program
-with an `__eq__` of its own reaches a test. Only the judge can say the secret, and it says it only after the last test.
+with an `__eq__` of its own reaches a test. Whatever a program raises is its verdict. Only the judge can say the secret, and it says it only after the last test.
 """
 
 import ast
@@ -72,7 +74,9 @@ def bind(source, target):
     os.makedirs(target, exist_ok=True)
     mount(source, target, None, MS_BIND | MS_REC)
     flags = os.statvfs(target).f_flag  # flags of the mount below may not be taken away
-    kept = sum(value for bit, value in ((os.ST_NOEXEC, MS_NOEXEC), (os.ST_NOATIME, 1024), (os.ST_RELATIME, 1 << 21)) if flags & bit)
+    kept = sum(
+        value for bit, value in ((os.ST_NOEXEC, MS_NOEXEC), (os.ST_NOATIME, 1024), (os.ST_RELATIME, 1 << 21)) if flags & bit
+    )
     mount(None, target, None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV | kept)
     for hidden in ("site-packages", "dist-packages"):
         if os.path.isdir(f"{target}/{hidden}"):
@@ -198,7 +202,10 @@ def serve_program(descriptor, source):
     space = {"__name__": "__answer__", "__builtins__": builtins}
     try:
         exec(compile(source, "<answer>", "exec"), space)
-        send(descriptor, {"names": [name for name, value in space.items() if isinstance(name, str) and type(value) is not type(sys)]})
+        send(
+            descriptor,
+            {"names": [name for name, value in space.items() if isinstance(name, str) and type(value) is not type(sys)]},
+        )
     except BaseException as error:
         send(descriptor, {"raised": describe(error)})
         return
@@ -270,7 +277,7 @@ class Judge:
             name, text = reply["raised"]
             kind = getattr(builtins, name, None)
             is_plain = isinstance(kind, type) and issubclass(kind, Exception) and kind not in (StopIteration, AssertionError)
-            raise (kind if is_plain else RuntimeError)(f"{text}" if is_plain else f"{name}: {text}")
+            raise kind(text) if is_plain and kind else RuntimeError(f"{name}: {text}")
         return self._values.decode(reply["value"])
 
     def named(self, name):
@@ -283,7 +290,7 @@ class Judge:
         return call
 
     def judge(self, tests, context, entry_point):
-        space = {"__name__": "__tests__"}
+        space: dict[str, object] = {"__name__": "__tests__"}
         if context:
             exec(compile(context, "<context>", "exec"), space)
         wanted = {entry_point} if entry_point else wanted_names(tests, self._names)
@@ -296,6 +303,8 @@ class Judge:
                 raise Wrong(f"the answer does not define {name}")
         try:
             exec(compile(tests, "<tests>", "exec"), space)
+        except EOFError:
+            raise
         except BaseException as error:
             raise Wrong(explain(error, tests)) from None
 
@@ -317,7 +326,12 @@ def free_names(source):
     nodes = list(ast.walk(ast.parse(source)))
     used = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     bound = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
-    bound |= {alias.asname or alias.name.split(".")[0] for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom)) for alias in node.names}
+    bound |= {
+        alias.asname or alias.name.split(".")[0]
+        for node in nodes
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        for alias in node.names
+    }
     bound |= {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
     return used - bound
 
@@ -332,8 +346,6 @@ def explain(error, tests):
     lines = tests.splitlines()
     where = lines[line - 1].strip()[:MAX_TEXT] if 0 < line <= len(lines) else ""
     name, text = describe(error)
-    if isinstance(error, EOFError):
-        name, text = "the program ended", ""
     said = "failed" if name == "AssertionError" and not text else f"{name}: {text}" if text else name
     return f"{said}: {where}" if where else said
 
@@ -351,6 +363,7 @@ def start_program(job, steps):
         return process, ours.detach()
     try:
         LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        os.setsid()  # `kill(0)` reaches all of a group, whatever namespace they are in
         kept = theirs.fileno()
         for descriptor in (0, 1, 2):
             os.dup2(nothing, descriptor)
@@ -412,11 +425,11 @@ def main():
             Judge(descriptor).judge(tests["tests"], tests["context"], tests["entry_point"])
             result["secret"] = tests["secret"]
         except EOFError:
-            raise Wrong("the program ended before it answered: " + ended(process)) from None
+            raise Wrong(f"the program ended before it answered{ended(process)}") from None
     except Missing as error:
         result["unavailable"] = str(error)
     except Wrong as error:
-        result["why"] = str(error) if not str(error).startswith("the program ended:") else str(error) + ended(process)
+        result["why"] = str(error)
     except BaseException as error:
         result["why"] = ": ".join(describe(error))
     send(1, result)
@@ -424,14 +437,15 @@ def main():
 
 
 def ended(process):
+    """How, where a signal ended it."""
     try:
-        _, status = os.waitpid(process, os.WNOHANG)
+        _, status = os.waitpid(process, 0)  # its socket is closed, so it has ended or is about to
     except OSError:
         return ""
-    if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        return " by SIGKILL (CPU time or memory)" if number == signal.SIGKILL else f" by {signal.Signals(number).name}"
-    return ""
+    if not os.WIFSIGNALED(status):
+        return ""
+    name = signal.Signals(os.WTERMSIG(status)).name
+    return f" ({name}: CPU time or memory)" if name == "SIGKILL" else f" ({name})"
 
 
 if __name__ == "__main__":

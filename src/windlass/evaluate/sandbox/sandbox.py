@@ -52,6 +52,9 @@ class Limits(Frozen):
     file_bytes: int = 16 * MIB
 
 
+LIMITS = Limits()
+
+
 class Outcome(Frozen):
     passed: bool
     why: str
@@ -60,7 +63,7 @@ class Outcome(Frozen):
 class Sandbox:
     """`anyway`: run even if layers are missing; `missing` then says which."""
 
-    def __init__(self, at_once: int | None = None, limits: Limits = Limits(), anyway: bool = False) -> None:
+    def __init__(self, at_once: int | None = None, limits: Limits = LIMITS, anyway: bool = False) -> None:
         self._limits, self._anyway = limits, anyway
         self._turns = asyncio.Semaphore(at_once or os.cpu_count() or 1)
         self._folder = tempfile.TemporaryDirectory(prefix="windlass-sandbox-")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from hashlib import sha256
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -87,13 +88,12 @@ def _advice(source: Source, task: Task) -> str:
 
 def _download(source: Source) -> Path:
     try:
-        from huggingface_hub import hf_hub_download
-        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+        hub = import_module("huggingface_hub")
     except ImportError:
         raise MissingExtra("huggingface_hub", "hub", "downloading a data set") from None
     try:
-        return Path(hf_hub_download(source.hub, source.path, repo_type="dataset", revision=source.revision))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        return Path(hub.hf_hub_download(source.hub, source.path, repo_type="dataset", revision=source.revision))
+    except (OSError, ValueError) as error:  # its own errors are OSErrors
         raise BadInput(f"{source.hub} cannot be downloaded: {' '.join(str(error).split())[:200]}") from None
 
 

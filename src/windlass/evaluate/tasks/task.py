@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from windlass.core.model import Frozen
 from windlass.errors import BadInput, UnknownName
 
 CATEGORIES = ("coding", "math", "reasoning", "knowledge")
@@ -29,11 +30,7 @@ python: tests pass in the sandbox."""
 Find = Literal["whole", "pattern", "letter", "code_block", "code"]
 
 
-class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    pass
-
-
-class Source(_Part):
+class Source(Frozen):
     """Where rows come from: the first that is there of a file, a package's data, a pinned file on the hub; or generated here."""
 
     file: str = ""
@@ -53,7 +50,7 @@ class Source(_Part):
     url: str = ""
 
 
-class Prompt(_Part):
+class Prompt(Frozen):
     """Templates over a row's fields: `{field}`; `{{` is a brace."""
 
     chat: str = ""
@@ -68,20 +65,20 @@ class Prompt(_Part):
     """Stop strings of completions."""
 
 
-class Finder(_Part):
+class Finder(Frozen):
     find: Find = "pattern"
     pattern: str = ""
     take: Literal["first", "last"] = "last"
 
 
-class Extract(_Part):
+class Extract(Frozen):
     strict: Finder | None = None
     flexible: Finder | None = None
     scored: Literal["strict", "flexible"] = "flexible"
     """Which of the two is the task's score; both are reported."""
 
 
-class Task(_Part):
+class Task(Frozen):
     name: str
     category: str
     source: Source
