@@ -18,8 +18,8 @@ from windlass.evaluate.tasks.questions import Question
 from windlass.evaluate.tasks.task import Task
 
 MAX_SEED = 2**31
-OWN_TOP, VLLM_TOP, OTHER_TOP = 100, 20, 5
-"""Alternatives a server returns at one position: ours up to 128, vLLM by default 20, OpenAI's completions 5."""
+ENGINE_TOP, SERVER_TOP, OTHER_TOP = 100, 20, 5
+"""Alternatives at one position: our engine returns up to 128, our server and vLLM 20, OpenAI's completions 5."""
 
 
 class Reply(Frozen):

@@ -8,7 +8,7 @@ import msgspec
 
 from windlass.core.request import Info
 from windlass.errors import Error
-from windlass.evaluate.run.ask import OTHER_TOP, OWN_TOP, VLLM_TOP
+from windlass.evaluate.run.ask import ENGINE_TOP, OTHER_TOP, SERVER_TOP
 from windlass.wire.client.connection import HttpConnection, ServerAddress
 from windlass.wire.schema.models import OWNER
 
@@ -32,9 +32,9 @@ class _Status(msgspec.Struct):
 
 def top_logprobs(info: Info) -> int:
     owner = info.details.get("owner")
-    if owner is None or owner == OWNER:  # an engine of this process, or our server
-        return OWN_TOP
-    return VLLM_TOP if owner == "vllm" else OTHER_TOP
+    if owner is None:  # an engine of this machine, not a server
+        return ENGINE_TOP
+    return SERVER_TOP if owner in (OWNER, "vllm") else OTHER_TOP
 
 
 async def server_concurrency(url: str, api_key: str | None) -> int:

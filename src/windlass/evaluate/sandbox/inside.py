@@ -5,7 +5,8 @@
 Two processes. The *program* is the model's code: in namespaces of its own, behind a filter, with nothing but a socket. The *judge* holds the
 tests and the secret; it starts the program first, and reads the tests only then, so the program's memory never held them. The judge asks
 the program's functions over the socket and compares plain values: what comes back is decoded from JSON, so no object of the program
-with an `__eq__` of its own reaches a test. Whatever a program raises is its verdict. Only the judge can say the secret, and it says it only after the last test.
+with an `__eq__` of its own reaches a test. Only the judge can say the secret, and it says it only after the last test. Whatever a program
+raises is its verdict.
 """
 
 import ast
