@@ -7,17 +7,18 @@ import sys
 from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from windlass.cli.eval.models import MemoryCheck, OpenModel, check_names, opened, unique_label
+from windlass.cli.eval.models import MemoryCheck, OpenModel, check_names, is_server, opened, unique_label
 from windlass.cli.eval.options import EvalOptions, check_options
 from windlass.cli.eval.progress import showing
 from windlass.core.client import Client
 from windlass.core.request import GREEDY, Request
 from windlass.errors import BadInput
 from windlass.evaluate.report.files import files
-from windlass.evaluate.report.report import ModelRun, as_json, build, measure
+from windlass.evaluate.report.report import ModelRun, Report, as_json, build, measure
 from windlass.evaluate.run.budget import Budget, Price, parse_budget, parse_price
 from windlass.evaluate.run.estimate import estimate
 from windlass.evaluate.run.items import Prepared, items, missing, prepare
@@ -38,6 +39,7 @@ def evaluate(wanted: Wanted, options: EvalOptions) -> int:
     if options.resume:
         wanted = resumed(folder, wanted)
     check_names(wanted.models)
+    _check_harness(wanted, options)
     tasks = _tasks(wanted)
     from windlass.formats.disk.atomic import write_atomically, write_errors
 
@@ -50,6 +52,17 @@ def evaluate(wanted: Wanted, options: EvalOptions) -> int:
     except KeyboardInterrupt:
         sys.stderr.write(f"what came is in {folder}; --resume goes on\n")
         raise
+
+
+def _check_harness(wanted: Wanted, options: EvalOptions) -> None:
+    if not options.harness[0]:
+        return
+    from windlass.cli.eval.harness import harness_python
+
+    harness_python()
+    local = next((name for name in wanted.models if not is_server(name)), None)
+    if local is not None:
+        raise BadInput(f"--harness talks to servers: start `windlass serve {local}` and name its URL")
 
 
 def default_folder(wanted: Wanted) -> Path:
@@ -80,7 +93,7 @@ def _tasks(wanted: Wanted) -> list[Task]:
 
 async def _evaluate(wanted: Wanted, tasks: Sequence[Task], folder: Path, options: EvalOptions) -> int:
     runs: list[ModelRun] = []
-    urls: list[str] = []
+    theirs: dict[str, Any] = {}
     sandbox = await _sandbox(tasks, options)
     try:
         for name in wanted.models:
@@ -88,13 +101,26 @@ async def _evaluate(wanted: Wanted, tasks: Sequence[Task], folder: Path, options
             async with opened(name, options) as model:
                 label = unique_label(model.label, name, {run.model for run in runs})
                 runs.append(await _one(label, model, wanted, tasks, folder, options, sandbox))
-                urls.append(model.url)
+                theirs |= await _harness(label, model, wanted, folder, options)
             _remark(memory.check(label), options)
             _report(folder, runs, options)  # after every model: the next may take hours
     finally:
         if sandbox is not None:
             sandbox.close()
-    return _finish(folder, runs, urls, options)
+    return _finish(folder, runs, theirs, options)
+
+
+async def _harness(label: str, model: OpenModel, wanted: Wanted, folder: Path, options: EvalOptions) -> dict[str, Any]:
+    """By model, what lm-evaluation-harness says; empty if it was not asked for."""
+    if not options.harness[0]:
+        return {}
+    from windlass.cli.eval.harness import run_harness
+
+    place, style = folder / label, wanted.style or "chat"
+    found = await run_harness(
+        model.url, model.info.model, options.harness[1], place, style, model.concurrency, wanted.num_examples, options.api_key
+    )
+    return {label: found}
 
 
 async def _sandbox(tasks: Sequence[Task], options: EvalOptions) -> Sandbox | None:
@@ -220,18 +246,41 @@ def _price(options: EvalOptions) -> Price:
     return parse_price(options.price) if options.price else Price()
 
 
-def _finish(folder: Path, runs: Sequence[ModelRun], urls: Sequence[str], options: EvalOptions) -> int:
+def _finish(folder: Path, runs: Sequence[ModelRun], theirs: dict[str, Any], options: EvalOptions) -> int:
     report, clock = build(runs), measure(runs, _price(options), options.region)
+    _export(folder, report, runs, options)
     written = [folder / name for name in ("report.html", "report.md", "report.png") if (folder / name).exists()]
     if options.as_json:
         journals = {run.model: folder / run.model / JOURNAL for run in runs}
-        text = msgspec.json.format(msgspec.json.encode(as_json(report, clock, journals)), indent=2).decode()
+        made = as_json(report, clock, journals) | ({"harness": theirs} if theirs else {})
+        text = msgspec.json.format(msgspec.json.encode(made), indent=2).decode()
         sys.stdout.write(text + "\n")
         return 0
-    from windlass.cli.eval.tables import show_report
+    from windlass.cli.eval.tables import show_harness, show_report
 
     show_report(report, clock, written)
+    show_harness(theirs)
     return 0
+
+
+def _export(folder: Path, report: Report, runs: Sequence[ModelRun], options: EvalOptions) -> None:
+    from datetime import UTC, datetime
+
+    from windlass.formats.disk.atomic import write_atomically
+
+    now = datetime.now(UTC)
+    if "lm-eval" in options.layouts:
+        from windlass import __version__
+        from windlass.evaluate.report.lm_eval import lm_eval_files
+
+        for name, content in lm_eval_files(report, list(runs), now.strftime("%Y-%m-%dT%H-%M-%S"), __version__).items():
+            (folder / "export-lm-eval" / name).parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(folder / "export-lm-eval" / name, content)
+    if "inspect" in options.layouts:
+        from windlass.evaluate.report.inspect_log import write_inspect_logs
+
+        (folder / "export-inspect").mkdir(exist_ok=True)
+        write_inspect_logs(report, runs, folder / "export-inspect", now.isoformat())
 
 
 def _remark(line: str, options: EvalOptions) -> None:

@@ -63,6 +63,14 @@ def show_report(report: Report, clock: Sequence[Measured], written: Sequence[Pat
     out.print(f"\n{', '.join(str(path) for path in written)}")
 
 
+def show_harness(found: dict[str, Any]) -> None:
+    from windlass.cli.eval.harness import harness_rows
+
+    for model, results in found.items():
+        columns = ("task", "metric", "filter", "#value", "#standard error")
+        console().print(table(f"\n{model}, by lm-evaluation-harness", columns, harness_rows(results)))
+
+
 def _row(one: Result, clock: Measured) -> list[str]:
     return [
         one.model, one.task, one.category, f"{one.num_examples:,}", accuracy(one), show_interval(one.interval),
