@@ -64,7 +64,7 @@ class ScriptedClient:
 
     async def score(self, request: ScoreRequest) -> Scores:
         """Each character is a token; the last is as likely as its place in the alphabet."""
-        text = request.prompt or ""
+        text = request.prompt if request.prompt is not None else "".join(map(chr, request.token_ids or ()))
         entries = [TokenLogprob(token_id=ord(char), logprob=-ord(char) / 100, token=char) for char in text]
         return Scores(token_ids=tuple(map(ord, text)), logprobs=(None, *entries[1:]))
 

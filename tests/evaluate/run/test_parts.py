@@ -11,7 +11,7 @@ from scripted import ScriptedClient, sums
 from windlass.core.client import Broken, Busy, Late, Unavailable
 from windlass.core.request import Info, TokenLogprob
 from windlass.errors import BadInput, Error
-from windlass.evaluate.run.ask import among, score_choice
+from windlass.evaluate.run.ask import among, score_choices
 from windlass.evaluate.run.budget import Budget, Price, Spent, may_ask, parse_budget, parse_price
 from windlass.evaluate.run.capacity import top_logprobs
 from windlass.evaluate.run.energy import EnergyMeter
@@ -105,19 +105,17 @@ def test_choices_among_the_most_likely_tokens() -> None:
     assert among(entry, (" A", " B", " C", " D")) == {" A": 0.0, " B": -0.1, " D": -0.01}  # `C` is not ` C`
 
 
-def test_a_choice_is_scored_behind_its_context() -> None:
-    found = asyncio.run(score_choice(ScriptedClient(lambda text, times: ""), "Answer:", " B"))
-    assert found == pytest.approx(-(ord(" ") + ord("B")) / 100)
-
-
 class Tokenizing(ScriptedClient):
     async def tokenize(self, text: str) -> list[int]:
         return [ord(char) for char in text]
 
 
-def test_a_client_that_tokenizes_says_where_the_choice_begins() -> None:
-    found = asyncio.run(score_choice(Tokenizing(lambda text, times: ""), "Answer:", " B"))
-    assert found == pytest.approx(-(ord(" ") + ord("B")) / 100)
+@pytest.mark.parametrize("kind", [ScriptedClient, Tokenizing])
+def test_choices_are_scored_behind_their_context(kind: type[ScriptedClient]) -> None:
+    """With and without a tokenizer: `B` alone, as the blank before it is as likely for every choice."""
+    found = asyncio.run(score_choices(kind(lambda text, times: ""), "Answer:", [" A", " B"], [" B"]))
+    blank = ord(" ") if kind is ScriptedClient else 0  # common to all choices, so part of the context
+    assert found == {" B": pytest.approx(-(blank + ord("B")) / 100)}
 
 
 @pytest.mark.parametrize(("owner", "top"), [(None, 100), ("windlass", 20), ("vllm", 20), ("openai", 5)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import aclosing
 from hashlib import blake2b
 
@@ -103,9 +104,10 @@ async def _choose(client: Client, question: Question, how: Asking) -> Reply:
     if not entries:
         raise BadInput(f"the server returns no log-probabilities, which task {question.task} needs; leave the task out")
     found = among(entries[0], how.task.choices)
-    if len(found) < len(how.task.choices):
-        found = {choice: await score_choice(client, question.prompt, choice) for choice in how.task.choices}
-    return Reply(choices=found, tokens=_tokens(usage), finish="length")
+    missing = [choice for choice in how.task.choices if choice not in found]
+    found |= await score_choices(client, question.prompt, how.task.choices, missing)
+    choices = {choice: found[choice] for choice in how.task.choices}
+    return Reply(choices=choices, tokens=_tokens(usage), finish="length")
 
 
 def among(entry: TokenLogprob, choices: tuple[str, ...]) -> dict[str, float]:
@@ -114,31 +116,44 @@ def among(entry: TokenLogprob, choices: tuple[str, ...]) -> dict[str, float]:
     return {choice: known[choice] for choice in choices if choice in known}
 
 
-async def score_choice(client: Client, context: str, choice: str) -> float:
+async def score_choices(client: Client, context: str, choices: Sequence[str], wanted: Sequence[str]) -> dict[str, float]:
     """Summed over the tokens behind the context, context and choice encoded as one text, as lm-evaluation-harness does."""
-    start = await _num_common_tokens(client, context, context + choice)
-    scores = await client.score(ScoreRequest(prompt=context + choice, start=start))
-    if start:
-        return sum(entry.logprob for entry in scores.logprobs[start:] if entry is not None)
-    return _behind_text(scores.logprobs, choice)
+    if not wanted:
+        return {}
+    encoded = await _encode(client, [context + choice for choice in choices])
+    if encoded is None:
+        return {choice: await _score_text(client, context, choice) for choice in wanted}
+    start = _num_common(encoded)
+    return {choice: await _score_ids(client, encoded[choices.index(choice)], start) for choice in wanted}
 
 
-async def _num_common_tokens(client: Client, context: str, whole: str) -> int:
-    """0 where the client cannot tokenize."""
+async def _encode(client: Client, texts: Sequence[str]) -> list[list[int]] | None:
+    """None where the client cannot tokenize."""
     tokenize = getattr(client, "tokenize", None)
     if tokenize is None:
-        return 0
+        return None
     try:
-        num_context, num_whole = len(await tokenize(context)), len(await tokenize(whole))
+        return [await tokenize(text) for text in texts]
     except BadInput:
-        return 0
-    return min(num_context, num_whole - 1)
+        return None
 
 
-def _behind_text(entries: tuple[TokenLogprob | None, ...], choice: str) -> float:
+def _num_common(encoded: Sequence[Sequence[int]]) -> int:
+    """Tokens that all begin with: the context."""
+    differing = (place for place, ids in enumerate(zip(*encoded, strict=False)) if len(set(ids)) > 1)
+    return next(differing, min(map(len, encoded)))
+
+
+async def _score_ids(client: Client, ids: Sequence[int], start: int) -> float:
+    scores = await client.score(ScoreRequest(token_ids=tuple(ids), start=start))
+    return sum(entry.logprob for entry in scores.logprobs[start:] if entry is not None)
+
+
+async def _score_text(client: Client, context: str, choice: str) -> float:
     """The last tokens whose texts cover the choice."""
+    scores = await client.score(ScoreRequest(prompt=context + choice))
     total, covered = 0.0, 0
-    for entry in reversed(entries):
+    for entry in reversed(scores.logprobs):
         if entry is None or covered >= len(choice):
             break
         total, covered = total + entry.logprob, covered + len(entry.token)
