@@ -65,6 +65,7 @@ def smollm2() -> Path:
 # --- make quick --------------------------------------------------------------------------------------------------------
 
 SLOW_FILES = frozenset(
+    "cli/eval/test_command cli/eval/test_harness "
     "convert/test_layout formats/hub/test_download formats/hub/test_hub launch/vllm_engine/test_process serve/clients/test_node serve/page/test_page "
     "serve/page/test_page_markdown serve/api/test_schema serve/monitor/test_rolling text/tokenize/test_gguf_tokenizer".split()
 )

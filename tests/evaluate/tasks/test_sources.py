@@ -114,3 +114,25 @@ def test_generated_problems_are_those_that_the_model_was_measured_on() -> None:
 
     rows = load(builtin()["functions"]).rows
     assert [row["question"] for row in rows] == [problem.prompt for problem in held_out(200, 0, ("python", "write"))]
+
+
+def test_a_file_of_the_hub_must_be_the_pinned_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Downloaded by huggingface_hub, which a stand-in replaces here."""
+    from hashlib import sha256
+    from types import SimpleNamespace
+
+    (tmp_path / "rows.jsonl").write_text('{"q": 1, "a": 2}\n')
+    asked: list[tuple[object, ...]] = []
+
+    def download(*words: object, **options: object) -> str:
+        asked.append((*words, *options.values()))
+        return str(tmp_path / "rows.jsonl")
+
+    monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(hf_hub_download=download))
+    digest = sha256((tmp_path / "rows.jsonl").read_bytes()).hexdigest()
+    place = '[source]\nhub = "o/n"\npath = "rows.jsonl"\nrevision = "abc"\n'
+    lines = f'name = "h"\ncategory = "math"\nprompt.chat = "{{q}}"\nanswer = "{{a}}"\ngrader = "exact"\n{place}'
+    assert load(parse_task(f'{lines}sha256 = "{digest}"'.encode(), "h.toml")).rows == ({"q": 1, "a": 2},)
+    assert asked == [("o/n", "rows.jsonl", "dataset", "abc")]
+    with pytest.raises(BadInput, match="not the pinned file"):
+        load(parse_task(f'{lines}sha256 = "{"0" * 64}"'.encode(), "h.toml"))

@@ -15,7 +15,7 @@ from windlass.units import format_rate, format_seconds
 @contextmanager
 def showing(label: str, shown: bool) -> Generator[Watcher]:
     if not shown or not sys.stderr.isatty():
-        yield Notes() if shown else Silent()
+        yield Notes(label) if shown else Silent()
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -25,8 +25,20 @@ def showing(label: str, shown: bool) -> Generator[Watcher]:
         yield Bar(bars)
 
 
+FIRST_ANSWERS = 10
+
+
 class Notes(Silent):
-    """Without a terminal: only what an operator must know."""
+    """Without a terminal: what an operator must know, what the first answers promise, and every tenth of the way."""
+
+    def __init__(self, label: str) -> None:
+        self._label, self._next = label, FIRST_ANSWERS
+
+    def update(self, standing: Standing) -> None:
+        if standing.num_new < self._next or standing.num_done >= standing.num_total:
+            return
+        self._next = standing.num_new + max(standing.num_total // 10, FIRST_ANSWERS)
+        self.note(f"{self._label}: {standing.num_done:,} of {standing.num_total:,}, {describe(standing)}")
 
     def note(self, line: str) -> None:
         sys.stderr.write(f"{line}\n")
