@@ -52,6 +52,10 @@ class Server:
             stdout=subprocess.DEVNULL,
         )
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def __enter__(self) -> Server:
         import httpx
 
@@ -106,8 +110,9 @@ def theirs(python: str, url: str, questions: Path, tokens: Path, out: Path) -> d
     quiet = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(out / "hub"), "TOKENIZERS_PARALLELISM": "false"}
     begin = time.monotonic()
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | quiet, cwd=questions.parent)
+    (out / "stderr.txt").write_text(done.stderr)
     if done.returncode:
-        raise SystemExit(done.stderr[-3000:])
+        raise SystemExit(f"lm-evaluation-harness failed; see {out / 'stderr.txt'}")
     print(f"theirs: {time.monotonic() - begin:.0f} s")
     samples = max(out.rglob("samples_*.jsonl"), key=lambda path: path.stat().st_mtime)
     found = [json.loads(line) for line in samples.read_text().splitlines()]

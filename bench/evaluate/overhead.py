@@ -38,9 +38,12 @@ async def bare(url: str, task: str, count: int, at_once: int) -> tuple[float, in
 
     async def ask(messages: tuple[dict[str, object], ...]) -> None:
         nonlocal tokens
-        async with turns, aclosing(
-            client.generate(Request(messages=messages, sampling=GREEDY, max_tokens=prepared.settings.max_tokens))
-        ) as stream:
+        async with (
+            turns,
+            aclosing(
+                client.generate(Request(messages=messages, sampling=GREEDY, max_tokens=prepared.settings.max_tokens))
+            ) as stream,
+        ):
             async for delta in stream:
                 tokens += delta.usage.completion_tokens if delta.usage else 0
 
