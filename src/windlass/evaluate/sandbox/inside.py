@@ -1,5 +1,6 @@
 # ruff: noqa: PTH103, PTH112, PTH123, BLE001
 # pyright: basic
+# (pathlib and typing are not imported: each costs every program several milliseconds.)
 """Runs inside the sandbox, as a script of its own: `python -I -S inside.py`. Imports nothing of Windlass, and little of the standard library.
 
 Two processes. The *program* is the model's code: in namespaces of its own, behind a filter, with nothing but a socket. The *judge* holds the
