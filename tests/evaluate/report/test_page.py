@@ -13,7 +13,6 @@ from scripted import settings_for, sums
 from waiting import HUNG_SECONDS
 from windlass.evaluate.report.page import page
 from windlass.evaluate.report.report import ModelRun, build, measure
-from windlass.evaluate.run.budget import Price
 from windlass.evaluate.run.records import Record
 
 CHROMIUM = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
@@ -41,7 +40,7 @@ def shown(tmp_path: Path) -> Generator[Any]:
         for n in range(130)
     ]
     run = ModelRun(settings=settings_for(prepared), prepared=(prepared,), records={one.key: one for one in records})
-    (tmp_path / "report.html").write_bytes(page(build([run]), measure([run], Price(), "world"), [run]))
+    (tmp_path / "report.html").write_bytes(page(build([run]), measure([run], "world"), [run]))
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
         view, errors = browser.new_page(), list[str]()

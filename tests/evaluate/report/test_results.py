@@ -75,8 +75,8 @@ def test_pass_at_k_needs_all_samples() -> None:
 
 
 def test_json_has_the_stable_keys(tmp_path: Path) -> None:
-    run = run_of(tmp_path, MIXED)
-    made = as_json(build([run]), measure([run], Price(usd_per_million_prompt=1.0), "world"), {"scripted": Path("j")})
+    run = msgspec.structs.replace(run_of(tmp_path, MIXED), price=Price(usd_per_million_prompt=1.0))
+    made = as_json(build([run]), measure([run], "world"), {"scripted": Path("j")})
     assert set(KEYS.split()) <= set(made["results"][0]) and {"results", "comparisons", "journal"} <= set(made)
     row = made["results"][0]
     assert row["tokens"] == {"prompt": 100, "answer": 20} and row["usd"] == pytest.approx(1e-4) and row["joules"] is None
@@ -110,7 +110,7 @@ def embedded(html: bytes, name: str) -> Any:
 def test_a_page_holds_every_example_and_nothing_ends_its_script(tmp_path: Path) -> None:
     evil = "</script><script>alert(1)</script><!-- \u2028"
     run = run_of(tmp_path, [record(0, "correct", answer=evil), *MIXED[1:]])
-    html = page(build([run]), measure([run], Price(), "world"), [run])
+    html = page(build([run]), measure([run], "world"), [run])
     assert html.count(b"</script>") == 3 and b"<!--" not in html
     found = embedded(html, "report")
     assert len(found["examples"]) == len(MIXED) and found["examples"][0]["answer"] == evil
@@ -123,7 +123,7 @@ def test_files_differ_only_in_what_clocks_said(tmp_path: Path) -> None:
     made: list[dict[str, bytes]] = []
     for records, seconds in ((MIXED, 0.1), (slower, 0.7)):
         run = run_of(tmp_path, [msgspec.structs.replace(one, wall_seconds=seconds) for one in records])
-        made.append(files(build([run]), measure([run], Price(), "world"), [run]))
+        made.append(files(build([run]), measure([run], "world"), [run]))
     clockless = [re.sub(rb'id="measured">.*?</script>', b"", one["report.html"]) for one in made]
     assert made[0]["report.json"] == made[1]["report.json"] and made[0]["report.md"] == made[1]["report.md"]
     assert clockless[0] == clockless[1] and made[0]["measured.json"] != made[1]["measured.json"]

@@ -136,6 +136,7 @@ def planned_speed(name: str, options: EvalOptions, concurrency: int) -> Speed:
         prompt_tokens_per_second=plan.speed.prefill_tokens_per_second,
         answer_tokens_per_second=plan.speed.decode_tokens_per_second,
         watts=options.watts if options.watts is not None else plan.energy.watts,
+        usd_per_hour=plan.cost.usd_per_hour,
         memory_bytes=sum(device.total_bytes for device in plan.memory.per_device),
         source="the plan",
     )

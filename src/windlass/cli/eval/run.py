@@ -164,7 +164,8 @@ async def _one(
             records = await runner.run()
         if runner.is_stopped_by_budget:
             _remark(f"{label}: the budget is spent; --resume with another --budget goes on", options)
-        return ModelRun(settings=settings, prepared=prepared, records=dict(records), sandbox=sandbox.layers if sandbox else "")
+        layers = sandbox.layers if sandbox else ""
+        return ModelRun(settings=settings, prepared=prepared, records=dict(records), sandbox=layers, price=how.price)
     finally:
         journal.close()
 
@@ -190,7 +191,7 @@ def how_of(model: OpenModel, options: EvalOptions) -> How:
         deadline_seconds=options.deadline_seconds,
         patience_seconds=options.wait_seconds,
         budget=parse_budget(options.budget) if options.budget else Budget(),
-        price=parse_price(options.price) if options.price else Price(),
+        price=parse_price(options.price) if options.price else Price(usd_per_hour=model.speed.usd_per_hour),
         watts=model.speed.watts,
         top=model.top,
     )
@@ -237,17 +238,13 @@ def _announce(
 def _report(folder: Path, runs: Sequence[ModelRun], options: EvalOptions) -> None:
     from windlass.formats.disk.atomic import write_atomically
 
-    made = files(build(runs), measure(runs, _price(options), options.region), runs)
+    made = files(build(runs), measure(runs, options.region), runs)
     for name, content in made.items():
         write_atomically(folder / name, content)
 
 
-def _price(options: EvalOptions) -> Price:
-    return parse_price(options.price) if options.price else Price()
-
-
 def _finish(folder: Path, runs: Sequence[ModelRun], theirs: dict[str, Any], options: EvalOptions) -> int:
-    report, clock = build(runs), measure(runs, _price(options), options.region)
+    report, clock = build(runs), measure(runs, options.region)
     _export(folder, report, runs, options)
     written = [folder / name for name in ("report.html", "report.md", "report.png") if (folder / name).exists()]
     if options.as_json:

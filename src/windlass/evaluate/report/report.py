@@ -41,6 +41,7 @@ class ModelRun(Frozen):
     records: Mapping[str, Record]
     sandbox: str = ""
     """What isolated programs; empty: none were run."""
+    price: Price = Price()
 
     @property
     def model(self) -> str:
@@ -101,9 +102,9 @@ def _note(one: Prepared) -> TaskNote:
     )
 
 
-def measure(runs: Sequence[ModelRun], price: Price, region: str) -> list[Measured]:
+def measure(runs: Sequence[ModelRun], region: str) -> list[Measured]:
     return [
-        measured(run.model, one.task.name, [r for r in run.ordered() if r.task == one.task.name], price, region)
+        measured(run.model, one.task.name, [r for r in run.ordered() if r.task == one.task.name], run.price, region)
         for run in runs
         for one in run.prepared
     ]

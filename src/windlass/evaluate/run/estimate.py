@@ -22,6 +22,7 @@ class Speed(Frozen):
     prompt_tokens_per_second: float = 0.0
     answer_tokens_per_second: float = 0.0
     watts: float | None = None
+    usd_per_hour: float = 0.0
     memory_bytes: int = 0
     source: str = ""
 

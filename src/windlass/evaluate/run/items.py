@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 
+import msgspec
+
 from windlass.core.model import Frozen
-from windlass.errors import BadInput
 from windlass.evaluate.run.records import Record, key_of
 from windlass.evaluate.run.settings import TaskSettings, Wanted
 from windlass.evaluate.tasks.questions import Asked, Question, Style, questions
-from windlass.evaluate.tasks.sources import Data, load
+from windlass.evaluate.tasks.sources import is_here, load
 from windlass.evaluate.tasks.task import Source, Task
 
 
@@ -41,7 +42,7 @@ def prepare(task: Task, wanted: Wanted, has_chat: bool) -> Prepared:
     shots = task.shots if wanted.shots is None else wanted.shots
     style = style_of(task, wanted.style, has_chat)
     asked = Asked(num_examples=wanted.num_examples, shots=shots, seed=wanted.seed or 0)
-    found = tuple(questions(task, data.rows, _examples(task, data, shots), style, asked))
+    found = tuple(questions(task, data.rows, _examples(task, shots), style, asked))
     settings = TaskSettings(
         name=task.name,
         toml=task.digest,
@@ -61,18 +62,14 @@ def style_of(task: Task, wanted: Style | None, has_chat: bool) -> Style:
     return wanted or ("chat" if has_chat else "completion")
 
 
-def _examples(task: Task, data: Data, shots: int) -> Sequence[dict[str, object]]:
+def _examples(task: Task, shots: int) -> Sequence[dict[str, object]]:
     """The set's own worked examples, where they are on this machine."""
     if not shots or not task.shots_file:
         return ()
     part = "dev" if task.shots_file == task.source.file else "test"
     source = Source(file=task.shots_file, rows=task.source.rows)
-    try:
-        import msgspec
-
-        return load(msgspec.structs.replace(task, source=source), part).rows
-    except BadInput:
-        return ()
+    other = msgspec.structs.replace(task, source=source)
+    return load(other, part).rows if is_here(other) else ()
 
 
 def items(prepared: Sequence[Prepared], samples: int, is_interleaved: bool) -> list[Item]:
