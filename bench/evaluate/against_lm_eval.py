@@ -101,8 +101,11 @@ def ours(url: str, task: str, count: int, out: Path, *words: str) -> list[dict[s
 
 
 def theirs(python: str, url: str, questions: Path, tokens: Path, out: Path) -> dict[str, Any]:
+    import httpx
+
     (questions.parent / "same.yaml").write_text(CHOICE.format(file=questions))
-    model = f"model=smollm2,base_url={url}/v1/completions,tokenizer={tokens},num_concurrent=8,max_retries=2,max_length=2048"
+    name = httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
+    model = f"model={name},base_url={url}/v1/completions,tokenizer={tokens},num_concurrent=8,max_retries=2,max_length=2048"
     command = [
         python, "-m", "lm_eval", "run", "--include_path", str(questions.parent), "--tasks", "same_questions", "--model", "local-completions",
         "--model_args", model, "--output_path", str(out), "--log_samples",

@@ -31,8 +31,8 @@ from windlass.evaluate.tasks.catalog import builtin  # noqa: E402
 from windlass.wire.client.http_client import HttpClient  # noqa: E402
 
 
-async def bare(url: str, task: str, count: int, at_once: int) -> tuple[float, int]:
-    """Seconds and generated tokens."""
+async def bare(url: str, task: str, count: int, at_once: int) -> tuple[float, int, float]:
+    """Seconds, generated tokens, and processor seconds."""
     prepared = prepare(builtin()[task], Wanted(num_examples=count), True)
     client, turns, tokens = HttpClient(url), asyncio.Semaphore(at_once), 0
 
@@ -48,11 +48,11 @@ async def bare(url: str, task: str, count: int, at_once: int) -> tuple[float, in
                 tokens += delta.usage.completion_tokens if delta.usage else 0
 
     await client.info()
-    begin = time.monotonic()
+    begin, used = time.monotonic(), time.process_time()
     await asyncio.gather(*(ask(question.messages or ()) for question in prepared.questions))
-    seconds = time.monotonic() - begin
+    seconds, used = time.monotonic() - begin, time.process_time() - used
     await client.close()
-    return seconds, tokens
+    return seconds, tokens, used
 
 
 def harness(url: str, task: str, count: int, at_once: int, folder: Path) -> tuple[float, int, float]:
@@ -91,7 +91,7 @@ def main() -> int:
     few = max(given.questions // 6, 1)
     with Server(given.model, given.port) as server, tempfile.TemporaryDirectory() as place:
         for number in range(given.rounds):
-            seconds, tokens = asyncio.run(bare(server.url, given.task, given.questions, given.concurrency))
+            seconds, tokens, client = asyncio.run(bare(server.url, given.task, given.questions, given.concurrency))
             folder = Path(place)
             _, _, small = harness(server.url, given.task, few, given.concurrency, folder / f"few{number}")
             took, made, large = harness(server.url, given.task, given.questions, given.concurrency, folder / f"all{number}")
@@ -102,7 +102,8 @@ def main() -> int:
                 end=", ",
             )
             print(
-                f"{each:.2f} ms of CPU an answer of {made / given.questions:.1f} tokens; start and report with {few}: {small:.1f} s",
+                f"{each:.2f} ms of CPU an answer of {made / given.questions:.1f} tokens, of which the bare client "
+                f"{1000 * client / given.questions:.2f}; start and report with {few}: {small:.1f} s of CPU",
                 flush=True,
             )
     print(f"on {os.cpu_count()} cores, {given.concurrency} requests at once")
