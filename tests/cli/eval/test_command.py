@@ -218,7 +218,9 @@ def test_killed_and_resumed_it_reports_the_same(task: Path, tmp_path: Path, caps
 def test_ctrl_c_says_where_the_answers_are(task: Path, tmp_path: Path) -> None:
     with AnsweringServer(seconds=0.05) as server:
         words = ["eval", server.url, "--tasks", str(task), "--results-dir", str(tmp_path / "r"), "--concurrency", "2", "--json"]
-        process = subprocess.Popen([sys.executable, "-m", "windlass", *words], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "windlass", *words], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         until(lambda: sum(server.delivered.values()) >= 3 or process.poll() is not None, "no answer came")
         process.send_signal(signal.SIGINT)
         out, said = process.communicate(timeout=HUNG_SECONDS)

@@ -1,7 +1,7 @@
 # ruff: noqa: PTH103, PTH112, PTH123, BLE001
 # pyright: basic
 # (pathlib and typing are not imported: each costs every program several milliseconds.)
-"""Runs inside the sandbox, as a script of its own: `python -I -S inside.py`. Imports nothing of Windlass, and little of the standard library.
+"""Runs inside the sandbox, as a script of its own: `python -I -S inside.py FOLDER`. Imports nothing of Windlass, and little of the standard library.
 
 Two processes. The *program* is the model's code: in namespaces of its own, behind a filter, with nothing but a socket. The *judge* holds the
 tests and the secret; it starts the program first, and reads the tests only then, so the program's memory never held them. The judge asks
@@ -397,7 +397,7 @@ def no_filter():
 def isolate(job):
     """Enters every layer; with `anyway`, what is missing is left out."""
     missing = []
-    for layer in (lambda: enter_namespaces(os.getuid(), os.getgid()), lambda: empty_root(job["root"], job["readable"])):
+    for layer in (lambda: enter_namespaces(os.getuid(), os.getgid()), lambda: empty_root(sys.argv[1], job["readable"])):
         try:
             layer()
         except (Missing, OSError) as error:

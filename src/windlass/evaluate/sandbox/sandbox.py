@@ -83,6 +83,11 @@ class Sandbox:
         self._folder.cleanup()
 
     @property
+    def folder(self) -> str:
+        """Where programs mount their root, each in a namespace of its own; on the command line of all of them."""
+        return self._folder.name
+
+    @property
     def layers(self) -> str:
         """For the report."""
         if self.missing:
@@ -93,7 +98,7 @@ class Sandbox:
         secret = secrets.token_hex(16)
         message = _frame(self._job(program)) + _frame(_tests(program, secret))
         process = await asyncio.create_subprocess_exec(
-            getattr(sys, "_base_executable", None) or sys.executable, "-I", "-S", "-B", str(INSIDE),
+            getattr(sys, "_base_executable", None) or sys.executable, "-I", "-S", "-B", str(INSIDE), self.folder,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
             env={}, cwd="/", start_new_session=True, limit=MAX_RESULT_BYTES,
         )  # fmt: skip
@@ -110,7 +115,6 @@ class Sandbox:
         common = {"CPU": limits.cpu_seconds, "FSIZE": limits.file_bytes, "CORE": 0, "NOFILE": 64}
         return {
             "program": program.source,
-            "root": self._folder.name,
             "readable": readable_folders(),
             "limits": {**common, "AS": limits.memory_bytes, "STACK": 64 * MIB},
             "judge_limits": {**common, "CPU": 2 * limits.cpu_seconds, "AS": 2 * limits.memory_bytes},
