@@ -121,6 +121,7 @@ def test_failures_are_retried(
         (["URL", "--tasks", "gsm9k"], "did you mean gsm8k"),
         (["URL", "--tasks", "TASK", "--prompt", "chatty"], "did you mean chat"),
         (["URL", "--tasks", "TASK", "--budget", "much"], "5usd, 2h or 30min"),
+        (["URL", "--tasks", "TASK", "--budget", "5usd"], "needs a price"),
         (["URL", "--tasks", "TASK", "--price", "free"], "dollars per million"),
         (["URL", "--tasks", "TASK", "--samples", "3", "--temperature", "0"], "are all the same"),
         (["URL", "--tasks", "TASK", "--shots", "99"], "leave no question"),

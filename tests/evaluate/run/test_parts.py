@@ -12,7 +12,7 @@ from windlass.core.client import Broken, Busy, Late, Unavailable
 from windlass.core.request import Info, TokenLogprob
 from windlass.errors import BadInput, Error
 from windlass.evaluate.run.ask import among, score_choices
-from windlass.evaluate.run.budget import Budget, Price, Spent, may_ask, parse_budget, parse_price
+from windlass.evaluate.run.budget import Budget, Price, Spent, left_of, may_ask, parse_budget, parse_price
 from windlass.evaluate.run.capacity import top_logprobs
 from windlass.evaluate.run.energy import EnergyMeter
 from windlass.evaluate.run.estimate import Speed, estimate
@@ -55,12 +55,21 @@ def test_prices() -> None:
         (Budget(), Spent(seconds=1e9, usd=1e9), 99, True),
         (Budget(usd=1.0), Spent(usd=0.5, num_answers=10), 5, True),
         (Budget(usd=1.0), Spent(usd=0.5, num_answers=10), 10, False),
+        (Budget(usd=1.0), Spent(expected_usd=0.3), 2, True),
+        (Budget(usd=1.0), Spent(expected_usd=0.3), 3, False),
+        (Budget(usd=0.0), Spent(), 0, False),
+        (Budget(seconds=0.0), Spent(), 0, False),
         (Budget(seconds=100), Spent(seconds=90, longest_seconds=5), 0, True),
         (Budget(seconds=100), Spent(seconds=90, longest_seconds=20), 0, False),
     ],
 )
 def test_what_a_budget_allows(budget: Budget, spent: Spent, in_flight: int, may: bool) -> None:
     assert may_ask(budget, spent, in_flight) is may
+
+
+def test_what_is_left_for_the_next_model() -> None:
+    assert left_of(Budget(), 10, 10) == Budget()
+    assert left_of(Budget(usd=3.0), 10, 1.0) == Budget(usd=2.0) and left_of(Budget(seconds=5.0), 10, 0) == Budget(seconds=0.0)
 
 
 @pytest.mark.parametrize(

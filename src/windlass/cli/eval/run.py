@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
@@ -19,7 +20,7 @@ from windlass.core.request import GREEDY, Request
 from windlass.errors import BadInput
 from windlass.evaluate.report.files import files
 from windlass.evaluate.report.report import ModelRun, Report, as_json, build, measure
-from windlass.evaluate.run.budget import Budget, Price, parse_budget, parse_price
+from windlass.evaluate.run.budget import Budget, Price, left_of, parse_budget, parse_price
 from windlass.evaluate.run.estimate import estimate
 from windlass.evaluate.run.items import Prepared, items, missing, prepare
 from windlass.evaluate.run.records import Journal, decode
@@ -94,16 +95,19 @@ def _tasks(wanted: Wanted) -> list[Task]:
 async def _evaluate(wanted: Wanted, tasks: Sequence[Task], folder: Path, options: EvalOptions) -> int:
     runs: list[ModelRun] = []
     theirs: dict[str, Any] = {}
-    sandbox = await _sandbox(tasks, options)
+    sandbox, begin, usd = await _sandbox(tasks, options), time.monotonic(), 0.0
     try:
         for name in wanted.models:
             memory = MemoryCheck()
             async with opened(name, options) as model:
                 label = unique_label(model.label, name, {run.model for run in runs})
-                runs.append(await _one(label, model, wanted, tasks, folder, options, sandbox))
+                how = how_of(model, options, time.monotonic() - begin, usd)
+                run, spent = await _one(label, model, wanted, tasks, folder, options, how, sandbox)
+                runs.append(run)
+                usd += spent
+                _report(folder, runs, options)  # after every model: the next may take hours
                 theirs |= await _harness(label, model, wanted, folder, options)
             _remark(memory.check(label), options)
-            _report(folder, runs, options)  # after every model: the next may take hours
     finally:
         if sandbox is not None:
             sandbox.close()
@@ -144,8 +148,10 @@ async def _one(
     tasks: Sequence[Task],
     folder: Path,
     options: EvalOptions,
+    how: How,
     sandbox: Sandbox | None,
-) -> ModelRun:
+) -> tuple[ModelRun, float]:
+    """And the dollars that this run of it took."""
     prepared = tuple(prepare(task, wanted, model.info.has_chat) for task in tasks)
     settings = settings_of(label, model, wanted, prepared)
     await _check_logprobs(model.client, prepared, model.top)
@@ -157,7 +163,6 @@ async def _one(
         place.mkdir(exist_ok=True)
     journal = DiskJournal(place / JOURNAL, settings.fingerprint())
     try:
-        how = how_of(model, options)
         _announce(label, prepared, settings, journal, place, model, how, options)
         with showing(label, not options.as_json) as bar:
             runner = Runner(model.client, prepared, settings, journal, how, sandbox, bar)
@@ -165,7 +170,8 @@ async def _one(
         if runner.is_stopped_by_budget:
             _remark(f"{label}: the budget is spent; --resume with another --budget goes on", options)
         layers = sandbox.layers if sandbox else ""
-        return ModelRun(settings=settings, prepared=prepared, records=dict(records), sandbox=layers, price=how.price)
+        run = ModelRun(settings=settings, prepared=prepared, records=dict(records), sandbox=layers, price=how.price)
+        return run, runner.spent_usd
     finally:
         journal.close()
 
@@ -185,13 +191,20 @@ def settings_of(label: str, model: OpenModel, wanted: Wanted, prepared: Sequence
     )
 
 
-def how_of(model: OpenModel, options: EvalOptions) -> How:
+def how_of(model: OpenModel, options: EvalOptions, seconds: float, usd: float) -> How:
+    """`seconds`, `usd`: what models before it took of the budget."""
+    price = parse_price(options.price) if options.price else Price(usd_per_hour=model.speed.usd_per_hour)
+    budget = parse_budget(options.budget) if options.budget else Budget()
+    if budget.usd is not None and not price.is_known:
+        raise BadInput(
+            f"--budget {options.budget} needs a price: add --price IN,OUT (dollars per million tokens) or --price USD/h"
+        )
     return How(
         concurrency=model.concurrency,
         deadline_seconds=options.deadline_seconds,
         patience_seconds=options.wait_seconds,
-        budget=parse_budget(options.budget) if options.budget else Budget(),
-        price=parse_price(options.price) if options.price else Price(usd_per_hour=model.speed.usd_per_hour),
+        budget=left_of(budget, seconds, usd),
+        price=price,
         watts=model.speed.watts,
         top=model.top,
     )

@@ -38,6 +38,8 @@ class Spent(Frozen):
     num_answers: int = 0
     longest_seconds: float = 0.0
     """Of one answer so far."""
+    expected_usd: float = 0.0
+    """Of one answer, until the first came."""
 
 
 def parse_budget(text: str) -> Budget:
@@ -64,9 +66,19 @@ def parse_price(text: str) -> Price:
 
 def may_ask(budget: Budget, spent: Spent, num_in_flight: int) -> bool:
     """Whether one more answer, and those under way, are likely to fit: at the mean price, within the longest time so far."""
-    if budget.seconds is not None and spent.seconds + spent.longest_seconds > budget.seconds:
+    if budget.seconds is not None and spent.seconds + spent.longest_seconds >= budget.seconds:
         return False
     if budget.usd is None:
         return True
-    each = spent.usd / spent.num_answers if spent.num_answers else 0.0
+    if not spent.num_answers and not num_in_flight:
+        return budget.usd > 0  # one answer, to learn what they cost
+    each = spent.usd / spent.num_answers if spent.num_answers else spent.expected_usd
     return spent.usd + each * (num_in_flight + 1) <= budget.usd
+
+
+def left_of(budget: Budget, seconds: float, usd: float) -> Budget:
+    """For the next model, when those before took so much."""
+    return Budget(
+        seconds=None if budget.seconds is None else max(budget.seconds - seconds, 0.0),
+        usd=None if budget.usd is None else max(budget.usd - usd, 0.0),
+    )

@@ -15,6 +15,7 @@ from windlass.errors import Error
 from windlass.evaluate.run.ask import OTHER_TOP, Asking, ask
 from windlass.evaluate.run.budget import Budget, Price, Spent, may_ask
 from windlass.evaluate.run.energy import EnergyMeter
+from windlass.evaluate.run.estimate import Speed, estimate
 from windlass.evaluate.run.items import Item, Prepared, items, missing, ungraded
 from windlass.evaluate.run.progress import Silent, Tally, Watcher
 from windlass.evaluate.run.records import Journal, Record, decode
@@ -22,6 +23,7 @@ from windlass.evaluate.run.retry import MAX_ATTEMPTS, Attendance, delay_seconds,
 from windlass.evaluate.run.settings import Settings
 from windlass.evaluate.run.verdicts import answered, executed, failed
 from windlass.evaluate.sandbox.sandbox import Sandbox
+from windlass.evaluate.tasks.task import Task
 
 SYNC_EVERY = 10
 """Answers; a power failure loses no more. A killed process loses none."""
@@ -64,6 +66,7 @@ class Runner:
         self._tally = Tally(len(self._items), how.price)
         self._attendance = Attendance(client, how.patience_seconds, self._watcher.note)
         self._meter = EnergyMeter(how.watts)
+        self._expected_usd = _mean_usd(self._waiting, {one.task.name: one.task for one in prepared}, how.price)
         self._num_in_flight = self._num_unsynced = 0
         self._begin = self._last = time.monotonic()
         self.is_stopped_by_budget = False
@@ -95,6 +98,11 @@ class Runner:
             self._journal.sync()
         return self._have
 
+    @property
+    def spent_usd(self) -> float:
+        """By this run, not by those it resumed."""
+        return self._tally.standing(self._last - self._begin, "").usd
+
     async def _work(self, group: asyncio.TaskGroup) -> None:
         while self._waiting and self._may_ask():
             item = self._waiting.popleft()
@@ -111,7 +119,11 @@ class Runner:
         seconds = time.monotonic() - self._begin
         standing = self._tally.standing(seconds, "")
         spent = Spent(
-            seconds=seconds, usd=standing.usd, num_answers=standing.num_new, longest_seconds=self._tally.longest_seconds
+            seconds=seconds,
+            usd=standing.usd,
+            num_answers=standing.num_new,
+            longest_seconds=self._tally.longest_seconds,
+            expected_usd=self._expected_usd,
         )
         if may_ask(self._how.budget, spent, self._num_in_flight):
             return True
@@ -165,6 +177,12 @@ class Runner:
         if self._num_unsynced >= SYNC_EVERY:
             self._num_unsynced = 0
             await asyncio.to_thread(self._journal.sync)
+
+
+def _mean_usd(waiting: Sequence[Item], tasks: Mapping[str, Task], price: Price) -> float:
+    """Of one answer, before any came."""
+    found = estimate(waiting, dict(tasks), Speed(), price)
+    return price.usd(found.prompt_tokens, found.answer_tokens, 0.0) / max(len(waiting), 1)
 
 
 def _first(errors: BaseExceptionGroup[Error]) -> Error:
