@@ -17,7 +17,7 @@ from windlass.evaluate.run.capacity import top_logprobs
 from windlass.evaluate.run.energy import EnergyMeter
 from windlass.evaluate.run.estimate import Speed, estimate
 from windlass.evaluate.run.items import items
-from windlass.evaluate.run.retry import MAX_DELAY_SECONDS, delay_seconds, kind_of
+from windlass.evaluate.run.retry import MAX_DELAY_SECONDS, busy_delay_seconds, delay_seconds, kind_of
 from windlass.evaluate.run.settings import SAVED, Wanted, check, encode_wanted, folder_name, resumed
 
 pytestmark = pytest.mark.pure
@@ -74,7 +74,7 @@ def test_what_is_left_for_the_next_model() -> None:
 
 @pytest.mark.parametrize(
     ("error", "kind"),
-    [(Busy("x"), "again"), (Late("x"), "again"), (Broken("x"), "again"), (Unavailable("x"), "wait"), (BadInput("x"), "refused")],
+    [(Busy("x"), "busy"), (Late("x"), "again"), (Broken("x"), "again"), (Unavailable("x"), "wait"), (BadInput("x"), "refused")],
 )
 def test_what_becomes_of_a_failure(error: Error, kind: str) -> None:
     assert kind_of(error) == kind
@@ -83,6 +83,9 @@ def test_what_becomes_of_a_failure(error: Error, kind: str) -> None:
 def test_delays_grow_and_keep_to_what_a_server_says() -> None:
     assert [delay_seconds(attempt, None, lambda: 0.5) for attempt in (1, 2, 3, 12)] == [0.5, 1.0, 2.0, MAX_DELAY_SECONDS]
     assert delay_seconds(1, 7.0, lambda: 0.5) == 7.0
+    assert [busy_delay_seconds(times, None, lambda: 0.5) for times in (1, 9)] == [0.5, 4.0] and busy_delay_seconds(
+        1, 2.0, lambda: 0.5
+    ) == 1.5
 
 
 def test_a_resumed_run_keeps_its_settings(tmp_path: Path) -> None:

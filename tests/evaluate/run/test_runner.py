@@ -87,7 +87,7 @@ def test_other_settings_are_refused_and_nothing_is_lost(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize("error", [Busy("busy"), Late("late"), Broken("NaN")])
+@pytest.mark.parametrize("error", [Late("late"), Broken("NaN")])
 def test_a_failed_request_is_asked_again(tmp_path: Path, error: Error) -> None:
     client = ScriptedClient(lambda text, times: error if times < 3 else right(text, times))
     records = run_now(client, sums(tmp_path, 3), tmp_path / "j")
@@ -95,13 +95,21 @@ def test_a_failed_request_is_asked_again(tmp_path: Path, error: Error) -> None:
 
 
 def test_what_fails_every_time_is_failed_and_not_wrong(tmp_path: Path) -> None:
-    client = ScriptedClient(lambda text, times: Busy("busy") if text.startswith("1 ") else right(text, times))
+    client = ScriptedClient(lambda text, times: Late("late") if text.startswith("1 ") else right(text, times))
     records = run_now(client, sums(tmp_path, 3), tmp_path / "j")
     assert [one.verdict for one in records.values()].count("failed") == 1
-    assert client.asked["1 + 7 ="] == retry.MAX_ATTEMPTS and records["sums\t1\t0"].why == "busy"
+    assert client.asked["1 + 7 ="] == retry.MAX_ATTEMPTS and records["sums\t1\t0"].why == "late"
     mended = ScriptedClient(right)
     again = run_now(mended, sums(tmp_path, 3), tmp_path / "j")
     assert dict(mended.asked) == {"1 + 7 =": 1} and again["sums\t1\t0"].verdict == "correct"
+
+
+def test_a_busy_server_costs_no_attempt(tmp_path: Path) -> None:
+    client = ScriptedClient(lambda text, times: Busy("busy") if times < 40 else right(text, times))
+    records = run_now(client, sums(tmp_path, 3), tmp_path / "j")
+    assert all(one.verdict == "correct" and one.attempts == 1 for one in records.values())
+    gone = run_now(ScriptedClient(lambda text, times: Busy("busy")), sums(tmp_path, 3), tmp_path / "k", patience_seconds=0.0)
+    assert all(one.verdict == "failed" and one.why == "busy" for one in gone.values())
 
 
 def test_a_refused_request_is_not_repeated(tmp_path: Path) -> None:

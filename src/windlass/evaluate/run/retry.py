@@ -15,13 +15,17 @@ MAX_ATTEMPTS = 6
 FIRST_DELAY_SECONDS, MAX_DELAY_SECONDS = 0.5, 30.0
 POLL_SECONDS = 1.0
 
-Kind = Literal["again", "wait", "refused"]
-"""again: a busy server or a lost answer; wait: it is gone; refused: the same request would fail the same way."""
+MAX_BUSY_DELAY_SECONDS = 4.0
+
+Kind = Literal["again", "busy", "wait", "refused"]
+"""again: an answer was lost; busy: it was not begun, which costs no attempt; wait: the server is gone; refused: it would fail the same way."""
 
 
 def kind_of(error: Error) -> Kind:
     match error:
-        case Busy() | Late() | Broken():
+        case Busy():
+            return "busy"
+        case Late() | Broken():
             return "again"
         case Unavailable():
             return "wait"
@@ -35,6 +39,11 @@ def delay_seconds(attempt: int, retry_after: float | None, draw: Callable[[], fl
     """Exponential with jitter; never sooner than the server said."""
     backoff = min(FIRST_DELAY_SECONDS * 2 ** (attempt - 1), MAX_DELAY_SECONDS) * (0.5 + draw())
     return max(backoff, retry_after or 0.0)
+
+
+def busy_delay_seconds(times: int, retry_after: float | None, draw: Callable[[], float] = random.random) -> float:
+    """Shorter: others of the same evaluation finish meanwhile, and the server should stay full."""
+    return min(delay_seconds(times, None, draw), MAX_BUSY_DELAY_SECONDS) + (retry_after or 0.0) * draw()
 
 
 class Attendance:

@@ -19,7 +19,7 @@ from windlass.evaluate.run.estimate import Speed, estimate
 from windlass.evaluate.run.items import Item, Prepared, items, missing, ungraded
 from windlass.evaluate.run.progress import Silent, Tally, Watcher
 from windlass.evaluate.run.records import Journal, Record, decode
-from windlass.evaluate.run.retry import MAX_ATTEMPTS, Attendance, delay_seconds, kind_of
+from windlass.evaluate.run.retry import MAX_ATTEMPTS, Attendance, busy_delay_seconds, delay_seconds, kind_of
 from windlass.evaluate.run.settings import Settings
 from windlass.evaluate.run.verdicts import answered, executed, failed
 from windlass.evaluate.sandbox.sandbox import Sandbox
@@ -131,20 +131,25 @@ class Runner:
         return False
 
     async def _answer(self, item: Item) -> Record:
-        asking, attempt = self._asking[item.question.task], 1
+        asking, attempt, num_busy = self._asking[item.question.task], 1, 0
+        until = time.monotonic() + self._how.patience_seconds
         while True:
             began = time.monotonic()
             try:
                 reply = await ask(self._client, item.question, item.sample, asking)
                 return answered(asking.task, item, reply, attempt)
             except Error as error:
-                kind = kind_of(error)
+                kind, after = kind_of(error), getattr(error, "retry_after_seconds", None)
+                if kind == "busy" and began < until:
+                    num_busy += 1
+                    await asyncio.sleep(busy_delay_seconds(num_busy, after))
+                    continue
                 if kind == "wait":
                     await self._attendance.wait(began, error)
-                if kind == "refused" or attempt >= MAX_ATTEMPTS:
+                if kind in ("refused", "busy") or attempt >= MAX_ATTEMPTS:
                     return failed(asking.task, item, str(error), attempt)
                 attempt += 1
-                await asyncio.sleep(delay_seconds(attempt - 1, getattr(error, "retry_after_seconds", None)))
+                await asyncio.sleep(delay_seconds(attempt - 1, after))
 
     def _execute(self, item: Item, record: Record, group: asyncio.TaskGroup) -> None:
         if self._sandbox is None:
