@@ -19,8 +19,8 @@ from windlass.evaluate.run.estimate import Speed
 from windlass.evaluate.run.settings import folder_name
 
 LOCAL_CONCURRENCY = 16
-GIVEN_BACK_BYTES = 64 * 2**20
-"""What this process may keep of a model: imported modules and buffers."""
+GIVEN_BACK_BYTES = 16 * 2**20
+"""What processes of this one may hold when a model was closed: an engine has a process of its own, so nothing should be left."""
 
 
 class OpenModel(Frozen):
@@ -115,13 +115,17 @@ def planned_speed(name: str, options: EvalOptions, concurrency: int) -> Speed:
     from windlass.plan.inference.assemble import make_plan
     from windlass.plan.inference.search import PlanRequest
 
+    hardware = resolve_hardware(None)
+    watts = (
+        options.watts if options.watts is not None else sum(device.watts for node in hardware.nodes for device in node.devices)
+    )
     try:
         found = describe_model(name)
         context = min(options.launch.context_tokens or 2048, found.spec.context_tokens)
         request = PlanRequest(
             spec=found.spec,
             rules=found.rules,
-            hardware=resolve_hardware(None),
+            hardware=hardware,
             context_tokens=context,
             concurrency=concurrency,
             engine="windlass",
@@ -129,13 +133,13 @@ def planned_speed(name: str, options: EvalOptions, concurrency: int) -> Speed:
         )
         plan = make_plan(request, source=found.source, digest=found.digest)
     except Error:
-        return Speed(watts=options.watts)
+        return Speed(watts=watts)
     if plan.speed is None:
-        return Speed(watts=options.watts)
+        return Speed(watts=watts)
     return Speed(
         prompt_tokens_per_second=plan.speed.prefill_tokens_per_second,
         answer_tokens_per_second=plan.speed.decode_tokens_per_second,
-        watts=options.watts if options.watts is not None else plan.energy.watts,
+        watts=watts,
         usd_per_hour=plan.cost.usd_per_hour,
         memory_bytes=sum(device.total_bytes for device in plan.memory.per_device),
         source="the plan",
@@ -153,7 +157,7 @@ def unique_label(label: str, name: str, taken: set[str]) -> str:
 
 
 class MemoryCheck:
-    """Memory of this process and its children, before a model is opened and after it was closed."""
+    """Memory of this process's children, before a model is opened and after it was closed."""
 
     def __init__(self) -> None:
         self.before_bytes = _resident_bytes()
@@ -172,7 +176,8 @@ class MemoryCheck:
 def _resident_bytes() -> int:
     from windlass.machine.memory import process_memory, process_tree
 
-    return sum(process_memory(pid).anonymous_bytes for pid in process_tree(os.getpid()))
+    _, *children = process_tree(os.getpid())
+    return sum(process_memory(pid).anonymous_bytes for pid in children)
 
 
 def check_names(models: tuple[str, ...]) -> None:

@@ -37,7 +37,12 @@ def _results(results: Sequence[Result]) -> str:
         for one in results
     ]  # fmt: skip
     header = ["model", "task", "category", "questions", "accuracy", "95 %", "strict", "flexible", "truncated", "failed requests"]
-    notes = [f"{one.model}, {one.task}: {one.num_pending:,} programs were not run." for one in results if one.num_pending] + [
+    notes = [
+        f"{one.model}, {one.task}: {one.num_failed_requests:,} requests failed, most often: {one.failure[:200]}"
+        for one in results
+        if one.num_failed_requests
+    ]
+    notes += [f"{one.model}, {one.task}: {one.num_pending:,} programs were not run." for one in results if one.num_pending] + [
         f"{one.model}, {one.task}: {one.num_not_asked:,} questions were not asked." for one in results if one.num_not_asked
     ]
     return "\n\n".join([table(header, rows), *notes])

@@ -51,6 +51,8 @@ class Result(Frozen):
     num_pending: int
     """Programs that were not run."""
     num_failed_requests: int
+    failure: str
+    """The commonest reason of failed requests; empty without any."""
     num_truncated: int
     num_not_asked: int
     """For lack of budget."""
@@ -95,6 +97,7 @@ def result(model: str, task: Task, records: Sequence[Record], num_questions: int
         num_wrong=count["wrong"],
         num_pending=count["pending"],
         num_failed_requests=count["failed"],
+        failure=_commonest([record.why for record in records if record.verdict == "failed"]),
         num_truncated=sum(record.is_truncated for record in records),
         num_not_asked=num_questions * samples - len(records),
         accuracy=fmean(scores) if scores else None,
@@ -108,6 +111,11 @@ def result(model: str, task: Task, records: Sequence[Record], num_questions: int
         ),
         subjects=tuple(_subjects(graded)) if task.subject else (),
     )
+
+
+def _commonest(reasons: Sequence[str]) -> str:
+    """Of equally common ones the first by alphabet, so that the order of answers does not matter."""
+    return min(reasons, key=lambda reason: (-reasons.count(reason), reason), default="")
 
 
 def _share(passed: Sequence[bool | None]) -> float | None:
