@@ -141,6 +141,8 @@ def compare_choices(arguments: argparse.Namespace) -> None:
             (part / "questions.jsonl").write_text("\n".join(map(json.dumps, lines[begin : begin + arguments.chunk])))
             found = theirs(arguments.harness_python, server.url, part / "questions.jsonl", tokens, part)
             (part / "found.json").write_text(json.dumps(found))
+            if arguments.one_chunk:
+                break
     other = {
         id: values
         for part in out.glob("theirs-*")
