@@ -8,6 +8,7 @@ import typer.main
 from windlass import __version__
 from windlass.cli.bench import command as bench
 from windlass.cli.convert import command as convert
+from windlass.cli.eval import command as eval_command
 from windlass.cli.fleet import launch, worker
 from windlass.cli.models import command as models
 from windlass.cli.plan import command as plan
@@ -19,7 +20,7 @@ from windlass.errors import BadInput
 
 app = typer.Typer(
     name="windlass",
-    help="Plan, convert, run, serve and train open-weight language models on the hardware you have.",
+    help="Plan, convert, run, serve, evaluate and train open-weight language models on the hardware you have.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -47,6 +48,7 @@ app.command("serve")(serve.serve)
 app.command("bench")(bench.bench)
 app.command("worker")(worker.worker)
 app.command("launch")(launch.launch)
+app.add_typer(eval_command.app, name="eval")
 app.add_typer(models.app, name="models")
 app.add_typer(setup.app, name="setup")
 app.add_typer(train.app, name="train")

@@ -1,0 +1,64 @@
+"""The options of `windlass eval` that change no answer, and how words become settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from windlass.core.launch import Launch
+from windlass.errors import BadInput, UnknownName
+from windlass.evaluate.run.settings import Wanted, check
+
+STYLES = ("chat", "completion")
+LAYOUTS = ("lm-eval", "inspect")
+
+
+class EvalOptions(msgspec.Struct, frozen=True, kw_only=True):
+    concurrency: int | None = None
+    results_dir: Path | None = None
+    resume: bool = False
+    budget: str | None = None
+    price: str | None = None
+    watts: float | None = None
+    region: str = "world"
+    api_key: str | None = None
+    skip_execution: bool = False
+    execute_anyway: bool = False
+    harness: tuple[str, str] = ("", "")
+    export: str | None = None
+    wait_seconds: float = 600.0
+    deadline_seconds: float = 600.0
+    launch: Launch = Launch()
+    as_json: bool = False
+
+    @property
+    def layouts(self) -> tuple[str, ...]:
+        return tuple(part.strip() for part in (self.export or "").split(",") if part.strip())
+
+
+def wanted_from(given: Mapping[str, Any]) -> Wanted:
+    style = given["style"]
+    if style is not None and style not in STYLES:
+        raise UnknownName("prompt style", style, STYLES)
+    wanted = Wanted(**given)
+    check(wanted)
+    return wanted
+
+
+def check_options(options: EvalOptions) -> None:
+    """Everything that can be refused before a model is opened."""
+    from windlass.core.hardware.energy import grid
+
+    grid(options.region)
+    if options.concurrency is not None and options.concurrency < 1:
+        raise BadInput(f"--concurrency is {options.concurrency}; it should be at least 1")
+    if options.skip_execution and options.execute_anyway:
+        raise BadInput("--skip-execution and --execute-anyway contradict each other")
+    for layout in options.layouts:
+        if layout not in LAYOUTS:
+            raise UnknownName("export layout", layout, LAYOUTS)
+    if options.harness[0] not in ("", "lm-eval"):
+        raise UnknownName("harness", options.harness[0], ["lm-eval"])

@@ -1,0 +1,1 @@
+"""From a journal to scores with intervals, comparisons, pages and exports."""

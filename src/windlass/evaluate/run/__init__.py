@@ -1,0 +1,1 @@
+"""A run: questions to requests, answers to a journal, progress, budget, resume."""

@@ -1,0 +1,1 @@
+"""Runs generated programs where they can do no harm."""
