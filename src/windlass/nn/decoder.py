@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +36,9 @@ from windlass.nn.parallel.vocabulary import vocabulary_of
 
 
 class Decoder(nn.Module):
+    tier: Any = None
+    """What fills those of its weights that are not in memory (offload); lives as long as the decoder."""
+
     def __init__(
         self, spec: model.ModelSpec, weights: Weights, context_tokens: int | None = None, *, shard: ModelShard = WHOLE
     ) -> None:

@@ -1,0 +1,80 @@
+"""Reads past the page cache, many at a time, by threads.
+
+Threads rather than io_uring: on a virtual disk both reached the same (docs/log.md), and containers often forbid io_uring. A thread waits in
+the kernel without the interpreter's lock.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
+
+from windlass.errors import BadInput
+
+DEPTH = 8
+"""Reads in flight."""
+PIECE_BYTES = 2**20
+"""Larger reads are split, so that one of them alone keeps the disk busy."""
+
+
+class ReadCounts(NamedTuple):
+    num_bytes: int
+    busy_seconds: float
+    """With at least one read in flight."""
+
+
+class DirectReader:
+    def __init__(self, descriptor: int, name: str, depth: int = DEPTH, piece_bytes: int = PIECE_BYTES) -> None:
+        """Takes over the descriptor."""
+        self._descriptor, self._name, self._piece_bytes = descriptor, name, piece_bytes
+        self._pool = ThreadPoolExecutor(depth, thread_name_prefix="tier")
+        self._lock = threading.Lock()
+        self._in_flight = self._num_bytes = 0
+        self._busy, self._since = 0.0, 0.0
+
+    def read(self, offset: int, buffer: memoryview) -> list[Future[None]]:
+        """Begins to fill the buffer; `wait` for the result. Offset, size and address must be multiples of the block size."""
+        pieces = range(0, len(buffer), self._piece_bytes)
+        with self._lock:
+            if not self._in_flight:
+                self._since = time.perf_counter()
+            self._in_flight += len(pieces)
+        return [self._pool.submit(self._fill, offset + at, buffer[at : at + self._piece_bytes]) for at in pieces]
+
+    @property
+    def counts(self) -> ReadCounts:
+        with self._lock:
+            running = time.perf_counter() - self._since if self._in_flight else 0.0
+            return ReadCounts(self._num_bytes, self._busy + running)
+
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _fill(self, offset: int, buffer: memoryview) -> None:
+        done = 0
+        try:
+            while done < len(buffer):
+                count = os.preadv(self._descriptor, [buffer[done:]], offset + done)
+                if not count:
+                    raise BadInput(f"{self._name} ends at byte {offset + done}; it was changed while in use: remove it and start again")
+                done += count
+        except OSError as error:
+            raise BadInput(f"{self._name} cannot be read at byte {offset + done}: {error.strerror}") from None
+        finally:
+            with self._lock:
+                self._in_flight -= 1
+                self._num_bytes += done
+                if not self._in_flight:
+                    self._busy += time.perf_counter() - self._since
+
+
+def wait(reads: Sequence[Future[None]]) -> None:
+    for read in reads:
+        read.result()
