@@ -13,8 +13,9 @@ from windlass.core.model import Frozen
 from windlass.core.place import Interval
 from windlass.core.ranks.epoch import EpochPlan
 from windlass.core.ranks.rendezvous import EXACT, SYNCS, Meeting
+from windlass.core.scheme import SCHEME_NAMES
 from windlass.core.tiers.values import TierPlacement
-from windlass.errors import BadInput
+from windlass.errors import BadInput, UnknownName
 from windlass.units import MIB, format_bytes
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
@@ -69,7 +70,7 @@ class Launch(Frozen):
     disk_folder: str | None = None
     """Where weights that do not fit into memory are kept; None: they are removed with the process."""
     quant: str | None = None
-    """Quantize while loading: int4 or int8; None: as stored."""
+    """Quantize a checkpoint while loading (int4 or int8), or how to store random weights; None: as stored."""
     tiers: tuple[TierPlacement, ...] = ()
     """Placement of each rank's weights from a saved plan; empty: chosen while loading."""
     planned: EpochPlan | None = None
@@ -108,8 +109,8 @@ def check_launch(launch: Launch) -> None:
 
 
 def _check_memory(launch: Launch) -> None:
-    if launch.quant not in (None, *LOAD_SCHEMES):
-        raise BadInput(f"--quant is {' or '.join(LOAD_SCHEMES)} here, not {launch.quant!r}; `windlass convert` has more")
+    if launch.quant not in (None, *SCHEME_NAMES):
+        raise UnknownName("quantization", launch.quant or "", SCHEME_NAMES)
     if launch.quant is not None and launch.exact:
         raise BadInput("--quant quantizes and --exact undoes it; leave one of them out")
     if launch.gpu_memory and launch.device == "cpu":
@@ -117,7 +118,15 @@ def _check_memory(launch: Launch) -> None:
     sizes = [("--host-memory", launch.host_memory), *(("--gpu-memory", size) for size in launch.gpu_memory)]
     for name, size in sizes:
         if size is not None and size < LEAST_MEMORY:
-            raise BadInput(f"{name} {format_bytes(size)} is too little to run anything; give at least {format_bytes(LEAST_MEMORY)}")
+            raise BadInput(
+                f"{name} {format_bytes(size)} is too little to run anything; give at least {format_bytes(LEAST_MEMORY)}"
+            )
+
+
+def check_quant(launch: Launch) -> None:
+    """Of a checkpoint that is quantized while it loads."""
+    if launch.quant not in (None, *LOAD_SCHEMES):
+        raise BadInput(f"--quant {launch.quant}: a checkpoint is quantized to {' or '.join(LOAD_SCHEMES)} while it loads; `windlass convert` has more")
 
 
 def _check_layout(launch: Launch) -> None:

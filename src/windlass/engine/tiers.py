@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 import msgspec
 
 from windlass.core.launch import Launch
-from windlass.core.model import Attention, Convolution, Dense, Layer, LatentAttention, ModelSpec
+from windlass.core.model import ModelSpec
+from windlass.core.tiers.budget import activation_bytes
 from windlass.core.tiers.demand import HeldTensor
 from windlass.core.tiers.stats import TierStats
 from windlass.core.tiers.values import Demand, TierPlacement
-from windlass.engine.memory import MAX_SEQUENCES, STEP_LOGITS, STEP_TOKENS, capped_cache_bytes, check_weights
+from windlass.engine.memory import MAX_SEQUENCES, capped_cache_bytes, check_weights
 from windlass.nn.decoder import Decoder
 from windlass.nn.parallel.shard import ModelShard
 from windlass.offload.placement import (
@@ -28,8 +29,6 @@ from windlass.offload.placement import (
     tier_folder,
 )
 from windlass.offload.weights import ExpertSource, TieredWeights, tier_key
-
-FLOAT_BYTES = 4
 
 
 class RankWeights(NamedTuple):
@@ -68,7 +67,8 @@ def build_decoder(launch: Launch, device: str, weights: RankWeights, free_bytes:
         check_weights(weights.spec.name, weights.num_bytes, _capped(launch, device, weights.rank, free_bytes))
         return BuiltDecoder(decoder(weights.source), None, "")
     kv_bytes = _kv_bytes(launch, weights.spec)
-    budget = host_budget(launch, kv_bytes // launch.layout.world + activation_bytes(launch, weights.spec))
+    activations = activation_bytes(weights.spec, launch.max_sequences or MAX_SEQUENCES, launch.max_step_tokens)
+    budget = host_budget(launch, kv_bytes // launch.layout.world + activations)
     demand = rank_demand(list(weights.tensors()), weights.spec, launch)
     if not launch.tiers and demand.total_bytes <= budget.weight_bytes:
         return BuiltDecoder(decoder(weights.source), kv_bytes, "")
@@ -86,32 +86,6 @@ def build_decoder(launch: Launch, device: str, weights: RankWeights, free_bytes:
 def tier_stats(decoder: Any) -> TierStats | None:
     tier = getattr(decoder, "tier", None)
     return None if tier is None else tier.stats()
-
-
-def activation_bytes(launch: Launch, spec: ModelSpec) -> int:
-    """Of a step of most rows on the CPU: the residual and what a layer makes of it, in fp32; and logits, twice for sampling."""
-    rows = max(launch.max_step_tokens or STEP_TOKENS["cpu"], (launch.max_sequences or MAX_SEQUENCES) + 1)
-    widest = max(_mixer_width(layer) + _ffn_width(layer, spec.hidden_size) for layer in spec.layers)
-    logits = max(STEP_LOGITS, launch.max_sequences or MAX_SEQUENCES)
-    return FLOAT_BYTES * (rows * (6 * spec.hidden_size + widest) + 2 * logits * spec.vocab_size)
-
-
-def _mixer_width(layer: Layer) -> int:
-    match layer.mixer:
-        case Attention() as mixer:
-            return (2 * mixer.num_heads + 2 * mixer.num_kv_heads) * mixer.head_dim
-        case LatentAttention() as mixer:
-            return mixer.num_heads * (3 * mixer.kv_lora_rank + 2 * (mixer.nope_head_dim + mixer.rope_head_dim))
-        case Convolution():
-            return 0
-
-
-def _ffn_width(layer: Layer, hidden_size: int) -> int:
-    """A mixture gathers its rows by expert, and keeps what is between the products (kernels/cpu/experts.py)."""
-    ffn = layer.feed_forward
-    if isinstance(ffn, Dense):
-        return 3 * ffn.intermediate_size
-    return ffn.num_active * (hidden_size + 3 * ffn.intermediate_size) + 3 * ffn.shared_intermediate_size + ffn.num_experts
 
 
 def _exceeds(launch: Launch, weights: RankWeights, free_bytes: int) -> bool:

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from windlass.core.launch import Launch
+from windlass.core.model import ModelSpec
+from windlass.core.tiers.budget import LOADING_BYTES
 from windlass.core.tiers.demand import HeldTensor, demand_of
 from windlass.core.tiers.placement import place_tiers
 from windlass.core.tiers.values import Demand, Room, Speeds, TierPlacement
-from windlass.core.model import ModelSpec
 from windlass.errors import BadInput, DoesNotFit
 from windlass.formats.disk.atomic import require_free
 from windlass.kernels.program import program
@@ -20,10 +21,8 @@ from windlass.machine.memory import process_memory
 from windlass.machine.system import System, this_system
 from windlass.offload.tiers.file import clear_leftovers
 from windlass.offload.tiers.speed import check_speed, disk_speed
-from windlass.units import MIB, format_bytes
+from windlass.units import format_bytes
 
-LOADING_BYTES = 64 * MIB
-"""Beside the weights while they load: a slice being read and one being packed, buffers for writing, thread stacks."""
 DISK_SHARE = 0.95
 """Of the free space of a disk."""
 ASSUMED_BANDWIDTH = 10e9

@@ -16,7 +16,12 @@ class DiskTier:
     """The reads end with it."""
 
     def __init__(
-        self, placed: TierPlacement, tier: OpenedTier, reader: DirectReader, stream: MatrixStream | None, slots: ExpertSlots | None
+        self,
+        placed: TierPlacement,
+        tier: OpenedTier,
+        reader: DirectReader,
+        stream: MatrixStream | None,
+        slots: ExpertSlots | None,
     ) -> None:
         self.placed, self.tier, self.stream = placed, tier, stream
         self._reader, self._slots = reader, slots

@@ -39,7 +39,16 @@ def apply_plan(launch: Launch, plan: Plan) -> Launch:
         kv_bytes=_in_blocks(_kv_bytes(plan), plan.workload.context_tokens),
         layout=plan.layout,
         planned=planned,
+        tiers=plan.tiers,
+        host_memory=_host_memory(launch, plan),
     )
+
+
+def _host_memory(launch: Launch, plan: Plan) -> int | None:
+    """A placement on CPUs is for the memory that the plan was given."""
+    if not plan.tiers or launch.host_memory is not None:
+        return launch.host_memory
+    return max(held.capacity_bytes for held in plan.memory.per_device) * launch.ranks_per_machine
 
 
 def _check_options(launch: Launch, plan: Plan) -> None:
@@ -94,8 +103,8 @@ def _check_runnable(plan: Plan) -> None:
         raise Impossible(f"the plan is for {plan.engine}; plan with --engine windlass")
     if plan.layout.dp > 1:
         raise Impossible(f"the plan has {plan.layout.dp} replicas, which are separate servers; plan with --dp 1")
-    if plan.memory.host_bytes or plan.memory.disk_bytes:
-        raise Impossible("the plan offloads weights, which this engine does not support yet; plan with a smaller --quant")
+    if any(one.device_bytes for one in plan.tiers):
+        raise Impossible("the plan offloads weights of GPUs, which this engine does not support yet; plan with a smaller --quant")
 
 
 def _check_model(plan: Plan, path: Path) -> None:

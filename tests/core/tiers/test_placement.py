@@ -39,7 +39,11 @@ def mixture(num_experts: int, size: int = MB, touched: float = 0.1, units: int =
             mixture(100), Room(host=200 * MB), CPU, {"disk_units": 0, "host_slots": 100, "disk_experts": 0}, id="all experts"
         ),
         pytest.param(
-            mixture(100), Room(host=73 * MB, disk=1 << 40), CPU, {"disk_units": 0, "host_slots": 40, "disk_experts": 100}, id="cache"
+            mixture(100),
+            Room(host=73 * MB, disk=1 << 40),
+            CPU,
+            {"disk_units": 0, "host_slots": 40, "disk_experts": 100},
+            id="cache",
         ),
         pytest.param(
             mixture(100),
@@ -49,7 +53,11 @@ def mixture(num_experts: int, size: int = MB, touched: float = 0.1, units: int =
             id="device and host",
         ),
         pytest.param(
-            dense(8), Room(device=50 * MB, host=1 << 40), GPU, {"host_units": 4, "disk_units": 0, "ring_bytes": 16 * MB}, id="dense, host"
+            dense(8),
+            Room(device=50 * MB, host=1 << 40),
+            GPU,
+            {"host_units": 4, "disk_units": 0, "ring_bytes": 16 * MB},
+            id="dense, host",
         ),
         pytest.param(
             dense(8),

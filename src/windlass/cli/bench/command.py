@@ -33,7 +33,6 @@ def bench(
     random_weights: bool = typer.Option(
         False, "--random-weights", help="Random weights of the model's shape; needs no checkpoint."
     ),
-    quant: str | None = typer.Option(None, metavar="int4|int8|fp8|bf16", help="With --random-weights: quantization."),
     group: int = typer.Option(128, metavar="128|64|32", help="With --random-weights: group size."),
     launch: Launch = typer.Option(),
     profile: Path | None = typer.Option(None, metavar="trace.json", help="Write a Chrome trace of steps and kernels."),
@@ -53,7 +52,7 @@ def bench(
         prompt_tokens=prompt_tokens,
         new_tokens=new_tokens,
         random_weights=random_weights,
-        quant=quant,
+        quant=launch.quant,
         group=group,
         launch=launch,
         profile=profile,

@@ -84,7 +84,13 @@ def _pool(experts: dict[tuple[str, str], int], spec: ModelSpec, batch: float) ->
 
 
 def planned_tensors(
-    rules: tuple[Rule, ...], spec: ModelSpec, placement: Placement, layout: Layout, scheme: Scheme, tp_index: int, layers: Interval
+    rules: tuple[Rule, ...],
+    spec: ModelSpec,
+    placement: Placement,
+    layout: Layout,
+    scheme: Scheme,
+    tp_index: int,
+    layers: Interval,
 ) -> list[HeldTensor]:
     """The tensors of a rank, as conversion to the scheme would store them."""
     found: list[HeldTensor] = []

@@ -59,7 +59,9 @@ def _seconds(demand: Demand, speeds: Speeds, in_host: int, on_disk: int, device_
     has_device = speeds.device > 0
     always = demand.fixed_read_bytes + demand.unit_bytes - (in_host if has_device else 0)
     expert_reads = _expert_reads(demand, device_slots, host_slots)
-    first, rate = (expert_reads[0], speeds.device) if has_device else (expert_reads[0] + expert_reads[1] + expert_reads[2], speeds.host)
+    first, rate = (
+        (expert_reads[0], speeds.device) if has_device else (expert_reads[0] + expert_reads[1] + expert_reads[2], speeds.host)
+    )
     computing = (always + first) / rate
     streaming = max(in_host / speeds.below_device if has_device else 0.0, _over(on_disk, speeds.disk))
     waiting = (expert_reads[1] / speeds.below_device if has_device else 0.0) + _over(expert_reads[2], speeds.disk)

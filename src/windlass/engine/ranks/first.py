@@ -110,7 +110,9 @@ def _engine(launch: Launch, built: LoadedDecoder) -> Engine:
         _block_bytes(decoder.make_caches(1, KV_DTYPES[launch.kv_type], "meta")),
     )
     is_cpu = built.device == "cpu"
-    return make_engine(with_kv_bytes(launch, built), decoder, built.device, cache_share=here / whole, record=is_cpu, runner=TopLogitsRunner)
+    return make_engine(
+        with_kv_bytes(launch, built), decoder, built.device, cache_share=here / whole, record=is_cpu, runner=TopLogitsRunner
+    )
 
 
 def _block_bytes(caches: Sequence[KvCache]) -> int:

@@ -24,7 +24,6 @@ from windlass.offload.tiers.forms import matrix_in, template
 from windlass.offload.tiers.memory import page_aligned, view
 from windlass.offload.tiers.reader import DirectReader, wait
 
-
 Run = Callable[[list[tuple[int, int]], ExpertsArgs, Tensor], None]
 """(experts with their slots, arguments, result)"""
 
@@ -90,14 +89,18 @@ class DiskExperts(TieredExperts):
         if current is None:
             run([], args, result)
         while current is not None:
-            coming = self._load(waiting.pop(0), current.fetched.slots) if waiting else None
+            coming = self._load(waiting.pop(0), current.fetched.slots) if waiting and self._slots.cache.num_slots > 1 else None
             self._compute_group(current, args, result, run)
             args = args._replace(add=result)
-            current = coming
+            current = self._load(waiting.pop(0), None) if coming is None and waiting else coming
 
     def _is_native(self, args: ExpertsArgs) -> bool:
         tensors = args.x, args.weights, args.gate_up_bias, args.down_bias, args.add
-        return program.usable(*tensors) and native.covers(args) and all(matrix_ints(one) is not None for one in (self._gate_up, self._down))
+        return (
+            program.usable(*tensors)
+            and native.covers(args)
+            and all(matrix_ints(one) is not None for one in (self._gate_up, self._down))
+        )
 
     def _load(self, experts: list[int], keep: Ints | None) -> LoadingGroup:
         fetched = self._slots.cache.fetch(self._layer, np.array(experts, dtype=np.int64), keep)

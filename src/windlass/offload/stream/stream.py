@@ -70,4 +70,3 @@ class MatrixStream:
         while self._coming:
             wait(self._coming.popleft())
         self._issued = self._released = index
-

@@ -7,7 +7,6 @@ blocks.
 
 from __future__ import annotations
 
-import errno
 import os
 import random
 import struct
@@ -22,6 +21,7 @@ from windlass.core.model import Frozen
 from windlass.core.tiers.values import BLOCK_BYTES, in_blocks
 from windlass.errors import BadInput
 from windlass.formats.disk.atomic import write_errors, write_fully
+from windlass.machine.disk import PART_SUFFIX, direct, unnamed_file
 from windlass.offload.tiers.forms import MatrixForm
 from windlass.offload.tiers.memory import page_aligned, view
 
@@ -72,7 +72,9 @@ class TierWriter:
     def add(self, name: str, forms: tuple[MatrixForm, ...], blocks: Iterable[Sequence[memoryview]]) -> TierEntry:
         """`blocks`: of each block, its matrices as `forms` describes them."""
         offset, size = self._end, in_blocks(forms[-1].at + forms[-1].num_bytes)
-        checksums = [self._write_block([(form.at, part) for form, part in zip(forms, parts, strict=True)], size) for parts in blocks]
+        checksums = [
+            self._write_block([(form.at, part) for form, part in zip(forms, parts, strict=True)], size) for parts in blocks
+        ]
         entry = TierEntry(offset=offset, block_bytes=size, checksums=tuple(checksums), forms=forms)
         self._entries[name] = entry
         return entry
@@ -159,23 +161,12 @@ def find_tier(folder: Path, key: str) -> OpenedTier | None:
 def clear_leftovers(folder: Path) -> list[Path]:
     """Removes unfinished files of processes that no longer run; only file systems without unnamed files have any."""
     removed: list[Path] = []
-    for path in folder.glob(f".*{SUFFIX}.part"):
+    for path in folder.glob(f".*{PART_SUFFIX}"):
         owner = path.name.split(".")[1]
         if owner.isdecimal() and not Path(f"/proc/{owner}").exists():
             path.unlink(missing_ok=True)
             removed.append(path)
     return removed
-
-
-def unnamed_file(folder: Path) -> tuple[int, Path | None]:
-    """A file without a name, or, where the file system has none, one whose name says whose it is."""
-    try:
-        return os.open(folder, os.O_RDWR | os.O_TMPFILE, 0o600), None
-    except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT) or not folder.is_dir():
-            raise
-    part = folder / f".{os.getpid()}.{random.getrandbits(32):08x}{SUFFIX}.part"
-    return os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), part
 
 
 def _give_name(descriptor: int, path: Path) -> None:
@@ -186,16 +177,6 @@ def _give_name(descriptor: int, path: Path) -> None:
             os.link(str(descriptor), path, src_dir_fd=folder, follow_symlinks=True)
     finally:
         os.close(folder)
-
-
-def direct(descriptor: int) -> int:
-    """The same file past the page cache; as it is, where the file system cannot (tmpfs)."""
-    try:
-        direct = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_DIRECT)
-    except OSError:
-        return descriptor
-    os.close(descriptor)
-    return direct
 
 
 def _read_index(descriptor: int) -> TierIndex | None:

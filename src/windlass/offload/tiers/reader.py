@@ -63,7 +63,9 @@ class DirectReader:
             while done < len(buffer):
                 count = os.preadv(self._descriptor, [buffer[done:]], offset + done)
                 if not count:
-                    raise BadInput(f"{self._name} ends at byte {offset + done}; it was changed while in use: remove it and start again")
+                    raise BadInput(
+                        f"{self._name} ends at byte {offset + done}; it was changed while in use: remove it and start again"
+                    )
                 done += count
         except OSError as error:
             raise BadInput(f"{self._name} cannot be read at byte {offset + done}: {error.strerror}") from None

@@ -1,43 +1,21 @@
-"""How fast a folder's disk reads, measured with a small file that has no name."""
+"""Whether a folder's disk is fast enough to read weights from while a model runs."""
 
 from __future__ import annotations
 
-import os
-import time
 from pathlib import Path
 
 from windlass.errors import BadInput
-from windlass.formats.disk.atomic import write_errors, write_fully
-from windlass.offload.tiers.file import direct, unnamed_file
-from windlass.offload.tiers.memory import page_aligned, view
-from windlass.offload.tiers.reader import DirectReader, wait
+from windlass.formats.disk.atomic import write_errors
+from windlass.machine.disk import SAMPLE_BYTES, read_speed
 
-SAMPLE_BYTES = 2**26
 LEAST_SPEED = 20e6
 """Bytes per second; a disk that is slower would make a token take minutes."""
 
 
 def disk_speed(folder: Path) -> float:
-    """Bytes per second. A part of a second."""
-    memory = view(page_aligned(SAMPLE_BYTES))
+    """Bytes per second of direct reads; about half a second."""
     with write_errors(folder, SAMPLE_BYTES):
-        writing, part = unnamed_file(folder)
-        try:
-            write_fully(writing, memory, 0)
-            os.fsync(writing)
-            os.posix_fadvise(writing, 0, 0, os.POSIX_FADV_DONTNEED)
-            reading = os.open(f"/proc/self/fd/{writing}", os.O_RDONLY)
-        finally:
-            os.close(writing)
-            if part is not None:
-                part.unlink()
-    reader = DirectReader(direct(reading), str(folder))
-    try:
-        began = time.perf_counter()
-        wait(reader.read(0, memory))
-        return SAMPLE_BYTES / (time.perf_counter() - began)
-    finally:
-        reader.close()
+        return read_speed(folder)
 
 
 def check_speed(folder: Path, speed: float, step_bytes: int) -> None:
