@@ -12,7 +12,7 @@ import msgspec
 import torch
 
 from windlass.core.fused import unsupported
-from windlass.core.launch import Launch, RandomInit
+from windlass.core.launch import Launch, RandomInit, check_quant
 from windlass.core.model import ModelSpec
 from windlass.core.place import local_bytes, local_experts, place, stored
 from windlass.core.request import Info
@@ -37,6 +37,7 @@ from windlass.nn.decoder import Decoder
 from windlass.nn.parallel.shard import WHOLE, ModelShard
 from windlass.weights.load.checkpoint import CheckpointWeights
 from windlass.weights.load.prefetch import trim_heap
+from windlass.weights.load.quantizing import quantized
 from windlass.weights.load.random import RandomWeights
 from windlass.weights.schemes import cutting_scheme
 from windlass.weights.source import check_runnable, open_model
@@ -94,8 +95,10 @@ def build(
 
 
 def _from_checkpoint(launch: Launch, device: str, progress: Progress | None, shard_of: ShardOf, parts: str) -> LoadedDecoder:
+    check_quant(launch)
     opened = open_partial(Path(parts)) if parts else open_model(Path(launch.model))
     try:
+        opened = quantized(opened, launch.quant)
         dtype = torch.float32 if launch.exact else None
         shard = shard_of(opened.spec, opened.rules, partial(cutting_scheme, opened))
         weights = CheckpointWeights(
@@ -110,7 +113,7 @@ def _from_checkpoint(launch: Launch, device: str, progress: Progress | None, sha
             progress=progress,
         )
         stored_as = "fp32" if launch.exact else _most_of(weights.storage())
-        identity = {"digest": opened.digest, "exact": launch.exact}
+        identity = {"digest": opened.digest, "exact": launch.exact, "quant": launch.quant}
         rank = RankWeights(opened.spec, shard, weights, weights.memory_bytes(), weights.held_tensors, identity)
         return _loaded(launch, device, rank, stored_as)
     finally:
