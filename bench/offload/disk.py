@@ -13,10 +13,13 @@ import argparse
 import json
 import multiprocessing
 import shutil
+import statistics
 import subprocess
 import time
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from windlass.core.launch import Launch, RandomInit
 from windlass.core.request import GREEDY
@@ -31,6 +34,9 @@ WAYS = {
     "fio 8 threads": ("psync", "--numjobs=8 --thread --offset_increment=10%"),
     "fio 4 threads": ("psync", "--numjobs=4 --thread --offset_increment=20%"),
 }
+
+
+COUNTED = ("read_bytes", "read_seconds", "expert_hits", "expert_misses")
 
 
 def fio_speeds(file: Path, seconds: float) -> dict[str, float]:
@@ -72,61 +78,67 @@ def speeds(file: Path, seconds: float) -> dict[str, float]:
     return {**fio_speeds(file, seconds), "our reader": own_speed(file, seconds)}
 
 
-def decode(launch: Launch, prompt: list[int], steps: int, batch: int, queue: Any) -> None:
-    """In a process of its own, whose memory is that of the model alone."""
+def decode(launch: Launch, prompt: list[int], steps: int, batch: int, rounds: int, pipe: Any) -> None:
+    """In a process of its own, whose memory is that of the model alone. Decodes `steps` steps whenever it is told to."""
     from windlass.engine.load import load_model
     from windlass.engine.protocol import Submit
     from windlass.machine.memory import process_memory
 
     began = time.perf_counter()
     engine, info = load_model(launch)
-    loaded = time.perf_counter() - began
-    load_peak = process_memory().peak_bytes
+    loaded, load_peak = time.perf_counter() - began, process_memory().peak_bytes
     for number in range(batch):
-        engine.submit(
-            Submit(id=number, token_ids=[token + number for token in prompt], sampling=GREEDY, max_tokens=steps + 4, logprobs=0)
-        )
+        request = [token + number for token in prompt]
+        engine.submit(Submit(id=number, token_ids=request, sampling=GREEDY, max_tokens=steps * rounds + 4, logprobs=0))
     tokens: list[Any] = []
-    warm = 3
-    while len(tokens) < warm * batch:
-        tokens += [(out.id, out.token_ids[0], out.logprobs[0].logprob) for out in engine.step() if out.token_ids]
+
+    def step() -> None:
+        tokens.extend((out.id, out.token_ids[0], out.logprobs[0].logprob) for out in engine.step() if out.token_ids)
+
+    while len(tokens) < 3 * batch:
+        step()
     tier = getattr(engine.runner.decoder, "tier", None)
-    before, began, walls = tier.stats() if tier else None, time.perf_counter(), []
-    queue.put("decoding")
-    for _ in range(steps):
-        at = time.perf_counter()
-        tokens += [(out.id, out.token_ids[0], out.logprobs[0].logprob) for out in engine.step() if out.token_ids]
-        walls.append(time.perf_counter() - at)
-    seconds = time.perf_counter() - began
-    after = tier.stats() if tier else None
-    queue.put(
+    pipe.send(
         {
-            "tokens": tokens,
             "load_seconds": loaded,
-            "seconds": seconds,
-            "steps": steps,
-            "read_bytes": after.read_bytes - before.read_bytes if after and before else 0,
-            "hits": after.expert_hits - before.expert_hits if after and before else 0,
-            "misses": after.expert_misses - before.expert_misses if after and before else 0,
-            "peak_bytes": process_memory().peak_bytes,
-            "load_peak_bytes": load_peak,
             "weights_bytes": info.weights_bytes,
-            "placement": None if tier is None else tier.placed.step_seconds,
             "line": info.details.get("offload", ""),
+            "load_peak": load_peak,
         }
     )
+    while pipe.recv() == "go":
+        before, began = tier.stats() if tier else None, time.perf_counter()
+        for _ in range(steps):
+            step()
+        seconds, after = time.perf_counter() - began, tier.stats() if tier else None
+        counts = {name: getattr(after, name) - getattr(before, name) if tier else 0 for name in COUNTED}
+        pipe.send({"seconds": seconds, **counts})
+    placed = None if tier is None else tier.placed.step_seconds
+    pipe.send({"tokens": tokens, "peak": process_memory().peak_bytes, "predicted": placed})
     engine.close()
 
 
-def in_process(launch: Launch, prompt: list[int], steps: int, batch: int) -> dict[str, Any]:
-    context = multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    process = context.Process(target=decode, args=(launch, prompt, steps, batch, queue))
-    process.start()
-    queue.get()
-    found = queue.get()
-    process.join()
-    return found
+class Decoding:
+    """A process that decodes on demand."""
+
+    def __init__(self, launch: Launch, options: Any) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        prompt = [(17 * number) % 1000 for number in range(options.prompt_tokens)]
+        arguments = (launch, prompt, options.steps, options.batch, options.rounds, theirs)
+        self._process = context.Process(target=decode, args=arguments)
+        self._process.start()
+        self.ready = self._pipe.recv()
+
+    def go(self) -> dict[str, Any]:
+        self._pipe.send("go")
+        return self._pipe.recv()
+
+    def end(self) -> dict[str, Any]:
+        self._pipe.send("end")
+        found = self._pipe.recv()
+        self._process.join()
+        return found
 
 
 def main() -> None:
@@ -135,52 +147,63 @@ def main() -> None:
     parser.add_argument("--quant", default="int4")
     parser.add_argument("--host-memory", default="3.5GB")
     parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=6, help="decode steps of a round")
+    parser.add_argument("--rounds", type=int, default=4, help="the disk is measured before, between and after")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--prompt-tokens", type=int, default=16)
-    parser.add_argument("--fio-seconds", type=float, default=5)
+    parser.add_argument("--disk-seconds", type=float, default=2)
     parser.add_argument("--no-compare", action="store_true")
     options = parser.parse_args()
     from windlass.open.resolve import model_config
 
     config, label = model_config(options.model)
     cap = parse_bytes(options.host_memory)
-    tokens = options.prompt_tokens + options.steps + 8
     launch = Launch(
         model=label,
         device="cpu",
         random_weights=RandomInit(config=config, scheme=options.quant),
-        context_tokens=tokens,
+        context_tokens=options.prompt_tokens + options.steps * options.rounds + 8,
         max_sequences=options.batch,
         host_memory=cap,
         disk_folder=str(options.folder),
     )
-    prompt = [(17 * number) % 1000 for number in range(options.prompt_tokens)]
-    in_process(launch, prompt, 1, options.batch)  # writes the file; the next start finds it
+    first = Decoding(launch, options)  # writes the file, if it is not there; the next start finds it
+    print(f"first start: {first.ready['load_seconds']:.1f} s, highest resident memory {format_bytes(first.end()['peak'])}")
     file = max(options.folder.glob("*.tier"), key=lambda path: path.stat().st_mtime)
-    disk = [speeds(file, options.fio_seconds)]
-    found = in_process(launch, prompt, options.steps, options.batch)
-    disk.append(speeds(file, options.fio_seconds))
-    reached = found["read_bytes"] / found["seconds"]
-    fastest = max(max(one.values()) for one in disk)
-    print(found["line"])
-    print(f"weights {format_bytes(found['weights_bytes'])}, cap {format_bytes(cap)}; loaded in {found['load_seconds']:.1f} s")
-    print(f"highest resident memory {format_bytes(found['peak_bytes'])} (while loading {format_bytes(found['load_peak_bytes'])})")
-    step = found["seconds"] / found["steps"]
-    print(f"step {step * 1e3:.1f} ms ({options.batch / step:.2f} tokens/s), predicted {found['placement'] * 1e3:.1f} ms")
-    for when, one in zip(("before", "after"), disk, strict=True):
-        print(f"disk {when}: " + ", ".join(f"{name} {speed / 1e9:.2f} GB/s" for name, speed in one.items()))
-    print(f"read from disk while decoding: {reached / 1e9:.2f} GB/s, {reached / fastest:.0%} of the fastest of these")
-    if found["hits"] + found["misses"]:
-        print(f"experts found in memory: {found['hits'] / (found['hits'] + found['misses']):.1%}")
+    decoding = Decoding(launch, options)
+    disk, found = [speeds(file, options.disk_seconds)], []
+    for _ in range(options.rounds):
+        found.append(decoding.go())
+        disk.append(speeds(file, options.disk_seconds))
+    ended = decoding.end()
+    print(decoding.ready["line"])
+    print(
+        f"weights {format_bytes(decoding.ready['weights_bytes'])}, cap {format_bytes(cap)}; started in {decoding.ready['load_seconds']:.1f} s"
+    )
+    print(f"highest resident memory {format_bytes(ended['peak'])} (while loading {format_bytes(decoding.ready['load_peak'])})")
+    for number, one in enumerate(disk):
+        print("disk: " + ", ".join(f"{name} {speed / 1e9:.2f} GB/s" for name, speed in one.items()))
+        if number < len(found):
+            run = found[number]
+            reached = run["read_bytes"] / run["seconds"]
+            fio = [speed for near in disk[number : number + 2] for name, speed in near.items() if name.startswith("fio")]
+            ours = [near["our reader"] for near in disk[number : number + 2]]
+            shares = f"{reached / max(fio):.0%} of the fastest fio around it, " if fio else ""
+            print(
+                f"  decode: {run['seconds'] / options.steps * 1e3:.0f} ms a step, {reached / 1e9:.2f} GB/s from disk, {shares}"
+                f"{reached / max(ours):.0%} of our reader's best; reads in flight {run['read_seconds'] / run['seconds']:.0%} of the time"
+            )
+            if run["expert_hits"] + run["expert_misses"]:
+                print(f"  experts found in memory: {run['expert_hits'] / (run['expert_hits'] + run['expert_misses']):.1%}")
+    seconds = statistics.median(run["seconds"] / options.steps for run in found)
+    print(f"median step {seconds * 1e3:.0f} ms, predicted {ended['predicted'] * 1e3:.0f} ms from what the disk read at the start")
     if not options.no_compare:
-        import msgspec
-
-        alone = in_process(
-            msgspec.structs.replace(launch, host_memory=None, disk_folder=None), prompt, options.steps, options.batch
+        alone = Decoding(msgspec.structs.replace(launch, host_memory=None, disk_folder=None), options)
+        runs = [alone.go() for _ in range(options.rounds)]
+        print(f"same tokens and log-probabilities as with all weights in memory: {alone.end()['tokens'] == ended['tokens']}")
+        print(
+            f"median step with all weights in memory: {statistics.median(run['seconds'] / options.steps for run in runs) * 1e3:.0f} ms"
         )
-        print(f"same tokens and log-probabilities as with all weights in memory: {alone['tokens'] == found['tokens']}")
-        print(f"step with all weights in memory: {alone['seconds'] / alone['steps'] * 1e3:.1f} ms")
 
 
 if __name__ == "__main__":

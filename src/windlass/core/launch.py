@@ -126,7 +126,9 @@ def _check_memory(launch: Launch) -> None:
 def check_quant(launch: Launch) -> None:
     """Of a checkpoint that is quantized while it loads."""
     if launch.quant not in (None, *LOAD_SCHEMES):
-        raise BadInput(f"--quant {launch.quant}: a checkpoint is quantized to {' or '.join(LOAD_SCHEMES)} while it loads; `windlass convert` has more")
+        raise BadInput(
+            f"--quant {launch.quant}: a checkpoint is quantized to {' or '.join(LOAD_SCHEMES)} while it loads; `windlass convert` has more"
+        )
 
 
 def _check_layout(launch: Launch) -> None:

@@ -9,7 +9,7 @@ import msgspec
 
 from windlass.core.launch import Launch
 from windlass.core.model import ModelSpec
-from windlass.core.tiers.budget import activation_bytes
+from windlass.core.tiers.budget import LOADING_BYTES, activation_bytes
 from windlass.core.tiers.demand import HeldTensor
 from windlass.core.tiers.stats import TierStats
 from windlass.core.tiers.values import Demand, TierPlacement
@@ -73,7 +73,7 @@ def build_decoder(launch: Launch, device: str, weights: RankWeights, free_bytes:
     if not launch.tiers and demand.total_bytes <= budget.weight_bytes:
         return BuiltDecoder(decoder(weights.source), kv_bytes, "")
     placed, folder = _placed(launch, weights, demand, budget)
-    tiered = TieredWeights(weights.source, placed, folder.path, _key(weights), keep=folder.keep)
+    tiered = TieredWeights(weights.source, placed, folder.path, _key(weights), keep=folder.keep, spare_bytes=LOADING_BYTES // 2)
     try:
         built = decoder(tiered)
         built.tier = tiered.finish()

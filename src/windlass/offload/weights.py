@@ -55,8 +55,11 @@ def tier_key(**parts: Any) -> str:
 
 
 class TieredWeights:
-    def __init__(self, behind: ExpertSource, placed: TierPlacement, folder: Path, key: str, *, keep: bool) -> None:
-        """`keep`: the file stays in the folder under its name."""
+    def __init__(
+        self, behind: ExpertSource, placed: TierPlacement, folder: Path, key: str, *, keep: bool, spare_bytes: int = 0
+    ) -> None:
+        """`keep`: the file stays in the folder under its name. `spare_bytes`: free once everything is loaded."""
+        self._spare_bytes = spare_bytes
         self.device, self.dtype, self.spec = behind.device, behind.dtype, behind.spec
         self._behind, self._placed, self._units = behind, placed, frozenset(placed.disk_units)
         self._found = find_tier(folder, key) if keep else None
@@ -122,7 +125,8 @@ class TieredWeights:
             return None
         blocks = [StreamedBlock(entry.offset, entry.block_bytes) for entry in entries]
         largest = max(block.num_bytes for block in blocks)
-        stream = MatrixStream(reader, blocks, max(self._placed.ring_bytes, 2 * largest))
+        # What loading needed beside the weights is free now: a longer ring reads on while other things are computed.
+        stream = MatrixStream(reader, blocks, max(self._placed.ring_bytes, 2 * largest) + self._spare_bytes)
         for index, (name, entry) in enumerate(zip(names, entries, strict=True)):
             stream.bind(index, self._streamed[name], matrix_in(entry.forms[0], stream.memory(index)))
         return stream

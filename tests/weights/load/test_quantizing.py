@@ -24,7 +24,19 @@ from windlass.weights.source import open_model  # noqa: E402
 
 pytestmark = pytest.mark.cpu
 
-FAMILIES = ("bloom", "chatglm", "deepseek_v3", "falcon-7b", "glm4_moe", "gpt2", "gpt_neox", "llama", "llama-tied", "mixtral", "qwen3_moe")
+FAMILIES = (
+    "bloom",
+    "chatglm",
+    "deepseek_v3",
+    "falcon-7b",
+    "glm4_moe",
+    "gpt2",
+    "gpt_neox",
+    "llama",
+    "llama-tied",
+    "mixtral",
+    "qwen3_moe",
+)
 
 
 def tensors(decoder: Decoder) -> Iterator[tuple[str, Any]]:
@@ -110,5 +122,8 @@ def test_a_damaged_source_is_named(tiny: Any, tmp_path: Path) -> None:
 def test_counts_memory_as_it_will_be(tiny: Any, tmp_path: Path) -> None:
     source = tiny.make(tmp_path / "source", "glm4_moe")
     convert(source, tmp_path / "int4", ConvertSettings(scheme=scheme("int4")))
-    counts = [CheckpointWeights(quantized(open_model(path), how)).memory_bytes() for path, how in ((tmp_path / "int4", None), (source, "int4"))]
+    counts = [
+        CheckpointWeights(quantized(open_model(path), how)).memory_bytes()
+        for path, how in ((tmp_path / "int4", None), (source, "int4"))
+    ]
     assert counts[0] == counts[1]

@@ -52,20 +52,24 @@ def predicted_seconds(demand: Demand, placed: TierPlacement, speeds: Speeds) -> 
     """
     sizes = {unit.name: unit.num_bytes for unit in demand.units}
     in_host, on_disk = (sum(sizes[name] for name in names) for names in (placed.host_units, placed.disk_units))
-    return _seconds(demand, speeds, in_host, on_disk, placed.device_slots, placed.host_slots)
+    return _seconds(demand, speeds, in_host, on_disk, placed.ring_bytes, placed.device_slots, placed.host_slots)
 
 
-def _seconds(demand: Demand, speeds: Speeds, in_host: int, on_disk: int, device_slots: int, host_slots: int) -> float:
+def _seconds(
+    demand: Demand, speeds: Speeds, in_host: int, on_disk: int, ring_bytes: int, device_slots: int, host_slots: int
+) -> float:
+    """While the head and the rest that never streams are computed, reads go on only as far as the ring has room."""
     has_device = speeds.device > 0
-    always = demand.fixed_read_bytes + demand.unit_bytes - (in_host if has_device else 0)
-    expert_reads = _expert_reads(demand, device_slots, host_slots)
-    first, rate = (
-        (expert_reads[0], speeds.device) if has_device else (expert_reads[0] + expert_reads[1] + expert_reads[2], speeds.host)
+    in_device, in_memory, missing = _expert_reads(demand, device_slots, host_slots)
+    reads = demand.unit_bytes - in_host + in_device if has_device else demand.unit_bytes + in_memory + missing
+    rate = speeds.device if has_device else speeds.host
+    computing, fixed = reads / rate, demand.fixed_read_bytes / rate
+    streams = [(in_host, speeds.below_device if has_device else 0.0), (on_disk, speeds.disk)]
+    streaming = max(
+        (num_bytes / speed + max(fixed - ring_bytes / speed, 0.0) for num_bytes, speed in streams if num_bytes), default=0.0
     )
-    computing = (always + first) / rate
-    streaming = max(in_host / speeds.below_device if has_device else 0.0, _over(on_disk, speeds.disk))
-    waiting = (expert_reads[1] / speeds.below_device if has_device else 0.0) + _over(expert_reads[2], speeds.disk)
-    return max(computing, streaming) + waiting
+    waiting = (in_memory / speeds.below_device if has_device else 0.0) + (missing / speeds.disk if missing else 0.0)
+    return max(computing + fixed, streaming) + waiting
 
 
 def _expert_reads(demand: Demand, device_slots: int, host_slots: int) -> tuple[float, float, float]:
@@ -76,10 +80,6 @@ def _expert_reads(demand: Demand, device_slots: int, host_slots: int) -> tuple[f
     per_expert = pool.touched * pool.expert_bytes
     on_disk = max(pool.num_experts - device_slots - host_slots, 0)
     return device_slots * per_expert, host_slots * per_expert, on_disk * per_expert
-
-
-def _over(num_bytes: float, rate: float) -> float:
-    return num_bytes / rate if num_bytes else 0.0
 
 
 def _rank(split: Split) -> tuple[float, ...]:
@@ -110,7 +110,7 @@ class _Placer:
         short = max(used + least - room.first, 0) + self._disk_short(streamed - in_host, slots + host_slots)
         device, host = (slots, host_slots) if self._has_device else (0, slots)
         host_bytes, disk_bytes = self._bytes(in_host), self._bytes(streamed - in_host)
-        seconds = _seconds(demand, self._speeds, host_bytes, disk_bytes, device, host)
+        seconds = _seconds(demand, self._speeds, host_bytes, disk_bytes, ring, device, host)
         return Split(streamed, in_host, ring, slots, host_slots, short, seconds)
 
     def improved(self, split: Split) -> Split:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-HALF_LIFE = 64.0
+HALF_LIFE = 16.0
 """Steps. Measured in bench/offload/policies.py; docs/guides/offload.md has the table."""
 
 Ints = NDArray[np.int64]

@@ -14,11 +14,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 from windlass.errors import BadInput
+from windlass.kernels.program import program
 
 DEPTH = 8
 """Reads in flight."""
-PIECE_BYTES = 2**20
-"""Larger reads are split, so that one of them alone keeps the disk busy."""
+PIECE_BYTES = 2**22
+"""Larger reads are split, so that one of them alone keeps the disk busy. A call costs the more of a core the smaller they are."""
 
 
 class ReadCounts(NamedTuple):
@@ -78,5 +79,7 @@ class DirectReader:
 
 
 def wait(reads: Sequence[Future[None]]) -> None:
+    if not all(read.done() for read in reads):
+        program.rest()  # threads that spin would keep the reads from being completed
     for read in reads:
         read.result()

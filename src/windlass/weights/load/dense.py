@@ -48,7 +48,9 @@ def _pinned(job: Callable[[], Block | None]) -> Callable[[], Block | None]:
 
 
 def load_vector(store: TensorStore, shards: Sequence[TensorShard], dtype: torch.dtype, device: torch.device) -> Tensor:
-    read = [_rounded(store, shard, reader(store, shard.tensor, shard.location)(*shard.rows)).reshape(-1).to(dtype) for shard in shards]
+    read = [
+        _rounded(store, shard, reader(store, shard.tensor, shard.location)(*shard.rows)).reshape(-1).to(dtype) for shard in shards
+    ]
     found = torch.cat(read) if len(read) > 1 else read[0].clone()
     return found.to(device)
 

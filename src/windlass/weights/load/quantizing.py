@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from windlass.quant.packed import PackedMatrix
 
+
 def quantized(opened: OpenedModel, name: str | None) -> OpenedModel:
     """The model as if it had been converted to the scheme; as it is, for None."""
     if name is None:
