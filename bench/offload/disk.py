@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
 import shutil
 import statistics
 import subprocess
@@ -53,24 +54,13 @@ def fio_speeds(file: Path, seconds: float) -> dict[str, float]:
 
 
 def own_speed(file: Path, seconds: float) -> float:
-    import os
+    from windlass.offload.tiers.reader import DirectReader, sequential_speed
 
-    from windlass.offload.tiers.memory import page_aligned, view
-    from windlass.offload.tiers.reader import DirectReader, wait
-
-    size, memory = file.stat().st_size // 2**23 * 2**23, page_aligned(2**24)
     reader = DirectReader(os.open(file, os.O_RDONLY | os.O_DIRECT), str(file))
-    began, at, half, waiting = time.perf_counter(), 0, 0, [[], []]
-    while time.perf_counter() - began < seconds:
-        wait(waiting[half])
-        waiting[half] = reader.read(at, view(memory[half * 2**23 : (half + 1) * 2**23]))
-        at, half = (at + 2**23) % size, 1 - half
-    for reads in waiting:
-        wait(reads)
-    spent = time.perf_counter() - began
-    total = reader.counts.num_bytes
-    reader.close()
-    return total / spent
+    try:
+        return sequential_speed(reader, file.stat().st_size, seconds)
+    finally:
+        reader.close()
 
 
 def speeds(file: Path, seconds: float) -> dict[str, float]:

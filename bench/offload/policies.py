@@ -66,9 +66,7 @@ def recorded(tokens: int) -> tuple[Trace, int]:
         layer.routing_hook = hook(number)
     engine = make_engine(launch, decoder, "cpu", record=False)
     text = model_text(folder)
-    number = 0
-    for problem in held_out(12):
-        number += 1
+    for number, problem in enumerate(held_out(12)):
         prompt = f"[gMASK]<sop><|user|>{problem.prompt}<|assistant|>"
         engine.submit(
             Submit(

@@ -9,7 +9,7 @@ from windlass.core.tiers.values import TierPlacement
 from windlass.offload.experts.experts import ExpertSlots
 from windlass.offload.stream.stream import MatrixStream
 from windlass.offload.tiers.file import OpenedTier
-from windlass.offload.tiers.reader import DirectReader
+from windlass.offload.tiers.reader import DirectReader, sequential_speed
 
 
 class DiskTier:
@@ -40,6 +40,10 @@ class DiskTier:
             read_bytes=counts.num_bytes,
             read_seconds=counts.busy_seconds,
         )
+
+    def measure(self, seconds: float = 1.0) -> float:
+        """Bytes per second that the same file gives to the same reader, with nothing else to do. Not while a step runs."""
+        return sequential_speed(self._reader, self.tier.num_bytes, seconds)
 
     def close(self) -> None:
         self._close()

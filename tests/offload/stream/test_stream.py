@@ -67,7 +67,7 @@ def test_a_file_that_was_cut_is_one_line(tmp_path: Path) -> None:
     stream = stream_of(tmp_path, [2, 3], 6)
     stream.before(0)
     os.truncate(tmp_path / "file", BLOCK_BYTES)
-    with pytest.raises(BadInput, match="ends at byte .* remove it and start again"):
+    with pytest.raises(BadInput, match=r"ends at byte .* remove it and start again"):
         for index in (0, 1, 0, 1):
             stream.before(index)
             stream.after(index)

@@ -35,7 +35,7 @@ def written(folder: Path, keep: bool = True) -> tier_file.OpenedTier:
 
 def read(tier: tier_file.OpenedTier, name: str, block: int = 0) -> list[torch.Tensor]:
     entry = tier.index.entries[name]
-    with open(f"/proc/self/fd/{tier.descriptor}", "rb") as content:
+    with Path(f"/proc/self/fd/{tier.descriptor}").open("rb") as content:
         content.seek(entry.offset + block * entry.block_bytes)
         memory = torch.frombuffer(bytearray(content.read(entry.block_bytes)), dtype=torch.uint8)
     return [matrix_in(form, memory) for form in entry.forms]  # type: ignore[misc]

@@ -114,7 +114,7 @@ def test_a_damaged_source_is_named(tiny: Any, tmp_path: Path) -> None:
     values[key][3, 5] = float("nan")
     folder = tiny.write(tmp_path / "source", config, tiny.stored(tiny.rules(config), values))
     opened = quantized(open_model(folder), "int4")
-    with pytest.raises(BadCheckpoint, match="o_proj.*NaN"):
+    with pytest.raises(BadCheckpoint, match=r"o_proj.*NaN"):
         CheckpointWeights(opened).matrix("layers.0.mixer.o.weight")
     opened.store.close()
 

@@ -13,8 +13,10 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
+from windlass.core.tiers.values import BLOCK_BYTES
 from windlass.errors import BadInput
 from windlass.kernels.program import program
+from windlass.offload.tiers.memory import page_aligned, view
 
 DEPTH = 8
 """Reads in flight."""
@@ -83,3 +85,20 @@ def wait(reads: Sequence[Future[None]]) -> None:
         program.rest()  # threads that spin would keep the reads from being completed
     for read in reads:
         read.result()
+
+
+def sequential_speed(reader: DirectReader, num_bytes: int, seconds: float) -> float:
+    """Bytes per second of reading the file from its start, over and over, into two buffers."""
+    size = min(32 * 2**20, num_bytes // BLOCK_BYTES * BLOCK_BYTES)
+    buffers = [view(page_aligned(size)), view(page_aligned(size))]
+    coming = [reader.read(0, buffer) for buffer in buffers]
+    wait([read for reads in coming for read in reads])  # the buffers' pages exist from here on
+    before, began, position, turn = reader.counts.num_bytes, time.perf_counter(), 0, 0
+    coming = [[], []]
+    while time.perf_counter() - began < seconds:
+        wait(coming[turn])
+        coming[turn] = reader.read(position, buffers[turn])
+        position = position + size if position + 2 * size <= num_bytes else 0
+        turn = 1 - turn
+    wait([read for reads in coming for read in reads])
+    return (reader.counts.num_bytes - before) / (time.perf_counter() - began)
