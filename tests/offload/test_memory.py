@@ -42,7 +42,8 @@ for number in range(3):
     engine.submit(Submit(id=number, token_ids=[(number * 31 + i) % 8000 for i in range(150)], sampling=GREEDY, max_tokens=8))
 while engine.has_work:
     tokens += [(out.id, out.token_ids) for out in engine.step()]
-print(json.dumps({"peak": process_memory().peak_bytes, "tokens": sorted(tokens), "weights": info.weights_bytes, "line": info.details.get("offload", "")}))
+peak, line = process_memory().peak_bytes, info.details.get("offload", "")
+print(json.dumps({"peak": peak, "tokens": sorted(tokens), "weights": info.weights_bytes, "line": line}))
 """
 
 

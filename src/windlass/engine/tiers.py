@@ -14,6 +14,7 @@ from windlass.core.tiers.demand import HeldTensor
 from windlass.core.tiers.stats import TierStats
 from windlass.core.tiers.values import Demand, TierPlacement
 from windlass.engine.memory import MAX_SEQUENCES, capped_cache_bytes, check_weights
+from windlass.errors import BadInput
 from windlass.nn.decoder import Decoder
 from windlass.nn.parallel.shard import ModelShard
 from windlass.offload.placement import (
@@ -59,6 +60,9 @@ class BuiltDecoder(NamedTuple):
 
 def build_decoder(launch: Launch, device: str, weights: RankWeights, free_bytes: int, context_tokens: int | None) -> BuiltDecoder:
     """Offloads to disk what does not fit into host memory. Raises DoesNotFit before anything large is read."""
+
+    if device == "cpu" and launch.gpu_memory:
+        raise BadInput("--gpu-memory has no effect on a CPU; leave it out, or see --host-memory")
 
     def decoder(source: Any) -> Decoder:
         return Decoder(weights.spec, source, context_tokens, shard=weights.shard)
