@@ -13,7 +13,7 @@ from windlass.core.tiers.budget import LOADING_BYTES, activation_bytes
 from windlass.core.tiers.demand import HeldTensor
 from windlass.core.tiers.stats import TierStats
 from windlass.core.tiers.values import Demand, TierPlacement
-from windlass.engine.memory import MAX_SEQUENCES, capped_cache_bytes, check_weights
+from windlass.engine.memory import MAX_SEQUENCES, cache_bytes, capped_cache_bytes, check_weights
 from windlass.errors import BadInput
 from windlass.nn.decoder import Decoder
 from windlass.nn.parallel.shard import ModelShard
@@ -60,7 +60,6 @@ class BuiltDecoder(NamedTuple):
 
 def build_decoder(launch: Launch, device: str, weights: RankWeights, free_bytes: int, context_tokens: int | None) -> BuiltDecoder:
     """Offloads to disk what does not fit into host memory. Raises DoesNotFit before anything large is read."""
-
     if device == "cpu" and launch.gpu_memory:
         raise BadInput("--gpu-memory has no effect on a CPU; leave it out, or see --host-memory")
 
@@ -75,9 +74,10 @@ def build_decoder(launch: Launch, device: str, weights: RankWeights, free_bytes:
     budget = host_budget(launch, kv_bytes // launch.layout.world + activations)
     demand = rank_demand(list(weights.tensors()), weights.spec, launch)
     if not launch.tiers and demand.total_bytes <= budget.weight_bytes:
-        return BuiltDecoder(decoder(weights.source), kv_bytes, "")
+        left = (budget.weight_bytes - demand.total_bytes) * launch.layout.world
+        return BuiltDecoder(decoder(weights.source), kv_bytes + _more_kv(launch, weights.spec, kv_bytes, left), "")
     placed, folder = _placed(launch, weights, demand, budget)
-    tiered = TieredWeights(weights.source, placed, folder.path, _key(weights), keep=folder.keep, spare_bytes=LOADING_BYTES // 2)
+    tiered = TieredWeights(weights.source, placed, folder.path, folder.key, keep=folder.keep, spare_bytes=LOADING_BYTES // 2)
     try:
         built = decoder(tiered)
         built.tier = tiered.finish()
@@ -110,8 +110,15 @@ def _kv_bytes(launch: Launch, spec: ModelSpec) -> int:
     return capped_cache_bytes(spec, launch.kv_type, launch.context_tokens, sequences, launch.kv_bytes, cap)
 
 
+def _more_kv(launch: Launch, spec: ModelSpec, kv_bytes: int, left_bytes: int) -> int:
+    """Where all weights fit under the cap, the cache may grow to its usual size."""
+    sequences = launch.max_sequences or MAX_SEQUENCES
+    usual = cache_bytes(spec, launch.kv_type, launch.context_tokens, sequences, launch.kv_bytes, 2**62)
+    return max(min(usual - kv_bytes, left_bytes), 0)
+
+
 def _placed(launch: Launch, weights: RankWeights, demand: Demand, budget: HostBudget) -> tuple[TierPlacement, TierFolder]:
-    folder = tier_folder(launch)
+    folder = tier_folder(launch, _key(weights))
     placed = (
         planned_rank(launch.tiers, weights.rank, demand, budget)
         if launch.tiers

@@ -19,7 +19,7 @@ from windlass.machine.bandwidth import read_bandwidth
 from windlass.machine.folders import cache_dir
 from windlass.machine.memory import process_memory
 from windlass.machine.system import System, this_system
-from windlass.offload.tiers.file import clear_leftovers
+from windlass.offload.tiers.file import clear_leftovers, tier_path, written_entries
 from windlass.offload.tiers.speed import check_speed, disk_speed
 from windlass.units import format_bytes
 
@@ -33,6 +33,16 @@ class TierFolder(NamedTuple):
     path: Path
     keep: bool
     """The file stays, to be found by the next start."""
+    key: str = ""
+    """Of the file."""
+
+    @property
+    def written_bytes(self) -> int:
+        """Of the file of an earlier run, which is used again or replaced."""
+        try:
+            return tier_path(self.path, self.key).stat().st_size if self.keep else 0
+        except OSError:
+            return 0
 
 
 class HostBudget(NamedTuple):
@@ -62,9 +72,10 @@ def host_budget(launch: Launch, reserved_bytes: int, system: System | None = Non
 
 def place_rank(demand: Demand, budget: HostBudget, folder: TierFolder, speeds: Speeds) -> TierPlacement:
     """The fastest placement that fits. Raises before anything long begins where there is none, or where the disk is too slow for it."""
-    free = int(shutil.disk_usage(folder.path).free * DISK_SHARE) + _kept_bytes(folder)
+    free = int(shutil.disk_usage(folder.path).free * DISK_SHARE) + folder.written_bytes
+    written = written_entries(folder.path, folder.key) if folder.keep else ()
     try:
-        placed = place_tiers(demand, Room(host=max(budget.weight_bytes, 0), disk=free), speeds)
+        placed = place_tiers(demand, Room(host=max(budget.weight_bytes, 0), disk=free), speeds, written)
     except DoesNotFit as error:
         raise DoesNotFit(
             f"{error} (of {format_bytes(budget.cap_bytes)} of host memory the process uses {format_bytes(budget.used_bytes)}, "
@@ -99,21 +110,21 @@ def measured_speeds(folder: Path) -> Speeds:
     return Speeds(host=memory, disk=disk_speed(folder))
 
 
-def tier_folder(launch: Launch) -> TierFolder:
+def tier_folder(launch: Launch, key: str) -> TierFolder:
     """The given folder, where files are kept; else one in the cache, where they have no name and vanish with the process."""
     if launch.disk_folder is None:
         path = cache_dir() / "offload"
         path.mkdir(parents=True, exist_ok=True)
-        return TierFolder(path, keep=False)
+        return TierFolder(path, keep=False, key=key)
     path = Path(launch.disk_folder)
     if not path.is_dir():
         raise BadInput(f"--disk-folder {path} is not a folder; create it, or name one on a fast local disk")
     clear_leftovers(path)
-    return TierFolder(path, keep=True)
+    return TierFolder(path, keep=True, key=key)
 
 
 def check_space(folder: TierFolder, placed: TierPlacement) -> None:
-    require_free(folder.path, placed.disk_bytes - _kept_bytes(folder))
+    require_free(folder.path, placed.disk_bytes - folder.written_bytes)
 
 
 def _step_bytes(demand: Demand, placed: TierPlacement) -> int:
@@ -121,11 +132,6 @@ def _step_bytes(demand: Demand, placed: TierPlacement) -> int:
     sizes = {unit.name: unit.num_bytes for unit in demand.units}
     experts = demand.experts.touched * placed.disk_experts * placed.expert_bytes if demand.experts else 0
     return sum(sizes[name] for name in placed.disk_units) + int(experts)
-
-
-def _kept_bytes(folder: TierFolder) -> int:
-    """Files of earlier runs, which are used again or replaced."""
-    return sum(file.stat().st_size for file in folder.path.glob("*.tier")) if folder.keep else 0
 
 
 def describe_tiers(placed: TierPlacement) -> str:

@@ -64,6 +64,7 @@ class TieredWeights:
         self._behind, self._placed, self._units = behind, placed, frozenset(placed.disk_units)
         self._found = find_tier(folder, key) if keep else None
         if self._found is not None and not self._is_complete(self._found.index):
+            self._found.discard()
             self._found = None
         self._writer = TierWriter(folder, key, keep=keep) if self._found is None else None
         self._streamed: dict[str, StreamedMatrix] = {}

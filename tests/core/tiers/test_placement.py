@@ -241,3 +241,14 @@ def test_more_memory_is_never_slower(demand: Demand, data: st.DataObject) -> Non
     if found is not None:
         larger = place_tiers(demand, Room(host=more, disk=disk), CPU)
         assert larger.step_seconds <= found.step_seconds * 1.05, "unequal units may leave gaps, but not large ones"
+
+
+def test_what_is_on_disk_already_streams_again() -> None:
+    """Speeds are measured anew at every start; the file is not written anew for it."""
+    demand = mixture(400, touched=0.5, units=16)
+    room = Room(host=300 * MB, disk=1 << 40)
+    first = place_tiers(demand, room, CPU)
+    faster = msgspec.structs.replace(CPU, disk=CPU.disk * 1.3)
+    assert place_tiers(demand, room, faster, first.disk_units).disk_units == first.disk_units
+    nothing = place_tiers(demand, Room(host=1 << 40), CPU, first.disk_units)
+    assert nothing.disk_units == (), "not where it would be slower"

@@ -58,7 +58,7 @@ class TierWriter:
     """Appends blocks. `finish` writes the index and, if the file is to be kept, gives it its name."""
 
     def __init__(self, folder: Path, key: str, *, keep: bool) -> None:
-        self._path, self._key, self._keep = folder / f"{key[:32]}{SUFFIX}", key, keep
+        self._path, self._key, self._keep = tier_path(folder, key), key, keep
         self._entries: dict[str, TierEntry] = {}
         self._end = BLOCK_BYTES
         with write_errors(folder, 0):
@@ -135,6 +135,12 @@ class OpenedTier:
     def name(self) -> str:
         return str(self.path or "the offload file")
 
+    def discard(self) -> None:
+        """Removes it: something else is needed, and there may be no room for both."""
+        os.close(self.descriptor)
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+
     @property
     def num_bytes(self) -> int:
         return sum(entry.block_bytes * entry.count for entry in self.index.entries.values())
@@ -142,7 +148,7 @@ class OpenedTier:
 
 def find_tier(folder: Path, key: str) -> OpenedTier | None:
     """The file of an earlier run, checked; a damaged one is removed."""
-    path = folder / f"{key[:32]}{SUFFIX}"
+    path = tier_path(folder, key)
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
@@ -156,6 +162,23 @@ def find_tier(folder: Path, key: str) -> OpenedTier | None:
             path.unlink(missing_ok=True)
         return None
     return OpenedTier(direct(descriptor), index, path)
+
+
+def written_entries(folder: Path, key: str) -> frozenset[str]:
+    """Names in the file of an earlier run, which is checked only when it is used; empty: there is none."""
+    try:
+        descriptor = os.open(tier_path(folder, key), os.O_RDONLY)
+    except OSError:
+        return frozenset()
+    try:
+        index = _read_index(descriptor)
+    finally:
+        os.close(descriptor)
+    return frozenset() if index is None or index.key != key else frozenset(index.entries)
+
+
+def tier_path(folder: Path, key: str) -> Path:
+    return folder / f"{key[:32]}{SUFFIX}"
 
 
 def clear_leftovers(folder: Path) -> list[Path]:

@@ -64,8 +64,8 @@ class RandomWeights:
         self._share = RankShare(placement=placement, tp_index=tp_index)
         self._embedding: Matrix | None = None
         self._pools: dict[torch.dtype, Tensor] = {}
-        self._drawn: tuple[str, Matrix] | None = None
-        """The layer of experts that is being given out one by one."""
+        self._drawn: dict[str, Matrix] = {}
+        """The layer of experts that is being given out one by one: gate and up, and down."""
         self.tiled = tiled and self._can_be_tiled()
         trim_heap()  # return the memory of a previous model
 
@@ -119,10 +119,11 @@ class RandomWeights:
         """Nothing to count: drawing reports no progress."""
 
     def _some_experts(self, rules: list[Rule], name: str, num_experts: int, only: Interval) -> Matrix:
-        if self._drawn is None or self._drawn[0] != name:
-            self._drawn = name, self._made(rules, name, num_experts)
+        if name not in self._drawn:
+            self._drawn = {key: made for key, made in self._drawn.items() if key.split()[0] == name.split()[0]}
+            self._drawn[name] = self._made(rules, name, num_experts)
         first, last = only
-        every = self._drawn[1]
+        every = self._drawn[name]
         if isinstance(every, Panels):
             part = every.data[first * every.expert_bytes : last * every.expert_bytes]
             return replace(every, data=part, num_experts=last - first)
