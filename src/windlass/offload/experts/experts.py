@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ from windlass.offload.experts.pieces import groups, pieces
 from windlass.offload.tiers.file import TierEntry
 from windlass.offload.tiers.forms import matrix_in, template
 from windlass.offload.tiers.memory import page_aligned, view
-from windlass.offload.tiers.reader import DirectReader, wait
+from windlass.offload.tiers.reader import DirectReader, settle, wait
 
 Run = Callable[[list[tuple[int, int]], ExpertsArgs, Tensor], None]
 """(experts with their slots, arguments, result)"""
@@ -85,14 +86,22 @@ class DiskExperts(TieredExperts):
         """Group after group in the order of experts; the next is loaded meanwhile."""
         ids = np.unique(args.ids.numpy())
         waiting = groups(ids[(ids >= 0) & (ids < self.num_experts)].tolist(), self._slots.cache.num_slots)
-        current = self._load(waiting.pop(0), None) if waiting else None
-        if current is None:
+        if not waiting:
             run([], args, result)
-        while current is not None:
-            coming = self._load(waiting.pop(0), current.fetched.slots) if waiting and self._slots.cache.num_slots > 1 else None
-            self._compute_group(current, args, result, run)
-            args = args._replace(add=result)
-            current = self._load(waiting.pop(0), None) if coming is None and waiting else coming
+        ahead = 1 if self._slots.cache.num_slots > 1 else 0
+        loading: deque[LoadingGroup] = deque()
+        try:
+            while waiting or loading:
+                while waiting and len(loading) <= ahead:
+                    loading.append(self._load(waiting.pop(0), loading[-1].fetched.slots if loading else None))
+                self._compute_group(loading[0], args, result, run)
+                args = args._replace(add=result)
+                loading.popleft()
+        except BaseException:  # a slot that was not filled must not be taken for its expert
+            for group in loading:
+                settle([read for reads in group.reads.values() for read in reads])
+                self._slots.cache.forget(self._layer, np.array(group.experts, dtype=np.int64))
+            raise
 
     def _is_native(self, args: ExpertsArgs) -> bool:
         tensors = args.x, args.weights, args.gate_up_bias, args.down_bias, args.add
@@ -114,16 +123,13 @@ class DiskExperts(TieredExperts):
         return LoadingGroup(experts, fetched, reads)
 
     def _compute_group(self, group: LoadingGroup, args: ExpertsArgs, result: Tensor, run: Run) -> None:
-        try:
-            for start, stop in pieces(group.fetched.missing.tolist(), self._block_bytes):
-                for place in range(start, stop):
-                    wait(group.reads.get(place, ()))
-                placed = zip(group.experts[start:stop], group.fetched.slots[start:stop].tolist(), strict=True)
-                run(list(placed), args, result)
-                args = args._replace(add=result)
-        except BaseException:  # a slot that was not filled must not be taken for its expert
-            self._slots.cache.forget(self._layer, np.array(group.experts, dtype=np.int64))
-            raise
+        """As its experts arrive."""
+        for start, stop in pieces(group.fetched.missing.tolist(), self._block_bytes):
+            for place in range(start, stop):
+                wait(group.reads.get(place, ()))
+            placed = zip(group.experts[start:stop], group.fetched.slots[start:stop].tolist(), strict=True)
+            run(list(placed), args, result)
+            args = args._replace(add=result)
 
     def _run(self, placed: list[tuple[int, int]], args: ExpertsArgs, result: Tensor) -> None:
         """`result` becomes the sum of `args.add` and of these experts, given with their slots."""

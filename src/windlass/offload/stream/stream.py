@@ -14,7 +14,7 @@ from windlass.kernels.packing.panels import Panels
 from windlass.kernels.packing.tiered import StreamedMatrix
 from windlass.offload.stream.ring import ring_layout
 from windlass.offload.tiers.memory import page_aligned, view
-from windlass.offload.tiers.reader import DirectReader, wait
+from windlass.offload.tiers.reader import DirectReader, settle, wait
 
 
 class StreamedBlock(NamedTuple):
@@ -68,5 +68,5 @@ class MatrixStream:
         """A step was interrupted: what was read ahead for it is dropped."""
         self.num_restarts += 1
         while self._coming:
-            wait(self._coming.popleft())
+            settle(self._coming.popleft())
         self._issued = self._released = index

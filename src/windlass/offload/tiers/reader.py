@@ -10,7 +10,8 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import NamedTuple
 
 from windlass.core.tiers.values import BLOCK_BYTES
@@ -85,6 +86,14 @@ def wait(reads: Sequence[Future[None]]) -> None:
         program.rest()  # threads that spin would keep the reads from being completed
     for read in reads:
         read.result()
+
+
+def settle(reads: Sequence[Future[None]]) -> None:
+    """Until none of them writes to its buffer any more, whether they succeeded or not."""
+    for read in reads:
+        read.cancel()
+        with suppress(Exception, CancelledError):
+            read.result()
 
 
 def sequential_speed(reader: DirectReader, num_bytes: int, seconds: float) -> float:
