@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -91,8 +91,7 @@ def wait(reads: Sequence[Future[None]]) -> None:
 def settle(reads: Sequence[Future[None]]) -> None:
     """Until none of them writes to its buffer any more, whether they succeeded or not."""
     for read in reads:
-        read.cancel()
-        with suppress(Exception, CancelledError):
+        with suppress(BadInput):
             read.result()
 
 
