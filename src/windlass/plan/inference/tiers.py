@@ -33,7 +33,7 @@ def with_tiers(found: Candidate, site: Site, rules: tuple[Rule, ...]) -> tuple[C
         placed = [placer.place(slot, held) for slot, held in zip(found.fit.slots, found.fit.memory, strict=True)]
     except DoesNotFit as error:
         return _with_fit(found, site, replace(found.fit, short_bytes=error.short_bytes)), ()
-    memory = tuple(_memory(held, tiers) for held, tiers in zip(found.fit.memory, placed, strict=True))
+    memory = tuple(placer.memory(held, tiers) for held, tiers in zip(found.fit.memory, placed, strict=True))
     offloaded = tuple(
         _offloaded(tiers, placer.demands[slot.tp, slot.pp]) for slot, tiers in zip(found.fit.slots, placed, strict=True)
     )
@@ -71,11 +71,27 @@ class _RankPlacer:
         sharing = self._ranks[slot.node]
         disk = node.disk_bytes // sharing
         if slot.device.kind == "cpu":
-            sequences = -(-self._found.workload.concurrency // self._found.layout.dp)
-            beside = PROCESS_BYTES + LOADING_BYTES + activation_bytes(self._found.spec, sequences) + held.kv_bytes
+            beside = PROCESS_BYTES + LOADING_BYTES + self._activation_bytes() + held.kv_bytes
             return Room(host=max(held.capacity_bytes - beside, 0), disk=disk)
         beside = held.kv_bytes + held.activation_bytes + held.overhead_bytes
         return Room(device=max(held.capacity_bytes - beside, 0), host=int(node.ram_bytes * HOST_FRACTION / sharing), disk=disk)
+
+    def memory(self, held: DeviceMemoryPlan, placed: TierPlacement) -> DeviceMemoryPlan:
+        """Weights and buffers of the first tier; on a CPU also the rest, as the engine counts it under a cap."""
+        activations, overhead = held.activation_bytes, held.overhead_bytes
+        if not placed.device_bytes:
+            activations, overhead = self._activation_bytes(), PROCESS_BYTES + LOADING_BYTES
+        weights = placed.device_bytes or placed.host_bytes
+        return msgspec.structs.replace(
+            held,
+            weights_bytes=weights,
+            activation_bytes=activations,
+            overhead_bytes=overhead,
+            total_bytes=weights + held.kv_bytes + activations + overhead,
+        )
+
+    def _activation_bytes(self) -> int:
+        return activation_bytes(self._found.spec, -(-self._found.workload.concurrency // self._found.layout.dp))
 
 
 def _speeds(slot: DeviceSlot, node: Node, sharing: int) -> Speeds:
@@ -85,12 +101,6 @@ def _speeds(slot: DeviceSlot, node: Node, sharing: int) -> Speeds:
         return Speeds(host=slot.device.measured_bandwidth, disk=disk)
     link = min(slot.device.host_bandwidth or node.ram_bandwidth, node.ram_bandwidth / sharing)
     return Speeds(device=slot.device.measured_bandwidth, link=link, host=max(node.ram_bandwidth / sharing - link, 1.0), disk=disk)
-
-
-def _memory(held: DeviceMemoryPlan, placed: TierPlacement) -> DeviceMemoryPlan:
-    """Weights and buffers of the first tier."""
-    weights = placed.device_bytes or placed.host_bytes
-    return msgspec.structs.replace(held, weights_bytes=weights, total_bytes=held.total_bytes - held.weights_bytes + weights)
 
 
 def _offloaded(placed: TierPlacement, demand: Demand) -> Offloaded:
