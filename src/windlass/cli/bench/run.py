@@ -153,6 +153,8 @@ def _directory_scheme(path: Path, options: BenchOptions) -> Scheme | None:
         return None
     from windlass.formats.config import read_config
 
+    if options.launch.quant is not None:
+        return scheme(options.launch.quant, None, options.launch.kv_type)
     name, group = stored_scheme(read_config(path))
     return scheme(name, group, options.launch.kv_type) if name in SCHEME_NAMES else None
 
