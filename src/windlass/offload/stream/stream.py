@@ -47,7 +47,11 @@ class MatrixStream:
         if self._released % len(self._blocks) != index:
             self._restart(index)
         self._issue()
-        wait(self._coming[0])
+        try:
+            wait(self._coming[0])
+        except BaseException:  # the next step reads it again
+            self._restart(index)
+            raise
 
     def after(self, index: int) -> None:
         self._coming.popleft()
