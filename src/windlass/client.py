@@ -35,6 +35,7 @@ from windlass.core.request import (
     Usage,
 )
 from windlass.errors import BadInput, UnknownName
+from windlass.units import parse_bytes
 from windlass.wire.messages import from_messages, to_messages, to_tools
 
 if TYPE_CHECKING:
@@ -59,6 +60,12 @@ class ClientOptions(TypedDict, total=False):
     max_sequences: int | None
     kv: str
     exact: bool
+    quant: str | None
+    """Quantize a bf16 or fp32 checkpoint while it loads: int4 or int8."""
+    host_memory: str | int | None
+    """The most host memory to use, as `24GB` or in bytes; weights that do not fit are read from disk while the model runs."""
+    disk_folder: str | None
+    """Where these are kept; None: they are removed at the end."""
     tp: int
     """Degrees of tensor, pipeline and expert parallelism: ranks are processes of this machine and of the workers."""
     pp: int
@@ -279,7 +286,7 @@ def answer_of(deltas: Iterable[Delta]) -> Answer:
 # --- opening ---------------------------------------------------------------------------------------------------------
 
 _SERVER_OPTIONS = frozenset({"api_key", "model", "timeout"})
-_LAUNCH_OPTIONS = ("device", "kv", "exact", "context_tokens", "max_sequences", "secret_file", "sync")
+_LAUNCH_OPTIONS = ("device", "kv", "exact", "quant", "context_tokens", "max_sequences", "disk_folder", "secret_file", "sync")
 
 
 def open_core_client(where: str | Path | CoreClient, options: ClientOptions) -> tuple[CoreClient, Sampling]:
@@ -322,7 +329,13 @@ def _launch(options: ClientOptions) -> Launch:
     given: dict[str, Any] = {name: value for name, value in options.items() if name in _LAUNCH_OPTIONS}
     layout = Layout(tp=options.get("tp", 1), pp=options.get("pp", 1), ep=options.get("ep", 1))
     workers = options.get("workers", ())
-    launch = Launch(**given, layout=layout, workers=parse_workers(workers) if isinstance(workers, str) else tuple(workers))
+    memory = options.get("host_memory")
+    launch = Launch(
+        **given,
+        host_memory=parse_bytes(memory) if isinstance(memory, str) else memory,
+        layout=layout,
+        workers=parse_workers(workers) if isinstance(workers, str) else tuple(workers),
+    )
     check_launch(launch)
     return launch
 

@@ -27,6 +27,21 @@ ROWS: dict[str, Row] = {
     "kv": Row(str | None, None, "bf16|fp32", "KV cache type; bf16 by default."),
     "context": Row(str | None, None, "8k", "Maximum sequence length, prompt and answer together."),
     "exact": Row(bool, False, None, "Dequantize packed weights to fp32: slower and larger, no 8-bit activations.", "--exact"),
+    "quant": Row(
+        str | None,
+        None,
+        "int4|int8",
+        "Quantize a bf16 or fp32 checkpoint while loading; with --random-weights, how to store them.",
+    ),
+    "gpu_memory": Row(
+        str | None, None, "SIZE[,SIZE...]", "Most memory to use of each GPU, e.g. 70GB or 70GB,40GB; by default what is free."
+    ),
+    "host_memory": Row(
+        str | None, None, "SIZE", "Most host memory to use; weights that do not fit are read from disk while the model runs."
+    ),
+    "disk_folder": Row(
+        str | None, None, "DIR", "Keep weights that do not fit into memory here; without it they are removed at the end."
+    ),
     "workers": Row(
         str | None, None, "HOST:PORT,...", "Machines that share the model with this one; each runs `windlass worker`."
     ),
@@ -68,13 +83,17 @@ def _launch(values: dict[str, Any]) -> Any:
     from windlass.core.launch import Launch
     from windlass.core.layout import Layout
     from windlass.core.ranks.address import parse_workers
-    from windlass.units import parse_context
+    from windlass.units import parse_bytes, parse_context
 
     context, workers = values["context"], values["workers"]
     return Launch(
         device=values["device"],
         kv=values["kv"],
         exact=values["exact"],
+        quant=values["quant"],
+        gpu_memory=tuple(parse_bytes(size) for size in (values["gpu_memory"] or "").split(",") if size),
+        host_memory=None if values["host_memory"] is None else parse_bytes(values["host_memory"]),
+        disk_folder=values["disk_folder"],
         context_tokens=None if context is None else parse_context(context),
         layout=Layout(tp=values["tp"], pp=values["pp"], ep=values["ep"]),
         workers=() if workers is None else parse_workers(workers),

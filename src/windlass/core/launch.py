@@ -13,10 +13,16 @@ from windlass.core.model import Frozen
 from windlass.core.place import Interval
 from windlass.core.ranks.epoch import EpochPlan
 from windlass.core.ranks.rendezvous import EXACT, SYNCS, Meeting
-from windlass.errors import BadInput
+from windlass.core.scheme import SCHEME_NAMES
+from windlass.core.tiers.values import TierPlacement
+from windlass.errors import BadInput, UnknownName
+from windlass.units import MIB, format_bytes
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
 KV_TYPES = ("bf16", "fp32")
+LOAD_SCHEMES = ("int4", "int8")
+LEAST_MEMORY = 256 * MIB
+"""A process with torch takes about as much before any weight is loaded."""
 LOADER = "windlass.engine.ranks.first:load_job"
 
 
@@ -57,6 +63,16 @@ class Launch(Frozen):
     """A path; what is in it is read by the root alone."""
     sync: str = EXACT
     """How partial sums travel between ranks: exact or int8."""
+    gpu_memory: tuple[int, ...] = ()
+    """Bytes of each device that may be used; the last one counts for all that follow. Empty: what is free."""
+    host_memory: int | None = None
+    """Bytes of host memory that the ranks of a machine may use, all in all; None: what is free."""
+    disk_folder: str | None = None
+    """Where weights that do not fit into memory are kept; None: they are removed with the process."""
+    quant: str | None = None
+    """Quantize a checkpoint while loading (int4 or int8), or how to store random weights; None: as stored."""
+    tiers: tuple[TierPlacement, ...] = ()
+    """Placement of each rank's weights from a saved plan; empty: chosen while loading."""
     planned: EpochPlan | None = None
     """Placement from a saved plan, used while as many machines are there as it was made for."""
     loader: str = LOADER
@@ -84,11 +100,35 @@ def check_launch(launch: Launch) -> None:
         raise BadInput(f"--kv is {' or '.join(KV_TYPES)}, not {launch.kv!r}")
     if launch.context_tokens is not None and launch.context_tokens < 2:
         raise BadInput("--context must be at least 2 tokens: one for the prompt and one for the answer")
+    _check_memory(launch)
     _check_layout(launch)
     if launch.workers:
         _check_workers(launch)
     elif launch.secret_file is not None:
         raise BadInput("--secret-file needs --workers; add them, or leave it out")
+
+
+def _check_memory(launch: Launch) -> None:
+    if launch.quant not in (None, *SCHEME_NAMES):
+        raise UnknownName("quantization", launch.quant or "", SCHEME_NAMES)
+    if launch.quant is not None and launch.exact:
+        raise BadInput("--quant quantizes and --exact undoes it; leave one of them out")
+    if launch.gpu_memory and launch.device == "cpu":
+        raise BadInput("--gpu-memory has no effect with --device cpu; leave it out")
+    sizes = [("--host-memory", launch.host_memory), *(("--gpu-memory", size) for size in launch.gpu_memory)]
+    for name, size in sizes:
+        if size is not None and size < LEAST_MEMORY:
+            raise BadInput(
+                f"{name} {format_bytes(size)} is too little to run anything; give at least {format_bytes(LEAST_MEMORY)}"
+            )
+
+
+def check_quant(launch: Launch) -> None:
+    """Of a checkpoint that is quantized while it loads."""
+    if launch.quant not in (None, *LOAD_SCHEMES):
+        raise BadInput(
+            f"--quant {launch.quant}: a checkpoint is quantized to {' or '.join(LOAD_SCHEMES)} while it loads; `windlass convert` has more"
+        )
 
 
 def _check_layout(launch: Launch) -> None:

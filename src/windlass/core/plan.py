@@ -11,6 +11,7 @@ from windlass.core.layout import Layout
 from windlass.core.model import Frozen, ModelSpec
 from windlass.core.place import Placement
 from windlass.core.scheme import Scheme
+from windlass.core.tiers.values import TierPlacement
 from windlass.core.workload import Workload
 
 PLAN_VERSION = 1
@@ -172,6 +173,8 @@ class Plan(Frozen):
     would_fit: tuple[str, ...] = ()
     """The smallest changes that would make it fit, mildest first."""
     spec: ModelSpec | None = None
+    tiers: tuple[TierPlacement, ...] = ()
+    """Where the weights of each rank of a replica live; empty: all fit on its device."""
     version: int = PLAN_VERSION
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any, Protocol
 
+from windlass.core.rule import Rule
+from windlass.core.scheme import Stored
+
 
 class TensorStore(Protocol):
     """A checkpoint of any format, under Hugging Face tensor names.
@@ -46,6 +49,26 @@ class BlockStore(TensorStore, Protocol):
 
     def raw_blocks(self, name: str, start: int, stop: int) -> tuple[str, bytearray]:
         """Block type, and rows start..stop as stored."""
+        ...
+
+
+class QuantizingStore(TensorStore, Protocol):
+    """A store of plain floats that are quantized while they load."""
+
+    def packed_as(self, rule: Rule) -> Stored | None:
+        """How a matrix is quantized; None: it stays a float."""
+        ...
+
+    def kept_dtype(self, rule: Rule) -> str:
+        """Of a tensor that stays a float."""
+        ...
+
+    def coded(self, shard: Any, start: int, stop: int) -> tuple[Any, Any]:
+        """Codes and scales of this rank's columns of rows start..stop of ours."""
+        ...
+
+    def dequantized(self, shard: Any, start: int, stop: int) -> Any:
+        """The same as fp32 numbers."""
         ...
 
 

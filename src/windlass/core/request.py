@@ -9,6 +9,7 @@ from typing import Any, Literal, cast, get_args
 import msgspec
 
 from windlass.core.model import Frozen
+from windlass.core.tiers.stats import TierStats
 from windlass.errors import BadInput
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
@@ -418,6 +419,8 @@ class Stats(Frozen):
     """Resident memory of the engine process; 0: unknown."""
     devices: tuple[DeviceMemory, ...] = ()
     """Accelerators in use, if known."""
+    tiers: TierStats | None = None
+    """Where weights are and how they are read; None: all are in the first tier."""
 
 
 class Info(Frozen):

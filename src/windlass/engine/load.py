@@ -8,15 +8,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import torch
 
 from windlass.core.fused import unsupported
-from windlass.core.launch import Launch, RandomInit
+from windlass.core.launch import Launch, RandomInit, check_quant
 from windlass.core.model import ModelSpec
-from windlass.core.place import local_bytes, local_experts, stored
+from windlass.core.place import local_bytes, local_experts, place, stored
 from windlass.core.request import Info
 from windlass.core.rule import ModelPart, Rule
 from windlass.core.scheme import Scheme, scheme
+from windlass.core.tiers.demand import planned_tensors
 from windlass.engine.engine import Engine
 from windlass.engine.execute.runner import Runner
 from windlass.engine.memory import (
@@ -24,12 +26,12 @@ from windlass.engine.memory import (
     STEP_TOKENS,
     block_bytes,
     cache_bytes,
-    check_weights,
     defaults_of,
     limits_for,
     max_sequences,
     spare_bytes,
 )
+from windlass.engine.tiers import RankWeights, build_decoder
 from windlass.errors import BadInput, Impossible, UnknownName
 from windlass.families import describe, rules
 from windlass.machine.system import this_system
@@ -37,6 +39,7 @@ from windlass.nn.decoder import Decoder
 from windlass.nn.parallel.shard import WHOLE, ModelShard
 from windlass.weights.load.checkpoint import CheckpointWeights
 from windlass.weights.load.prefetch import trim_heap
+from windlass.weights.load.quantizing import quantized
 from windlass.weights.load.random import RandomWeights
 from windlass.weights.schemes import cutting_scheme
 from windlass.weights.source import check_runnable, open_model
@@ -60,6 +63,10 @@ class LoadedDecoder(NamedTuple):
     weights_bytes: int
     stored_as: str
     device: str
+    kv_bytes: int | None = None
+    """The cache that memory was left for, where weights are offloaded."""
+    offloaded: str = ""
+    """What went where; empty: all is in memory."""
 
 
 def load_model(launch: Launch, progress: Progress | None = None) -> tuple[Engine, Info]:
@@ -67,10 +74,14 @@ def load_model(launch: Launch, progress: Progress | None = None) -> tuple[Engine
     began = time.perf_counter()
     device = chosen_device(launch.device)
     built = build(launch, device, progress)
-    engine = make_engine(launch, built.decoder, device)
+    engine = make_engine(with_kv_bytes(launch, built), built.decoder, device)
     if _kind(device) == "cuda":
         engine.warm_up()
     return engine, make_info(launch, engine, built, device, time.perf_counter() - began)
+
+
+def with_kv_bytes(launch: Launch, built: LoadedDecoder) -> Launch:
+    return launch if built.kv_bytes is None else msgspec.structs.replace(launch, kv_bytes=built.kv_bytes)
 
 
 def build(
@@ -88,8 +99,10 @@ def build(
 
 
 def _from_checkpoint(launch: Launch, device: str, progress: Progress | None, shard_of: ShardOf, parts: str) -> LoadedDecoder:
+    check_quant(launch)
     opened = open_partial(Path(parts)) if parts else open_model(Path(launch.model))
     try:
+        opened = quantized(opened, launch.quant)
         dtype = torch.float32 if launch.exact else None
         shard = shard_of(opened.spec, opened.rules, partial(cutting_scheme, opened))
         weights = CheckpointWeights(
@@ -103,11 +116,10 @@ def _from_checkpoint(launch: Launch, device: str, progress: Progress | None, sha
             tiled=shard.is_whole and _tiled(opened.spec, launch.kv_type, device),
             progress=progress,
         )
-        weights_bytes = weights.memory_bytes()
-        check_weights(opened.spec.name, weights_bytes, free_bytes(device))
         stored_as = "fp32" if launch.exact else _most_of(weights.storage())
-        decoder = Decoder(opened.spec, weights, _context(opened.spec, launch), shard=shard)
-        return LoadedDecoder(decoder, weights_bytes, stored_as, device)
+        identity = {"digest": opened.digest, "exact": launch.exact, "quant": launch.quant}
+        rank = RankWeights(opened.spec, shard, weights, weights.memory_bytes(), weights.held_tensors, identity)
+        return _loaded(launch, device, rank, stored_as)
     finally:
         opened.store.close()
 
@@ -119,7 +131,6 @@ def _random(launch: Launch, asked: RandomInit, device: str, shard_of: ShardOf) -
     table = rules(spec)
     shard = shard_of(spec, table, lambda: how)
     weights_bytes = _planned_bytes(table, how) if shard.placement is None else _shard_bytes(spec, table, shard, how)
-    check_weights(spec.name, weights_bytes, free_bytes(device))
     weights = RandomWeights(
         spec,
         table,
@@ -130,7 +141,15 @@ def _random(launch: Launch, asked: RandomInit, device: str, shard_of: ShardOf) -
         device=device,
         tiled=shard.is_whole and _tiled(spec, launch.kv_type, device),
     )
-    return LoadedDecoder(Decoder(spec, weights, _context(spec, launch), shard=shard), weights_bytes, how.name, device)
+    placement = shard.placement or place(table, spec.num_layers, shard.layout, how)
+    tensors = partial(planned_tensors, table, spec, placement, shard.layout, how, shard.tp_index, shard.layers(spec))
+    identity = {"config": asked.config, "scheme": msgspec.to_builtins(how), "seed": asked.seed}
+    return _loaded(launch, device, RankWeights(spec, shard, weights, weights_bytes, tensors, identity), how.name)
+
+
+def _loaded(launch: Launch, device: str, weights: RankWeights, stored_as: str) -> LoadedDecoder:
+    built = build_decoder(launch, device, weights, free_bytes(device), _context(weights.spec, launch))
+    return LoadedDecoder(built.decoder, weights.num_bytes, stored_as, device, built.kv_bytes, built.line)
 
 
 def _tiled(spec: ModelSpec, kv: str, device: str) -> bool:
@@ -194,7 +213,7 @@ def make_info(launch: Launch, engine: Engine, built: LoadedDecoder, device: str,
         weights_bytes=built.weights_bytes,
         kv_bytes=engine.limits.num_blocks * block_bytes(spec, launch.kv_type),
         load_seconds=seconds,
-        details={"steps": runner.mode},
+        details={"steps": runner.mode, **({"offload": built.offloaded} if built.offloaded else {})},
     )
 
 

@@ -22,6 +22,7 @@ from windlass.engine.protocol import (
     TokenizerData,
     describe_error,
 )
+from windlass.engine.tiers import tier_stats
 from windlass.errors import Error
 from windlass.machine.memory import process_memory
 
@@ -69,6 +70,9 @@ class EngineLoop:
 
     def _current_info(self) -> Info:
         stats = msgspec.structs.replace(
-            self._engine.stats(), process_bytes=process_memory().resident_bytes, devices=device_memory()
+            self._engine.stats(),
+            process_bytes=process_memory().resident_bytes,
+            devices=device_memory(),
+            tiers=tier_stats(self._engine.runner.decoder),
         )
         return msgspec.structs.replace(self._info, stats=stats)

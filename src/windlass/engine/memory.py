@@ -80,6 +80,18 @@ def cache_bytes(
     return min(_blocks(tokens) * block_bytes(spec, kv), available)
 
 
+def capped_cache_bytes(
+    spec: ModelSpec, kv: str, context: int | None, num_sequences: int, given: int | None, cap_bytes: int
+) -> int:
+    """Where weights are offloaded: memory is better spent on weights, so the cache gets what it needs, or an eighth if that is more."""
+    if given is not None:
+        return given
+    longest = context or spec.context_tokens
+    least = _blocks(context or min(longest, LEAST_TOKENS)) * block_bytes(spec, kv)
+    usual = _blocks(max(longest, num_sequences * min(longest, CPU.sequence_tokens))) * block_bytes(spec, kv)
+    return max(least, min(usual, cap_bytes // 8))
+
+
 def limits_for(
     spec: ModelSpec,
     kv: str,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from windlass.core.model import Activation
 from windlass.kernels.head_groups import Span
-from windlass.kernels.packing.matrix import WeightMatrix
+from windlass.kernels.packing.matrix import AnyExperts
 from windlass.kernels.step import KvCache, Step
 
 
@@ -105,9 +105,9 @@ class ExpertsArgs(NamedTuple):
     """[rows, active], see `route`; ids of experts that are not on this rank add nothing"""
     weights: Tensor
     """[rows, active]"""
-    gate_up: WeightMatrix
+    gate_up: AnyExperts
     """[experts, 2 * width, hidden], gate first"""
-    down: WeightMatrix
+    down: AnyExperts
     """[experts, hidden, width]"""
     activation: Activation
     gate_up_bias: Tensor | None = None

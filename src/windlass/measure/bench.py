@@ -22,6 +22,7 @@ from windlass.core.scheme import KV_BYTES
 from windlass.engine.engine import Engine
 from windlass.engine.load import load_model
 from windlass.engine.protocol import Submit
+from windlass.engine.tiers import tier_stats
 from windlass.kernels.program.program import num_threads
 from windlass.machine.memory import process_memory
 from windlass.machine.system import this_system
@@ -29,7 +30,7 @@ from windlass.measure.limits import MachineLimits, measure_limits
 from windlass.measure.loop import BatchTiming, random_prompts, run_batch
 from windlass.measure.memory import MemoryLog
 from windlass.measure.profile import profiled
-from windlass.measure.report import BatchResult, BenchReport, MemoryUse, SplitResult
+from windlass.measure.report import BatchResult, BenchReport, MemoryUse, SplitResult, TierResult
 from windlass.measure.setup import BenchSetup
 from windlass.measure.trace import Trace
 from windlass.measure.weight_bytes import weight_bytes
@@ -114,9 +115,11 @@ def bench(
         device = info.device or "cpu"
         progress.doing("measuring the limits of this machine")
         limits = measure_limits(device, num_threads())
+        began = time.perf_counter()
         with log.watching():
             runs, weights = _runs(setup, engine, log, trace, progress)
             held = _memory_bytes(device, before)
+        tiers = _tiers(engine, info, time.perf_counter() - began)
         split = spread.watch(lambda: _steps(setup, engine))
     finally:
         engine.close()
@@ -129,7 +132,7 @@ def bench(
         loading_peak_bytes=log.peak_bytes - before,
         planned_bytes=planned_bytes,
     )
-    return msgspec.structs.replace(_report(setup, info, limits, start_seconds, runs, memory), split=split)
+    return msgspec.structs.replace(_report(setup, info, limits, start_seconds, runs, memory), split=split, tiers=tiers)
 
 
 def launch_of(setup: BenchSetup) -> Launch:
@@ -146,6 +149,21 @@ def kv_bytes(setup: BenchSetup) -> int:
         layer_cache_bytes(layer.mixer, tokens, KV_BYTES[setup.launch.kv_type], windowed=False) for layer in setup.spec.layers
     )
     return int(max(setup.batches) * sum(layers))
+
+
+def _tiers(engine: Engine, info: Info, seconds: float) -> TierResult | None:
+    """What was read from disk, and what its disk reads without a model."""
+    decoder = cast(Decoder, engine.runner.decoder)
+    stats = tier_stats(decoder)
+    if stats is None:
+        return None
+    return TierResult(
+        stats=stats,
+        seconds=seconds,
+        predicted_step_seconds=decoder.tier.placed.step_seconds,
+        disk_bytes_per_second=decoder.tier.measure(),
+        placement=info.details.get("offload", ""),
+    )
 
 
 def _runs(

@@ -8,6 +8,7 @@ from typing import Any, cast
 import msgspec
 
 from windlass.core.model import Frozen
+from windlass.core.tiers.stats import TierStats
 from windlass.errors import BadInput
 from windlass.measure.limits import MachineLimits
 from windlass.measure.work import WeightBytes
@@ -111,6 +112,26 @@ class MemoryUse(Frozen):
         return self.resident_bytes / self.planned_bytes - 1 if self.planned_bytes else None
 
 
+class TierResult(Frozen):
+    """Weights outside of memory, over all batches that were measured."""
+
+    stats: TierStats
+    """Bytes by tier, and what was read since the model was loaded."""
+    seconds: float
+    """Of the same time."""
+    predicted_step_seconds: float
+    """For the batch that the placement was made for."""
+    disk_bytes_per_second: float
+    """What the disk reads without a model, measured in the same run."""
+    placement: str = ""
+
+    @property
+    def read_share(self) -> float:
+        """Share of the disk's limit while reads were in flight."""
+        reached = self.stats.read_bytes_per_second
+        return reached / self.disk_bytes_per_second if reached and self.disk_bytes_per_second else 0.0
+
+
 class BenchReport(Frozen):
     model: str
     parameters: int
@@ -125,6 +146,8 @@ class BenchReport(Frozen):
     runs: tuple[BatchResult, ...]
     memory: MemoryUse
     split: SplitResult | None = None
+    tiers: TierResult | None = None
+    """None: all weights are in memory."""
     random_weights: bool = False
     made_at: str = ""
     windlass: str = ""

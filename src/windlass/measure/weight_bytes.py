@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from windlass.kernels.cuda.layout import Tiles
 from windlass.kernels.packing.packed_rows import PackedRows
 from windlass.kernels.packing.panels import Panels
+from windlass.kernels.packing.tiered import StreamedMatrix, TieredExperts
 from windlass.measure.work import WeightBytes
 from windlass.nn.decoder import Decoder
 from windlass.nn.moe import Experts, MixtureOfExperts
 
-Held = Tensor | Panels | PackedRows | Tiles
+Held = Tensor | Panels | PackedRows | Tiles | StreamedMatrix | TieredExperts
 
 
 def weight_bytes(decoder: Decoder) -> WeightBytes:
@@ -49,4 +50,4 @@ def _kind(decoder: Decoder, module: nn.Module, name: str, held: Held) -> str:
 def num_bytes(held: Held) -> int:
     if isinstance(held, PackedRows):
         return held.nbytes
-    return held.num_bytes if isinstance(held, Panels | Tiles) else held.numel() * held.element_size()
+    return held.numel() * held.element_size() if isinstance(held, Tensor) else held.num_bytes

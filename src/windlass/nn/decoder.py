@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +44,9 @@ class FusedPass(Protocol):
 
 
 class Decoder(nn.Module):
+    tier: Any = None
+    """What fills those of its weights that are not in memory (offload); lives as long as the decoder."""
+
     def __init__(
         self, spec: model.ModelSpec, weights: Weights, context_tokens: int | None = None, *, shard: ModelShard = WHOLE
     ) -> None:

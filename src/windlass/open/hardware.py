@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from windlass.core.hardware.spec import Hardware
+from windlass.errors import BadInput
 
 
 def resolve_hardware(text: str | None) -> Hardware:
@@ -13,3 +16,21 @@ def resolve_hardware(text: str | None) -> Hardware:
     from windlass.machine.probe import probe
 
     return probe()
+
+
+def with_disk(hardware: Hardware, folder: Path) -> Hardware:
+    """This machine, with the free space and the measured speed of a folder's disk."""
+    import shutil
+
+    import msgspec
+
+    from windlass.machine.disk import read_speed
+
+    if not folder.is_dir():
+        raise BadInput(f"--disk-folder {folder} is not a folder; create it, or name one on a fast local disk")
+    try:
+        free, speed = shutil.disk_usage(folder).free, read_speed(folder)
+    except OSError as error:
+        raise BadInput(f"--disk-folder {folder} cannot be used: {error.strerror}") from None
+    nodes = tuple(msgspec.structs.replace(node, disk_bytes=free, disk_bandwidth=speed) for node in hardware.nodes)
+    return msgspec.structs.replace(hardware, nodes=nodes)

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from windlass.core.constants import BLOCK_TOKENS
-from windlass.core.launch import KV_TYPES, Launch
+from windlass.core.launch import KV_TYPES, LOAD_SCHEMES, Launch
 from windlass.core.model import ModelSpec, kv_bytes_per_token
 from windlass.core.plan import Plan, load_plan
 from windlass.core.ranks.epoch import EpochPlan, planned_epoch
@@ -25,7 +25,7 @@ def read_plan(file: Path) -> Plan:
 def apply_plan(launch: Launch, plan: Plan) -> Launch:
     """What the plan decided. An option that contradicts it is refused."""
     _check_runnable(plan)
-    _check_model(plan, Path(launch.model))
+    _check_model(plan, Path(launch.model), launch.quant)
     _check_options(launch, plan)
     planned = planned_epoch(plan) if plan.layout.world > 1 else None
     _check_machines(planned, len(launch.workers))
@@ -39,7 +39,16 @@ def apply_plan(launch: Launch, plan: Plan) -> Launch:
         kv_bytes=_in_blocks(_kv_bytes(plan), plan.workload.context_tokens),
         layout=plan.layout,
         planned=planned,
+        tiers=plan.tiers,
+        host_memory=_host_memory(launch, plan),
     )
+
+
+def _host_memory(launch: Launch, plan: Plan) -> int | None:
+    """A placement on CPUs is for the memory that the plan was given."""
+    if not plan.tiers or launch.host_memory is not None:
+        return launch.host_memory
+    return max(held.capacity_bytes for held in plan.memory.per_device) * launch.ranks_per_machine
 
 
 def _check_options(launch: Launch, plan: Plan) -> None:
@@ -94,12 +103,12 @@ def _check_runnable(plan: Plan) -> None:
         raise Impossible(f"the plan is for {plan.engine}; plan with --engine windlass")
     if plan.layout.dp > 1:
         raise Impossible(f"the plan has {plan.layout.dp} replicas, which are separate servers; plan with --dp 1")
-    if plan.memory.host_bytes or plan.memory.disk_bytes:
-        raise Impossible("the plan offloads weights, which this engine does not support yet; plan with a smaller --quant")
+    if any(one.device_bytes for one in plan.tiers):
+        raise Impossible("the plan offloads weights of GPUs, which this engine does not support yet; plan with a smaller --quant")
 
 
-def _check_model(plan: Plan, path: Path) -> None:
-    """The same files, or their conversion to the planned scheme."""
+def _check_model(plan: Plan, path: Path, quant: str | None) -> None:
+    """The same files, or their conversion to the planned scheme, while loading (`quant`) or before."""
     if not path.is_dir():
         raise BadInput(f"--plan is for model directories; {path} has no config.json to compare with the plan")
     from windlass.formats.config import read_config
@@ -112,10 +121,11 @@ def _check_model(plan: Plan, path: Path) -> None:
     known = plan.checkpoint is not None and plan.checkpoint.digest != ""
     if not same and not alike:
         raise BadInput(f"the plan is for {plan.model.name}, and {path} is another model; plan again, or give the planned model")
-    if stored != plan.scheme.name:
+    if (quant or stored) != plan.scheme.name:
+        way = f"add --quant {plan.scheme.name}, or " if stored == "bf16" and plan.scheme.name in LOAD_SCHEMES else ""
         raise BadInput(
-            f"the plan is for {plan.scheme.name} weights, and those of {path} are {stored}; "
-            f"`windlass convert {path} OUT --quant {plan.scheme.name}`, then run OUT"
+            f"the plan is for {plan.scheme.name} weights, and those of {path} are {quant or stored}; "
+            f"{way}`windlass convert {path} OUT --quant {plan.scheme.name}`, then run OUT"
         )
     if known and not same and stored == "bf16":
         raise BadInput(f"the files of {path} are not those the plan was made for (their digest differs); plan again")

@@ -56,7 +56,9 @@ def test_batches() -> None:
     [
         (["./none"], "does not exist"),
         (["GLM-4.5-Bair", "--random-weights"], "GLM-4.5-Air"),
-        (["GLM-4.5-Air", "--quant", "int4"], "--quant needs --random-weights"),
+        (["GLM-4.5-Air", "--quant", "fp8"], "is quantized to int4 or int8 while it loads"),
+        (["GLM-4.5-Air", "--random-weights", "--host-memory", "1MB"], "is too little to run anything"),
+        (["GLM-4.5-Air", "--random-weights", "--device", "cpu", "--gpu-memory", "8GB"], "has no effect with --device cpu"),
         (["GLM-4.5-Air", "--random-weights", "--quant", "int3"], "unknown quantization"),
         (["GLM-4.5-Air", "--random-weights", "--batch", "x"], "--batch"),
         (["GLM-4.5-Air", "--random-weights", "--new-tokens", "1"], "--new-tokens"),

@@ -46,7 +46,6 @@ def bench(
     random_weights: bool = typer.Option(
         False, "--random-weights", help="Random weights of the model's shape; needs no checkpoint."
     ),
-    quant: str | None = typer.Option(None, metavar="int4|int8|fp8|bf16", help="With --random-weights: quantization."),
     group: int = typer.Option(128, metavar="128|64|32", help="With --random-weights: group size."),
     launch: Launch = typer.Option(),
     profile: Path | None = typer.Option(None, metavar="trace.json", help="Write a Chrome trace of steps and kernels."),
@@ -105,7 +104,6 @@ def bench(
             {
                 "--batch": batch != "1",
                 "--random-weights": random_weights,
-                "--quant": quant,
                 "--profile": profile,
                 "--memory": memory,
             },
@@ -157,7 +155,7 @@ def bench(
         prompt_tokens=DEFAULT_TOKENS if prompt_tokens is None else prompt_tokens,
         new_tokens=DEFAULT_TOKENS if new_tokens is None else new_tokens,
         random_weights=random_weights,
-        quant=quant,
+        quant=launch.quant,
         group=group,
         launch=launch,
         profile=profile,

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from windlass.core.launch import Launch, RandomInit
+from windlass.core.launch import Launch, RandomInit, check_quant
 from windlass.core.scheme import SCHEME_NAMES, Scheme, scheme
-from windlass.errors import BadInput, Error, MissingExtra, UnknownName
+from windlass.errors import BadInput, Error, MissingExtra
 from windlass.families import describe, rules
 from windlass.open.compile import compile_kernels
 from windlass.open.scheme import stored_scheme
@@ -95,10 +95,8 @@ def _check(options: BenchOptions) -> None:
         raise BadInput("--prompt-tokens is at least 1 and --new-tokens at least 2")
     if not options.launch.is_single and (options.profile or options.memory):
         raise BadInput("--profile and --memory measure one process; leave --workers, --tp and --pp out")
-    if options.quant is not None and not options.random_weights:
-        raise BadInput("--quant needs --random-weights; a checkpoint runs as stored (use `windlass convert` to quantize it)")
-    if options.quant is not None and options.quant not in SCHEME_NAMES:
-        raise UnknownName("quantization", options.quant, SCHEME_NAMES)
+    if not options.random_weights:
+        check_quant(options.launch)
     for name, path in (("--save", options.save), ("--profile", options.profile), ("--memory", options.memory)):
         if path is not None and not path.absolute().parent.is_dir():
             raise BadInput(f"{name} {path} cannot be written: directory {path.parent} does not exist")
@@ -136,7 +134,7 @@ def _setup(name: str, options: BenchOptions, batches: tuple[int, ...]) -> BenchS
         spec = describe(config, label, where=name)
         how = scheme(options.quant or "int4", options.group, options.launch.kv_type)
         random = RandomInit(config=config, scheme=how.name, group=how.group)
-        launch = msgspec.structs.replace(options.launch, model=label, random_weights=random)
+        launch = msgspec.structs.replace(options.launch, model=label, random_weights=random, quant=None)
         return BenchSetup(name=label, spec=spec, rules=rules(spec), launch=launch, scheme=how, **common)
     from windlass.open.resolve import model_files
     from windlass.weights.source import open_model
@@ -155,6 +153,8 @@ def _directory_scheme(path: Path, options: BenchOptions) -> Scheme | None:
         return None
     from windlass.formats.config import read_config
 
+    if options.launch.quant is not None:
+        return scheme(options.launch.quant, None, options.launch.kv_type)
     name, group = stored_scheme(read_config(path))
     return scheme(name, group, options.launch.kv_type) if name in SCHEME_NAMES else None
 

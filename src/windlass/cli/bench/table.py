@@ -11,7 +11,7 @@ from windlass.cli.console import console
 from windlass.units import format_bytes, format_count, format_rate, format_seconds
 
 if TYPE_CHECKING:
-    from windlass.measure.report import BatchResult, BenchReport, ReportChange, SplitResult
+    from windlass.measure.report import BatchResult, BenchReport, ReportChange, SplitResult, TierResult
 
 
 def show(report: BenchReport, written: list[Path], changes: tuple[ReportChange, ...] = ()) -> None:
@@ -41,6 +41,9 @@ def show(report: BenchReport, written: list[Path], changes: tuple[ReportChange, 
     if touched:
         out.print(f"experts read per layer and decode step: {', '.join(touched)}")
     out.print(_memory(report))
+    if report.tiers is not None:
+        for line in _tier_lines(report.tiers):
+            out.print(line)
     if changes:
         out.print(_changes(changes))
     for path in written:
@@ -128,6 +131,24 @@ def _memory(report: BenchReport) -> str:
         text += f", {abs(held.over_plan):.1%} {more} than the {format_bytes(held.planned_bytes)} planned"
     text += f"; weights {format_bytes(held.weights.total)}, KV cache {format_bytes(held.kv_bytes)}"
     return f"{text}, peak while loading {format_bytes(held.loading_peak_bytes)}"
+
+
+def _tier_lines(tiers: TierResult) -> list[str]:
+    stats = tiers.stats
+    rate = stats.read_bytes_per_second or 0.0
+    busy = stats.read_seconds / tiers.seconds if tiers.seconds else 0.0
+    lines = [
+        f"offload: {tiers.placement}",
+        f"disk: {format_bytes(stats.read_bytes)} read at {rate / 1e9:.2f} GB/s, {tiers.read_share:.0%} of the "
+        f"{tiers.disk_bytes_per_second / 1e9:.2f} GB/s that it reads by itself; reads in flight {min(busy, 1):.0%} of the time",
+        f"predicted {format_seconds(tiers.predicted_step_seconds)} a step",
+    ]
+    if stats.hit_rate is not None:
+        lines.insert(
+            1,
+            f"experts: {stats.expert_hits:,} found in memory, {stats.expert_misses:,} read from disk ({stats.hit_rate:.1%} found)",
+        )
+    return lines
 
 
 def _changes(changes: tuple[ReportChange, ...]) -> Table:

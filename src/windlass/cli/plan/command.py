@@ -17,7 +17,10 @@ windlass plan GLM-4.6 --on "4x(8xH100-80GB)@400Gb" --goal throughput --context 3
 windlass plan INTELLECT-3 --cloud"""
 
 
-SERVING = ("engine", "goal", "context", "concurrency", "quant", "group", "kv", "prompt_tokens", "new_tokens")
+SERVING = (
+    "engine", "goal", "context", "concurrency", "quant", "group", "kv", "prompt_tokens", "new_tokens", "gpu_memory", "host_memory",
+    "disk_folder",
+)  # fmt: skip
 TRAINING = ("tokens", "sequence", "batch")
 
 
@@ -40,6 +43,11 @@ def plan(
     quant: str = typer.Option("auto", metavar="auto|bf16|fp8|int8|int4", help="Weight quantization."),
     group: int = typer.Option(128, metavar="128|64|32", help="Quantization group size (int4, int8)."),
     kv: str = typer.Option("bf16", metavar="bf16|fp8|fp32", help="KV cache type."),
+    gpu_memory: str | None = typer.Option(None, metavar="SIZE[,SIZE...]", help="Most memory to use of each GPU. Default: all."),
+    host_memory: str | None = typer.Option(None, metavar="SIZE", help="Most host memory to use of each machine. Default: all."),
+    disk_folder: Path | None = typer.Option(
+        None, metavar="DIR", help="Where weights that do not fit into memory are kept: its free space and speed count."
+    ),
     tp: int | None = typer.Option(None, help="Tensor-parallel degree. Default: chosen."),
     pp: int | None = typer.Option(None, help="Pipeline-parallel degree. Default: chosen."),
     ep: int | None = typer.Option(None, help="Expert-parallel degree (reuses the tp ranks). Default: chosen."),
@@ -98,6 +106,9 @@ def plan(
         cloud=cloud,
         all_offers=all_offers,
         region=region,
+        gpu_memory=gpu_memory,
+        host_memory=host_memory,
+        disk_folder=disk_folder,
     )
     return plan_inference.run(target, inference, output)
 

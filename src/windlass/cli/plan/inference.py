@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 
 from windlass.cli.plan.output import PlanOutput
+from windlass.core.hardware.caps import capped
 from windlass.core.hardware.spec import Hardware
 from windlass.core.plan import Plan
 from windlass.errors import BadInput
-from windlass.open.hardware import resolve_hardware
+from windlass.open.hardware import resolve_hardware, with_disk
 from windlass.open.resolve import ModelDescription, describe_model
 from windlass.plan.cloud.inference import cloud_offers
 from windlass.plan.inference.assemble import make_plan
 from windlass.plan.inference.search import PlanRequest
-from windlass.units import parse_context
+from windlass.units import parse_bytes, parse_context
 
 DEFAULT_CONTEXT = 8192
 
@@ -37,6 +39,9 @@ class InferenceArguments(msgspec.Struct, frozen=True, kw_only=True):
     cloud: bool
     all_offers: bool
     region: str
+    gpu_memory: str | None = None
+    host_memory: str | None = None
+    disk_folder: Path | None = None
 
 
 def run(target: str, arguments: InferenceArguments, output: PlanOutput) -> int:
@@ -58,7 +63,7 @@ def _request(resolved: ModelDescription, arguments: InferenceArguments) -> PlanR
     return PlanRequest(
         spec=resolved.spec,
         rules=resolved.rules,
-        hardware=_hardware(arguments.on, arguments.cloud),
+        hardware=_with_caps(_hardware(arguments.on, arguments.cloud), arguments),
         context_tokens=context if context is not None else min(DEFAULT_CONTEXT, resolved.spec.context_tokens),
         concurrency=arguments.concurrency,
         goal=arguments.goal,
@@ -76,6 +81,18 @@ def _request(resolved: ModelDescription, arguments: InferenceArguments) -> PlanR
 def _hardware(on: str | None, cloud: bool) -> Hardware:
     """With --cloud and without --on, the cheapest offer replaces this placeholder."""
     return resolve_hardware(on) if on is not None or not cloud else resolve_hardware("1xH200")
+
+
+def _with_caps(hardware: Hardware, arguments: InferenceArguments) -> Hardware:
+    """Less memory where it was capped; the disk of the folder, measured, if this is the machine that is planned for."""
+    sizes = [parse_bytes(size) for size in (arguments.gpu_memory or "").split(",") if size]
+    host = None if arguments.host_memory is None else parse_bytes(arguments.host_memory)
+    found = capped(hardware, sizes, host)
+    if arguments.disk_folder is None:
+        return found
+    if arguments.on is not None:
+        raise BadInput("--disk-folder is a folder of this machine; with --on, write disk=500GB into the hardware")
+    return with_disk(found, arguments.disk_folder)
 
 
 def _on_cheapest_offer(request: PlanRequest, all_offers: bool) -> PlanRequest:

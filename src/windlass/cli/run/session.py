@@ -65,10 +65,12 @@ def ready_client(launch: Launch, shown: bool) -> Generator[SyncClient]:
             nodes = bars.enter_context(node_progress(shown))
             client = SyncClient(open_client(launch, None, nodes, _remark if shown else lambda _: None))
         try:
-            client.info()
+            offloaded = client.info().details.get("offload")
         except BaseException:
             client.close()
             raise
+    if offloaded and shown:
+        _remark(offloaded)
     with client:
         yield client
 

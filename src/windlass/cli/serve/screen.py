@@ -42,6 +42,7 @@ def panel_lines(service: Service, url: str) -> list[str]:
         f"[bold]{url}/v1[/]  OpenAI-compatible API",
         f"{escape(service.model)}: {escape(', '.join(described))}",
         f"{room}{loaded}",
+        escape(info.details.get("offload", "")),
         escape(f"planned: {service.plan.engine}, {service.plan.layout}, on {service.plan.hardware}") if service.plan else "",
         _key_line(len(service.keys), is_local(settings.host)),
         "Ctrl-C finishes running requests and exits; twice: exits at once",

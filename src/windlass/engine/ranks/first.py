@@ -25,7 +25,17 @@ from windlass.core.rule import Rule
 from windlass.core.scheme import Scheme
 from windlass.engine.engine import Engine
 from windlass.engine.execute.top_logits import TopLogitsRunner
-from windlass.engine.load import KV_DTYPES, LoadedDecoder, Progress, build, chosen_device, load_model, make_engine, make_info
+from windlass.engine.load import (
+    KV_DTYPES,
+    LoadedDecoder,
+    Progress,
+    build,
+    chosen_device,
+    load_model,
+    make_engine,
+    make_info,
+    with_kv_bytes,
+)
 from windlass.engine.memory import block_bytes
 from windlass.engine.ranks.broadcast import STEPS, StepBroadcast, broadcast_steps
 from windlass.engine.ranks.messages import RankHeartbeat
@@ -100,7 +110,9 @@ def _engine(launch: Launch, built: LoadedDecoder) -> Engine:
         _block_bytes(decoder.make_caches(1, KV_DTYPES[launch.kv_type], "meta")),
     )
     is_cpu = built.device == "cpu"
-    return make_engine(launch, decoder, built.device, cache_share=here / whole, record=is_cpu, runner=TopLogitsRunner)
+    return make_engine(
+        with_kv_bytes(launch, built), decoder, built.device, cache_share=here / whole, record=is_cpu, runner=TopLogitsRunner
+    )
 
 
 def _block_bytes(caches: Sequence[KvCache]) -> int:

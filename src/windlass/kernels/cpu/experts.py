@@ -12,7 +12,6 @@ from windlass.kernels.cpu.activate import NUMBERS
 from windlass.kernels.cpu.linear import TILE_BYTES_PER_BLOCK, is_packed, matrix_data, matrix_ints
 from windlass.kernels.cpu.types import is_index, is_plain
 from windlass.kernels.packing.matrix import num_experts
-from windlass.kernels.packing.packed_rows import PackedRows
 from windlass.kernels.packing.panel_data import BLOCK
 from windlass.kernels.packing.panels import Panels
 from windlass.kernels.program import program
@@ -20,28 +19,32 @@ from windlass.kernels.program import program
 Matrix = Tensor | Panels
 
 
-def experts(args: ExpertsArgs) -> Tensor | None:
+def experts(args: ExpertsArgs, table: Tensor | None = None, result: Tensor | None = None) -> Tensor | None:
+    """`table`, int64 [experts, 2]: the address of each expert's gate and up, and of its down matrix; 0: it takes no part. `args` then only
+    says what these look like. `result` may be `args.add`."""
     gate_up, down, x, add = args.gate_up, args.down, args.x, args.add
-    if isinstance(gate_up, PackedRows) or isinstance(down, PackedRows):
+    if not isinstance(gate_up, Matrix) or not isinstance(down, Matrix):
         return None
     matrices = matrix_ints(gate_up), matrix_ints(down)
-    if matrices[0] is None or matrices[1] is None or x.dim() != 2 or not _covered(args):
+    if matrices[0] is None or matrices[1] is None or not covers(args):
         return None
     (rows, hidden), active = x.shape, args.ids.shape[1]
-    result = program.empty((rows, hidden))
+    result = program.empty((rows, hidden)) if result is None else result
     scratch = _scratch(rows * active, gate_up, down)
+    data = (matrix_data(gate_up), matrix_data(down)) if table is None else (None, None)
     biases = args.gate_up_bias, args.down_bias
-    tensors = [result, x, args.ids, args.weights, matrix_data(gate_up), matrix_data(down), *biases, add, *scratch]
+    tensors = [result, x, args.ids, args.weights, *data, *biases, add, *scratch, table]
     strides = [x.stride(0), 0 if add is None else add.stride(0)]
     ints = [*matrices[0], *matrices[1], num_experts(gate_up), active, *strides, NUMBERS[args.activation]]
     program.emit("experts", tensors, ints, [inf if args.clamp is None else args.clamp], rows=rows)
     return result
 
 
-def _covered(args: ExpertsArgs) -> bool:
+def covers(args: ExpertsArgs) -> bool:
+    """Whether these inputs are supported; matrices aside."""
     whole = [tensor for tensor in (args.weights, args.gate_up_bias, args.down_bias) if tensor is not None]
     are_whole = all(tensor.is_contiguous() for tensor in whole)
-    return is_plain(args.x, *whole, args.add) and is_index(args.ids) and are_whole
+    return args.x.dim() == 2 and is_plain(args.x, *whole, args.add) and is_index(args.ids) and are_whole
 
 
 def _scratch(pairs: int, gate_up: Matrix, down: Matrix) -> tuple[Tensor, Tensor | None, Tensor | None]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -11,12 +13,15 @@ from windlass.kernels.ops import experts_training
 from windlass.kernels.ops.activate import reference as activate
 from windlass.kernels.ops.linear import packed_product, plain_product
 from windlass.kernels.packing.matrix import WeightMatrix, num_experts, weight_data
+from windlass.kernels.packing.tiered import TieredExperts
 from windlass.kernels.program import program
 from windlass.kernels.triton import available
 
 
 def experts(args: ExpertsArgs) -> Tensor:
     """[rows, hidden]: the sum over a row's experts of weight * expert(x), plus `add`."""
+    if isinstance(args.gate_up, TieredExperts) or isinstance(args.down, TieredExperts):
+        return _tiered(args, args.gate_up)
     biases = args.gate_up_bias, args.down_bias
     tensors = args.x, args.weights, weight_data(args.gate_up), weight_data(args.down), *biases, args.add
     result = native_experts.experts(args) if program.usable(*tensors) else None
@@ -25,6 +30,19 @@ def experts(args: ExpertsArgs) -> Tensor:
     if result is None and biases == (None, None) and experts_training.usable(args.x, args.gate_up, args.down):
         result = experts_training.experts(args)
     return reference(args) if result is None else result
+
+
+def _tiered(args: ExpertsArgs, source: Any) -> Tensor:
+    """A replay returns to Python, which knows where the chosen experts are. The call keeps no tensor of the step, so that its memory is
+    reused."""
+    result = program.empty_on(args.x.shape, args.x.dtype, args.x.device)
+    rest = (args.activation, args.gate_up_bias, args.down_bias, args.clamp)
+
+    def compute(x: Tensor, ids: Tensor, weights: Tensor, result: Tensor, add: Tensor | None = None) -> None:
+        source.compute(ExpertsArgs(x, ids, weights, source, source, *rest, add), result)
+
+    program.call(compute, args.x, args.ids, args.weights, result, *(() if args.add is None else (args.add,)))
+    return result
 
 
 def reference(args: ExpertsArgs) -> Tensor:

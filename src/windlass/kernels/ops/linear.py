@@ -10,15 +10,22 @@ from torch.nn import functional
 
 from windlass.kernels.cpu import embed as native_embed
 from windlass.kernels.cpu import linear as native_linear
-from windlass.kernels.packing.matrix import WeightMatrix, weight_data
+from windlass.kernels.packing.matrix import AnyMatrix, WeightMatrix, weight_data
 from windlass.kernels.packing.packed_rows import PackedRows
 from windlass.kernels.packing.panels import Panels
+from windlass.kernels.packing.tiered import StreamedMatrix
 from windlass.kernels.program import program
 from windlass.kernels.triton import available
 
 
-def linear(x: Tensor, weight: WeightMatrix, bias: Tensor | None = None, add: Tensor | None = None) -> Tensor:
+def linear(x: Tensor, weight: AnyMatrix, bias: Tensor | None = None, add: Tensor | None = None) -> Tensor:
     """x [rows, in] @ weight.T + bias + add; `add` (the residual) has the shape of the result."""
+    if isinstance(weight, StreamedMatrix):
+        matrix, before, after = weight.bound
+        program.call(before)
+        result = linear(x, matrix, bias, add)
+        program.call(after)
+        return result
     result = native_linear.linear(x, weight, bias, add) if program.usable(x, weight_data(weight), bias, add) else None
     if result is None and (gpu := available.kernels(x, weight_data(weight), bias, add)):
         result = gpu.linear(x, weight, bias, add)

@@ -6,9 +6,12 @@ from torch import Tensor
 
 from windlass.kernels.packing.packed_rows import PackedRows
 from windlass.kernels.packing.panels import Panels
+from windlass.kernels.packing.tiered import StreamedMatrix, TieredExperts
 
 WeightMatrix = Tensor | Panels | PackedRows
 """[out, in], or [experts, out, in]"""
+AnyMatrix = WeightMatrix | StreamedMatrix
+AnyExperts = WeightMatrix | TieredExperts
 
 
 def weight_data(weight: WeightMatrix) -> Tensor:

@@ -265,6 +265,12 @@ def set_threads(count: int) -> None:
     _native().windlass_threads(count)
 
 
+def rest() -> None:
+    """Lets the threads sleep at once, not after a while: the caller waits for something that needs the cores, such as a disk."""
+    if available():
+        _native().windlass_rest()
+
+
 def _core(cpu: int) -> tuple[str, str]:
     topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
     try:

@@ -13,12 +13,14 @@ from windlass.core.place import Placement
 from windlass.core.plan import Checkpoint, KvBlocks, MemoryPlan, ModelFacts, Plan, Rank
 from windlass.core.rule import ModelPart, Rule
 from windlass.core.scheme import Scheme, scheme
+from windlass.core.tiers.values import TierPlacement
 from windlass.plan.cost.running import cost_of, energy_of
 from windlass.plan.inference.candidates import Candidate
 from windlass.plan.inference.reasons import alternative, reasons_for
 from windlass.plan.inference.remedy import remedies
 from windlass.plan.inference.search import PlanRequest, runs_on, search
 from windlass.plan.inference.sites import Site, split_cpus
+from windlass.plan.inference.tiers import tier_reasons, with_tiers
 from windlass.plan.memory import round_up
 from windlass.plan.shards import shards_of
 
@@ -26,7 +28,8 @@ from windlass.plan.shards import shards_of
 def make_plan(request: PlanRequest, *, source: str = "", digest: str = "") -> Plan:
     request = replace(request, hardware=split_cpus(request.hardware, request.pins))
     found = search(request)
-    best = found.best
+    best, tiers = with_tiers(found.best, found.site, request.rules)
+    found = replace(found, best=best)
     sizes = shards_of(request.spec, request.rules)
     placement: Placement = msgspec.structs.replace(
         sizes.placement(best.layout, best.scheme, best.fit.shares), stages=best.fit.stages
@@ -42,11 +45,11 @@ def make_plan(request: PlanRequest, *, source: str = "", digest: str = "") -> Pl
         engine=best.engine.name if runs else "none",
         layout=best.layout,
         scheme=best.scheme,
-        memory=_memory(request, best),
+        memory=_memory(best, tiers),
         speed=speed,
         cost=cost_of(used, rate),
         energy=energy_of(used, rate, request.region),
-        reasons=reasons_for(request, found, placement),
+        reasons=(*reasons_for(request, found, placement), *tier_reasons(tiers)),
         alternatives=tuple(alternative(request, best, other) for other in found.others),
         workload=best.workload,
         hardware=request.hardware.description,
@@ -58,6 +61,7 @@ def make_plan(request: PlanRequest, *, source: str = "", digest: str = "") -> Pl
         short_bytes=best.fit.short_bytes,
         would_fit=remedies(request) if offloaded or not best.fits else (),
         spec=request.spec,
+        tiers=tiers,
     )
 
 
@@ -73,13 +77,13 @@ def model_facts(spec: ModelSpec, rules: tuple[Rule, ...]) -> ModelFacts:
     )
 
 
-def _memory(request: PlanRequest, best: Candidate) -> MemoryPlan:
+def _memory(best: Candidate, tiers: tuple[TierPlacement, ...]) -> MemoryPlan:
     """Replicas are identical, so the first one's devices are repeated."""
     replicas = best.layout.dp
     return MemoryPlan(
         per_device=best.fit.memory * replicas,
-        host_bytes=best.fit.host_bytes * replicas,
-        disk_bytes=best.fit.disk_bytes * replicas,
+        host_bytes=(sum(one.host_bytes for one in tiers if one.device_bytes) if tiers else best.fit.host_bytes) * replicas,
+        disk_bytes=(sum(one.disk_bytes for one in tiers) if tiers else best.fit.disk_bytes) * replicas,
     )
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from windlass.core.place import Interval, Placement
+from windlass.core.tiers.demand import HeldTensor
 from windlass.errors import UnknownName
 from windlass.kernels.cuda.layout import Tiles
 from windlass.kernels.packing.packed_rows import PackedRows
@@ -96,8 +97,9 @@ class CheckpointWeights:
             raise UnknownName("tensor", absent, [tensor.name for tensor in found if tensor is not None])
         return self._report(shards, load_vector(self._store, shards, self._vector_dtype(), self.device))
 
-    def experts(self, layer: int, *parts: str) -> Matrix:
-        found = self._expert_shards(layer, parts, "weight")
+    def experts(self, layer: int, *parts: str, only: Interval | None = None) -> Matrix:
+        """`only`: some of this rank's experts, first..last."""
+        found = self._expert_shards(layer, parts, "weight", only)
         every = [shard for one in found for shard in one]
         codes = self._codes(every)
         if codes is None:
@@ -110,6 +112,30 @@ class CheckpointWeights:
         found = self._expert_shards(layer, parts, "bias")
         rows = [load_vector(self._store, one, self._vector_dtype(), self.device) for one in found]
         return self._report([shard for one in found for shard in one], torch.stack(rows))
+
+    # --- for weights that live elsewhere (offload)
+
+    def num_experts(self) -> int:
+        """Of each layer, on this rank."""
+        first, last = self._share.experts(self.spec.experts.num_experts) if self.spec.experts else (0, 0)
+        return last - first
+
+    def skip(self, *names: str) -> None:
+        """Counts tensors as loaded that are not needed; `layers.3.experts` are all experts of a layer."""
+        for name in names if self._progress is not None else ():
+            if name.endswith(".experts"):
+                layer = int(name.split(".")[1])
+                shards = [shard for one in self._expert_shards(layer, ("gate", "up", "down"), "weight") for shard in one]
+            else:
+                shards = [self._shard(name)]
+            self._report(shards, torch.empty(0))
+
+    def held_tensors(self) -> Iterator[HeldTensor]:
+        """What this rank holds, with the bytes in memory."""
+        for shard in self._held():
+            name = shard.tensor.name
+            lookup = name == "positions.weight" or (name == EMBED and not self.spec.tied_head)
+            yield HeldTensor(name, self._memory_bytes(shard), is_lookup=lookup)
 
     # --- sizes, before anything is read
 
@@ -198,12 +224,14 @@ class CheckpointWeights:
             raise missing_tensor(tensor)
         return shard_of(tensor, location, self._share)
 
-    def _expert_shards(self, layer: int, parts: Sequence[str], kind: str) -> list[list[TensorShard]]:
+    def _expert_shards(
+        self, layer: int, parts: Sequence[str], kind: str, only: Interval | None = None
+    ) -> list[list[TensorShard]]:
         rules = [self._index.expert_rule(layer, part, kind) for part in parts]
         if any(rule is None for rule in rules):
             raise UnknownName("expert tensor", f"layers.{layer} {' '.join(parts)} {kind}", ["gate", "up", "down"])
         held = [rule for rule in rules if rule is not None]
-        numbers = range(*self._share.experts(held[0].num_experts))
+        numbers = range(*self._share.experts(held[0].num_experts))[slice(*(only or (None, None)))]
         return [[self._find(ModelTensor(rule=rule, layer=layer, expert=number)) for rule in held] for number in numbers]
 
     def _report(self, shards: list[TensorShard], loaded: Loaded) -> Loaded:

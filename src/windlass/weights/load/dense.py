@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from windlass.core.ports import ByteStore, TensorStore
+from windlass.core.ports import ByteStore, QuantizingStore, TensorStore
 from windlass.formats.dtypes import torch_dtype
 from windlass.weights.load.prefetch import DEVICE_SLICE_BYTES, DEVICE_WORKERS, SLICE_BYTES, prefetch
 from windlass.weights.tensors.readers import first_row, reader, row_selection, runs, select_columns
@@ -48,12 +48,22 @@ def _pinned(job: Callable[[], Block | None]) -> Callable[[], Block | None]:
 
 
 def load_vector(store: TensorStore, shards: Sequence[TensorShard], dtype: torch.dtype, device: torch.device) -> Tensor:
-    read = [reader(store, shard.tensor, shard.location)(*shard.rows).reshape(-1).to(dtype) for shard in shards]
+    read = [
+        _rounded(store, shard, reader(store, shard.tensor, shard.location)(*shard.rows)).reshape(-1).to(dtype) for shard in shards
+    ]
     found = torch.cat(read) if len(read) > 1 else read[0].clone()
     return found.to(device)
 
 
+def _rounded(store: TensorStore, shard: TensorShard, values: Tensor) -> Tensor:
+    """Of a checkpoint that is quantized while it loads: to the 16 bits in which conversion would keep it."""
+    kept = getattr(store, "kept_dtype", None)
+    return values if kept is None else values.to(torch_dtype(kept(shard.tensor.rule)))
+
+
 def _jobs(store: TensorStore, shard: TensorShard, target: Tensor) -> Iterator[Callable[[], Block | None]]:
+    if hasattr(store, "packed_as") and cast(QuantizingStore, store).packed_as(shard.tensor.rule) is not None:
+        return _dequantized(cast(QuantizingStore, store), shard, target)
     if shard.location.transposed:
         return _transposed(store, shard, target)
     if _is_plain(store, shard, target):
@@ -74,6 +84,18 @@ def _by_rows(store: TensorStore, shard: TensorShard, target: Tensor) -> Iterator
 
         def job(start: int = start, stop: int = stop) -> Block:
             return target[start - first : stop - first], read(start, stop)[:, left:right]
+
+        yield job
+
+
+def _dequantized(store: QuantizingStore, shard: TensorShard, target: Tensor) -> Iterator[Callable[[], Block]]:
+    """As if it had been stored quantized."""
+    (first, last), step = shard.rows, slice_rows(shard, target)
+    for start in range(first, last, step):
+        stop = min(start + step, last)
+
+        def job(start: int = start, stop: int = stop) -> Block:
+            return target[start - first : stop - first], store.dequantized(shard, start, stop)
 
         yield job
 

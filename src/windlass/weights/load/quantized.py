@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from windlass.core.constants import FP8_BLOCK
-from windlass.core.ports import BlockStore, TensorStore
+from windlass.core.ports import BlockStore, QuantizingStore, TensorStore
 from windlass.formats.dtypes import torch_dtype
 from windlass.kernels.packing import repack
 from windlass.kernels.packing.packed_rows import PackedRows
@@ -98,16 +98,25 @@ def coded_jobs(
 
 
 def _jobs(store: TensorStore, shard: TensorShard, row: int, expert: int | None, slice_bytes: int) -> Iterator[Job]:
-    read, (first, last) = coded_reader(store, shard), shard.rows
+    read, (first, last) = coded_columns(store, shard), shard.rows
     num_in = shard.tensor.shape[1]
     step = max(1, slice_bytes // num_in // PANEL_ROWS) * PANEL_ROWS
     for start in range(first, last, step):
         stop = min(start + step, last)
 
         def job(start: int = start, stop: int = stop) -> tuple[int | None, int, CodedRows]:
-            return expert, row + start - first, read(start, stop).columns(*shard.columns, num_in)
+            return expert, row + start - first, read(start, stop)
 
         yield job
+
+
+def coded_columns(store: TensorStore, shard: TensorShard) -> ReadCodes:
+    """Rows of ours start..stop, this rank's inputs."""
+    if hasattr(store, "coded"):
+        quantizing = cast(QuantizingStore, store)
+        return lambda start, stop: CodedRows(*quantizing.coded(shard, start, stop))
+    read = coded_reader(store, shard)
+    return lambda start, stop: read(start, stop).columns(*shard.columns, shard.tensor.shape[1])
 
 
 def coded_reader(store: TensorStore, shard: TensorShard) -> ReadCodes:

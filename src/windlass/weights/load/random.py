@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod, sqrt
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from windlass.core.fused import TILE_ROWS
 from windlass.core.model import ModelSpec
-from windlass.core.place import Placement, stored
+from windlass.core.place import Interval, Placement, stored
 from windlass.core.rule import ModelPart, Role, Rule
 from windlass.core.scheme import Scheme, Stored, scheme
 from windlass.errors import BadInput, UnknownName
@@ -63,6 +64,8 @@ class RandomWeights:
         self._share = RankShare(placement=placement, tp_index=tp_index)
         self._embedding: Matrix | None = None
         self._pools: dict[torch.dtype, Tensor] = {}
+        self._drawn: dict[str, Matrix] = {}
+        """The layer of experts that is being given out one by one: gate and up, and down."""
         self.tiled = tiled and self._can_be_tiled()
         trim_heap()  # return the memory of a previous model
 
@@ -88,10 +91,14 @@ class RandomWeights:
             raise UnknownName("tensor", names[found.index(None)], [ours.name for ours in found if ours is not None])
         return torch.cat([self._numbers(rule, name, ()) for rule, name in zip(rules, names, strict=True)])
 
-    def experts(self, layer: int, *parts: str) -> Matrix:
+    def experts(self, layer: int, *parts: str, only: Interval | None = None) -> Matrix:
+        """`only`: some of this rank's experts, first..last; they are the same as among all."""
         rules = self._expert_rules(layer, parts, "weight")
         start, stop = self._share.experts(rules[0].num_experts)
-        return self._made(rules, f"layers.{layer}.experts {' '.join(parts)}", stop - start)
+        name = f"layers.{layer}.experts {' '.join(parts)}"
+        if only is None:
+            return self._made(rules, name, stop - start)
+        return self._some_experts(rules, name, stop - start, only)
 
     def expert_vectors(self, layer: int, *parts: str) -> Tensor | None:
         if self._index.expert_rule(layer, parts[0], "bias") is None:
@@ -100,6 +107,28 @@ class RandomWeights:
         start, stop = self._share.experts(rules[0].num_experts)
         made = [self._numbers(rule, f"layers.{layer}.experts.{rule.ours}", (stop - start,)) for rule in rules]
         return torch.cat(made, dim=-1)
+
+    # --- for weights that live elsewhere (offload)
+
+    def num_experts(self) -> int:
+        """Of each layer, on this rank."""
+        first, last = self._share.experts(self.spec.experts.num_experts) if self.spec.experts else (0, 0)
+        return last - first
+
+    def skip(self, *names: str) -> None:
+        """Nothing to count: drawing reports no progress."""
+
+    def _some_experts(self, rules: list[Rule], name: str, num_experts: int, only: Interval) -> Matrix:
+        if name not in self._drawn:
+            self._drawn = {key: made for key, made in self._drawn.items() if key.split()[0] == name.split()[0]}
+            self._drawn[name] = self._made(rules, name, num_experts)
+        first, last = only
+        every = self._drawn[name]
+        if isinstance(every, Panels):
+            part = every.data[first * every.expert_bytes : last * every.expert_bytes]
+            return replace(every, data=part, num_experts=last - first)
+        assert isinstance(every, Tensor), "a CPU's experts are panels or plain"
+        return every[first:last]
 
     # --- drawing
 

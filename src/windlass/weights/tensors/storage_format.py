@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import cast
 
 import torch
 
 from windlass.core.constants import FP8_BLOCK
 from windlass.core.model import Frozen
-from windlass.core.ports import TensorStore
+from windlass.core.ports import QuantizingStore, TensorStore
 from windlass.formats.dtypes import torch_dtype
 from windlass.kernels.packing.panels import BLOCK
 from windlass.weights.tensors.packed import packed_layout
@@ -66,6 +67,8 @@ _MXFP4 = StorageFormat(name="mxfp4", bits=4.25, codes=CodeFormat(kind="int8", gr
 
 def storage_format(store: TensorStore, shard: TensorShard) -> StorageFormat:
     location = shard.location
+    if hasattr(store, "packed_as"):
+        return _quantized(cast(QuantizingStore, store), shard)
     if location.packed:
         return _packed(store, shard)
     if location.source.encoding:
@@ -81,6 +84,16 @@ def storage_format(store: TensorStore, shard: TensorShard) -> StorageFormat:
     if name == "I8":
         return StorageFormat(name=name, bits=8, codes=CodeFormat(kind="int8", group=0, scale="F32"))
     return StorageFormat(name=name, bits=torch_dtype(name).itemsize * 8)
+
+
+def _quantized(store: QuantizingStore, shard: TensorShard) -> StorageFormat:
+    """As it will be, once quantized; `bits` are those of the file."""
+    rule, bits = shard.tensor.rule, torch_dtype(store.dtype(shard.location.name)).itemsize * 8
+    how = store.packed_as(rule)
+    if how is None:
+        return StorageFormat(name=store.kept_dtype(rule), bits=bits)
+    group = 0 if how.group == shard.tensor.shape[-1] else how.group or 0
+    return StorageFormat(name=f"int{how.bits}", bits=bits, codes=CodeFormat(kind=f"int{how.bits}", group=group, scale="BF16"))
 
 
 def _packed(store: TensorStore, shard: TensorShard) -> StorageFormat:

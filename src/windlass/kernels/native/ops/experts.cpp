@@ -57,6 +57,7 @@ struct Experts {
     Tile* tiles;
     int64_t num_tiles, num_runs;
     uint8_t* few;                        // tiles of one row each
+    const void* const* table;            // [experts][2]: where gate and up, and down, of each expert are; null: one after another
 
     bool is_few() const { return rows <= FEW_ROWS; }
     bool is_fused() const { return gate_up.is_packed() && down.is_packed() && width % BLOCK == 0; }
@@ -70,6 +71,10 @@ struct Experts {
     }
     int64_t row_stride() const { return is_few() ? x_stride : gate_up.inputs; }
     uint8_t* inner_tile(const Tile& tile) const { return inner_tiles + tile.above * (width / BLOCK * TILE_BYTES); }
+    // Of an expert; a table leaves out experts that take no part.
+    bool is_here(int32_t id) const { return id >= 0 && id < num_experts && (!table || table[2 * id]); }
+    Matrix gate_up_of(int64_t id) const { return table ? gate_up.at(table[2 * id]) : gate_up.expert(id); }
+    Matrix down_of(int64_t id) const { return table ? down.at(table[2 * id + 1]) : down.expert(id); }
     float* activated() const { return inner + rows * active * 2 * width; }
 };
 
@@ -85,7 +90,7 @@ inline void make_plan(Experts& all) {
     int32_t *starts = all.order + pairs, *next = starts + all.num_experts + 1;
     all.runs = next + all.num_experts + 1;
     std::fill(starts, starts + all.num_experts + 1, 0);
-    const auto is_here = [&](int64_t pair) { return all.ids[pair] >= 0 && all.ids[pair] < all.num_experts; };
+    const auto is_here = [&](int64_t pair) { return all.is_here(all.ids[pair]); };
     for (int64_t pair = 0; pair < pairs; pair++)
         if (is_here(pair)) starts[all.ids[pair] + 1]++;
     for (int64_t expert = 0; expert < all.num_experts; expert++) {
@@ -186,7 +191,7 @@ inline void fused_step(const Experts& all) {
     alignas(64) float sums[2][2 * MOST_BLOCKS][TILE_FLOATS];
     for (int64_t item = all.worker.take(); item < all.num_runs * pieces; item = all.worker.take()) {
         const int64_t run = item / pieces, first = item % pieces * some, last = std::min(first + some, blocks);
-        const Matrix matrix = all.gate_up.expert(all.tiles[all.runs[run]].expert);
+        const Matrix matrix = all.gate_up_of(all.tiles[all.runs[run]].expert);
         for (int64_t index = all.runs[run]; index < all.runs[run + 1]; index++) {
             const Tile& tile = all.tiles[index];
             for (int half = 0; half < 2; half++)
@@ -206,7 +211,7 @@ inline void product_step(const Experts& all) {
     alignas(64) float sums[TILE_FLOATS];
     for (int64_t item = all.worker.take(); item < all.num_runs * pieces; item = all.worker.take()) {
         const int64_t run = item / pieces, first = item % pieces * PANELS;
-        const Matrix matrix = all.gate_up.expert(all.tiles[all.runs[run]].expert);
+        const Matrix matrix = all.gate_up_of(all.tiles[all.runs[run]].expert);
         for (int64_t index = all.runs[run]; index < all.runs[run + 1]; index++) {
             const Tile& tile = all.tiles[index];
             for (int64_t panel = first; panel < std::min(first + PANELS, panels); panel++) {
@@ -247,6 +252,7 @@ inline void activate_step(const Experts& all) {
 inline void start_columns(const Experts& all, int64_t first, int64_t last) {
     for (int64_t row = 0; row < all.rows; row++) {
         float* out = all.out + row * all.down.outputs;
+        if (all.add == all.out) continue;  // some of the experts are in it already
         if (all.add) std::memcpy(out + first, all.add + row * all.add_stride + first, (last - first) * 4);
         else std::fill(out + first, out + last, 0.0f);
     }
@@ -280,7 +286,7 @@ inline void down_step(const Experts& all) {
         start_columns(all, first * PANEL_ROWS, std::min(last * PANEL_ROWS, all.down.outputs));
         for (int64_t index = 0; index < all.num_tiles; index++) {
             const Tile& tile = all.tiles[index];
-            const Matrix matrix = all.down.expert(tile.expert);
+            const Matrix matrix = all.down_of(tile.expert);
             for (int64_t panel = first; panel < last; panel++) {
                 const float* values = all.activated() + tile.first * all.width;
                 if (matrix.is_packed()) all.multiply(matrix, matrix.panel(panel), all.inner_tile(tile), tile.height, sums);
@@ -291,7 +297,7 @@ inline void down_step(const Experts& all) {
     }
 }
 
-// data: out, x, ids, weights, gate and up, down, their biases, add, tiles of x, floats in between, tiles in between;
+// data: out, x, ids, weights, gate and up, down, their biases, add, tiles of x, floats in between, tiles in between, table of experts;
 // ints: both matrices, experts, active ones of a row, strides of x and add, activation; floats: clamp (or infinity).
 void experts(const Op& op, Worker& worker) {
     const int64_t* ints = op.ints + 2 * MATRIX_INTS;
@@ -299,6 +305,7 @@ void experts(const Op& op, Worker& worker) {
     Experts all{op, worker, gate_up, down, op.rows(), ints[0], ints[1], ints[2], ints[3], gate_up.outputs / 2,
                 op.at<float>(1), op.at<float>(3), op.at<float>(6), op.at<float>(7), op.at<float>(8), op.at<int32_t>(2),
                 op.at<float>(0), op.at<float>(10), op.at<uint8_t>(9), op.at<uint8_t>(11), packed_kernels().multiply, floats_kernel()};
+    all.table = op.at<const void* const>(12);
     make_plan(all);
     gather_rows(all);
     if (all.is_fused()) {

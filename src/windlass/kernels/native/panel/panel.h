@@ -62,11 +62,13 @@ struct Matrix {
     bool has_offsets() const { return kind == Kind::INT4_ZEROS || kind == Kind::INT4_MINIMA; }
     int64_t panels() const { return (outputs + PANEL_ROWS - 1) / PANEL_ROWS; }
     const uint8_t* panel(int64_t index) const { return data + index * panel_bytes; }
-    Matrix expert(int64_t index) const {
+    // The same matrix somewhere else.
+    Matrix at(const void* place) const {
         Matrix one = *this;
-        one.data += index * total_bytes;
+        one.data = static_cast<const uint8_t*>(place);
         return one;
     }
+    Matrix expert(int64_t index) const { return at(data + index * total_bytes); }
 };
 
 // Kind, type of scales, outputs, inputs, group.

@@ -69,6 +69,7 @@ public:
         ops = list;
         num_ops = length;
         timed = is_timed;
+        resting.store(false, std::memory_order_relaxed);
         chunk.store(0, std::memory_order_relaxed);
         if (workers.size() > 1) {
             epoch.fetch_add(1);  // sequentially consistent, as is the count of sleepers: one of the two sides sees the other
@@ -79,6 +80,9 @@ public:
         }
         work(workers[0]);
     }
+
+    // Until the next run threads sleep: there is something else to wait for, which needs the cores.
+    void rest() { resting.store(true, std::memory_order_relaxed); }
 
     void barrier() {
         const int size = int(workers.size());
@@ -132,7 +136,7 @@ private:
                 if (epoch.load(std::memory_order_acquire) != seen) return;
                 relax();
             }
-        } while (std::chrono::steady_clock::now() < until);
+        } while (std::chrono::steady_clock::now() < until && !resting.load(std::memory_order_relaxed));
         std::unique_lock<std::mutex> hold(sleeping);
         sleepers.fetch_add(1);
         wake.wait(hold, [&] { return epoch.load() != seen; });
@@ -144,7 +148,7 @@ private:
     std::mutex running, sleeping;
     std::condition_variable wake;
     std::atomic<int> sleepers{0};
-    std::atomic<bool> closing{false};
+    std::atomic<bool> closing{false}, resting{false};
     alignas(64) std::atomic<uint64_t> epoch{0};
     alignas(64) std::atomic<uint32_t> phase{0};
     alignas(64) std::atomic<int> arrived{0};
@@ -196,6 +200,10 @@ void windlass_threads(int count) {
     windlass::pool.reset();
     windlass::pool.reset(new windlass::Pool(count));
     windlass::pool_threads = count;
+}
+
+void windlass_rest() {
+    if (windlass::pool) windlass::pool->rest();
 }
 
 void windlass_run(windlass::Op* ops, int64_t count, int timed) { windlass::pool->run(ops, count, timed != 0); }

@@ -1,0 +1,35 @@
+"""What a running engine reports of its tiers."""
+
+from __future__ import annotations
+
+from windlass.core.model import Frozen
+
+
+class TierStats(Frozen):
+    """Counters since the model was loaded."""
+
+    device_bytes: int = 0
+    """Weights in device memory."""
+    host_bytes: int = 0
+    """Weights and buffers in host memory."""
+    disk_bytes: int = 0
+    """Weights whose home is the disk."""
+    expert_slots: int = 0
+    """Experts that memory has room for; 0: all are in memory."""
+    num_experts: int = 0
+    """Experts on disk."""
+    expert_hits: int = 0
+    """Experts that a step needed and found in memory."""
+    expert_misses: int = 0
+    read_bytes: int = 0
+    read_seconds: float = 0.0
+    """With at least one read in flight."""
+
+    @property
+    def hit_rate(self) -> float | None:
+        needed = self.expert_hits + self.expert_misses
+        return self.expert_hits / needed if needed else None
+
+    @property
+    def read_bytes_per_second(self) -> float | None:
+        return self.read_bytes / self.read_seconds if self.read_seconds else None

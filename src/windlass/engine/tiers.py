@@ -1,0 +1,134 @@
+"""Builds a decoder with its weights in their tiers. Nothing changes for a model that fits into memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import msgspec
+
+from windlass.core.launch import Launch
+from windlass.core.model import ModelSpec
+from windlass.core.tiers.budget import LOADING_BYTES, activation_bytes
+from windlass.core.tiers.demand import HeldTensor
+from windlass.core.tiers.stats import TierStats
+from windlass.core.tiers.values import Demand, TierPlacement
+from windlass.engine.memory import CPU, cache_bytes, capped_cache_bytes, check_weights
+from windlass.errors import BadInput
+from windlass.nn.decoder import Decoder
+from windlass.nn.parallel.shard import ModelShard
+from windlass.offload.placement import (
+    HostBudget,
+    TierFolder,
+    check_space,
+    describe_tiers,
+    host_budget,
+    measured_speeds,
+    place_rank,
+    planned_rank,
+    rank_demand,
+    tier_folder,
+)
+from windlass.offload.weights import ExpertSource, TieredWeights, tier_key
+
+
+class RankWeights(NamedTuple):
+    """What one rank is built from."""
+
+    spec: ModelSpec
+    shard: ModelShard
+    source: ExpertSource
+    num_bytes: int
+    """In memory, if all of it is there."""
+    tensors: Callable[[], Iterable[HeldTensor]]
+    identity: dict[str, Any]
+    """Of the weights: names the file on disk."""
+
+    @property
+    def rank(self) -> int:
+        groups = self.shard.groups
+        return groups.pp.rank * groups.tp.size + groups.tp.rank
+
+
+class BuiltDecoder(NamedTuple):
+    decoder: Decoder
+    kv_bytes: int | None
+    """Of the whole model's cache, as the placement counted it; None: nothing is offloaded."""
+    line: str
+    """What went where, for the user; empty: all is in memory."""
+
+
+def build_decoder(launch: Launch, device: str, weights: RankWeights, free_bytes: int, context_tokens: int | None) -> BuiltDecoder:
+    """Offloads to disk what does not fit into host memory. Raises DoesNotFit before anything large is read."""
+    if device == "cpu" and launch.gpu_memory:
+        raise BadInput("--gpu-memory has no effect on a CPU; leave it out, or see --host-memory")
+
+    def decoder(source: Any) -> Decoder:
+        return Decoder(weights.spec, source, context_tokens, shard=weights.shard)
+
+    if device != "cpu" or not _exceeds(launch, weights, free_bytes):
+        check_weights(weights.spec.name, weights.num_bytes, _capped(launch, device, weights.rank, free_bytes))
+        return BuiltDecoder(decoder(weights.source), None, "")
+    kv_bytes = _kv_bytes(launch, weights.spec)
+    activations = activation_bytes(weights.spec, launch.max_sequences or CPU.max_sequences, launch.max_step_tokens)
+    budget = host_budget(launch, kv_bytes // launch.layout.world + activations)
+    demand = rank_demand(list(weights.tensors()), weights.spec, launch)
+    if not launch.tiers and demand.total_bytes <= budget.weight_bytes:
+        left = (budget.weight_bytes - demand.total_bytes) * launch.layout.world
+        return BuiltDecoder(decoder(weights.source), kv_bytes + _more_kv(launch, weights.spec, kv_bytes, left), "")
+    placed, folder = _placed(launch, weights, demand, budget)
+    tiered = TieredWeights(weights.source, placed, folder.path, folder.key, keep=folder.keep, spare_bytes=LOADING_BYTES // 2)
+    try:
+        built = decoder(tiered)
+        built.tier = tiered.finish()
+    except BaseException:
+        tiered.abort()
+        raise
+    return BuiltDecoder(built, kv_bytes, f"{describe_tiers(placed)} in {folder.path}")
+
+
+def tier_stats(decoder: Any) -> TierStats | None:
+    tier = getattr(decoder, "tier", None)
+    return None if tier is None else tier.stats()
+
+
+def _exceeds(launch: Launch, weights: RankWeights, free_bytes: int) -> bool:
+    """Without a cap, memory is what is free, and the KV cache takes what weights leave."""
+    return bool(launch.tiers) or launch.host_memory is not None or weights.num_bytes > free_bytes
+
+
+def _capped(launch: Launch, device: str, rank: int, free_bytes: int) -> int:
+    """Devices take the caps in turn; the last one counts for all that follow."""
+    if device == "cpu" or not launch.gpu_memory:
+        return free_bytes
+    return min(free_bytes, launch.gpu_memory[min(rank, len(launch.gpu_memory) - 1)])
+
+
+def _kv_bytes(launch: Launch, spec: ModelSpec) -> int:
+    cap = host_budget(launch, 0).weight_bytes * launch.ranks_per_machine
+    sequences = launch.max_sequences or CPU.max_sequences
+    return capped_cache_bytes(spec, launch.kv_type, launch.context_tokens, sequences, launch.kv_bytes, cap)
+
+
+def _more_kv(launch: Launch, spec: ModelSpec, kv_bytes: int, left_bytes: int) -> int:
+    """Where all weights fit under the cap, the cache may grow to its usual size."""
+    sequences = launch.max_sequences or CPU.max_sequences
+    usual = launch.kv_bytes or cache_bytes(spec, launch.kv_type, launch.context_tokens, sequences, 2**62, CPU)
+    return max(min(usual - kv_bytes, left_bytes), 0)
+
+
+def _placed(launch: Launch, weights: RankWeights, demand: Demand, budget: HostBudget) -> tuple[TierPlacement, TierFolder]:
+    folder = tier_folder(launch, _key(weights))
+    placed = (
+        planned_rank(launch.tiers, weights.rank, demand, budget)
+        if launch.tiers
+        else place_rank(demand, budget, folder, measured_speeds(folder.path))
+    )
+    check_space(folder, placed)
+    return placed, folder
+
+
+def _key(weights: RankWeights) -> str:
+    shard = weights.shard
+    where = {"placement": msgspec.to_builtins(shard.placement), "tp": shard.tp_index, "layers": shard.layers(weights.spec)}
+    return tier_key(**weights.identity, **where)

@@ -1,0 +1,47 @@
+"""Weights that are not in memory all the time: a matrix that lies in a buffer only while it is needed, and experts that are fetched.
+
+What operations need to know of them. Who fills the buffers, and from where, is in `offload`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from windlass.kernels.packing.panels import Panels
+
+
+class StreamedMatrix:
+    """Has a fixed address once it is bound, so that a recorded program can use it. `before` returns when it is there; `after` gives the
+    buffer back."""
+
+    def __init__(self) -> None:
+        self._bound: tuple[Tensor | Panels, Callable[[], None], Callable[[], None]] | None = None
+
+    def bind(self, matrix: Tensor | Panels, before: Callable[[], None], after: Callable[[], None]) -> None:
+        """Once all streamed matrices are known, and with them the place of each."""
+        self._bound = matrix, before, after
+
+    @property
+    def bound(self) -> tuple[Tensor | Panels, Callable[[], None], Callable[[], None]]:
+        assert self._bound is not None, "used before it has a place"
+        return self._bound
+
+    @property
+    def num_bytes(self) -> int:
+        matrix = self.bound[0]
+        return matrix.num_bytes if isinstance(matrix, Panels) else matrix.numel() * matrix.element_size()
+
+
+class TieredExperts(ABC):
+    """Stands for the gate and up, and for the down matrices of a layer's experts."""
+
+    num_experts: int
+    num_bytes: int
+
+    @abstractmethod
+    def compute(self, args: Any, result: Tensor) -> None:
+        """Of an ExpertsArgs, whose `gate_up` and `down` are ignored."""

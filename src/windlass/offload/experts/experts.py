@@ -1,0 +1,154 @@
+"""Computes with experts of which only some are in memory: the missing ones are read into slots while others compute."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from windlass.kernels.arguments import ExpertsArgs
+from windlass.kernels.cpu import experts as native
+from windlass.kernels.cpu.linear import matrix_ints
+from windlass.kernels.ops.experts import reference
+from windlass.kernels.packing.panels import Panels
+from windlass.kernels.packing.tiered import TieredExperts
+from windlass.kernels.program import program
+from windlass.offload.experts.cache import ExpertCache, Fetched, Ints
+from windlass.offload.experts.pieces import groups, pieces
+from windlass.offload.tiers.file import TierEntry
+from windlass.offload.tiers.forms import matrix_in, template
+from windlass.offload.tiers.memory import page_aligned, view
+from windlass.offload.tiers.reader import DirectReader, settle, wait
+
+Run = Callable[[list[tuple[int, int]], ExpertsArgs, Tensor], None]
+"""(experts with their slots, arguments, result)"""
+
+
+class ExpertSlots:
+    """The slots of all layers, and what fills them."""
+
+    def __init__(self, reader: DirectReader, cache: ExpertCache, slot_bytes: int) -> None:
+        self.reader, self.cache, self.slot_bytes = reader, cache, slot_bytes
+        self._memory = page_aligned(cache.num_slots * slot_bytes)
+
+    def address(self, slot: int) -> int:
+        return self._memory.data_ptr() + slot * self.slot_bytes
+
+    def block(self, slot: int) -> Tensor:
+        return self._memory[slot * self.slot_bytes : (slot + 1) * self.slot_bytes]
+
+
+@dataclass(frozen=True)
+class LoadingGroup:
+    experts: list[int]
+    fetched: Fetched
+    reads: dict[int, list[Future[None]]]
+    """By position in the group."""
+
+
+class DiskExperts(TieredExperts):
+    """The experts of one layer, in an entry of the file. `layer`: its number among the layers with experts."""
+
+    def __init__(self, layer: int, entry: TierEntry) -> None:
+        self._layer, self._offset, self._block_bytes, self._forms = layer, entry.offset, entry.block_bytes, entry.forms
+        self.num_experts, self.num_bytes = entry.count, entry.count * entry.block_bytes
+        self._gate_up, self._down = (template(form, entry.count) for form in entry.forms)
+        self._table = torch.zeros(entry.count, 2, dtype=torch.int64)
+        self._bound: ExpertSlots | None = None
+
+    @property
+    def block_bytes(self) -> int:
+        return self._block_bytes
+
+    @property
+    def _slots(self) -> ExpertSlots:
+        assert self._bound is not None, "used before it has slots"
+        return self._bound
+
+    def bind(self, slots: ExpertSlots) -> None:
+        """Once all layers are known."""
+        self._bound = slots
+
+    def compute(self, args: ExpertsArgs, result: Tensor) -> None:
+        if self._is_native(args):
+            self._compute(args, result, self._run)
+            return
+        self._compute(args._replace(add=None), result.zero_(), self._run_reference)
+        if args.add is not None:
+            result += args.add
+
+    def _compute(self, args: ExpertsArgs, result: Tensor, run: Run) -> None:
+        """Group after group in the order of experts; the next is loaded meanwhile."""
+        ids = np.unique(args.ids.numpy())
+        waiting = groups(ids[(ids >= 0) & (ids < self.num_experts)].tolist(), self._slots.cache.num_slots)
+        if not waiting:
+            run([], args, result)
+        ahead = 1 if self._slots.cache.num_slots > 1 else 0
+        loading: deque[LoadingGroup] = deque()
+        try:
+            while waiting or loading:
+                while waiting and len(loading) <= ahead:
+                    loading.append(self._load(waiting.pop(0), loading[-1].fetched.slots if loading else None))
+                self._compute_group(loading[0], args, result, run)
+                args = args._replace(add=result)
+                loading.popleft()
+        except BaseException:  # a slot that was not filled must not be taken for its expert
+            for group in loading:
+                settle([read for reads in group.reads.values() for read in reads])
+                self._slots.cache.forget(self._layer, np.array(group.experts, dtype=np.int64))
+            raise
+
+    def _is_native(self, args: ExpertsArgs) -> bool:
+        tensors = args.x, args.weights, args.gate_up_bias, args.down_bias, args.add
+        return (
+            program.usable(*tensors)
+            and native.covers(args)
+            and all(matrix_ints(one) is not None for one in (self._gate_up, self._down))
+        )
+
+    def _load(self, experts: list[int], keep: Ints | None) -> LoadingGroup:
+        fetched = self._slots.cache.fetch(self._layer, np.array(experts, dtype=np.int64), keep)
+        reads = {
+            place: self._slots.reader.read(
+                self._offset + experts[place] * self._block_bytes,
+                view(self._slots.block(int(fetched.slots[place]))[: self._block_bytes]),
+            )
+            for place in np.flatnonzero(fetched.missing).tolist()
+        }
+        return LoadingGroup(experts, fetched, reads)
+
+    def _compute_group(self, group: LoadingGroup, args: ExpertsArgs, result: Tensor, run: Run) -> None:
+        """As its experts arrive."""
+        for start, stop in pieces(group.fetched.missing.tolist(), self._block_bytes):
+            for place in range(start, stop):
+                wait(group.reads.get(place, ()))
+            placed = zip(group.experts[start:stop], group.fetched.slots[start:stop].tolist(), strict=True)
+            run(list(placed), args, result)
+            args = args._replace(add=result)
+
+    def _run(self, placed: list[tuple[int, int]], args: ExpertsArgs, result: Tensor) -> None:
+        """`result` becomes the sum of `args.add` and of these experts, given with their slots."""
+        for expert, slot in placed:
+            address = self._slots.address(slot)
+            self._table[expert, 0], self._table[expert, 1] = address + self._forms[0].at, address + self._forms[1].at
+        native.experts(args._replace(gate_up=self._gate_up, down=self._down), self._table, result)
+        self._table.zero_()
+
+    def _run_reference(self, placed: list[tuple[int, int]], args: ExpertsArgs, result: Tensor) -> None:
+        """In PyTorch, expert by expert; adds to the result."""
+        for expert, slot in placed:
+            gate_up, down = (matrix_in(form, self._slots.block(slot)) for form in self._forms)
+            biases = [None if bias is None else bias[expert : expert + 1] for bias in (args.gate_up_bias, args.down_bias)]
+            ids = torch.where(args.ids == expert, 0, -1)
+            alone = args._replace(ids=ids, gate_up=_stacked(gate_up), down=_stacked(down), add=None)
+            result += reference(alone._replace(gate_up_bias=biases[0], down_bias=biases[1]))
+
+
+def _stacked(matrix: Tensor | Panels) -> Tensor | Panels:
+    """As one expert of one."""
+    return matrix[None] if isinstance(matrix, Tensor) else replace(matrix, num_experts=1)

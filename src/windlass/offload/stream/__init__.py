@@ -1,0 +1,1 @@
+"""Matrices that every step reads, in a fixed order: a ring of buffers that is filled ahead."""

@@ -1,0 +1,133 @@
+"""Where each rank's weights live when they do not fit its device: the placement that `run` uses, for the plan that was chosen.
+
+The search counts bytes; this places matrices and experts one by one (core/tiers), so a plan that just fits by bytes may fall short here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+
+from windlass.core.hardware.spec import Node
+from windlass.core.plan import DeviceMemoryPlan, Reason
+from windlass.core.rule import Rule
+from windlass.core.tiers.budget import LOADING_BYTES, PROCESS_BYTES, activation_bytes
+from windlass.core.tiers.demand import demand_of, planned_tensors
+from windlass.core.tiers.placement import place_tiers
+from windlass.core.tiers.values import Demand, Room, Speeds, TierPlacement
+from windlass.errors import DoesNotFit
+from windlass.plan.inference.candidates import Candidate
+from windlass.plan.inference.sites import Site
+from windlass.plan.memory import HOST_FRACTION, DeviceSlot, Fit, Offloaded
+from windlass.plan.speed.roofline import SpeedModel
+from windlass.units import format_bytes
+
+
+def with_tiers(found: Candidate, site: Site, rules: tuple[Rule, ...]) -> tuple[Candidate, tuple[TierPlacement, ...]]:
+    """The candidate with its memory as it is placed, and the placement of each rank; none where nothing is offloaded."""
+    if not found.fits or not (found.fit.host_bytes or found.fit.disk_bytes):
+        return found, ()
+    placer = _RankPlacer(found, site, rules)
+    try:
+        placed = [placer.place(slot, held) for slot, held in zip(found.fit.slots, found.fit.memory, strict=True)]
+    except DoesNotFit as error:
+        return _with_fit(found, site, replace(found.fit, short_bytes=error.short_bytes)), ()
+    memory = tuple(placer.memory(held, tiers) for held, tiers in zip(found.fit.memory, placed, strict=True))
+    offloaded = tuple(
+        _offloaded(tiers, placer.demands[slot.tp, slot.pp]) for slot, tiers in zip(found.fit.slots, placed, strict=True)
+    )
+    free = min(held.capacity_bytes - held.total_bytes for held in memory)
+    fit = replace(found.fit, memory=memory, offloaded=offloaded, free_bytes=max(free, 0))
+    return _with_fit(found, site, fit), tuple(placed)
+
+
+def _with_fit(found: Candidate, site: Site, fit: Fit) -> Candidate:
+    return replace(found, fit=fit, times=SpeedModel(found.times.model, site.hardware, found.layout, fit))
+
+
+class _RankPlacer:
+    def __init__(self, found: Candidate, site: Site, rules: tuple[Rule, ...]) -> None:
+        self._found, self._site, self._rules = found, site, rules
+        self._sizes = found.times.model.sizes
+        self._ranks: dict[int, int] = {}
+        for slot in found.fit.slots:
+            self._ranks[slot.node] = self._ranks.get(slot.node, 0) + 1
+        self.demands: dict[tuple[int, int], Demand] = {}
+
+    def place(self, slot: DeviceSlot, held: DeviceMemoryPlan) -> TierPlacement:
+        node = self._site.hardware.nodes[slot.node]
+        demand = self.demands[slot.tp, slot.pp] = self._demand(slot)
+        return place_tiers(demand, self._room(slot, held, node), _speeds(slot, node, self._ranks[slot.node]))
+
+    def _demand(self, slot: DeviceSlot) -> Demand:
+        found = self._found
+        placement = self._sizes.placement(found.layout, found.scheme, found.fit.shares)
+        layers = found.fit.stages[slot.pp]
+        tensors = planned_tensors(self._rules, found.spec, placement, found.layout, found.scheme, slot.tp, layers)
+        return demand_of(tensors, found.spec, batch=-(-found.workload.concurrency // found.layout.dp))
+
+    def _room(self, slot: DeviceSlot, held: DeviceMemoryPlan, node: Node) -> Room:
+        sharing = self._ranks[slot.node]
+        disk = node.disk_bytes // sharing
+        if slot.device.kind == "cpu":
+            beside = PROCESS_BYTES + LOADING_BYTES + self._activation_bytes() + held.kv_bytes
+            return Room(host=max(held.capacity_bytes - beside, 0), disk=disk)
+        beside = held.kv_bytes + held.activation_bytes + held.overhead_bytes
+        return Room(device=max(held.capacity_bytes - beside, 0), host=int(node.ram_bytes * HOST_FRACTION / sharing), disk=disk)
+
+    def memory(self, held: DeviceMemoryPlan, placed: TierPlacement) -> DeviceMemoryPlan:
+        """Weights and buffers of the first tier; on a CPU also the rest, as the engine counts it under a cap."""
+        activations, overhead = held.activation_bytes, held.overhead_bytes
+        if not placed.device_bytes:
+            activations, overhead = self._activation_bytes(), PROCESS_BYTES + LOADING_BYTES
+        weights = placed.device_bytes or placed.host_bytes
+        return msgspec.structs.replace(
+            held,
+            weights_bytes=weights,
+            activation_bytes=activations,
+            overhead_bytes=overhead,
+            total_bytes=weights + held.kv_bytes + activations + overhead,
+        )
+
+    def _activation_bytes(self) -> int:
+        return activation_bytes(self._found.spec, -(-self._found.workload.concurrency // self._found.layout.dp))
+
+
+def _speeds(slot: DeviceSlot, node: Node, sharing: int) -> Speeds:
+    """Ranks of a node share its memory, links to it and disk."""
+    disk = node.disk_bandwidth / sharing
+    if slot.device.kind == "cpu":
+        return Speeds(host=slot.device.measured_bandwidth, disk=disk)
+    link = min(slot.device.host_bandwidth or node.ram_bandwidth, node.ram_bandwidth / sharing)
+    return Speeds(device=slot.device.measured_bandwidth, link=link, host=max(node.ram_bandwidth / sharing - link, 1.0), disk=disk)
+
+
+def _offloaded(placed: TierPlacement, demand: Demand) -> Offloaded:
+    """For the speed model: what a step reads of each tier."""
+    sizes = {unit.name: unit.num_bytes for unit in demand.units}
+    missing = placed.num_experts - placed.device_slots - placed.host_slots if placed.disk_experts else 0
+    return Offloaded(
+        host_experts=placed.host_slots * placed.expert_bytes if placed.device_bytes else 0,
+        host_always=sum(sizes[name] for name in placed.host_units),
+        disk_experts=missing * placed.expert_bytes,
+        disk_always=sum(sizes[name] for name in placed.disk_units),
+    )
+
+
+def tier_reasons(tiers: tuple[TierPlacement, ...]) -> list[Reason]:
+    """What of the fullest rank lives where."""
+    if not tiers:
+        return []
+    fullest = max(tiers, key=lambda one: one.disk_bytes + one.host_bytes)
+    made: list[Reason] = []
+    for place, names in (("host memory", fullest.host_units), ("disk", fullest.disk_units)):
+        if names:
+            why = f"read from {place} every step, spread evenly over the layers, through buffers of {format_bytes(fullest.ring_bytes)}"
+            made.append(Reason(choice="streamed", value=f"{len(names):,} matrices", why=why))
+    slots = [(fullest.device_slots, "on the device"), (fullest.host_slots, "in host memory")]
+    shown = ", ".join(f"{count:,} {where}" for count, where in slots if count)
+    if fullest.disk_experts or (fullest.device_bytes and fullest.num_experts):
+        home = f"of {fullest.num_experts:,}; the others are {'read from disk' if fullest.disk_experts else 'fetched'} when a token needs them"
+        made.append(Reason(choice="experts", value=shown, why=home))
+    return made
