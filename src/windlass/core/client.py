@@ -120,17 +120,42 @@ class SyncClient:
         self.close()
 
     def _wait(self, awaitable: Any) -> Any:
-        ended = threading.Event()
-        future = asyncio.run_coroutine_threadsafe(_awaited(awaitable, ended), self._loop)
+        call = _Call()
         try:
-            return future.result()
+            return asyncio.run_coroutine_threadsafe(call.run(awaitable), self._loop).result()
         except CancelledError:
             raise Unavailable("the request was cancelled because its client was closed") from None
         except BaseException:
-            if not future.done():  # interrupted; the request must end before the next one starts
-                future.cancel()
-                ended.wait(SECONDS_TO_CANCEL)
+            if not call.ended.is_set():  # interrupted; the request must end before the next one starts
+                self._loop.call_soon_threadsafe(call.stop)
+                call.ended.wait(SECONDS_TO_CANCEL)
             raise
+
+
+class _Call:
+    """An awaitable that runs in the loop's thread. An interrupt may come before its future is known, so it is stopped by this."""
+
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+        self._task: asyncio.Task[Any] | None = None
+        self._is_stopped = False
+
+    async def run(self, awaitable: Awaitable[Result]) -> Result:
+        if self._is_stopped:
+            raise asyncio.CancelledError
+        self._task = asyncio.current_task()
+        try:
+            return await awaitable
+        finally:
+            self.ended.set()
+
+    def stop(self) -> None:
+        """In the loop's thread."""
+        self._is_stopped = True
+        if self._task is None:
+            self.ended.set()
+        else:
+            self._task.cancel()
 
 
 async def _settled() -> None:
@@ -139,10 +164,3 @@ async def _settled() -> None:
     if left:
         await asyncio.wait(left, timeout=SECONDS_TO_CANCEL)
     await asyncio.get_running_loop().shutdown_asyncgens()
-
-
-async def _awaited(awaitable: Awaitable[Result], ended: threading.Event) -> Result:
-    try:
-        return await awaitable
-    finally:
-        ended.set()

@@ -33,7 +33,11 @@ def serve(
         help="Require this API key, or one of a file: one per line, or .toml with names and limits; also WINDLASS_API_KEY.",
     ),
     max_waiting: int = typer.Option(64, metavar="N", help="Maximum queued requests; beyond that, 429."),
-    max_running: int | None = typer.Option(None, metavar="N", help="Maximum sequences in a batch; by default what memory has room for, up to 256 on a GPU and 16 on a CPU."),
+    max_running: int | None = typer.Option(
+        None,
+        metavar="N",
+        help="Maximum sequences in a batch; by default what memory has room for, up to 256 on a GPU and 16 on a CPU.",
+    ),
     engine: str = typer.Option("windlass", metavar="windlass|vllm", help="Inference engine."),
     launch: Launch = typer.Option(),
     plan: Path | None = typer.Option(None, metavar="plan.json", help="Serve as this saved plan says (`windlass plan --save`)."),
