@@ -112,10 +112,12 @@ def test_an_unreachable_server_is_one_line(capsys: pytest.CaptureFixture[str]) -
 def test_options_of_the_model_go_to_its_server() -> None:
     """Every one of them: a new row must be passed on too."""
     launch = Launch(
-        device="cpu", kv="fp32", context_tokens=64, exact=True, secret_file="s", sync="int8", layout=Layout(tp=4, pp=2, ep=2)
-    )
+        device="cpu", kv="fp32", context_tokens=64, exact=True, secret_file="s", sync="int8", layout=Layout(tp=4, pp=2, ep=2),
+        quant="int4", gpu_memory=(7, 9), host_memory=5, disk_folder="d",
+    )  # fmt: skip
     assert launch_words(Launch()) == (), "as it comes: nothing is set"
     words = launch_words(launch)
+    assert "7,9" in words
     assert {word for word in words if word.startswith("--")} | {"--workers"} == {f"--{name.replace('_', '-')}" for name in ROWS}
     setup = make_setup(ServedOptions(targets=("tiny-glm --max-running 3",), launch=Launch(kv="fp32")))
     assert setup.targets[0].serve == ("tiny-glm", "--kv", "fp32", "--max-running", "3") and setup.rounds == 1
