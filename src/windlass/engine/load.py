@@ -179,7 +179,7 @@ def make_engine(
 ) -> Engine:
     """`cache_share`: the fraction of a token's KV bytes that this rank holds."""
     spec, defaults = decoder.spec, defaults_of(_kind(device))
-    available = launch.kv_bytes or spare_bytes(int(free_bytes(device) / cache_share), defaults)
+    available = launch.kv_bytes or spare_bytes(int(_free_under_cap(launch, device) / cache_share), defaults)
     sizes = spec, launch.kv_type, launch.context_tokens
     num_sequences = launch.max_sequences or max_sequences(*sizes, available, defaults)
     kv_bytes = launch.kv_bytes or cache_bytes(*sizes, num_sequences, available, defaults)
@@ -235,6 +235,14 @@ def free_bytes(device: str) -> int:
     if _kind(device) == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return this_system().ram_bytes
+
+
+def _free_under_cap(launch: Launch, device: str) -> int:
+    """--gpu-memory counts weights and KV cache together."""
+    free = free_bytes(device)
+    if not launch.gpu_memory or _kind(device) != "cuda":
+        return free
+    return min(free, max(min(launch.gpu_memory) - torch.cuda.memory_reserved(device), 0))
 
 
 def _kind(device: str) -> str:

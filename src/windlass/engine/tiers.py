@@ -62,6 +62,8 @@ def build_decoder(launch: Launch, device: str, weights: RankWeights, free_bytes:
     """Offloads to disk what does not fit into host memory. Raises DoesNotFit before anything large is read."""
     if device == "cpu" and launch.gpu_memory:
         raise BadInput("--gpu-memory has no effect on a CPU; leave it out, or see --host-memory")
+    if device != "cpu" and (launch.host_memory is not None or launch.disk_folder is not None):
+        raise BadInput("--host-memory and --disk-folder have no effect on a GPU yet; leave them out, or add --device cpu")
 
     def decoder(source: Any) -> Decoder:
         return Decoder(weights.spec, source, context_tokens, shard=weights.shard)

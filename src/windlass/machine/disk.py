@@ -19,14 +19,19 @@ SECONDS = 1.0
 """A slow disk is measured with what it reads in this time."""
 
 
+def this_host() -> str:
+    """For file names: a folder may be shared by machines."""
+    return os.uname().nodename.replace(".", "_")
+
+
 def unnamed_file(folder: Path) -> tuple[int, Path | None]:
-    """A new file without a name; where the file system has no such files, one with a hidden name that starts with the process id."""
+    """A new file without a name; where the file system has no such files, one with a hidden name: its process and machine."""
     try:
         return os.open(folder, os.O_RDWR | os.O_TMPFILE, 0o600), None
     except OSError as error:
         if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL) or not folder.is_dir():
             raise
-    part = folder / f".{os.getpid()}.{time.monotonic_ns():x}{PART_SUFFIX}"
+    part = folder / f".{os.getpid()}.{this_host()}.{time.monotonic_ns():x}{PART_SUFFIX}"
     return os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), part
 
 
@@ -58,9 +63,15 @@ def _written(folder: Path, buffer: memoryview) -> tuple[int, Path | None]:
     descriptor, part = unnamed_file(folder)
     began = time.perf_counter()
     position = 0
-    while position < len(buffer) and (position == 0 or time.perf_counter() - began < SECONDS):
-        position += os.pwrite(descriptor, buffer[position : position + 16 * PIECE_BYTES], position)
-    os.fsync(descriptor)
+    try:
+        while position < len(buffer) and (position == 0 or time.perf_counter() - began < SECONDS):
+            position += os.pwrite(descriptor, buffer[position : position + 16 * PIECE_BYTES], position)
+        os.fsync(descriptor)
+    except BaseException:
+        os.close(descriptor)
+        if part is not None:
+            part.unlink(missing_ok=True)
+        raise
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     return descriptor, part
 

@@ -61,13 +61,13 @@ class HostBudget(NamedTuple):
 
 
 def host_budget(launch: Launch, reserved_bytes: int, system: System | None = None) -> HostBudget:
-    """--host-memory, shared by the ranks of a machine; else what is free."""
+    """What is free, and at most --host-memory; shared by the ranks of a machine."""
     used = process_memory()
     resident = used.anonymous_bytes + used.file_bytes
+    cap = (system or this_system()).ram_bytes // launch.ranks_per_machine + resident
     if launch.host_memory is not None:
-        return HostBudget(launch.host_memory // launch.ranks_per_machine, resident, reserved_bytes)
-    free = (system or this_system()).ram_bytes // launch.ranks_per_machine
-    return HostBudget(free + resident, resident, reserved_bytes)
+        cap = min(cap, launch.host_memory // launch.ranks_per_machine)
+    return HostBudget(cap, resident, reserved_bytes)
 
 
 def place_rank(demand: Demand, budget: HostBudget, folder: TierFolder, speeds: Speeds) -> TierPlacement:
@@ -115,6 +115,7 @@ def tier_folder(launch: Launch, key: str) -> TierFolder:
     if launch.disk_folder is None:
         path = cache_dir() / "offload"
         path.mkdir(parents=True, exist_ok=True)
+        clear_leftovers(path)
         return TierFolder(path, keep=False, key=key)
     path = Path(launch.disk_folder)
     if not path.is_dir():

@@ -21,13 +21,14 @@ from windlass.core.model import Frozen
 from windlass.core.tiers.values import BLOCK_BYTES, in_blocks
 from windlass.errors import BadInput
 from windlass.formats.disk.atomic import write_errors, write_fully
-from windlass.machine.disk import PART_SUFFIX, direct, unnamed_file
+from windlass.machine.disk import PART_SUFFIX, direct, this_host, unnamed_file
 from windlass.offload.tiers.forms import MatrixForm
 from windlass.offload.tiers.memory import page_aligned, view
 
 MAGIC = b"windlass tier 1\n"
 HEAD = struct.Struct("<16sQQI")
 """Magic, offset and length of the index, its CRC-32."""
+CHECKED_BYTES = 2**24
 CHECKED_BLOCKS = 8
 SUFFIX = ".tier"
 STAGING_BYTES = 2**22
@@ -182,11 +183,11 @@ def tier_path(folder: Path, key: str) -> Path:
 
 
 def clear_leftovers(folder: Path) -> list[Path]:
-    """Removes unfinished files of processes that no longer run; only file systems without unnamed files have any."""
+    """Removes unfinished files of this machine's processes that no longer run; only file systems without unnamed files have any."""
     removed: list[Path] = []
     for path in folder.glob(f".*{PART_SUFFIX}"):
-        owner = path.name.split(".")[1]
-        if owner.isdecimal() and not Path(f"/proc/{owner}").exists():
+        _, owner, host, *_ = path.name.split(".")
+        if host == this_host() and owner.isdecimal() and not Path(f"/proc/{owner}").exists():
             path.unlink(missing_ok=True)
             removed.append(path)
     return removed
@@ -226,7 +227,9 @@ def _samples_match(descriptor: int, index: TierIndex) -> bool:
     """Some blocks, others every time: reading all would take as long as loading."""
     every = [(entry, number) for entry in index.entries.values() for number in range(entry.count)]
     for entry, number in random.sample(every, min(CHECKED_BLOCKS, len(every))):
-        found = os.pread(descriptor, entry.block_bytes, entry.offset + number * entry.block_bytes)
-        if zlib.crc32(found) != entry.checksums[number]:
+        checksum, start = 0, entry.offset + number * entry.block_bytes
+        for at in range(0, entry.block_bytes, CHECKED_BYTES):  # a read returns at most 2 GiB
+            checksum = zlib.crc32(os.pread(descriptor, min(CHECKED_BYTES, entry.block_bytes - at), start + at), checksum)
+        if checksum != entry.checksums[number]:
             return False
     return True
