@@ -32,7 +32,7 @@ MAX_OWNER_CHARACTERS = 64
 
 
 def cancelled_error(reason: CancelReason) -> ApiError:
-    return errors.deadline_exceeded() if reason == "deadline" else errors.shutting_down()
+    return errors.deadline_exceeded() if reason == "deadline" else errors.shutting_down().with_retry_after(1)
 
 
 class Service:

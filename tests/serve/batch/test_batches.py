@@ -178,3 +178,9 @@ def test_forms_are_read() -> None:
     assert form_fields("multipart/form-data; boundary=x", body) == {"a": ("", b"1")}
     assert form_fields("multipart/form-data; boundary=y", body) == {}
     assert form_fields("multipart/form-data", body) == {} == form_fields("application/json", b"{}")
+
+
+def test_parts_are_taken_as_they_are_and_not_looked_into() -> None:
+    inner = b"Content-Type: multipart/mixed; boundary=y\r\n\r\n--y\r\nContent-Type: message/rfc822\r\n\r\n" * 200
+    body = b'--x\r\nContent-Disposition: form-data; name="file"; filename="f.jsonl"\r\n\r\n' + inner + b"\r\n--x--\r\n"
+    assert form_fields("multipart/form-data; boundary=x", body) == {"file": ("f.jsonl", inner)}

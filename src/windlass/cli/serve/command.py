@@ -32,7 +32,9 @@ def serve(
         metavar="KEY|FILE",
         help="Require this API key, or one of a file: one per line, or .toml with names and limits; also WINDLASS_API_KEY.",
     ),
-    max_waiting: int = typer.Option(64, metavar="N", help="Maximum queued requests; beyond that, 429."),
+    max_waiting: int = typer.Option(
+        64, metavar="N", help="Maximum queued sequences (each of n answers is one); beyond that, 429."
+    ),
     max_running: int | None = typer.Option(
         None,
         metavar="N",

@@ -113,7 +113,8 @@ def settings_of(options: ServeOptions) -> ServerSettings:
 
 def _folder(path: Path) -> Path:
     try:
-        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path.mkdir(parents=True, exist_ok=True)
+        path.chmod(0o700)  # prompts and answers lie there
     except OSError as error:
         raise BadInput(f"cannot use --files {path}: {error.strerror}") from None
     return path

@@ -109,7 +109,7 @@ async def rerank(service: Service, scope: Scope, receive: Receive, send: Send) -
     caller, client = caller_of(scope), tokenizer_of(service)
     service.check_quota(caller.key)
     with admitted_tokens(service, caller.share), naming_params(body):
-        scores = [await _relevance(service, client, text, body.query) for text in texts]
+        scores = [await _relevance(service, client, text, body.query, _cache_salt(service, caller)) for text in texts]
     total = sum(count for _, count in scores)
     service.charge(caller.key, [Usage(prompt_tokens=total, completion_tokens=0)])
     order = sorted(range(len(texts)), key=lambda index: -scores[index][0])[: body.top_n]
@@ -130,11 +130,16 @@ def _text(document: str | dict[str, Any], where: str) -> str:
     return text
 
 
-async def _relevance(service: Service, client: Tokenizes, text: str, query: str) -> tuple[float, int]:
+def _cache_salt(service: Service, caller: Caller) -> str:
+    """Keys do not share cached prefixes."""
+    return f"{caller.key}:" if len(service.keys) > 1 else ""
+
+
+async def _relevance(service: Service, client: Tokenizes, text: str, query: str, cache_salt: str) -> tuple[float, int]:
     """And the number of tokens."""
     before = await client.tokenize(f"Passage: {text}\nA question about this passage:")
     whole = await client.tokenize(f"Passage: {text}\nA question about this passage: {query}")
     start = next((place for place, pair in enumerate(zip(before, whole, strict=False)) if pair[0] != pair[1]), len(before))
-    found = await service.client.score(ScoreRequest(token_ids=tuple(whole), start=start))
+    found = await service.client.score(ScoreRequest(token_ids=tuple(whole), start=start, cache_salt=cache_salt))
     scored = [entry.logprob for entry in found.logprobs[start:] if entry is not None]
     return (math.exp(sum(scored) / len(scored)) if scored else 0.0), len(whole)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from email.message import Message
 from email.parser import BytesParser
 from email.policy import HTTP
 from typing import Any, Literal
@@ -26,6 +27,10 @@ ENDPOINTS: dict[str, MakeJob] = {
     "/v1/completions": completion_job,
     "/v1/responses": responses_job,
 }
+
+
+MAX_PARTS = 16
+MAX_PART_HEAD_BYTES = 4096
 
 
 class BatchRequest(RequestStruct, kw_only=True):
@@ -73,17 +78,21 @@ async def upload(service: Service, scope: Scope, receive: Receive, send: Send) -
 
 
 def form_fields(content_type: str, body: bytes) -> dict[str, tuple[str, bytes]]:
-    """Name -> file name and content."""
-    if not content_type.lower().startswith("multipart/form-data"):
+    """Name -> file name and content. Split by hand: email's parser would follow whatever parts claim to contain."""
+    head = Message()
+    head["content-type"] = content_type.replace("\r", "").replace("\n", "")
+    boundary = head.get_boundary()
+    if head.get_content_type() != "multipart/form-data" or not boundary:
         return {}
-    head = b"Content-Type: " + content_type.encode("latin-1", "replace").replace(b"\r", b"").replace(b"\n", b"") + b"\r\n\r\n"
-    message = BytesParser(policy=HTTP).parsebytes(head + body)
     found: dict[str, tuple[str, bytes]] = {}
-    for part in message.iter_parts() if message.is_multipart() else ():
-        name: Any = part.get_param("name", header="content-disposition")
-        content: Any = part.get_payload(decode=True)
-        if isinstance(name, str) and isinstance(content, bytes):
-            found[name] = (part.get_filename() or "", content)
+    for part in (b"\r\n" + body).split(b"\r\n--" + boundary.encode("latin-1", "replace"), MAX_PARTS)[1:]:
+        headers, _, content = part.removeprefix(b"\r\n").partition(b"\r\n\r\n")
+        if len(headers) > MAX_PART_HEAD_BYTES:
+            continue
+        parsed = BytesParser(policy=HTTP).parsebytes(headers + b"\r\n\r\n", headersonly=True)
+        name: Any = parsed.get_param("name", header="content-disposition")
+        if isinstance(name, str):
+            found[name] = (parsed.get_filename() or "", content)
     return found
 
 

@@ -66,8 +66,8 @@ def cors_headers(origin: str | None, cors_origins: tuple[str, ...], requested: s
     return [
         (b"access-control-allow-origin", origin.encode("latin-1")),
         (b"access-control-allow-headers", _allowed_headers(requested)),
-        (b"access-control-allow-methods", b"GET, POST, OPTIONS"),
-        (b"access-control-expose-headers", b"retry-after"),
+        (b"access-control-allow-methods", b"GET, POST, DELETE, OPTIONS"),
+        (b"access-control-expose-headers", b"retry-after, x-request-id, windlass-tools, windlass-unenforced, windlass-schema"),
         (b"access-control-max-age", str(CORS_SECONDS).encode()),
         (b"vary", b"origin, access-control-request-headers"),
     ]

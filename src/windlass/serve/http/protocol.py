@@ -47,6 +47,17 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().data_received(data)
         if self._in_head and self._head_bytes > MAX_HEAD_BYTES:
             self.transport.abort()
+        self._limit_rest()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:  # trailers, which nobody reads, would grow without limit
+            super().on_header(name, value)
+
+    def _limit_rest(self) -> None:
+        """The rest of a body whose response is already complete stops the keep-alive timer, so it needs one of its own."""
+        is_idle = self.cycle is None or self.cycle.response_complete
+        if is_idle and self._timer is None and self.timeout_keep_alive_task is None:
+            self._timer = self.loop.call_later(self.head_seconds, self._header_timeout)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
