@@ -113,8 +113,6 @@ def test_other_sites_are_told_nothing_by_default() -> None:
 def test_a_page_may_send_the_headers_that_it_names(wished: str | None, allowed: bytes) -> None:
     found = dict(cors_headers("https://app.example", ("*",), wished))
     assert found[b"access-control-allow-headers"] == allowed
-    assert (
-        found[b"access-control-expose-headers"].startswith(b"retry-after")
-        and b"DELETE" in found[b"access-control-allow-methods"]
-        and int(found[b"access-control-max-age"]) > 0
-    )
+    assert found[b"access-control-expose-headers"].startswith(b"retry-after")
+    assert b"DELETE" in found[b"access-control-allow-methods"]
+    assert int(found[b"access-control-max-age"]) > 0

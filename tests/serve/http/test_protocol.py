@@ -17,13 +17,13 @@ pytestmark = pytest.mark.pure
 
 def test_the_rest_of_a_body_that_nobody_reads_has_a_time_limit() -> None:
     """It stops the timer of an idle connection, and nothing else would close it."""
-    with running(FakeClient, api_keys=("secret",), head_seconds=0.2) as server:
-        with raw_request(server, "POST /v1/chat/completions HTTP/1.1\nHost: localhost\nContent-Length: 100", b"") as connection:
-            connection.settimeout(HUNG_SECONDS)
-            assert b"401" in connection.recv(65536)
-            connection.sendall(b" ")
-            while connection.recv(65536):
-                pass
+    head = "POST /v1/chat/completions HTTP/1.1\nHost: localhost\nContent-Length: 100"
+    with running(FakeClient, api_keys=("secret",), head_seconds=0.2) as server, raw_request(server, head) as connection:
+        connection.settimeout(HUNG_SECONDS)
+        assert b"401" in connection.recv(65536)
+        connection.sendall(b" ")
+        while connection.recv(65536):
+            pass
 
 
 def test_trailers_are_not_kept() -> None:

@@ -55,7 +55,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _limit_rest(self) -> None:
         """The rest of a body whose response is already complete stops the keep-alive timer, so it needs one of its own."""
-        is_idle = self.cycle is None or self.cycle.response_complete
+        cycle = cast("RequestResponseCycle | None", self.cycle)
+        is_idle = cycle is None or cycle.response_complete
         if is_idle and self._timer is None and self.timeout_keep_alive_task is None:
             self._timer = self.loop.call_later(self.head_seconds, self._header_timeout)
 
