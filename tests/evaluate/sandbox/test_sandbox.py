@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
 import pytest
 from hostile import PROGRAMS, TESTS
 
@@ -128,6 +129,12 @@ def test_right_programs_pass(source: str, tests: str) -> None:
 def test_wrong_programs_fail_and_say_why(source: str, tests: str, why: str) -> None:
     outcome = run_one(source, tests)
     assert not outcome.passed and why in outcome.why
+
+
+def test_why_can_be_written_down_whatever_a_program_raises() -> None:
+    outcome = run_one("def f():\n    raise ValueError('\\ud800')", "f()")
+    assert not outcome.passed and "\\ud800" in outcome.why
+    assert msgspec.json.encode(outcome.why)
 
 
 def test_tests_take_only_the_function_that_was_asked_for() -> None:
