@@ -107,6 +107,7 @@ def test_what_a_program_may_not_do_is_told_to_it(name: str) -> None:
         ("def sum(a, b):\n    return a * b", "assert sum(2, 5) == 10"),
         ("def f(x):\n    return x", "def check(f, a):\n    assert f(a) == a\ncheck(f, 1)"),
         ("import math\ndef sum(a, b):\n    return a * b", "assert sum(2, 5) == math.floor(10.5)"),
+        ("def f(x):\n    return x", "print('x' * 100000)\nassert f(1) == 1"),
         ("import sys\ndef f(x):\n    return sys.getsizeof(x)", "assert f(()) == sys.getsizeof(())"),
         ("def f(xs, kind):\n    return [x for x in xs if isinstance(x, kind)]", "assert f([1, 'a'], int) == [1]"),
         ("import threading\ndef f():\n    out = []\n    t = threading.Thread(target=out.append, args=(1,))\n    t.start()\n    t.join()\n    return out", "assert f() == [1]"),
@@ -157,6 +158,11 @@ def test_what_tests_bind_is_not_taken_from_the_answer() -> None:
     """Parameters and names of caught exceptions: an answer could replace the one, and need not define the other."""
     tests = "def check(a):\n    try:\n        assert a == 1\n    except ValueError as e:\n        print(e)\ncheck(1)"
     assert "defines nothing that the tests call" in run_one("a = e = 1", tests).why
+
+
+def test_a_program_can_make_only_so_many_files() -> None:
+    source = "def f():\n    for n in range(10**4):\n        open(f'/tmp/{n}', 'w').close()"
+    assert "No space left" in run_one(source, "f()").why
 
 
 def test_a_kernel_that_offers_less_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

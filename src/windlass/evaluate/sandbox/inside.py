@@ -62,11 +62,11 @@ def mount(source, target, kind, flags, options=None):
 def empty_root(root, readable):
     """A tmpfs with the interpreter's folders, read-only, and a small /tmp; what was there before is let go."""
     mount(None, "/", None, MS_REC | MS_PRIVATE)
-    mount("tmpfs", root, "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,mode=755")
+    mount("tmpfs", root, "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,nr_inodes=1k,mode=755")
     for path in readable:
         bind(path, root + path)
     os.makedirs(root + "/tmp", exist_ok=True)
-    mount("tmpfs", root + "/tmp", "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, "size=16m,mode=777")
+    mount("tmpfs", root + "/tmp", "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, "size=16m,nr_inodes=4k,mode=777")
     mount(None, root, None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
     os.chdir(root)
     checked("pivot_root", LIBC.syscall(SYS_PIVOT_ROOT, b".", b"."))
@@ -436,12 +436,14 @@ def main():
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     sys.set_int_max_str_digits(0)
     job = receive(0)
-    result = {}
+    result, verdict = {}, 1
     try:
         job["null"] = os.open("/dev/null", os.O_RDWR)
         result["missing"] = isolate(job)
         steps = bytes.fromhex(job["filter"])
         process, descriptor = start_program(job, steps)
+        verdict = os.dup(1)  # after the fork, so that the program never had it
+        os.dup2(job["null"], 1)  # what tests print is no verdict
         limit(job["judge_limits"])
         confine(job, steps)
         tests = receive(0)
@@ -456,7 +458,7 @@ def main():
         result["why"] = str(error)
     except BaseException as error:
         result["why"] = ": ".join(describe(error))
-    send(1, result)
+    send(verdict, result)
     os._exit(0)
 
 
