@@ -103,9 +103,10 @@ async def _local(name: str, options: EvalOptions) -> OpenModel:
 
 
 def _digest(path: Path) -> str:
-    from windlass.formats.checkpoint import digest
+    """Of the weights, sampled: whole files of hundreds of gigabytes are not read for it."""
+    from windlass.weights.transfer.fingerprint import identity
 
-    return digest(path)
+    return identity(path).fingerprint
 
 
 def planned_speed(name: str, options: EvalOptions, concurrency: int) -> Speed:
