@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from windlass.cli.eval.models import _digest
+from windlass.cli.eval.models import weights_digest
 from windlass.cli.eval.progress import Bar
 from windlass.cli.eval.tables import show_report, table
 from windlass.evaluate.report.report import ModelRun, build, measure
@@ -67,5 +67,5 @@ def test_other_weights_have_another_digest(tmp_path: Path) -> None:
         folder.mkdir()
         (folder / "config.json").write_text("{}")
         (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + data)
-        found.append(_digest(folder))
+        found.append(weights_digest(folder))
     assert found[0] == found[2] != found[1]

@@ -95,14 +95,14 @@ async def _local(name: str, options: EvalOptions) -> OpenModel:
         client=client,
         info=info,
         label=info.model,
-        weights=_digest(path),
+        weights=weights_digest(path),
         concurrency=min(concurrency, info.max_sequences),
         top=top_logprobs(info),
         speed=planned_speed(name, options, concurrency),
     )
 
 
-def _digest(path: Path) -> str:
+def weights_digest(path: Path) -> str:
     """Of the weights, sampled: whole files of hundreds of gigabytes are not read for it."""
     from windlass.weights.transfer.fingerprint import identity
 

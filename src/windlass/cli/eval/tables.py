@@ -57,7 +57,10 @@ def show_report(report: Report, clock: Sequence[Measured], written: Sequence[Pat
             shares = ", ".join(f"pass@{k} {show_percent(value, one.interval)}" for k, value in one.pass_at.items())
             out.print(f"{one.model}, {one.task}: {shares}", markup=False)
         if one.num_failed_requests:
-            out.print(f"{one.model}, {one.task}: {one.num_failed_requests:,} requests failed, most often: {one.failure[:200]}", markup=False)
+            out.print(
+                f"{one.model}, {one.task}: {one.num_failed_requests:,} requests failed, most often: {one.failure[:200]}",
+                markup=False,
+            )
         if one.num_pending:
             out.print(f"{one.model}, {one.task}: {one.num_pending:,} programs were not run", markup=False)
         if one.num_not_asked:
