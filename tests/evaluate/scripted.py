@@ -35,7 +35,7 @@ def text_of(request: Request) -> str:
 class ScriptedClient:
     """`answer`: a text, or an error to raise, by the question's text and how often it was asked."""
 
-    def __init__(self, answer: Callable[[str, int], str | Error], finish: str = "stop") -> None:
+    def __init__(self, answer: Callable[[str, int], str | Error], finish: str | None = "stop") -> None:
         self._answer, self._finish = answer, finish
         self.asked: Counter[str] = Counter()
         self.requests: list[Request] = []

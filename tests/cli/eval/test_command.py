@@ -15,6 +15,12 @@ from answering import AnsweringServer
 
 from waiting import HUNG_SECONDS, until
 from windlass.cli import execute
+from windlass.cli.eval import run as run_module
+from windlass.cli.eval.models import OpenModel
+from windlass.cli.eval.options import EvalOptions
+from windlass.core.launch import Launch
+from windlass.evaluate.run.estimate import Speed
+from windlass.evaluate.run.settings import Wanted
 
 pytestmark = pytest.mark.pure
 
@@ -84,6 +90,44 @@ def test_an_evaluation_is_not_started_twice_but_resumed(
     task.write_text(task.read_text().replace("{a} + {b} =", "What is {a} + {b} =?"))
     assert "different task sums" in refused(capsys, "--resume", "--results-dir", folder)
     assert evaluated_journal(Path(folder)) == 10
+
+
+def test_a_resumed_model_computes_as_it_did(
+    task: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Options that change answers are kept or refused; those that change none are taken as given."""
+    seen: list[Launch] = []
+
+    async def no_run(wanted: Wanted, tasks: object, folder: Path, options: EvalOptions) -> int:
+        seen.append(options.launch)
+        return 0
+
+    monkeypatch.setattr(run_module, "_evaluate", no_run)
+    folder = ("--results-dir", str(tmp_path / "r"))
+    words = ("--quant", "int8", "--kv", "fp32", "--context", "4k", "--device", "cpu")
+    assert execute(["eval", "m", "--tasks", str(task), *folder, *words]) == 0
+    assert execute(["eval", "--resume", *folder, "--device", "cuda"]) == 0
+    first, again = seen
+    assert (again.quant, again.kv, again.context_tokens, again.device) == ("int8", "fp32", first.context_tokens, "cuda")
+    capsys.readouterr()
+    assert "--quant int8, not int4" in refused(capsys, "--resume", *folder, "--quant", "int4")
+    assert "--exact left to its default" in refused(capsys, "--resume", *folder, "--exact")
+
+
+@pytest.mark.parametrize(("url", "quant"), [("", "int4"), ("http://h:1", None)])
+def test_a_journal_knows_how_a_local_model_computes(url: str, quant: str | None) -> None:
+    model = OpenModel(
+        client=None,
+        info=None,
+        label="m",
+        weights="",
+        concurrency=1,
+        top=1,
+        speed=Speed(),
+        url=url,  # type: ignore[arg-type]
+    )
+    found = run_module.settings_of("m", model, Wanted(quant="int4"), ())
+    assert found.fingerprint()["quant"] == quant
 
 
 def evaluated_journal(folder: Path) -> int:

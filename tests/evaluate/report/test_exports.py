@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
+import msgspec
 import pytest
 from scripted import settings_for, sums
 
@@ -12,7 +14,8 @@ from windlass.errors import BadInput
 from windlass.evaluate.report import inspect_log
 from windlass.evaluate.report.inspect_log import write_inspect_logs
 from windlass.evaluate.report.lm_eval import lm_eval_files
-from windlass.evaluate.report.report import ModelRun, build
+from windlass.evaluate.report.page import page
+from windlass.evaluate.report.report import ModelRun, build, measure
 from windlass.evaluate.run.records import Record, Tokens
 
 pytestmark = pytest.mark.pure
@@ -29,6 +32,17 @@ def run_of(folder: Path) -> ModelRun:
         for n, verdict in enumerate(verdicts)
     ]  # fmt: skip
     return ModelRun(settings=settings_for(prepared), prepared=(prepared,), records={one.key: one for one in records})
+
+
+@pytest.mark.parametrize("word", ["@MEASURED@", "@REPORT@"])
+def test_an_answer_with_words_of_the_template_does_not_harm_the_page(tmp_path: Path, word: str) -> None:
+    run = run_of(tmp_path)
+    records = {key: msgspec.structs.replace(one, answer=f"It is {word}") for key, one in run.records.items()}
+    run = msgspec.structs.replace(run, records=records)
+    text = page(build([run]), measure([run], "world"), [run]).decode()
+    parts = {name: re.search(f'id="{name}">(.*?)</script>', text, re.DOTALL) for name in ("report", "measured")}
+    found = {name: json.loads(part[1]) for name, part in parts.items() if part}
+    assert found["report"]["examples"][0]["answer"] == f"It is {word}" and len(found["measured"]["seconds"]) == 4
 
 
 def test_lm_eval_layout(tmp_path: Path) -> None:

@@ -99,8 +99,30 @@ def test_a_comparison_is_paired() -> None:
 
 
 def test_no_difference_is_none() -> None:
-    found = paired([1.0, 0.0] * 20, [1.0, 0.0] * 20)
-    assert (found.difference, found.interval, found.p, found.smallest_detectable) == (0.0, (0.0, 0.0), 1.0, 0.0)
+    found, bound = paired([1.0, 0.0] * 20, [1.0, 0.0] * 20), 1 - 0.05 ** (1 / 40)
+    assert (found.difference, found.interval, found.p, found.smallest_detectable) == (0.0, (-bound, bound), 1.0, bound)
+    assert paired([0.0] * 40, [0.0] * 40).interval[1] == pytest.approx(3 / 40, rel=0.05)  # the rule of three
+
+
+@pytest.mark.parametrize(("count", "p"), [(1, 1.0), (3, 0.25), (10, 2 / 2**10)])
+def test_a_few_questions_that_all_differ_alike_are_no_certainty(count: int, p: float) -> None:
+    for found in (
+        paired([0.0] * count, [1.0] * count),
+        paired([0.0] * count * 2, [1.0] * count * 2, [*range(count)] * 2),
+        paired([0.0] * count, [0.3] * count),
+    ):
+        assert found.p == pytest.approx(p) and found.interval[1] - found.interval[0] >= 1 - 0.05 ** (1 / count)
+
+
+@pytest.mark.parametrize(("values", "share"), [([0.0] * 20, 0.0), ([1.0] * 20, 1.0), ([1.0, 0.0] * 10, 0.5)])
+def test_clusters_all_alike_have_an_interval(values: list[float], share: float) -> None:
+    low, high = clustered(values, [place // 2 for place in range(20)]) or (9.0, 9.0)
+    assert (low, high) == wilson(round(10 * share), 10) and low <= share <= high and high - low > 0.2
+
+
+@given(st.integers(0, 3000), st.integers(0, 3000))
+def test_a_p_is_a_probability(only_a: int, only_b: int) -> None:
+    assert 0 <= mcnemar(only_a, only_b) <= 1 == mcnemar(only_a, only_a)
 
 
 def test_means_of_samples_are_compared_too() -> None:

@@ -89,12 +89,15 @@ def test_delays_grow_and_keep_to_what_a_server_says() -> None:
 
 
 def test_a_resumed_run_keeps_its_settings(tmp_path: Path) -> None:
-    first = Wanted(models=("m",), tasks="gsm8k", num_examples=50)
+    first = Wanted(models=("m",), tasks="gsm8k", num_examples=50, quant="int8", context=4096)
     (tmp_path / SAVED).write_bytes(encode_wanted(first))
     assert resumed(tmp_path, Wanted()) == first == resumed(tmp_path, Wanted(tasks="gsm8k"))
     for other, words in (
         (Wanted(num_examples=60), "--num-examples 50, not 60"),
         (Wanted(samples=4), "--samples left to its default, not 4"),
+        (Wanted(quant="int4"), "--quant int8, not int4"),
+        (Wanted(context=8192), "--context 4096, not 8192"),
+        (Wanted(exact=True), "--exact left to its default, not True"),
     ):
         with pytest.raises(BadInput, match=words):
             resumed(tmp_path, other)

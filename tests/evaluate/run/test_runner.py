@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from scripted import ScriptedClient, prepared_of, right, settings_for, sums
 
@@ -102,6 +103,28 @@ def test_what_fails_every_time_is_failed_and_not_wrong(tmp_path: Path) -> None:
     mended = ScriptedClient(right)
     again = run_now(mended, sums(tmp_path, 3), tmp_path / "j")
     assert dict(mended.asked) == {"1 + 7 =": 1} and again["sums\t1\t0"].verdict == "correct"
+
+
+@pytest.mark.parametrize("finish", [None, "cancelled", "error"])
+def test_an_answer_that_did_not_come_to_its_end_is_none(tmp_path: Path, finish: str | None) -> None:
+    client = ScriptedClient(right, finish)
+    records = run_now(client, sums(tmp_path, 2), tmp_path / "j")
+    assert {(one.verdict, one.answer, one.attempts) for one in records.values()} == {("failed", "", retry.MAX_ATTEMPTS)}
+    assert all("did not come to its end" in one.why for one in records.values())
+    choice = sums(tmp_path, 2, grader="choice", choices=(" A", " B"))
+    chosen = run_now(ScriptedClient(right, finish), choice, tmp_path / "k")
+    assert all("did not come to its end" in one.why for one in chosen.values())
+
+
+def test_answers_to_other_prompts_are_asked_for_again(tmp_path: Path) -> None:
+    path, prepared = tmp_path / "j", sums(tmp_path, 3)
+    settings = settings_for(prepared)
+    run_now(ScriptedClient(right), prepared, path, settings)
+    first, *others = prepared.questions
+    changed = msgspec.structs.replace(first, messages=({"role": "user", "content": "40 + 2 ="},), digest="another")
+    client = ScriptedClient(right)
+    again = run_now(client, msgspec.structs.replace(prepared, questions=(changed, *others)), path, settings)
+    assert dict(client.asked) == {"40 + 2 =": 1} and again[f"sums\t{first.id}\t0"].prompt == "another" and len(again) == 3
 
 
 def test_a_busy_server_costs_no_attempt(tmp_path: Path) -> None:

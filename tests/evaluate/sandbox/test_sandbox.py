@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
 import pytest
 from hostile import PROGRAMS, TESTS
 
@@ -104,6 +105,9 @@ def test_what_a_program_may_not_do_is_told_to_it(name: str) -> None:
         ("def f(n):\n    return (i for i in range(n))", "assert list(f(3)) == [0, 1, 2]"),
         ("import re\ndef f(s):\n    return re.match('a', s)", "assert f('abc')\nassert not f('x')"),
         ("def sum(a, b):\n    return a * b", "assert sum(2, 5) == 10"),
+        ("def f(x):\n    return x", "def check(f, a):\n    assert f(a) == a\ncheck(f, 1)"),
+        ("import math\ndef sum(a, b):\n    return a * b", "assert sum(2, 5) == math.floor(10.5)"),
+        ("def f(x):\n    return x", "print('x' * 100000)\nassert f(1) == 1"),
         ("import sys\ndef f(x):\n    return sys.getsizeof(x)", "assert f(()) == sys.getsizeof(())"),
         ("def f(xs, kind):\n    return [x for x in xs if isinstance(x, kind)]", "assert f([1, 'a'], int) == [1]"),
         ("import threading\ndef f():\n    out = []\n    t = threading.Thread(target=out.append, args=(1,))\n    t.start()\n    t.join()\n    return out", "assert f() == [1]"),
@@ -118,16 +122,27 @@ def test_right_programs_pass(source: str, tests: str) -> None:
     ("source", "tests", "why"),
     [
         ("def f(x):\n    return 3", "x = 1\nassert f(x) == 2", "failed: assert f(x) == 2"),
-        ("def g(x):\n    return 2", "assert f(1) == 2", "NameError"),
+        ("def g(x):\n    return 2", "assert f(1) == 2", "defines nothing that the tests call"),
         ("def f(x:\n    return 2", "assert f(1) == 2", "does not run: SyntaxError"),
         ("def f(x):\n    return 1 / 0", "assert f(1) == 2", "ZeroDivisionError: division by zero: assert f(1) == 2"),
+        ("x = 1", "assert sum([1, 2]) == 3", "defines nothing that the tests call"),
+        ("import os\ndef f(x):\n    os._exit(0)", "try:\n    f(1)\nexcept Exception:\n    pass", "ended before it answered"),
+        ("import os\ndef f(x):\n    os._exit(0)", "try:\n    f(1)\nexcept:\n    pass", "ended before it answered"),
+        ("import os\ndef f(x):\n    os.close(3)\n    while True:\n        pass", "f(1)", "ended before it answered"),
+        ("def f(x):\n    return input()", "assert f(1) == 2", "EOFError"),
         ("import numpy", "assert f(1) == 2", "does not run: ModuleNotFoundError"),
-        ("", "assert f(1) == 2", "NameError"),
+        ("", "assert f(1) == 2", "defines nothing that the tests call"),
     ],
 )
 def test_wrong_programs_fail_and_say_why(source: str, tests: str, why: str) -> None:
     outcome = run_one(source, tests)
     assert not outcome.passed and why in outcome.why
+
+
+def test_why_can_be_written_down_whatever_a_program_raises() -> None:
+    outcome = run_one("def f():\n    raise ValueError('\\ud800')", "f()")
+    assert not outcome.passed and "\\ud800" in outcome.why
+    assert msgspec.json.encode(outcome.why)
 
 
 def test_tests_take_only_the_function_that_was_asked_for() -> None:
@@ -137,6 +152,17 @@ def test_tests_take_only_the_function_that_was_asked_for() -> None:
     assert not run_one(cheat, tests, context=context, entry_point="double").passed
     assert run_one("def double(x):\n    return x + x", tests, context=context, entry_point="double").passed
     assert "does not define double" in run_one("x = 1", tests, context=context, entry_point="double").why
+
+
+def test_what_tests_bind_is_not_taken_from_the_answer() -> None:
+    """Parameters and names of caught exceptions: an answer could replace the one, and need not define the other."""
+    tests = "def check(a):\n    try:\n        assert a == 1\n    except ValueError as e:\n        print(e)\ncheck(1)"
+    assert "defines nothing that the tests call" in run_one("a = e = 1", tests).why
+
+
+def test_a_program_can_make_only_so_many_files() -> None:
+    source = "def f():\n    for n in range(10**4):\n        open(f'/tmp/{n}', 'w').close()"
+    assert "No space left" in run_one(source, "f()").why
 
 
 def test_a_kernel_that_offers_less_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,17 +95,18 @@ async def _local(name: str, options: EvalOptions) -> OpenModel:
         client=client,
         info=info,
         label=info.model,
-        weights=_digest(path),
+        weights=weights_digest(path),
         concurrency=min(concurrency, info.max_sequences),
         top=top_logprobs(info),
         speed=planned_speed(name, options, concurrency),
     )
 
 
-def _digest(path: Path) -> str:
-    from windlass.formats.checkpoint import digest
+def weights_digest(path: Path) -> str:
+    """Of the weights, sampled: whole files of hundreds of gigabytes are not read for it."""
+    from windlass.weights.transfer.fingerprint import identity
 
-    return digest(path)
+    return identity(path).fingerprint
 
 
 def planned_speed(name: str, options: EvalOptions, concurrency: int) -> Speed:

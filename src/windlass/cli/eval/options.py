@@ -1,4 +1,4 @@
-"""The options of `windlass eval` that change no answer, and how words become settings."""
+"""The options of `windlass eval` that change no answer, and how words and launches become settings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 
-from windlass.core.launch import Launch
+from windlass.core.launch import Launch, check_launch
+from windlass.core.ranks.rendezvous import EXACT
 from windlass.errors import BadInput, UnknownName
 from windlass.evaluate.run.settings import Wanted, check
 
@@ -46,6 +47,32 @@ def wanted_from(given: Mapping[str, Any]) -> Wanted:
     wanted = Wanted(**given)
     check(wanted)
     return wanted
+
+
+def with_launch(wanted: Wanted, launch: Launch) -> Wanted:
+    """And those options of a launch that change answers. What is at its default counts as not given."""
+    return msgspec.structs.replace(
+        wanted,
+        quant=launch.quant,
+        kv=launch.kv,
+        exact=launch.exact or None,
+        context=launch.context_tokens,
+        sync=None if launch.sync == EXACT else launch.sync,
+    )
+
+
+def launch_of(wanted: Wanted, launch: Launch) -> Launch:
+    """A resumed run's answers are all computed in one way."""
+    made = msgspec.structs.replace(
+        launch,
+        quant=wanted.quant,
+        kv=wanted.kv,
+        exact=bool(wanted.exact),
+        context_tokens=wanted.context,
+        sync=wanted.sync or EXACT,
+    )
+    check_launch(made)
+    return made
 
 
 def check_options(options: EvalOptions) -> None:

@@ -20,7 +20,8 @@ def showing(label: str, shown: bool) -> Generator[Watcher]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    columns = (TextColumn(label), BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn("{task.description}"))
+    described = TextColumn("{task.description}", markup=False)
+    columns = (TextColumn(label, markup=False), BarColumn(bar_width=24), MofNCompleteColumn(), described)
     with Progress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=4) as bars:
         yield Bar(bars)
 
@@ -52,7 +53,7 @@ class Bar:
         self._bars.update(self._task, completed=standing.num_done, total=standing.num_total, description=describe(standing))
 
     def note(self, line: str) -> None:
-        self._bars.console.print(line, highlight=False)
+        self._bars.console.print(line, highlight=False, markup=False)
 
 
 def describe(standing: Standing) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from windlass.cli.eval.models import MemoryCheck, OpenModel, check_names, is_server, opened, unique_label
-from windlass.cli.eval.options import EvalOptions, check_options
+from windlass.cli.eval.options import EvalOptions, check_options, launch_of, with_launch
 from windlass.cli.eval.progress import showing
 from windlass.core.client import Client
 from windlass.core.request import GREEDY, Request
@@ -36,9 +36,11 @@ JOURNAL = "journal.jsonl"
 
 def evaluate(wanted: Wanted, options: EvalOptions) -> int:
     check_options(options)
+    wanted = with_launch(wanted, options.launch)
     folder = options.results_dir or default_folder(wanted)
     if options.resume:
         wanted = resumed(folder, wanted)
+        options = msgspec.structs.replace(options, launch=launch_of(wanted, options.launch))
     check_names(wanted.models)
     _check_harness(wanted, options)
     tasks = _tasks(wanted)
@@ -179,6 +181,7 @@ async def _one(
 def settings_of(label: str, model: OpenModel, wanted: Wanted, prepared: Sequence[Prepared]) -> Settings:
     samples = wanted.samples or 1
     default = SAMPLED_TEMPERATURE if samples > 1 else 0.0
+    is_local = not model.url  # a server computes as it was started
     return Settings(
         model=label,
         weights=model.weights,
@@ -188,6 +191,11 @@ def settings_of(label: str, model: OpenModel, wanted: Wanted, prepared: Sequence
         temperature=default if wanted.temperature is None else wanted.temperature,
         seed=wanted.seed or 0,
         thinking=wanted.thinking,
+        quant=wanted.quant if is_local else None,
+        kv=wanted.kv if is_local else None,
+        exact=wanted.exact if is_local else None,
+        context=wanted.context if is_local else None,
+        sync=wanted.sync if is_local else None,
     )
 
 

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from windlass.cli.console import console
 from windlass.evaluate.report.compare import Comparison
@@ -23,12 +25,12 @@ CERTAIN = 0.05
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """A column whose name begins with # is a number."""
-    made = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    """A column whose name begins with # is a number. Cells are text as it stands: servers and harnesses write in brackets."""
+    made = Table(title=escape(title), title_justify="left", box=None, pad_edge=False, header_style="bold")
     for name in columns:
         made.add_column(name.removeprefix("#"), justify="right" if name.startswith("#") else "left")
     for row in rows:
-        made.add_row(*row)
+        made.add_row(*map(Text, row))
     return made
 
 
@@ -53,16 +55,19 @@ def show_report(report: Report, clock: Sequence[Measured], written: Sequence[Pat
     for one in report.results:
         if one.num_samples > 1:
             shares = ", ".join(f"pass@{k} {show_percent(value, one.interval)}" for k, value in one.pass_at.items())
-            out.print(f"{one.model}, {one.task}: {shares}")
+            out.print(f"{one.model}, {one.task}: {shares}", markup=False)
         if one.num_failed_requests:
-            out.print(f"{one.model}, {one.task}: {one.num_failed_requests:,} requests failed, most often: {one.failure[:200]}")
+            out.print(
+                f"{one.model}, {one.task}: {one.num_failed_requests:,} requests failed, most often: {one.failure[:200]}",
+                markup=False,
+            )
         if one.num_pending:
-            out.print(f"{one.model}, {one.task}: {one.num_pending:,} programs were not run")
+            out.print(f"{one.model}, {one.task}: {one.num_pending:,} programs were not run", markup=False)
         if one.num_not_asked:
-            out.print(f"{one.model}, {one.task}: {one.num_not_asked:,} questions were not asked")
+            out.print(f"{one.model}, {one.task}: {one.num_not_asked:,} questions were not asked", markup=False)
     if report.comparisons:
         out.print(comparison_table(report.comparisons))
-    out.print(f"\n{', '.join(str(path) for path in written)}")
+    out.print(f"\n{', '.join(str(path) for path in written)}", markup=False)
 
 
 def show_harness(found: dict[str, Any]) -> None:

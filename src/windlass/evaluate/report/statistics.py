@@ -18,11 +18,13 @@ Interval = tuple[float, float]
 Z = NormalDist().inv_cdf(0.975)
 POWER_Z = NormalDist().inv_cdf(0.8)
 NUM_RESAMPLES = 2000
+NO_SPREAD = 1e-12
+"""A standard error below this is rounding."""
 MAX_RESAMPLED = 3000
 """Above this many questions the mean of differences is normal enough, and resampling in Python too slow."""
 
 
-def wilson(num_correct: int, num_total: int) -> Interval:
+def wilson(num_correct: float, num_total: int) -> Interval:
     if num_total == 0:
         return 0.0, 1.0
     share, spread = num_correct / num_total, Z * Z / num_total
@@ -58,6 +60,8 @@ def clustered(values: Sequence[float], clusters: Sequence[Hashable]) -> Interval
     error = clustered_error(values, clusters)
     if error is None:
         return None
+    if error < NO_SPREAD:  # all clusters alike: that says as much as so many single answers would
+        return wilson(fmean(values) * len(set(clusters)), len(set(clusters)))
     half, mean = t_quantile(len(set(clusters)) - 1) * error, fmean(values)
     return max(mean - half, 0.0), min(mean + half, 1.0)
 
@@ -75,7 +79,7 @@ def mcnemar(num_only_a: int, num_only_b: int) -> float:
     if total == 0:
         return 1.0
     if total > 1000:  # exact sums of huge binomials gain nothing
-        return 2 * (1 - NormalDist().cdf((abs(num_only_a - num_only_b) - 1) / math.sqrt(total)))
+        return min(2 * (1 - NormalDist().cdf((abs(num_only_a - num_only_b) - 1) / math.sqrt(total))), 1.0)
     return min(2 * sum(math.comb(total, i) for i in range(fewer + 1)) / 2**total, 1.0)
 
 
@@ -95,6 +99,8 @@ def paired(a: Sequence[float], b: Sequence[float], clusters: Sequence[Hashable] 
     differences = [right - left for left, right in zip(a, b, strict=True)]
     mean, groups = fmean(differences), list(clusters) if clusters else list(range(len(a)))
     error = clustered_error(differences, groups) or 0.0
+    if error < NO_SPREAD:
+        return _all_alike(len(a), mean, len(set(groups)))
     is_binary = all(value in (0.0, 1.0) for value in (*a, *b))
     is_clustered = len(set(groups)) < len(groups)
     if is_binary and not is_clustered:
@@ -108,6 +114,17 @@ def paired(a: Sequence[float], b: Sequence[float], clusters: Sequence[Hashable] 
     return Difference(num_questions=len(a), difference=mean, interval=interval, p=p, smallest_detectable=detectable)
 
 
+def _all_alike(num_questions: int, mean: float, num_groups: int) -> Difference:
+    """No group differs from another, so there is no spread to go by.
+
+    What was not seen in n groups happens, with 95 % confidence, in less than 1 - 0.05^(1/n) of them; p is a sign test's.
+    """
+    bound = 1 - 0.05 ** (1 / num_groups)
+    p = 1.0 if abs(mean) < NO_SPREAD else mcnemar(0, num_groups)
+    interval = max(mean - bound, -1.0), min(mean + bound, 1.0)
+    return Difference(num_questions=num_questions, difference=mean, interval=interval, p=p, smallest_detectable=bound)
+
+
 def bootstrap(differences: Sequence[float], seed: int = 0) -> Interval:
     """Percentiles of the mean over resampled questions."""
     random, count = Random(seed), len(differences)
@@ -116,8 +133,6 @@ def bootstrap(differences: Sequence[float], seed: int = 0) -> Interval:
 
 
 def _normal_p(mean: float, error: float) -> float:
-    if error == 0:
-        return 1.0 if mean == 0 else 0.0
     return 2 * (1 - NormalDist().cdf(abs(mean) / error))
 
 

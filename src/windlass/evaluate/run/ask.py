@@ -9,7 +9,7 @@ from hashlib import blake2b
 
 import msgspec
 
-from windlass.core.client import Client
+from windlass.core.client import Broken, Client
 from windlass.core.model import Frozen
 from windlass.core.request import GREEDY, Delta, Request, Sampling, ScoreRequest, TokenLogprob, Usage
 from windlass.errors import BadInput
@@ -69,18 +69,22 @@ async def _generate(client: Client, question: Question, sample: int, how: Asking
         deadline_seconds=how.deadline_seconds,
     )
     deltas = await _collect(client, request)
-    end = deltas[-1] if deltas else Delta()
     return Reply(
         answer="".join(delta.content for delta in deltas),
         reasoning="".join(delta.reasoning for delta in deltas),
-        finish=end.finish_reason or "",
-        tokens=_tokens(end.usage),
+        finish=deltas[-1].finish_reason or "",
+        tokens=_tokens(deltas[-1].usage),
     )
 
 
 async def _collect(client: Client, request: Request) -> list[Delta]:
+    """Of an answer that came to its end. Part of one is none: it would be graded as if the model had said no more."""
     async with aclosing(client.generate(request)) as stream:
-        return [delta async for delta in stream]
+        deltas = [delta async for delta in stream]
+    finish = deltas[-1].finish_reason if deltas else None
+    if finish not in ("stop", "length"):
+        raise Broken(f"the answer did not come to its end ({finish or 'no reason given'})")
+    return deltas
 
 
 def _tokens(usage: Usage | None) -> Tokens:
@@ -100,14 +104,13 @@ async def _choose(client: Client, question: Question, how: Asking) -> Reply:
     )
     deltas = await _collect(client, request)
     entries = [entry for delta in deltas for entry in delta.logprobs]
-    usage = deltas[-1].usage if deltas else None
     if not entries:
         raise BadInput(f"the server returns no log-probabilities, which task {question.task} needs; leave the task out")
     found = among(entries[0], how.task.choices)
     missing = [choice for choice in how.task.choices if choice not in found]
     found |= await score_choices(client, question.prompt, how.task.choices, missing)
     choices = {choice: found[choice] for choice in how.task.choices}
-    return Reply(choices=choices, tokens=_tokens(usage), finish="length")
+    return Reply(choices=choices, tokens=_tokens(deltas[-1].usage), finish="length")
 
 
 def among(entry: TokenLogprob, choices: tuple[str, ...]) -> dict[str, float]:

@@ -82,11 +82,19 @@ def items(prepared: Sequence[Prepared], samples: int, is_interleaved: bool) -> l
     return [item for row in zip_longest(*each) for item in row if item is not None]
 
 
+def current(all_items: Sequence[Item], have: Mapping[str, Record]) -> dict[str, Record]:
+    """Without answers to other prompts than these: a template or a question has changed since."""
+    asked = {item.key: item.question.digest for item in all_items}
+    return {key: record for key, record in have.items() if asked.get(key) == record.prompt}
+
+
 def missing(all_items: Sequence[Item], have: Mapping[str, Record]) -> list[Item]:
-    """What is to be asked: never asked, or failed."""
-    return [item for item in all_items if item.key not in have or have[item.key].verdict == "failed"]
+    """What is to be asked: never asked so, or failed."""
+    kept = current(all_items, have)
+    return [item for item in all_items if item.key not in kept or kept[item.key].verdict == "failed"]
 
 
 def ungraded(all_items: Sequence[Item], have: Mapping[str, Record]) -> list[Item]:
     """Answers that came but have no verdict yet."""
-    return [item for item in all_items if item.key in have and have[item.key].verdict == "pending"]
+    kept = current(all_items, have)
+    return [item for item in all_items if item.key in kept and kept[item.key].verdict == "pending"]

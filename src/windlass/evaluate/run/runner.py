@@ -16,7 +16,7 @@ from windlass.evaluate.run.ask import OTHER_TOP, Asking, ask
 from windlass.evaluate.run.budget import Budget, Price, Spent, may_ask
 from windlass.evaluate.run.energy import EnergyMeter
 from windlass.evaluate.run.estimate import Speed, estimate
-from windlass.evaluate.run.items import Item, Prepared, items, missing, ungraded
+from windlass.evaluate.run.items import Item, Prepared, current, items, missing, ungraded
 from windlass.evaluate.run.progress import Silent, Tally, Watcher
 from windlass.evaluate.run.records import Journal, Record, decode
 from windlass.evaluate.run.retry import MAX_ATTEMPTS, Attendance, busy_delay_seconds, delay_seconds, kind_of
@@ -61,7 +61,7 @@ class Runner:
         self._asking = {one.task.name: self._asking_of(one) for one in prepared}
         is_interleaved = how.budget != Budget()
         self._items = items(prepared, settings.samples, is_interleaved)
-        self._have: dict[str, Record] = {key: decode(payload) for key, payload in journal.records().items()}
+        self._have = current(self._items, {key: decode(payload) for key, payload in journal.records().items()})
         self._waiting = deque(missing(self._items, self._have))
         self._tally = Tally(len(self._items), how.price)
         self._attendance = Attendance(client, how.patience_seconds, self._watcher.note)

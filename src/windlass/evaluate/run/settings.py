@@ -40,6 +40,12 @@ class Settings(Frozen):
     temperature: float = 0.0
     seed: int = 0
     thinking: bool | None = None
+    quant: str | None = None
+    kv: str | None = None
+    exact: bool | None = None
+    context: int | None = None
+    sync: str | None = None
+    """How a local model computes, from `quant` on; None: the default, or a server's own."""
 
     def fingerprint(self) -> dict[str, Any]:
         """Differences are named by these keys: one for each task, so that a message says which."""
@@ -62,6 +68,12 @@ class Wanted(Frozen):
     max_tokens: int | None = None
     style: Style | None = None
     thinking: bool | None = None
+    quant: str | None = None
+    kv: str | None = None
+    exact: bool | None = None
+    context: int | None = None
+    """In tokens."""
+    sync: str | None = None
 
 
 def check(wanted: Wanted) -> None:

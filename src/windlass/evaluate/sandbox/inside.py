@@ -10,7 +10,6 @@ with an `__eq__` of its own reaches a test. Only the judge can say the secret, a
 raises is its verdict.
 """
 
-import ast
 import builtins
 import ctypes
 import json
@@ -18,10 +17,13 @@ import os
 import signal
 import socket
 import struct
+import symtable
 import sys
+import time
 
 MAX_MESSAGE = 8 * 2**20
 MAX_TEXT = 400
+MAX_END_SECONDS = 1.0
 NAMESPACES = {"mount": 0x00020000, "ipc": 0x08000000, "user": 0x10000000, "pid": 0x20000000, "net": 0x40000000, "uts": 0x04000000}
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 8, 32, 4096, 16384, 1 << 18
 MNT_DETACH, SYS_PIVOT_ROOT, SYS_CAPSET = 2, 155, 126
@@ -60,11 +62,11 @@ def mount(source, target, kind, flags, options=None):
 def empty_root(root, readable):
     """A tmpfs with the interpreter's folders, read-only, and a small /tmp; what was there before is let go."""
     mount(None, "/", None, MS_REC | MS_PRIVATE)
-    mount("tmpfs", root, "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,mode=755")
+    mount("tmpfs", root, "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,nr_inodes=1k,mode=755")
     for path in readable:
         bind(path, root + path)
     os.makedirs(root + "/tmp", exist_ok=True)
-    mount("tmpfs", root + "/tmp", "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, "size=16m,mode=777")
+    mount("tmpfs", root + "/tmp", "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, "size=16m,nr_inodes=4k,mode=777")
     mount(None, root, None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
     os.chdir(root)
     checked("pivot_root", LIBC.syscall(SYS_PIVOT_ROOT, b".", b"."))
@@ -261,20 +263,36 @@ class Remote:
         return iter(self._ask({"do": "list", "object": self._number}))
 
 
+class Gone(BaseException):
+    """The program answers no more. No Exception, so that tests which expect one do not take it for the answer's."""
+
+
 class Judge:
     def __init__(self, descriptor):
-        self._descriptor = descriptor
+        self._descriptor, self._gone = descriptor, None
         self._values = Values(wrap=lambda number: Remote(self.ask, number))
-        began = receive(descriptor)
+        began = self._exchange(None)
         if "raised" in began:
             raise Wrong("the answer does not run: " + ": ".join(began["raised"]))
         self._names = frozenset(began["names"])
 
+    def _exchange(self, message):
+        """The program's reply. Once it is gone it stays so, whatever tests make of that."""
+        if self._gone is None:
+            try:
+                if message is not None:
+                    send(self._descriptor, message)
+                return receive(self._descriptor)
+            except (EOFError, OSError):
+                self._gone = Gone()
+            except ValueError as error:
+                self._gone = Gone(str(error))
+        raise self._gone
+
     def ask(self, message, *arguments, **named):
         encoded = [self._values.encode(value) for value in arguments]
         kept = {name: self._values.encode(value) for name, value in named.items()}
-        send(self._descriptor, {**message, "arguments": encoded, "named": kept})
-        reply = receive(self._descriptor)
+        reply = self._exchange({**message, "arguments": encoded, "named": kept})
         if "raised" in reply:
             name, text = reply["raised"]
             kind = getattr(builtins, name, None)
@@ -296,6 +314,8 @@ class Judge:
         if context:
             exec(compile(context, "<context>", "exec"), space)
         wanted = {entry_point} if entry_point else wanted_names(tests, self._names)
+        if not entry_point and not wanted & self._names:
+            raise Wrong("the answer defines nothing that the tests call")
         for name in sorted(wanted):
             if name in self._names:
                 space[name] = self.named(name)
@@ -305,10 +325,11 @@ class Judge:
                 raise Wrong(f"the answer does not define {name}")
         try:
             exec(compile(tests, "<tests>", "exec"), space)
-        except EOFError:
-            raise
         except BaseException as error:
-            raise Wrong(explain(error, tests)) from None
+            if self._gone is None:
+                raise Wrong(explain(error, tests)) from None
+        if self._gone is not None:
+            raise self._gone
 
 
 class Wrong(Exception):
@@ -321,20 +342,21 @@ def wanted_names(source, defined):
     A function under test may be called `sum`; but only where tests want nothing else, or an answer could replace what they compare with.
     """
     free = free_names(source)
-    return free - set(dir(builtins)) or free & defined
+    needed = free - set(dir(builtins))
+    return needed if needed & defined or needed - sys.stdlib_module_names else needed | free & defined
 
 
 def free_names(source):
-    nodes = list(ast.walk(ast.parse(source)))
-    used = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-    bound = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
-    bound |= {
-        alias.asname or alias.name.split(".")[0]
-        for node in nodes
-        if isinstance(node, (ast.Import, ast.ImportFrom))
-        for alias in node.names
-    }
-    bound |= {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    """Names that are looked up in the module and not bound there. Parameters, and names of comprehensions, are none of them."""
+    top = symtable.symtable(source, "<tests>", "exec")
+    used, bound, tables = set(), set(), [top]
+    while tables:
+        table = tables.pop()
+        tables += table.get_children()
+        for symbol in table.get_symbols():
+            if table is top or symbol.is_global():
+                used |= {symbol.get_name()} if symbol.is_referenced() else set()
+                bound |= {symbol.get_name()} if symbol.is_assigned() or symbol.is_imported() else set()
     return used - bound
 
 
@@ -414,37 +436,42 @@ def main():
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     sys.set_int_max_str_digits(0)
     job = receive(0)
-    result = {}
+    result, verdict = {}, 1
     try:
         job["null"] = os.open("/dev/null", os.O_RDWR)
         result["missing"] = isolate(job)
         steps = bytes.fromhex(job["filter"])
         process, descriptor = start_program(job, steps)
+        verdict = os.dup(1)  # after the fork, so that the program never had it
+        os.dup2(job["null"], 1)  # what tests print is no verdict
         limit(job["judge_limits"])
         confine(job, steps)
         tests = receive(0)
         try:
             Judge(descriptor).judge(tests["tests"], tests["context"], tests["entry_point"])
             result["secret"] = tests["secret"]
-        except EOFError:
-            raise Wrong(f"the program ended before it answered{ended(process)}") from None
+        except Gone as gone:
+            raise Wrong(str(gone) or f"the program ended before it answered{ended(process)}") from None
     except Missing as error:
         result["unavailable"] = str(error)
     except Wrong as error:
         result["why"] = str(error)
     except BaseException as error:
         result["why"] = ": ".join(describe(error))
-    send(1, result)
+    send(verdict, result)
     os._exit(0)
 
 
 def ended(process):
     """How, where a signal ended it."""
+    found, status, until = 0, 0, time.monotonic() + MAX_END_SECONDS
     try:
-        _, status = os.waitpid(process, 0)  # its socket is closed, so it has ended or is about to
+        while not found and time.monotonic() < until:  # its socket is closed: it has ended, or only closed it
+            found, status = os.waitpid(process, os.WNOHANG)
+            time.sleep(0 if found else 0.002)
     except OSError:
         return ""
-    if not os.WIFSIGNALED(status):
+    if not found or not os.WIFSIGNALED(status):
         return ""
     name = signal.Signals(os.WTERMSIG(status)).name
     return f" ({name}: CPU time or memory)" if name == "SIGKILL" else f" ({name})"

@@ -131,7 +131,8 @@ class Sandbox:
         self.missing = tuple(reply.get("missing", ()))
         if secrets.compare_digest(str(reply.get("secret", "")), secret):
             return Outcome(passed=True, why="all tests passed")
-        return Outcome(passed=False, why=str(reply.get("why", "no verdict"))[:500])
+        why = str(reply.get("why", "no verdict"))[:500]
+        return Outcome(passed=False, why=why.encode(errors="backslashreplace").decode())  # a lone surrogate fits in no journal
 
 
 def has_filter() -> bool:
