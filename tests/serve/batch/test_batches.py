@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from fake import FakeClient
 from serving import in_process
 
 from waiting import HUNG_SECONDS
+from windlass.core.request import Delta, Request
 from windlass.formats.disk.atomic import write_atomically
 from windlass.serve.batch.batches import BatchStore, new_batch
 from windlass.serve.batch.endpoints import form_fields
@@ -178,3 +179,74 @@ def test_forms_are_read() -> None:
     assert form_fields("multipart/form-data; boundary=x", body) == {"a": ("", b"1")}
     assert form_fields("multipart/form-data; boundary=y", body) == {}
     assert form_fields("multipart/form-data", body) == {} == form_fields("application/json", b"{}")
+
+
+async def started(http: httpx.AsyncClient, data: bytes, endpoint: str = CHAT, **options: Any) -> str:
+    file = await uploaded(http, data, **options)
+    body = {"input_file_id": file, "endpoint": endpoint, "completion_window": "24h"}
+    answer = await http.post("/v1/batches", json=body, **options)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["id"]
+
+
+@pytest.mark.parametrize("depth", [700, 900, 930])
+def test_a_line_that_fails_inside_the_server_stops_no_other(tmp_path: Path, depth: int) -> None:
+    """Tools are repeated in the answer, which is nested deeper than the request."""
+    responses = "/v1/responses"
+    tool = json.dumps({"type": "function", "name": "f", "parameters": "NESTED"})
+    tool = tool.replace('"NESTED"', '{"a":' * depth + "{}" + "}" * depth)
+    good = {"custom_id": "good", "method": "POST", "url": responses, "body": {"input": "Hello"}}
+    bad = f'{{"custom_id": "bad", "method": "POST", "url": "{responses}", "body": {{"input": "Hello", "tools": [{tool}]}}}}\n'
+
+    files = FileStore(tmp_path, write_atomically)
+    file = files.put("", "in.jsonl", "batch", bad.encode() + lines(good))
+    batch = new_batch("", 0, responses, file.id, 2, None)
+    BatchStore(files).save(batch)
+
+    async def test(http: httpx.AsyncClient) -> None:
+        first = await ended(http, batch.id)
+        assert first["status"] == "completed" and first["request_counts"]["completed"] >= 1
+        assert first["request_counts"]["completed"] + first["request_counts"]["failed"] == 2
+        assert (await ended(http, await started(http, lines(line(0)))))["request_counts"]["completed"] == 1
+
+    client = FakeClient()
+    served(tmp_path, test, client)
+    assert client.closed
+
+
+def test_a_disk_that_is_full_fails_the_batch_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(http: httpx.AsyncClient) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(BatchStore, "partial", lambda *_: Path("/dev/full"))
+            patched.setattr(BatchStore, "results", lambda *_: [])
+            patched.setattr(BatchStore, "drop_half_line", lambda *_: None)
+            assert (await ended(http, await started(http, lines(line(0), line(1)))))["status"] == "failed"
+        assert (await ended(http, await started(http, lines(line(0)))))["status"] == "completed"
+
+    served(tmp_path, test)
+
+
+class FailingClient(FakeClient):
+    """One prompt is more than it can take."""
+
+    async def generate(self, request: Request) -> AsyncGenerator[Delta, None]:
+        if request.max_tokens == 3:
+            raise ZeroDivisionError("secret")
+        async for delta in super().generate(request):
+            yield delta
+
+
+def test_an_unforeseen_error_is_the_result_of_its_line(tmp_path: Path) -> None:
+    client = FailingClient()
+
+    async def run() -> None:
+        async with in_process(client, files_folder=str(tmp_path)) as (http, service):
+            batch = await ended(http, await started(http, lines(*(line(number) for number in range(6)))))
+            assert batch["request_counts"] == {"total": 6, "completed": 5, "failed": 1}
+            [failed] = map(json.loads, (await http.get(f"/v1/files/{batch['error_file_id']}/content")).text.splitlines())
+            assert failed["custom_id"] == "c2" and failed["response"]["status_code"] == 500 and "secret" not in str(failed)
+            logged = [text for text in service.log.lines if "ZeroDivisionError" in text]  # type: ignore[attr-defined]
+            assert len(logged) == 1 and "secret" not in logged[0]
+
+    asyncio.run(run())
+    assert client.closed

@@ -89,7 +89,7 @@ def read_lines(path: Path) -> list[BatchLine]:
             continue
         try:
             found.append(msgspec.json.decode(line, type=BatchLine))
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise ValueError(f"line {number} is not a request with custom_id, method POST, url and body") from None
     return found
 

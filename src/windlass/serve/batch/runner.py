@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any
 from uuid import uuid4
 
@@ -19,12 +19,16 @@ from windlass.serve.api.caller import Caller
 from windlass.serve.backend.merge import merge_streams
 from windlass.serve.batch.batches import Batch, BatchLine, BatchStore, read_lines
 from windlass.serve.batch.files import FileStore
+from windlass.serve.http.errors import to_api_error
+from windlass.serve.monitor.log import error_location
 from windlass.serve.service import Service
 from windlass.wire.schema.errors import ApiError, renamed
 
 AT_ONCE = 4
 WAIT_SECONDS = 0.25
 SHARE = "batches"
+MAX_DEPTH = 256
+"""By which a result may be nested further: it is read again below other calls, and all of them share Python's recursion limit."""
 
 
 class BatchRunner:
@@ -45,14 +49,26 @@ class BatchRunner:
         while True:
             waiting = [batch for batch in self._store.all() if batch.status == "in_progress"]
             for batch in waiting:
-                try:
-                    await self._work(batch)
-                except (OSError, ValueError) as error:  # a full disk, a file that is gone
-                    self._service.log.line(f"batch failed: {type(error).__name__}")
-                    self._store.save(msgspec.structs.replace(batch, status="failed"))
+                await self._work_or_fail(batch)
             self._new.clear()
             if not waiting:
                 await self._new.wait()
+
+    async def _work_or_fail(self, batch: Batch) -> None:
+        """Whatever goes wrong in one batch must not stop the others."""
+        try:
+            await self._work(batch)
+        except Exception as error:  # noqa: BLE001 - a full disk, a file that is gone
+            self._log_error("batch failed", error)
+            with suppress(Exception):
+                self._store.save(msgspec.structs.replace(batch, status="failed"))
+            await asyncio.sleep(WAIT_SECONDS)
+
+    def _log_error(self, what: str, error: Exception) -> None:
+        """Without its message, which may quote a request."""
+        while isinstance(error, ExceptionGroup):
+            error = error.exceptions[0]
+        self._service.log.line(f"{what}: {type(error).__name__} in {error_location(error)}")
 
     async def _work(self, batch: Batch) -> None:
         done = {line["custom_id"] for line in self._store.results(batch)}
@@ -62,8 +78,8 @@ class BatchRunner:
 
         with self._store.partial(batch).open("ab") as out:
 
-            def write(result: dict[str, Any]) -> None:
-                out.write(msgspec.json.encode(result) + b"\n")
+            def write(result: bytes) -> None:
+                out.write(result + b"\n")
                 out.flush()
 
             async with asyncio.TaskGroup() as tasks:
@@ -76,18 +92,20 @@ class BatchRunner:
         self._cancelled.discard(batch.id)
         self._store.finish(batch, status)
 
-    async def _one(self, batch: Batch, line: BatchLine, write: Callable[[dict[str, Any]], None]) -> None:
+    async def _one(self, batch: Batch, line: BatchLine, write: Callable[[bytes], None]) -> None:
         while batch.id not in self._cancelled:
             await self._room()
             try:
-                body = await self._answer(batch, line)
+                result = _result(line, 200, await self._answer(batch, line), None)
             except ApiError as refusal:
                 if refusal.status in (429, 503):  # not this request's fault
                     await asyncio.sleep(WAIT_SECONDS)
                     continue
-                write(_result(line, refusal.status, msgspec.json.decode(refusal.body), str(refusal)))
-            else:
-                write(_result(line, 200, body, None))
+                result = _refused(line, refusal)
+            except Exception as error:  # noqa: BLE001 - one line must not end the others
+                self._log_error("a line of a batch failed", error)
+                result = _refused(line, to_api_error(error))
+            write(result)
             return
 
     async def _answer(self, batch: Batch, line: BatchLine) -> Any:
@@ -126,11 +144,19 @@ class BatchRunner:
             await asyncio.sleep(WAIT_SECONDS)
 
 
-def _result(line: BatchLine, status: int, body: Any, error: str | None) -> dict[str, Any]:
+def _refused(line: BatchLine, refusal: ApiError) -> bytes:
+    return _result(line, refusal.status, msgspec.json.decode(refusal.body), str(refusal))
+
+
+def _result(line: BatchLine, status: int, body: Any, error: str | None) -> bytes:
+    """Raises RecursionError if it is nested too deeply to be read again."""
     response = {"status_code": status, "request_id": f"req_{uuid4().hex}", "body": body}
-    return {
+    result = {
         "id": f"batch_req_{uuid4().hex}",
         "custom_id": line.custom_id,
         "response": response,
         "error": None if error is None else {"code": str(status), "message": error},
     }
+    data = msgspec.json.encode(result)
+    msgspec.json.decode(b"[" * MAX_DEPTH + data + b"]" * MAX_DEPTH)
+    return data
